@@ -1,0 +1,96 @@
+"""The exceptions a user can meet.
+
+Every message is one line that says what was expected, what came, and what to do; the command line prints it as it
+is and exits with 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "CheckpointError",
+    "DataError",
+    "FmwcError",
+    "NoRuleError",
+    "NotFiniteError",
+    "OutputError",
+    "ShapeError",
+    "UnknownNameError",
+    "UsageError",
+    "nearest",
+    "pick",
+    "require_finite",
+]
+
+T = TypeVar("T")
+
+
+class FmwcError(Exception):
+    """Base of every error that is about what the user gave us."""
+
+
+class UsageError(FmwcError, ValueError):
+    """A value that cannot be used as it is."""
+
+
+class ShapeError(UsageError):
+    """A tensor of the wrong shape."""
+
+
+class NotFiniteError(UsageError):
+    """NaN or infinity where a number was expected."""
+
+
+class UnknownNameError(UsageError):
+    """A name that is in no table; the message lists the table and the nearest match."""
+
+
+class NoRuleError(FmwcError):
+    """An operation that cannot carry a variance.
+
+    Not a TypeError: torch's operators turn that into NotImplemented, and `x += 1` would quietly become `x = x + 1`.
+    """
+
+
+class CheckpointError(FmwcError):
+    """A checkpoint that cannot be read, or not by this version, or not into this network."""
+
+
+class DataError(FmwcError):
+    """Data that is missing, cut off or of another kind."""
+
+
+class OutputError(FmwcError):
+    """A place that must not be written to."""
+
+
+def nearest(name: str, names: Iterable[str], what: str) -> str:
+    """The message for an unknown name.
+
+    >>> nearest("peek", ["peak", "endpoint"], "score")
+    "unknown score 'peek'; did you mean 'peak'? Known: endpoint, peak"
+    """
+    known = sorted(names)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    hint = f"; did you mean '{close[0]}'?" if close else "."
+    return f"unknown {what} '{name}'{hint} Known: {', '.join(known)}"
+
+
+def pick(table: Mapping[str, T], name: str, what: str) -> T:
+    """The entry of a table of named choices, or an error that names the right ones."""
+    if name not in table:
+        raise UnknownNameError(nearest(name, table, what))
+    return table[name]
+
+
+def require_finite(tensor: Tensor, what: str) -> None:
+    """Raises where a tensor holds NaN or infinity."""
+    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        count = int((~torch.isfinite(tensor)).sum())
+        raise NotFiniteError(f"{what} holds {count} NaN or infinite values of {tensor.numel()}; every value must be finite")

@@ -1,0 +1,174 @@
+"""The field: a network seen as a velocity field with a noise model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fmwc.errors import NotFiniteError, ShapeError, UsageError, require_finite
+from fmwc.flow import Space, euclidean
+from fmwc.moments import Moments
+from fmwc.propagate import Estimator, as_estimator
+from fmwc.randomness import Randomness, as_randomness
+from fmwc.state import State, batch_size, channels
+from fmwc.vad import Draw, NoiseModel, Pass, kl
+
+__all__ = ["Field", "Reference", "attach"]
+
+
+class Reference(NamedTuple):
+    """Scores of reference samples, so that one sample alone has a confidence. Kept in the checkpoint.
+
+    Attributes:
+        score: The name of the score.
+        setting: What the score was read with; a run read otherwise is not comparable.
+        quantiles: The score's quantiles at evenly spaced levels from 0 to 1.
+    """
+
+    score: str
+    setting: str
+    quantiles: Tensor
+
+
+class Field(nn.Module):
+    """Creates a velocity field with a noise model. Called, it is the plain network.
+
+    Arguments:
+        network: Any module called as `network(x, t, **cond)`.
+        noise: Its noise model.
+        space: Where the states live; learned from the first data it sees if not given.
+        prior_rate: The prior rate p of the KL.
+    """
+
+    def __init__(
+        self, network: nn.Module, noise: NoiseModel, space: Space | None = None, prior_rate: float = 0.3
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.noise = noise
+        self.space = space
+        self.prior_rate = prior_rate
+        self.reference: Reference | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.noise.parameters()).device
+
+    def forward(self, x: Any, t: Any, **cond: Any) -> Any:
+        """The network's own output, untouched."""
+        return self.network(x, t, **cond)
+
+    def run(self, current: Pass, x: Any, t: Any, **cond: Any) -> Any:
+        """The network's output with a pass running at its noisy layers."""
+        with self.noise.during(current, self._times(x, t)):
+            return self.network(x, t, **cond)
+
+    def draw(self, x: Any, t: Any, *, seed: Randomness | torch.Generator | int | None = None, **cond: Any) -> Any:
+        """The velocity under one draw of the weights from the posterior, ω ~ q(ω | x, t)."""
+        x, t = self._check(x, t)
+        return self.draw_with_kl(x, t, seed=seed, **cond)[0]
+
+    def draw_with_kl(
+        self, x: Any, t: Any, *, seed: Randomness | torch.Generator | int | None = None, **cond: Any
+    ) -> tuple[Any, Tensor]:
+        """The same, with the KL of the posterior it was drawn from: what training needs. Values are not checked."""
+        draw = Draw(as_randomness(seed, self.device))
+        return self.run(draw, x, t, **cond), kl(draw.log_alphas, self.prior_rate)
+
+    def moments(
+        self,
+        x: Any,
+        t: Any,
+        propagation: str | Estimator = "linearised",
+        *,
+        seed: Randomness | torch.Generator | int | None = None,
+        **cond: Any,
+    ) -> Moments:
+        """Mean and variance of the velocity at (x, t).
+
+        Arguments:
+            x: States, `(B, *)` or a dict of channels.
+            t: A number, or one time a sample.
+            propagation: `linearised`, `diagonal`, `tangent`, `monte_carlo`, or an estimator with its own options.
+            seed: Randomness for the estimators that need it.
+        """
+        estimator = as_estimator(propagation)
+        x, t = self._check(x, t)
+        found = estimator(self, x, t, cond, as_randomness(seed, self.device))
+        for name, var in channels(found.var).items():
+            if not torch.isfinite(var).all():
+                self.check_finite()
+                raise NotFiniteError(f"the variance of channel '{name}' is not finite, though weights and state are")
+        return found
+
+    def detach(self) -> nn.Module:
+        """Takes the noise off again and gives back the network."""
+        self.noise.remove()
+        return self.network
+
+    def learn_space(self, x1: State) -> Space:
+        """The space of the states, from data, unless it is known already; data of another shape is refused."""
+        if self.space is None:
+            if isinstance(x1, dict):
+                raise UsageError("a state of several channels needs its space: attach(net, space=...)")
+            self.space = euclidean(x1.shape[1:])
+        self.space.check(x1)
+        return self.space
+
+    def check_finite(self) -> None:
+        """Raises where a weight of the network or of the noise model is NaN or infinite."""
+        for name, parameter in self.named_parameters():
+            require_finite(parameter, f"weight '{name}'")
+
+    def _check(self, x: Any, t: Any) -> tuple[Any, Tensor]:
+        if self.space is not None:
+            self.space.check(x)
+        for name, value in channels(x).items():
+            require_finite(value, f"the state's channel '{name}'")
+        if not isinstance(t, Tensor):
+            value = next(iter(channels(x).values()))
+            t = torch.full((batch_size(x),), float(t), device=value.device, dtype=value.dtype)
+        return x, t
+
+    @staticmethod
+    def _times(x: Any, t: Any) -> Tensor:
+        count = batch_size(x)
+        t = torch.as_tensor(t, device=next(iter(channels(x).values())).device)
+        if t.numel() not in (1, count):
+            raise ShapeError(f"t is one number or one a sample ({count}), got shape {tuple(t.shape)}")
+        return t.reshape(-1).expand(count)
+
+
+def attach(
+    network: nn.Module,
+    *,
+    include: Sequence[str] = ("*",),
+    exclude: Sequence[str] = (),
+    space: Space | Sequence[int] | None = None,
+    prior_rate: float = 0.3,
+    width: int = 64,
+    initial_log_alpha: float = -3.0,
+) -> Field:
+    """Gives a velocity network a noise model, and leaves it as its author wrote it.
+
+    >>> from fmwc.nets import MLP
+    >>> net = MLP(dim=2, hidden=16, depth=2)
+    >>> field = attach(net, space=(2,))
+    >>> x, t = torch.zeros(3, 2), torch.full((3,), 0.5)
+    >>> bool((field(x, t) == net(x, t)).all()), field.moments(x, t).var.shape
+    (True, torch.Size([3, 2]))
+
+    Arguments:
+        network: Any module called as `network(x, t, **cond)`.
+        include, exclude: Glob patterns over the names of its linear and convolution layers.
+        space: The shape of one sample, or a space; learned from the first data if not given.
+        prior_rate: The prior rate p of the KL.
+        width: The width of the inference networks.
+        initial_log_alpha: log α before training.
+    """
+    noise = NoiseModel(network, include, exclude, width, initial_log_alpha)
+    where = space if space is None or isinstance(space, Space) else euclidean(space)
+    return Field(network, noise, where, prior_rate)

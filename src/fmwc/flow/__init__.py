@@ -1,0 +1,19 @@
+"""Flow matching: spaces of named channels, geodesic paths, objectives."""
+
+from fmwc.flow.manifolds import Euclidean, FlatTorus, Manifold
+from fmwc.flow.objective import PathSample, elbo, flow_matching, path_sample, squared_error
+from fmwc.flow.space import Channel, Space, euclidean
+
+__all__ = [
+    "Channel",
+    "Euclidean",
+    "FlatTorus",
+    "Manifold",
+    "PathSample",
+    "Space",
+    "elbo",
+    "euclidean",
+    "flow_matching",
+    "path_sample",
+    "squared_error",
+]

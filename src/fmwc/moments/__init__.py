@@ -1,0 +1,22 @@
+"""Moments through a network: the Gaussian tensor, its rule table, and closures for nonlinearities."""
+
+from fmwc.moments import rules as rules  # fills the table
+from fmwc.moments.closures import CLOSURES, Closure, GaussHermite, Moments, Taylor, as_closure
+from fmwc.moments.gaussian import EXACT, FIRST_ORDER, INDEPENDENT, RULES, Gaussian, Rule, moments_of, register
+
+__all__ = [
+    "CLOSURES",
+    "EXACT",
+    "FIRST_ORDER",
+    "INDEPENDENT",
+    "RULES",
+    "Closure",
+    "Gaussian",
+    "GaussHermite",
+    "Moments",
+    "Rule",
+    "Taylor",
+    "as_closure",
+    "moments_of",
+    "register",
+]

@@ -1,0 +1,82 @@
+"""The paper's estimator: a diagonal Gaussian carried through the network (eq:layerprop)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fmwc.errors import NoRuleError
+from fmwc.moments import Closure, Gaussian, GaussHermite, Moments, as_closure, moments_of
+from fmwc.propagate.estimator import Noisy
+from fmwc.randomness import Randomness
+from fmwc.state import each
+from fmwc.vad import NoisyLayer, Pass
+
+__all__ = ["Diagonal", "Inflate"]
+
+
+class Inflate(Pass):
+    r"""Creates a pass that gives each noisy layer's input the variance its weights' noise amounts to.
+
+    With independent inputs, weights N(θ, αθ²) on an input (μ, σ²) leave the same output variance as known weights on
+    an input of variance αμ² + (1+α)σ², so one product does both terms of eq:layerprop and the ordinary linear rule
+    does the rest:
+
+    .. math:: σ_{l+1}^2 = θ^2 (α μ_l^2 + (1 + α) σ_l^2)
+    """
+
+    def __init__(self, closure: Closure) -> None:
+        self.closure = closure
+
+    def before(self, noisy: NoisyLayer, layer: Any, h: Tensor) -> Tensor:
+        mean, var = moments_of(h)
+        alpha = noisy.log_alpha(mean).exp()
+        return Gaussian(mean, alpha * mean.square() + (1 + alpha) * var, self.closure)
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """Creates the diagonal estimator: closed form, one pass; correlations between activations are ignored.
+
+    Its mean is the closure's E[v], which the plain network's output is not (except with `taylor1`).
+
+    Arguments:
+        closure: `gauss_hermite` (10 nodes), `taylor1`, `taylor2`, or a closure object.
+    """
+
+    closure: str | Closure = GaussHermite()
+    plain_mean = False
+
+    def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
+        inflate = Inflate(as_closure(self.closure))
+        with torch.no_grad():
+            try:
+                v = field.run(inflate, x, t, **cond)
+            except NoRuleError as error:
+                where = _locate(field, inflate, x, t, cond)
+                raise NoRuleError(f"{error}{f' (inside {where})' if where else ''}") from error
+        return Moments(each(lambda c: moments_of(c).mean, v), each(lambda c: moments_of(c).var, v))
+
+
+def _locate(field: Any, current: Pass, x: Any, t: Tensor, cond: dict[str, Any]) -> str:
+    """The dotted name of the module in which the pass fails; found by running it again with every module watched."""
+    network = getattr(field, "network", None)
+    if not isinstance(network, nn.Module):
+        return ""
+    inside: list[str] = []
+    handles = []
+    for name, module in network.named_modules():
+        label = f"{name or 'network'} ({type(module).__name__})"
+        handles.append(module.register_forward_pre_hook(lambda m, a, label=label: inside.append(label)))
+        handles.append(module.register_forward_hook(lambda m, a, y: inside.pop() and None))
+    try:
+        field.run(current, x, t, **cond)
+    except NoRuleError:
+        return inside[-1] if inside else ""
+    finally:
+        for handle in handles:
+            handle.remove()
+    return ""

@@ -1,0 +1,163 @@
+r"""The linearised estimator: variance to first order in the noise, with every correlation kept.
+
+The velocity is a smooth function of all the ε its layers were given. At ε = 0, layer l's output y_l answers to its
+noise with slope s_l = √(θ²(α h²)), so
+
+.. math:: Var[v] = \sum_l \sum_u s_{l,u}^2 \left( \frac{∂v}{∂y_{l,u}} \right)^2 + O(α^2)
+
+Nothing is assumed of the network but that torch can differentiate it, and its mean is the plain forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from fmwc.errors import UsageError
+from fmwc.moments import Moments
+from fmwc.propagate.estimator import Noisy
+from fmwc.randomness import Randomness
+from fmwc.state import batch_size, channels, each, per_sample
+from fmwc.vad import NoisyLayer, Pass
+
+__all__ = ["Linearised", "Record", "Tangent", "contributions", "unit_probes"]
+
+
+class Record(Pass):
+    """Creates a pass that computes the plain network and remembers, per noisy layer, its output and its noise's variance.
+
+    Layer outputs open the graph that probes are pulled back through; inputs before the first noisy layer stay out
+    of it.
+    """
+
+    def __init__(self) -> None:
+        self.outputs: list[Tensor] = []
+        self.vars: list[Tensor] = []
+
+    def after(self, noisy: NoisyLayer, layer: Any, h: Tensor, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.vars.append(noisy.output_var(layer, h, noisy.log_alpha(h)))
+        if not y.requires_grad:
+            y = y.detach().requires_grad_()
+        self.outputs.append(y)
+        return y
+
+
+def contributions(gradients: list[Tensor | None], vars: list[Tensor], count: int) -> Tensor:  # -> (L, B)
+    """s² (∂(w·v)/∂y)², summed over the units of each layer: one probe's variance, layer by layer."""
+    zero = vars[0].new_zeros(count)
+    return torch.stack(
+        [zero if g is None else per_sample(g.square() * s, count) for g, s in zip(gradients, vars, strict=True)]
+    )
+
+
+def unit_probes(state: Any) -> Iterator[tuple[str, int, Any]]:
+    """One-hot probes for every coordinate of a state: `(channel, index, probe)`."""
+    for name, value in channels(state).items():
+        for index in range(value[0].numel()):
+            probe = each(torch.zeros_like, state)
+            channels(probe)[name].flatten(1)[:, index] = 1
+            yield name, index, probe
+
+
+@dataclass(frozen=True)
+class Linearised:
+    """Creates the linearised estimator by pulling probes back through the network (adjoint).
+
+    With `probes=None` there is one probe a coordinate: the variance of each, exact to first order; right for states
+    of a few numbers. With K probes of random signs, it is an unbiased estimate of each channel's total variance, given
+    as the mean over its coordinates (size 1 in every dimension but the first); right for images.
+
+    Arguments:
+        probes: `None`, or the number K of random probes.
+    """
+
+    probes: int | None = None
+    plain_mean = True
+
+    def __post_init__(self) -> None:
+        if self.probes is not None and self.probes < 1:
+            raise UsageError(f"probes is None (exact) or at least 1, got {self.probes}")
+
+    def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
+        record = Record()
+        with torch.inference_mode(False), torch.enable_grad():
+            # A tensor born in inference mode cannot be saved for the backward pass.
+            v = field.run(record, each(lambda c: c.clone() if c.is_inference() else c, x), t, **cond)
+            mean = each(Tensor.detach, v)
+            var = self._exact(v, record) if self.probes is None else self._probed(v, record, randomness)
+        return Moments(mean, var)
+
+    def _pull(self, v: Any, record: Record, probe: Any) -> Tensor:  # -> (B,)
+        names = [name for name, value in channels(v).items() if value.requires_grad]
+        gradients = torch.autograd.grad(
+            [channels(v)[n] for n in names],
+            record.outputs,
+            [channels(probe)[n] for n in names],
+            retain_graph=True,
+            allow_unused=True,
+        )
+        return contributions(list(gradients), record.vars, batch_size(v)).sum(0)
+
+    def _exact(self, v: Any, record: Record) -> Any:
+        var = each(torch.zeros_like, each(Tensor.detach, v))
+        for name, index, probe in unit_probes(var):
+            channels(var)[name].flatten(1)[:, index] = self._pull(v, record, probe)
+        return var
+
+    def _probed(self, v: Any, record: Record, randomness: Randomness) -> Any:
+        assert self.probes is not None
+        count = batch_size(v)
+        var = each(lambda c: c.new_zeros(count, *[1] * (c.ndim - 1)), each(Tensor.detach, v))
+        for name, value in channels(v).items():
+            for _ in range(self.probes):
+                probe = each(torch.zeros_like, each(Tensor.detach, v))
+                signs = (randomness.uniform(value.detach()) < 0.5).to(value.dtype) * 2 - 1
+                channels(probe)[name].copy_(signs)
+                pulled = self._pull(v, record, probe).view_as(channels(var)[name])
+                channels(var)[name].add_(pulled / (self.probes * value[0].numel()))
+        return var
+
+
+class Push(Pass):
+    """Creates a pass that pushes one random direction of the noise forward with the values (forward mode)."""
+
+    def __init__(self, randomness: Randomness) -> None:
+        self.randomness = randomness
+
+    def after(self, noisy: NoisyLayer, layer: Any, h: Tensor, y: Tensor) -> Tensor:
+        value, tangent = forward_ad.unpack_dual(y)
+        known = forward_ad.unpack_dual(h).primal
+        direction = noisy.output_var(layer, known, noisy.log_alpha(known)).sqrt() * self.randomness.normal(value)
+        return forward_ad.make_dual(value, direction if tangent is None else tangent + direction)
+
+
+@dataclass(frozen=True)
+class Tangent:
+    """Creates the linearised estimator by forward mode: one pass gives an unbiased variance of every coordinate.
+
+    Arguments:
+        probes: The number of random directions that are averaged.
+    """
+
+    probes: int = 1
+    plain_mean = True
+
+    def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
+        if self.probes < 1:
+            raise UsageError(f"tangent takes at least 1 probe, got {self.probes}")
+        mean, var = None, None
+        with torch.no_grad():
+            for _ in range(self.probes):
+                with forward_ad.dual_level():
+                    v = each(forward_ad.unpack_dual, field.run(Push(randomness), x, t, **cond))
+                    # Values are kept beyond the level, so they are copied out of their dual pairs.
+                    mean = each(lambda c: c.primal.clone(), v)
+                    square = each(lambda c: torch.zeros_like(c.primal) if c.tangent is None else c.tangent.square(), v)
+                    var = square if var is None else each(torch.add, var, square)
+        return Moments(mean, each(lambda c: c / self.probes, var))  # type: ignore[arg-type]

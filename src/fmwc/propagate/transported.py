@@ -1,0 +1,98 @@
+r"""The adjoint taken once through the whole ODE: where the doubt about a sample's end was made.
+
+With the probe w at the endpoint pulled back step by step, λ_n = (∂x_{n+1}/∂x_n)ᵀ λ_{n+1}, every noise at every step
+contributes the square of its slope, so
+
+.. math:: Var[w·x_1] = \sum_n \sum_l \sum_u s_{n,l,u}^2 \left( \frac{∂(λ_{n+1}·x_{n+1})}{∂y_{n,l,u}} \right)^2
+
+to first order: the k → ∞ limit of the dispersion of k stochastic trajectories, from one. Unsummed over n and l it is
+the profile. States are stored per step; each step is computed again on the way back, so that no more than one step's
+activations are ever held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fmwc.errors import UsageError
+from fmwc.propagate.linearised import Record, contributions, unit_probes
+from fmwc.randomness import Randomness
+from fmwc.state import batch_size, channels, each
+
+__all__ = ["Transported", "Transport"]
+
+Advance = Callable[[int, Any, Record], Any]  # (step, state, record) -> the next state, computed with the record running
+
+
+@dataclass(frozen=True)
+class Transported:
+    """What transport found.
+
+    Attributes:
+        var: Variance of the endpoint, per coordinate or per random projection, `(B, probes)`.
+        profile: The same, summed over probes and split over steps and layers, `(steps, L, B)`.
+    """
+
+    var: Tensor
+    profile: Tensor
+
+
+@dataclass(frozen=True)
+class Transport:
+    """Creates the transport of endpoint probes back through a run.
+
+    Arguments:
+        probes: `None` for one probe a coordinate (exact), or a number of random unit directions.
+    """
+
+    probes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.probes is not None and self.probes < 1:
+            raise UsageError(f"probes is None (exact) or at least 1, got {self.probes}")
+
+    def __call__(self, advance: Advance, states: list[Any], randomness: Randomness) -> Transported:
+        end = states[-1]
+        count = batch_size(end)
+        adjoints = self._ends(end, randomness)
+        total = torch.zeros(count, len(adjoints), device=channels(end)[next(iter(channels(end)))].device)
+        profile: list[Tensor] = []
+        with torch.inference_mode(False), torch.enable_grad():
+            for step in reversed(range(len(states) - 1)):
+                record = Record()
+                x = each(lambda c: c.clone().detach().requires_grad_(), states[step])
+                after = advance(step, x, record)
+                inputs, layers = list(channels(x).values()), len(record.outputs)
+                here = torch.zeros(layers, count, device=total.device)
+                for i, adjoint in enumerate(adjoints):
+                    gradients = torch.autograd.grad(
+                        list(channels(after).values()),
+                        inputs + record.outputs,
+                        list(channels(adjoint).values()),
+                        retain_graph=i + 1 < len(adjoints),
+                        allow_unused=True,
+                    )
+                    back = [torch.zeros_like(c) if g is None else g for g, c in zip(gradients, inputs, strict=False)]
+                    adjoints[i] = dict(zip(x, back, strict=True)) if isinstance(x, dict) else back[0]
+                    parts = contributions(list(gradients[len(inputs) :]), record.vars, count)
+                    total[:, i] += parts.sum(0)
+                    here += parts
+                profile.append(here)
+        return Transported(total, torch.stack(profile[::-1]))
+
+    def _ends(self, end: Any, randomness: Randomness) -> list[Any]:
+        if self.probes is None:
+            return [probe for _, _, probe in unit_probes(end)]
+
+        def direction() -> Any:
+            raw = each(randomness.normal, end)
+            square = sum(c.flatten(1).square().sum(1) for c in channels(raw).values())
+            norm = torch.as_tensor(square).sqrt()
+            return each(lambda c: c / norm[(slice(None), *[None] * (c.ndim - 1))], raw)
+
+        return [direction() for _ in range(self.probes)]

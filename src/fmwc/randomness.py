@@ -1,0 +1,98 @@
+"""Seeds that do not depend on how a run is split into batches.
+
+Sample number i gets the same random numbers whichever batch it falls in: numbers are drawn for fixed blocks of
+samples, each block and each call from a seed of its own, and a batch takes its rows of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["BLOCK", "Blocks", "Randomness", "Stream", "as_randomness", "derive"]
+
+BLOCK = 1024  # samples that share one seed; larger wastes more at the borders of a batch, smaller seeds more often
+
+
+def derive(*parts: int | str) -> int:
+    """A 63-bit seed from parts, the same on every machine.
+
+    >>> derive(0, "x0") == derive(0, "x0"), derive(0, "x0") == derive(1, "x0")
+    (True, False)
+    """
+    digest = hashlib.sha256(repr(parts).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+class Randomness(Protocol):
+    """Where a pass takes its random numbers from."""
+
+    def normal(self, like: Tensor) -> Tensor:
+        """Standard normal numbers of the shape, type and device of `like`."""
+
+    def uniform(self, like: Tensor) -> Tensor:
+        """Numbers uniform in [0, 1), likewise."""
+
+
+class Stream:
+    """Random numbers from one generator, in the order they are asked for. Training uses it.
+
+    Arguments:
+        generator: A generator on the device of the tensors; `None` is torch's own.
+    """
+
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        self.generator = generator
+
+    def normal(self, like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=self.generator, dtype=like.dtype, device=like.device)
+
+    def uniform(self, like: Tensor) -> Tensor:
+        return torch.rand(like.shape, generator=self.generator, dtype=like.dtype, device=like.device)
+
+
+class Blocks:
+    """Random numbers for the samples `start … start + count − 1` of a run. Sampling uses it.
+
+    A tensor whose rows are a whole number per sample is filled sample by sample. Any other tensor is filled from one
+    seed for the whole batch: reproducible, but only with the same split.
+    """
+
+    def __init__(self, seed: int, start: int, count: int) -> None:
+        self.seed, self.start, self.count, self.calls = seed, start, count, 0
+
+    def normal(self, like: Tensor) -> Tensor:
+        return self._fill(like, "normal_")
+
+    def uniform(self, like: Tensor) -> Tensor:
+        return self._fill(like, "uniform_")
+
+    def _fill(self, like: Tensor, method: str) -> Tensor:
+        self.calls += 1
+        generator = torch.Generator(device=like.device)
+        rows = like.shape[0] if like.ndim else 0
+        if rows == 0 or rows % self.count:
+            generator.manual_seed(derive(self.seed, self.calls, "whole", self.start))
+            return getattr(torch.empty_like(like), method)(generator=generator)
+        each = rows // self.count
+        pieces = []
+        stop = self.start + self.count
+        for block in range(self.start // BLOCK, (stop - 1) // BLOCK + 1):
+            generator.manual_seed(derive(self.seed, self.calls, block))
+            full = torch.empty((BLOCK, each, *like.shape[1:]), dtype=like.dtype, device=like.device)
+            getattr(full, method)(generator=generator)
+            first = block * BLOCK
+            pieces.append(full[max(self.start - first, 0) : min(stop - first, BLOCK)])
+        return torch.cat(pieces).reshape(like.shape)
+
+
+def as_randomness(source: Randomness | torch.Generator | int | None, device: torch.device) -> Randomness:
+    """A seed, a generator, a source already, or nothing (torch's own generator)."""
+    if isinstance(source, int):
+        return Stream(torch.Generator(device=device).manual_seed(source))
+    if source is None or isinstance(source, torch.Generator):
+        return Stream(source)
+    return source

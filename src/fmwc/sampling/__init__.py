@@ -1,0 +1,149 @@
+"""Sampling: one loop, from noise to a :class:`Trajectory`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fmwc.errors import UsageError, pick
+from fmwc.flow import Space, euclidean
+from fmwc.propagate import Estimator, Transport, as_estimator
+from fmwc.randomness import Blocks, derive
+from fmwc.sampling.controllers import Controller, Grid, Uniform
+from fmwc.sampling.sampler import DECODERS, Decoder, Sampler, decode_mean
+from fmwc.sampling.scores import EARLY, LATE, SCORES
+from fmwc.sampling.steppers import STEPPERS, Stepper
+from fmwc.sampling.trajectory import Trajectory
+from fmwc.state import State, batch_size
+
+__all__ = [
+    "DECODERS",
+    "EARLY",
+    "LATE",
+    "SCORES",
+    "STEPPERS",
+    "Controller",
+    "Grid",
+    "Sampler",
+    "Stepper",
+    "Trajectory",
+    "Uniform",
+    "decode_mean",
+    "noise",
+    "sample",
+    "setting",
+]
+
+
+def noise(space: Space, count: int, seed: int, device: torch.device | str = "cpu") -> Any:
+    """x0 of the first `count` samples of a seed: a longer run starts with the same samples."""
+    return space.noise(count, Blocks(derive(seed, "x0"), 0, count), device)
+
+
+def setting(estimator: Estimator | str | None, steps: int, stepper: str, schedule: int | Sequence[float]) -> str:
+    """In words, what a score was read with: scores read otherwise are not comparable."""
+    return f"{None if estimator is None else as_estimator(estimator)}, {steps} {stepper} steps, read at {schedule}"
+
+
+def sample(
+    field: Any,
+    count: int | None = None,
+    *,
+    steps: int | None = None,
+    evaluations: int | None = None,
+    times: Sequence[float] | None = None,
+    seed: int = 0,
+    confidence: bool | str | Estimator = True,
+    transport: bool | int = False,
+    stepper: str = "euler",
+    schedule: int | Sequence[float] = 1,
+    decoder: str | Decoder = "map",
+    x0: State | None = None,
+    start: float | Tensor = 0.0,
+    space: Space | Sequence[int] | None = None,
+    record: str = "full",
+    keep_states: bool = False,
+    batch: int = 8192,
+    progress: Callable[[int], None] | None = None,
+    **cond: Any,
+) -> Trajectory:
+    """Draws samples with their confidence. Turning confidence on does not change a sample.
+
+    Arguments:
+        field: A field (or, with `confidence=False`, any velocity function).
+        count: How many samples; not needed with `x0`.
+        steps: Equal steps to take (50 if nothing else is said); or
+        evaluations: evaluations of the network to spend, exactly (a two-stage stepper ends an odd number with an Euler
+            step); or
+        times: the times to step through, rising to 1.
+        seed: Seeds the noise; the same samples come however the run is split into batches.
+        confidence: `True` (linearised), `False`, or an estimator by name or with options.
+        transport: `True` adds the transported dispersion, exactly; a number takes so many random projections.
+        stepper: `euler`, `midpoint` or `heun`.
+        schedule: Read the variance at every k-th step, or at a list of times.
+        decoder: `map`, `stochastic` or `mean5`.
+        x0, start: Start from these states, at this t (a number, or one a sample).
+        space: The shape of a sample, where the field does not know it.
+        record: `full`, or `total` to keep one variance a sample and channel.
+        keep_states: Keep the states of every step.
+        batch: Samples integrated together.
+        progress: Called with the number of samples done since the last call.
+        cond: Given to the network; tensors with a row for each sample are split with the batches.
+    """
+    where = space if space is None or isinstance(space, Space) else euclidean(space)
+    where = where or getattr(field, "space", None)
+    if where is None:
+        if not isinstance(x0, Tensor):
+            raise UsageError("the shape of a sample is not known; give space=(...) here or to attach, or x0")
+        where = euclidean(x0.shape[1:])
+    if count is not None and count < 1:
+        raise UsageError(f"sampling takes at least 1 sample, got {count}")
+    if count is None and x0 is None:
+        raise UsageError("say how many samples: sample(field, 1000)")
+    if x0 is not None and count is not None and count != batch_size(x0):
+        raise UsageError(f"x0 holds {batch_size(x0)} states, and {count} samples were asked for")
+    controller, tail = _controller(steps, evaluations, times, pick(STEPPERS, stepper, "stepper"))
+    estimator = "linearised" if confidence is True else None if confidence is False else as_estimator(confidence)
+    sampler = Sampler(
+        field,
+        where,
+        controller,
+        stepper=stepper,
+        estimator=estimator,
+        decoder=decoder,
+        schedule=schedule,
+        transport=Transport(None if transport is True else int(transport)) if transport else None,
+        record=record,
+        batch=batch,
+        tail=tail,
+        keep_states=keep_states,
+        progress=progress,
+    )
+    begin = noise(where, count, seed, getattr(field, "device", "cpu")) if x0 is None else x0  # type: ignore[arg-type]
+    trajectory = sampler(begin, start=times[0] if times else start, seed=seed, **cond)
+    reference = getattr(field, "reference", None)
+    if reference is None or estimator is None:
+        return trajectory
+    comparable = reference.setting == setting(estimator, controller.steps, stepper, schedule)
+    quantiles = reference.quantiles if comparable else None
+    return replace(trajectory, reference=quantiles, default_score=reference.score)
+
+
+def _controller(
+    steps: int | None, evaluations: int | None, times: Sequence[float] | None, stepper: Stepper
+) -> tuple[Controller, int]:
+    """The controller, and how many of its last steps are Euler's."""
+    if sum(choice is not None for choice in (steps, evaluations, times)) > 1:
+        raise UsageError("give one of steps, evaluations and times")
+    if times is not None:
+        return Grid(tuple(float(t) for t in times)), 0
+    if evaluations is None:
+        return Uniform(50 if steps is None else steps), 0
+    if evaluations < 1:
+        raise UsageError(f"sampling takes at least 1 evaluation, got {evaluations}")
+    whole, tail = divmod(evaluations, stepper.evaluations)
+    return Uniform(whole + tail), tail

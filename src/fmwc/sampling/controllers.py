@@ -1,0 +1,72 @@
+"""Controllers: the policy that picks the times. And schedules: at which of its steps the variance is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fmwc.errors import UsageError
+
+__all__ = ["Controller", "Grid", "Uniform", "due"]
+
+
+class Controller(Protocol):
+    """`next_time(step, t, moments)` gives each sample's next time; `steps` says how many steps there are in all.
+
+    `moments` are those read at this step, or `None` where the schedule reads none. A batch may sit at different t.
+    """
+
+    @property
+    def steps(self) -> int: ...
+    def next_time(self, step: int, t: Tensor, start: Tensor, moments: Any) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Creates equal steps from wherever a sample starts to t = 1."""
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise UsageError(f"sampling takes at least 1 step, got {self.steps}")
+
+    def next_time(self, step: int, t: Tensor, start: Tensor, moments: Any) -> Tensor:
+        # From the step number, not by adding dt: the last time is then exactly 1.
+        return start + (1 - start) * ((step + 1) / self.steps)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Creates steps between chosen times, which rise from the start to 1."""
+
+    times: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        rises = all(a < b for a, b in zip(self.times, self.times[1:], strict=False))
+        if len(self.times) < 2 or not rises or not 0 <= self.times[0] or self.times[-1] != 1:
+            raise UsageError(f"a time grid rises from at least 0 to exactly 1, got {list(self.times)}")
+
+    @property
+    def steps(self) -> int:
+        return len(self.times) - 1
+
+    def next_time(self, step: int, t: Tensor, start: Tensor, moments: Any) -> Tensor:
+        return torch.full_like(t, self.times[step + 1])
+
+
+def due(schedule: int | Sequence[float], step: int, steps: int, before: Tensor | None, t: Tensor) -> bool:
+    """Whether the variance is read at a step, which starts at t after one that started at `before`.
+
+    An integer k reads every k-th step, the last always among them. A chosen time is read at the first step that
+    starts at or after it (for any sample of the batch), or at the last step if none does.
+    """
+    if isinstance(schedule, int):
+        return (steps - 1 - step) % schedule == 0
+    passed = [(t >= time) & (True if before is None else before < time) for time in schedule]
+    missed = [t < time for time in schedule] if step == steps - 1 else []
+    return any(bool(torch.as_tensor(reached).any()) for reached in passed + missed)

@@ -1,0 +1,225 @@
+"""The sampler: the only loop that integrates a flow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fmwc.errors import ShapeError, UsageError, pick, require_finite
+from fmwc.flow import Space
+from fmwc.propagate import Estimator, Record, Transport, Transported, as_estimator
+from fmwc.randomness import Blocks, Randomness, derive
+from fmwc.sampling.controllers import Controller, due
+from fmwc.sampling.steppers import STEPPERS
+from fmwc.sampling.trajectory import Trajectory
+from fmwc.state import State, batch_size, channels, each
+
+__all__ = ["DECODERS", "Sampler", "decode_map", "decode_mean", "decode_stochastic"]
+
+Decoder = Callable[[Any, Any, Tensor, dict[str, Any], Randomness], Any]
+
+
+class VelocityField(Protocol):
+    """What the sampler asks of a field; a plain network will do where no noise is asked for."""
+
+    def __call__(self, x: Any, t: Any, **cond: Any) -> Any: ...
+
+
+# ---- decoders: which velocity the sample follows (App. sampling-strategy) -----------------------------------------
+
+
+def decode_map(field: Any, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Any:
+    """MAP: the plain network."""
+    return field(x, t, **cond)
+
+
+def decode_stochastic(field: Any, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Any:
+    """Stochastic: one posterior draw at each evaluation."""
+    return field.draw(x, t, seed=randomness, **cond)
+
+
+def decode_mean(draws: int) -> Decoder:
+    """Mean velocity: the average of k posterior draws at each evaluation."""
+
+    def decode(field: Any, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Any:
+        total = field.draw(x, t, seed=randomness, **cond)
+        for _ in range(draws - 1):
+            total = each(torch.add, total, field.draw(x, t, seed=randomness, **cond))
+        return each(lambda c: c / draws, total)
+
+    return decode
+
+
+DECODERS: dict[str, Decoder] = {"map": decode_map, "stochastic": decode_stochastic, "mean5": decode_mean(5)}
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Creates a sampler: noise in, :class:`Trajectory` out.
+
+    Arguments:
+        field: A field, or any `v(x, t, **cond)` where `estimator` and `transport` are off.
+        space: Where states live.
+        controller: Picks the times.
+        stepper: `euler`, `midpoint` or `heun`.
+        estimator: Reads the variance; `None` reads none.
+        decoder: `map`, `stochastic`, `mean5`, or a function of your own.
+        schedule: Read the variance at every k-th step, or at chosen times.
+        transport: Also carries endpoint probes back through the whole run.
+        record: `full` keeps the variance of every coordinate, `total` one number a sample and channel.
+        batch: Samples integrated together.
+        tail: Euler steps to end with, for an exact number of evaluations.
+        progress: Called with the number of samples done since the last call.
+    """
+
+    field: Any
+    space: Space
+    controller: Controller
+    stepper: str = "euler"
+    estimator: str | Estimator | None = "linearised"
+    decoder: str | Decoder = "map"
+    schedule: int | Sequence[float] = 1
+    transport: Transport | None = None
+    record: str = "full"
+    batch: int = 8192
+    tail: int = 0
+    keep_states: bool = False
+    progress: Callable[[int], None] | None = None
+
+    def __post_init__(self) -> None:
+        pick(STEPPERS, self.stepper, "stepper")
+        pick({"full": 0, "total": 0}, self.record, "record")
+        if isinstance(self.schedule, int) and self.schedule < 1:
+            raise UsageError(f"the variance schedule is every k-th step with k ≥ 1, or a list of times; got {self.schedule}")
+        if self.batch < 1:
+            raise UsageError(f"the batch holds at least 1 sample, got {self.batch}")
+
+    def __call__(self, x0: State, *, start: float | Tensor = 0.0, seed: int = 0, **cond: Any) -> Trajectory:
+        """Integrates from `x0` at `start` (a number, or one a sample) to t = 1. `cond` goes to the network."""
+        self.space.check(x0)
+        count = batch_size(x0)
+        if count < 1:
+            raise ShapeError("sampling takes at least 1 sample")
+        for name, value in channels(x0).items():
+            require_finite(value, f"x0's channel '{name}'")
+        first = next(iter(channels(x0).values()))
+        starts = torch.as_tensor(start, dtype=first.dtype, device=first.device).reshape(-1).expand(count)
+        if not bool(((starts >= 0) & (starts < 1)).all()):
+            raise UsageError("start lies in [0, 1)")
+        parts = []
+        for a in range(0, count, self.batch):
+            b = min(a + self.batch, count)
+            here = {k: v[a:b] if isinstance(v, Tensor) and v.ndim and v.shape[0] == count else v for k, v in cond.items()}
+            randomness = Blocks(derive(seed, "sampler"), a, b - a)
+            parts.append(self._chunk(each(lambda c: c[a:b], x0), starts[a:b], randomness, here))  # noqa: B023
+            if self.progress:
+                self.progress(b - a)
+        return replace(_join(parts), seed=seed)
+
+    def _chunk(self, x0: State, start: Tensor, randomness: Randomness, cond: dict[str, Any]) -> Trajectory:
+        estimator = None if self.estimator is None else as_estimator(self.estimator)
+        decoder = pick(DECODERS, self.decoder, "decoder") if isinstance(self.decoder, str) else self.decoder
+        evaluations = 0
+
+        def velocity(x: Any, t: Tensor) -> Any:
+            nonlocal evaluations
+            evaluations += 1
+            return decoder(self.field, x, t, cond, randomness)
+
+        x, t = x0, start
+        grid, states, steppers = [t], [x0], self._steppers()
+        times, means, vars_ = [], [], []
+        with torch.no_grad():
+            for step, stepper in enumerate(steppers):
+                moments = None
+                if estimator and due(self.schedule, step, len(steppers), grid[-2] if step else None, t):
+                    moments = estimator(self.field, x, t, cond, randomness)
+                    times.append(t)
+                    vars_.append(self._reduce(moments.var, moments.mean))
+                if moments is not None and getattr(estimator, "plain_mean", False) and decoder is decode_map:
+                    v = moments.mean
+                    evaluations += 1
+                else:
+                    v = velocity(x, t)
+                if moments is not None:
+                    means.append(v)
+                after = self.controller.next_time(step, t, start, moments)
+                x = STEPPERS[stepper].step(self.space, velocity, x, v, t, after - t)
+                t = after
+                grid.append(t)
+                if self.transport or self.keep_states:
+                    states.append(x)
+        for name, value in channels(x).items():
+            if not torch.isfinite(value).all():
+                if hasattr(self.field, "check_finite"):
+                    self.field.check_finite()
+                require_finite(value, f"the sampled channel '{name}'")
+        transported = None
+        if self.transport:
+            transported = self._transport(states, grid, steppers, randomness, cond)
+        empty = start.new_zeros(0, len(start))
+        return Trajectory(
+            x=x,
+            x0=x0,
+            times=torch.stack(times) if times else empty,
+            mean=_stack(means, x),
+            var=_stack(vars_, x),
+            grid=torch.stack(grid),
+            transported=transported,
+            evaluations=evaluations,
+            states=states if self.keep_states else None,
+        )
+
+    def _steppers(self) -> list[str]:
+        return [self.stepper] * (self.controller.steps - self.tail) + ["euler"] * self.tail
+
+    def _reduce(self, var: Any, mean: Any) -> Any:
+        if self.record == "full":
+            return var
+        return each(
+            lambda v, m: v.expand_as(m).flatten(1).mean(1).reshape(-1, *[1] * (m.ndim - 1)), var, mean
+        )
+
+    def _transport(
+        self, states: list[Any], grid: list[Tensor], steppers: list[str], randomness: Randomness, cond: dict[str, Any]
+    ) -> Transported:
+        def advance(step: int, x: Any, record: Record) -> Any:
+            def velocity(x: Any, t: Tensor) -> Any:
+                return self.field.run(record, x, t, **cond)
+
+            t, dt = grid[step], grid[step + 1] - grid[step]
+            return STEPPERS[steppers[step]].step(self.space, velocity, x, velocity(x, t), t, dt)
+
+        assert self.transport is not None
+        return self.transport(advance, states, randomness)
+
+
+def _stack(values: list[Any], like: Any) -> Any:
+    if not values:
+        return each(lambda c: c.new_zeros(0, *c.shape), like)
+    return each(lambda *c: torch.stack(c), *values)
+
+
+def _join(parts: list[Trajectory]) -> Trajectory:
+    """One trajectory from those of the batches."""
+    if len(parts) == 1:
+        return parts[0]
+    changes: dict[str, Any] = {n: each(lambda *c: torch.cat(c), *(getattr(p, n) for p in parts)) for n in ("x", "x0")}
+    for name in ("times", "mean", "var", "grid"):
+        changes[name] = each(lambda *c: torch.cat(c, 1), *(getattr(p, name) for p in parts))
+    ends = [p.transported for p in parts if p.transported is not None]
+    if ends:
+        changes["transported"] = Transported(
+            torch.cat([e.var for e in ends]), torch.cat([e.profile for e in ends], 2)
+        )
+    if parts[0].states is not None:
+        changes["states"] = [
+            each(lambda *c: torch.cat(c), *rows) for rows in zip(*(p.states or [] for p in parts), strict=True)
+        ]
+    return replace(parts[0], **changes)
+
+

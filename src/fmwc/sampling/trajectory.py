@@ -1,0 +1,170 @@
+"""The trajectory: what one sampling run returns."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fmwc.errors import CheckpointError, UsageError, nearest
+from fmwc.files import write_bytes
+from fmwc.propagate import Transported
+from fmwc.sampling.scores import SCORES
+from fmwc.sampling.scores import score as read
+from fmwc.state import batch_size, channels, each
+
+__all__ = ["DISPERSION", "Trajectory"]
+
+DISPERSION = "dispersion"
+_ROWS_FIRST = ("x", "x0")  # the others have steps before samples
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """What sampling gives: the samples, and the variance of the velocity along their way. R times were read.
+
+    Attributes:
+        x: Samples at t = 1, `(B, *)` or a dict of channels.
+        x0: Where they started.
+        times: When the variance was read, `(R, B)`.
+        mean: The velocity there, `(R, B, *)`.
+        var: Its variance there, `(R, B, *)`; size 1 in the last dimensions where it is one number a sample.
+        grid: Every time of the run, `(steps + 1, B)`.
+        transported: The endpoint's variance and its profile over steps and layers, if asked for.
+        reference: Sorted quantiles of the default score over reference samples, if there are any for this setting.
+        default_score: The score that `confidence` is made from.
+        evaluations: How often the network was evaluated for the velocity, a sample.
+        seed: The seed of the run.
+    """
+
+    x: Any
+    x0: Any
+    times: Tensor
+    mean: Any
+    var: Any
+    grid: Tensor
+    transported: Transported | None = None
+    reference: Tensor | None = None
+    default_score: str = "temporal_ratio"
+    evaluations: int = 0
+    seed: int = 0
+    states: list[Any] | None = field(default=None, repr=False)
+
+    def __len__(self) -> int:
+        return batch_size(self.x)
+
+    @property
+    def std(self) -> Tensor:  # (R, B)
+        """‖σ_t‖₂ over all coordinates of all channels."""
+        totals = [self._total(name) for name in channels(self.var)]
+        return torch.stack(totals).sum(0).sqrt()
+
+    def _total(self, channel: str) -> Tensor:  # (R, B)
+        var, mean = channels(self.var)[channel], channels(self.mean)[channel]
+        return var.expand_as(mean).flatten(2).sum(2)
+
+    @property
+    def weights(self) -> Tensor:  # (R, B)
+        """The time each reading stands for: until the next one, the last until t = 1."""
+        return torch.cat([self.times[1:], torch.ones_like(self.times[:1])]) - self.times
+
+    def score(self, name: str | None = None, *, channel: str | None = None, **options: float) -> Tensor:  # (B,)
+        """A score by name, high = doubtful: endpoint, integrated, temporal_ratio, peak or dispersion.
+
+        Arguments:
+            name: The score; the field's own choice if not given.
+            channel: Read the variance of one channel only.
+            options: `early` and `late`, the windows of the temporal ratio.
+        """
+        name = name or self.default_score
+        if name == DISPERSION:
+            if self.transported is None:
+                raise UsageError("dispersion is read from transported variance: sample(..., transport=True)")
+            return self.transported.var.sum(1).sqrt()
+        if name not in SCORES:
+            raise UsageError(nearest(name, [*SCORES, DISPERSION], "score"))
+        if not len(self.times):
+            raise UsageError("this run kept no variance; sample with confidence=True")
+        if channel is not None and channel not in channels(self.var):
+            raise UsageError(nearest(channel, channels(self.var), "channel"))
+        std = self.std if channel is None else self._total(channel).sqrt()
+        return read(name, std, self.times, self.weights, **options)
+
+    @property
+    def confidence(self) -> Tensor:  # (B,)
+        """In [0, 1], high = trust it: the share of reference samples with a higher score.
+
+        The reference is the checkpoint's where it was read in the same setting, else this run itself.
+        """
+        own = self.score()
+        reference = own.sort().values if self.reference is None else self.reference.to(own)
+        rank = torch.searchsorted(reference, own.contiguous(), right=True)
+        return 1 - rank.to(own.dtype) / len(reference)
+
+    def take(self, index: Tensor) -> Trajectory:
+        """The trajectory of some of the samples."""
+        changes: dict[str, Any] = {n: each(lambda c: c[index], getattr(self, n)) for n in _ROWS_FIRST}
+        for name in ("times", "mean", "var", "grid"):
+            changes[name] = each(lambda c: c[:, index], getattr(self, name))
+        if self.transported is not None:
+            t = self.transported
+            changes["transported"] = Transported(t.var[index], t.profile[:, :, index])
+        if self.states is not None:
+            changes["states"] = [each(lambda c: c[index], s) for s in self.states]
+        return replace(self, **changes)
+
+    def surest(self, fraction: float, score: str | None = None) -> Trajectory:
+        """The surest share of the samples, in their order."""
+        if not 0 < fraction <= 1:
+            raise UsageError(f"the fraction to keep lies in (0, 1], got {fraction}")
+        keep = max(1, round(fraction * len(self)))
+        return self.take(self.score(score).argsort(stable=True)[:keep].sort().values)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes `samples.safetensors` (or the file named): whole or not at all."""
+        tensors: dict[str, Tensor] = {}
+        for name in ("x", "x0", "mean", "var", "times", "grid"):
+            for channel, value in channels(getattr(self, name)).items():
+                key = f"{name}.{channel}" if isinstance(getattr(self, name), dict) else name
+                tensors[key] = value.contiguous().cpu()
+        if len(self.times):
+            tensors["score"] = self.score().contiguous().cpu()
+            tensors["confidence"] = self.confidence.contiguous().cpu()
+        if self.transported is not None:
+            tensors["transported.var"] = self.transported.var.contiguous().cpu()
+            tensors["transported.profile"] = self.transported.profile.contiguous().cpu()
+        if self.reference is not None:
+            tensors["reference"] = self.reference.contiguous().cpu()
+        about = {"seed": self.seed, "default_score": self.default_score, "evaluations": self.evaluations}
+        path = Path(path)
+        path = path / "samples.safetensors" if path.is_dir() else path
+        return write_bytes(path, save(tensors, {"fmwc": json.dumps(about)}))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Trajectory:
+        """Reads what `save` wrote."""
+        path = Path(path)
+        path = path / "samples.safetensors" if path.is_dir() else path
+        try:
+            with safe_open(path, framework="pt") as file:
+                about = json.loads((file.metadata() or {})["fmwc"])
+                flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        except Exception as error:
+            raise CheckpointError(f"{path} is not a samples file of fmwc, or is cut off ({error})") from error
+        found: dict[str, Any] = {}
+        for key, value in flat.items():
+            name, _, channel = key.partition(".")
+            if channel and name != "transported":
+                found.setdefault(name, {})[channel] = value
+            else:
+                found[key] = value
+        if "transported.var" in found:
+            found["transported"] = Transported(found["transported.var"], found["transported.profile"])
+        known = {f.name for f in fields(cls)}
+        return cls(**{k: v for k, v in found.items() if k in known}, **about)

@@ -1,0 +1,244 @@
+"""One training loop, for every recipe: resumable to the same weights, and a captured CUDA graph on a GPU."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fmwc.errors import CheckpointError, DataError, NotFiniteError, UsageError, pick, require_finite
+from fmwc.field import Field
+from fmwc.files import write_bytes
+from fmwc.flow import elbo
+from fmwc.randomness import Stream
+from fmwc.vad import cyclic
+
+__all__ = ["DECAYS", "Loss", "Plan", "fit_noise", "train"]
+
+DECAYS: dict[str, Callable[[float], float]] = {
+    "constant": lambda done: 1.0,
+    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
+}
+WARM = 3  # eager steps before a CUDA graph is captured, so that the optimiser's state exists; they are real steps
+
+
+class Loss(Protocol):
+    """`loss(x1, randomness, beta)`: a scalar to minimise; `beta` is the annealed share of the KL's weight."""
+
+    def __call__(self, x1: Tensor, randomness: Stream, beta: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Creates a training plan.
+
+    Arguments:
+        iterations: Steps of the optimiser (Adam).
+        batch: Data a step, drawn with replacement.
+        lr: The learning rate at the start.
+        decay: `constant` or `cosine` (to zero).
+        cycles, warmup: The cyclic annealing of the KL's weight.
+        seed: Seeds everything that is drawn.
+        save_every: Steps between two resume points.
+    """
+
+    iterations: int
+    batch: int = 4096
+    lr: float = 1e-3
+    decay: str = "constant"
+    cycles: int = 4
+    warmup: float = 0.1
+    seed: int = 0
+    save_every: int = 1000
+
+    def __post_init__(self) -> None:
+        pick(DECAYS, self.decay, "decay")
+        for name in ("iterations", "batch", "save_every", "cycles"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is at least 1, got {getattr(self, name)}")
+        if not self.lr > 0:
+            raise UsageError(f"lr is positive, got {self.lr}")
+
+
+def train(
+    module: nn.Module,
+    loss: Loss,
+    data: Tensor,
+    plan: Plan,
+    *,
+    resume: Path | None = None,
+    progress: Callable[[int, float], None] | None = None,
+) -> list[tuple[int, float]]:
+    """Trains the parameters of `module` that require a gradient; returns (step, loss) along the way.
+
+    Arguments:
+        module: What is trained, on its device.
+        loss: The objective.
+        data: All of the data, `(N, *)`; kept on the module's device.
+        plan: How long, how fast.
+        resume: A file for resume points. Where it exists, training goes on from it, to the weights an undisturbed run
+            would have reached.
+        progress: Called now and then with the steps done and the latest loss.
+    """
+    if len(data) < 1:
+        raise DataError("the data holds no sample; training needs at least 1")
+    require_finite(data, "the training data")
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    device = parameters[0].device
+    data = data.to(device)
+    cuda = device.type == "cuda"
+    generator = torch.Generator(device=device).manual_seed(plan.seed)
+    randomness = Stream(generator)
+    rate = torch.tensor(plan.lr, device=device) if cuda else plan.lr
+    optimiser = torch.optim.Adam(parameters, lr=rate, capturable=cuda, fused=cuda)
+    beta = torch.zeros((), device=device)
+    latest = torch.zeros((), device=device)
+
+    def step() -> None:
+        index = torch.randint(len(data), (plan.batch,), generator=generator, device=device)
+        optimiser.zero_grad(set_to_none=True)
+        value = loss(data[index], randomness, beta)
+        value.backward()
+        optimiser.step()
+        latest.copy_(value.detach())
+
+    done = _resume(resume, plan, parameters, optimiser, generator) if resume and resume.exists() else 0
+    first, graph, history = done, None, []
+    with _precision(cuda):
+        while done < plan.iterations:
+            share = plan.lr * DECAYS[plan.decay](done / plan.iterations)
+            for group in optimiser.param_groups:
+                group["lr"].fill_(share) if cuda else group.update(lr=share)
+            beta.fill_(cyclic(done, plan.iterations, plan.cycles, plan.warmup))
+            if cuda and graph is None and done - first == WARM:
+                graph = torch.cuda.CUDAGraph()
+                graph.register_generator_state(generator)
+                optimiser.zero_grad(set_to_none=True)
+                with torch.cuda.graph(graph):
+                    step()
+            graph.replay() if graph else step()
+            done += 1
+            if done % 200 == 0 or done == plan.iterations:
+                history.append((done, _finite(float(latest), done)))
+                if progress:
+                    progress(done, history[-1][1])
+            if resume and (done % plan.save_every == 0 or done == plan.iterations):
+                _save_point(resume, plan, done, parameters, optimiser, generator)
+    return history
+
+
+def fit_noise(
+    field: Field,
+    data: Tensor,
+    steps: int = 2_000,
+    *,
+    beta: float = 1e-3,
+    batch: int = 1024,
+    lr: float = 1e-3,
+    decay: str = "cosine",
+    seed: int = 0,
+    resume: Path | None = None,
+    progress: Callable[[int, float], None] | None = None,
+) -> list[tuple[int, float]]:
+    """Retrofits confidence: the backbone is frozen as it is, and only the inference networks learn.
+
+    Afterwards the field's samples are still the network's own, bit for bit.
+
+    Arguments:
+        field: An attached field.
+        data: Samples of the kind the network generates, `(N, *)`; its own samples will do.
+        steps: Steps of the optimiser.
+        beta: The weight of the KL.
+        resume: A file for resume points.
+        progress: Called now and then with the steps done and the latest loss.
+    """
+    field.learn_space(data)
+    field.check_finite()
+    plan = Plan(steps, min(batch, len(data)), lr, decay, cycles=1, warmup=0.0, seed=seed)
+
+    def loss(x1: Tensor, randomness: Stream, share: Tensor) -> Tensor:
+        return elbo(field, x1, beta * share, seed=randomness)
+
+    with _frozen(field.network):
+        return train(field.noise, loss, data, plan, resume=resume, progress=progress)
+
+
+@contextmanager
+def _frozen(network: nn.Module) -> Iterator[None]:
+    """Parameters without gradients, and modules in evaluation mode; both put back afterwards."""
+    gradients = {p: p.requires_grad for p in network.parameters()}
+    modes = {m: m.training for m in network.modules()}
+    network.requires_grad_(False).eval()
+    try:
+        yield
+    finally:
+        for parameter, required in gradients.items():
+            parameter.requires_grad_(required)
+        for module, training in modes.items():
+            module.training = training
+
+
+@contextmanager
+def _precision(cuda: bool) -> Iterator[None]:
+    """TensorFloat-32 for the products of training on a GPU, where a gradient's own noise is far larger."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if cuda else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _finite(value: float, step: int) -> float:
+    if not math.isfinite(value):
+        raise NotFiniteError(f"the loss is {value} at step {step}; lower lr, or look for outliers in the data")
+    return value
+
+
+def _save_point(
+    path: Path, plan: Plan, done: int, parameters: list[Any], optimiser: torch.optim.Adam, generator: torch.Generator
+) -> None:
+    tensors = {f"parameter.{i}": p.detach().cpu().contiguous() for i, p in enumerate(parameters)}
+    for i, parameter in enumerate(parameters):
+        for name, value in optimiser.state[parameter].items():
+            tensors[f"optimiser.{i}.{name}"] = torch.as_tensor(value).detach().cpu().contiguous().clone()
+    tensors["generator"] = generator.get_state().cpu()
+    write_bytes(path, save(tensors, {"fmwc": json.dumps({"done": done, "plan": _identity(plan)})}))
+
+
+def _identity(plan: Plan) -> dict[str, Any]:
+    return {k: v for k, v in vars(plan).items() if k != "save_every"}
+
+
+def _resume(
+    path: Path, plan: Plan, parameters: list[Any], optimiser: torch.optim.Adam, generator: torch.Generator
+) -> int:
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {})["fmwc"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except Exception as error:
+        raise CheckpointError(f"{path} is not a resume point of fmwc, or is cut off; delete it to start over") from error
+    if about["plan"] != _identity(plan):
+        raise CheckpointError(f"{path} was written by another training plan; delete it, or train into another --out")
+    shapes = [tuple(tensors[f"parameter.{i}"].shape) for i in range(sum(k.startswith("parameter.") for k in tensors))]
+    if shapes != [tuple(p.shape) for p in parameters]:
+        raise CheckpointError(f"{path} is of another architecture; delete it, or train into another --out")
+    with torch.no_grad():
+        for i, parameter in enumerate(parameters):
+            parameter.copy_(tensors[f"parameter.{i}"])
+    state = {
+        i: {n: tensors[f"optimiser.{i}.{n}"] for n in ("step", "exp_avg", "exp_avg_sq")} for i in range(len(parameters))
+    }
+    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+    generator.set_state(tensors["generator"])
+    return int(about["done"])

@@ -1,0 +1,54 @@
+"""The kinds of layer that can carry noise: one row each, saying how its weights act on an input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = ["KINDS", "LayerKind", "kind_of"]
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """How a layer applies its weights.
+
+    Arguments:
+        apply: `(layer, input, weight) -> output`: the layer with another weight and no bias.
+        channels: The name of the attribute that holds the number of input channels.
+        spatial: The number of dimensions after the channels; 0 where the channels come last.
+    """
+
+    apply: Callable[[Any, Tensor, Tensor], Tensor]
+    channels: str
+    spatial: int
+
+
+def _conv(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
+    return layer._conv_forward(x, weight, None)  # honours padding_mode, stride, dilation and groups
+
+
+def _transposed(function: Callable[..., Tensor]) -> Callable[[Any, Tensor, Tensor], Tensor]:
+    def apply(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
+        return function(x, weight, None, layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation)
+
+    return apply
+
+
+KINDS: dict[type[nn.Module], LayerKind] = {
+    nn.Linear: LayerKind(lambda layer, x, weight: F.linear(x, weight), "in_features", 0),
+    nn.Conv1d: LayerKind(_conv, "in_channels", 1),
+    nn.Conv2d: LayerKind(_conv, "in_channels", 2),
+    nn.Conv3d: LayerKind(_conv, "in_channels", 3),
+    nn.ConvTranspose1d: LayerKind(_transposed(F.conv_transpose1d), "in_channels", 1),
+    nn.ConvTranspose2d: LayerKind(_transposed(F.conv_transpose2d), "in_channels", 2),
+    nn.ConvTranspose3d: LayerKind(_transposed(F.conv_transpose3d), "in_channels", 3),
+}
+
+
+def kind_of(layer: nn.Module) -> LayerKind | None:
+    """The row for a layer, by its class or the nearest base class; `None` for a layer that cannot carry noise."""
+    return next((KINDS[base] for base in type(layer).__mro__ if base in KINDS), None)

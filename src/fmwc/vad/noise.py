@@ -1,0 +1,159 @@
+"""The noise model of a network: an inference network beside each chosen layer, joined to it by hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fmwc.errors import ShapeError, UsageError
+from fmwc.vad.inference import InferenceNetwork, time_features
+from fmwc.vad.layers import kind_of
+from fmwc.vad.passes import Pass
+
+__all__ = ["NoiseModel", "NoisyLayer", "choose_layers"]
+
+
+class _Running:
+    """What the hooks share: the pass that is running, if any, and the time features of the batch."""
+
+    def __init__(self) -> None:
+        self.current: Pass | None = None
+        self.features: Tensor | None = None
+
+
+class NoisyLayer(nn.Module):
+    """Creates the noise of one layer, ω ~ N(θ, α θ²) with α from the layer's input and the time (eq:vad).
+
+    It holds the inference network only; the layer itself stays where its author put it.
+    """
+
+    def __init__(self, layer: nn.Module, running: _Running, width: int, initial_log_alpha: float) -> None:
+        super().__init__()
+        kind = kind_of(layer)
+        assert kind is not None
+        self.kind = kind
+        self.running = running
+        self.inference = InferenceNetwork(getattr(layer, kind.channels), width, initial_log_alpha)
+
+    def log_alpha(self, h: Tensor) -> Tensor:
+        """log α per input channel, shaped to multiply `h`. Spatial inputs are pooled, so α is shared over space."""
+        features = self.running.features
+        assert features is not None
+        if self.kind.spatial:
+            pooled = h.flatten(-self.kind.spatial).mean(-1)
+            log_alpha = self.inference(pooled, _rows(features, pooled))
+            return log_alpha[(..., *[None] * self.kind.spatial)]
+        return self.inference(h, _rows(features, h))
+
+    def output_var(self, layer: nn.Module, h: Tensor, log_alpha: Tensor) -> Tensor:
+        """θ²(α h²): the variance the noise adds to the layer's output. Exact for a known input."""
+        return self.kind.apply(layer, log_alpha.exp() * h.square(), layer.weight.square())  # type: ignore[operator]
+
+    def before(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        current = self.running.current
+        if current is None:
+            return None
+        return (current.before(self, layer, args[0]), *args[1:])
+
+    def after(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        current = self.running.current
+        return None if current is None else current.after(self, layer, args[0], output)
+
+
+def _rows(features: Tensor, h: Tensor) -> Tensor:  # (B, F) -> (*h.shape[:-1], F)
+    """Time features for every row of a layer's input, whose rows may be several a sample."""
+    each, rest = divmod(h.shape[0], features.shape[0])
+    if rest:
+        raise ShapeError(
+            f"a layer saw {h.shape[0]} rows for {features.shape[0]} times; give one t for each sample, or exclude the layer"
+        )
+    if each > 1:
+        features = features.repeat_interleave(each, 0)
+    return features[(slice(None), *[None] * (h.ndim - 2))].expand(*h.shape[:-1], -1)
+
+
+def choose_layers(network: nn.Module, include: Sequence[str], exclude: Sequence[str]) -> dict[str, nn.Module]:
+    """The layers that can carry noise and whose dotted name matches a glob pattern."""
+    able = {name: module for name, module in network.named_modules() if kind_of(module) is not None}
+    if not able:
+        raise UsageError("the network has no linear or convolution layer, so there is nothing to carry the noise")
+    for pattern in (*include, *exclude):
+        if not any(fnmatchcase(name, pattern) for name in able):
+            raise UsageError(f"pattern '{pattern}' matches no layer; the layers are: {', '.join(able)}")
+    chosen = {
+        name: module
+        for name, module in able.items()
+        if any(fnmatchcase(name, p) for p in include) and not any(fnmatchcase(name, p) for p in exclude)
+    }
+    if not chosen:
+        raise UsageError(f"exclude leaves no layer to carry noise; the layers are: {', '.join(able)}")
+    return chosen
+
+
+class NoiseModel(nn.Module):
+    """Creates the noise of a network and hooks it in. No layer is replaced and no `forward` is patched.
+
+    Arguments:
+        network: Any torch module.
+        include, exclude: Glob patterns over the dotted names of its linear and convolution layers.
+        width: The width of the inference networks.
+        initial_log_alpha: log α before training.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        include: Sequence[str] = ("*",),
+        exclude: Sequence[str] = (),
+        width: int = 64,
+        initial_log_alpha: float = -3.0,
+    ) -> None:
+        super().__init__()
+        chosen = choose_layers(network, include, exclude)
+        self.options: dict[str, Any] = {
+            "include": list(include),
+            "exclude": list(exclude),
+            "width": width,
+            "initial_log_alpha": initial_log_alpha,
+        }
+        self.names = list(chosen)
+        self.running = _Running()
+        self.layers = nn.ModuleList(
+            NoisyLayer(layer, self.running, width, initial_log_alpha) for layer in chosen.values()
+        )
+        parameter = next(iter(chosen.values())).weight
+        self.to(device=parameter.device, dtype=parameter.dtype)  # type: ignore[arg-type]
+        self._handles = [
+            handle
+            for noisy, layer in zip(self.layers, chosen.values(), strict=True)
+            for handle in (
+                layer.register_forward_pre_hook(noisy.before),  # type: ignore[arg-type]
+                layer.register_forward_hook(noisy.after),  # type: ignore[arg-type]
+            )
+        ]
+
+    def remove(self) -> None:
+        """Takes the hooks out again; the network is then as it was."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    @contextmanager
+    def during(self, current: Pass, t: Tensor) -> Iterator[None]:  # t: (B,)
+        """Runs a pass: inside, the hooks act. A pass inside a pass replaces it until it ends."""
+        outer = self.running.current, self.running.features
+        dtype = next(self.layers.parameters()).dtype
+        self.running.current, self.running.features = current, time_features(t.to(dtype))
+        try:
+            yield
+        finally:
+            self.running.current, self.running.features = outer
+
+    def finite(self) -> bool:
+        """Whether every parameter of the inference networks is a finite number."""
+        return all(bool(torch.isfinite(p).all()) for p in self.parameters())
