@@ -1,7 +1,7 @@
 r"""Closures: the moments of φ(z) for z ~ N(μ, σ²), one coordinate at a time (App. propagation).
 
 A closure is called as `closure(φ, μ, σ²)` and returns :class:`Moments`. φ is any elementwise torch function; its
-derivatives are taken by forward-mode differentiation, so a new nonlinearity needs no new formula.
+derivatives are taken by automatic differentiation, so a new nonlinearity needs no new formula.
 """
 
 from __future__ import annotations
@@ -92,16 +92,17 @@ class Taylor:
             raise UsageError(f"the Taylor closure has order 1 or 2, got {self.order}")
 
     def __call__(self, f: Pointwise, mean: Tensor, var: Tensor) -> Moments:
-        ones = torch.ones_like(mean)
-
-        def slope(z: Tensor) -> tuple[Tensor, Tensor]:
-            return torch.func.jvp(f, (z,), (ones,))
-
         if self.order == 1:
-            value, first = slope(mean)
+            value, first = torch.func.jvp(f, (mean,), (torch.ones_like(mean),))
             return Moments(value, first.square() * var)
-        (value, first), (_, second) = torch.func.jvp(slope, (mean,), (ones,))
-        return Moments(value + second * var / 2, first.square() * var + (second * var).square() / 2)
+
+        # φ acts on each entry alone, so the gradient of the sum of φ is φ', entry by entry, and once more φ''.
+        # Reverse mode, because torch cannot differentiate every activation twice forwards.
+        def slope(z: Tensor) -> Tensor:
+            return torch.func.grad(lambda y: f(y).sum())(z)
+
+        first, second = slope(mean), torch.func.grad(lambda z: slope(z).sum())(mean)
+        return Moments(f(mean) + second * var / 2, first.square() * var + (second * var).square() / 2)
 
 
 CLOSURES: dict[str, Closure] = {"gauss_hermite": GaussHermite(), "taylor1": Taylor(1), "taylor2": Taylor(2)}

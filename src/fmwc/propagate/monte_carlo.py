@@ -12,7 +12,7 @@ from fmwc.errors import UsageError
 from fmwc.moments import Moments
 from fmwc.propagate.estimator import Noisy
 from fmwc.randomness import Randomness
-from fmwc.state import each
+from fmwc.state import batch_size, each
 from fmwc.vad import Draw
 
 __all__ = ["MonteCarlo"]
@@ -24,23 +24,35 @@ class MonteCarlo:
 
     Arguments:
         draws: The number k of draws, at least 2.
+        abreast: How many draws are run side by side in one batch; it must divide `draws`.
     """
 
     draws: int = 64
+    abreast: int = 1
     plain_mean = False
 
     def __post_init__(self) -> None:
         if self.draws < 2:
             raise UsageError(f"a variance takes at least 2 draws, got {self.draws}")
+        if self.abreast < 1 or self.draws % self.abreast:
+            raise UsageError(f"abreast divides the {self.draws} draws, got {self.abreast}")
 
     def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
+        count, side = batch_size(x), self.abreast
+
+        def widen(value: Any) -> Any:
+            rows = isinstance(value, Tensor) and value.ndim > 0 and len(value) == count
+            return value.repeat(side, *[1] * (value.ndim - 1)) if rows and side > 1 else value
+
+        wide_x, wide_t, wide_cond = each(widen, x), widen(t), {k: widen(v) for k, v in cond.items()}
         with torch.no_grad():
             centre = field(x, t, **cond)  # sums are taken about the plain output, so that no digits are lost
             first, second = each(torch.zeros_like, centre), each(torch.zeros_like, centre)
-            for _ in range(self.draws):
-                shift = each(torch.sub, field.run(Draw(randomness), x, t, **cond), centre)
-                first = each(torch.add, first, shift)
-                second = each(lambda s, d: s + d.square(), second, shift)
+            for _ in range(self.draws // side):
+                drawn = field.run(Draw(randomness), wide_x, wide_t, **wide_cond)
+                shift = each(lambda d, c: d.reshape(side, *c.shape) - c, drawn, centre)
+                first = each(lambda s, d: s + d.sum(0), first, shift)
+                second = each(lambda s, d: s + d.square().sum(0), second, shift)
             k = self.draws
             mean = each(lambda c, s: c + s / k, centre, first)
             var = each(lambda s2, s1: ((s2 - s1.square() / k) / (k - 1)).clamp_min(0), second, first)

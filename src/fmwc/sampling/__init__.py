@@ -67,7 +67,7 @@ def sample(
     space: Space | Sequence[int] | None = None,
     record: str = "full",
     keep_states: bool = False,
-    batch: int = 8192,
+    batch: int = 16384,
     progress: Callable[[int], None] | None = None,
     **cond: Any,
 ) -> Trajectory:

@@ -85,7 +85,7 @@ class Sampler:
     schedule: int | Sequence[float] = 1
     transport: Transport | None = None
     record: str = "full"
-    batch: int = 8192
+    batch: int = 16384
     tail: int = 0
     keep_states: bool = False
     progress: Callable[[int], None] | None = None

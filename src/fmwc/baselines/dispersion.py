@@ -1,0 +1,37 @@
+"""Endpoint dispersion: what k trajectories from one x0 disagree by, at k times the cost (c_disp, sec:method-readouts)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fmwc.errors import UsageError
+from fmwc.flow import Space
+from fmwc.sampling import sample
+
+__all__ = ["dispersion", "ensemble_ends", "stochastic_ends"]
+
+
+def dispersion(ends: Tensor) -> Tensor:  # (k, B, *) -> (B,)
+    """‖std_k(x₁)‖₂, with the unbiased variance."""
+    if len(ends) < 2:
+        raise UsageError("dispersion takes at least 2 trajectories")
+    return ends.var(0).flatten(1).sum(1).sqrt()
+
+
+def stochastic_ends(
+    field: Any, x0: Tensor, trajectories: int, *, steps: int = 50, seed: int = 0, space: Space | None = None
+) -> Tensor:  # -> (k, B, *)
+    """Ends of stochastic trajectories from the same x0, each with noise of its own: MC-dropout, or posterior draws."""
+    seeds = range(seed * trajectories, (seed + 1) * trajectories)
+    return torch.stack(
+        [sample(field, x0=x0, steps=steps, seed=s, confidence=False, decoder="stochastic", space=space).x for s in seeds]
+    )
+
+
+def ensemble_ends(members: Sequence[Any], x0: Tensor, *, steps: int = 50, space: Space | None = None) -> Tensor:
+    """Ends of one trajectory a member, from the same x0."""
+    return torch.stack([sample(m, x0=x0, steps=steps, confidence=False, space=space).x for m in members])

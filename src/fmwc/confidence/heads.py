@@ -1,0 +1,77 @@
+"""Learned heads: from a variance trajectory to an outcome, with a few labels (sec:method-readouts)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.linear_model import LogisticRegressionCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from fmwc.errors import ShapeError, UsageError, pick
+from fmwc.sampling import Trajectory
+from fmwc.state import channels
+
+__all__ = ["HEADS", "Head", "features", "fit_head"]
+
+
+def features(trajectory: Trajectory) -> np.ndarray:  # -> (B, R·C)
+    """log σ² at every time read: of each coordinate where they are few, of each channel's mean otherwise."""
+    columns = []
+    for var in channels(trajectory.var).values():
+        rows = var.movedim(0, 1).flatten(2)
+        rows = rows if rows.shape[2] <= 16 else rows.mean(2, keepdim=True)
+        columns.append(rows.flatten(1))
+    return np.concatenate([np.log(np.maximum(c.cpu().numpy(), 1e-30)) for c in columns], 1)
+
+
+def _l1() -> Any:
+    # The strength of the penalty is chosen by cross-validation inside the labelled half.
+    return make_pipeline(
+        StandardScaler(),
+        LogisticRegressionCV(
+            Cs=[0.01, 0.1, 1.0], cv=3, penalty="l1", solver="liblinear", scoring="average_precision", random_state=0
+        ),
+    )
+
+
+def _boosting() -> Any:
+    return HistGradientBoostingClassifier(learning_rate=0.05, max_iter=300, random_state=0)
+
+
+HEADS: dict[str, Callable[[], Any]] = {"l1": _l1, "boosting": _boosting}
+
+
+class Head:
+    """A fitted head: `score(trajectory)` is the probability of the positive class, high = doubtful."""
+
+    def __init__(self, model: Any, columns: int) -> None:
+        self.model, self.columns = model, columns
+
+    def score(self, trajectory: Trajectory) -> np.ndarray:
+        x = features(trajectory)
+        if x.shape[1] != self.columns:
+            raise ShapeError(f"the head was fitted on {self.columns} features and this run has {x.shape[1]}; read alike")
+        return self.model.predict_proba(x)[:, 1]
+
+
+def fit_head(trajectory: Trajectory, positive: ArrayLike, kind: str = "boosting") -> Head:
+    """Fits a head on labelled samples.
+
+    Arguments:
+        trajectory: The labelled samples' run.
+        positive: Which of them are to be discarded.
+        kind: `l1` (logistic regression) or `boosting`.
+    """
+    build = pick(HEADS, kind, "head")
+    labels = np.asarray(positive).astype(bool).ravel()
+    if len(labels) != len(trajectory):
+        raise ShapeError(f"one label a sample: got {len(labels)} labels for {len(trajectory)} samples")
+    if min(labels.sum(), (~labels).sum()) < 3:
+        raise UsageError("a head needs at least 3 labelled samples of each class")
+    x = features(trajectory)
+    return Head(build().fit(x, labels), x.shape[1])

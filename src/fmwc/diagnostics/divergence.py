@@ -1,0 +1,78 @@
+r"""The divergence of a velocity field, exact or by Hutchinson's estimator.
+
+.. math:: ∇·v = \mathrm{tr}\, \frac{∂v}{∂x} = E_w[w^T \frac{∂v}{∂x} w], \quad E[ww^T] = 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fmwc.errors import UsageError, pick
+from fmwc.randomness import Randomness, as_randomness
+
+__all__ = ["PROBES", "along", "divergence"]
+
+
+def _rademacher(randomness: Randomness, like: Tensor) -> Tensor:
+    return (randomness.uniform(like) < 0.5).to(like.dtype) * 2 - 1
+
+
+PROBES: dict[str, Callable[[Randomness, Tensor], Tensor]] = {
+    "rademacher": _rademacher,
+    "gaussian": lambda randomness, like: randomness.normal(like),
+}
+
+
+def divergence(
+    velocity: Callable[..., Any],
+    x: Tensor,
+    t: Tensor,
+    probes: int | None = None,
+    *,
+    distribution: str = "rademacher",
+    seed: Randomness | torch.Generator | int | None = None,
+    **cond: Any,
+) -> Tensor:  # (B, *), (B,) -> (B,)
+    """∇·v for each sample, whatever the shape of one.
+
+    Arguments:
+        velocity: `v(x, t, **cond)`.
+        probes: `None` for the exact trace (one backward pass a coordinate), or the number of Hutchinson probes.
+        distribution: `rademacher` or `gaussian`.
+        seed: Where probes come from.
+    """
+    draw = pick(PROBES, distribution, "distribution")
+    if probes is not None and probes < 1:
+        raise UsageError(f"probes is None (exact) or at least 1, got {probes}")
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        v = velocity(x, t, **cond)
+
+        def pull(w: Tensor) -> Tensor:
+            return torch.autograd.grad(v, x, w, retain_graph=True)[0]
+
+        if probes is None:
+            total = x.new_zeros(len(x))
+            for i in range(x[0].numel()):
+                w = torch.zeros_like(v)
+                w.flatten(1)[:, i] = 1
+                total += pull(w).flatten(1)[:, i]
+            return total
+        randomness = as_randomness(seed, x.device)
+        estimates = []
+        for _ in range(probes):
+            w = draw(randomness, v.detach())
+            estimates.append((pull(w) * w).flatten(1).sum(1))
+        return torch.stack(estimates).mean(0)
+
+
+def along(
+    velocity: Callable[..., Any], states: list[Tensor], times: Tensor, probes: int | None = None, **options: Any
+) -> Tensor:  # -> (steps, B)
+    """The divergence at every step of a run that kept its states; `times` is its grid."""
+    rows = zip(states[:-1], times[:-1], strict=True)
+    return torch.stack([divergence(velocity, x, t, probes, **options) for x, t in rows])

@@ -1,0 +1,1 @@
+"""Metrics: how good samples are, and how well a score tells which."""

@@ -1,0 +1,1 @@
+"""Recipes: one frozen dataclass each, with the reason beside every literal."""

@@ -1,0 +1,102 @@
+"""What recipes share: changing a field from the command line, and saying where a number came from."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from datetime import datetime, timezone
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fmwc.errors import UnknownNameError, UsageError, nearest
+
+__all__ = ["Clock", "describe_device", "fingerprint", "override", "pick_device", "provenance"]
+
+R = TypeVar("R")
+_READ = {"int": lambda v: int(v.replace("_", "")), "float": float, "str": str, "bool": lambda v: {"true": True, "false": False}[v.lower()]}  # fmt: skip
+
+
+def override(recipe: R, changes: Sequence[str]) -> R:
+    """A recipe with `key=value` changes, each read as the type of its field."""
+    known = {f.name: str(f.type) for f in fields(recipe)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for change in changes:
+        key, sign, value = change.partition("=")
+        if not sign:
+            raise UsageError(f"--set takes key=value, got '{change}'")
+        if key not in known:
+            raise UnknownNameError(nearest(key, known, "recipe field"))
+        try:
+            values[key] = _READ[known[key]](value)
+        except (ValueError, KeyError) as error:
+            raise UsageError(f"recipe field '{key}' is of type {known[key]}, got '{value}'") from error
+    return replace(recipe, **values)  # type: ignore[type-var]
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"unknown device '{name}'; use auto, cpu or cuda") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError("no CUDA GPU is to be had here; use --device cpu")
+    return device
+
+
+def describe_device(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads, {platform.machine()}"
+
+
+def fingerprint(data: Tensor) -> str:
+    """A short hash of the data a model was trained on."""
+    return hashlib.sha256(data.detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
+
+
+def _commit() -> str:
+    # A copy of the tree without its history is told its commit by whoever copied it.
+    if given := os.environ.get("FMWC_COMMIT"):
+        return given
+    try:
+        here = os.path.dirname(__file__)
+        asked = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+        return subprocess.run(asked, cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def provenance(device: torch.device, seconds: float, **more: Any) -> dict[str, Any]:
+    """Commit, device, versions, date and wall time: what stands beside every number."""
+    return {
+        "commit": _commit(),
+        "device": describe_device(device),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "seconds": round(seconds, 1),
+        **more,
+    }
+
+
+class Clock:
+    """Wall time since it was made; waits for the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.start = device, time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter() - self.start
