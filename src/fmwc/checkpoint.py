@@ -113,7 +113,7 @@ def _build(folder: Path, record: dict[str, Any], network: nn.Module | None) -> F
     kind, config = record["network"]["kind"], record["network"]["config"]
     if network is None:
         if config is None or kind not in NETS:
-            raise CheckpointError(f"{folder} holds a {kind}, which is not one of ours; give it: load(path, network=net)")
+            raise CheckpointError(f"{folder} holds a {kind}, not one of ours; give it: load(path, network=net)")
         network = NETS[kind](**config)
     noise = record["noise"]
     field = attach(
@@ -127,7 +127,7 @@ def _build(folder: Path, record: dict[str, Any], network: nn.Module | None) -> F
     )
     if field.noise.names != noise["layers"]:
         raise CheckpointError(
-            f"{folder} is of another architecture: its noisy layers are {noise['layers']}, the network's {field.noise.names}"
+            f"{folder} is of another architecture: its noisy layers are {noise['layers']}, not {field.noise.names}"
         )
     return field
 

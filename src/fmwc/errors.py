@@ -93,4 +93,4 @@ def require_finite(tensor: Tensor, what: str) -> None:
     """Raises where a tensor holds NaN or infinity."""
     if tensor.is_floating_point() and not torch.isfinite(tensor).all():
         count = int((~torch.isfinite(tensor)).sum())
-        raise NotFiniteError(f"{what} holds {count} NaN or infinite values of {tensor.numel()}; every value must be finite")
+        raise NotFiniteError(f"{what} holds {count} NaN or infinite values of {tensor.numel()}; all must be finite")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -31,10 +31,8 @@ DECAYS: dict[str, Callable[[float], float]] = {
 WARM = 3  # eager steps before a CUDA graph is captured, so that the optimiser's state exists; they are real steps
 
 
-class Loss(Protocol):
-    """`loss(x1, randomness, beta)`: a scalar to minimise; `beta` is the annealed share of the KL's weight."""
-
-    def __call__(self, x1: Tensor, randomness: Stream, beta: Tensor) -> Tensor: ...
+# `loss(x1, randomness, beta)`: a scalar to minimise; `beta` is the annealed share of the KL's weight.
+Loss = Callable[[Tensor, Stream, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -227,7 +225,7 @@ def _resume(
             about = json.loads((file.metadata() or {})["fmwc"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except Exception as error:
-        raise CheckpointError(f"{path} is not a resume point of fmwc, or is cut off; delete it to start over") from error
+        raise CheckpointError(f"{path} is not a resume point, or is cut off; delete it to start over") from error
     if about["plan"] != _identity(plan):
         raise CheckpointError(f"{path} was written by another training plan; delete it, or train into another --out")
     shapes = [tuple(tensors[f"parameter.{i}"].shape) for i in range(sum(k.startswith("parameter.") for k in tensors))]

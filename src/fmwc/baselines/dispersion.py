@@ -1,4 +1,4 @@
-"""Endpoint dispersion: what k trajectories from one x0 disagree by, at k times the cost (c_disp, sec:method-readouts)."""
+"""Endpoint dispersion: by how much k trajectories from one x0 disagree, at k times the cost (sec:method-readouts)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def stochastic_ends(
     """Ends of stochastic trajectories from the same x0, each with noise of its own: MC-dropout, or posterior draws."""
     seeds = range(seed * trajectories, (seed + 1) * trajectories)
     return torch.stack(
-        [sample(field, x0=x0, steps=steps, seed=s, confidence=False, decoder="stochastic", space=space).x for s in seeds]
+        [
+            sample(field, x0=x0, steps=steps, seed=s, confidence=False, decoder="stochastic", space=space).x
+            for s in seeds
+        ]
     )
 
 

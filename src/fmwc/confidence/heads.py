@@ -55,7 +55,7 @@ class Head:
     def score(self, trajectory: Trajectory) -> np.ndarray:
         x = features(trajectory)
         if x.shape[1] != self.columns:
-            raise ShapeError(f"the head was fitted on {self.columns} features and this run has {x.shape[1]}; read alike")
+            raise ShapeError(f"the head was fitted on {self.columns} features and this run has {x.shape[1]}")
         return self.model.predict_proba(x)[:, 1]
 
 

@@ -46,14 +46,14 @@ class FlatTorus:
     """Creates [0, 1)ⁿ with opposite faces joined: exp is x + u mod 1, log takes the shorter way round."""
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
-        return torch.remainder(x + u, 1.0)
+        return self.projx(x + u)
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
         angle = 2 * math.pi * (y - x)
         return torch.atan2(angle.sin(), angle.cos()) / (2 * math.pi)
 
     def projx(self, x: Tensor) -> Tensor:
-        return torch.remainder(x, 1.0)
+        return torch.remainder(torch.remainder(x, 1.0), 1.0)  # once rounds −1e−9 up to 1 itself
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         return u

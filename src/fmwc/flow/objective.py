@@ -46,9 +46,7 @@ def squared_error(v: Any, u: Any) -> Tensor:
     return torch.stack([(a - channels(u)[n]).square().mean() for n, a in channels(v).items()]).mean()
 
 
-def flow_matching(
-    velocity: Callable[..., Any], space: Space, x1: State, *, seed: Any = None, **cond: Any
-) -> Tensor:
+def flow_matching(velocity: Callable[..., Any], space: Space, x1: State, *, seed: Any = None, **cond: Any) -> Tensor:
     """The conditional flow-matching loss E‖v(x_t, t) − u_t‖² (eqn:fm_obj), per coordinate."""
     randomness = as_randomness(seed, next(iter(channels(x1).values())).device)
     t, x_t, u_t = path_sample(space, x1, randomness)
@@ -64,7 +62,7 @@ def elbo(
     pairs: PathSample | None = None,
     **cond: Any,
 ) -> Tensor:
-    r"""The loss of joint training: flow matching under one posterior draw, plus the closed-form KL (eqn:vad_flow_matching).
+    r"""The loss of joint training: flow matching under one draw, plus the closed-form KL (eqn:vad_flow_matching).
 
     .. math:: E \| v_ω(x_t, t) - u_t \|^2 + β\, KL[q(ω|x,t) \| π(ω)], \quad ω ∼ q
 

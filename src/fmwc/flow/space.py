@@ -62,14 +62,15 @@ class Space:
         if isinstance(x, dict) == self.single:
             given = "a dict of channels" if isinstance(x, dict) else "a tensor"
             raise ShapeError(f"this space's states are channels {list(self.channels)}, got {given}")
+        if missing := self.channels.keys() - channels(x).keys():
+            raise ShapeError(f"the state lacks {', '.join(sorted(missing))} of the channels {list(self.channels)}")
         for name, value in channels(x).items():
             if name not in self.channels:
                 raise ShapeError(nearest(name, self.channels, "channel"))
             shape = self.channels[name].shape
             if tuple(value.shape[1:]) != shape:
-                raise ShapeError(
-                    f"channel '{name}' takes states of shape (B, {', '.join(map(str, shape))}), got {tuple(value.shape)}"
-                )
+                expected = ", ".join(["B", *map(str, shape)])
+                raise ShapeError(f"channel '{name}' takes states of shape ({expected}), got {tuple(value.shape)}")
 
     def noise(self, count: int, randomness: Randomness, device: torch.device | str = "cpu") -> Any:
         """x0: `count` states at t = 0."""
@@ -126,5 +127,3 @@ def euclidean(shape: Sequence[int]) -> Space:
 
 def _against(dt: Tensor, value: Tensor) -> Tensor:  # (B,) -> (B, 1, …)
     return dt.to(value.dtype)[(slice(None), *[None] * (value.ndim - 1))]
-
-

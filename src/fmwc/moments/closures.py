@@ -93,7 +93,7 @@ class Taylor:
 
     def __call__(self, f: Pointwise, mean: Tensor, var: Tensor) -> Moments:
         if self.order == 1:
-            value, first = torch.func.jvp(f, (mean,), (torch.ones_like(mean),))
+            value, first = torch.func.jvp(f, (mean,), (torch.ones_like(mean),))  # type: ignore[misc]
             return Moments(value, first.square() * var)
 
         # φ acts on each entry alone, so the gradient of the sum of φ is φ', entry by entry, and once more φ''.

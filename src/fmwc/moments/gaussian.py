@@ -69,7 +69,7 @@ class Gaussian(Tensor):
     @staticmethod
     def __new__(cls, mean: Tensor, var: Tensor, closure: Closure = GaussHermite()) -> Gaussian:  # noqa: B008
         if mean.shape != var.shape:
-            raise ShapeError(f"a Gaussian's mean and variance have one shape, got {tuple(mean.shape)} and {tuple(var.shape)}")
+            raise ShapeError(f"mean and variance have one shape, got {tuple(mean.shape)} and {tuple(var.shape)}")
         self = Tensor._make_wrapper_subclass(cls, mean.shape, mean.stride(), dtype=mean.dtype, device=mean.device)
         self._mean, self._var, self._closure = mean, var, closure
         return self
@@ -79,14 +79,15 @@ class Gaussian(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs = dict(kwargs or {})
+        args = (*args, *(kwargs.pop(name) for name in ("input", "other") if name in kwargs))  # rules read them in order
         rule = RULES.get(func)
         if rule is None or kwargs.get("out") is not None:
             raise NoRuleError(refusal(func, args, kwargs))
         return rule.apply(func, args, kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise NoRuleError(refusal(func, args, kwargs or {}))
 
 

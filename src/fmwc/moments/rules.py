@@ -51,6 +51,8 @@ def _pair(mean: Any, var: Any, closure: Closure) -> Any:
     """Joins what an operation returned for the means with what it returned for the variances."""
     if isinstance(mean, Tensor):
         return Gaussian(mean, var, closure)
+    if not isinstance(mean, (list, tuple)):  # x.type() asks, and gets a word
+        return mean
     return type(mean)(_pair(m, v, closure) for m, v in zip(mean, var, strict=True))
 
 
@@ -60,6 +62,11 @@ def _mean(value: Tensor) -> Tensor:
 
 def _on(f: Callable[[Tensor], Tensor], args: Any, kwargs: Any) -> tuple[Any, Any]:
     return [_walk(a, f) for a in args], {k: _walk(v, f) for k, v in kwargs.items()}
+
+
+def _getter(name: str) -> Any:
+    """The function torch dispatches on when a property is read."""
+    return getattr(T, name).__get__
 
 
 # ---- metadata: what does not depend on the values --------------------------------------------------------------
@@ -72,7 +79,7 @@ _QUESTIONS = (
 )  # fmt: skip
 
 
-@register(*(getattr(T, p).__get__ for p in _PROPERTIES), *_QUESTIONS, exactness=EXACT)
+@register(*(_getter(p) for p in _PROPERTIES), *_QUESTIONS, exactness=EXACT)
 def metadata(func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = _on(_mean, args, kwargs)
     return func(*args, **kwargs)
@@ -82,7 +89,7 @@ def metadata(func: Any, args: Any, kwargs: Any) -> Any:
 
 _MOVES = (
     T.reshape, torch.reshape, T.view, T.view_as, T.reshape_as, T.flatten, torch.flatten, T.unflatten, torch.unflatten,
-    T.permute, torch.permute, T.transpose, torch.transpose, T.t, torch.t, T.mT.__get__, T.T.__get__, T.movedim,
+    T.permute, torch.permute, T.transpose, torch.transpose, T.t, torch.t, _getter("mT"), _getter("T"), T.movedim,
     torch.movedim, T.squeeze, torch.squeeze, T.unsqueeze, torch.unsqueeze, T.expand, T.expand_as, T.broadcast_to,
     torch.broadcast_to, T.repeat, T.repeat_interleave, torch.repeat_interleave, T.tile, torch.tile, T.contiguous,
     T.clone, torch.clone, T.detach, T.to, T.float, T.double, T.half, T.bfloat16, T.type, T.type_as, T.cpu, T.cuda,
@@ -92,11 +99,15 @@ _MOVES = (
 )  # fmt: skip
 
 
+_JOINS = (torch.cat, torch.concat, torch.stack)
+
+
 @register(*_MOVES, exactness=EXACT)
 def rearrange(func: Any, args: Any, kwargs: Any) -> Any:
     def variance(value: Tensor) -> Tensor:
-        # Plain floats joined to Gaussians are known exactly; anything else (an index) says where, not how much.
-        return moments_of(value).var if value.is_floating_point() else value
+        # What is joined to Gaussians is known exactly, be it a float or a mask; elsewhere an integer is an index, which
+        # says where and not how much.
+        return moments_of(value).var if func in _JOINS or value.is_floating_point() else value
 
     means, mean_kwargs = _on(_mean, args, kwargs)
     variances, var_kwargs = _on(variance, args, kwargs)
@@ -150,7 +161,7 @@ def addition(func: Any, args: Any, kwargs: Any) -> Gaussian:
         return pointwise(lambda z: func(z, z, **kwargs), (a,), {})
     mean = func(_mean(a), _mean(b), **kwargs)
     square = kwargs.get("alpha", 1) ** 2
-    var = (a._var if isinstance(a, Gaussian) else 0) + (b._var * square if isinstance(b, Gaussian) else 0)
+    var: Any = (a._var if isinstance(a, Gaussian) else 0) + (b._var * square if isinstance(b, Gaussian) else 0)
     return Gaussian(mean, var.expand_as(mean), closure_of(args, kwargs))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,8 +23,8 @@ class TimeEmbedding(nn.Module):
     def __init__(self, features: int, fastest: float = 100.0) -> None:
         super().__init__()
         count = features // 2
-        rates = torch.exp(torch.linspace(0, math.log(fastest), count))
-        self.register_buffer("rates", rates, persistent=False)
+        self.rates: Tensor
+        self.register_buffer("rates", torch.exp(torch.linspace(0, math.log(fastest), count)), persistent=False)
 
     def forward(self, t: Tensor) -> Tensor:  # (B,) -> (B, F)
         angle = t[..., None] * self.rates
@@ -54,9 +55,7 @@ class MLP(nn.Module):
         }
         self.embed = TimeEmbedding(time_features)
         widths = [dim] + [hidden] * depth
-        self.layers = nn.ModuleList(
-            nn.Linear(a + time_features, b) for a, b in zip(widths[:-1], widths[1:], strict=True)
-        )
+        self.layers = nn.ModuleList(nn.Linear(a + time_features, b) for a, b in pairwise(widths))
         self.acts = nn.ModuleList(nn.SiLU() for _ in range(depth))
         self.out = nn.Linear(hidden + time_features, outputs or dim)
 

@@ -3,7 +3,7 @@
 from fmwc.errors import pick
 from fmwc.propagate.diagonal import Diagonal
 from fmwc.propagate.estimator import Estimator, Noisy
-from fmwc.propagate.linearised import Linearised, Record, Tangent
+from fmwc.propagate.linearised import Linearised, Record, Tangent, outside
 from fmwc.propagate.monte_carlo import MonteCarlo
 from fmwc.propagate.transported import Transport, Transported
 
@@ -19,6 +19,7 @@ __all__ = [
     "Transport",
     "Transported",
     "as_estimator",
+    "outside",
 ]
 
 ESTIMATORS: dict[str, Estimator] = {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fmwc.errors import NoRuleError
-from fmwc.moments import Closure, Gaussian, GaussHermite, Moments, as_closure, moments_of
+from fmwc.moments import Closure, GaussHermite, Gaussian, Moments, as_closure, moments_of
 from fmwc.propagate.estimator import Noisy
 from fmwc.randomness import Randomness
 from fmwc.state import each

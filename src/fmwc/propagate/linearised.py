@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fmwc.errors import UsageError
 from fmwc.moments import Moments
@@ -25,27 +26,30 @@ from fmwc.randomness import Randomness
 from fmwc.state import batch_size, channels, each, per_sample
 from fmwc.vad import NoisyLayer, Pass
 
-__all__ = ["Linearised", "Record", "Tangent", "contributions", "unit_probes"]
+__all__ = ["Linearised", "Record", "Tangent", "contributions", "outside", "unit_probes"]
 
 
 class Record(Pass):
-    """Creates a pass that computes the plain network and remembers, per noisy layer, its output and its noise's variance.
+    """Creates a pass that computes the plain network and remembers each noisy layer's output and its noise's variance.
 
     Layer outputs open the graph that probes are pulled back through; inputs before the first noisy layer stay out
-    of it.
+    of it. An output is remembered as its place in the graph, which a network that overwrites it in place (a ReLU with
+    inplace=True) does not move.
     """
 
     def __init__(self) -> None:
-        self.outputs: list[Tensor] = []
+        self.outputs: list[GradientEdge] = []
         self.vars: list[Tensor] = []
+        self.layers: list[NoisyLayer] = []
 
     def after(self, noisy: NoisyLayer, layer: Any, h: Tensor, y: Tensor) -> Tensor:
         with torch.no_grad():
             self.vars.append(noisy.output_var(layer, h, noisy.log_alpha(h)))
         if not y.requires_grad:
             y = y.detach().requires_grad_()
-        self.outputs.append(y)
-        return y
+        self.outputs.append(get_gradient_edge(y))
+        self.layers.append(noisy)
+        return y.clone() if y.is_leaf else y  # a leaf may not be overwritten, and the network may want to
 
 
 def contributions(gradients: list[Tensor | None], vars: list[Tensor], count: int) -> Tensor:  # -> (L, B)
@@ -63,6 +67,11 @@ def unit_probes(state: Any) -> Iterator[tuple[str, int, Any]]:
             probe = each(torch.zeros_like, state)
             channels(probe)[name].flatten(1)[:, index] = 1
             yield name, index, probe
+
+
+def outside(value: Any) -> Any:
+    """A copy of what was born in inference mode, where there are no derivatives; anything else as it is."""
+    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
 @dataclass(frozen=True)
@@ -87,14 +96,15 @@ class Linearised:
     def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
         record = Record()
         with torch.inference_mode(False), torch.enable_grad():
-            # A tensor born in inference mode cannot be saved for the backward pass.
-            v = field.run(record, each(lambda c: c.clone() if c.is_inference() else c, x), t, **cond)
+            v = field.run(record, each(outside, x), outside(t), **{k: outside(c) for k, c in cond.items()})
             mean = each(Tensor.detach, v)
             var = self._exact(v, record) if self.probes is None else self._probed(v, record, randomness)
         return Moments(mean, var)
 
     def _pull(self, v: Any, record: Record, probe: Any) -> Tensor:  # -> (B,)
         names = [name for name, value in channels(v).items() if value.requires_grad]
+        if not names or not record.outputs:  # no noise reaches the output
+            return next(iter(channels(probe).values())).new_zeros(batch_size(v))
         gradients = torch.autograd.grad(
             [channels(v)[n] for n in names],
             record.outputs,
@@ -152,7 +162,8 @@ class Tangent:
         if self.probes < 1:
             raise UsageError(f"tangent takes at least 1 probe, got {self.probes}")
         mean, var = None, None
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
+            x, t, cond = each(outside, x), outside(t), {k: outside(c) for k, c in cond.items()}
             for _ in range(self.probes):
                 with forward_ad.dual_level():
                     v = each(forward_ad.unpack_dual, field.run(Push(randomness), x, t, **cond))

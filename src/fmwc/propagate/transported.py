@@ -24,7 +24,7 @@ from fmwc.propagate.linearised import Record, contributions, unit_probes
 from fmwc.randomness import Randomness
 from fmwc.state import batch_size, channels, each
 
-__all__ = ["Transported", "Transport"]
+__all__ = ["Transport", "Transported"]
 
 Advance = Callable[[int, Any, Record], Any]  # (step, state, record) -> the next state, computed with the record running
 
@@ -36,10 +36,12 @@ class Transported:
     Attributes:
         var: Variance of the endpoint, per coordinate or per random projection, `(B, probes)`.
         profile: The same, summed over probes and split over steps and layers, `(steps, L, B)`.
+        layers: The layers' names, in the order they ran.
     """
 
     var: Tensor
     profile: Tensor
+    layers: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -59,20 +61,25 @@ class Transport:
     def __call__(self, advance: Advance, states: list[Any], randomness: Randomness) -> Transported:
         end = states[-1]
         count = batch_size(end)
-        adjoints = self._ends(end, randomness)
-        total = torch.zeros(count, len(adjoints), device=channels(end)[next(iter(channels(end)))].device)
         profile: list[Tensor] = []
+        names: tuple[str, ...] = ()
         with torch.inference_mode(False), torch.enable_grad():
+            adjoints = self._ends(end, randomness)
+            total = next(iter(channels(end).values())).new_zeros(count, len(adjoints))
             for step in reversed(range(len(states) - 1)):
                 record = Record()
                 x = each(lambda c: c.clone().detach().requires_grad_(), states[step])
                 after = advance(step, x, record)
-                inputs, layers = list(channels(x).values()), len(record.outputs)
-                here = torch.zeros(layers, count, device=total.device)
+                inputs: list[Tensor] = list(channels(x).values())
+                # A stepper may evaluate the network several times: each layer's doubt is one row all the same.
+                layers = list(dict.fromkeys(record.layers))
+                rows = torch.tensor([layers.index(noisy) for noisy in record.layers], device=total.device)
+                names = tuple(noisy.name for noisy in layers)
+                here = total.new_zeros(len(layers), count)
                 for i, adjoint in enumerate(adjoints):
                     gradients = torch.autograd.grad(
                         list(channels(after).values()),
-                        inputs + record.outputs,
+                        [*inputs, *record.outputs],  # type: ignore[arg-type]
                         list(channels(adjoint).values()),
                         retain_graph=i + 1 < len(adjoints),
                         allow_unused=True,
@@ -81,9 +88,9 @@ class Transport:
                     adjoints[i] = dict(zip(x, back, strict=True)) if isinstance(x, dict) else back[0]
                     parts = contributions(list(gradients[len(inputs) :]), record.vars, count)
                     total[:, i] += parts.sum(0)
-                    here += parts
+                    here.index_add_(0, rows, parts)
                 profile.append(here)
-        return Transported(total, torch.stack(profile[::-1]))
+        return Transported(total, torch.stack(profile[::-1]), names)
 
     def _ends(self, end: Any, randomness: Randomness) -> list[Any]:
         if self.probes is None:

@@ -61,7 +61,14 @@ class Checkerboard:
     @property
     def plan(self) -> Plan:
         return Plan(
-            self.iterations, self.batch, self.lr, self.decay, self.cycles, self.warmup, derive(self.seed, "train"), self.save_every
+            self.iterations,
+            self.batch,
+            self.lr,
+            self.decay,
+            self.cycles,
+            self.warmup,
+            derive(self.seed, "train"),
+            self.save_every,
         )
 
     def data(self) -> Tensor:
@@ -77,9 +84,7 @@ class Checkerboard:
     def attach(self, network: nn.Module) -> Field:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self.seed, "noise"))
-            return attach(
-                network, include=[self.layers], space=SPACE, prior_rate=self.prior_rate, width=self.width
-            )
+            return attach(network, include=[self.layers], space=SPACE, prior_rate=self.prior_rate, width=self.width)
 
 
 PRESETS: dict[str, Checkerboard] = {
@@ -103,13 +108,17 @@ def _report(progress: Progress | None, stage: str, total: int) -> Callable[[int,
     return None if progress is None else lambda done, loss: progress(stage, done, total, loss)
 
 
-def fit_network(recipe: Checkerboard, network: nn.Module, progress: Progress | None = None, resume: Path | None = None) -> None:
+def fit_network(
+    recipe: Checkerboard, network: nn.Module, progress: Progress | None = None, resume: Path | None = None
+) -> None:
     """Trains a plain flow."""
 
     def loss(x1: Tensor, randomness: Stream, beta: Tensor) -> Tensor:
         return flow_matching(network, SPACE, x1, seed=randomness)
 
-    train(network, loss, recipe.data(), recipe.plan, resume=resume, progress=_report(progress, "flow", recipe.iterations))
+    train(
+        network, loss, recipe.data(), recipe.plan, resume=resume, progress=_report(progress, "flow", recipe.iterations)
+    )
 
 
 def fit_dropout(recipe: Checkerboard, dropout: Dropout, progress: Progress | None = None) -> None:
@@ -136,10 +145,14 @@ def fit_joint(recipe: Checkerboard, field: Field, progress: Progress | None = No
     def loss(x1: Tensor, randomness: Stream, beta: Tensor) -> Tensor:
         return elbo(field, x1, recipe.beta * beta, seed=randomness)
 
-    train(field, loss, recipe.data(), recipe.plan, resume=resume, progress=_report(progress, "joint", recipe.iterations))
+    train(
+        field, loss, recipe.data(), recipe.plan, resume=resume, progress=_report(progress, "joint", recipe.iterations)
+    )
 
 
-def fit_retrofit(recipe: Checkerboard, field: Field, progress: Progress | None = None, resume: Path | None = None) -> None:
+def fit_retrofit(
+    recipe: Checkerboard, field: Field, progress: Progress | None = None, resume: Path | None = None
+) -> None:
     """Fits the noise to a flow that is trained already."""
     fit_noise(
         field,

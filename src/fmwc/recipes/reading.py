@@ -35,7 +35,7 @@ def scores_of(trajectory: Trajectory, bad: np.ndarray, names: Sequence[str] = tu
 
 
 def _accumulated(trajectory: Trajectory) -> Tensor:
-    """√(Σ σ_t² Δt²): the endpoint's variance if errors at different steps were independent and the flow did not move them."""
+    """√(Σ σ_t² Δt²): the endpoint's std if steps' errors were independent and the flow did not move them."""
     return (trajectory.std * trajectory.weights).square().sum(0).sqrt()
 
 
@@ -151,8 +151,8 @@ def read_field(
     every5 = sample(field, count, steps=steps, seed=seed, schedule=5)
     found["every_5th"] = auprc(every5.score("temporal_ratio").cpu(), bad)
     found["closures"] = {
-        name: scores_of(sample(field, count, steps=steps, seed=seed, confidence=Diagonal(closure)), bad, ("endpoint",))["endpoint"]
-        for name, closure in CLOSURES.items()
+        name: auprc(sample(field, count, steps=steps, seed=seed, confidence=Diagonal(c)).score("endpoint").cpu(), bad)
+        for name, c in CLOSURES.items()
     }
     say("decoders")
     found["decoders"] = decoders(field, count, steps, seed)

@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from datetime import datetime, timezone
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from fmwc.errors import UnknownNameError, UsageError, nearest
 __all__ = ["Clock", "describe_device", "fingerprint", "override", "pick_device", "provenance"]
 
 R = TypeVar("R")
-_READ = {"int": lambda v: int(v.replace("_", "")), "float": float, "str": str, "bool": lambda v: {"true": True, "false": False}[v.lower()]}  # fmt: skip
+_READ: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
 
 
 def override(recipe: R, changes: Sequence[str]) -> R:

@@ -74,7 +74,7 @@ class Bench:
             try:
                 module.load_state_dict(from_bytes(path.read_bytes()))
             except Exception as error:
-                raise CheckpointError(f"{path} does not fit this recipe, or is cut off; delete it, or use another --out") from error
+                raise CheckpointError(f"{path} does not fit the recipe, or is cut off; delete it") from error
             return
         clock = Clock(self.device)
         fit()
@@ -192,7 +192,8 @@ def reproduce(
             clock = Clock(device)
             bench = Bench(replace(recipe, decay=decay), models, device, say)
             numbers = cell(bench, seed, count, steps, draws, say)
-            about = provenance(device, clock.seconds, seeds=[seed], samples=count, steps=steps, recipe=vars(bench.recipe))
+            about = provenance(device, clock.seconds, seeds=[seed], samples=count, steps=steps)
+            about["recipe"] = vars(bench.recipe)
             write_json(path, {"decay": decay, "seed": seed, "provenance": about, "numbers": numbers})
             say(f"wrote {path.name} after {clock.seconds:.0f} s")
             if seed == seeds[0]:
@@ -202,9 +203,10 @@ def reproduce(
 
 def _ship(bench: Bench, seed: int, models: Path, clock: Clock) -> None:
     """Writes the fields that ship: the recommended one, and the paper's under its own schedule."""
-    name, field = ("checkerboard", bench.retrofit(seed)) if bench.recipe.decay == "cosine" else ("checkerboard-joint", bench.joint(seed))
-    method = "retrofit" if bench.recipe.decay == "cosine" else "joint"
-    finish(bench.at(seed, method=method), field, models / name, clock)
+    if bench.recipe.decay == "cosine":
+        finish(bench.at(seed, method="retrofit"), bench.retrofit(seed), models / "checkerboard", clock)
+    else:
+        finish(bench.at(seed, method="joint"), bench.joint(seed), models / "checkerboard-joint", clock)
 
 
 def cells(out: Path) -> list[dict[str, Any]]:

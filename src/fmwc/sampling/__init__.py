@@ -106,6 +106,8 @@ def sample(
         raise UsageError("say how many samples: sample(field, 1000)")
     if x0 is not None and count is not None and count != batch_size(x0):
         raise UsageError(f"x0 holds {batch_size(x0)} states, and {count} samples were asked for")
+    if times is not None and not (isinstance(start, (int, float)) and start == 0):
+        raise UsageError("times say where to start; leave start out")
     controller, tail = _controller(steps, evaluations, times, pick(STEPPERS, stepper, "stepper"))
     estimator = "linearised" if confidence is True else None if confidence is False else as_estimator(confidence)
     sampler = Sampler(

@@ -48,7 +48,7 @@ class Grid:
 
     def __post_init__(self) -> None:
         rises = all(a < b for a, b in zip(self.times, self.times[1:], strict=False))
-        if len(self.times) < 2 or not rises or not 0 <= self.times[0] or self.times[-1] != 1:
+        if len(self.times) < 2 or not rises or self.times[0] < 0 or self.times[-1] != 1:
             raise UsageError(f"a time grid rises from at least 0 to exactly 1, got {list(self.times)}")
 
     @property

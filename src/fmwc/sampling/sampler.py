@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fmwc.errors import ShapeError, UsageError, pick, require_finite
 from fmwc.flow import Space
-from fmwc.propagate import Estimator, Record, Transport, Transported, as_estimator
+from fmwc.propagate import Estimator, Record, Transport, Transported, as_estimator, outside
 from fmwc.randomness import Blocks, Randomness, derive
 from fmwc.sampling.controllers import Controller, due
 from fmwc.sampling.steppers import STEPPERS
@@ -94,7 +94,7 @@ class Sampler:
         pick(STEPPERS, self.stepper, "stepper")
         pick({"full": 0, "total": 0}, self.record, "record")
         if isinstance(self.schedule, int) and self.schedule < 1:
-            raise UsageError(f"the variance schedule is every k-th step with k ≥ 1, or a list of times; got {self.schedule}")
+            raise UsageError(f"the schedule is every k-th step with k ≥ 1, or a list of times; got {self.schedule}")
         if self.batch < 1:
             raise UsageError(f"the batch holds at least 1 sample, got {self.batch}")
 
@@ -107,13 +107,16 @@ class Sampler:
         for name, value in channels(x0).items():
             require_finite(value, f"x0's channel '{name}'")
         first = next(iter(channels(x0).values()))
-        starts = torch.as_tensor(start, dtype=first.dtype, device=first.device).reshape(-1).expand(count)
+        starts = torch.as_tensor(start, dtype=first.dtype, device=first.device).reshape(-1)
+        if len(starts) not in (1, count):
+            raise ShapeError(f"start is one number or one a sample ({count}), got {len(starts)}")
+        starts = starts.expand(count)
         if not bool(((starts >= 0) & (starts < 1)).all()):
             raise UsageError("start lies in [0, 1)")
         parts = []
         for a in range(0, count, self.batch):
             b = min(a + self.batch, count)
-            here = {k: v[a:b] if isinstance(v, Tensor) and v.ndim and v.shape[0] == count else v for k, v in cond.items()}
+            here = {k: v[a:b] if _one_a_sample(v, count) else v for k, v in cond.items()}
             randomness = Blocks(derive(seed, "sampler"), a, b - a)
             parts.append(self._chunk(each(lambda c: c[a:b], x0), starts[a:b], randomness, here))  # noqa: B023
             if self.progress:
@@ -180,22 +183,24 @@ class Sampler:
     def _reduce(self, var: Any, mean: Any) -> Any:
         if self.record == "full":
             return var
-        return each(
-            lambda v, m: v.expand_as(m).flatten(1).mean(1).reshape(-1, *[1] * (m.ndim - 1)), var, mean
-        )
+        return each(lambda v, m: v.expand_as(m).flatten(1).mean(1).reshape(-1, *[1] * (m.ndim - 1)), var, mean)
 
     def _transport(
         self, states: list[Any], grid: list[Tensor], steppers: list[str], randomness: Randomness, cond: dict[str, Any]
     ) -> Transported:
         def advance(step: int, x: Any, record: Record) -> Any:
             def velocity(x: Any, t: Tensor) -> Any:
-                return self.field.run(record, x, t, **cond)
+                return self.field.run(record, x, t, **{k: outside(c) for k, c in cond.items()})
 
-            t, dt = grid[step], grid[step + 1] - grid[step]
+            t, dt = outside(grid[step]), grid[step + 1] - grid[step]
             return STEPPERS[steppers[step]].step(self.space, velocity, x, velocity(x, t), t, dt)
 
         assert self.transport is not None
         return self.transport(advance, states, randomness)
+
+
+def _one_a_sample(value: Any, count: int) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == count
 
 
 def _stack(values: list[Any], like: Any) -> Any:
@@ -214,12 +219,10 @@ def _join(parts: list[Trajectory]) -> Trajectory:
     ends = [p.transported for p in parts if p.transported is not None]
     if ends:
         changes["transported"] = Transported(
-            torch.cat([e.var for e in ends]), torch.cat([e.profile for e in ends], 2)
+            torch.cat([e.var for e in ends]), torch.cat([e.profile for e in ends], 2), ends[0].layers
         )
     if parts[0].states is not None:
         changes["states"] = [
             each(lambda *c: torch.cat(c), *rows) for rows in zip(*(p.states or [] for p in parts), strict=True)
         ]
     return replace(parts[0], **changes)
-
-

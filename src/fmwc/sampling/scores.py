@@ -29,9 +29,7 @@ def integrated(std: Tensor, times: Tensor, weights: Tensor) -> Tensor:
     return (std * weights).sum(0)
 
 
-def temporal_ratio(
-    std: Tensor, times: Tensor, weights: Tensor, early: float = EARLY, late: float = LATE
-) -> Tensor:
+def temporal_ratio(std: Tensor, times: Tensor, weights: Tensor, early: float = EARLY, late: float = LATE) -> Tensor:
     """The mean of ‖σ_t‖ over t ≥ late, divided by its mean over t < early (eq:ctc; a mean where the paper has a sum,
     so that a window read more often does not weigh more)."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,10 @@ class Trajectory:
         if name == DISPERSION:
             if self.transported is None:
                 raise UsageError("dispersion is read from transported variance: sample(..., transport=True)")
-            return self.transported.var.sum(1).sqrt()
+            # The mean over probes times the dimension: with one probe a coordinate that is the sum itself, with random
+            # projections an unbiased estimate of it.
+            dim = sum(c[0].numel() for c in channels(self.x).values())
+            return (self.transported.var.mean(1) * dim).sqrt()
         if name not in SCORES:
             raise UsageError(nearest(name, [*SCORES, DISPERSION], "score"))
         if not len(self.times):
@@ -114,7 +118,7 @@ class Trajectory:
             changes[name] = each(lambda c: c[:, index], getattr(self, name))
         if self.transported is not None:
             t = self.transported
-            changes["transported"] = Transported(t.var[index], t.profile[:, :, index])
+            changes["transported"] = Transported(t.var[index], t.profile[:, :, index], t.layers)
         if self.states is not None:
             changes["states"] = [each(lambda c: c[index], s) for s in self.states]
         return replace(self, **changes)
@@ -133,7 +137,7 @@ class Trajectory:
             for channel, value in channels(getattr(self, name)).items():
                 key = f"{name}.{channel}" if isinstance(getattr(self, name), dict) else name
                 tensors[key] = value.contiguous().cpu()
-        if len(self.times):
+        with suppress(UsageError):  # a run too short for its score is still worth keeping
             tensors["score"] = self.score().contiguous().cpu()
             tensors["confidence"] = self.confidence.contiguous().cpu()
         if self.transported is not None:
@@ -141,7 +145,12 @@ class Trajectory:
             tensors["transported.profile"] = self.transported.profile.contiguous().cpu()
         if self.reference is not None:
             tensors["reference"] = self.reference.contiguous().cpu()
-        about = {"seed": self.seed, "default_score": self.default_score, "evaluations": self.evaluations}
+        about: dict[str, Any] = {
+            "seed": self.seed,
+            "default_score": self.default_score,
+            "evaluations": self.evaluations,
+            "layers": list(self.transported.layers) if self.transported else [],
+        }
         path = Path(path)
         path = path / "samples.safetensors" if path.is_dir() else path
         return write_bytes(path, save(tensors, {"fmwc": json.dumps(about)}))
@@ -165,6 +174,7 @@ class Trajectory:
             else:
                 found[key] = value
         if "transported.var" in found:
-            found["transported"] = Transported(found["transported.var"], found["transported.profile"])
+            layers = tuple(about["layers"])
+            found["transported"] = Transported(found["transported.var"], found["transported.profile"], layers)
         known = {f.name for f in fields(cls)}
-        return cls(**{k: v for k, v in found.items() if k in known}, **about)
+        return cls(**{k: v for k, v in (found | about).items() if k in known})

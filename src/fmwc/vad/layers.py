@@ -33,7 +33,9 @@ def _conv(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
 
 def _transposed(function: Callable[..., Tensor]) -> Callable[[Any, Tensor, Tensor], Tensor]:
     def apply(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
-        return function(x, weight, None, layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation)
+        return function(
+            x, weight, None, layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation
+        )
 
     return apply
 

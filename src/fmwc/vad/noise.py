@@ -32,8 +32,9 @@ class NoisyLayer(nn.Module):
     It holds the inference network only; the layer itself stays where its author put it.
     """
 
-    def __init__(self, layer: nn.Module, running: _Running, width: int, initial_log_alpha: float) -> None:
+    def __init__(self, name: str, layer: nn.Module, running: _Running, width: int, initial_log_alpha: float) -> None:
         super().__init__()
+        self.name = name
         kind = kind_of(layer)
         assert kind is not None
         self.kind = kind
@@ -70,7 +71,7 @@ def _rows(features: Tensor, h: Tensor) -> Tensor:  # (B, F) -> (*h.shape[:-1], F
     each, rest = divmod(h.shape[0], features.shape[0])
     if rest:
         raise ShapeError(
-            f"a layer saw {h.shape[0]} rows for {features.shape[0]} times; give one t for each sample, or exclude the layer"
+            f"a layer saw {h.shape[0]} rows for {features.shape[0]} times; give one t a sample, or exclude the layer"
         )
     if each > 1:
         features = features.repeat_interleave(each, 0)
@@ -124,7 +125,7 @@ class NoiseModel(nn.Module):
         self.names = list(chosen)
         self.running = _Running()
         self.layers = nn.ModuleList(
-            NoisyLayer(layer, self.running, width, initial_log_alpha) for layer in chosen.values()
+            NoisyLayer(name, layer, self.running, width, initial_log_alpha) for name, layer in chosen.items()
         )
         parameter = next(iter(chosen.values())).weight
         self.to(device=parameter.device, dtype=parameter.dtype)  # type: ignore[arg-type]

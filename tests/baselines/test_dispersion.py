@@ -1,0 +1,40 @@
+"""Dispersion by hand, and the runs it is taken over."""
+
+import pytest
+import torch
+
+from fmwc.baselines import dispersion, ensemble_ends, stochastic_ends
+from fmwc.errors import UsageError
+from fmwc.sampling import sample
+from tests.conftest import mlp_field
+
+
+def test_by_hand():
+    ends = torch.tensor([[[0.0, 0.0], [1.0, 1.0]], [[2.0, 4.0], [1.0, 1.0]]])  # two runs of two samples
+    # variances (2, 8) and (0, 0), so √10 and 0
+    torch.testing.assert_close(dispersion(ends), torch.tensor([10.0**0.5, 0.0]))
+    k = torch.randn(6, 3, 1, 2, 2)
+    torch.testing.assert_close(dispersion(k), k.var(0, unbiased=True).flatten(1).sum(1).sqrt())
+    with pytest.raises(UsageError, match="at least 2"):
+        dispersion(ends[:1])
+
+
+def test_stochastic_runs_share_their_start_and_nothing_else(mlp):
+    x0 = torch.randn(4, 2)
+    ends = stochastic_ends(mlp, x0, 3, steps=4)
+    assert ends.shape == (3, 4, 2)
+    assert dispersion(ends).min() > 0
+    assert torch.equal(ends, stochastic_ends(mlp, x0, 3, steps=4))
+    assert not torch.equal(ends, stochastic_ends(mlp, x0, 3, steps=4, seed=1))
+    distinct = {tuple(e.flatten().tolist()) for e in torch.cat([ends, stochastic_ends(mlp, x0, 3, steps=4, seed=1)])}
+    assert len(distinct) == 6
+
+
+def test_an_ensemble_runs_each_member_from_the_same_start():
+    members = [mlp_field(seed=s) for s in range(3)]
+    x0 = torch.randn(4, 2)
+    ends = ensemble_ends(members, x0, steps=4)
+    for member, end in zip(members, ends, strict=True):
+        assert torch.equal(end, sample(member, x0=x0, steps=4, confidence=False).x)
+    plain = ensemble_ends([m.detach() for m in members], x0, steps=4)
+    assert torch.equal(plain, ends)

@@ -1,0 +1,147 @@
+"""Rivals against closed forms: linear fields, Gaussian data, and a known variance."""
+
+import pytest
+import torch
+from torch import nn
+
+from fmwc.baselines import HeteroscedasticHead, HeteroscedasticVariance, PosteriorTrace, StateSensitivity, nll
+from fmwc.flow import euclidean, path_sample
+from fmwc.nets import MLP
+from fmwc.randomness import Stream
+from fmwc.sampling import sample
+from fmwc.training import Plan, train
+from tests.conftest import conv_field, mlp_field
+
+A = torch.tensor([[0.3, -1.1], [0.7, 0.4]], dtype=torch.float64)
+
+
+def read(estimator, field, x, t):
+    return estimator(field, x, t, {}, None)
+
+
+# ---- state sensitivity ----------------------------------------------------------------------------------------------
+
+
+def test_state_sensitivity_of_a_linear_field_is_its_frobenius_norm():
+    x, t = torch.randn(3, 2, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
+    mean, var = read(StateSensitivity(), lambda x, t: x @ A.T, x, t)
+    torch.testing.assert_close(mean, x @ A.T)
+    # given as a mean over the two coordinates, so that the norm of the deviation is ‖A‖_F
+    torch.testing.assert_close(var * 2, A.square().sum().expand(3, 1))
+
+
+def test_state_sensitivity_of_an_image_network_is_that_of_its_jacobian():
+    field = conv_field().double()
+    x, t = torch.randn(2, 1, 4, 4, dtype=torch.float64), torch.rand(2, dtype=torch.float64)
+    _, var = read(StateSensitivity(), field, x, t)
+    assert var.shape == (2, 1, 1, 1)
+    for i in range(2):
+        jacobian = torch.func.jacrev(lambda z, i=i: field.network(z[None], t[i : i + 1])[0])(x[i])
+        torch.testing.assert_close(var[i].sum() * 16, jacobian.square().sum().detach())
+
+
+# ---- posterior trace ------------------------------------------------------------------------------------------------
+
+
+def optimal(s):
+    """For x1 ~ N(0, s²) the optimal velocity is linear: E[x1 | x_t] = t s² x / (t² s² + (1 − t)²)."""
+
+    def velocity(x, t):
+        t = t[:, None]
+        return (t * s**2 / (t**2 * s**2 + (1 - t) ** 2) * x - x) / (1 - t)
+
+    return velocity
+
+
+@pytest.mark.parametrize("s", [0.3, 1.0, 2.5])
+@pytest.mark.parametrize("dim", [1, 3])
+def test_posterior_trace_of_gaussian_data(s, dim):
+    t = torch.tensor([0.05, 0.3, 0.5, 0.9, 0.99], dtype=torch.float64)
+    x = torch.randn(5, dim, dtype=torch.float64)
+    _, var = read(PosteriorTrace(), optimal(s), x, t)
+    expected = s**2 * (1 - t) ** 2 / (t**2 * s**2 + (1 - t) ** 2)  # Cov[x1 | x_t], per coordinate
+    torch.testing.assert_close(var[:, 0], expected)
+
+
+def test_posterior_trace_at_the_ends_and_where_it_would_be_negative():
+    x = torch.randn(3, 2)
+    _, at_zero = read(PosteriorTrace(), optimal(2.0), x, torch.zeros(3))
+    assert torch.isfinite(at_zero).all()
+    assert at_zero.unique().numel() == 1
+    _, negative = read(PosteriorTrace(), lambda x, t: -100 * x, x, torch.full((3,), 0.5))
+    assert not negative.any()
+
+
+@pytest.mark.parametrize("rival", [StateSensitivity(), PosteriorTrace()], ids=lambda r: type(r).__name__)
+def test_the_sampler_reads_a_rival_like_our_own(rival):
+    field = mlp_field()
+    plain = sample(field, 4, steps=10, confidence=False)
+    run = sample(field, 4, steps=10, confidence=rival)
+    assert torch.equal(run.x, plain.x)
+    assert run.var.shape == (10, 4, 1)
+    assert run.score("integrated").shape == (4,)
+    bare = sample(field.detach(), 4, steps=10, confidence=rival, space=(2,))
+    assert torch.equal(bare.var, run.var)
+    torch.testing.assert_close(run.std[3].square(), 2 * read(rival, field, *states(field, 3))[1][:, 0])
+
+
+def states(field, step):
+    run = sample(field.network, 4, steps=10, confidence=False, keep_states=True, space=(2,))
+    return run.states[step], run.grid[step]
+
+
+# ---- two heads ------------------------------------------------------------------------------------------------------
+
+
+class Fixed(nn.Module):
+    """Gives the optimal velocity of standard normal data, and one log variance for everything."""
+
+    def __init__(self, log_var):
+        super().__init__()
+        self.log_var = nn.Parameter(torch.tensor(log_var))
+
+    def forward(self, x, t):
+        return torch.cat([optimal(1.0)(x, t), self.log_var.expand_as(x)], -1)
+
+
+def test_the_likelihood_is_best_at_the_true_variance():
+    """At fixed velocity, ½[e²/σ² + log σ²] is least where σ² = E[e²]."""
+    space, x1 = euclidean((2,)), torch.randn(4000, 2)
+    t, x_t, u_t = path_sample(space, x1, Stream(torch.Generator().manual_seed(0)))
+    error = (optimal(1.0)(x_t, t) - u_t).square().mean()
+
+    def loss(log_var):
+        return nll(HeteroscedasticHead(Fixed(log_var)), space, x1, Stream(torch.Generator().manual_seed(0)))
+
+    best = loss(error.log().item())
+    assert best.item() == pytest.approx((1 + error.log().item()) / 2, rel=1e-5)
+    for shift in (-0.2, -0.01, 0.01, 0.2):
+        assert loss(error.log().item() + shift) > best
+    head = HeteroscedasticHead(Fixed(error.log().item()))
+    nll(head, space, x1, Stream(torch.Generator().manual_seed(0))).backward()
+    assert abs(head.network.log_var.grad.item()) < 1e-4
+
+
+def test_two_heads_are_read_by_the_sampler_and_learn():
+    head = HeteroscedasticHead(MLP(2, 16, 2, 8, outputs=4))
+    x, t = torch.randn(3, 2), torch.rand(3)
+    v, log_var = head.both(x, t)
+    assert torch.equal(head(x, t), v)
+    assert torch.equal(torch.cat([v, log_var], -1), head.network(x, t))
+    found = read(HeteroscedasticVariance(), head, x, t)
+    torch.testing.assert_close(found.var, log_var.exp())
+    run = sample(head, 4, steps=5, confidence=HeteroscedasticVariance(), space=(2,))
+    assert run.var.shape == (5, 4, 2)
+    assert torch.equal(run.x, sample(head, 4, steps=5, confidence=False, space=(2,)).x)
+
+    space, data = euclidean((2,)), torch.randn(200, 2)
+    before = nll(head, space, data, Stream(torch.Generator().manual_seed(1))).item()
+    train(head, lambda x1, randomness, beta: nll(head, space, x1, randomness), data, Plan(100, batch=64, lr=1e-2))
+    assert nll(head, space, data, Stream(torch.Generator().manual_seed(1))).item() < before
+    assert head.device == torch.device("cpu")
+
+
+def test_a_log_variance_is_kept_in_range():
+    head = HeteroscedasticHead(Fixed(50.0))
+    assert head.both(torch.zeros(1, 2), torch.zeros(1))[1].max() == 12
+    assert all(r.plain_mean for r in (StateSensitivity(), PosteriorTrace(), HeteroscedasticVariance()))

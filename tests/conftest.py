@@ -1,0 +1,99 @@
+"""Small fields to test with, and the settings of every test."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import settings
+from torch import Tensor, nn
+
+from fmwc.field import Field, attach
+from fmwc.flow import Channel, FlatTorus, Space
+from fmwc.nets import MLP
+
+torch.set_num_threads(1)
+settings.register_profile("fmwc", max_examples=25, deadline=None, derandomize=True, database=None)
+settings.load_profile("fmwc")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Torch's own forward mode compiles its decompositions with torch.jit.script on first use, and says so.
+    config.addinivalue_line("filterwarnings", "ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+
+class TinyConv(nn.Module):
+    """A velocity network for 1×4×4 images: down by a strided convolution, up by a transposed one."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(1, 4, 3, stride=2, padding=1)
+        self.act = nn.ReLU(inplace=True) if inplace else nn.SiLU()
+        self.time = nn.Linear(1, 4)
+        self.up = nn.ConvTranspose2d(4, 4, 2, stride=2)
+        self.out = nn.Conv2d(4, 1, 3, padding=1)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:  # (B, 1, 4, 4), (B,)
+        h = self.act(self.down(x) + self.time(t.to(x.dtype)[:, None])[:, :, None, None])
+        return self.out(torch.tanh(self.up(h)))
+
+
+class TwoChannels(nn.Module):
+    """A velocity network for states {place, shape}: place on a torus, shape in flat space."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(2 + 3 + 1, 12)
+        self.place = nn.Linear(12, 2)
+        self.shape = nn.Linear(12, 3)
+
+    def forward(self, x: dict[str, Tensor], t: Tensor) -> dict[str, Tensor]:
+        h = torch.tanh(self.hidden(torch.cat([x["place"], x["shape"], t.to(x["shape"].dtype)[:, None]], -1)))
+        return {"place": self.place(h), "shape": self.shape(h)}
+
+
+PRODUCT = Space({"place": Channel((2,), FlatTorus(), "uniform"), "shape": Channel((3,))})
+
+
+def awaken(field: Field, size: float = 0.5, seed: int = 0) -> Field:
+    """Makes α depend on the input, as it does after training; before it, every α is the same."""
+    generator = torch.Generator().manual_seed(seed)
+    for layer in field.noise.layers:
+        weight = layer.inference.out.weight
+        with torch.no_grad():
+            weight.copy_(torch.randn(weight.shape, generator=generator, dtype=weight.dtype) * size)
+    return field
+
+
+def mlp_field(hidden: int = 16, depth: int = 2, dim: int = 2, seed: int = 0, **options: object) -> Field:
+    torch.manual_seed(seed)
+    return awaken(attach(MLP(dim, hidden, depth, 8), space=(dim,), width=8, **options))
+
+
+def conv_field(seed: int = 0, inplace: bool = False, **options: object) -> Field:
+    torch.manual_seed(seed)
+    return awaken(attach(TinyConv(inplace), space=(1, 4, 4), width=8, **options))
+
+
+def dict_field(seed: int = 0, **options: object) -> Field:
+    torch.manual_seed(seed)
+    return awaken(attach(TwoChannels(), space=PRODUCT, width=8, **options))
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def mlp() -> Field:
+    return mlp_field()
+
+
+@pytest.fixture
+def conv() -> Field:
+    return conv_field()
+
+
+@pytest.fixture
+def product() -> Field:
+    return dict_field()

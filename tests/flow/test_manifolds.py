@@ -1,0 +1,69 @@
+"""Manifolds: exp and log undo each other, and the torus goes the shorter way round."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fmwc.flow import Euclidean, FlatTorus, Manifold
+
+MANIFOLDS = {"Euclidean": Euclidean(), "FlatTorus": FlatTorus()}
+inside = st.floats(0, 1, exclude_max=True, width=32)
+
+
+def point(*values):
+    return torch.tensor([values], dtype=torch.float64)
+
+
+def distance(manifold, x, y):
+    return (manifold.logmap(x, y)).abs().max().item()
+
+
+@pytest.mark.parametrize("name", MANIFOLDS)
+@given(inside, inside, inside, inside)
+def test_exp_undoes_log(name, a, b, c, d):
+    manifold, x, y = MANIFOLDS[name], point(a, b), point(c, d)
+    assert distance(manifold, manifold.expmap(x, manifold.logmap(x, y)), y) < 1e-9
+
+
+@pytest.mark.parametrize("name", MANIFOLDS)
+@given(inside, st.floats(-0.499, 0.499))
+def test_log_undoes_exp_within_half_a_turn(name, a, u):
+    manifold, x = MANIFOLDS[name], point(a)
+    assert manifold.logmap(x, manifold.expmap(x, point(u))).item() == pytest.approx(u, abs=1e-9)
+
+
+@given(inside, inside)
+def test_the_torus_takes_the_shorter_way(a, b):
+    found = FlatTorus().logmap(point(a), point(b)).item()
+    assert abs(found) <= 0.5 + 1e-9
+    assert abs(found) == pytest.approx(min(abs(b - a + k) for k in (-1, 0, 1)), abs=1e-9)
+
+
+def test_the_torus_by_hand():
+    torus = FlatTorus()
+    assert torus.logmap(point(0.9), point(0.1)).item() == pytest.approx(0.2)
+    assert torus.logmap(point(0.1), point(0.9)).item() == pytest.approx(-0.2)
+    assert torus.expmap(point(0.9), point(0.2)).item() == pytest.approx(0.1)
+    assert torus.expmap(point(0.1), point(-0.2)).item() == pytest.approx(0.9)
+
+
+@given(st.floats(-(2**20), 2**20, width=32) | st.floats(-(2**-20), 2**-20, width=32))
+def test_the_torus_projects_into_its_cell(value):
+    """A tiny negative number is one that float32 rounds up to 1, which is outside."""
+    for found in (FlatTorus().projx(torch.tensor([value])), FlatTorus().expmap(torch.zeros(1), torch.tensor([value]))):
+        assert 0 <= found.item() < 1
+
+
+@pytest.mark.parametrize("name", MANIFOLDS)
+def test_flat_manifolds_have_every_direction(name):
+    x, u = torch.rand(3, 2), torch.randn(3, 2)
+    assert torch.equal(MANIFOLDS[name].proju(x, u), u)
+    assert isinstance(MANIFOLDS[name], Manifold)
+    assert torch.equal(MANIFOLDS[name].projx(x), x)
+
+
+def test_derivatives_pass_the_seam():
+    x = torch.tensor([0.9], requires_grad=True)
+    FlatTorus().expmap(x, torch.tensor([0.3])).backward()
+    assert x.grad.item() == 1

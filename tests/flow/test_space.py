@@ -1,0 +1,163 @@
+"""Spaces: paths, steps, products, noise, and what they refuse."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fmwc.errors import ShapeError, UnknownNameError, UsageError
+from fmwc.flow import Channel, FlatTorus, Space, euclidean
+from fmwc.flow.space import NOISES
+from fmwc.randomness import Stream
+from fmwc.sampling import sample
+from tests.conftest import PRODUCT
+
+
+@given(st.floats(0, 1), st.integers(0, 99))
+def test_the_euclidean_path_is_a_line(t, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x0, x1 = torch.randn(2, 4, 3, generator=generator, dtype=torch.float64)
+    x_t, u = euclidean((3,)).path(x0, x1, torch.full((4,), t, dtype=torch.float64))
+    torch.testing.assert_close(x_t, (1 - t) * x0 + t * x1)
+    torch.testing.assert_close(u, x1 - x0)
+
+
+@given(st.integers(0, 99))
+def test_the_torus_path_is_the_shorter_geodesic(seed):
+    generator = torch.Generator().manual_seed(seed)
+    space = Space({"x": Channel((2,), FlatTorus(), "uniform")})
+    x0, x1 = torch.rand(2, 5, 2, generator=generator, dtype=torch.float64)
+    zero, half, one = (torch.full((5,), t, dtype=torch.float64) for t in (0.0, 0.5, 1.0))
+    start, u = space.path(x0, x1, zero)
+    end, _ = space.path(x0, x1, one)
+    middle, _ = space.path(x0, x1, half)
+    torus = FlatTorus()
+    torch.testing.assert_close(torus.logmap(start, x0), torch.zeros_like(x0), atol=1e-9, rtol=0)
+    torch.testing.assert_close(torus.logmap(end, x1), torch.zeros_like(x0), atol=1e-9, rtol=0)
+    assert u.abs().max() <= 0.5 + 1e-9
+    torch.testing.assert_close(torus.logmap(x0, middle), u / 2)  # half of the way at half of the time
+    # the velocity is the path's own derivative
+    h = 1e-5
+    ahead, behind = space.path(x0, x1, half + h)[0], space.path(x0, x1, half - h)[0]
+    torch.testing.assert_close(torus.logmap(behind, ahead) / (2 * h), u, rtol=1e-6, atol=1e-6)
+    assert bool(((middle >= 0) & (middle < 1)).all())
+
+
+def test_a_product_is_its_channels_apart():
+    x0 = PRODUCT.noise(4, Stream(torch.Generator().manual_seed(0)))
+    x1 = PRODUCT.noise(4, Stream(torch.Generator().manual_seed(1)))
+    t = torch.rand(4)
+    x_t, u = PRODUCT.path(x0, x1, t)
+    for name, channel in PRODUCT.channels.items():
+        alone = Space({"x": channel}).path(x0[name], x1[name], t)
+        assert torch.equal(x_t[name], alone[0])
+        assert torch.equal(u[name], alone[1])
+    moved = PRODUCT.advance(x0, u, t)
+    assert torch.equal(moved["shape"], x_t["shape"])
+
+
+def test_each_sample_moves_by_its_own_dt():
+    space = euclidean((2, 2))
+    x, v, dt = torch.zeros(3, 2, 2), torch.ones(3, 2, 2), torch.tensor([0.1, 0.2, 0.3])
+    torch.testing.assert_close(space.advance(x, v, dt)[:, 1, 0], dt)
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_noise(name):
+    space = Space({"x": Channel((3,), noise=name)})
+    drawn = space.noise(20_000, Stream(torch.Generator().manual_seed(0)))
+    mean, var = {"normal": (0, 1), "uniform": (0.5, 1 / 12)}[name]
+    error = (var / 20_000) ** 0.5
+    assert float((drawn.mean(0) - mean).abs().max()) < 6 * error
+    assert float((drawn.var(0) / var - 1).abs().max()) < 6 * (2 / 20_000) ** 0.5
+    if name == "uniform":
+        assert drawn.min() >= 0
+        assert drawn.max() < 1
+
+
+def test_every_noise_is_tested():
+    assert set(NOISES) == {"normal", "uniform"}
+
+
+class Sphere:
+    """A manifold of the user's own: the unit circle. Four methods, no base class."""
+
+    def expmap(self, x, u):
+        norm = u.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+        return x * norm.cos() + u / norm * norm.sin()
+
+    def logmap(self, x, y):
+        u = self.proju(x, y)
+        angle = torch.acos((x * y).sum(-1, keepdim=True).clamp(-1, 1))
+        return angle * u / u.norm(dim=-1, keepdim=True).clamp_min(1e-12)
+
+    def projx(self, x):
+        return x / x.norm(dim=-1, keepdim=True)
+
+    def proju(self, x, u):
+        return u - (x * u).sum(-1, keepdim=True) * x
+
+
+def test_any_object_with_the_four_methods_will_do():
+    space = Space({"x": Channel((2,), Sphere())})
+    x0 = Sphere().projx(torch.randn(5, 2, dtype=torch.float64))
+    x1 = Sphere().projx(torch.randn(5, 2, dtype=torch.float64))
+    end, _ = space.path(x0, x1, torch.ones(5, dtype=torch.float64))
+    torch.testing.assert_close(end, x1)
+    # turning at unit speed for unit time, from wherever one starts, is one radian, and stays on the circle
+    turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
+    run = sample(lambda x, t: x @ turn.T, x0=x0, steps=200, space=space, confidence=False)
+    torch.testing.assert_close(run.x.norm(dim=1), torch.ones(5, dtype=torch.float64))
+    expected = x0 * torch.cos(torch.tensor(1.0)) + (x0 @ turn.T) * torch.sin(torch.tensor(1.0))
+    torch.testing.assert_close(run.x, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_object_without_them_is_refused():
+    with pytest.raises(UsageError, match="expmap, logmap, projx and proju"):
+        Channel((2,), object())
+
+
+REFUSED = {
+    "a dict for a lone channel": (euclidean((2,)), {"x": torch.zeros(1, 2)}, "got a dict"),
+    "a tensor for a product": (PRODUCT, torch.zeros(1, 2), "got a tensor"),
+    "an unknown channel": (
+        PRODUCT,
+        {"place": torch.zeros(1, 2), "shape": torch.zeros(1, 3), "shpe": torch.zeros(1, 3)},
+        "did you mean 'shape'",
+    ),
+    "a missing channel": (PRODUCT, {"place": torch.zeros(1, 2)}, "lacks shape"),
+    "a wrong shape": (euclidean((2,)), torch.zeros(5, 3), r"\(B, 2\), got \(5, 3\)"),
+    "a wrong shape in a channel": (
+        PRODUCT,
+        {"place": torch.zeros(1, 3), "shape": torch.zeros(1, 3)},
+        r"channel 'place'.*got \(1, 3\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_states_of_another_kind_are_refused(name):
+    space, state, message = REFUSED[name]
+    with pytest.raises(ShapeError, match=message) as raised:
+        space.check(state)
+    assert "\n" not in str(raised.value)
+
+
+def test_other_refusals():
+    with pytest.raises(UsageError, match="at least one channel"):
+        Space({})
+    with pytest.raises(UnknownNameError, match="did you mean 'normal'"):
+        Channel((2,), noise="normale")
+
+
+@pytest.mark.parametrize("space", [euclidean((1, 4, 4)), PRODUCT], ids=["euclidean", "product"])
+def test_a_description_is_enough_to_build_it_again(space):
+    again = Space.from_description(space.describe())
+    assert again.describe() == space.describe()
+    assert again.single == space.single
+
+
+def test_a_manifold_of_ones_own_is_not_guessed_from_its_name():
+    described = Space({"x": Channel((2,), Sphere())}).describe()
+    with pytest.raises(UnknownNameError, match="unknown manifold 'Sphere'"):
+        Space.from_description(described)

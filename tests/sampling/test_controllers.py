@@ -1,0 +1,137 @@
+"""Controllers and variance schedules."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fmwc.errors import UsageError
+from fmwc.flow import euclidean
+from fmwc.sampling import Grid, Sampler, Uniform, sample
+from fmwc.sampling.controllers import due
+from tests.conftest import mlp_field
+
+
+@given(st.integers(1, 60), st.lists(st.floats(0, 1, exclude_max=True, width=32), min_size=1, max_size=5))
+def test_uniform_steps_are_equal_and_end_at_exactly_one(steps, starts):
+    start = torch.tensor(starts)
+    t, grid, controller = start, [start], Uniform(steps)
+    for step in range(controller.steps):
+        t = controller.next_time(step, t, start, None)
+        grid.append(t)
+    assert bool((t == 1).all())
+    dt = torch.stack(grid).diff(dim=0)
+    torch.testing.assert_close(dt, ((1 - start) / steps).expand_as(dt), atol=3e-7, rtol=0)
+
+
+def test_a_grid_is_walked_as_given(mlp):
+    times = [0.0, 0.05, 0.5, 0.9, 1.0]
+    run = sample(mlp, 3, times=times)
+    torch.testing.assert_close(run.grid, torch.tensor(times)[:, None].expand(5, 3))
+    torch.testing.assert_close(run.times, run.grid[:-1])
+    later = sample(mlp, 3, times=times[2:])
+    assert later.grid[:, 0].tolist() == pytest.approx(times[2:])
+
+
+WRONG_GRIDS = {
+    "falls": (0, 0.5, 0.4, 1),
+    "stands": (0, 0.5, 0.5, 1),
+    "ends early": (0, 0.5),
+    "too short": (1,),
+    "starts below 0": (-0.1, 1),
+    "NaN": (0, float("nan"), 1),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_GRIDS)
+def test_grids_that_make_no_sense(name):
+    with pytest.raises(UsageError, match="rises from at least 0 to exactly 1"):
+        Grid(WRONG_GRIDS[name])
+
+
+def test_uniform_takes_a_step():
+    with pytest.raises(UsageError, match="at least 1 step"):
+        Uniform(0)
+
+
+def test_a_controller_of_ones_own_sees_the_moments():
+    """Two members are all it takes; a batch may sit at different times."""
+    seen = []
+
+    class Halving:
+        steps = 4
+
+        def next_time(self, step, t, start, moments):
+            seen.append(moments)
+            return torch.ones_like(t) if step == self.steps - 1 else (1 + t) / 2
+
+    run = Sampler(mlp_field(), euclidean((2,)), Halving(), schedule=2)(torch.randn(3, 2), start=0.2)
+    assert run.grid[:, 0].tolist() == pytest.approx([0.2, 0.6, 0.8, 0.9, 1.0])
+    assert [m is not None for m in seen] == [False, True, False, True]
+
+
+# ---- schedules ------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 40), st.integers(1, 50))
+def test_every_kth_step_and_always_the_last(k, steps):
+    t = torch.zeros(2)
+    read = [n for n in range(steps) if due(k, n, steps, None, t)]
+    assert read[-1] == steps - 1
+    assert all(b - a == k for a, b in pairwise(read))
+    assert read[0] < k
+
+
+EVERY = {1: [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9], 3: [0.0, 0.3, 0.6, 0.9], 4: [0.1, 0.5, 0.9], 99: [0.9]}
+
+
+@pytest.mark.parametrize("k", EVERY)
+def test_schedules_by_number(k, mlp):
+    run = sample(mlp, 3, steps=10, schedule=k)
+    torch.testing.assert_close(run.times, torch.tensor(EVERY[k])[:, None].expand(-1, 3))
+    full = sample(mlp, 3, steps=10)
+    kept = [full.times[:, 0].tolist().index(t) for t in run.times[:, 0].tolist()]
+    assert torch.equal(run.x, full.x)
+    assert torch.equal(run.var, full.var[kept])
+    assert torch.equal(run.mean, full.mean[kept])
+    assert run.evaluations == 10
+
+
+CHOSEN = {
+    "on the grid": ([0.0, 0.5], [0.0, 0.5]),
+    "between": ([0.25, 0.72], [0.3, 0.8]),
+    "two in one step": ([0.21, 0.25], [0.3]),
+    "after the last": ([0.1, 0.95], [0.1, 0.9]),
+    "the end": ([1.0], [0.9]),
+    "any order": ([0.5, 0.0], [0.0, 0.5]),
+    "none": ([], []),
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_schedules_by_time(name, mlp):
+    times, expected = CHOSEN[name]
+    run = sample(mlp, 3, steps=10, schedule=times)
+    assert run.times.shape == (len(expected), 3)
+    torch.testing.assert_close(run.times, torch.tensor(expected)[:, None].expand(-1, 3))
+
+
+def test_a_batch_at_different_times_is_read_where_any_sample_is_due(mlp):
+    run = sample(mlp, 2, steps=4, start=torch.tensor([0.0, 0.6]), schedule=[0.5])
+    torch.testing.assert_close(run.times, torch.tensor([[0.0, 0.6], [0.5, 0.8]]))
+
+
+@pytest.mark.xfail(
+    strict=True, raises=RuntimeError, reason="each batch decides for itself when to read, and they may differ"
+)
+def test_chosen_times_and_starts_of_ones_own_over_several_batches(mlp):
+    start = torch.tensor([0.6, 0.6, 0.0, 0.6])
+    whole = sample(mlp, 4, steps=4, start=start, schedule=[0.5])
+    assert torch.equal(sample(mlp, 4, steps=4, start=start, schedule=[0.5], batch=2).times, whole.times)
+
+
+def test_a_schedule_reads_something(mlp):
+    with pytest.raises(UsageError, match="k ≥ 1"):
+        sample(mlp, 3, steps=10, schedule=0)

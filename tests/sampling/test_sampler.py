@@ -1,0 +1,341 @@
+"""The sampler: what it computes does not depend on how, and confidence does not change a sample."""
+
+import pytest
+import torch
+from torch import nn
+
+from fmwc.errors import NotFiniteError, ShapeError, UnknownNameError, UsageError
+from fmwc.field import attach
+from fmwc.flow import euclidean
+from fmwc.nets import MLP
+from fmwc.propagate import ESTIMATORS, Linearised, MonteCarlo
+from fmwc.randomness import BLOCK
+from fmwc.sampling import DECODERS, STEPPERS, Uniform, decode_mean, noise, sample
+from fmwc.sampling.sampler import Sampler
+from fmwc.state import channels
+from tests.conftest import conv_field, dict_field, mlp_field
+from tests.reference import integrate
+
+READINGS = [True, *(n for n in ESTIMATORS if n != "monte_carlo"), MonteCarlo(3), Linearised(2)]
+FIELDS = {"mlp": mlp_field, "conv": conv_field, "product": dict_field}
+
+
+def equal(a, b):
+    return all(torch.equal(channels(a)[k], channels(b)[k]) for k in channels(a) | channels(b))
+
+
+def close(a, b):
+    for k in channels(a) | channels(b):
+        torch.testing.assert_close(channels(a)[k], channels(b)[k], rtol=1e-4, atol=1e-5)
+
+
+# ---- confidence does not change a sample ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("confidence", READINGS, ids=str)
+@pytest.mark.parametrize("stepper", STEPPERS)
+@pytest.mark.parametrize("name", FIELDS)
+def test_with_and_without_confidence_bit_for_bit(name, stepper, confidence):
+    field = FIELDS[name]()
+    plain = sample(field, 5, steps=6, stepper=stepper, confidence=False)
+    sure = sample(field, 5, steps=6, stepper=stepper, confidence=confidence)
+    assert equal(sure.x, plain.x)
+    assert sure.evaluations == plain.evaluations
+    assert all(v.shape[:2] == (6, 5) for v in channels(sure.var).values())
+    assert len(plain.times) == 0
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_plain_network_gives_the_same_samples(name):
+    field = FIELDS[name]()
+    expected = sample(field, 5, steps=6)
+    network, space = field.detach(), field.space
+    assert equal(sample(network, 5, steps=6, space=space, confidence=False).x, expected.x)
+
+
+def test_what_is_read_is_the_velocity_and_its_variance_at_the_states_passed(mlp):
+    run = sample(mlp, 4, steps=5, keep_states=True)
+    for n in range(5):
+        found = mlp.moments(run.states[n], run.grid[n])
+        torch.testing.assert_close(run.mean[n], found.mean)
+        torch.testing.assert_close(run.var[n], found.var)
+        torch.testing.assert_close(run.states[n + 1], run.states[n] + run.mean[n] / 5)
+    assert torch.equal(run.states[0], run.x0)
+    assert torch.equal(run.states[-1], run.x)
+    assert sample(mlp, 4, steps=5).states is None
+
+
+def test_record_total_keeps_the_mean_over_coordinates(conv):
+    full, total = sample(conv, 4, steps=3), sample(conv, 4, steps=3, record="total")
+    assert total.var.shape == (3, 4, 1, 1, 1)
+    torch.testing.assert_close(total.var.flatten(), full.var.flatten(2).mean(2).flatten())
+    torch.testing.assert_close(total.std, full.std)
+
+
+# ---- batches and seeds ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"decoder": "stochastic"}, {"decoder": "mean5"}, {"confidence": "tangent"},
+                                     {"confidence": Linearised(2)}, {"transport": 2}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("name", FIELDS)
+def test_batches_do_not_matter(name, options):
+    field, count = FIELDS[name](), 20
+    whole = sample(field, count, steps=4, batch=64, **options)
+    split = sample(field, count, steps=4, batch=7, **options)
+    assert equal(whole.x0, split.x0)
+    close(whole.x, split.x)
+    close(whole.var, split.var)
+    close(whole.mean, split.mean)
+    assert torch.equal(whole.times, split.times)
+    assert whole.evaluations == split.evaluations
+    if whole.transported is not None:
+        torch.testing.assert_close(whole.transported.var, split.transported.var, rtol=1e-4, atol=1e-7)
+        torch.testing.assert_close(whole.transported.profile, split.transported.profile, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_longer_run_starts_with_the_same_samples(name, decoder):
+    field = FIELDS[name]()
+    short, long = (sample(field, n, steps=3, decoder=decoder, confidence=False) for n in (6, 15))
+    head = long.take(torch.arange(6))
+    assert equal(short.x0, head.x0)
+    close(short.x, head.x)
+
+
+def test_a_longer_run_starts_with_the_same_samples_across_blocks(mlp):
+    short, long = noise(mlp.space, BLOCK + 3, seed=2), noise(mlp.space, 2 * BLOCK + 9, seed=2)
+    assert torch.equal(short, long[: BLOCK + 3])
+    assert not torch.equal(short[:3], short[BLOCK : BLOCK + 3])
+    whole = sample(mlp, BLOCK + 6, steps=1, decoder="stochastic", confidence=False)
+    split = sample(mlp, BLOCK + 6, steps=1, decoder="stochastic", confidence=False, batch=700)
+    close(whole.x, split.x)
+
+
+def test_seeds(mlp):
+    first = sample(mlp, 5, steps=3, seed=1, decoder="stochastic")
+    assert torch.equal(first.x, sample(mlp, 5, steps=3, seed=1, decoder="stochastic").x)
+    other = sample(mlp, 5, steps=3, seed=2, decoder="stochastic")
+    assert not torch.equal(first.x0, other.x0)
+    assert (first.seed, other.seed) == (1, 2)
+    again = sample(mlp, x0=first.x0, steps=3, seed=2, decoder="stochastic")
+    assert not torch.equal(again.x, first.x)
+    state = torch.get_rng_state()
+    sample(mlp, 5, steps=3)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_progress_and_conditions_go_with_the_batches():
+    class Conditional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x, t, goal, scale, name):
+            assert name == "anything"
+            assert len(goal) == len(x)
+            return (goal - self.layer(x)) * scale
+
+    field = attach(Conditional(), space=(2,))
+    goal, done = torch.randn(10, 2), []
+    cond = {"goal": goal, "scale": torch.tensor(0.5), "name": "anything"}
+    split = sample(field, 10, steps=3, batch=4, progress=done.append, transport=True, **cond)
+    assert done == [4, 4, 2]
+    close(split.x, sample(field, 10, steps=3, **cond).x)
+
+
+# ---- where it starts ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stepper", STEPPERS)
+def test_each_sample_may_start_at_its_own_time(mlp, stepper):
+    x0, starts = torch.randn(4, 2), torch.tensor([0.0, 0.3, 0.55, 0.9])
+    options = {"steps": 5, "stepper": stepper, "transport": True}
+    together = sample(mlp, x0=x0, start=starts, **options)
+    for i in range(4):
+        alone = sample(mlp, x0=x0[i : i + 1], start=float(starts[i]), **options)
+        close(together.x[i : i + 1], alone.x)
+        close(together.var[:, i : i + 1], alone.var)
+        torch.testing.assert_close(together.grid[:, i], alone.grid[:, 0])
+        torch.testing.assert_close(together.transported.var[i], alone.transported.var[0], rtol=1e-4, atol=1e-7)
+    assert together.grid.shape == (6, 4)
+    assert bool((together.grid[-1] == 1).all())
+    split = sample(mlp, x0=x0, start=starts, batch=3, **options)
+    close(split.x, together.x)
+
+
+def test_given_states_are_where_it_starts(mlp):
+    x0 = torch.randn(4, 2)
+    run = sample(mlp, x0=x0, steps=3)
+    assert torch.equal(run.x0, x0)
+    assert len(run) == 4
+    expected = integrate(lambda x, t: mlp(x, torch.full((4,), t)), x0, [0, 1 / 3, 2 / 3, 1], "euler")
+    torch.testing.assert_close(run.x, expected.detach())
+
+
+# ---- what it costs --------------------------------------------------------------------------------------------------
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.calls = MLP(2, 8, 1, 4), 0
+
+    def forward(self, x, t):
+        self.calls += 1
+        return self.inner(x, t)
+
+
+@pytest.mark.parametrize("confidence", [False, True])
+@pytest.mark.parametrize("budget", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("stepper", STEPPERS)
+def test_a_budget_is_spent_exactly(stepper, budget, confidence):
+    field = attach(Counting(), space=(2,), width=4)
+    run = sample(field, 3, evaluations=budget, stepper=stepper, confidence=confidence)
+    assert run.evaluations == budget
+    assert field.network.calls == budget  # reading the linearised variance takes no evaluation of its own
+    assert bool((run.grid[-1] == 1).all())
+    each = STEPPERS[stepper].evaluations
+    assert len(run.grid) - 1 == budget // each + budget % each
+
+
+@pytest.mark.parametrize("stepper", STEPPERS)
+def test_steps_are_what_they_cost(stepper):
+    field = attach(Counting(), space=(2,), width=4)
+    run = sample(field, 6, steps=4, stepper=stepper, batch=2)
+    assert run.evaluations == 4 * STEPPERS[stepper].evaluations
+    assert field.network.calls == 3 * run.evaluations  # three batches
+
+
+def test_an_odd_budget_ends_with_an_euler_step(mlp):
+    x0 = torch.randn(3, 2)
+    found = sample(mlp, x0=x0, evaluations=3, stepper="heun").x
+    half = integrate(lambda x, t: mlp(x, torch.full((3,), t)), x0, [0, 0.5], "heun")
+    expected = integrate(lambda x, t: mlp(x, torch.full((3,), t)), half, [0.5, 1], "euler")
+    torch.testing.assert_close(found, expected.detach())
+
+
+def test_fifty_steps_unless_told():
+    assert len(sample(lambda x, t: x, x0=torch.zeros(1, 2), confidence=False).grid) == 51
+
+
+# ---- decoders -------------------------------------------------------------------------------------------------------
+
+
+class Constant(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(1, 1, bias=False)
+        self.layer.weight.data.fill_(1.0)
+
+    def forward(self, x, t):
+        return self.layer(torch.ones_like(x))
+
+
+DECODED = {"map": 0, "stochastic": 1, "mean5": 1 / 5}  # what of the noise's variance is left
+
+
+def test_every_decoder_is_tested():
+    assert DECODED.keys() == DECODERS.keys()
+
+
+@pytest.mark.parametrize("decoder", DECODED)
+def test_decoders_average_the_noise(decoder):
+    """One step of a unit velocity with α = e⁻²: the end is x0 + 1 with variance α, α/5, or none."""
+    field, count = attach(Constant(), space=(1,), initial_log_alpha=-2.0), 8000
+    x = sample(field, x0=torch.zeros(count, 1), steps=1, decoder=decoder, confidence=False).x
+    var = DECODED[decoder] * torch.tensor(-2.0).exp().item()
+    assert x.mean().item() == pytest.approx(1, abs=6 * (var / count) ** 0.5 + 1e-6)
+    assert x.var().item() == pytest.approx(var, rel=6 * (2 / count) ** 0.5, abs=1e-9)
+
+
+def test_decoders_of_ones_own(mlp):
+    x0 = torch.randn(3, 2)
+    still = sample(mlp, x0=x0, steps=3, decoder=lambda field, x, t, cond, randomness: torch.zeros_like(x))
+    assert torch.equal(still.x, x0)
+    assert bool((still.var > 0).all())
+    many = sample(mlp, x0=x0, steps=1, decoder=decode_mean(400), confidence=False)
+    plain = sample(mlp, x0=x0, steps=1, decoder=decode_mean(2), confidence=False)
+    assert not torch.equal(many.x, plain.x)
+
+
+def test_a_stochastic_run_counts_its_velocities(mlp):
+    run = sample(mlp, 3, steps=4, decoder="stochastic")
+    assert run.evaluations == 4
+    assert run.times.shape == (4, 3)
+
+
+# ---- products -------------------------------------------------------------------------------------------------------
+
+
+def test_a_product_is_sampled_channel_by_channel(product):
+    run = sample(product, 8, steps=6, keep_states=True)
+    assert set(run.x) == {"place", "shape"}
+    assert bool(((run.x["place"] >= 0) & (run.x["place"] < 1)).all())
+    for n in range(6):
+        moments = product.moments(run.states[n], run.grid[n])
+        for name in run.x:
+            torch.testing.assert_close(run.var[name][n], moments.var[name])
+        here, after = run.states[n], run.states[n + 1]
+        torch.testing.assert_close(after["shape"], here["shape"] + moments.mean["shape"] / 6)
+        torch.testing.assert_close(after["place"], torch.remainder(here["place"] + moments.mean["place"] / 6, 1))
+    torch.testing.assert_close(run.std, (run.var["place"].sum(2) + run.var["shape"].sum(2)).sqrt())
+    assert run.score("peak", channel="place").shape == (8,)
+
+
+# ---- refusals -------------------------------------------------------------------------------------------------------
+
+X0 = torch.zeros(4, 2)
+REFUSED = {
+    "no count": ({}, UsageError, "say how many samples"),
+    "no samples": ({"count": 0}, UsageError, "at least 1 sample"),
+    "an empty x0": ({"x0": torch.zeros(0, 2)}, ShapeError, "at least 1 sample"),
+    "two counts": ({"count": 3, "x0": X0}, UsageError, "x0 holds 4 states, and 3"),
+    "a wrong shape": ({"x0": torch.zeros(4, 3)}, ShapeError, r"got \(4, 3\)"),
+    "NaN in x0": ({"x0": torch.full((4, 2), float("nan"))}, NotFiniteError, "x0's channel 'x' holds 8 NaN"),
+    "two budgets": ({"x0": X0, "steps": 3, "evaluations": 3}, UsageError, "one of steps, evaluations and times"),
+    "no steps": ({"x0": X0, "steps": 0}, UsageError, "at least 1 step"),
+    "no evaluations": ({"x0": X0, "evaluations": 0}, UsageError, "at least 1 evaluation"),
+    "no batch": ({"x0": X0, "batch": 0}, UsageError, "at least 1 sample"),
+    "a late start": ({"x0": X0, "start": 1.0}, UsageError, "start lies in"),
+    "an early start": ({"x0": X0, "start": -0.1}, UsageError, "start lies in"),
+    "a NaN start": ({"x0": X0, "start": float("nan")}, UsageError, "start lies in"),
+    "starts for others": ({"x0": X0, "start": torch.zeros(3)}, ShapeError, r"one a sample \(4\), got 3"),
+    "times and a start": ({"x0": X0, "times": [0.0, 1.0], "start": 0.5}, UsageError, "leave start out"),
+    "stepper": ({"x0": X0, "stepper": "heunn"}, UnknownNameError, "did you mean 'heun'"),
+    "decoder": ({"x0": X0, "decoder": "mapp"}, UnknownNameError, "did you mean 'map'"),
+    "record": ({"x0": X0, "record": "totl"}, UnknownNameError, "did you mean 'total'"),
+    "confidence": ({"x0": X0, "confidence": "diagnal"}, UnknownNameError, "did you mean 'diagonal'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(name, mlp):
+    options, error, message = REFUSED[name]
+    with pytest.raises(error, match=message) as raised:
+        sample(mlp, **options)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_sample_of_unknown_shape():
+    with pytest.raises(UsageError, match="give space="):
+        sample(attach(MLP(2, 8, 1, 4)), 3)
+    assert sample(attach(MLP(2, 8, 1, 4)), 3, steps=2, space=(2,)).x.shape == (3, 2)
+    assert sample(attach(MLP(2, 8, 1, 4)), 3, steps=2, space=euclidean((2,))).x.shape == (3, 2)
+
+
+def test_a_broken_weight_is_named(mlp):
+    with torch.no_grad():
+        mlp.network.layers[1].weight[0, 0] = float("nan")
+    with pytest.raises(NotFiniteError, match=r"weight 'network\.layers\.1\.weight' holds 1 NaN"):
+        sample(mlp, 3, steps=2)
+
+
+def test_a_flow_that_runs_away_is_said_to():
+    with pytest.raises(NotFiniteError, match="the sampled channel 'x'"):
+        sample(lambda x, t: x.exp().exp() * 1e30, x0=torch.ones(2, 2) * 3, confidence=False)
+
+
+def test_the_sampler_by_itself(mlp):
+    run = Sampler(mlp, mlp.space, Uniform(3), estimator=None)(torch.randn(2, 2))
+    assert len(run.times) == 0

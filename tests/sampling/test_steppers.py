@@ -1,0 +1,79 @@
+"""Every stepper: its order of convergence, its evaluations, and a run written out."""
+
+import math
+
+import pytest
+import torch
+
+from fmwc.flow import Channel, FlatTorus, Space
+from fmwc.sampling import STEPPERS, sample
+from tests.reference import integrate
+
+TORUS = Space({"x": Channel((2,), FlatTorus(), "uniform")})
+
+
+class Logistic:
+    """dx/dt = x (1 − x), with x(1) = x0 e / (1 − x0 + x0 e)."""
+
+    def velocity(self, x, t):
+        return x * (1 - x)
+
+    def exact(self, x0):
+        return x0 * math.e / (1 - x0 + x0 * math.e)
+
+
+class Decay:
+    """dx/dt = −2 t x, with x(1) = x0 e⁻¹."""
+
+    def velocity(self, x, t):
+        return -2 * t[:, None] * x
+
+    def exact(self, x0):
+        return x0 * math.exp(-1)
+
+
+PROBLEMS = {"decay": Decay(), "logistic": Logistic()}
+
+
+def x0():
+    return torch.tensor([[0.9, 0.1], [0.3, 2.0]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+@pytest.mark.parametrize("name", STEPPERS)
+def test_order_of_convergence(name, problem):
+    problem = PROBLEMS[problem]
+    exact = problem.exact(x0())
+    sizes = [16, 32, 64, 128]
+    errors = [
+        (sample(problem.velocity, x0=x0(), steps=n, stepper=name, confidence=False).x - exact).norm().item()
+        for n in sizes
+    ]
+    x, y = torch.log(torch.tensor(sizes).double()), torch.log(torch.tensor(errors))
+    slope = ((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum()
+    assert -slope.item() == pytest.approx(STEPPERS[name].order, abs=0.15)
+
+
+@pytest.mark.parametrize("name", STEPPERS)
+def test_a_run_written_out(name):
+    times = [0.0, 0.1, 0.45, 0.5, 1.0]
+    found = sample(Decay().velocity, x0=x0(), times=times, stepper=name, confidence=False).x
+    torch.testing.assert_close(found, integrate(lambda x, t: -2 * t * x, x0(), times, name))
+
+
+@pytest.mark.parametrize("name", STEPPERS)
+def test_a_constant_velocity_is_followed_round_the_torus(name):
+    start = torch.tensor([[0.9, 0.2]], dtype=torch.float64)
+    speed = torch.tensor([[0.75, -1.5]], dtype=torch.float64)
+    found = sample(lambda x, t: speed, x0=start, steps=7, stepper=name, space=TORUS, confidence=False).x
+    torch.testing.assert_close(found, torch.remainder(start + speed, 1.0))
+
+
+def test_every_stepper_is_tested():
+    """The written-out integrator knows each by name, so a new one fails until it is written out too."""
+    assert set(STEPPERS) == {"euler", "midpoint", "heun"}
+    assert {n: (s.evaluations, s.order) for n, s in STEPPERS.items()} == {
+        "euler": (1, 1),
+        "midpoint": (2, 2),
+        "heun": (2, 2),
+    }

@@ -1,0 +1,43 @@
+"""Errors: one family, one line each, and names that are nearly right."""
+
+import inspect
+
+import pytest
+import torch
+
+from fmwc import errors
+from fmwc.errors import FmwcError, NotFiniteError, UnknownNameError, UsageError, nearest, pick, require_finite
+
+KINDS = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, Exception)]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda c: c.__name__)
+def test_every_error_is_one_of_ours_and_is_said_publicly(kind):
+    assert issubclass(kind, FmwcError)
+    assert kind.__name__ in errors.__all__
+
+
+def test_a_wrong_value_is_a_value_error():
+    assert issubclass(UsageError, ValueError)
+    assert not issubclass(errors.NoRuleError, TypeError)
+
+
+def test_pick():
+    table = {"peak": 1, "endpoint": 2}
+    assert pick(table, "peak", "score") == 1
+    with pytest.raises(UnknownNameError, match=r"unknown score 'peek'; did you mean 'peak'\? Known: endpoint, peak"):
+        pick(table, "peek", "score")
+    with pytest.raises(UnknownNameError, match=r"unknown score 'zzz'\. Known: endpoint, peak"):
+        pick(table, "zzz", "score")
+
+
+def test_nearest_of_nothing():
+    assert nearest("a", [], "thing").startswith("unknown thing 'a'")
+
+
+def test_require_finite():
+    require_finite(torch.ones(3), "x")
+    require_finite(torch.ones(3, dtype=torch.long), "x")
+    for bad in (float("nan"), float("inf"), -float("inf")):
+        with pytest.raises(NotFiniteError, match="the thing holds 2 NaN or infinite values of 3"):
+            require_finite(torch.tensor([bad, 1.0, bad]), "the thing")

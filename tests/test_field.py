@@ -1,0 +1,75 @@
+"""The field: what it takes, and what it says to what it does not."""
+
+import pytest
+import torch
+
+from fmwc.errors import NotFiniteError, ShapeError, UnknownNameError
+from fmwc.field import attach
+from fmwc.flow import euclidean
+from fmwc.nets import MLP
+
+REFUSED = {
+    "a wrong shape": (torch.zeros(3, 3), 0.5, ShapeError, r"\(B, 2\), got \(3, 3\)"),
+    "NaN": (torch.full((3, 2), float("nan")), 0.5, NotFiniteError, "the state's channel 'x' holds 6 NaN"),
+    "infinity": (torch.full((3, 2), float("inf")), 0.5, NotFiniteError, "NaN or infinite"),
+    "times for others": (torch.zeros(3, 2), torch.zeros(2), ShapeError, r"one a sample \(3\), got shape \(2,\)"),
+    "a dict": ({"x": torch.zeros(3, 2)}, 0.5, ShapeError, "got a dict"),
+}
+
+
+@pytest.mark.parametrize("method", ["moments", "draw"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_states_that_make_no_sense(name, method, mlp):
+    x, t, error, message = REFUSED[name]
+    with pytest.raises(error, match=message) as raised:
+        getattr(mlp, method)(x, t)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_unknown_propagation(mlp):
+    with pytest.raises(UnknownNameError, match="did you mean 'monte_carlo'"):
+        mlp.moments(torch.zeros(1, 2), 0.5, "montecarlo")
+
+
+def test_times_are_a_number_a_tensor_or_one_a_sample(mlp):
+    x = torch.randn(3, 2)
+    found = [mlp.moments(x, t).var for t in (0.25, torch.tensor(0.25), torch.full((3,), 0.25))]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    apart = mlp.moments(x, torch.tensor([0.1, 0.5, 0.9])).var
+    torch.testing.assert_close(apart[1:2], mlp.moments(x[1:2], 0.5).var)
+
+
+@pytest.mark.parametrize("part", ["network.out.bias", "noise.layers.0.inference.out.bias"])
+def test_a_broken_weight_is_named(part, mlp):
+    with torch.no_grad():
+        mlp.get_parameter(part)[0] = float("nan")
+    with pytest.raises(NotFiniteError, match=f"weight '{part}'"):
+        mlp.check_finite()
+
+
+def test_a_variance_that_is_not_finite_is_refused_with_its_cause(mlp):
+    with torch.no_grad():
+        mlp.noise.layers[0].inference.out.bias[0] = float("nan")
+    with pytest.raises(NotFiniteError, match=r"noise\.layers\.0\.inference\.out\.bias"):
+        mlp.moments(torch.zeros(1, 2), 0.5)
+
+
+def test_the_space_may_be_a_shape_or_a_space():
+    assert attach(MLP(2, 8, 1, 4), space=[2]).space.describe() == euclidean((2,)).describe()
+    space = euclidean((2,))
+    assert attach(MLP(2, 8, 1, 4), space=space).space is space
+
+
+def test_the_noise_has_the_type_of_the_network():
+    field = attach(MLP(2, 8, 1, 4).double(), space=(2,))
+    assert {p.dtype for p in field.parameters()} == {torch.float64}
+    assert field.moments(torch.zeros(1, 2).double(), 0.5).var.dtype == torch.float64
+    assert field.device == torch.device("cpu")
+
+
+def test_parameters_are_the_networks_and_the_noises_once_each(mlp):
+    names = [n for n, _ in mlp.named_parameters()]
+    assert len(names) == len(set(names))
+    assert {n.split(".")[0] for n in names} == {"network", "noise"}
+    assert len(names) == len(list(mlp.network.parameters())) + len(list(mlp.noise.parameters()))

@@ -1,0 +1,32 @@
+"""States: a tensor, or a dict of channels; what is written for one works for both."""
+
+import pytest
+import torch
+
+from fmwc.errors import ShapeError
+from fmwc.state import batch_size, channels, each, per_sample
+
+
+def test_channels():
+    x = torch.zeros(3, 2)
+    assert channels(x) == {"x": x}
+    state = {"a": x, "b": x}
+    assert channels(state) is state
+    assert batch_size(x) == batch_size(state) == 3
+
+
+def test_each():
+    a, b = torch.ones(2), torch.full((2,), 3.0)
+    assert each(torch.add, a, b).tolist() == [4, 4]
+    assert each(torch.add, {"p": a, "q": b}, {"p": b, "q": b})["q"].tolist() == [6, 6]
+    shared = each(torch.add, {"p": a, "q": b}, a)
+    assert (shared["p"].tolist(), shared["q"].tolist()) == ([2, 2], [4, 4])
+    assert each(torch.add, a, {"p": b})["p"].tolist() == [4, 4]
+
+
+def test_per_sample():
+    value = torch.arange(12.0).reshape(6, 2)
+    assert per_sample(value, 6).tolist() == value.sum(1).tolist()
+    assert per_sample(value, 3).tolist() == [6, 22, 38]
+    with pytest.raises(ShapeError, match="exclude that layer"):
+        per_sample(value, 4)
