@@ -33,7 +33,8 @@ class TinyConv(nn.Module):
         self.out = nn.Conv2d(4, 1, 3, padding=1)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:  # (B, 1, 4, 4), (B,)
-        h = self.act(self.down(x) + self.time(t.to(x.dtype)[:, None])[:, :, None, None])
+        h = self.act(self.down(x))  # overwrites the noisy layer's own output, if in place
+        h = h + self.time(t.to(x.dtype)[:, None])[:, :, None, None]
         return self.out(torch.tanh(self.up(h)))
 
 

@@ -126,7 +126,7 @@ def test_another_architecture_is_refused(point, options):
 @pytest.mark.parametrize("keep", [0, 5, 200, -1], ids=lambda n: f"{n} bytes")
 def test_a_file_that_is_cut_off_is_refused(point, keep):
     point.write_bytes(point.read_bytes()[:keep])
-    refused(point, mlp_field(), PLAN, "not a resume point of fmwc, or is cut off")
+    refused(point, mlp_field(), PLAN, "not a resume point, or is cut off")
 
 
 @pytest.mark.xfail(strict=True, raises=KeyError, reason="the record is read outside of the try in training._resume")

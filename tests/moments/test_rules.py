@@ -276,6 +276,15 @@ def test_an_operation_of_a_variable_with_itself():
         torch.testing.assert_close(moments_of(found).var, expected_var)
 
 
+def test_a_product_of_two_in_closed_form():
+    """Var[ab] = σ_a² μ_b² + σ_b² μ_a² + σ_a² σ_b²; the last term is too small for Monte Carlo to miss."""
+    a, b = gaussian(5), gaussian(5, seed=1)
+    expected = a._var * b._mean**2 + b._var * a._mean**2 + a._var * b._var
+    torch.testing.assert_close(moments_of(a * b).var, expected)
+    zero = torch.zeros(5, dtype=torch.float64)
+    torch.testing.assert_close(moments_of(Gaussian(zero, a._var) * Gaussian(zero, b._var)).var, a._var * b._var)
+
+
 def test_arguments_by_keyword():
     x, two = gaussian(2, 3), torch.tensor(2.0, dtype=torch.float64)
     assert_same(torch.sum(input=x, dim=1), x._mean.sum(1), x._var.sum(1))

@@ -1,0 +1,224 @@
+"""The command line, as a user meets it: tiny runs end to end, and every kind of bad input."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import fmwc
+from fmwc.__main__ import main
+from fmwc.weights import FOLDER, shipped
+
+TINY = ["hidden=16", "time_features=8", "iterations=40", "batch=64", "noise_steps=10", "points=2000", "save_every=20"]
+SETS = [part for change in TINY for part in ("--set", change)]
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Calls the command and gives (exit code, stdout, stderr)."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["fmwc", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capsys.readouterr()
+        code = stop.value.code
+        return (0 if code is None else code), out, err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained") / "model"
+    before = sys.argv
+    sys.argv = ["fmwc", "train", "checkerboard", "--preset", "quick", "--device", "cpu", "--out", str(folder), *SETS]
+    try:
+        main()
+    except SystemExit as stop:
+        assert not stop.code
+    finally:
+        sys.argv = before
+    return folder
+
+
+def test_train_writes_a_checkpoint_that_says_how_it_was_made(trained):
+    record = json.loads((trained / "recipe.json").read_text())
+    assert record["recipe"]["hidden"] == 16
+    assert record["data"]["fingerprint"]
+    assert {"commit", "device", "seconds", "seeds"} <= record["provenance"].keys()
+    assert not list(trained.glob("*.resume"))
+    assert fmwc.load(trained).reference is not None
+
+
+def test_train_joint(run, tmp_path):
+    code, _, err = run("train", "checkerboard", "--preset", "paper", "--device", "cpu", "--out", tmp_path / "m", *SETS)
+    assert code == 0, err
+    assert json.loads((tmp_path / "m" / "recipe.json").read_text())["recipe"]["method"] == "joint"
+
+
+def test_train_goes_on_where_it_was_killed(run, tmp_path, monkeypatch):
+    from fmwc import training
+
+    calls = 0
+    real = training._save_point
+
+    def killed(*args):
+        nonlocal calls
+        calls += 1
+        real(*args)
+        if calls == 1:
+            raise KeyboardInterrupt
+
+    words = ("train", "checkerboard", "--preset", "quick", "--device", "cpu", *SETS)
+    monkeypatch.setattr(training, "_save_point", killed)
+    assert run(*words, "--out", tmp_path / "stopped")[0] != 0
+    assert list((tmp_path / "stopped").glob("*.resume"))
+    monkeypatch.setattr(training, "_save_point", real)
+    assert run(*words, "--out", tmp_path / "stopped")[0] == 0
+    assert run(*words, "--out", tmp_path / "straight")[0] == 0
+    ours, theirs = (load_file(tmp_path / n / "model.safetensors") for n in ("stopped", "straight"))
+    assert all(torch.equal(ours[k], theirs[k]) for k in theirs)
+
+
+def test_sample_writes_files_for_elsewhere(run, trained, tmp_path):
+    code, _, err = run("sample", trained, "-n", 50, "--steps", 10, "--keep", 0.8, "--device", "cpu", "--out", tmp_path)
+    assert code == 0, err
+    lines = (tmp_path / "samples.csv").read_text().splitlines()
+    assert lines[0] == "x0,x1,score,confidence"
+    assert len(lines) == 41
+    assert len(fmwc.Trajectory.load(tmp_path)) == 40
+
+
+def test_demo_writes_one_page_with_everything_inside(run, tmp_path):
+    code, out, err = run("demo", "--out", tmp_path / "demo", "--device", "cpu", "-n", 300, *SETS)
+    assert code == 0, err
+    page = (tmp_path / "demo" / "report.html").read_text()
+    assert "src=\"http" not in page
+    assert "<canvas" in page
+    assert "misplaced, surest 90" in out
+    assert run("demo", "--out", tmp_path / "demo", "--device", "cpu", "-n", 300, *SETS)[0] == 0  # made to be run again
+
+
+def test_report_of_a_checkpoint(run, trained, tmp_path):
+    code, _, err = run("report", trained, "--out", tmp_path, "-n", 200, "--device", "cpu")
+    assert code == 0, err
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+
+
+def test_evaluate_prints_json(run, trained):
+    code, out, err = run("evaluate", "checkerboard", "--checkpoint", trained, "-n", 200, "--device", "cpu", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["bit_for_bit"] is True
+    assert {"temporal_ratio", "dispersion", "endpoint", "integrated", "peak"} <= found["auprc"].keys()
+    assert found["provenance"]["commit"]
+
+
+def test_reproduce_writes_every_table_and_goes_on(run, tmp_path):
+    words = ("reproduce", "checkerboard", "--out", tmp_path, "--seeds", "0", "-n", 300, "--draws", 5, "--device", "cpu", *SETS)
+    code, _, err = run(*words)
+    assert code == 0, err
+    tables = (tmp_path / "tables.md").read_text()
+    assert tables.count("## ") == 13
+    cell = json.loads((tmp_path / "cells" / "cosine-0.json").read_text())
+    assert cell["numbers"]["retrofit"]["bit_for_bit"]
+    assert cell["numbers"]["retrofit"]["misplacement"] == cell["numbers"]["fm"]["misplacement"]
+    assert len(list((tmp_path / "figures").glob("*.png"))) >= 4
+    before = (tmp_path / "cells" / "cosine-0.json").read_bytes()
+    code, _, err = run(*words)
+    assert code == 0
+    assert "is there already" in err
+    assert (tmp_path / "cells" / "cosine-0.json").read_bytes() == before
+    assert run("report", tmp_path)[0] == 0
+
+
+@pytest.mark.parametrize("name", ["checkerboard", "checkerboard-joint"])
+def test_shipped_weights_load_and_sample(name):
+    field = fmwc.load(name)
+    on, off = (fmwc.sample(field, 200, steps=50, seed=1, confidence=c) for c in (True, False))
+    assert torch.equal(on.x, off.x)
+    assert on.reference is not None
+    assert 0 <= float(on.confidence.min()) <= float(on.confidence.max()) <= 1
+    assert set(shipped()) >= {name}
+
+
+BAD = {
+    "recipe": (("train", "checkboard", "--out", "{out}"), "did you mean 'checkerboard'"),
+    "preset": (("train", "checkerboard", "--preset", "papr", "--out", "{out}"), "did you mean 'paper'"),
+    "field": (("train", "checkerboard", "--set", "hiden=3", "--out", "{out}"), "did you mean 'hidden'"),
+    "value": (("train", "checkerboard", "--set", "hidden=wide", "--out", "{out}"), "is of type int"),
+    "no value": (("train", "checkerboard", "--set", "hidden", "--out", "{out}"), "key=value"),
+    "zero": (("train", "checkerboard", "--set", "hidden=0", "--out", "{out}"), "at least 1"),
+    "decay": (("train", "checkerboard", "--set", "decay=cosin", "--out", "{out}"), "did you mean 'cosine'"),
+    "device": (("sample", "checkerboard", "--device", "cdua", "--out", "{out}"), "auto, cpu or cuda"),
+    "checkpoint": (("sample", "chekerboard", "--out", "{out}"), "did you mean 'checkerboard'"),
+    "propagation": (("sample", "checkerboard", "--propagation", "linear", "--out", "{out}"), "did you mean 'linearised'"),
+    "stepper": (("sample", "checkerboard", "--stepper", "eulr", "--out", "{out}"), "did you mean 'euler'"),
+    "keep": (("sample", "checkerboard", "--keep", "1.5", "--out", "{out}"), "(0, 1]"),
+    "steps": (("sample", "checkerboard", "--steps", "0", "--out", "{out}"), "at least 1 step"),
+    "seeds": (("reproduce", "checkerboard", "--seeds", "a,b", "--out", "{out}"), "whole numbers"),
+    "results": (("report", "{out}/nothing"), "unknown checkpoint"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(case, run, tmp_path):
+    words, expected = BAD[case]
+    code, _, err = run(*(w.format(out=tmp_path / "out") for w in words))
+    assert code == 2
+    lines = [line for line in err.splitlines() if line.startswith("fmwc:")]
+    assert len(lines) == 1
+    assert expected in lines[0]
+
+
+def test_a_folder_that_is_not_empty_is_left_alone(run, trained, tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    for words in (
+        ("sample", trained, "--device", "cpu", "--out", tmp_path),
+        ("train", "checkerboard", "--out", tmp_path, *SETS),
+        ("demo", "--out", tmp_path, *SETS),
+        ("report", trained, "--out", tmp_path),
+    ):
+        code, _, err = run(*words)
+        assert code == 2
+        assert "not empty" in err
+    code, _, err = run("train", "checkerboard", "--preset", "quick", "--out", trained, *SETS)
+    assert code == 2
+    assert "already holds a checkpoint" in err
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_damaged_checkpoints_are_refused(run, trained, tmp_path):
+    def copy(name: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        for file in trained.iterdir():
+            (folder / file.name).write_bytes(file.read_bytes())
+        return folder
+
+    cut = copy("cut")
+    (cut / "model.safetensors").write_bytes((trained / "model.safetensors").read_bytes()[:1000])
+    newer = copy("newer")
+    record = json.loads((trained / "recipe.json").read_text())
+    (newer / "recipe.json").write_text(json.dumps(record | {"format": 99}))
+    other = copy("other")
+    record["network"]["config"]["hidden"] = 17
+    (other / "recipe.json").write_text(json.dumps(record))
+    nan = copy("nan")
+    weights = load_file(trained / "model.safetensors")
+    weights["network.out.bias"][0] = float("nan")
+    save_file(weights, nan / "model.safetensors")
+    wanted = {cut: "cut off", newer: "upgrade fmwc", other: "another architecture", nan: "NaN"}
+    for folder, expected in wanted.items():
+        code, _, err = run("sample", folder, "--device", "cpu", "--out", tmp_path / "out")
+        assert code == 2
+        assert expected in err
+        assert not (tmp_path / "out").exists()
+
+
+def test_shipped_weights_are_small():
+    assert sum(p.stat().st_size for p in FOLDER.rglob("*.safetensors")) < 12e6
