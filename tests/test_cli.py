@@ -34,14 +34,12 @@ def run(monkeypatch, capsys):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "model"
-    before = sys.argv
-    sys.argv = ["fmwc", "train", "checkerboard", "--preset", "quick", "--device", "cpu", "--out", str(folder), *SETS]
-    try:
-        main()
-    except SystemExit as stop:
-        assert not stop.code
-    finally:
-        sys.argv = before
+    with pytest.MonkeyPatch.context() as patch:
+        words = ["train", "checkerboard", "--preset", "quick", "--device", "cpu", "--out", str(folder), *SETS]
+        patch.setattr(sys, "argv", ["fmwc", *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+    assert not stop.value.code
     return folder
 
 
@@ -97,7 +95,7 @@ def test_demo_writes_one_page_with_everything_inside(run, tmp_path):
     code, out, err = run("demo", "--out", tmp_path / "demo", "--device", "cpu", "-n", 300, *SETS)
     assert code == 0, err
     page = (tmp_path / "demo" / "report.html").read_text()
-    assert "src=\"http" not in page
+    assert 'src="http' not in page
     assert "<canvas" in page
     assert "misplaced, surest 90" in out
     assert run("demo", "--out", tmp_path / "demo", "--device", "cpu", "-n", 300, *SETS)[0] == 0  # made to be run again
@@ -119,7 +117,21 @@ def test_evaluate_prints_json(run, trained):
 
 
 def test_reproduce_writes_every_table_and_goes_on(run, tmp_path):
-    words = ("reproduce", "checkerboard", "--out", tmp_path, "--seeds", "0", "-n", 300, "--draws", 5, "--device", "cpu", *SETS)
+    words = (
+        "reproduce",
+        "checkerboard",
+        "--out",
+        tmp_path,
+        "--seeds",
+        "0",
+        "-n",
+        300,
+        "--draws",
+        5,
+        "--device",
+        "cpu",
+        *SETS,
+    )
     code, _, err = run(*words)
     assert code == 0, err
     tables = (tmp_path / "tables.md").read_text()
@@ -156,7 +168,10 @@ BAD = {
     "decay": (("train", "checkerboard", "--set", "decay=cosin", "--out", "{out}"), "did you mean 'cosine'"),
     "device": (("sample", "checkerboard", "--device", "cdua", "--out", "{out}"), "auto, cpu or cuda"),
     "checkpoint": (("sample", "chekerboard", "--out", "{out}"), "did you mean 'checkerboard'"),
-    "propagation": (("sample", "checkerboard", "--propagation", "linear", "--out", "{out}"), "did you mean 'linearised'"),
+    "propagation": (
+        ("sample", "checkerboard", "--propagation", "linear", "--out", "{out}"),
+        "did you mean 'linearised'",
+    ),
     "stepper": (("sample", "checkerboard", "--stepper", "eulr", "--out", "{out}"), "did you mean 'euler'"),
     "keep": (("sample", "checkerboard", "--keep", "1.5", "--out", "{out}"), "(0, 1]"),
     "steps": (("sample", "checkerboard", "--steps", "0", "--out", "{out}"), "at least 1 step"),

@@ -36,7 +36,8 @@ def save(field: Field, path: str | Path, *, recipe: dict[str, Any] | None = None
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise CheckpointError(f"{path} is a file; a checkpoint is a folder")
-    tensors = {k: v.detach().cpu().contiguous() for k, v in field.state_dict().items()}
+    # Copies, because weights that are tied share memory, which the format does not know.
+    tensors = {k: v.detach().cpu().clone().contiguous() for k, v in field.state_dict().items()}
     for name, tensor in tensors.items():
         require_finite(tensor, f"weight '{name}'")
     kind = type(field.network).__name__

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,7 +78,7 @@ def _numbers(trajectory: fmwc.Trajectory) -> list[dict[str, str]]:
     """The short table: what confidence does for this run."""
     bad = misplaced(trajectory.x)
     rows = [{"": "misplaced, all samples", "value": f"{bad.mean():.1%}"}]
-    names = ["temporal_ratio", *(["dispersion"] if trajectory.transported is not None else [])]
+    names = [*(["dispersion"] if trajectory.transported is not None else []), "temporal_ratio"]
     for name in names if bad.any() else []:
         score = trajectory.score(name).cpu()
         rows += [
@@ -117,8 +119,7 @@ def _demo_folder(out: Path, force: bool) -> Path:
     """A demonstration is made to be run again: a folder that an earlier one wrote is cleared, any other is not."""
     ours = {"model", "report.html", "samples.safetensors", "samples.csv", "numbers.json"}
     if out.is_dir() and {p.name for p in out.iterdir()} <= ours:
-        for path in (*out.glob("model/*"), *(p for p in out.iterdir() if p.is_file())):
-            path.unlink()
+        shutil.rmtree(out)
     return new_folder(out, force=force)
 
 
@@ -126,6 +127,8 @@ def _page(field: fmwc.Field, out: Path, seed: int, count: int, clock: Clock, tit
     """Draws samples, prints the short table and writes samples, numbers and report."""
     with _sampling_bar("drawing samples with confidence", count) as bar:
         trajectory = fmwc.sample(field, count, steps=50, seed=seed, transport=True, batch=2048, progress=bar)
+    # The page asks for the best score there is; its samples are ranked among themselves.
+    trajectory = replace(trajectory, default_score="dispersion", reference=None)
     rows = _numbers(trajectory)
     about = {k: str(v) for k, v in provenance(field.device, clock.seconds, seed=seed).items()}
     _write_samples(trajectory, out)

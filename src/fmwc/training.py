@@ -15,6 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from fmwc.data import fingerprint
 from fmwc.errors import CheckpointError, DataError, NotFiniteError, UsageError, pick, require_finite
 from fmwc.field import Field
 from fmwc.files import write_bytes
@@ -31,7 +32,7 @@ DECAYS: dict[str, Callable[[float], float]] = {
 WARM = 3  # eager steps before a CUDA graph is captured, so that the optimiser's state exists; they are real steps
 
 
-# `loss(x1, randomness, beta)`: a scalar to minimise; `beta` is the annealed share of the KL's weight.
+# `loss(x1, randomness, beta)`: a scalar to minimise; `beta` is the KL's weight at this step, annealed.
 Loss = Callable[[Tensor, Stream, Tensor], Tensor]
 
 
@@ -44,7 +45,8 @@ class Plan:
         batch: Data a step, drawn with replacement.
         lr: The learning rate at the start.
         decay: `constant` or `cosine` (to zero).
-        cycles, warmup: The cyclic annealing of the KL's weight.
+        beta: The weight of the KL.
+        cycles, warmup: Its cyclic annealing.
         seed: Seeds everything that is drawn.
         save_every: Steps between two resume points.
     """
@@ -53,6 +55,7 @@ class Plan:
     batch: int = 4096
     lr: float = 1e-3
     decay: str = "constant"
+    beta: float = 1e-3
     cycles: int = 4
     warmup: float = 0.1
     seed: int = 0
@@ -92,6 +95,7 @@ def train(
     require_finite(data, "the training data")
     parameters = [p for p in module.parameters() if p.requires_grad]
     device = parameters[0].device
+    identity = {**{k: v for k, v in vars(plan).items() if k != "save_every"}, "data": fingerprint(data)}
     data = data.to(device)
     cuda = device.type == "cuda"
     generator = torch.Generator(device=device).manual_seed(plan.seed)
@@ -109,14 +113,14 @@ def train(
         optimiser.step()
         latest.copy_(value.detach())
 
-    done = _resume(resume, plan, parameters, optimiser, generator) if resume and resume.exists() else 0
+    done = _resume(resume, identity, parameters, optimiser, generator) if resume and resume.exists() else 0
     first, graph, history = done, None, []
     with _precision(cuda):
         while done < plan.iterations:
             share = plan.lr * DECAYS[plan.decay](done / plan.iterations)
             for group in optimiser.param_groups:
                 group["lr"].fill_(share) if cuda else group.update(lr=share)
-            beta.fill_(cyclic(done, plan.iterations, plan.cycles, plan.warmup))
+            beta.fill_(plan.beta * cyclic(done, plan.iterations, plan.cycles, plan.warmup))
             if cuda and graph is None and done - first == WARM:
                 graph = torch.cuda.CUDAGraph()
                 graph.register_generator_state(generator)
@@ -130,7 +134,7 @@ def train(
                 if progress:
                     progress(done, history[-1][1])
             if resume and (done % plan.save_every == 0 or done == plan.iterations):
-                _save_point(resume, plan, done, parameters, optimiser, generator)
+                _save_point(resume, identity, done, parameters, optimiser, generator)
     return history
 
 
@@ -161,10 +165,10 @@ def fit_noise(
     """
     field.learn_space(data)
     field.check_finite()
-    plan = Plan(steps, min(batch, len(data)), lr, decay, cycles=1, warmup=0.0, seed=seed)
+    plan = Plan(steps, min(batch, len(data)), lr, decay, beta, cycles=1, warmup=0.0, seed=seed)
 
-    def loss(x1: Tensor, randomness: Stream, share: Tensor) -> Tensor:
-        return elbo(field, x1, beta * share, seed=randomness)
+    def loss(x1: Tensor, randomness: Stream, weight: Tensor) -> Tensor:
+        return elbo(field, x1, weight, seed=randomness)
 
     with _frozen(field.network):
         return train(field.noise, loss, data, plan, resume=resume, progress=progress)
@@ -203,31 +207,37 @@ def _finite(value: float, step: int) -> float:
 
 
 def _save_point(
-    path: Path, plan: Plan, done: int, parameters: list[Any], optimiser: torch.optim.Adam, generator: torch.Generator
+    path: Path,
+    identity: dict[str, Any],
+    done: int,
+    parameters: list[Any],
+    optimiser: torch.optim.Adam,
+    generator: torch.Generator,
 ) -> None:
     tensors = {f"parameter.{i}": p.detach().cpu().contiguous() for i, p in enumerate(parameters)}
     for i, parameter in enumerate(parameters):
         for name, value in optimiser.state[parameter].items():
             tensors[f"optimiser.{i}.{name}"] = torch.as_tensor(value).detach().cpu().contiguous().clone()
     tensors["generator"] = generator.get_state().cpu()
-    write_bytes(path, save(tensors, {"fmwc": json.dumps({"done": done, "plan": _identity(plan)})}))
-
-
-def _identity(plan: Plan) -> dict[str, Any]:
-    return {k: v for k, v in vars(plan).items() if k != "save_every"}
+    write_bytes(path, save(tensors, {"fmwc": json.dumps({"done": done, "identity": identity})}))
 
 
 def _resume(
-    path: Path, plan: Plan, parameters: list[Any], optimiser: torch.optim.Adam, generator: torch.Generator
+    path: Path,
+    identity: dict[str, Any],
+    parameters: list[Any],
+    optimiser: torch.optim.Adam,
+    generator: torch.Generator,
 ) -> int:
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["fmwc"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        written_for, done = about["identity"], int(about["done"])
     except Exception as error:
         raise CheckpointError(f"{path} is not a resume point, or is cut off; delete it to start over") from error
-    if about["plan"] != _identity(plan):
-        raise CheckpointError(f"{path} was written by another training plan; delete it, or train into another --out")
+    if written_for != identity:
+        raise CheckpointError(f"{path} was written with another plan or other data; delete it, or use another --out")
     shapes = [tuple(tensors[f"parameter.{i}"].shape) for i in range(sum(k.startswith("parameter.") for k in tensors))]
     if shapes != [tuple(p.shape) for p in parameters]:
         raise CheckpointError(f"{path} is of another architecture; delete it, or train into another --out")
@@ -239,4 +249,4 @@ def _resume(
     }
     optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
     generator.set_state(tensors["generator"])
-    return int(about["done"])
+    return done

@@ -123,13 +123,10 @@ def test_a_batch_at_different_times_is_read_where_any_sample_is_due(mlp):
     torch.testing.assert_close(run.times, torch.tensor([[0.0, 0.6], [0.5, 0.8]]))
 
 
-@pytest.mark.xfail(
-    strict=True, raises=RuntimeError, reason="each batch decides for itself when to read, and they may differ"
-)
-def test_chosen_times_and_starts_of_ones_own_over_several_batches(mlp):
+def test_batches_that_would_be_read_differently_are_refused(mlp):
     start = torch.tensor([0.6, 0.6, 0.0, 0.6])
-    whole = sample(mlp, 4, steps=4, start=start, schedule=[0.5])
-    assert torch.equal(sample(mlp, 4, steps=4, start=start, schedule=[0.5], batch=2).times, whole.times)
+    with pytest.raises(UsageError, match="use one batch"):
+        sample(mlp, 4, steps=4, start=start, schedule=[0.5], batch=2)
 
 
 def test_a_schedule_reads_something(mlp):

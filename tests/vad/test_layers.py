@@ -39,6 +39,7 @@ ROWS = {
         (
             (nn.ConvTranspose2d(4, 2, 3, stride=2, padding=1, output_padding=1), (4, 3, 3)),
             (nn.ConvTranspose2d(4, 4, 2, stride=2, groups=2), (4, 2, 2)),
+            (nn.ConvTranspose2d(2, 2, 2, dilation=2), (2, 3, 3)),
         )
     ),
     nn.ConvTranspose3d: Row(((nn.ConvTranspose3d(2, 2, 2, stride=2), (2, 2, 2, 2)),)),

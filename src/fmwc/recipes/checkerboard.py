@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from fmwc.baselines import Dropout, HeteroscedasticHead, nll
 from fmwc.checkpoint import save
-from fmwc.data import checkerboard
+from fmwc.data import checkerboard, fingerprint
 from fmwc.errors import OutputError, UsageError, pick
 from fmwc.field import Field, Reference, attach
 from fmwc.flow import elbo, euclidean, flow_matching
 from fmwc.metrics.points import misplacement
 from fmwc.nets import MLP
 from fmwc.randomness import Stream, derive
-from fmwc.recipes.recipe import Clock, fingerprint, provenance
+from fmwc.recipes.recipe import Clock, provenance
 from fmwc.sampling import sample, setting
 from fmwc.training import Plan, fit_noise, train
 
@@ -65,6 +65,7 @@ class Checkerboard:
             self.batch,
             self.lr,
             self.decay,
+            self.beta,
             self.cycles,
             self.warmup,
             derive(self.seed, "train"),
@@ -94,7 +95,7 @@ PRESETS: dict[str, Checkerboard] = {
     "paper": Checkerboard(method="joint", decay="constant"),
     # Small enough for a demonstration on two cores.
     "quick": Checkerboard(
-        points=100_000, hidden=256, time_features=128, iterations=4_000, batch=1024, lr=2e-3, noise_steps=500
+        points=100_000, hidden=256, time_features=128, iterations=10_000, batch=1024, lr=2e-3, noise_steps=500
     ),
 }
 
@@ -143,7 +144,7 @@ def fit_joint(recipe: Checkerboard, field: Field, progress: Progress | None = No
     """Trains flow and noise together (eq:elbo-param)."""
 
     def loss(x1: Tensor, randomness: Stream, beta: Tensor) -> Tensor:
-        return elbo(field, x1, recipe.beta * beta, seed=randomness)
+        return elbo(field, x1, beta, seed=randomness)
 
     train(
         field, loss, recipe.data(), recipe.plan, resume=resume, progress=_report(progress, "joint", recipe.iterations)

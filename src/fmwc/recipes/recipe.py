@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import subprocess
@@ -13,11 +12,10 @@ from datetime import datetime, timezone
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from fmwc.errors import UnknownNameError, UsageError, nearest
 
-__all__ = ["Clock", "describe_device", "fingerprint", "override", "pick_device", "provenance"]
+__all__ = ["Clock", "describe_device", "override", "pick_device", "provenance"]
 
 R = TypeVar("R")
 _READ: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
@@ -57,11 +55,6 @@ def describe_device(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU, {torch.get_num_threads()} threads, {platform.machine()}"
-
-
-def fingerprint(data: Tensor) -> str:
-    """A short hash of the data a model was trained on."""
-    return hashlib.sha256(data.detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
 
 
 def _commit() -> str:

@@ -213,6 +213,11 @@ def _join(parts: list[Trajectory]) -> Trajectory:
     """One trajectory from those of the batches."""
     if len(parts) == 1:
         return parts[0]
+    if len({len(p.times) for p in parts}) > 1:
+        raise UsageError(
+            "with starts of their own, batches pass the chosen times at different steps; use one batch for all, "
+            "or a schedule of every k-th step"
+        )
     changes: dict[str, Any] = {n: each(lambda *c: torch.cat(c), *(getattr(p, n) for p in parts)) for n in ("x", "x0")}
     for name in ("times", "mean", "var", "grid"):
         changes[name] = each(lambda *c: torch.cat(c, 1), *(getattr(p, name) for p in parts))

@@ -31,6 +31,8 @@ def divergence_from_prior(log_alpha: Tensor, prior_rate: float, factor: float = 
 
 def kl(log_alphas: Sequence[Tensor], prior_rate: float, factor: float = 0.5) -> Tensor:
     """Mean over batch and channels, sum over layers."""
+    if not log_alphas:
+        raise UsageError("no noisy layer was called, so no noise can be learned; look at attach's include and exclude")
     return torch.stack([divergence_from_prior(a, prior_rate, factor).mean() for a in log_alphas]).sum()
 
 
