@@ -48,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results/checkerboard/cost.json"))
     parser.add_argument("--checkpoint", default="checkerboard")
-    parser.add_argument("--count", type=int, default=4096)
+    parser.add_argument("--count", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
