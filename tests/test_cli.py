@@ -86,7 +86,7 @@ def test_sample_writes_files_for_elsewhere(run, trained, tmp_path):
     code, _, err = run("sample", trained, "-n", 50, "--steps", 10, "--keep", 0.8, "--device", "cpu", "--out", tmp_path)
     assert code == 0, err
     lines = (tmp_path / "samples.csv").read_text().splitlines()
-    assert lines[0] == "x0,x1,score,confidence"
+    assert lines[0] == "x_0,x_1,score,confidence"
     assert len(lines) == 41
     assert len(fmwc.Trajectory.load(tmp_path)) == 40
 
@@ -165,6 +165,11 @@ BAD = {
     "value": (("train", "checkerboard", "--set", "hidden=wide", "--out", "{out}"), "is of type int"),
     "no value": (("train", "checkerboard", "--set", "hidden", "--out", "{out}"), "key=value"),
     "zero": (("train", "checkerboard", "--set", "hidden=0", "--out", "{out}"), "at least 1"),
+    "odd": (("train", "checkerboard", "--set", "time_features=7", "--out", "{out}"), "even"),
+    "prior": (("train", "checkerboard", "--set", "prior_rate=2", "--out", "{out}"), "between 0 and 1"),
+    "score": (("sample", "checkerboard", "--score", "peek", "--out", "{out}"), "did you mean 'peak'"),
+    "dispersion": (("sample", "checkerboard", "--score", "dispersion", "--out", "{out}"), "add --transport"),
+    "other device": (("sample", "checkerboard", "--device", "meta", "--out", "{out}"), "auto, cpu or cuda"),
     "decay": (("train", "checkerboard", "--set", "decay=cosin", "--out", "{out}"), "did you mean 'cosine'"),
     "device": (("sample", "checkerboard", "--device", "cdua", "--out", "{out}"), "auto, cpu or cuda"),
     "checkpoint": (("sample", "chekerboard", "--out", "{out}"), "did you mean 'checkerboard'"),
@@ -174,7 +179,7 @@ BAD = {
     ),
     "stepper": (("sample", "checkerboard", "--stepper", "eulr", "--out", "{out}"), "did you mean 'euler'"),
     "keep": (("sample", "checkerboard", "--keep", "1.5", "--out", "{out}"), "(0, 1]"),
-    "steps": (("sample", "checkerboard", "--steps", "0", "--out", "{out}"), "at least 1 step"),
+    "steps": (("sample", "checkerboard", "--steps", "0", "--out", "{out}"), "are at least 1"),
     "seeds": (("reproduce", "checkerboard", "--seeds", "a,b", "--out", "{out}"), "whole numbers"),
     "results": (("report", "{out}/nothing"), "unknown checkpoint"),
 }
@@ -205,6 +210,24 @@ def test_a_folder_that_is_not_empty_is_left_alone(run, trained, tmp_path):
     assert code == 2
     assert "already holds a checkpoint" in err
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_demonstration_clears_only_its_own_folder(run, tmp_path):
+    (tmp_path / "samples.csv").write_text("mine")  # a name that a demonstration writes, too
+    code, _, err = run("demo", "--out", tmp_path, *SETS)
+    assert code == 2
+    assert "not empty" in err
+    assert (tmp_path / "samples.csv").read_text() == "mine"
+
+
+def test_an_out_that_is_a_file_or_cannot_be_made(run, trained, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        for words in (("train", "checkerboard", *SETS), ("sample", trained, "--device", "cpu")):
+            code, _, err = run(*words, "--out", out)
+            assert code == 2
+            assert len([line for line in err.splitlines() if line.startswith("fmwc:")]) == 1
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_damaged_checkpoints_are_refused(run, trained, tmp_path):

@@ -20,7 +20,7 @@ def main() -> None:
 
     try:
         app()
-    except FmwcError as error:
+    except (FmwcError, OSError) as error:  # OSError: a path that cannot be read or written
         print(f"fmwc: {error}", file=sys.stderr)
         sys.exit(2)
 

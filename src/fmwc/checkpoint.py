@@ -47,6 +47,7 @@ def save(field: Field, path: str | Path, *, recipe: dict[str, Any] | None = None
         "network": {"kind": kind, "config": field.network.config if known else None},
         "noise": {**field.noise.options, "layers": field.noise.names},
         "prior_rate": field.prior_rate,
+        "kl_factor": field.kl_factor,
         "space": field.space.describe() if field.space else None,
         "recipe": recipe,
         **extra,
@@ -87,7 +88,10 @@ def load(path: str | Path, network: nn.Module | None = None, *, device: torch.de
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except Exception as error:
         raise CheckpointError(f"{folder}/model.safetensors is missing or cut off; copy it again") from error
-    field = _build(folder, record, network)
+    try:
+        field = _build(folder, record, network)
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder}/recipe.json lacks what is needed to build the field ({error})") from error
     quantiles = tensors.pop(_REFERENCE, None)
     _check_shapes(folder, field, tensors)
     field.load_state_dict(tensors)
@@ -125,6 +129,7 @@ def _build(folder: Path, record: dict[str, Any], network: nn.Module | None) -> F
         initial_log_alpha=noise["initial_log_alpha"],
         space=Space.from_description(record["space"]) if record["space"] else None,
         prior_rate=record["prior_rate"],
+        kl_factor=record.get("kl_factor", 0.5),
     )
     if field.noise.names != noise["layers"]:
         raise CheckpointError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,8 +23,11 @@ from fmwc.metrics.ranking import auprc, retention
 from fmwc.propagate import ESTIMATORS
 from fmwc.recipes import checkerboard, reading, reproduce
 from fmwc.recipes.recipe import Clock, override, pick_device, provenance
+from fmwc.recipes.reproduce import RIVALS
 from fmwc.report.checkerboard import write_figures, write_report
 from fmwc.report.results import write_tables
+from fmwc.sampling import SCORES, STEPPERS
+from fmwc.sampling.trajectory import DISPERSION
 
 app = typer.Typer(
     help="Flow matching with confidence: samples that say how far to trust them.",
@@ -34,6 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 console = Console(stderr=True)
+DEMO_MARK = ".fmwc-demo"
 
 # What can be trained, reproduced and demonstrated: its presets by name.
 RECIPES = {"checkerboard": checkerboard.PRESETS}
@@ -116,11 +120,12 @@ def demo(
 
 
 def _demo_folder(out: Path, force: bool) -> Path:
-    """A demonstration is made to be run again: a folder that an earlier one wrote is cleared, any other is not."""
-    ours = {"model", "report.html", "samples.safetensors", "samples.csv", "numbers.json"}
-    if out.is_dir() and {p.name for p in out.iterdir()} <= ours:
+    """A demonstration is made to be run again: a folder that an earlier one marked as its own is cleared."""
+    if (out / DEMO_MARK).is_file():
         shutil.rmtree(out)
-    return new_folder(out, force=force)
+    new_folder(out, force=force)
+    write_text(out / DEMO_MARK, "Written by fmwc demo, which clears this folder when it is run again.\n")
+    return out
 
 
 def _page(field: fmwc.Field, out: Path, seed: int, count: int, clock: Clock, title: str) -> None:
@@ -140,8 +145,8 @@ def _page(field: fmwc.Field, out: Path, seed: int, count: int, clock: Clock, tit
 
 def _write_samples(trajectory: fmwc.Trajectory, out: Path) -> None:
     trajectory.save(out / "samples.safetensors")
-    columns = {f"x{i}": trajectory.x[:, i].tolist() for i in range(trajectory.x.shape[1])}
-    if len(trajectory.times):
+    columns = {f"x_{i}": trajectory.x[:, i].tolist() for i in range(trajectory.x.shape[1])}
+    with suppress(UsageError):  # a run too short for its score is still worth having
         columns |= {"score": trajectory.score().tolist(), "confidence": trajectory.confidence.tolist()}
     lines = [",".join(columns), *(",".join(f"{v:.6g}" for v in row) for row in zip(*columns.values(), strict=True))]
     write_text(out / "samples.csv", "\n".join(lines) + "\n")
@@ -177,6 +182,9 @@ def sample(
     ] = "linearised",
     every: Annotated[int, typer.Option(help="Read the variance at every k-th step.")] = 1,
     transport: Annotated[bool, typer.Option("--transport", help="Add the transported dispersion.")] = False,
+    score: Annotated[
+        str, typer.Option(help="What confidence is made from; the checkpoint's own, or dispersion with --transport.")
+    ] = "",
     keep: Annotated[float, typer.Option(help="Keep the surest share.")] = 1.0,
     seed: Seed = 0,
     device: Device = "auto",
@@ -187,8 +195,15 @@ def sample(
         pick(ESTIMATORS, propagation, "propagation")
     if not 0 < keep <= 1:
         raise UsageError(f"--keep lies in (0, 1], got {keep}")
-    if keep < 1 and propagation == "none":
+    if keep < 1 and propagation == "none" and not transport:
         raise UsageError("--keep needs a confidence to go by; leave out --propagation none")
+    pick(STEPPERS, stepper, "stepper")
+    if score:
+        pick(dict.fromkeys([*SCORES, DISPERSION]), score, "score")
+    if score == DISPERSION and not transport:
+        raise UsageError("--score dispersion is read from transported variance; add --transport")
+    if count < 1 or steps < 1 or every < 1:
+        raise UsageError(f"-n, --steps and --every are at least 1, got {count}, {steps} and {every}")
     field = fmwc.load(checkpoint, device=pick_device(device))
     new_folder(out, force=force)
     with _sampling_bar("drawing samples", count) as bar:
@@ -204,6 +219,9 @@ def sample(
             batch=2048,
             progress=bar,
         )
+    if chosen := score or (DISPERSION if transport else ""):
+        same = chosen == trajectory.default_score
+        trajectory = replace(trajectory, default_score=chosen, reference=trajectory.reference if same else None)
     _write_samples(trajectory.surest(keep) if keep < 1 else trajectory, out)
     Console().print(f"wrote {out / 'samples.safetensors'} and samples.csv")
 
@@ -223,21 +241,24 @@ def evaluate(
     clock = Clock(where)
     name = checkpoint or recipe
     field = fmwc.load(name, device=where)
-    with _sampling_bar(f"reading {name}", 3 * count) as bar:
+    with _sampling_bar(f"reading {name}", 5 * count) as bar:
         options: dict[str, Any] = {"steps": 50, "seed": seed, "batch": 2048, "progress": bar}
         plain = fmwc.sample(field, count, confidence=False, **options)
         linear = fmwc.sample(field, count, transport=True, **options)
         diagonal = fmwc.sample(field, count, confidence="diagonal", **options)
+        rivals = {n: fmwc.sample(field, count, confidence=r, schedule=s, **options) for n, (r, s) in RIVALS.items()}
     found = reading.headline(field, linear, plain.x)
     found["auprc_diagonal"] = reading.scores_of(diagonal, misplaced(plain.x))
+    found["auprc_rivals"] = {n: reading.scores_of(r, misplaced(plain.x)) for n, r in rivals.items()}
     found["heads"] = reading.heads_of(linear, misplaced(plain.x))
     found = {"checkpoint": name, **found, "provenance": provenance(where, clock.seconds, seed=seed, samples=count)}
     if as_json:
         print(json.dumps(found, indent=1))
     else:
         flat = {k: v for k, v in found.items() if not isinstance(v, dict)}
-        for group in ("auprc", "auprc_diagonal", "kept_90", "heads"):
-            flat |= {f"{group} {k}": v for k, v in found[group].items()}
+        groups = {g: found[g] for g in ("auprc", "auprc_diagonal", "kept_90", "heads")} | found["auprc_rivals"]
+        for group, values in groups.items():
+            flat |= {f"{group} {k}": v for k, v in values.items()}
         _print([{"": k, "value": f"{v:.4f}" if isinstance(v, float) else str(v)} for k, v in flat.items()], name)
 
 

@@ -41,12 +41,21 @@ class Field(nn.Module):
         noise: Its noise model.
         space: Where the states live; learned from the first data it sees if not given.
         prior_rate: The prior rate p of the KL.
+        kl_factor: The leading factor of the KL; 1 is the paper's formula as printed.
     """
 
     def __init__(
-        self, network: nn.Module, noise: NoiseModel, space: Space | None = None, prior_rate: float = 0.3
+        self,
+        network: nn.Module,
+        noise: NoiseModel,
+        space: Space | None = None,
+        prior_rate: float = 0.3,
+        kl_factor: float = 0.5,
     ) -> None:
         super().__init__()
+        if not 0 < prior_rate < 1:
+            raise UsageError(f"prior_rate lies strictly between 0 and 1, got {prior_rate}")
+        self.kl_factor = kl_factor
         self.network = network
         self.noise = noise
         self.space = space
@@ -63,6 +72,8 @@ class Field(nn.Module):
 
     def run(self, current: Pass, x: Any, t: Any, **cond: Any) -> Any:
         """The network's output with a pass running at its noisy layers."""
+        if not self.noise.attached:
+            raise UsageError("the noise of this field was detached; attach the network again")
         with self.noise.during(current, self._times(x, t)):
             return self.network(x, t, **cond)
 
@@ -76,7 +87,7 @@ class Field(nn.Module):
     ) -> tuple[Any, Tensor]:
         """The same, with the KL of the posterior it was drawn from: what training needs. Values are not checked."""
         draw = Draw(as_randomness(seed, self.device))
-        return self.run(draw, x, t, **cond), kl(draw.log_alphas, self.prior_rate)
+        return self.run(draw, x, t, **cond), kl(draw.log_alphas, self.prior_rate, self.kl_factor)
 
     def moments(
         self,
@@ -149,8 +160,10 @@ def attach(
     exclude: Sequence[str] = (),
     space: Space | Sequence[int] | None = None,
     prior_rate: float = 0.3,
+    kl_factor: float = 0.5,
     width: int = 64,
     initial_log_alpha: float = -3.0,
+    seed: int = 0,
 ) -> Field:
     """Gives a velocity network a noise model, and leaves it as its author wrote it.
 
@@ -167,8 +180,12 @@ def attach(
         space: The shape of one sample, or a space; learned from the first data if not given.
         prior_rate: The prior rate p of the KL.
         width: The width of the inference networks.
+        kl_factor: The leading factor of the KL; 1 is the paper's formula as printed.
         initial_log_alpha: log α before training.
+        seed: Seeds the first weights of the inference networks.
     """
-    noise = NoiseModel(network, include, exclude, width, initial_log_alpha)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        noise = NoiseModel(network, include, exclude, width, initial_log_alpha)
     where = space if space is None or isinstance(space, Space) else euclidean(space)
-    return Field(network, noise, where, prior_rate)
+    return Field(network, noise, where, prior_rate, kl_factor)

@@ -7,7 +7,8 @@ samples, each block and each call from a seed of its own, and a batch takes its 
 from __future__ import annotations
 
 import hashlib
-from typing import Protocol
+import operator
+from typing import Protocol, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -23,7 +24,8 @@ def derive(*parts: int | str) -> int:
     >>> derive(0, "x0") == derive(0, "x0"), derive(0, "x0") == derive(1, "x0")
     (True, False)
     """
-    digest = hashlib.sha256(repr(parts).encode()).digest()
+    plain = tuple(p if isinstance(p, str) else operator.index(p) for p in parts)  # numpy's integers too
+    digest = hashlib.sha256(repr(plain).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
@@ -91,8 +93,8 @@ class Blocks:
 
 def as_randomness(source: Randomness | torch.Generator | int | None, device: torch.device) -> Randomness:
     """A seed, a generator, a source already, or nothing (torch's own generator)."""
-    if isinstance(source, int):
-        return Stream(torch.Generator(device=device).manual_seed(source))
     if source is None or isinstance(source, torch.Generator):
         return Stream(source)
+    if isinstance(source, SupportsIndex):
+        return Stream(torch.Generator(device=device).manual_seed(operator.index(source)))
     return source

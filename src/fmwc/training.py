@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fmwc.data import fingerprint
-from fmwc.errors import CheckpointError, DataError, NotFiniteError, UsageError, pick, require_finite
+from fmwc.errors import CheckpointError, DataError, NotFiniteError, ShapeError, UsageError, pick, require_finite
 from fmwc.field import Field
 from fmwc.files import write_bytes
 from fmwc.flow import elbo
@@ -76,7 +76,7 @@ def train(
     data: Tensor,
     plan: Plan,
     *,
-    resume: Path | None = None,
+    resume: str | Path | None = None,
     progress: Callable[[int, float], None] | None = None,
 ) -> list[tuple[int, float]]:
     """Trains the parameters of `module` that require a gradient; returns (step, loss) along the way.
@@ -93,6 +93,7 @@ def train(
     if len(data) < 1:
         raise DataError("the data holds no sample; training needs at least 1")
     require_finite(data, "the training data")
+    resume = Path(resume) if resume else None
     parameters = [p for p in module.parameters() if p.requires_grad]
     device = parameters[0].device
     identity = {**{k: v for k, v in vars(plan).items() if k != "save_every"}, "data": fingerprint(data)}
@@ -148,7 +149,7 @@ def fit_noise(
     lr: float = 1e-3,
     decay: str = "cosine",
     seed: int = 0,
-    resume: Path | None = None,
+    resume: str | Path | None = None,
     progress: Callable[[int, float], None] | None = None,
 ) -> list[tuple[int, float]]:
     """Retrofits confidence: the backbone is frozen as it is, and only the inference networks learn.
@@ -163,7 +164,7 @@ def fit_noise(
         resume: A file for resume points.
         progress: Called now and then with the steps done and the latest loss.
     """
-    field.learn_space(data)
+    _learn_space(field, data)
     field.check_finite()
     plan = Plan(steps, min(batch, len(data)), lr, decay, beta, cycles=1, warmup=0.0, seed=seed)
 
@@ -172,6 +173,20 @@ def fit_noise(
 
     with _frozen(field.network):
         return train(field.noise, loss, data, plan, resume=resume, progress=progress)
+
+
+def _learn_space(field: Field, data: Tensor) -> None:
+    """Takes the space from the data, unless the network cannot run on it."""
+    before = field.space
+    field.learn_space(data)
+    try:
+        with torch.no_grad():
+            x = data[:2].to(field.device)
+            field.learn_space(field(x, torch.zeros(len(x), device=x.device)))
+    except (RuntimeError, ShapeError) as error:
+        field.space = before
+        reason = str(error).splitlines()[0]
+        raise ShapeError(f"the network does not run on data of shape {tuple(data.shape)}: {reason}") from error
 
 
 @contextmanager
@@ -244,8 +259,11 @@ def _resume(
     with torch.no_grad():
         for i, parameter in enumerate(parameters):
             parameter.copy_(tensors[f"parameter.{i}"])
+    # A parameter that never got a gradient (a layer that does not run) has no state.
     state = {
-        i: {n: tensors[f"optimiser.{i}.{n}"] for n in ("step", "exp_avg", "exp_avg_sq")} for i in range(len(parameters))
+        i: {n: tensors[f"optimiser.{i}.{n}"] for n in ("step", "exp_avg", "exp_avg_sq")}
+        for i in range(len(parameters))
+        if f"optimiser.{i}.step" in tensors
     }
     optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
     generator.set_state(tensors["generator"])

@@ -73,7 +73,9 @@ def test_against_the_jacobian_of_the_whole_run(build, stepper):
     times = [n / steps for n in range(steps + 1)]
 
     def end(given):
-        return integrate(lambda x, t: field.run(given, x, torch.full((2,), t).double()), start, times, stepper)
+        return integrate(
+            lambda x, t: field.run(given, x, torch.full((2,), t, dtype=torch.float64)), start, times, stepper
+        )
 
     var, calls = jacobian_var(end)
     found = sample(field, x0=start, steps=steps, stepper=stepper, transport=True).transported

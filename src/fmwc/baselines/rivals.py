@@ -52,11 +52,11 @@ class PosteriorTrace:
 
     .. math:: \mathrm{tr}\, Cov[x_1 | x_t] = \frac{(1-t)^2}{t} (D + (1 - t) ∇·v)
 
-    which is exact for the optimal velocity. Where a trained one makes it negative, it is read as 0. At t = 0 the
-    posterior is the data itself, whatever the state; the time is floored there, and every sample reads alike.
+    which is exact for the optimal velocity. Where a trained one makes it negative, it is read as 0. Towards t = 0 the
+    factor 1/t makes the reading one of the network's own error, so read it from some t on: `schedule=[0.1, …]`.
 
     Arguments:
-        first: The floor of t.
+        first: The floor of t, against division by zero.
     """
 
     first: float = 1e-3

@@ -25,7 +25,7 @@ class Agreement(NamedTuple):
 def agreement(var: Tensor, divergence: Tensor) -> Agreement:  # (R, B), (R, B)
     """Correlates σ_t² with |∇·v_t|, over samples."""
     a, b = var.double().cpu().numpy(), divergence.double().abs().cpu().numpy()
-    # A step at which every sample reads alike (posterior trace at t = 0) has no correlation, and is left out.
+    # A step at which every sample reads alike has no correlation, and is left out.
     told = [(x, y) for x, y in zip(a, b, strict=True) if np.ptp(x) > 0 and np.ptp(y) > 0]
     linear = [pearsonr(x, y)[0] for x, y in told]
     ranks = [spearmanr(x, y)[0] for x, y in told]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fmwc.errors import ShapeError
 from fmwc.flow.space import Space
 from fmwc.randomness import Randomness, as_randomness
 from fmwc.state import State, batch_size, channels
@@ -43,6 +44,9 @@ def path_sample(space: Space, x1: State, randomness: Randomness) -> PathSample:
 
 def squared_error(v: Any, u: Any) -> Tensor:
     """(v − u)², mean over batch and coordinates, mean over channels."""
+    got, wanted = ({n: tuple(c.shape) for n, c in channels(s).items()} for s in (v, u))
+    if got != wanted:
+        raise ShapeError(f"the network gives a velocity of shape {got}, and the data asks for {wanted}")
     return torch.stack([(a - channels(u)[n]).square().mean() for n, a in channels(v).items()]).mean()
 
 

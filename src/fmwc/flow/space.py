@@ -57,8 +57,8 @@ class Space:
         """Whether states are plain tensors."""
         return list(self.channels) == [SINGLE]
 
-    def check(self, x: State) -> None:
-        """Raises where a state has other channels or other shapes than the space."""
+    def check(self, x: State, whose: str = "") -> None:
+        """Raises where a state (or a velocity) has other channels or other shapes than the space."""
         if isinstance(x, dict) == self.single:
             given = "a dict of channels" if isinstance(x, dict) else "a tensor"
             raise ShapeError(f"this space's states are channels {list(self.channels)}, got {given}")
@@ -70,7 +70,9 @@ class Space:
             shape = self.channels[name].shape
             if tuple(value.shape[1:]) != shape:
                 expected = ", ".join(["B", *map(str, shape)])
-                raise ShapeError(f"channel '{name}' takes states of shape ({expected}), got {tuple(value.shape)}")
+                raise ShapeError(
+                    f"{whose}channel '{name}' takes states of shape ({expected}), got {tuple(value.shape)}"
+                )
 
     def noise(self, count: int, randomness: Randomness, device: torch.device | str = "cpu") -> Any:
         """x0: `count` states at t = 0."""

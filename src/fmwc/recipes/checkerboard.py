@@ -57,6 +57,10 @@ class Checkerboard:
         for name in ("points", "hidden", "depth", "time_features", "width", "noise_steps"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is at least 1, got {getattr(self, name)}")
+        if self.time_features % 2:
+            raise UsageError(f"time_features is even (sines and cosines), got {self.time_features}")
+        if not 0 < self.prior_rate < 1:
+            raise UsageError(f"prior_rate lies strictly between 0 and 1, got {self.prior_rate}")
 
     @property
     def plan(self) -> Plan:
@@ -83,9 +87,14 @@ class Checkerboard:
             return MLP(2, self.hidden, self.depth, self.time_features, outputs)
 
     def attach(self, network: nn.Module) -> Field:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(self.seed, "noise"))
-            return attach(network, include=[self.layers], space=SPACE, prior_rate=self.prior_rate, width=self.width)
+        return attach(
+            network,
+            include=[self.layers],
+            space=SPACE,
+            prior_rate=self.prior_rate,
+            width=self.width,
+            seed=derive(self.seed, "noise"),
+        )
 
 
 PRESETS: dict[str, Checkerboard] = {
@@ -170,6 +179,8 @@ def fit_retrofit(
 
 def fit(recipe: Checkerboard, out: Path, device: torch.device, progress: Progress | None = None) -> Field:
     """Trains a field by the recipe into a folder. A run that was killed goes on where it was."""
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"{out} is a file; give --out a folder")
     if (out / "recipe.json").exists():
         raise OutputError(f"{out} already holds a checkpoint and was not touched; choose another --out")
     strange = [p.name for p in out.glob("*") if not p.name.endswith(".resume")] if out.is_dir() else []

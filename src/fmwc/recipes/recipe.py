@@ -46,6 +46,8 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise UsageError(f"unknown device '{name}'; use auto, cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device '{name}' is not supported; use auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError("no CUDA GPU is to be had here; use --device cpu")
     return device

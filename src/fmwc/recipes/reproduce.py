@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load as from_bytes
+from safetensors import safe_open
 from safetensors.torch import save as to_bytes
 from torch import nn
 
@@ -53,6 +53,12 @@ SCHEDULES = ("constant", "cosine")
 MEMBERS = 5  # of an ensemble
 SHARED = (1001, 1002, 1003, 1004)  # seeds of the members that the ensembles of all reported seeds have in common
 REFERENCE_DRAWS = 64  # stochastic trajectories that the transported dispersion is held against
+# Readings of a plain flow, and when they are read. The posterior's trace divides the network's error by t, so it is not
+# read before t = 0.1.
+RIVALS: dict[str, tuple[Any, Any]] = {
+    "state_sensitivity": (StateSensitivity(), 1),
+    "posterior_trace": (PosteriorTrace(), tuple(0.1 + 0.02 * i for i in range(45))),
+}
 Say = Callable[[str], None]
 
 
@@ -67,18 +73,25 @@ class Bench:
     def __init__(self, recipe: Checkerboard, models: Path, device: torch.device, say: Say) -> None:
         self.recipe, self.models, self.device, self.say = recipe, models, device, say
 
-    def made(self, name: str, seed: int, module: nn.Module, fit: Callable[[], None]) -> None:
-        """Fills `module` with the weights of an earlier run, or fits and keeps them."""
-        path = self.models / f"{name}-{self.recipe.decay}-{seed}.safetensors"
+    def made(self, name: str, recipe: Checkerboard, module: nn.Module, fit: Callable[[], None]) -> None:
+        """Fills `module` with the weights of an earlier run of the same recipe, or fits and keeps them."""
+        seed = recipe.seed
+        path = self.models / f"{name}-{recipe.decay}-{seed}.safetensors"
+        identity = json.dumps({k: v for k, v in vars(recipe).items() if k != "save_every"})
         if path.exists():
             try:
-                module.load_state_dict(from_bytes(path.read_bytes()))
+                with safe_open(path, framework="pt") as file:
+                    same = (file.metadata() or {}).get("recipe") == identity
+                    module.load_state_dict({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
             except Exception as error:
                 raise CheckpointError(f"{path} does not fit the recipe, or is cut off; delete it") from error
+            if not same:
+                raise CheckpointError(f"{path} was trained by another recipe; delete it, or use another --out")
             return
         clock = Clock(self.device)
         fit()
-        write_bytes(path, to_bytes({k: v.detach().cpu().contiguous() for k, v in module.state_dict().items()}))
+        tensors = {k: v.detach().cpu().contiguous() for k, v in module.state_dict().items()}
+        write_bytes(path, to_bytes(tensors, {"recipe": identity}))
         self.say(f"trained {name}, {self.recipe.decay}, seed {seed}: {clock.seconds:.0f} s")
 
     def at(self, seed: int, **changes: Any) -> Checkerboard:
@@ -87,31 +100,31 @@ class Bench:
     def flow(self, seed: int) -> nn.Module:
         recipe = self.at(seed)
         network = recipe.network().to(self.device)
-        self.made("flow", seed, network, lambda: fit_network(recipe, network))
+        self.made("flow", recipe, network, lambda: fit_network(recipe, network))
         return network
 
     def retrofit(self, seed: int) -> Any:
         recipe = self.at(seed, method="retrofit")
         field = recipe.attach(self.flow(seed)).to(self.device)
-        self.made("retrofit", seed, field, lambda: fit_retrofit(recipe, field))
+        self.made("retrofit", recipe, field, lambda: fit_retrofit(recipe, field))
         return field
 
     def joint(self, seed: int, layers: str = "*") -> Any:
         recipe = self.at(seed, method="joint", layers=layers)
         field = recipe.attach(recipe.network()).to(self.device)
-        self.made("joint" if layers == "*" else "output", seed, field, lambda: fit_joint(recipe, field))
+        self.made("joint" if layers == "*" else "output", recipe, field, lambda: fit_joint(recipe, field))
         return field
 
     def dropout(self, seed: int) -> Dropout:
         recipe = self.at(seed)
         dropout = Dropout(recipe.network().to(self.device))
-        self.made("dropout", seed, dropout, lambda: fit_dropout(recipe, dropout))
+        self.made("dropout", recipe, dropout, lambda: fit_dropout(recipe, dropout))
         return dropout
 
     def head(self, seed: int) -> HeteroscedasticHead:
         recipe = self.at(seed)
         head = HeteroscedasticHead(recipe.network(outputs=4).to(self.device))
-        self.made("head", seed, head, lambda: fit_head(recipe, head))
+        self.made("head", recipe, head, lambda: fit_head(recipe, head))
         return head
 
 
@@ -158,8 +171,8 @@ def cell(bench: Bench, seed: int, count: int, steps: int, draws: int, say: Say) 
     head = bench.head(seed)
     run = sample(head, x0=x0, steps=steps, confidence=HeteroscedasticVariance(), space=SPACE)
     found["head"] = {"misplacement": misplacement(run.x), "auprc": scores_of(run, misplaced(run.x))}
-    for name, reading in (("state_sensitivity", StateSensitivity()), ("posterior_trace", PosteriorTrace())):
-        run = sample(retrofit, x0=x0, steps=steps, confidence=reading)
+    for name, (reading, schedule) in RIVALS.items():
+        run = sample(retrofit, x0=x0, steps=steps, confidence=reading, schedule=schedule)
         found[name] = {"auprc": scores_of(run, bad)}
     return found
 
@@ -186,18 +199,19 @@ def reproduce(
         for decay in SCHEDULES:
             path = out / "cells" / f"{decay}-{seed}.json"
             paths.append(path)
+            bench = Bench(replace(recipe, decay=decay), models, device, say)
+            made_with = {"samples": count, "steps": steps, "draws": draws, "recipe": vars(bench.recipe)}
             if path.exists():
+                _check_cell(path, made_with)
                 say(f"{path.name} is there already")
                 continue
             clock = Clock(device)
-            bench = Bench(replace(recipe, decay=decay), models, device, say)
             numbers = cell(bench, seed, count, steps, draws, say)
-            about = provenance(device, clock.seconds, seeds=[seed], samples=count, steps=steps)
-            about["recipe"] = vars(bench.recipe)
-            write_json(path, {"decay": decay, "seed": seed, "provenance": about, "numbers": numbers})
-            say(f"wrote {path.name} after {clock.seconds:.0f} s")
             if seed == seeds[0]:
                 _ship(bench, seed, models, clock)
+            about = provenance(device, clock.seconds, seeds=[seed], **made_with)
+            write_json(path, {"decay": decay, "seed": seed, "provenance": about, "numbers": numbers})
+            say(f"wrote {path.name} after {clock.seconds:.0f} s")
     return paths
 
 
@@ -209,9 +223,23 @@ def _ship(bench: Bench, seed: int, models: Path, clock: Clock) -> None:
         finish(bench.at(seed, method="joint"), bench.joint(seed), models / "checkerboard-joint", clock)
 
 
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{path} is cut off or not ours; delete it and reproduce again") from error
+
+
+def _check_cell(path: Path, made_with: dict[str, Any]) -> None:
+    about = _read(path)["provenance"]
+    changed = [k for k, v in made_with.items() if json.loads(json.dumps(v)) != about.get(k, v)]
+    if changed:
+        raise CheckpointError(f"{path} was made with other {', '.join(changed)}; delete it, or use another --out")
+
+
 def cells(out: Path) -> list[dict[str, Any]]:
     """The cells of a results folder."""
-    found = [json.loads(p.read_text()) for p in sorted((out / "cells").glob("*.json"))]
+    found = [_read(p) for p in sorted((out / "cells").glob("*.json"))]
     if not found:
         raise CheckpointError(f"{out} holds no results; run fmwc reproduce checkerboard first")
     return found

@@ -112,10 +112,10 @@ def _plates(run: _Run) -> list[_Plate]:
         _Plate(
             "divergence",
             "Doubt, and where paths part",
-            "On the left, how unsure the model is of its velocity at each place; on the right, how fast the flow "
-            "spreads out or draws together there. Where paths part, a small error decides where a sample ends, so the "
-            "brightest places of the two maps should meet.",
-            "Two maps of the plane: the standard deviation of the velocity, and the flow's absolute divergence.",
+            "On the left and in the middle, how unsure the model is of its velocity at each place, by our variance and "
+            "by the paper's; on the right, how fast the flow spreads out or draws together. Where paths part, a small "
+            "error decides where a sample ends, so the brightest places of the maps should meet.",
+            "Maps of the plane: the velocity's standard deviation by two estimators, and the flow's divergence.",
             figures.variance_against_divergence(run.field),
         ),
     ]

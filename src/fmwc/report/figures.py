@@ -51,6 +51,9 @@ def _board(axes: Axes, extent: float, **style: object) -> None:
     axes.set_yticks(range(-2, 3))
 
 
+PROPAGATIONS = ("linearised", "diagonal")
+
+
 @look
 def samples_by_confidence(x: ArrayLike, confidence: ArrayLike, bad: ArrayLike) -> Figure:
     """Samples on the board, coloured by confidence; misplaced ones ringed. The doubtful lie on top.
@@ -133,7 +136,7 @@ def retention_curve(curves: Mapping[str, Retention], prevalence: float) -> Figur
 
 @look
 def variance_against_divergence(field: Field, t: float = 0.6, cells: int = 120) -> Figure:
-    """σ_t beside |∇·v_t| on a grid (fig:div-vs-std): the square root of the total linearised variance, the exact trace.
+    """σ_t beside |∇·v_t| on a grid (fig:div-vs-std), linearised and diagonal; the divergence is the exact trace.
 
     Arguments:
         field: A field over the plane.
@@ -142,13 +145,13 @@ def variance_against_divergence(field: Field, t: float = 0.6, cells: int = 120) 
     """
     side = ((torch.arange(cells) + 0.5) / cells * 2 - 1) * EXTENT
     x = torch.cartesian_prod(side, side).to(field.device)
-    std = field.moments(x, t).var.sum(1).sqrt()
-    change = divergence(field, x, torch.full((len(x),), t, device=x.device)).abs()
-    values = [v.detach().cpu().double().numpy() for v in (std, change)]
-    agreement = float(spearmanr(*values)[0])
-    figure = Figure(figsize=TWO)
-    names = (r"uncertainty of the velocity  $\sigma_t$", r"how fast the flow spreads or gathers  $|\nabla\cdot v_t|$")
-    for axes, value, name in zip(figure.subplots(1, 2, sharey=True), values, names, strict=True):
+    change = divergence(field, x, torch.full((len(x),), t, device=x.device)).abs().cpu().double().numpy()
+    stds = {p: field.moments(x, t, p).var.sum(1).sqrt().detach().cpu().double().numpy() for p in PROPAGATIONS}
+    values = [*stds.values(), change]
+    names = [rf"$\sigma_t$, {p} (Spearman {spearmanr(std, change)[0]:.2f})" for p, std in stds.items()]
+    names.append(r"divergence  $|\nabla\cdot v_t|$")
+    figure = Figure(figsize=(1.45 * TWO[0], TWO[1]))
+    for axes, value, name in zip(figure.subplots(1, 3, sharey=True), values, names, strict=True):
         ceiling = float(np.quantile(value, 0.995))  # a few cells at the rim would else take all of the scale
         grid = value.reshape(cells, cells).T
         shown = axes.imshow(
@@ -158,7 +161,7 @@ def variance_against_divergence(field: Field, t: float = 0.6, cells: int = 120) 
         axes.set_title(name)
         axes.spines[:].set_visible(False)
         figure.colorbar(shown, ax=axes, shrink=0.8, extend="max").outline.set_visible(False)  # type: ignore[operator]
-    figure.suptitle(f"At t = {t:g}: Spearman correlation {agreement:.2f} over the plane")
+    figure.suptitle(f"At t = {t:g}: uncertainty of the velocity, and how fast the flow spreads or gathers")
     return figure
 
 

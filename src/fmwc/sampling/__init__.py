@@ -14,7 +14,7 @@ from fmwc.flow import Space, euclidean
 from fmwc.propagate import Estimator, Transport, as_estimator
 from fmwc.randomness import Blocks, derive
 from fmwc.sampling.controllers import Controller, Grid, Uniform
-from fmwc.sampling.sampler import DECODERS, Decoder, Sampler, decode_mean
+from fmwc.sampling.sampler import DECODERS, Decoder, Sampler, cost_of, decode_mean
 from fmwc.sampling.scores import EARLY, LATE, SCORES
 from fmwc.sampling.steppers import STEPPERS, Stepper
 from fmwc.sampling.trajectory import Trajectory
@@ -108,7 +108,11 @@ def sample(
         raise UsageError(f"x0 holds {batch_size(x0)} states, and {count} samples were asked for")
     if times is not None and not (isinstance(start, (int, float)) and start == 0):
         raise UsageError("times say where to start; leave start out")
-    controller, tail = _controller(steps, evaluations, times, pick(STEPPERS, stepper, "stepper"))
+    controller, tail = _controller(steps, evaluations, times, pick(STEPPERS, stepper, "stepper"), cost_of(decoder))
+    if (confidence is True or isinstance(confidence, str) or transport) and not hasattr(field, "run"):
+        raise UsageError(
+            "a plain network has no noise to read confidence from; attach it first, or say confidence=False"
+        )
     estimator = "linearised" if confidence is True else None if confidence is False else as_estimator(confidence)
     sampler = Sampler(
         field,
@@ -130,13 +134,14 @@ def sample(
     reference = getattr(field, "reference", None)
     if reference is None or estimator is None:
         return trajectory
-    comparable = reference.setting == setting(estimator, controller.steps, stepper, schedule)
+    ordinary = times is None and decoder == "map" and isinstance(start, (int, float)) and start == 0
+    comparable = ordinary and reference.setting == setting(estimator, controller.steps, stepper, schedule)
     quantiles = reference.quantiles if comparable else None
     return replace(trajectory, reference=quantiles, default_score=reference.score)
 
 
 def _controller(
-    steps: int | None, evaluations: int | None, times: Sequence[float] | None, stepper: Stepper
+    steps: int | None, evaluations: int | None, times: Sequence[float] | None, stepper: Stepper, cost: int
 ) -> tuple[Controller, int]:
     """The controller, and how many of its last steps are Euler's."""
     if sum(choice is not None for choice in (steps, evaluations, times)) > 1:
@@ -147,5 +152,8 @@ def _controller(
         return Uniform(50 if steps is None else steps), 0
     if evaluations < 1:
         raise UsageError(f"sampling takes at least 1 evaluation, got {evaluations}")
-    whole, tail = divmod(evaluations, stepper.evaluations)
+    velocities, rest = divmod(evaluations, cost)
+    if rest:
+        raise UsageError(f"this decoder takes {cost} evaluations a velocity, so {evaluations} cannot be spent exactly")
+    whole, tail = divmod(velocities, stepper.evaluations)
     return Uniform(whole + tail), tail

@@ -18,7 +18,7 @@ from fmwc.sampling.steppers import STEPPERS
 from fmwc.sampling.trajectory import Trajectory
 from fmwc.state import State, batch_size, channels, each
 
-__all__ = ["DECODERS", "Sampler", "decode_map", "decode_mean", "decode_stochastic"]
+__all__ = ["DECODERS", "Sampler", "cost_of", "decode_map", "decode_mean", "decode_stochastic"]
 
 Decoder = Callable[[Any, Any, Tensor, dict[str, Any], Randomness], Any]
 
@@ -51,7 +51,14 @@ def decode_mean(draws: int) -> Decoder:
             total = each(torch.add, total, field.draw(x, t, seed=randomness, **cond))
         return each(lambda c: c / draws, total)
 
+    decode.evaluations = draws  # type: ignore[attr-defined]
     return decode
+
+
+def cost_of(decoder: str | Decoder) -> int:
+    """Evaluations of the network that one velocity takes."""
+    chosen = pick(DECODERS, decoder, "decoder") if isinstance(decoder, str) else decoder
+    return getattr(chosen, "evaluations", 1)
 
 
 DECODERS: dict[str, Decoder] = {"map": decode_map, "stochastic": decode_stochastic, "mean5": decode_mean(5)}
@@ -130,7 +137,7 @@ class Sampler:
 
         def velocity(x: Any, t: Tensor) -> Any:
             nonlocal evaluations
-            evaluations += 1
+            evaluations += cost_of(decoder)
             return decoder(self.field, x, t, cond, randomness)
 
         x, t = x0, start
@@ -148,6 +155,8 @@ class Sampler:
                     evaluations += 1
                 else:
                     v = velocity(x, t)
+                if step == 0:
+                    self.space.check(v, "the network's velocity is of another shape: ")
                 if moments is not None:
                     means.append(v)
                 after = self.controller.next_time(step, t, start, moments)
@@ -156,11 +165,13 @@ class Sampler:
                 grid.append(t)
                 if self.transport or self.keep_states:
                     states.append(x)
-        for name, value in channels(x).items():
-            if not torch.isfinite(value).all():
-                if hasattr(self.field, "check_finite"):
-                    self.field.check_finite()
-                require_finite(value, f"the sampled channel '{name}'")
+        var = _stack(vars_, x)
+        for what, state in (("the sampled", x), ("the variance of", var)):
+            for name, value in channels(state).items():
+                if not torch.isfinite(value).all():
+                    if hasattr(self.field, "check_finite"):
+                        self.field.check_finite()  # names the weight, if one is to blame
+                    require_finite(value, f"{what} channel '{name}'")
         transported = None
         if self.transport:
             transported = self._transport(states, grid, steppers, randomness, cond)
@@ -170,7 +181,7 @@ class Sampler:
             x0=x0,
             times=torch.stack(times) if times else empty,
             mean=_stack(means, x),
-            var=_stack(vars_, x),
+            var=var,
             grid=torch.stack(grid),
             transported=transported,
             evaluations=evaluations,

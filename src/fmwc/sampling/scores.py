@@ -61,4 +61,9 @@ SCORES: dict[str, Callable[..., Tensor]] = {
 
 
 def score(name: str, std: Tensor, times: Tensor, weights: Tensor, **options: float) -> Tensor:
-    return pick(SCORES, name, "score")(std, times, weights, **options)
+    read = pick(SCORES, name, "score")
+    if options and name != "temporal_ratio":
+        raise UsageError(f"score '{name}' takes no options; early and late are the temporal ratio's")
+    if unknown := options.keys() - {"early", "late"}:
+        raise UsageError(f"the temporal ratio's options are early and late, got {', '.join(sorted(unknown))}")
+    return read(std, times, weights, **options)

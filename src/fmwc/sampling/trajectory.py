@@ -121,6 +121,10 @@ class Trajectory:
             changes["transported"] = Transported(t.var[index], t.profile[:, :, index], t.layers)
         if self.states is not None:
             changes["states"] = [each(lambda c: c[index], s) for s in self.states]
+        if self.reference is None:
+            # Samples keep the confidence they had: their place among all of this run, not among those taken.
+            with suppress(UsageError):
+                changes["reference"] = self.score().sort().values
         return replace(self, **changes)
 
     def surest(self, fraction: float, score: str | None = None) -> Trajectory:

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fmwc.errors import ShapeError, UsageError
@@ -59,6 +58,10 @@ class NoisyLayer(nn.Module):
         current = self.running.current
         if current is None:
             return None
+        if not args:
+            raise UsageError(
+                f"layer '{self.name}' is called by keyword; call it as layer(x), or exclude it from the noise"
+            )
         return (current.before(self, layer, args[0]), *args[1:])
 
     def after(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
@@ -155,6 +158,7 @@ class NoiseModel(nn.Module):
         finally:
             self.running.current, self.running.features = outer
 
-    def finite(self) -> bool:
-        """Whether every parameter of the inference networks is a finite number."""
-        return all(bool(torch.isfinite(p).all()) for p in self.parameters())
+    @property
+    def attached(self) -> bool:
+        """Whether the hooks are in."""
+        return bool(self._handles)

@@ -1,0 +1,165 @@
+"""What a user may get wrong, or run into, across rooms: each is refused in one line or simply works."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fmwc
+from fmwc.errors import CheckpointError, NotFiniteError, ShapeError, UsageError
+from fmwc.recipes.checkerboard import PRESETS
+from fmwc.recipes.recipe import override
+from fmwc.recipes.reproduce import Bench, _check_cell
+from tests.conftest import mlp_field
+
+TINY = ["hidden=8", "time_features=4", "batch=8", "points=100", "noise_steps=2", "iterations=2"]
+
+
+class Narrow(nn.Module):
+    """Gives one number where two are asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x, t):
+        return self.layer(torch.cat([x, t[:, None]], 1))
+
+
+class Idle(nn.Module):
+    """Has a layer that never runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.idle = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x, t):
+        return self.used(x)
+
+
+class ByKeyword(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x, t):
+        return self.layer(input=x)
+
+
+@pytest.mark.parametrize("propagation", ["linearised", "diagonal", "monte_carlo"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_broken_inference_network_is_named_when_sampling(propagation, bad):
+    field = mlp_field()
+    with torch.no_grad():
+        field.noise.layers[0].inference.hidden.weight[0, 0] = bad
+    with pytest.raises(NotFiniteError, match=r"noise\.layers\.0\.inference\.hidden\.weight"):
+        fmwc.sample(field, 4, steps=2, confidence=propagation)
+
+
+def test_a_velocity_of_another_shape_is_not_broadcast():
+    field = fmwc.attach(Narrow(), space=(2,))
+    data = torch.randn(16, 2)
+    for call in (
+        lambda: fmwc.sample(field, 4, steps=2),
+        lambda: fmwc.elbo(field, data),
+        lambda: fmwc.fit_noise(field, data, steps=1),
+    ):
+        with pytest.raises(ShapeError):
+            call()
+
+
+def test_wrong_data_does_not_spoil_the_field():
+    field = fmwc.attach(mlp_field().detach())
+    with pytest.raises(ShapeError, match="does not run on data of shape"):
+        fmwc.fit_noise(field, torch.randn(16, 3), steps=1)
+    fmwc.fit_noise(field, torch.randn(16, 2), steps=1)
+
+
+def test_samples_keep_their_confidence_when_others_are_dropped():
+    run = fmwc.sample(mlp_field(), 40, steps=10)
+    kept = run.score().argsort(stable=True)[:10].sort().values
+    # To a rank: sums over fewer samples may round otherwise, and a score then falls on the other side of itself.
+    torch.testing.assert_close(run.surest(0.25).confidence, run.confidence[kept], rtol=0, atol=1.01 / 40)
+
+
+def test_a_reference_read_in_another_setting_is_not_used():
+    field = fmwc.load("checkerboard")
+    assert fmwc.sample(field, 3, steps=50).reference is not None
+    for options in ({"start": 0.1}, {"decoder": "stochastic"}, {"schedule": 5}, {"confidence": "diagonal"}):
+        assert fmwc.sample(field, 3, steps=50, **options).reference is None
+    assert fmwc.sample(field, 3, times=[0.0, 0.5, 1.0]).reference is None
+
+
+def test_numpy_seeds_are_seeds():
+    field = mlp_field()
+    assert torch.equal(fmwc.sample(field, 3, steps=2, seed=np.int64(5)).x, fmwc.sample(field, 3, steps=2, seed=5).x)
+    x, t = torch.randn(3, 2), torch.rand(3)
+    assert torch.equal(field.draw(x, t, seed=np.int64(5)), field.draw(x, t, seed=5))
+
+
+def test_a_layer_that_never_runs_does_not_stop_a_resume(tmp_path):
+    field, data = fmwc.attach(Idle(), space=(2,)), torch.randn(16, 2)
+    fmwc.fit_noise(field, data, steps=3, resume=str(tmp_path / "point"))
+    fmwc.fit_noise(field, data, steps=3, resume=str(tmp_path / "point"))
+
+
+def test_a_layer_called_by_keyword_is_named():
+    with pytest.raises(UsageError, match="'layer' is called by keyword"):
+        fmwc.attach(ByKeyword(), space=(2,)).moments(torch.randn(3, 2), 0.5)
+
+
+def test_a_detached_field_and_a_plain_network_have_no_confidence():
+    field = mlp_field()
+    network = field.detach()
+    with pytest.raises(UsageError, match="detached"):
+        field.moments(torch.randn(3, 2), 0.5)
+    with pytest.raises(UsageError, match="attach it first"):
+        fmwc.sample(network, 3, space=(2,))
+    assert fmwc.sample(network, 3, space=(2,), confidence=False).x.shape == (3, 2)
+
+
+def test_a_mean_of_five_draws_costs_five_evaluations():
+    field = mlp_field()
+    assert fmwc.sample(field, 3, evaluations=10, decoder="mean5", confidence=False).evaluations == 10
+    with pytest.raises(UsageError, match="cannot be spent exactly"):
+        fmwc.sample(field, 3, evaluations=11, decoder="mean5", confidence=False)
+
+
+def test_options_of_another_score_are_refused():
+    run = fmwc.sample(mlp_field(), 3, steps=10)
+    with pytest.raises(UsageError, match="takes no options"):
+        run.score("peak", early=0.2)
+    with pytest.raises(UsageError, match="early and late"):
+        run.score("temporal_ratio", erly=0.2)
+
+
+def test_attaching_is_seeded_and_leaves_torchs_generator_alone():
+    before = torch.random.get_rng_state()
+    first, second = (fmwc.attach(Idle(), space=(2,)).noise.state_dict() for _ in range(2))
+    assert all(torch.equal(first[k], second[k]) for k in first)
+    torch.random.set_rng_state(before)
+    network = Idle()
+    after = torch.random.get_rng_state()
+    fmwc.attach(network)
+    assert torch.equal(torch.random.get_rng_state(), after)
+
+
+def test_weights_of_another_recipe_are_not_taken_for_ones_own(tmp_path):
+    recipe = override(PRESETS["recommended"], TINY)
+    Bench(recipe, tmp_path, torch.device("cpu"), lambda text: None).flow(0)
+    Bench(recipe, tmp_path, torch.device("cpu"), lambda text: None).flow(0)
+    with pytest.raises(CheckpointError, match="another recipe"):
+        Bench(override(recipe, ["iterations=3"]), tmp_path, torch.device("cpu"), lambda text: None).flow(0)
+
+
+def test_a_cell_made_otherwise_is_not_taken_for_ones_own(tmp_path):
+    cell = tmp_path / "cosine-0.json"
+    cell.write_text(json.dumps({"provenance": {"samples": 10, "steps": 50}}))
+    _check_cell(cell, {"samples": 10, "steps": 50})
+    with pytest.raises(CheckpointError, match="other samples"):
+        _check_cell(cell, {"samples": 11, "steps": 50})
+    cell.write_text("{")
+    with pytest.raises(CheckpointError, match="cut off"):
+        _check_cell(cell, {})

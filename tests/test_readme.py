@@ -1,0 +1,48 @@
+"""The README is true: its code runs, and its tables are those of the results."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from fmwc.recipes.reproduce import cells
+from fmwc.report.paper import TABLES
+from fmwc.report.results import cost_table, headline_table, summarise
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results" / "checkerboard"
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_code_runs_and_filtering_helps(capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    torch.manual_seed(0)
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    everything, surest = map(float, re.findall(r"misplaced: ([0-9.]+)", capsys.readouterr().out))
+    assert surest < everything
+
+
+def test_the_tables_are_those_of_the_results():
+    assert headline_table(json.loads((RESULTS / "summary.json").read_text())) in README
+    assert cost_table(json.loads((RESULTS / "cost.json").read_text())) in README
+
+
+def test_the_summary_is_made_from_the_cells():
+    summary = json.loads((RESULTS / "summary.json").read_text())
+    assert json.loads(json.dumps(summarise(cells(RESULTS)))) == summary["tables"]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_entry_of_every_table_was_measured_on_three_seeds(name):
+    summary = json.loads((RESULTS / "summary.json").read_text())["tables"][name]
+    assert len(summary) == len(TABLES[name].rows)  # no two rows share a label
+    for row in summary.values():
+        for heading in TABLES[name].columns:
+            assert row[heading]["seeds"] == 3
+
+
+def test_every_picture_and_page_that_is_linked_is_there():
+    for link in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / link).exists(), link
