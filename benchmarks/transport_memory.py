@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/transport_memory.py [--out results/checkerboard/memory.json]
 
-Each number of steps runs in a process of its own, whose peak resident memory is read at the end. Large blocks are given
-back to the system when freed (glibc's MALLOC_MMAP_THRESHOLD_), so that what the allocator keeps for later is not counted.
+Each number of steps runs in a process of its own, whose peak resident memory is read at the end. Large blocks are
+given back to the system when freed (glibc's MALLOC_MMAP_THRESHOLD_): what the allocator keeps for later is not counted.
 """
 
 from __future__ import annotations

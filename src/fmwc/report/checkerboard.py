@@ -51,7 +51,8 @@ class _Run:
     @classmethod
     def read(cls, field: Field, trajectory: Trajectory) -> _Run:
         transported = trajectory.transported
-        names = dict.fromkeys([trajectory.default_score, *([] if transported is None else [DISPERSION])])
+        extra = [] if transported is None else [DISPERSION]
+        names = dict.fromkeys([trajectory.default_score, "temporal_ratio", *extra])
         tensors = (trajectory.x, trajectory.confidence, trajectory.times, trajectory.std, trajectory.grid)
         x, confidence, times, std, grid = (v.detach().cpu().numpy() for v in tensors)
         return cls(
