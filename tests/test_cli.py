@@ -218,6 +218,10 @@ def test_a_demonstration_clears_only_its_own_folder(run, tmp_path):
     assert code == 2
     assert "not empty" in err
     assert (tmp_path / "samples.csv").read_text() == "mine"
+    (tmp_path / "thesis.txt").write_text("mine")
+    assert run("demo", "--out", tmp_path, "--device", "cpu", "-n", 50, "--force", *SETS)[0] == 0
+    assert run("demo", "--out", tmp_path, "--device", "cpu", "-n", 50, *SETS)[0] == 2
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
 
 
 def test_an_out_that_is_a_file_or_cannot_be_made(run, trained, tmp_path):

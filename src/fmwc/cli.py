@@ -124,7 +124,8 @@ def _demo_folder(out: Path, force: bool) -> Path:
     if (out / DEMO_MARK).is_file():
         shutil.rmtree(out)
     new_folder(out, force=force)
-    write_text(out / DEMO_MARK, "Written by fmwc demo, which clears this folder when it is run again.\n")
+    if not any(out.iterdir()):  # forced into a folder with other files, it must never clear those
+        write_text(out / DEMO_MARK, "Written by fmwc demo, which clears this folder when it is run again.\n")
     return out
 
 
