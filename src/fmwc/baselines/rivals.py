@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fmwc.flow import Space, path_sample
 from fmwc.moments import Moments
-from fmwc.propagate import Noisy
+from fmwc.propagate import Noisy, unit_probes
 from fmwc.randomness import Randomness, Stream
 
 __all__ = ["HeteroscedasticHead", "HeteroscedasticVariance", "PosteriorTrace", "StateSensitivity", "nll"]
@@ -21,11 +21,7 @@ def _jacobian_rows(field: Any, x: Tensor, t: Tensor, cond: dict[str, Any]) -> tu
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         v = field(x, t, **cond)
-        rows = []
-        for i in range(v[0].numel()):
-            w = torch.zeros_like(v)
-            w.flatten(1)[:, i] = 1
-            rows.append(torch.autograd.grad(v, x, w, retain_graph=True)[0].flatten(1))
+        rows = [torch.autograd.grad(v, x, w, retain_graph=True)[0].flatten(1) for _, _, w in unit_probes(v)]
     return v.detach(), torch.stack(rows)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fmwc.errors import UsageError, pick
+from fmwc.propagate import unit_probes
 from fmwc.randomness import Randomness, as_randomness
 
 __all__ = ["PROBES", "along", "divergence"]
@@ -57,9 +58,7 @@ def divergence(
 
         if probes is None:
             total = x.new_zeros(len(x))
-            for i in range(x[0].numel()):
-                w = torch.zeros_like(v)
-                w.flatten(1)[:, i] = 1
+            for _, i, w in unit_probes(v):
                 total += pull(w).flatten(1)[:, i]
             return total
         randomness = as_randomness(seed, x.device)

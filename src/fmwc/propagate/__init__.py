@@ -3,7 +3,7 @@
 from fmwc.errors import pick
 from fmwc.propagate.diagonal import Diagonal
 from fmwc.propagate.estimator import Estimator, Noisy
-from fmwc.propagate.linearised import Linearised, Record, Tangent, outside
+from fmwc.propagate.linearised import Linearised, Record, Tangent, outside, unit_probes
 from fmwc.propagate.monte_carlo import MonteCarlo
 from fmwc.propagate.transported import Transport, Transported
 
@@ -20,6 +20,7 @@ __all__ = [
     "Transported",
     "as_estimator",
     "outside",
+    "unit_probes",
 ]
 
 ESTIMATORS: dict[str, Estimator] = {
