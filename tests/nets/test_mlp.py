@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fmwc.nets import MLP, NETS
-from fmwc.nets.mlp import TimeEmbedding
+from fmwc.nets.embedding import TimeEmbedding
 
 
 def test_shapes_and_times():

@@ -1,7 +1,9 @@
-"""Velocity networks in plain torch. They know nothing of confidence."""
+"""Networks in plain torch: backbones of a velocity, and the judge of images. They know nothing of confidence."""
 
+from fmwc.nets.lenet import LeNet
 from fmwc.nets.mlp import MLP
+from fmwc.nets.unet import UNet
 
-__all__ = ["MLP", "NETS"]
+__all__ = ["MLP", "NETS", "LeNet", "UNet"]
 
-NETS = {"MLP": MLP}  # by the name a checkpoint records
+NETS = {"LeNet": LeNet, "MLP": MLP, "UNet": UNet}  # by the name a checkpoint records

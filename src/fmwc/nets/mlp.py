@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["MLP", "TimeEmbedding"]
+from fmwc.nets.embedding import TimeEmbedding
 
-
-class TimeEmbedding(nn.Module):
-    """Creates the sinusoidal embedding of t in [0, 1], with wavelengths from 2π down to 2π/`fastest`.
-
-    Arguments:
-        features: The number of features, even.
-        fastest: The highest angular frequency.
-    """
-
-    def __init__(self, features: int, fastest: float = 100.0) -> None:
-        super().__init__()
-        count = features // 2
-        self.rates: Tensor
-        self.register_buffer("rates", torch.exp(torch.linspace(0, math.log(fastest), count)), persistent=False)
-
-    def forward(self, t: Tensor) -> Tensor:  # (B,) -> (B, F)
-        angle = t[..., None] * self.rates
-        return torch.cat([angle.sin(), angle.cos()], -1)
+__all__ = ["MLP"]
 
 
 class MLP(nn.Module):
