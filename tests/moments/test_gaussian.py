@@ -37,7 +37,7 @@ def test_it_prints():
 NO_RULE = {
     "sort": lambda x: torch.sort(x),
     "softmax": lambda x: torch.softmax(x, -1),
-    "layer_norm": lambda x: F.layer_norm(x, (3,)),
+    "batch_norm": lambda x: F.batch_norm(x, torch.zeros(3), torch.ones(3)),
     "matmul": lambda x: x @ torch.ones(3, 3),
     "einsum": lambda x: torch.einsum("ij,ij->i", x, x),
     "where": lambda x: torch.where(torch.ones(2, 3) > 0, x, x),
@@ -146,6 +146,7 @@ STEPS = {
     "twice": lambda x: x + x,
     "gate": lambda x: torch.sigmoid(x) * torch.tanh(x),
     "mix": lambda x: F.linear(x, torch.linspace(-1, 1, x.shape[-1] ** 2).reshape(x.shape[-1], -1)),
+    "norm": lambda x: F.layer_norm(x, x.shape[-1:]),
     "centre": lambda x: x - x.mean(-1, keepdim=True),
     "turn": lambda x: torch.cat([x[..., 1:], x[..., :1]], -1),
 }

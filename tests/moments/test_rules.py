@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor as T
 
 from fmwc.errors import NoRuleError
-from fmwc.moments import EXACT, FIRST_ORDER, INDEPENDENT, RULES, GaussHermite, Gaussian, moments_of
-from tests.reference import assert_within, drawn, integral
+from fmwc.moments import EXACT, FIRST_ORDER, IN_EXPECTATION, INDEPENDENT, RULES, GaussHermite, Gaussian, moments_of
+from tests.moments.test_norms import NORMS
+from tests.reference import assert_within, drawn, integral, noise_var
 
 
 def gaussian(*shape: int, seed: int = 0, low: float = -2.0, high: float = 2.0, closure: Any = None) -> Gaussian:
@@ -85,6 +86,7 @@ SHAPES = {T.t: (2, 3), torch.t: (2, 3), T.T.__get__: (2, 3), T.squeeze: (2, 1, 3
           F.pixel_shuffle: (4, 2, 3)}  # fmt: skip
 REARRANGE |= {T.t: (), torch.t: (), T.T.__get__: ()}
 JOINS = {torch.cat: (1,), torch.concat: (1,), torch.stack: (1,)}
+RESIZES = (F.interpolate, F.pad)  # several modes each, so a test each
 
 
 def assert_same(found: Any, mean: Any, var: Any) -> None:
@@ -126,6 +128,34 @@ def test_joins(key, other):
 
 def test_asking_for_the_type_gives_a_word():
     assert gaussian(2).type() == "torch.DoubleTensor"
+
+
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize("size", [{"scale_factor": 2}, {"size": (7, 2)}, {"scale_factor": (0.5, 1.5)}], ids=str)
+def test_interpolate_copies_the_nearest(mode, size):
+    x = gaussian(2, 3, 4, 6)
+    assert_same(*(F.interpolate(v, mode=mode, **size) for v in (x, x._mean, x._var)))
+    assert_same(*(F.interpolate(v, **size) for v in (x, x._mean, x._var)))
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "area"])
+def test_interpolate_by_mixing_is_refused(mode):
+    with pytest.raises(NoRuleError, match=r"no rule carries a variance through .*interpolate"):
+        F.interpolate(gaussian(1, 1, 4, 4), scale_factor=2, mode=mode)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+def test_padding_with_copies(mode):
+    x = gaussian(2, 3, 4, 6)
+    assert_same(*(F.pad(v, (1, 2, 0, 3), mode=mode) for v in (x, x._mean, x._var)))
+
+
+@pytest.mark.parametrize("value", [None, 0, 2.5])
+def test_padding_with_what_is_known_has_no_variance(value):
+    x = gaussian(2, 3, 4, 6)
+    assert_same(
+        F.pad(x, (1, 2, 0, 3), value=value), F.pad(x._mean, (1, 2, 0, 3), value=value), F.pad(x._var, (1, 2, 0, 3))
+    )
 
 
 # ---- arithmetic, sums, weights: exact for independent inputs, so Monte Carlo agrees ---------------------------------
@@ -177,6 +207,22 @@ def conv(key: Callable[..., Any], dims: int, transposed: bool = False) -> Row:
     return Row(((4, *[4] * dims),), variants)
 
 
+POOLS: dict[Callable[..., Any], tuple[Callable[..., Any], ...]] = {
+    F.avg_pool2d: (
+        lambda x: F.avg_pool2d(x, 2),
+        lambda x: F.avg_pool2d(x, (2, 3), 1, (1, 0)),
+        lambda x: F.avg_pool2d(x, 3, stride=2, padding=1, ceil_mode=True),
+        lambda x: F.avg_pool2d(x, 3, 2, 1, True, False),
+        lambda x: F.avg_pool2d(x, 3, 2, 1, True, True, 5),
+        lambda x: F.avg_pool2d(x, kernel_size=3, stride=2, padding=1, count_include_pad=False),
+    ),
+    F.adaptive_avg_pool2d: (
+        lambda x: F.adaptive_avg_pool2d(x, 1),
+        lambda x: F.adaptive_avg_pool2d(x, (3, 4)),  # windows of different sizes, which overlap
+        lambda x: F.adaptive_avg_pool2d(x, (None, 2)),
+    ),
+}
+
 MONTE_CARLO: dict[Callable[..., Any], Row] = {
     **{key: with_alpha(key) for key in (torch.add, T.add, torch.sub, T.sub, torch.subtract, T.subtract)},
     **{key: pair(key) for key in (T.__add__, T.__radd__, T.__sub__, T.__rsub__)},
@@ -184,6 +230,7 @@ MONTE_CARLO: dict[Callable[..., Any], Row] = {
     **{key: quotient(key) for key in (torch.div, T.div, T.__truediv__, torch.true_divide, T.true_divide)},
     **{key: Row(((2, 3),), (lambda x, k=key: k(x),)) for key in (torch.neg, T.neg, T.__neg__, torch.negative)},
     **{key: total(key) for key in (torch.sum, T.sum, torch.mean, T.mean)},
+    **{key: Row(((2, 5, 6),), variants) for key, variants in POOLS.items()},
     F.linear: linear(),
     F.conv1d: conv(F.conv1d, 1), F.conv2d: conv(F.conv2d, 2), F.conv3d: conv(F.conv3d, 3),
     F.conv_transpose1d: conv(F.conv_transpose1d, 1, True), F.conv_transpose2d: conv(F.conv_transpose2d, 2, True),
@@ -200,6 +247,15 @@ def test_against_monte_carlo(key):
         mean, var, mean_error, var_error = drawn(variant, [moments_of(x) for x in inputs], draws=4000)
         assert_within(found.mean, mean, mean_error)
         assert_within(found.var, var, var_error)
+
+
+@pytest.mark.parametrize(("key", "number"), [(k, i) for k, v in POOLS.items() for i in range(len(v))])
+def test_pools_in_closed_form(key, number):
+    """A pool is a matrix M, so Var = M² σ²."""
+    f, x = POOLS[key][number], gaussian(3, 2, 5, 6)
+    expected = noise_var(f, x._var.sqrt(), torch.ones(1, dtype=torch.float64))
+    torch.testing.assert_close(moments_of(f(x)).var, expected)
+    assert torch.equal(moments_of(f(x)).mean, f(x._mean))
 
 
 # ---- pointwise: the closure, so the integral agrees -----------------------------------------------------------------
@@ -248,15 +304,16 @@ def test_dropout_is_nothing_when_off_and_refused_when_on(key):
 
 
 def test_every_rule_has_a_row_and_every_row_a_rule():
-    rows = {*METADATA, *REARRANGE, *JOINS, *MONTE_CARLO, *POINTWISE, *DROPOUT}
+    rows = {*METADATA, *REARRANGE, *JOINS, *RESIZES, *MONTE_CARLO, *POINTWISE, *DROPOUT, *NORMS}
     assert {name_of(k) for k in RULES.keys() - rows} == set(), "rules without a test row"
     assert {name_of(k) for k in rows - RULES.keys()} == set(), "test rows without a rule"
 
 
 def test_every_rule_says_how_exact_it_is():
-    assert {rule.exactness for rule in RULES.values()} == {EXACT, INDEPENDENT, FIRST_ORDER}
+    assert {rule.exactness for rule in RULES.values()} == {EXACT, INDEPENDENT, FIRST_ORDER, IN_EXPECTATION}
     assert all(RULES[k].exactness == FIRST_ORDER for k in POINTWISE)
-    assert all(RULES[k].exactness == EXACT for k in (*METADATA, *REARRANGE, *JOINS, *DROPOUT))
+    assert all(RULES[k].exactness == EXACT for k in (*METADATA, *REARRANGE, *JOINS, *RESIZES, *DROPOUT))
+    assert all(RULES[k].exactness == IN_EXPECTATION for k in NORMS)
 
 
 # ---- one variable twice is one variable -----------------------------------------------------------------------------

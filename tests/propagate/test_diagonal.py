@@ -116,7 +116,7 @@ class Inner(nn.Module):
             "softmax": nn.Softmax(-1),
             "inplace": nn.ReLU(inplace=True),
             "dropout": nn.Dropout(0.5),
-            "norm": nn.LayerNorm(2),
+            "norm": nn.BatchNorm1d(2),
         }.get(kind, nn.Identity())
         self.kind = kind
 
@@ -142,7 +142,7 @@ class Outer(nn.Module):
 
 REFUSED = {  # kind: what the message says, and the module it names
     "softmax": ("softmax", "blocks.1.act (Softmax)"),
-    "norm": ("layer_norm", "blocks.1.act (LayerNorm)"),
+    "norm": ("batch_norm", "blocks.1.act (BatchNorm1d)"),
     "sort": ("sort", "blocks.1 (Inner)"),
     "inplace": ("inplace", "blocks.1.act (ReLU)"),
     "augmented": ("in place", "blocks.1 (Inner)"),

@@ -3,11 +3,12 @@
 | family | what it does to (μ, σ²) | exactness |
 |---|---|---|
 | metadata | shape, dtype, …: asked of the mean | exact |
-| rearrange | moves entries about: the same on both | exact |
+| rearrange | moves or repeats entries, or puts in known ones: the same on both | exact |
 | weighted | θ: θμ + b, θ²σ² (eq:layerprop without noise) | exact if inputs are independent |
-| total | sums: Σμ, Σσ² | exact if inputs are independent |
+| total | sums Σμ, Σσ² and means Σμ/n, Σσ²/n², over all or in windows | exact if inputs are independent |
 | addition, product, quotient | arithmetic | exact if inputs are independent |
 | pointwise | φ, by the closure | by the closure |
+| normalise | (μ − μ̄)/s within a group (:mod:`fmwc.moments.norms`) | first order, statistics in expectation |
 """
 
 from __future__ import annotations
@@ -114,6 +115,22 @@ def rearrange(func: Any, args: Any, kwargs: Any) -> Any:
     return _pair(func(*means, **mean_kwargs), func(*variances, **var_kwargs), closure_of(args, kwargs))
 
 
+@register(F.interpolate, exactness=EXACT, family="rearrange")
+def resize(func: Any, args: Any, kwargs: Any) -> Gaussian:
+    if kwargs["mode"] not in ("nearest", "nearest-exact"):  # the others mix entries
+        raise NoRuleError(refusal(func, args, kwargs))
+    return rearrange(func, args, kwargs)
+
+
+@register(F.pad, exactness=EXACT, family="rearrange")
+def pad(func: Any, args: Any, kwargs: Any) -> Gaussian:
+    """A constant is known, so its variance is zero; reflected, replicated or wrapped entries are copies."""
+    if kwargs["mode"] != "constant":
+        return rearrange(func, args, kwargs)
+    x, *rest = args
+    return Gaussian(func(x._mean, *rest, **kwargs), func(x._var, *rest, **{**kwargs, "value": 0}), x._closure)
+
+
 # ---- weighted: linear in the input with known weights (eq:layerprop) ----------------------------------------------
 
 
@@ -146,6 +163,33 @@ def average(func: Any, args: Any, kwargs: Any) -> Gaussian:
     x, *rest = args
     mean = func(x._mean, *rest, **kwargs)
     return Gaussian(mean, func(x._var, *rest, **kwargs) * (mean.numel() / x._mean.numel()), x._closure)
+
+
+@register(F.avg_pool2d, exactness=INDEPENDENT, family="total")
+def pool(func: Any, args: Any, kwargs: Any) -> Gaussian:
+    """Var = w Σ_window wσ², where every entry of a window has the weight w: one over its size, or the divisor given.
+
+    Padding and a last window that hangs over the edge make w differ between windows, so it is read off an image of
+    ones: pooled it is cw, for a window with c entries in the image, and with the divisor 1 it is c.
+    """
+    x, *rest = args
+    ones = x._var.new_ones(1, *x.shape[-2:])
+    names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+    counting = {**dict(zip(names, rest, strict=False)), **kwargs, "divisor_override": 1}
+    weight = func(ones, *rest, **kwargs) / func(ones, **counting)
+    return Gaussian(func(x._mean, *rest, **kwargs), func(x._var, *rest, **kwargs) * weight, x._closure)
+
+
+@register(F.adaptive_avg_pool2d, exactness=INDEPENDENT, family="total")
+def adaptive_pool(func: Any, args: Any, kwargs: Any) -> Gaussian:
+    """Σσ²/n² over windows that reach from ⌊iH/h⌋ to ⌈(i + 1)H/h⌉, so that n may differ between them."""
+    x, *rest = args
+    mean = func(x._mean, *rest, **kwargs)
+    rows, columns = (
+        x._var.new_tensor([-(-(i + 1) * side // count) - i * side // count for i in range(count)])
+        for side, count in zip(x.shape[-2:], mean.shape[-2:], strict=True)
+    )
+    return Gaussian(mean, func(x._var, *rest, **kwargs) / (rows[:, None] * columns), x._closure)
 
 
 # ---- arithmetic ----------------------------------------------------------------------------------------------------

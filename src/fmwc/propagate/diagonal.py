@@ -41,7 +41,7 @@ class Inflate(Pass):
 class Diagonal:
     """Creates the diagonal estimator: closed form, one pass; correlations between activations are ignored.
 
-    Its mean is the closure's E[v], which the plain network's output is not (except with `taylor1`).
+    Its mean is the closure's E[v], which the plain network's output is not (except with `taylor1` and without norms).
 
     Arguments:
         closure: `gauss_hermite` (10 nodes), `taylor1`, `taylor2`, or a closure object.
