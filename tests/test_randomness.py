@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fmwc.randomness import BLOCK, Blocks, Stream, as_randomness, derive
+from fmwc.randomness import BLOCK, Blocks, Stream, as_randomness, derive, signs
 
 METHODS = ("normal", "uniform")
 
@@ -56,6 +56,17 @@ def test_the_distributions():
     assert abs(uniform.mean().item() - 0.5) < 6 * (1 / 12 / n) ** 0.5
     assert uniform.min() >= 0
     assert uniform.max() < 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_signs(dtype):
+    like, cpu = torch.empty(100, 1, 4, 4, dtype=dtype), torch.device("cpu")
+    found = signs(as_randomness(3, cpu), like)
+    assert (found.shape, found.dtype) == (like.shape, dtype)
+    assert found.unique().tolist() == [-1, 1]
+    assert abs(found.mean().item()) < 6 / found.numel() ** 0.5
+    # Which draw gives which sign is fixed: estimates already reported hang on it.
+    assert torch.equal(found > 0, as_randomness(3, cpu).uniform(like) < 0.5)
 
 
 def test_a_tensor_without_rows_for_the_samples_is_filled_all_the_same():

@@ -13,9 +13,12 @@ from typing import Protocol, SupportsIndex
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK", "Blocks", "Randomness", "Stream", "as_randomness", "derive"]
+__all__ = ["BLOCK", "Blocks", "Randomness", "Stream", "as_randomness", "derive", "signs"]
 
-BLOCK = 1024  # samples that share one seed; larger wastes more at the borders of a batch, smaller seeds more often
+# Samples that share one seed: larger wastes more at the borders of a batch, smaller seeds more often. Where one sample
+# takes many numbers (the noise of an image's layer), fewer share a seed.
+BLOCK = 1024
+NUMBERS = 2**22
 
 
 def derive(*parts: int | str) -> int:
@@ -80,15 +83,34 @@ class Blocks:
             generator.manual_seed(derive(self.seed, self.calls, "whole", self.start))
             return getattr(torch.empty_like(like), method)(generator=generator)
         each = rows // self.count
+        size = _block(each * like[0].numel())
         pieces = []
         stop = self.start + self.count
-        for block in range(self.start // BLOCK, (stop - 1) // BLOCK + 1):
+        for block in range(self.start // size, (stop - 1) // size + 1):
             generator.manual_seed(derive(self.seed, self.calls, block))
-            full = torch.empty((BLOCK, each, *like.shape[1:]), dtype=like.dtype, device=like.device)
+            full = torch.empty((size, each, *like.shape[1:]), dtype=like.dtype, device=like.device)
             getattr(full, method)(generator=generator)
-            first = block * BLOCK
-            pieces.append(full[max(self.start - first, 0) : min(stop - first, BLOCK)])
+            first = block * size
+            pieces.append(full[max(self.start - first, 0) : min(stop - first, size)])
         return torch.cat(pieces).reshape(like.shape)
+
+
+def signs(randomness: Randomness, like: Tensor) -> Tensor:
+    """±1 with equal chance, of the shape, type and device of `like`: probes w with E[wwᵀ] = 1.
+
+    >>> signs(as_randomness(0, torch.device("cpu")), torch.empty(4)).square()
+    tensor([1., 1., 1., 1.])
+    """
+    return (randomness.uniform(like) < 0.5).to(like.dtype) * 2 - 1
+
+
+def _block(numbers: int) -> int:
+    """How many samples share a seed, if each takes so many numbers: a power of two, at most `BLOCK`.
+
+    >>> _block(2), _block(32 * 28 * 28)
+    (1024, 128)
+    """
+    return min(BLOCK, 1 << max(0, (NUMBERS // max(numbers, 1)).bit_length() - 1))
 
 
 def as_randomness(source: Randomness | torch.Generator | int | None, device: torch.device) -> Randomness:

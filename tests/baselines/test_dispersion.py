@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from torch import nn
 
-from fmwc.baselines import dispersion, ensemble_ends, stochastic_ends
+from fmwc.baselines import Dropout, dispersion, ensemble_ends, stochastic_ends
 from fmwc.errors import UsageError
 from fmwc.sampling import sample
+from tests.baselines.test_rivals import Labelled
 from tests.conftest import mlp_field
 
 
@@ -38,3 +40,18 @@ def test_an_ensemble_runs_each_member_from_the_same_start():
         assert torch.equal(end, sample(member, x0=x0, steps=4, confidence=False).x)
     plain = ensemble_ends([m.detach() for m in members], x0, steps=4)
     assert torch.equal(plain, ends)
+
+
+def test_labels_and_options_reach_the_network_and_the_sampler():
+    torch.manual_seed(0)
+    x0, y = torch.randn(5, 1, 8, 8), torch.tensor([0, 2, 1, 0, 2])
+    net = Dropout(Labelled())
+    ends = stochastic_ends(net, x0, 2, steps=3, y=y, batch=2)  # labels are split with the batches
+    assert ends.shape == (2, 5, 1, 8, 8)
+    torch.testing.assert_close(ends, stochastic_ends(net, x0, 2, steps=3, y=y))
+    assert not torch.allclose(ends, stochastic_ends(net, x0, 2, steps=3, y=y.flip(0)))
+    members: list[nn.Module] = [Labelled(), Labelled()]
+    ends = ensemble_ends(members, x0, steps=3, y=y, stepper="heun")
+    for member, end in zip(members, ends, strict=True):
+        assert torch.equal(end, sample(member, x0=x0, steps=3, y=y, stepper="heun", confidence=False).x)
+    assert not torch.allclose(ends, ensemble_ends(members, x0, steps=3, y=y))

@@ -5,18 +5,32 @@ import torch
 from torch import nn
 
 from fmwc.baselines import HeteroscedasticHead, HeteroscedasticVariance, PosteriorTrace, StateSensitivity, nll
+from fmwc.errors import UsageError
 from fmwc.flow import euclidean, path_sample
 from fmwc.nets import MLP
-from fmwc.randomness import Stream
+from fmwc.randomness import Blocks, Stream
 from fmwc.sampling import sample
 from fmwc.training import Plan, train
 from tests.conftest import conv_field, mlp_field
+from tests.reference import assert_within, statistics
 
 A = torch.tensor([[0.3, -1.1], [0.7, 0.4]], dtype=torch.float64)
 
 
-def read(estimator, field, x, t):
-    return estimator(field, x, t, {}, None)
+class Labelled(nn.Module):
+    """A velocity network for 1×8×8 images of three classes, or with two outputs one for two heads."""
+
+    def __init__(self, outputs=1):
+        super().__init__()
+        self.first, self.act, self.out = nn.Conv2d(1, 4, 3, padding=1), nn.SiLU(), nn.Conv2d(4, outputs, 3, padding=1)
+        self.label = nn.Embedding(3, 4)
+
+    def forward(self, x, t, y):
+        return self.out(self.act(self.first(x) + self.label(y)[:, :, None, None] + t[:, None, None, None]))
+
+
+def read(estimator, field, x, t, randomness=None, **cond):
+    return estimator(field, x, t, cond, randomness)
 
 
 # ---- state sensitivity ----------------------------------------------------------------------------------------------
@@ -38,6 +52,58 @@ def test_state_sensitivity_of_an_image_network_is_that_of_its_jacobian():
     for i in range(2):
         jacobian = torch.func.jacrev(lambda z, i=i: field.network(z[None], t[i : i + 1])[0])(x[i])
         torch.testing.assert_close(var[i].sum() * 16, jacobian.square().sum().detach())
+
+
+# ---- random probes --------------------------------------------------------------------------------------------------
+
+RIVALS = (StateSensitivity, PosteriorTrace)
+
+
+@pytest.mark.parametrize("rival", RIVALS)
+def test_random_probes_converge_to_the_exact_reading_of_an_image(rival):
+    net = Labelled().double()
+    x, t = torch.randn(3, 1, 8, 8, dtype=torch.float64), torch.tensor([0.3, 0.5, 0.8], dtype=torch.float64)
+    y = torch.tensor([0, 2, 1])
+    exact = read(rival(), net, x, t, y=y)
+    many = 500
+    repeated = [v.repeat(many, *[1] * (v.ndim - 1)) for v in (x, t)]
+    single = read(rival(probes=1), net, *repeated, Stream(torch.Generator().manual_seed(0)), y=y.repeat(many))
+    assert single.var.shape == (3 * many, 1, 1, 1)
+    mean, _, error, _ = statistics(single.var.reshape(many, 3))
+    assert_within(mean, exact.var.flatten(), error)
+    assert float((error / mean).max()) < 0.05
+    together = read(rival(probes=many), net, x, t, Stream(torch.Generator().manual_seed(1)), y=y)
+    assert_within(together.var.flatten(), exact.var.flatten(), error)
+    torch.testing.assert_close(together.mean, exact.mean)
+    other = read(rival(), net, x, t, y=y.flip(0))
+    assert not torch.allclose(other.var, exact.var)
+
+
+@pytest.mark.parametrize("rival", RIVALS)
+def test_one_probe_is_enough_for_a_diagonal_jacobian(rival):
+    x, t = torch.randn(3, 1, 8, 8), torch.rand(3)
+    scale = torch.linspace(-1, 1, 64).reshape(1, 8, 8)
+    found = read(rival(probes=1), lambda x, t: x * scale, x, t, Stream(torch.Generator().manual_seed(0)))
+    torch.testing.assert_close(found.var, read(rival(), lambda x, t: x * scale, x, t).var)
+
+
+@pytest.mark.parametrize("rival", RIVALS)
+def test_probes_belong_to_samples_not_to_batches(rival):
+    net, y = Labelled(), torch.arange(7) % 3
+    options = {"steps": 3, "space": (1, 8, 8), "y": y, "confidence": rival(probes=2)}
+    whole, split = (sample(net, 7, batch=b, **options) for b in (64, 3))
+    assert whole.var.shape == (3, 7, 1, 1, 1)
+    torch.testing.assert_close(whole.var, split.var)
+    assert not torch.equal(whole.var, sample(net, 7, seed=1, **options).var)
+    at = read(rival(probes=2), net, torch.zeros(7, 1, 8, 8), torch.full((7,), 0.5), Blocks(0, 0, 7), y=y)
+    assert torch.isfinite(at.var).all()
+
+
+@pytest.mark.parametrize("rival", RIVALS)
+@pytest.mark.parametrize("probes", [0, -3])
+def test_probes_are_none_or_at_least_one(rival, probes):
+    with pytest.raises(UsageError, match=f"at least 1, got {probes}"):
+        rival(probes=probes)
 
 
 # ---- posterior trace ------------------------------------------------------------------------------------------------
@@ -139,6 +205,30 @@ def test_two_heads_are_read_by_the_sampler_and_learn():
     train(head, lambda x1, randomness, beta: nll(head, space, x1, randomness), data, Plan(100, batch=64, lr=1e-2))
     assert nll(head, space, data, Stream(torch.Generator().manual_seed(1))).item() < before
     assert head.device == torch.device("cpu")
+
+
+def test_two_heads_of_an_image_are_its_channels():
+    head = HeteroscedasticHead(Labelled(outputs=2))
+    x, t, y = torch.randn(3, 1, 8, 8), torch.rand(3), torch.tensor([0, 2, 1])
+    both = head.network(x, t, y=y)
+    v, log_var = head.both(x, t, y=y)
+    assert torch.equal(v, both[:, :1])
+    assert torch.equal(log_var, both[:, 1:])
+    run = sample(head, 3, steps=2, space=(1, 8, 8), confidence=HeteroscedasticVariance(), y=y)
+    assert run.var.shape == (2, 3, 1, 8, 8)
+
+
+def test_the_likelihood_is_given_the_labels():
+    head, space, x1 = HeteroscedasticHead(Labelled(outputs=2)), euclidean((1, 8, 8)), torch.randn(3, 1, 8, 8)
+
+    def loss(y):
+        return nll(head, space, x1, Stream(torch.Generator().manual_seed(0)), y=y)
+
+    y = torch.tensor([0, 2, 1])
+    t, x_t, u_t = path_sample(space, x1, Stream(torch.Generator().manual_seed(0)))
+    v, log_var = head.network(x_t, t, y).chunk(2, 1)
+    torch.testing.assert_close(loss(y), (((v - u_t) / (log_var / 2).exp()).square() + log_var).mean() / 2)
+    assert loss(y) != loss(y.flip(0))
 
 
 def test_a_log_variance_is_kept_in_range():

@@ -23,18 +23,31 @@ def dispersion(ends: Tensor) -> Tensor:  # (k, B, *) -> (B,)
 
 
 def stochastic_ends(
-    field: Any, x0: Tensor, trajectories: int, *, steps: int = 50, seed: int = 0, space: Space | None = None
+    field: Any,
+    x0: Tensor,
+    trajectories: int,
+    *,
+    steps: int = 50,
+    seed: int = 0,
+    space: Space | None = None,
+    **options: Any,
 ) -> Tensor:  # -> (k, B, *)
-    """Ends of stochastic trajectories from the same x0, each with noise of its own: MC-dropout, or posterior draws."""
-    seeds = range(seed * trajectories, (seed + 1) * trajectories)
-    return torch.stack(
-        [
-            sample(field, x0=x0, steps=steps, seed=s, confidence=False, decoder="stochastic", space=space).x
-            for s in seeds
-        ]
-    )
+    """Ends of stochastic trajectories from the same x0, each with noise of its own: MC-dropout, or posterior draws.
+
+    `options` go to :func:`fmwc.sampling.sample`, and what it does not know to the network (`y=labels`).
+    """
+
+    def end(seed: int) -> Any:
+        run = sample(
+            field, x0=x0, steps=steps, seed=seed, confidence=False, decoder="stochastic", space=space, **options
+        )
+        return run.x
+
+    return torch.stack([end(s) for s in range(seed * trajectories, (seed + 1) * trajectories)])
 
 
-def ensemble_ends(members: Sequence[Any], x0: Tensor, *, steps: int = 50, space: Space | None = None) -> Tensor:
-    """Ends of one trajectory a member, from the same x0."""
-    return torch.stack([sample(m, x0=x0, steps=steps, confidence=False, space=space).x for m in members])
+def ensemble_ends(
+    members: Sequence[Any], x0: Tensor, *, steps: int = 50, space: Space | None = None, **options: Any
+) -> Tensor:  # -> (k, B, *)
+    """Ends of one trajectory a member, from the same x0; `options` as in :func:`stochastic_ends`."""
+    return torch.stack([sample(m, x0=x0, steps=steps, confidence=False, space=space, **options).x for m in members])

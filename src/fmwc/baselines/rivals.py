@@ -2,27 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fmwc.errors import UsageError
 from fmwc.flow import Space, path_sample
 from fmwc.moments import Moments
 from fmwc.propagate import Noisy, unit_probes
-from fmwc.randomness import Randomness, Stream
+from fmwc.randomness import Randomness, Stream, signs
 
 __all__ = ["HeteroscedasticHead", "HeteroscedasticVariance", "PosteriorTrace", "StateSensitivity", "nll"]
 
 
-def _jacobian_rows(field: Any, x: Tensor, t: Tensor, cond: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """v, and ∂v/∂x as `(D, B, D)`: one backward pass a coordinate."""
+def _jacobian_sum(
+    field: Any,
+    x: Tensor,
+    t: Tensor,
+    cond: dict[str, Any],
+    quadratic: Callable[[Tensor, Tensor], Tensor],
+    probes: int | None,
+    randomness: Randomness,
+) -> tuple[Tensor, Tensor]:
+    """v, and for each sample the sum over coordinates of `quadratic(w, wᵀ∂v/∂x)`, one backward pass a probe w.
+
+    What is quadratic in w asks only for E[wwᵀ] = 1: summed over the unit vectors (`probes=None`) it is exact, and its
+    mean over random signs is unbiased.
+    """
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         v = field(x, t, **cond)
-        rows = [torch.autograd.grad(v, x, w, retain_graph=True)[0].flatten(1) for _, _, w in unit_probes(v)]
-    return v.detach(), torch.stack(rows)
+        plain = v.detach()
+        total = plain.new_zeros(len(plain))
+        random = (signs(randomness, plain) for _ in range(probes or 0))
+        for w in (w for _, _, w in unit_probes(plain)) if probes is None else random:
+            (row,) = torch.autograd.grad(v, x, w, retain_graph=True)
+            total += quadratic(w, row).flatten(1).sum(1)
+    return plain, total / (probes or 1)
+
+
+def _check_probes(probes: int | None) -> None:
+    if probes is not None and probes < 1:
+        raise UsageError(f"probes is None (exact) or at least 1, got {probes}")
 
 
 def _one_a_sample(value: Tensor, like: Tensor) -> Tensor:  # (B,) -> (B, 1, …), as a mean over coordinates
@@ -31,13 +55,24 @@ def _one_a_sample(value: Tensor, like: Tensor) -> Tensor:  # (B,) -> (B, 1, …)
 
 @dataclass(frozen=True)
 class StateSensitivity:
-    """Creates the reading ‖∂v/∂x‖²_F: how hard a nudge of the state pushes the velocity. Needs no training."""
+    r"""Creates the reading ‖∂v/∂x‖²_F: how hard a nudge of the state pushes the velocity. Needs no training.
 
+    .. math:: \|J\|_F^2 = E_w \|w^T J\|^2, \quad E[ww^T] = 1
+
+    Arguments:
+        probes: `None` for the exact norm (one backward pass a coordinate), or the number of random probes w, right for
+            images.
+    """
+
+    probes: int | None = None
     plain_mean = True
 
+    def __post_init__(self) -> None:
+        _check_probes(self.probes)
+
     def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
-        v, rows = _jacobian_rows(field, x, t, cond)
-        return Moments(v, _one_a_sample(rows.square().sum((0, 2)), v))
+        v, norm = _jacobian_sum(field, x, t, cond, lambda w, row: row.square(), self.probes, randomness)
+        return Moments(v, _one_a_sample(norm, v))
 
 
 @dataclass(frozen=True)
@@ -53,15 +88,21 @@ class PosteriorTrace:
 
     Arguments:
         first: The floor of t, against division by zero.
+        probes: `None` for the exact divergence (one backward pass a coordinate), or the number of random probes w for
+            ∇·v = E[wᵀ(∂v/∂x)w], right for images. Reading negatives as 0 then adds a little: take more probes, or
+            start later, where many are.
     """
 
     first: float = 1e-3
+    probes: int | None = None
     plain_mean = True
 
+    def __post_init__(self) -> None:
+        _check_probes(self.probes)
+
     def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
-        v, rows = _jacobian_rows(field, x, t, cond)
-        divergence = rows.diagonal(dim1=0, dim2=2).sum(1)
-        trace = (1 - t).square() / t.clamp_min(self.first) * (rows.shape[0] + (1 - t) * divergence)
+        v, divergence = _jacobian_sum(field, x, t, cond, lambda w, row: row * w, self.probes, randomness)
+        trace = (1 - t).square() / t.clamp_min(self.first) * (v[0].numel() + (1 - t) * divergence)
         return Moments(v, _one_a_sample(trace.clamp_min(0), v))
 
 
@@ -71,7 +112,8 @@ class HeteroscedasticHead(nn.Module):
     Called, it is the velocity.
 
     Arguments:
-        network: A network that gives out twice as many numbers as a sample has, on the last dimension.
+        network: A network that gives out twice as many numbers as a sample has on dimension 1, velocity first: a
+            vector's features, or an image's channels.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -83,17 +125,17 @@ class HeteroscedasticHead(nn.Module):
         return next(self.network.parameters()).device
 
     def both(self, x: Any, t: Any, **cond: Any) -> tuple[Tensor, Tensor]:
-        v, log_var = self.network(x, t, **cond).chunk(2, -1)
+        v, log_var = self.network(x, t, **cond).chunk(2, 1)
         return v, log_var.clamp(-12, 12)
 
     def forward(self, x: Any, t: Any, **cond: Any) -> Tensor:
         return self.both(x, t, **cond)[0]
 
 
-def nll(head: HeteroscedasticHead, space: Space, x1: Tensor, randomness: Stream) -> Tensor:
-    """½[(v − u)²/σ² + log σ²]: the Gaussian likelihood the two heads are trained with."""
+def nll(head: HeteroscedasticHead, space: Space, x1: Tensor, randomness: Stream, **cond: Any) -> Tensor:
+    """½[(v − u)²/σ² + log σ²]: the Gaussian likelihood the two heads are trained with. `cond` goes to the network."""
     t, x_t, u_t = path_sample(space, x1, randomness)
-    v, log_var = head.both(x_t, t)
+    v, log_var = head.both(x_t, t, **cond)
     return ((v - u_t).square() * (-log_var).exp() + log_var).mean() / 2
 
 

@@ -13,17 +13,13 @@ from torch import Tensor
 
 from fmwc.errors import UsageError, pick
 from fmwc.propagate import unit_probes
-from fmwc.randomness import Randomness, as_randomness
+from fmwc.randomness import Randomness, as_randomness, signs
 
 __all__ = ["PROBES", "along", "divergence"]
 
 
-def _rademacher(randomness: Randomness, like: Tensor) -> Tensor:
-    return (randomness.uniform(like) < 0.5).to(like.dtype) * 2 - 1
-
-
 PROBES: dict[str, Callable[[Randomness, Tensor], Tensor]] = {
-    "rademacher": _rademacher,
+    "rademacher": signs,
     "gaussian": lambda randomness, like: randomness.normal(like),
 }
 

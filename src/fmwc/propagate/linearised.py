@@ -22,7 +22,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from fmwc.errors import UsageError
 from fmwc.moments import Moments
 from fmwc.propagate.estimator import Noisy
-from fmwc.randomness import Randomness
+from fmwc.randomness import Randomness, signs
 from fmwc.state import batch_size, channels, each, per_sample
 from fmwc.vad import NoisyLayer, Pass
 
@@ -127,8 +127,7 @@ class Linearised:
         for name, value in channels(v).items():
             for _ in range(self.probes):
                 probe = each(torch.zeros_like, each(Tensor.detach, v))
-                signs = (randomness.uniform(value.detach()) < 0.5).to(value.dtype) * 2 - 1
-                channels(probe)[name].copy_(signs)
+                channels(probe)[name].copy_(signs(randomness, value.detach()))
                 pulled = self._pull(v, record, probe).view_as(channels(var)[name])
                 channels(var)[name].add_(pulled / (self.probes * value[0].numel()))
         return var
