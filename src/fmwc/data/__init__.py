@@ -7,6 +7,9 @@ from torch import Tensor
 __all__ = ["fingerprint"]
 
 
-def fingerprint(data: Tensor) -> str:
+def fingerprint(*data: Tensor) -> str:
     """A short hash of the data a model is trained on."""
-    return hashlib.sha256(data.detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
+    digest = hashlib.sha256()
+    for tensor in data:
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,299 @@
+"""MNIST, checked byte for byte, or a data set of one's own of the same kind: greyscale images with labels."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import math
+import os
+import struct
+import warnings
+import zipfile
+import zlib
+from http.client import HTTPException
+from pathlib import Path
+from typing import NamedTuple
+from urllib.request import urlopen
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fmwc.errors import DataError, UsageError, pick
+from fmwc.files import write_bytes
+
+__all__ = ["FILES", "MIRRORS", "Images", "load", "unit"]
+
+FILES = {  # split: images, labels
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+SUMS = {
+    "train-images-idx3-ubyte.gz": "sha256:440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+    "train-labels-idx1-ubyte.gz": "sha256:3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+    "t10k-images-idx3-ubyte.gz": "sha256:8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+    "t10k-labels-idx1-ubyte.gz": "sha256:f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+    "train-images-idx3-ubyte": "md5:6bbc9ace898e44ae57da46a324031adb",
+    "train-labels-idx1-ubyte": "md5:a25bea736e30d166cdddb491f175f624",
+    "t10k-images-idx3-ubyte": "md5:2646ac647ad5339dbf082846283269ea",
+    "t10k-labels-idx1-ubyte": "md5:27ae3e4e09519cfbb04c329615203637",
+}
+MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
+ARRAYS = {  # split: the names that images and labels may have in an npz file
+    "train": (("x_train", "y_train"), ("train_images", "train_labels")),
+    "test": (("x_test", "y_test"), ("test_images", "test_labels")),
+    "none": (("x", "y"), ("images", "labels")),
+}
+PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+PLACES = (".", "mnist", "MNIST/raw")  # below the folder that is given; the last is torchvision's
+TIMEOUT = 30.0  # seconds without an answer
+LARGEST = 1 << 24  # bytes to accept from a mirror; the largest of the four files has 9.9 million
+CHUNK = 1 << 20
+TENTH = 10  # data without a split: one image in so many is for testing
+BY_HAND = f"{', '.join(name for name in SUMS if name.endswith('.gz'))} from {' or '.join(MIRRORS)}"
+OWN = (
+    "data of your own is a folder of idx files under MNIST's names, an .npz file, or a folder of images with one "
+    "subfolder for each class, named by its label, 0, 1, …"
+)
+AS_OWN = "read data of your own with own=True (--own)"
+GET = f"leave --data and FMWC_DATA out to download MNIST (download=True), put there {BY_HAND}, or {AS_OWN}"
+
+
+class Images(NamedTuple):
+    """Greyscale images with labels."""
+
+    x: Tensor  # (N, 1, H, W) uint8, 0 = background, 255 = full ink
+    y: Tensor  # (N,) int64
+
+
+class _Found(NamedTuple):
+    x: np.ndarray
+    y: np.ndarray
+    x_from: str
+    y_from: str
+    split: bool = True  # whether this is one split, rather than the whole data
+
+
+def unit(x: Tensor) -> Tensor:
+    """Pixels as numbers in [0, 1] (App. dataset-metrics).
+
+    >>> unit(torch.tensor([0, 51, 255], dtype=torch.uint8))
+    tensor([0.0000, 0.2000, 1.0000])
+    """
+    if x.dtype != torch.uint8:
+        raise UsageError(f"pixels must be uint8, 0 to 255, not {x.dtype}; give the x of load(...)")
+    return x.to(torch.float32) / 255
+
+
+def load(
+    path: str | Path | None = None, split: str = "train", *, own: bool = False, classes: int = 10, download: bool = True
+) -> Images:
+    """Reads one split of MNIST, or of a data set of your own.
+
+    Arguments:
+        path: The folder (or .npz file) that holds the data; else `FMWC_DATA`, else a folder in the user's cache.
+        split: `"train"` or `"test"`.
+        own: Whether it is a data set of your own: idx files under MNIST's names, an .npz file, or a folder of images
+            with one subfolder for each class. Without it, every file must be MNIST's by its checksum. Where there is
+            no split, every tenth image, counted in order of the labels, is for testing.
+        classes: The labels are 0 to `classes` − 1.
+        download: Whether to fetch MNIST into the cache, where no place was given and it is not there yet.
+    """
+    pick(FILES, split, "split")
+    if classes < 1:
+        raise UsageError(f"classes must be at least 1, not {classes}")
+    given = path if path is not None else os.environ.get("FMWC_DATA") or None
+    if own and given is None:
+        raise DataError(f"say where your own data is, by --data or FMWC_DATA; {OWN}")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fmwc", "mnist")
+    place = Path(os.path.expanduser(cache if given is None else given))
+    try:
+        found = _own(place, split, classes) if own else _official(place, split, download and given is None)
+    except OSError as error:  # permissions, a full disk
+        raise DataError(f"{error.filename or place} cannot be read or written ({error.strerror or error})") from error
+    images = _checked(found, classes)
+    return images if found.split else _dealt(images, split, place)
+
+
+def _official(place: Path, split: str, download: bool) -> _Found:
+    home = _home(place) or place
+    for name in FILES[split]:
+        if download and _held(home, name) is None:
+            _fetch(home, f"{name}.gz")
+    return _idx_pair(home, split, GET, verify=True)
+
+
+def _fetch(folder: Path, name: str) -> None:
+    failures = []
+    for mirror in MIRRORS:
+        try:
+            with urlopen(mirror + name, timeout=TIMEOUT) as answer:
+                content = answer.read(LARGEST)
+        except (OSError, HTTPException) as error:
+            failures.append(f"{mirror}: {error}")
+            continue
+        if hashlib.sha256(content).hexdigest() == SUMS[name].removeprefix("sha256:"):
+            write_bytes(folder / name, content)
+            return
+        failures.append(f"{mirror}: {len(content)} bytes with a wrong checksum")
+    raise DataError(
+        f"{name} could not be downloaded ({'; '.join(failures)}); try again later, or get {BY_HAND} by other means and "
+        f"put them into {folder}, or into any folder that --data or FMWC_DATA names"
+    )
+
+
+def _held(folder: Path, name: str) -> Path | None:
+    return next((file for file in (folder / f"{name}.gz", folder / name) if file.is_file()), None)
+
+
+def _home(folder: Path) -> Path | None:
+    """Where below a folder the idx files are: all are read from one place, so that no two data sets are mixed."""
+    names = [name for pair in FILES.values() for name in pair]
+    return next((folder / part for part in PLACES if any(_held(folder / part, name) for name in names)), None)
+
+
+def _idx_pair(home: Path, split: str, remedy: str, *, verify: bool = False) -> _Found:
+    files = {name: _held(home, name) for name in FILES[split]}
+    for name, file in files.items():
+        if file is None:
+            raise DataError(f"{home}{'' if home.is_dir() else ' is no folder and'} holds no {name}.gz; {remedy}")
+    images, labels = (file for file in files.values() if file)
+    for file in (images, labels) if verify else ():
+        _verify(file)
+    return _Found(_idx(images, "images", 3), _idx(labels, "labels", 1), str(images), str(labels))
+
+
+def _verify(file: Path) -> None:
+    kind, wanted = SUMS[file.name].split(":")
+    if hashlib.new(kind, file.read_bytes(), usedforsecurity=False).hexdigest() != wanted:
+        raise DataError(
+            f"{file} is cut off, damaged or another data set (by {kind}); delete it and fetch it again, or {AS_OWN}"
+        )
+
+
+def _idx(file: Path, what: str, dims: int) -> np.ndarray:
+    """Unsigned bytes of so many dimensions; no more is unpacked than the header promises."""
+    try:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
+            head = _up_to(stream, 4 + 4 * dims)
+            if len(head) < 4 + 4 * dims or head[:4] != struct.pack(">I", 0x800 + dims):
+                raise DataError(f"{file} starts with 0x{head.hex()}: cut off or no idx file of {what}; copy it again")
+            shape = struct.unpack(f">{dims}I", head[4:])
+            promised = math.prod(shape)
+            body = _up_to(stream, promised + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{file} is cut off, damaged or no gzip file; copy it again") from error
+    if len(body) != promised:
+        came = "more" if len(body) > promised else len(body)
+        raise DataError(f"{file} promises {promised} bytes after its header and holds {came}; copy it again")
+    return np.frombuffer(body, np.uint8).reshape(shape)
+
+
+def _up_to(stream: io.BufferedIOBase, count: int) -> bytearray:
+    """In pieces, because a header can promise more than there is memory."""
+    content = bytearray()
+    while len(content) < count and (piece := stream.read(min(CHUNK, count - len(content)))):
+        content += piece
+    return content
+
+
+def _own(place: Path, split: str, classes: int) -> _Found:
+    if not place.exists():
+        raise DataError(f"{place} does not exist; {OWN}")
+    if place.is_dir():
+        home = _home(place)
+        return _idx_pair(home, split, "put it there") if home else _pictures(place, split, classes)
+    if place.suffix.lower() == ".npz":
+        return _npz(place, split)
+    raise DataError(f"{place} is a file of a type that is not read; {OWN}")
+
+
+def _npz(file: Path, split: str) -> _Found:
+    try:
+        with zipfile.ZipFile(file), np.load(file, allow_pickle=False) as arrays:
+            held = {kind: [pair for pair in pairs if set(pair) <= set(arrays)] for kind, pairs in ARRAYS.items()}
+            whole = not held["train"] and not held["test"]
+            pairs = held["none" if whole else split]
+            if not pairs:
+                wanted = " or ".join(" and ".join(pair) for pair in (*ARRAYS[split], *ARRAYS["none"]))
+                names = ", ".join(sorted(arrays)) or "no arrays"
+                raise DataError(f"{file} has no {split} split: it holds {names}, and needs {wanted}")
+            (x, y), (x_name, y_name) = (np.asarray(arrays[name]) for name in pairs[0]), pairs[0]
+    except (ValueError, EOFError, MemoryError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
+        raise DataError(f"{file} is cut off, no npz, or of Python objects, never loaded; save plain arrays") from error
+    return _Found(x, y, f"{file}: {x_name}", f"{file}: {y_name}", not whole)
+
+
+def _pictures(folder: Path, split: str, classes: int) -> _Found:
+    root = folder / "mnist" if (folder / "mnist").is_dir() else folder
+    parts = [name for name in FILES if (root / name).is_dir()]
+    if parts and split not in parts:
+        raise DataError(f"{root} holds {parts[0]}/ and no {split}/; add it, or leave both out")
+    top = root / split if parts else root
+    kinds = {kind.name: kind for kind in top.iterdir() if kind.is_dir() and not kind.name.startswith(".")}
+    if not kinds:
+        raise DataError(f"{top} holds neither idx files nor class folders; {OWN}")
+    if odd := sorted(kinds.keys() - {str(label) for label in range(classes)}):
+        raise DataError(f"{kinds[odd[0]]} is not named by a label, 0 to {classes - 1}; rename it or move it away")
+    x: list[np.ndarray] = []
+    y: list[int] = []
+    for label in sorted(map(int, kinds)):
+        inside = sorted(kinds[str(label)].iterdir(), key=lambda file: file.name)
+        files = [file for file in inside if file.suffix.lower() in PICTURES and not file.name.startswith(".")]
+        if not files:
+            raise DataError(f"{kinds[str(label)]} holds no images ({' '.join(PICTURES)}); fill it or remove it")
+        for file in files:
+            x.append(_grey(file))
+            y.append(label)
+            if x[-1].shape != x[0].shape:
+                raise DataError(f"{file} is {x[-1].shape} and the images before it {x[0].shape}; make all of one size")
+    return _Found(np.stack(x), np.array(y), str(top), str(top), bool(parts))
+
+
+def _grey(file: Path) -> np.ndarray:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataError("image files are read with Pillow; install it with: pip install pillow") from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(file) as image:
+                deep, full = image.mode[0] in "IF", image.convert("RGBA")
+    except Exception as error:  # each format fails in its own way
+        raise DataError(f"{file} cannot be read as an image; it is damaged or of another format, replace it") from error
+    if deep or full.getchannel("A").getextrema() != (255, 255):  # Pillow would cut at 255, and drop what is clear
+        raise DataError(f"{file} has transparent pixels or more than 8 bits a pixel; save it as 8-bit greyscale")
+    return np.asarray(full.convert("L"))
+
+
+def _checked(found: _Found, classes: int) -> Images:
+    x, y, x_from, y_from, _ = found
+    if x.ndim == 4 and x.shape[1] != 1 and x.shape[3] == 1:
+        x = x.transpose(0, 3, 1, 2)
+    x = x[:, None] if x.ndim == 3 else x
+    scale = {"u": 1, "i": 1, "f": 255, "b": 255}.get(x.dtype.kind)
+    if x.ndim != 4 or x.shape[1] != 1 or x.size == 0 or scale is None:
+        raise DataError(f"{x_from} is {x.dtype} {found.x.shape}; images must be numbers (N, H, W), greyscale, N ≥ 1")
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise DataError(f"{y_from} is {y.dtype} {y.shape}; labels must be integers (N,), one for each image")
+    if len(x) != len(y):
+        raise DataError(f"{x_from} has {len(x)} images and {y_from} {len(y)} labels; give those that belong together")
+    if not (x.min() >= 0 and x.max() <= 255 // scale):  # NaN is neither
+        raise DataError(f"{x_from} has {x.dtype} values outside 0 to {255 // scale}; scale them, or save uint8")
+    outside = (y < 0) | (y >= classes)
+    if outside.any():
+        at = int(outside.argmax())
+        raise DataError(f"{y_from}: label {y[at]} at index {at} is outside 0 to {classes - 1}; correct it, or classes")
+    pixels = x if scale == 1 else np.rint(x.astype(np.float64) * scale)
+    return Images(torch.from_numpy(np.ascontiguousarray(pixels, np.uint8)), torch.from_numpy(y.astype(np.int64)))
+
+
+def _dealt(images: Images, split: str, place: Path) -> Images:
+    """Counted in order of the labels: a file may run through 0 to 9 again and again, and every tenth be a 9."""
+    rank = images.y.argsort(stable=True).argsort()
+    chosen = (rank % TENTH == TENTH - 1) == (split == "test")
+    if not chosen.any():
+        raise DataError(f"{place} has {len(rank)} images, too few to make a test split; give {TENTH}, or a split")
+    return Images(images.x[chosen], images.y[chosen])
