@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +32,10 @@ DECAYS: dict[str, Callable[[float], float]] = {
 WARM = 3  # eager steps before a CUDA graph is captured, so that the optimiser's state exists; they are real steps
 
 
-# `loss(x1, randomness, beta)`: a scalar to minimise; `beta` is the KL's weight at this step, annealed.
-Loss = Callable[[Tensor, Stream, Tensor], Tensor]
+# `loss(x1, randomness, beta, **cond)`: a scalar to minimise; `beta` is the KL's weight at this step, annealed.
+Loss = Callable[..., Tensor]
+
+PRECISIONS: dict[str, torch.dtype | None] = {"full": None, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Plan:
         cycles, warmup: Its cyclic annealing.
         seed: Seeds everything that is drawn.
         save_every: Steps between two resume points.
+        precision: `full` (products in TensorFloat-32 on a GPU), or `bf16` by autocast, which pays on a GPU.
+        compiled: Whether the loss is compiled, on a GPU. It takes half a minute, and pays from a few thousand steps on.
     """
 
     iterations: int
@@ -60,9 +64,12 @@ class Plan:
     warmup: float = 0.1
     seed: int = 0
     save_every: int = 1000
+    precision: str = "full"
+    compiled: bool = False
 
     def __post_init__(self) -> None:
         pick(DECAYS, self.decay, "decay")
+        pick(PRECISIONS, self.precision, "precision")
         for name in ("iterations", "batch", "save_every", "cycles"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is at least 1, got {getattr(self, name)}")
@@ -76,6 +83,7 @@ def train(
     data: Tensor,
     plan: Plan,
     *,
+    cond: Mapping[str, Tensor] | None = None,
     resume: str | Path | None = None,
     progress: Callable[[int, float], None] | None = None,
 ) -> list[tuple[int, float]]:
@@ -83,9 +91,10 @@ def train(
 
     Arguments:
         module: What is trained, on its device.
-        loss: The objective.
+        loss: The objective, `loss(x1, randomness, beta, **cond)`.
         data: All of the data, `(N, *)`; kept on the module's device.
         plan: How long, how fast.
+        cond: What goes with each sample (its class), by the name the loss takes it under: `(N, *)` each.
         resume: A file for resume points. Where it exists, training goes on from it, to the weights an undisturbed run
             would have reached.
         progress: Called now and then with the steps done and the latest loss.
@@ -93,30 +102,36 @@ def train(
     if len(data) < 1:
         raise DataError("the data holds no sample; training needs at least 1")
     require_finite(data, "the training data")
+    rows = {"x1": data, **(cond or {})}
+    for name, value in rows.items():
+        if len(value) != len(data):
+            raise ShapeError(f"one row of '{name}' a sample: got {len(value)} for {len(data)} samples")
     resume = Path(resume) if resume else None
     parameters = [p for p in module.parameters() if p.requires_grad]
     device = parameters[0].device
-    identity = {**{k: v for k, v in vars(plan).items() if k != "save_every"}, "data": fingerprint(data)}
-    data = data.to(device)
+    identity = {**{k: v for k, v in vars(plan).items() if k != "save_every"}, "data": fingerprint(*rows.values())}
+    rows = {name: value.to(device) for name, value in rows.items()}
     cuda = device.type == "cuda"
-    generator = torch.Generator(device=device).manual_seed(plan.seed)
-    randomness = Stream(generator)
-    rate = torch.tensor(plan.lr, device=device) if cuda else plan.lr
-    optimiser = torch.optim.Adam(parameters, lr=rate, capturable=cuda, fused=cuda)
-    beta = torch.zeros((), device=device)
-    latest = torch.zeros((), device=device)
+    with _generator(device, plan.seed) as generator, _precision(cuda):
+        randomness = Stream(None if cuda else generator)  # a GPU's own generator: compiled code knows no other
+        objective = torch.compile(loss) if cuda and plan.compiled else loss
+        rate = torch.tensor(plan.lr, device=device) if cuda else plan.lr
+        optimiser = torch.optim.Adam(parameters, lr=rate, capturable=cuda, fused=cuda)
+        beta = torch.zeros((), device=device)
+        latest = torch.zeros((), device=device)
 
-    def step() -> None:
-        index = torch.randint(len(data), (plan.batch,), generator=generator, device=device)
-        optimiser.zero_grad(set_to_none=True)
-        value = loss(data[index], randomness, beta)
-        value.backward()
-        optimiser.step()
-        latest.copy_(value.detach())
+        def step() -> None:
+            index = torch.randint(len(data), (plan.batch,), generator=generator, device=device)
+            batch = {name: value[index] for name, value in rows.items()}
+            optimiser.zero_grad(set_to_none=True)
+            with torch.autocast(device.type, PRECISIONS[plan.precision], enabled=plan.precision != "full"):
+                value = objective(batch.pop("x1"), randomness, beta, **batch)
+            value.backward()
+            optimiser.step()
+            latest.copy_(value.detach())
 
-    done = _resume(resume, identity, parameters, optimiser, generator) if resume and resume.exists() else 0
-    first, graph, history = done, None, []
-    with _precision(cuda):
+        done = _resume(resume, identity, parameters, optimiser, generator) if resume and resume.exists() else 0
+        first, graph, history = done, None, []
         while done < plan.iterations:
             share = plan.lr * DECAYS[plan.decay](done / plan.iterations)
             for group in optimiser.param_groups:
@@ -124,7 +139,6 @@ def train(
             beta.fill_(plan.beta * cyclic(done, plan.iterations, plan.cycles, plan.warmup))
             if cuda and graph is None and done - first == WARM:
                 graph = torch.cuda.CUDAGraph()
-                graph.register_generator_state(generator)
                 optimiser.zero_grad(set_to_none=True)
                 with torch.cuda.graph(graph):
                     step()
@@ -149,8 +163,11 @@ def fit_noise(
     lr: float = 1e-3,
     decay: str = "cosine",
     seed: int = 0,
+    precision: str = "full",
+    compiled: bool = False,
     resume: str | Path | None = None,
     progress: Callable[[int, float], None] | None = None,
+    **cond: Tensor,
 ) -> list[tuple[int, float]]:
     """Retrofits confidence: the backbone is frozen as it is, and only the inference networks learn.
 
@@ -163,26 +180,38 @@ def fit_noise(
         beta: The weight of the KL.
         resume: A file for resume points.
         progress: Called now and then with the steps done and the latest loss.
+        cond: What the network takes beside x and t (its class, say), a row for each sample.
     """
-    _learn_space(field, data)
+    _learn_space(field, data, cond)
     field.check_finite()
-    plan = Plan(steps, min(batch, len(data)), lr, decay, beta, cycles=1, warmup=0.0, seed=seed)
+    plan = Plan(
+        steps,
+        min(batch, len(data)),
+        lr,
+        decay,
+        beta,
+        cycles=1,
+        warmup=0.0,
+        seed=seed,
+        precision=precision,
+        compiled=compiled,
+    )
 
-    def loss(x1: Tensor, randomness: Stream, weight: Tensor) -> Tensor:
-        return elbo(field, x1, weight, seed=randomness)
+    def loss(x1: Tensor, randomness: Stream, weight: Tensor, **cond: Any) -> Tensor:
+        return elbo(field, x1, weight, seed=randomness, **cond)
 
     with _frozen(field.network):
-        return train(field.noise, loss, data, plan, resume=resume, progress=progress)
+        return train(field.noise, loss, data, plan, cond=cond, resume=resume, progress=progress)
 
 
-def _learn_space(field: Field, data: Tensor) -> None:
+def _learn_space(field: Field, data: Tensor, cond: Mapping[str, Tensor]) -> None:
     """Takes the space from the data, unless the network cannot run on it."""
     before = field.space
     field.learn_space(data)
     try:
         with torch.no_grad():
-            x = data[:2].to(field.device)
-            field.learn_space(field(x, torch.zeros(len(x), device=x.device)))
+            x, few = data[:2].to(field.device), {k: v[:2].to(field.device) for k, v in cond.items()}
+            field.learn_space(field(x, torch.zeros(len(x), device=x.device), **few))
     except (RuntimeError, ShapeError) as error:
         field.space = before
         reason = str(error).splitlines()[0]
@@ -202,6 +231,16 @@ def _frozen(network: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(required)
         for module, training in modes.items():
             module.training = training
+
+
+@contextmanager
+def _generator(device: torch.device, seed: int) -> Iterator[torch.Generator]:
+    """A seeded generator: on a GPU the device's own, which is put back afterwards."""
+    if device.type != "cuda":
+        yield torch.Generator(device=device).manual_seed(seed)
+        return
+    with torch.random.fork_rng(devices=[device]):
+        yield torch.cuda.default_generators[device.index or 0].manual_seed(seed)
 
 
 @contextmanager
