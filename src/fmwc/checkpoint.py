@@ -16,12 +16,13 @@ from fmwc.field import Field, Reference, attach
 from fmwc.files import write_bytes, write_json
 from fmwc.flow import Space
 from fmwc.nets import NETS
+from fmwc.sampling import Standard
 from fmwc.weights import shipped
 
-__all__ = ["FORMAT", "about", "load", "save"]
+__all__ = ["FORMAT", "about", "load", "load_network", "save", "save_network"]
 
 FORMAT = 1
-_REFERENCE = "reference.quantiles"
+_REFERENCE = "reference."
 
 
 def save(field: Field, path: str | Path, *, recipe: dict[str, Any] | None = None, **extra: Any) -> Path:
@@ -33,18 +34,10 @@ def save(field: Field, path: str | Path, *, recipe: dict[str, Any] | None = None
         recipe: How it was made.
         extra: More to record: metrics, the data's fingerprint.
     """
-    path = Path(path)
-    if path.exists() and not path.is_dir():
-        raise CheckpointError(f"{path} is a file; a checkpoint is a folder")
-    # Copies, because weights that are tied share memory, which the format does not know.
-    tensors = {k: v.detach().cpu().clone().contiguous() for k, v in field.state_dict().items()}
-    for name, tensor in tensors.items():
-        require_finite(tensor, f"weight '{name}'")
-    kind = type(field.network).__name__
-    known = NETS.get(kind) is type(field.network)
+    network = field.network
+    known = NETS.get(type(network).__name__) is type(network)
     record = {
-        "format": FORMAT,
-        "network": {"kind": kind, "config": field.network.config if known else None},
+        "network": {"kind": type(network).__name__, "config": network.config if known else None},
         "noise": {**field.noise.options, "layers": field.noise.names},
         "prior_rate": field.prior_rate,
         "kl_factor": field.kl_factor,
@@ -52,12 +45,36 @@ def save(field: Field, path: str | Path, *, recipe: dict[str, Any] | None = None
         "recipe": recipe,
         **extra,
     }
+    tensors = dict(field.state_dict())
     if field.reference is not None:
         record["reference"] = {"score": field.reference.score, "setting": field.reference.setting}
-        tensors[_REFERENCE] = field.reference.quantiles.detach().cpu().contiguous()
+        tensors[f"{_REFERENCE}quantiles"] = field.reference.quantiles
+        if (standard := field.reference.standard) is not None:
+            record["reference"]["within"] = standard.cond
+            tensors |= {f"{_REFERENCE}centre": standard.centre, f"{_REFERENCE}spread": standard.spread}
+    return _write(Path(path), tensors, record)
+
+
+def save_network(network: nn.Module, path: str | Path, *, recipe: dict[str, Any] | None = None, **extra: Any) -> Path:
+    """Writes a network of `fmwc.nets` that has no noise (a judge), in the same format."""
+    kind = type(network).__name__
+    if NETS.get(kind) is not type(network):
+        raise CheckpointError(f"{kind} is not one of fmwc's networks, so it could not be built again")
+    record = {"network": {"kind": kind, "config": network.config}, "recipe": recipe, **extra}
+    return _write(Path(path), dict(network.state_dict()), record)
+
+
+def _write(path: Path, tensors: dict[str, Tensor], record: dict[str, Any]) -> Path:
+    if path.exists() and not path.is_dir():
+        raise CheckpointError(f"{path} is a file; a checkpoint is a folder")
+    # Copies, because weights that are tied share memory, which the format does not know.
+    tensors = {k: v.detach().cpu().clone().contiguous() for k, v in tensors.items()}
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point():
+            require_finite(tensor, f"weight '{name}'")
     # The record goes last: a folder without one is not a checkpoint yet.
     write_bytes(path / "model.safetensors", to_bytes(tensors))
-    write_json(path / "recipe.json", record)
+    write_json(path / "recipe.json", {"format": FORMAT, **record})
     return path
 
 
@@ -83,23 +100,55 @@ def load(path: str | Path, network: nn.Module | None = None, *, device: torch.de
         device: Where to put it.
     """
     folder, record = _find(path), about(path)
-    try:
-        with safe_open(folder / "model.safetensors", framework="pt") as file:
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except Exception as error:
-        raise CheckpointError(f"{folder}/model.safetensors is missing or cut off; copy it again") from error
+    if "noise" not in record and "network" in record:
+        raise CheckpointError(f"{folder} holds a network without noise; read it with fmwc.checkpoint.load_network")
+    tensors = _read(folder)
     try:
         field = _build(folder, record, network)
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{folder}/recipe.json lacks what is needed to build the field ({error})") from error
-    quantiles = tensors.pop(_REFERENCE, None)
-    _check_shapes(folder, field, tensors)
-    field.load_state_dict(tensors)
-    if quantiles is not None:
-        field.reference = Reference(record["reference"]["score"], record["reference"]["setting"], quantiles)
-    for name, tensor in tensors.items():
-        require_finite(tensor, f"{folder}: weight '{name}'")
+    reference = {n.removeprefix(_REFERENCE): tensors.pop(n) for n in list(tensors) if n.startswith(_REFERENCE)}
+    _fill(folder, field, tensors)
+    if reference:
+        field.reference = _reference(folder, record, reference)
     return field.to(device)
+
+
+def _reference(folder: Path, record: dict[str, Any], tensors: dict[str, Tensor]) -> Reference:
+    try:
+        about, standard = record["reference"], None
+        if within := about.get("within"):
+            standard = Standard(within, tensors["centre"], tensors["spread"])
+        return Reference(about["score"], about["setting"], tensors["quantiles"], standard)
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder}/recipe.json lacks what its reference needs ({error})") from error
+
+
+def load_network(path: str | Path, *, device: torch.device | str = "cpu") -> Any:
+    """Reads a network that `save_network` wrote, or by the name of shipped weights; in evaluation mode."""
+    folder, record = _find(path), about(path)
+    try:
+        network = NETS[record["network"]["kind"]](**record["network"]["config"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder}/recipe.json lacks what is needed to build the network ({error})") from error
+    _fill(folder, network, _read(folder))
+    return network.to(device).eval()
+
+
+def _read(folder: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(folder / "model.safetensors", framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except Exception as error:
+        raise CheckpointError(f"{folder}/model.safetensors is missing or cut off; copy it again") from error
+
+
+def _fill(folder: Path, module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    _check_shapes(folder, module, tensors)
+    module.load_state_dict(tensors)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point():
+            require_finite(tensor, f"{folder}: weight '{name}'")
 
 
 def _find(path: str | Path) -> Path:
@@ -138,8 +187,8 @@ def _build(folder: Path, record: dict[str, Any], network: nn.Module | None) -> F
     return field
 
 
-def _check_shapes(folder: Path, field: Field, tensors: dict[str, Tensor]) -> None:
-    wanted = {k: tuple(v.shape) for k, v in field.state_dict().items()}
+def _check_shapes(folder: Path, module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    wanted = {k: tuple(v.shape) for k, v in module.state_dict().items()}
     found = {k: tuple(v.shape) for k, v in tensors.items()}
     wrong = sorted(k for k in wanted.keys() | found.keys() if wanted.get(k) != found.get(k))
     if wrong:

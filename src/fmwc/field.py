@@ -26,11 +26,14 @@ class Reference(NamedTuple):
         score: The name of the score.
         setting: What the score was read with; a run read otherwise is not comparable.
         quantiles: The score's quantiles at evenly spaced levels from 0 to 1.
+        standard: A function `(score, condition) -> score` that makes it comparable between conditions, with the name of
+            the condition as `cond` (:class:`fmwc.sampling.Standard`); applied before the quantiles were taken.
     """
 
     score: str
     setting: str
     quantiles: Tensor
+    standard: Any = None
 
 
 class Field(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,11 +12,11 @@ from torch import Tensor
 
 from fmwc.errors import UsageError, pick
 from fmwc.flow import Space, euclidean
-from fmwc.propagate import Estimator, Transport, as_estimator
+from fmwc.propagate import Estimator, Linearised, Transport, as_estimator
 from fmwc.randomness import Blocks, derive
 from fmwc.sampling.controllers import Controller, Grid, Uniform
 from fmwc.sampling.sampler import DECODERS, Decoder, Sampler, cost_of, decode_mean
-from fmwc.sampling.scores import EARLY, LATE, SCORES
+from fmwc.sampling.scores import EARLY, LATE, SCORES, Standard, standard_of
 from fmwc.sampling.steppers import STEPPERS, Stepper
 from fmwc.sampling.trajectory import Trajectory
 from fmwc.state import State, batch_size
@@ -29,19 +30,35 @@ __all__ = [
     "Controller",
     "Grid",
     "Sampler",
+    "Standard",
     "Stepper",
     "Trajectory",
     "Uniform",
     "decode_mean",
+    "default_estimator",
     "noise",
     "sample",
     "setting",
+    "standard_of",
 ]
+
+FEW = 16  # numbers of a state up to which one probe a coordinate pays
+PROBES = 2  # random probes a reading for larger states; a score over many readings averages their noise
+PROJECTIONS = 8  # random projections of the endpoint, read once
 
 
 def noise(space: Space, count: int, seed: int, device: torch.device | str = "cpu") -> Any:
     """x0 of the first `count` samples of a seed: a longer run starts with the same samples."""
     return space.noise(count, Blocks(derive(seed, "x0"), 0, count), device)
+
+
+def _numbers(space: Space) -> int:
+    return sum(math.prod(channel.shape) for channel in space.channels.values())
+
+
+def default_estimator(space: Space) -> Estimator:
+    """Linearised: exact for states of a few numbers, by random probes for images."""
+    return Linearised(None if _numbers(space) <= FEW else PROBES)
 
 
 def setting(estimator: Estimator | str | None, steps: int, stepper: str, schedule: int | Sequence[float]) -> str:
@@ -81,8 +98,10 @@ def sample(
             step); or
         times: the times to step through, rising to 1.
         seed: Seeds the noise; the same samples come however the run is split into batches.
-        confidence: `True` (linearised), `False`, or an estimator by name or with options.
-        transport: `True` adds the transported dispersion, exactly; a number takes so many random projections.
+        confidence: `True` (linearised; by random probes where a state is more than a few numbers), `False`, or an
+            estimator by name or with options.
+        transport: `True` adds the transported dispersion (by random projections where a state is more than a few
+            numbers); a number takes so many random projections.
         stepper: `euler`, `midpoint` or `heun`.
         schedule: Read the variance at every k-th step, or at a list of times.
         decoder: `map`, `stochastic` or `mean5`.
@@ -113,7 +132,10 @@ def sample(
         raise UsageError(
             "a plain network has no noise to read confidence from; attach it first, or say confidence=False"
         )
-    estimator = "linearised" if confidence is True else None if confidence is False else as_estimator(confidence)
+    estimator = (
+        None if confidence is False else default_estimator(where) if confidence is True else as_estimator(confidence)
+    )
+    projections = (None if _numbers(where) <= FEW else PROJECTIONS) if transport is True else int(transport)
     sampler = Sampler(
         field,
         where,
@@ -122,7 +144,7 @@ def sample(
         estimator=estimator,
         decoder=decoder,
         schedule=schedule,
-        transport=Transport(None if transport is True else int(transport)) if transport else None,
+        transport=Transport(projections) if transport else None,
         record=record,
         batch=batch,
         tail=tail,
@@ -136,8 +158,11 @@ def sample(
         return trajectory
     ordinary = times is None and decoder == "map" and isinstance(start, (int, float)) and start == 0
     comparable = ordinary and reference.setting == setting(estimator, controller.steps, stepper, schedule)
-    quantiles = reference.quantiles if comparable else None
-    return replace(trajectory, reference=quantiles, default_score=reference.score)
+    if not comparable:
+        return replace(trajectory, default_score=reference.score)
+    return replace(
+        trajectory, reference=reference.quantiles, standard=reference.standard, default_score=reference.score
+    )
 
 
 def _controller(

@@ -128,7 +128,8 @@ class Sampler:
             parts.append(self._chunk(each(lambda c: c[a:b], x0), starts[a:b], randomness, here))  # noqa: B023
             if self.progress:
                 self.progress(b - a)
-        return replace(_join(parts), seed=seed)
+        rows = {k: v for k, v in cond.items() if _one_a_sample(v, count)}
+        return replace(_join(parts), seed=seed, cond=rows)
 
     def _chunk(self, x0: State, start: Tensor, randomness: Randomness, cond: dict[str, Any]) -> Trajectory:
         estimator = None if self.estimator is None else as_estimator(self.estimator)

@@ -7,12 +7,14 @@ times it was read, those times, and how much time each stands for.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fmwc.errors import UsageError, pick
 
-__all__ = ["EARLY", "LATE", "SCORES", "score"]
+__all__ = ["EARLY", "LATE", "SCORES", "Standard", "score", "standard_of", "within_groups"]
 
 # The windows of the temporal ratio: the best and steadiest over validation seeds with the linearised variance
 # (results/checkerboard, windows).
@@ -24,9 +26,9 @@ def endpoint(std: Tensor, times: Tensor, weights: Tensor) -> Tensor:
     return std[-1]
 
 
-def integrated(std: Tensor, times: Tensor, weights: Tensor) -> Tensor:
-    """Σ ‖σ_t‖ Δt."""
-    return (std * weights).sum(0)
+def integrated(std: Tensor, times: Tensor, weights: Tensor, early: float = 0.0, late: float = 1.0) -> Tensor:
+    """Σ ‖σ_t‖ Δt, over the whole way or over early ≤ t < late."""
+    return (std * weights * ((times >= early) & (times < late))).sum(0)
 
 
 def temporal_ratio(std: Tensor, times: Tensor, weights: Tensor, early: float = EARLY, late: float = LATE) -> Tensor:
@@ -60,10 +62,63 @@ SCORES: dict[str, Callable[..., Tensor]] = {
 }
 
 
+TAKES_WINDOW = ("temporal_ratio", "integrated")
+
+
 def score(name: str, std: Tensor, times: Tensor, weights: Tensor, **options: float) -> Tensor:
     read = pick(SCORES, name, "score")
-    if options and name != "temporal_ratio":
-        raise UsageError(f"score '{name}' takes no options; early and late are the temporal ratio's")
+    if options and name not in TAKES_WINDOW:
+        raise UsageError(f"score '{name}' takes no options; early and late are those of {' and '.join(TAKES_WINDOW)}")
     if unknown := options.keys() - {"early", "late"}:
-        raise UsageError(f"the temporal ratio's options are early and late, got {', '.join(sorted(unknown))}")
+        raise UsageError(f"the options of a score are early and late, got {', '.join(sorted(unknown))}")
     return read(std, times, weights, **options)
+
+
+# ---- between conditions ------------------------------------------------------------------------------------------
+
+FEWEST = 8  # samples a condition whose centre and spread can be told
+
+
+class Standard(NamedTuple):
+    """What makes a score comparable between conditions: an 8 has more ink than a 1, and more variance, not more doubt.
+
+    Attributes:
+        cond: The name of the condition, whole numbers from 0 on.
+        centre: The median of the score's logarithm among samples of each condition, `(C,)`.
+        spread: Half of its 16–84 % range, `(C,)`.
+    """
+
+    cond: str
+    centre: Tensor
+    spread: Tensor
+
+    def __call__(self, raw: Tensor, groups: Tensor) -> Tensor:  # (..., B), (B,) -> (..., B)
+        """(log s − centre) / spread, each sample by its own condition."""
+        logarithm = raw.clamp_min(torch.finfo(raw.dtype).tiny).log()
+        return (logarithm - self.centre.to(raw)[groups]) / self.spread.to(raw)[groups]
+
+
+def standard_of(cond: str, raw: Tensor, groups: Tensor) -> Standard:  # (B,), (B,)
+    """The standard of a run by its own samples."""
+    if groups.is_floating_point() or groups.ndim != 1 or bool((groups < 0).any()):
+        raise UsageError(
+            f"'{cond}' is not a condition of whole numbers, one a sample, so samples cannot be grouped by it"
+        )
+    levels = torch.tensor([0.16, 0.5, 0.84], device=raw.device, dtype=raw.dtype)
+    rows = []
+    for group in range(int(groups.max()) + 1):
+        members = raw[groups == group]
+        if 0 < len(members) < FEWEST:
+            raise UsageError(
+                f"{len(members)} samples with {cond} = {group} are too few to compare them with one another; "
+                f"draw at least {FEWEST}, or use a checkpoint that holds a reference"
+            )
+        logarithm = members.clamp_min(torch.finfo(raw.dtype).tiny).log()
+        rows.append(logarithm.quantile(levels) if len(members) else levels * 0)
+    low, middle, high = torch.stack(rows, 1)
+    return Standard(cond, middle, ((high - low) / 2).clamp_min(1e-6))
+
+
+def within_groups(cond: str, raw: Tensor, groups: Tensor) -> Tensor:  # (B,), (B,) -> (B,)
+    """A score standardised among the samples of the same condition."""
+    return standard_of(cond, raw, groups)(raw, groups)

@@ -16,7 +16,7 @@ from torch import Tensor
 from fmwc.errors import CheckpointError, UsageError, nearest
 from fmwc.files import write_bytes
 from fmwc.propagate import Transported
-from fmwc.sampling.scores import SCORES
+from fmwc.sampling.scores import SCORES, Standard, within_groups
 from fmwc.sampling.scores import score as read
 from fmwc.state import batch_size, channels, each
 
@@ -38,7 +38,9 @@ class Trajectory:
         var: Its variance there, `(R, B, *)`; size 1 in the last dimensions where it is one number a sample.
         grid: Every time of the run, `(steps + 1, B)`.
         transported: The endpoint's variance and its profile over steps and layers, if asked for.
+        cond: What the network was given with each sample (its class), `(B, *)` each.
         reference: Sorted quantiles of the default score over reference samples, if there are any for this setting.
+        standard: Makes the default score comparable between conditions, if the reference holds it.
         default_score: The score that `confidence` is made from.
         evaluations: How often the network was evaluated for the velocity, a sample.
         seed: The seed of the run.
@@ -51,7 +53,9 @@ class Trajectory:
     var: Any
     grid: Tensor
     transported: Transported | None = None
+    cond: dict[str, Tensor] = field(default_factory=dict)
     reference: Tensor | None = None
+    standard: Standard | None = None
     default_score: str = "temporal_ratio"
     evaluations: int = 0
     seed: int = 0
@@ -75,15 +79,29 @@ class Trajectory:
         """The time each reading stands for: until the next one, the last until t = 1."""
         return torch.cat([self.times[1:], torch.ones_like(self.times[:1])]) - self.times
 
-    def score(self, name: str | None = None, *, channel: str | None = None, **options: float) -> Tensor:  # (B,)
+    def score(
+        self, name: str | None = None, *, within: str | None = None, channel: str | None = None, **options: float
+    ) -> Tensor:  # (B,)
         """A score by name, high = doubtful: endpoint, integrated, temporal_ratio, peak or dispersion.
 
         Arguments:
-            name: The score; the field's own choice if not given.
+            name: The score; the field's own choice if not given, standardised between conditions if its reference is.
+            within: Standardise the score among samples with the same condition of this name (`"y"`): how doubtful a
+                sample is for what was asked. Needs no label of how it turned out.
             channel: Read the variance of one channel only.
-            options: `early` and `late`, the windows of the temporal ratio.
+            options: `early` and `late`, the window of the temporal ratio and of integrated.
         """
-        name = name or self.default_score
+        if within is not None:
+            groups = self.cond.get(within)
+            if groups is None:
+                raise UsageError(nearest(within, self.cond, "condition") if self.cond else "this run had no conditions")
+            return within_groups(within, self._raw(name or self.default_score, channel, options), groups)
+        raw = self._raw(name or self.default_score, channel, options)
+        if name is None and self.standard is not None:
+            return self.standard(raw, self.cond[self.standard.cond])
+        return raw
+
+    def _raw(self, name: str, channel: str | None, options: dict[str, float]) -> Tensor:
         if name == DISPERSION:
             if self.transported is None:
                 raise UsageError("dispersion is read from transported variance: sample(..., transport=True)")
@@ -99,6 +117,11 @@ class Trajectory:
             raise UsageError(nearest(channel, channels(self.var), "channel"))
         std = self.std if channel is None else self._total(channel).sqrt()
         return read(name, std, self.times, self.weights, **options)
+
+    def ranked_by(self, score: str) -> Trajectory:
+        """The same run with its confidence made from another score, among its own samples."""
+        same = score == self.default_score
+        return self if same else replace(self, default_score=score, reference=None, standard=None)
 
     @property
     def confidence(self) -> Tensor:  # (B,)
@@ -116,6 +139,7 @@ class Trajectory:
         changes: dict[str, Any] = {n: each(lambda c: c[index], getattr(self, n)) for n in _ROWS_FIRST}
         for name in ("times", "mean", "var", "grid"):
             changes[name] = each(lambda c: c[:, index], getattr(self, name))
+        changes["cond"] = {name: value[index] for name, value in self.cond.items()}
         if self.transported is not None:
             t = self.transported
             changes["transported"] = Transported(t.var[index], t.profile[:, :, index], t.layers)
@@ -141,6 +165,9 @@ class Trajectory:
             for channel, value in channels(getattr(self, name)).items():
                 key = f"{name}.{channel}" if isinstance(getattr(self, name), dict) else name
                 tensors[key] = value.contiguous().cpu()
+        tensors |= {f"cond.{name}": value.contiguous().cpu() for name, value in self.cond.items()}
+        if self.standard is not None:
+            tensors |= {f"standard.{n}": v.cpu() for n, v in self.standard._asdict().items() if isinstance(v, Tensor)}
         with suppress(UsageError):  # a run too short for its score is still worth keeping
             tensors["score"] = self.score().contiguous().cpu()
             tensors["confidence"] = self.confidence.contiguous().cpu()
@@ -154,6 +181,7 @@ class Trajectory:
             "default_score": self.default_score,
             "evaluations": self.evaluations,
             "layers": list(self.transported.layers) if self.transported else [],
+            "within": self.standard.cond if self.standard else None,
         }
         path = Path(path)
         path = path / "samples.safetensors" if path.is_dir() else path
@@ -180,5 +208,7 @@ class Trajectory:
         if "transported.var" in found:
             layers = tuple(about["layers"])
             found["transported"] = Transported(found["transported.var"], found["transported.profile"], layers)
+        if "standard" in found:
+            found["standard"] = Standard(about["within"], found["standard"]["centre"], found["standard"]["spread"])
         known = {f.name for f in fields(cls)}
         return cls(**{k: v for k, v in (found | about).items() if k in known})
