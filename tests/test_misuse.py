@@ -9,9 +9,9 @@ from torch import nn
 
 import fmwc
 from fmwc.errors import CheckpointError, NotFiniteError, ShapeError, UsageError
-from fmwc.recipes.checkerboard import PRESETS
+from fmwc.recipes.checkerboard.recipe import PRESETS
 from fmwc.recipes.recipe import override
-from fmwc.recipes.reproduce import Bench, _check_cell
+from fmwc.recipes.bench import Bench, check_cell
 from tests.conftest import mlp_field
 
 TINY = ["hidden=8", "time_features=4", "batch=8", "points=100", "noise_steps=2", "iterations=2"]
@@ -157,9 +157,9 @@ def test_weights_of_another_recipe_are_not_taken_for_ones_own(tmp_path):
 def test_a_cell_made_otherwise_is_not_taken_for_ones_own(tmp_path):
     cell = tmp_path / "cosine-0.json"
     cell.write_text(json.dumps({"provenance": {"samples": 10, "steps": 50}}))
-    _check_cell(cell, {"samples": 10, "steps": 50})
+    check_cell(cell, {"samples": 10, "steps": 50})
     with pytest.raises(CheckpointError, match="other samples"):
-        _check_cell(cell, {"samples": 11, "steps": 50})
+        check_cell(cell, {"samples": 11, "steps": 50})
     cell.write_text("{")
     with pytest.raises(CheckpointError, match="cut off"):
-        _check_cell(cell, {})
+        check_cell(cell, {})

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegressionCV
@@ -14,18 +15,28 @@ from sklearn.preprocessing import StandardScaler
 
 from fmwc.errors import ShapeError, UsageError, pick
 from fmwc.sampling import Trajectory
+from fmwc.sampling.scores import within_groups
 from fmwc.state import channels
 
 __all__ = ["HEADS", "Head", "features", "fit_head"]
 
 
-def features(trajectory: Trajectory) -> np.ndarray:  # -> (B, R·C)
-    """log σ² at every time read: of each coordinate where they are few, of each channel's mean otherwise."""
+def features(trajectory: Trajectory, within: str | None = None) -> np.ndarray:  # -> (B, R·C)
+    """log σ² at every time read: of each coordinate where they are few, of each channel's mean otherwise.
+
+    With `within`, each is standardised among the run's samples of the same condition.
+    """
     columns = []
     for var in channels(trajectory.var).values():
         rows = var.movedim(0, 1).flatten(2)
         rows = rows if rows.shape[2] <= 16 else rows.mean(2, keepdim=True)
         columns.append(rows.flatten(1))
+    if within is not None:
+        if within not in trajectory.cond:
+            raise UsageError(f"this run has no condition '{within}' to compare samples within")
+        groups = trajectory.cond[within]
+        columns = [torch.stack([within_groups(within, f, groups) for f in c.T], 1) for c in columns]
+        return np.concatenate([c.cpu().numpy() for c in columns], 1)
     return np.concatenate([np.log(np.maximum(c.cpu().numpy(), 1e-30)) for c in columns], 1)
 
 
@@ -49,23 +60,24 @@ HEADS: dict[str, Callable[[], Any]] = {"l1": _l1, "boosting": _boosting}
 class Head:
     """A fitted head: `score(trajectory)` is the probability of the positive class, high = doubtful."""
 
-    def __init__(self, model: Any, columns: int) -> None:
-        self.model, self.columns = model, columns
+    def __init__(self, model: Any, columns: int, within: str | None = None) -> None:
+        self.model, self.columns, self.within = model, columns, within
 
     def score(self, trajectory: Trajectory) -> np.ndarray:
-        x = features(trajectory)
+        x = features(trajectory, self.within)
         if x.shape[1] != self.columns:
             raise ShapeError(f"the head was fitted on {self.columns} features and this run has {x.shape[1]}")
         return self.model.predict_proba(x)[:, 1]
 
 
-def fit_head(trajectory: Trajectory, positive: ArrayLike, kind: str = "boosting") -> Head:
+def fit_head(trajectory: Trajectory, positive: ArrayLike, kind: str = "boosting", *, within: str | None = None) -> Head:
     """Fits a head on labelled samples.
 
     Arguments:
         trajectory: The labelled samples' run.
         positive: Which of them are to be discarded.
         kind: `l1` (logistic regression) or `boosting`.
+        within: Compare samples with others of the same condition of this name.
     """
     build = pick(HEADS, kind, "head")
     labels = np.asarray(positive).astype(bool).ravel()
@@ -73,5 +85,5 @@ def fit_head(trajectory: Trajectory, positive: ArrayLike, kind: str = "boosting"
         raise ShapeError(f"one label a sample: got {len(labels)} labels for {len(trajectory)} samples")
     if min(labels.sum(), (~labels).sum()) < 3:
         raise UsageError("a head needs at least 3 labelled samples of each class")
-    x = features(trajectory)
-    return Head(build().fit(x, labels), x.shape[1])
+    x = features(trajectory, within)
+    return Head(build().fit(x, labels), x.shape[1], within)

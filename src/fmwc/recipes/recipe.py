@@ -18,7 +18,13 @@ from fmwc.errors import UnknownNameError, UsageError, nearest
 __all__ = ["Clock", "describe_device", "override", "pick_device", "provenance"]
 
 R = TypeVar("R")
-_READ: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
+
+
+def _truth(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
+
+
+_READ: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str, "bool": _truth}
 
 
 def override(recipe: R, changes: Sequence[str]) -> R:

@@ -1,26 +1,16 @@
-"""Reproducing the paper's Checkerboard: train every method, read every number, one JSON file a seed and schedule.
-
-A cell is one seed under one learning-rate schedule. Networks and cells that exist are not made again, so a run that was
-stopped goes on where it was.
-"""
+"""Reproducing the paper's Checkerboard: train every method, read every number, one JSON file a seed and schedule."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save as to_bytes
-from torch import nn
 
 from fmwc.baselines import (
-    Dropout,
-    HeteroscedasticHead,
     HeteroscedasticVariance,
     PosteriorTrace,
     StateSensitivity,
@@ -28,30 +18,20 @@ from fmwc.baselines import (
     ensemble_ends,
     stochastic_ends,
 )
-from fmwc.errors import CheckpointError
-from fmwc.files import write_bytes, write_json
+from fmwc.files import write_json
 from fmwc.metrics.points import misplaced, misplacement, symmetric_kl
 from fmwc.metrics.ranking import auprc
 from fmwc.randomness import derive
-from fmwc.recipes.checkerboard import (
-    SPACE,
-    Checkerboard,
-    finish,
-    fit_dropout,
-    fit_head,
-    fit_joint,
-    fit_network,
-    fit_retrofit,
-)
-from fmwc.recipes.reading import decoders, headline, read_field, scores_of
+from fmwc.recipes.bench import MEMBERS, SHARED, Bench, Say, check_cell
+from fmwc.recipes.checkerboard.reading import decoders, headline, read_field, scores_of
+from fmwc.recipes.checkerboard.recipe import SPACE, Checkerboard
+from fmwc.recipes.fitting import finish
 from fmwc.recipes.recipe import Clock, provenance
 from fmwc.sampling import noise, sample
 
-__all__ = ["SCHEDULES", "Bench", "reproduce"]
+__all__ = ["SCHEDULES", "reproduce"]
 
 SCHEDULES = ("constant", "cosine")
-MEMBERS = 5  # of an ensemble
-SHARED = (1001, 1002, 1003, 1004)  # seeds of the members that the ensembles of all reported seeds have in common
 REFERENCE_DRAWS = 64  # stochastic trajectories that the transported dispersion is held against
 # Readings of a plain flow, and when they are read. The posterior's trace divides the network's error by t, so it is not
 # read before t = 0.1.
@@ -59,73 +39,6 @@ RIVALS: dict[str, tuple[Any, Any]] = {
     "state_sensitivity": (StateSensitivity(), 1),
     "posterior_trace": (PosteriorTrace(), tuple(0.1 + 0.02 * i for i in range(45))),
 }
-Say = Callable[[str], None]
-
-
-class Bench:
-    """Creates the bench of one cell: trains what is asked for, or loads it from an earlier run.
-
-    Arguments:
-        recipe: The sizes and the schedule.
-        models: A folder for the trained networks.
-    """
-
-    def __init__(self, recipe: Checkerboard, models: Path, device: torch.device, say: Say) -> None:
-        self.recipe, self.models, self.device, self.say = recipe, models, device, say
-
-    def made(self, name: str, recipe: Checkerboard, module: nn.Module, fit: Callable[[], None]) -> None:
-        """Fills `module` with the weights of an earlier run of the same recipe, or fits and keeps them."""
-        seed = recipe.seed
-        path = self.models / f"{name}-{recipe.decay}-{seed}.safetensors"
-        identity = json.dumps({k: v for k, v in vars(recipe).items() if k != "save_every"})
-        if path.exists():
-            try:
-                with safe_open(path, framework="pt") as file:
-                    same = (file.metadata() or {}).get("recipe") == identity
-                    module.load_state_dict({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
-            except Exception as error:
-                raise CheckpointError(f"{path} does not fit the recipe, or is cut off; delete it") from error
-            if not same:
-                raise CheckpointError(f"{path} was trained by another recipe; delete it, or use another --out")
-            return
-        clock = Clock(self.device)
-        fit()
-        tensors = {k: v.detach().cpu().contiguous() for k, v in module.state_dict().items()}
-        write_bytes(path, to_bytes(tensors, {"recipe": identity}))
-        self.say(f"trained {name}, {self.recipe.decay}, seed {seed}: {clock.seconds:.0f} s")
-
-    def at(self, seed: int, **changes: Any) -> Checkerboard:
-        return replace(self.recipe, seed=seed, **changes)
-
-    def flow(self, seed: int) -> nn.Module:
-        recipe = self.at(seed)
-        network = recipe.network().to(self.device)
-        self.made("flow", recipe, network, lambda: fit_network(recipe, network))
-        return network
-
-    def retrofit(self, seed: int) -> Any:
-        recipe = self.at(seed, method="retrofit")
-        field = recipe.attach(self.flow(seed)).to(self.device)
-        self.made("retrofit", recipe, field, lambda: fit_retrofit(recipe, field))
-        return field
-
-    def joint(self, seed: int, layers: str = "*") -> Any:
-        recipe = self.at(seed, method="joint", layers=layers)
-        field = recipe.attach(recipe.network()).to(self.device)
-        self.made("joint" if layers == "*" else "output", recipe, field, lambda: fit_joint(recipe, field))
-        return field
-
-    def dropout(self, seed: int) -> Dropout:
-        recipe = self.at(seed)
-        dropout = Dropout(recipe.network().to(self.device))
-        self.made("dropout", recipe, dropout, lambda: fit_dropout(recipe, dropout))
-        return dropout
-
-    def head(self, seed: int) -> HeteroscedasticHead:
-        recipe = self.at(seed)
-        head = HeteroscedasticHead(recipe.network(outputs=4).to(self.device))
-        self.made("head", recipe, head, lambda: fit_head(recipe, head))
-        return head
 
 
 def cell(bench: Bench, seed: int, count: int, steps: int, draws: int, say: Say) -> dict[str, Any]:
@@ -143,7 +56,7 @@ def cell(bench: Bench, seed: int, count: int, steps: int, draws: int, say: Say) 
     found["fm"] = {"misplacement": float(bad.mean()), "kl": symmetric_kl(plain.x)}
 
     say("reading output-only")
-    output = bench.joint(seed, "out")
+    output = bench.joint(seed, "output", layers="out")
     on = sample(output, count, steps=steps, seed=fresh)
     off = sample(output, count, steps=steps, seed=fresh, confidence=False)
     found["output_only"] = {
@@ -202,7 +115,7 @@ def reproduce(
             bench = Bench(replace(recipe, decay=decay), models, device, say)
             made_with = {"samples": count, "steps": steps, "draws": draws, "recipe": vars(bench.recipe)}
             if path.exists():
-                _check_cell(path, made_with)
+                check_cell(path, made_with)
                 say(f"{path.name} is there already")
                 continue
             clock = Clock(device)
@@ -221,25 +134,3 @@ def _ship(bench: Bench, seed: int, models: Path, clock: Clock) -> None:
         finish(bench.at(seed, method="retrofit"), bench.retrofit(seed), models / "checkerboard", clock)
     else:
         finish(bench.at(seed, method="joint"), bench.joint(seed), models / "checkerboard-joint", clock)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise CheckpointError(f"{path} is cut off or not ours; delete it and reproduce again") from error
-
-
-def _check_cell(path: Path, made_with: dict[str, Any]) -> None:
-    about = _read(path)["provenance"]
-    changed = [k for k, v in made_with.items() if json.loads(json.dumps(v)) != about.get(k, v)]
-    if changed:
-        raise CheckpointError(f"{path} was made with other {', '.join(changed)}; delete it, or use another --out")
-
-
-def cells(out: Path) -> list[dict[str, Any]]:
-    """The cells of a results folder."""
-    found = [_read(p) for p in sorted((out / "cells").glob("*.json"))]
-    if not found:
-        raise CheckpointError(f"{out} holds no results; run fmwc reproduce checkerboard first")
-    return found

@@ -1,0 +1,122 @@
+"""The bench: every method of a comparison at one seed, trained or loaded from an earlier run; and the files of cells.
+
+A cell is what was read at one seed. Networks and cells that exist are not made again, so a run that was stopped goes on
+where it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save as to_bytes
+from torch import nn
+
+from fmwc.baselines import Dropout, HeteroscedasticHead
+from fmwc.errors import CheckpointError
+from fmwc.files import write_bytes
+from fmwc.recipes.fitting import fit_dropout, fit_head, fit_joint, fit_network, fit_retrofit
+from fmwc.recipes.recipe import Clock
+
+__all__ = ["MEMBERS", "SHARED", "Bench", "Say", "cells", "check_cell"]
+
+MEMBERS = 5  # of an ensemble
+SHARED = (1001, 1002, 1003, 1004)  # seeds of the members that the ensembles of all reported seeds have in common
+NOT_IDENTITY = ("save_every", "data", "compiled")  # what may change without making other weights (to rounding)
+
+Say = Callable[[str], None]
+
+
+class Bench:
+    """Creates the bench: trains what is asked for, or loads it from an earlier run.
+
+    Arguments:
+        recipe: The sizes and the schedule.
+        models: A folder for the trained networks.
+    """
+
+    def __init__(self, recipe: Any, models: Path, device: torch.device, say: Say) -> None:
+        self.recipe, self.models, self.device, self.say = recipe, models, device, say
+
+    def made(self, name: str, recipe: Any, module: nn.Module, fit: Callable[..., None]) -> None:
+        """Fills `module` with the weights of an earlier run of the same recipe, or fits and keeps them."""
+        path = self.models / f"{name}-{recipe.decay}-{recipe.seed}.safetensors"
+        identity = json.dumps({k: v for k, v in vars(recipe).items() if k not in NOT_IDENTITY})
+        if path.exists():
+            try:
+                with safe_open(path, framework="pt") as file:
+                    same = (file.metadata() or {}).get("recipe") == identity
+                    module.load_state_dict({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
+            except Exception as error:
+                raise CheckpointError(f"{path} does not fit the recipe, or is cut off; delete it") from error
+            if not same:
+                raise CheckpointError(f"{path} was trained by another recipe; delete it, or use another --out")
+            return
+        clock = Clock(self.device)
+        point = path.with_suffix(".resume")
+        fit(recipe, module, resume=point)
+        tensors = {k: v.detach().cpu().contiguous() for k, v in module.state_dict().items()}
+        write_bytes(path, to_bytes(tensors, {"recipe": identity}))
+        point.unlink(missing_ok=True)
+        self.say(f"trained {name}, {recipe.decay}, seed {recipe.seed}: {clock.seconds:.0f} s")
+
+    def at(self, seed: int, **changes: Any) -> Any:
+        return replace(self.recipe, seed=seed, **changes)
+
+    def flow(self, seed: int) -> nn.Module:
+        recipe = self.at(seed)
+        network = recipe.network().to(self.device)
+        self.made("flow", recipe, network, fit_network)
+        return network
+
+    def retrofit(self, seed: int, name: str = "retrofit", **changes: Any) -> Any:
+        recipe = self.at(seed, method="retrofit", **changes)
+        field = recipe.attach(self.flow(seed)).to(self.device)
+        self.made(name, recipe, field, fit_retrofit)
+        return field
+
+    def joint(self, seed: int, name: str = "joint", **changes: Any) -> Any:
+        recipe = self.at(seed, method="joint", **changes)
+        field = recipe.attach(recipe.network()).to(self.device)
+        self.made(name, recipe, field, fit_joint)
+        return field
+
+    def dropout(self, seed: int) -> Dropout:
+        recipe = self.at(seed)
+        dropout = Dropout(recipe.network().to(self.device))
+        self.made("dropout", recipe, dropout, fit_dropout)
+        return dropout
+
+    def head(self, seed: int) -> HeteroscedasticHead:
+        recipe = self.at(seed)
+        head = HeteroscedasticHead(recipe.network(heads=2).to(self.device))
+        self.made("head", recipe, head, fit_head)
+        return head
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise CheckpointError(f"{path} is cut off or not ours; delete it and reproduce again") from error
+
+
+def check_cell(path: Path, made_with: dict[str, Any]) -> None:
+    """Raises where a cell that is there was made with other settings."""
+    about = _read(path)["provenance"]
+    changed = [k for k, v in made_with.items() if json.loads(json.dumps(v)) != about.get(k, v)]
+    if changed:
+        raise CheckpointError(f"{path} was made with other {', '.join(changed)}; delete it, or use another --out")
+
+
+def cells(out: Path) -> list[dict[str, Any]]:
+    """The cells of a results folder."""
+    found = [_read(p) for p in sorted((out / "cells").glob("*.json"))]
+    if not found:
+        raise CheckpointError(f"{out} holds no results; run fmwc reproduce first")
+    return found

@@ -1,0 +1,173 @@
+"""Fitting by a recipe: the same five ways in every setting, and a folder that a killed run goes on in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fmwc.baselines import Dropout, HeteroscedasticHead, nll
+from fmwc.checkpoint import save
+from fmwc.data import fingerprint
+from fmwc.errors import OutputError
+from fmwc.field import Field, Reference
+from fmwc.flow import Space, elbo, flow_matching
+from fmwc.randomness import Stream, derive
+from fmwc.recipes.recipe import Clock, provenance
+from fmwc.training import Plan, fit_noise, train
+
+__all__ = ["Recipe", "finish", "fit", "fit_dropout", "fit_head", "fit_joint", "fit_network", "fit_retrofit"]
+
+Progress = Callable[[str, int, int, float], None]  # (stage, steps done, steps in all, loss)
+
+
+class Recipe(Protocol):
+    """What fitting asks of a recipe. Its fields are literals, each with its reason."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def noise_steps(self) -> int: ...
+    @property
+    def noise_lr(self) -> float: ...
+
+    def space(self) -> Space:
+        """Where samples live."""
+
+    def rows(self) -> tuple[Tensor, dict[str, Any]]:
+        """The training data, and what goes with each sample."""
+
+    def network(self, heads: int = 1) -> nn.Module:
+        """A fresh network; its first weights depend on the seed only. `heads` multiplies what it gives out."""
+
+    def attach(self, network: nn.Module) -> Field:
+        """The network with its noise."""
+
+    def reference(self, field: Field) -> tuple[Reference, dict[str, float]]:
+        """Scores of reference samples, and how good those samples are."""
+
+
+def _report(progress: Progress | None, stage: str, total: int) -> Callable[[int, float], None] | None:
+    return None if progress is None else lambda done, loss: progress(stage, done, total, loss)
+
+
+def _train(
+    recipe: Recipe, module: nn.Module, loss: Callable[..., Tensor], stage: str, progress: Any, resume: Path | None
+) -> None:
+    data, cond = recipe.rows()
+    show = _report(progress, stage, recipe.plan.iterations)
+    train(module, loss, data, recipe.plan, cond=cond, resume=resume, progress=show)
+
+
+def fit_network(
+    recipe: Recipe, network: nn.Module, progress: Progress | None = None, resume: Path | None = None
+) -> None:
+    """Trains a plain flow."""
+    space = recipe.space()
+
+    def loss(x1: Tensor, randomness: Stream, beta: Tensor, **cond: Any) -> Tensor:
+        return flow_matching(network, space, x1, seed=randomness, **cond)
+
+    _train(recipe, network, loss, "flow", progress, resume)
+
+
+def fit_dropout(recipe: Recipe, dropout: Dropout, progress: Progress | None = None, resume: Path | None = None) -> None:
+    """Trains a flow with dropout on."""
+    space = recipe.space()
+
+    def loss(x1: Tensor, randomness: Stream, beta: Tensor, **cond: Any) -> Tensor:
+        def dropped(x: Tensor, t: Tensor, **cond: Any) -> Tensor:
+            return dropout.draw(x, t, seed=randomness, **cond)
+
+        return flow_matching(dropped, space, x1, seed=randomness, **cond)
+
+    _train(recipe, dropout, loss, "dropout", progress, resume)
+
+
+def fit_head(
+    recipe: Recipe, head: HeteroscedasticHead, progress: Progress | None = None, resume: Path | None = None
+) -> None:
+    """Trains UA-Flow's two heads."""
+    space = recipe.space()
+
+    def loss(x1: Tensor, randomness: Stream, beta: Tensor, **cond: Any) -> Tensor:
+        return nll(head, space, x1, randomness, **cond)
+
+    _train(recipe, head, loss, "head", progress, resume)
+
+
+def fit_joint(recipe: Recipe, field: Field, progress: Progress | None = None, resume: Path | None = None) -> None:
+    """Trains flow and noise together (eq:elbo-param)."""
+
+    def loss(x1: Tensor, randomness: Stream, beta: Tensor, **cond: Any) -> Tensor:
+        return elbo(field, x1, beta, seed=randomness, **cond)
+
+    _train(recipe, field, loss, "joint", progress, resume)
+
+
+def fit_retrofit(recipe: Recipe, field: Field, progress: Progress | None = None, resume: Path | None = None) -> None:
+    """Fits the noise to a flow that is trained already."""
+    data, cond = recipe.rows()
+    fit_noise(
+        field,
+        data,
+        recipe.noise_steps,
+        beta=recipe.plan.beta,
+        batch=recipe.plan.batch,
+        lr=recipe.noise_lr,
+        seed=derive(recipe.seed, "retrofit"),
+        precision=recipe.plan.precision,
+        resume=resume,
+        progress=_report(progress, "noise", recipe.noise_steps),
+        **cond,
+    )
+
+
+def fit(recipe: Any, out: Path, device: torch.device, progress: Progress | None = None) -> Field:
+    """Trains a field by the recipe into a folder. A run that was killed goes on where it was."""
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"{out} is a file; give --out a folder")
+    if (out / "recipe.json").exists():
+        raise OutputError(f"{out} already holds a checkpoint and was not touched; choose another --out")
+    strange = [p.name for p in out.glob("*") if not p.name.endswith(".resume")] if out.is_dir() else []
+    if strange:
+        raise OutputError(f"{out} is not empty ({strange[0]}) and nothing in it was touched; choose another --out")
+    clock = Clock(device)
+    recipe.rows()  # data that cannot be read is said before anything is built
+    field = recipe.attach(recipe.network()).to(device)
+    if recipe.method == "joint":
+        fit_joint(recipe, field, progress, out / "joint.resume")
+    else:
+        fit_network(recipe, field.network, progress, out / "flow.resume")
+        fit_retrofit(recipe, field, progress, out / "noise.resume")
+    finish(recipe, field, out, clock)
+    for point in out.glob("*.resume"):
+        point.unlink()
+    return field
+
+
+def finish(recipe: Any, field: Field, out: Path, clock: Clock) -> None:
+    """Reads the reference scores, and writes the checkpoint with how it was made."""
+    field.reference, metrics = recipe.reference(field)
+    data, cond = recipe.rows()
+    save(
+        field,
+        out,
+        recipe={
+            "name": recipe.name,
+            **{k: v for k, v in asdict(recipe).items() if k != "data"},
+        },  # a path of this machine
+        data={"name": recipe.name, "fingerprint": fingerprint(data, *cond.values())},
+        metrics=metrics,
+        provenance=provenance(field.device, clock.seconds, seeds=[recipe.seed]),
+    )

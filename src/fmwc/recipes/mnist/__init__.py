@@ -1,0 +1,1 @@
+"""The paper's second setting: class-conditional digits, judged by a classifier."""
