@@ -131,11 +131,29 @@ class HeteroscedasticHead(nn.Module):
     def forward(self, x: Any, t: Any, **cond: Any) -> Tensor:
         return self.both(x, t, **cond)[0]
 
+    def graft(self, flow: nn.Module) -> None:
+        """Takes over a flow that is trained already: its velocity stays, and only the head of the variance can learn.
 
-def nll(head: HeteroscedasticHead, space: Space, x1: Tensor, randomness: Stream, **cond: Any) -> Tensor:
-    """½[(v − u)²/σ² + log σ²]: the Gaussian likelihood the two heads are trained with. `cond` goes to the network."""
+        The two networks differ in the last layer alone, `out`, which gives out twice as much here.
+        """
+        own = self.network.state_dict()
+        with torch.no_grad():
+            for name, value in flow.state_dict().items():
+                own[name].zero_()[: len(value)].copy_(value)
+        self.network.requires_grad_(False)
+        self.network.out.requires_grad_(True)  # type: ignore[union-attr]
+
+
+def nll(
+    head: HeteroscedasticHead, space: Space, x1: Tensor, randomness: Stream, *, velocity: bool = True, **cond: Any
+) -> Tensor:
+    """½[(v − u)²/σ² + log σ²]: the Gaussian likelihood the two heads are trained with. `cond` goes to the network.
+
+    Without `velocity`, v is taken as it is and only the variance learns.
+    """
     t, x_t, u_t = path_sample(space, x1, randomness)
     v, log_var = head.both(x_t, t, **cond)
+    v = v if velocity else v.detach()
     return ((v - u_t).square() * (-log_var).exp() + log_var).mean() / 2
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from fmwc.baselines import Dropout, HeteroscedasticHead
 from fmwc.errors import CheckpointError
 from fmwc.files import write_bytes
-from fmwc.recipes.fitting import fit_dropout, fit_head, fit_joint, fit_network, fit_retrofit
+from fmwc.recipes.fitting import fit_dropout, fit_head, fit_joint, fit_network, fit_retrofit, fit_variance
 from fmwc.recipes.recipe import Clock
 
 __all__ = ["MEMBERS", "SHARED", "Bench", "Say", "cells", "check_cell"]
@@ -96,6 +96,14 @@ class Bench:
         recipe = self.at(seed)
         head = HeteroscedasticHead(recipe.network(heads=2).to(self.device))
         self.made("head", recipe, head, fit_head)
+        return head
+
+    def variance(self, seed: int) -> HeteroscedasticHead:
+        """UA-Flow's head of the variance on the plain flow, which stays as it is."""
+        recipe = self.at(seed)
+        head = HeteroscedasticHead(recipe.network(heads=2).to(self.device))
+        head.graft(self.flow(seed))
+        self.made("variance", recipe, head, fit_variance)
         return head
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +20,17 @@ from fmwc.randomness import Stream, derive
 from fmwc.recipes.recipe import Clock, provenance
 from fmwc.training import Plan, fit_noise, train
 
-__all__ = ["Recipe", "finish", "fit", "fit_dropout", "fit_head", "fit_joint", "fit_network", "fit_retrofit"]
+__all__ = [
+    "Recipe",
+    "finish",
+    "fit",
+    "fit_dropout",
+    "fit_head",
+    "fit_joint",
+    "fit_network",
+    "fit_retrofit",
+    "fit_variance",
+]
 
 Progress = Callable[[str, int, int, float], None]  # (stage, steps done, steps in all, loss)
 
@@ -104,6 +114,21 @@ def fit_head(
         return nll(head, space, x1, randomness, **cond)
 
     _train(recipe, head, loss, "head", progress, resume)
+
+
+def fit_variance(
+    recipe: Recipe, head: HeteroscedasticHead, progress: Progress | None = None, resume: Path | None = None
+) -> None:
+    """Trains the variance alone of two heads grafted on a flow; as long as a retrofit."""
+    space = recipe.space()
+    data, cond = recipe.rows()
+
+    def loss(x1: Tensor, randomness: Stream, beta: Tensor, **cond: Any) -> Tensor:
+        return nll(head, space, x1, randomness, velocity=False, **cond)
+
+    plan = replace(recipe.plan, iterations=recipe.noise_steps, lr=recipe.noise_lr, decay="cosine", compiled=False)
+    show = _report(progress, "variance", plan.iterations)
+    train(head, loss, data, plan, cond=cond, resume=resume, progress=show)
 
 
 def fit_joint(recipe: Recipe, field: Field, progress: Progress | None = None, resume: Path | None = None) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fmwc.errors import UsageError, pick
 from fmwc.flow import Space, euclidean
@@ -151,7 +151,7 @@ def sample(
         keep_states=keep_states,
         progress=progress,
     )
-    begin = noise(where, count, seed, getattr(field, "device", "cpu")) if x0 is None else x0  # type: ignore[arg-type]
+    begin = noise(where, count, seed, _device(field)) if x0 is None else x0  # type: ignore[arg-type]
     trajectory = sampler(begin, start=times[0] if times else start, seed=seed, **cond)
     reference = getattr(field, "reference", None)
     if reference is None or estimator is None:
@@ -163,6 +163,14 @@ def sample(
     return replace(
         trajectory, reference=reference.quantiles, standard=reference.standard, default_score=reference.score
     )
+
+
+def _device(field: Any) -> torch.device:
+    """Where a field, or a plain network, lives; a velocity function that does not say lives on the CPU."""
+    if hasattr(field, "device"):
+        return torch.device(field.device)
+    parameter = next(field.parameters(), None) if isinstance(field, nn.Module) else None
+    return torch.device("cpu") if parameter is None else parameter.device
 
 
 def _controller(
