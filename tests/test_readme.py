@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fmwc.recipes.reproduce import cells
+from fmwc.recipes.bench import cells
 from fmwc.report.paper import TABLES
 from fmwc.report.results import cost_table, headline_table, summarise
 

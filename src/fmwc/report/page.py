@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from fmwc.files import write_text
 from fmwc.report.look import svg
 
-__all__ = ["Section", "picture", "write_page"]
+__all__ = ["Section", "facts", "picture", "tiles", "write_page"]
 
 HERE = Path(__file__).parent
 WIDE = 640  # pixels: a wider figure scrolls on a phone, a narrower one shrinks
@@ -48,6 +48,20 @@ def picture(figure: Figure, alt: str) -> str:
     image = f'<img src="data:image/svg+xml,{source}" width="{width}" height="{height}" alt="{escape(alt)}">'
     kind = 'class="card scroll wide" tabindex="0"' if width > WIDE else 'class="card"'
     return f"<figure {kind}>{image}</figure>"
+
+
+def tiles(numbers: Sequence[tuple[str, str, str]]) -> str:
+    """The main numbers in a row: `(kind, value, name)` each, the kind `sure`, `doubtful` or empty."""
+    cells = "".join(
+        f'<div><dt>{escape(name)}</dt><dd class="{kind}">{escape(value)}</dd></div>' for kind, value, name in numbers
+    )
+    return f'<dl class="tiles">{cells}</dl>'
+
+
+def facts(values: Mapping[str, str]) -> str:
+    """A list of names and values."""
+    rows = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in values.items())
+    return f'<dl class="facts">{rows}</dl>'
 
 
 def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fmwc.recipes.reading import TIMES, WINDOWS
+from fmwc.recipes.checkerboard.reading import TIMES, WINDOWS
 
 __all__ = ["HEADLINE", "NONE", "TABLES", "Table"]
 

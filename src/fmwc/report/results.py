@@ -9,7 +9,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from fmwc.files import write_json, write_text
-from fmwc.recipes.reproduce import cells
+from fmwc.recipes.bench import cells
 from fmwc.report.paper import HEADLINE, NONE, TABLES, Table
 from fmwc.report.tables import markdown
 

@@ -1,0 +1,145 @@
+"""What the pages of all settings share: the lead, figures that show no data, and the last sections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fmwc.metrics.ranking import ranking, retention
+from fmwc.report import figures, tables
+from fmwc.report.curves import EXTREME, extremes
+from fmwc.report.page import Section, facts, picture, tiles
+from fmwc.report.run import Run
+
+__all__ = ["Plate", "Words", "closing", "history", "lead", "retained", "transport"]
+
+KEPT = 0.9  # the headline's share: what a user who can spare one sample in ten would keep
+
+
+class Words(NamedTuple):
+    """How a setting speaks of its samples.
+
+    Attributes:
+        samples: What they are.
+        bad: The word for those to discard.
+        none: What became of none, after "None of them".
+        fate: What became of those, after "3% of them".
+        again: The same in short, after "of the others, 1%".
+        unaided: What the confidence did not need to find them.
+    """
+
+    samples: str
+    bad: str
+    none: str
+    fate: str
+    again: str
+    unaided: str
+
+
+class Plate(NamedTuple):
+    """A figure, and what a reader is told about it."""
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    figure: Figure
+
+    @property
+    def section(self) -> Section:
+        return Section(self.title, picture(self.figure, self.alt), self.caption)
+
+
+def lead(run: Run, words: Words) -> str:
+    """The page's first words and its main numbers, as HTML."""
+    count, rate = len(run.bad), float(run.bad.mean())
+    what = f"{count:,} generated {words.samples}, each with the confidence the model itself puts in it."
+    if not run.bad.any():
+        none = f"{what} None of them {words.none}, so there is no mistake for a confidence to find."
+        return f'<p class="lead">{escape(none)}</p>'
+    kept = retention(run.score, run.bad).at(KEPT)
+    found = ranking(run.score, run.bad)
+    sentence = (
+        f"{what} {rate:.1%} of them {words.fate}; among the {KEPT:.0%} "
+        f"it is surest of, {kept:.1%} {words.again}. {words.unaided}"
+    )
+    floor = f"(floor {found.prevalence:.2f}, best 1)"
+    numbers = [
+        ("", f"{rate:.1%}", f"{words.bad}, of all {words.samples}"),
+        ("sure", f"{kept:.1%}", f"{words.bad}, of the surest {KEPT:.0%}"),
+        ("", f"{found.auprc:.2f}", f"AUPRC: how well doubt finds the {words.bad} {floor}"),
+    ]
+    return f'<p class="lead">{escape(sentence)}</p>\n{tiles(numbers)}'
+
+
+def retained(run: Run, words: Words) -> Plate:
+    """The retention curves of the run's scores."""
+    curves = {name: retention(score, run.bad) for name, score in run.scores.items()}
+    return Plate(
+        "retention",
+        "What confidence buys",
+        "Read it from left to right: the further you go, the more of the doubtful samples you have given up. "
+        "A confidence that knew nothing would follow the dashed line, one that knew everything the dotted one.",
+        f"Share of {words.bad} samples among those kept, against the share kept.",
+        figures.retention_curve(curves, float(run.bad.mean()), words.bad),
+    )
+
+
+def history(run: Run, words: Words) -> Plate:
+    """The variance over time."""
+    return Plate(
+        "trajectories",
+        "Doubt has a history",
+        "A sample is made by following a velocity from noise, and the model is not equally sure of it all the way. "
+        "Thick lines are medians, bands hold eight samples in ten, thin lines are single samples.",
+        "Uncertainty of the velocity over time, for the surest and the most doubtful tenth of the samples.",
+        figures.variance_trajectories(run.times, run.std, run.confidence, run.bad, words.bad),
+    )
+
+
+def transport(
+    profile: np.ndarray, confidence: np.ndarray, grid: np.ndarray, parts: Sequence[str], part: str = "layer"
+) -> Plate:
+    """When, and in which part of the network, the endpoint's variance was made.
+
+    Arguments:
+        profile: The variance, `(steps, L, B)`.
+        confidence: High = sure, `(B,)`.
+        grid: Every time of the run, `(steps + 1, B)`.
+        parts: The names of the L parts.
+        part: What one of them is called.
+    """
+    sure, doubtful = (profile[:, :, which] for which in extremes(confidence))
+    return Plate(
+        "transport",
+        f"When, and in which {part}, the doubt was made",
+        "Each bar is one step of the way and says how much of the endpoint's variance was made in it, colours "
+        f"which {part} of the network made it. The surest and the most doubtful {EXTREME:.0%} of samples are "
+        "each scaled to their own total, whose square root is written above them.",
+        f"Share of the endpoint's variance made in each step, stacked by {part}, for the two groups of samples.",
+        figures.transport_profile(sure, doubtful, grid.mean(1), parts, part),
+    )
+
+
+def closing(numbers: list[dict[str, str]], limits: str, provenance: dict[str, str]) -> list[Section]:
+    """The last sections: the table, the limits (list items in HTML, beside those that hold always), the origin."""
+    columns = list(dict.fromkeys(column for row in numbers for column in row))
+    table = [Section("The numbers", tables.html(numbers, columns))] if numbers else []
+    return [
+        *table,
+        Section("What this cannot tell you", f"<ul>\n{_LIMITS}\n{limits}\n</ul>"),
+        Section("Where this comes from", facts(provenance)),
+    ]
+
+
+_LIMITS = """\
+<li>Confidence is a place in a ranking, not a probability: 0.9 means surer than nine in ten reference samples, not
+right nine times in ten.</li>
+<li>It judges the samples that were made. Whether the model leaves out a part of the data altogether, it cannot
+say.</li>
+<li>A model that has learned the wrong thing well is sure of it. The doubt here is the model's own, to first order in
+its noise.</li>"""
