@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 import fmwc.checkpoint
-from fmwc.checkpoint import FORMAT, about, load, save
+from fmwc.checkpoint import FORMAT, about, load, load_network, save, save_network
 from fmwc.errors import CheckpointError, NotFiniteError
 from fmwc.field import Reference, attach
-from fmwc.nets import MLP
-from fmwc.sampling import sample
-from tests.conftest import TinyConv, TwoChannels, conv_field, dict_field, mlp_field
+from fmwc.nets import MLP, LeNet, UNet
+from fmwc.sampling import default_estimator, sample, setting, standard_of
+from tests.conftest import TinyConv, TwoChannels, awaken, conv_field, dict_field, mlp_field
 
 
 def one_line(call, error=CheckpointError, match=None):
@@ -55,6 +55,47 @@ def test_the_reference_travels(tmp_path):
     assert torch.equal(again.quantiles, field.reference.quantiles)
 
 
+def digits(seed=0):
+    """A field of images with a reference within y."""
+    torch.manual_seed(seed)
+    field = awaken(attach(UNet(base=8, stages=(1, 2), cond=8, classes=3), space=(1, 4, 4), width=8))
+    y = torch.arange(30) % 3
+    run = sample(field, 30, steps=4, seed=1, y=y)
+    raw = run.score("integrated")
+    standard = standard_of("y", raw, y)
+    quantiles = standard(raw, y).quantile(torch.linspace(0, 1, 11))
+    field.reference = Reference(
+        "integrated", setting(default_estimator(field.space), 4, "euler", 1), quantiles, standard
+    )
+    return field
+
+
+def test_a_reference_within_a_class_travels_and_gives_the_same_confidence(tmp_path):
+    field = digits()
+    again = load(save(field, tmp_path))
+    before, after = (f.reference for f in (field, again))
+    assert (after.score, after.setting, after.standard.cond) == ("integrated", before.setting, "y")
+    assert torch.equal(after.quantiles, before.quantiles)
+    assert torch.equal(after.standard.centre, before.standard.centre)
+    assert torch.equal(after.standard.spread, before.standard.spread)
+    y = torch.tensor([2, 0, 1, 1, 2])
+    first, second = (sample(f, 5, steps=4, y=y) for f in (field, again))
+    assert first.standard is not None
+    assert torch.equal(first.x, second.x)
+    assert torch.equal(first.score(), second.score())
+    assert torch.equal(first.confidence, second.confidence)
+    assert first.confidence.unique().numel() > 1
+    assert about(tmp_path)["reference"]["within"] == "y"
+
+
+def test_a_reference_is_no_weight(tmp_path):
+    field = digits()
+    again = load(save(field, tmp_path))
+    assert same_weights(again, field)
+    field.reference = None
+    assert load(save(field, tmp_path)).reference is None
+
+
 def test_what_is_recorded(tmp_path):
     path = save(mlp_field(), tmp_path, recipe={"name": "mine"}, metrics={"auprc": 0.5})
     record = about(path)
@@ -92,6 +133,93 @@ def test_saving_again_replaces(tmp_path):
     field = mlp_field(seed=2)
     save(field, tmp_path)
     assert same_weights(load(tmp_path), field)
+
+
+# ---- a network without noise ----------------------------------------------------------------------------------------
+
+BARE = {
+    "LeNet": (lambda: LeNet(4, 8), (torch.rand(3, 1, 8, 8),)),
+    "MLP": (lambda: MLP(2, 8, 1, 4, outputs=3), (torch.rand(3, 2), torch.rand(3))),
+    "UNet": (lambda: UNet(base=8, stages=(1, 2), cond=8, classes=0), (torch.rand(3, 1, 4, 4), torch.rand(3))),
+}
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_a_network_comes_back_bit_for_bit_and_in_evaluation_mode(name, tmp_path):
+    build, inputs = BARE[name]
+    network = build()
+    network(*inputs)  # in training mode: running statistics move, and they travel too
+    torch.manual_seed(7)
+    again = load_network(save_network(network, tmp_path / "a", recipe={"name": "judge"}, metrics={"accuracy": 0.5}))
+    assert type(again) is type(network)
+    assert again.config == network.config
+    assert same_weights(again, network)
+    assert network.training
+    assert not any(m.training for m in again.modules())
+    assert torch.equal(again(*inputs), network.eval()(*inputs))
+    record = about(tmp_path / "a")
+    assert record["metrics"] == {"accuracy": 0.5}
+    assert record["recipe"] == {"name": "judge"}
+
+
+def test_a_network_that_could_not_be_built_again_is_not_saved(tmp_path):
+    class MLP(nn.Module):  # one of ours by name only
+        config = {"dim": 2}  # noqa: RUF012
+
+    for network in (TinyConv(), MLP()):
+        kind = type(network).__name__
+        one_line(lambda network=network: save_network(network, tmp_path / "a"), match=f"{kind} is not one of fmwc's")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_judge_is_no_field_and_says_how_it_is_read(tmp_path):
+    save_network(LeNet(4, 8), tmp_path)
+    one_line(lambda: load(tmp_path), match=r"without noise; read it with fmwc\.checkpoint\.load_network")
+    one_line(lambda: load(tmp_path, network=LeNet(4, 8)), match="load_network")
+
+
+def test_a_field_is_no_network(tmp_path):
+    save(mlp_field(), tmp_path)
+    one_line(lambda: load_network(tmp_path), match="another architecture")
+
+
+def test_a_shipped_network_by_name(monkeypatch, tmp_path):
+    judge = LeNet(4, 8)
+    monkeypatch.setattr(fmwc.checkpoint, "shipped", lambda: {"judge": tmp_path})
+    save_network(judge, tmp_path)
+    assert same_weights(load_network("judge"), judge)
+    one_line(lambda: load_network("jugde"), match="did you mean 'judge'")
+
+
+RECORDS = {
+    "no network": {"network": None},
+    "no kind": {"network": {"config": {}}},
+    "no config": {"network": {"kind": "LeNet"}},
+    "an unknown kind": {"network": {"kind": "LeNett", "config": {}}},
+    "a config of none": {"network": {"kind": "LeNet", "config": None}},
+    "an unknown argument": {"network": {"kind": "LeNet", "config": {"sides": 8}}},
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_record_of_a_network_that_is_damaged(name, tmp_path):
+    save_network(LeNet(4, 8), tmp_path)
+    edit(tmp_path, **RECORDS[name])
+    one_line(lambda: load_network(tmp_path), match="recipe.json lacks what is needed to build the network")
+
+
+def test_weights_of_a_network_that_are_cut_off_or_broken(tmp_path, monkeypatch):
+    judge = LeNet(4, 8)
+    weights = save_network(judge, tmp_path) / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1])
+    one_line(lambda: load_network(tmp_path), match="model.safetensors is missing or cut off")
+    weights.write_bytes(whole)
+    edit(tmp_path, network={"kind": "LeNet", "config": {"classes": 5, "side": 8}})
+    one_line(lambda: load_network(tmp_path), match=r"another architecture: out\.bias is \(4,\)")
+    with torch.no_grad():
+        judge.out.bias[0] = float("nan")
+    one_line(lambda: save_network(judge, tmp_path), NotFiniteError, r"weight 'out\.bias' holds 1 NaN")
 
 
 # ---- what cannot be read --------------------------------------------------------------------------------------------
@@ -143,6 +271,39 @@ def test_another_width_of_the_noise(saved):
     record = json.loads((saved / "recipe.json").read_text())
     edit(saved, noise={**record["noise"], "width": 16})
     one_line(lambda: load(saved), match="another architecture: noise.layers")
+
+
+NO_MAP = pytest.mark.xfail(strict=True, raises=AttributeError, reason="a reference that is no map is not caught")
+REFERENCES = {
+    "missing": None,
+    "empty": {},
+    "no setting": {"score": "integrated", "within": "y"},
+    "no score": {"setting": "", "within": "y"},
+    "text": "integrated",
+    "a list": [],
+    "a number": 3,
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=NO_MAP if n in ("text", "a list", "a number") else ()) for n in REFERENCES]
+)
+def test_a_reference_that_is_damaged(name, tmp_path):
+    save(digits(), tmp_path)
+    record = json.loads((tmp_path / "recipe.json").read_text())
+    del record["reference"]
+    if name != "missing":
+        record["reference"] = REFERENCES[name]
+    (tmp_path / "recipe.json").write_text(json.dumps(record))
+    one_line(lambda: load(tmp_path), match="recipe.json lacks what its reference needs")
+
+
+def test_a_reference_that_lacks_its_standard(tmp_path):
+    field = mlp_field()
+    field.reference = Reference("peak", "some setting", torch.linspace(0, 1, 7))
+    save(field, tmp_path)
+    edit(tmp_path, reference={"score": "peak", "setting": "some setting", "within": "y"})
+    one_line(lambda: load(tmp_path), match=r"recipe.json lacks what its reference needs \('centre'\)")
 
 
 @pytest.mark.parametrize("name", ["checkerbord", "chekerboard", "Checkerboard"])

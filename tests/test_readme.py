@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fmwc.recipes.bench import cells
-from fmwc.report.paper import TABLES
+from fmwc.report.paper.checkerboard import TABLES
 from fmwc.report.results import cost_table, headline_table, summarise
 
 ROOT = Path(__file__).parent.parent

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,16 +17,12 @@ from rich.table import Table
 import fmwc
 from fmwc.errors import UsageError, pick
 from fmwc.files import new_folder, write_json, write_text
-from fmwc.metrics.points import misplaced
-from fmwc.metrics.ranking import auprc, retention
 from fmwc.propagate import ESTIMATORS
-from fmwc.recipes import checkerboard, reading, reproduce
-from fmwc.recipes.recipe import Clock, override, pick_device, provenance
-from fmwc.recipes.reproduce import RIVALS
-from fmwc.report.checkerboard import write_figures, write_report
-from fmwc.report.results import write_tables
+from fmwc.recipes.bench import setting_of_results
+from fmwc.recipes.recipe import Clock, pick_device, provenance
 from fmwc.sampling import SCORES, STEPPERS
 from fmwc.sampling.trajectory import DISPERSION
+from fmwc.settings import SETTINGS, Setting
 
 app = typer.Typer(
     help="Flow matching with confidence: samples that say how far to trust them.",
@@ -39,15 +34,30 @@ app = typer.Typer(
 console = Console(stderr=True)
 DEMO_MARK = ".fmwc-demo"
 
-# What can be trained, reproduced and demonstrated: its presets by name.
-RECIPES = {"checkerboard": checkerboard.PRESETS}
-
-Recipe = Annotated[str, typer.Argument(help="Which setting: checkerboard.")]
+Which = Annotated[str, typer.Argument(help=f"Which setting: {' or '.join(SETTINGS)}.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")]
 Set = Annotated[list[str], typer.Option("--set", help="Change a recipe field: --set key=value. May be repeated.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Seed = Annotated[int, typer.Option(help="Seed of the run.")]
 Force = Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")]
+Count = Annotated[int, typer.Option("-n", "--count", help="How many samples; 0 is the setting's own number.")]
+Data = Annotated[str, typer.Option(help="Folder of the data; FMWC_DATA or a download if not given.")]
+Own = Annotated[bool, typer.Option("--own", help="The data is of your own: idx files, .npz, or a folder of images.")]
+
+
+def _setting(name: str) -> Setting:
+    return pick(SETTINGS, name, "setting")
+
+
+def _setting_of(checkpoint: str) -> Setting:
+    """The setting a checkpoint was trained in."""
+    recipe = fmwc.checkpoint.about(checkpoint).get("recipe") or {}
+    name = recipe.get("name")
+    if name not in SETTINGS:
+        raise UsageError(
+            f"{checkpoint} was not trained by a recipe of fmwc; sample it from Python: fmwc.sample(field, n)"
+        )
+    return SETTINGS[name]
 
 
 @contextmanager
@@ -72,24 +82,10 @@ def _training_bar() -> Iterator[Callable[[str, int, int, float], None]]:
 
 
 @contextmanager
-def _sampling_bar(what: str, count: int) -> Iterator[Callable[[int], None]]:
+def _sampling_bar(what: str, count: int | None) -> Iterator[Callable[[int], None]]:
     with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console) as bar:
         task = bar.add_task(what, total=count)
         yield lambda done: bar.advance(task, done)
-
-
-def _numbers(trajectory: fmwc.Trajectory) -> list[dict[str, str]]:
-    """The short table: what confidence does for this run."""
-    bad = misplaced(trajectory.x)
-    rows = [{"": "misplaced, all samples", "value": f"{bad.mean():.1%}"}]
-    names = [*(["dispersion"] if trajectory.transported is not None else []), "temporal_ratio"]
-    for name in names if bad.any() else []:
-        score = trajectory.score(name).cpu()
-        rows += [
-            {"": f"misplaced, surest 90 % by {name}", "value": f"{retention(score, bad).at(0.9):.1%}"},
-            {"": f"AUPRC of {name} (floor {bad.mean():.2f})", "value": f"{auprc(score, bad):.2f}"},
-        ]
-    return rows
 
 
 def _print(rows: list[dict[str, str]], title: str) -> None:
@@ -101,22 +97,25 @@ def _print(rows: list[dict[str, str]], title: str) -> None:
 
 @app.command()
 def demo(
-    recipe: Recipe = "checkerboard",
+    setting: Which = "checkerboard",
     out: Out = Path("demo"),
     seed: Seed = 0,
     set_: Set = [],  # noqa: B006
     device: Device = "auto",
-    count: Annotated[int, typer.Option("-n", "--count", help="How many samples.")] = 10_000,
+    count: Count = 0,
     force: Force = False,
 ) -> None:
-    """Trains a small flow, draws samples with their confidence, and writes a report to look at."""
-    where = pick_device(device)
-    chosen = override(pick(RECIPES, recipe, "recipe")["quick"], [f"seed={seed}", *set_])
-    report_folder = _demo_folder(out, force)
+    """Draws samples with their confidence and writes a report to look at; the Checkerboard's flow is trained first."""
+    chosen, where = _setting(setting), pick_device(device)
+    if count < 0:
+        raise UsageError(f"-n is at least 1, or 0 for the setting's own number; got {count}")
+    changes = [f"seed={seed}", *set_]
+    chosen.recipe("quick", changes)  # what is wrong with the changes is said before anything is written
+    folder = _demo_folder(out, force)
     clock = Clock(where)
     with _training_bar() as bar:
-        field = checkerboard.fit(chosen, report_folder / "model", where, bar)
-    _page(field, report_folder, seed, count, clock, "Checkerboard, small preset")
+        field = chosen.demo_field(changes, folder, where, bar)
+    _page(chosen, field, folder, seed, count, clock, f"{setting}, demonstration")
 
 
 def _demo_folder(out: Path, force: bool) -> Path:
@@ -129,53 +128,49 @@ def _demo_folder(out: Path, force: bool) -> Path:
     return out
 
 
-def _page(field: fmwc.Field, out: Path, seed: int, count: int, clock: Clock, title: str) -> None:
+def _page(chosen: Setting, field: fmwc.Field, out: Path, seed: int, count: int, clock: Clock, title: str) -> None:
     """Draws samples, prints the short table and writes samples, numbers and report."""
+    count = count or chosen.count(field.device)
     with _sampling_bar("drawing samples with confidence", count) as bar:
-        trajectory = fmwc.sample(field, count, steps=50, seed=seed, transport=True, batch=2048, progress=bar)
-    # The page asks for the best score there is; its samples are ranked among themselves.
-    trajectory = replace(trajectory, default_score="dispersion", reference=None)
-    rows = _numbers(trajectory)
+        run = chosen.shown(field, count, seed, bar)
+    rows = chosen.numbers(run, chosen.judge(run))
     about = {k: str(v) for k, v in provenance(field.device, clock.seconds, seed=seed).items()}
-    _write_samples(trajectory, out)
+    chosen.write_samples(run, out)
     write_json(out / "numbers.json", {"numbers": rows, "provenance": about})
-    page = write_report(out, field, trajectory, numbers=rows, provenance=about)
+    page = chosen.page(field, run, out, rows, about)
     _print(rows, title)
     Console().print(f"{clock.seconds:.0f} s; open {page}")
 
 
-def _write_samples(trajectory: fmwc.Trajectory, out: Path) -> None:
-    trajectory.save(out / "samples.safetensors")
-    columns = {f"x_{i}": trajectory.x[:, i].tolist() for i in range(trajectory.x.shape[1])}
-    with suppress(UsageError):  # a run too short for its score is still worth having
-        columns |= {"score": trajectory.score().tolist(), "confidence": trajectory.confidence.tolist()}
-    lines = [",".join(columns), *(",".join(f"{v:.6g}" for v in row) for row in zip(*columns.values(), strict=True))]
-    write_text(out / "samples.csv", "\n".join(lines) + "\n")
-
-
 @app.command()
 def train(
-    recipe: Recipe,
+    setting: Which,
     out: Out,
-    preset: Annotated[str, typer.Option(help="recommended, paper or quick.")] = "recommended",
+    preset: Annotated[str, typer.Option(help="recommended, paper or quick; mnist also has judge.")] = "recommended",
     seed: Seed = 0,
     set_: Set = [],  # noqa: B006
+    data: Data = "",
+    own: Own = False,
     device: Device = "auto",
 ) -> None:
     """Trains a field into a folder. Killed and called again, it goes on where it was, to the same weights."""
-    presets = pick(RECIPES, recipe, "recipe")
-    chosen = override(pick(presets, preset, "preset"), [f"seed={seed}", *set_])
+    chosen = _setting(setting)
+    pick(chosen.presets, preset, "preset")
+    recipe = chosen.recipe(preset, [f"seed={seed}", *set_], data, own)
     where = pick_device(device)
     with _training_bar() as bar:
-        checkerboard.fit(chosen, out, where, bar)
+        chosen.fit(recipe, out, where, bar)
     Console().print(f"wrote {out}: {fmwc.checkpoint.about(out)['metrics']}")
 
 
 @app.command()
 def sample(
-    checkpoint: Annotated[str, typer.Argument(help="A shipped name (checkerboard, checkerboard-joint) or a folder.")],
+    checkpoint: Annotated[
+        str, typer.Argument(help="A shipped name (checkerboard, mnist; with -joint: the paper's way) or a folder.")
+    ],
     out: Out,
     count: Annotated[int, typer.Option("-n", "--count", help="How many samples.")] = 1000,
+    label: Annotated[int, typer.Option(help="The class to draw; every class in turn if not given.")] = -1,
     steps: Annotated[int, typer.Option(help="Steps of the integrator.")] = 50,
     stepper: Annotated[str, typer.Option(help="euler, midpoint or heun.")] = "euler",
     propagation: Annotated[
@@ -205,87 +200,89 @@ def sample(
         raise UsageError("--score dispersion is read from transported variance; add --transport")
     if count < 1 or steps < 1 or every < 1:
         raise UsageError(f"-n, --steps and --every are at least 1, got {count}, {steps} and {every}")
+    chosen = _setting_of(checkpoint)
+    wanted = None if label == -1 else label
+    chosen.conditions(1, wanted)
     field = fmwc.load(checkpoint, device=pick_device(device))
     new_folder(out, force=force)
     with _sampling_bar("drawing samples", count) as bar:
-        trajectory = fmwc.sample(
+        run = chosen.draw(
             field,
             count,
+            seed,
+            bar,
+            wanted,
             steps=steps,
             stepper=stepper,
-            seed=seed,
             schedule=every,
-            confidence=False if propagation == "none" else propagation,
+            # By its name alone, linearised is read as suits the size of a sample.
+            confidence={"none": False, "linearised": True}.get(propagation, propagation),
             transport=transport,
-            batch=2048,
-            progress=bar,
         )
-    if chosen := score or (DISPERSION if transport else ""):
-        same = chosen == trajectory.default_score
-        trajectory = replace(trajectory, default_score=chosen, reference=trajectory.reference if same else None)
-    _write_samples(trajectory.surest(keep) if keep < 1 else trajectory, out)
-    Console().print(f"wrote {out / 'samples.safetensors'} and samples.csv")
+    if asked := score or (DISPERSION if transport else ""):
+        run = run.ranked_by(asked)
+    written = chosen.write_samples(run.surest(keep) if keep < 1 else run, out)
+    Console().print(f"wrote {', '.join(map(str, written))}")
 
 
 @app.command()
 def evaluate(
-    recipe: Recipe = "checkerboard",
-    checkpoint: Annotated[str, typer.Option(help="A shipped name or a folder; the recipe's own if not given.")] = "",
-    count: Annotated[int, typer.Option("-n", "--count", help="How many samples.")] = 10_000,
+    setting: Which = "checkerboard",
+    checkpoint: Annotated[str, typer.Option(help="A shipped name or a folder; the setting's own if not given.")] = "",
+    count: Count = 0,
     seed: Annotated[int, typer.Option(help="Seed of the samples; nothing was chosen on the default.")] = 2026,
+    data: Data = "",
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Recomputes the headline numbers from weights."""
-    pick(RECIPES, recipe, "recipe")
-    where = pick_device(device)
+    chosen, where = _setting(setting), pick_device(device)
+    if count < 0:
+        raise UsageError(f"-n is at least 1, or 0 for the setting's own number; got {count}")
     clock = Clock(where)
-    name = checkpoint or recipe
+    name, count = checkpoint or setting, count or chosen.count(where)
     field = fmwc.load(name, device=where)
-    with _sampling_bar(f"reading {name}", 5 * count) as bar:
-        options: dict[str, Any] = {"steps": 50, "seed": seed, "batch": 2048, "progress": bar}
-        plain = fmwc.sample(field, count, confidence=False, **options)
-        linear = fmwc.sample(field, count, transport=True, **options)
-        diagonal = fmwc.sample(field, count, confidence="diagonal", **options)
-        rivals = {n: fmwc.sample(field, count, confidence=r, schedule=s, **options) for n, (r, s) in RIVALS.items()}
-    found = reading.headline(field, linear, plain.x)
-    found["auprc_diagonal"] = reading.scores_of(diagonal, misplaced(plain.x))
-    found["auprc_rivals"] = {n: reading.scores_of(r, misplaced(plain.x)) for n, r in rivals.items()}
-    found["heads"] = reading.heads_of(linear, misplaced(plain.x))
+    with _sampling_bar(f"reading {name}", None) as bar:
+        found = chosen.evaluate(field, count, seed, data, bar)
     found = {"checkpoint": name, **found, "provenance": provenance(where, clock.seconds, seed=seed, samples=count)}
     if as_json:
         print(json.dumps(found, indent=1))
-    else:
-        flat = {k: v for k, v in found.items() if not isinstance(v, dict)}
-        groups = {g: found[g] for g in ("auprc", "auprc_diagonal", "kept_90", "heads")} | found["auprc_rivals"]
-        for group, values in groups.items():
-            flat |= {f"{group} {k}": v for k, v in values.items()}
-        _print([{"": k, "value": f"{v:.4f}" if isinstance(v, float) else str(v)} for k, v in flat.items()], name)
+        return
+    flat: dict[str, Any] = {}
+    for group, values in found.items():
+        flat |= {f"{group} {k}": v for k, v in values.items()} if isinstance(values, dict) else {group: values}
+    _print([{"": k, "value": f"{v:.4f}" if isinstance(v, float) else str(v)} for k, v in flat.items()], name)
 
 
-@app.command("reproduce")
-def reproduce_(
-    recipe: Recipe,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Results folder; what is there is not made again.")] = Path(
-        "runs/checkerboard"
-    ),
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "0,1,2",
+@app.command()
+def reproduce(
+    setting: Which,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Results folder, runs/SETTING; what is there is not made again.")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas; the setting's own if not given.")] = "",
     set_: Set = [],  # noqa: B006
     count: Annotated[int, typer.Option("-n", "--count", help="Samples a reading.")] = 10_000,
-    draws: Annotated[int, typer.Option(help="Stochastic trajectories the dispersion is held against.")] = 64,
+    draws: Annotated[
+        int, typer.Option(help="Stochastic trajectories the dispersion is held against; 0 is the setting's own number.")
+    ] = 0,
+    only: Annotated[
+        str, typer.Option(help="mnist: do these tasks only (flow:0,read:joint), so that processes can share a GPU.")
+    ] = "",
+    data: Data = "",
     device: Device = "auto",
 ) -> None:
     """Trains every method at every seed and writes the paper's tables beside ours. Stopped, it goes on where it was."""
-    chosen = override(pick(RECIPES, recipe, "recipe")["recommended"], set_)
+    chosen = _setting(setting)
+    recipe = chosen.recipe("recommended", set_, data)
     try:
-        numbers = [int(s) for s in seeds.split(",")]
+        numbers = [int(s) for s in (seeds or chosen.seeds).split(",")]
     except ValueError as error:
         raise UsageError(f"--seeds takes whole numbers separated by commas, got '{seeds}'") from error
+    folder = out or Path("runs") / setting
     where = pick_device(device)
-    reproduce.reproduce(chosen, out, where, seeds=numbers, count=count, draws=draws, say=console.print)
-    field = fmwc.load(out / "models" / "checkerboard", device=where)
-    write_figures(out / "figures", field, fmwc.sample(field, count, steps=50, seed=2026, transport=True))
-    for path in write_tables(out):
+    chosen.reproduce(recipe, folder, where, numbers, count=count, draws=draws or chosen.draws, only=only)
+    for path in [] if only else chosen.tables(folder):
         Console().print(f"wrote {path}")
 
 
@@ -293,14 +290,14 @@ def reproduce_(
 def report(
     source: Annotated[str, typer.Argument(help="A checkpoint (shipped name or folder), or a results folder.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the page of a checkpoint.")] = None,
-    count: Annotated[int, typer.Option("-n", "--count", help="How many samples.")] = 10_000,
+    count: Count = 0,
     seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 2026,
     device: Device = "auto",
     force: Force = False,
 ) -> None:
     """Writes report.html for a checkpoint, or the tables of a results folder again from its cells."""
     if (Path(source) / "cells").is_dir():
-        for path in write_tables(Path(source)):
+        for path in SETTINGS[setting_of_results(Path(source))].tables(Path(source)):
             Console().print(f"wrote {path}")
         return
     where = pick_device(device)
@@ -308,4 +305,4 @@ def report(
     field = fmwc.load(source, device=where)
     if out is None:
         raise UsageError("say where the page goes: --out FOLDER")
-    _page(field, new_folder(out, force=force), seed, count, clock, source)
+    _page(_setting_of(source), field, new_folder(out, force=force), seed, count, clock, source)

@@ -1,4 +1,6 @@
-"""The MLP: shapes, times, and a record that builds it again."""
+"""The MLP: shapes and times; and for every network, a record that builds it again."""
+
+import json
 
 import pytest
 import torch
@@ -34,18 +36,32 @@ def test_the_time_embedding_is_sines_and_cosines_of_rising_rates():
     torch.testing.assert_close(found[:, 3:], (t[:, None] * rates).cos(), atol=1e-5, rtol=1e-5)
 
 
-CONFIGS = {"MLP": {"dim": 2, "hidden": 8, "depth": 1, "time_features": 4, "outputs": None}}
+IMAGE = {"x": torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))}
+TIME = {"t": torch.tensor([0.1, 0.5, 0.9])}
+# For every network a config of no default, and what it is called with.
+NETWORKS = {
+    "MLP": (
+        {"dim": 2, "hidden": 8, "depth": 1, "time_features": 4, "outputs": 3},
+        {"x": torch.tensor([[0.0, 1.0], [2.0, -1.0], [0.5, 0.5]]), **TIME},
+    ),
+    "UNet": (
+        {"channels": 1, "base": 8, "stages": [1, 2], "blocks": 2, "cond": 8, "classes": 3, "outputs": 2},
+        {**IMAGE, **TIME, "y": torch.tensor([2, 0, 1])},
+    ),
+    "LeNet": ({"classes": 7, "side": 8}, IMAGE),
+}
 
 
 def test_every_network_is_tested():
-    assert CONFIGS.keys() == NETS.keys()
+    assert NETWORKS.keys() == NETS.keys()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_is_rebuilt_from_its_config(name):
-    net = NETS[name](**CONFIGS[name])
-    assert net.config == CONFIGS[name]
-    again = NETS[name](**net.config)
+    config, inputs = NETWORKS[name]
+    net = NETS[name](**config).eval()
+    assert net.config == config
+    again = NETS[name](**json.loads(json.dumps(net.config))).eval()
+    assert not torch.equal(again(**inputs), net(**inputs))
     again.load_state_dict(net.state_dict())
-    x, t = torch.randn(3, 2), torch.rand(3)
-    assert torch.equal(again(x, t), net(x, t))
+    assert torch.equal(again(**inputs), net(**inputs))

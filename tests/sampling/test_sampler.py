@@ -4,13 +4,25 @@ import pytest
 import torch
 from torch import nn
 
+import fmwc.sampling
 from fmwc.errors import NotFiniteError, ShapeError, UnknownNameError, UsageError
 from fmwc.field import attach
 from fmwc.flow import euclidean
 from fmwc.nets import MLP
 from fmwc.propagate import ESTIMATORS, Linearised, MonteCarlo
 from fmwc.randomness import BLOCK
-from fmwc.sampling import DECODERS, STEPPERS, Uniform, decode_mean, noise, sample
+from fmwc.sampling import (
+    DECODERS,
+    FEW,
+    PROBES,
+    PROJECTIONS,
+    STEPPERS,
+    Uniform,
+    decode_mean,
+    default_estimator,
+    noise,
+    sample,
+)
 from fmwc.sampling.sampler import Sampler
 from fmwc.state import channels
 from tests.conftest import conv_field, dict_field, mlp_field
@@ -70,6 +82,79 @@ def test_record_total_keeps_the_mean_over_coordinates(conv):
     assert total.var.shape == (3, 4, 1, 1, 1)
     torch.testing.assert_close(total.var.flatten(), full.var.flatten(2).mean(2).flatten())
     torch.testing.assert_close(total.std, full.std)
+
+
+# ---- what is read unless told ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dim", [1, FEW, FEW + 1, 3 * FEW])
+def test_a_few_numbers_are_read_exactly_and_more_by_probes(dim):
+    field = mlp_field(dim=dim)
+    run = sample(field, 3, steps=2, transport=True)
+    few = dim <= FEW
+    assert default_estimator(field.space) == (Linearised() if few else Linearised(PROBES))
+    assert run.var.shape == (2, 3, dim if few else 1)
+    assert run.transported.var.shape == (3, dim if few else PROJECTIONS)
+    expected = sample(field, 3, steps=2, confidence=Linearised(None if few else PROBES))
+    assert torch.equal(run.var, expected.var)
+    assert sample(field, 3, steps=2, transport=5).transported.var.shape == (3, 5)
+    assert sample(field, 3, steps=2).transported is None
+
+
+def test_what_counts_is_all_numbers_of_all_channels(product):
+    assert default_estimator(product.space) == Linearised()  # two and three of them
+    assert default_estimator(euclidean((1, 4, 4))) == Linearised()
+    assert default_estimator(euclidean((1, 3, 6))) == Linearised(PROBES)
+    assert FEW == 16
+
+
+def test_probes_of_images_estimate_the_exact_score(conv):
+    exact = sample(conv, 6, steps=8)
+    rough = sample(conv, x0=exact.x0, steps=8, confidence=Linearised(200))
+    torch.testing.assert_close(rough.score("integrated"), exact.score("integrated"), rtol=0.1, atol=0)
+
+
+class Still(nn.Module):
+    def forward(self, x, t):
+        return torch.zeros_like(x)
+
+
+def still(weights_on=None, says=None):
+    net = Still()
+    if weights_on:
+        net.weight = nn.Parameter(torch.empty(1, device=weights_on))
+    if says:
+        net.device = says
+    return net
+
+
+LIVES = {
+    "a network": (lambda: still("meta"), "meta"),
+    "a network that says so": (lambda: still("cpu", "meta"), "meta"),
+    "a network without weights": (still, "cpu"),
+    "a function": (lambda: lambda x, t: x, "cpu"),
+    "a field": (mlp_field, "cpu"),
+}
+
+
+@pytest.mark.parametrize("name", LIVES)
+def test_noise_is_made_where_the_network_lives(name, monkeypatch):
+    build, device = LIVES[name]
+    asked = []
+
+    def made(space, count, seed, device="cpu"):
+        asked.append(torch.device(device))
+        return noise(space, count, seed)
+
+    monkeypatch.setattr(fmwc.sampling, "noise", made)
+    sample(build(), 3, steps=2, space=(2,), confidence=False)
+    assert asked == [torch.device(device)]
+
+
+def test_a_plain_network_has_no_confidence_to_read():
+    for options in ({}, {"confidence": "diagonal"}, {"confidence": False, "transport": True}):
+        with pytest.raises(UsageError, match="attach it first, or say confidence=False"):
+            sample(MLP(2, 8, 1, 4), 3, steps=2, space=(2,), **options)
 
 
 # ---- batches and seeds ----------------------------------------------------------------------------------------------

@@ -1,12 +1,16 @@
 """Every score against values worked out by hand on a trajectory small enough to do so."""
 
+import math
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fmwc.errors import UnknownNameError, UsageError
 from fmwc.propagate import Transported
-from fmwc.sampling import EARLY, LATE, SCORES, Trajectory, sample
-from fmwc.sampling.scores import score
+from fmwc.sampling import EARLY, LATE, SCORES, Standard, Trajectory, sample, standard_of
+from fmwc.sampling.scores import FEWEST, TAKES_WINDOW, score, within_groups
 
 
 def tiny(times=(0.0, 0.2, 0.7, 0.9), stds=((3, 4, 1, 2), (1, 1, 5, 7))):
@@ -51,6 +55,30 @@ def test_windows_of_the_ratio_are_options():
     found = tiny().score("temporal_ratio", early=0.1, late=0.9)
     torch.testing.assert_close(found, torch.tensor([2 / 3, 7 / 1], dtype=torch.float64))
     assert (EARLY, LATE) == (0.3, 0.7)
+
+
+def test_the_window_of_integrated_is_an_option():
+    found = tiny().score("integrated", early=0.2, late=0.9)  # readings at 0.2 and 0.7
+    torch.testing.assert_close(found, torch.tensor([4 * 0.5 + 1 * 0.2, 1 * 0.5 + 5 * 0.2], dtype=torch.float64))
+    assert not tiny().score("integrated", early=0.95).any()
+
+
+@pytest.mark.parametrize("cut", [0.0, 0.2, 0.5, 0.9, 1.0])
+def test_windows_that_meet_add_up_to_the_whole(cut):
+    run = tiny()
+    parts = run.score("integrated", late=cut) + run.score("integrated", early=cut)
+    torch.testing.assert_close(parts, run.score("integrated"))
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_only_scores_with_a_window_take_one(name):
+    if name in TAKES_WINDOW:
+        tiny().score(name, early=0.3)
+        with pytest.raises(UsageError, match="early and late, got latest"):
+            tiny().score(name, latest=0.3)
+    else:
+        with pytest.raises(UsageError, match=f"'{name}' takes no options"):
+            tiny().score(name, early=0.3)
 
 
 def test_an_irregular_schedule_weighs_each_reading_by_its_time(mlp):
@@ -123,3 +151,107 @@ def test_the_table_is_asked_by_name():
     run = tiny()
     with pytest.raises(UnknownNameError, match="Known: endpoint"):
         score("nothing", run.std, run.times, run.weights)
+
+
+# ---- between conditions ---------------------------------------------------------------------------------------------
+
+LEVELS, SPREADS = (0.0, 3.0, -5.0), (1.0, 0.1, 2.5)
+
+
+def classes(count=41):
+    """Scores whose logarithms are `count` even steps from −1 to 1, scaled and shifted by class, all mixed up."""
+    z = torch.linspace(-1, 1, count, dtype=torch.float64).repeat(3)
+    groups = torch.arange(3).repeat_interleave(count)
+    order = torch.randperm(len(z), generator=torch.Generator().manual_seed(0))
+    level, spread = (torch.tensor(v, dtype=torch.float64)[groups] for v in (LEVELS, SPREADS))
+    return (level + spread * z).exp()[order], groups[order], z[order]
+
+
+def test_a_standard_is_the_median_and_the_inner_two_thirds_of_the_logarithm():
+    raw, groups, _ = classes()
+    found = standard_of("y", raw, groups)
+    assert found.cond == "y"
+    torch.testing.assert_close(found.centre, torch.tensor(LEVELS, dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.spread, 0.68 * torch.tensor(SPREADS, dtype=torch.float64))
+
+
+def test_within_a_class_neither_its_level_nor_its_spread_is_left():
+    raw, groups, z = classes()
+    torch.testing.assert_close(within_groups("y", raw, groups), z / 0.68)
+
+
+scores = st.lists(st.floats(1e-3, 1e3), min_size=FEWEST, max_size=20)
+
+
+@given(scores, scores, st.floats(1e-4, 1e4))
+def test_multiplying_the_scores_of_one_class_changes_nothing_within_it(a, b, factor):
+    raw = torch.tensor(a + b, dtype=torch.float64)
+    groups = torch.tensor([0] * len(a) + [1] * len(b))
+    plain = within_groups("y", raw, groups)
+    moved = within_groups("y", torch.where(groups == 1, factor * raw, raw), groups)
+    scale = 1e-12 / standard_of("y", raw, groups).spread.min().item() + 1e-9
+    torch.testing.assert_close(moved, plain, rtol=1e-6, atol=scale)
+
+
+@given(scores, scores)
+def test_the_order_inside_a_class_stays(a, b):
+    raw = torch.tensor(a + b, dtype=torch.float64)
+    groups = torch.tensor([0] * len(a) + [1] * len(b))
+    found = within_groups("y", raw, groups)
+    for group in (0, 1):
+        own, inside = raw[groups == group], found[groups == group]
+        order = own.argsort(stable=True)
+        assert bool((inside[order].diff() >= 0).all())
+        distinct = own[order].diff() > 1e-9 * own[order][1:]
+        assert bool((inside[order].diff()[distinct] > 0).all())
+
+
+def test_the_same_samples_in_another_order_have_the_same_scores():
+    raw, groups, _ = classes()
+    order = torch.randperm(len(raw), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(within_groups("y", raw[order], groups[order]), within_groups("y", raw, groups)[order])
+
+
+def test_a_standard_is_kept_for_other_samples():
+    standard = Standard("y", torch.tensor([0.0, 2.0]), torch.tensor([1.0, 0.5]))
+    raw, groups = torch.tensor([1.0, math.e, math.e**2, math.e**3]), torch.tensor([0, 0, 1, 1])
+    torch.testing.assert_close(standard(raw, groups), torch.tensor([0.0, 1.0, 0.0, 2.0]))
+    many = torch.stack([raw, raw**2])  # a row a reading
+    torch.testing.assert_close(standard(many, groups), torch.tensor([[0.0, 1.0, 0.0, 2.0], [0.0, 2.0, 4.0, 8.0]]))
+    assert standard(raw.double(), groups).dtype == torch.float64
+
+
+def test_scores_that_are_zero_or_all_alike_stay_finite():
+    groups = torch.arange(20) % 2
+    zero = torch.rand(20) + 0.5
+    zero[3] = 0
+    found = within_groups("y", zero, groups)
+    assert torch.isfinite(found).all()
+    assert found.argmin() == 3
+    assert not within_groups("y", torch.full((20,), 2.0), groups).any()
+
+
+@pytest.mark.parametrize("count", [1, FEWEST - 1])
+def test_a_class_of_too_few_is_named_with_their_count(count):
+    groups = torch.tensor([0] * 12 + [2] * count)
+    with pytest.raises(UsageError, match=f"^{count} samples with digit = 2 are too few .* at least {FEWEST}") as raised:
+        standard_of("digit", torch.rand(len(groups)), groups)
+    assert "\n" not in str(raised.value)
+
+
+def test_enough_of_a_class_will_do_and_a_class_nobody_asked_for_is_no_obstacle():
+    groups = torch.tensor([0] * FEWEST + [2] * FEWEST)
+    raw = torch.rand(len(groups)) + 0.1
+    found = standard_of("y", raw, groups)
+    assert found.centre.shape == found.spread.shape == (3,)
+    assert torch.equal(found.centre[[0, 2]], torch.stack([raw[:FEWEST].log(), raw[FEWEST:].log()]).quantile(0.5, 1))
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [torch.zeros(20), torch.zeros(20, 1, dtype=torch.long), torch.arange(20) - 1],
+    ids=["float", "a column", "negative"],
+)
+def test_what_is_no_class_is_refused(groups):
+    with pytest.raises(UsageError, match="'y' is not a condition of whole numbers, one a sample"):
+        standard_of("y", torch.rand(20), groups)

@@ -141,7 +141,7 @@ class HeteroscedasticHead(nn.Module):
             for name, value in flow.state_dict().items():
                 own[name].zero_()[: len(value)].copy_(value)
         self.network.requires_grad_(False)
-        self.network.out.requires_grad_(True)  # type: ignore[union-attr]
+        self.network.out.requires_grad_(True)
 
 
 def nll(

@@ -23,7 +23,7 @@ from fmwc.files import write_bytes
 from fmwc.recipes.fitting import fit_dropout, fit_head, fit_joint, fit_network, fit_retrofit, fit_variance
 from fmwc.recipes.recipe import Clock
 
-__all__ = ["MEMBERS", "SHARED", "Bench", "Say", "cells", "check_cell"]
+__all__ = ["MEMBERS", "SHARED", "Bench", "Say", "cells", "check_cell", "setting_of_results"]
 
 MEMBERS = 5  # of an ensemble
 SHARED = (1001, 1002, 1003, 1004)  # seeds of the members that the ensembles of all reported seeds have in common
@@ -128,3 +128,8 @@ def cells(out: Path) -> list[dict[str, Any]]:
     if not found:
         raise CheckpointError(f"{out} holds no results; run fmwc reproduce first")
     return found
+
+
+def setting_of_results(out: Path) -> str:
+    """Which setting a results folder is of; the Checkerboard's cells, which came first, do not say."""
+    return cells(out)[0].get("setting", "checkerboard")

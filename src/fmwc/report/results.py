@@ -10,7 +10,8 @@ from typing import Any
 
 from fmwc.files import write_json, write_text
 from fmwc.recipes.bench import cells
-from fmwc.report.paper import HEADLINE, NONE, TABLES, Table
+from fmwc.report.paper.checkerboard import HEADLINE, TABLES
+from fmwc.report.paper.table import NONE, Table
 from fmwc.report.tables import markdown
 
 __all__ = ["cost_table", "headline_table", "summarise", "write_tables"]

@@ -34,6 +34,8 @@ class Judge:
     turn: float = 12.0  # degrees, either way: digits are written at a slant
     scale: float = 0.12
     shift: float = 0.08  # of the image's side, either way
+    data: str = ""  # a folder or file; FMWC_DATA or the cache if empty
+    own: bool = False  # whether it is a data set of one's own
 
     @property
     def plan(self) -> Plan:
@@ -76,7 +78,7 @@ def fit_judge(
     save_network(
         judge,
         out,
-        recipe={"name": "judge", **asdict(recipe)},
+        recipe={"name": "judge", **{k: v for k, v in asdict(recipe).items() if k != "data"}},
         data={"name": "mnist", "fingerprint": fingerprint(data.x, data.y)},
         metrics={"accuracy": found},
         provenance=provenance(device, clock.seconds, seeds=[recipe.seed]),

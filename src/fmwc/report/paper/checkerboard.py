@@ -1,37 +1,11 @@
-"""Which numbers stand beside which of the paper's: the tables, as data."""
+"""Which of our Checkerboard numbers stand beside which of the paper's: the tables, as data."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fmwc.recipes.checkerboard.reading import TIMES, WINDOWS
+from fmwc.report.paper.table import NONE, PERCENT, Table
 
-__all__ = ["HEADLINE", "NONE", "TABLES", "Table"]
-
-PERCENT = 100.0
-NONE = "—"
-
-
-@dataclass(frozen=True)
-class Table:
-    """Creates a table of results.
-
-    Arguments:
-        title: What it is, with the paper's label.
-        note: How to read it.
-        columns: Heading to (schedule, prefix of the path in a cell's numbers).
-        rows: (label, path, the paper's value).
-        scale: What numbers are multiplied by.
-        digits: Digits after the point.
-    """
-
-    title: str
-    note: str
-    columns: dict[str, tuple[str, str]]
-    rows: tuple[tuple[str, str, str], ...]
-    scale: float = 1.0
-    digits: int = 2
-
+__all__ = ["HEADLINE", "TABLES"]
 
 METHODS = {"constant": ("constant", ""), "cosine": ("cosine", "")}
 FIELDS = {

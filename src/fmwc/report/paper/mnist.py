@@ -1,0 +1,306 @@
+"""The paper's MNIST columns beside ours, made from the cells of a results folder and nothing else.
+
+A row of a table is (label, the paper's value, the path of its numbers in a cell, the path of its failure rate).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, NamedTuple
+
+from fmwc.files import write_json, write_text
+from fmwc.recipes.bench import cells
+from fmwc.recipes.mnist.reading import HUTCHINSON, KEPT, PROBES, STATES, TIMES, WINDOWS
+from fmwc.report.images import Sweep
+from fmwc.report.paper.table import NONE
+from fmwc.report.tables import markdown
+
+__all__ = ["headline", "sweep_of", "tables", "write_tables"]
+
+Numbers = dict[str, Any]
+Rows = list[dict[str, str]]
+Row = tuple[str, str, str, str]
+
+METHODS = {"retrofit": "FM + retrofit", "joint": "FMwC, joint"}
+SCORES = ("integrated", "peak", "temporal_ratio", "endpoint")
+DIAGONAL = {"integrated": "0.02", "peak": NONE, "temporal_ratio": "0.04", "endpoint": "0.02"}  # the paper's AUPRC
+KEPT_COLUMN = f"failed % of surest {KEPT:.0%}"
+
+QUALITY: tuple[tuple[str, str, str], ...] = (
+    ("FM (and FM + retrofit)", "5.17", "plain"),
+    ("MC-Dropout, dropout off", "4.25", "dropout"),
+    ("MC-Dropout, dropout on", "4.25", "dropout/stochastic"),
+    ("Ensemble (first member)", "4.35", "plain"),
+    ("UA-Flow as published", NONE, "head"),
+    ("FMwC, joint", "4.22", "joint"),
+)
+FIELDS: tuple[Row, ...] = tuple(
+    row
+    for method, label in METHODS.items()
+    for row in (
+        *((f"{label}: linearised, {s}", NONE, f"{method}/linearised/{s}", method) for s in SCORES),
+        (f"{label}: linearised, integrated, at every 5th step", NONE, f"{method}/every_5th/integrated", method),
+        *((f"{label}: diagonal, {s}", DIAGONAL[s], f"{method}/diagonal/{s}", method) for s in SCORES),
+    )
+)
+RIVALS: tuple[Row, ...] = (
+    ("MC-Dropout, 5 trajectories", "0.08", "dropout/scores/dispersion", "dropout"),
+    ("Ensemble of 5", "0.11", "plain/ensemble/dispersion", "plain"),
+    *((f"UA-Flow's variance on the plain flow, {s}", NONE, f"variance/scores/{s}", "variance") for s in SCORES),
+    ("UA-Flow as published, integrated", NONE, "head/scores/integrated", "head"),
+    *((f"state sensitivity, {s}", NONE, f"rivals/state_sensitivity/{s}", "plain") for s in SCORES),
+    *((f"divergence is uncertainty, {s}", NONE, f"rivals/posterior_trace/{s}", "plain") for s in SCORES),
+)
+ENDS = {"pixels": "transported, all pixels (unbiased)"}
+ENDS |= {f"projections_{k}": f"transported, {k} random projection{'s' * (k > 1)}" for k in (1, 2, 4)}
+ENDS |= {f"k{k}": f"{k} trajectories" for k in (5, 10, 20)}
+TRANSPORTED: tuple[Row, ...] = tuple(
+    (f"{label}: {name}", "0.04" if key == "k5" else NONE, f"{m}/transported/scores/{key}", f"{m}/transported")
+    for m, label in METHODS.items()
+    for key, name in ENDS.items()
+)
+AGREEMENT = {
+    "Pearson, per step": ("pearson_step", "0.46 ± 0.18"),
+    "Pearson, integrated": ("pearson", "0.57"),
+    "Spearman, per step": ("spearman_step", "0.44 ± 0.17"),
+    "Spearman, integrated": ("spearman", "0.58"),
+}
+FIDELITY = {
+    "linearised, ratio": "linearised_ratio",
+    "linearised, Spearman": "linearised_spearman",
+    "ceiling, Spearman": "ceiling_spearman",
+    "diagonal, ratio": "diagonal_ratio",
+    "diagonal, Spearman": "diagonal_spearman",
+}
+# The README's table: label, the paper's lift, and for retrofit and joint the paths of score and failure rate.
+WITHIN: tuple[tuple[str, str, tuple[str, str] | None, tuple[str, str] | None], ...] = (
+    *(
+        (label, paper, (f"retrofit/{path}", f"retrofit{base}"), (f"joint/{path}", f"joint{base}"))
+        for label, paper, path, base in (
+            ("linearised, integrated", NONE, "linearised/integrated", ""),
+            ("linearised, integrated, read at every 5th step", NONE, "every_5th/integrated", ""),
+            ("diagonal, integrated", "0.5", "diagonal/integrated", ""),
+            ("diagonal, temporal ratio", "1.0", "diagonal/temporal_ratio", ""),
+            ("transported dispersion", NONE, "transported/scores/pixels", "/transported"),
+            ("5 stochastic trajectories", "1.0", "transported/scores/k5", "/transported"),
+        )
+    ),
+    ("ensemble of 5", "2.75", ("plain/ensemble/dispersion", "plain"), None),
+    ("MC-dropout, 5 trajectories", "2.0", ("dropout/scores/dispersion", "dropout"), None),
+    ("UA-Flow's variance on the plain flow", NONE, ("variance/scores/integrated", "variance"), None),
+    ("state sensitivity", NONE, ("rivals/state_sensitivity/integrated", "plain"), None),
+    ("divergence is uncertainty", NONE, ("rivals/posterior_trace/integrated", "plain"), None),
+)
+
+
+class Table(NamedTuple):
+    """A table: its title with the paper's label, how to read it, and its rows."""
+
+    title: str
+    note: str
+    rows: Rows
+
+
+def _dig(numbers: Any, path: str) -> Any:
+    for key in path.split("/"):
+        numbers = numbers.get(key) if isinstance(numbers, dict) else None
+    return numbers
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f}"
+
+
+def _rank(n: Numbers, row: Row) -> dict[str, str]:
+    """A score: its AUPRC as read and within a class, each over the failure rate, and what the surest share fails."""
+    label, paper, path, base = row
+    entry, floor = _dig(n, path), _dig(n, f"{base}/failure")
+    return {
+        "": label,
+        "paper, AUPRC": paper,
+        "AUPRC": f"{entry['auprc']:.3f}",
+        "÷ prevalence": f"{entry['auprc'] / floor:.2f}",
+        "within class": f"{entry['auprc_within']:.3f}",
+        "÷ prevalence ": f"{entry['auprc_within'] / floor:.2f}",
+        KEPT_COLUMN: _percent(entry["kept_within"]),
+    }
+
+
+def _ranks(n: Numbers, rows: tuple[Row, ...]) -> Rows:
+    return [_rank(n, row) for row in rows if _dig(n, row[2]) is not None]
+
+
+def _quality(n: Numbers) -> Rows:
+    members = n["plain"]["members"]
+    fid, failure = ([m[k] for m in members] for k in ("fid", "failure"))
+    rows = [
+        {
+            "": label,
+            "paper, FID": paper,
+            "FID": f"{_dig(n, path)['fid']:.2f}",
+            "failed %": _percent(_dig(n, path)["failure"]),
+        }
+        for label, paper, path in QUALITY
+    ]
+    spread = {
+        "": f"FM, mean ± std of {len(members)} seeds",
+        "paper, FID": "5.17",
+        "FID": f"{mean(fid):.2f} ± {stdev(fid):.2f}",
+        "failed %": f"{_percent(mean(failure))} ± {_percent(stdev(failure))}",
+    }
+    floor = {"": "training images", "paper, FID": NONE, "FID": f"{n['plain']['floor_fid']:.2f}", "failed %": NONE}
+    return [rows[0], spread, *rows[1:], floor]
+
+
+def _heads(n: Numbers) -> Rows:
+    """On the half that heads did not see; over the failure rate of the whole run."""
+    kinds = (
+        ("linearised, no labels (integrated)", "heads/label_free", NONE),
+        ("linearised, L1 head", "heads/l1", NONE),
+        ("linearised, boosting head", "heads/boosting", NONE),
+        ("diagonal, L1 head", "heads_diagonal/l1", "0.09"),
+        ("diagonal, boosting head", "heads_diagonal/boosting", "0.09"),
+    )
+    return [
+        {
+            "": f"{label}: {kind}",
+            "paper, AUPRC": paper,
+            "AUPRC": f"{_dig(n[m], path):.3f}",
+            "÷ prevalence": f"{_dig(n[m], path) / n[m]['failure']:.2f}",
+        }
+        for m, label in METHODS.items()
+        for kind, path, paper in kinds
+    ]
+
+
+def _both(n: Numbers, label: str, path: str, digits: int) -> dict[str, str]:
+    return {"": label, **{name: f"{_dig(n[m], path):.{digits}f}" for m, name in METHODS.items()}}
+
+
+def _universality(n: Numbers) -> Rows:
+    rows = []
+    for estimator in ("linearised", "diagonal"):
+        for name, (key, paper) in AGREEMENT.items():
+            row = _both(n, f"{estimator}: {name}", f"agreement/{estimator}/{key}", 2)
+            rows.append({"": row.pop(""), "paper": paper if estimator == "diagonal" else NONE, **row})
+    return rows
+
+
+def _sweep(n: Numbers) -> Rows:
+    rows = []
+    for steps in n["plain"]["sweep"]:
+        row = {"steps": steps}
+        for m, label in (("plain", "FM"), ("joint", METHODS["joint"])):
+            found = n[m]["sweep"][steps]
+            row |= {f"{label}, FID": f"{found['fid']:.2f}", f"{label}, failed %": _percent(found["failure"])}
+        rows.append(row)
+    return rows
+
+
+def sweep_of(n: Numbers) -> Sweep:
+    """Quality against the number of steps, for the figure."""
+    curves = {"FM": n["plain"]["sweep"], METHODS["joint"]: n["joint"]["sweep"]}
+
+    def values(key: str) -> dict[str, dict[int, float]]:
+        return {label: {int(s): v[key] for s, v in curve.items()} for label, curve in curves.items()}
+
+    return Sweep(values("fid"), values("failure"))
+
+
+def tables(n: Numbers) -> dict[str, Table]:
+    """Every table, from one cell's numbers."""
+    again = tuple(
+        (f"seed {seed}: linearised, {s}", NONE, f"repeats/{seed}/linearised/{s}", f"repeats/{seed}")
+        for seed in n["repeats"]
+        for s in SCORES
+    )
+    windows = tuple(
+        (f"{label}: t = {a}–{b}", NONE, f"{m}/windows/{a}–{b}", m) for m, label in METHODS.items() for a, b in WINDOWS
+    )
+    agree = "; ".join(
+        f"{label}: median ratio to the most trajectories {n[m]['transported']['ratio']:.2f}, Spearman "
+        f"{n[m]['transported']['spearman']:.2f}"
+        for m, label in METHODS.items()
+    )
+    fidelity = {f"t = {t}: {label}": f"fidelity/{t}/{kind}" for t in TIMES for label, kind in FIDELITY.items()}
+    return {
+        "table1_quality": Table(
+            "Quality (tab:quality-summary)",
+            "FID is the Fréchet distance of our judge's penultimate layer, so it compares between our rows; the "
+            "paper's classifier is another. FM + retrofit is FM: the same digits, bit for bit. The floor is training "
+            f"images against the test split. The judge is right on {n['plain']['judge_accuracy']:.2%} of that split.",
+            _quality(n),
+        ),
+        "table2_auprc": Table(
+            "Filtering (tab:filter-auprc)",
+            "Positive class: the judge takes the digit for another class than was asked for. `within class`: the score "
+            "standardised among digits of the class that was asked for, which needs no label. The paper's floor is "
+            "0.04.",
+            _ranks(n, (*FIELDS, *RIVALS)),
+        ),
+        "heads": Table("Learned heads, within class", "Fitted on one half, read on the other.", _heads(n)),
+        "repeats": Table("FM + retrofit at another seed of the flow", "", _ranks(n, again)),
+        "transported": Table(
+            "Transported dispersion against k stochastic trajectories",
+            f"The first {n['retrofit']['transported']['samples']:,} digits. {agree}.",
+            _ranks(n, TRANSPORTED),
+        ),
+        "universality": Table(
+            "Variance against |∇·v| (tab:universality, MNIST row)",
+            f"The divergence by Hutchinson's estimator with {HUTCHINSON} probes, the linearised variance with {PROBES} "
+            "probes; 500 digits, every second step. Per step: the mean over steps.",
+            _universality(n),
+        ),
+        "fidelity": Table(
+            "Variance of an image against 256 posterior draws",
+            f"Median ratio and Spearman over {STATES} images; linearised with {PROBES} probes. `ceiling`: a second set "
+            "of 256 draws against the first.",
+            [_both(n, label, path, 3) for label, path in fidelity.items()],
+        ),
+        "sweep": Table("Quality against uniform Euler steps (fig:cross-app-adaptive, uniform part)", "", _sweep(n)),
+        "windows": Table("Windows of the integrated score, linearised", "", _ranks(n, windows)),
+    }
+
+
+def headline(n: Numbers) -> str:
+    """The README's table of results."""
+
+    def row(label: str, paper: str, *values: str) -> dict[str, str]:
+        return {"": label, "paper": paper, **dict(zip(METHODS.values(), values, strict=True))}
+
+    def lift(where: tuple[str, str] | None) -> str:
+        return NONE if where is None else f"{_dig(n, where[0])['auprc_within'] / _dig(n, where[1])['failure']:.1f}"
+
+    kept = [_percent(n[m]["linearised"]["integrated"]["kept_within"]) for m in METHODS]
+    heads = [f"{n[m]['heads']['l1'] / n[m]['failure']:.1f}" for m in METHODS]
+    digits = (n["plain"], n["joint"])  # FM's digits are the retrofit's
+    rows = [
+        row(f"FID (floor {n['plain']['floor_fid']:.2f})", "5.17; 4.22", *(f"{d['fid']:.2f}" for d in digits)),
+        row("failed, %", "4", *(_percent(d["failure"]) for d in digits)),
+        row(f"failed, % of the surest {KEPT:.0%}", NONE, *kept),
+        *(row(f"lift: {label}", paper, *map(lift, where)) for label, paper, *where in WITHIN),
+        row("lift: L1 head on linearised, other half", "2.2", *heads),
+    ]
+    return markdown(rows, list(rows[0]))
+
+
+def write_tables(out: Path) -> list[Path]:
+    """Writes `summary.json` and `tables.md` from the first cell."""
+    cell = cells(out)[0]
+    about, found = cell["provenance"], tables(cell["numbers"])
+    lines = [
+        "# MNIST: the paper's columns beside ours",
+        "",
+        f"{about['samples']:,} digits, {about['steps']} Euler steps, networks of seed {cell['seed']}, digits of a seed "
+        f"that nothing was chosen on. Commit {about['commit']}; {about['device']}; torch {about['torch']}; "
+        f"{about['seconds']:.0f} s of reading. Made by `fmwc reproduce mnist`; `fmwc report` on this folder makes the "
+        "tables again from `cells/`. What was tried, and which piece was read how, is in NOTES.md.",
+    ]
+    for table in found.values():
+        lines += ["", f"## {table.title}", "", *([table.note, ""] if table.note else [])]
+        lines.append(markdown(table.rows, list(table.rows[0])))
+    return [
+        write_json(out / "summary.json", {"provenance": about, "tables": {k: t.rows for k, t in found.items()}}),
+        write_text(out / "tables.md", "\n".join(lines) + "\n"),
+    ]

@@ -1,0 +1,31 @@
+"""A table of results, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["NONE", "PERCENT", "Table"]
+
+PERCENT = 100.0
+NONE = "—"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Creates a table of results.
+
+    Arguments:
+        title: What it is, with the paper's label.
+        note: How to read it.
+        columns: Heading to (schedule, prefix of the path in a cell's numbers).
+        rows: (label, path, the paper's value).
+        scale: What numbers are multiplied by.
+        digits: Digits after the point.
+    """
+
+    title: str
+    note: str
+    columns: dict[str, tuple[str, str]]
+    rows: tuple[tuple[str, str, str], ...]
+    scale: float = 1.0
+    digits: int = 2

@@ -1,0 +1,72 @@
+"""The Checkerboard under every verb of the command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fmwc.checkpoint import load
+from fmwc.field import Field
+from fmwc.metrics.points import misplaced
+from fmwc.recipes.checkerboard import reading
+from fmwc.recipes.checkerboard.recipe import PRESETS
+from fmwc.recipes.checkerboard.reproduce import RIVALS, reproduce
+from fmwc.recipes.fitting import Progress, fit
+from fmwc.report.checkerboard import write_figures, write_report
+from fmwc.report.results import write_tables
+from fmwc.sampling import Trajectory
+from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr
+
+__all__ = ["CheckerboardSetting"]
+
+
+class CheckerboardSetting(Setting):
+    name, presets = "checkerboard", PRESETS
+    bad, kept, others = "misplaced", 0.9, ("temporal_ratio",)
+    draws, seeds = 64, "0,1,2"
+
+    def count(self, device: torch.device) -> int:
+        return 10_000
+
+    def batch(self, device: torch.device) -> int:
+        return 2048
+
+    def demo_field(self, changes: Sequence[str], out: Path, device: torch.device, progress: Progress) -> Field:
+        """Trained on the spot: two minutes on two cores."""
+        return fit(self.recipe("quick", changes), out / "model", device, progress)
+
+    def judge(self, trajectory: Trajectory) -> np.ndarray:
+        return misplaced(trajectory.x)
+
+    def shown(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
+        # The page asks for the best score there is; its samples are ranked among themselves.
+        return self.draw(field, count, seed, progress, transport=True).ranked_by("dispersion")
+
+    def page(self, field: Field, run: Trajectory, out: Path, numbers: Rows, about: dict[str, str]) -> Path:
+        return write_report(out, field, run, numbers=numbers, provenance=about)
+
+    def evaluate(self, field: Field, count: int, seed: int, data: str, progress: Show) -> dict[str, Any]:
+        plain = self.draw(field, count, seed, progress, confidence=False)
+        linear = self.draw(field, count, seed, progress, transport=True)
+        diagonal = self.draw(field, count, seed, progress, confidence="diagonal")
+        bad = misplaced(plain.x)
+        found = reading.headline(field, linear, plain.x)
+        found["auprc_diagonal"] = reading.scores_of(diagonal, bad)
+        for name, (rival, schedule) in RIVALS.items():
+            run = self.draw(field, count, seed, progress, confidence=rival, schedule=schedule)
+            found[f"auprc_{name}"] = reading.scores_of(run, bad)
+        return {**found, "heads": reading.heads_of(linear, bad)}
+
+    def reproduce(
+        self, recipe: Any, out: Path, device: torch.device, seeds: Sequence[int], *, count: int, draws: int, only: str
+    ) -> None:
+        reproduce(recipe, out, device, seeds=seeds, count=count, draws=draws, say=say_on_stderr)
+        field = load(out / "models" / "checkerboard", device=device)
+        write_figures(out / "figures", field, self.draw(field, count, 2026, None, transport=True))
+
+    def tables(self, out: Path) -> list[Path]:
+        return write_tables(out)

@@ -1,0 +1,136 @@
+"""Digits under every verb of the command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fmwc.checkpoint import load, load_network
+from fmwc.data import mnist
+from fmwc.errors import DataError, UsageError
+from fmwc.field import Field
+from fmwc.files import new_folder, write_bytes, write_text
+from fmwc.metrics.images import activations, failed, frechet, predictions
+from fmwc.recipes.fitting import Progress, fit
+from fmwc.recipes.mnist.judge import Judge, fit_judge
+from fmwc.recipes.mnist.reading import heads_of, lifts, scores_of
+from fmwc.recipes.mnist.recipe import JUDGE, PRESETS, Mnist, batch_for, labels
+from fmwc.recipes.mnist.reproduce import reproduce
+from fmwc.report import figures, images
+from fmwc.report.mnist import write_figures, write_report
+from fmwc.report.paper.mnist import sweep_of, write_tables
+from fmwc.sampling import Trajectory
+from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr
+
+__all__ = ["MnistSetting"]
+
+PIXEL_PROBES = 24  # a picture of six digits: enough to see strokes, and seconds on two cores
+
+
+class MnistSetting(Setting):
+    name, presets = "mnist", {**PRESETS, "judge": Judge()}
+    bad, kept = "failed", 0.8
+    draws, seeds = 20, "0"
+
+    def fit(self, recipe: Any, out: Path, device: torch.device, progress: Progress | None = None) -> None:
+        if not isinstance(recipe, Judge):
+            fit(recipe, out, device, progress)
+            return
+
+        def show(done: int, loss: float) -> None:
+            if progress:
+                progress("judge", done, recipe.iterations, loss)
+
+        data, test = (mnist.load(recipe.data or None, split, own=recipe.own) for split in ("train", "test"))
+        fit_judge(recipe, data, test, new_folder(out), device, show)
+
+    def conditions(self, count: int, label: int | None = None) -> dict[str, Tensor]:
+        if label is None:
+            return {"y": labels(count)}
+        if not 0 <= label <= 9:
+            raise UsageError(f"--label is a digit from 0 to 9, got {label}")
+        return {"y": torch.full((count,), label)}
+
+    def count(self, device: torch.device) -> int:
+        return 10_000 if device.type == "cuda" else 100
+
+    def batch(self, device: torch.device) -> int:
+        return batch_for(device)
+
+    def demo_field(self, changes: Sequence[str], out: Path, device: torch.device, progress: Progress) -> Field:
+        """The shipped weights: training takes a GPU."""
+        if any(not change.startswith("seed=") for change in changes):
+            raise UsageError("the demonstration of digits shows shipped weights; train your own with fmwc train mnist")
+        return load(self.name, device=device)
+
+    def judge(self, trajectory: Trajectory) -> np.ndarray:
+        return failed(load_network(JUDGE, device=trajectory.x.device), trajectory.x, trajectory.cond["y"])
+
+    def shown(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
+        return self.draw(field, count, seed, progress, transport=2 if field.device.type == "cpu" else 8)
+
+    def page(self, field: Field, run: Trajectory, out: Path, numbers: Rows, about: dict[str, str]) -> Path:
+        pixels = images.read_pixels(field, run, probes=PIXEL_PROBES)
+        return write_report(out, run, self.judge(run), pixels, numbers=numbers, provenance=about)
+
+    def write_samples(self, run: Trajectory, out: Path) -> list[Path]:
+        """Also digits.png, from the surest to the most doubtful, and what the judge takes each for."""
+        written = super().write_samples(run, out)
+        taken = predictions(load_network(JUDGE, device=run.x.device), run.x).tolist()
+        head, *rows = (out / "samples.csv").read_text().splitlines()
+        lines = [f"{head},taken_for", *(f"{row},{digit}" for row, digit in zip(rows, taken, strict=True))]
+        written[-1] = write_text(out / "samples.csv", "\n".join(lines) + "\n")
+        try:
+            confidence = run.confidence.cpu().numpy()
+        except UsageError:
+            return written
+        x, asked = run.x.clamp(0, 1).cpu().numpy(), run.cond["y"].cpu().numpy()
+        grid = images.sorted_grid(x[:, 0], confidence, np.asarray(taken) != asked, asked)
+        return [*written, write_bytes(out / "digits.png", figures.png(grid))]
+
+    def evaluate(self, field: Field, count: int, seed: int, data: str, progress: Show) -> dict[str, Any]:
+        plain = self.draw(field, count, seed, progress, confidence=False)
+        run = self.draw(field, count, seed, progress)
+        judge = load_network(JUDGE, device=field.device)
+        bad, y = failed(judge, run.x, run.cond["y"]), run.cond["y"]
+        found: dict[str, Any] = {"failure": float(bad.mean()), "bit_for_bit": bool(torch.equal(run.x, plain.x))}
+        try:
+            test = mnist.load(data or None, "test", download=False)
+            found["fid"] = frechet(activations(judge, run.x), activations(judge, mnist.unit(test.x)))
+        except DataError as error:
+            if data:
+                raise
+            found["fid"] = f"not read: {error}"
+        if bad.any():
+            read = lifts(scores_of(run), y, bad)
+            found["auprc"] = {name: entry["auprc"] for name, entry in read.items()}
+            found["auprc_within"] = {name: entry["auprc_within"] for name, entry in read.items()}
+            found["kept_80"] = {name: entry["kept_within"] for name, entry in read.items()}
+            if min(bad[: count // 2].sum(), bad[count // 2 :].sum()) >= 3:
+                found["heads"] = heads_of(run, bad)
+        return found
+
+    def reproduce(
+        self, recipe: Any, out: Path, device: torch.device, seeds: Sequence[int], *, count: int, draws: int, only: str
+    ) -> None:
+        if not isinstance(recipe, Mnist):
+            raise UsageError("reproduce takes a recipe of a flow")
+        reproduce(recipe, out, device, seeds=seeds, count=count, draws=draws, only=only, say=say_on_stderr)
+        if not only:
+            self.figures(out, load(out / "models" / "mnist", device=device))
+
+    def figures(self, out: Path, field: Field) -> list[Path]:
+        """Draws the figures of a results folder, from its samples and its first cell."""
+        run = Trajectory.load(out / "samples.safetensors")
+        cell = json.loads(min((out / "cells").glob("*.json")).read_text())
+        pixels = images.read_pixels(field, run, probes=64)
+        return write_figures(out / "figures", run, self.judge(run), pixels, sweep_of(cell["numbers"]))
+
+    def tables(self, out: Path) -> list[Path]:
+        return write_tables(out)

@@ -1,0 +1,136 @@
+"""What a setting gives to the command: recipes, samples, a judgement of them, files and pages."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fmwc.errors import UsageError
+from fmwc.field import Field
+from fmwc.files import write_text
+from fmwc.metrics.ranking import auprc, retention
+from fmwc.recipes.fitting import Progress, fit
+from fmwc.recipes.recipe import override
+from fmwc.sampling import Trajectory, sample
+
+__all__ = ["Rows", "Setting", "Show", "say_on_stderr"]
+
+Rows = list[dict[str, str]]
+Show = Callable[[int], None] | None  # told how many samples were done since the last call
+
+
+def say_on_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class Setting(ABC):
+    """Creates a setting.
+
+    Attributes:
+        name: Its name on the command line, and of its shipped weights.
+        presets: Recipes by name.
+        bad: The word for samples to discard.
+        kept: The share kept in its short table.
+        others: Scores its short table reads beside a run's own.
+        draws: Stochastic trajectories its dispersion is held against.
+        seeds: The seeds its results are made with.
+    """
+
+    name: str
+    presets: dict[str, Any]
+    bad: str
+    kept: float
+    others: tuple[str, ...] = ()
+    draws: int
+    seeds: str
+
+    def recipe(self, preset: str, changes: Sequence[str], data: str = "", own: bool = False) -> Any:
+        """A preset with `key=value` changes, and data of the user's own where the setting takes any."""
+        chosen = self.presets[preset]
+        extra = [f"data={data}"] * bool(data) + ["own=true"] * own
+        if extra and not hasattr(chosen, "data"):
+            raise UsageError(f"{self.name} makes its own data; leave out --data and --own")
+        return override(chosen, [*extra, *changes])
+
+    def fit(self, recipe: Any, out: Path, device: torch.device, progress: Progress | None = None) -> None:
+        fit(recipe, out, device, progress)
+
+    def conditions(self, count: int, label: int | None = None) -> dict[str, torch.Tensor]:
+        """What the network takes beside x and t, for so many samples."""
+        if label is not None:
+            raise UsageError(f"{self.name} has no classes; leave out --label")
+        return {}
+
+    @abstractmethod
+    def count(self, device: torch.device) -> int:
+        """How many samples a demonstration and an evaluation take, if nothing is said."""
+
+    @abstractmethod
+    def batch(self, device: torch.device) -> int:
+        """Samples integrated together."""
+
+    @abstractmethod
+    def demo_field(self, changes: Sequence[str], out: Path, device: torch.device, progress: Progress) -> Field:
+        """The field a demonstration shows."""
+
+    @abstractmethod
+    def judge(self, trajectory: Trajectory) -> np.ndarray:
+        """Which samples are to be discarded; confidence never sees it."""
+
+    @abstractmethod
+    def shown(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
+        """The run that a page is made of."""
+
+    @abstractmethod
+    def page(self, field: Field, run: Trajectory, out: Path, numbers: Rows, about: dict[str, str]) -> Path:
+        """Writes report.html."""
+
+    @abstractmethod
+    def evaluate(self, field: Field, count: int, seed: int, data: str, progress: Show) -> dict[str, Any]:
+        """The headline numbers, from weights."""
+
+    @abstractmethod
+    def reproduce(
+        self, recipe: Any, out: Path, device: torch.device, seeds: Sequence[int], *, count: int, draws: int, only: str
+    ) -> None:
+        """Trains every method, reads every number, and draws the figures; says so as it goes."""
+
+    @abstractmethod
+    def tables(self, out: Path) -> list[Path]:
+        """Writes the paper's tables beside ours, from the cells of a results folder."""
+
+    def draw(
+        self, field: Field, count: int, seed: int, progress: Show, label: int | None = None, **options: Any
+    ) -> Trajectory:
+        """Samples of this setting."""
+        cond = {k: v.to(field.device) for k, v in self.conditions(count, label).items()}
+        options = {"steps": 50, "batch": self.batch(field.device), **cond, **options}
+        return sample(field, count, seed=seed, progress=progress, **options)
+
+    def numbers(self, run: Trajectory, bad: np.ndarray) -> Rows:
+        """The short table: what confidence does for this run, by its own score and by others."""
+        rows = [{"": f"{self.bad}, all samples", "value": f"{bad.mean():.1%}"}]
+        for name in (None, *self.others) if bad.any() else []:
+            score, label = run.score(name).cpu(), name or run.default_score
+            kept = retention(score, bad).at(self.kept)
+            rows += [
+                {"": f"{self.bad}, surest {self.kept:.0%} by {label}", "value": f"{kept:.1%}"},
+                {"": f"AUPRC of {label} (floor {bad.mean():.2f})", "value": f"{auprc(score, bad):.2f}"},
+            ]
+        return rows
+
+    def write_samples(self, run: Trajectory, out: Path) -> list[Path]:
+        """Writes samples.safetensors and samples.csv."""
+        columns = {f"x_{i}": column.tolist() for i, column in enumerate(run.x.T)} if run.x.ndim == 2 else {}
+        columns |= {name: value.tolist() for name, value in run.cond.items() if value.ndim == 1}
+        with suppress(UsageError):  # a run too short for its score is still worth having
+            columns |= {"score": run.score().tolist(), "confidence": run.confidence.tolist()}
+        lines = [",".join(columns), *(",".join(f"{v:.6g}" for v in row) for row in zip(*columns.values(), strict=True))]
+        return [run.save(out / "samples.safetensors"), write_text(out / "samples.csv", "\n".join(lines) + "\n")]
