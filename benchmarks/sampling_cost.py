@@ -1,6 +1,7 @@
 """What confidence costs, as ratios to plain sampling: one process, interleaved, medians.
 
-.venv/bin/python benchmarks/sampling_cost.py [--out results/checkerboard/cost.json]
+.venv/bin/python benchmarks/sampling_cost.py
+.venv/bin/python benchmarks/sampling_cost.py --checkpoint mnist --count 25 --steps 10
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from fmwc.files import write_json
 from fmwc.propagate import Diagonal, MonteCarlo, Tangent
 from fmwc.recipes.recipe import provenance
 from fmwc.sampling import noise
+from fmwc.settings import SETTINGS
 
-STEPS = 50
 
-
-def cases(field: fmwc.Field, count: int) -> dict[str, Callable[[], object]]:
+def cases(field: fmwc.Field, name: str, count: int, steps: int) -> dict[str, Callable[[], object]]:
     """Each way to sample `count` points; the first is the unit."""
+    setting = SETTINGS[name]
     x0 = noise(field.space, count, 0, field.device)
+    cond = {k: v.to(field.device) for k, v in setting.conditions(count).items()}
+    common = {"steps": steps, "batch": setting.batch(field.device), **cond}
 
     def run(**options: object) -> Callable[[], object]:
-        return lambda: fmwc.sample(field, x0=x0, steps=STEPS, batch=2048, **options)
+        return lambda: fmwc.sample(field, x0=x0, **common, **options)
 
     return {
         "plain": run(confidence=False),
@@ -40,20 +43,21 @@ def cases(field: fmwc.Field, count: int) -> dict[str, Callable[[], object]]:
         "diagonal Gauss–Hermite, every step": run(confidence=Diagonal()),
         "Monte Carlo variance (k = 5), every step": run(confidence=MonteCarlo(5)),
         "transported dispersion": run(confidence=False, transport=True),
-        "dispersion of 5 stochastic trajectories": lambda: stochastic_ends(field, x0, 5, steps=STEPS),
+        "dispersion of 5 stochastic trajectories": lambda: stochastic_ends(field, x0, 5, **common),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results/checkerboard/cost.json"))
-    parser.add_argument("--checkpoint", default="checkerboard")
+    parser.add_argument("--checkpoint", default="checkerboard", choices=list(SETTINGS))
+    parser.add_argument("--out", type=Path, help="results/CHECKPOINT/cost.json if not given")
     parser.add_argument("--count", type=int, default=2048)
+    parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     field = fmwc.load(arguments.checkpoint, device=arguments.device)
-    table = cases(field, arguments.count)
+    table = cases(field, arguments.checkpoint, arguments.count, arguments.steps)
     seconds: dict[str, list[float]] = {name: [] for name in table}
     start = time.perf_counter()
     for round_ in range(arguments.rounds + 1):  # the first round warms up and is not counted
@@ -76,8 +80,13 @@ def main() -> None:
     }
     for name, row in rows.items():
         print(f"{name:42s} {row['seconds']:7.2f} s  {row['ratio']:5.2f}× ({row['lowest']:.2f}–{row['highest']:.2f})")
-    about = provenance(field.device, time.perf_counter() - start, samples=arguments.count, steps=STEPS, seeds=[0])
-    write_json(arguments.out, {"provenance": about, "rounds": arguments.rounds, "cases": rows})
+    about = provenance(
+        field.device, time.perf_counter() - start, samples=arguments.count, steps=arguments.steps, seeds=[0]
+    )
+    write_json(
+        arguments.out or Path("results") / arguments.checkpoint / "cost.json",
+        {"provenance": about, "rounds": arguments.rounds, "cases": rows},
+    )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from fmwc.errors import DataError, UsageError
 from fmwc.field import Field
 from fmwc.files import new_folder, write_bytes, write_text
 from fmwc.metrics.images import activations, failed, frechet, predictions
+from fmwc.recipes.bench import cells
 from fmwc.recipes.fitting import Progress, fit
 from fmwc.recipes.mnist.judge import Judge, fit_judge
 from fmwc.recipes.mnist.reading import heads_of, lifts, scores_of
@@ -24,7 +25,7 @@ from fmwc.recipes.mnist.recipe import JUDGE, PRESETS, Mnist, batch_for, labels
 from fmwc.recipes.mnist.reproduce import reproduce
 from fmwc.report import figures, images
 from fmwc.report.mnist import write_figures, write_report
-from fmwc.report.paper.mnist import sweep_of, write_tables
+from fmwc.report.paper.mnist import retention_of, sweep_of, write_tables
 from fmwc.sampling import Trajectory
 from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr
 
@@ -126,11 +127,18 @@ class MnistSetting(Setting):
             self.figures(out, load(out / "models" / "mnist", device=device))
 
     def figures(self, out: Path, field: Field) -> list[Path]:
-        """Draws the figures of a results folder, from its samples and its first cell."""
-        run = Trajectory.load(out / "samples.safetensors")
-        cell = json.loads(min((out / "cells").glob("*.json")).read_text())
+        """Draws the figures of a results folder: of its samples, and of its first cell where 10⁴ digits are needed."""
+        run, reference = Trajectory.load(out / "samples.safetensors"), field.reference
+        assert reference is not None
+        # The samples were drawn before the field had a reference, in the setting the reference was read in.
+        run = replace(
+            run, default_score=reference.score, standard=reference.standard, reference=reference.quantiles.cpu()
+        )
+        numbers = cells(out)[0]["numbers"]
         pixels = images.read_pixels(field, run, probes=64)
-        return write_figures(out / "figures", run, self.judge(run), pixels, sweep_of(cell["numbers"]))
+        written = write_figures(out / "figures", run, self.judge(run), pixels, sweep_of(numbers))
+        curve = figures.retention_curve(retention_of(numbers), numbers["retrofit"]["failure"], what=self.bad)
+        return [*written, write_bytes(out / "figures" / "retention.png", figures.png(curve))]
 
     def tables(self, out: Path) -> list[Path]:
         return write_tables(out)
