@@ -27,7 +27,7 @@ def cases(field: fmwc.Field, name: str, count: int, steps: int) -> dict[str, Cal
     """Each way to sample `count` points; the first is the unit."""
     setting = SETTINGS[name]
     x0 = noise(field.space, count, 0, field.device)
-    cond = {k: v.to(field.device) for k, v in setting.conditions(count).items()}
+    cond = {k: v.to(field.device) for k, v in setting.conditions(field, count).items()}
     common = {"steps": steps, "batch": setting.batch(field.device), **cond}
 
     def run(**options: object) -> Callable[[], object]:

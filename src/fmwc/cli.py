@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 import fmwc
+from fmwc.bars import sampling_bar, training_bar
 from fmwc.errors import UsageError, pick
 from fmwc.files import new_folder, write_json, write_text
 from fmwc.propagate import ESTIMATORS
@@ -31,7 +29,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-console = Console(stderr=True)
 DEMO_MARK = ".fmwc-demo"
 
 Which = Annotated[str, typer.Argument(help=f"Which setting: {' or '.join(SETTINGS)}.")]
@@ -42,50 +39,28 @@ Seed = Annotated[int, typer.Option(help="Seed of the run.")]
 Force = Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")]
 Count = Annotated[int, typer.Option("-n", "--count", help="How many samples; 0 is the setting's own number.")]
 Data = Annotated[str, typer.Option(help="Folder of the data; FMWC_DATA or a download if not given.")]
+JudgedBy = Annotated[
+    str, typer.Option("--judge", help="mnist: a judge of your own, a folder; the shipped one if not given.")
+]
 Own = Annotated[bool, typer.Option("--own", help="The data is of your own: idx files, .npz, or a folder of images.")]
 
 
-def _setting(name: str) -> Setting:
-    return pick(SETTINGS, name, "setting")
+def _setting(name: str, judge: str = "") -> Setting:
+    chosen = pick(SETTINGS, name, "setting")
+    return chosen.judged_by(judge) if judge else chosen
 
 
-def _setting_of(checkpoint: str) -> Setting:
-    """The setting a checkpoint was trained in."""
+def _known(name: str) -> str:
+    return pick(SETTINGS, name, "setting").name
+
+
+def _setting_of(checkpoint: str, judge: str = "") -> Setting:
+    """The setting a checkpoint was trained in; without its own judge where it was trained on a user's data."""
     recipe = fmwc.checkpoint.about(checkpoint).get("recipe") or {}
-    name = recipe.get("name")
-    if name not in SETTINGS:
-        raise UsageError(
-            f"{checkpoint} was not trained by a recipe of fmwc; sample it from Python: fmwc.sample(field, n)"
-        )
-    return SETTINGS[name]
-
-
-@contextmanager
-def _training_bar() -> Iterator[Callable[[str, int, int, float], None]]:
-    """A live bar, one line a stage of training, with the loss."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("loss {task.fields[loss]:.4f}"),
-    )
-    with Progress(*columns, console=console) as bar:
-        tasks: dict[str, Any] = {}
-
-        def show(stage: str, done: int, total: int, loss: float) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(f"training the {stage}", total=total, loss=loss)
-            bar.update(tasks[stage], completed=done, loss=loss)
-
-        yield show
-
-
-@contextmanager
-def _sampling_bar(what: str, count: int | None) -> Iterator[Callable[[int], None]]:
-    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console) as bar:
-        task = bar.add_task(what, total=count)
-        yield lambda done: bar.advance(task, done)
+    if recipe.get("name") not in SETTINGS:
+        raise UsageError(f"{checkpoint} is not of a recipe of fmwc; use it from Python: fmwc.sample(field, n)")
+    chosen = _setting(recipe["name"], judge)
+    return chosen.unjudged() if recipe.get("own") and not judge else chosen
 
 
 def _print(rows: list[dict[str, str]], title: str) -> None:
@@ -113,7 +88,7 @@ def demo(
     chosen.recipe("quick", changes)  # what is wrong with the changes is said before anything is written
     folder = _demo_folder(out, force)
     clock = Clock(where)
-    with _training_bar() as bar:
+    with training_bar() as bar:
         field = chosen.demo_field(changes, folder, where, bar)
     _page(chosen, field, folder, seed, count, clock, f"{setting}, demonstration")
 
@@ -131,7 +106,7 @@ def _demo_folder(out: Path, force: bool) -> Path:
 def _page(chosen: Setting, field: fmwc.Field, out: Path, seed: int, count: int, clock: Clock, title: str) -> None:
     """Draws samples, prints the short table and writes samples, numbers and report."""
     count = count or chosen.count(field.device)
-    with _sampling_bar("drawing samples with confidence", count) as bar:
+    with sampling_bar("drawing samples with confidence", count) as bar:
         run = chosen.shown(field, count, seed, bar)
     rows = chosen.numbers(run, chosen.judge(run))
     about = {k: str(v) for k, v in provenance(field.device, clock.seconds, seed=seed).items()}
@@ -158,7 +133,7 @@ def train(
     pick(chosen.presets, preset, "preset")
     recipe = chosen.recipe(preset, [f"seed={seed}", *set_], data, own)
     where = pick_device(device)
-    with _training_bar() as bar:
+    with training_bar() as bar:
         chosen.fit(recipe, out, where, bar)
     Console().print(f"wrote {out}: {fmwc.checkpoint.about(out)['metrics']}")
 
@@ -170,7 +145,8 @@ def sample(
     ],
     out: Out,
     count: Annotated[int, typer.Option("-n", "--count", help="How many samples.")] = 1000,
-    label: Annotated[int, typer.Option(help="The class to draw; every class in turn if not given.")] = -1,
+    label: Annotated[int | None, typer.Option(help="The class to draw; every class in turn if not given.")] = None,
+    judge: JudgedBy = "",
     steps: Annotated[int, typer.Option(help="Steps of the integrator.")] = 50,
     stepper: Annotated[str, typer.Option(help="euler, midpoint or heun.")] = "euler",
     propagation: Annotated[
@@ -200,18 +176,17 @@ def sample(
         raise UsageError("--score dispersion is read from transported variance; add --transport")
     if count < 1 or steps < 1 or every < 1:
         raise UsageError(f"-n, --steps and --every are at least 1, got {count}, {steps} and {every}")
-    chosen = _setting_of(checkpoint)
-    wanted = None if label == -1 else label
-    chosen.conditions(1, wanted)
+    chosen = _setting_of(checkpoint, judge)
     field = fmwc.load(checkpoint, device=pick_device(device))
+    chosen.conditions(field, 1, label)  # a class that does not exist is said before a folder is made
     new_folder(out, force=force)
-    with _sampling_bar("drawing samples", count) as bar:
+    with sampling_bar("drawing samples", count) as bar:
         run = chosen.draw(
             field,
             count,
             seed,
             bar,
-            wanted,
+            label,
             steps=steps,
             stepper=stepper,
             schedule=every,
@@ -232,17 +207,18 @@ def evaluate(
     count: Count = 0,
     seed: Annotated[int, typer.Option(help="Seed of the samples; nothing was chosen on the default.")] = 2026,
     data: Data = "",
+    judge: JudgedBy = "",
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Recomputes the headline numbers from weights."""
-    chosen, where = _setting(setting), pick_device(device)
+    chosen, where = _setting_of(checkpoint or _known(setting), judge), pick_device(device)
     if count < 0:
         raise UsageError(f"-n is at least 1, or 0 for the setting's own number; got {count}")
     clock = Clock(where)
     name, count = checkpoint or setting, count or chosen.count(where)
     field = fmwc.load(name, device=where)
-    with _sampling_bar(f"reading {name}", None) as bar:
+    with sampling_bar(f"reading {name}", None) as bar:
         found = chosen.evaluate(field, count, seed, data, bar)
     found = {"checkpoint": name, **found, "provenance": provenance(where, clock.seconds, seed=seed, samples=count)}
     if as_json:
@@ -270,11 +246,15 @@ def reproduce(
         str, typer.Option(help="mnist: do these tasks only (flow:0,read:joint), so that processes can share a GPU.")
     ] = "",
     data: Data = "",
+    own: Own = False,
+    judge: JudgedBy = "",
     device: Device = "auto",
 ) -> None:
     """Trains every method at every seed and writes the paper's tables beside ours. Stopped, it goes on where it was."""
-    chosen = _setting(setting)
-    recipe = chosen.recipe("recommended", set_, data)
+    chosen = _setting(setting, judge)
+    recipe = chosen.recipe("recommended", set_, data, own)
+    if own and not judge:
+        raise UsageError("data of your own needs a judge: fmwc train mnist --preset judge, then --judge FOLDER")
     try:
         numbers = [int(s) for s in (seeds or chosen.seeds).split(",")]
     except ValueError as error:
@@ -292,6 +272,7 @@ def report(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the page of a checkpoint.")] = None,
     count: Count = 0,
     seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 2026,
+    judge: JudgedBy = "",
     device: Device = "auto",
     force: Force = False,
 ) -> None:
@@ -305,4 +286,4 @@ def report(
     field = fmwc.load(source, device=where)
     if out is None:
         raise UsageError("say where the page goes: --out FOLDER")
-    _page(_setting_of(source), field, new_folder(out, force=force), seed, count, clock, source)
+    _page(_setting_of(source, judge), field, new_folder(out, force=force), seed, count, clock, source)

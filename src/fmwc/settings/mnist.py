@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,33 @@ PIXEL_PROBES = 24  # a picture of six digits: enough to see strokes, and seconds
 
 
 class MnistSetting(Setting):
+    """Creates the setting.
+
+    Arguments:
+        eye: The judge, by shipped name or folder; empty where there is none for the data.
+    """
+
     name, presets = "mnist", {**PRESETS, "judge": Judge()}
     bad, kept = "failed", 0.8
     draws, seeds = 20, "0"
+
+    def __init__(self, eye: str = JUDGE) -> None:
+        self.eye = eye
+
+    def judged_by(self, judge: str) -> Setting:
+        load_network(judge)  # what is wrong with it is said at once
+        return MnistSetting(judge)
+
+    def unjudged(self) -> Setting:
+        return MnistSetting("")
+
+    def _eye(self, device: torch.device) -> Any:
+        if not self.eye:
+            raise UsageError(
+                "the shipped judge knows MNIST only; train one on your data (fmwc train mnist --preset judge --data … "
+                "--own --out FOLDER) and give it with --judge FOLDER"
+            )
+        return load_network(self.eye, device=device)
 
     def fit(self, recipe: Any, out: Path, device: torch.device, progress: Progress | None = None) -> None:
         if not isinstance(recipe, Judge):
@@ -51,11 +76,13 @@ class MnistSetting(Setting):
         data, test = (mnist.load(recipe.data or None, split, own=recipe.own) for split in ("train", "test"))
         fit_judge(recipe, data, test, new_folder(out), device, show)
 
-    def conditions(self, count: int, label: int | None = None) -> dict[str, Tensor]:
+    def conditions(self, field: Field, count: int, label: int | None = None) -> dict[str, Tensor]:
+        config: Any = field.network.config
+        classes = int(config["classes"])
         if label is None:
-            return {"y": labels(count)}
-        if not 0 <= label <= 9:
-            raise UsageError(f"--label is a digit from 0 to 9, got {label}")
+            return {"y": labels(count, classes)}
+        if not 0 <= label < classes:
+            raise UsageError(f"--label is a class from 0 to {classes - 1}, got {label}")
         return {"y": torch.full((count,), label)}
 
     def count(self, device: torch.device) -> int:
@@ -71,7 +98,7 @@ class MnistSetting(Setting):
         return load(self.name, device=device)
 
     def judge(self, trajectory: Trajectory) -> np.ndarray:
-        return failed(load_network(JUDGE, device=trajectory.x.device), trajectory.x, trajectory.cond["y"])
+        return failed(self._eye(trajectory.x.device), trajectory.x, trajectory.cond["y"])
 
     def shown(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
         return self.draw(field, count, seed, progress, transport=2 if field.device.type == "cpu" else 8)
@@ -81,24 +108,25 @@ class MnistSetting(Setting):
         return write_report(out, run, self.judge(run), pixels, numbers=numbers, provenance=about)
 
     def write_samples(self, run: Trajectory, out: Path) -> list[Path]:
-        """Also digits.png, from the surest to the most doubtful, and what the judge takes each for."""
+        """Also digits.png, from the surest to the most doubtful, and what a judge, if there is one, takes each for."""
         written = super().write_samples(run, out)
-        taken = predictions(load_network(JUDGE, device=run.x.device), run.x).tolist()
-        head, *rows = (out / "samples.csv").read_text().splitlines()
-        lines = [f"{head},taken_for", *(f"{row},{digit}" for row, digit in zip(rows, taken, strict=True))]
-        written[-1] = write_text(out / "samples.csv", "\n".join(lines) + "\n")
-        try:
+        asked = run.cond["y"].cpu().numpy()
+        taken = predictions(self._eye(run.x.device), run.x).numpy() if self.eye else asked
+        if self.eye:
+            head, *rows = (out / "samples.csv").read_text().splitlines()
+            lines = [f"{head},taken_for", *(f"{row},{digit}" for row, digit in zip(rows, taken, strict=True))]
+            written[-1] = write_text(out / "samples.csv", "\n".join(lines) + "\n")
+        with suppress(UsageError):  # digits without a confidence have no order
             confidence = run.confidence.cpu().numpy()
-        except UsageError:
-            return written
-        x, asked = run.x.clamp(0, 1).cpu().numpy(), run.cond["y"].cpu().numpy()
-        grid = images.sorted_grid(x[:, 0], confidence, np.asarray(taken) != asked, asked)
-        return [*written, write_bytes(out / "digits.png", figures.png(grid))]
+            x = run.x[:, 0].clamp(0, 1).cpu().numpy()
+            grid = images.sorted_grid(x, confidence, taken != asked, asked)
+            written.append(write_bytes(out / "digits.png", figures.png(grid)))
+        return written
 
     def evaluate(self, field: Field, count: int, seed: int, data: str, progress: Show) -> dict[str, Any]:
+        judge = self._eye(field.device)
         plain = self.draw(field, count, seed, progress, confidence=False)
         run = self.draw(field, count, seed, progress)
-        judge = load_network(JUDGE, device=field.device)
         bad, y = failed(judge, run.x, run.cond["y"]), run.cond["y"]
         found: dict[str, Any] = {"failure": float(bad.mean()), "bit_for_bit": bool(torch.equal(run.x, plain.x))}
         try:
@@ -122,7 +150,8 @@ class MnistSetting(Setting):
     ) -> None:
         if not isinstance(recipe, Mnist):
             raise UsageError("reproduce takes a recipe of a flow")
-        reproduce(recipe, out, device, seeds=seeds, count=count, draws=draws, only=only, say=say_on_stderr)
+        options: dict[str, Any] = {"seeds": seeds, "count": count, "draws": draws, "only": only, "say": say_on_stderr}
+        reproduce(recipe, out, device, judge=self.eye, **options)
         if not only:
             self.figures(out, load(out / "models" / "mnist", device=device))
 
@@ -138,7 +167,8 @@ class MnistSetting(Setting):
         pixels = images.read_pixels(field, run, probes=64)
         written = write_figures(out / "figures", run, self.judge(run), pixels, sweep_of(numbers))
         curve = figures.retention_curve(retention_of(numbers), numbers["retrofit"]["failure"], what=self.bad)
-        return [*written, write_bytes(out / "figures" / "retention.png", figures.png(curve))]
+        write_bytes(out / "figures" / "retention.png", figures.png(curve))  # in place of that of the few digits shown
+        return written
 
     def tables(self, out: Path) -> list[Path]:
         return write_tables(out)

@@ -62,8 +62,16 @@ class Setting(ABC):
     def fit(self, recipe: Any, out: Path, device: torch.device, progress: Progress | None = None) -> None:
         fit(recipe, out, device, progress)
 
-    def conditions(self, count: int, label: int | None = None) -> dict[str, torch.Tensor]:
-        """What the network takes beside x and t, for so many samples."""
+    def judged_by(self, judge: str) -> Setting:
+        """The same setting with a judge of the user's own."""
+        raise UsageError(f"{self.name} needs no judge; leave out --judge")
+
+    def unjudged(self) -> Setting:
+        """The same setting for samples that its own judge has no say on."""
+        return self
+
+    def conditions(self, field: Field, count: int, label: int | None = None) -> dict[str, torch.Tensor]:
+        """What the field's network takes beside x and t, for so many samples."""
         if label is not None:
             raise UsageError(f"{self.name} has no classes; leave out --label")
         return {}
@@ -110,7 +118,7 @@ class Setting(ABC):
         self, field: Field, count: int, seed: int, progress: Show, label: int | None = None, **options: Any
     ) -> Trajectory:
         """Samples of this setting."""
-        cond = {k: v.to(field.device) for k, v in self.conditions(count, label).items()}
+        cond = {k: v.to(field.device) for k, v in self.conditions(field, count, label).items()}
         options = {"steps": 50, "batch": self.batch(field.device), **cond, **options}
         return sample(field, count, seed=seed, progress=progress, **options)
 

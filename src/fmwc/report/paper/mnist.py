@@ -222,10 +222,10 @@ def headline(n: Numbers) -> str:
 
     kept = [_percent(n[m]["linearised"]["integrated"]["kept_within"]) for m in METHODS]
     heads = [f"{n[m]['heads']['l1'] / n[m]['failure']:.1f}" for m in METHODS]
-    digits = (n["plain"], n["joint"])  # FM's digits are the retrofit's
+    fids = [f"{n[m]['fid']:.2f}" for m in ("plain", "joint")]  # FM's digits are the retrofit's
     rows = [
-        row(f"FID (floor {n['plain']['floor_fid']:.2f})", "5.17; 4.22", *(f"{d['fid']:.2f}" for d in digits)),
-        row("failed, %", "4", *(_percent(d["failure"]) for d in digits)),
+        row(f"FID (floor {n['plain']['floor_fid']:.2f})", "5.17; 4.22", *fids),
+        row("failed, %", "4", *(_percent(n[m]["failure"]) for m in METHODS)),
         row(f"failed, % of the surest {KEPT:.0%}", NONE, *kept),
         *(row(f"lift: {label}", paper, *map(lift, where)) for label, paper, *where in WITHIN),
         row("lift: L1 head on linearised, other half", "2.2", *heads),
