@@ -286,4 +286,6 @@ def report(
     field = fmwc.load(source, device=where)
     if out is None:
         raise UsageError("say where the page goes: --out FOLDER")
-    _page(_setting_of(source, judge), field, new_folder(out, force=force), seed, count, clock, source)
+    chosen = _setting_of(source, judge)
+    chosen.require_judge()
+    _page(chosen, field, new_folder(out, force=force), seed, count, clock, source)

@@ -56,12 +56,15 @@ class MnistSetting(Setting):
     def unjudged(self) -> Setting:
         return MnistSetting("")
 
-    def _eye(self, device: torch.device) -> Any:
+    def require_judge(self) -> None:
         if not self.eye:
             raise UsageError(
                 "the shipped judge knows MNIST only; train one on your data (fmwc train mnist --preset judge --data … "
                 "--own --out FOLDER) and give it with --judge FOLDER"
             )
+
+    def _eye(self, device: torch.device) -> Any:
+        self.require_judge()
         return load_network(self.eye, device=device)
 
     def fit(self, recipe: Any, out: Path, device: torch.device, progress: Progress | None = None) -> None:
@@ -141,7 +144,7 @@ class MnistSetting(Setting):
             found["auprc"] = {name: entry["auprc"] for name, entry in read.items()}
             found["auprc_within"] = {name: entry["auprc_within"] for name, entry in read.items()}
             found["kept_80"] = {name: entry["kept_within"] for name, entry in read.items()}
-            if min(bad[: count // 2].sum(), bad[count // 2 :].sum()) >= 3:
+            with suppress(UsageError):  # heads need more digits, and more failures, than a quick look has
                 found["heads"] = heads_of(run, bad)
         return found
 

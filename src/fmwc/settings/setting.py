@@ -70,6 +70,10 @@ class Setting(ABC):
         """The same setting for samples that its own judge has no say on."""
         return self
 
+    def require_judge(self) -> None:
+        """Raises where samples could not be judged: asked before anything is written."""
+        return  # most settings have their truth in the data
+
     def conditions(self, field: Field, count: int, label: int | None = None) -> dict[str, torch.Tensor]:
         """What the field's network takes beside x and t, for so many samples."""
         if label is not None:
