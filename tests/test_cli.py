@@ -62,7 +62,7 @@ def test_train_goes_on_where_it_was_killed(run, tmp_path, monkeypatch):
     from fmwc import training
 
     calls = 0
-    real = training._save_point
+    real = training.save_point
 
     def killed(*args):
         nonlocal calls
@@ -72,10 +72,10 @@ def test_train_goes_on_where_it_was_killed(run, tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     words = ("train", "checkerboard", "--preset", "quick", "--device", "cpu", *SETS)
-    monkeypatch.setattr(training, "_save_point", killed)
+    monkeypatch.setattr(training, "save_point", killed)
     assert run(*words, "--out", tmp_path / "stopped")[0] != 0
     assert list((tmp_path / "stopped").glob("*.resume"))
-    monkeypatch.setattr(training, "_save_point", real)
+    monkeypatch.setattr(training, "save_point", real)
     assert run(*words, "--out", tmp_path / "stopped")[0] == 0
     assert run(*words, "--out", tmp_path / "straight")[0] == 0
     ours, theirs = (load_file(tmp_path / n / "model.safetensors") for n in ("stopped", "straight"))

@@ -127,6 +127,8 @@ def _reference(folder: Path, record: dict[str, Any], tensors: dict[str, Tensor])
 def load_network(path: str | Path, *, device: torch.device | str = "cpu") -> Any:
     """Reads a network that `save_network` wrote, or by the name of shipped weights; in evaluation mode."""
     folder, record = _find(path), about(path)
+    if "noise" in record:
+        raise CheckpointError(f"{folder} holds a field, not a lone network; read it with fmwc.load")
     try:
         network = NETS[record["network"]["kind"]](**record["network"]["config"])
     except (KeyError, TypeError) as error:

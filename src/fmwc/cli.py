@@ -38,10 +38,8 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Seed = Annotated[int, typer.Option(help="Seed of the run.")]
 Force = Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")]
 Count = Annotated[int, typer.Option("-n", "--count", help="How many samples; 0 is the setting's own number.")]
-Data = Annotated[str, typer.Option(help="Folder of the data; FMWC_DATA or a download if not given.")]
-JudgedBy = Annotated[
-    str, typer.Option("--judge", help="mnist: a judge of your own, a folder; the shipped one if not given.")
-]
+Data = Annotated[str, typer.Option(help="Where the data is; FMWC_DATA or the cache (or a download) if not given.")]
+JudgedBy = Annotated[str, typer.Option("--judge", help="mnist: a judge of your own data; the shipped one knows MNIST.")]
 Own = Annotated[bool, typer.Option("--own", help="The data is of your own: idx files, .npz, or a folder of images.")]
 
 
@@ -84,12 +82,11 @@ def demo(
     chosen, where = _setting(setting), pick_device(device)
     if count < 0:
         raise UsageError(f"-n is at least 1, or 0 for the setting's own number; got {count}")
-    changes = [f"seed={seed}", *set_]
-    chosen.recipe("quick", changes)  # what is wrong with the changes is said before anything is written
+    recipe = chosen.demo_recipe([f"seed={seed}", *set_])  # what is wrong with it is said before anything is touched
     folder = _demo_folder(out, force)
     clock = Clock(where)
     with training_bar() as bar:
-        field = chosen.demo_field(changes, folder, where, bar)
+        field = chosen.demo_field(recipe, folder, where, bar)
     _page(chosen, field, folder, seed, count, clock, f"{setting}, demonstration")
 
 
@@ -128,7 +125,7 @@ def train(
     own: Own = False,
     device: Device = "auto",
 ) -> None:
-    """Trains a field into a folder. Killed and called again, it goes on where it was, to the same weights."""
+    """Trains a field into a folder. Killed and called again, it goes on where it was (a judge starts over)."""
     chosen = _setting(setting)
     pick(chosen.presets, preset, "preset")
     recipe = chosen.recipe(preset, [f"seed={seed}", *set_], data, own)
@@ -162,7 +159,7 @@ def sample(
     device: Device = "auto",
     force: Force = False,
 ) -> None:
-    """Draws samples with their confidence: samples.safetensors and samples.csv."""
+    """Draws samples with their confidence: samples.safetensors, samples.csv, and of digits a picture, surest first."""
     if propagation != "none":
         pick(ESTIMATORS, propagation, "propagation")
     if not 0 < keep <= 1:
@@ -179,6 +176,8 @@ def sample(
     chosen = _setting_of(checkpoint, judge)
     field = fmwc.load(checkpoint, device=pick_device(device))
     chosen.conditions(field, 1, label)  # a class that does not exist is said before a folder is made
+    if judge:
+        chosen.require_judge(field)
     new_folder(out, force=force)
     with sampling_bar("drawing samples", count) as bar:
         run = chosen.draw(
@@ -194,8 +193,10 @@ def sample(
             confidence={"none": False, "linearised": True}.get(propagation, propagation),
             transport=transport,
         )
-    if asked := score or (DISPERSION if transport else ""):
+    if asked := score or (chosen.transported if transport else ""):
         run = run.ranked_by(asked)
+    elif field.reference is not None and field.reference.standard is not None and run.standard is None:
+        typer.echo("too few samples of each class for this setting: ranked across classes", err=True)
     written = chosen.write_samples(run.surest(keep) if keep < 1 else run, out)
     Console().print(f"wrote {', '.join(map(str, written))}")
 
@@ -213,11 +214,14 @@ def evaluate(
 ) -> None:
     """Recomputes the headline numbers from weights."""
     chosen, where = _setting_of(checkpoint or _known(setting), judge), pick_device(device)
+    if chosen.name != _known(setting):
+        raise UsageError(f"{checkpoint} is of {chosen.name}; say fmwc evaluate {chosen.name}")
     if count < 0:
         raise UsageError(f"-n is at least 1, or 0 for the setting's own number; got {count}")
     clock = Clock(where)
     name, count = checkpoint or setting, count or chosen.count(where)
     field = fmwc.load(name, device=where)
+    chosen.require_judge(field)
     with sampling_bar(f"reading {name}", None) as bar:
         found = chosen.evaluate(field, count, seed, data, bar)
     found = {"checkpoint": name, **found, "provenance": provenance(where, clock.seconds, seed=seed, samples=count)}
@@ -253,7 +257,7 @@ def reproduce(
     """Trains every method at every seed and writes the paper's tables beside ours. Stopped, it goes on where it was."""
     chosen = _setting(setting, judge)
     recipe = chosen.recipe("recommended", set_, data, own)
-    if own and not judge:
+    if getattr(recipe, "own", False) and not judge:
         raise UsageError("data of your own needs a judge: fmwc train mnist --preset judge, then --judge FOLDER")
     try:
         numbers = [int(s) for s in (seeds or chosen.seeds).split(",")]
@@ -287,5 +291,5 @@ def report(
     if out is None:
         raise UsageError("say where the page goes: --out FOLDER")
     chosen = _setting_of(source, judge)
-    chosen.require_judge()
+    chosen.require_judge(field)
     _page(chosen, field, new_folder(out, force=force), seed, count, clock, source)

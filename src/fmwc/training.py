@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from fmwc.data import fingerprint
-from fmwc.errors import CheckpointError, DataError, NotFiniteError, ShapeError, UsageError, pick, require_finite
+from fmwc.errors import DataError, NotFiniteError, ShapeError, UsageError, pick, require_finite
 from fmwc.field import Field
-from fmwc.files import write_bytes
 from fmwc.flow import elbo
 from fmwc.randomness import Stream
+from fmwc.resume import read_point, save_point
 from fmwc.vad import cyclic
 
 __all__ = ["DECAYS", "Loss", "Plan", "fit_noise", "train"]
@@ -51,7 +48,7 @@ class Plan:
         cycles, warmup: Its cyclic annealing.
         seed: Seeds everything that is drawn.
         save_every: Steps between two resume points.
-        precision: `full` (products in TensorFloat-32 on a GPU), or `bf16` by autocast, which pays on a GPU.
+        precision: `full` (products in TensorFloat-32 on a GPU), or `bf16` by autocast, on a GPU only.
         compiled: Whether the loss is compiled, on a GPU. It takes half a minute, and pays from a few thousand steps on.
     """
 
@@ -102,6 +99,8 @@ def train(
     if len(data) < 1:
         raise DataError("the data holds no sample; training needs at least 1")
     require_finite(data, "the training data")
+    if reserved := {"x1", "randomness", "beta"} & (cond or {}).keys():
+        raise UsageError(f"a condition cannot be named {reserved.pop()}, which is the loss's own word; rename it")
     rows = {"x1": data, **(cond or {})}
     for name, value in rows.items():
         if len(value) != len(data):
@@ -114,6 +113,7 @@ def train(
     cuda = device.type == "cuda"
     with _generator(device, plan.seed) as generator, _precision(cuda):
         randomness = Stream(None if cuda else generator)  # a GPU's own generator: compiled code knows no other
+        half = cuda and plan.precision != "full"
         objective = torch.compile(loss) if cuda and plan.compiled else loss
         rate = torch.tensor(plan.lr, device=device) if cuda else plan.lr
         optimiser = torch.optim.Adam(parameters, lr=rate, capturable=cuda, fused=cuda)
@@ -124,13 +124,13 @@ def train(
             index = torch.randint(len(data), (plan.batch,), generator=generator, device=device)
             batch = {name: value[index] for name, value in rows.items()}
             optimiser.zero_grad(set_to_none=True)
-            with torch.autocast(device.type, PRECISIONS[plan.precision], enabled=plan.precision != "full"):
+            with torch.autocast(device.type, PRECISIONS[plan.precision], enabled=half):
                 value = objective(batch.pop("x1"), randomness, beta, **batch)
             value.backward()
             optimiser.step()
             latest.copy_(value.detach())
 
-        done = _resume(resume, identity, parameters, optimiser, generator) if resume and resume.exists() else 0
+        done = read_point(resume, identity, parameters, optimiser, generator) if resume and resume.exists() else 0
         first, graph, history = done, None, []
         while done < plan.iterations:
             share = plan.lr * DECAYS[plan.decay](done / plan.iterations)
@@ -149,7 +149,7 @@ def train(
                 if progress:
                     progress(done, history[-1][1])
             if resume and (done % plan.save_every == 0 or done == plan.iterations):
-                _save_point(resume, identity, done, parameters, optimiser, generator)
+                save_point(resume, identity, done, parameters, optimiser, generator)
     return history
 
 
@@ -212,7 +212,7 @@ def _learn_space(field: Field, data: Tensor, cond: Mapping[str, Tensor]) -> None
         with torch.no_grad():
             x, few = data[:2].to(field.device), {k: v[:2].to(field.device) for k, v in cond.items()}
             field.learn_space(field(x, torch.zeros(len(x), device=x.device), **few))
-    except (RuntimeError, ShapeError) as error:
+    except (RuntimeError, TypeError, IndexError, ShapeError) as error:
         field.space = before
         reason = str(error).splitlines()[0]
         raise ShapeError(f"the network does not run on data of shape {tuple(data.shape)}: {reason}") from error
@@ -258,52 +258,3 @@ def _finite(value: float, step: int) -> float:
     if not math.isfinite(value):
         raise NotFiniteError(f"the loss is {value} at step {step}; lower lr, or look for outliers in the data")
     return value
-
-
-def _save_point(
-    path: Path,
-    identity: dict[str, Any],
-    done: int,
-    parameters: list[Any],
-    optimiser: torch.optim.Adam,
-    generator: torch.Generator,
-) -> None:
-    tensors = {f"parameter.{i}": p.detach().cpu().contiguous() for i, p in enumerate(parameters)}
-    for i, parameter in enumerate(parameters):
-        for name, value in optimiser.state[parameter].items():
-            tensors[f"optimiser.{i}.{name}"] = torch.as_tensor(value).detach().cpu().contiguous().clone()
-    tensors["generator"] = generator.get_state().cpu()
-    write_bytes(path, save(tensors, {"fmwc": json.dumps({"done": done, "identity": identity})}))
-
-
-def _resume(
-    path: Path,
-    identity: dict[str, Any],
-    parameters: list[Any],
-    optimiser: torch.optim.Adam,
-    generator: torch.Generator,
-) -> int:
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {})["fmwc"])
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        written_for, done = about["identity"], int(about["done"])
-    except Exception as error:
-        raise CheckpointError(f"{path} is not a resume point, or is cut off; delete it to start over") from error
-    if written_for != identity:
-        raise CheckpointError(f"{path} was written with another plan or other data; delete it, or use another --out")
-    shapes = [tuple(tensors[f"parameter.{i}"].shape) for i in range(sum(k.startswith("parameter.") for k in tensors))]
-    if shapes != [tuple(p.shape) for p in parameters]:
-        raise CheckpointError(f"{path} is of another architecture; delete it, or train into another --out")
-    with torch.no_grad():
-        for i, parameter in enumerate(parameters):
-            parameter.copy_(tensors[f"parameter.{i}"])
-    # A parameter that never got a gradient (a layer that does not run) has no state.
-    state = {
-        i: {n: tensors[f"optimiser.{i}.{n}"] for n in ("step", "exp_avg", "exp_avg_sq")}
-        for i in range(len(parameters))
-        if f"optimiser.{i}.step" in tensors
-    }
-    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
-    generator.set_state(tensors["generator"])
-    return done

@@ -124,3 +124,12 @@ class UNet(nn.Module):
         if (y is None) != (self.label is None):
             needed = "needs the class of every image: y=labels" if y is None else "has no classes; leave y out"
             raise UsageError(f"this UNet {needed}")
+        if y is None:
+            return
+        if y.is_floating_point() or y.shape != x.shape[:1]:
+            raise ShapeError(f"y is one whole number an image ({len(x)}), got {y.dtype} of shape {tuple(y.shape)}")
+        if y.is_cuda or torch.compiler.is_compiling():  # a look would wait for the GPU, or break the graph
+            return
+        classes = self.config["classes"]
+        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
+            raise UsageError(f"y lies from 0 to {classes - 1}, got {int(y.min())} to {int(y.max())}")

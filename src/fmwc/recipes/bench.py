@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,17 @@ from safetensors.torch import save as to_bytes
 from torch import nn
 
 from fmwc.baselines import Dropout, HeteroscedasticHead
+from fmwc.data import fingerprint
 from fmwc.errors import CheckpointError
 from fmwc.files import write_bytes
 from fmwc.recipes.fitting import fit_dropout, fit_head, fit_joint, fit_network, fit_retrofit, fit_variance
 from fmwc.recipes.recipe import Clock
 
-__all__ = ["MEMBERS", "SHARED", "Bench", "Say", "cells", "check_cell", "setting_of_results"]
+__all__ = ["MEMBERS", "NOT_IDENTITY", "SHARED", "Bench", "Say", "cells", "check_cell", "setting_of_results"]
 
 MEMBERS = 5  # of an ensemble
 SHARED = (1001, 1002, 1003, 1004)  # seeds of the members that the ensembles of all reported seeds have in common
-NOT_IDENTITY = ("save_every", "data", "compiled")  # what may change without making other weights (to rounding)
+NOT_IDENTITY = ("save_every", "data", "compiled")  # a path, and what makes the same weights (to rounding)
 
 Say = Callable[[str], None]
 
@@ -46,7 +48,8 @@ class Bench:
     def made(self, name: str, recipe: Any, module: nn.Module, fit: Callable[..., None]) -> None:
         """Fills `module` with the weights of an earlier run of the same recipe, or fits and keeps them."""
         path = self.models / f"{name}-{recipe.decay}-{recipe.seed}.safetensors"
-        identity = json.dumps({k: v for k, v in vars(recipe).items() if k not in NOT_IDENTITY})
+        literals = {k: v for k, v in vars(recipe).items() if k not in NOT_IDENTITY}
+        identity = json.dumps({**literals, "fingerprint": self.data})
         if path.exists():
             try:
                 with safe_open(path, framework="pt") as file:
@@ -64,6 +67,12 @@ class Bench:
         write_bytes(path, to_bytes(tensors, {"recipe": identity}))
         point.unlink(missing_ok=True)
         self.say(f"trained {name}, {recipe.decay}, seed {recipe.seed}: {clock.seconds:.0f} s")
+
+    @cached_property
+    def data(self) -> str:
+        """The fingerprint of what is trained on."""
+        data, cond = self.recipe.rows()
+        return fingerprint(data, *cond.values())
 
     def at(self, seed: int, **changes: Any) -> Any:
         return replace(self.recipe, seed=seed, **changes)

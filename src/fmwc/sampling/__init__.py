@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -159,7 +160,13 @@ def sample(
     ordinary = times is None and decoder == "map" and isinstance(start, (int, float)) and start == 0
     comparable = ordinary and reference.setting == setting(estimator, controller.steps, stepper, schedule)
     if not comparable:
-        return replace(trajectory, default_score=reference.score)
+        # Read otherwise, scores are compared within this run; across conditions only where it is too small for more.
+        standard, trajectory = None, replace(trajectory, default_score=reference.score)
+        if reference.standard is not None:
+            name = reference.standard.cond
+            with suppress(UsageError):
+                standard = standard_of(name, trajectory.score(), trajectory.cond[name])
+        return replace(trajectory, standard=standard)
     return replace(
         trajectory, reference=reference.quantiles, standard=reference.standard, default_score=reference.score
     )

@@ -120,6 +120,9 @@ class Sampler:
         starts = starts.expand(count)
         if not bool(((starts >= 0) & (starts < 1)).all()):
             raise UsageError("start lies in [0, 1)")
+        for name, value in cond.items():
+            if isinstance(value, Tensor) and value.ndim and value.shape[0] not in (1, count):
+                raise ShapeError(f"condition '{name}' has {value.shape[0]} rows for {count} samples; give one a sample")
         parts = []
         for a in range(0, count, self.batch):
             b = min(a + self.batch, count)

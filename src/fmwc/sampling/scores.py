@@ -77,6 +77,7 @@ def score(name: str, std: Tensor, times: Tensor, weights: Tensor, **options: flo
 # ---- between conditions ------------------------------------------------------------------------------------------
 
 FEWEST = 8  # samples a condition whose centre and spread can be told
+MOST = 100_000  # conditions; what takes more values is not a class
 
 
 class Standard(NamedTuple):
@@ -85,7 +86,7 @@ class Standard(NamedTuple):
     Attributes:
         cond: The name of the condition, whole numbers from 0 on.
         centre: The median of the score's logarithm among samples of each condition, `(C,)`.
-        spread: Half of its 16–84 % range, `(C,)`.
+        spread: Half of its 16–84 % range, `(C,)`; NaN for a condition that was not seen.
     """
 
     cond: str
@@ -94,13 +95,17 @@ class Standard(NamedTuple):
 
     def __call__(self, raw: Tensor, groups: Tensor) -> Tensor:  # (..., B), (B,) -> (..., B)
         """(log s − centre) / spread, each sample by its own condition."""
+        known = ~self.spread.isnan()
+        strange = [g for g in groups.unique().tolist() if not 0 <= g < len(known) or not known[g]]
+        if strange:
+            raise UsageError(f"the reference holds no samples with {self.cond} = {strange[0]}, so none can be compared")
         logarithm = raw.clamp_min(torch.finfo(raw.dtype).tiny).log()
         return (logarithm - self.centre.to(raw)[groups]) / self.spread.to(raw)[groups]
 
 
 def standard_of(cond: str, raw: Tensor, groups: Tensor) -> Standard:  # (B,), (B,)
     """The standard of a run by its own samples."""
-    if groups.is_floating_point() or groups.ndim != 1 or bool((groups < 0).any()):
+    if groups.is_floating_point() or groups.ndim != 1 or not 0 <= int(groups.min()) <= int(groups.max()) < MOST:
         raise UsageError(
             f"'{cond}' is not a condition of whole numbers, one a sample, so samples cannot be grouped by it"
         )
@@ -114,7 +119,7 @@ def standard_of(cond: str, raw: Tensor, groups: Tensor) -> Standard:  # (B,), (B
                 f"draw at least {FEWEST}, or use a checkpoint that holds a reference"
             )
         logarithm = members.clamp_min(torch.finfo(raw.dtype).tiny).log()
-        rows.append(logarithm.quantile(levels) if len(members) else levels * 0)
+        rows.append(logarithm.quantile(levels) if len(members) else levels * torch.nan)
     low, middle, high = torch.stack(rows, 1)
     return Standard(cond, middle, ((high - low) / 2).clamp_min(1e-6))
 

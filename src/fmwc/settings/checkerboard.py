@@ -19,6 +19,7 @@ from fmwc.recipes.fitting import Progress, fit
 from fmwc.report.checkerboard import write_figures, write_report
 from fmwc.report.results import write_tables
 from fmwc.sampling import Trajectory
+from fmwc.sampling.trajectory import DISPERSION
 from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr
 
 __all__ = ["CheckerboardSetting"]
@@ -28,6 +29,7 @@ class CheckerboardSetting(Setting):
     name, presets = "checkerboard", PRESETS
     bad, kept, others = "misplaced", 0.9, ("temporal_ratio",)
     draws, seeds = 64, "0,1,2"
+    transported = DISPERSION
 
     def count(self, device: torch.device) -> int:
         return 10_000
@@ -35,16 +37,16 @@ class CheckerboardSetting(Setting):
     def batch(self, device: torch.device) -> int:
         return 2048
 
-    def demo_field(self, changes: Sequence[str], out: Path, device: torch.device, progress: Progress) -> Field:
+    def demo_field(self, recipe: Any, out: Path, device: torch.device, progress: Progress) -> Field:
         """Trained on the spot: two minutes on two cores."""
-        return fit(self.recipe("quick", changes), out / "model", device, progress)
+        return fit(recipe, out / "model", device, progress)
 
     def judge(self, trajectory: Trajectory) -> np.ndarray:
         return misplaced(trajectory.x)
 
     def shown(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
         # The page asks for the best score there is; its samples are ranked among themselves.
-        return self.draw(field, count, seed, progress, transport=True).ranked_by("dispersion")
+        return self.draw(field, count, seed, progress, transport=True).ranked_by(DISPERSION)
 
     def page(self, field: Field, run: Trajectory, out: Path, numbers: Rows, about: dict[str, str]) -> Path:
         return write_report(out, field, run, numbers=numbers, provenance=about)

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from fmwc.checkpoint import load, load_network
 from fmwc.data import mnist
-from fmwc.errors import DataError, UsageError
+from fmwc.errors import DataError, OutputError, UsageError
 from fmwc.field import Field
-from fmwc.files import new_folder, write_bytes, write_text
+from fmwc.files import write_bytes, write_text
 from fmwc.metrics.images import activations, failed, frechet, predictions
+from fmwc.metrics.ranking import auprc
+from fmwc.nets import LeNet
 from fmwc.recipes.bench import cells
 from fmwc.recipes.fitting import Progress, fit
 from fmwc.recipes.mnist.judge import Judge, fit_judge
@@ -28,11 +30,17 @@ from fmwc.report import figures, images
 from fmwc.report.mnist import write_figures, write_report
 from fmwc.report.paper.mnist import retention_of, sweep_of, write_tables
 from fmwc.sampling import Trajectory
+from fmwc.sampling.scores import FEWEST
 from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr
 
 __all__ = ["MnistSetting"]
 
 PIXEL_PROBES = 24  # a picture of six digits: enough to see strokes, and seconds on two cores
+
+
+def _config(field: Field) -> dict[str, Any]:
+    config: Any = field.network.config
+    return config
 
 
 class MnistSetting(Setting):
@@ -50,21 +58,29 @@ class MnistSetting(Setting):
         self.eye = eye
 
     def judged_by(self, judge: str) -> Setting:
-        load_network(judge)  # what is wrong with it is said at once
+        if not isinstance(load_network(judge), LeNet):
+            raise UsageError(f"{judge} is not a judge; train one with fmwc train mnist --preset judge")
         return MnistSetting(judge)
 
     def unjudged(self) -> Setting:
         return MnistSetting("")
 
-    def require_judge(self) -> None:
+    def require_judge(self, field: Field) -> None:
+        judge, network = self._eye(field.device).config, _config(field)
+        side = field.space.channels["x"].shape[-1] if field.space else judge["side"]
+        if (judge["side"], judge["classes"]) != (side, network["classes"]):
+            raise UsageError(
+                f"the judge knows {judge['classes']} classes of side {judge['side']}, and this field makes "
+                f"{network['classes']} of side {side}; train a judge on the same data"
+            )
+
+    def _eye(self, device: torch.device) -> Any:
         if not self.eye:
             raise UsageError(
                 "the shipped judge knows MNIST only; train one on your data (fmwc train mnist --preset judge --data … "
                 "--own --out FOLDER) and give it with --judge FOLDER"
             )
 
-    def _eye(self, device: torch.device) -> Any:
-        self.require_judge()
         return load_network(self.eye, device=device)
 
     def fit(self, recipe: Any, out: Path, device: torch.device, progress: Progress | None = None) -> None:
@@ -76,12 +92,13 @@ class MnistSetting(Setting):
             if progress:
                 progress("judge", done, recipe.iterations, loss)
 
-        data, test = (mnist.load(recipe.data or None, split, own=recipe.own) for split in ("train", "test"))
-        fit_judge(recipe, data, test, new_folder(out), device, show)
+        if out.exists():
+            raise OutputError(f"{out} is there already and was not touched; choose another --out")
+        splits = [mnist.load(recipe.data or None, s, own=recipe.own, classes=recipe.classes) for s in ("train", "test")]
+        fit_judge(recipe, splits[0], splits[1], out, device, show)
 
     def conditions(self, field: Field, count: int, label: int | None = None) -> dict[str, Tensor]:
-        config: Any = field.network.config
-        classes = int(config["classes"])
+        classes = _config(field)["classes"]
         if label is None:
             return {"y": labels(count, classes)}
         if not 0 <= label < classes:
@@ -94,10 +111,13 @@ class MnistSetting(Setting):
     def batch(self, device: torch.device) -> int:
         return batch_for(device)
 
-    def demo_field(self, changes: Sequence[str], out: Path, device: torch.device, progress: Progress) -> Field:
-        """The shipped weights: training takes a GPU."""
+    def demo_recipe(self, changes: Sequence[str]) -> Any:
         if any(not change.startswith("seed=") for change in changes):
             raise UsageError("the demonstration of digits shows shipped weights; train your own with fmwc train mnist")
+        return super().demo_recipe(changes)
+
+    def demo_field(self, recipe: Any, out: Path, device: torch.device, progress: Progress) -> Field:
+        """The shipped weights: training takes a GPU."""
         return load(self.name, device=device)
 
     def judge(self, trajectory: Trajectory) -> np.ndarray:
@@ -107,7 +127,7 @@ class MnistSetting(Setting):
         return self.draw(field, count, seed, progress, transport=2 if field.device.type == "cpu" else 8)
 
     def page(self, field: Field, run: Trajectory, out: Path, numbers: Rows, about: dict[str, str]) -> Path:
-        pixels = images.read_pixels(field, run, probes=PIXEL_PROBES)
+        pixels = images.read_pixels(field, run, count=min(6, len(run)), probes=PIXEL_PROBES)
         return write_report(out, run, self.judge(run), pixels, numbers=numbers, provenance=about)
 
     def write_samples(self, run: Trajectory, out: Path) -> list[Path]:
@@ -133,13 +153,15 @@ class MnistSetting(Setting):
         bad, y = failed(judge, run.x, run.cond["y"]), run.cond["y"]
         found: dict[str, Any] = {"failure": float(bad.mean()), "bit_for_bit": bool(torch.equal(run.x, plain.x))}
         try:
-            test = mnist.load(data or None, "test", download=False)
+            test = mnist.load(data or None, "test", own=self.eye != JUDGE, download=False)
             found["fid"] = frechet(activations(judge, run.x), activations(judge, mnist.unit(test.x)))
         except DataError as error:
             if data:
                 raise
             found["fid"] = f"not read: {error}"
-        if bad.any():
+        if bad.any() and count < FEWEST * _config(field)["classes"]:
+            found["auprc"] = {name: auprc(score.cpu(), bad) for name, score in scores_of(run).items()}
+        elif bad.any():
             read = lifts(scores_of(run), y, bad)
             found["auprc"] = {name: entry["auprc"] for name, entry in read.items()}
             found["auprc_within"] = {name: entry["auprc_within"] for name, entry in read.items()}

@@ -38,6 +38,7 @@ class Setting(ABC):
         presets: Recipes by name.
         bad: The word for samples to discard.
         kept: The share kept in its short table.
+        transported: The score a run with transported variance is ranked by; empty for the field's own.
         others: Scores its short table reads beside a run's own.
         draws: Stochastic trajectories its dispersion is held against.
         seeds: The seeds its results are made with.
@@ -47,6 +48,7 @@ class Setting(ABC):
     presets: dict[str, Any]
     bad: str
     kept: float
+    transported: str = ""
     others: tuple[str, ...] = ()
     draws: int
     seeds: str
@@ -70,9 +72,13 @@ class Setting(ABC):
         """The same setting for samples that its own judge has no say on."""
         return self
 
-    def require_judge(self) -> None:
-        """Raises where samples could not be judged: asked before anything is written."""
+    def require_judge(self, field: Field) -> None:
+        """Raises where the field's samples could not be judged: asked before anything is written."""
         return  # most settings have their truth in the data
+
+    def demo_recipe(self, changes: Sequence[str]) -> Any:
+        """The recipe of a demonstration."""
+        return self.recipe("quick", changes)
 
     def conditions(self, field: Field, count: int, label: int | None = None) -> dict[str, torch.Tensor]:
         """What the field's network takes beside x and t, for so many samples."""
@@ -89,7 +95,7 @@ class Setting(ABC):
         """Samples integrated together."""
 
     @abstractmethod
-    def demo_field(self, changes: Sequence[str], out: Path, device: torch.device, progress: Progress) -> Field:
+    def demo_field(self, recipe: Any, out: Path, device: torch.device, progress: Progress) -> Field:
         """The field a demonstration shows."""
 
     @abstractmethod

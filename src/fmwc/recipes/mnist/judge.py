@@ -14,6 +14,7 @@ from torch import Tensor
 from fmwc.checkpoint import save_network
 from fmwc.data import fingerprint
 from fmwc.data.mnist import Images, unit
+from fmwc.errors import UsageError
 from fmwc.metrics.images import accuracy
 from fmwc.nets import LeNet
 from fmwc.randomness import Stream, derive
@@ -36,6 +37,7 @@ class Judge:
     shift: float = 0.08  # of the image's side, either way
     data: str = ""  # a folder or file; FMWC_DATA or the cache if empty
     own: bool = False  # whether it is a data set of one's own
+    classes: int = 10
 
     @property
     def plan(self) -> Plan:
@@ -65,9 +67,11 @@ def fit_judge(
 ) -> LeNet:
     """Trains a judge and writes it to a folder, with its accuracy on the test split."""
     clock = Clock(device)
+    if data.x.shape[-1] != data.x.shape[-2]:
+        raise UsageError(f"the judge looks at square images, got {tuple(data.x.shape[-2:])}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(recipe.seed, "judge's first weights"))
-        judge = LeNet(side=data.x.shape[-1]).to(device)
+        judge = LeNet(recipe.classes, data.x.shape[-1]).to(device)
 
     def loss(x1: Tensor, randomness: Stream, beta: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(judge(jitter(x1, recipe, randomness)), y)

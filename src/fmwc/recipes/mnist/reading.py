@@ -113,7 +113,8 @@ def heads_of(trajectory: Trajectory, bad: np.ndarray) -> dict[str, float]:
     half = len(bad) // 2
     known, fresh = (trajectory.take(torch.arange(a, b)) for a, b in ((0, half), (half, len(bad))))
     found = {k: auprc(fit_head(known, bad[:half], k, within=WITHIN).score(fresh), bad[half:]) for k in HEADS}
-    return {**found, "label_free": auprc(fresh.score(SCORE, within=WITHIN).cpu(), bad[half:])}
+    label_free = auprc(fresh.score(SCORE, within=WITHIN).cpu(), bad[half:])
+    return {**found, "label_free": label_free, "failure": float(bad[half:].mean())}
 
 
 def fidelity(field: Field, examiner: Examiner, draws: int = 256) -> dict[str, dict[str, float]]:
@@ -144,9 +145,9 @@ def universality(field: Field, examiner: Examiner) -> dict[str, dict[str, float]
     every = 2
     run = examiner.draw(field, examiner.few, keep_states=True)
     assert run.states is not None
-    states, grid = run.states[::every], run.grid[::every]
-    if len(states) == len(range(0, len(run.states) - 1, every)):  # the last step's end is not read
-        states, grid = [*states, run.states[-1]], torch.cat([grid, run.grid[-1:]])
+    first = (examiner.steps - 1) % every  # as the schedule counts, from the last step
+    read_at = [*range(first, examiner.steps, every), examiner.steps]
+    states, grid = [run.states[i] for i in read_at], run.grid[read_at]
     divergence = along(field, states, grid, HUTCHINSON, seed=examiner.seed, **run.cond)
     found = {}
     for name, propagation in (("linearised", Linearised(PROBES)), ("diagonal", "diagonal")):
@@ -184,6 +185,7 @@ def transported(field: Field, examiner: Examiner, projections: int, trajectories
     reference = scores[f"k{trajectories}"] if f"k{trajectories}" in scores else dispersion(ends)
     return {
         "samples": len(run),
+        "projections": projections,
         "failure": float(bad.mean()),
         "ratio": float((own / reference).median()),
         "spearman": float(spearmanr(own.cpu(), reference.cpu())[0]),

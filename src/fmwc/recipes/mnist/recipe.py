@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -11,13 +12,14 @@ from torch import Tensor, nn
 
 from fmwc.checkpoint import load_network
 from fmwc.data import mnist
-from fmwc.errors import UsageError, pick
+from fmwc.errors import DataError, UsageError, pick
 from fmwc.field import Field, Reference, attach
 from fmwc.flow import Space, euclidean
 from fmwc.metrics.images import failed
 from fmwc.nets import UNet
 from fmwc.randomness import derive
 from fmwc.sampling import default_estimator, sample, setting, standard_of
+from fmwc.sampling.scores import FEWEST
 from fmwc.training import Plan
 
 __all__ = ["JUDGE", "PRESETS", "SCORE", "WITHIN", "Mnist", "batch_for", "labels"]
@@ -70,6 +72,10 @@ class Mnist:
         for name in ("base", "blocks", "cond", "width", "noise_steps", "references", "classes"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is at least 1, got {getattr(self, name)}")
+        if self.references < FEWEST * self.classes:
+            raise UsageError(
+                f"references are at least {FEWEST} a class, {FEWEST * self.classes}; got {self.references}"
+            )
         if self.cond % 2:
             raise UsageError(f"cond is even (sines and cosines), got {self.cond}")
         if not 0 < self.prior_rate < 1:
@@ -91,13 +97,13 @@ class Mnist:
             self.warmup,
             derive(self.seed, "train"),
             self.save_every,
-            # The CPU has no use for either.
-            self.precision if torch.cuda.is_available() else "full",
+            self.precision,
             self.compiled,
         )
 
     def images(self, split: str = "train") -> mnist.Images:
-        return _images(self.data, split, self.own, self.classes)
+        where = self.data or os.environ.get("FMWC_DATA", "")  # part of the key below
+        return _images(where, split, self.own, self.classes)
 
     def space(self) -> Space:
         return euclidean(self.images().x.shape[1:])
@@ -107,6 +113,9 @@ class Mnist:
         side = tuple(images.x.shape[-2:])
         if side[0] % 4 or side[1] % 4:
             raise UsageError(f"the UNet halves an image twice, so its sides are multiples of 4; these are {side}")
+        absent = sorted(set(range(self.classes)) - set(images.y.unique().tolist()))
+        if absent:
+            raise DataError(f"no image is of class {absent[0]}; say how many classes there are: --set classes=N")
         return mnist.unit(images.x), {"y": images.y}
 
     def network(self, heads: int = 1) -> UNet:

@@ -16,12 +16,12 @@ import torch
 
 from fmwc.baselines import HeteroscedasticVariance, dispersion, ensemble_ends, stochastic_ends
 from fmwc.checkpoint import load_network
-from fmwc.data import mnist
+from fmwc.data import fingerprint, mnist
 from fmwc.errors import UsageError, pick
 from fmwc.files import write_json
 from fmwc.metrics.images import accuracy, activations, failed, frechet
 from fmwc.randomness import derive
-from fmwc.recipes.bench import MEMBERS, SHARED, Bench, Say, check_cell
+from fmwc.recipes.bench import MEMBERS, NOT_IDENTITY, SHARED, Bench, Say, check_cell
 from fmwc.recipes.fitting import finish
 from fmwc.recipes.mnist.reading import RIVALS, Examiner, lifts, read_field, scores_of
 from fmwc.recipes.mnist.recipe import JUDGE, Mnist, batch_for
@@ -71,7 +71,7 @@ def read_retrofit(desk: Desk) -> dict[str, Any]:
 
 def read_joint(desk: Desk) -> dict[str, Any]:
     field = desk.bench.joint(desk.seed)
-    found, _ = read_field(field, desk.examiner, projections=4, trajectories=MEMBERS, few=desk.few, say=desk.say)
+    found, _ = read_field(field, desk.examiner, projections=8, trajectories=MEMBERS, few=desk.few, say=desk.say)
     return {**found, "sweep": desk.examiner.sweep(field, field.space)}
 
 
@@ -122,6 +122,7 @@ def _read_head(desk: Desk, head: Any) -> dict[str, Any]:
     run = desk.examiner.draw(head, confidence=HeteroscedasticVariance(), record="total", space=space)
     return {
         **desk.examiner.quality(run),
+        "samples": len(run),
         "scores": lifts(scores_of(run), run.cond["y"], desk.examiner.bad(run)),
     }
 
@@ -166,7 +167,7 @@ def _compact(run: Trajectory) -> Trajectory:
 def _split(only: str) -> list[tuple[str, int | None]]:
     """`flow:1001,joint:0,read:joint` as (what, seed); a reading has no seed of its own."""
     found: list[tuple[str, int | None]] = []
-    for text in filter(None, (part.strip() for part in only.split(","))):
+    for text in (part.strip() for part in only.split(",")) if only else ():
         what, _, which = text.partition(":")
         if what == "read":
             pick(TASKS, which, "reading")
@@ -204,8 +205,14 @@ def reproduce(
         judge: The judge, by shipped name or folder.
     """
     chosen = _split(only)
+    if count < 1 or steps < 1:
+        raise UsageError(f"a reading takes at least 1 digit and 1 step, got {count} and {steps}")
+    if draws < MEMBERS:
+        raise UsageError(f"the dispersion is held against at least {MEMBERS} trajectories, got {draws}")
+    few = min(few, count)
     eye, test = load_network(judge, device=device), recipe.images("test")
     bench = Bench(recipe, out / "models", device, say)
+    sources = {"data": bench.data, "judge": fingerprint(*(p for p in eye.state_dict().values()))}
     for what, seed in chosen:
         if seed is not None:
             getattr(bench, what)(seed)
@@ -215,8 +222,8 @@ def reproduce(
         fresh = derive(seed, "evaluation") % 2**31
         examiner = Examiner(eye, test, count, steps, fresh, few=min(500, few))
         desk = Desk(bench, examiner, seed, draws, few, out, say)
-        kept = {k: v for k, v in vars(recipe).items() if k not in ("data", "save_every")}
-        made_with = {"samples": count, "steps": steps, "draws": draws, "few": few, "recipe": kept}
+        kept = {k: v for k, v in vars(recipe).items() if k not in NOT_IDENTITY}
+        made_with = {"samples": count, "steps": steps, "draws": draws, "few": few, "recipe": kept, **sources}
         for name in readings:
             _piece(desk, name, made_with, device)
         if not only:
@@ -248,6 +255,5 @@ def _join(desk: Desk, made_with: dict[str, Any]) -> Path:
     about["seconds"] = round(sum(p["provenance"]["seconds"] for p in pieces.values()), 1)
     about["pieces"] = {name: piece["provenance"] for name, piece in pieces.items()}
     numbers = {name: piece["numbers"] for name, piece in pieces.items()}
-    return write_json(
-        desk.out / "cells" / f"{desk.seed}.json", {"seed": desk.seed, "provenance": about, "numbers": numbers}
-    )
+    cell = {"setting": "mnist", "seed": desk.seed, "provenance": about, "numbers": numbers}
+    return write_json(desk.out / "cells" / f"{desk.seed}.json", cell)
