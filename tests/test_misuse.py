@@ -9,9 +9,9 @@ from torch import nn
 
 import fmwc
 from fmwc.errors import CheckpointError, NotFiniteError, ShapeError, UsageError
+from fmwc.recipes.bench import Bench, check_cell
 from fmwc.recipes.checkerboard.recipe import PRESETS
 from fmwc.recipes.recipe import override
-from fmwc.recipes.bench import Bench, check_cell
 from tests.conftest import mlp_field
 
 TINY = ["hidden=8", "time_features=4", "batch=8", "points=100", "noise_steps=2", "iterations=2"]

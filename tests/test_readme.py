@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from fmwc.recipes.bench import cells
+from fmwc.report.paper import mnist
 from fmwc.report.paper.checkerboard import TABLES
 from fmwc.report.results import cost_table, headline_table, summarise
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results" / "checkerboard"
+MNIST = ROOT / "results" / "mnist"
 README = (ROOT / "README.md").read_text()
 
 
@@ -27,6 +29,14 @@ def test_the_code_runs_and_filtering_helps(capsys):
 def test_the_tables_are_those_of_the_results():
     assert headline_table(json.loads((RESULTS / "summary.json").read_text())) in README
     assert cost_table(json.loads((RESULTS / "cost.json").read_text())) in README
+
+
+def test_the_mnist_table_is_that_of_the_cell():
+    (cell,) = cells(MNIST)
+    assert mnist.headline(cell["numbers"]) in README
+    summary = json.loads((MNIST / "summary.json").read_text())
+    assert {name: table.rows for name, table in mnist.tables(cell["numbers"]).items()} == summary["tables"]
+    assert cost_table(json.loads((MNIST / "cost.json").read_text())) in README
 
 
 def test_the_summary_is_made_from_the_cells():

@@ -70,7 +70,7 @@ def _write(path: Path, tensors: dict[str, Tensor], record: dict[str, Any]) -> Pa
     # Copies, because weights that are tied share memory, which the format does not know.
     tensors = {k: v.detach().cpu().clone().contiguous() for k, v in tensors.items()}
     for name, tensor in tensors.items():
-        if tensor.is_floating_point():
+        if tensor.is_floating_point() and not name.startswith(_REFERENCE):  # NaN there is a condition never seen
             require_finite(tensor, f"weight '{name}'")
     # The record goes last: a folder without one is not a checkpoint yet.
     write_bytes(path / "model.safetensors", to_bytes(tensors))
@@ -120,7 +120,7 @@ def _reference(folder: Path, record: dict[str, Any], tensors: dict[str, Tensor])
         if within := about.get("within"):
             standard = Standard(within, tensors["centre"], tensors["spread"])
         return Reference(about["score"], about["setting"], tensors["quantiles"], standard)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder}/recipe.json lacks what its reference needs ({error})") from error
 
 

@@ -182,7 +182,8 @@ def fit_noise(
         progress: Called now and then with the steps done and the latest loss.
         cond: What the network takes beside x and t (its class, say), a row for each sample.
     """
-    _learn_space(field, data, cond)
+    with _frozen(field.network):  # a look in training mode would move a batch norm
+        _learn_space(field, data, cond)
     field.check_finite()
     plan = Plan(
         steps,

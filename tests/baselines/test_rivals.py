@@ -7,7 +7,7 @@ from torch import nn
 from fmwc.baselines import HeteroscedasticHead, HeteroscedasticVariance, PosteriorTrace, StateSensitivity, nll
 from fmwc.errors import UsageError
 from fmwc.flow import euclidean, path_sample
-from fmwc.nets import MLP
+from fmwc.nets import MLP, UNet
 from fmwc.randomness import Blocks, Stream
 from fmwc.sampling import sample
 from fmwc.training import Plan, train
@@ -235,3 +235,82 @@ def test_a_log_variance_is_kept_in_range():
     head = HeteroscedasticHead(Fixed(50.0))
     assert head.both(torch.zeros(1, 2), torch.zeros(1))[1].max() == 12
     assert all(r.plain_mean for r in (StateSensitivity(), PosteriorTrace(), HeteroscedasticVariance()))
+
+
+# ---- a variance on a flow that is trained already -------------------------------------------------------------------
+
+
+def points(heads=1):
+    return MLP(2, 16, 2, 8, outputs=2 * heads), (2,), {}
+
+
+def images(heads=1):
+    net = UNet(base=8, stages=(1, 2), cond=8, classes=3, outputs=heads)
+    return net, (1, 4, 4), {"y": torch.arange(12) % 3}
+
+
+KINDS = {"points": points, "images": images}
+
+
+def grafted(kind):
+    torch.manual_seed(0)
+    flow, shape, cond = KINDS[kind]()
+    torch.manual_seed(1)
+    head = HeteroscedasticHead(KINDS[kind](2)[0])
+    head.graft(flow)
+    return flow, head, shape, cond
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_grafted_head_has_the_flows_velocity_and_says_one_for_the_variance(kind):
+    flow, head, shape, cond = grafted(kind)
+    before = {k: v.clone() for k, v in flow.state_dict().items()}
+    x, t = torch.randn(12, *shape), torch.rand(12)
+    v, log_var = head.both(x, t, **cond)
+    torch.testing.assert_close(v, flow(x, t, **cond))
+    assert not log_var.any()
+    assert all(torch.equal(v, before[k]) for k, v in flow.state_dict().items())
+    assert [n for n, p in head.named_parameters() if p.requires_grad] == ["network.out.weight", "network.out.bias"]
+    half = len(flow.out.weight)
+    assert torch.equal(head.network.out.weight[:half], flow.out.weight)
+    assert torch.equal(head.network.out.bias[:half], flow.out.bias)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_the_variance_alone_leaves_the_velocity_bit_for_bit(kind):
+    flow, head, shape, cond = grafted(kind)
+    data, space = torch.randn(12, *shape) * 0.1, euclidean(shape)
+    x, t = torch.randn(12, *shape), torch.rand(12)
+    velocity, before = head(x, t, **cond), {k: v.clone() for k, v in head.state_dict().items()}
+
+    def loss(x1, randomness, beta, **cond):
+        return nll(head, space, x1, randomness, velocity=False, **cond)
+
+    def likelihood():
+        return loss(data, Stream(torch.Generator().manual_seed(5)), None, **cond).item()
+
+    start = likelihood()
+    train(head, loss, data, Plan(60, batch=8, lr=2e-2), cond=cond)
+    assert torch.equal(head(x, t, **cond), velocity)
+    assert likelihood() < start
+    changed = {k for k, v in head.state_dict().items() if not torch.equal(v, before[k])}
+    assert changed == {"network.out.weight", "network.out.bias"}
+    half = len(flow.out.weight)
+    assert torch.equal(head.network.out.weight[:half], flow.out.weight)
+    assert torch.equal(head.network.out.bias[:half], flow.out.bias)
+    assert head.both(x, t, **cond)[1].abs().min() > 0
+
+
+@pytest.mark.parametrize("velocity", [True, False])
+def test_without_velocity_its_half_of_the_last_layer_gets_no_gradient(velocity):
+    head, space = HeteroscedasticHead(MLP(2, 16, 2, 8, outputs=4)), euclidean((2,))
+    nll(head, space, torch.randn(8, 2), Stream(torch.Generator().manual_seed(0)), velocity=velocity).backward()
+    gradient = head.network.out.weight.grad
+    assert bool(gradient[:2].any()) == velocity
+    assert gradient[2:].any()
+
+
+def test_the_velocity_is_part_of_the_likelihood_either_way():
+    head, space, x1 = HeteroscedasticHead(MLP(2, 16, 2, 8, outputs=4)), euclidean((2,)), torch.randn(8, 2)
+    values = [nll(head, space, x1, Stream(torch.Generator().manual_seed(0)), velocity=v) for v in (True, False)]
+    assert torch.equal(*values)

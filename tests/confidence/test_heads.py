@@ -1,5 +1,7 @@
 """Learned heads on a toy that can be told apart, and what they are given."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from fmwc.confidence.heads import HEADS, features, fit_head
 from fmwc.errors import ShapeError, UnknownNameError, UsageError
 from fmwc.metrics.ranking import auprc
 from fmwc.sampling import Trajectory
+from fmwc.sampling.scores import within_groups
 
 BAD = torch.arange(200) % 4 == 0
 
@@ -72,6 +75,60 @@ def test_channels_are_joined():
     found = features(run)
     assert found.shape == (200, 16)
     assert np.isfinite(found).all()
+
+
+# ---- within a condition ---------------------------------------------------------------------------------------------
+
+
+def asked(seed, reads=3):
+    """Three classes far apart in level; bad are those with an excess over their class, and only those."""
+    run = toy(seed, reads, bad=torch.zeros(240, dtype=torch.bool))
+    generator = torch.Generator().manual_seed(100 + seed)
+    y = torch.arange(240) % 3
+    excess = torch.randn(240, generator=generator)
+    level = torch.tensor([0.0, 4.0, -4.0])[y] + excess
+    var = run.var * level.exp()[None, :, None]
+    return dataclasses.replace(run, var=var, cond={"y": y}), (excess > 0.8).numpy()
+
+
+def test_within_a_class_a_head_finds_what_the_class_hides():
+    (known, labels), (fresh, truth) = asked(0), asked(1)
+    plain = auprc(fit_head(known, labels, "l1").score(fresh), truth)
+    within = auprc(fit_head(known, labels, "l1", within="y").score(fresh), truth)
+    assert plain < 0.5
+    assert within > 0.9
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_the_level_of_a_class_is_nothing_to_a_head_within(kind):
+    (known, labels), (fresh, _) = asked(0), asked(1)
+    head = fit_head(known, labels, kind, within="y")
+    assert head.within == "y"
+    louder = dataclasses.replace(fresh, var=torch.where((fresh.cond["y"] == 1)[None, :, None], 1e3, 1.0) * fresh.var)
+    np.testing.assert_allclose(head.score(louder), head.score(fresh), atol=1e-3)
+
+
+def test_features_within_are_standardised_one_by_one():
+    run, _ = asked(0)
+    found = features(run, "y")
+    assert found.shape == features(run).shape == (240, 6)
+    columns = run.var.movedim(0, 1).flatten(1)
+    for i in range(6):
+        np.testing.assert_allclose(found[:, i], within_groups("y", columns[:, i], run.cond["y"]), rtol=1e-6)
+    assert abs(np.corrcoef(found[:, 0], run.cond["y"] == 1)[0, 1]) < 0.2
+    assert np.corrcoef(features(run)[:, 0], run.cond["y"] == 1)[0, 1] > 0.7
+
+
+def test_a_condition_that_is_not_there_is_refused():
+    run, labels = asked(0)
+    for call in (lambda: fit_head(run, labels, within="label"), lambda: features(toy(0), "label")):
+        with pytest.raises(UsageError, match="no condition 'label'"):
+            call()
+    head = fit_head(run, labels, "l1", within="y")
+    with pytest.raises(UsageError, match="no condition 'y'"):
+        head.score(dataclasses.replace(run, cond={}))
+    with pytest.raises(UsageError, match=r"^3 samples with y = 0 are too few"):
+        head.score(run.take(torch.arange(9)))
 
 
 def test_refusals():

@@ -116,6 +116,23 @@ def test_a_class_too_few_or_too_many_is_refused():
         tiny(classes=0)(x, t, y)
 
 
+@pytest.mark.parametrize(
+    ("y", "error", "message"),
+    [
+        (torch.tensor([0, 1]), ShapeError, r"one whole number an image \(3\), got torch.int64 of shape \(2,\)"),
+        (torch.tensor(1), ShapeError, r"of shape \(\)"),
+        (torch.tensor([0.0, 1.0, 2.0]), ShapeError, "got torch.float32"),
+        (torch.tensor([0, 1, 3]), UsageError, "y lies from 0 to 2, got 0 to 3"),
+        (torch.tensor([-1, 1, 2]), UsageError, "y lies from 0 to 2, got -1 to 2"),
+    ],
+    ids=["too few", "a number", "floats", "too high", "negative"],
+)
+def test_classes_that_are_none_are_refused(y, error, message):
+    x, t, _ = inputs()
+    with pytest.raises(error, match=message):
+        tiny()(x, t, y)
+
+
 @pytest.mark.parametrize("base", [4, 12, 33])
 def test_channels_that_do_not_fill_the_groups_are_refused(base):
     with pytest.raises(UsageError, match=f"multiple of 8, .* got {base}"):

@@ -232,6 +232,18 @@ def test_progress_and_conditions_go_with_the_batches():
     torch.testing.assert_close(inside.transported.var, split.transported.var, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("rows", [9, 11, 2])
+def test_conditions_of_another_length_are_refused(rows):
+    def velocity(x, t, goal):
+        return goal - x
+
+    with pytest.raises(ShapeError, match=f"'goal' has {rows} rows for 10 samples; give one a sample"):
+        sample(velocity, 10, steps=2, space=(2,), confidence=False, goal=torch.zeros(rows, 2))
+    one = sample(velocity, 10, steps=2, space=(2,), confidence=False, goal=torch.ones(1, 2))
+    each = sample(velocity, 10, steps=2, space=(2,), confidence=False, goal=torch.ones(10, 2))
+    assert torch.equal(one.x, each.x)
+
+
 # ---- where it starts ------------------------------------------------------------------------------------------------
 
 

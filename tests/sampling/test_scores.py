@@ -245,12 +245,20 @@ def test_enough_of_a_class_will_do_and_a_class_nobody_asked_for_is_no_obstacle()
     found = standard_of("y", raw, groups)
     assert found.centre.shape == found.spread.shape == (3,)
     assert torch.equal(found.centre[[0, 2]], torch.stack([raw[:FEWEST].log(), raw[FEWEST:].log()]).quantile(0.5, 1))
+    assert torch.isfinite(found(raw, groups)).all()
+
+
+@pytest.mark.parametrize("strange", [1, 3, -1], ids=["not seen", "beyond", "negative"])
+def test_a_class_the_standard_does_not_know_is_refused(strange):
+    standard = standard_of("y", torch.rand(16) + 0.1, torch.tensor([0] * 8 + [2] * 8))
+    with pytest.raises(UsageError, match=f"no samples with y = {strange}"):
+        standard(torch.ones(3), torch.tensor([0, strange, 2]))
 
 
 @pytest.mark.parametrize(
     "groups",
-    [torch.zeros(20), torch.zeros(20, 1, dtype=torch.long), torch.arange(20) - 1],
-    ids=["float", "a column", "negative"],
+    [torch.zeros(20), torch.zeros(20, 1, dtype=torch.long), torch.arange(20) - 1, torch.arange(20) * 10**6],
+    ids=["float", "a column", "negative", "huge"],
 )
 def test_what_is_no_class_is_refused(groups):
     with pytest.raises(UsageError, match="'y' is not a condition of whole numbers, one a sample"):

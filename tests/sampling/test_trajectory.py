@@ -111,8 +111,9 @@ def referenced(field, steps=10):
 
 def test_a_run_keeps_what_was_asked_of_each_sample(asked):
     run = sample(asked, 36, steps=4, batch=7, y=Y, scale=torch.tensor(0.5))
-    assert run.cond.keys() == {"y"}
+    assert run.cond.keys() == {"y", "scale"}
     assert torch.equal(run.cond["y"], Y)
+    assert torch.equal(run.cond["scale"], torch.full((36,), 0.5))  # said once for all, kept for each
     assert sample(asked, 36, steps=4, confidence=False, y=Y).cond.keys() == {"y"}
 
 
@@ -172,10 +173,16 @@ def test_no_class_is_trusted_less_than_another(asked):
 
 
 @pytest.mark.parametrize("options", [{"steps": 11}, {"steps": 10, "confidence": "diagonal"}], ids=str)
-def test_a_standard_read_otherwise_is_not_used(options, asked):
-    run = sample(referenced(asked), 12, y=Y[:12], **options)
-    assert run.standard is None
-    assert torch.equal(run.score(), run.score("peak"))
+def test_a_run_read_otherwise_is_compared_within_itself(options, asked):
+    field = referenced(asked)
+    run = sample(field, 36, y=Y, **options)
+    assert run.reference is None
+    assert not torch.equal(run.standard.centre, field.reference.standard.centre)
+    torch.testing.assert_close(run.score(), run.score("peak", within="y"))
+    few = sample(field, 12, y=Y[:12], **options)  # four a class
+    assert few.standard is None
+    assert torch.equal(few.score(), few.score("peak"))
+    assert sorted(few.confidence.tolist()) == pytest.approx([i / 12 for i in range(12)])
 
 
 def test_ranking_by_another_score_leaves_the_reference_behind(asked):
@@ -190,7 +197,6 @@ def test_ranking_by_another_score_leaves_the_reference_behind(asked):
     assert run.default_score == "peak"
 
 
-@pytest.mark.xfail(strict=True, raises=KeyError, reason="a class asked of all samples at once is not kept")
 @pytest.mark.parametrize("y", [torch.tensor(2), torch.tensor([2])], ids=["a number", "one row"])
 def test_one_class_for_all_is_that_class_for_each(y, asked):
     referenced(asked)

@@ -60,6 +60,8 @@ class UNet(nn.Module):
         super().__init__()
         if base % GROUPS:
             raise UsageError(f"base is a multiple of {GROUPS}, the groups of a norm; got {base}")
+        if cond % 2:
+            raise UsageError(f"cond is even (sines and cosines), got {cond}")
         self.config: dict[str, Any] = {
             "channels": channels,
             "base": base,

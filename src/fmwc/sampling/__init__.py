@@ -164,7 +164,7 @@ def sample(
         standard, trajectory = None, replace(trajectory, default_score=reference.score)
         if reference.standard is not None:
             name = reference.standard.cond
-            with suppress(UsageError):
+            with suppress(UsageError, KeyError):
                 standard = standard_of(name, trajectory.score(), trajectory.cond[name])
         return replace(trajectory, standard=standard)
     return replace(

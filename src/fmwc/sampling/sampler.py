@@ -131,7 +131,8 @@ class Sampler:
             parts.append(self._chunk(each(lambda c: c[a:b], x0), starts[a:b], randomness, here))  # noqa: B023
             if self.progress:
                 self.progress(b - a)
-        rows = {k: v for k, v in cond.items() if _one_a_sample(v, count)}
+        tensors = {k: torch.atleast_1d(v) for k, v in cond.items() if isinstance(v, Tensor)}
+        rows = {k: v.expand(count, *v.shape[1:]) for k, v in tensors.items()}
         return replace(_join(parts), seed=seed, cond=rows)
 
     def _chunk(self, x0: State, start: Tensor, randomness: Randomness, cond: dict[str, Any]) -> Trajectory:

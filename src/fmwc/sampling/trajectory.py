@@ -165,7 +165,7 @@ class Trajectory:
             for channel, value in channels(getattr(self, name)).items():
                 key = f"{name}.{channel}" if isinstance(getattr(self, name), dict) else name
                 tensors[key] = value.contiguous().cpu()
-        tensors |= {f"cond.{name}": value.contiguous().cpu() for name, value in self.cond.items()}
+        tensors |= {f"cond.{name}": value.cpu().clone().contiguous() for name, value in self.cond.items()}
         if self.standard is not None:
             tensors |= {f"standard.{n}": v.cpu() for n, v in self.standard._asdict().items() if isinstance(v, Tensor)}
         with suppress(UsageError):  # a run too short for its score is still worth keeping

@@ -87,7 +87,7 @@ class Examiner:
     def draw(self, field: Any, count: int | None = None, **options: Any) -> Trajectory:
         """Digits of this seed, each class in turn; the first ones are the same however many are drawn."""
         device = next(self.judge.parameters()).device
-        y = labels(count or self.count).to(device)
+        y = labels(count or self.count, self.judge.config["classes"]).to(device)
         options = {"steps": self.steps, "confidence": False, "batch": batch_for(device), **options}
         if "x0" not in options:
             options["count"] = len(y)

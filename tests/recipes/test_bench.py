@@ -1,0 +1,167 @@
+"""The bench: every method of a comparison, made once, and the files of what was read."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+import fmwc.training
+from fmwc.baselines import HeteroscedasticVariance
+from fmwc.errors import CheckpointError
+from fmwc.recipes import bench as room
+from fmwc.recipes.bench import Bench, cells, check_cell, setting_of_results
+from fmwc.sampling import sample
+from tests.recipes.conftest import BOARD, CPU, identical, weights
+
+METHODS = ("flow", "retrofit", "joint", "dropout", "head", "variance")
+
+
+def bench(recipe, folder):
+    said = []
+    return Bench(recipe, folder, CPU, said.append), said
+
+
+def run(recipe, field, **options):
+    cond = {k: v[:6] for k, v in recipe.rows()[1].items()}
+    return sample(field, 6, steps=3, space=recipe.space(), **{"confidence": False, **cond, **options})
+
+
+@pytest.fixture
+def no_training(monkeypatch):
+    def fail(*args, **kwargs):
+        pytest.fail("trained again")
+
+    def forbid():
+        for name in [n for n in vars(room) if n.startswith("fit_")]:
+            monkeypatch.setattr(room, name, fail)
+
+    return forbid
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_was_made_is_not_made_again(method, recipe, tmp_path, no_training):
+    first, said = bench(recipe, tmp_path)
+    made = getattr(first, method)(3)
+    assert any(text.startswith(f"trained {method}, cosine, seed 3") for text in said)
+    no_training()
+    again, said = bench(recipe, tmp_path)
+    assert identical(weights(getattr(again, method)(3)), weights(made))
+    assert said == []
+    assert not list(tmp_path.glob("*.resume"))
+
+
+def test_each_seed_and_each_method_has_a_file(tmp_path):
+    made, _ = bench(BOARD, tmp_path)
+    made.retrofit(0)
+    made.flow(1001)
+    made.variance(0)
+    names = {"flow-cosine-0", "retrofit-cosine-0", "flow-cosine-1001", "variance-cosine-0"}
+    assert {p.stem for p in tmp_path.iterdir()} == names
+
+
+def test_a_retrofit_samples_as_the_flow_does_bit_for_bit(recipe, tmp_path):
+    made, _ = bench(recipe, tmp_path)
+    flow = run(recipe, made.flow(0))
+    assert torch.equal(run(recipe, made.retrofit(0), confidence=True).x, flow.x)
+    assert not torch.allclose(run(recipe, made.joint(0)).x, flow.x)
+
+
+def test_a_variance_leaves_the_flows_samples(recipe, tmp_path):
+    made, _ = bench(recipe, tmp_path)
+    flow, head = made.flow(0), made.variance(0)
+    for part in ("weight", "bias"):
+        own = getattr(flow.out, part)
+        assert torch.equal(getattr(head.network.out, part)[: len(own)], own)
+    rest = {k: v for k, v in weights(flow).items() if not k.startswith("out.")}
+    assert identical({k: weights(head.network)[k] for k in rest}, rest)
+    read = run(recipe, head, confidence=HeteroscedasticVariance())
+    torch.testing.assert_close(read.x, run(recipe, flow).x)
+    assert not torch.allclose(read.var, torch.ones(()))  # it has learned some
+    assert not torch.allclose(run(recipe, made.head(0)).x, read.x)
+
+
+@pytest.mark.parametrize("method", ["flow", "joint", "variance"])
+def test_a_killed_training_goes_on_to_the_same_weights(method, recipe, tmp_path, monkeypatch):
+    recipe = dataclasses.replace(recipe, noise_steps=4)
+    undisturbed, _ = bench(recipe, tmp_path / "whole")
+    expected = weights(getattr(undisturbed, method)(0))
+    killed, _ = bench(recipe, tmp_path / "killed")
+    keep = fmwc.training.save_point
+
+    def save_and_die(path, identity, done, *rest):
+        keep(path, identity, done, *rest)
+        if done == 2 and path.name == f"{method}-cosine-0.resume":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(fmwc.training, "save_point", save_and_die)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(killed, method)(0)
+    assert (tmp_path / "killed" / f"{method}-cosine-0.resume").exists()
+    monkeypatch.setattr(fmwc.training, "save_point", keep)
+    assert identical(weights(getattr(killed, method)(0)), expected)
+    assert not list((tmp_path / "killed").glob("*.resume"))
+
+
+@pytest.mark.parametrize("change", [{"lr": 2e-3}, {"iterations": 5}, {"batch": 9}], ids=str)
+def test_weights_of_another_recipe_are_refused(change, tmp_path):
+    bench(BOARD, tmp_path)[0].flow(0)
+    other, _ = bench(dataclasses.replace(BOARD, **change), tmp_path)
+    with pytest.raises(CheckpointError, match="trained by another recipe"):
+        other.flow(0)
+
+
+def test_weights_of_another_size_or_cut_off_are_refused(tmp_path):
+    bench(BOARD, tmp_path)[0].flow(0)
+    other, _ = bench(dataclasses.replace(BOARD, hidden=12), tmp_path)
+    with pytest.raises(CheckpointError, match="does not fit the recipe, or is cut off"):
+        other.flow(0)
+    file = tmp_path / "flow-cosine-0.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="does not fit the recipe, or is cut off"):
+        bench(BOARD, tmp_path)[0].flow(0)
+
+
+def test_what_makes_no_other_weights_may_change(digits, digits_file, tmp_path, no_training):
+    made = bench(digits, tmp_path)[0].flow(0)
+    copy = tmp_path / "copy.npz"
+    copy.write_bytes(digits_file.read_bytes())
+    no_training()
+    moved = dataclasses.replace(digits, save_every=1, data=str(copy), compiled=not digits.compiled)
+    assert identical(weights(bench(moved, tmp_path)[0].flow(0)), weights(made))
+
+
+# ---- cells ----------------------------------------------------------------------------------------------------------
+
+
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def test_cells_are_read_in_order(tmp_path):
+    for seed in (1, 0, 2):
+        write(tmp_path / "cells" / f"{seed}.json", {"seed": seed})
+    assert [cell["seed"] for cell in cells(tmp_path)] == [0, 1, 2]
+    write(tmp_path / "cells" / "1.json", "{")
+    with pytest.raises(CheckpointError, match=r"1\.json is cut off or not ours; delete it"):
+        cells(tmp_path)
+    with pytest.raises(CheckpointError, match="holds no results"):
+        cells(tmp_path / "nothing")
+
+
+def test_a_cell_made_with_other_settings_is_refused_by_what_differs(tmp_path):
+    made = {"samples": 100, "steps": 50, "windows": (0.3, 0.7)}
+    path = write(tmp_path / "0.json", {"provenance": {**made, "seconds": 3}})
+    check_cell(path, made)
+    check_cell(path, {**made, "draws": 5})  # a cell from before this was recorded
+    with pytest.raises(CheckpointError, match="made with other steps, windows; delete it"):
+        check_cell(path, {**made, "steps": 40, "windows": (0.2, 0.7)})
+
+
+def test_a_results_folder_says_of_which_setting_it_is(tmp_path):
+    write(tmp_path / "a" / "cells" / "0.json", {"seed": 0})
+    assert setting_of_results(tmp_path / "a") == "checkerboard"
+    write(tmp_path / "b" / "cells" / "0.json", {"seed": 0, "setting": "mnist"})
+    assert setting_of_results(tmp_path / "b") == "mnist"

@@ -1,0 +1,205 @@
+"""Fitting by a recipe: a folder that holds a checkpoint in the end, whatever happened on the way."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from fmwc.baselines import Dropout, HeteroscedasticHead
+from fmwc.checkpoint import about, load
+from fmwc.data import fingerprint
+from fmwc.errors import CheckpointError, DataError, OutputError
+from fmwc.recipes.checkerboard.recipe import Checkerboard
+from fmwc.recipes.fitting import fit, fit_dropout, fit_head, fit_network, fit_variance
+from fmwc.recipes.mnist.recipe import Mnist, labels
+from fmwc.sampling import default_estimator, sample, setting
+from tests.recipes.conftest import BOARD, CPU, identical, weights
+
+
+@pytest.fixture
+def unreferenced(monkeypatch):
+    """Reference scores take longer than tiny networks; most tests are not about them."""
+    for kind in (Checkerboard, Mnist):
+        monkeypatch.setattr(kind, "reference", lambda self, field: (None, {"read": 1.0}))
+
+
+@pytest.fixture(scope="module")
+def fitted(digits, tmp_path_factory):
+    out = tmp_path_factory.mktemp("fitted") / "model"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fmwc.recipes.mnist.recipe.batch_for", lambda device: 80)  # quicker for so small a network
+        return fit(digits, out, CPU), out
+
+
+# ---- the checkpoint -------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_holds_the_checkpoint_and_nothing_else(fitted, digits):
+    field, out = fitted
+    assert {p.name for p in out.iterdir()} == {"model.safetensors", "recipe.json"}
+    again = load(out)
+    assert identical(weights(again), weights(field))
+    assert again.space.describe() == digits.space().describe()
+
+
+def test_the_reference_is_read_within_the_class(fitted, digits):
+    field, out = fitted
+    for reference in (field.reference, load(out).reference):
+        assert reference.score == "integrated"
+        assert reference.setting == setting(default_estimator(digits.space()), 50, "euler", 1)
+        assert reference.standard.cond == "y"
+        assert reference.standard.centre.shape == (10,)
+        assert reference.quantiles.shape == (1001,)
+        assert bool((reference.quantiles.diff() >= 0).all())
+        assert abs(reference.quantiles[500].item()) < 0.3  # the median of each class is its zero
+    run = sample(load(out), 40, y=labels(40))  # in the setting of the reference, which is the default
+    assert torch.equal(run.standard.centre, field.reference.standard.centre)
+    assert 0.3 < run.confidence.mean() < 0.7
+
+
+def test_the_record_says_how_it_was_made_and_holds_no_path_of_this_machine(fitted, digits):
+    _, out = fitted
+    record = about(out)
+    assert record["recipe"]["name"] == record["data"]["name"] == "mnist"
+    made = {k: v for k, v in dataclasses.asdict(digits).items() if k != "data"}
+    assert record["recipe"] == {"name": "mnist", **made}
+    x, cond = digits.rows()
+    assert record["data"]["fingerprint"] == fingerprint(x, cond["y"])
+    assert record["provenance"]["seeds"] == [digits.seed]
+    assert str(digits.data) not in (out / "recipe.json").read_text()
+    assert "digits.npz" not in json.dumps(record)
+
+
+def test_the_board_has_a_reference_of_its_own(tmp_path):
+    field = fit(BOARD, tmp_path / "model", CPU)
+    assert load(tmp_path / "model").reference.setting == setting("linearised", 50, "euler", 1)
+    assert field.reference.standard is None
+    assert 0 <= about(tmp_path / "model")["metrics"]["misplacement"] <= 1
+    assert sample(field, 20).reference is not None
+
+
+@pytest.mark.usefixtures("unreferenced")
+def test_a_retrofit_is_the_flow_as_it_would_be_without_it(recipe, tmp_path):
+    field = fit(recipe, tmp_path / "model", CPU)
+    network = recipe.network()
+    first = weights(network)
+    fit_network(recipe, network)
+    assert identical(weights(field.network), weights(network))
+    assert not identical(weights(network), first)
+    assert not identical(weights(field.noise), weights(recipe.attach(recipe.network()).noise))
+
+
+@pytest.mark.usefixtures("unreferenced")
+@pytest.mark.parametrize("method", ["retrofit", "joint"])
+def test_a_seed_is_all_the_chance_there_is(recipe, method, tmp_path):
+    state = torch.get_rng_state()
+    recipe = dataclasses.replace(recipe, method=method)
+    seeds = {"a": 0, "b": 0, "c": 1}
+    a, b, c = (fit(dataclasses.replace(recipe, seed=seed), tmp_path / name, CPU) for name, seed in seeds.items())
+    assert identical(weights(a), weights(b))
+    assert not any(torch.equal(weights(a)[k], v) for k, v in weights(c).items() if v.ndim > 1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert about(tmp_path / "c")["recipe"]["method"] == method
+
+
+# ---- a run that was killed ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("unreferenced")
+@pytest.mark.parametrize(
+    ("method", "stage", "left"),
+    [
+        ("retrofit", "flow", {"flow.resume"}),
+        ("retrofit", "noise", {"flow.resume"}),
+        ("joint", "joint", {"joint.resume"}),
+    ],
+    ids=["in the flow", "in the noise", "in both at once"],
+)
+def test_a_killed_training_goes_on_to_the_same_weights(recipe, method, stage, left, tmp_path):
+    recipe = dataclasses.replace(recipe, method=method)
+    undisturbed = fit(recipe, tmp_path / "whole", CPU)
+    out, told = tmp_path / "killed", []
+
+    def kill(at, done, total, loss):
+        told.append((at, done, total))
+        if at == stage:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(recipe, out, CPU, kill)
+    assert told[-1] == (stage, *[recipe.noise_steps if stage == "noise" else recipe.iterations] * 2)
+    assert {p.name for p in out.iterdir()} == left
+    with pytest.raises(CheckpointError, match=r"holds no recipe\.json"):
+        load(out)
+    assert identical(weights(fit(recipe, out, CPU)), weights(undisturbed))
+    assert {p.name for p in out.iterdir()} == {"model.safetensors", "recipe.json"}
+
+
+@pytest.mark.usefixtures("unreferenced")
+def test_a_killed_training_does_not_go_on_with_another_plan(tmp_path):
+    def kill(at, done, total, loss):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(BOARD, tmp_path, CPU, kill)
+    with pytest.raises(CheckpointError, match="another plan or other data"):
+        fit(dataclasses.replace(BOARD, iterations=5), tmp_path, CPU)
+
+
+# ---- places that are not to be written to ---------------------------------------------------------------------------
+
+
+def test_nobodys_work_is_written_over(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    with pytest.raises(OutputError, match="is a file"):
+        fit(BOARD, file, CPU)
+    assert file.read_text() == "mine"
+    with pytest.raises(OutputError, match=r"not empty \(file\) and nothing in it was touched"):
+        fit(BOARD, tmp_path, CPU)
+    (tmp_path / "recipe.json").write_text("{}")
+    with pytest.raises(OutputError, match="already holds a checkpoint"):
+        fit(BOARD, tmp_path, CPU)
+    assert {p.name for p in tmp_path.iterdir()} == {"file", "recipe.json"}
+
+
+def test_data_that_cannot_be_read_is_said_before_anything_is_made(digits, tmp_path):
+    with pytest.raises(DataError, match="does not exist"):
+        fit(dataclasses.replace(digits, data=str(tmp_path / "none.npz")), tmp_path / "model", CPU)
+    assert not (tmp_path / "model").exists()
+
+
+# ---- the other ways to fit ------------------------------------------------------------------------------------------
+
+
+def test_dropout_is_on_while_it_learns(recipe, monkeypatch):
+    dropout, plain = Dropout(recipe.network()), recipe.network()
+    drawn = []
+    draw = Dropout.draw
+    monkeypatch.setattr(Dropout, "draw", lambda self, *a, **k: drawn.append(len(a[0])) or draw(self, *a, **k))
+    fit_dropout(recipe, dropout)
+    fit_network(recipe, plain)
+    assert drawn == [recipe.batch] * recipe.iterations
+    assert not identical(weights(dropout.network), weights(plain))
+
+
+def test_two_heads_learn_together_and_a_variance_alone(recipe):
+    both = HeteroscedasticHead(recipe.network(heads=2))
+    first = weights(both)
+    fit_head(recipe, both)
+    assert not any(torch.equal(v, first[k]) for k, v in weights(both).items() if v.ndim > 1)
+
+    flow, alone = recipe.network(), HeteroscedasticHead(recipe.network(heads=2))
+    fit_network(recipe, flow)
+    alone.graft(flow)
+    first = weights(alone)
+    fit_variance(recipe, alone)
+    changed = {k for k, v in weights(alone).items() if not torch.equal(v, first[k])}
+    assert changed == {"network.out.weight", "network.out.bias"}
+
+
+def test_progress_says_which_stage(tmp_path):
+    told = []
+    fit(BOARD, tmp_path, CPU, lambda *about: told.append(about[:3]))
+    assert told == [("flow", 4, 4), ("noise", 2, 2)]

@@ -1,0 +1,295 @@
+"""Reproducing the MNIST columns: tasks that are kept, and joined to a cell."""
+
+import dataclasses
+import functools
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import fmwc.recipes.mnist.reading as reading
+import fmwc.recipes.mnist.recipe as recipe_room
+import fmwc.recipes.mnist.reproduce as room
+from fmwc.checkpoint import load, save_network
+from fmwc.errors import CheckpointError, FmwcError, UnknownNameError, UsageError
+from fmwc.metrics.images import failed
+from fmwc.recipes.bench import cells, setting_of_results
+from fmwc.recipes.mnist.recipe import Mnist, labels
+from fmwc.recipes.mnist.reproduce import TASKS, reproduce
+from fmwc.sampling import Trajectory, sample
+from tests.recipes.conftest import CPU, identical, weights
+
+SIZE = {"count": 160, "steps": 6, "draws": 5, "few": 80}
+
+# ---- which tasks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Tasks that say their name, so that only how they are called is tested."""
+    done = []
+
+    def task(name):
+        def read(desk):
+            done.append((desk.seed, name))
+            return {"name": name}
+
+        return read
+
+    monkeypatch.setattr(room, "TASKS", {name: task(name) for name in TASKS})
+    monkeypatch.setattr(Mnist, "reference", lambda self, field: (None, {}))
+    return done
+
+
+@pytest.fixture
+def again(digits, judge_folder, tmp_path):
+    def run(**options):
+        said = []
+        options = {"judge": judge_folder, "say": said.append, **SIZE, **options}
+        recipe = options.pop("recipe", digits)
+        return reproduce(recipe, options.pop("out", tmp_path), CPU, **options), said
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("only", "error", "message"),
+    [
+        ("flow", UsageError, "network:seed or read:name, got 'flow'"),
+        ("flow:x", UsageError, "got 'flow:x'"),
+        ("flow:-1", UsageError, "got 'flow:-1'"),
+        ("flow:", UsageError, "got 'flow:'"),
+        ("read:nothing", UnknownNameError, "unknown reading 'nothing'"),
+        ("read:rival", UnknownNameError, "did you mean 'rivals'"),
+        ("read", UnknownNameError, "unknown reading ''"),
+        ("nonsense:1", UnknownNameError, "unknown network 'nonsense'"),
+        ("flow:0,read:nothing", UnknownNameError, "unknown reading"),
+        ("flow:0,,flow:1", UnknownNameError, "unknown network ''"),
+    ],
+)
+def test_tasks_that_are_none_are_refused_before_anything_is_made(only, error, message, again, tmp_path, quick):
+    with pytest.raises(error, match=message) as raised:
+        again(only=only)
+    assert "\n" not in str(raised.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_network_of_a_seed_is_trained_and_nothing_else(again, tmp_path):
+    paths, said = again(only="flow:7")
+    assert paths == []
+    assert {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()} == {
+        "models/flow-cosine-7.safetensors"
+    }
+    assert len(said) == 1
+    assert again(only="flow:7")[1] == []
+
+
+@pytest.mark.parametrize("network", room.NETWORKS)
+def test_every_network_has_a_task(network, again, tmp_path, quick):
+    again(only=f"{network}:2")
+    assert (tmp_path / "models" / f"{network}-cosine-2.safetensors").is_file()
+    assert quick == []
+
+
+def test_readings_are_kept_one_by_one_and_not_done_again(again, tmp_path, quick):
+    again(only=" read:joint , flow:3,read:plain")
+    assert quick == [(0, "joint"), (0, "plain")]
+    assert {p.name for p in (tmp_path / "pieces").iterdir()} == {"0-joint.json", "0-plain.json"}
+    piece = json.loads((tmp_path / "pieces" / "0-joint.json").read_text())
+    assert piece["numbers"] == {"name": "joint"}
+    assert piece["provenance"]["samples"] == 160
+    assert "data" not in piece["provenance"]["recipe"]
+    assert not (tmp_path / "cells").exists()
+
+    _, said = again(only="read:joint,read:head")
+    assert quick[2:] == [(0, "head")]
+    assert "0-joint.json is there already" in said
+
+
+def test_pieces_are_joined_to_one_cell_a_seed(again, tmp_path, quick):
+    again(only="read:joint", seeds=(0, 5))
+    paths, _ = again(seeds=(0, 5))
+    assert [p.relative_to(tmp_path).as_posix() for p in paths] == ["cells/0.json", "cells/5.json"]
+    assert sorted(quick) == sorted((seed, name) for seed in (0, 5) for name in TASKS)
+    for seed, cell in zip((0, 5), cells(tmp_path), strict=True):
+        assert cell["seed"] == seed
+        assert cell["numbers"] == {name: {"name": name} for name in TASKS}
+        assert cell["provenance"]["pieces"].keys() == TASKS.keys()
+        assert cell["provenance"]["seeds"] == [seed]
+    folders = {p.name for p in (tmp_path / "models").iterdir() if p.is_dir()}
+    assert folders == {"mnist", "mnist-joint"}
+    retrofit = load(tmp_path / "models" / "mnist")
+    assert not identical(weights(retrofit), weights(load(tmp_path / "models" / "mnist-joint")))
+    assert again(seeds=(0, 5))[0] == paths
+    assert len(quick) == 2 * len(TASKS)
+
+
+def test_a_task_that_is_killed_leaves_those_before_it(again, tmp_path, quick, monkeypatch):
+    def die(desk):
+        raise KeyboardInterrupt
+
+    alive = room.TASKS["plain"]
+    monkeypatch.setitem(room.TASKS, "plain", die)
+    with pytest.raises(KeyboardInterrupt):
+        again()
+    assert {p.name for p in (tmp_path / "pieces").iterdir()} == {"0-retrofit.json", "0-joint.json"}
+    monkeypatch.setitem(room.TASKS, "plain", alive)
+    again()
+    assert [name for _, name in quick] == list(TASKS)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [({"count": 170}, "samples"), ({"steps": 7}, "steps"), ({"draws": 6}, "draws"), ({"few": 90}, "few")],
+    ids=lambda value: str(value),
+)
+def test_pieces_made_with_other_settings_are_refused(change, what, again):
+    again(only="read:rivals")
+    with pytest.raises(CheckpointError, match=rf"0-rivals\.json was made with other {what}; delete it"):
+        again(only="read:rivals", **change)
+
+
+@pytest.mark.usefixtures("quick")
+def test_pieces_of_another_recipe_are_refused_and_where_the_data_is_may_change(again, digits, digits_file, tmp_path):
+    again(only="read:rivals")
+    with pytest.raises(CheckpointError, match="made with other recipe"):
+        again(only="read:rivals", recipe=dataclasses.replace(digits, lr=2e-3))
+    copy = tmp_path / "copy.npz"
+    copy.write_bytes(digits_file.read_bytes())
+    again(only="read:rivals", recipe=dataclasses.replace(digits, data=str(copy), save_every=1, compiled=False))
+
+
+@pytest.mark.usefixtures("quick")
+def test_networks_and_pieces_of_other_data_or_another_judge_are_refused(again, digits, judge_folder, tmp_path):
+    again(only="flow:0,read:rivals")
+    fewer = tmp_path / "fewer.npz"
+    images = digits.images()
+    np.savez(fewer, x=images.x[:500, 0].numpy(), y=images.y[:500].numpy())
+    other = dataclasses.replace(digits, data=str(fewer))
+    with pytest.raises(CheckpointError, match="trained by another recipe"):
+        again(only="flow:0", recipe=other)
+    with pytest.raises(CheckpointError, match="made with other data"):
+        again(only="read:rivals", recipe=other)
+    judge = room.load_network(judge_folder)
+    with torch.no_grad():
+        judge.out.bias[0] += 1
+    with pytest.raises(CheckpointError, match="made with other judge"):
+        again(only="read:rivals", judge=save_network(judge, tmp_path / "other"))
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"count": 0}, "got 0 and 6"), ({"steps": 0}, "got 160 and 0"), ({"draws": 4}, "at least 5 trajectories, got 4")],
+    ids=str,
+)
+def test_sizes_that_make_no_sense_are_refused_before_anything_is_made(change, message, again, tmp_path):
+    with pytest.raises(UsageError, match=message):
+        again(**change)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_judge_that_is_none_is_said(again, tmp_path):
+    with pytest.raises(FmwcError, match="unknown checkpoint"):
+        again(judge=tmp_path / "nobody", only="flow:0")
+
+
+# ---- all of it, small -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(digits, judge_folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("results") / "mnist"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"STATES": 8, "HUTCHINSON": 2, "PROBES": 2, "STEPS": (2,)}.items():
+            patch.setattr(reading, name, value)
+        for place in (reading, recipe_room, room):
+            patch.setattr(place, "batch_for", lambda device: 160)
+        patch.setattr(reading, "fidelity", functools.partial(reading.fidelity, draws=4))
+        patch.setattr(recipe_room, "sample", lambda *a, steps, **k: sample(*a, steps=2, **k))
+        paths = reproduce(digits, out, CPU, judge=judge_folder, say=lambda text: None, **SIZE)
+    assert paths == [out / "cells" / "0.json"]
+    return out
+
+
+def numbers(value):
+    if isinstance(value, dict):
+        return [n for v in value.values() for n in numbers(v)]
+    if isinstance(value, list):
+        return [n for v in value for n in numbers(v)]
+    return [value] if isinstance(value, float) else []
+
+
+def test_every_task_gives_numbers_that_are_finite(whole):
+    cell = cells(whole)[0]
+    assert cell["numbers"].keys() == TASKS.keys()
+    for name, found in cell["numbers"].items():
+        values = numbers(found)
+        assert values, name
+        assert all(math.isfinite(v) for v in values), name
+
+
+def test_confidence_changed_no_sample(whole):
+    found = cells(whole)[0]["numbers"]
+    assert found["retrofit"]["bit_for_bit"]
+    assert found["joint"]["bit_for_bit"]
+    for key in ("fid", "failure"):  # a retrofit, and UA-Flow's variance on the flow, sample as the flow does
+        assert found["retrofit"][key] == pytest.approx(found["plain"][key], rel=1e-4)
+        assert found["variance"][key] == pytest.approx(found["plain"][key], rel=1e-4)
+        assert found["plain"]["members"][0][key] == pytest.approx(found["plain"][key], rel=1e-4)
+        assert found["joint"][key] != found["plain"][key] or key == "failure"
+    assert len(found["plain"]["members"]) == 5
+
+
+def test_every_score_is_read_for_every_method(whole):
+    found = cells(whole)[0]["numbers"]
+    scores = {"endpoint", "integrated", "temporal_ratio", "peak"}
+    for part in (found["retrofit"], found["joint"]):
+        assert part["linearised"].keys() == part["diagonal"].keys() == part["every_5th"].keys() == scores
+        assert part["heads"].keys() == {"l1", "boosting", "label_free", "failure"}
+        assert {"pixels", "projections_1", "projections_2", "k5"} <= part["transported"]["scores"].keys()
+        assert part["transported"]["samples"] == 80
+        assert part["retention"]["integrated"]["1"] == pytest.approx(part["failure"])
+    for part in (found["head"]["scores"], found["variance"]["scores"], *found["rivals"].values()):
+        assert part.keys() == scores
+    assert found["rivals"].keys() == {"state_sensitivity", "posterior_trace"}
+    assert found["repeats"].keys() == {"1001"}
+
+
+def test_the_judge_and_the_floor_are_told(whole, judge_folder):
+    plain = cells(whole)[0]["numbers"]["plain"]
+    assert plain["judge_accuracy"] > 0.9
+    assert 0 < plain["floor_fid"] < plain["fid"]
+
+
+def test_the_samples_shown_have_the_scores_of_the_retrofit(whole, digits, judge_folder):
+    shown = Trajectory.load(whole / "samples.safetensors")
+    assert len(shown) == 160
+    assert torch.equal(shown.cond["y"], labels(160))
+    assert shown.transported.var.shape == (160, 8)
+    field = load(whole / "models" / "mnist")
+    run = sample(field, 160, steps=6, seed=shown.seed, batch=160, y=labels(160))
+    torch.testing.assert_close(run.x, shown.x)
+    for name in ("integrated", "endpoint", "temporal_ratio"):
+        torch.testing.assert_close(shown.score(name), run.score(name), rtol=1e-3, atol=1e-5)
+    judge = room.load_network(judge_folder)
+    cell = cells(whole)[0]["numbers"]["retrofit"]
+    assert failed(judge, shown.x, shown.cond["y"]).mean() == pytest.approx(cell["failure"], abs=0.02)
+
+
+def test_checkpoints_are_left_with_a_reference_within_the_class(whole):
+    for name in ("mnist", "mnist-joint"):
+        assert load(whole / "models" / name).reference.standard.cond == "y"
+
+
+def test_no_file_of_results_holds_a_path(whole, digits):
+    for path in whole.rglob("*.json"):
+        assert digits.data not in path.read_text()
+
+
+def test_the_results_are_known_to_be_of_digits(whole):
+    assert setting_of_results(whole) == "mnist"
