@@ -35,6 +35,7 @@ from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr
 
 __all__ = ["MnistSetting"]
 
+ENOUGH = 2_000  # digits for a Fréchet distance, which fewer bias upwards
 PIXEL_PROBES = 24  # a picture of six digits: enough to see strokes, and seconds on two cores
 
 
@@ -152,13 +153,7 @@ class MnistSetting(Setting):
         run = self.draw(field, count, seed, progress)
         bad, y = failed(judge, run.x, run.cond["y"]), run.cond["y"]
         found: dict[str, Any] = {"failure": float(bad.mean()), "bit_for_bit": bool(torch.equal(run.x, plain.x))}
-        try:
-            test = mnist.load(data or None, "test", own=self.eye != JUDGE, download=False)
-            found["fid"] = frechet(activations(judge, run.x), activations(judge, mnist.unit(test.x)))
-        except DataError as error:
-            if data:
-                raise
-            found["fid"] = f"not read: {error}"
+        found["fid"] = self._fid(judge, run, data) if count >= ENOUGH else f"not read: it takes {ENOUGH:,} digits"
         if bad.any() and count < FEWEST * _config(field)["classes"]:
             found["auprc"] = {name: auprc(score.cpu(), bad) for name, score in scores_of(run).items()}
         elif bad.any():
@@ -169,6 +164,15 @@ class MnistSetting(Setting):
             with suppress(UsageError):  # heads need more digits, and more failures, than a quick look has
                 found["heads"] = heads_of(run, bad)
         return found
+
+    def _fid(self, judge: Any, run: Trajectory, data: str) -> float | str:
+        try:
+            test = mnist.load(data or None, "test", own=self.eye != JUDGE, download=False)
+        except DataError as error:
+            if data:
+                raise
+            return f"not read: {error}"
+        return frechet(activations(judge, run.x), activations(judge, mnist.unit(test.x)))
 
     def reproduce(
         self, recipe: Any, out: Path, device: torch.device, seeds: Sequence[int], *, count: int, draws: int, only: str

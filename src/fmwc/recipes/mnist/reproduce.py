@@ -54,7 +54,7 @@ def _run(desk: Desk, start: Trajectory) -> dict[str, Any]:
 
 
 def _ends(desk: Desk, ends: Any, y: Any) -> dict[str, Any]:
-    """Quality of the first trajectory's digits, and how well the dispersion of all finds their failures."""
+    """How well the dispersion of all ends finds the failures among the first ones."""
     bad = failed(desk.examiner.judge, ends[0], y)
     return lifts({"dispersion": dispersion(ends)}, y, bad)
 
