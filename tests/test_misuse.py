@@ -1,5 +1,6 @@
 """What a user may get wrong, or run into, across rooms: each is refused in one line or simply works."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -163,3 +164,42 @@ def test_a_cell_made_otherwise_is_not_taken_for_ones_own(tmp_path):
     cell.write_text("{")
     with pytest.raises(CheckpointError, match="cut off"):
         check_cell(cell, {})
+
+
+class InTraining(torch.nn.Module):
+    """A network whose author left it in training mode, with a dropout and a batch norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm, self.drop = torch.nn.Linear(3, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.5)
+        self.out = torch.nn.Linear(16, 2)
+
+    def forward(self, x, t):
+        return self.out(self.drop(self.norm(self.layer(torch.cat([x, t.expand(len(x))[:, None]], 1)))))
+
+
+def test_a_network_left_in_training_mode_is_sampled_as_it_would_be_used():
+    torch.manual_seed(0)
+    field = fmwc.attach(InTraining(), space=(2,))
+    before = {k: v.clone() for k, v in field.network.state_dict().items()}
+    plain = fmwc.sample(field, 12, steps=5, seed=1, confidence=False).x
+    assert torch.equal(fmwc.sample(field, 12, steps=5, seed=1).x, plain)
+    torch.testing.assert_close(fmwc.sample(field, 12, steps=5, seed=1, batch=5).x, plain)
+    torch.testing.assert_close(fmwc.sample(field.network, 12, steps=5, seed=1, confidence=False, space=(2,)).x, plain)
+    field.moments(torch.zeros(3, 2), 0.5)
+    assert all(torch.equal(v, before[k]) for k, v in field.network.state_dict().items())
+    assert all(m.training for m in field.network.modules())
+
+
+def test_a_run_is_filtered_within_its_conditions():
+    torch.manual_seed(0)
+    field = mlp_field()
+    run = fmwc.sample(field, 40, steps=10, seed=0)
+    run = dataclasses.replace(run, cond={"y": torch.arange(40) % 2})
+    ranked = run.ranked_by("integrated", within="y")
+    own = run.score("integrated", within="y")
+    assert torch.equal(ranked.score(), own)
+    assert torch.equal(ranked.surest(0.5).x, run.surest(0.5, "integrated", within="y").x)
+    assert torch.equal(ranked.surest(0.5).x, run.x[own.argsort(stable=True)[:20].sort().values])
+    with pytest.raises(UsageError, match="'z'"):
+        run.ranked_by("integrated", within="z")

@@ -195,7 +195,7 @@ def sample(
         )
     if asked := score or (chosen.transported if transport else ""):
         run = run.ranked_by(asked)
-    elif field.reference is not None and field.reference.standard is not None and run.standard is None:
+    elif label is None and len(run.times) and getattr(field.reference, "standard", None) and run.standard is None:
         typer.echo("too few samples of each class for this setting: ranked across classes", err=True)
     written = chosen.write_samples(run.surest(keep) if keep < 1 else run, out)
     Console().print(f"wrote {', '.join(map(str, written))}")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fmwc.errors import NotFiniteError, ShapeError, UsageError, require_finite
 from fmwc.flow import Space, euclidean
+from fmwc.modes import evaluating
 from fmwc.moments import Moments
 from fmwc.propagate import Estimator, as_estimator
 from fmwc.randomness import Randomness, as_randomness
@@ -111,7 +112,8 @@ class Field(nn.Module):
         """
         estimator = as_estimator(propagation)
         x, t = self._check(x, t)
-        found = estimator(self, x, t, cond, as_randomness(seed, self.device))
+        with evaluating(self.network):
+            found = estimator(self, x, t, cond, as_randomness(seed, self.device))
         for name, var in channels(found.var).items():
             if not torch.isfinite(var).all():
                 self.check_finite()

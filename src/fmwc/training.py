@@ -16,6 +16,7 @@ from fmwc.data import fingerprint
 from fmwc.errors import DataError, NotFiniteError, ShapeError, UsageError, pick, require_finite
 from fmwc.field import Field
 from fmwc.flow import elbo
+from fmwc.modes import evaluating
 from fmwc.randomness import Stream
 from fmwc.resume import read_point, save_point
 from fmwc.vad import cyclic
@@ -182,6 +183,7 @@ def fit_noise(
         progress: Called now and then with the steps done and the latest loss.
         cond: What the network takes beside x and t (its class, say), a row for each sample.
     """
+    cond = {name: torch.as_tensor(value) for name, value in cond.items()}  # scikit-learn's are numpy arrays
     with _frozen(field.network):  # a look in training mode would move a batch norm
         _learn_space(field, data, cond)
     field.check_finite()
@@ -223,15 +225,13 @@ def _learn_space(field: Field, data: Tensor, cond: Mapping[str, Tensor]) -> None
 def _frozen(network: nn.Module) -> Iterator[None]:
     """Parameters without gradients, and modules in evaluation mode; both put back afterwards."""
     gradients = {p: p.requires_grad for p in network.parameters()}
-    modes = {m: m.training for m in network.modules()}
-    network.requires_grad_(False).eval()
+    network.requires_grad_(False)
     try:
-        yield
+        with evaluating(network):
+            yield
     finally:
         for parameter, required in gradients.items():
             parameter.requires_grad_(required)
-        for module, training in modes.items():
-            module.training = training
 
 
 @contextmanager

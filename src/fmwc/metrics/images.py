@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fmwc.errors import ShapeError, UsageError
+from fmwc.modes import evaluating
 
 __all__ = ["accuracy", "activations", "failed", "frechet", "predictions"]
 
@@ -17,16 +18,9 @@ CHUNK = 2000  # images looked at together
 
 def _look(judge: Any, x: Tensor, how: str) -> Tensor:
     device = next(judge.parameters()).device
-    modes = {m: m.training for m in judge.modules()}
-    judge.eval()
-    try:
-        with torch.no_grad():
-            # Pixels outside [0, 1] are shown as black or white, so that is what the judge sees.
-            parts = [getattr(judge, how)(part.to(device).clamp(0, 1)).cpu() for part in x.split(CHUNK)]
-    finally:
-        for module, training in modes.items():
-            module.training = training
-    return torch.cat(parts)
+    with evaluating(judge), torch.no_grad():
+        # Pixels outside [0, 1] are shown as black or white, so that is what the judge sees.
+        return torch.cat([getattr(judge, how)(part.to(device).clamp(0, 1)).cpu() for part in x.split(CHUNK)])
 
 
 def predictions(judge: Any, x: Tensor) -> Tensor:  # (B, 1, H, W) -> (B,)

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -152,7 +153,9 @@ def sample(
         keep_states=keep_states,
         progress=progress,
     )
-    begin = noise(where, count, seed, _device(field)) if x0 is None else x0  # type: ignore[arg-type]
+    device = _device(field)
+    cond = {k: torch.as_tensor(v, device=device) if isinstance(v, (list, np.ndarray)) else v for k, v in cond.items()}
+    begin = noise(where, count, seed, device) if x0 is None else x0  # type: ignore[arg-type]
     trajectory = sampler(begin, start=times[0] if times else start, seed=seed, **cond)
     reference = getattr(field, "reference", None)
     if reference is None or estimator is None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fmwc.errors import ShapeError, UsageError, pick, require_finite
 from fmwc.flow import Space
+from fmwc.modes import evaluating
 from fmwc.propagate import Estimator, Record, Transport, Transported, as_estimator, outside
 from fmwc.randomness import Blocks, Randomness, derive
 from fmwc.sampling.controllers import Controller, due
@@ -128,7 +129,8 @@ class Sampler:
             b = min(a + self.batch, count)
             here = {k: v[a:b] if _one_a_sample(v, count) else v for k, v in cond.items()}
             randomness = Blocks(derive(seed, "sampler"), a, b - a)
-            parts.append(self._chunk(each(lambda c: c[a:b], x0), starts[a:b], randomness, here))  # noqa: B023
+            with evaluating(self.field):
+                parts.append(self._chunk(each(lambda c: c[a:b], x0), starts[a:b], randomness, here))  # noqa: B023
             if self.progress:
                 self.progress(b - a)
         tensors = {k: torch.atleast_1d(v) for k, v in cond.items() if isinstance(v, Tensor)}

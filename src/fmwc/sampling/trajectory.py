@@ -16,7 +16,7 @@ from torch import Tensor
 from fmwc.errors import CheckpointError, UsageError, nearest
 from fmwc.files import write_bytes
 from fmwc.propagate import Transported
-from fmwc.sampling.scores import SCORES, Standard, within_groups
+from fmwc.sampling.scores import SCORES, Standard, standard_of, within_groups
 from fmwc.sampling.scores import score as read
 from fmwc.state import batch_size, channels, each
 
@@ -92,9 +92,7 @@ class Trajectory:
             options: `early` and `late`, the window of the temporal ratio and of integrated.
         """
         if within is not None:
-            groups = self.cond.get(within)
-            if groups is None:
-                raise UsageError(nearest(within, self.cond, "condition") if self.cond else "this run had no conditions")
+            groups = self._groups(within)
             return within_groups(within, self._raw(name or self.default_score, channel, options), groups)
         raw = self._raw(name or self.default_score, channel, options)
         if name is None and self.standard is not None:
@@ -118,10 +116,17 @@ class Trajectory:
         std = self.std if channel is None else self._total(channel).sqrt()
         return read(name, std, self.times, self.weights, **options)
 
-    def ranked_by(self, score: str) -> Trajectory:
-        """The same run with its confidence made from another score, among its own samples."""
-        same = score == self.default_score
-        return self if same else replace(self, default_score=score, reference=None, standard=None)
+    def ranked_by(self, score: str, *, within: str | None = None) -> Trajectory:
+        """The same run with its confidence made from another score, among its own samples (of the same condition)."""
+        if within is None and score == self.default_score:
+            return self
+        standard = None if within is None else standard_of(within, self.score(score), self._groups(within))
+        return replace(self, default_score=score, reference=None, standard=standard)
+
+    def _groups(self, within: str) -> Tensor:
+        if within not in self.cond:
+            raise UsageError(nearest(within, self.cond, "condition") if self.cond else "this run had no conditions")
+        return self.cond[within]
 
     @property
     def confidence(self) -> Tensor:  # (B,)
@@ -151,12 +156,12 @@ class Trajectory:
                 changes["reference"] = self.score().sort().values
         return replace(self, **changes)
 
-    def surest(self, fraction: float, score: str | None = None) -> Trajectory:
-        """The surest share of the samples, in their order."""
+    def surest(self, fraction: float, score: str | None = None, *, within: str | None = None) -> Trajectory:
+        """The surest share of the samples, in their order; by the run's own score, or another (of a condition)."""
         if not 0 < fraction <= 1:
             raise UsageError(f"the fraction to keep lies in (0, 1], got {fraction}")
         keep = max(1, round(fraction * len(self)))
-        return self.take(self.score(score).argsort(stable=True)[:keep].sort().values)
+        return self.take(self.score(score, within=within).argsort(stable=True)[:keep].sort().values)
 
     def save(self, path: str | Path) -> Path:
         """Writes `samples.safetensors` (or the file named): whole or not at all."""
