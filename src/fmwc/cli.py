@@ -48,10 +48,6 @@ def _setting(name: str, judge: str = "") -> Setting:
     return chosen.judged_by(judge) if judge else chosen
 
 
-def _known(name: str) -> str:
-    return pick(SETTINGS, name, "setting").name
-
-
 def _setting_of(checkpoint: str, judge: str = "") -> Setting:
     """The setting a checkpoint was trained in; without its own judge where it was trained on a user's data."""
     recipe = fmwc.checkpoint.about(checkpoint).get("recipe") or {}
@@ -213,8 +209,8 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Recomputes the headline numbers from weights."""
-    chosen, where = _setting_of(checkpoint or _known(setting), judge), pick_device(device)
-    if chosen.name != _known(setting):
+    chosen, where = _setting_of(checkpoint or _setting(setting).name, judge), pick_device(device)
+    if chosen.name != _setting(setting).name:
         raise UsageError(f"{checkpoint} is of {chosen.name}; say fmwc evaluate {chosen.name}")
     if count < 0:
         raise UsageError(f"-n is at least 1, or 0 for the setting's own number; got {count}")

@@ -14,8 +14,10 @@ from typing import Any, TypeVar
 import torch
 
 from fmwc.errors import UnknownNameError, UsageError, nearest
+from fmwc.randomness import derive
+from fmwc.training import Plan
 
-__all__ = ["Clock", "describe_device", "override", "pick_device", "provenance"]
+__all__ = ["Clock", "describe_device", "override", "pick_device", "plan_of", "provenance"]
 
 R = TypeVar("R")
 
@@ -42,6 +44,13 @@ def override(recipe: R, changes: Sequence[str]) -> R:
         except (ValueError, KeyError) as error:
             raise UsageError(f"recipe field '{key}' is of type {known[key]}, got '{value}'") from error
     return replace(recipe, **values)  # type: ignore[type-var]
+
+
+def plan_of(recipe: Any) -> Plan:
+    """The training plan a recipe's fields make, by their names; its seed is derived from the recipe's."""
+    known = {f.name for f in fields(Plan)}
+    literals = {name: value for name, value in vars(recipe).items() if name in known}
+    return Plan(**{**literals, "seed": derive(recipe.seed, "train")})
 
 
 def pick_device(name: str) -> torch.device:

@@ -11,7 +11,7 @@ from typing import Any
 from fmwc.files import write_json, write_text
 from fmwc.recipes.bench import cells
 from fmwc.report.paper.checkerboard import HEADLINE, TABLES
-from fmwc.report.paper.table import NONE, Table
+from fmwc.report.paper.table import NONE, Table, dig
 from fmwc.report.tables import markdown
 
 __all__ = ["cost_table", "headline_table", "summarise", "write_tables"]
@@ -23,21 +23,13 @@ COST_NOTE = (
 )
 
 
-def dig(numbers: Any, path: str) -> float | None:
-    """The number at a slash-separated path, if it is there."""
-    for key in path.strip("/").split("/"):
-        if not isinstance(numbers, dict) or key not in numbers:
-            return None
-        numbers = numbers[key]
-    return float(numbers)
-
-
 def _find(numbers: Any, prefix: str, path: str) -> float | None:
     if path.startswith("windows/"):  # its own keys hold a slash
         _, early, late, estimator = path.split("/")
         value = numbers[prefix]["windows"].get(f"{early}/{late}", {}).get(estimator)
         return None if value is None else float(value)
-    return dig(numbers, f"{prefix}/{path}")
+    value = dig(numbers, f"{prefix}/{path}")
+    return None if value is None else float(value)
 
 
 def summarise(found: list[dict[str, Any]]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fmwc.flow import Space, euclidean
 from fmwc.metrics.points import misplacement
 from fmwc.nets import MLP
 from fmwc.randomness import derive
+from fmwc.recipes.recipe import plan_of
 from fmwc.sampling import sample, setting
 from fmwc.training import Plan
 
@@ -67,17 +68,7 @@ class Checkerboard:
 
     @property
     def plan(self) -> Plan:
-        return Plan(
-            self.iterations,
-            self.batch,
-            self.lr,
-            self.decay,
-            self.beta,
-            self.cycles,
-            self.warmup,
-            derive(self.seed, "train"),
-            self.save_every,
-        )
+        return plan_of(self)
 
     def space(self) -> Space:
         return SPACE

@@ -28,7 +28,7 @@ from fmwc.report.paper.mnist_rows import (
     WITHIN,
     Row,
 )
-from fmwc.report.paper.table import NONE
+from fmwc.report.paper.table import NONE, dig
 from fmwc.report.tables import markdown
 
 __all__ = ["headline", "retention_of", "sweep_of", "tables", "write_tables"]
@@ -45,12 +45,6 @@ class Table(NamedTuple):
     rows: Rows
 
 
-def _dig(numbers: Any, path: str) -> Any:
-    for key in path.split("/"):
-        numbers = numbers.get(key) if isinstance(numbers, dict) else None
-    return numbers
-
-
 def _percent(value: float) -> str:
     return f"{100 * value:.2f}"
 
@@ -58,7 +52,7 @@ def _percent(value: float) -> str:
 def _rank(n: Numbers, row: Row) -> dict[str, str]:
     """A score: its AUPRC as read and within a class, each over the failure rate, and what the surest share fails."""
     label, paper, path, base = row
-    entry, floor, samples = _dig(n, path), _dig(n, f"{base}/failure"), _dig(n, f"{base}/samples")
+    entry, floor, samples = dig(n, path), dig(n, f"{base}/failure"), dig(n, f"{base}/samples")
     return {
         "": f"{label} ({samples:,} digits)" if samples else label,
         "paper, AUPRC": paper,
@@ -71,7 +65,7 @@ def _rank(n: Numbers, row: Row) -> dict[str, str]:
 
 
 def _ranks(n: Numbers, rows: tuple[Row, ...]) -> Rows:
-    return [_rank(n, row) for row in rows if _dig(n, row[2]) is not None]
+    return [_rank(n, row) for row in rows if dig(n, row[2]) is not None]
 
 
 def _quality(n: Numbers) -> Rows:
@@ -81,8 +75,8 @@ def _quality(n: Numbers) -> Rows:
         {
             "": label,
             "paper, FID": paper,
-            "FID": f"{_dig(n, path)['fid']:.2f}",
-            "failed %": _percent(_dig(n, path)["failure"]),
+            "FID": f"{dig(n, path)['fid']:.2f}",
+            "failed %": _percent(dig(n, path)["failure"]),
         }
         for label, paper, path in QUALITY
     ]
@@ -107,7 +101,7 @@ def _heads(n: Numbers) -> Rows:
         {
             "": f"{label}: {kind}",
             "paper, AUPRC": paper,
-            "AUPRC": f"{_dig(n[m], path):.3f}",
+            "AUPRC": f"{dig(n[m], path):.3f}",
         }
         for m, label in METHODS.items()
         for kind, path, paper in HEADS
@@ -115,7 +109,7 @@ def _heads(n: Numbers) -> Rows:
 
 
 def _both(n: Numbers, label: str, path: str, digits: int) -> dict[str, str]:
-    return {"": label, **{name: f"{_dig(n[m], path):.{digits}f}" for m, name in METHODS.items()}}
+    return {"": label, **{name: f"{dig(n[m], path):.{digits}f}" for m, name in METHODS.items()}}
 
 
 def _universality(n: Numbers) -> Rows:
@@ -223,7 +217,7 @@ def headline(n: Numbers) -> str:
         return {"": label, "paper": paper, **dict(zip(METHODS.values(), values, strict=True))}
 
     def lift(where: tuple[str, str] | None) -> str:
-        return NONE if where is None else f"{_dig(n, where[0])['auprc_within'] / _dig(n, where[1])['failure']:.1f}"
+        return NONE if where is None else f"{dig(n, where[0])['auprc_within'] / dig(n, where[1])['failure']:.1f}"
 
     kept = [_percent(n[m]["linearised"]["integrated"]["kept_within"]) for m in METHODS]
     heads = [f"{n[m]['heads']['l1']:.3f}; {n[m]['heads']['label_free']:.3f}" for m in METHODS]

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["NONE", "PERCENT", "Table"]
+__all__ = ["NONE", "PERCENT", "Table", "dig"]
 
 PERCENT = 100.0
 NONE = "—"
+
+
+def dig(numbers: Any, path: str) -> Any:
+    """What stands at a slash-separated path of a cell's numbers; `None` if nothing does."""
+    for key in path.strip("/").split("/"):
+        numbers = numbers.get(key) if isinstance(numbers, dict) else None
+    return numbers
 
 
 @dataclass(frozen=True)
