@@ -41,7 +41,8 @@ class Field(nn.Module):
     """Creates a velocity field with a noise model. Called, it is the plain network.
 
     Arguments:
-        network: Any module called as `network(x, t, **cond)`.
+        network: Any module called as `network(x, t, **cond)`. Where samples have different numbers of rows (atoms,
+            edges), it has a method `rows(x, t, **cond)`: for each kind of rows, the sample each belongs to.
         noise: Its noise model.
         space: Where the states live; learned from the first data it sees if not given.
         prior_rate: The prior rate p of the KL.
@@ -78,7 +79,8 @@ class Field(nn.Module):
         """The network's output with a pass running at its noisy layers."""
         if not self.noise.attached:
             raise UsageError("the noise of this field was detached; attach the network again")
-        with self.noise.during(current, self._times(x, t)):
+        rows = getattr(self.network, "rows", None)
+        with self.noise.during(current, self._times(x, t), rows(x, t, **cond) if rows else ()):
             return self.network(x, t, **cond)
 
     def draw(self, x: Any, t: Any, *, seed: Randomness | torch.Generator | int | None = None, **cond: Any) -> Any:
@@ -91,7 +93,8 @@ class Field(nn.Module):
     ) -> tuple[Any, Tensor]:
         """The same, with the KL of the posterior it was drawn from: what training needs. Values are not checked."""
         draw = Draw(as_randomness(seed, self.device))
-        return self.run(draw, x, t, **cond), kl(draw.log_alphas, self.prior_rate, self.kl_factor)
+        v = self.run(draw, x, t, **cond)
+        return v, kl(draw.log_alphas, self.prior_rate, self.kl_factor, draw.owners, batch_size(x))
 
     def moments(
         self,

@@ -42,8 +42,16 @@ def batch_size(state: State) -> int:
     return next(iter(channels(state).values())).shape[0]
 
 
-def per_sample(value: Tensor, count: int) -> Tensor:  # (B·k, *) -> (B,)
-    """Sums everything that belongs to one sample. A layer may see a sample as several rows (tokens, patches)."""
+def per_sample(value: Tensor, count: int, owner: Tensor | None = None) -> Tensor:  # (B·k, *) -> (B,)
+    """Sums everything that belongs to one sample. A layer may see a sample as several rows (tokens, patches).
+
+    Arguments:
+        owner: The sample each row belongs to, where samples have different numbers of rows (the atoms of crystals);
+            `count` for a row that belongs to none.
+    """
+    if owner is not None:
+        rows = value.reshape(len(owner), -1).sum(1)
+        return rows.new_zeros(count + 1).index_add(0, owner, rows)[:count]
     if value.shape[0] % count:
         raise ShapeError(
             f"a layer's rows ({value.shape[0]}) are not a multiple of the {count} samples, so its variance cannot be "

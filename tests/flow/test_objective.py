@@ -5,7 +5,7 @@ import torch
 
 from fmwc.errors import ShapeError, UsageError
 from fmwc.field import attach
-from fmwc.flow import Channel, FlatTorus, PathSample, Space, elbo, euclidean, flow_matching, path_sample, squared_error
+from fmwc.flow import Channel, FlatTorus, PathSample, Space, elbo, euclidean, flow_matching, path_sample
 from fmwc.nets import MLP
 from fmwc.randomness import Stream
 from tests.conftest import PRODUCT, mlp_field
@@ -56,15 +56,15 @@ def test_path_samples():
 def test_squared_error_is_a_mean_over_coordinates_then_channels():
     v = {"a": torch.zeros(2, 3), "b": torch.zeros(2, 1)}
     u = {"a": torch.full((2, 3), 2.0), "b": torch.ones(2, 1)}
-    assert squared_error(v, u).item() == (4 + 1) / 2
-    assert squared_error(v["a"], u["a"]).item() == 4
+    assert Space({"a": Channel((3,)), "b": Channel((1,))}).squared_error(v, u).item() == (4 + 1) / 2
+    assert euclidean((3,)).squared_error(v["a"], u["a"]).item() == 4
 
 
 def test_flow_matching_of_a_product(product):
     x1 = PRODUCT.noise(16, stream(1))
     expected = path_sample(PRODUCT, x1, stream(5))
     found = flow_matching(product, PRODUCT, x1, seed=5)
-    torch.testing.assert_close(found, squared_error(product(expected.x_t, expected.t), expected.u_t))
+    torch.testing.assert_close(found, PRODUCT.squared_error(product(expected.x_t, expected.t), expected.u_t))
 
 
 def test_elbo_is_the_error_of_a_draw_and_the_kl(mlp):

@@ -62,7 +62,7 @@ def test_each_sample_moves_by_its_own_dt():
     torch.testing.assert_close(space.advance(x, v, dt)[:, 1, 0], dt)
 
 
-@pytest.mark.parametrize("name", NOISES)
+@pytest.mark.parametrize("name", ["normal", "uniform"])
 def test_noise(name):
     space = Space({"x": Channel((3,), noise=name)})
     drawn = space.noise(20_000, Stream(torch.Generator().manual_seed(0)))
@@ -76,7 +76,7 @@ def test_noise(name):
 
 
 def test_every_noise_is_tested():
-    assert set(NOISES) == {"normal", "uniform"}
+    assert set(NOISES) == {"normal", "uniform", "own"}  # own: test_lattice
 
 
 class Sphere:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -12,7 +13,18 @@ from torch import Tensor
 
 from fmwc.errors import DataError, ShapeError
 
-__all__ = ["ANGLES", "BITS", "ELEMENTS", "Crystals", "decode", "encode", "pad", "structure_of"]
+__all__ = [
+    "ANGLES",
+    "BITS",
+    "ELEMENTS",
+    "Crystals",
+    "decode",
+    "encode",
+    "fold",
+    "pad",
+    "pymatgen_needed",
+    "structure_of",
+]
 
 BITS = 7  # of Z − 1: 128 numbers hold the 118 elements
 ELEMENTS = 118
@@ -55,8 +67,8 @@ class Crystals:
         rows = torch.as_tensor(index)
         if rows.dtype == torch.bool:
             rows = rows.nonzero()[:, 0]
-        tensors = (getattr(self, f.name)[rows] for f in fields(self) if f.name != "names")
-        return Crystals(*tensors, tuple(self.names[i] for i in rows.tolist()))
+        tensors = {f.name: getattr(self, f.name)[rows] for f in fields(self) if f.name != "names"}
+        return Crystals(**tensors, names=tuple(self.names[i] for i in rows.tolist()))
 
 
 def pad(counts: Tensor, flat: Tensor, width: int) -> Tensor:  # (N,), (ΣA, *) -> (N, width, *)
@@ -66,6 +78,27 @@ def pad(counts: Tensor, flat: Tensor, width: int) -> Tensor:  # (N,), (ΣA, *) -
     return padded
 
 
+def fold(coords: Tensor) -> Tensor:
+    """Fractional coordinates in [0, 1): a tiny negative one has the remainder 1, and is 0.
+
+    >>> fold(torch.tensor([-0.25, -1e-9, 1.0, 2.5]))
+    tensor([0.7500, 0.0000, 0.0000, 0.5000])
+    """
+    inside = coords.remainder(1.0)
+    return inside * (inside < 1)
+
+
+@contextmanager
+def pymatgen_needed() -> Iterator[None]:
+    """Says how to get pymatgen, where an import inside finds none."""
+    try:
+        yield
+    except ImportError as error:
+        raise DataError(
+            f"crystal structures are read and built with pymatgen ({error}); install it: pip install 'fmwc[crystals]'"
+        ) from error
+
+
 def encode(crystals: Crystals) -> tuple[dict[str, Tensor], Tensor]:
     """A flow's state, and the number of atoms of each crystal.
 
@@ -73,6 +106,8 @@ def encode(crystals: Crystals) -> tuple[dict[str, Tensor], Tensor]:
     the logits of the angles' place between 59.9° and 120.1°. Where there is no atom there are zeros.
     """
     present = crystals.numbers > 0
+    if bool(((crystals.numbers < 0) | (crystals.numbers > 1 << BITS)).any()):
+        raise DataError(f"atomic numbers run from 1 to {ELEMENTS}, and 0 for no atom, got {crystals.numbers.max()}")
     bits = (crystals.numbers - 1).clamp_min(0)[..., None] >> torch.arange(BITS) & 1
     place = (crystals.angles - ANGLES[0]) / (ANGLES[1] - ANGLES[0])
     if bool(((place <= 0) | (place >= 1)).any()):
@@ -95,7 +130,7 @@ def decode(state: dict[str, Tensor], atoms: Tensor, names: Sequence[str] | None 
     width = max(5, math.ceil(math.log10(max(len(atoms), 1))))
     return Crystals(
         numbers * present,
-        coords.remainder(1.0) * present[..., None],
+        fold(coords) * present[..., None],
         lattice[:, :3],
         angles,
         tuple(names or (f"{i:0{width}d}" for i in range(len(atoms)))),
@@ -104,7 +139,8 @@ def decode(state: dict[str, Tensor], atoms: Tensor, names: Sequence[str] | None 
 
 def structure_of(crystals: Crystals, index: int) -> Any:
     """One of them as a pymatgen structure."""
-    from pymatgen.core import Lattice, Structure
+    with pymatgen_needed():
+        from pymatgen.core import Lattice, Structure
 
     count = int(crystals.atoms[index])
     numbers = crystals.numbers[index, :count].tolist()

@@ -1,13 +1,14 @@
 """Flow matching: spaces of named channels, geodesic paths, objectives."""
 
-from fmwc.flow.manifolds import Euclidean, FlatTorus, Manifold
-from fmwc.flow.objective import PathSample, elbo, flow_matching, path_sample, squared_error
+from fmwc.flow.manifolds import Euclidean, FlatTorus, Lattice, Manifold
+from fmwc.flow.objective import PathSample, elbo, flow_matching, path_sample
 from fmwc.flow.space import Channel, Space, euclidean
 
 __all__ = [
     "Channel",
     "Euclidean",
     "FlatTorus",
+    "Lattice",
     "Manifold",
     "PathSample",
     "Space",
@@ -15,5 +16,4 @@ __all__ = [
     "euclidean",
     "flow_matching",
     "path_sample",
-    "squared_error",
 ]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-__all__ = ["Euclidean", "FlatTorus", "Manifold"]
+__all__ = ["Euclidean", "FlatTorus", "Lattice", "Manifold"]
 
 
 @runtime_checkable
@@ -57,3 +59,28 @@ class FlatTorus:
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         return u
+
+
+@dataclass(frozen=True)
+class Lattice(Euclidean):
+    """Creates the space of unit cells: three lengths in ångström, and the logits of three angles' place in their range.
+
+    It is flat, with lengths kept positive. Noise: lengths are log-normal, angles uniform in their range.
+
+    Arguments:
+        mean, std: Of the logarithm of the lengths at t = 0.
+        shortest: The length a cell's edge never falls below.
+    """
+
+    mean: Sequence[float] = (1.5754, 1.7017, 1.9782)
+    std: Sequence[float] = (0.2444, 0.2653, 0.3536)
+    shortest: float = 0.5
+
+    def projx(self, x: Tensor) -> Tensor:
+        return torch.cat([x[..., :3].clamp_min(self.shortest), x[..., 3:]], -1)
+
+    def noise(self, randomness: Any, like: Tensor) -> Tensor:  # (B, 6)
+        drawn = randomness.normal(like)[..., :3] * like.new_tensor(self.std) + like.new_tensor(self.mean)
+        # The ends of (0, 1) have no logit; float32 draws in [0, 1) do hit 0.
+        angles = randomness.uniform(like)[..., 3:].clamp(1e-4, 1 - 1e-4).logit()
+        return torch.cat([drawn.exp(), angles], -1)

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fmwc.errors import ShapeError
 from fmwc.flow.space import Space
 from fmwc.randomness import Randomness, as_randomness
 from fmwc.state import State, batch_size, channels
 
-__all__ = ["PathSample", "elbo", "flow_matching", "path_sample", "squared_error"]
+__all__ = ["PathSample", "elbo", "flow_matching", "path_sample"]
 
 
 class PathSample(NamedTuple):
@@ -42,19 +41,12 @@ def path_sample(space: Space, x1: State, randomness: Randomness) -> PathSample:
     return PathSample(t, x_t, u_t)
 
 
-def squared_error(v: Any, u: Any) -> Tensor:
-    """(v − u)², mean over batch and coordinates, mean over channels."""
-    got, wanted = ({n: tuple(c.shape) for n, c in channels(s).items()} for s in (v, u))
-    if got != wanted:
-        raise ShapeError(f"the network gives a velocity of shape {got}, and the data asks for {wanted}")
-    return torch.stack([(a - channels(u)[n]).square().mean() for n, a in channels(v).items()]).mean()
-
-
 def flow_matching(velocity: Callable[..., Any], space: Space, x1: State, *, seed: Any = None, **cond: Any) -> Tensor:
     """The conditional flow-matching loss E‖v(x_t, t) − u_t‖² (eqn:fm_obj), per coordinate."""
     randomness = as_randomness(seed, next(iter(channels(x1).values())).device)
+    space = space.given(cond)
     t, x_t, u_t = path_sample(space, x1, randomness)
-    return squared_error(velocity(x_t, t, **cond), u_t)
+    return space.squared_error(velocity(x_t, t, **cond), u_t)
 
 
 def elbo(
@@ -78,6 +70,7 @@ def elbo(
         pairs: `(t, x_t, u_t)` from a coupling of your own (optimal transport, say) in place of independent noise.
     """
     randomness = as_randomness(seed, field.device)
-    t, x_t, u_t = pairs or path_sample(field.learn_space(x1), x1, randomness)
+    space = field.learn_space(x1).given(cond)
+    t, x_t, u_t = pairs or path_sample(space, x1, randomness)
     v, divergence = field.draw_with_kl(x_t, t, seed=randomness, **cond)
-    return squared_error(v, u_t) + beta * divergence
+    return space.squared_error(v, u_t) + beta * divergence

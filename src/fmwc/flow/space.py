@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fmwc.errors import ShapeError, UsageError, nearest, pick
-from fmwc.flow.manifolds import Euclidean, FlatTorus, Manifold
+from fmwc.flow.manifolds import Euclidean, FlatTorus, Lattice, Manifold
 from fmwc.randomness import Randomness
 from fmwc.state import SINGLE, State, channels
 
 __all__ = ["NOISES", "Channel", "Space", "euclidean"]
 
-NOISES = {"normal": lambda r, like: r.normal(like), "uniform": lambda r, like: r.uniform(like)}
+NOISES = {
+    "normal": lambda channel, r, like: r.normal(like),
+    "uniform": lambda channel, r, like: r.uniform(like),
+    "own": lambda channel, r, like: channel.manifold.noise(r, like),
+}
 
 
 @dataclass(frozen=True)
@@ -26,17 +30,30 @@ class Channel:
     Arguments:
         shape: The shape of one sample.
         manifold: Any object with expmap, logmap, projx and proju.
-        noise: The distribution at t = 0: `normal` or `uniform`.
+        noise: The distribution at t = 0: `normal`, `uniform`, or `own`, the manifold's `noise(randomness, like)`.
+        rows: The name of the condition that says how many of the first rows of the shape a sample has, where samples
+            have fewer than the shape holds (`atoms`). The others are zero, and stay so.
+        centred: Whether a velocity's mean over the rows is taken off: nothing drifts as a whole.
+        weight: The channel's weight in the training loss.
     """
 
     shape: tuple[int, ...]
     manifold: Manifold = Euclidean()
     noise: str = "normal"
+    rows: str = ""
+    centred: bool = False
+    weight: float = 1.0
 
     def __post_init__(self) -> None:
         pick(NOISES, self.noise, "noise")
         if not isinstance(self.manifold, Manifold):
             raise UsageError("a manifold has the methods expmap, logmap, projx and proju")
+        if self.noise == "own" and not hasattr(self.manifold, "noise"):
+            raise UsageError("the manifold has no noise of its own; say normal or uniform")
+        if (self.rows or self.centred) and not self.shape:
+            raise UsageError("a channel with rows has a shape that holds them")
+        if not self.weight > 0:
+            raise UsageError(f"a channel's weight is positive, got {self.weight}")
 
 
 class Space:
@@ -51,6 +68,36 @@ class Space:
         if not channels:
             raise UsageError("a space has at least one channel")
         self.channels = dict(channels)
+        self.present: dict[str, Tensor] = {}  # which rows there are, once the condition is known
+
+    def given(self, cond: Mapping[str, Any]) -> Space:
+        """The space of samples with these conditions: how many rows each has."""
+        ragged = {name: c for name, c in self.channels.items() if c.rows}
+        if not ragged:
+            return self
+        space = Space(self.channels)
+        for name, channel in ragged.items():
+            if channel.rows not in cond:
+                raise UsageError(f"channel '{name}' has as many rows as '{channel.rows}' says; give {channel.rows}=...")
+            counts = torch.as_tensor(cond[channel.rows])
+            present = torch.arange(channel.shape[0], device=counts.device) < counts[:, None]
+            space.present[name] = present[(..., *[None] * (len(channel.shape) - 1))]
+        return space
+
+    def tangent(self, x: Any, v: Any) -> Any:
+        """The part of v that is a velocity at x: tangent, zero where there is no row, without drift if centred."""
+
+        def project(name: str, x: Tensor, v: Tensor) -> Tensor:
+            channel, present = self.channels[name], self.present.get(name)
+            v = channel.manifold.proju(x, v)
+            if present is not None:
+                v = v * present
+            if channel.centred:
+                count = v.shape[1] if present is None else present.sum(1, keepdim=True).clamp_min(1)
+                v = v - v.sum(1, keepdim=True) / count
+            return v if present is None or not channel.centred else v * present
+
+        return self._lift(project, x, v)
 
     @property
     def single(self) -> bool:
@@ -77,49 +124,83 @@ class Space:
     def noise(self, count: int, randomness: Randomness, device: torch.device | str = "cpu") -> Any:
         """x0: `count` states at t = 0."""
         drawn = {
-            name: NOISES[c.noise](randomness, torch.empty(count, *c.shape, device=device))
+            name: NOISES[c.noise](c, randomness, torch.empty(count, *c.shape, device=device))
             for name, c in self.channels.items()
         }
+        drawn = {name: value * self.present[name] if name in self.present else value for name, value in drawn.items()}
         return drawn[SINGLE] if self.single else drawn
 
     def advance(self, x: Any, v: Any, dt: Tensor) -> Any:  # dt: (B,)
         """x after following v for dt: exp_x(dt · proj v), put back on the manifold."""
 
-        def move(manifold: Manifold, x: Tensor, v: Tensor) -> Tensor:
-            return manifold.projx(manifold.expmap(x, manifold.proju(x, v) * _against(dt, v)))
+        def move(name: str, x: Tensor, v: Tensor) -> Tensor:
+            manifold, present = self.channels[name].manifold, self.present.get(name)
+            moved = manifold.projx(manifold.expmap(x, v * _against(dt, v)))
+            return moved if present is None else moved * present
 
-        return self._lift(move, x, v)
+        return self._lift(move, x, self.tangent(x, v))
 
     def path(self, x0: Any, x1: Any, t: Tensor) -> tuple[Any, Any]:  # t: (B,)
-        """The geodesic from x0 to x1: where it is at t, and its (constant) velocity. On flat manifolds, linear."""
+        """The geodesic from x0 to x1: where it is at t, and its (constant) velocity. On flat manifolds, linear.
 
-        def velocity(manifold: Manifold, x0: Tensor, x1: Tensor) -> Tensor:
-            return manifold.proju(x0, manifold.logmap(x0, x1))
+        In a centred channel it ends at x1 up to a shift of the whole.
+        """
 
-        u = self._lift(velocity, x0, x1)
+        def velocity(name: str, x0: Tensor, x1: Tensor) -> Tensor:
+            return self.channels[name].manifold.logmap(x0, x1)
+
+        u = self.tangent(x0, self._lift(velocity, x0, x1))
         return self.advance(x0, u, t), u
+
+    def squared_error(self, v: Any, u: Any) -> Tensor:
+        """(v − u)²: the mean over the numbers there are in each channel, and the weighted mean over channels."""
+        got, wanted = ({n: tuple(c.shape) for n, c in channels(s).items()} for s in (v, u))
+        if got != wanted:
+            raise ShapeError(f"the network gives a velocity of shape {got}, and the data asks for {wanted}")
+
+        def error(name: str, v: Tensor, u: Tensor) -> Tensor:
+            square, present = (v - u).square(), self.present.get(name)
+            if present is None:
+                return square.mean()
+            return (square * present).sum() / (present.sum() * (square[0].numel() // present[0].numel()))
+
+        found = channels(self._lift(error, v, u))
+        weights = {name: self.channels[name].weight for name in found}
+        return torch.stack([found[n] * (w / sum(weights.values())) for n, w in weights.items()]).sum()
 
     def _lift(self, f: Any, *states: Any) -> Any:
         if self.single:
-            return f(self.channels[SINGLE].manifold, *states)
-        return {name: f(c.manifold, *(s[name] for s in states)) for name, c in self.channels.items()}
+            return f(SINGLE, *states)
+        return {name: f(name, *(s[name] for s in states)) for name in self.channels}
 
     def describe(self) -> dict[str, Any]:
         """What a checkpoint records, for spaces made of our own manifolds."""
-        return {
-            name: {"shape": list(c.shape), "manifold": type(c.manifold).__name__, "noise": c.noise}
-            for name, c in self.channels.items()
-        }
+        return {name: _described(c) for name, c in self.channels.items()}
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> Space:
-        known = {m.__name__: m for m in (Euclidean, FlatTorus)}
-        return cls(
-            {
-                name: Channel(tuple(c["shape"]), pick(known, c["manifold"], "manifold")(), c["noise"])
-                for name, c in description.items()
-            }
-        )
+        known = {m.__name__: m for m in (Euclidean, FlatTorus, Lattice)}
+
+        def channel(about: dict[str, Any]) -> Channel:
+            manifold = pick(known, about["manifold"], "manifold")(**about.get("options", {}))
+            rest = {k: v for k, v in about.items() if k not in ("shape", "manifold", "options")}
+            return Channel(tuple(about["shape"]), manifold, **rest)
+
+        return cls({name: channel(about) for name, about in description.items()})
+
+
+def _described(channel: Channel) -> dict[str, Any]:
+    manifold: Any = channel.manifold
+    options = {"options": asdict(manifold)} if is_dataclass(manifold) else {}
+    defaults = {f.name: f.default for f in fields(Channel)}
+    changed = {k: v for k in ("rows", "centred", "weight") if (v := getattr(channel, k)) != defaults[k]}
+    return {
+        "shape": list(channel.shape),
+        "manifold": type(manifold).__name__,
+        "noise": channel.noise,
+        **options,
+        **changed,
+    }
 
 
 def euclidean(shape: Sequence[int]) -> Space:

@@ -61,6 +61,11 @@ def _mean(value: Tensor) -> Tensor:
     return value._mean if isinstance(value, Gaussian) else value
 
 
+def _variance(value: Tensor) -> Tensor:
+    """The variance of a value; an integer is an index, which says where and not how much."""
+    return moments_of(value).var if value.is_floating_point() else value
+
+
 def _on(f: Callable[[Tensor], Tensor], args: Any, kwargs: Any) -> tuple[Any, Any]:
     return [_walk(a, f) for a in args], {k: _walk(v, f) for k, v in kwargs.items()}
 
@@ -106,9 +111,8 @@ _JOINS = (torch.cat, torch.concat, torch.stack)
 @register(*_MOVES, exactness=EXACT)
 def rearrange(func: Any, args: Any, kwargs: Any) -> Any:
     def variance(value: Tensor) -> Tensor:
-        # What is joined to Gaussians is known exactly, be it a float or a mask; elsewhere an integer is an index, which
-        # says where and not how much.
-        return moments_of(value).var if func in _JOINS or value.is_floating_point() else value
+        # What is joined to Gaussians is known exactly, be it a float or a mask.
+        return moments_of(value).var if func in _JOINS else _variance(value)
 
     means, mean_kwargs = _on(_mean, args, kwargs)
     variances, var_kwargs = _on(variance, args, kwargs)
@@ -156,6 +160,15 @@ def weighted(func: Any, args: Any, kwargs: Any) -> Gaussian:
 def total(func: Any, args: Any, kwargs: Any) -> Gaussian:
     x, *rest = args
     return Gaussian(func(x._mean, *rest, **kwargs), func(x._var, *rest, **kwargs), x._closure)
+
+
+@register(torch.index_add, T.index_add, exactness=INDEPENDENT, family="total")
+def scattered(func: Any, args: Any, kwargs: Any) -> Gaussian:
+    """Rows added to the rows of a table (the messages to an atom): means add, and so do variances."""
+    (means, mean_kwargs), (variances, var_kwargs) = (_on(f, args, kwargs) for f in (_mean, _variance))
+    if "alpha" in var_kwargs:
+        var_kwargs["alpha"] = var_kwargs["alpha"] ** 2
+    return Gaussian(func(*means, **mean_kwargs), func(*variances, **var_kwargs), closure_of(args, kwargs))
 
 
 @register(torch.mean, T.mean, exactness=INDEPENDENT, family="total")

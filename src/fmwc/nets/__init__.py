@@ -1,9 +1,10 @@
 """Networks in plain torch: backbones of a velocity, and the judge of images. They know nothing of confidence."""
 
+from fmwc.nets.cspnet import CSPNet
 from fmwc.nets.lenet import LeNet
 from fmwc.nets.mlp import MLP
 from fmwc.nets.unet import UNet
 
-__all__ = ["MLP", "NETS", "LeNet", "UNet"]
+__all__ = ["MLP", "NETS", "CSPNet", "LeNet", "UNet"]
 
-NETS = {"LeNet": LeNet, "MLP": MLP, "UNet": UNet}  # by the name a checkpoint records
+NETS = {"CSPNet": CSPNet, "LeNet": LeNet, "MLP": MLP, "UNet": UNet}  # by the name a checkpoint records

@@ -41,6 +41,7 @@ class Record(Pass):
         self.outputs: list[GradientEdge] = []
         self.vars: list[Tensor] = []
         self.layers: list[NoisyLayer] = []
+        self.owners: list[Tensor | None] = []
 
     def after(self, noisy: NoisyLayer, layer: Any, h: Tensor, y: Tensor) -> Tensor:
         with torch.no_grad():
@@ -49,15 +50,15 @@ class Record(Pass):
             y = y.detach().requires_grad_()
         self.outputs.append(get_gradient_edge(y))
         self.layers.append(noisy)
+        self.owners.append(noisy.owner(h))
         return y.clone() if y.is_leaf else y  # a leaf may not be overwritten, and the network may want to
 
 
-def contributions(gradients: list[Tensor | None], vars: list[Tensor], count: int) -> Tensor:  # -> (L, B)
+def contributions(gradients: list[Tensor | None], record: Record, count: int) -> Tensor:  # -> (L, B)
     """s² (∂(w·v)/∂y)², summed over the units of each layer: one probe's variance, layer by layer."""
-    zero = vars[0].new_zeros(count)
-    return torch.stack(
-        [zero if g is None else per_sample(g.square() * s, count) for g, s in zip(gradients, vars, strict=True)]
-    )
+    zero = record.vars[0].new_zeros(count)
+    rows = zip(gradients, record.vars, record.owners, strict=True)
+    return torch.stack([zero if g is None else per_sample(g.square() * s, count, o) for g, s, o in rows])
 
 
 def unit_probes(state: Any) -> Iterator[tuple[str, int, Any]]:
@@ -112,7 +113,7 @@ class Linearised:
             retain_graph=True,
             allow_unused=True,
         )
-        return contributions(list(gradients), record.vars, batch_size(v)).sum(0)
+        return contributions(list(gradients), record, batch_size(v)).sum(0)
 
     def _exact(self, v: Any, record: Record) -> Any:
         var = each(torch.zeros_like, each(Tensor.detach, v))

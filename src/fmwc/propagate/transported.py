@@ -86,7 +86,7 @@ class Transport:
                     )
                     back = [torch.zeros_like(c) if g is None else g for g, c in zip(gradients, inputs, strict=False)]
                     adjoints[i] = dict(zip(x, back, strict=True)) if isinstance(x, dict) else back[0]
-                    parts = contributions(list(gradients[len(inputs) :]), record.vars, count)
+                    parts = contributions(list(gradients[len(inputs) :]), record, count)
                     total[:, i] += parts.sum(0)
                     here.index_add_(0, rows, parts)
                 profile.append(here)

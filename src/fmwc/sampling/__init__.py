@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -49,9 +49,9 @@ PROBES = 2  # random probes a reading for larger states; a score over many readi
 PROJECTIONS = 8  # random projections of the endpoint, read once
 
 
-def noise(space: Space, count: int, seed: int, device: torch.device | str = "cpu") -> Any:
+def noise(space: Space, count: int, seed: int, device: torch.device | str = "cpu", **cond: Any) -> Any:
     """x0 of the first `count` samples of a seed: a longer run starts with the same samples."""
-    return space.noise(count, Blocks(derive(seed, "x0"), 0, count), device)
+    return space.given(cond).noise(count, Blocks(derive(seed, "x0"), 0, count), device)
 
 
 def _numbers(space: Space) -> int:
@@ -85,6 +85,7 @@ def sample(
     start: float | Tensor = 0.0,
     space: Space | Sequence[int] | None = None,
     record: str = "full",
+    anneal: Mapping[str, float] | None = None,
     keep_states: bool = False,
     batch: int = 16384,
     progress: Callable[[int], None] | None = None,
@@ -110,6 +111,7 @@ def sample(
         x0, start: Start from these states, at this t (a number, or one a sample).
         space: The shape of a sample, where the field does not know it.
         record: `full`, or `total` to keep one variance a sample and channel.
+        anneal: Anti-annealing, `{"coord": 5.0}`: those channels follow their velocity at 1 + s·t times its speed.
         keep_states: Keep the states of every step.
         batch: Samples integrated together.
         progress: Called with the number of samples done since the last call.
@@ -150,12 +152,13 @@ def sample(
         record=record,
         batch=batch,
         tail=tail,
+        anneal=anneal or {},
         keep_states=keep_states,
         progress=progress,
     )
     device = _device(field)
     cond = {k: torch.as_tensor(v, device=device) if isinstance(v, (list, np.ndarray)) else v for k, v in cond.items()}
-    begin = noise(where, count, seed, device) if x0 is None else x0  # type: ignore[arg-type]
+    begin = noise(where, count, seed, device, **cond) if x0 is None else x0  # type: ignore[arg-type]
     trajectory = sampler(begin, start=times[0] if times else start, seed=seed, **cond)
     reference = getattr(field, "reference", None)
     if reference is None or estimator is None:

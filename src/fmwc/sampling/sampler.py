@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +17,7 @@ from fmwc.randomness import Blocks, Randomness, derive
 from fmwc.sampling.controllers import Controller, due
 from fmwc.sampling.steppers import STEPPERS
 from fmwc.sampling.trajectory import Trajectory
-from fmwc.state import State, batch_size, channels, each
+from fmwc.state import SINGLE, State, batch_size, channels, each
 
 __all__ = ["DECODERS", "Sampler", "cost_of", "decode_map", "decode_mean", "decode_stochastic"]
 
@@ -81,6 +81,7 @@ class Sampler:
         record: `full` keeps the variance of every coordinate, `total` one number a sample and channel.
         batch: Samples integrated together.
         tail: Euler steps to end with, for an exact number of evaluations.
+        anneal: Anti-annealing: the velocity of the named channels is followed at 1 + s·t times its speed.
         progress: Called with the number of samples done since the last call.
     """
 
@@ -95,6 +96,7 @@ class Sampler:
     record: str = "full"
     batch: int = 16384
     tail: int = 0
+    anneal: Mapping[str, float] = field(default_factory=dict)
     keep_states: bool = False
     progress: Callable[[int], None] | None = None
 
@@ -103,6 +105,8 @@ class Sampler:
         pick({"full": 0, "total": 0}, self.record, "record")
         if isinstance(self.schedule, int) and self.schedule < 1:
             raise UsageError(f"the schedule is every k-th step with k ≥ 1, or a list of times; got {self.schedule}")
+        for name in self.anneal:
+            pick(self.space.channels, name, "channel")
         if self.batch < 1:
             raise UsageError(f"the batch holds at least 1 sample, got {self.batch}")
 
@@ -140,12 +144,16 @@ class Sampler:
     def _chunk(self, x0: State, start: Tensor, randomness: Randomness, cond: dict[str, Any]) -> Trajectory:
         estimator = None if self.estimator is None else as_estimator(self.estimator)
         decoder = pick(DECODERS, self.decoder, "decoder") if isinstance(self.decoder, str) else self.decoder
+        space = self.space.given(cond)
         evaluations = 0
 
         def velocity(x: Any, t: Tensor) -> Any:
             nonlocal evaluations
             evaluations += cost_of(decoder)
             return decoder(self.field, x, t, cond, randomness)
+
+        def paced(x: Any, t: Tensor) -> Any:
+            return self._pace(velocity(x, t), t)
 
         x, t = x0, start
         grid, states, steppers = [t], [x0], self._steppers()
@@ -167,7 +175,7 @@ class Sampler:
                 if moments is not None:
                     means.append(v)
                 after = self.controller.next_time(step, t, start, moments)
-                x = STEPPERS[stepper].step(self.space, velocity, x, v, t, after - t)
+                x = STEPPERS[stepper].step(space, paced, x, self._pace(v, t), t, after - t)
                 t = after
                 grid.append(t)
                 if self.transport or self.keep_states:
@@ -195,6 +203,17 @@ class Sampler:
             states=states if self.keep_states else None,
         )
 
+    def _pace(self, v: Any, t: Tensor) -> Any:
+        """The velocity as it is followed: 1 + s·t times faster in the channels that are annealed."""
+        if not self.anneal:
+            return v
+
+        def faster(name: str, value: Tensor) -> Tensor:
+            slope = self.anneal.get(name, 0.0)
+            return value * (1 + slope * t)[(..., *[None] * (value.ndim - 1))] if slope else value
+
+        return {n: faster(n, c) for n, c in v.items()} if isinstance(v, dict) else faster(SINGLE, v)
+
     def _steppers(self) -> list[str]:
         return [self.stepper] * (self.controller.steps - self.tail) + ["euler"] * self.tail
 
@@ -208,10 +227,10 @@ class Sampler:
     ) -> Transported:
         def advance(step: int, x: Any, record: Record) -> Any:
             def velocity(x: Any, t: Tensor) -> Any:
-                return self.field.run(record, x, t, **{k: outside(c) for k, c in cond.items()})
+                return self._pace(self.field.run(record, x, t, **{k: outside(c) for k, c in cond.items()}), t)
 
             t, dt = outside(grid[step]), grid[step + 1] - grid[step]
-            return STEPPERS[steppers[step]].step(self.space, velocity, x, velocity(x, t), t, dt)
+            return STEPPERS[steppers[step]].step(self.space.given(cond), velocity, x, velocity(x, t), t, dt)
 
         assert self.transport is not None
         return self.transport(advance, states, randomness)

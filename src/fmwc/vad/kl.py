@@ -29,11 +29,32 @@ def divergence_from_prior(log_alpha: Tensor, prior_rate: float, factor: float = 
     return factor * ((log_alpha.exp() + 1) / r - 1 + math.log(r) - log_alpha)
 
 
-def kl(log_alphas: Sequence[Tensor], prior_rate: float, factor: float = 0.5) -> Tensor:
-    """Mean over batch and channels, sum over layers."""
+def kl(
+    log_alphas: Sequence[Tensor],
+    prior_rate: float,
+    factor: float = 0.5,
+    owners: Sequence[Tensor | None] | None = None,
+    count: int = 0,
+) -> Tensor:
+    """Mean over batch and channels, sum over layers.
+
+    Arguments:
+        owners: For each layer, the sample each row belongs to, or `None`; rows that belong to none of the `count`
+            samples are left out of the mean.
+    """
     if not log_alphas:
         raise UsageError("no noisy layer was called, so no noise can be learned; look at attach's include and exclude")
-    return torch.stack([divergence_from_prior(a, prior_rate, factor).mean() for a in log_alphas]).sum()
+
+
+    def mean(log_alpha: Tensor, owner: Tensor | None) -> Tensor:
+        found = divergence_from_prior(log_alpha, prior_rate, factor)
+        if owner is None:
+            return found.mean()
+        there = (owner < count).to(found.dtype)
+        return (found.flatten(1).mean(1) * there).sum() / there.sum().clamp_min(1)
+
+    whose = owners or [None] * len(log_alphas)
+    return torch.stack([mean(a, o) for a, o in zip(log_alphas, whose, strict=True)]).sum()
 
 
 def cyclic(step: int, total: int, cycles: int = 4, warmup: float = 0.1) -> float:

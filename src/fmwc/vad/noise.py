@@ -18,11 +18,12 @@ __all__ = ["NoiseModel", "NoisyLayer", "choose_layers"]
 
 
 class _Running:
-    """What the hooks share: the pass that is running, if any, and the time features of the batch."""
+    """What the hooks share: the pass that is running, if any, the time features of the batch, and whose each row is."""
 
     def __init__(self) -> None:
         self.current: Pass | None = None
         self.features: Tensor | None = None
+        self.owners: dict[int, Tensor] = {}  # by their number of rows
 
 
 class NoisyLayer(nn.Module):
@@ -48,7 +49,11 @@ class NoisyLayer(nn.Module):
             pooled = h.flatten(-self.kind.spatial).mean(-1)
             log_alpha = self.inference(pooled, _rows(features, pooled))
             return log_alpha[(..., *[None] * self.kind.spatial)]
-        return self.inference(h, _rows(features, h))
+        return self.inference(h, _rows(features, h, self.owner(h)))
+
+    def owner(self, h: Tensor) -> Tensor | None:
+        """The sample each row of the layer's input belongs to, where the network says so (:meth:`Field.run`)."""
+        return self.running.owners.get(h.shape[0])
 
     def output_var(self, layer: nn.Module, h: Tensor, log_alpha: Tensor) -> Tensor:
         """θ²(α h²): the variance the noise adds to the layer's output. Exact for a known input."""
@@ -69,8 +74,11 @@ class NoisyLayer(nn.Module):
         return None if current is None else current.after(self, layer, args[0], output)
 
 
-def _rows(features: Tensor, h: Tensor) -> Tensor:  # (B, F) -> (*h.shape[:-1], F)
+def _rows(features: Tensor, h: Tensor, owner: Tensor | None = None) -> Tensor:  # (B, F) -> (*h.shape[:-1], F)
     """Time features for every row of a layer's input, whose rows may be several a sample."""
+    if owner is not None:
+        features = features[owner.clamp_max(len(features) - 1)]  # a row of no sample may have any time
+        return features[(slice(None), *[None] * (h.ndim - 2))].expand(*h.shape[:-1], -1)
     each, rest = divmod(h.shape[0], features.shape[0])
     if rest:
         raise ShapeError(
@@ -148,15 +156,24 @@ class NoiseModel(nn.Module):
         self._handles = []
 
     @contextmanager
-    def during(self, current: Pass, t: Tensor) -> Iterator[None]:  # t: (B,)
-        """Runs a pass: inside, the hooks act. A pass inside a pass replaces it until it ends."""
-        outer = self.running.current, self.running.features
+    def during(self, current: Pass, t: Tensor, owners: Sequence[Tensor] = ()) -> Iterator[None]:  # t: (B,)
+        """Runs a pass: inside, the hooks act. A pass inside a pass replaces it until it ends.
+
+        Arguments:
+            owners: For each kind of rows that layers may see, the sample each row belongs to; `B` for none. A layer's
+                rows are recognised by their number, so two kinds must not have the same.
+        """
+        outer = self.running.current, self.running.features, self.running.owners
         dtype = next(self.layers.parameters()).dtype
+        by_number = {len(owner): owner for owner in owners}
+        if len(by_number) < len(owners):
+            raise ShapeError(f"two kinds of rows have the same number, {sorted(map(len, owners))}; pad one of them")
         self.running.current, self.running.features = current, time_features(t.to(dtype))
+        self.running.owners = by_number
         try:
             yield
         finally:
-            self.running.current, self.running.features = outer
+            self.running.current, self.running.features, self.running.owners = outer
 
     @property
     def attached(self) -> bool:

@@ -41,10 +41,12 @@ class Draw(Pass):
     def __init__(self, randomness: Randomness) -> None:
         self.randomness = randomness
         self.log_alphas: list[Tensor] = []
+        self.owners: list[Tensor | None] = []
 
     def after(self, noisy: NoisyLayer, layer: Any, h: Tensor, y: Tensor) -> Tensor:
         log_alpha = noisy.log_alpha(h)
         self.log_alphas.append(log_alpha)
+        self.owners.append(noisy.owner(h))
         var = noisy.output_var(layer, h, log_alpha)
         # The floor keeps the square root's slope finite where the input is exactly zero.
         std = var.clamp_min(torch.finfo(var.dtype).tiny).sqrt()

@@ -1,0 +1,275 @@
+"""MP-20 crystals, at most 20 atoms a cell: from plain arrays, the public CSV files, or CIF files of one's own."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import os
+import shutil
+import tempfile
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fmwc.data.cif import MOST_ATOMS, Cell, cell_of, has_volume, read_all
+from fmwc.data.crystals import ANGLES, ELEMENTS, Crystals, fold, pad, pymatgen_needed
+from fmwc.errors import DataError, pick
+from fmwc.files import new_folder, write_bytes
+
+__all__ = ["LABELS", "MOST_ATOMS", "SPLITS", "Progress", "Report", "build", "energies", "load", "prototypes"]
+
+SPLITS = {"train": range(8), "val": range(8, 9), "test": range(9, 10)}  # tenths, of a set that has no split
+FIELDS = ("num_atoms", "atomic_numbers", "frac_coords", "lengths", "angles", "material_id")
+COLUMNS = ("material_id", "cif")
+LABELS = {  # field: column of the public CSV files, type
+    "formation_energy_per_atom": ("formation_energy_per_atom", np.float32),
+    "e_above_hull": ("e_above_hull", np.float32),
+    "band_gap": ("band_gap", np.float32),
+    "spacegroup": ("spacegroup.number", np.uint8),
+}
+ENERGIES = "chgnet_energies.npz"
+AGAIN = "a name that came before"
+SOURCES = "MP-20's train.csv, val.csv and test.csv (or CIF files of your own, as *.cif or in train/, val/ and test/)"
+OTHERS = f"give a folder with train.npz, val.npz and test.npz, or with {SOURCES}; or 'prototypes' for a first look"
+REBUILD = "copy it again, or build it anew (fmwc.data.mp20.build)"
+
+Progress = Callable[[str, int, int], None]  # split, how many are done, of how many
+
+
+class Entry(NamedTuple):
+    name: str
+    text: str
+    labels: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of the structures of a source.
+
+    Attributes:
+        kept: How many, for each split.
+        left_out: The names of those that cannot be used, for each reason.
+    """
+
+    kept: dict[str, int]
+    left_out: dict[str, tuple[str, ...]]
+
+    def __str__(self) -> str:
+        kept = ", ".join(f"{count} {split}" for split, count in self.kept.items())
+        reasons = [
+            f"{len(names)} with {reason}: {', '.join(names[:3])}{', …' * (len(names) > 3)}"
+            for reason, names in self.left_out.items()
+        ]
+        return f"kept {kept}; left out " + ("; ".join(reasons) if reasons else "none")
+
+
+def load(where: str | Path | None = None, split: str = "train", *, progress: Progress | None = None) -> Crystals:
+    """Reads one split of MP-20, or of a set of your own.
+
+    Arguments:
+        where: The folder of the data, or one above its `mp20`; else `FMWC_DATA`. Read is what it holds first of
+            `{split}.npz`; the public `{split}.csv`; CIF files, in subfolders for the splits, or else dealt out 80:10:10
+            by a hash of their names. CSV and CIF files are parsed each time: `build` does it once for all. The string
+            `"prototypes"` stands for `prototypes(split)`.
+        split: `"train"`, `"val"` or `"test"`.
+        progress: Called now and then with the split, how many CIFs are read, and of how many.
+
+    Structures that cannot be used are refused in an npz file, and left out of the others with a warning.
+    """
+    pick(SPLITS, split, "split")
+    if where == "prototypes":
+        return prototypes(split)
+    kind, home = home_of(place_of(where), HELD)
+    if kind == "npz":
+        return _crystals(_arrays(home / f"{split}.npz"), str(home / f"{split}.npz"))
+    arrays, left_out = _gathered(entries_of(kind, home, split), split, progress)
+    report = Report({split: len(arrays["num_atoms"])}, left_out)
+    if not report.kept[split]:
+        raise DataError(f"{home} holds no {split} structure that can be used ({report}); {OTHERS}")
+    if left_out:
+        warnings.warn(f"{home}: {report}", stacklevel=2)
+    return _crystals(arrays, str(home))
+
+
+def build(source: str | Path, out: str | Path, *, progress: Progress | None = None) -> Report:
+    """Writes `train.npz`, `val.npz` and `test.npz` of Niggli cells into a new folder: all of them, or none.
+
+    Arguments:
+        source: A folder with the public CSV files of MP-20, or with CIF files, as `load` takes it.
+        out: The folder to write, new or empty.
+        progress: As in `load`.
+
+    A split without any structure is not written; the report says so.
+    """
+    target = new_folder(Path(os.path.expanduser(out)))
+    kind, home = home_of(place_of(source), {kind: held for kind, held in HELD.items() if kind != "npz"})
+    kept, left_out, files = {}, {}, {}
+    for split in SPLITS:
+        entries = entries_of(kind, home, split) if HELD[kind](home, split) else []
+        arrays, reasons = _gathered(entries, split, progress)
+        kept[split] = len(arrays["num_atoms"])
+        for reason, names in reasons.items():
+            left_out[reason] = left_out.get(reason, ()) + names
+        if kept[split]:
+            packed = io.BytesIO()
+            np.savez_compressed(packed, **arrays)
+            files[f"{split}.npz"] = packed.getvalue()
+    report = Report(kept, left_out)
+    if not files:
+        raise DataError(f"{home} holds no structure that can be used ({report}); give {SOURCES}")
+    half = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    try:
+        for name, content in files.items():
+            write_bytes(half / name, content)
+        half.chmod(0o755)
+        target.rmdir()  # new_folder made it, or found it empty
+        half.rename(target)
+    except OSError as error:
+        shutil.rmtree(half, ignore_errors=True)
+        raise DataError(f"{target} cannot be written ({error.strerror or error}); choose another folder") from error
+    except BaseException:
+        shutil.rmtree(half, ignore_errors=True)
+        raise
+    return report
+
+
+def energies(where: str | Path | None = None) -> tuple[tuple[str, ...], Tensor] | None:
+    """The CHGNet energies beside the data, eV/atom, with the names they belong to; None where there are none."""
+    place = place_of(where)
+    file = next((file for file in (place / ENERGIES, place / "mp20" / ENERGIES) if file.is_file()), None)
+    if file is None:
+        return None
+    arrays = _arrays(file, ("material_id", "energy_per_atom"))
+    values, names = arrays["energy_per_atom"], _names(arrays["material_id"], str(file))
+    if values.dtype.kind != "f" or values.shape != (len(names),) or not np.isfinite(values).all():
+        came = f"{values.dtype} {values.shape} for {len(names)} names"
+        raise DataError(f"{file}: energy_per_atom must be one finite number for each name, got {came}; copy it again")
+    return names, torch.from_numpy(values.astype(np.float32))
+
+
+def prototypes(split: str = "train") -> Crystals:
+    """The real prototype structures that come with pymatgen (AFLOW's library), dealt out as a folder of CIFs is."""
+    pick(SPLITS, split, "split")
+    with pymatgen_needed(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the bibliographies' grammar
+        from pymatgen.analysis.prototypes import AFLOW_PROTOTYPE_LIBRARY as LIBRARY
+
+        cells = {}
+        for entry in LIBRARY:
+            structure = entry["snl"].structure
+            name = f"{structure.composition.reduced_formula}-{entry['tags']['aflow']}"
+            if dealt(name) == split and isinstance(cell := cell_of(structure), Cell):
+                cells[name] = cell
+    return _crystals(_flat(tuple(cells), tuple(cells.values())), "pymatgen's prototypes")
+
+
+# From structures to arrays
+
+
+def _gathered(
+    entries: Sequence[Entry], split: str, progress: Progress | None
+) -> tuple[dict[str, np.ndarray], dict[str, tuple[str, ...]]]:
+    """The arrays of those that can be used, and the names of the others by reason."""
+    show = None if progress is None else lambda done, total: progress(split, done, total)
+    kept: dict[str, tuple[Cell, dict[str, float]]] = {}
+    left_out: dict[str, tuple[str, ...]] = {}
+    for entry, outcome in zip(entries, read_all([entry.text for entry in entries], show), strict=True):
+        reason = AGAIN if entry.name in kept else outcome
+        if isinstance(reason, str):
+            left_out[reason] = (*left_out.get(reason, ()), entry.name)
+        else:
+            kept[entry.name] = (reason, entry.labels)
+    arrays = _flat(tuple(kept), tuple(cell for cell, _ in kept.values()))
+    for field in entries[0].labels if entries else ():
+        column = np.array([labels[field] for _, labels in kept.values()])
+        kind = LABELS[field][1]
+        arrays[field] = (column if kind is np.float32 else np.nan_to_num(column).clip(0, 255)).astype(kind)
+    return arrays, left_out
+
+
+def _flat(names: Sequence[str], cells: Sequence[Cell]) -> dict[str, np.ndarray]:
+    coords = np.concatenate([np.zeros((0, 3)), *(cell.coords for cell in cells)])
+    return {
+        "num_atoms": np.array([len(cell.numbers) for cell in cells], np.uint8),
+        "atomic_numbers": np.concatenate([np.zeros(0), *(cell.numbers for cell in cells)]).astype(np.uint8),
+        "frac_coords": fold(torch.from_numpy(coords).float()).numpy(),
+        "lengths": np.array([cell.lengths for cell in cells], np.float32).reshape(-1, 3),
+        "angles": np.array([cell.angles for cell in cells], np.float32).reshape(-1, 3),
+        "material_id": np.array([name.encode() for name in names], "S"),
+    }
+
+
+# From arrays to crystals
+
+
+def _arrays(file: Path, needed: Sequence[str] = FIELDS) -> dict[str, np.ndarray]:
+    try:
+        with zipfile.ZipFile(file), np.load(file, allow_pickle=False) as arrays:
+            if missing := [name for name in needed if name not in arrays]:
+                held = ", ".join(sorted(arrays)) or "no arrays"
+                raise DataError(f"{file} holds {held}, and needs {', '.join(missing)}; {REBUILD}")
+            return {name: np.asarray(arrays[name]) for name in needed}
+    except (ValueError, EOFError, MemoryError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
+        raise DataError(f"{file} is cut off, no npz, or of Python objects, never loaded; {REBUILD}") from error
+    except FileNotFoundError as error:
+        raise DataError(f"{file.parent} holds no {file.name}; {REBUILD}") from error
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror or error}); {REBUILD}") from error
+
+
+def _names(array: np.ndarray, source: str) -> tuple[str, ...]:
+    if array.ndim != 1 or array.dtype.kind not in "SU":
+        raise DataError(f"{source}: material_id must be strings (N,), got {array.dtype} {array.shape}; {REBUILD}")
+    return tuple(array.tolist() if array.dtype.kind == "U" else (name.decode("utf-8", "replace") for name in array))
+
+
+def _crystals(arrays: dict[str, np.ndarray], source: str) -> Crystals:
+    """Each array checked on its own, then against the others."""
+    names = _names(arrays["material_id"], source)
+    count, atoms = len(names), arrays["num_atoms"]
+    wanted = {"num_atoms": ((count,), "iu"), "lengths": ((count, 3), "f"), "angles": ((count, 3), "f")}
+    if atoms.ndim == 1 and atoms.dtype.kind in "iu":  # so that their sum means something
+        wanted |= {"atomic_numbers": ((int(atoms.sum()),), "iu"), "frac_coords": ((int(atoms.sum()), 3), "f")}
+    for field, (shape, kinds) in wanted.items():
+        array = arrays[field]
+        if array.shape != shape or array.dtype.kind not in kinds or not count:
+            kind = "integers" if kinds == "iu" else "floats"
+            raise DataError(
+                f"{source}: {field} must be {kind} {shape}, N ≥ 1, got {array.dtype} {array.shape}; {REBUILD}"
+            )
+    owner = np.repeat(np.arange(count), atoms)
+    z, coords, lengths, angles = (arrays[field] for field in ("atomic_numbers", "frac_coords", "lengths", "angles"))
+    rules = (  # what must hold, for whom, of which crystal
+        (f"1 to {MOST_ATOMS} atoms", (atoms >= 1) & (atoms <= MOST_ATOMS), atoms),
+        (f"atomic numbers 1 to {ELEMENTS}", (z >= 1) & (z <= ELEMENTS), z),
+        ("finite coordinates", np.isfinite(coords).all(-1), coords),
+        ("lengths above 0", (np.isfinite(lengths) & (lengths > 0)).all(-1), lengths),
+        (f"angles between {ANGLES[0]} and {ANGLES[1]}", ((angles > ANGLES[0]) & (angles < ANGLES[1])).all(-1), angles),
+        ("angles that can meet in a corner", has_volume(angles), angles),
+    )
+    for rule, holds, values in rules:
+        if not holds.all():
+            at = int(holds.argmin())
+            name = names[at if len(holds) == count and values is not z and values is not coords else owner[at]]
+            raise DataError(f"{source}: a crystal has {rule}, and {name} has {values[at]}; {REBUILD}")
+    if len(set(names)) < count:
+        raise DataError(
+            f"{source}: material_id must be different for each, got {count - len(set(names))} twice; {REBUILD}"
+        )
+    counts = torch.from_numpy(atoms.astype(np.int64))
+    return Crystals(
+        pad(counts, torch.from_numpy(z.astype(np.int64)), MOST_ATOMS),
+        pad(counts, fold(torch.from_numpy(coords.astype(np.float32))), MOST_ATOMS),
+        torch.from_numpy(lengths.astype(np.float32)),
+        torch.from_numpy(angles.astype(np.float32)),
+        names,
+    )

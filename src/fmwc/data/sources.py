@@ -1,0 +1,115 @@
+"""Where crystals are found: a folder of npz arrays, of the public CSV files of MP-20, or of CIF files."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fmwc.errors import DataError
+
+__all__ = ["HELD", "LABELS", "OTHERS", "SOURCES", "SPLITS", "Entry", "dealt", "entries_of", "home_of", "place_of"]
+
+SPLITS = {"train": range(8), "val": range(8, 9), "test": range(9, 10)}  # tenths, of a set that has no split
+COLUMNS = ("material_id", "cif")
+LABELS = {  # field: column of the public CSV files, type
+    "formation_energy_per_atom": ("formation_energy_per_atom", np.float32),
+    "e_above_hull": ("e_above_hull", np.float32),
+    "band_gap": ("band_gap", np.float32),
+    "spacegroup": ("spacegroup.number", np.uint8),
+}
+SOURCES = "MP-20's train.csv, val.csv and test.csv (or CIF files of your own, as *.cif or in train/, val/ and test/)"
+OTHERS = f"give a folder with train.npz, val.npz and test.npz, or with {SOURCES}; or 'prototypes' for a first look"
+
+
+class Entry(NamedTuple):
+    """One structure as it was found."""
+
+    name: str
+    text: str  # a CIF
+    labels: dict[str, float]
+
+
+def place_of(where: str | Path | None) -> Path:
+    given = where if where is not None else os.environ.get("FMWC_DATA") or None
+    if given is None:
+        raise DataError(f"say where the crystals are, by --data or FMWC_DATA; {OTHERS}")
+    place = Path(os.path.expanduser(given))
+    if not place.is_dir():
+        raise DataError(f"{place} {'is a file' if place.exists() else 'does not exist'}; {OTHERS}")
+    return place
+
+
+def home_of(place: Path, kinds: dict[str, Callable[[Path, str], Any]]) -> tuple[str, Path]:
+    """All splits are read from one place in one form, so that no two data sets are mixed."""
+    for kind, held in kinds.items():
+        for home in (place, place / "mp20"):
+            if any(held(home, split) for split in SPLITS):
+                return kind, home
+    raise DataError(f"{place} holds no crystals; {OTHERS if 'npz' in kinds else 'give ' + SOURCES}")
+
+
+def dealt(name: str) -> str:
+    tenth = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) % 10
+    return next(split for split, tenths in SPLITS.items() if tenth in tenths)
+
+
+def _cifs(folder: Path, split: str) -> list[Path]:
+    found = {part: [] for part in (*SPLITS, ".")}  # type: dict[str, list[Path]]
+    for part, files in found.items():
+        if (folder / part).is_dir():
+            inside = sorted((folder / part).iterdir(), key=lambda file: file.name)
+            files += [f for f in inside if f.suffix.lower() == ".cif" and not f.name.startswith(".") and f.is_file()]
+    if any(found[part] for part in SPLITS):
+        return found[split]
+    return [file for file in found["."] if dealt(file.stem) == split]
+
+
+HELD: dict[str, Callable[[Path, str], Any]] = {  # in the order of choice
+    "npz": lambda home, split: (home / f"{split}.npz").is_file(),
+    "csv": lambda home, split: (home / f"{split}.csv").is_file(),
+    "cif": _cifs,
+}
+
+
+def entries_of(kind: str, home: Path, split: str) -> list[Entry]:
+    if kind == "csv":
+        return _rows(home / f"{split}.csv")
+    files = _cifs(home, split)
+    try:
+        return [Entry(file.stem, file.read_text("utf-8", "replace"), {}) for file in files]
+    except OSError as error:
+        raise DataError(f"{error.filename or home} cannot be read ({error.strerror or error})") from error
+
+
+def _rows(file: Path) -> list[Entry]:
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            reader = csv.DictReader(stream, strict=True)
+            held = reader.fieldnames or ()
+            if missing := [column for column in COLUMNS if column not in held]:
+                raise DataError(
+                    f"{file} has the columns {', '.join(held) or 'none'}, and needs {' and '.join(missing)}; "
+                    "get MP-20's own CSV files"
+                )
+            labels = [(field, column) for field, (column, _) in LABELS.items() if column in held]
+            return [
+                Entry(row["material_id"] or "", row["cif"] or "", {f: _number(row[c]) for f, c in labels})
+                for row in reader
+            ]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"{file} is cut off or no CSV file ({error}); copy it again") from error
+    except OSError as error:
+        raise DataError(f"{file} cannot be read ({error.strerror or error}); MP-20 has three CSV files") from error
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text or "nan")
+    except ValueError:
+        return float("nan")

@@ -1,0 +1,364 @@
+"""One crystal drawn: its unit cell in parallel projection, atoms as shaded spheres, and its formula as the key.
+
+Spheres, bonds and edges are painted into one picture with a depth for every pixel, so that they hide and cut each other
+as solids do, however a generated structure has put them.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from itertools import product
+from math import gcd
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
+from matplotlib.offsetbox import AnchoredOffsetbox, DrawingArea, HPacker, OffsetBox, TextArea
+from matplotlib.patches import Circle
+
+from fmwc.data.crystals import ELEMENTS, Crystals
+from fmwc.report.look import FAINT, INK, look
+
+__all__ = ["Scene", "draw_crystal", "formula", "scene_of"]
+
+_SYMBOLS = """
+H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr Rb Sr Y Zr Nb
+Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm Yb Lu Hf Ta W Re Os Ir Pt Au
+Hg Tl Pb Bi Po At Rn Fr Ra Ac Th Pa U Np Pu Am Cm Bk Cf Es Fm Md No Lr Rf Db Sg Bh Hs Mt Ds Rg Cn Nh Fl Mc Lv Ts
+Og
+""".split()  # of the elements 1 to 118
+_RADII = """
+31 28 128 96 84 76 71 66 57 58 166 141 121 111 107 105 102 106 203 176 170 160 153 139 139 132 126 124 132 122
+122 120 119 120 120 116 220 195 190 175 164 154 147 146 142 139 145 144 142 139 139 138 139 140 244 215 207 204
+203 201 199 198 198 196 194 192 192 189 190 187 187 175 170 162 151 144 141 136 136 132 145 146 148 140 150 150
+260 221 215 206 200 196 190 187 180 169
+""".split()  # covalent, pm, to Cm (Cordero et al. 2008)
+_COLOURS = """
+ffffff d9ffff cc80ff c2ff00 ffb5b5 909090 3050f8 ff0d0d 90e050 b3e3f5 ab5cf2 8aff00 bfa6a6 f0c8a0 ff8000 ffff30
+1ff01f 80d1e3 8f40d4 3dff00 e6e6e6 bfc2c7 a6a6ab 8a99c7 9c7ac7 e06633 f090a0 50d050 c88033 7d80b0 c28f8f 668f8f
+bd80e3 ffa100 a62929 5cb8d1 702eb0 00ff00 94ffff 94e0e0 73c2c9 54b5b5 3b9e9e 248f8f 0a7d8c 006985 c0c0c0 ffd98f
+a67573 668080 9e63b5 d47a00 940094 429eb0 57178f 00c900 70d4ff ffffc7 d9ffc7 c7ffc7 a3ffc7 8fffc7 61ffc7 45ffc7
+30ffc7 1fffc7 00ff9c 00e675 00d452 00bf38 00ab24 4dc2ff 4da6ff 2194d6 267dab 266696 175487 d0d0e0 ffd123 b8b8d0
+a6544d 575961 9e4fb5 ab5c00 754f45 428296 420066 007d00 70abfa 00baff 00a1ff 008fff 0080ff 006bff 545cf2 785ce3
+8a4fe3 a136d4 b31fd4 b31fba b30da6 bd0d87 c70066 cc0059 d1004f d90045 e00038 e6002e eb0026
+""".split()  # to Mt, as Jmol paints them
+_PULL = """
+220 0 98 157 204 255 304 344 398 0 93 131 161 190 219 258 316 0 82 100 136 154 163 166 155 183 188 191 190 165
+181 201 218 255 296 300 82 95 122 133 160 216 190 220 228 220 193 169 178 196 205 210 266 260 79 89 110 112 113
+114 113 117 120 120 110 122 123 124 125 110 127 130 150 236 190 220 220 228 254 200 162 233 202 200 220 220 70
+90 110 130 150 138 136 128 130 130 130 130 130 130 130 130 130
+""".split()  # electronegativity × 100, to Lr (Pauling); 0 where there is none
+
+UNKNOWN_RADIUS, UNKNOWN_COLOUR = 1.5, (0.72, 0.72, 0.74)
+BALL = 0.56  # a sphere's radius, in covalent radii: neighbours do not quite touch
+STICK, EDGE = 0.11, 0.035  # radii of bonds and of the cell's edges, Å
+BOND = (0.5, 1.15)  # nearer or farther than this, in sums of covalent radii, is no bond
+# Of a bond, one end at least is a non-metal or a metalloid: in a metal, all neighbours would be joined to all.
+BINDING = frozenset((1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 32, 33, 34, 35, 51, 52, 53))
+FACE = 0.3  # Å: an atom this near to a face is drawn on the opposite one too
+SMALLEST = 6.5  # Å: a smaller cell does not fill the picture
+FINER = 3  # each pixel is the mean of so many squared
+LIGHT = np.array([-0.42, 0.52, 0.74]) / np.linalg.norm([-0.42, 0.52, 0.74])
+VIEWS = [(turn, lift) for turn in (10, 16, 22, 28, 34) for lift in (8, 13, 18)]  # degrees, away from looking along a
+SUBSCRIPT = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
+
+
+# ---- what is drawn -----------------------------------------------------------------------------------------------
+
+
+def symbol(z: int) -> str:
+    return _SYMBOLS[z - 1] if 1 <= z <= ELEMENTS else "?"
+
+
+def _radius(z: int) -> float:
+    return int(_RADII[z - 1]) / 100 if 1 <= z <= len(_RADII) else UNKNOWN_RADIUS
+
+
+def _pull(z: int) -> float:
+    return int(_PULL[z - 1]) / 100 if 1 <= z <= len(_PULL) else 0.0
+
+
+def _colour(z: int) -> np.ndarray:
+    """Jmol's colour, a little greyer and lighter: the pure ones shout in print."""
+    if not 1 <= z <= ELEMENTS:
+        return np.array(UNKNOWN_COLOUR)
+    pure = np.array(to_rgb("#" + _COLOURS[min(z, len(_COLOURS)) - 1]))
+    return 0.84 * (0.84 * pure + 0.16 * (pure @ [0.3, 0.6, 0.1])) + 0.13
+
+
+def _parts(numbers: list[int]) -> list[tuple[int, int]]:
+    """Elements and how many of each, by electronegativity, in the smallest whole numbers."""
+    kinds = sorted(set(numbers), key=lambda z: (_pull(z), z))
+    counts = [numbers.count(z) for z in kinds]
+    return list(zip(kinds, (n // reduce(gcd, counts) for n in counts), strict=True))
+
+
+def formula(numbers: list[int]) -> str:
+    """The reduced formula, metals first.
+
+    >>> formula([8, 8, 8, 22, 56]), formula([11, 17, 11, 17]), formula([26, 125])
+    ('BaTiO₃', 'NaCl', '?Fe')
+    """
+    return "".join(symbol(z) + _count(n) for z, n in _parts(numbers))
+
+
+def _count(n: int) -> str:
+    return f"{n}".translate(SUBSCRIPT) if n > 1 else ""
+
+
+class Scene(NamedTuple):
+    """What is drawn of one crystal, in the plane of the picture: x to the right, y up, z towards the viewer.
+
+    Attributes:
+        places: Centres of the atoms and of their images on the cell's faces, Å, `(n, 3)`.
+        numbers: Their atomic numbers, n.
+        corners: Of the cell, Å, `(8, 3)`, in the order of :func:`itertools.product`.
+    """
+
+    places: np.ndarray
+    numbers: list[int]
+    corners: np.ndarray
+
+    @property
+    def radii(self) -> np.ndarray:  # (n,)
+        return np.array([BALL * _radius(z) for z in self.numbers])
+
+
+def scene_of(crystals: Crystals, index: int) -> Scene | None:
+    """One crystal, turned so that its atoms hide each other least; nothing, if its lattice is none.
+
+    Atoms at a face, edge or corner are repeated on the opposite ones. Those without a place are left out.
+    """
+    cell = _cell(crystals.lengths[index].double().numpy(), crystals.angles[index].double().numpy())
+    if cell is None:
+        return None
+    present = (crystals.numbers[index] > 0) & crystals.coords[index].isfinite().all(-1)
+    fractions = crystals.coords[index][present].double().numpy() % 1.0
+    volume = abs(np.linalg.det(cell))
+    heights = [volume / max(np.linalg.norm(np.cross(cell[i - 2], cell[i - 1])), 1e-9) for i in range(3)]
+    near = np.minimum(FACE / np.maximum(heights, 1e-9), 0.1)
+    places, numbers = [], []
+    for f, z in zip(fractions, crystals.numbers[index][present].tolist(), strict=True):
+        for shift in product(
+            *((0, 1) if u < e else (0, -1) if u > 1 - e else (0,) for u, e in zip(f, near, strict=True))
+        ):
+            places.append((f + shift) @ cell)
+            numbers.append(z)
+    corners = np.array(list(product((0.0, 1.0), repeat=3))) @ cell
+    scene = Scene(np.array(places).reshape(-1, 3) - corners.mean(0), numbers, corners - corners.mean(0))
+    turns = [_turn(*view) for view in VIEWS]
+    best = min(turns, key=lambda turn: _hidden(scene.places @ turn.T, scene.radii))
+    return Scene(scene.places @ best.T, numbers, scene.corners @ best.T)
+
+
+def _cell(lengths: np.ndarray, angles: np.ndarray) -> np.ndarray | None:  # (3,), (3,) -> (3, 3), a row an axis
+    """a towards the viewer, c up; a cell that its angles do not allow is flat."""
+    if not (np.isfinite(lengths).all() and np.isfinite(angles).all() and 0 < lengths.min() and lengths.max() < 1e4):
+        return None
+    cosine, sine = np.cos(np.radians(angles)), np.sin(np.radians(angles))
+    if np.abs(sine).min() < 1e-6:
+        return None
+    around = np.clip((cosine[2] - cosine[0] * cosine[1]) / (sine[0] * sine[1]), -1, 1)  # cos of a and b about c
+    a = np.array([sine[1], 0, cosine[1]])
+    b = np.array([sine[0] * around, sine[0] * np.sqrt(1 - around**2), cosine[0]])
+    return lengths[:, None] * np.stack([a, b, np.array([0.0, 0.0, 1.0])])
+
+
+def _turn(turn: float, lift: float) -> np.ndarray:  # (3, 3): right, up, towards the viewer
+    t, s = np.radians(turn), np.radians(lift)
+    towards = np.array([np.cos(s) * np.cos(t), np.cos(s) * np.sin(t), np.sin(s)])
+    right = np.array([-np.sin(t), np.cos(t), 0.0])
+    return np.stack([right, np.cross(towards, right), towards])
+
+
+def _hidden(places: np.ndarray, radii: np.ndarray) -> float:
+    apart = np.linalg.norm(places[:, None, :2] - places[None, :, :2], axis=-1)
+    return float((np.maximum(0, 1 - apart / np.maximum(radii[:, None] + radii, 1e-9)) ** 2).sum())
+
+
+def _bonds(scene: Scene) -> list[tuple[int, int]]:
+    reach = scene.radii / BALL
+    apart = np.linalg.norm(scene.places[:, None] - scene.places, axis=-1) / (reach[:, None] + reach)
+    pairs = np.argwhere(np.triu((apart > BOND[0]) & (apart < BOND[1]), 1))
+    return [(int(i), int(j)) for i, j in pairs if {scene.numbers[i], scene.numbers[j]} & BINDING]
+
+
+# ---- how it is drawn ---------------------------------------------------------------------------------------------
+
+
+class _Canvas:
+    """Creates a picture with a depth, an owner and a colour for every pixel.
+
+    Arguments:
+        low, high: Its corners, Å, `(2,)`.
+        scale: Pixels an Å.
+    """
+
+    def __init__(self, low: np.ndarray, high: np.ndarray, scale: float) -> None:
+        wide, tall = (max(FINER, FINER * int(np.ceil(v / FINER))) for v in (high - low) * scale)
+        self.low, self.scale = low, scale
+        self.extent = (low[0], low[0] + wide / scale, low[1], low[1] + tall / scale)
+        self.depth = np.full((tall, wide), -np.inf)
+        self.owner = np.full((tall, wide), -1)
+        self.colour = np.ones((tall, wide, 3))
+
+    def _window(self, low: np.ndarray, high: np.ndarray) -> tuple[tuple[slice, slice], np.ndarray, np.ndarray]:
+        tall, wide = self.depth.shape
+        (left, bottom), (right, top) = (np.clip((v - self.low) * self.scale, 0, (wide, tall)) for v in (low, high))
+        rows, columns = slice(int(bottom), int(np.ceil(top))), slice(int(left), int(np.ceil(right)))
+        y = (np.arange(rows.start, rows.stop)[:, None] + 0.5) / self.scale + self.low[1]
+        x = (np.arange(columns.start, columns.stop)[None] + 0.5) / self.scale + self.low[0]
+        return (rows, columns), x, y
+
+    def _paint(
+        self, where: tuple[slice, slice], inside: np.ndarray, z: np.ndarray, owner: int, colour: np.ndarray
+    ) -> None:
+        seen = inside & (z > self.depth[where])
+        self.depth[where][seen] = z[seen]
+        self.owner[where][seen] = owner
+        self.colour[where][seen] = np.broadcast_to(colour, (*seen.shape, 3))[seen]
+
+    def sphere(self, centre: np.ndarray, radius: float, colour: np.ndarray, owner: int) -> None:
+        radius = max(radius, 1.5 * FINER / self.scale)  # in the largest cells, a dot still
+        where, x, y = self._window(centre[:2] - radius, centre[:2] + radius)
+        u, v = np.broadcast_arrays((x - centre[0]) / radius, (y - centre[1]) / radius)
+        w = np.sqrt(np.maximum(0, 1 - u**2 - v**2))
+        self._paint(where, u**2 + v**2 < 1, centre[2] + radius * w, owner, _lit(np.stack([u, v, w], -1), colour))
+
+    def stick(self, start: np.ndarray, end: np.ndarray, radius: float, colour: np.ndarray, lit: bool = True) -> None:
+        radius = max(radius, 0.5 * FINER / self.scale)
+        along = end - start
+        length = float(along[:2] @ along[:2])
+        where, x, y = self._window(np.minimum(start, end)[:2] - radius, np.maximum(start, end)[:2] + radius)
+        share = np.clip(((x - start[0]) * along[0] + (y - start[1]) * along[1]) / max(length, 1e-12), 0, 1)
+        u, v = (x - start[0] - share * along[0]) / radius, (y - start[1] - share * along[1]) / radius
+        w = np.sqrt(np.maximum(0, 1 - u**2 - v**2))
+        paint = _lit(np.stack([u, v, w], -1), colour) if lit else colour
+        self._paint(where, u**2 + v**2 < 1, start[2] + share * along[2] + radius * w, -2 if lit else -3, paint)
+
+    def picture(self) -> np.ndarray:  # (H, W, 4)
+        """Outlines drawn, what is far a little paler, and the fine pixels averaged."""
+        solid = self.owner > -3
+        drawn = np.isfinite(self.depth)
+        line = np.zeros_like(drawn)
+        for axis in (0, 1):
+            for step in (-1, 1):
+                beside, other = np.roll(self.depth, step, axis), np.roll(self.owner, step, axis)
+                # The nearer of two owners carries the line.
+                line |= (other != self.owner) & (self.depth > beside) & solid & (self.owner != -1)
+        thick = line.copy()
+        for axis in (0, 1):
+            for step in (-1, 1):
+                thick |= np.roll(line, step, axis) & (np.roll(self.owner, step, axis) == self.owner)
+        colour = np.where(thick[..., None], 0.30 * self.colour + 0.02, self.colour)
+        if drawn.any():
+            low, high = self.depth[drawn].min(), self.depth[drawn].max()
+            far = 0.26 * np.where(drawn, high - self.depth, 0) / max(high - low, 1.0)
+            colour = colour + (1 - colour) * far[..., None]
+        tall, wide = drawn.shape
+        blocks = (tall // FINER, FINER, wide // FINER, FINER)
+        alpha = drawn.astype(float).reshape(blocks).mean((1, 3))
+        ink = (colour * drawn[..., None]).reshape(*blocks, 3).mean((1, 3)) / np.maximum(alpha, 1e-9)[..., None]
+        return np.clip(np.concatenate([ink, alpha[..., None]], -1), 0, 1)
+
+
+def _lit(normal: np.ndarray, colour: np.ndarray) -> np.ndarray:  # (H, W, 3)
+    diffuse = np.maximum(0, normal @ LIGHT)[..., None]
+    half = (LIGHT + [0, 0, 1]) / np.linalg.norm(LIGHT + [0, 0, 1])
+    shine = np.maximum(0, normal @ half)[..., None] ** 38
+    rim = 0.80 + 0.20 * normal[..., 2:]
+    return np.clip(colour * (0.52 + 0.53 * diffuse) * rim + 0.50 * shine, 0, 1)
+
+
+def _render(scene: Scene, bonds: bool, pixels: int) -> _Canvas:
+    radii = scene.radii
+    ends = [*(scene.places - radii[:, None]), *(scene.places + radii[:, None]), *scene.corners]
+    margin = 0.02 * np.ptp(np.array(ends)[:, :2], axis=0).max() + 0.05
+    low, high = np.min(ends, 0)[:2] - margin, np.max(ends, 0)[:2] + margin
+    canvas = _Canvas(low, high, FINER * pixels / max(*(high - low), SMALLEST))
+    back = int(scene.corners[:, 2].argmin())
+    for i, j in product(range(8), repeat=2):
+        if i < j and (i ^ j).bit_count() == 1:
+            hidden = back in (i, j)
+            colour = np.array(to_rgb("#c9ccd2" if hidden else "#5d636e"))
+            canvas.stick(scene.corners[i], scene.corners[j], EDGE * (0.8 if hidden else 1), colour, lit=False)
+    for i, j in _bonds(scene) if bonds else []:
+        middle = (scene.places[i] + scene.places[j]) / 2
+        for one in (i, j):
+            canvas.stick(scene.places[one], middle, STICK, _colour(scene.numbers[one]))
+    for i, (place, radius, z) in enumerate(zip(scene.places, radii, scene.numbers, strict=True)):
+        canvas.sphere(place, float(radius), _colour(z), i)
+    return canvas
+
+
+@look
+def draw_crystal(
+    ax: Axes,
+    crystals: Crystals,
+    index: int,
+    caption: str = "",
+    *,
+    bonds: bool = True,
+    size: float = 8.0,
+    pixels: int = 320,
+) -> None:
+    """One crystal's unit cell, its formula above (each element with its colour) and a caption below.
+
+    An atom whose number is no element's is grey, with a question mark; a lattice that is none is said to be none.
+
+    Arguments:
+        ax: Where to draw.
+        crystals: The set.
+        index: Which of them.
+        caption: A line below.
+        bonds: Whether near pairs, one of them a non-metal, are joined.
+        size: Of the formula's type, points; the caption's is a little smaller.
+        pixels: Of the picture's longer side.
+    """
+    ax.set_axis_off()
+    ax.text(0.5, -0.02, caption, transform=ax.transAxes, ha="center", va="top", fontsize=size - 1.2, color=INK)
+    numbers = [z for z in crystals.numbers[index].tolist() if z > 0]
+    ax.add_artist(_key(numbers, size, ax))
+    scene = scene_of(crystals, index)
+    if scene is None:
+        ax.text(0.5, 0.5, "not a lattice", transform=ax.transAxes, ha="center", va="center", color=FAINT, fontsize=size)
+        return
+    canvas = _render(scene, bonds, pixels)
+    ax.imshow(canvas.picture(), extent=canvas.extent, origin="lower", interpolation="antialiased")
+    for i, (place, z) in enumerate(zip(scene.places, scene.numbers, strict=True)):
+        row, column = ((place[1::-1] - canvas.low[::-1]) * canvas.scale).astype(int)
+        if z > ELEMENTS and canvas.owner[row, column] == i:  # its middle is seen
+            ax.text(place[0], place[1], "?", ha="center", va="center_baseline", fontsize=size - 1, fontweight="bold")
+    left, right, bottom, top = canvas.extent
+    box = ax.get_window_extent()
+    shape = box.height / max(box.width, 1e-9)
+    half = max(right - left, (top - bottom) / shape, SMALLEST) / 2
+    x, y = (left + right) / 2, (bottom + top) / 2
+    ax.set(xlim=(x - half, x + half), ylim=(y - half * shape, y + half * shape), aspect="equal")
+
+
+def _key(numbers: list[int], size: float, ax: Axes) -> AnchoredOffsetbox:
+    """The formula, a dot of its colour before each element; of more than five, the rest as dots."""
+    parts = _parts(numbers)
+    pieces: list[OffsetBox] = []
+    for z, n in parts[:5]:
+        dot = DrawingArea(0.62 * size, 0.62 * size, 0, 0)
+        edge = tuple(0.45 * _colour(z))
+        dot.add_artist(
+            Circle((0.31 * size, 0.33 * size), 0.27 * size, facecolor=_colour(z), edgecolor=edge, linewidth=0.5)
+        )
+        style = {"fontsize": size, "fontweight": "medium", "color": INK}
+        pieces.append(HPacker(children=[dot, TextArea(symbol(z) + _count(n), textprops=style)], pad=0, sep=0.12 * size))
+    if len(parts) > 5:
+        pieces.append(TextArea("…", textprops={"fontsize": size}))
+    row = HPacker(children=pieces or [TextArea("no atoms", textprops={"fontsize": size})], pad=0, sep=0.28 * size)
+    return AnchoredOffsetbox(
+        loc="lower center",
+        child=row,
+        frameon=False,
+        pad=0,
+        borderpad=0,
+        bbox_to_anchor=(0.5, 1.02),
+        bbox_transform=ax.transAxes,
+    )

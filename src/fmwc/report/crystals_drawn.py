@@ -1,0 +1,345 @@
+"""Figures of generated crystals: the structures in the order the model trusts them, and what that order is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import FancyBboxPatch
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
+from numpy.typing import ArrayLike
+
+from fmwc.data.crystals import Crystals
+from fmwc.errors import ShapeError, UsageError
+from fmwc.metrics.ranking import retention
+from fmwc.report.atoms_drawn import draw_crystal
+from fmwc.report.curves import EXTREME, extremes, on_common_times
+from fmwc.report.figures import ONE, PERCENT, TIME, TWO
+from fmwc.report.look import CONFIDENCE, DOUBTFUL, FAINT, INK, LINES, SURE, look
+from fmwc.report.sheet import Sheet
+
+__all__ = ["channel_variances", "draw_crystal", "hutchinson", "precision_curve", "sorted_by_confidence"]
+
+METASTABLE = 0.1  # eV/atom above the hull
+STABLE_COLOUR, HIGH_COLOUR, NONE_COLOUR = LINES[2], LINES[3], LINES[4]
+CLASSES = (  # colour, line, words
+    (STABLE_COLOUR, "-", f"metastable: at most {METASTABLE} eV/atom above the hull"),
+    (HIGH_COLOUR, "-", "higher"),
+    (NONE_COLOUR, (0, (2.5, 1.5)), "invalid, or no energy"),
+)
+CHANNELS = {"type": "atom types", "coord": "coordinates", "lattice": "lattice"}
+WINDOW = 0.05  # of the ranking, about each of its places
+MARKED = (0.05, 0.1)  # shares of the surest whose precision is written out
+
+
+# ---- structures in order -----------------------------------------------------------------------------------------
+
+
+def _classes(energy: np.ndarray, valid: np.ndarray) -> np.ndarray:  # (N,), into CLASSES
+    return np.where(valid & np.isfinite(energy), np.where(energy <= METASTABLE, 0, 1), 2)
+
+
+@look
+def sorted_by_confidence(
+    crystals: Crystals,
+    confidence: ArrayLike,
+    e_above_hull: ArrayLike,
+    valid: ArrayLike,
+    rows: int = 3,
+    columns: int = 6,
+    score: ArrayLike | None = None,
+) -> Figure:
+    """Structures from the surest to the most doubtful at even steps of the ranking, framed by their energy above hull;
+    below, that energy and the share of metastable structures along the whole ranking.
+
+    Arguments:
+        crystals: N structures.
+        confidence: High = sure, `(N,)`.
+        e_above_hull: eV/atom, `(N,)`; NaN where there is none.
+        valid: Which structures passed the checks, `(N,)`.
+        rows, columns: Of the structures shown.
+        score: High = doubtful, `(N,)`; orders those of equal confidence.
+    """
+    level, energy = np.asarray(confidence, dtype=float), np.asarray(e_above_hull, dtype=float)
+    kind = _classes(energy, np.asarray(valid, dtype=bool))
+    if not len(crystals) == len(level) == len(kind) > 0:
+        raise ShapeError(
+            f"one value a crystal: {len(crystals)} crystals, {len(level)} confidences, {len(kind)} energies"
+        )
+    order = np.lexsort((np.zeros(len(level)) if score is None else np.asarray(score, dtype=float), -level))
+    places = np.unique(np.linspace(0, len(order) - 1, rows * columns).round().astype(int))
+    rows = -(-len(places) // columns)
+    left, heading, strip = 0.12, 0.62, 2.55  # inches, as all that follows
+    wide, tall = (TWO[0] - 2 * left) / columns, 1.98
+    sheet = Sheet(TWO[0], heading + rows * tall + strip, side=1.0)
+    which = "all" if len(places) == len(order) else f"{len(places)} of {len(order):,}, at even steps of the ranking:"
+    sheet.text(left + 0.05, 0.17, f"{which} from the surest to the most doubtful", fontsize=10.5)
+    _class_legend(sheet, left + 0.05, 0.44, kind)
+    for n, place in enumerate(places):
+        row, column = divmod(n, columns)
+        one = int(order[place])
+        x, y = left + column * wide, heading + row * tall
+        _card(sheet, x + 0.04, y + 0.04, wide - 0.08, tall - 0.08, int(kind[one]))
+        sheet.text(x + 0.11, y + 0.14, f"{place + 1:,}", fontsize=6.5, color=FAINT)
+        inner = _axes(sheet, x + 0.12, y + 0.40, wide - 0.24, tall - 0.75)
+        draw_crystal(inner, crystals, one, _caption(energy[one], level[one]), size=8.5)
+    top = heading + rows * tall + 0.22
+    half = TWO[0] / 2
+    _energies(_axes(sheet, 0.72, top, half - 0.95, strip - 0.80), energy[order], kind[order], places)
+    _shares(_axes(sheet, half + 0.62, top, half - 0.95, strip - 0.80), kind[order], places)
+    return sheet.figure
+
+
+def _axes(sheet: Sheet, left: float, top: float, width: float, height: float) -> Axes:
+    """Axes at a place given in inches from the upper left corner."""
+    across, down = sheet.figure.get_size_inches()
+    return sheet.figure.add_axes((left / across, 1 - (top + height) / down, width / across, height / down))
+
+
+def _caption(energy: float, confidence: float) -> str:
+    return rf"$E_\mathrm{{hull}}$ {_number(energy)} · confidence {_number(confidence)}"
+
+
+def _number(value: float) -> str:
+    """
+    >>> _number(0.034), _number(-0.012), _number(-0.001), _number(12.3), _number(float("nan"))
+    ('0.03', '−0.01', '0.00', '12', '–')
+    """
+    if not np.isfinite(value):
+        return "–"
+    text = f"{value:.2f}" if abs(value) < 9.995 else f"{value:.0f}"
+    return text.replace("-0.00", "0.00").replace("-", "−")
+
+
+def _card(sheet: Sheet, left: float, top: float, width: float, height: float, kind: int, weight: float = 1.6) -> None:
+    colour, line, _ = CLASSES[kind]
+    box = FancyBboxPatch(
+        (left, top), width, height, boxstyle="round,pad=0,rounding_size=0.06", facecolor="white", edgecolor=colour
+    )
+    box.set(linewidth=weight, linestyle=line)
+    sheet.axes.add_patch(box)
+
+
+def _class_legend(sheet: Sheet, left: float, middle: float, kind: np.ndarray) -> None:
+    for number, (_, _, words) in enumerate(CLASSES):
+        _card(sheet, left, middle - 0.075, 0.21, 0.15, number)
+        text = sheet.text(left + 0.28, middle, f"{words} ({(kind == number).mean():.1%})", fontsize=9)
+        left = text.get_window_extent().transformed(sheet.axes.transData.inverted()).x1 + 0.3
+
+
+def _windows(count: int) -> list[tuple[int, slice]]:
+    """Places of a ranking, and those about each."""
+    half = max(5, round(WINDOW * count / 2))
+    centres = np.unique(np.linspace(0, count - 1, 121).round().astype(int))
+    return [(int(c), slice(max(0, c - half), c + half + 1)) for c in centres]
+
+
+def _ranked(axes: Axes, count: int, places: np.ndarray, kind: np.ndarray) -> None:
+    """An axis from sure to doubtful, in the colours of confidence, with a mark for each structure shown."""
+    gradient = np.linspace(1, 0, 256)[None]
+    bar = axes.inset_axes((0, -0.055, 1, 0.04))
+    bar.imshow(gradient, cmap=CONFIDENCE, vmin=0, vmax=1, aspect="auto", extent=(0, 1, 0, 1))
+    bar.set_axis_off()
+    axes.spines["bottom"].set_visible(False)
+    axes.tick_params(axis="x", length=0, pad=11)
+    axes.set(xlim=(0, 1), xlabel="place in the ranking  (surest first)")
+    axes.xaxis.set_major_formatter(PERCENT)
+    spots = (places + 0.5) / count
+    colours = [CLASSES[k][0] for k in kind[places]]
+    axes.scatter(spots, np.full(len(spots), 1.0), 16, colours, "v", transform=axes.get_xaxis_transform(), clip_on=False)
+
+
+def _energies(axes: Axes, energy: np.ndarray, kind: np.ndarray, places: np.ndarray) -> None:
+    """Energy above hull of those that have one and are valid, in order."""
+    count = len(energy)
+    known = np.where(kind < 2, energy, np.nan)
+    x, low, middle, high, mean = [], [], [], [], []
+    for centre, window in _windows(count):
+        values = known[window][np.isfinite(known[window])]
+        if len(values):
+            x.append((centre + 0.5) / count)
+            for curve, value in zip((low, middle, high), np.quantile(values, [0.16, 0.5, 0.84]), strict=True):
+                curve.append(value)
+            mean.append(values.mean())
+    _ranked(axes, count, places, kind)
+    axes.set_ylabel("energy above hull  (eV/atom)")
+    if not x:
+        axes.set_yticks([])
+        axes.text(0.5, 0.5, "no structure has one", transform=axes.transAxes, ha="center", color=FAINT)
+        return
+    axes.axhline(METASTABLE, color=STABLE_COLOUR, linewidth=1.0, linestyle=(0, (4, 3)))
+    axes.fill_between(x, low, high, color=SURE, alpha=0.14, linewidth=0, label="16–84 %")
+    axes.plot(x, mean, color=LINES[1], linewidth=1.3, label="mean")
+    axes.plot(x, middle, color=SURE, label="median")
+    bottom, top = min(0.0, *low), max(2 * METASTABLE, *high, *mean)
+    axes.set_ylim(bottom - 0.04 * (top - bottom), 1.1 * top)
+    axes.legend(loc="upper left", fontsize=8.5, borderaxespad=0.2)
+
+
+def _shares(axes: Axes, kind: np.ndarray, places: np.ndarray) -> None:
+    count = len(kind)
+    x = [(centre + 0.5) / count for centre, _ in _windows(count)]
+    for number, words in ((2, CLASSES[2][2]), (0, "metastable")):
+        colour, line, _ = CLASSES[number]
+        share = [(kind[window] == number).mean() for _, window in _windows(count)]
+        axes.plot(x, share, color=colour, linestyle=line, linewidth=2.0 if number == 0 else 1.3, label=words)
+    axes.axhline((kind == 0).mean(), color=FAINT, linewidth=1.0, linestyle=(0, (4, 3)), label="metastable, of all")
+    _ranked(axes, count, places, kind)
+    axes.set(ylim=(0, 1.04), ylabel="share of structures")
+    axes.yaxis.set_major_formatter(PERCENT)
+    axes.legend(loc="best", fontsize=8.5)
+
+
+# ---- what the confidence is made of, and worth -------------------------------------------------------------------
+
+
+@look
+def channel_variances(times: ArrayLike, std_by_channel: Mapping[str, ArrayLike], confidence: ArrayLike) -> Figure:
+    """‖σ_t‖ over time, a panel a channel: median and 16–84 % band of all, medians of the surest and most doubtful tenth.
+
+    Arguments:
+        times: When the variance was read, `(R,)` or `(R, B)`.
+        std_by_channel: ‖σ_t‖ there, `(R, B)`, by the channel's name.
+        confidence: High = sure, `(B,)`; only its order is used.
+    """
+    if not std_by_channel:
+        raise UsageError("no channel was given")
+    sure, doubtful = extremes(np.asarray(confidence, dtype=float))
+    figure = Figure(figsize=(TWO[0], 3.0))
+    panels = figure.subplots(1, len(std_by_channel), squeeze=False)[0]
+    for axes, (name, std) in zip(panels, std_by_channel.items(), strict=True):
+        t, curves = on_common_times(np.asarray(times, dtype=float), np.asarray(std, dtype=float))
+        low, middle, high = np.quantile(curves, [0.16, 0.5, 0.84], axis=1)
+        axes.fill_between(t, low, high, color=NONE_COLOUR, alpha=0.2, linewidth=0, label="16–84 % of all")
+        axes.plot(t, middle, color=NONE_COLOUR, linewidth=1.4, label="median of all")
+        for group, colour, words in ((sure, SURE, "surest"), (doubtful, DOUBTFUL, "most doubtful")):
+            label = f"median of the {words} {EXTREME:.0%}"
+            axes.plot(t, np.median(curves[:, group], axis=1), color=colour, label=label)
+        peak = int(middle.argmax())
+        axes.plot(t[peak], middle[peak], "o", color=NONE_COLOUR, markersize=5, markeredgecolor="white", zorder=5)
+        axes.set(xlim=(0, 1), ylim=(0, None), xlabel="time t")
+        axes.set_title(f"{CHANNELS.get(name, name)}: highest at t = {t[peak]:.2f}", fontsize=10)
+    panels[0].set_xlabel(TIME, fontsize=9)
+    for axes in panels[1:]:
+        axes.set_xlabel(TIME, fontsize=9)
+    panels[0].set_ylabel(r"uncertainty  $\|\sigma_t\|$")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper left", ncols=4, columnspacing=1.3, fontsize=9)
+    return figure
+
+
+@look
+def hutchinson(points: Sequence[Mapping[str, Any]]) -> Figure:
+    """Correlation with the divergence of the velocity against the cost of a query, per step and along the path.
+
+    Arguments:
+        points: One row an estimator: `name`, `K` (the probes of Hutchinson's, None for the others), `flops` a query,
+            `per_step_spearman`, `per_step_pearson`, `integrated_spearman`, `integrated_pearson` with the reference.
+    """
+    if not points:
+        raise UsageError("no estimator was given")
+    sweep = sorted((p for p in points if p.get("K") is not None), key=lambda p: p["K"])
+    ours = [p for p in points if p.get("K") is None]
+    figure = Figure(figsize=(TWO[0], 3.8))
+    panels = figure.subplots(1, 2, sharey=True)
+    kinds = (("spearman", "-", True), ("pearson", (0, (4, 2)), False))
+    for axes, regime, title in zip(panels, ("per_step", "integrated"), ("at each step", "along the path"), strict=True):
+        for kind, line, full in kinds:
+            field = f"{regime}_{kind}"
+            cost, value = [p["flops"] for p in sweep], [p[field] for p in sweep]
+            face = FAINT if full else "white"
+            axes.plot(
+                cost,
+                value,
+                color=FAINT,
+                linestyle=line,
+                marker="o",
+                markersize=4.5,
+                markerfacecolor=face,
+                linewidth=1.6,
+            )
+            for p, colour in zip(ours, LINES, strict=False):
+                face = colour if full else "white"
+                axes.plot(
+                    p["flops"],
+                    p[field],
+                    "D",
+                    color=colour,
+                    markersize=8,
+                    markerfacecolor=face,
+                    markeredgewidth=1.6,
+                    zorder=4,
+                )
+        for p in sweep:
+            axes.annotate(
+                f"{p['K']}",
+                (p["flops"], p[f"{regime}_spearman"]),
+                xytext=(0, 6),
+                textcoords="offset points",
+                ha="center",
+                fontsize=7.5,
+                color=FAINT,
+            )
+        axes.set_xscale("log")
+        axes.set(xlabel="FLOPs a query")
+        axes.set_title(title)
+    lowest = min(min(p[f"{r}_{k}"] for r in ("per_step", "integrated") for k, _, _ in kinds) for p in points)
+    panels[0].set(ylim=(min(0.0, 1.1 * lowest), 1.05), ylabel="correlation with the reference")
+    probes = f"Hutchinson, K = {sweep[0]['K']} … {sweep[-1]['K']} probes" if sweep else ""
+    style = {"color": FAINT, "marker": "o", "markersize": 4.5, "linewidth": 1.6}
+    handles = [Line2D([], [], label=probes, **style)] if sweep else []
+    handles += [
+        Line2D([], [], linestyle="", marker="D", markersize=7, color=colour, label=p["name"])
+        for p, colour in zip(ours, LINES, strict=False)
+    ]
+    handles += [
+        Line2D(
+            [],
+            [],
+            linestyle=line,
+            color=INK,
+            marker="o",
+            markersize=5,
+            linewidth=1.3,
+            markerfacecolor=INK if full else "white",
+            label=kind.capitalize(),
+        )
+        for kind, line, full in kinds
+    ]
+    figure.legend(handles=handles, loc="outside upper left", ncols=3, columnspacing=1.5, fontsize=9)
+    return figure
+
+
+@look
+def precision_curve(scores: Mapping[str, ArrayLike], good: ArrayLike, what: str = "metastable") -> Figure:
+    """The share of good structures among the surest, from the surest hundredth to all of them.
+
+    Arguments:
+        scores: High = doubtful, `(N,)` each, by their names (as for :func:`fmwc.metrics.ranking.retention`).
+        good: `(N,)`.
+        what: The word for the good.
+    """
+    right = np.asarray(good, dtype=bool)
+    floor = float(right.mean())
+    figure = Figure(figsize=ONE)
+    axes = figure.add_subplot()
+    for (name, score), colour in zip(scores.items(), LINES, strict=False):
+        curve = retention(score, right)
+        drawn = curve.kept >= 0.01
+        marks = [curve.at(share) for share in MARKED]
+        written = ", ".join(f"{rate:.0%} at {share:.0%}" for rate, share in zip(marks, MARKED, strict=True))
+        axes.plot(curve.kept[drawn], curve.rate[drawn], color=colour, label=f"{name}  ({written})")
+        axes.plot(MARKED, marks, "o", color=colour, markersize=7, markeredgecolor="white", zorder=4)
+    axes.axhline(floor, color=FAINT, linewidth=1.2, linestyle=(0, (4, 3)), label=f"random order  ({floor:.0%})")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator([0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_major_formatter(PERCENT)
+    axes.set(xlim=(0.01, 1), ylim=(0, 1.04), xlabel="share kept, the surest first", ylabel=f"{what} among the kept")
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.2)
+    return figure
