@@ -26,7 +26,7 @@ def save_point(
 ) -> None:
     tensors = {f"parameter.{i}": p.detach().cpu().contiguous() for i, p in enumerate(parameters)}
     for i, parameter in enumerate(parameters):
-        for name, value in optimiser.state[parameter].items():
+        for name, value in optimiser.state.get(parameter, {}).items():  # averages have none
             tensors[f"optimiser.{i}.{name}"] = torch.as_tensor(value).detach().cpu().contiguous().clone()
     tensors["generator"] = generator.get_state().cpu()
     write_bytes(path, save(tensors, {"fmwc": json.dumps({"done": done, "identity": identity})}))

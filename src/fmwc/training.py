@@ -19,6 +19,7 @@ from fmwc.flow import elbo
 from fmwc.modes import evaluating
 from fmwc.randomness import Stream
 from fmwc.resume import read_point, save_point
+from fmwc.state import State, batch_size, channels, each
 from fmwc.vad import cyclic
 
 __all__ = ["DECAYS", "Loss", "Plan", "fit_noise", "train"]
@@ -44,7 +45,13 @@ class Plan:
         iterations: Steps of the optimiser (Adam).
         batch: Data a step, drawn with replacement.
         lr: The learning rate at the start.
-        decay: `constant` or `cosine` (to zero).
+        decay: `constant` or `cosine`.
+        last_lr: The learning rate a cosine ends at.
+        weight_decay: Shrinks weights at every step (AdamW).
+        clip: Bounds each gradient's entries, if not 0.
+        average: Keeps a moving average of the weights with this rate, which is what training gives, if not 0.
+        stratified: Draws one sample from each of `batch` equal slices of the data in their order, in place of any:
+            every sample as likely as before. With data sorted by size, batches are then alike in size.
         beta: The weight of the KL.
         cycles, warmup: Its cyclic annealing.
         seed: Seeds everything that is drawn.
@@ -61,6 +68,11 @@ class Plan:
     cycles: int = 4
     warmup: float = 0.1
     seed: int = 0
+    last_lr: float = 0.0
+    weight_decay: float = 0.0
+    clip: float = 0.0
+    average: float = 0.0
+    stratified: bool = False
     save_every: int = 1000
     precision: str = "full"
     compiled: bool = False
@@ -73,12 +85,47 @@ class Plan:
                 raise UsageError(f"{name} is at least 1, got {getattr(self, name)}")
         if not self.lr > 0:
             raise UsageError(f"lr is positive, got {self.lr}")
+        for name, most in (("last_lr", self.lr), ("weight_decay", math.inf), ("clip", math.inf), ("average", 1.0)):
+            if not 0 <= getattr(self, name) <= most:
+                raise UsageError(f"{name} lies between 0 and {most}, got {getattr(self, name)}")
+
+    def lr_at(self, done: int) -> float:
+        """The learning rate after so many steps."""
+        return self.last_lr + (self.lr - self.last_lr) * DECAYS[self.decay](done / self.iterations)
+
+    def draw(self, rows: int, generator: torch.Generator, device: torch.device) -> Tensor:
+        """Which rows of the data one step sees."""
+        if not self.stratified:
+            return torch.randint(rows, (self.batch,), generator=generator, device=device)
+        place = torch.rand(self.batch, generator=generator, device=device, dtype=torch.float64)
+        place = (place + torch.arange(self.batch, device=device)) * (rows / self.batch)
+        return place.long().clamp_max(rows - 1)
+
+
+class _Average:
+    """Creates a moving average of weights, w̄ ← w̄ + (1 − min(rate, (1 + n)/(10 + n)))(w − w̄) after n steps."""
+
+    def __init__(self, parameters: list[nn.Parameter], rate: float) -> None:
+        self.parameters, self.rate = parameters, rate
+        self.values = [p.detach().clone() for p in parameters]
+        self.share = torch.zeros((), device=parameters[0].device)
+
+    def pace(self, done: int) -> None:
+        self.share.fill_(1 - min(self.rate, (1 + done) / (10 + done)))
+
+    def update(self) -> None:
+        with torch.no_grad():
+            torch._foreach_lerp_(self.values, [p.detach() for p in self.parameters], self.share)
+
+    def give(self) -> None:
+        with torch.no_grad():
+            torch._foreach_copy_([p.detach() for p in self.parameters], self.values)
 
 
 def train(
     module: nn.Module,
     loss: Loss,
-    data: Tensor,
+    data: State,
     plan: Plan,
     *,
     cond: Mapping[str, Tensor] | None = None,
@@ -90,53 +137,67 @@ def train(
     Arguments:
         module: What is trained, on its device.
         loss: The objective, `loss(x1, randomness, beta, **cond)`.
-        data: All of the data, `(N, *)`; kept on the module's device.
+        data: All of the data, `(N, *)` or a dict of channels; kept on the module's device.
         plan: How long, how fast.
         cond: What goes with each sample (its class), by the name the loss takes it under: `(N, *)` each.
         resume: A file for resume points. Where it exists, training goes on from it, to the weights an undisturbed run
             would have reached.
         progress: Called now and then with the steps done and the latest loss.
     """
-    if len(data) < 1:
+    total = batch_size(data)
+    if total < 1:
         raise DataError("the data holds no sample; training needs at least 1")
-    require_finite(data, "the training data")
+    for value in channels(data).values():
+        require_finite(value, "the training data")
+    if plan.stratified and plan.batch > total:
+        raise UsageError(f"a stratified batch of {plan.batch} needs as many samples, got {total}")
     if reserved := {"x1", "randomness", "beta"} & (cond or {}).keys():
         raise UsageError(f"a condition cannot be named {reserved.pop()}, which is the loss's own word; rename it")
-    rows = {"x1": data, **(cond or {})}
-    for name, value in rows.items():
-        if len(value) != len(data):
-            raise ShapeError(f"one row of '{name}' a sample: got {len(value)} for {len(data)} samples")
+    rows: dict[str, State] = {"x1": data, **(cond or {})}
+    flat = [value for row in rows.values() for value in channels(row).values()]
+    for name, row in rows.items():
+        for value in channels(row).values():
+            if len(value) != total:
+                raise ShapeError(f"one row of '{name}' a sample: got {len(value)} for {total} samples")
     resume = Path(resume) if resume else None
     parameters = [p for p in module.parameters() if p.requires_grad]
     device = parameters[0].device
-    identity = {**{k: v for k, v in vars(plan).items() if k != "save_every"}, "data": fingerprint(*rows.values())}
-    rows = {name: value.to(device) for name, value in rows.items()}
+    identity = {**{k: v for k, v in vars(plan).items() if k != "save_every"}, "data": fingerprint(*flat)}
+    rows = {name: each(lambda c: c.to(device), row) for name, row in rows.items()}
     cuda = device.type == "cuda"
     with _generator(device, plan.seed) as generator, _precision(cuda):
         randomness = Stream(None if cuda else generator)  # a GPU's own generator: compiled code knows no other
         half = cuda and plan.precision != "full"
         objective = torch.compile(loss) if cuda and plan.compiled else loss
         rate = torch.tensor(plan.lr, device=device) if cuda else plan.lr
-        optimiser = torch.optim.Adam(parameters, lr=rate, capturable=cuda, fused=cuda)
+        kind = torch.optim.AdamW if plan.weight_decay else torch.optim.Adam
+        optimiser = kind(parameters, lr=rate, weight_decay=plan.weight_decay, capturable=cuda, fused=cuda)
+        average = _Average(parameters, plan.average) if plan.average else None
         beta = torch.zeros((), device=device)
         latest = torch.zeros((), device=device)
 
         def step() -> None:
-            index = torch.randint(len(data), (plan.batch,), generator=generator, device=device)
-            batch = {name: value[index] for name, value in rows.items()}
+            index = plan.draw(total, generator, device)
+            batch = {name: each(lambda c: c[index], row) for name, row in rows.items()}
             optimiser.zero_grad(set_to_none=True)
             with torch.autocast(device.type, PRECISIONS[plan.precision], enabled=half):
                 value = objective(batch.pop("x1"), randomness, beta, **batch)
             value.backward()
+            if plan.clip:
+                nn.utils.clip_grad_value_(parameters, plan.clip)
             optimiser.step()
+            if average:
+                average.update()
             latest.copy_(value.detach())
 
-        done = read_point(resume, identity, parameters, optimiser, generator) if resume and resume.exists() else 0
+        kept = [*parameters, *(average.values if average else ())]
+        done = read_point(resume, identity, kept, optimiser, generator) if resume and resume.exists() else 0
         first, graph, history = done, None, []
         while done < plan.iterations:
-            share = plan.lr * DECAYS[plan.decay](done / plan.iterations)
             for group in optimiser.param_groups:
-                group["lr"].fill_(share) if cuda else group.update(lr=share)
+                group["lr"].fill_(plan.lr_at(done)) if cuda else group.update(lr=plan.lr_at(done))
+            if average:
+                average.pace(done)
             beta.fill_(plan.beta * cyclic(done, plan.iterations, plan.cycles, plan.warmup))
             if cuda and graph is None and done - first == WARM:
                 graph = torch.cuda.CUDAGraph()
@@ -150,13 +211,15 @@ def train(
                 if progress:
                     progress(done, history[-1][1])
             if resume and (done % plan.save_every == 0 or done == plan.iterations):
-                save_point(resume, identity, done, parameters, optimiser, generator)
+                save_point(resume, identity, done, kept, optimiser, generator)
+    if average:
+        average.give()
     return history
 
 
 def fit_noise(
     field: Field,
-    data: Tensor,
+    data: State,
     steps: int = 2_000,
     *,
     beta: float = 1e-3,
@@ -166,6 +229,7 @@ def fit_noise(
     seed: int = 0,
     precision: str = "full",
     compiled: bool = False,
+    stratified: bool = False,
     resume: str | Path | None = None,
     progress: Callable[[int, float], None] | None = None,
     **cond: Tensor,
@@ -176,7 +240,7 @@ def fit_noise(
 
     Arguments:
         field: An attached field.
-        data: Samples of the kind the network generates, `(N, *)`; its own samples will do.
+        data: Samples of the kind the network generates, `(N, *)` or a dict of channels; its own samples will do.
         steps: Steps of the optimiser.
         beta: The weight of the KL.
         resume: A file for resume points.
@@ -189,7 +253,7 @@ def fit_noise(
     field.check_finite()
     plan = Plan(
         steps,
-        min(batch, len(data)),
+        min(batch, batch_size(data)),
         lr,
         decay,
         beta,
@@ -198,27 +262,30 @@ def fit_noise(
         seed=seed,
         precision=precision,
         compiled=compiled,
+        stratified=stratified,
     )
 
-    def loss(x1: Tensor, randomness: Stream, weight: Tensor, **cond: Any) -> Tensor:
+    def loss(x1: State, randomness: Stream, weight: Tensor, **cond: Any) -> Tensor:
         return elbo(field, x1, weight, seed=randomness, **cond)
 
     with _frozen(field.network):
         return train(field.noise, loss, data, plan, cond=cond, resume=resume, progress=progress)
 
 
-def _learn_space(field: Field, data: Tensor, cond: Mapping[str, Tensor]) -> None:
+def _learn_space(field: Field, data: State, cond: Mapping[str, Tensor]) -> None:
     """Takes the space from the data, unless the network cannot run on it."""
     before = field.space
     field.learn_space(data)
     try:
         with torch.no_grad():
-            x, few = data[:2].to(field.device), {k: v[:2].to(field.device) for k, v in cond.items()}
-            field.learn_space(field(x, torch.zeros(len(x), device=x.device), **few))
+            x = each(lambda c: c[:2].to(field.device), data)
+            few = {k: v[:2].to(field.device) for k, v in cond.items()}
+            field.learn_space(field(x, torch.zeros(batch_size(x), device=field.device), **few))
     except (RuntimeError, TypeError, IndexError, ShapeError) as error:
         field.space = before
         reason = str(error).splitlines()[0]
-        raise ShapeError(f"the network does not run on data of shape {tuple(data.shape)}: {reason}") from error
+        shapes = ", ".join(str(tuple(c.shape)) for c in channels(data).values())
+        raise ShapeError(f"the network does not run on data of shape {shapes}: {reason}") from error
 
 
 @contextmanager

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import hashlib
 import io
 import os
 import shutil
@@ -14,7 +12,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,33 +20,18 @@ from torch import Tensor
 
 from fmwc.data.cif import MOST_ATOMS, Cell, cell_of, has_volume, read_all
 from fmwc.data.crystals import ANGLES, ELEMENTS, Crystals, fold, pad, pymatgen_needed
-from fmwc.errors import DataError, pick
+from fmwc.data.sources import HELD, LABELS, OTHERS, SOURCES, SPLITS, Entry, dealt, entries_of, home_of, place_of
+from fmwc.errors import DataError, OutputError, pick
 from fmwc.files import new_folder, write_bytes
 
 __all__ = ["LABELS", "MOST_ATOMS", "SPLITS", "Progress", "Report", "build", "energies", "load", "prototypes"]
 
-SPLITS = {"train": range(8), "val": range(8, 9), "test": range(9, 10)}  # tenths, of a set that has no split
 FIELDS = ("num_atoms", "atomic_numbers", "frac_coords", "lengths", "angles", "material_id")
-COLUMNS = ("material_id", "cif")
-LABELS = {  # field: column of the public CSV files, type
-    "formation_energy_per_atom": ("formation_energy_per_atom", np.float32),
-    "e_above_hull": ("e_above_hull", np.float32),
-    "band_gap": ("band_gap", np.float32),
-    "spacegroup": ("spacegroup.number", np.uint8),
-}
 ENERGIES = "chgnet_energies.npz"
 AGAIN = "a name that came before"
-SOURCES = "MP-20's train.csv, val.csv and test.csv (or CIF files of your own, as *.cif or in train/, val/ and test/)"
-OTHERS = f"give a folder with train.npz, val.npz and test.npz, or with {SOURCES}; or 'prototypes' for a first look"
 REBUILD = "copy it again, or build it anew (fmwc.data.mp20.build)"
 
 Progress = Callable[[str, int, int], None]  # split, how many are done, of how many
-
-
-class Entry(NamedTuple):
-    name: str
-    text: str
-    labels: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -110,9 +93,13 @@ def build(source: str | Path, out: str | Path, *, progress: Progress | None = No
 
     A split without any structure is not written; the report says so.
     """
-    target = new_folder(Path(os.path.expanduser(out)))
     kind, home = home_of(place_of(source), {kind: held for kind, held in HELD.items() if kind != "npz"})
-    kept, left_out, files = {}, {}, {}
+    target = Path(os.path.expanduser(out)).absolute()
+    if target.exists():
+        new_folder(target)  # refuses what is not empty, before the work
+    kept: dict[str, int] = {}
+    left_out: dict[str, tuple[str, ...]] = {}
+    files: dict[str, bytes] = {}
     for split in SPLITS:
         entries = entries_of(kind, home, split) if HELD[kind](home, split) else []
         arrays, reasons = _gathered(entries, split, progress)
@@ -126,20 +113,29 @@ def build(source: str | Path, out: str | Path, *, progress: Progress | None = No
     report = Report(kept, left_out)
     if not files:
         raise DataError(f"{home} holds no structure that can be used ({report}); give {SOURCES}")
-    half = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    _write_whole(target, files)
+    return report
+
+
+def _write_whole(target: Path, files: dict[str, bytes]) -> None:
+    """Into a folder beside it, which then takes its place."""
+    half = None
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        half = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
         for name, content in files.items():
             write_bytes(half / name, content)
         half.chmod(0o755)
-        target.rmdir()  # new_folder made it, or found it empty
+        if target.exists():
+            target.rmdir()  # empty, or it is somebody's work by now
         half.rename(target)
-    except OSError as error:
-        shutil.rmtree(half, ignore_errors=True)
-        raise DataError(f"{target} cannot be written ({error.strerror or error}); choose another folder") from error
-    except BaseException:
-        shutil.rmtree(half, ignore_errors=True)
+    except BaseException as error:
+        if half is not None:
+            shutil.rmtree(half, ignore_errors=True)
+        if isinstance(error, OSError):
+            reason = error.strerror or error
+            raise OutputError(f"{target} cannot be written ({reason}); choose another folder") from error
         raise
-    return report
 
 
 def energies(where: str | Path | None = None) -> tuple[tuple[str, ...], Tensor] | None:
@@ -177,7 +173,7 @@ def prototypes(split: str = "train") -> Crystals:
 
 def _gathered(
     entries: Sequence[Entry], split: str, progress: Progress | None
-) -> tuple[dict[str, np.ndarray], dict[str, tuple[str, ...]]]:
+) -> tuple[dict[str, Any], dict[str, tuple[str, ...]]]:
     """The arrays of those that can be used, and the names of the others by reason."""
     show = None if progress is None else lambda done, total: progress(split, done, total)
     kept: dict[str, tuple[Cell, dict[str, float]]] = {}
@@ -196,7 +192,7 @@ def _gathered(
     return arrays, left_out
 
 
-def _flat(names: Sequence[str], cells: Sequence[Cell]) -> dict[str, np.ndarray]:
+def _flat(names: Sequence[str], cells: Sequence[Cell]) -> dict[str, Any]:
     coords = np.concatenate([np.zeros((0, 3)), *(cell.coords for cell in cells)])
     return {
         "num_atoms": np.array([len(cell.numbers) for cell in cells], np.uint8),
@@ -248,19 +244,19 @@ def _crystals(arrays: dict[str, np.ndarray], source: str) -> Crystals:
             )
     owner = np.repeat(np.arange(count), atoms)
     z, coords, lengths, angles = (arrays[field] for field in ("atomic_numbers", "frac_coords", "lengths", "angles"))
-    rules = (  # what must hold, for whom, of which crystal
-        (f"1 to {MOST_ATOMS} atoms", (atoms >= 1) & (atoms <= MOST_ATOMS), atoms),
-        (f"atomic numbers 1 to {ELEMENTS}", (z >= 1) & (z <= ELEMENTS), z),
-        ("finite coordinates", np.isfinite(coords).all(-1), coords),
-        ("lengths above 0", (np.isfinite(lengths) & (lengths > 0)).all(-1), lengths),
-        (f"angles between {ANGLES[0]} and {ANGLES[1]}", ((angles > ANGLES[0]) & (angles < ANGLES[1])).all(-1), angles),
-        ("angles that can meet in a corner", has_volume(angles), angles),
+    each = np.arange(count)
+    rules: tuple[tuple[str, np.ndarray, np.ndarray, np.ndarray], ...] = (  # what must hold, of which values, of whom
+        (f"1 to {MOST_ATOMS} atoms", (atoms >= 1) & (atoms <= MOST_ATOMS), atoms, each),
+        (f"atomic numbers 1 to {ELEMENTS}", (z >= 1) & (z <= ELEMENTS), z, owner),
+        ("finite coordinates", np.isfinite(coords).all(-1), coords, owner),
+        ("lengths above 0", (np.isfinite(lengths) & (lengths > 0)).all(-1), lengths, each),
+        (f"angles of {ANGLES[0]} to {ANGLES[1]}°", ((angles > ANGLES[0]) & (angles < ANGLES[1])).all(-1), angles, each),
+        ("angles that can meet in a corner", has_volume(angles), angles, each),
     )
-    for rule, holds, values in rules:
+    for rule, holds, values, whose in rules:
         if not holds.all():
             at = int(holds.argmin())
-            name = names[at if len(holds) == count and values is not z and values is not coords else owner[at]]
-            raise DataError(f"{source}: a crystal has {rule}, and {name} has {values[at]}; {REBUILD}")
+            raise DataError(f"{source}: a crystal has {rule}, and {names[whose[at]]} has {values[at]}; {REBUILD}")
     if len(set(names)) < count:
         raise DataError(
             f"{source}: material_id must be different for each, got {count - len(set(names))} twice; {REBUILD}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ class Entry(NamedTuple):
 
 
 def place_of(where: str | Path | None) -> Path:
+    """The folder that was named, or that `FMWC_DATA` names."""
     given = where if where is not None else os.environ.get("FMWC_DATA") or None
     if given is None:
         raise DataError(f"say where the crystals are, by --data or FMWC_DATA; {OTHERS}")
@@ -47,27 +48,35 @@ def place_of(where: str | Path | None) -> Path:
 
 def home_of(place: Path, kinds: dict[str, Callable[[Path, str], Any]]) -> tuple[str, Path]:
     """All splits are read from one place in one form, so that no two data sets are mixed."""
-    for kind, held in kinds.items():
-        for home in (place, place / "mp20"):
-            if any(held(home, split) for split in SPLITS):
-                return kind, home
+    try:
+        for kind, held in kinds.items():
+            for home in (place, place / "mp20"):
+                if any(held(home, split) for split in SPLITS):
+                    return kind, home
+    except OSError as error:
+        raise DataError(f"{error.filename or place} cannot be read ({error.strerror or error})") from error
     raise DataError(f"{place} holds no crystals; {OTHERS if 'npz' in kinds else 'give ' + SOURCES}")
 
 
 def dealt(name: str) -> str:
+    """The split of a structure in a set that has none: by its name, so that it stays when others come or go."""
     tenth = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) % 10
     return next(split for split, tenths in SPLITS.items() if tenth in tenths)
 
 
+def _name(file: Path) -> str:
+    return file.stem.encode("utf-8", "replace").decode()  # a name need not be Unicode
+
+
 def _cifs(folder: Path, split: str) -> list[Path]:
-    found = {part: [] for part in (*SPLITS, ".")}  # type: dict[str, list[Path]]
+    found: dict[str, list[Path]] = {part: [] for part in (*SPLITS, ".")}
     for part, files in found.items():
         if (folder / part).is_dir():
             inside = sorted((folder / part).iterdir(), key=lambda file: file.name)
             files += [f for f in inside if f.suffix.lower() == ".cif" and not f.name.startswith(".") and f.is_file()]
     if any(found[part] for part in SPLITS):
         return found[split]
-    return [file for file in found["."] if dealt(file.stem) == split]
+    return [file for file in found["."] if dealt(_name(file)) == split]
 
 
 HELD: dict[str, Callable[[Path, str], Any]] = {  # in the order of choice
@@ -78,11 +87,12 @@ HELD: dict[str, Callable[[Path, str], Any]] = {  # in the order of choice
 
 
 def entries_of(kind: str, home: Path, split: str) -> list[Entry]:
+    """All structures of a split, from a CSV file or from CIF files."""
     if kind == "csv":
         return _rows(home / f"{split}.csv")
     files = _cifs(home, split)
     try:
-        return [Entry(file.stem, file.read_text("utf-8", "replace"), {}) for file in files]
+        return [Entry(_name(file), file.read_text("utf-8", "replace"), {}) for file in files]
     except OSError as error:
         raise DataError(f"{error.filename or home} cannot be read ({error.strerror or error})") from error
 

@@ -91,7 +91,7 @@ class Messages(nn.Module):
         here = self.from_receiver(normed) + _rows(self.from_cell(cell), at.crystal)
         message = _rows(here, at.receiver) + _rows(self.from_sender(normed), at.sender) + self.from_offset(offset)
         message = F.silu(self.edge(F.silu(message)))
-        heard = message.new_zeros(len(h) + 1, message.shape[1]).index_add(0, at.receiver, message)[:-1] / neighbours
+        heard = h.new_zeros(len(h) + 1, h.shape[1]).index_add(0, at.receiver, message.to(h.dtype))[:-1] / neighbours
         return h + F.silu(self.update(F.silu(self.gather(torch.cat([normed, heard], -1)))))
 
 
@@ -139,7 +139,9 @@ class CSPNet(nn.Module):
             "width": width,
         }
         self.width, self.frequencies = width, frequencies
-        self.room: tuple[int, int] | None = None  # rows for atoms and pairs, where shapes must not depend on values
+        # Rows for atoms and for pairs by the number of crystals, where shapes must not depend on values: in a captured
+        # graph. Whoever captures one sees to it that its batches fit.
+        self.rooms: dict[int, tuple[int, int]] = {}
         plain = 6 * frequencies + 3
         self.padding = -plain % ALIGN
         self.time = nn.Linear(1, time_features, bias=False)
@@ -158,15 +160,20 @@ class CSPNet(nn.Module):
 
     def rows(self, x: Any, t: Any, *, atoms: Tensor) -> list[Tensor]:
         """The crystal each atom, and each pair of atoms, belongs to, in the order the layers see them."""
-        at = layout_of(atoms, self.width, self.room)
+        at = self._layout(atoms)
         return [at.crystal, at.pair]
 
+    def _layout(self, atoms: Tensor) -> Layout:
+        fixed = torch.compiler.is_compiling() or (atoms.is_cuda and torch.cuda.is_current_stream_capturing())
+        return layout_of(atoms, self.width, self.rooms.get(len(atoms)) if fixed else None)
+
     def forward(self, x: dict[str, Tensor], t: Tensor, *, atoms: Tensor) -> dict[str, Tensor]:
-        at, count = layout_of(atoms, self.width, self.room), len(atoms)
+        at, count = self._layout(atoms), len(atoms)
         lattice, dtype = x["lattice"], x["coord"].dtype
         cell = torch.cat([(lattice - self.lattice_mean) / self.lattice_std, self.size(atoms)], -1)
         when = self.time(t.expand(count).to(dtype)[:, None])
         h = self.start(torch.cat([self.kind(_rows(x["type"].flatten(0, 1), at.slot)), _rows(when, at.crystal)], -1))
+        h = h.to(dtype)  # in reduced precision, layers are; what they add up to is not
         offset = self._offset(_rows(x["coord"].flatten(0, 1), at.slot), lattice, at)
         neighbours = _rows((atoms - 1).clamp_min(1).to(dtype), at.crystal)[:, None]
         for layer in self.layers:

@@ -6,51 +6,22 @@ as solids do, however a generated structure has put them.
 
 from __future__ import annotations
 
-from functools import reduce
 from itertools import product
-from math import gcd
 from typing import NamedTuple
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.offsetbox import AnchoredOffsetbox, DrawingArea, HPacker, OffsetBox, TextArea
+from matplotlib.offsetbox import AnchoredOffsetbox, DrawingArea, HPacker, TextArea
 from matplotlib.patches import Circle
 
 from fmwc.data.crystals import ELEMENTS, Crystals
+from fmwc.report.elements import colour_of, count_of, parts_of, radius_of, symbol
 from fmwc.report.look import FAINT, INK, look
 
-__all__ = ["Scene", "draw_crystal", "formula", "scene_of"]
+__all__ = ["Scene", "draw_crystal", "scene_of"]
 
-_SYMBOLS = """
-H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr Rb Sr Y Zr Nb
-Mo Tc Ru Rh Pd Ag Cd In Sn Sb Te I Xe Cs Ba La Ce Pr Nd Pm Sm Eu Gd Tb Dy Ho Er Tm Yb Lu Hf Ta W Re Os Ir Pt Au
-Hg Tl Pb Bi Po At Rn Fr Ra Ac Th Pa U Np Pu Am Cm Bk Cf Es Fm Md No Lr Rf Db Sg Bh Hs Mt Ds Rg Cn Nh Fl Mc Lv Ts
-Og
-""".split()  # of the elements 1 to 118
-_RADII = """
-31 28 128 96 84 76 71 66 57 58 166 141 121 111 107 105 102 106 203 176 170 160 153 139 139 132 126 124 132 122
-122 120 119 120 120 116 220 195 190 175 164 154 147 146 142 139 145 144 142 139 139 138 139 140 244 215 207 204
-203 201 199 198 198 196 194 192 192 189 190 187 187 175 170 162 151 144 141 136 136 132 145 146 148 140 150 150
-260 221 215 206 200 196 190 187 180 169
-""".split()  # covalent, pm, to Cm (Cordero et al. 2008)
-_COLOURS = """
-ffffff d9ffff cc80ff c2ff00 ffb5b5 909090 3050f8 ff0d0d 90e050 b3e3f5 ab5cf2 8aff00 bfa6a6 f0c8a0 ff8000 ffff30
-1ff01f 80d1e3 8f40d4 3dff00 e6e6e6 bfc2c7 a6a6ab 8a99c7 9c7ac7 e06633 f090a0 50d050 c88033 7d80b0 c28f8f 668f8f
-bd80e3 ffa100 a62929 5cb8d1 702eb0 00ff00 94ffff 94e0e0 73c2c9 54b5b5 3b9e9e 248f8f 0a7d8c 006985 c0c0c0 ffd98f
-a67573 668080 9e63b5 d47a00 940094 429eb0 57178f 00c900 70d4ff ffffc7 d9ffc7 c7ffc7 a3ffc7 8fffc7 61ffc7 45ffc7
-30ffc7 1fffc7 00ff9c 00e675 00d452 00bf38 00ab24 4dc2ff 4da6ff 2194d6 267dab 266696 175487 d0d0e0 ffd123 b8b8d0
-a6544d 575961 9e4fb5 ab5c00 754f45 428296 420066 007d00 70abfa 00baff 00a1ff 008fff 0080ff 006bff 545cf2 785ce3
-8a4fe3 a136d4 b31fd4 b31fba b30da6 bd0d87 c70066 cc0059 d1004f d90045 e00038 e6002e eb0026
-""".split()  # to Mt, as Jmol paints them
-_PULL = """
-220 0 98 157 204 255 304 344 398 0 93 131 161 190 219 258 316 0 82 100 136 154 163 166 155 183 188 191 190 165
-181 201 218 255 296 300 82 95 122 133 160 216 190 220 228 220 193 169 178 196 205 210 266 260 79 89 110 112 113
-114 113 117 120 120 110 122 123 124 125 110 127 130 150 236 190 220 220 228 254 200 162 233 202 200 220 220 70
-90 110 130 150 138 136 128 130 130 130 130 130 130 130 130 130
-""".split()  # electronegativity × 100, to Lr (Pauling); 0 where there is none
-
-UNKNOWN_RADIUS, UNKNOWN_COLOUR = 1.5, (0.72, 0.72, 0.74)
 BALL = 0.56  # a sphere's radius, in covalent radii: neighbours do not quite touch
 STICK, EDGE = 0.11, 0.035  # radii of bonds and of the cell's edges, Å
 BOND = (0.5, 1.15)  # nearer or farther than this, in sums of covalent radii, is no bond
@@ -60,51 +31,11 @@ FACE = 0.3  # Å: an atom this near to a face is drawn on the opposite one too
 SMALLEST = 6.5  # Å: a smaller cell does not fill the picture
 FINER = 3  # each pixel is the mean of so many squared
 LIGHT = np.array([-0.42, 0.52, 0.74]) / np.linalg.norm([-0.42, 0.52, 0.74])
+HALF = (LIGHT + np.array([0, 0, 1])) / np.linalg.norm(LIGHT + np.array([0, 0, 1]))  # between light and viewer
 VIEWS = [(turn, lift) for turn in (10, 16, 22, 28, 34) for lift in (8, 13, 18)]  # degrees, away from looking along a
-SUBSCRIPT = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 
 # ---- what is drawn -----------------------------------------------------------------------------------------------
-
-
-def symbol(z: int) -> str:
-    return _SYMBOLS[z - 1] if 1 <= z <= ELEMENTS else "?"
-
-
-def _radius(z: int) -> float:
-    return int(_RADII[z - 1]) / 100 if 1 <= z <= len(_RADII) else UNKNOWN_RADIUS
-
-
-def _pull(z: int) -> float:
-    return int(_PULL[z - 1]) / 100 if 1 <= z <= len(_PULL) else 0.0
-
-
-def _colour(z: int) -> np.ndarray:
-    """Jmol's colour, a little greyer and lighter: the pure ones shout in print."""
-    if not 1 <= z <= ELEMENTS:
-        return np.array(UNKNOWN_COLOUR)
-    pure = np.array(to_rgb("#" + _COLOURS[min(z, len(_COLOURS)) - 1]))
-    return 0.84 * (0.84 * pure + 0.16 * (pure @ [0.3, 0.6, 0.1])) + 0.13
-
-
-def _parts(numbers: list[int]) -> list[tuple[int, int]]:
-    """Elements and how many of each, by electronegativity, in the smallest whole numbers."""
-    kinds = sorted(set(numbers), key=lambda z: (_pull(z), z))
-    counts = [numbers.count(z) for z in kinds]
-    return list(zip(kinds, (n // reduce(gcd, counts) for n in counts), strict=True))
-
-
-def formula(numbers: list[int]) -> str:
-    """The reduced formula, metals first.
-
-    >>> formula([8, 8, 8, 22, 56]), formula([11, 17, 11, 17]), formula([26, 125])
-    ('BaTiO₃', 'NaCl', '?Fe')
-    """
-    return "".join(symbol(z) + _count(n) for z, n in _parts(numbers))
-
-
-def _count(n: int) -> str:
-    return f"{n}".translate(SUBSCRIPT) if n > 1 else ""
 
 
 class Scene(NamedTuple):
@@ -122,7 +53,7 @@ class Scene(NamedTuple):
 
     @property
     def radii(self) -> np.ndarray:  # (n,)
-        return np.array([BALL * _radius(z) for z in self.numbers])
+        return np.array([BALL * radius_of(z) for z in self.numbers])
 
 
 def scene_of(crystals: Crystals, index: int) -> Scene | None:
@@ -154,7 +85,7 @@ def scene_of(crystals: Crystals, index: int) -> Scene | None:
 
 def _cell(lengths: np.ndarray, angles: np.ndarray) -> np.ndarray | None:  # (3,), (3,) -> (3, 3), a row an axis
     """a towards the viewer, c up; a cell that its angles do not allow is flat."""
-    if not (np.isfinite(lengths).all() and np.isfinite(angles).all() and 0 < lengths.min() and lengths.max() < 1e4):
+    if not (np.isfinite(lengths).all() and np.isfinite(angles).all() and lengths.min() > 0 and lengths.max() < 1e4):
         return None
     cosine, sine = np.cos(np.radians(angles)), np.sin(np.radians(angles))
     if np.abs(sine).min() < 1e-6:
@@ -265,8 +196,7 @@ class _Canvas:
 
 def _lit(normal: np.ndarray, colour: np.ndarray) -> np.ndarray:  # (H, W, 3)
     diffuse = np.maximum(0, normal @ LIGHT)[..., None]
-    half = (LIGHT + [0, 0, 1]) / np.linalg.norm(LIGHT + [0, 0, 1])
-    shine = np.maximum(0, normal @ half)[..., None] ** 38
+    shine = np.maximum(0, normal @ HALF)[..., None] ** 38
     rim = 0.80 + 0.20 * normal[..., 2:]
     return np.clip(colour * (0.52 + 0.53 * diffuse) * rim + 0.50 * shine, 0, 1)
 
@@ -286,9 +216,9 @@ def _render(scene: Scene, bonds: bool, pixels: int) -> _Canvas:
     for i, j in _bonds(scene) if bonds else []:
         middle = (scene.places[i] + scene.places[j]) / 2
         for one in (i, j):
-            canvas.stick(scene.places[one], middle, STICK, _colour(scene.numbers[one]))
+            canvas.stick(scene.places[one], middle, STICK, colour_of(scene.numbers[one]))
     for i, (place, radius, z) in enumerate(zip(scene.places, radii, scene.numbers, strict=True)):
-        canvas.sphere(place, float(radius), _colour(z), i)
+        canvas.sphere(place, float(radius), colour_of(z), i)
     return canvas
 
 
@@ -311,13 +241,23 @@ def draw_crystal(
         ax: Where to draw.
         crystals: The set.
         index: Which of them.
-        caption: A line below.
+        caption: What stands below, a line or two.
         bonds: Whether near pairs, one of them a non-metal, are joined.
         size: Of the formula's type, points; the caption's is a little smaller.
         pixels: Of the picture's longer side.
     """
     ax.set_axis_off()
-    ax.text(0.5, -0.02, caption, transform=ax.transAxes, ha="center", va="top", fontsize=size - 1.2, color=INK)
+    ax.text(
+        0.5,
+        -0.02,
+        caption,
+        transform=ax.transAxes,
+        ha="center",
+        va="top",
+        fontsize=size - 1.2,
+        color=INK,
+        linespacing=1.25,
+    )
     numbers = [z for z in crystals.numbers[index].tolist() if z > 0]
     ax.add_artist(_key(numbers, size, ax))
     scene = scene_of(crystals, index)
@@ -340,16 +280,18 @@ def draw_crystal(
 
 def _key(numbers: list[int], size: float, ax: Axes) -> AnchoredOffsetbox:
     """The formula, a dot of its colour before each element; of more than five, the rest as dots."""
-    parts = _parts(numbers)
-    pieces: list[OffsetBox] = []
+    parts = parts_of(numbers)
+    pieces: list[Artist] = []
     for z, n in parts[:5]:
         dot = DrawingArea(0.62 * size, 0.62 * size, 0, 0)
-        edge = tuple(0.45 * _colour(z))
+        edge = tuple(0.45 * colour_of(z))
         dot.add_artist(
-            Circle((0.31 * size, 0.33 * size), 0.27 * size, facecolor=_colour(z), edgecolor=edge, linewidth=0.5)
+            Circle((0.31 * size, 0.33 * size), 0.27 * size, facecolor=colour_of(z), edgecolor=edge, linewidth=0.5)
         )
         style = {"fontsize": size, "fontweight": "medium", "color": INK}
-        pieces.append(HPacker(children=[dot, TextArea(symbol(z) + _count(n), textprops=style)], pad=0, sep=0.12 * size))
+        pieces.append(
+            HPacker(children=[dot, TextArea(symbol(z) + count_of(n), textprops=style)], pad=0, sep=0.12 * size)
+        )
     if len(parts) > 5:
         pieces.append(TextArea("…", textprops={"fontsize": size}))
     row = HPacker(children=pieces or [TextArea("no atoms", textprops={"fontsize": size})], pad=0, sep=0.28 * size)

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import ArrayLike
 
 from fmwc.data.crystals import Crystals
@@ -85,7 +85,7 @@ def sorted_by_confidence(
         x, y = left + column * wide, heading + row * tall
         _card(sheet, x + 0.04, y + 0.04, wide - 0.08, tall - 0.08, int(kind[one]))
         sheet.text(x + 0.11, y + 0.14, f"{place + 1:,}", fontsize=6.5, color=FAINT)
-        inner = _axes(sheet, x + 0.12, y + 0.40, wide - 0.24, tall - 0.75)
+        inner = _axes(sheet, x + 0.12, y + 0.45, wide - 0.24, tall - 0.87)
         draw_crystal(inner, crystals, one, _caption(energy[one], level[one]), size=8.5)
     top = heading + rows * tall + 0.22
     half = TWO[0] / 2
@@ -101,7 +101,7 @@ def _axes(sheet: Sheet, left: float, top: float, width: float, height: float) ->
 
 
 def _caption(energy: float, confidence: float) -> str:
-    return rf"$E_\mathrm{{hull}}$ {_number(energy)} · confidence {_number(confidence)}"
+    return rf"$E_\mathrm{{hull}}$ {_number(energy)} eV/atom" + f"\nconfidence {_number(confidence)}"
 
 
 def _number(value: float) -> str:
@@ -146,31 +146,31 @@ def _ranked(axes: Axes, count: int, places: np.ndarray, kind: np.ndarray) -> Non
     bar.set_axis_off()
     axes.spines["bottom"].set_visible(False)
     axes.tick_params(axis="x", length=0, pad=11)
-    axes.set(xlim=(0, 1), xlabel="place in the ranking  (surest first)")
+    axes.set(xlim=(0, 1), xlabel="place in the ranking, surest first  (▾: shown above)")
     axes.xaxis.set_major_formatter(PERCENT)
     spots = (places + 0.5) / count
     colours = [CLASSES[k][0] for k in kind[places]]
-    axes.scatter(spots, np.full(len(spots), 1.0), 16, colours, "v", transform=axes.get_xaxis_transform(), clip_on=False)
+    axes.scatter(
+        spots, np.ones(len(spots)), s=16, c=colours, marker="v", transform=axes.get_xaxis_transform(), clip_on=False
+    )
 
 
 def _energies(axes: Axes, energy: np.ndarray, kind: np.ndarray, places: np.ndarray) -> None:
     """Energy above hull of those that have one and are valid, in order."""
     count = len(energy)
     known = np.where(kind < 2, energy, np.nan)
-    x, low, middle, high, mean = [], [], [], [], []
+    rows = []
     for centre, window in _windows(count):
         values = known[window][np.isfinite(known[window])]
         if len(values):
-            x.append((centre + 0.5) / count)
-            for curve, value in zip((low, middle, high), np.quantile(values, [0.16, 0.5, 0.84]), strict=True):
-                curve.append(value)
-            mean.append(values.mean())
+            rows.append([(centre + 0.5) / count, *np.quantile(values, [0.16, 0.5, 0.84]), values.mean()])
     _ranked(axes, count, places, kind)
-    axes.set_ylabel("energy above hull  (eV/atom)")
-    if not x:
+    axes.set_ylabel("eV/atom above the hull")
+    if not rows:
         axes.set_yticks([])
         axes.text(0.5, 0.5, "no structure has one", transform=axes.transAxes, ha="center", color=FAINT)
         return
+    x, low, middle, high, mean = np.array(rows).T
     axes.axhline(METASTABLE, color=STABLE_COLOUR, linewidth=1.0, linestyle=(0, (4, 3)))
     axes.fill_between(x, low, high, color=SURE, alpha=0.14, linewidth=0, label="16–84 %")
     axes.plot(x, mean, color=LINES[1], linewidth=1.3, label="mean")
@@ -199,7 +199,7 @@ def _shares(axes: Axes, kind: np.ndarray, places: np.ndarray) -> None:
 
 @look
 def channel_variances(times: ArrayLike, std_by_channel: Mapping[str, ArrayLike], confidence: ArrayLike) -> Figure:
-    """‖σ_t‖ over time, a panel a channel: median and 16–84 % band of all, medians of the surest and most doubtful tenth.
+    """‖σ_t‖ over time, a panel a channel: all samples (median, 16–84 %) and both ends of the ranking.
 
     Arguments:
         times: When the variance was read, `(R,)` or `(R, B)`.
@@ -220,12 +220,19 @@ def channel_variances(times: ArrayLike, std_by_channel: Mapping[str, ArrayLike],
             label = f"median of the {words} {EXTREME:.0%}"
             axes.plot(t, np.median(curves[:, group], axis=1), color=colour, label=label)
         peak = int(middle.argmax())
-        axes.plot(t[peak], middle[peak], "o", color=NONE_COLOUR, markersize=5, markeredgecolor="white", zorder=5)
-        axes.set(xlim=(0, 1), ylim=(0, None), xlabel="time t")
-        axes.set_title(f"{CHANNELS.get(name, name)}: highest at t = {t[peak]:.2f}", fontsize=10)
-    panels[0].set_xlabel(TIME, fontsize=9)
-    for axes in panels[1:]:
+        axes.plot(
+            t[peak],
+            middle[peak],
+            "o",
+            color=NONE_COLOUR,
+            markersize=5,
+            markeredgecolor="white",
+            zorder=5,
+            clip_on=False,
+        )
+        axes.set(xlim=(0, 1), ylim=(0, None))
         axes.set_xlabel(TIME, fontsize=9)
+        axes.set_title(f"{CHANNELS.get(name, name)}: highest at t = {t[peak]:.2f}", fontsize=10)
     panels[0].set_ylabel(r"uncertainty  $\|\sigma_t\|$")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper left", ncols=4, columnspacing=1.3, fontsize=9)
@@ -247,7 +254,9 @@ def hutchinson(points: Sequence[Mapping[str, Any]]) -> Figure:
     figure = Figure(figsize=(TWO[0], 3.8))
     panels = figure.subplots(1, 2, sharey=True)
     kinds = (("spearman", "-", True), ("pearson", (0, (4, 2)), False))
-    for axes, regime, title in zip(panels, ("per_step", "integrated"), ("at each step", "along the path"), strict=True):
+    for axes, regime, title in zip(
+        panels, ("per_step", "integrated"), ("at each step", "summed along the path"), strict=True
+    ):
         for kind, line, full in kinds:
             field = f"{regime}_{kind}"
             cost, value = [p["flops"] for p in sweep], [p[field] for p in sweep]
@@ -276,7 +285,7 @@ def hutchinson(points: Sequence[Mapping[str, Any]]) -> Figure:
                 )
         for p in sweep:
             axes.annotate(
-                f"{p['K']}",
+                f"{p['K']}" if p is not sweep[0] else f"K = {p['K']}",
                 (p["flops"], p[f"{regime}_spearman"]),
                 xytext=(0, 6),
                 textcoords="offset points",
@@ -289,28 +298,17 @@ def hutchinson(points: Sequence[Mapping[str, Any]]) -> Figure:
         axes.set_title(title)
     lowest = min(min(p[f"{r}_{k}"] for r in ("per_step", "integrated") for k, _, _ in kinds) for p in points)
     panels[0].set(ylim=(min(0.0, 1.1 * lowest), 1.05), ylabel="correlation with the reference")
-    probes = f"Hutchinson, K = {sweep[0]['K']} … {sweep[-1]['K']} probes" if sweep else ""
-    style = {"color": FAINT, "marker": "o", "markersize": 4.5, "linewidth": 1.6}
-    handles = [Line2D([], [], label=probes, **style)] if sweep else []
-    handles += [
-        Line2D([], [], linestyle="", marker="D", markersize=7, color=colour, label=p["name"])
-        for p, colour in zip(ours, LINES, strict=False)
-    ]
-    handles += [
-        Line2D(
-            [],
-            [],
-            linestyle=line,
-            color=INK,
-            marker="o",
-            markersize=5,
-            linewidth=1.3,
-            markerfacecolor=INK if full else "white",
-            label=kind.capitalize(),
-        )
+    style: dict[str, Any] = {"color": FAINT, "marker": "o", "markersize": 4.5, "linewidth": 1.6}
+    handles = [Line2D([], [], label="Hutchinson, K probes", **style)] if sweep else []
+    for p, colour in zip(ours, LINES, strict=False):
+        handles.append(Line2D([], [], linestyle="", marker="D", markersize=7, color=colour, label=p["name"]))
+    figure.legend(handles=handles, loc="outside upper left", ncols=3, columnspacing=1.5)
+    style = {"color": INK, "marker": "o", "markersize": 5, "linewidth": 1.3}
+    which = [
+        Line2D([], [], linestyle=line, markerfacecolor=INK if full else "white", label=kind.capitalize(), **style)
         for kind, line, full in kinds
     ]
-    figure.legend(handles=handles, loc="outside upper left", ncols=3, columnspacing=1.5, fontsize=9)
+    panels[1].legend(handles=which, loc="lower right")
     return figure
 
 
@@ -338,7 +336,7 @@ def precision_curve(scores: Mapping[str, ArrayLike], good: ArrayLike, what: str 
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator([0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(PERCENT)
     axes.set(xlim=(0.01, 1), ylim=(0, 1.04), xlabel="share kept, the surest first", ylabel=f"{what} among the kept")
     axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.2)

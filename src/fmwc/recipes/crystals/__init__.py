@@ -1,0 +1,1 @@
+"""Inorganic crystals: the paper's third setting."""

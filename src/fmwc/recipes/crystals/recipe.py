@@ -1,0 +1,178 @@
+"""The crystals' recipe: the paper's third setting (tab:network-hyperparams, tab:training-hyperparams)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fmwc.data import mp20
+from fmwc.data.crystals import BITS, Crystals, encode
+from fmwc.errors import UsageError, pick
+from fmwc.field import Field, Reference, attach
+from fmwc.flow import Channel, FlatTorus, Lattice, Space
+from fmwc.nets import CSPNet
+from fmwc.randomness import Stream, derive
+from fmwc.recipes.recipe import plan_of
+from fmwc.sampling import sample, setting
+from fmwc.training import Plan
+
+__all__ = ["PRESETS", "Mp20", "batch_for", "sizes"]
+
+WIDTH = mp20.MOST_ATOMS
+
+
+def batch_for(device: torch.device) -> int:
+    """Crystals integrated together: what fills a GPU, and what two cores do in the time between two looks at the bar."""
+    return 2_500 if device.type == "cuda" else 50
+
+
+@dataclass(frozen=True)
+class Mp20:
+    """One training run. Numbers are the paper's unless a reason stands beside them."""
+
+    method: str = "retrofit"  # retrofit: train the flow, then fit the noise to it; joint: both at once, as the paper
+    seed: int = 0
+    hidden: int = 512
+    layers: int = 6
+    frequencies: int = 128
+    time_features: int = 256
+    iterations: int = 172_000  # 2,000 epochs
+    batch: int = 256
+    lr: float = 5e-4
+    last_lr: float = 1e-5
+    decay: str = "cosine"
+    weight_decay: float = 5e-3
+    average: float = 0.999
+    clip: float = 0.5  # of each gradient's entries, as FlowMM
+    beta: float = 1e-3
+    prior_rate: float = 0.1
+    cycles: int = 4
+    warmup: float = 0.1
+    type_weight: float = 40.0  # in the loss, as FlowMM
+    coord_weight: float = 400.0
+    width: int = 64  # of the inference networks
+    noise_steps: int = 2_000  # of the retrofit
+    noise_lr: float = 1e-3
+    precision: str = "bf16"  # a GPU's
+    compiled: bool = True
+    stratified: bool = True  # batches of one size, which a captured graph needs
+    save_every: int = 5_000
+    steps: int = 50  # of sampling
+    anneal: float = 5.0  # coordinates are followed at 1 + s·t times their speed
+    references: int = 1_000  # crystals the confidence is read against
+    data: str = ""  # a folder; FMWC_DATA if empty
+
+    def __post_init__(self) -> None:
+        pick({"retrofit": 0, "joint": 0}, self.method, "method")
+        for name in ("hidden", "layers", "frequencies", "time_features", "width", "noise_steps", "steps", "references"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} is at least 1, got {getattr(self, name)}")
+        if not 0 < self.prior_rate < 1:
+            raise UsageError(f"prior_rate lies strictly between 0 and 1, got {self.prior_rate}")
+
+    @property
+    def name(self) -> str:
+        return "crystals"
+
+    @property
+    def plan(self) -> Plan:
+        return plan_of(self)
+
+    def crystals(self, split: str = "train") -> Crystals:
+        return _crystals(self.data or os.environ.get("FMWC_DATA", ""), split)
+
+    def space(self) -> Space:
+        return _space(self.crystals(), self.type_weight, self.coord_weight)
+
+    def rows(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Sorted by size, so that a stratified batch always has about the same number of pairs."""
+        state, atoms = encode(self.crystals())
+        order = atoms.argsort(stable=True)
+        return {name: value[order] for name, value in state.items()}, {"atoms": atoms[order]}
+
+    def network(self, heads: int = 1) -> CSPNet:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(self.seed, "network"))
+            network = CSPNet(self.hidden, self.layers, self.frequencies, self.time_features, BITS, WIDTH)
+        _scale(network, self)
+        if self.stratified:
+            network.rooms[self.batch] = _room(self.rows()[1]["atoms"], self.batch)
+        return network
+
+    def attach(self, network: nn.Module) -> Field:
+        return attach(
+            network, space=self.space(), prior_rate=self.prior_rate, width=self.width, seed=derive(self.seed, "noise")
+        )
+
+    def draw(self, field: Any, count: int, seed: int, **options: Any) -> Any:
+        """Crystals with as many atoms as the data has; FlowMM's anti-annealing."""
+        atoms = sizes(self.crystals().atoms, count, seed)
+        device = next(field.parameters()).device
+        options = {"steps": self.steps, "anneal": {"coord": self.anneal}, "batch": batch_for(device), **options}
+        return sample(field, count, seed=seed, space=self.space(), atoms=atoms.to(device), **options)
+
+    def reference(self, field: Field) -> tuple[Reference, dict[str, float]]:
+        raise NotImplementedError
+
+
+def sizes(atoms: Tensor, count: int, seed: int) -> Tensor:  # -> (count,)
+    """Numbers of atoms drawn from the data's; a longer run starts with the same."""
+    uniform = np.random.Generator(np.random.PCG64(derive(seed, "atoms"))).random(count)
+    return atoms.sort().values[torch.as_tensor(uniform * len(atoms)).long()]
+
+
+def _space(crystals: Crystals, type_weight: float, coord_weight: float) -> Space:
+    logarithm = crystals.lengths.log()
+    mean, std = (tuple(round(v, 4) for v in f.tolist()) for f in (logarithm.mean(0), logarithm.std(0)))
+    return Space(
+        {
+            "type": Channel((WIDTH, BITS), rows="atoms", weight=type_weight),
+            "coord": Channel((WIDTH, 3), FlatTorus(), "uniform", rows="atoms", centred=True, weight=coord_weight),
+            "lattice": Channel((6,), Lattice(mean, std), "own"),
+        }
+    )
+
+
+def _scale(network: CSPNet, recipe: Mp20) -> None:
+    """The scales of what the network sees and gives, from the data: paths of many crystals at random times."""
+    state, cond = recipe.rows()
+    space = recipe.space().given(cond)
+    randomness = Stream(torch.Generator().manual_seed(derive("scales")))
+    count = len(cond["atoms"])
+    t = randomness.uniform(torch.empty(count))
+    x_t, u = space.path(space.noise(count, randomness), state, t)
+    network.lattice_mean.copy_(x_t["lattice"].mean(0))
+    network.lattice_std.copy_(x_t["lattice"].std(0).clamp_min(1e-3))
+    network.velocity_mean.copy_(u["lattice"].mean(0))
+    network.velocity_std.copy_(u["lattice"].std(0).clamp_min(1e-3))
+    there = space.present["coord"].expand_as(u["coord"])
+    network.coord_std.copy_(u["coord"][there].square().mean().sqrt())
+
+
+def _room(atoms: Tensor, batch: int) -> tuple[int, int]:
+    """The most atoms and pairs a stratified batch of sorted sizes can have: the last of every slice."""
+    ends = ((torch.arange(batch) + 1) * (len(atoms) / batch)).ceil().long().clamp_max(len(atoms) - 1)
+    most = atoms[ends]
+    total, pairs = int(most.sum()), int((most * (most - 1)).sum())
+    return -(-total // 64) * 64, -(-(pairs + 1) // 64) * 64 + 64 * (total == pairs)
+
+
+PRESETS: dict[str, Mp20] = {
+    # Train the flow as usual, then fit the noise: the samples of the plain flow.
+    "recommended": Mp20(),
+    # As printed: joint training.
+    "paper": Mp20(method="joint"),
+    # Something to look at on two cores.
+    "quick": Mp20(hidden=64, layers=3, frequencies=16, time_features=32, iterations=2_000, batch=64, noise_steps=200),
+}
+
+
+@lru_cache(maxsize=4)
+def _crystals(path: str, split: str) -> Crystals:
+    return mp20.load(path or None, split)
