@@ -115,7 +115,10 @@ class _Average:
 
     def update(self) -> None:
         with torch.no_grad():
-            torch._foreach_lerp_(self.values, [p.detach() for p in self.parameters], self.share)
+            # Not lerp, which reads its weight on the host: a captured graph cannot.
+            ahead = torch._foreach_sub([p.detach() for p in self.parameters], self.values)
+            torch._foreach_mul_(ahead, self.share)
+            torch._foreach_add_(self.values, ahead)
 
     def give(self) -> None:
         with torch.no_grad():
@@ -154,7 +157,6 @@ def train(
     if reserved := {"x1", "randomness", "beta"} & (cond or {}).keys():
         raise UsageError(f"a condition cannot be named {reserved.pop()}, which is the loss's own word; rename it")
     rows: dict[str, State] = {"x1": data, **(cond or {})}
-    flat = [value for row in rows.values() for value in channels(row).values()]
     for name, row in rows.items():
         for value in channels(row).values():
             if len(value) != total:
@@ -162,7 +164,7 @@ def train(
     resume = Path(resume) if resume else None
     parameters = [p for p in module.parameters() if p.requires_grad]
     device = parameters[0].device
-    identity = {**{k: v for k, v in vars(plan).items() if k != "save_every"}, "data": fingerprint(*flat)}
+    identity = {**{k: v for k, v in vars(plan).items() if k != "save_every"}, "data": fingerprint(*rows.values())}
     rows = {name: each(lambda c: c.to(device), row) for name, row in rows.items()}
     cuda = device.type == "cuda"
     with _generator(device, plan.seed) as generator, _precision(cuda):

@@ -2,14 +2,14 @@
 
 import hashlib
 
-from torch import Tensor
+from fmwc.state import State, channels
 
 __all__ = ["fingerprint"]
 
 
-def fingerprint(*data: Tensor) -> str:
+def fingerprint(*data: State) -> str:
     """A short hash of the data a model is trained on."""
     digest = hashlib.sha256()
-    for tensor in data:
+    for tensor in (value for row in data for value in channels(row).values()):
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]

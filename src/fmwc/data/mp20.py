@@ -140,6 +140,8 @@ def _write_whole(target: Path, files: dict[str, bytes]) -> None:
 
 def energies(where: str | Path | None = None) -> tuple[tuple[str, ...], Tensor] | None:
     """The CHGNet energies beside the data, eV/atom, with the names they belong to; None where there are none."""
+    if where == "prototypes":
+        return None
     place = place_of(where)
     file = next((file for file in (place / ENERGIES, place / "mp20" / ENERGIES) if file.is_file()), None)
     if file is None:
@@ -230,33 +232,34 @@ def _names(array: np.ndarray, source: str) -> tuple[str, ...]:
 
 def _crystals(arrays: dict[str, np.ndarray], source: str) -> Crystals:
     """Each array checked on its own, then against the others."""
-    names = _names(arrays["material_id"], source)
-    count, atoms = len(names), arrays["num_atoms"]
-    wanted = {"num_atoms": ((count,), "iu"), "lengths": ((count, 3), "f"), "angles": ((count, 3), "f")}
-    if atoms.ndim == 1 and atoms.dtype.kind in "iu":  # so that their sum means something
-        wanted |= {"atomic_numbers": ((int(atoms.sum()),), "iu"), "frac_coords": ((int(atoms.sum()), 3), "f")}
-    for field, (shape, kinds) in wanted.items():
-        array = arrays[field]
-        if array.shape != shape or array.dtype.kind not in kinds or not count:
-            kind = "integers" if kinds == "iu" else "floats"
-            raise DataError(
-                f"{source}: {field} must be {kind} {shape}, N ≥ 1, got {array.dtype} {array.shape}; {REBUILD}"
-            )
-    owner = np.repeat(np.arange(count), atoms)
-    z, coords, lengths, angles = (arrays[field] for field in ("atomic_numbers", "frac_coords", "lengths", "angles"))
-    each = np.arange(count)
-    rules: tuple[tuple[str, np.ndarray, np.ndarray, np.ndarray], ...] = (  # what must hold, of which values, of whom
-        (f"1 to {MOST_ATOMS} atoms", (atoms >= 1) & (atoms <= MOST_ATOMS), atoms, each),
-        (f"atomic numbers 1 to {ELEMENTS}", (z >= 1) & (z <= ELEMENTS), z, owner),
-        ("finite coordinates", np.isfinite(coords).all(-1), coords, owner),
-        ("lengths above 0", (np.isfinite(lengths) & (lengths > 0)).all(-1), lengths, each),
-        (f"angles of {ANGLES[0]} to {ANGLES[1]}°", ((angles > ANGLES[0]) & (angles < ANGLES[1])).all(-1), angles, each),
-        ("angles that can meet in a corner", has_volume(angles), angles, each),
-    )
-    for rule, holds, values, whose in rules:
+
+    def require(fields: str, kinds: str, *shape: int) -> None:
+        for field in fields.split():
+            array = arrays[field]
+            if array.shape != shape or array.dtype.kind not in kinds or not array.size:
+                wanted, came = f"{'floats' if kinds == 'f' else 'integers'} {shape}", f"{array.dtype} {array.shape}"
+                raise DataError(f"{source}: {field} must be {wanted}, not empty, got {came}; {REBUILD}")
+
+    def hold(rule: str, holds: Any, values: np.ndarray, whose: np.ndarray) -> None:
         if not holds.all():
             at = int(holds.argmin())
             raise DataError(f"{source}: a crystal has {rule}, and {names[whose[at]]} has {values[at]}; {REBUILD}")
+
+    names = _names(arrays["material_id"], source)
+    atoms, z, coords, lengths, angles = (arrays[field] for field in FIELDS[:-1])
+    count, each = len(names), np.arange(len(names))
+    require("num_atoms", "iu", count)
+    require("lengths angles", "f", count, 3)
+    hold(f"1 to {MOST_ATOMS} atoms", (atoms >= 1) & (atoms <= MOST_ATOMS), atoms, each)  # first: the sum is of them
+    hold("lengths above 0", (np.isfinite(lengths) & (lengths > 0)).all(-1), lengths, each)
+    inside = (angles > ANGLES[0]) & (angles < ANGLES[1])
+    hold(f"angles of {ANGLES[0]}° to {ANGLES[1]}°", inside.all(-1), angles, each)
+    hold("angles that can meet in a corner", has_volume(angles), angles, each)
+    owner = np.repeat(each, atoms)
+    require("atomic_numbers", "iu", len(owner))
+    require("frac_coords", "f", len(owner), 3)
+    hold(f"atomic numbers 1 to {ELEMENTS}", (z >= 1) & (z <= ELEMENTS), z, owner)
+    hold("finite coordinates", np.isfinite(coords).all(-1), coords, owner)
     if len(set(names)) < count:
         raise DataError(
             f"{source}: material_id must be different for each, got {count - len(set(names))} twice; {REBUILD}"

@@ -60,7 +60,7 @@ def layout_of(atoms: Tensor, width: int, room: tuple[int, int] | None = None) ->
     slot = _places(there.flatten(), room[0])
     place = _places(pairs.flatten(), room[1])
     # The number of an atom in the flat list; whatever is no atom points behind the list.
-    number = torch.cat([there.flatten().cumsum(0) - 1, atoms.new_tensor([room[0]])])
+    number = torch.cat([there.flatten().cumsum(0) - 1, torch.full((1,), room[0], device=atoms.device)])
     end = count * width
     pair = place // width**2
     receiver = number[torch.where(pair < count, place // width, end)]
@@ -198,7 +198,8 @@ class CSPNet(nn.Module):
         direction = torch.einsum("eij,ej->ei", _rows(metric(lattice), at.pair), near)
         direction = F.normalize(direction, dim=-1, eps=1e-6)  # 0/0 where two atoms meet
         k = torch.arange(1, self.frequencies + 1, device=coord.device, dtype=coord.dtype)
-        waves = (2 * math.pi * near[..., None] * k).flatten(1)
+        turns = (delta[..., None] * k).flatten(1)
+        waves = 2 * math.pi * (turns - turns.round())  # small angles: quicker, and the same for every image
         return F.pad(torch.cat([waves.sin(), waves.cos(), direction], -1), (0, self.padding))
 
     def _padded(self, rows: Tensor, at: Layout, count: int) -> Tensor:  # (N, D) -> (B, A, D)

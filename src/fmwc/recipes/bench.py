@@ -20,6 +20,7 @@ from torch import nn
 
 from fmwc.baselines import Dropout, HeteroscedasticHead
 from fmwc.data import fingerprint
+from fmwc.eightbit import round_weights
 from fmwc.errors import CheckpointError
 from fmwc.files import write_bytes
 from fmwc.recipes.fitting import fit_dropout, fit_head, fit_joint, fit_network, fit_retrofit, fit_variance
@@ -29,7 +30,10 @@ __all__ = ["MEMBERS", "NOT_IDENTITY", "SHARED", "Bench", "Say", "cells", "check_
 
 MEMBERS = 5  # of an ensemble
 SHARED = (1001, 1002, 1003, 1004)  # seeds of the members that the ensembles of all reported seeds have in common
-NOT_IDENTITY = ("save_every", "data", "compiled")  # a path, and what makes the same weights (to rounding)
+# A path, what makes the same weights (to rounding), and what is chosen after training.
+NOT_IDENTITY = ("save_every", "data", "compiled", "noise_compiled", "steps", "anneal", "references")
+# What a network without noise does not depend on.
+OF_NOISE = ("method", "beta", "prior_rate", "cycles", "warmup", "exclude", "width", "noise_steps", "noise_lr")
 
 Say = Callable[[str], None]
 
@@ -48,7 +52,8 @@ class Bench:
     def made(self, name: str, recipe: Any, module: nn.Module, fit: Callable[..., None]) -> None:
         """Fills `module` with the weights of an earlier run of the same recipe, or fits and keeps them."""
         path = self.models / f"{name}-{recipe.decay}-{recipe.seed}.safetensors"
-        literals = {k: v for k, v in vars(recipe).items() if k not in NOT_IDENTITY}
+        aside = NOT_IDENTITY + (OF_NOISE if name == "flow" else ())
+        literals = {k: v for k, v in vars(recipe).items() if k not in aside}
         identity = json.dumps({**literals, "fingerprint": self.data})
         if path.exists():
             try:
@@ -63,6 +68,8 @@ class Bench:
         clock = Clock(self.device)
         point = path.with_suffix(".resume")
         fit(recipe, module, resume=point)
+        if getattr(recipe, "eightbit", False):
+            round_weights(module)
         tensors = {k: v.detach().cpu().contiguous() for k, v in module.state_dict().items()}
         write_bytes(path, to_bytes(tensors, {"recipe": identity}))
         point.unlink(missing_ok=True)

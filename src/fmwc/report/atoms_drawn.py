@@ -28,6 +28,7 @@ BOND = (0.5, 1.15)  # nearer or farther than this, in sums of covalent radii, is
 # Of a bond, one end at least is a non-metal or a metalloid: in a metal, all neighbours would be joined to all.
 BINDING = frozenset((1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 32, 33, 34, 35, 51, 52, 53))
 FACE = 0.3  # Å: an atom this near to a face is drawn on the opposite one too
+NOBODY, EDGES, BONDS = -3, -2, -1  # owners of pixels that are no atom's
 SMALLEST = 6.5  # Å: a smaller cell does not fill the picture
 FINER = 3  # each pixel is the mean of so many squared
 LIGHT = np.array([-0.42, 0.52, 0.74]) / np.linalg.norm([-0.42, 0.52, 0.74])
@@ -131,7 +132,7 @@ class _Canvas:
         self.low, self.scale = low, scale
         self.extent = (low[0], low[0] + wide / scale, low[1], low[1] + tall / scale)
         self.depth = np.full((tall, wide), -np.inf)
-        self.owner = np.full((tall, wide), -1)
+        self.owner = np.full((tall, wide), NOBODY)
         self.colour = np.ones((tall, wide, 3))
 
     def _window(self, low: np.ndarray, high: np.ndarray) -> tuple[tuple[slice, slice], np.ndarray, np.ndarray]:
@@ -151,7 +152,7 @@ class _Canvas:
         self.colour[where][seen] = np.broadcast_to(colour, (*seen.shape, 3))[seen]
 
     def sphere(self, centre: np.ndarray, radius: float, colour: np.ndarray, owner: int) -> None:
-        radius = max(radius, 1.5 * FINER / self.scale)  # in the largest cells, a dot still
+        radius = max(radius, 2.5 * FINER / self.scale)  # in the largest cells, a dot still
         where, x, y = self._window(centre[:2] - radius, centre[:2] + radius)
         u, v = np.broadcast_arrays((x - centre[0]) / radius, (y - centre[1]) / radius)
         w = np.sqrt(np.maximum(0, 1 - u**2 - v**2))
@@ -166,23 +167,21 @@ class _Canvas:
         u, v = (x - start[0] - share * along[0]) / radius, (y - start[1] - share * along[1]) / radius
         w = np.sqrt(np.maximum(0, 1 - u**2 - v**2))
         paint = _lit(np.stack([u, v, w], -1), colour) if lit else colour
-        self._paint(where, u**2 + v**2 < 1, start[2] + share * along[2] + radius * w, -2 if lit else -3, paint)
+        self._paint(where, u**2 + v**2 < 1, start[2] + share * along[2] + radius * w, BONDS if lit else EDGES, paint)
 
     def picture(self) -> np.ndarray:  # (H, W, 4)
         """Outlines drawn, what is far a little paler, and the fine pixels averaged."""
-        solid = self.owner > -3
+        solid = self.owner > EDGES
         drawn = np.isfinite(self.depth)
         line = np.zeros_like(drawn)
-        for axis in (0, 1):
-            for step in (-1, 1):
-                beside, other = np.roll(self.depth, step, axis), np.roll(self.owner, step, axis)
-                # The nearer of two owners carries the line.
-                line |= (other != self.owner) & (self.depth > beside) & solid & (self.owner != -1)
-        thick = line.copy()
-        for axis in (0, 1):
-            for step in (-1, 1):
-                thick |= np.roll(line, step, axis) & (np.roll(self.owner, step, axis) == self.owner)
-        colour = np.where(thick[..., None], 0.30 * self.colour + 0.02, self.colour)
+        for axis, step in product((0, 1), (-1, 1)):  # the nearer of two owners carries the line
+            beside, other = np.roll(self.depth, step, axis), np.roll(self.owner, step, axis)
+            line |= (other != self.owner) & (self.depth > beside) & solid
+        for _ in range(max(1, max(line.shape) // 900)):  # as thick in a large picture as in a small one
+            thin = line.copy()
+            for axis, step in product((0, 1), (-1, 1)):
+                line |= np.roll(thin, step, axis) & (np.roll(self.owner, step, axis) == self.owner)
+        colour = np.where(line[..., None], 0.30 * self.colour + 0.02, self.colour)
         if drawn.any():
             low, high = self.depth[drawn].min(), self.depth[drawn].max()
             far = 0.26 * np.where(drawn, high - self.depth, 0) / max(high - low, 1.0)
@@ -270,6 +269,9 @@ def draw_crystal(
         row, column = ((place[1::-1] - canvas.low[::-1]) * canvas.scale).astype(int)
         if z > ELEMENTS and canvas.owner[row, column] == i:  # its middle is seen
             ax.text(place[0], place[1], "?", ha="center", va="center_baseline", fontsize=size - 1, fontweight="bold")
+    if lost := sum(not place.isfinite().all() for place in crystals.coords[index][crystals.numbers[index] > 0]):
+        words = f"{lost} of {len(numbers)} atoms nowhere"
+        ax.text(0.5, 0.02, words, transform=ax.transAxes, ha="center", va="bottom", color=FAINT, fontsize=size - 1.2)
     left, right, bottom, top = canvas.extent
     box = ax.get_window_extent()
     shape = box.height / max(box.width, 1e-9)

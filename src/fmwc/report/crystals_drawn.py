@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ def sorted_by_confidence(
         x, y = left + column * wide, heading + row * tall
         _card(sheet, x + 0.04, y + 0.04, wide - 0.08, tall - 0.08, int(kind[one]))
         sheet.text(x + 0.11, y + 0.14, f"{place + 1:,}", fontsize=6.5, color=FAINT)
-        inner = _axes(sheet, x + 0.12, y + 0.45, wide - 0.24, tall - 0.87)
+        inner = _axes(sheet, x + 0.12, y + 0.39, wide - 0.24, tall - 0.79)
         draw_crystal(inner, crystals, one, _caption(energy[one], level[one]), size=8.5)
     top = heading + rows * tall + 0.22
     half = TWO[0] / 2
@@ -271,7 +272,7 @@ def hutchinson(points: Sequence[Mapping[str, Any]]) -> Figure:
                 markerfacecolor=face,
                 linewidth=1.6,
             )
-            for p, colour in zip(ours, LINES, strict=False):
+            for p, colour in zip(ours, cycle(LINES), strict=False):
                 face = colour if full else "white"
                 axes.plot(
                     p["flops"],
@@ -300,7 +301,7 @@ def hutchinson(points: Sequence[Mapping[str, Any]]) -> Figure:
     panels[0].set(ylim=(min(0.0, 1.1 * lowest), 1.05), ylabel="correlation with the reference")
     style: dict[str, Any] = {"color": FAINT, "marker": "o", "markersize": 4.5, "linewidth": 1.6}
     handles = [Line2D([], [], label="Hutchinson, K probes", **style)] if sweep else []
-    for p, colour in zip(ours, LINES, strict=False):
+    for p, colour in zip(ours, cycle(LINES), strict=False):
         handles.append(Line2D([], [], linestyle="", marker="D", markersize=7, color=colour, label=p["name"]))
     figure.legend(handles=handles, loc="outside upper left", ncols=3, columnspacing=1.5)
     style = {"color": INK, "marker": "o", "markersize": 5, "linewidth": 1.3}
@@ -325,7 +326,7 @@ def precision_curve(scores: Mapping[str, ArrayLike], good: ArrayLike, what: str 
     floor = float(right.mean())
     figure = Figure(figsize=ONE)
     axes = figure.add_subplot()
-    for (name, score), colour in zip(scores.items(), LINES, strict=False):
+    for (name, score), colour in zip(scores.items(), cycle(LINES), strict=False):
         curve = retention(score, right)
         drawn = curve.kept >= 0.01
         marks = [curve.at(share) for share in MARKED]

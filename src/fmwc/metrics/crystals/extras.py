@@ -11,7 +11,7 @@ from typing import Any
 
 from fmwc.errors import UsageError
 
-__all__ = ["need", "quiet"]
+__all__ = ["need", "quiet", "said"]
 
 
 def need(module: str, install: str = "'fmwc[crystals]'") -> Any:
@@ -32,3 +32,8 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
+
+
+def said(error: Exception) -> str:
+    """What an exception says, in one line of bounded length."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".removesuffix(": ")

@@ -1,0 +1,266 @@
+"""Crystals are drawn whatever a model makes of them, in the right order and with the right numbers."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from matplotlib.text import Text
+
+from fmwc.data.crystals import Crystals
+from fmwc.errors import ShapeError, UsageError
+from fmwc.report import crystals_drawn
+from fmwc.report.atoms_drawn import BALL, draw_crystal, scene_of
+from fmwc.report.elements import colour_of, formula, radius_of, symbol
+from fmwc.report.look import png
+
+NAN, INF = float("nan"), float("inf")
+SALT = ((11, 17), ((0, 0, 0), (0.5, 0.5, 0.5)))
+PAIR = ((26, 8), ((0.3, 0.3, 0.1), (0.5, 0.5, 0.7)))
+
+
+def crystal(numbers, coords, lengths=(4, 4, 4), angles=(90, 90, 90)):
+    tensors = (torch.tensor([row], dtype=torch.float) for row in (coords, lengths, angles))
+    return Crystals(torch.tensor([numbers]), *tensors, ("one",))
+
+
+RANDOM = np.random.default_rng(0).random((20, 3)).tolist()
+UGLY = {
+    "atoms at one place": crystal((11, 17, 17), [[0.5] * 3] * 3),
+    "needle": crystal(*PAIR, (1, 1, 60)),
+    "sheet": crystal(*PAIR, (5, 5, 1e-3)),
+    "collapsed": crystal(tuple(range(1, 21)), RANDOM, (0.01, 0.01, 0.01)),
+    "huge": crystal((6,) * 20, RANDOM, (500, 300, 9000)),
+    "flat angles": crystal(*PAIR, angles=(60, 60, 120)),
+    "angles of no cell": crystal(*PAIR, angles=(60, 60, 175)),
+    "no element": crystal((119, 128, 8), RANDOM[:3]),
+    "many elements": crystal(tuple(range(99, 119)), RANDOM),
+    "coordinates missing": crystal((26, 8), ((NAN, 0.3, 0.1), (0.5, 0.5, 0.7))),
+    "all coordinates missing": crystal((26,), ((NAN, NAN, INF),)),
+    "no atoms": crystal((0, 0), ((0, 0, 0), (0, 0, 0))),
+}
+NO_LATTICE = {
+    "NaN length": crystal(*PAIR, (NAN, 4, 4)),
+    "endless": crystal(*PAIR, (INF, 4, 4)),
+    "negative": crystal(*PAIR, (-1, 4, 4)),
+    "NaN angle": crystal(*PAIR, angles=(NAN, 90, 90)),
+    "angle of 180°": crystal(*PAIR, angles=(180, 90, 90)),
+}
+
+
+def drawn(crystals, caption="", **style):
+    figure = Figure(figsize=(2, 2))
+    draw_crystal(figure.add_subplot(), crystals, 0, caption, pixels=90, **style)
+    return figure
+
+
+def words(figure):
+    return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
+
+
+def pixels(figure):
+    return imread(io.BytesIO(png(figure, dpi=60)))
+
+
+def together(*some):
+    """Crystals of one set, the smaller ones padded."""
+    width = max(c.numbers.shape[1] for c in some)
+    numbers, coords = (torch.zeros(len(some), width, *rest) for rest in ((), (3,)))
+    for i, c in enumerate(some):
+        numbers[i, : c.numbers.shape[1]], coords[i, : c.numbers.shape[1]] = c.numbers[0], c.coords[0]
+    lengths, angles = (torch.cat([getattr(c, name) for c in some]) for name in ("lengths", "angles"))
+    return Crystals(numbers.long(), coords, lengths, angles, tuple(str(i) for i in range(len(some))))
+
+
+# ---- one crystal -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", UGLY)
+def test_ugly_structures_are_drawn(name):
+    assert (pixels(drawn(UGLY[name])) < 1).any()
+    assert "not a lattice" not in words(drawn(UGLY[name]))
+
+
+@pytest.mark.parametrize("name", NO_LATTICE)
+def test_what_is_no_lattice_is_said_to_be_none(name):
+    figure = drawn(NO_LATTICE[name])
+    assert scene_of(NO_LATTICE[name], 0) is None
+    assert {"not a lattice", "Fe", "O"} <= set(words(figure))
+    pixels(figure)
+
+
+def test_the_formula_and_the_caption_are_written():
+    assert words(drawn(crystal((56, 22, 8, 8, 8), RANDOM[:5]), "a caption"))[:1] == ["a caption"]
+    assert {"Ba", "Ti", "O₃"} <= set(words(drawn(crystal((56, 22, 8, 8, 8), RANDOM[:5]))))
+    assert words(drawn(UGLY["no element"])).count("?") >= 3  # in the formula, and on an atom that is seen
+    assert "1 of 2 atoms nowhere" in words(drawn(UGLY["coordinates missing"]))
+
+
+def test_atoms_at_a_corner_are_drawn_at_all_corners():
+    scene = scene_of(crystal(*SALT), 0)
+    assert sorted(scene.numbers) == [11] * 8 + [17]
+    corners = {tuple(np.round(corner, 4)) for corner in scene.corners}
+    ends = {tuple(np.round(p, 4)) for p, z in zip(scene.places, scene.numbers, strict=True) if z == 11}
+    assert corners == ends
+    nearly = scene_of(crystal((11, 17), ((0.99, 0.01, 0.5), (0.5, 0.5, 0.0))), 0)
+    assert sorted(nearly.numbers) == [11] * 4 + [17] * 2
+
+
+def test_the_picture_keeps_distances():
+    """Turned, not bent: the cell's edges are as long as they were, and at their angles."""
+    scene = scene_of(crystal(*PAIR, (3, 4, 5), (70, 80, 100)), 0)
+    c, b, a = (scene.corners[i] - scene.corners[0] for i in (1, 2, 4))
+    np.testing.assert_allclose([np.linalg.norm(v) for v in (a, b, c)], (3, 4, 5), rtol=1e-6)
+    cosines = [b @ c / 20, a @ c / 15, a @ b / 12]
+    np.testing.assert_allclose(np.degrees(np.arccos(cosines)), (70, 80, 100), rtol=1e-5)
+    assert scene.radii.tolist() == [BALL * radius_of(26), BALL * radius_of(8)]
+
+
+def test_different_structures_give_different_pixels():
+    variants = [
+        crystal(*SALT),
+        crystal((11, 35), SALT[1]),  # another element
+        crystal(SALT[0], ((0, 0, 0), (0.5, 0.5, 0.3))),  # another place
+        crystal(*SALT, (4, 4, 6)),  # another cell
+        crystal(*SALT, angles=(90, 90, 70)),
+    ]
+    arts = [drawn(c).axes[0].images[0].get_array() for c in variants]
+    again = drawn(variants[0]).axes[0].images[0].get_array()
+    assert np.array_equal(arts[0], again)
+    for i, one in enumerate(arts):
+        for other in arts[:i]:
+            assert one.shape != other.shape or np.abs(one - other).mean() > 1e-3
+
+
+def test_bonds_can_be_left_out():
+    # 2.8 Å, as in rock salt
+    pair = crystal((11, 17), ((0.3, 0.2, 0.5), (0.3, 0.8, 0.5)), (4.7, 4.7, 4.7))
+    assert not np.array_equal(pixels(drawn(pair)), pixels(drawn(pair, bonds=False)))
+
+
+@pytest.mark.parametrize("z", [0, 1, 96, 97, 109, 110, 118, 119, 128])
+def test_every_number_has_a_look(z):
+    assert radius_of(z) > 0
+    assert ((colour_of(z) >= 0) & (colour_of(z) <= 1)).all()
+    assert (symbol(z) == "?") == (not 1 <= z <= 118)
+
+
+def test_elements_agree_with_pymatgen():
+    core = pytest.importorskip("pymatgen.core")
+    assert [symbol(z) for z in range(1, 119)] == [core.Element.from_Z(z).symbol for z in range(1, 119)]
+    plain = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+    for numbers in ([8, 8, 22, 56, 8], [3, 28, 8, 8], [13, 69, *[28] * 4], [31, 33, 31, 33]):
+        expected = core.Composition({core.Element.from_Z(z): numbers.count(z) for z in set(numbers)}).reduced_formula
+        assert formula(numbers).translate(plain) == expected
+
+
+# ---- many --------------------------------------------------------------------------------------------------------
+
+
+def ranked(level, energy=None, valid=None, **style):
+    """Crystals of one element each, helium for the first, so that its symbol tells which one is drawn."""
+    count = len(level)
+    some = together(*(crystal((2 + i,), ((0.5, 0.5, 0.5),)) for i in range(count)))
+    energy = np.zeros(count) if energy is None else energy
+    valid = np.ones(count, bool) if valid is None else valid
+    figure = crystals_drawn.sorted_by_confidence(some, level, energy, valid, **style)
+    symbols = {symbol(2 + i): i for i in range(count)}
+    return figure, [symbols[word] for axes in figure.axes for word in words(axes) if word in symbols]
+
+
+def test_structures_stand_from_sure_to_doubtful():
+    level = np.array([0.2, 0.9, NAN, 0.5, 0.7])
+    assert ranked(level)[1] == [1, 4, 3, 0, 2]  # one without confidence comes last
+    assert ranked(np.arange(101) / 101, rows=1, columns=3)[1] == [100, 50, 0]
+    assert ranked(np.ones(3), score=[0.3, 0.1, 0.2])[1] == [1, 2, 0]
+
+
+def test_what_is_written_about_a_structure_is_its_own():
+    energy = np.array([0.034, -0.012, NAN, 12.3, 0.05])
+    figure, order = ranked(np.array([0.9, 0.8, 0.7, 0.6, 0.5]), energy, np.array([True, True, True, True, False]))
+    assert order == [0, 1, 2, 3, 4]
+    captions = [word.replace(r"$E_\mathrm{hull}$ ", "") for word in words(figure) if "confidence" in word]
+    values = ["0.03", "−0.01", "–", "12", "0.05"]
+    levels = ["0.90", "0.80", "0.70", "0.60", "0.50"]
+    assert captions == [f"{e} eV/atom\nconfidence {c}" for e, c in zip(values, levels, strict=True)]
+    shares = ["hull (40.0%)", "higher (20.0%)", "invalid, or no energy (40.0%)"]
+    assert all(any(word.endswith(share) for word in words(figure)) for share in shares)
+    assert any(word.startswith("all from the surest") for word in words(figure))
+    assert any(word.startswith("3 of 5, at even steps") for word in words(ranked(np.ones(5), rows=1, columns=3)[0]))
+
+
+@pytest.mark.parametrize("energy", [NAN, 0.0, 5.0, -0.3])
+@pytest.mark.parametrize("valid", [True, False])
+def test_one_sided_runs_are_drawn(energy, valid):
+    for count in (1, 7):
+        figure, _ = ranked(np.linspace(0, 1, count), np.full(count, energy), np.full(count, valid), rows=1, columns=2)
+        assert (pixels(figure) < 1).any()
+
+
+def test_ugly_structures_are_drawn_together():
+    some = together(*UGLY.values(), *NO_LATTICE.values())
+    energy = np.where(np.arange(len(some)) % 3 == 0, NAN, np.linspace(0, 3, len(some)))
+    figure = crystals_drawn.sorted_by_confidence(some, np.linspace(1, 0, len(some)), energy, np.isfinite(energy))
+    assert (pixels(figure) < 1).any()
+    assert words(figure).count("not a lattice") == len(NO_LATTICE)
+    with pytest.raises(ShapeError, match="17 crystals, 3 confidences"):
+        crystals_drawn.sorted_by_confidence(some, np.ones(3), energy, np.isfinite(energy))
+
+
+# ---- curves ------------------------------------------------------------------------------------------------------
+
+
+def test_channel_variances():
+    times, level = np.linspace(0, 0.9, 10), np.linspace(0, 1, 50)
+    hill = 1 - (times - 0.4) ** 2
+    std = dict.fromkeys(("type", "coord", "lattice"), hill[:, None] * (2 - level))
+    figure = crystals_drawn.channel_variances(times, std, level)
+    assert [axes.get_title("left") for axes in figure.axes] == [
+        f"{name}: highest at t = 0.40" for name in ("atom types", "coordinates", "lattice")
+    ]
+    _, sure, doubtful, _ = figure.axes[0].lines
+    assert (doubtful.get_ydata() > sure.get_ydata()).all()
+    assert (pixels(figure) < 1).any()
+    own = np.stack([times, times**1.1], 1)  # each sample at times of its own
+    pixels(crystals_drawn.channel_variances(own, {"type": np.ones((10, 2))}, [0.1, 0.2]))
+    with pytest.raises(UsageError, match="no channel"):
+        crystals_drawn.channel_variances(times, {}, level)
+
+
+def estimator(name, probes, flops, value):
+    fields = [f"{regime}_{kind}" for regime in ("per_step", "integrated") for kind in ("spearman", "pearson")]
+    return {"name": name, "K": probes, "flops": flops, **{f: value + i / 100 for i, f in enumerate(fields)}}
+
+
+def test_hutchinson():
+    sweep = [estimator("Hutchinson", k, 1e9 * k, 0.5 + k / 2000) for k in (500, 1, 10)]
+    ours = estimator("one pass", None, 2e9, 0.7)
+    figure = crystals_drawn.hutchinson([*sweep, ours])
+    for axes, first in zip(figure.axes, (0.7, 0.72), strict=True):
+        curve, point, _, _ = axes.lines
+        assert axes.get_xscale() == "log"
+        assert curve.get_xdata().tolist() == [1e9, 1e10, 5e11]  # by K, in whatever order they came
+        assert point.get_ydata() == pytest.approx([first])
+        assert [text.get_text() for text in axes.texts] == ["K = 1", "10", "500"]
+    assert {"one pass", "Spearman", "Pearson"} <= set(words(figure))
+    for some in (sweep, [ours], [estimator("against", None, 1e9, -0.4)]):
+        assert (pixels(crystals_drawn.hutchinson(some)) < 1).any()
+    with pytest.raises(UsageError, match="no estimator"):
+        crystals_drawn.hutchinson([])
+
+
+def test_precision_curve():
+    good = np.arange(200) < 50
+    perfect, reverse = np.arange(200), -np.arange(200)
+    figure = crystals_drawn.precision_curve({"perfect": perfect, "reverse": reverse}, good)
+    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert labels[0] == "perfect  (100% at 5%, 100% at 10%)"
+    assert labels[1] == "reverse  (0% at 5%, 0% at 10%)"
+    assert labels[2] == "random order  (25%)"
+    curve = figure.axes[0].lines[0]
+    assert curve.get_xdata()[[0, -1]].tolist() == [0.01, 1.0]
+    assert curve.get_ydata()[-1] == 0.25
+    for flags in ([True], [False, False], [True, False, True]):
+        pixels(crystals_drawn.precision_curve({"any": np.zeros(len(flags))}, flags))
