@@ -1,4 +1,4 @@
-"""Checkpoints: a folder with `model.safetensors` and `recipe.json`. No pickle; written whole or not at all."""
+"""Checkpoints: a folder with `recipe.json` and `model.safetensors`, or its parts. No pickle; written whole or not at all."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
+from fmwc.eightbit import decode, encode
 from fmwc.errors import CheckpointError, nearest, require_finite
 from fmwc.field import Field, Reference, attach
 from fmwc.files import write_bytes, write_json
@@ -22,16 +23,22 @@ from fmwc.weights import shipped
 __all__ = ["FORMAT", "about", "load", "load_network", "save", "save_network"]
 
 FORMAT = 1
+PART = 5_000_000  # bytes a file, at most, where a checkpoint is in parts: what a repository takes without complaint
 _REFERENCE = "reference."
+_SCALE = ":scale"  # of a matrix in eight bits
 
 
-def save(field: Field, path: str | Path, *, recipe: dict[str, Any] | None = None, **extra: Any) -> Path:
+def save(
+    field: Field, path: str | Path, *, recipe: dict[str, Any] | None = None, eightbit: bool = False, **extra: Any
+) -> Path:
     """Writes a field to a folder.
 
     Arguments:
         field: The field; its network is rebuilt on loading if it is one of `fmwc.nets`, else `load` must be given one.
         path: The folder.
         recipe: How it was made.
+        eightbit: Write matrices in eight bits (:mod:`fmwc.eightbit`), in files of a few megabytes: for shipping a large
+            network. What was not rounded before is rounded by it.
         extra: More to record: metrics, the data's fingerprint.
     """
     network = field.network
@@ -52,7 +59,7 @@ def save(field: Field, path: str | Path, *, recipe: dict[str, Any] | None = None
         if (standard := field.reference.standard) is not None:
             record["reference"]["within"] = standard.cond
             tensors |= {f"{_REFERENCE}centre": standard.centre, f"{_REFERENCE}spread": standard.spread}
-    return _write(Path(path), tensors, record)
+    return _write(Path(path), tensors, record, eightbit)
 
 
 def save_network(network: nn.Module, path: str | Path, *, recipe: dict[str, Any] | None = None, **extra: Any) -> Path:
@@ -64,7 +71,7 @@ def save_network(network: nn.Module, path: str | Path, *, recipe: dict[str, Any]
     return _write(Path(path), dict(network.state_dict()), record)
 
 
-def _write(path: Path, tensors: dict[str, Tensor], record: dict[str, Any]) -> Path:
+def _write(path: Path, tensors: dict[str, Tensor], record: dict[str, Any], eightbit: bool = False) -> Path:
     if path.exists() and not path.is_dir():
         raise CheckpointError(f"{path} is a file; a checkpoint is a folder")
     # Copies, because weights that are tied share memory, which the format does not know.
@@ -72,10 +79,40 @@ def _write(path: Path, tensors: dict[str, Tensor], record: dict[str, Any]) -> Pa
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not name.startswith(_REFERENCE):  # NaN there is a condition never seen
             require_finite(tensor, f"weight '{name}'")
+    parts = _parts(_compressed(tensors)) if eightbit else [tensors]
     # The record goes last: a folder without one is not a checkpoint yet.
-    write_bytes(path / "model.safetensors", to_bytes(tensors))
-    write_json(path / "recipe.json", {"format": FORMAT, **record})
+    for name, part in zip(_files(len(parts)), parts, strict=True):
+        write_bytes(path / name, to_bytes(part))
+    write_json(path / "recipe.json", {"format": FORMAT, **({"parts": len(parts)} if eightbit else {}), **record})
     return path
+
+
+def _files(parts: int) -> list[str]:
+    return ["model.safetensors"] if parts == 1 else [f"model-{i + 1}-of-{parts}.safetensors" for i in range(parts)]
+
+
+def _compressed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    small: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if tensor.ndim > 1 and tensor.is_floating_point() and not name.startswith(_REFERENCE):
+            small[name], small[name + _SCALE] = encode(tensor)
+        else:
+            small[name] = tensor
+    return small
+
+
+def _parts(tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """The tensors in their order, in parts of a few megabytes each."""
+    parts: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        here = tensor.numel() * tensor.element_size()
+        if parts[-1] and size + here > PART:
+            parts.append({})
+            size = 0
+        parts[-1][name] = tensor
+        size += here
+    return parts
 
 
 def about(path: str | Path) -> dict[str, Any]:
@@ -102,7 +139,7 @@ def load(path: str | Path, network: nn.Module | None = None, *, device: torch.de
     folder, record = _find(path), about(path)
     if "noise" not in record and "network" in record:
         raise CheckpointError(f"{folder} holds a network without noise; read it with fmwc.checkpoint.load_network")
-    tensors = _read(folder)
+    tensors = _read(folder, record)
     try:
         field = _build(folder, record, network)
     except (KeyError, TypeError) as error:
@@ -133,16 +170,20 @@ def load_network(path: str | Path, *, device: torch.device | str = "cpu") -> Any
         network = NETS[record["network"]["kind"]](**record["network"]["config"])
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{folder}/recipe.json lacks what is needed to build the network ({error})") from error
-    _fill(folder, network, _read(folder))
+    _fill(folder, network, _read(folder, record))
     return network.to(device).eval()
 
 
-def _read(folder: Path) -> dict[str, Tensor]:
-    try:
-        with safe_open(folder / "model.safetensors", framework="pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except Exception as error:
-        raise CheckpointError(f"{folder}/model.safetensors is missing or cut off; copy it again") from error
+def _read(folder: Path, record: dict[str, Any]) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for name in _files(int(record.get("parts", 1))):
+        try:
+            with safe_open(folder / name, framework="pt") as file:
+                tensors |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        except Exception as error:
+            raise CheckpointError(f"{folder}/{name} is missing or cut off; copy it again") from error
+    scales = {key.removesuffix(_SCALE): tensors.pop(key) for key in list(tensors) if key.endswith(_SCALE)}
+    return {key: decode(value, scales[key]) if key in scales else value for key, value in tensors.items()}
 
 
 def _fill(folder: Path, module: nn.Module, tensors: dict[str, Tensor]) -> None:

@@ -11,27 +11,36 @@ from torch import Tensor
 from fmwc.errors import UsageError
 from fmwc.flow import Space
 from fmwc.sampling import sample
+from fmwc.state import State, channels, each
 
 __all__ = ["dispersion", "ensemble_ends", "stochastic_ends"]
 
 
-def dispersion(ends: Tensor) -> Tensor:  # (k, B, *) -> (B,)
-    """‖std_k(x₁)‖₂, with the unbiased variance."""
-    if len(ends) < 2:
-        raise UsageError("dispersion takes at least 2 trajectories")
-    return ends.var(0).flatten(1).sum(1).sqrt()
+def dispersion(ends: State, space: Space | None = None) -> Tensor:  # (k, B, *) -> (B,)
+    """‖std_k(x₁)‖₂ over all channels, with the unbiased variance.
+
+    With a space, ends are seen from the first of them along geodesics: two sides of a torus' border are close.
+    """
+    found = []
+    for name, values in channels(ends).items():
+        if len(values) < 2:
+            raise UsageError("dispersion takes at least 2 trajectories")
+        if space is not None:
+            values = space.channels[name].manifold.logmap(values[:1].expand_as(values), values)
+        found.append(values.var(0).flatten(1).sum(1))
+    return torch.stack(found).sum(0).sqrt()
 
 
 def stochastic_ends(
     field: Any,
-    x0: Tensor,
+    x0: State,
     trajectories: int,
     *,
     steps: int = 50,
     seed: int = 0,
     space: Space | None = None,
     **options: Any,
-) -> Tensor:  # -> (k, B, *)
+) -> Any:  # -> (k, B, *)
     """Ends of stochastic trajectories from the same x0, each with noise of its own: MC-dropout, or posterior draws.
 
     `options` go to :func:`fmwc.sampling.sample`, and what it does not know to the network (`y=labels`).
@@ -43,11 +52,13 @@ def stochastic_ends(
         )
         return run.x
 
-    return torch.stack([end(s) for s in range(seed * trajectories, (seed + 1) * trajectories)])
+    ends = [end(s) for s in range(seed * trajectories, (seed + 1) * trajectories)]
+    return each(lambda *c: torch.stack(c), *ends)
 
 
 def ensemble_ends(
-    members: Sequence[Any], x0: Tensor, *, steps: int = 50, space: Space | None = None, **options: Any
-) -> Tensor:  # -> (k, B, *)
+    members: Sequence[Any], x0: State, *, steps: int = 50, space: Space | None = None, **options: Any
+) -> Any:  # -> (k, B, *)
     """Ends of one trajectory a member, from the same x0; `options` as in :func:`stochastic_ends`."""
-    return torch.stack([sample(m, x0=x0, steps=steps, confidence=False, space=space, **options).x for m in members])
+    ends = [sample(m, x0=x0, steps=steps, confidence=False, space=space, **options).x for m in members]
+    return each(lambda *c: torch.stack(c), *ends)

@@ -14,6 +14,7 @@ from torch import Tensor
 from fmwc.errors import UsageError, pick
 from fmwc.propagate import unit_probes
 from fmwc.randomness import Randomness, as_randomness, signs
+from fmwc.state import State, channels, each
 
 __all__ = ["PROBES", "along", "divergence"]
 
@@ -26,7 +27,7 @@ PROBES: dict[str, Callable[[Randomness, Tensor], Tensor]] = {
 
 def divergence(
     velocity: Callable[..., Any],
-    x: Tensor,
+    x: State,
     t: Tensor,
     probes: int | None = None,
     *,
@@ -34,7 +35,7 @@ def divergence(
     seed: Randomness | torch.Generator | int | None = None,
     **cond: Any,
 ) -> Tensor:  # (B, *), (B,) -> (B,)
-    """∇·v for each sample, whatever the shape of one.
+    """∇·v for each sample, whatever the shape of one; summed over the channels of a state that has several.
 
     Arguments:
         velocity: `v(x, t, **cond)`.
@@ -46,27 +47,31 @@ def divergence(
     if probes is not None and probes < 1:
         raise UsageError(f"probes is None (exact) or at least 1, got {probes}")
     with torch.enable_grad():
-        x = x.detach().requires_grad_()
+        x = each(lambda c: c.detach().requires_grad_(), x)
         v = velocity(x, t, **cond)
+        inputs, outputs = list(channels(x).values()), list(channels(v).values())
 
-        def pull(w: Tensor) -> Tensor:
-            return torch.autograd.grad(v, x, w, retain_graph=True)[0]
+        def pull(w: State) -> list[Tensor]:
+            found = torch.autograd.grad(outputs, inputs, list(channels(w).values()), retain_graph=True, allow_unused=True)
+            return [torch.zeros_like(c) if g is None else g for g, c in zip(found, inputs, strict=True)]
 
         if probes is None:
-            total = x.new_zeros(len(x))
-            for _, i, w in unit_probes(v):
-                total += pull(w).flatten(1)[:, i]
+            total = inputs[0].new_zeros(len(inputs[0]))
+            names = list(channels(v))
+            for name, i, w in unit_probes(v):
+                total += pull(w)[names.index(name)].flatten(1)[:, i]
             return total
-        randomness = as_randomness(seed, x.device)
+        randomness = as_randomness(seed, inputs[0].device)
         estimates = []
         for _ in range(probes):
-            w = draw(randomness, v.detach())
-            estimates.append((pull(w) * w).flatten(1).sum(1))
+            w = each(lambda c: draw(randomness, c.detach()), v)
+            rows = zip(pull(w), channels(w).values(), strict=True)
+            estimates.append(torch.stack([(g * c).flatten(1).sum(1) for g, c in rows]).sum(0))
         return torch.stack(estimates).mean(0)
 
 
 def along(
-    velocity: Callable[..., Any], states: list[Tensor], times: Tensor, probes: int | None = None, **options: Any
+    velocity: Callable[..., Any], states: list[Any], times: Tensor, probes: int | None = None, **options: Any
 ) -> Tensor:  # -> (steps, B)
     """The divergence at every step of a run that kept its states; `times` is its grid."""
     rows = zip(states[:-1], times[:-1], strict=True)

@@ -20,7 +20,6 @@ from torch import nn
 
 from fmwc.baselines import Dropout, HeteroscedasticHead
 from fmwc.data import fingerprint
-from fmwc.eightbit import round_weights
 from fmwc.errors import CheckpointError
 from fmwc.files import write_bytes
 from fmwc.recipes.fitting import fit_dropout, fit_head, fit_joint, fit_network, fit_retrofit, fit_variance
@@ -68,8 +67,6 @@ class Bench:
         clock = Clock(self.device)
         point = path.with_suffix(".resume")
         fit(recipe, module, resume=point)
-        if getattr(recipe, "eightbit", False):
-            round_weights(module)
         tensors = {k: v.detach().cpu().contiguous() for k, v in module.state_dict().items()}
         write_bytes(path, to_bytes(tensors, {"recipe": identity}))
         point.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fmwc.baselines import Dropout, HeteroscedasticHead, nll
 from fmwc.checkpoint import save
 from fmwc.data import fingerprint
+from fmwc.eightbit import round_weights
 from fmwc.errors import OutputError
 from fmwc.field import Field, Reference
 from fmwc.flow import Space, elbo, flow_matching
@@ -77,6 +78,13 @@ def _train(
     data, cond = recipe.rows()
     show = _report(progress, stage, recipe.plan.iterations)
     train(module, loss, data, recipe.plan, cond=cond, resume=resume, progress=show)
+    _settle(recipe, module)
+
+
+def _settle(recipe: Recipe, module: nn.Module) -> None:
+    """Where weights are shipped in eight bits, everything after training is done with what they can hold."""
+    if getattr(recipe, "eightbit", False):
+        round_weights(module)
 
 
 def fit_network(
@@ -158,6 +166,7 @@ def fit_retrofit(recipe: Recipe, field: Field, progress: Progress | None = None,
         progress=_report(progress, "noise", recipe.noise_steps),
         **cond,
     )
+    _settle(recipe, field)
 
 
 def fit(recipe: Any, out: Path, device: torch.device, progress: Progress | None = None) -> Field:
@@ -190,6 +199,7 @@ def finish(recipe: Any, field: Field, out: Path, clock: Clock) -> None:
     save(
         field,
         out,
+        eightbit=getattr(recipe, "eightbit", False),
         recipe={
             "name": recipe.name,
             **{k: v for k, v in asdict(recipe).items() if k != "data"},

@@ -18,7 +18,7 @@ from fmwc.files import write_bytes
 from fmwc.propagate import Transported
 from fmwc.sampling.scores import SCORES, Standard, standard_of, within_groups
 from fmwc.sampling.scores import score as read
-from fmwc.state import batch_size, channels, each
+from fmwc.state import SINGLE, batch_size, channels, each
 
 __all__ = ["DISPERSION", "Trajectory"]
 
@@ -138,6 +138,12 @@ class Trajectory:
         reference = own.sort().values if self.reference is None else self.reference.to(own)
         rank = torch.searchsorted(reference, own.contiguous(), right=True)
         return 1 - rank.to(own.dtype) / len(reference)
+
+    def compact(self) -> Trajectory:
+        """The run with one variance a sample and channel in place of a velocity a coordinate; its scores are the same."""
+        totals = {name: self._total(name)[..., None] for name in channels(self.var)}
+        var = totals if isinstance(self.var, dict) else totals[SINGLE]
+        return replace(self, mean=each(torch.zeros_like, var), var=var, states=None)
 
     def take(self, index: Tensor) -> Trajectory:
         """The trajectory of some of the samples."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from fmwc.data.crystals import ELEMENTS, Crystals
 from fmwc.errors import DataError
-from fmwc.metrics.crystals.extras import need
+from fmwc.metrics.crystals.extras import need, quiet
 
 __all__ = ["SYMBOLS", "Candidate", "Key", "candidates", "cell_matrix", "key_of", "plain"]
 
@@ -86,8 +86,9 @@ class Candidate:
         """The reduced formula, as chemists order it; empty where an element is none."""
         if not self.known:
             return ""
-        composition = need("pymatgen.core").Composition({SYMBOLS[z - 1]: count for z, count in self.key})
-        return str(composition.reduced_formula)
+        with quiet():  # pymatgen warns of noble gases, which have no electronegativity
+            composition = need("pymatgen.core").Composition({SYMBOLS[z - 1]: count for z, count in self.key})
+            return str(composition.reduced_formula)
 
     def structure(self) -> Any:
         """It as a pymatgen structure."""

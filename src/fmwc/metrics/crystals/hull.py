@@ -133,7 +133,7 @@ class Hull:
     def load(cls, path: str | Path) -> Hull:
         """Reads what `save` wrote."""
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as file:
                 model, elements, numbers, counts, energies = (
                     file[name] for name in ("model", "elements", "numbers", "counts", "energies")
                 )

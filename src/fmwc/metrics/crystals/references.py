@@ -86,7 +86,7 @@ def make_shipped(data: str | Path | None = None, path: str | Path = SHIPPED) -> 
 def _cached(path: Path, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Energies so far, and which are done; a file that cannot be read is begun anew."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
             values, done = file["energies"], file["done"]
         if values.shape == done.shape == (count,):
             return values, done
@@ -105,9 +105,10 @@ def reference_hull(crystals: Crystals, model: str = "chgnet", *, progress: Progr
     label = re.sub(r"[^A-Za-z0-9.]+", "-", f"{model}-{version(model)}" if version(model) else model)
     path = cache_folder() / "hulls" / f"{label}-{mark}.npz"
     values, done = _cached(path, len(crystals))
-    for part in torch.from_numpy(np.flatnonzero(~done)).split(KEPT_EVERY):
-        rows = part.numpy()
-        values[rows], done[rows] = energies(crystals.take(part), model).per_atom, True
+    left = np.flatnonzero(~done)
+    for start in range(0, len(left), KEPT_EVERY):
+        rows = left[start : start + KEPT_EVERY]
+        values[rows], done[rows] = energies(crystals.take(rows.tolist()), model).per_atom, True
         content = io.BytesIO()
         np.savez_compressed(content, energies=values, done=done)
         write_bytes(path, content.getvalue())

@@ -72,7 +72,8 @@ def _table() -> tuple[_Element, ...]:
 def balanced(key: Key) -> bool:
     """Whether oxidation states, one an element of all that it is known in, can sum to zero.
 
-    An element alone and an alloy of metals count as balanced. The common states alone would refuse a third of the
+    An element alone and an alloy of metals count as balanced; which element is the more electronegative is not looked
+    at. The common states alone would refuse a third of the
     real crystals of MP-20; all known ones refuse a tenth.
     """
     table = _table()

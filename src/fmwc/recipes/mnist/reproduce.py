@@ -65,7 +65,7 @@ def read_retrofit(desk: Desk) -> dict[str, Any]:
         field, desk.examiner, projections=8, trajectories=desk.trajectories, few=desk.few, say=desk.say
     )
     shown = min(SHOWN, desk.examiner.count)
-    _compact(desk.examiner.draw(field, shown, confidence=True, transport=True)).save(desk.out / "samples.safetensors")
+    desk.examiner.draw(field, shown, confidence=True, transport=True).compact().save(desk.out / "samples.safetensors")
     return found
 
 
@@ -156,12 +156,6 @@ TASKS: dict[str, Callable[[Desk], dict[str, Any]]] = {
     "rivals": read_rivals,
     "repeats": read_repeats,
 }
-
-
-def _compact(run: Trajectory) -> Trajectory:
-    """The run with one variance a digit in place of a velocity a pixel: its scores are the same."""
-    total = run.std.square()[..., None]
-    return replace(run, mean=torch.zeros_like(total), var=total)
 
 
 def _split(only: str) -> list[tuple[str, int | None]]:
