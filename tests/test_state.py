@@ -30,3 +30,15 @@ def test_per_sample():
     assert per_sample(value, 3).tolist() == [6, 22, 38]
     with pytest.raises(ShapeError, match="exclude that layer"):
         per_sample(value, 4)
+
+
+def test_per_sample_by_owner():
+    value = torch.arange(12.0).reshape(6, 2)  # rows sum to 1, 5, 9, 13, 17, 21
+    owner = torch.tensor([2, 0, 0, 3, 2, 3])
+    assert per_sample(value, 3, owner).tolist() == [14, 0, 18]  # 3 is none of the three
+    assert per_sample(value, 4, owner).tolist() == [14, 0, 18, 34]
+    assert per_sample(value.reshape(6, 1, 2, 1), 3, owner).tolist() == [14, 0, 18]
+    assert per_sample(value, 3, torch.full((6,), 3)).tolist() == [0, 0, 0]
+    in_order = torch.arange(6) // 2
+    assert per_sample(value, 3, in_order).tolist() == per_sample(value, 3).tolist()
+    assert per_sample(value.double(), 3, owner).dtype == torch.float64

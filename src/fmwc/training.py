@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ class Plan:
         cycles, warmup: Its cyclic annealing.
         seed: Seeds everything that is drawn.
         save_every: Steps between two resume points.
+        minutes: Stop after so much time, wherever the schedule is; 0 is never.
         precision: `full` (products in TensorFloat-32 on a GPU), or `bf16` by autocast, on a GPU only.
         compiled: Whether the loss is compiled, on a GPU. It takes half a minute, and pays from a few thousand steps on.
     """
@@ -74,6 +76,7 @@ class Plan:
     average: float = 0.0
     stratified: bool = False
     save_every: int = 1000
+    minutes: float = 0.0
     precision: str = "full"
     compiled: bool = False
 
@@ -164,7 +167,7 @@ def train(
     resume = Path(resume) if resume else None
     parameters = [p for p in module.parameters() if p.requires_grad]
     device = parameters[0].device
-    identity = {**{k: v for k, v in vars(plan).items() if k != "save_every"}, "data": fingerprint(*rows.values())}
+    identity = {**{k: v for k, v in vars(plan).items() if k not in ("save_every", "minutes")}, "data": fingerprint(*rows.values())}
     rows = {name: each(lambda c: c.to(device), row) for name, row in rows.items()}
     cuda = device.type == "cuda"
     with _generator(device, plan.seed) as generator, _precision(cuda):
@@ -195,7 +198,8 @@ def train(
         kept = [*parameters, *(average.values if average else ())]
         done = read_point(resume, identity, kept, optimiser, generator) if resume and resume.exists() else 0
         first, graph, history = done, None, []
-        while done < plan.iterations:
+        until = time.monotonic() + 60 * plan.minutes if plan.minutes else math.inf
+        while done < plan.iterations and time.monotonic() < until:
             for group in optimiser.param_groups:
                 group["lr"].fill_(plan.lr_at(done)) if cuda else group.update(lr=plan.lr_at(done))
             if average:
@@ -212,10 +216,12 @@ def train(
                 history.append((done, _finite(float(latest), done)))
                 if progress:
                     progress(done, history[-1][1])
-            if resume and (done % plan.save_every == 0 or done == plan.iterations):
+            if resume and (done % plan.save_every == 0 or done == plan.iterations or time.monotonic() >= until):
                 save_point(resume, identity, done, kept, optimiser, generator)
     if average:
         average.give()
+    if done < plan.iterations:
+        history.append((done, history[-1][1] if history else math.nan))
     return history
 
 

@@ -196,6 +196,23 @@ def total(key: Callable[..., Any]) -> Row:
     return Row(((2, 3, 4),), variants)
 
 
+PLACES = torch.tensor([2, 0, 2, 3, 2])  # where rows are added: thrice, once, never
+
+
+def scattered(key: Callable[..., Any]) -> Row:
+    """Rows added to a known table, to an uncertain one, and known rows to an uncertain table; and across."""
+    table, rows = plain(4, 3), plain(5, 3, seed=8)
+    variants = (
+        lambda a, b: key(table, 0, PLACES, b) + a,
+        lambda a, b: key(a, 0, PLACES, b),
+        lambda a, b: key(a, 0, PLACES, b, alpha=-1.5),
+        lambda a, b: key(a, dim=0, index=PLACES, source=b, alpha=2),
+        lambda a, b: key(a, 0, PLACES, rows, alpha=3.0) + b.sum(),
+        lambda a, b: key(a.t(), 1, PLACES, b.t()),
+    )
+    return Row(((4, 3), (5, 3)), variants)
+
+
 def conv(key: Callable[..., Any], dims: int, transposed: bool = False) -> Row:
     """With stride, padding and groups by name, and by position."""
     weight, bias = plain(4, 2, *[3] * dims), plain(4, seed=8)  # four channels in and four out, in two groups
@@ -230,6 +247,7 @@ MONTE_CARLO: dict[Callable[..., Any], Row] = {
     **{key: quotient(key) for key in (torch.div, T.div, T.__truediv__, torch.true_divide, T.true_divide)},
     **{key: Row(((2, 3),), (lambda x, k=key: k(x),)) for key in (torch.neg, T.neg, T.__neg__, torch.negative)},
     **{key: total(key) for key in (torch.sum, T.sum, torch.mean, T.mean)},
+    **{key: scattered(key) for key in (torch.index_add, T.index_add)},
     **{key: Row(((2, 5, 6),), variants) for key, variants in POOLS.items()},
     F.linear: linear(),
     F.conv1d: conv(F.conv1d, 1), F.conv2d: conv(F.conv2d, 2), F.conv3d: conv(F.conv3d, 3),
@@ -256,6 +274,23 @@ def test_pools_in_closed_form(key, number):
     expected = noise_var(f, x._var.sqrt(), torch.ones(1, dtype=torch.float64))
     torch.testing.assert_close(moments_of(f(x)).var, expected)
     assert torch.equal(moments_of(f(x)).mean, f(x._mean))
+
+
+@pytest.mark.parametrize("key", [torch.index_add, T.index_add], ids=name_of)
+@pytest.mark.parametrize("alpha", [1, -1.5])
+def test_scattered_sums_in_closed_form(key, alpha):
+    table, rows = gaussian(4, 3), gaussian(5, 3, seed=1)
+    found = moments_of(key(table, 0, PLACES, rows, alpha=alpha))
+    mean, var = table._mean.clone(), table._var.clone()
+    for place, m, v in zip(PLACES.tolist(), rows._mean, rows._var, strict=True):
+        mean[place] += alpha * m
+        var[place] += alpha**2 * v
+    torch.testing.assert_close(found.mean, mean)
+    torch.testing.assert_close(found.var, var)
+    assert torch.equal(found.var[1], table._var[1])  # nothing was added there
+    assert torch.equal(moments_of(key(plain(4, 3), 0, PLACES, rows)).var[1], torch.zeros(3, dtype=torch.float64))
+    known = moments_of(key(table, 0, PLACES, plain(5, 3), alpha=alpha))
+    assert torch.equal(known.var, table._var)
 
 
 # ---- pointwise: the closure, so the integral agrees -----------------------------------------------------------------

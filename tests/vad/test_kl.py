@@ -53,6 +53,35 @@ def test_mean_over_batch_and_channels_sum_over_layers():
     torch.testing.assert_close(kl(layers, 0.3), expected)
 
 
+def test_rows_of_no_sample_are_left_out_of_the_mean():
+    """Two samples of three and one rows, and two rows of padding whatever is in them."""
+    owner = torch.tensor([0, 0, 0, 1, 2, 2])
+    pairs, cells = torch.randn(6, 3), torch.randn(2, 5)
+    pairs[4:] = 50.0
+    expected = divergence_from_prior(pairs[:4], 0.3).mean() + divergence_from_prior(cells, 0.3).mean()
+    torch.testing.assert_close(kl([pairs, cells], 0.3, owners=[owner, None], count=2), expected)
+    every = divergence_from_prior(pairs, 0.3).mean() + divergence_from_prior(cells, 0.3).mean()
+    torch.testing.assert_close(kl([pairs, cells], 0.3, owners=[None, None], count=2), every)
+    assert not torch.allclose(every, expected)
+
+
+def test_rows_of_more_dimensions_and_layers_of_padding_alone():
+    owner = torch.tensor([1, 0, 2])
+    spatial = torch.randn(3, 4, 1, 1)
+    found = kl([spatial], 0.3, factor=1.0, owners=[owner], count=2)
+    torch.testing.assert_close(found, divergence_from_prior(spatial[:2], 0.3, factor=1.0).mean())
+    nothing = torch.randn(2, 4, requires_grad=True)
+    found = kl([nothing], 0.3, owners=[torch.tensor([2, 2])], count=2)
+    assert found.item() == 0  # no row, no divergence, and not 0/0
+    found.backward()
+    assert not nothing.grad.any()
+
+
+def test_one_owner_a_layer():
+    with pytest.raises(ValueError, match="zip"):
+        kl([torch.zeros(2, 1), torch.zeros(2, 1)], 0.3, owners=[None], count=2)
+
+
 @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, float("nan")])
 def test_the_prior_rate_is_a_rate(rate):
     with pytest.raises(UsageError, match="strictly between 0 and 1"):

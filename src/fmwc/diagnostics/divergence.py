@@ -14,9 +14,9 @@ from torch import Tensor
 from fmwc.errors import UsageError, pick
 from fmwc.propagate import unit_probes
 from fmwc.randomness import Randomness, as_randomness, signs
-from fmwc.state import State, channels, each
+from fmwc.state import State, batch_size, channels, each
 
-__all__ = ["PROBES", "along", "divergence"]
+__all__ = ["PROBES", "along", "divergence", "estimates"]
 
 
 PROBES: dict[str, Callable[[Randomness, Tensor], Tensor]] = {
@@ -43,31 +43,56 @@ def divergence(
         distribution: `rademacher` or `gaussian`.
         seed: Where probes come from.
     """
-    draw = pick(PROBES, distribution, "distribution")
-    if probes is not None and probes < 1:
-        raise UsageError(f"probes is None (exact) or at least 1, got {probes}")
+    if probes is not None:
+        return estimates(velocity, x, t, probes, distribution=distribution, seed=seed, **cond).mean(0)
     with torch.enable_grad():
-        x = each(lambda c: c.detach().requires_grad_(), x)
-        v = velocity(x, t, **cond)
-        inputs, outputs = list(channels(x).values()), list(channels(v).values())
+        v, pull = _linearised(velocity, x, t, cond)
+        names = list(channels(v))
+        total = next(iter(channels(v).values())).new_zeros(batch_size(v))
+        for name, i, w in unit_probes(each(Tensor.detach, v)):
+            total += pull(w)[names.index(name)].flatten(1)[:, i]
+        return total
 
-        def pull(w: State) -> list[Tensor]:
-            found = torch.autograd.grad(outputs, inputs, list(channels(w).values()), retain_graph=True, allow_unused=True)
-            return [torch.zeros_like(c) if g is None else g for g, c in zip(found, inputs, strict=True)]
 
-        if probes is None:
-            total = inputs[0].new_zeros(len(inputs[0]))
-            names = list(channels(v))
-            for name, i, w in unit_probes(v):
-                total += pull(w)[names.index(name)].flatten(1)[:, i]
-            return total
-        randomness = as_randomness(seed, inputs[0].device)
-        estimates = []
+def estimates(
+    velocity: Callable[..., Any],
+    x: State,
+    t: Tensor,
+    probes: int,
+    *,
+    distribution: str = "rademacher",
+    seed: Randomness | torch.Generator | int | None = None,
+    **cond: Any,
+) -> Tensor:  # -> (K, B)
+    """wᵀ(∂v/∂x)w of each Hutchinson probe alone, whose mean is an unbiased ∇·v; arguments as in :func:`divergence`."""
+    draw = pick(PROBES, distribution, "distribution")
+    if probes < 1:
+        raise UsageError(f"probes is None (exact) or at least 1, got {probes}")
+    found = []
+    with torch.enable_grad():
+        v, pull = _linearised(velocity, x, t, cond)
+        like = each(Tensor.detach, v)
+        randomness = as_randomness(seed, next(iter(channels(like).values())).device)
         for _ in range(probes):
-            w = each(lambda c: draw(randomness, c.detach()), v)
+            w = each(lambda c: draw(randomness, c), like)
             rows = zip(pull(w), channels(w).values(), strict=True)
-            estimates.append(torch.stack([(g * c).flatten(1).sum(1) for g, c in rows]).sum(0))
-        return torch.stack(estimates).mean(0)
+            found.append(torch.stack([(g * c).flatten(1).sum(1) for g, c in rows]).sum(0))
+    return torch.stack(found)
+
+
+def _linearised(
+    velocity: Callable[..., Any], x: State, t: Tensor, cond: dict[str, Any]
+) -> tuple[State, Callable[[State], list[Tensor]]]:
+    """The velocity, and what pulls a probe back through it: (∂v/∂x)ᵀw, one tensor a channel."""
+    x = each(lambda c: c.detach().requires_grad_(), x)
+    v = velocity(x, t, **cond)
+    inputs, outputs = list(channels(x).values()), list(channels(v).values())
+
+    def pull(w: State) -> list[Tensor]:
+        found = torch.autograd.grad(outputs, inputs, list(channels(w).values()), retain_graph=True, allow_unused=True)
+        return [torch.zeros_like(c) if g is None else g for g, c in zip(found, inputs, strict=True)]
+
+    return v, pull
 
 
 def along(

@@ -35,6 +35,7 @@ class Channel:
             have fewer than the shape holds (`atoms`). The others are zero, and stay so.
         centred: Whether a velocity's mean over the rows is taken off: nothing drifts as a whole.
         weight: The channel's weight in the training loss.
+        anneal: Anti-annealing: samples follow the channel's velocity at 1 + s·t times its speed.
     """
 
     shape: tuple[int, ...]
@@ -43,6 +44,7 @@ class Channel:
     rows: str = ""
     centred: bool = False
     weight: float = 1.0
+    anneal: float = 0.0
 
     def __post_init__(self) -> None:
         pick(NOISES, self.noise, "noise")
@@ -193,7 +195,7 @@ def _described(channel: Channel) -> dict[str, Any]:
     manifold: Any = channel.manifold
     options = {"options": asdict(manifold)} if is_dataclass(manifold) else {}
     defaults = {f.name: f.default for f in fields(Channel)}
-    changed = {k: v for k in ("rows", "centred", "weight") if (v := getattr(channel, k)) != defaults[k]}
+    changed = {k: v for k in ("rows", "centred", "weight", "anneal") if (v := getattr(channel, k)) != defaults[k]}
     return {
         "shape": list(channel.shape),
         "manifold": type(manifold).__name__,

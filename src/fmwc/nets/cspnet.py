@@ -56,7 +56,9 @@ def layout_of(atoms: Tensor, width: int, room: tuple[int, int] | None = None) ->
     if room is None:
         total = int(atoms.sum())
         edges = max(1, int((atoms * (atoms - 1)).sum()))
-        room = total, edges + (edges == total)  # the two kinds of rows are told apart by their number
+        while edges in (count, total):  # rows of crystals, atoms and pairs are told apart by their number
+            edges += 1
+        room = total, edges
     slot = _places(there.flatten(), room[0])
     place = _places(pairs.flatten(), room[1])
     # The number of an atom in the flat list; whatever is no atom points behind the list.

@@ -30,7 +30,7 @@ __all__ = ["MEMBERS", "NOT_IDENTITY", "SHARED", "Bench", "Say", "cells", "check_
 MEMBERS = 5  # of an ensemble
 SHARED = (1001, 1002, 1003, 1004)  # seeds of the members that the ensembles of all reported seeds have in common
 # A path, what makes the same weights (to rounding), and what is chosen after training.
-NOT_IDENTITY = ("save_every", "data", "compiled", "noise_compiled", "steps", "anneal", "references")
+NOT_IDENTITY = ("save_every", "minutes", "data", "compiled", "noise_compiled", "steps", "anneal", "references")
 # What a network without noise does not depend on.
 OF_NOISE = ("method", "beta", "prior_rate", "cycles", "warmup", "exclude", "width", "noise_steps", "noise_lr")
 

@@ -89,6 +89,7 @@ def sample(
     keep_states: bool = False,
     batch: int = 16384,
     progress: Callable[[int], None] | None = None,
+    keep: Callable[[Trajectory], None] | None = None,
     **cond: Any,
 ) -> Trajectory:
     """Draws samples with their confidence. Turning confidence on does not change a sample.
@@ -111,10 +112,12 @@ def sample(
         x0, start: Start from these states, at this t (a number, or one a sample).
         space: The shape of a sample, where the field does not know it.
         record: `full`, or `total` to keep one variance a sample and channel.
-        anneal: Anti-annealing, `{"coord": 5.0}`: those channels follow their velocity at 1 + s·t times its speed.
+        anneal: Anti-annealing, `{"coord": 5.0}`: those channels follow their velocity at 1 + s·t times its speed; as
+            the space says if not given.
         keep_states: Keep the states of every step.
         batch: Samples integrated together.
         progress: Called with the number of samples done since the last call.
+        keep: Called with the run of each batch as it is done, so that a long run can be saved as it goes.
         cond: Given to the network; tensors with a row for each sample are split with the batches.
     """
     where = space if space is None or isinstance(space, Space) else euclidean(space)
@@ -152,9 +155,10 @@ def sample(
         record=record,
         batch=batch,
         tail=tail,
-        anneal=anneal or {},
+        anneal=anneal,
         keep_states=keep_states,
         progress=progress,
+        keep=keep,
     )
     device = _device(field)
     cond = {k: torch.as_tensor(v, device=device) if isinstance(v, (list, np.ndarray)) else v for k, v in cond.items()}
@@ -163,7 +167,7 @@ def sample(
     reference = getattr(field, "reference", None)
     if reference is None or estimator is None:
         return trajectory
-    ordinary = times is None and decoder == "map" and isinstance(start, (int, float)) and start == 0
+    ordinary = times is None and anneal is None and decoder == "map" and isinstance(start, (int, float)) and start == 0
     comparable = ordinary and reference.setting == setting(estimator, controller.steps, stepper, schedule)
     if not comparable:
         # Read otherwise, scores are compared within this run; across conditions only where it is too small for more.

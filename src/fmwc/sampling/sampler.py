@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -81,8 +81,10 @@ class Sampler:
         record: `full` keeps the variance of every coordinate, `total` one number a sample and channel.
         batch: Samples integrated together.
         tail: Euler steps to end with, for an exact number of evaluations.
-        anneal: Anti-annealing: the velocity of the named channels is followed at 1 + s·t times its speed.
+        anneal: Anti-annealing: the velocity of the named channels is followed at 1 + s·t times its speed; as the
+            space's channels say if `None`.
         progress: Called with the number of samples done since the last call.
+        keep: Called with the run of each batch as it is done, so that a long run can be saved as it goes.
     """
 
     field: Any
@@ -96,16 +98,17 @@ class Sampler:
     record: str = "full"
     batch: int = 16384
     tail: int = 0
-    anneal: Mapping[str, float] = field(default_factory=dict)
+    anneal: Mapping[str, float] | None = None
     keep_states: bool = False
     progress: Callable[[int], None] | None = None
+    keep: Callable[[Trajectory], None] | None = None
 
     def __post_init__(self) -> None:
         pick(STEPPERS, self.stepper, "stepper")
         pick({"full": 0, "total": 0}, self.record, "record")
         if isinstance(self.schedule, int) and self.schedule < 1:
             raise UsageError(f"the schedule is every k-th step with k ≥ 1, or a list of times; got {self.schedule}")
-        for name in self.anneal:
+        for name in self.anneal or {}:
             pick(self.space.channels, name, "channel")
         if self.batch < 1:
             raise UsageError(f"the batch holds at least 1 sample, got {self.batch}")
@@ -135,11 +138,11 @@ class Sampler:
             randomness = Blocks(derive(seed, "sampler"), a, b - a)
             with evaluating(self.field):
                 parts.append(self._chunk(each(lambda c: c[a:b], x0), starts[a:b], randomness, here))  # noqa: B023
+            if self.keep:
+                self.keep(replace(parts[-1], seed=seed, cond=_conditions(here, b - a)))
             if self.progress:
                 self.progress(b - a)
-        tensors = {k: torch.atleast_1d(v) for k, v in cond.items() if isinstance(v, Tensor)}
-        rows = {k: v.expand(count, *v.shape[1:]) for k, v in tensors.items()}
-        return replace(_join(parts), seed=seed, cond=rows)
+        return replace(_join(parts), seed=seed, cond=_conditions(cond, count))
 
     def _chunk(self, x0: State, start: Tensor, randomness: Randomness, cond: dict[str, Any]) -> Trajectory:
         estimator = None if self.estimator is None else as_estimator(self.estimator)
@@ -205,11 +208,13 @@ class Sampler:
 
     def _pace(self, v: Any, t: Tensor) -> Any:
         """The velocity as it is followed: 1 + s·t times faster in the channels that are annealed."""
-        if not self.anneal:
+        own = {name: channel.anneal for name, channel in self.space.channels.items()}
+        slopes = own if self.anneal is None else self.anneal
+        if not any(slopes.values()):
             return v
 
         def faster(name: str, value: Tensor) -> Tensor:
-            slope = self.anneal.get(name, 0.0)
+            slope = slopes.get(name, 0.0)
             return value * (1 + slope * t)[(..., *[None] * (value.ndim - 1))] if slope else value
 
         return {n: faster(n, c) for n, c in v.items()} if isinstance(v, dict) else faster(SINGLE, v)
@@ -238,6 +243,12 @@ class Sampler:
 
 def _one_a_sample(value: Any, count: int) -> bool:
     return isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == count
+
+
+def _conditions(cond: dict[str, Any], count: int) -> dict[str, Tensor]:
+    """The conditions that are tensors, one row a sample."""
+    tensors = {k: torch.atleast_1d(v) for k, v in cond.items() if isinstance(v, Tensor)}
+    return {k: v.expand(count, *v.shape[1:]) for k, v in tensors.items()}
 
 
 def _stack(values: list[Any], like: Any) -> Any:

@@ -1,5 +1,7 @@
 """Structures as arrays, and what is refused before anything slow is tried."""
 
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -51,6 +53,13 @@ def test_a_structure_of_shared_sites_is_said():
 def test_something_else_is_refused():
     with pytest.raises(DataError, match="not dict"):
         candidates([{}])
+
+
+def test_an_import_loads_nothing_heavy():
+    code = "import sys, fmwc.metrics.crystals; print('\\n'.join(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {line.split(".")[0] for line in found.stdout.splitlines()}
+    assert not loaded & {"pymatgen", "ase", "chgnet", "pyarrow", "pandas"}
 
 
 def test_keys_are_reduced():

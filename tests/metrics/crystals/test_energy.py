@@ -22,7 +22,8 @@ def lennard_jones():
 def broken():
     class Broken:
         def get_potential_energy(self, atoms):
-            raise RuntimeError("no power\nat all") if len(atoms) == 8 else None
+            if len(atoms) == 8:
+                raise RuntimeError("no power\nat all")
             return float("nan")
 
     return Broken()
@@ -39,7 +40,7 @@ def test_our_graph_is_chgnets(chgnet, prototypes):
     for i, candidate in enumerate(candidates(prototypes)):
         theirs, ours = convert(structure_of(prototypes, i)), graph(candidate, 6, 3)
         for name in ("atom_graph", "bond_graph", "undirected2directed"):
-            assert getattr(ours, name).shape == getattr(theirs, name).shape
+            assert len(getattr(ours, name)) == len(getattr(theirs, name))
         a, b = ours.directed2undirected, ours.undirected2directed
         assert a[b.long()].tolist() == list(range(len(b)))
 

@@ -11,33 +11,14 @@ from fmwc.metrics.crystals import Hull, judge, read, shipped_hull
 from .conftest import BAD, crystal, rock_salt
 
 COLUMNS = [
-    "name",
-    "formula",
-    "atoms",
-    "energy_per_atom",
-    "e_above_hull",
-    "distances_ok",
-    "apart_ok",
-    "charge_ok",
-    "density_ok",
-    "valid",
-    "unique",
-    "novel",
-    "stable",
-    "metastable",
-    "sun",
-    "msun",
-    "problem",
-]
+    "name", "formula", "atoms", "energy_per_atom", "e_above_hull", "distances_ok", "apart_ok", "charge_ok",
+    "density_ok", "valid", "unique", "novel", "stable", "metastable", "sun", "msun", "problem",
+]  # fmt: skip
 
 
 def test_good_and_bad_together(chgnet):
-    those = [
-        rock_salt(name="first"),
-        *(c for c, _ in BAD.values()),
-        rock_salt(name="again"),
-        rock_salt(4.8, name="hot"),
-    ]
+    bad = [candidate for candidate, _ in BAD.values()]
+    those = [rock_salt(name="first"), *bad, rock_salt(name="again"), rock_salt(4.8, name="hot")]
     found = judge(those, calculator=chgnet, training=[rock_salt(cation=19)])
     assert list(found.columns) == COLUMNS
     assert found["name"] == [candidate.name for candidate in those]
@@ -49,7 +30,7 @@ def test_good_and_bad_together(chgnet):
     for row, (_, said) in zip(rows[1:-2], BAD.values(), strict=True):
         assert said in row["problem"]
         assert math.isnan(row["e_above_hull"])
-        assert not (row["stable"] or row["metastable"] or row["sun"] or row["msun"])
+        assert not any(row[name] for name in ("stable", "metastable", "sun", "msun"))
     assert rows[-2]["metastable"]
     assert not rows[-2]["unique"]
     assert not rows[-2]["msun"]

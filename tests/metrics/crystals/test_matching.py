@@ -11,14 +11,14 @@ from .conftest import crystal, rock_salt
 SUPER = Candidate(
     "super",
     np.tile(rock_salt().numbers, 2),
-    np.concatenate([rock_salt().coords, rock_salt().coords + [1, 0, 0]]) / [2, 1, 1],
+    np.concatenate([rock_salt().coords, rock_salt().coords + np.array([1, 0, 0])]) / [2, 1, 1],
     rock_salt().cell * [[2], [1], [1]],
 )
 CAESIUM = crystal([11, 17], [[0, 0, 0], [0.5, 0.5, 0.5]], [3.5, 3.5, 3.5])
 
 
 def moved() -> Candidate:
-    return replace(rock_salt(), coords=(rock_salt().coords + [0.13, 0.27, 0.4]) % 1, name="moved")
+    return replace(rock_salt(), coords=(rock_salt().coords + np.array([0.13, 0.27, 0.4])) % 1, name="moved")
 
 
 def test_copies_are_not_unique():

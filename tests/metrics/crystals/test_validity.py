@@ -32,7 +32,7 @@ def test_an_atom_sees_its_own_images():
 @pytest.mark.parametrize(
     ("formula", "ok"),
     [
-        ("NaCl", True), ("Fe2O3", True), ("CaTiO3", True), ("Na2Cl", False), ("MgO2", True), ("CuZn", True),
+        ("NaCl", True), ("Fe2O3", True), ("CaTiO3", True), ("NaF2", False), ("MgO2", True), ("CuZn", True),
         ("Si", True), ("Ne", True), ("NaAr", False), ("Al2O3", True), ("CsF7", False),
     ],
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,8 @@ __all__ = ["need", "quiet", "said"]
 
 def need(module: str, install: str = "'fmwc[crystals]'") -> Any:
     """A module of a package that may be missing; the error says how to get it."""
+    if (found := sys.modules.get(module)) is not None:
+        return found
     try:
         with quiet():
             return importlib.import_module(module)

@@ -66,6 +66,7 @@ class Mp20:
     eightbit: bool = True  # weights are rounded to what can be shipped before anything is read from them
     stratified: bool = True  # batches of one size, which a captured graph needs
     save_every: int = 5_000
+    minutes: float = 0.0  # stop training after so long; 0 is never
     steps: int = 50  # of sampling
     anneal: float = 5.0  # coordinates are followed at 1 + s·t times their speed
     references: int = 1_000  # crystals the confidence is read against
@@ -91,7 +92,7 @@ class Mp20:
         return _crystals(self.data or os.environ.get("FMWC_DATA", ""), split)
 
     def space(self) -> Space:
-        return _space(self.crystals(), self.type_weight, self.coord_weight)
+        return _space(self.crystals(), self.type_weight, self.coord_weight, self.anneal)
 
     def rows(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Sorted by size, so that a stratified batch always has about the same number of pairs."""
@@ -122,7 +123,7 @@ class Mp20:
         """Crystals with as many atoms as the data has; FlowMM's anti-annealing."""
         atoms = sizes(self.crystals().atoms, count, seed)
         device = next(field.parameters()).device
-        options = {"steps": self.steps, "anneal": {"coord": self.anneal}, "batch": batch_for(device), **options}
+        options = {"steps": self.steps, "batch": batch_for(device), **options}
         return sample(field, count, seed=seed, space=self.space(), atoms=atoms.to(device), **options)
 
     def reference(self, field: Field) -> tuple[Reference, dict[str, float]]:
@@ -135,13 +136,15 @@ def sizes(atoms: Tensor, count: int, seed: int) -> Tensor:  # -> (count,)
     return atoms.sort().values[torch.as_tensor(uniform * len(atoms)).long()]
 
 
-def _space(crystals: Crystals, type_weight: float, coord_weight: float) -> Space:
+def _space(crystals: Crystals, type_weight: float, coord_weight: float, anneal: float) -> Space:
     logarithm = crystals.lengths.log()
     mean, std = (tuple(round(v, 4) for v in f.tolist()) for f in (logarithm.mean(0), logarithm.std(0)))
     return Space(
         {
             "type": Channel((WIDTH, BITS), rows="atoms", weight=type_weight),
-            "coord": Channel((WIDTH, 3), FlatTorus(), "uniform", rows="atoms", centred=True, weight=coord_weight),
+            "coord": Channel(
+                (WIDTH, 3), FlatTorus(), "uniform", rows="atoms", centred=True, weight=coord_weight, anneal=anneal
+            ),
             "lattice": Channel((6,), Lattice(mean, std), "own"),
         }
     )

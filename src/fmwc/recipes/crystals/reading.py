@@ -1,0 +1,133 @@
+"""Reading crystals that were drawn: how good they are, and how well confidence finds the good ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fmwc.confidence.heads import HEADS, fit_head
+from fmwc.data.crystals import Crystals, decode
+from fmwc.diagnostics.agreement import agreement
+from fmwc.metrics.crystals import Judgement, judge
+from fmwc.metrics.ranking import auprc, retention
+from fmwc.sampling import SCORES, Trajectory
+
+__all__ = ["CHANNELS", "bootstrap", "crystals_of", "good_of", "heads_of", "hutchinson_rows", "lift_of", "quality_of"]
+
+CHANNELS = ("type", "coord", "lattice")
+LEVELS = (5.0, 95.0)  # percentiles of a bootstrap interval
+RESAMPLES = 1_000
+TOP = (0.05, 0.10)  # what a laboratory buys: the surest of them
+
+
+def crystals_of(run: Trajectory) -> Crystals:
+    """The structures of a run."""
+    return decode(run.x, run.cond["atoms"])
+
+
+def good_of(judgement: Judgement) -> np.ndarray:
+    """Less than 0.1 eV/atom above the hull: the paper's success. What could not be judged is none."""
+    return np.array(judgement["metastable"], bool)
+
+
+def bootstrap(read: Callable[[np.ndarray], float], count: int, seed: int = 0) -> list[float]:
+    """A 90 % interval of what is read from `count` structures, by drawing them again."""
+    generator = np.random.default_rng(seed)
+    found = [read(generator.integers(0, count, count)) for _ in range(RESAMPLES)]
+    return [float(v) for v in np.nanpercentile(found, LEVELS)]
+
+
+def quality_of(judgement: Judgement) -> dict[str, Any]:
+    """Every share over all structures, and the mean energy above the hull of those judged, with intervals."""
+    found: dict[str, Any] = dict(judgement.summary())
+    columns = {"mean_e_above_hull": np.array(judgement["e_above_hull"], float)}
+    shares = ("distances_ok", "valid", "unique", "novel", "stable", "metastable", "sun", "msun")
+    columns |= {f"{n}_share": np.array(judgement[n], float) for n in shares if None not in judgement[n]}
+    found["intervals"] = {
+        name: bootstrap(lambda i, v=values: float(np.nanmean(v[i])), len(values)) for name, values in columns.items()
+    }
+    return found
+
+
+def lift_of(score: Tensor | np.ndarray, good: np.ndarray, *, intervals: bool = False) -> dict[str, Any]:
+    """How well a score, high = doubtful, finds the good ones: they are the positive class.
+
+    AUPRC, its floor (their share), the lift over it, and the share of good ones among the surest.
+    """
+    doubt = np.asarray(score, float)
+    area = auprc(-doubt, good)
+    curve = retention(doubt, good)
+    found: dict[str, Any] = {"auprc": area, "prevalence": float(good.mean()), "lift": area / float(good.mean())}
+    found |= {f"precision_{share:.0%}": curve.at(share) for share in TOP}
+    if intervals:
+        found["lift_interval"] = bootstrap(lambda i: auprc(-doubt[i], good[i]) / good[i].mean(), len(good))
+    return found
+
+
+def heads_of(run: Trajectory, good: np.ndarray, label_free: Tensor) -> dict[str, dict[str, Any]]:
+    """Learned heads on the second half, fitted on the first, beside a label-free score on the same half.
+
+    A head sees the variance of each channel at every time, and the number of atoms.
+    """
+    half = len(good) // 2
+    known, fresh = (run.take(torch.arange(a, b)) for a, b in ((0, half), (half, len(good))))
+    found = {k: lift_of(fit_head(known, ~good[:half], k).score(fresh), good[half:], intervals=True) for k in HEADS}
+    return {**found, "label_free": lift_of(label_free[half:], good[half:], intervals=True)}
+
+
+def scores_of(run: Trajectory, channels: tuple[str, ...] = CHANNELS) -> dict[str, Tensor]:
+    """Every score of every channel, as `channel/score`."""
+    return {f"{c}/{name}": run.score(name, channel=c) for c in channels for name in SCORES}
+
+
+def lifts(scores: Mapping[str, Tensor], good: np.ndarray) -> dict[str, dict[str, Any]]:
+    return {name: lift_of(score.cpu(), good) for name, score in scores.items()}
+
+
+def thinned(run: Trajectory, every: int) -> Trajectory:
+    """The run as if its variance had been read at every k-th step, the last among them."""
+    kept = torch.arange(len(run.times) - 1, -1, -every).flip(0)
+    var = {name: value[kept] for name, value in run.var.items()}
+    mean = {name: value[kept] for name, value in run.mean.items()}
+    return replace(run, times=run.times[kept], mean=mean, var=var)
+
+
+def hutchinson_rows(sweep: Mapping[str, Tensor], flops: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Agreement with the independent reference of Hutchinson's estimate with K probes, and of the variances."""
+    reference = sweep["reference"]
+    rows: list[dict[str, Any]] = []
+
+    def add(name: str, k: int | None, value: Tensor, cost: float) -> None:
+        a = agreement(value.abs(), reference)
+        rows.append(
+            {
+                "name": name,
+                "K": k,
+                "flops": cost,
+                "per_step_spearman": a.spearman_step,
+                "per_step_pearson": a.pearson_step,
+                "integrated_spearman": a.spearman,
+                "integrated_pearson": a.pearson,
+            }
+        )
+
+    probe = flops["hutchinson_2"] - flops["hutchinson_1"]
+    for name in sorted((n for n in sweep if n.startswith("k")), key=lambda n: int(n[1:])):
+        k = int(name[1:])
+        add("Hutchinson", k, sweep[name], flops["hutchinson_1"] + (k - 1) * probe)
+    for estimator in sorted({n.split(".")[0] for n in sweep if "." in n}):
+        parts = {c: sweep[f"{estimator}.{c}"] for c in CHANNELS}
+        add(estimator, None, torch.stack(list(parts.values())).sum(0), flops[estimator])
+        for channel, value in parts.items():
+            add(f"{estimator}, {channel}", None, value, flops[estimator])
+    return rows
+
+
+def judged(run: Trajectory, training: Crystals | None = None, calculator: str = "chgnet", **options: Any) -> Judgement:
+    """The structures of a run, judged."""
+    return judge(crystals_of(run), calculator=calculator, training=training, **options)

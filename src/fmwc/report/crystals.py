@@ -1,0 +1,267 @@
+"""The report of a run of crystals: the structures in the order the model trusts them, and what that order is worth."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fmwc.data.crystals import Crystals
+from fmwc.errors import CheckpointError, ShapeError, UsageError
+from fmwc.files import write_bytes
+from fmwc.metrics.crystals import Judgement
+from fmwc.metrics.ranking import ranking, retention
+from fmwc.recipes.bench import cells
+from fmwc.recipes.crystals.reading import CHANNELS, crystals_of
+from fmwc.report import crystals_drawn, figures, tables
+from fmwc.report.crystals_drawn import METASTABLE
+from fmwc.report.elements import formula
+from fmwc.report.page import Section, tiles, write_page
+from fmwc.report.plates import Plate, closing
+from fmwc.report.run import NAMES
+from fmwc.sampling import SCORES, Trajectory
+from fmwc.state import channels
+
+__all__ = ["write_figures", "write_report"]
+
+KEPT = 0.1  # the headline's share: what a laboratory can afford to check
+SUREST, DOUBTFUL = 20, 10  # structures listed from either end
+RULES = {"distances_ok": "distances", "charge_ok": "charge", "density_ok": "density"}  # of being valid
+NONE = "—"
+
+
+class Ranked(NamedTuple):
+    """A run of crystals made ready to report on.
+
+    Attributes:
+        crystals: The structures.
+        scores: High = doubtful, `(N,)` each, by a reader's name; the run's own comes first.
+        confidence: In [0, 1], `(N,)`.
+        energy: Above the hull, eV/atom, `(N,)`; NaN where there is none.
+        apart: Which have no atoms inside one another, `(N,)`.
+        times: When the variance was read, `(R, N)`.
+        std: ‖σ_t‖ there by channel, `(R, N)` each.
+    """
+
+    crystals: Crystals
+    scores: dict[str, np.ndarray]
+    confidence: np.ndarray
+    energy: np.ndarray
+    apart: np.ndarray
+    times: np.ndarray
+    std: dict[str, np.ndarray]
+
+    @classmethod
+    def read(cls, run: Trajectory, energy: Sequence[float], apart: Sequence[bool]) -> Ranked:
+        if "atoms" not in run.cond:
+            raise UsageError("this report needs the number of atoms of each structure: sample(..., atoms=counts)")
+        if not len(run) == len(energy) == len(apart):
+            raise ShapeError(f"one judgement a structure: {len(run)} structures, {len(energy)} judgements")
+        name = NAMES.get(run.default_score, run.default_score)
+        if run.standard is not None:
+            name += ", for its number of atoms" if run.standard.cond == "atoms" else f", for its {run.standard.cond}"
+        scores = {name: run.score()}
+        present = [channel for channel in CHANNELS if channel in channels(run.var)]
+        single = run.default_score if run.default_score in SCORES else "integrated"  # what is read off one channel
+        scores |= {f"{crystals_drawn.CHANNELS[c]} only": run.score(single, channel=c) for c in present}
+        return cls(
+            crystals_of(run),
+            {name: _array(score) for name, score in scores.items()},
+            _array(run.confidence),
+            np.asarray(energy, dtype=float),
+            np.asarray(apart, dtype=bool),
+            _array(run.times),
+            {channel: _array(run._total(channel).sqrt()) for channel in present},
+        )
+
+    @property
+    def score(self) -> np.ndarray:
+        """The run's own choice, high = doubtful."""
+        return next(iter(self.scores.values()))
+
+    @property
+    def good(self) -> np.ndarray:
+        """The metastable ones; what could not be judged is none."""
+        return self.energy <= METASTABLE
+
+    @property
+    def order(self) -> np.ndarray:
+        """Surest first. By the score: confidence itself has ties."""
+        return np.argsort(self.score, kind="stable")
+
+
+def _array(tensor: Any) -> np.ndarray:
+    return tensor.detach().cpu().numpy()
+
+
+def _plates(run: Ranked) -> list[Plate]:
+    return [
+        Plate(
+            "crystals",
+            "Structures in the order of the model's confidence",
+            "Read it like text: the model is surest of the first structure and doubts the last one most; the small "
+            "number is its place in the ranking. A frame says what an energy model makes of the structure as it was "
+            f"generated: metastable, at most {METASTABLE} eV/atom above the convex hull of known crystals; higher; or "
+            "not to be judged, atoms inside one another among it. Below, the same for all structures: where confidence "
+            "is worth something, the energy rises and the share of metastable ones falls from left to right.",
+            "Unit cells of generated structures from the surest to the most doubtful, framed by their energy above the "
+            "hull; below, that energy and the share of metastable structures along the ranking.",
+            crystals_drawn.sorted_by_confidence(
+                run.crystals, run.confidence, run.energy, run.apart, score=run.score, rows=4
+            ),
+        ),
+        Plate(
+            "precision",
+            "What the surest are worth",
+            "Of the structures you would check if you could check that many, how many are metastable. The further to "
+            "the left, the pickier you are; a confidence that knew nothing would follow the dashed line. Beside the "
+            "run's own score stands the doubt about each part of a structure on its own.",
+            "Share of metastable structures among those kept, against the share kept.",
+            crystals_drawn.precision_curve(run.scores, run.good),
+        ),
+        Plate(
+            "channels",
+            "When the model is unsure, channel by channel",
+            "Atom types, coordinates and lattice come out of the noise together, and are not decided at the same time. "
+            "A dot marks where the doubt about one is greatest: that is when it is decided.",
+            "Uncertainty of the velocity of atom types, coordinates and lattice over time.",
+            crystals_drawn.channel_variances(run.times, run.std, run.confidence),
+        ),
+    ]
+
+
+def _lead(run: Ranked) -> str:
+    """The page's first words and its main numbers, as HTML."""
+    good, known = run.good, run.energy[np.isfinite(run.energy)]
+    what = f"{len(good):,} generated structures, each with the confidence the model itself puts in it."
+    if not len(known):
+        return _words(f"{what} None of them could be judged, so there is nothing to hold the confidence against.")
+    mean = ("", f"{known.mean():.2f}", f"eV/atom above the hull, mean of the {len(known):,} that could be judged")
+    if not good.any():
+        none = f"None of them is within {METASTABLE} eV/atom of the hull, so there is no good one for it to find."
+        return f"{_words(f'{what} {none}')}\n{tiles([mean])}"
+    kept = max(1, round(KEPT * len(good)))
+    among = retention(run.score, good).at(KEPT)
+    found = ranking(-run.score, good)
+    sentence = (
+        f"{what} {good.mean():.1%} of them are metastable, at most {METASTABLE} eV/atom above the hull; of the "
+        f"{KEPT:.0%} it is surest of, {among:.1%} are. The energy model had no say in the ranking."
+    )
+    numbers = [
+        ("", f"{good.mean():.1%}", f"metastable, of all {len(good):,} structures"),
+        ("sure", f"{among:.1%}", f"metastable, of the surest {KEPT:.0%} ({round(among * kept)} of {kept})"),
+        (
+            "",
+            f"{found.lift:.1f}×",
+            f"lift: AUPRC {found.auprc:.2f} over {found.prevalence:.2f}, a random order's (best {1 / found.prevalence:.1f}×)",
+        ),
+        mean,
+    ]
+    return f"{_words(sentence)}\n{tiles(numbers)}"
+
+
+def _words(text: str) -> str:
+    return f'<p class="lead">{escape(text)}</p>'
+
+
+def _list(run: Ranked, judgement: Judgement) -> list[Section]:
+    """The surest structures and the most doubtful ones, a line each; all of them where they are few."""
+
+    def line(place: int, index: int) -> dict[str, str]:
+        count = int(run.crystals.atoms[index])
+        broken = [words for rule, words in RULES.items() if not judgement[rule][index]]
+        energy = run.energy[index]
+        return {
+            "place": f"{place + 1:,}",
+            "name": str(judgement["name"][index]),
+            "formula": formula(run.crystals.numbers[index, :count].tolist()) or NONE,
+            "atoms": f"{count}",
+            "confidence": f"{run.confidence[index]:.3f}",
+            "eV/atom above the hull": f"{energy:.3f}".replace("-", "−") if np.isfinite(energy) else NONE,
+            "valid": "yes" if judgement["valid"][index] else f"no: {', '.join(broken)}" if broken else "no",
+            "problem": judgement["problem"][index] or "",
+        }
+
+    lines = [line(place, int(index)) for place, index in enumerate(run.order)]
+    caption = (
+        "The name is that of its file. Valid: no atoms inside one another, charges that can balance, and a density "
+        "between 0.01 and 25 g/cm³."
+    )
+    if len(lines) <= SUREST + DOUBTFUL:
+        return [Section("All structures, the surest first", tables.html(lines, _columns(lines)), caption)]
+    sure, doubtful = lines[:SUREST], lines[-DOUBTFUL:]
+    return [
+        Section(f"The {SUREST} surest", tables.html(sure, _columns(sure)), caption),
+        Section(f"The {DOUBTFUL} most doubtful", tables.html(doubtful, _columns(doubtful))),
+    ]
+
+
+def _columns(lines: list[dict[str, str]]) -> list[str]:
+    return [name for name in lines[0] if name != "problem" or any(line["problem"] for line in lines)]
+
+
+def write_report(
+    out: Path,
+    run: Trajectory,
+    judgement: Judgement,
+    *,
+    numbers: list[dict[str, str]],
+    provenance: dict[str, str],
+) -> Path:
+    """Writes `report.html` into the folder `out`.
+
+    Arguments:
+        out: The folder.
+        run: Structures with their variance and the numbers of atoms, `atoms`; ranked by its own default score.
+        judgement: What an energy model says of them, in the same order.
+        numbers: Rows of the table, each from column to cell.
+        provenance: Where the numbers come from: commit, device, seed, time.
+    """
+    ranked = Ranked.read(run, judgement["e_above_hull"], judgement["distances_ok"])
+    sections = [
+        *[plate.section for plate in _plates(ranked)],
+        *_list(ranked, judgement),
+        *closing(numbers, _LIMITS, provenance),
+    ]
+    return write_page(out / "report.html", "Crystals: how far to trust each structure", _lead(ranked), sections)
+
+
+_LIMITS = """\
+<li>The energies are an energy model's, of structures as they were generated, not relaxed. It is a judge with errors of
+its own, largest where atoms sit as they do in no crystal it has seen; a structure that it finds high may relax to a
+good one.</li>
+<li>The hull is made of a part of the Materials Project. Where it lacks a competing phase, a structure looks more stable
+than it is.</li>
+<li>One ranking holds structures of different size and chemistry. A score that prefers few atoms or common elements
+gains by that alone: hold it against a ranking by the number of atoms.</li>
+<li>This is one run with one seed. It does not show how far the numbers move between seeds.</li>"""
+
+
+# ---- a results folder --------------------------------------------------------------------------------------------
+
+
+def _judged(path: Path) -> tuple[list[float], list[bool]]:
+    """Energies above the hull, and which structures keep the distance rule, from the table of the judged."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        return [float(r["e_above_hull"] or "nan") for r in rows], [r["distances_ok"] == "true" for r in rows]
+    except (OSError, KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} is not a table of judged structures ({error!r}); run fmwc reproduce crystals to the end"
+        ) from error
+
+
+def write_figures(out: Path) -> list[Path]:
+    """Writes the figures of a results folder as PNG files into `out/figures`, from its first cell and its draws."""
+    points = cells(out)[0].get("numbers", {}).get("hutchinson") or []
+    run = Trajectory.load(out / "draws" / "retrofit-run.safetensors")
+    drawn = {p.name: p.figure for p in _plates(Ranked.read(run, *_judged(out / "judged" / "retrofit.csv")))}
+    # Whole estimators only: a line for each of their channels would bury them.
+    if whole := [p for p in points if p.get("K") is not None or "," not in p["name"]]:
+        drawn["hutchinson"] = crystals_drawn.hutchinson(whole)
+    return [write_bytes(out / "figures" / f"{name}.png", figures.png(figure)) for name, figure in drawn.items()]

@@ -1,0 +1,192 @@
+"""Crystals under every verb of the command."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fmwc.checkpoint import load
+from fmwc.data import fingerprint, mp20
+from fmwc.data.crystals import Crystals
+from fmwc.errors import DataError, UsageError, pick
+from fmwc.field import Field
+from fmwc.files import write_bytes
+from fmwc.metrics.crystals import CALCULATORS, Judgement
+from fmwc.recipes.crystals.reading import CHANNELS, crystals_of, good_of, heads_of, judged, lift_of, quality_of
+from fmwc.recipes.crystals.recipe import PRESETS, SCORE, Mp20, batch_for
+from fmwc.recipes.crystals.reproduce import reproduce
+from fmwc.recipes.fitting import Progress
+from fmwc.report import figures
+from fmwc.report.crystal_files import write_cifs, write_extxyz, write_table
+from fmwc.report.crystals import write_figures, write_report
+from fmwc.report.crystals_drawn import sorted_by_confidence
+from fmwc.report.paper.crystals import write_tables
+from fmwc.sampling import Trajectory
+from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr
+
+__all__ = ["CrystalSetting"]
+
+FORMATS = ("cif", "extxyz")
+PARTS = "parts"  # what was drawn so far, while a run goes on
+
+
+class CrystalSetting(Setting):
+    """Creates the setting.
+
+    Arguments:
+        calculator: The energy model that judges, by name.
+    """
+
+    name, presets = "crystals", PRESETS
+    bad, kept = "above 0.1 eV/atom or not to be judged", 0.1
+    draws, seeds = 5, "0"
+
+    def __init__(self, calculator: str = "chgnet") -> None:
+        self.calculator = calculator
+        self._latest: tuple[str, Judgement] | None = None
+
+    def judged_by(self, judge: str) -> Setting:
+        if ":" not in judge:
+            pick(CALCULATORS, judge, "calculator")
+        return CrystalSetting(judge)
+
+    def count(self, device: torch.device) -> int:
+        return 2_500 if device.type == "cuda" else 60
+
+    def batch(self, device: torch.device) -> int:
+        return batch_for(device)
+
+    def demo_recipe(self, changes: Sequence[str]) -> Any:
+        if any(not change.startswith("seed=") for change in changes):
+            raise UsageError(
+                "the demonstration of crystals shows shipped weights; train your own with fmwc train crystals"
+            )
+        return super().demo_recipe(changes)
+
+    def demo_field(self, recipe: Any, out: Path, device: torch.device, progress: Progress) -> Field:
+        """The shipped weights: training takes a GPU."""
+        return load(self.name, device=device)
+
+    def draw(
+        self, field: Field, count: int, seed: int, progress: Show, label: int | None = None, **options: Any
+    ) -> Trajectory:
+        """Crystals with as many atoms as those the network was trained on."""
+        self.conditions(field, count, label)
+        atoms = _network(field).draw_sizes(count, seed).to(field.device)
+        return super().draw(field, count, seed, progress, atoms=atoms, **options)
+
+    def judgement(self, run: Trajectory) -> Judgement:
+        """What the energy model says of a run's structures; novelty where the training set is at hand."""
+        key = fingerprint(run.x)
+        if self._latest is None or self._latest[0] != key:
+            self._latest = key, judged(run, _training(), self.calculator)
+        return self._latest[1]
+
+    def judge(self, trajectory: Trajectory) -> np.ndarray:
+        return ~good_of(self.judgement(trajectory))
+
+    def shown(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
+        return self.draw(field, count, seed, progress, schedule=1 if field.device.type == "cuda" else 5)
+
+    def numbers(self, run: Trajectory, bad: np.ndarray) -> Rows:
+        found = self.judgement(run).summary()
+        rows = [
+            {"": "structures", "value": f"{found['structures']}, of which {found['problems']} could not be judged"},
+            {"": "mean energy above the hull, eV/atom", "value": f"{found['mean_e_above_hull']:.3f}"},
+            {"": "valid by the distance rule", "value": f"{found['distances_ok_share']:.1%}"},
+            {"": "metastable (≤ 0.1 eV/atom)", "value": f"{found['metastable_share']:.1%}"},
+        ]
+        if 0 < bad.sum() < len(bad):
+            read = lift_of(run.score().cpu(), ~bad)
+            rows += [
+                {"": "metastable among the surest 10 %", "value": f"{read['precision_10%']:.1%}"},
+                {"": f"AUPRC of {run.default_score} (floor {read['prevalence']:.2f})", "value": f"{read['auprc']:.2f}"},
+            ]
+        return rows
+
+    def page(self, field: Field, run: Trajectory, out: Path, numbers: Rows, about: dict[str, str]) -> Path:
+        return write_report(out, run, self.judgement(run), numbers=numbers, provenance=about)
+
+    def table(self, run: Trajectory) -> dict[str, list[Any]]:
+        """One row a structure: what it is, how sure the model is, and what the judge says."""
+        columns = dict(self.judgement(run).columns)
+        first = {name: columns.pop(name) for name in ("name", "formula", "atoms")}
+        own: dict[str, list[Any]] = {}
+        with suppress(UsageError):  # structures drawn without a confidence have none
+            own = {"confidence": run.confidence.tolist(), "score": run.score().tolist()}
+            own |= {f"{SCORE}_{c}": run.score(SCORE, channel=c).tolist() for c in CHANNELS}
+        return {**first, **own, **columns}
+
+    def write_samples(self, run: Trajectory, out: Path, format: str = "cif") -> list[Path]:
+        """Structures as CIF files or one extended XYZ, the table as CSV and Parquet, and a picture, surest first."""
+        if format not in FORMATS:
+            raise UsageError(f"structures are written as {' or '.join(FORMATS)}, not {format}")
+        judgement, table = self.judgement(run), self.table(run)
+        written = [run.compact().save(out / "samples.safetensors")]
+        if format == "cif":
+            write_cifs(out / "cif", judgement.candidates, table)
+            written.append(out / "cif")
+        else:
+            written.append(write_extxyz(out / "samples.xyz", judgement.candidates, table))
+        written += write_table(out / "samples", table)
+        with suppress(UsageError):
+            order = run.confidence.cpu().numpy(), np.array(judgement["e_above_hull"], float)
+            valid = np.array(judgement["distances_ok"], bool)
+            picture = sorted_by_confidence(crystals_of(run), *order, valid, score=run.score().cpu().numpy())
+            written.append(write_bytes(out / "crystals.png", figures.png(picture)))
+        shutil.rmtree(out / PARTS, ignore_errors=True)
+        return written
+
+    def keep(self, out: Path) -> Any:
+        """Saves each batch as it is drawn, so that a run that dies leaves what it had."""
+        done = 0
+
+        def save(part: Trajectory) -> None:
+            nonlocal done
+            part.compact().save(out / PARTS / f"{done:06d}.safetensors")
+            done += len(part)
+
+        return save
+
+    def evaluate(self, field: Field, count: int, seed: int, data: str, progress: Show) -> dict[str, Any]:
+        plain = self.draw(field, count, seed, progress, confidence=False)
+        run = self.draw(field, count, seed, progress, schedule=5)
+        same = all(torch.equal(run.x[c], plain.x[c]) for c in CHANNELS)
+        judgement = self.judgement(run)
+        good = good_of(judgement)
+        found: dict[str, Any] = {"bit_for_bit": same, "quality": quality_of(judgement)}
+        if 0 < good.sum() < len(good):
+            found["confidence"] = lift_of(run.score().cpu(), good, intervals=True)
+            with suppress(UsageError):  # heads need more structures than a quick look has
+                found["heads"] = heads_of(run, good, run.score().cpu())
+        return found
+
+    def reproduce(
+        self, recipe: Any, out: Path, device: torch.device, seeds: Sequence[int], *, count: int, draws: int, only: str
+    ) -> None:
+        if not isinstance(recipe, Mp20):
+            raise UsageError("reproduce takes a recipe of a flow")
+        options: dict[str, Any] = {"count": min(count, 2_500), "draws": draws, "only": only, "say": say_on_stderr}
+        reproduce(recipe, out, device, seeds=seeds, calculator=self.calculator, **options)
+        if not only:
+            write_figures(out)
+
+    def tables(self, out: Path) -> list[Path]:
+        return write_tables(out)
+
+
+def _network(field: Field) -> Any:
+    return field.network
+
+
+def _training() -> Crystals | None:
+    """The training set, where there is one: novelty is judged against it."""
+    with suppress(DataError):
+        return mp20.load()
+    return None

@@ -1,0 +1,209 @@
+"""Sampling of crystals: anti-annealing, the number of atoms as a condition, and batches that do not matter."""
+
+import json
+
+import pytest
+import torch
+
+from fmwc.errors import ShapeError, UnknownNameError, UsageError
+from fmwc.flow import Channel, FlatTorus, Space
+from fmwc.propagate import Linearised
+from fmwc.sampling import STEPPERS, Sampler, Uniform, noise, sample
+from tests.cells import field, present, small, space
+from tests.conftest import mlp_field
+from tests.reference import integrate
+
+PRODUCT = Space({"place": Channel((2,), FlatTorus(), "uniform"), "shape": Channel((3,)), "size": Channel((2, 2))})
+ATOMS = torch.tensor([3, 1, 5, 2, 4, 1, 2, 2])
+CHANNELS = ("type", "coord", "lattice")
+
+
+def constant(x, t):
+    """A velocity that is the same everywhere, at every time."""
+    return {
+        "place": torch.tensor([0.1, -0.2], dtype=x["place"].dtype).expand_as(x["place"]),
+        "shape": torch.tensor([1.0, 2.0, -3.0], dtype=x["shape"].dtype).expand_as(x["shape"]),
+        "size": torch.ones_like(x["size"]),
+    }
+
+
+def start(count=4):
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "place": torch.rand(count, 2, generator=generator, dtype=torch.float64),
+        "shape": torch.randn(count, 3, generator=generator, dtype=torch.float64),
+        "size": torch.randn(count, 2, 2, generator=generator, dtype=torch.float64),
+    }
+
+
+# ---- anti-annealing -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slope", [5.0, -0.5, 0.0])
+@pytest.mark.parametrize("steps", [1, 4, 10])
+def test_a_constant_velocity_is_followed_faster_and_faster(steps, slope):
+    """On Euler's grid the end is x0 + v Σ (1 + s t_n) dt = x0 + v (1 + s (N − 1) / 2N)."""
+    x0 = start()
+    options = {"steps": steps, "space": PRODUCT, "confidence": False}
+    run = sample(constant, x0=x0, anneal={"shape": slope, "place": slope}, **options)
+    plain = sample(constant, x0=x0, **options)
+    way = 1 + slope * (steps - 1) / (2 * steps)
+    v = constant(x0, 0)
+    torch.testing.assert_close(run.x["shape"], x0["shape"] + way * v["shape"])
+    off = FlatTorus().logmap(run.x["place"], x0["place"] + way * v["place"])
+    torch.testing.assert_close(off, torch.zeros_like(off))
+    assert torch.equal(run.x["size"], plain.x["size"])  # what is not named goes on as it did
+    torch.testing.assert_close(plain.x["shape"], x0["shape"] + v["shape"])
+    assert torch.equal(run.x["shape"], plain.x["shape"]) == (slope == 0 or steps == 1)
+    assert torch.equal(run.grid, plain.grid)
+    assert run.evaluations == plain.evaluations == steps
+
+
+@pytest.mark.parametrize("stepper", STEPPERS)
+def test_every_stepper_paces_each_of_its_evaluations(stepper):
+    """The flow that is followed is (1 + s t) v(x, t): a two-stage stepper reads it at both of its times."""
+    x0 = torch.randn(3, 2, dtype=torch.float64)
+    times = [0.0, 0.25, 0.5, 0.75, 1.0]
+
+    def velocity(x, t):
+        return torch.sin(x) + t[:, None]
+
+    run = sample(velocity, x0=x0, steps=4, stepper=stepper, anneal={"x": 3.0}, confidence=False)
+    expected = integrate(lambda x, t: (1 + 3 * t) * (torch.sin(x) + t), x0, times, stepper)
+    torch.testing.assert_close(run.x, expected)
+    plain = integrate(lambda x, t: torch.sin(x) + t, x0, times, stepper)
+    assert not torch.allclose(run.x, plain, atol=1e-2)
+
+
+def test_each_sample_is_paced_by_its_own_time():
+    x0, begin = start(), torch.tensor([0.0, 0.25, 0.5, 0.75], dtype=torch.float64)
+    sampler = Sampler(constant, PRODUCT, Uniform(2), estimator=None, anneal={"shape": 4.0, "size": 4.0})
+    run = sampler(x0, start=begin)
+    h = (1 - begin) / 2
+    way = h * (1 + 4 * begin) + h * (1 + 4 * (begin + h))
+    v = constant(x0, 0)
+    torch.testing.assert_close(run.x["shape"], x0["shape"] + way[:, None] * v["shape"])
+    torch.testing.assert_close(run.x["size"], x0["size"] + way[:, None, None])
+
+
+def test_what_is_read_along_the_way_is_the_velocity_itself():
+    made = mlp_field()
+    x0 = torch.randn(3, 2)
+    run = sample(made, x0=x0, steps=4, anneal={"x": 2.0}, keep_states=True)
+    for n, t in enumerate((0.0, 0.25, 0.5, 0.75)):
+        found = made.moments(run.states[n], t)
+        torch.testing.assert_close(run.mean[n], found.mean)
+        torch.testing.assert_close(run.var[n], found.var)
+        torch.testing.assert_close(run.states[n + 1], run.states[n] + (1 + 2 * t) * found.mean / 4)
+    bare = sample(made, x0=x0, steps=4, anneal={"x": 2.0}, confidence=False)
+    assert torch.equal(bare.x, run.x)
+
+
+def test_a_space_may_say_how_its_channels_are_paced():
+    x0 = start()
+    paced = Space({**PRODUCT.channels, "shape": Channel((3,), anneal=4.0)})
+    options = {"x0": x0, "steps": 5, "confidence": False}
+    own = sample(constant, space=paced, **options)
+    given = sample(constant, space=PRODUCT, anneal={"shape": 4.0}, **options)
+    assert all(torch.equal(own.x[k], given.x[k]) for k in x0)
+    plain = sample(constant, space=PRODUCT, **options)
+    for anneal in ({}, {"shape": 0.0}):  # what is given is all there is
+        found = sample(constant, space=paced, anneal=anneal, **options)
+        assert all(torch.equal(found.x[k], plain.x[k]) for k in x0)
+    assert not torch.equal(own.x["shape"], plain.x["shape"])
+    again = Space.from_description(json.loads(json.dumps(paced.describe())))
+    assert {k: c.anneal for k, c in again.channels.items()} == {"place": 0.0, "shape": 4.0, "size": 0.0}
+
+
+def test_a_channel_that_is_not_there_is_named():
+    with pytest.raises(UnknownNameError, match="unknown channel 'shpe'; did you mean 'shape'"):
+        sample(constant, x0=start(), steps=2, space=PRODUCT, confidence=False, anneal={"shpe": 1.0})
+    with pytest.raises(UnknownNameError, match="unknown channel 'coord'"):
+        Sampler(constant, PRODUCT, Uniform(2), anneal={"coord": 1.0})
+
+
+# ---- the number of atoms --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("atoms", [ATOMS, ATOMS.tolist(), ATOMS.numpy()], ids=["tensor", "list", "array"])
+def test_crystals_have_the_atoms_asked_for(atoms):
+    run = sample(field(torch.float32), 8, steps=3, anneal={"coord": 2.0}, keep_states=True, atoms=atoms)
+    for state in run.states:
+        for channel in ("type", "coord"):
+            assert not state[channel][~present(ATOMS)].any()
+        assert bool((state["type"][present(ATOMS)] != 0).all())
+        assert bool(((state["coord"] >= 0) & (state["coord"] < 1)).all())
+        assert float(state["lattice"][:, :3].min()) >= 0.5
+    assert torch.equal(run.x["coord"][ATOMS == 1], run.x0["coord"][ATOMS == 1])  # one atom alone stays
+    assert torch.equal(run.cond["atoms"], ATOMS)
+    assert torch.isfinite(run.score("integrated")).all()
+    head = run.take(torch.arange(3))
+    assert torch.equal(head.cond["atoms"], ATOMS[:3])
+
+
+def test_without_them_it_says_what_is_missing():
+    for options in ({}, {"confidence": False}):
+        with pytest.raises(UsageError, match=r"as many rows as 'atoms' says; give atoms=\.\.\.") as raised:
+            sample(field(torch.float32), 8, steps=2, **options)
+        assert "\n" not in str(raised.value)
+    with pytest.raises(UsageError, match="give atoms="):
+        sample(field(torch.float32), x0=noise(space(), 8, 0, atoms=ATOMS), steps=2)
+
+
+def test_from_states_of_ones_own_the_rows_of_another_number_are_refused():
+    x0 = noise(space(), 8, 0, atoms=ATOMS)
+    with pytest.raises(ShapeError, match="condition 'atoms' has 3 rows for 8 samples"):
+        sample(field(torch.float32), x0=x0, steps=2, atoms=ATOMS[:3])
+
+
+STRANGE = {
+    "too few": ATOMS[:3],
+    "one number": 4,
+    "more than there is room for": torch.tensor([2, 9, *[1] * 6]),
+    "none": torch.tensor([2, 0, *[1] * 6]),
+    "floats": ATOMS.float(),
+}
+
+
+@pytest.mark.xfail(strict=True, reason="BUG, reported: what is no number of atoms ends in an error of torch's own")
+@pytest.mark.parametrize("name", STRANGE)
+def test_what_is_no_number_of_atoms_is_refused_by_name(name):
+    with pytest.raises((ShapeError, UsageError), match="atoms"):
+        sample(field(torch.float32), 8, steps=2, atoms=STRANGE[name])
+
+
+# ---- batches --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"confidence": False}, {}, {"confidence": Linearised(), "record": "total"},
+                                     {"transport": 2, "stepper": "heun"}], ids=str)  # fmt: skip
+def test_batches_do_not_matter(options):
+    made = field(torch.float32)
+    options = {"steps": 4, "seed": 3, "anneal": {"coord": 1.0}, "atoms": ATOMS, **options}
+    whole, split = (sample(made, 8, batch=size, **options) for size in (16384, 2))
+    for name in CHANNELS:
+        assert torch.equal(whole.x0[name], split.x0[name])
+        torch.testing.assert_close(whole.x[name], split.x[name], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(whole.var[name], split.var[name], rtol=1e-3, atol=1e-6)
+    if whole.transported is not None:
+        torch.testing.assert_close(whole.transported.var, split.transported.var, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(whole.transported.profile, split.transported.profile, rtol=1e-3, atol=1e-6)
+
+
+def test_a_longer_run_starts_with_the_same_crystals():
+    net = small(dtype=torch.float32)
+    options = {"steps": 4, "space": space(), "confidence": False}
+    short = sample(net, 3, atoms=ATOMS[:3], **options)
+    long = sample(net, 8, atoms=ATOMS, **options)
+    for name in CHANNELS:
+        torch.testing.assert_close(short.x[name], long.x[name][:3], rtol=1e-5, atol=1e-5)
+
+
+def test_confidence_does_not_change_a_crystal():
+    made = field(torch.float32)
+    plain, sure, other = (
+        sample(made, 8, steps=3, atoms=ATOMS, confidence=c, anneal={"coord": 2.0}) for c in (False, True, "diagonal")
+    )
+    for name in CHANNELS:
+        assert torch.equal(sure.x[name], plain.x[name])
+        assert torch.equal(other.x[name], plain.x[name])
