@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-__all__ = ["sampling_bar", "training_bar"]
+__all__ = ["sampling_bar", "stages_bar", "training_bar"]
 
 console = Console(stderr=True)
 
@@ -40,3 +40,17 @@ def sampling_bar(what: str, count: int | None) -> Iterator[Callable[[int], None]
     with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console) as bar:
         task = bar.add_task(what, total=count)
         yield lambda done: bar.advance(task, done)
+
+
+@contextmanager
+def stages_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A live bar, one line a stage of work that comes in stages."""
+    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console) as bar:
+        tasks: dict[str, Any] = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage, total=total)
+            bar.update(tasks[stage], completed=done)
+
+        yield show

@@ -1,4 +1,4 @@
-"""Checkpoints: a folder with `recipe.json` and `model.safetensors`, or its parts. No pickle; written whole or not at all."""
+"""Checkpoints: a folder with `recipe.json` and `model.safetensors` (or its parts), written whole or not at all."""
 
 from __future__ import annotations
 

@@ -12,15 +12,17 @@ from rich.console import Console
 from rich.table import Table
 
 import fmwc
-from fmwc.bars import sampling_bar, training_bar
+from fmwc.bars import sampling_bar, stages_bar, training_bar
 from fmwc.errors import UsageError, pick
 from fmwc.files import new_folder, write_json, write_text
 from fmwc.propagate import ESTIMATORS
 from fmwc.recipes.bench import setting_of_results
 from fmwc.recipes.recipe import Clock, pick_device, provenance
+from fmwc.report.crystal_files import write_table
 from fmwc.sampling import SCORES, STEPPERS
 from fmwc.sampling.trajectory import DISPERSION
 from fmwc.settings import SETTINGS, Setting
+from fmwc.settings.judging import judge_files, judged_rows, judged_summary
 
 app = typer.Typer(
     help="Flow matching with confidence: samples that say how far to trust them.",
@@ -39,7 +41,10 @@ Seed = Annotated[int, typer.Option(help="Seed of the run.")]
 Force = Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")]
 Count = Annotated[int, typer.Option("-n", "--count", help="How many samples; 0 is the setting's own number.")]
 Data = Annotated[str, typer.Option(help="Where the data is; FMWC_DATA or the cache (or a download) if not given.")]
-JudgedBy = Annotated[str, typer.Option("--judge", help="mnist: a judge of your own data; the shipped one knows MNIST.")]
+JudgedBy = Annotated[
+    str,
+    typer.Option("--judge", help="mnist: a judge of your own data. crystals: an energy model, chgnet if not given."),
+]
 Own = Annotated[bool, typer.Option("--own", help="The data is of your own: idx files, .npz, or a folder of images.")]
 
 
@@ -55,6 +60,13 @@ def _setting_of(checkpoint: str, judge: str = "") -> Setting:
         raise UsageError(f"{checkpoint} is not of a recipe of fmwc; use it from Python: fmwc.sample(field, n)")
     chosen = _setting(recipe["name"], judge)
     return chosen.unjudged() if recipe.get("own") and not judge else chosen
+
+
+def _print_rows(rows: list[dict[str, str]], title: str) -> None:
+    table = Table(*(rows[0] if rows else ()), title=title)
+    for row in rows:
+        table.add_row(*row.values())
+    Console().print(table)
 
 
 def _print(rows: list[dict[str, str]], title: str) -> None:
@@ -134,7 +146,7 @@ def train(
 @app.command()
 def sample(
     checkpoint: Annotated[
-        str, typer.Argument(help="A shipped name (checkerboard, mnist; with -joint: the paper's way) or a folder.")
+        str, typer.Argument(help="A shipped name (checkerboard, mnist, crystals; -joint: the paper's way) or a folder.")
     ],
     out: Out,
     count: Annotated[int, typer.Option("-n", "--count", help="How many samples.")] = 1000,
@@ -145,17 +157,21 @@ def sample(
     propagation: Annotated[
         str, typer.Option(help="linearised, diagonal, tangent, monte_carlo or none.")
     ] = "linearised",
-    every: Annotated[int, typer.Option(help="Read the variance at every k-th step.")] = 1,
+    every: Annotated[int, typer.Option(help="Read the variance at every k-th step; 0 is the setting's own.")] = 0,
     transport: Annotated[bool, typer.Option("--transport", help="Add the transported dispersion.")] = False,
     score: Annotated[
         str, typer.Option(help="What confidence is made from; the checkpoint's own, or dispersion with --transport.")
     ] = "",
     keep: Annotated[float, typer.Option(help="Keep the surest share.")] = 1.0,
+    format: Annotated[str, typer.Option(help="crystals: cif (a file each) or extxyz (one file).")] = "",
     seed: Seed = 0,
     device: Device = "auto",
     force: Force = False,
 ) -> None:
-    """Draws samples with their confidence: samples.safetensors, samples.csv, and of digits a picture, surest first."""
+    """Draws samples with their confidence: samples.safetensors, samples.csv, and a picture, surest first.
+
+    Of crystals also a CIF each (or extended XYZ), and what the judge says of them in the table, as CSV and Parquet.
+    """
     if propagation != "none":
         pick(ESTIMATORS, propagation, "propagation")
     if not 0 < keep <= 1:
@@ -164,11 +180,13 @@ def sample(
         raise UsageError("--keep needs a confidence to go by; leave out --propagation none")
     pick(STEPPERS, stepper, "stepper")
     if score:
-        pick(dict.fromkeys([*SCORES, DISPERSION]), score, "score")
+        pick(dict.fromkeys([*SCORES, DISPERSION]), score.split("/")[-1], "score")  # type/integrated: of one channel
     if score == DISPERSION and not transport:
         raise UsageError("--score dispersion is read from transported variance; add --transport")
-    if count < 1 or steps < 1 or every < 1:
-        raise UsageError(f"-n, --steps and --every are at least 1, got {count}, {steps} and {every}")
+    if count < 1 or steps < 1 or every < 0:
+        raise UsageError(
+            f"-n and --steps are at least 1, and --every is not negative: got {count}, {steps} and {every}"
+        )
     chosen = _setting_of(checkpoint, judge)
     field = fmwc.load(checkpoint, device=pick_device(device))
     chosen.conditions(field, 1, label)  # a class that does not exist is said before a folder is made
@@ -184,16 +202,17 @@ def sample(
             label,
             steps=steps,
             stepper=stepper,
-            schedule=every,
+            schedule=every or chosen.every,
             # By its name alone, linearised is read as suits the size of a sample.
             confidence={"none": False, "linearised": True}.get(propagation, propagation),
             transport=transport,
+            keep=chosen.keep(out),
         )
     if asked := score or (chosen.transported if transport else ""):
         run = run.ranked_by(asked)
     elif label is None and len(run.times) and getattr(field.reference, "standard", None) and run.standard is None:
         typer.echo("too few samples of each class for this setting: ranked across classes", err=True)
-    written = chosen.write_samples(run.surest(keep) if keep < 1 else run, out)
+    written = chosen.write_samples(run.surest(keep) if keep < 1 else run, out, format)
     Console().print(f"wrote {', '.join(map(str, written))}")
 
 
@@ -231,6 +250,39 @@ def evaluate(
 
 
 @app.command()
+def judge(
+    structures: Annotated[list[Path], typer.Argument(help="CIF, POSCAR or extended XYZ files, or folders of them.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the table, as CSV and Parquet.")] = None,
+    calculator: Annotated[
+        str, typer.Option(help="The energy model: chgnet, others by name, or module:function.")
+    ] = "chgnet",
+    relax: Annotated[int, typer.Option(help="Relax each structure first, by at most so many steps.")] = 0,
+    data: Annotated[
+        str, typer.Option(help="MP-20: the hull of its structures, and novelty against its training set.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a structure.")] = False,
+    force: Force = False,
+) -> None:
+    """Judges crystals of any generator: energy above the hull, validity, uniqueness, novelty; one row a structure.
+
+    Exits with 1 where a structure could not be judged; its row says why.
+    """
+    with stages_bar() as bar:
+        found = judge_files(structures, calculator, relax, data, bar)
+    if out is not None:
+        for path in write_table(new_folder(out, force=force) / "judged", found.columns):
+            typer.echo(f"wrote {path}", err=True)
+    if as_json:
+        for row in found.rows():
+            print(json.dumps({k: None if v != v else v for k, v in row.items()}))
+    else:
+        _print_rows(judged_rows(found), "judged")
+        _print([{"": k, "value": v} for k, v in judged_summary(found).items()], f"{len(found)} structures")
+    if any(found["problem"]):
+        raise typer.Exit(1)
+
+
+@app.command()
 def reproduce(
     setting: Which,
     out: Annotated[
@@ -243,7 +295,7 @@ def reproduce(
         int, typer.Option(help="Stochastic trajectories the dispersion is held against; 0 is the setting's own number.")
     ] = 0,
     only: Annotated[
-        str, typer.Option(help="mnist: do these tasks only (flow:0,read:joint), so that processes can share a GPU.")
+        str, typer.Option(help="mnist, crystals: do these tasks only (flow:0,read:joint), so that machines can share.")
     ] = "",
     data: Data = "",
     own: Own = False,

@@ -167,7 +167,8 @@ def train(
     resume = Path(resume) if resume else None
     parameters = [p for p in module.parameters() if p.requires_grad]
     device = parameters[0].device
-    identity = {**{k: v for k, v in vars(plan).items() if k not in ("save_every", "minutes")}, "data": fingerprint(*rows.values())}
+    literals = {k: v for k, v in vars(plan).items() if k not in ("save_every", "minutes")}
+    identity = {**literals, "data": fingerprint(*rows.values())}
     rows = {name: each(lambda c: c.to(device), row) for name, row in rows.items()}
     cuda = device.type == "cuda"
     with _generator(device, plan.seed) as generator, _precision(cuda):
@@ -256,6 +257,8 @@ def fit_noise(
         cond: What the network takes beside x and t (its class, say), a row for each sample.
     """
     cond = {name: torch.as_tensor(value) for name, value in cond.items()}  # scikit-learn's are numpy arrays
+    if field.space is not None:
+        field.space.check_rows(cond, batch_size(data))
     with _frozen(field.network):  # a look in training mode would move a batch norm
         _learn_space(field, data, cond)
     field.check_finite()

@@ -289,15 +289,17 @@ def test_two_kinds_of_rows_of_the_same_number_are_refused():
 
 def test_a_pass_in_a_pass_has_its_own_rows_and_gives_them_back():
     noise, (_, t, _) = field().noise, batch(*SIZES)
-    one, two = torch.tensor([0, 1, 1]), torch.tensor([0, 0])
+    one, two = torch.tensor([0, 1, 1, 2]), torch.tensor([0, 0])
     with noise.during(Pass(), t, [one]):
         with noise.during(Pass(), t, [two]):
             assert list(noise.running.owners) == [2]
-        assert list(noise.running.owners) == [3]
+        assert list(noise.running.owners) == [4]
         with pytest.raises(ShapeError), noise.during(Pass(), t, [one, one]):
             pass
-        assert list(noise.running.owners) == [3]
+        assert list(noise.running.owners) == [4]
     assert noise.running.owners == {}
+    with pytest.raises(ShapeError, match="as many as there are samples"), noise.during(Pass(), t, [torch.zeros(len(t))]):
+        pass
 
 
 # ---- draws and their divergence -------------------------------------------------------------------------------------

@@ -82,7 +82,9 @@ class Lattice(Euclidean):
     def noise(self, randomness: Any, like: Tensor) -> Tensor:  # (B, 6)
         normal = randomness.normal(like)
         # By number: a tensor of them would be copied to the device, which a captured graph cannot.
-        drawn = torch.stack([normal[..., i] * s + m for i, (s, m) in enumerate(zip(self.std, self.mean, strict=True))], -1)
+        drawn = torch.stack(
+            [normal[..., i] * s + m for i, (s, m) in enumerate(zip(self.std, self.mean, strict=True))], -1
+        )
         # The ends of (0, 1) have no logit; float32 draws in [0, 1) do hit 0.
         angles = randomness.uniform(like)[..., 3:].clamp(1e-4, 1 - 1e-4).logit()
         return torch.cat([drawn.exp(), angles], -1)

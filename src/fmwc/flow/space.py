@@ -86,6 +86,24 @@ class Space:
             space.present[name] = present[(..., *[None] * (len(channel.shape) - 1))]
         return space
 
+    def check_rows(self, cond: Mapping[str, Any], count: int) -> None:
+        """Raises where a condition that counts rows is not one whole number a sample, within what the channel holds.
+
+        It looks at values, so it is asked once, before sampling or training.
+        """
+        for name in {c.rows for c in self.channels.values() if c.rows}:
+            if name not in cond:
+                raise UsageError(f"samples have as many rows as '{name}' says; give {name}=..., one a sample")
+            value = torch.as_tensor(cond[name])
+            if value.is_floating_point() or tuple(value.shape) != (count,):
+                raise ShapeError(
+                    f"{name} is one whole number for each of the {count} samples, got {value.dtype} of shape "
+                    f"{tuple(value.shape)}"
+                )
+            most = min(c.shape[0] for c in self.channels.values() if c.rows == name)
+            if count and not 1 <= int(value.min()) <= int(value.max()) <= most:
+                raise UsageError(f"{name} lies between 1 and {most}, got {int(value.min())} to {int(value.max())}")
+
     def tangent(self, x: Any, v: Any) -> Any:
         """The part of v that is a velocity at x: tangent, zero where there is no row, without drift if centred."""
 
@@ -193,7 +211,7 @@ class Space:
 
 def _described(channel: Channel) -> dict[str, Any]:
     manifold: Any = channel.manifold
-    options = {"options": asdict(manifold)} if is_dataclass(manifold) else {}
+    options = {"options": asdict(manifold)} if is_dataclass(manifold) else {}  # type: ignore[arg-type]
     defaults = {f.name: f.default for f in fields(Channel)}
     changed = {k: v for k in ("rows", "centred", "weight", "anneal") if (v := getattr(channel, k)) != defaults[k]}
     return {

@@ -121,6 +121,7 @@ class CSPNet(nn.Module):
     velocity_mean: Tensor
     velocity_std: Tensor
     coord_std: Tensor
+    sizes: Tensor
 
     def __init__(
         self,
@@ -155,10 +156,18 @@ class CSPNet(nn.Module):
         self.to_coord = nn.Linear(hidden, 3, bias=False)
         self.to_type = nn.Linear(hidden, types)
         self.to_lattice = nn.Linear(2 * hidden, 6)
-        scales = {"lattice_mean": (6, 0.0), "lattice_std": (6, 1.0), "velocity_mean": (6, 0.0), "velocity_std": (6, 1.0)}
-        for name, (size, value) in scales.items():
-            self.register_buffer(name, torch.full((size,), value))
+        for name in ("lattice", "velocity"):
+            self.register_buffer(f"{name}_mean", torch.zeros(6))
+            self.register_buffer(f"{name}_std", torch.ones(6))
         self.register_buffer("coord_std", torch.tensor(1.0))
+        self.register_buffer("sizes", torch.ones(width + 1))  # how many crystals of each size it was trained on
+        self.sizes[0] = 0
+
+    def draw_sizes(self, count: int, seed: int = 0) -> Tensor:  # -> (count,)
+        """Numbers of atoms, as often as among what it was trained on; a longer draw starts with the same."""
+        uniform = torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        share = self.sizes.double().cpu().cumsum(0)
+        return torch.searchsorted(share, uniform * share[-1], right=True).clamp_max(self.width)
 
     def rows(self, x: Any, t: Any, *, atoms: Tensor) -> list[Tensor]:
         """The crystal each atom, and each pair of atoms, belongs to, in the order the layers see them."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,45 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from fmwc.errors import DataError, ShapeError
+from fmwc.errors import DataError
 from fmwc.files import write_bytes, write_text
 from fmwc.metrics.crystals.candidates import SYMBOLS, Candidate
 from fmwc.metrics.crystals.extras import need
+from fmwc.metrics.crystals.table import Columns, checked, csv_text, plain
 
 __all__ = ["cif_text", "csv_text", "extxyz_text", "parquet_bytes", "write_cifs", "write_extxyz", "write_table"]
-
-Columns = Mapping[str, Sequence[Any]]
-
-
-def _plain(value: Any) -> Any:
-    """A value as Python has it; None for NaN, which is what an empty cell means."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _checked(columns: Columns) -> dict[str, list[Any]]:
-    lengths = {name: len(values) for name, values in columns.items()}
-    if len(set(lengths.values())) > 1:
-        raise ShapeError(f"one entry a row in every column, got {lengths}")
-    return {name: [_plain(value) for value in values] for name, values in columns.items()}
-
-
-def csv_text(columns: Columns) -> str:
-    """The table as CSV: true and false in small letters, nothing where there is no value."""
-    table, out = _checked(columns), io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(table)
-    for row in zip(*table.values(), strict=True):
-        writer.writerow([str(value).lower() if isinstance(value, bool) else value for value in row])
-    return out.getvalue()
 
 
 def parquet_bytes(columns: Columns) -> bytes:
     """The table as Parquet."""
     arrow, parquet = need("pyarrow"), need("pyarrow.parquet")
     out = io.BytesIO()
-    parquet.write_table(arrow.table({name: arrow.array(values) for name, values in _checked(columns).items()}), out)
+    parquet.write_table(arrow.table({name: arrow.array(values) for name, values in checked(columns).items()}), out)
     return out.getvalue()
 
 
@@ -107,7 +80,7 @@ def write_cifs(
         stem = re.sub(r"[^A-Za-z0-9_.+-]", "_", candidate.name).removesuffix(".cif").strip(".") or "structure"
         name = stem if stem.lower() not in taken else f"{stem}-{i}"
         taken.add(name.lower())
-        notes = {key: _plain(values[i]) for key, values in (columns or {}).items()}
+        notes = {key: plain(values[i]) for key, values in (columns or {}).items()}
         written.append(write_text(Path(folder) / f"{name}.cif", cif_text(candidate, notes)))
     return written
 
@@ -128,7 +101,7 @@ def extxyz_text(candidates: Sequence[Candidate], columns: Columns | None = None)
         if not _writable(candidate):
             continue
         cell = " ".join(f"{value:.8f}" for value in candidate.cell.ravel())
-        notes = {"name": candidate.name, **{key: _plain(values[i]) for key, values in (columns or {}).items()}}
+        notes = {"name": candidate.name, **{key: plain(values[i]) for key, values in (columns or {}).items()}}
         said = " ".join(f"{key}={_quoted(value)}" for key, value in notes.items() if value not in (None, ""))
         frames.append(f'{len(candidate)}\nLattice="{cell}" Properties=species:S:1:pos:R:3 {said} pbc="T T T"\n')
         for z, place in zip(candidate.numbers, candidate.coords @ candidate.cell, strict=True):

@@ -21,6 +21,7 @@ from fmwc.report import crystals_drawn, figures, tables
 from fmwc.report.crystals_drawn import METASTABLE
 from fmwc.report.elements import formula
 from fmwc.report.page import Section, tiles, write_page
+from fmwc.report.paper.table import NONE
 from fmwc.report.plates import Plate, closing
 from fmwc.report.run import NAMES
 from fmwc.sampling import SCORES, Trajectory
@@ -31,7 +32,6 @@ __all__ = ["write_figures", "write_report"]
 KEPT = 0.1  # the headline's share: what a laboratory can afford to check
 SUREST, DOUBTFUL = 20, 10  # structures listed from either end
 RULES = {"distances_ok": "distances", "charge_ok": "charge", "density_ok": "density"}  # of being valid
-NONE = "—"
 
 
 class Ranked(NamedTuple):
@@ -147,6 +147,7 @@ def _lead(run: Ranked) -> str:
     kept = max(1, round(KEPT * len(good)))
     among = retention(run.score, good).at(KEPT)
     found = ranking(-run.score, good)
+    scale = f"AUPRC {found.auprc:.2f} over a random order's {found.prevalence:.2f} (best {1 / found.prevalence:.1f}×)"
     sentence = (
         f"{what} {good.mean():.1%} of them are metastable, at most {METASTABLE} eV/atom above the hull; of the "
         f"{KEPT:.0%} it is surest of, {among:.1%} are. The energy model had no say in the ranking."
@@ -154,11 +155,7 @@ def _lead(run: Ranked) -> str:
     numbers = [
         ("", f"{good.mean():.1%}", f"metastable, of all {len(good):,} structures"),
         ("sure", f"{among:.1%}", f"metastable, of the surest {KEPT:.0%} ({round(among * kept)} of {kept})"),
-        (
-            "",
-            f"{found.lift:.1f}×",
-            f"lift: AUPRC {found.auprc:.2f} over {found.prevalence:.2f}, a random order's (best {1 / found.prevalence:.1f}×)",
-        ),
+        ("", f"{found.lift:.1f}×", f"lift: {scale}"),
         mean,
     ]
     return f"{_words(sentence)}\n{tiles(numbers)}"

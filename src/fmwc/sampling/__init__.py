@@ -162,6 +162,7 @@ def sample(
     )
     device = _device(field)
     cond = {k: torch.as_tensor(v, device=device) if isinstance(v, (list, np.ndarray)) else v for k, v in cond.items()}
+    where.check_rows(cond, batch_size(x0) if count is None else count)  # type: ignore[arg-type]
     begin = noise(where, count, seed, device, **cond) if x0 is None else x0  # type: ignore[arg-type]
     trajectory = sampler(begin, start=times[0] if times else start, seed=seed, **cond)
     reference = getattr(field, "reference", None)

@@ -84,6 +84,8 @@ class Trajectory:
     ) -> Tensor:  # (B,)
         """A score by name, high = doubtful: endpoint, integrated, temporal_ratio, peak or dispersion.
 
+        `type/integrated` is the integrated score of the channel `type` alone.
+
         Arguments:
             name: The score; the field's own choice if not given, standardised between conditions if its reference is.
             within: Standardise the score among samples with the same condition of this name (`"y"`): how doubtful a
@@ -100,6 +102,8 @@ class Trajectory:
         return raw
 
     def _raw(self, name: str, channel: str | None, options: dict[str, float]) -> Tensor:
+        if "/" in name:
+            channel, _, name = name.partition("/")
         if name == DISPERSION:
             if self.transported is None:
                 raise UsageError("dispersion is read from transported variance: sample(..., transport=True)")
@@ -140,7 +144,7 @@ class Trajectory:
         return 1 - rank.to(own.dtype) / len(reference)
 
     def compact(self) -> Trajectory:
-        """The run with one variance a sample and channel in place of a velocity a coordinate; its scores are the same."""
+        """The run with one variance a sample and channel in place of a velocity a coordinate: the same scores."""
         totals = {name: self._total(name)[..., None] for name in channels(self.var)}
         var = totals if isinstance(self.var, dict) else totals[SINGLE]
         return replace(self, mean=each(torch.zeros_like, var), var=var, states=None)

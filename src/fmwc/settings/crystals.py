@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from fmwc.errors import DataError, UsageError, pick
 from fmwc.field import Field
 from fmwc.files import write_bytes
 from fmwc.metrics.crystals import CALCULATORS, Judgement
+from fmwc.randomness import derive
 from fmwc.recipes.crystals.reading import CHANNELS, crystals_of, good_of, heads_of, judged, lift_of, quality_of
-from fmwc.recipes.crystals.recipe import PRESETS, SCORE, Mp20, batch_for
+from fmwc.recipes.crystals.recipe import EVERY, PRESETS, READ_BY, Mp20, batch_for
 from fmwc.recipes.crystals.reproduce import reproduce
 from fmwc.recipes.fitting import Progress
 from fmwc.report import figures
@@ -32,7 +33,7 @@ from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr
 
 __all__ = ["CrystalSetting"]
 
-FORMATS = ("cif", "extxyz")
+FORMATS = dict.fromkeys(("cif", "extxyz"))
 PARTS = "parts"  # what was drawn so far, while a run goes on
 
 
@@ -45,7 +46,7 @@ class CrystalSetting(Setting):
 
     name, presets = "crystals", PRESETS
     bad, kept = "above 0.1 eV/atom or not to be judged", 0.1
-    draws, seeds = 5, "0"
+    draws, seeds, every = 5, "0", EVERY
 
     def __init__(self, calculator: str = "chgnet") -> None:
         self.calculator = calculator
@@ -78,7 +79,9 @@ class CrystalSetting(Setting):
     ) -> Trajectory:
         """Crystals with as many atoms as those the network was trained on."""
         self.conditions(field, count, label)
-        atoms = _network(field).draw_sizes(count, seed).to(field.device)
+        atoms = _network(field).draw_sizes(count, derive(seed, "atoms")).to(field.device)
+        if options.get("confidence", True) is True:
+            options["confidence"] = READ_BY
         return super().draw(field, count, seed, progress, atoms=atoms, **options)
 
     def judgement(self, run: Trajectory) -> Judgement:
@@ -92,7 +95,7 @@ class CrystalSetting(Setting):
         return ~good_of(self.judgement(trajectory))
 
     def shown(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
-        return self.draw(field, count, seed, progress, schedule=1 if field.device.type == "cuda" else 5)
+        return self.draw(field, count, seed, progress)
 
     def numbers(self, run: Trajectory, bad: np.ndarray) -> Rows:
         found = self.judgement(run).summary()
@@ -120,16 +123,15 @@ class CrystalSetting(Setting):
         own: dict[str, list[Any]] = {}
         with suppress(UsageError):  # structures drawn without a confidence have none
             own = {"confidence": run.confidence.tolist(), "score": run.score().tolist()}
-            own |= {f"{SCORE}_{c}": run.score(SCORE, channel=c).tolist() for c in CHANNELS}
+            own |= {f"integrated_{c}": run.score(f"{c}/integrated").tolist() for c in CHANNELS}
         return {**first, **own, **columns}
 
-    def write_samples(self, run: Trajectory, out: Path, format: str = "cif") -> list[Path]:
+    def write_samples(self, run: Trajectory, out: Path, format: str = "") -> list[Path]:
         """Structures as CIF files or one extended XYZ, the table as CSV and Parquet, and a picture, surest first."""
-        if format not in FORMATS:
-            raise UsageError(f"structures are written as {' or '.join(FORMATS)}, not {format}")
+        pick(FORMATS, format or "cif", "format")
         judgement, table = self.judgement(run), self.table(run)
         written = [run.compact().save(out / "samples.safetensors")]
-        if format == "cif":
+        if format != "extxyz":
             write_cifs(out / "cif", judgement.candidates, table)
             written.append(out / "cif")
         else:
@@ -143,7 +145,7 @@ class CrystalSetting(Setting):
         shutil.rmtree(out / PARTS, ignore_errors=True)
         return written
 
-    def keep(self, out: Path) -> Any:
+    def keep(self, out: Path) -> Callable[[Trajectory], None]:
         """Saves each batch as it is drawn, so that a run that dies leaves what it had."""
         done = 0
 
@@ -156,7 +158,7 @@ class CrystalSetting(Setting):
 
     def evaluate(self, field: Field, count: int, seed: int, data: str, progress: Show) -> dict[str, Any]:
         plain = self.draw(field, count, seed, progress, confidence=False)
-        run = self.draw(field, count, seed, progress, schedule=5)
+        run = self.draw(field, count, seed, progress)
         same = all(torch.equal(run.x[c], plain.x[c]) for c in CHANNELS)
         judgement = self.judgement(run)
         good = good_of(judgement)

@@ -131,9 +131,9 @@ class MnistSetting(Setting):
         pixels = images.read_pixels(field, run, count=min(6, len(run)), probes=PIXEL_PROBES)
         return write_report(out, run, self.judge(run), pixels, numbers=numbers, provenance=about)
 
-    def write_samples(self, run: Trajectory, out: Path) -> list[Path]:
+    def write_samples(self, run: Trajectory, out: Path, format: str = "") -> list[Path]:
         """Also digits.png, from the surest to the most doubtful, and what a judge, if there is one, takes each for."""
-        written = super().write_samples(run, out)
+        written = super().write_samples(run, out, format)
         asked = run.cond["y"].cpu().numpy()
         taken = predictions(self._eye(run.x.device), run.x).numpy() if self.eye else asked
         if self.eye:

@@ -42,8 +42,10 @@ class Setting(ABC):
         others: Scores its short table reads beside a run's own.
         draws: Stochastic trajectories its dispersion is held against.
         seeds: The seeds its results are made with.
+        every: The variance is read at every k-th step, if nothing is said.
     """
 
+    every: int = 1
     name: str
     presets: dict[str, Any]
     bad: str
@@ -129,7 +131,7 @@ class Setting(ABC):
     ) -> Trajectory:
         """Samples of this setting."""
         cond = {k: v.to(field.device) for k, v in self.conditions(field, count, label).items()}
-        options = {"steps": 50, "batch": self.batch(field.device), **cond, **options}
+        options = {"steps": 50, "schedule": self.every, "batch": self.batch(field.device), **cond, **options}
         return sample(field, count, seed=seed, progress=progress, **options)
 
     def numbers(self, run: Trajectory, bad: np.ndarray) -> Rows:
@@ -144,8 +146,14 @@ class Setting(ABC):
             ]
         return rows
 
-    def write_samples(self, run: Trajectory, out: Path) -> list[Path]:
+    def keep(self, out: Path) -> Callable[[Trajectory], None] | None:
+        """Saves each batch of a long run as it is drawn, where that is worth it."""
+        return None
+
+    def write_samples(self, run: Trajectory, out: Path, format: str = "") -> list[Path]:
         """Writes samples.safetensors and samples.csv."""
+        if format:
+            raise UsageError(f"samples of {self.name} have one format; leave out --format")
         columns = {f"x_{i}": column.tolist() for i, column in enumerate(run.x.T)} if run.x.ndim == 2 else {}
         columns |= {name: value.tolist() for name, value in run.cond.items() if value.ndim == 1}
         with suppress(UsageError):  # a run too short for its score is still worth having

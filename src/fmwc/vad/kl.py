@@ -45,7 +45,6 @@ def kl(
     if not log_alphas:
         raise UsageError("no noisy layer was called, so no noise can be learned; look at attach's include and exclude")
 
-
     def mean(log_alpha: Tensor, owner: Tensor | None) -> Tensor:
         found = divergence_from_prior(log_alpha, prior_rate, factor)
         if owner is None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fmwc.errors import ShapeError, UsageError
@@ -168,6 +169,8 @@ class NoiseModel(nn.Module):
         by_number = {len(owner): owner for owner in owners}
         if len(by_number) < len(owners):
             raise ShapeError(f"two kinds of rows have the same number, {sorted(map(len, owners))}; pad one of them")
+        if (same := by_number.get(len(t))) is not None and not torch.equal(same.cpu(), torch.arange(len(t))):
+            raise ShapeError(f"a kind of rows has as many as there are samples, {len(t)}; pad it, to tell them apart")
         self.running.current, self.running.features = current, time_features(t.to(dtype))
         self.running.owners = by_number
         try:

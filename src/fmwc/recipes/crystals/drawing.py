@@ -120,5 +120,3 @@ def flops(recipe: Mp20, field: Field, estimators: dict[str, Estimator], count: i
     for name, estimator in estimators.items():
         found[name] = counted(lambda e=estimator: field.moments(x, t, e, seed=0, **run.cond))
     return found
-
-

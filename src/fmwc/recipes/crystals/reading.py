@@ -48,9 +48,11 @@ def quality_of(judgement: Judgement) -> dict[str, Any]:
     columns = {"mean_e_above_hull": np.array(judgement["e_above_hull"], float)}
     shares = ("distances_ok", "valid", "unique", "novel", "stable", "metastable", "sun", "msun")
     columns |= {f"{n}_share": np.array(judgement[n], float) for n in shares if None not in judgement[n]}
-    found["intervals"] = {
-        name: bootstrap(lambda i, v=values: float(np.nanmean(v[i])), len(values)) for name, values in columns.items()
-    }
+
+    def mean(values: np.ndarray) -> Callable[[np.ndarray], float]:
+        return lambda i: float(np.nanmean(values[i]))
+
+    found["intervals"] = {name: bootstrap(mean(values), len(values)) for name, values in columns.items()}
     return found
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,18 +16,22 @@ from fmwc.errors import UsageError, pick
 from fmwc.field import Field, Reference, attach
 from fmwc.flow import Channel, FlatTorus, Lattice, Space
 from fmwc.nets import CSPNet
+from fmwc.propagate import Linearised
 from fmwc.randomness import Stream, derive
 from fmwc.recipes.recipe import plan_of
 from fmwc.sampling import sample, setting
 from fmwc.training import Plan
 
-__all__ = ["PRESETS", "Mp20", "batch_for", "sizes"]
+__all__ = ["EVERY", "PRESETS", "READ_BY", "SCORE", "Mp20", "batch_for"]
 
 WIDTH = mp20.MOST_ATOMS
+EVERY = 5  # steps between two readings of the variance, by default
+READ_BY = Linearised(1)
+SCORE = "type/integrated"  # the best label-free reading on validation seed 100 (results/crystals/NOTES.md)
 
 
 def batch_for(device: torch.device) -> int:
-    """Crystals integrated together: what fills a GPU, and what two cores do in the time between two looks at the bar."""
+    """Crystals integrated together: what fills a GPU, and what two cores do between two looks at the bar."""
     return 2_500 if device.type == "cuda" else 50
 
 
@@ -68,8 +71,8 @@ class Mp20:
     save_every: int = 5_000
     minutes: float = 0.0  # stop training after so long; 0 is never
     steps: int = 50  # of sampling
-    anneal: float = 5.0  # coordinates are followed at 1 + s·t times their speed
-    references: int = 1_000  # crystals the confidence is read against
+    anneal: float = 3.0  # coordinates are followed at 1 + s·t times their speed (results/crystals/NOTES.md)
+    references: int = 500  # crystals the confidence is read against
     data: str = ""  # a folder; FMWC_DATA if empty
 
     def __post_init__(self) -> None:
@@ -121,19 +124,17 @@ class Mp20:
 
     def draw(self, field: Any, count: int, seed: int, **options: Any) -> Any:
         """Crystals with as many atoms as the data has; FlowMM's anti-annealing."""
-        atoms = sizes(self.crystals().atoms, count, seed)
-        device = next(field.parameters()).device
+        network = getattr(field, "network", field)
+        device = next(network.parameters()).device
+        atoms = network.draw_sizes(count, derive(seed, "atoms"))
         options = {"steps": self.steps, "batch": batch_for(device), **options}
         return sample(field, count, seed=seed, space=self.space(), atoms=atoms.to(device), **options)
 
     def reference(self, field: Field) -> tuple[Reference, dict[str, float]]:
-        raise NotImplementedError
-
-
-def sizes(atoms: Tensor, count: int, seed: int) -> Tensor:  # -> (count,)
-    """Numbers of atoms drawn from the data's; a longer run starts with the same."""
-    uniform = np.random.Generator(np.random.PCG64(derive(seed, "atoms"))).random(count)
-    return atoms.sort().values[torch.as_tensor(uniform * len(atoms)).long()]
+        """Crystals of a seed of their own, read at every fifth step: what two cores can do in minutes."""
+        run = self.draw(field, self.references, derive(self.seed, "reference"), schedule=EVERY, confidence=READ_BY)
+        quantiles = run.score(SCORE).quantile(torch.linspace(0, 1, 1001, device=field.device))
+        return Reference(SCORE, setting(READ_BY, self.steps, "euler", EVERY), quantiles), {}
 
 
 def _space(crystals: Crystals, type_weight: float, coord_weight: float, anneal: float) -> Space:
@@ -164,6 +165,7 @@ def _scale(network: CSPNet, recipe: Mp20) -> None:
     network.velocity_std.copy_(u["lattice"].std(0).clamp_min(1e-3))
     there = space.present["coord"].expand_as(u["coord"])
     network.coord_std.copy_(u["coord"][there].square().mean().sqrt())
+    network.sizes.copy_(torch.bincount(cond["atoms"], minlength=WIDTH + 1))
 
 
 def _room(atoms: Tensor, batch: int) -> tuple[int, int]:

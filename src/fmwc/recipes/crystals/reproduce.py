@@ -1,0 +1,289 @@
+"""Reproducing the paper's crystal columns: tasks that train, draw or read, each kept when it is done.
+
+A task that is done is not done again, so a run that was stopped goes on where it was. Training and drawing take a GPU;
+judging takes pymatgen and an energy model: with `--only` they are done where they can be.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from fmwc.errors import UsageError, pick
+from fmwc.files import write_bytes, write_json, write_text
+from fmwc.metrics.crystals import Judgement
+from fmwc.metrics.crystals.judge import METASTABLE
+from fmwc.metrics.crystals.table import csv_text
+from fmwc.propagate import Diagonal, Linearised
+from fmwc.randomness import derive
+from fmwc.recipes.bench import NOT_IDENTITY, Bench, Say, check_cell
+from fmwc.recipes.crystals.drawing import KS, draw_diagonal, draw_dispersion, draw_linearised, flops, sweep
+from fmwc.recipes.crystals.reading import (
+    good_of,
+    heads_of,
+    hutchinson_rows,
+    judged,
+    lift_of,
+    lifts,
+    quality_of,
+    scores_of,
+    thinned,
+)
+from fmwc.recipes.crystals.recipe import SCORE, Mp20
+from fmwc.recipes.fitting import finish
+from fmwc.recipes.recipe import Clock, provenance
+from fmwc.sampling import Trajectory
+
+__all__ = ["DRAWS", "READINGS", "SAMPLERS", "reproduce"]
+
+ESTIMATORS: dict[str, Any] = {"linearised": Linearised(16), "diagonal": Diagonal()}
+THRESHOLDS = (0.0, 0.05, METASTABLE, 0.2)  # eV/atom above the hull that count as good
+SAMPLERS = (
+    (20, 3.0),
+    (50, 0.0),
+    (50, 5.0),
+    (100, 3.0),
+    (200, 5.0),
+)  # steps and anti-annealing, beside the recipe's own
+FEW = 200  # crystals where a reading takes a thousand backward passes
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What a task works with."""
+
+    bench: Bench
+    seed: int
+    count: int
+    draws: int
+    out: Path
+    calculator: str
+    few: int = FEW
+    ks: tuple[int, ...] = KS
+
+    @property
+    def recipe(self) -> Mp20:
+        return self.bench.at(self.seed)
+
+    @property
+    def fresh(self) -> int:
+        """A seed that nothing was chosen on."""
+        return derive(self.seed, "evaluation") % 2**31
+
+    def file(self, name: str) -> Path:
+        return self.out / "draws" / f"{name}-{self.seed}.safetensors"
+
+    def run(self, name: str) -> Trajectory:
+        return Trajectory.load(self.file(name))
+
+
+# ---- drawing ------------------------------------------------------------------------------------------------------
+
+
+def _draw_field(desk: Desk, kind: str) -> None:
+    field = getattr(desk.bench, kind)(desk.seed)
+    run = draw_linearised(desk.recipe, field, desk.count, desk.fresh)
+    plain = desk.recipe.draw(field.network, desk.count, desk.fresh, confidence=False)
+    if not all(torch.equal(run.x[name], plain.x[name]) for name in run.x):
+        raise UsageError(f"the {kind} changes what the network draws; this is a fault of fmwc, please report it")
+    run.save(desk.file(kind))
+    draw_diagonal(desk.recipe, field, desk.count, desk.fresh).save(desk.file(f"{kind}-diagonal"))
+    spread = {"dispersion": draw_dispersion(desk.recipe, field, run, desk.draws).cpu()}
+    write_bytes(desk.file(f"{kind}-dispersion"), save(spread))
+
+
+def draw_retrofit(desk: Desk) -> None:
+    _draw_field(desk, "retrofit")
+
+
+def draw_joint(desk: Desk) -> None:
+    _draw_field(desk, "joint")
+
+
+def draw_sweep(desk: Desk) -> None:
+    """Divergences and variances at the same states, and what each costs."""
+    field = desk.bench.retrofit(desk.seed)
+    found = sweep(desk.recipe, field, desk.few, desk.fresh, ESTIMATORS, desk.ks)
+    found["atoms"] = field.network.draw_sizes(desk.few, derive(desk.fresh, "atoms")).float()
+    write_bytes(desk.file("sweep"), save({k: v.contiguous() for k, v in found.items()}))
+    read = {**ESTIMATORS, "linearised, 1 probe a channel": Linearised(1)}
+    counted = flops(desk.recipe, field, read, min(32, desk.few))
+    write_json(desk.file("sweep").with_suffix(".json"), counted)
+
+
+def draw_samplers(desk: Desk) -> None:
+    """The same flow followed in other ways: more or fewer steps, more or less anti-annealing."""
+    field = desk.bench.retrofit(desk.seed)
+    for steps, anneal in SAMPLERS:
+        recipe = replace(desk.recipe, steps=steps, anneal=anneal)
+        every = max(1, steps // 50)
+        run = draw_linearised(recipe, field, min(desk.count, 1_000), desk.fresh, schedule=every)
+        run.save(desk.file(f"sampler-{steps}-{anneal:g}"))
+
+
+DRAWS: dict[str, Callable[[Desk], None]] = {
+    "retrofit": draw_retrofit,
+    "joint": draw_joint,
+    "sweep": draw_sweep,
+    "samplers": draw_samplers,
+}
+
+
+# ---- reading ------------------------------------------------------------------------------------------------------
+
+
+def _judged(desk: Desk, name: str, run: Trajectory) -> Judgement:
+    found = judged(run, desk.recipe.crystals(), desk.calculator)
+    write_text(desk.out / "judged" / f"{name}-{desk.seed}.csv", csv_text(found.columns))
+    return found
+
+
+def _read_field(desk: Desk, kind: str) -> dict[str, Any]:
+    run, diagonal = desk.run(kind), desk.run(f"{kind}-diagonal")
+    judgement = _judged(desk, kind, run)
+    good, above = good_of(judgement), np.array(judgement["e_above_hull"], float)
+    own = run.score(SCORE)
+    spread = load_file(desk.file(f"{kind}-dispersion"))["dispersion"]
+    found: dict[str, Any] = {
+        "quality": quality_of(judgement),
+        "bit_for_bit": True,  # or it would not have been drawn
+        "own": lift_of(own, good, intervals=True),
+        "linearised": lifts(scores_of(run), good),
+        "every_5th": lifts(scores_of(thinned(run, 5)), good),
+        "diagonal": lifts(scores_of(diagonal), good),
+        "dispersion": lift_of(spread, good),
+        "heads": heads_of(run, good, own),
+        "heads_diagonal": heads_of(diagonal, good, own),
+        "thresholds": {str(e): lift_of(own, above <= e) for e in THRESHOLDS if (above <= e).any()},
+        "baselines": {"atoms": lift_of(run.cond["atoms"], good)},
+    }
+    return found
+
+
+def read_retrofit(desk: Desk) -> dict[str, Any]:
+    found = _read_field(desk, "retrofit")
+    found["sampler"] = {}
+    for steps, anneal in SAMPLERS:
+        run = desk.run(f"sampler-{steps}-{anneal:g}")
+        judgement = _judged(desk, f"sampler-{steps}-{anneal:g}", run)
+        own = lift_of(run.score(SCORE), good_of(judgement))
+        found["sampler"][f"{steps} steps, anneal {anneal:g}"] = {"quality": quality_of(judgement), "own": own}
+    return found
+
+
+def read_joint(desk: Desk) -> dict[str, Any]:
+    return _read_field(desk, "joint")
+
+
+def read_hutchinson(desk: Desk) -> list[dict[str, Any]]:
+    found: dict[str, Tensor] = load_file(desk.file("sweep"))
+    return hutchinson_rows(found, json.loads(desk.file("sweep").with_suffix(".json").read_text()))
+
+
+READINGS: dict[str, Callable[[Desk], Any]] = {
+    "retrofit": read_retrofit,
+    "joint": read_joint,
+    "hutchinson": read_hutchinson,
+}
+NETWORKS = ("flow", "retrofit", "joint")
+
+
+def _split(only: str) -> list[tuple[str, str]]:
+    """`flow:0,draw:joint,read:joint` as (verb, what)."""
+    found = []
+    for text in (part.strip() for part in only.split(",")) if only else ():
+        verb, _, what = text.partition(":")
+        if verb in ("draw", "read"):
+            pick(DRAWS if verb == "draw" else READINGS, what, "drawing" if verb == "draw" else "reading")
+        else:
+            pick(dict.fromkeys(NETWORKS), verb, "network")
+            if not what.isdigit():
+                raise UsageError(f"--only takes network:seed, draw:name or read:name, got '{text}'")
+        found.append((verb, what))
+    return found
+
+
+def reproduce(
+    recipe: Mp20,
+    out: Path,
+    device: torch.device,
+    *,
+    seeds: Sequence[int] = (0,),
+    count: int = 2_500,
+    draws: int = 5,
+    only: str = "",
+    calculator: str = "chgnet",
+    few: int = FEW,
+    ks: tuple[int, ...] = KS,
+    say: Say = print,
+) -> list[Path]:
+    """Fills `out/cells` and keeps networks in `out/models` and runs in `out/draws`; returns the complete cells.
+
+    Arguments:
+        recipe: The sizes and the schedule.
+        seeds: Seeds of the networks; crystals are of a seed derived from it, which nothing was chosen on.
+        count: Crystals a reading.
+        draws: Stochastic trajectories of the dispersion.
+        only: Tasks to do, `flow:0,draw:retrofit`; all of them if empty.
+        calculator: The energy model that judges.
+        few, ks: Crystals and Hutchinson probes of the sweep.
+    """
+    chosen = _split(only)
+    if count < 1 or draws < 2:
+        raise UsageError(f"a reading takes at least 1 crystal and 2 trajectories, got {count} and {draws}")
+    bench = Bench(recipe, out / "models", device, say)
+    for verb, what in chosen:
+        if verb in NETWORKS:
+            getattr(bench, verb)(int(what))
+    paths = []
+    for seed in seeds:
+        desk = Desk(bench, seed, count, draws, out, calculator, min(few, count), ks)
+        kept = {k: v for k, v in vars(recipe).items() if k not in NOT_IDENTITY or k in ("steps", "anneal")}
+        made_with = {"samples": count, "draws": draws, "few": desk.few, "recipe": kept, "data": bench.data}
+        for name in [w for v, w in chosen if v == "draw"] if only else list(DRAWS):
+            _once(desk, f"draw-{name}", DRAWS[name], made_with, device, say)
+        for name in [w for v, w in chosen if v == "read"] if only else list(READINGS):
+            _once(desk, name, READINGS[name], {**made_with, "calculator": calculator}, device, say)
+        if not only:
+            paths.append(_join(desk))
+            for kind, folder in (("retrofit", "crystals"), ("joint", "crystals-joint")):
+                if seed == seeds[0] and not (out / "models" / folder / "recipe.json").exists():
+                    field = getattr(bench, kind)(seed)
+                    finish(bench.at(seed, method=kind), field, out / "models" / folder, Clock(device))
+    return paths
+
+
+def _once(
+    desk: Desk, name: str, task: Callable[[Desk], Any], made_with: dict[str, Any], device: torch.device, say: Say
+) -> None:
+    path = desk.out / "pieces" / f"{desk.seed}-{name}.json"
+    if path.exists():
+        check_cell(path, made_with)
+        say(f"{path.name} is there already")
+        return
+    clock = Clock(device)
+    numbers = task(desk)
+    about = provenance(device, clock.seconds, seeds=[desk.seed], **made_with)
+    write_json(path, {"provenance": about, "numbers": numbers})
+    say(f"wrote {path.name} after {clock.seconds:.0f} s")
+
+
+def _join(desk: Desk) -> Path:
+    """One cell from the pieces of a seed."""
+    pieces = {n: json.loads((desk.out / "pieces" / f"{desk.seed}-{n}.json").read_text()) for n in READINGS}
+    drawn = {n: json.loads((desk.out / "pieces" / f"{desk.seed}-draw-{n}.json").read_text()) for n in DRAWS}
+    about = {**drawn["retrofit"]["provenance"]}
+    every = {**{f"draw {n}": p for n, p in drawn.items()}, **pieces}
+    about["seconds"] = round(sum(p["provenance"]["seconds"] for p in every.values()), 1)
+    about["pieces"] = {name: piece["provenance"] for name, piece in every.items()}
+    numbers = {name: piece["numbers"] for name, piece in pieces.items()}
+    cell = {"setting": "crystals", "seed": desk.seed, "provenance": about, "numbers": numbers}
+    return write_json(desk.out / "cells" / f"{desk.seed}.json", cell)

@@ -1,0 +1,362 @@
+"""The paper's crystal columns beside ours, made from the cells of a results folder and nothing else.
+
+What a cell does not hold is printed as a dash; a method that it does not hold at all has no rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fmwc.errors import CheckpointError
+from fmwc.files import write_json, write_text
+from fmwc.recipes.bench import cells
+from fmwc.report.paper.crystals_rows import (
+    AGREEMENT,
+    CHANNELS,
+    FILTERS,
+    PAPER,
+    PAPER_SWEEP,
+    QUALITY,
+    READINGS,
+    SAMPLED,
+    SCORES,
+    SHARES,
+    SWEEP,
+    THRESHOLDS,
+    Quality,
+)
+from fmwc.report.paper.mnist_rows import METHODS
+from fmwc.report.paper.table import NONE, PERCENT, dig
+from fmwc.report.tables import markdown
+
+__all__ = ["headline", "tables", "write_tables"]
+
+Numbers = dict[str, Any]
+Rows = list[dict[str, str]]
+
+
+class Table(NamedTuple):
+    """A table: its title with the paper's label, how to read it, its rows, and the pieces of the cell it is from."""
+
+    title: str
+    note: str
+    rows: Rows
+    pieces: tuple[str, ...]
+
+
+# ---- entries -----------------------------------------------------------------------------------------------------
+
+
+def _number(value: Any, digits: int = 3, factor: float = 1.0) -> str:
+    """
+    >>> _number(0.21), _number(0.034, 1, 100.0), _number(None), _number(float("nan"))
+    ('0.210', '3.4', '—', '—')
+    """
+    known = isinstance(value, int | float) and isfinite(value)
+    return f"{factor * value:.{digits}f}" if known else NONE
+
+
+def _with_interval(value: Any, interval: Any, digits: int, factor: float = 1.0) -> str:
+    middle = _number(value, digits, factor)
+    if middle == NONE or not isinstance(interval, list | tuple) or len(interval) != 2:
+        return middle
+    return f"{middle} [{', '.join(_number(end, digits, factor) for end in interval)}]"
+
+
+def _entry(numbers: Any, path: str) -> Any:
+    """What stands at a path, whose last two parts may be one key: `linearised/all/integrated`."""
+    found = dig(numbers, path)
+    first, _, key = path.partition("/")
+    return found if found is not None or not key else (dig(numbers, first) or {}).get(key)
+
+
+def _lift(entry: Any) -> str:
+    return _with_interval(dig(entry, "lift"), dig(entry, "lift_interval"), 2)
+
+
+def _precisions(entry: Any) -> dict[str, str]:
+    return {f"metastable % of the surest {s}": _number(dig(entry, f"precision_{s}"), 1, PERCENT) for s in SHARES}
+
+
+def _quality(entry: Any, row: Quality) -> str:
+    _, key, factor, digits = row
+    return _with_interval(dig(entry, key), dig(entry, f"intervals/{key}"), digits, factor)
+
+
+def _there(n: Numbers) -> dict[str, str]:
+    """The methods that the cell holds."""
+    return {m: label for m, label in METHODS.items() if n.get(m)}
+
+
+# ---- tables ------------------------------------------------------------------------------------------------------
+
+
+def _table1(n: Numbers) -> Table:
+    rows = []
+    for what in QUALITY:
+        row = {"": what[0]}
+        for m, name in METHODS.items():
+            row |= {PAPER[m]: "0.21" if what is QUALITY[0] else NONE, name: _quality(dig(n, f"{m}/quality"), what)}
+        rows.append(row)
+    counts = {"structures": "quality/structures", "of which could not be judged": "quality/problems"}
+    for label, path in counts.items():
+        rows.append({"": label, **{name: _number(dig(n, f"{m}/{path}"), 0) for m, name in METHODS.items()}})
+    trained = {name: _steps(dig(n, f"{m}/trained")) for m, name in METHODS.items()}
+    rows.append({"": "trained, steps", **trained})
+    rows = [{**dict.fromkeys(rows[0], NONE), **row} for row in rows]
+    told = {name: dig(n, f"{m}/bit_for_bit") for m, name in METHODS.items()}
+    same = [f"{name} {'yes' if yes else 'NO'}" for name, yes in told.items() if yes is not None]
+    checked = f" The same structures with and without confidence, bit for bit: {', '.join(same)}." if same else ""
+    return Table(
+        "Quality (tab:quality-summary, crystals)",
+        "Single points of CHGNet on structures as generated, against a hull of CHGNet energies of our part of MP-20; "
+        "the paper's energies are UMA's, against another hull, after 2,000 epochs on all of MP-20. So our rows compare "
+        "with one another, and not with the paper's. Shares are of all structures, what could not be judged among "
+        "them; metastable: at most 0.1 eV/atom above the hull. In brackets, 90 % of bootstrap samples of the "
+        f"structures. FM + retrofit is FM: its structures are the plain flow's.{checked}",
+        rows,
+        tuple(METHODS),
+    )
+
+
+def _steps(trained: Any) -> str:
+    done, of = dig(trained, "steps"), dig(trained, "of")
+    return NONE if done is None else f"{done:,}" if of is None else f"{done:,} of {of:,}"
+
+
+def _filter_row(label: str, entry: Any, paper: str = NONE, paper_lift: str = NONE) -> dict[str, str]:
+    return {
+        "": label,
+        "paper, AUPRC": paper,
+        "AUPRC": _number(dig(entry, "auprc")),
+        "a random order's": _number(dig(entry, "prevalence")),
+        "paper, lift": paper_lift,
+        "lift": _lift(entry),
+        **_precisions(entry),
+    }
+
+
+def _table2(n: Numbers) -> Table:
+    rows = []
+    for m, name in _there(n).items():
+        share = dig(n, f"{m}/own/prevalence")
+        random = {"auprc": share, "prevalence": share, "lift": None if share is None else 1.0}
+        random |= {f"precision_{s}": share for s in SHARES}
+        rows.append(_filter_row(f"{name}: random order", random, "0.03", "1.0"))
+        rows += [_filter_row(f"{name}: {label}", _entry(n[m], path), *paper) for label, *paper, path in FILTERS]
+        rows += [
+            _filter_row(f"{name}: no model, ranked by {key}", entry)
+            for key, entry in (dig(n, f"{m}/baselines") or {}).items()
+        ]
+    return Table(
+        "Filtering (tab:filter-auprc, crystals)",
+        "Positive class: at most 0.1 eV/atom above the hull; what could not be judged is not. The lift is AUPRC over "
+        f"the share of positives, which is a random order's AUPRC, and is at most one over it: {_ceilings(n)}. "
+        "Heads are fitted on the first half and read on the second; `no labels` is the run's own score there. "
+        "`no model`: ranked by a property of the structure alone, such as its number of atoms.",
+        rows,
+        tuple(METHODS),
+    )
+
+
+def _ceilings(n: Numbers) -> str:
+    found = ["33 in the paper (0.03)"]
+    for m, name in _there(n).items():
+        if share := dig(n, f"{m}/own/prevalence"):
+            found.append(f"{1 / share:.1f} for {name} ({share:.3f})")
+    return ", ".join(found)
+
+
+def _channels(n: Numbers) -> Table:
+    rows = []
+    for channel in CHANNELS:
+        for score, words in SCORES.items():
+            row = {"": f"{channel}: {words}"}
+            for m, name in _there(n).items():
+                for reading, label in READINGS.items():
+                    row[f"{name}: {label}"] = _lift(_entry(n[m], f"{reading}/{channel}/{score}"))
+            rows.append(row)
+    return Table("Lift of every score of every channel", "", rows, tuple(METHODS))
+
+
+def _thresholds(n: Numbers) -> Table:
+    rows = []
+    for m, name in _there(n).items():
+        found = dig(n, f"{m}/thresholds") or dict.fromkeys(THRESHOLDS)
+        for level in sorted(found, key=float):
+            entry = found[level]
+            share = dig(entry, "prevalence")
+            rows.append(
+                {
+                    "": name,
+                    "at most, eV/atom": level,
+                    "% of all": _number(share, 1, PERCENT),
+                    "AUPRC": _number(dig(entry, "auprc")),
+                    "lift": _lift(entry),
+                    "best lift": _number(1 / share if share else None, 1),
+                    **{f"% of the surest {s}": _number(dig(entry, f"precision_{s}"), 1, PERCENT) for s in SHARES},
+                }
+            )
+    note = "The run's own score, with another energy above the hull for what counts as good."
+    return Table("Other thresholds", note, rows, tuple(METHODS))
+
+
+def _universality(points: Sequence[Mapping[str, Any]]) -> Table:
+    rows = [{"": "paper", **{label: paper for label, (_, paper) in AGREEMENT.items()}}]
+    found = [p for p in points if p.get("K") is None] or [{"name": name} for name in ("linearised", "diagonal")]
+    for point in found:
+        name = str(point.get("name", NONE))
+        label = name if "," in name else f"{name}, all channels"
+        rows.append({"": label, **{words: _number(point.get(key), 2) for words, (key, _) in AGREEMENT.items()}})
+    return Table(
+        "Variance against |∇·v| (tab:universality, crystals row)",
+        "The divergence is Hutchinson's, with the reference's probes (next table). Per step: the mean over steps; the "
+        "paper's ± is over steps too.",
+        rows,
+        ("hutchinson",),
+    )
+
+
+def _hutchinson(points: Sequence[Mapping[str, Any]]) -> Table:
+    sweep = {p["K"]: p for p in points if p.get("K") is not None}
+    whole = [p for p in points if p.get("K") is None and "," not in str(p.get("name"))]
+    rows = []
+    for k in sorted(sweep or PAPER_SWEEP):
+        row = {"": "Hutchinson", "K": f"{k}", "GFLOPs a query": _number(dig(sweep.get(k), "flops"), 1, 1e-9)}
+        for place, (label, key) in enumerate(SWEEP.items()):
+            row[f"paper: {label}"] = PAPER_SWEEP[k][place] if k in PAPER_SWEEP else NONE
+            row[label] = _number(dig(sweep.get(k), key))
+        rows.append(row)
+    for p in whole:
+        row = {"": f"{p['name']} variance", "K": NONE, "GFLOPs a query": _number(p.get("flops"), 1, 1e-9)}
+        rows.append({**dict.fromkeys(rows[0], NONE), **row, **{w: _number(p.get(key)) for w, key in SWEEP.items()}})
+    return Table(
+        "Hutchinson's estimate with K probes (tab:hutchinson-full, fig:mech-flops)",
+        "Ours: correlation with |∇·v| by an independent Hutchinson reference of as many probes as the largest K, so it "
+        "rises to 1. The paper's stops below, and at its largest K is its universality row (0.87, 0.79, 0.96, 0.93): "
+        "its columns may be of the variance against Hutchinson with K probes instead."
+        f"{''.join(_matched(p, sweep) for p in whole)} The paper's pass matches K ≈ 13 (Spearman) and 7 (Pearson).",
+        rows,
+        ("hutchinson",),
+    )
+
+
+def _matched(point: Mapping[str, Any], sweep: Mapping[int, Mapping[str, Any]]) -> str:
+    """How many probes do as well at each step."""
+
+    def probes(kind: str) -> str:
+        own = point.get(f"per_step_{kind}")
+        values = {k: dig(p, f"per_step_{kind}") for k, p in sorted(sweep.items())}
+        if own is None or not values:
+            return NONE
+        return next((f"K = {k}" for k, v in values.items() if v is not None and v >= own), "more than any K here")
+
+    return f" {point['name']} is reached per step by {probes('spearman')} (Spearman), {probes('pearson')} (Pearson)."
+
+
+def _sampler(n: Numbers) -> Table | None:
+    rows = []
+    for m, name in _there(n).items():
+        for how, entry in (dig(n, f"{m}/sampler") or {}).items():
+            row = {"": f"{name}: {how}"}
+            row |= {what[0]: _quality(dig(entry, "quality"), what) for what in SAMPLED}
+            rows.append({**row, "AUPRC": _number(dig(entry, "own/auprc")), "lift": _lift(dig(entry, "own"))})
+    title = "Steps and anti-annealing of the sampler"
+    return (
+        Table(title, "Coordinates are followed at 1 + s·t times their speed.", rows, tuple(METHODS)) if rows else None
+    )
+
+
+def tables(n: Numbers) -> dict[str, Table]:
+    """Every table, from one cell's numbers."""
+    points = n.get("hutchinson") or []
+    found = {
+        "table1_quality": _table1(n),
+        "table2_auprc": _table2(n),
+        "channels": _channels(n),
+        "thresholds": _thresholds(n),
+        "universality": _universality(points),
+        "hutchinson": _hutchinson(points),
+        "sampler": _sampler(n),
+    }
+    return {name: table for name, table in found.items() if table is not None and table.rows}
+
+
+def headline(out: Path) -> Rows:
+    """The rows of the README's table of results, from the first cell."""
+    n = _numbers(cells(out)[0], out)
+    whole = {p.get("name"): p for p in n.get("hutchinson") or [] if p.get("K") is None}
+
+    def row(label: str, paper: str, *values: str) -> dict[str, str]:
+        return {"": label, "paper": paper, **dict(zip(METHODS.values(), values, strict=True))}
+
+    def quality(place: int) -> list[str]:
+        return [_quality(dig(n, f"{m}/quality"), QUALITY[place]) for m in METHODS]
+
+    def precision(share: str) -> list[str]:
+        return [_number(dig(n, f"{m}/own/precision_{share}"), 1, PERCENT) for m in METHODS]
+
+    def lifts(path: str) -> list[str]:
+        return [_lift(_entry(n.get(m), path)) for m in METHODS]
+
+    return [
+        row(QUALITY[0][0], "0.21; 0.21", *quality(0)),
+        row(QUALITY[2][0], NONE, *quality(2)),
+        row("metastable (at most 0.1 eV/atom above it), %", "3", *quality(4)),
+        *(row(f"metastable, % of the surest {share}", NONE, *precision(share)) for share in reversed(SHARES)),
+        *(row(f"lift: {label}", paper, *lifts(path)) for label, _, paper, path in FILTERS if "peak" not in path),
+        row(
+            "Spearman of the linearised variance and \\|∇·v\\|, integrated",
+            AGREEMENT["Spearman, integrated"][1],
+            _number(dig(whole.get("linearised"), "integrated_spearman"), 2),
+            NONE,
+        ),
+    ]
+
+
+# ---- files -------------------------------------------------------------------------------------------------------
+
+
+def _numbers(cell: Mapping[str, Any], out: Path) -> Numbers:
+    numbers = cell.get("numbers")
+    if not isinstance(numbers, dict):
+        raise CheckpointError(f"a cell in {out} holds no numbers; run fmwc reproduce crystals to the end")
+    return numbers
+
+
+def _origin(cell: Mapping[str, Any], pieces: Sequence[str] = ()) -> str:
+    """Where numbers are from: the cell, and those of its pieces that a table is made of."""
+    about = cell.get("provenance") or {}
+    parts = (about.get("pieces") or {}).items()
+    sources = [about, *(p for name, p in parts if isinstance(p, dict) and any(piece in name for piece in pieces))]
+
+    def each(key: str, length: int | None = None) -> str:
+        return ", ".join(dict.fromkeys(f"{s[key]}"[:length] for s in sources if s.get(key) is not None)) or NONE
+
+    return (
+        f"Commit {each('commit')}; {each('device')}; seed {cell.get('seed', NONE)}; {each('samples')} structures; "
+        f"{each('steps')} steps; {each('date', 10)}."
+    )
+
+
+def write_tables(out: Path) -> list[Path]:
+    """Writes `summary.json` and `tables.md` from the first cell."""
+    cell = cells(out)[0]
+    found = tables(_numbers(cell, out))
+    lines = [
+        "# Crystals: the paper's columns beside ours",
+        "",
+        "One seed. Made by `fmwc reproduce crystals`; `fmwc report` on this folder makes the tables again from "
+        "`cells/`. What was tried, and which piece was read how, is in NOTES.md.",
+    ]
+    for table in found.values():
+        lines += ["", f"## {table.title}", "", *([table.note, ""] if table.note else [])]
+        lines += [markdown(table.rows, list(table.rows[0])), "", _origin(cell, table.pieces)]
+    rows = {name: table.rows for name, table in found.items()}
+    return [
+        write_json(out / "summary.json", {"provenance": cell.get("provenance"), "tables": rows}),
+        write_text(out / "tables.md", "\n".join(lines) + "\n"),
+    ]
