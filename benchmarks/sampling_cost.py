@@ -2,6 +2,7 @@
 
 .venv/bin/python benchmarks/sampling_cost.py
 .venv/bin/python benchmarks/sampling_cost.py --checkpoint mnist --count 25 --steps 10
+.venv/bin/python benchmarks/sampling_cost.py --checkpoint crystals --count 16 --steps 10
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from fmwc.settings import SETTINGS
 def cases(field: fmwc.Field, name: str, count: int, steps: int) -> dict[str, Callable[[], object]]:
     """Each way to sample `count` points; the first is the unit."""
     setting = SETTINGS[name]
-    x0 = noise(field.space, count, 0, field.device)
     cond = {k: v.to(field.device) for k, v in setting.conditions(field, count).items()}
+    x0 = noise(field.space, count, 0, field.device, **cond)
+    read = {"confidence": setting.reading}
     common = {"steps": steps, "batch": setting.batch(field.device), **cond}
 
     def run(**options: object) -> Callable[[], object]:
@@ -35,9 +37,9 @@ def cases(field: fmwc.Field, name: str, count: int, steps: int) -> dict[str, Cal
 
     return {
         "plain": run(confidence=False),
-        "linearised, every step": run(),
-        "linearised, every 5th step": run(schedule=5),
-        "linearised, every 10th step": run(schedule=10),
+        "linearised, every step": run(**read),
+        "linearised, every 5th step": run(**read, schedule=5),
+        "linearised, every 10th step": run(**read, schedule=10),
         "tangent (1 probe), every step": run(confidence=Tangent()),
         "diagonal Taylor-1, every step": run(confidence=Diagonal("taylor1")),
         "diagonal Gauss–Hermite, every step": run(confidence=Diagonal()),

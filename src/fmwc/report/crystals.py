@@ -6,6 +6,7 @@ import csv
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,9 +106,10 @@ def _plates(run: Ranked) -> list[Plate]:
             "Structures in the order of the model's confidence",
             "Read it like text: the model is surest of the first structure and doubts the last one most; the small "
             "number is its place in the ranking. A frame says what an energy model makes of the structure as it was "
-            f"generated: metastable, at most {METASTABLE} eV/atom above the convex hull of known crystals; higher; or "
-            "not to be judged, atoms inside one another among it. Below, the same for all structures: where confidence "
-            "is worth something, the energy rises and the share of metastable ones falls from left to right.",
+            f"generated: metastable, at most {METASTABLE} eV/atom above the convex hull of known crystals, or higher, "
+            "or neither: a structure with atoms inside one another counts as invalid here, whatever its energy. Below, "
+            "the same for all structures: where confidence is worth something, the energy rises from left to right "
+            "and the share of metastable ones falls.",
             "Unit cells of generated structures from the surest to the most doubtful, framed by their energy above the "
             "hull; below, that energy and the share of metastable structures along the ranking.",
             crystals_drawn.sorted_by_confidence(
@@ -127,7 +129,7 @@ def _plates(run: Ranked) -> list[Plate]:
             "channels",
             "When the model is unsure, channel by channel",
             "Atom types, coordinates and lattice come out of the noise together, and are not decided at the same time. "
-            "A dot marks where the doubt about one is greatest: that is when it is decided.",
+            "A dot marks the time at which the doubt about one is greatest.",
             "Uncertainty of the velocity of atom types, coordinates and lattice over time.",
             crystals_drawn.channel_variances(run.times, run.std, run.confidence),
         ),
@@ -178,9 +180,9 @@ def _list(run: Ranked, judgement: Judgement) -> list[Section]:
             "formula": formula(run.crystals.numbers[index, :count].tolist()) or NONE,
             "atoms": f"{count}",
             "confidence": f"{run.confidence[index]:.3f}",
-            "eV/atom above the hull": f"{energy:.3f}".replace("-", "−") if np.isfinite(energy) else NONE,
+            "eV/atom above hull": f"{energy:.3f}".replace("-", "−") if np.isfinite(energy) else NONE,
             "valid": "yes" if judgement["valid"][index] else f"no: {', '.join(broken)}" if broken else "no",
-            "problem": judgement["problem"][index] or "",
+            "problem": shorten(judgement["problem"][index] or "", 64, placeholder=" …"),  # the table of files has all
         }
 
     lines = [line(place, int(index)) for place, index in enumerate(run.order)]

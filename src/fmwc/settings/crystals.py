@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fmwc.checkpoint import load
 from fmwc.data import fingerprint, mp20
@@ -46,7 +47,7 @@ class CrystalSetting(Setting):
 
     name, presets = "crystals", PRESETS
     bad, kept = "above 0.1 eV/atom or not to be judged", 0.1
-    draws, seeds, every = 5, "0", EVERY
+    draws, seeds, every, reading = 5, "0", EVERY, READ_BY
 
     def __init__(self, calculator: str = "chgnet") -> None:
         self.calculator = calculator
@@ -74,15 +75,11 @@ class CrystalSetting(Setting):
         """The shipped weights: training takes a GPU."""
         return load(self.name, device=device)
 
-    def draw(
-        self, field: Field, count: int, seed: int, progress: Show, label: int | None = None, **options: Any
-    ) -> Trajectory:
-        """Crystals with as many atoms as those the network was trained on."""
-        self.conditions(field, count, label)
-        atoms = _network(field).draw_sizes(count, derive(seed, "atoms")).to(field.device)
-        if options.get("confidence", True) is True:
-            options["confidence"] = READ_BY
-        return super().draw(field, count, seed, progress, atoms=atoms, **options)
+    def conditions(self, field: Field, count: int, label: int | None = None, seed: int = 0) -> dict[str, Tensor]:
+        """As many atoms as the crystals have that the network was trained on."""
+        super().conditions(field, count, label)
+        network: Any = field.network
+        return {"atoms": network.draw_sizes(count, derive(seed, "atoms"))}
 
     def judgement(self, run: Trajectory) -> Judgement:
         """What the energy model says of a run's structures; novelty where the training set is at hand."""
@@ -181,10 +178,6 @@ class CrystalSetting(Setting):
 
     def tables(self, out: Path) -> list[Path]:
         return write_tables(out)
-
-
-def _network(field: Field) -> Any:
-    return field.network
 
 
 def _training() -> Crystals | None:

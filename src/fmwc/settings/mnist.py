@@ -98,7 +98,7 @@ class MnistSetting(Setting):
         splits = [mnist.load(recipe.data or None, s, own=recipe.own, classes=recipe.classes) for s in ("train", "test")]
         fit_judge(recipe, splits[0], splits[1], out, device, show)
 
-    def conditions(self, field: Field, count: int, label: int | None = None) -> dict[str, Tensor]:
+    def conditions(self, field: Field, count: int, label: int | None = None, seed: int = 0) -> dict[str, Tensor]:
         classes = _config(field)["classes"]
         if label is None:
             return {"y": labels(count, classes)}

@@ -42,10 +42,12 @@ class Setting(ABC):
         others: Scores its short table reads beside a run's own.
         draws: Stochastic trajectories its dispersion is held against.
         seeds: The seeds its results are made with.
-        every: The variance is read at every k-th step, if nothing is said.
+        every: The variance is read at every k-th step, if nothing is said, and
+        reading: by this estimator; `True` is the library's own choice.
     """
 
     every: int = 1
+    reading: Any = True
     name: str
     presets: dict[str, Any]
     bad: str
@@ -82,7 +84,7 @@ class Setting(ABC):
         """The recipe of a demonstration."""
         return self.recipe("quick", changes)
 
-    def conditions(self, field: Field, count: int, label: int | None = None) -> dict[str, torch.Tensor]:
+    def conditions(self, field: Field, count: int, label: int | None = None, seed: int = 0) -> dict[str, torch.Tensor]:
         """What the field's network takes beside x and t, for so many samples."""
         if label is not None:
             raise UsageError(f"{self.name} has no classes; leave out --label")
@@ -130,7 +132,9 @@ class Setting(ABC):
         self, field: Field, count: int, seed: int, progress: Show, label: int | None = None, **options: Any
     ) -> Trajectory:
         """Samples of this setting."""
-        cond = {k: v.to(field.device) for k, v in self.conditions(field, count, label).items()}
+        cond = {k: v.to(field.device) for k, v in self.conditions(field, count, label, seed).items()}
+        if options.get("confidence", True) is True:
+            options["confidence"] = self.reading
         options = {"steps": 50, "schedule": self.every, "batch": self.batch(field.device), **cond, **options}
         return sample(field, count, seed=seed, progress=progress, **options)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ __all__ = ["CHANNELS", "bootstrap", "crystals_of", "good_of", "heads_of", "hutch
 CHANNELS = ("type", "coord", "lattice")
 LEVELS = (5.0, 95.0)  # percentiles of a bootstrap interval
 RESAMPLES = 1_000
+FEWEST = 10  # of each kind that a head is fitted on
 TOP = (0.05, 0.10)  # what a laboratory buys: the surest of them
 
 
@@ -38,8 +40,9 @@ def good_of(judgement: Judgement) -> np.ndarray:
 def bootstrap(read: Callable[[np.ndarray], float], count: int, seed: int = 0) -> list[float]:
     """A 90 % interval of what is read from `count` structures, by drawing them again."""
     generator = np.random.default_rng(seed)
-    found = [read(generator.integers(0, count, count)) for _ in range(RESAMPLES)]
-    return [float(v) for v in np.nanpercentile(found, LEVELS)]
+    found = np.array([read(generator.integers(0, count, count)) for _ in range(RESAMPLES)])
+    found = found[np.isfinite(found)]  # a draw may hold nothing to read
+    return [float(v) for v in np.percentile(found, LEVELS)] if len(found) else [math.nan, math.nan]
 
 
 def quality_of(judgement: Judgement) -> dict[str, Any]:
@@ -50,7 +53,11 @@ def quality_of(judgement: Judgement) -> dict[str, Any]:
     columns |= {f"{n}_share": np.array(judgement[n], float) for n in shares if None not in judgement[n]}
 
     def mean(values: np.ndarray) -> Callable[[np.ndarray], float]:
-        return lambda i: float(np.nanmean(values[i]))
+        def read(index: np.ndarray) -> float:
+            known = values[index][np.isfinite(values[index])]
+            return float(known.mean()) if len(known) else math.nan
+
+        return read
 
     found["intervals"] = {name: bootstrap(mean(values), len(values)) for name, values in columns.items()}
     return found
@@ -67,7 +74,12 @@ def lift_of(score: Tensor | np.ndarray, good: np.ndarray, *, intervals: bool = F
     found: dict[str, Any] = {"auprc": area, "prevalence": float(good.mean()), "lift": area / float(good.mean())}
     found |= {f"precision_{share:.0%}": curve.at(share) for share in TOP}
     if intervals:
-        found["lift_interval"] = bootstrap(lambda i: auprc(-doubt[i], good[i]) / good[i].mean(), len(good))
+
+        def lift(index: np.ndarray) -> float:
+            some = good[index]
+            return auprc(-doubt[index], some) / some.mean() if some.any() else math.nan
+
+        found["lift_interval"] = bootstrap(lift, len(good))
     return found
 
 
@@ -77,6 +89,8 @@ def heads_of(run: Trajectory, good: np.ndarray, label_free: Tensor) -> dict[str,
     A head sees the variance of each channel at every time, and the number of atoms.
     """
     half = len(good) // 2
+    if min(np.bincount(good[:half], minlength=2).min(), good[half:].sum()) < FEWEST:
+        return {}
     known, fresh = (run.take(torch.arange(a, b)) for a, b in ((0, half), (half, len(good))))
     found = {k: lift_of(fit_head(known, ~good[:half], k).score(fresh), good[half:], intervals=True) for k in HEADS}
     return {**found, "label_free": lift_of(label_free[half:], good[half:], intervals=True)}

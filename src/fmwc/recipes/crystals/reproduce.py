@@ -150,11 +150,13 @@ def _read_field(desk: Desk, kind: str) -> dict[str, Any]:
     run, diagonal = desk.run(kind), desk.run(f"{kind}-diagonal")
     judgement = _judged(desk, kind, run)
     good, above = good_of(judgement), np.array(judgement["e_above_hull"], float)
+    quality = {"quality": quality_of(judgement), "bit_for_bit": True}  # or it would not have been drawn
+    if not 0 < good.sum() < len(good):
+        return quality
     own = run.score(SCORE)
     spread = load_file(desk.file(f"{kind}-dispersion"))["dispersion"]
     found: dict[str, Any] = {
-        "quality": quality_of(judgement),
-        "bit_for_bit": True,  # or it would not have been drawn
+        **quality,
         "own": lift_of(own, good, intervals=True),
         "linearised": lifts(scores_of(run), good),
         "every_5th": lifts(scores_of(thinned(run, 5)), good),
@@ -174,8 +176,10 @@ def read_retrofit(desk: Desk) -> dict[str, Any]:
     for steps, anneal in SAMPLERS:
         run = desk.run(f"sampler-{steps}-{anneal:g}")
         judgement = _judged(desk, f"sampler-{steps}-{anneal:g}", run)
-        own = lift_of(run.score(SCORE), good_of(judgement))
-        found["sampler"][f"{steps} steps, anneal {anneal:g}"] = {"quality": quality_of(judgement), "own": own}
+        row: dict[str, Any] = {"quality": quality_of(judgement)}
+        if 0 < (good := good_of(judgement)).sum() < len(good):
+            row["own"] = lift_of(run.score(SCORE), good)
+        found["sampler"][f"{steps} steps, anneal {anneal:g}"] = row
     return found
 
 

@@ -6,13 +6,13 @@ What a cell does not hold is printed as a dash; a method that it does not hold a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fmwc.errors import CheckpointError
 from fmwc.files import write_json, write_text
 from fmwc.recipes.bench import cells
+from fmwc.report.paper.crystals_entries import Table, entry_at, lift_text, number, precisions, quality_text
 from fmwc.report.paper.crystals_rows import (
     AGREEMENT,
     CHANNELS,
@@ -26,7 +26,6 @@ from fmwc.report.paper.crystals_rows import (
     SHARES,
     SWEEP,
     THRESHOLDS,
-    Quality,
 )
 from fmwc.report.paper.mnist_rows import METHODS
 from fmwc.report.paper.table import NONE, PERCENT, dig
@@ -36,54 +35,6 @@ __all__ = ["headline", "tables", "write_tables"]
 
 Numbers = dict[str, Any]
 Rows = list[dict[str, str]]
-
-
-class Table(NamedTuple):
-    """A table: its title with the paper's label, how to read it, its rows, and the pieces of the cell it is from."""
-
-    title: str
-    note: str
-    rows: Rows
-    pieces: tuple[str, ...]
-
-
-# ---- entries -----------------------------------------------------------------------------------------------------
-
-
-def _number(value: Any, digits: int = 3, factor: float = 1.0) -> str:
-    """
-    >>> _number(0.21), _number(0.034, 1, 100.0), _number(None), _number(float("nan"))
-    ('0.210', '3.4', '—', '—')
-    """
-    known = isinstance(value, int | float) and isfinite(value)
-    return f"{factor * value:.{digits}f}" if known else NONE
-
-
-def _with_interval(value: Any, interval: Any, digits: int, factor: float = 1.0) -> str:
-    middle = _number(value, digits, factor)
-    if middle == NONE or not isinstance(interval, list | tuple) or len(interval) != 2:
-        return middle
-    return f"{middle} [{', '.join(_number(end, digits, factor) for end in interval)}]"
-
-
-def _entry(numbers: Any, path: str) -> Any:
-    """What stands at a path, whose last two parts may be one key: `linearised/all/integrated`."""
-    found = dig(numbers, path)
-    first, _, key = path.partition("/")
-    return found if found is not None or not key else (dig(numbers, first) or {}).get(key)
-
-
-def _lift(entry: Any) -> str:
-    return _with_interval(dig(entry, "lift"), dig(entry, "lift_interval"), 2)
-
-
-def _precisions(entry: Any) -> dict[str, str]:
-    return {f"metastable % of the surest {s}": _number(dig(entry, f"precision_{s}"), 1, PERCENT) for s in SHARES}
-
-
-def _quality(entry: Any, row: Quality) -> str:
-    _, key, factor, digits = row
-    return _with_interval(dig(entry, key), dig(entry, f"intervals/{key}"), digits, factor)
 
 
 def _there(n: Numbers) -> dict[str, str]:
@@ -99,17 +50,17 @@ def _table1(n: Numbers) -> Table:
     for what in QUALITY:
         row = {"": what[0]}
         for m, name in METHODS.items():
-            row |= {PAPER[m]: "0.21" if what is QUALITY[0] else NONE, name: _quality(dig(n, f"{m}/quality"), what)}
+            row |= {PAPER[m]: "0.21" if what is QUALITY[0] else NONE, name: quality_text(dig(n, f"{m}/quality"), what)}
         rows.append(row)
     counts = {"structures": "quality/structures", "of which could not be judged": "quality/problems"}
     for label, path in counts.items():
-        rows.append({"": label, **{name: _number(dig(n, f"{m}/{path}"), 0) for m, name in METHODS.items()}})
+        rows.append({"": label, **{name: number(dig(n, f"{m}/{path}"), 0) for m, name in METHODS.items()}})
     trained = {name: _steps(dig(n, f"{m}/trained")) for m, name in METHODS.items()}
     rows.append({"": "trained, steps", **trained})
     rows = [{**dict.fromkeys(rows[0], NONE), **row} for row in rows]
     told = {name: dig(n, f"{m}/bit_for_bit") for m, name in METHODS.items()}
     same = [f"{name} {'yes' if yes else 'NO'}" for name, yes in told.items() if yes is not None]
-    checked = f" The same structures with and without confidence, bit for bit: {', '.join(same)}." if same else ""
+    checked = f" The same structures with and without confidence, bit for bit: {'; '.join(same)}." if same else ""
     return Table(
         "Quality (tab:quality-summary, crystals)",
         "Single points of CHGNet on structures as generated, against a hull of CHGNet energies of our part of MP-20; "
@@ -131,11 +82,11 @@ def _filter_row(label: str, entry: Any, paper: str = NONE, paper_lift: str = NON
     return {
         "": label,
         "paper, AUPRC": paper,
-        "AUPRC": _number(dig(entry, "auprc")),
-        "a random order's": _number(dig(entry, "prevalence")),
+        "AUPRC": number(dig(entry, "auprc")),
+        "a random order's": number(dig(entry, "prevalence")),
         "paper, lift": paper_lift,
-        "lift": _lift(entry),
-        **_precisions(entry),
+        "lift": lift_text(entry),
+        **precisions(entry),
     }
 
 
@@ -146,7 +97,7 @@ def _table2(n: Numbers) -> Table:
         random = {"auprc": share, "prevalence": share, "lift": None if share is None else 1.0}
         random |= {f"precision_{s}": share for s in SHARES}
         rows.append(_filter_row(f"{name}: random order", random, "0.03", "1.0"))
-        rows += [_filter_row(f"{name}: {label}", _entry(n[m], path), *paper) for label, *paper, path in FILTERS]
+        rows += [_filter_row(f"{name}: {label}", entry_at(n[m], path), *paper) for label, *paper, path in FILTERS]
         rows += [
             _filter_row(f"{name}: no model, ranked by {key}", entry)
             for key, entry in (dig(n, f"{m}/baselines") or {}).items()
@@ -172,12 +123,12 @@ def _ceilings(n: Numbers) -> str:
 
 def _channels(n: Numbers) -> Table:
     rows = []
-    for channel in CHANNELS:
+    for channel in CHANNELS if _there(n) else ():
         for score, words in SCORES.items():
             row = {"": f"{channel}: {words}"}
             for m, name in _there(n).items():
                 for reading, label in READINGS.items():
-                    row[f"{name}: {label}"] = _lift(_entry(n[m], f"{reading}/{channel}/{score}"))
+                    row[f"{name}: {label}"] = lift_text(entry_at(n[m], f"{reading}/{channel}/{score}"))
             rows.append(row)
     return Table("Lift of every score of every channel", "", rows, tuple(METHODS))
 
@@ -193,11 +144,11 @@ def _thresholds(n: Numbers) -> Table:
                 {
                     "": name,
                     "at most, eV/atom": level,
-                    "% of all": _number(share, 1, PERCENT),
-                    "AUPRC": _number(dig(entry, "auprc")),
-                    "lift": _lift(entry),
-                    "best lift": _number(1 / share if share else None, 1),
-                    **{f"% of the surest {s}": _number(dig(entry, f"precision_{s}"), 1, PERCENT) for s in SHARES},
+                    "% of all": number(share, 1, PERCENT),
+                    "AUPRC": number(dig(entry, "auprc")),
+                    "lift": lift_text(entry),
+                    "best lift": number(1 / share if share else None, 1),
+                    **{f"% of the surest {s}": number(dig(entry, f"precision_{s}"), 1, PERCENT) for s in SHARES},
                 }
             )
     note = "The run's own score, with another energy above the hull for what counts as good."
@@ -210,7 +161,7 @@ def _universality(points: Sequence[Mapping[str, Any]]) -> Table:
     for point in found:
         name = str(point.get("name", NONE))
         label = name if "," in name else f"{name}, all channels"
-        rows.append({"": label, **{words: _number(point.get(key), 2) for words, (key, _) in AGREEMENT.items()}})
+        rows.append({"": label, **{words: number(point.get(key), 2) for words, (key, _) in AGREEMENT.items()}})
     return Table(
         "Variance against |∇·v| (tab:universality, crystals row)",
         "The divergence is Hutchinson's, with the reference's probes (next table). Per step: the mean over steps; the "
@@ -225,14 +176,14 @@ def _hutchinson(points: Sequence[Mapping[str, Any]]) -> Table:
     whole = [p for p in points if p.get("K") is None and "," not in str(p.get("name"))]
     rows = []
     for k in sorted(sweep or PAPER_SWEEP):
-        row = {"": "Hutchinson", "K": f"{k}", "GFLOPs a query": _number(dig(sweep.get(k), "flops"), 1, 1e-9)}
+        row = {"": "Hutchinson", "K": f"{k}", "GFLOPs a query": number(dig(sweep.get(k), "flops"), 1, 1e-9)}
         for place, (label, key) in enumerate(SWEEP.items()):
             row[f"paper: {label}"] = PAPER_SWEEP[k][place] if k in PAPER_SWEEP else NONE
-            row[label] = _number(dig(sweep.get(k), key))
+            row[label] = number(dig(sweep.get(k), key))
         rows.append(row)
     for p in whole:
-        row = {"": f"{p['name']} variance", "K": NONE, "GFLOPs a query": _number(p.get("flops"), 1, 1e-9)}
-        rows.append({**dict.fromkeys(rows[0], NONE), **row, **{w: _number(p.get(key)) for w, key in SWEEP.items()}})
+        row = {"": f"{p['name']} variance", "K": NONE, "GFLOPs a query": number(p.get("flops"), 1, 1e-9)}
+        rows.append({**dict.fromkeys(rows[0], NONE), **row, **{w: number(p.get(key)) for w, key in SWEEP.items()}})
     return Table(
         "Hutchinson's estimate with K probes (tab:hutchinson-full, fig:mech-flops)",
         "Ours: correlation with |∇·v| by an independent Hutchinson reference of as many probes as the largest K, so it "
@@ -262,8 +213,8 @@ def _sampler(n: Numbers) -> Table | None:
     for m, name in _there(n).items():
         for how, entry in (dig(n, f"{m}/sampler") or {}).items():
             row = {"": f"{name}: {how}"}
-            row |= {what[0]: _quality(dig(entry, "quality"), what) for what in SAMPLED}
-            rows.append({**row, "AUPRC": _number(dig(entry, "own/auprc")), "lift": _lift(dig(entry, "own"))})
+            row |= {what[0]: quality_text(dig(entry, "quality"), what) for what in SAMPLED}
+            rows.append({**row, "AUPRC": number(dig(entry, "own/auprc")), "lift": lift_text(dig(entry, "own"))})
     title = "Steps and anti-annealing of the sampler"
     return (
         Table(title, "Coordinates are followed at 1 + s·t times their speed.", rows, tuple(METHODS)) if rows else None
@@ -294,13 +245,13 @@ def headline(out: Path) -> Rows:
         return {"": label, "paper": paper, **dict(zip(METHODS.values(), values, strict=True))}
 
     def quality(place: int) -> list[str]:
-        return [_quality(dig(n, f"{m}/quality"), QUALITY[place]) for m in METHODS]
+        return [quality_text(dig(n, f"{m}/quality"), QUALITY[place]) for m in METHODS]
 
     def precision(share: str) -> list[str]:
-        return [_number(dig(n, f"{m}/own/precision_{share}"), 1, PERCENT) for m in METHODS]
+        return [number(dig(n, f"{m}/own/precision_{share}"), 1, PERCENT) for m in METHODS]
 
     def lifts(path: str) -> list[str]:
-        return [_lift(_entry(n.get(m), path)) for m in METHODS]
+        return [lift_text(entry_at(n.get(m), path)) for m in METHODS]
 
     return [
         row(QUALITY[0][0], "0.21; 0.21", *quality(0)),
@@ -309,9 +260,9 @@ def headline(out: Path) -> Rows:
         *(row(f"metastable, % of the surest {share}", NONE, *precision(share)) for share in reversed(SHARES)),
         *(row(f"lift: {label}", paper, *lifts(path)) for label, _, paper, path in FILTERS if "peak" not in path),
         row(
-            "Spearman of the linearised variance and \\|∇·v\\|, integrated",
+            "Spearman of the linearised variance and |∇·v|, integrated",
             AGREEMENT["Spearman, integrated"][1],
-            _number(dig(whole.get("linearised"), "integrated_spearman"), 2),
+            number(dig(whole.get("linearised"), "integrated_spearman"), 2),
             NONE,
         ),
     ]
@@ -328,13 +279,15 @@ def _numbers(cell: Mapping[str, Any], out: Path) -> Numbers:
 
 
 def _origin(cell: Mapping[str, Any], pieces: Sequence[str] = ()) -> str:
-    """Where numbers are from: the cell, and those of its pieces that a table is made of."""
+    """Where a table's numbers are from: the pieces that it is made of, and the cell where they do not say."""
     about = cell.get("provenance") or {}
     parts = (about.get("pieces") or {}).items()
-    sources = [about, *(p for name, p in parts if isinstance(p, dict) and any(piece in name for piece in pieces))]
+    own = [part for name, part in parts if isinstance(part, dict) and any(piece in name for piece in pieces)]
 
     def each(key: str, length: int | None = None) -> str:
-        return ", ".join(dict.fromkeys(f"{s[key]}"[:length] for s in sources if s.get(key) is not None)) or NONE
+        found = [part[key] for part in own if part.get(key) is not None] or [about.get(key)]
+        texts = [f"{value:,}" if isinstance(value, int) else f"{value or NONE}"[:length] for value in found]
+        return ", ".join(dict.fromkeys(texts))
 
     return (
         f"Commit {each('commit')}; {each('device')}; seed {cell.get('seed', NONE)}; {each('samples')} structures; "

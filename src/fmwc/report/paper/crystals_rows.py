@@ -49,11 +49,11 @@ FILTERS: tuple[Lift, ...] = (
     ("linearised, integrated, at every 5th step", NONE, NONE, "every_5th/all/integrated"),
     *((f"diagonal, {words}", *DIAGONAL.get(s, (NONE, NONE)), f"diagonal/all/{s}") for s, words in SCORES.items()),
     ("5 stochastic trajectories", "0.03", "1.0", "dispersion"),
-    ("half of them: no labels", NONE, NONE, "heads/label_free"),
-    ("half of them: L1 head, linearised", NONE, NONE, "heads/l1"),
-    ("half of them: boosting head, linearised", NONE, NONE, "heads/boosting"),
-    ("half of them: L1 head, diagonal", "0.06", "2.0", "heads_diagonal/l1"),
-    ("half of them: boosting head, diagonal", "0.06", "2.0", "heads_diagonal/boosting"),
+    ("held-out half, no labels", NONE, NONE, "heads/label_free"),
+    ("held-out half, L1 head, linearised", NONE, NONE, "heads/l1"),
+    ("held-out half, boosting head, linearised", NONE, NONE, "heads/boosting"),
+    ("held-out half, L1 head, diagonal", "0.06", "2.0", "heads_diagonal/l1"),
+    ("held-out half, boosting head, diagonal", "0.06", "2.0", "heads_diagonal/boosting"),
 )
 SHARES = ("5%", "10%")
 THRESHOLDS = ("0.0", "0.05", "0.1", "0.2")
