@@ -180,7 +180,9 @@ def sample(
         raise UsageError("--keep needs a confidence to go by; leave out --propagation none")
     pick(STEPPERS, stepper, "stepper")
     if score:
-        pick(dict.fromkeys([*SCORES, DISPERSION]), score.split("/")[-1], "score")  # type/integrated: of one channel
+        pick(
+            dict.fromkeys([*SCORES, DISPERSION]), score.split("/")[-1].split("@")[0], "score"
+        )  # of a channel, in a window
     if score == DISPERSION and not transport:
         raise UsageError("--score dispersion is read from transported variance; add --transport")
     if count < 1 or steps < 1 or every < 0:

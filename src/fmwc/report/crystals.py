@@ -10,6 +10,7 @@ from textwrap import shorten
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from fmwc.data.crystals import Crystals
 from fmwc.errors import CheckpointError, ShapeError, UsageError
@@ -18,11 +19,12 @@ from fmwc.metrics.crystals import Judgement
 from fmwc.metrics.ranking import ranking, retention
 from fmwc.recipes.bench import cells
 from fmwc.recipes.crystals.reading import CHANNELS, crystals_of
+from fmwc.recipes.crystals.recipe import SCORE
 from fmwc.report import crystals_drawn, figures, tables
 from fmwc.report.crystals_drawn import METASTABLE
 from fmwc.report.elements import formula
 from fmwc.report.page import Section, tiles, write_page
-from fmwc.report.paper.table import NONE
+from fmwc.report.paper.table import NONE, dig
 from fmwc.report.plates import Plate, closing
 from fmwc.report.run import NAMES
 from fmwc.sampling import SCORES, Trajectory
@@ -46,6 +48,7 @@ class Ranked(NamedTuple):
         apart: Which have no atoms inside one another, `(N,)`.
         times: When the variance was read, `(R, N)`.
         std: ‖σ_t‖ there by channel, `(R, N)` each.
+        by: What it is ranked by, in words.
     """
 
     crystals: Crystals
@@ -55,6 +58,7 @@ class Ranked(NamedTuple):
     apart: np.ndarray
     times: np.ndarray
     std: dict[str, np.ndarray]
+    by: str
 
     @classmethod
     def read(cls, run: Trajectory, energy: Sequence[float], apart: Sequence[bool]) -> Ranked:
@@ -62,21 +66,16 @@ class Ranked(NamedTuple):
             raise UsageError("this report needs the number of atoms of each structure: sample(..., atoms=counts)")
         if not len(run) == len(energy) == len(apart):
             raise ShapeError(f"one judgement a structure: {len(run)} structures, {len(energy)} judgements")
-        name = NAMES.get(run.default_score, run.default_score)
-        if run.standard is not None:
-            name += ", for its number of atoms" if run.standard.cond == "atoms" else f", for its {run.standard.cond}"
-        scores = {name: run.score()}
         present = [channel for channel in CHANNELS if channel in channels(run.var)]
-        single = run.default_score if run.default_score in SCORES else "integrated"  # what is read off one channel
-        scores |= {f"{crystals_drawn.CHANNELS[c]} only": run.score(single, channel=c) for c in present}
         return cls(
             crystals_of(run),
-            {name: _array(score) for name, score in scores.items()},
+            {name: _array(score) for name, score in _scores(run, present).items()},
             _array(run.confidence),
             np.asarray(energy, dtype=float),
             np.asarray(apart, dtype=bool),
             _array(run.times),
             {channel: _array(run._total(channel).sqrt()) for channel in present},
+            _by(run),
         )
 
     @property
@@ -97,6 +96,28 @@ class Ranked(NamedTuple):
 
 def _array(tensor: Any) -> np.ndarray:
     return tensor.detach().cpu().numpy()
+
+
+def _scores(run: Trajectory, present: Sequence[str]) -> dict[str, Tensor]:
+    """The run's own score, and beside it the same reading of every channel alone and of all together."""
+    channel, _, score = run.default_score.rpartition("/")
+    words = crystals_drawn.CHANNELS
+    single = score if score.partition("@")[0] in SCORES else "integrated"  # what is read off one channel
+    found = {f"the run's own: {words.get(channel, channel) or 'all channels'}": run.score()}
+    found |= {words[c]: run.score(single, channel=c) for c in present if run.standard or c != channel}
+    return found if not channel else {**found, "all channels": run.score(single)}
+
+
+def _by(run: Trajectory) -> str:
+    """What the run is ranked by, in words."""
+    channel, _, score = run.default_score.rpartition("/")
+    kind, _, window = score.partition("@")
+    name = NAMES.get(kind, kind)
+    if window and kind == "integrated":
+        name = f"uncertainty from t = {window.replace('-', ' to ')}"
+    of = f" of the {crystals_drawn.CHANNELS.get(channel, channel)}" if channel else ""
+    among = f", among those of the same {run.standard.cond}" if run.standard is not None else ""
+    return f"{name}{of}{among}"
 
 
 def _plates(run: Ranked) -> list[Plate]:
@@ -120,8 +141,8 @@ def _plates(run: Ranked) -> list[Plate]:
             "precision",
             "What the surest are worth",
             "Of the structures you would check if you could check that many, how many are metastable. The further to "
-            "the left, the pickier you are; a confidence that knew nothing would follow the dashed line. Beside the "
-            "run's own score stands the doubt about each part of a structure on its own.",
+            f"the left, the pickier you are; a confidence that knew nothing would follow the dashed line. This run is "
+            f"ranked by its {run.by}; beside it stands the doubt about other parts of a structure.",
             "Share of metastable structures among those kept, against the share kept.",
             crystals_drawn.precision_curve(run.scores, run.good),
         ),
@@ -187,8 +208,8 @@ def _list(run: Ranked, judgement: Judgement) -> list[Section]:
 
     lines = [line(place, int(index)) for place, index in enumerate(run.order)]
     caption = (
-        "The name is that of its file. Valid: no atoms inside one another, charges that can balance, and a density "
-        "between 0.01 and 25 g/cm³."
+        "Names count the structures as they were drawn. Valid: no atoms inside one another, charges that can "
+        "balance, and a density between 0.01 and 25 g/cm³."
     )
     if len(lines) <= SUREST + DOUBTFUL:
         return [Section("All structures, the surest first", tables.html(lines, _columns(lines)), caption)]
@@ -257,10 +278,11 @@ def _judged(path: Path) -> tuple[list[float], list[bool]]:
 
 def write_figures(out: Path) -> list[Path]:
     """Writes the figures of a results folder as PNG files into `out/figures`, from its first cell and its draws."""
-    points = cells(out)[0].get("numbers", {}).get("hutchinson") or []
-    run = Trajectory.load(out / "draws" / "retrofit-run.safetensors")
-    drawn = {p.name: p.figure for p in _plates(Ranked.read(run, *_judged(out / "judged" / "retrofit.csv")))}
-    # Whole estimators only: a line for each of their channels would bury them.
-    if whole := [p for p in points if p.get("K") is not None or "," not in p["name"]]:
+    cell = cells(out)[0]
+    points, name = dig(cell, "numbers/hutchinson") or [], f"retrofit-{cell.get('seed', 0)}"
+    run = Trajectory.load(out / "draws" / f"{name}.safetensors").ranked_by(SCORE)
+    drawn = {p.name: p.figure for p in _plates(Ranked.read(run, *_judged(out / "judged" / f"{name}.csv")))}
+    # Whole estimators only, which cost something: a mark for each of their channels would bury them.
+    if whole := [p for p in points if p.get("flops") and (p.get("K") is not None or "," not in p["name"])]:
         drawn["hutchinson"] = crystals_drawn.hutchinson(whole)
     return [write_bytes(out / "figures" / f"{name}.png", figures.png(figure)) for name, figure in drawn.items()]

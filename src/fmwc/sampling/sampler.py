@@ -204,6 +204,7 @@ class Sampler:
             transported=transported,
             evaluations=evaluations,
             states=states if self.keep_states else None,
+            units={n: c.weight for n, c in space.channels.items() if c.weight != 1},
         )
 
     def _pace(self, v: Any, t: Tensor) -> Any:

@@ -42,6 +42,8 @@ class Trajectory:
         reference: Sorted quantiles of the default score over reference samples, if there are any for this setting.
         standard: Makes the default score comparable between conditions, if the reference holds it.
         default_score: The score that `confidence` is made from.
+        units: What a channel's variance is multiplied by before channels are added up, where that is not 1: its weight
+            in the training loss, because ångström and fractions of a cell do not add up as they are.
         evaluations: How often the network was evaluated for the velocity, a sample.
         seed: The seed of the run.
     """
@@ -57,6 +59,7 @@ class Trajectory:
     reference: Tensor | None = None
     standard: Standard | None = None
     default_score: str = "temporal_ratio"
+    units: dict[str, float] = field(default_factory=dict)
     evaluations: int = 0
     seed: int = 0
     states: list[Any] | None = field(default=None, repr=False)
@@ -66,8 +69,8 @@ class Trajectory:
 
     @property
     def std(self) -> Tensor:  # (R, B)
-        """‖σ_t‖₂ over all coordinates of all channels."""
-        totals = [self._total(name) for name in channels(self.var)]
+        """‖σ_t‖₂ over all coordinates of all channels, each in its unit."""
+        totals = [self._total(name) * self.units.get(name, 1.0) for name in channels(self.var)]
         return torch.stack(totals).sum(0).sqrt()
 
     def _total(self, channel: str) -> Tensor:  # (R, B)
@@ -84,7 +87,8 @@ class Trajectory:
     ) -> Tensor:  # (B,)
         """A score by name, high = doubtful: endpoint, integrated, temporal_ratio, peak or dispersion.
 
-        `type/integrated` is the integrated score of the channel `type` alone.
+        `type/integrated` is the integrated score of the channel `type` alone, and `integrated@0.6-0.9` that of a window
+        of time.
 
         Arguments:
             name: The score; the field's own choice if not given, standardised between conditions if its reference is.
@@ -104,6 +108,13 @@ class Trajectory:
     def _raw(self, name: str, channel: str | None, options: dict[str, float]) -> Tensor:
         if "/" in name:
             channel, _, name = name.partition("/")
+        if "@" in name:
+            name, _, window = name.partition("@")
+            try:
+                early, late = (float(end) for end in window.split("-"))
+            except ValueError as error:
+                raise UsageError(f"a window is two times, integrated@0.6-0.9; got '@{window}'") from error
+            options = {"early": early, "late": late, **options}
         if name == DISPERSION:
             if self.transported is None:
                 raise UsageError("dispersion is read from transported variance: sample(..., transport=True)")
@@ -195,6 +206,7 @@ class Trajectory:
             "seed": self.seed,
             "default_score": self.default_score,
             "evaluations": self.evaluations,
+            "units": self.units,
             "layers": list(self.transported.layers) if self.transported else [],
             "within": self.standard.cond if self.standard else None,
         }

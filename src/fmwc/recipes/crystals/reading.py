@@ -16,6 +16,7 @@ from fmwc.data.crystals import Crystals, decode
 from fmwc.diagnostics.agreement import agreement
 from fmwc.metrics.crystals import Judgement, judge
 from fmwc.metrics.ranking import auprc, retention
+from fmwc.recipes.crystals.recipe import SCORE
 from fmwc.sampling import SCORES, Trajectory
 
 __all__ = ["CHANNELS", "bootstrap", "crystals_of", "good_of", "heads_of", "hutchinson_rows", "lift_of", "quality_of"]
@@ -97,8 +98,9 @@ def heads_of(run: Trajectory, good: np.ndarray, label_free: Tensor) -> dict[str,
 
 
 def scores_of(run: Trajectory, channels: tuple[str, ...] = CHANNELS) -> dict[str, Tensor]:
-    """Every score of every channel, as `channel/score`."""
-    return {f"{c}/{name}": run.score(name, channel=c) for c in channels for name in SCORES}
+    """Every score of all channels, of each channel (`channel/score`), and the one that is chosen."""
+    names = [*SCORES, SCORE, *(f"{c}/{name}" for c in channels for name in SCORES)]
+    return {name: run.score(name) for name in names}
 
 
 def lifts(scores: Mapping[str, Tensor], good: np.ndarray) -> dict[str, dict[str, Any]]:
@@ -113,7 +115,9 @@ def thinned(run: Trajectory, every: int) -> Trajectory:
     return replace(run, times=run.times[kept], mean=mean, var=var)
 
 
-def hutchinson_rows(sweep: Mapping[str, Tensor], flops: Mapping[str, float]) -> list[dict[str, Any]]:
+def hutchinson_rows(
+    sweep: Mapping[str, Tensor], flops: Mapping[str, float], units: Mapping[str, float]
+) -> list[dict[str, Any]]:
     """Agreement with the independent reference of Hutchinson's estimate with K probes, and of the variances."""
     reference = sweep["reference"]
     rows: list[dict[str, Any]] = []
@@ -138,9 +142,11 @@ def hutchinson_rows(sweep: Mapping[str, Tensor], flops: Mapping[str, float]) -> 
         add("Hutchinson", k, sweep[name], flops["hutchinson_1"] + (k - 1) * probe)
     for estimator in sorted({n.split(".")[0] for n in sweep if "." in n}):
         parts = {c: sweep[f"{estimator}.{c}"] for c in CHANNELS}
-        add(estimator, None, torch.stack(list(parts.values())).sum(0), flops[estimator])
+        add(estimator, None, torch.stack([v * units.get(c, 1.0) for c, v in parts.items()]).sum(0), flops[estimator])
         for channel, value in parts.items():
             add(f"{estimator}, {channel}", None, value, flops[estimator])
+    if "atoms" in sweep:  # what a correlation of two sums over atoms owes to their number
+        add("number of atoms", None, sweep["atoms"].expand_as(reference), 0.0)
     return rows
 
 

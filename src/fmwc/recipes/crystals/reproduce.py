@@ -189,7 +189,8 @@ def read_joint(desk: Desk) -> dict[str, Any]:
 
 def read_hutchinson(desk: Desk) -> list[dict[str, Any]]:
     found: dict[str, Tensor] = load_file(desk.file("sweep"))
-    return hutchinson_rows(found, json.loads(desk.file("sweep").with_suffix(".json").read_text()))
+    units = {name: channel.weight for name, channel in desk.recipe.space().channels.items()}
+    return hutchinson_rows(found, json.loads(desk.file("sweep").with_suffix(".json").read_text()), units)
 
 
 READINGS: dict[str, Callable[[Desk], Any]] = {

@@ -6,6 +6,7 @@ What a cell does not hold is printed as a dash; a method that it does not hold a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,8 @@ def _table2(n: Numbers) -> Table:
         "Filtering (tab:filter-auprc, crystals)",
         "Positive class: at most 0.1 eV/atom above the hull; what could not be judged is not. The lift is AUPRC over "
         f"the share of positives, which is a random order's AUPRC, and is at most one over it: {_ceilings(n)}. "
-        "Heads are fitted on the first half and read on the second; `no labels` is the run's own score there. "
-        "`no model`: ranked by a property of the structure alone, such as its number of atoms.",
+        "Heads are fitted on the first half and read on the second; `no labels` is the default score there. "
+        "`no model`: ranked by a property of the structure alone, such as its number of atoms, few first.",
         rows,
         tuple(METHODS),
     )
@@ -151,7 +152,7 @@ def _thresholds(n: Numbers) -> Table:
                     **{f"% of the surest {s}": number(dig(entry, f"precision_{s}"), 1, PERCENT) for s in SHARES},
                 }
             )
-    note = "The run's own score, with another energy above the hull for what counts as good."
+    note = "The default score, with another energy above the hull for what counts as good."
     return Table("Other thresholds", note, rows, tuple(METHODS))
 
 
@@ -159,15 +160,16 @@ def _universality(points: Sequence[Mapping[str, Any]]) -> Table:
     rows = [{"": "paper", **{label: paper for label, (_, paper) in AGREEMENT.items()}}]
     found = [p for p in points if p.get("K") is None] or [{"name": name} for name in ("linearised", "diagonal")]
     for point in found:
-        name = str(point.get("name", NONE))
-        label = name if "," in name else f"{name}, all channels"
-        rows.append({"": label, **{words: number(point.get(key), 2) for words, (key, _) in AGREEMENT.items()}})
+        values = {words: number(point.get(key), 2) for words, (key, _) in AGREEMENT.items()}
+        rows.append({"": str(point.get("name", NONE)), **values})
     return Table(
         "Variance against |∇·v| (tab:universality, crystals row)",
         "The divergence is Hutchinson's, with the reference's probes (next table). Per step: the mean over steps; the "
-        "paper's ± is over steps too.",
+        "paper's ± is over steps too. Divergence and variance are sums over atoms, so they agree in part by the number "
+        "of atoms alone: its row, where it was read, says how far.",
         rows,
-        ("hutchinson",),
+        ("hutchinson", "sweep"),
+        "few",
     )
 
 
@@ -182,7 +184,7 @@ def _hutchinson(points: Sequence[Mapping[str, Any]]) -> Table:
             row[label] = number(dig(sweep.get(k), key))
         rows.append(row)
     for p in whole:
-        row = {"": f"{p['name']} variance", "K": NONE, "GFLOPs a query": number(p.get("flops"), 1, 1e-9)}
+        row = {"": str(p["name"]), "K": NONE, "GFLOPs a query": number(p.get("flops"), 1, 1e-9)}
         rows.append({**dict.fromkeys(rows[0], NONE), **row, **{w: number(p.get(key)) for w, key in SWEEP.items()}})
     return Table(
         "Hutchinson's estimate with K probes (tab:hutchinson-full, fig:mech-flops)",
@@ -191,7 +193,8 @@ def _hutchinson(points: Sequence[Mapping[str, Any]]) -> Table:
         "its columns may be of the variance against Hutchinson with K probes instead."
         f"{''.join(_matched(p, sweep) for p in whole)} The paper's pass matches K ≈ 13 (Spearman) and 7 (Pearson).",
         rows,
-        ("hutchinson",),
+        ("hutchinson", "sweep"),
+        "few",
     )
 
 
@@ -211,14 +214,13 @@ def _matched(point: Mapping[str, Any], sweep: Mapping[int, Mapping[str, Any]]) -
 def _sampler(n: Numbers) -> Table | None:
     rows = []
     for m, name in _there(n).items():
-        for how, entry in (dig(n, f"{m}/sampler") or {}).items():
-            row = {"": f"{name}: {how}"}
+        others = dig(n, f"{m}/sampler") or {}
+        for how, entry in {"as in the other tables": n[m], **others}.items() if others else ():
+            row = {"": f"{name}: {how}", "structures": number(dig(entry, "quality/structures"), 0)}
             row |= {what[0]: quality_text(dig(entry, "quality"), what) for what in SAMPLED}
             rows.append({**row, "AUPRC": number(dig(entry, "own/auprc")), "lift": lift_text(dig(entry, "own"))})
-    title = "Steps and anti-annealing of the sampler"
-    return (
-        Table(title, "Coordinates are followed at 1 + s·t times their speed.", rows, tuple(METHODS)) if rows else None
-    )
+    title, note = "Steps and anti-annealing of the sampler", "Coordinates are followed at 1 + s·t times their speed."
+    return Table(title, note, rows, ("sampler", *METHODS), "") if rows else None
 
 
 def tables(n: Numbers) -> dict[str, Table]:
@@ -258,7 +260,7 @@ def headline(out: Path) -> Rows:
         row(QUALITY[2][0], NONE, *quality(2)),
         row("metastable (at most 0.1 eV/atom above it), %", "3", *quality(4)),
         *(row(f"metastable, % of the surest {share}", NONE, *precision(share)) for share in reversed(SHARES)),
-        *(row(f"lift: {label}", paper, *lifts(path)) for label, _, paper, path in FILTERS if "peak" not in path),
+        *(row(f"lift: {label}", paper, *lifts(path)) for label, _, paper, path in FILTERS),
         row(
             "Spearman of the linearised variance and |∇·v|, integrated",
             AGREEMENT["Spearman, integrated"][1],
@@ -278,20 +280,22 @@ def _numbers(cell: Mapping[str, Any], out: Path) -> Numbers:
     return numbers
 
 
-def _origin(cell: Mapping[str, Any], pieces: Sequence[str] = ()) -> str:
+def _origin(cell: Mapping[str, Any], table: Table) -> str:
     """Where a table's numbers are from: the pieces that it is made of, and the cell where they do not say."""
     about = cell.get("provenance") or {}
     parts = (about.get("pieces") or {}).items()
-    own = [part for name, part in parts if isinstance(part, dict) and any(piece in name for piece in pieces)]
+    own = [part for name, part in parts if isinstance(part, dict) and any(piece in name for piece in table.pieces)]
 
-    def each(key: str, length: int | None = None) -> str:
-        found = [part[key] for part in own if part.get(key) is not None] or [about.get(key)]
-        texts = [f"{value:,}" if isinstance(value, int) else f"{value or NONE}"[:length] for value in found]
-        return ", ".join(dict.fromkeys(texts))
+    def each(*paths: str, length: int | None = None) -> str:
+        for path, sources in product(paths, (own, [about])):
+            if found := [value for part in sources if (value := dig(part, path)) is not None]:
+                return ", ".join(dict.fromkeys(f"{v:,}" if isinstance(v, int) else f"{v}"[:length] for v in found))
+        return NONE
 
+    counted = f" {each(table.structures, 'samples')} structures; {each('steps', 'recipe/steps')} steps;"
+    counted = counted if table.structures else ""
     return (
-        f"Commit {each('commit')}; {each('device')}; seed {cell.get('seed', NONE)}; {each('samples')} structures; "
-        f"{each('steps')} steps; {each('date', 10)}."
+        f"Commit {each('commit')}; {each('device')}; seed {cell.get('seed', NONE)};{counted} {each('date', length=10)}."
     )
 
 
@@ -307,7 +311,7 @@ def write_tables(out: Path) -> list[Path]:
     ]
     for table in found.values():
         lines += ["", f"## {table.title}", "", *([table.note, ""] if table.note else [])]
-        lines += [markdown(table.rows, list(table.rows[0])), "", _origin(cell, table.pieces)]
+        lines += [markdown(table.rows, list(table.rows[0])), "", _origin(cell, table)]
     rows = {name: table.rows for name, table in found.items()}
     return [
         write_json(out / "summary.json", {"provenance": cell.get("provenance"), "tables": rows}),

@@ -12,12 +12,21 @@ __all__ = ["Table", "entry_at", "lift_text", "number", "precisions", "quality_te
 
 
 class Table(NamedTuple):
-    """A table: its title with the paper's label, how to read it, its rows, and the pieces of the cell it is from."""
+    """A table.
+
+    Attributes:
+        title: What it is, with the paper's label.
+        note: How to read it.
+        rows: Each from column to cell.
+        pieces: Words in the names of the cell's pieces that it is made of.
+        structures: Which entry of their provenance says how many; empty where the rows say that and the steps.
+    """
 
     title: str
     note: str
     rows: list[dict[str, str]]
     pieces: tuple[str, ...]
+    structures: str = "samples"
 
 
 def number(value: Any, digits: int = 3, factor: float = 1.0) -> str:
@@ -37,10 +46,16 @@ def with_interval(value: Any, interval: Any, digits: int, factor: float = 1.0) -
 
 
 def entry_at(numbers: Any, path: str) -> Any:
-    """What stands at a path, whose last two parts may be one key: `linearised/all/integrated`."""
-    found = dig(numbers, path)
+    """What stands at a path such as `linearised/type/integrated`, where a score's name is one key.
+
+    >>> entry_at({"diagonal": {"peak": 1, "type/peak": 2}}, "diagonal/all/peak")
+    1
+    """
     first, _, key = path.partition("/")
-    return found if found is not None or not key else (dig(numbers, first) or {}).get(key)
+    found = dig(numbers, first)
+    if not key or not isinstance(found, dict):
+        return found if not key else None
+    return found.get(key, found.get(key.removeprefix("all/")))  # all channels need not be named
 
 
 def lift_text(entry: Any) -> str:

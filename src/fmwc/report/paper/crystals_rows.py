@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fmwc.recipes.crystals.recipe import SCORE
 from fmwc.report.paper.table import NONE, PERCENT
 
 __all__ = [
@@ -44,10 +45,12 @@ QUALITY: tuple[Quality, ...] = (
 )
 SAMPLED = (QUALITY[0], QUALITY[2], QUALITY[4])  # what the sampler's sweep is judged by
 FILTERS: tuple[Lift, ...] = (
-    ("the run's own score", NONE, NONE, "own"),
-    *((f"linearised, {words}", NONE, NONE, f"linearised/all/{s}") for s, words in SCORES.items()),
-    ("linearised, integrated, at every 5th step", NONE, NONE, "every_5th/all/integrated"),
-    *((f"diagonal, {words}", *DIAGONAL.get(s, (NONE, NONE)), f"diagonal/all/{s}") for s, words in SCORES.items()),
+    (f"the default score, {SCORE}", NONE, NONE, "own"),
+    (f"the same at every 5th step, {SCORE}", NONE, NONE, f"every_5th/{SCORE}"),
+    (f"the same by the diagonal estimator, {SCORE}", NONE, NONE, f"diagonal/{SCORE}"),
+    *((f"linearised, {c}/integrated", NONE, NONE, f"linearised/{c}/integrated") for c in CHANNELS),
+    *((f"diagonal, {c}/integrated", NONE, NONE, f"diagonal/{c}/integrated") for c in CHANNELS[1:]),
+    *((f"diagonal, all/{s}", *paper, f"diagonal/all/{s}") for s, paper in DIAGONAL.items()),
     ("5 stochastic trajectories", "0.03", "1.0", "dispersion"),
     ("held-out half, no labels", NONE, NONE, "heads/label_free"),
     ("held-out half, L1 head, linearised", NONE, NONE, "heads/l1"),

@@ -1,0 +1,284 @@
+"""Reproducing the crystal columns: tasks that are kept, joined to a cell, and refused where they are none."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("pymatgen.core", exc_type=ImportError)
+
+from safetensors.torch import load_file
+
+import fmwc.recipes.crystals.reproduce as room
+from fmwc.checkpoint import load
+from fmwc.errors import CheckpointError, UnknownNameError, UsageError
+from fmwc.metrics.crystals import Judgement
+from fmwc.metrics.crystals.candidates import candidates
+from fmwc.metrics.crystals.judge import SHARES
+from fmwc.recipes.bench import cells, setting_of_results
+from fmwc.recipes.crystals import reading
+from fmwc.recipes.crystals.recipe import SCORE, Mp20
+from fmwc.recipes.crystals.reproduce import DRAWS, READINGS, reproduce
+from fmwc.sampling import SCORES, Trajectory
+from tests.recipes.conftest import CPU, identical, weights
+from tests.recipes.test_crystals import CHANNELS, TINY, same
+
+SIZE = {"count": 24, "draws": 2, "few": 6, "ks": (1, 2, 4)}
+
+
+@pytest.fixture(autouse=True)
+def _no_data_given(monkeypatch):
+    monkeypatch.delenv("FMWC_DATA", raising=False)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Tasks that say their name, so that only how they are called is tested."""
+    done = []
+
+    def task(name):
+        def work(desk):
+            done.append((desk.seed, name))
+            return {"name": name}
+
+        return work
+
+    monkeypatch.setattr(room, "DRAWS", {name: task(f"draw {name}") for name in DRAWS})
+    monkeypatch.setattr(room, "READINGS", {name: task(name) for name in READINGS})
+    monkeypatch.setattr(Mp20, "reference", lambda self, field: (None, {}))
+    return done
+
+
+@pytest.fixture
+def again(tmp_path):
+    def run(recipe=TINY, **options):
+        said = []
+        return reproduce(recipe, tmp_path, CPU, **{"say": said.append, **SIZE, **options}), said
+
+    return run
+
+
+# ---- which tasks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("only", "error", "message"),
+    [
+        ("flow", UsageError, "network:seed, draw:name or read:name, got 'flow'"),
+        ("flow:x", UsageError, "got 'flow:x'"),
+        ("joint:-1", UsageError, "got 'joint:-1'"),
+        ("draw:sweeps", UnknownNameError, "unknown drawing 'sweeps'; did you mean 'sweep'"),
+        ("read:sweep", UnknownNameError, "unknown reading 'sweep'.* Known: hutchinson, joint, retrofit"),
+        ("read", UnknownNameError, "unknown reading ''"),
+        ("ensemble:0", UnknownNameError, "unknown network 'ensemble'.* Known: flow, joint, retrofit"),
+        ("draw:joint,read:nothing", UnknownNameError, "unknown reading 'nothing'"),
+        ("flow:0,,flow:1", UnknownNameError, "unknown network ''"),
+    ],
+)
+def test_tasks_that_are_none_are_refused_before_anything_is_made(only, error, message, again, tmp_path, quick):
+    with pytest.raises(error, match=message) as raised:
+        again(only=only)
+    assert "\n" not in str(raised.value)
+    assert not list(tmp_path.iterdir())
+    assert quick == []
+
+
+@pytest.mark.parametrize("change", [{"count": 0}, {"draws": 1}], ids=str)
+def test_sizes_that_make_no_sense_are_refused_before_anything_is_made(change, again, tmp_path):
+    with pytest.raises(UsageError, match="at least 1 crystal and 2 trajectories"):
+        again(**change)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_network_of_a_seed_is_trained_and_nothing_else(again, tmp_path, quick):
+    paths, said = again(only="flow:7")
+    assert paths == quick == []
+    files = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+    assert files == {"models/flow-cosine-7.safetensors"}
+    assert len(said) == 1
+    assert again(only="flow:7")[1] == []
+
+
+def test_tasks_are_kept_one_by_one_and_not_done_again(again, tmp_path, quick):
+    again(only=" draw:joint , read:joint")
+    assert quick == [(0, "draw joint"), (0, "joint")]
+    assert {p.name for p in (tmp_path / "pieces").iterdir()} == {"0-draw-joint.json", "0-joint.json"}
+    piece = json.loads((tmp_path / "pieces" / "0-joint.json").read_text())
+    assert piece["numbers"] == {"name": "joint"}
+    assert (piece["provenance"]["samples"], piece["provenance"]["calculator"]) == (24, "chgnet")
+    assert "data" not in piece["provenance"]["recipe"]
+    assert not (tmp_path / "cells").exists()
+    _, said = again(only="read:joint,read:hutchinson")
+    assert quick[2:] == [(0, "hutchinson")]
+    assert "0-joint.json is there already" in said
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"count": 25}, "samples"),
+        ({"draws": 3}, "draws"),
+        ({"few": 7}, "few"),
+        ({"calculator": "mace"}, "calculator"),
+        ({"recipe": dataclasses.replace(TINY, steps=5)}, "recipe"),
+        ({"recipe": dataclasses.replace(TINY, anneal=1.0)}, "recipe"),
+        ({"recipe": dataclasses.replace(TINY, lr=1e-3)}, "recipe"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_pieces_made_with_other_settings_are_refused(change, what, again):
+    again(only="read:joint")
+    with pytest.raises(CheckpointError, match=rf"0-joint\.json was made with other {what}; delete it"):
+        again(only="read:joint", **change)
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_makes_no_other_numbers_may_change(again):
+    again(only="read:joint,draw:joint")
+    other = dataclasses.replace(TINY, save_every=1, minutes=5.0, compiled=False)
+    assert again(other, only="read:joint")[1] == ["0-joint.json is there already"]
+    assert again(only="draw:joint", calculator="mace")[1] == ["0-draw-joint.json is there already"]  # not judged yet
+
+
+def test_pieces_are_joined_to_one_cell_a_seed(again, tmp_path, quick):
+    again(only="draw:joint", seeds=(0, 5))
+    paths, _ = again(seeds=(0, 5))
+    assert [p.relative_to(tmp_path).as_posix() for p in paths] == ["cells/0.json", "cells/5.json"]
+    names = [*READINGS, *(f"draw {n}" for n in DRAWS)]
+    assert sorted(quick) == sorted((seed, name) for seed in (0, 5) for name in names)
+    for seed, cell in zip((0, 5), cells(tmp_path), strict=True):
+        assert (cell["seed"], cell["setting"]) == (seed, "crystals")
+        assert cell["numbers"] == {name: {"name": name} for name in READINGS}
+        assert cell["provenance"]["pieces"].keys() == set(names)
+    assert {p.name for p in (tmp_path / "models").iterdir() if p.is_dir()} == {"crystals", "crystals-joint"}
+    assert again(seeds=(0, 5))[0] == paths
+    assert len(quick) == 2 * len(names)
+
+
+def test_a_task_that_is_killed_leaves_those_before_it(again, tmp_path, quick, monkeypatch):
+    def die(desk):
+        raise KeyboardInterrupt
+
+    alive = room.DRAWS["sweep"]
+    monkeypatch.setitem(room.DRAWS, "sweep", die)
+    with pytest.raises(KeyboardInterrupt):
+        again()
+    assert {p.name for p in (tmp_path / "pieces").iterdir()} == {"0-draw-retrofit.json", "0-draw-joint.json"}
+    monkeypatch.setitem(room.DRAWS, "sweep", alive)
+    again()
+    assert [name for _, name in quick] == [*(f"draw {n}" for n in DRAWS), *READINGS]
+
+
+def test_a_field_that_changes_what_is_drawn_is_not_kept(again, tmp_path, monkeypatch):
+    def other(recipe, field, count, seed, **options):
+        return recipe.draw(field, count, seed + 1, **options)
+
+    monkeypatch.setattr(room, "draw_linearised", other)
+    with pytest.raises(UsageError, match="the retrofit changes what the network draws"):
+        again(only="draw:retrofit")
+    assert not (tmp_path / "draws").exists()
+
+
+# ---- all of it, small -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    pytest.importorskip("chgnet", exc_type=ImportError)
+    out = tmp_path_factory.mktemp("results") / "crystals"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("FMWC_DATA", raising=False)
+        patch.setattr(room, "SAMPLERS", ((5, 0.0),))
+        patch.setattr(reading, "RESAMPLES", 50)
+        paths = reproduce(TINY, out, CPU, say=lambda text: None, **SIZE)
+    assert paths == [out / "cells" / "0.json"]
+    return out
+
+
+def test_every_task_is_in_the_cell(whole):
+    cell = cells(whole)[0]
+    found = cell["numbers"]
+    assert found.keys() == READINGS.keys()
+    for kind in ("retrofit", "joint"):
+        assert found[kind]["bit_for_bit"]
+        assert found[kind]["quality"]["structures"] == 24
+        assert 0 < found[kind]["quality"]["problems"] < 24  # a network that was hardly trained
+        assert math.isfinite(found[kind]["quality"]["mean_e_above_hull"])
+    assert found["retrofit"]["sampler"].keys() == {"5 steps, anneal 0"}
+    assert setting_of_results(whole) == "crystals"
+
+
+def test_hutchinsons_rows_are_in_the_cell(whole):
+    rows = cells(whole)[0]["numbers"]["hutchinson"]
+    assert [row["K"] for row in rows[:3]] == [1, 2, 4]
+    assert {row["name"] for row in rows} >= {"Hutchinson", "linearised", "diagonal", "linearised, type"}
+    assert all(row["flops"] > 0 for row in rows if row["name"] != "number of atoms")
+    counted = json.loads((whole / "draws" / "sweep-0.json").read_text())
+    assert {"plain", "linearised, 1 probe a channel", *room.ESTIMATORS} <= counted.keys()
+    assert load_file(whole / "draws" / "sweep-0.safetensors")["reference"].shape == (1, 6)
+
+
+def test_a_judged_structure_has_a_row(whole):
+    for name in ("retrofit-0", "joint-0", "sampler-5-0-0"):
+        lines = (whole / "judged" / f"{name}.csv").read_text().splitlines()
+        assert len(lines) == 25
+        assert lines[0].startswith("name,formula,atoms,")
+
+
+def test_runs_are_of_a_seed_that_nothing_was_chosen_on_and_checkpoints_draw_them(whole):
+    for kind, folder in (("retrofit", "crystals"), ("joint", "crystals-joint")):
+        run, field = Trajectory.load(whole / "draws" / f"{kind}-0.safetensors"), load(whole / "models" / folder)
+        assert field.reference is not None
+        drawn = TINY.draw(field, 24, run.seed, confidence=False)
+        assert same(run.x, drawn.x)
+        assert run.seed not in (0, 100)
+    assert not identical(weights(load(whole / "models" / "crystals")), weights(load(whole / "models/crystals-joint")))
+
+
+def test_what_is_there_is_not_made_again(whole, monkeypatch):
+    def fail(*args, **kwargs):
+        pytest.fail("made again")
+
+    for name in ("draw_linearised", "draw_diagonal", "draw_dispersion", "sweep", "flops", "judged", "finish"):
+        monkeypatch.setattr(room, name, fail)
+    before = (whole / "cells" / "0.json").read_bytes()
+    said = []
+    reproduce(TINY, whole, CPU, say=said.append, **SIZE)
+    assert len(said) == len(DRAWS) + len(READINGS)
+    assert all(text.endswith("is there already") for text in said)
+    assert json.loads((whole / "cells" / "0.json").read_bytes()) == json.loads(before)
+
+
+def test_where_some_are_good_every_reading_is_held_against_them(again, tmp_path, monkeypatch):
+    """A judge that finds every other crystal good, so that there is something to find."""
+
+    def every_other(run, training, calculator):
+        those = candidates(reading.crystals_of(run))
+        known = [True] * len(those)
+        columns = {"name": [c.name for c in those], "e_above_hull": [0.01, 0.5] * (len(those) // 2)}
+        columns |= {name: known for name in SHARES} | {"metastable": [True, False] * (len(those) // 2)}
+        return Judgement({**columns, "problem": [""] * len(those)}, tuple(those))
+
+    monkeypatch.setattr(room, "judged", every_other)
+    monkeypatch.setattr(room, "SAMPLERS", ((5, 0.0),))
+    monkeypatch.setattr(reading, "RESAMPLES", 50)
+    recipe = dataclasses.replace(TINY, steps=20)
+    again(recipe, only="draw:retrofit,draw:samplers,read:retrofit", count=44)
+    found = json.loads((tmp_path / "pieces" / "0-retrofit.json").read_text())["numbers"]
+    scores = {*SCORES, SCORE, *(f"{c}/{s}" for c in CHANNELS for s in SCORES)}
+    assert found["linearised"].keys() == found["every_5th"].keys() == found["diagonal"].keys() == scores
+    assert found["heads"].keys() == found["heads_diagonal"].keys() == {"l1", "boosting", "label_free"}
+    assert found["thresholds"].keys() == {"0.05", "0.1", "0.2"}  # none is at 0
+    assert found["own"]["prevalence"] == 0.5
+    run = Trajectory.load(tmp_path / "draws" / "retrofit-0.safetensors")
+    good = torch.arange(44).numpy() % 2 == 0
+    assert found["own"]["auprc"] == pytest.approx(reading.lift_of(run.score(SCORE), good)["auprc"])
+    assert found["own"]["lift_interval"][0] <= found["own"]["lift"] <= found["own"]["lift_interval"][1]
+    assert found["linearised"][SCORE]["auprc"] == pytest.approx(found["own"]["auprc"])
+    assert found["baselines"]["atoms"] == pytest.approx(reading.lift_of(run.cond["atoms"], good))
+    spread = load_file(tmp_path / "draws" / "retrofit-dispersion-0.safetensors")["dispersion"]
+    assert found["dispersion"] == pytest.approx(reading.lift_of(spread, good))
+    assert found["sampler"]["5 steps, anneal 0"]["own"]["prevalence"] == 0.5

@@ -1,0 +1,334 @@
+"""The crystals' recipe: what its network is told of the data, what is drawn, and what a run that was stopped leaves."""
+
+import dataclasses
+import itertools
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("pymatgen.core", exc_type=ImportError)
+
+import fmwc.training
+from fmwc.checkpoint import about, load
+from fmwc.data.crystals import decode, encode
+from fmwc.eightbit import round_weights
+from fmwc.errors import UsageError
+from fmwc.flow import FlatTorus
+from fmwc.propagate import Linearised
+from fmwc.randomness import Stream, derive
+from fmwc.recipes.crystals.recipe import EVERY, PRESETS, SCORE, Mp20, _room
+from fmwc.recipes.fitting import fit, fit_joint, fit_network
+from fmwc.sampling import setting
+from fmwc.training import Plan
+from tests.recipes.conftest import CPU, identical, weights
+
+TINY = Mp20(
+    hidden=16, layers=1, frequencies=4, time_features=8, iterations=6, batch=16, noise_steps=2, width=8, references=16,
+    steps=4, save_every=4, data="prototypes",
+)  # fmt: skip
+CHANNELS = ("type", "coord", "lattice")
+
+
+@pytest.fixture(autouse=True)
+def _no_data_given(monkeypatch):
+    monkeypatch.delenv("FMWC_DATA", raising=False)
+
+
+@pytest.fixture(scope="module", params=["retrofit", "joint"])
+def fitted(request, tmp_path_factory):
+    recipe = dataclasses.replace(TINY, method=request.param)
+    out = tmp_path_factory.mktemp(request.param) / "model"
+    return recipe, fit(recipe, out, CPU), out
+
+
+def same(a, b):
+    return a.keys() == b.keys() == set(CHANNELS) and all(torch.equal(a[c], b[c]) for c in a)
+
+
+# ---- the recipe -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "jiont"}, "unknown method 'jiont'; did you mean 'joint'"),
+        ({"layers": 0}, "layers is at least 1, got 0"),
+        ({"frequencies": 0}, "frequencies is at least 1"),
+        ({"references": 0}, "references is at least 1"),
+        ({"steps": 0}, "steps is at least 1"),
+        ({"prior_rate": 1.0}, "prior_rate lies strictly between 0 and 1"),
+    ],
+    ids=str,
+)
+def test_recipes_that_make_no_sense(change, message):
+    with pytest.raises(UsageError, match=message) as raised:
+        dataclasses.replace(PRESETS["quick"], **change)
+    assert "\n" not in str(raised.value)
+
+
+def test_rows_are_the_data_sorted_by_size():
+    state, cond = TINY.rows()
+    atoms = cond["atoms"]
+    assert bool((atoms.diff() >= 0).all())
+    plain, sizes = encode(TINY.crystals())
+    assert not bool((sizes.diff() >= 0).all())  # as they come they are not sorted
+    assert atoms.tolist() == sorted(sizes.tolist())
+    order = sorted(range(len(sizes)), key=lambda i: int(sizes[i]))  # of one size, as they come
+    assert same(state, {name: value[order] for name, value in plain.items()})
+    here = decode(state, atoms, [TINY.crystals().names[i] for i in order])
+    assert torch.equal(here.atoms, atoms)
+
+
+def test_the_network_knows_the_scales_of_the_data():
+    """Lattices along their paths, velocities of the lattice, and how fast coordinates are; all recomputed here."""
+    network = TINY.network()
+    state, cond = TINY.rows()
+    atoms, count = cond["atoms"], len(cond["atoms"])
+    space = TINY.space().given(cond)
+    randomness = Stream(torch.Generator().manual_seed(derive("scales")))
+    t = randomness.uniform(torch.empty(count))
+    x0 = space.noise(count, randomness)
+    lattice = x0["lattice"] + t[:, None] * (state["lattice"] - x0["lattice"])
+    torch.testing.assert_close(network.lattice_mean, lattice.mean(0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(network.lattice_std, lattice.std(0), rtol=1e-4, atol=1e-4)
+    ahead = state["lattice"] - x0["lattice"]
+    torch.testing.assert_close(network.velocity_mean, ahead.mean(0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(network.velocity_std, ahead.std(0), rtol=1e-4, atol=1e-4)
+    squares = []
+    for i, n in enumerate(atoms.tolist()):
+        u = FlatTorus().logmap(x0["coord"][i, :n], state["coord"][i, :n])
+        squares += (u - u.mean(0)).square().flatten().tolist()
+    assert float(network.coord_std) == pytest.approx((sum(squares) / len(squares)) ** 0.5, rel=1e-4)
+    assert network.sizes.tolist() == [atoms.tolist().count(n) for n in range(21)]
+    logs = TINY.crystals().lengths.log()
+    manifold = TINY.space().channels["lattice"].manifold
+    assert manifold.mean == pytest.approx(logs.mean(0).tolist(), abs=6e-5)
+    assert manifold.std == pytest.approx(logs.std(0).tolist(), abs=6e-5)
+
+
+def test_scales_do_not_depend_on_the_seed():
+    buffers = [dict(dataclasses.replace(TINY, seed=s).network().named_buffers()) for s in (0, 1)]
+    assert buffers[0]
+    assert identical(*buffers)
+
+
+def sizes_of(crystals):
+    """So many sizes as the network draws them, sorted: a large set that is like the small one."""
+    return TINY.network().draw_sizes(crystals, 5).sort().values
+
+
+@pytest.mark.parametrize("batch", [1, 2, 16, 50, 197])
+def test_no_batch_outgrows_its_room(batch):
+    atoms = TINY.rows()[1]["atoms"]
+    plan, generator = dataclasses.replace(TINY, batch=batch).plan, torch.Generator().manual_seed(0)
+    rows, pairs = _room(atoms, batch)
+    for _ in range(400):
+        drawn = atoms[plan.draw(len(atoms), generator, CPU)]
+        assert int(drawn.sum()) <= rows
+        assert int((drawn * (drawn - 1)).sum()) < pairs  # one pair more than there are, for none
+    assert dataclasses.replace(TINY, batch=batch).network().rooms == {batch: (rows, pairs)}
+    assert not dataclasses.replace(TINY, batch=batch, stratified=False).network().rooms
+
+
+@pytest.mark.parametrize("batch", [64, 256])
+def test_the_room_is_hardly_larger_than_what_is_drawn(batch):
+    atoms = sizes_of(20_000)
+    plan, generator = Plan(1, batch=batch, stratified=True), torch.Generator().manual_seed(0)
+    drawn = torch.stack([atoms[plan.draw(len(atoms), generator, CPU)] for _ in range(300)])
+    rows, pairs = _room(atoms, batch)
+    most, all_pairs = int(drawn.sum(1).max()), int((drawn * (drawn - 1)).sum(1).max())
+    assert most <= rows <= 1.05 * most + 64  # in steps of 64
+    assert all_pairs < pairs <= 1.05 * all_pairs + 64
+
+
+@pytest.mark.xfail(strict=True, reason="_room compares the numbers before they are rounded up to a multiple of 64")
+@pytest.mark.parametrize(("sizes", "batch"), [([1, 3], 2), ([1] * 60 + [2] * 4, 64)], ids=["atoms", "crystals"])
+def test_rows_of_crystals_atoms_and_pairs_are_told_apart_by_their_number(sizes, batch):
+    rows, pairs = _room(torch.tensor(sizes), batch)
+    assert pairs not in (rows, batch)
+
+
+def test_the_network_depends_on_the_seed_and_not_on_what_was_drawn_before():
+    state = torch.get_rng_state()
+    first = weights(TINY.network())
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.randn(3)
+    assert identical(weights(TINY.network()), first)
+    assert identical(weights(dataclasses.replace(TINY, method="joint", batch=8, lr=1e-3).network()), first)
+    other = weights(dataclasses.replace(TINY, seed=1).network())
+    assert not any(torch.equal(other[k], v) for k, v in first.items() if v.ndim > 1)
+
+
+def test_the_waves_of_a_pair_are_left_without_noise():
+    names = TINY.attach(TINY.network()).noise.names
+    assert "layers.0.edge" in names
+    assert not [n for n in names if n.endswith("from_offset")]
+    every = dataclasses.replace(TINY, exclude="").attach(TINY.network()).noise.names
+    assert set(every) - set(names) == {"layers.0.from_offset"}
+
+
+# ---- what is drawn --------------------------------------------------------------------------------------------------
+
+
+def test_the_same_crystals_come_whatever_the_batch_and_a_longer_draw_starts_with_them():
+    field = TINY.attach(TINY.network())
+    whole, split, longer = (TINY.draw(field, n, 3, batch=b) for n, b in ((30, 30), (30, 7), (45, 45)))
+    assert torch.equal(whole.cond["atoms"], split.cond["atoms"])
+    assert torch.equal(whole.cond["atoms"], longer.cond["atoms"][:30])
+    for other in (split, longer.take(torch.arange(30))):
+        assert same(whole.x0, other.x0)
+        for c in CHANNELS:
+            torch.testing.assert_close(whole.x[c], other.x[c], rtol=1e-5, atol=1e-5)
+        assert torch.equal(decode(whole.x, whole.cond["atoms"]).numbers, decode(other.x, other.cond["atoms"]).numbers)
+        torch.testing.assert_close(whole.score(SCORE), other.score(SCORE), rtol=1e-4, atol=1e-6)
+    assert not torch.equal(TINY.draw(field, 30, 4).x["lattice"], whole.x["lattice"])
+
+
+def test_confidence_changes_no_crystal():
+    field = TINY.attach(TINY.network())
+    plain = TINY.draw(field.network, 20, 3, confidence=False)
+    assert len(plain.times) == 0
+    for confidence in (Linearised(1), "diagonal"):
+        run = TINY.draw(field, 20, 3, confidence=confidence, schedule=2)
+        assert same(run.x, plain.x)
+        assert run.times[:, 0].tolist() == [0.25, 0.75]
+
+
+def test_sizes_are_as_often_as_in_the_data():
+    network, atoms = TINY.network(), TINY.rows()[1]["atoms"]
+    drawn = network.draw_sizes(20_000, 1)
+    share = torch.bincount(atoms, minlength=21).double() / len(atoms)
+    found = torch.bincount(drawn, minlength=21).double() / len(drawn)
+    error = (share * (1 - share) / len(drawn)).sqrt()
+    assert bool(((found - share).abs() <= 5 * error).all())
+    assert not bool(found[share == 0].any())
+    run = TINY.draw(network, 25, 9, confidence=False)
+    assert torch.equal(run.cond["atoms"], network.draw_sizes(25, derive(9, "atoms")))
+    assert torch.equal(decode(run.x, run.cond["atoms"]).atoms, run.cond["atoms"])
+
+
+def test_steps_and_annealing_are_those_of_the_recipe():
+    network = TINY.network()
+    run = TINY.draw(network, 5, 0, confidence=False)
+    assert run.evaluations == 4
+    other = dataclasses.replace(TINY, anneal=0.0).draw(network, 5, 0, confidence=False)
+    assert same(run.x0, other.x0)
+    assert not torch.allclose(run.x["coord"], other.x["coord"])
+    told = TINY.draw(network, 5, 0, confidence=False, anneal={})
+    assert same(told.x, other.x)
+
+
+# ---- fitting --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_loaded_draws_the_same_crystals_bit_for_bit(fitted):
+    recipe, field, out = fitted
+    again = load(out)
+    assert identical(weights(again), weights(field))
+    assert json.dumps(again.space.describe()) == json.dumps(recipe.space().describe())
+    first, second = (recipe.draw(f, 20, 7, schedule=EVERY, confidence=Linearised(1)) for f in (field, again))
+    assert same(first.x, second.x)
+    assert same(first.var, second.var)
+    assert first.reference is not None
+    assert torch.equal(first.confidence, second.confidence)
+
+
+def test_the_reference_is_of_crystals_of_its_own_seed(fitted):
+    recipe, field, out = fitted
+    run = recipe.draw(field, 16, derive(0, "reference"), schedule=EVERY, confidence=Linearised(1))
+    assert run.times[:, 0].tolist() == [0.75]
+    for reference in (field.reference, load(out).reference):
+        assert reference.score == SCORE
+        assert reference.setting == setting(Linearised(1), 4, "euler", 5)
+        torch.testing.assert_close(reference.quantiles[0], run.score(SCORE).min())
+        torch.testing.assert_close(reference.quantiles[-1], run.score(SCORE).max())
+        assert reference.quantiles.shape == (1001,)
+    assert 0 < run.confidence.mean() < 1
+    assert sorted(run.confidence.tolist())[0] == pytest.approx(0, abs=2e-3)
+
+
+def test_weights_are_settled(fitted):
+    _, field, out = fitted
+    before = weights(field)
+    round_weights(field)
+    assert identical(weights(field), before)
+    assert about(out)["parts"] == 1
+    assert {p.name for p in out.iterdir()} == {"model.safetensors", "recipe.json"}
+    kinds = {name: tensor.dtype for name, tensor in load_file(out / "model.safetensors").items()}
+    for name, value in before.items():
+        assert kinds[name] == (torch.int8 if value.ndim > 1 else value.dtype)
+
+
+def test_weights_are_not_rounded_where_they_are_not_shipped_so(tmp_path):
+    recipe = dataclasses.replace(TINY, eightbit=False, references=1)
+    field = fit(recipe, tmp_path / "model", CPU)
+    before = weights(field)
+    assert identical(weights(load(tmp_path / "model")), before)
+    round_weights(field)
+    assert not identical(weights(field), before)
+
+
+def test_the_record_says_how_it_was_made(fitted):
+    recipe, _, out = fitted
+    record = about(out)
+    made = {k: v for k, v in dataclasses.asdict(recipe).items() if k != "data"}
+    assert record["recipe"] == {"name": "crystals", **made}
+    assert "prototypes" not in json.dumps(record)
+
+
+def test_a_retrofit_leaves_the_flows_crystals_as_they_are(tmp_path):
+    network = TINY.network()
+    first = weights(network)
+    fit_network(TINY, network)
+    assert not identical(weights(network), first)
+    field = fit(TINY, tmp_path / "model", CPU)
+    assert identical(weights(field.network), weights(network))
+    assert not identical(weights(field.noise), weights(TINY.attach(TINY.network()).noise))
+    flow = TINY.draw(network, 20, 2, confidence=False)
+    assert same(TINY.draw(field, 20, 2, confidence=Linearised(2)).x, flow.x)
+    joint = fit(dataclasses.replace(TINY, method="joint"), tmp_path / "joint", CPU)
+    assert not torch.equal(TINY.draw(joint, 20, 2, confidence=False).x["type"], flow.x["type"])
+
+
+# ---- stopped by the clock -------------------------------------------------------------------------------------------
+
+
+def field_of(recipe):
+    return recipe.attach(recipe.network())
+
+
+@pytest.mark.parametrize(
+    ("build", "train"),
+    [(Mp20.network, fit_network), (field_of, fit_joint)],
+    ids=["flow", "joint"],
+)
+@pytest.mark.parametrize("seconds", [2, 6, 9])
+def test_stopped_by_the_clock_and_called_again_it_reaches_the_same_weights(
+    build, train, seconds, tmp_path, monkeypatch
+):
+    undisturbed = build(TINY)
+    train(TINY, undisturbed)
+    point = tmp_path / "point.resume"
+    ticks = itertools.count()
+    monkeypatch.setattr(fmwc.training, "time", SimpleNamespace(monotonic=lambda: next(ticks)))  # a second a look
+    stopped = build(TINY)
+    train(dataclasses.replace(TINY, minutes=seconds / 60), stopped, resume=point)
+    assert not identical(weights(stopped), weights(undisturbed))
+    assert point.exists()
+    monkeypatch.undo()
+    resumed = build(TINY)
+    train(TINY, resumed, resume=point)
+    assert identical(weights(resumed), weights(undisturbed))
+
+
+def test_a_run_stopped_by_the_clock_leaves_a_checkpoint(tmp_path, monkeypatch):
+    ticks = itertools.count()
+    monkeypatch.setattr(fmwc.training, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    told = []
+    recipe = dataclasses.replace(TINY, minutes=4 / 60, references=1)
+    field = fit(recipe, tmp_path / "model", CPU, lambda *a: told.append(a[:2]))
+    assert told == [("noise", 2)]  # the flow never came to its last step
+    assert identical(weights(load(tmp_path / "model")), weights(field))

@@ -1,0 +1,281 @@
+"""The command line on crystals: structures drawn, and structures of any generator judged, good and bad."""
+
+import csv
+import json
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pymatgen.core", exc_type=ImportError)
+pytest.importorskip("chgnet", exc_type=ImportError)
+
+import fmwc
+from fmwc.__main__ import main
+from fmwc.metrics.crystals import Candidate
+from fmwc.report.crystal_files import cif_text
+from tests.metrics.crystals.conftest import crystal, rock_salt
+
+TINY = [
+    "hidden=16", "layers=1", "frequencies=4", "time_features=8", "iterations=6", "batch=16", "noise_steps=2", "width=8",
+    "references=16", "steps=4",
+]  # fmt: skip
+SETS = [part for change in TINY for part in ("--set", change)]
+
+
+@pytest.fixture(autouse=True)
+def _no_data_given(monkeypatch):
+    monkeypatch.delenv("FMWC_DATA", raising=False)
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Calls the command and gives (exit code, stdout, stderr)."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["fmwc", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capsys.readouterr()
+        code = stop.value.code
+        return (0 if code is None else code), out, err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained") / "model"
+    words = ["train", "crystals", "--preset", "quick", "--data", "prototypes", "--device", "cpu", "--out", str(folder)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["fmwc", *words, *SETS])
+        with pytest.raises(SystemExit) as stop:
+            main()
+    assert not stop.value.code
+    return folder
+
+
+def one_line(err):
+    lines = [line for line in err.splitlines() if line.startswith("fmwc:")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def table(path):
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+# ---- train, sample, evaluate ----------------------------------------------------------------------------------------
+
+
+def test_train_writes_a_checkpoint_of_crystals(trained):
+    record = json.loads((trained / "recipe.json").read_text())
+    assert (record["recipe"]["name"], record["recipe"]["hidden"]) == ("crystals", 16)
+    assert not list(trained.glob("*.resume"))
+    assert fmwc.load(trained).reference is not None
+
+
+def test_sample_writes_a_cif_each_and_the_table(run, trained, tmp_path):
+    words = ("sample", trained, "-n", 6, "--steps", 4, "--device", "cpu")
+    code, out, err = run(*words, "--out", tmp_path / "a")
+    assert code == 0, err
+    assert "samples.parquet" in out.replace("\n", "")
+    rows = table(tmp_path / "a" / "samples.csv")
+    assert [row["name"] for row in rows] == [f"{i:05d}" for i in range(6)]
+    assert all(0 <= float(row["confidence"]) <= 1 for row in rows)
+    written = {p.stem for p in (tmp_path / "a" / "cif").iterdir()}
+    assert written == {row["name"] for row in rows if row["formula"]}  # those of known elements
+    assert not (tmp_path / "a" / "parts").exists()
+    loaded = fmwc.Trajectory.load(tmp_path / "a")
+    assert len(loaded) == 6
+
+    code, _, err = run(*words, "--out", tmp_path / "b", "--format", "extxyz", "--keep", 0.5)
+    assert code == 0, err
+    names = {p.name for p in (tmp_path / "b").iterdir()}
+    assert {"samples.xyz", "samples.csv", "samples.parquet", "samples.safetensors"} <= names
+    assert "cif" not in names
+    surest = sorted((float(row["score"]) for row in rows))[:3]
+    kept = sorted(float(row["score"]) for row in table(tmp_path / "b" / "samples.csv"))
+    assert kept == pytest.approx(surest)
+
+
+def test_sample_by_the_score_of_one_channel(run, trained, tmp_path):
+    words = ("sample", trained, "-n", 5, "--steps", 4, "--every", 2, "--device", "cpu", "--score", "lattice/integrated")
+    code, _, err = run(*words, "--out", tmp_path)
+    assert code == 0, err
+    rows = table(tmp_path / "samples.csv")
+    assert [row["score"] for row in rows] == [row["integrated_lattice"] for row in rows]
+    assert sorted(float(row["confidence"]) for row in rows) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8], abs=1e-6)
+
+
+BAD = {
+    "format": (("--format", "poscar"), "unknown format 'poscar'"),
+    "label": (("--label", "3"), "crystals has no classes"),
+    "judge": (("--judge", "mase"), "did you mean 'mace'"),
+    "score": (("--score", "type/peek"), "did you mean 'peak'"),
+    "channel": (("--score", "typ/peak"), "unknown channel 'typ'; did you mean 'type'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(case, run, trained, tmp_path):
+    words, expected = BAD[case]
+    code, _, err = run("sample", trained, "-n", 2, "--steps", 4, "--device", "cpu", "--out", tmp_path / "out", *words)
+    assert code == 2
+    assert expected in one_line(err)
+    assert not (tmp_path / "out" / "samples.csv").exists()
+
+
+def test_evaluate_prints_json(run, trained):
+    code, out, err = run("evaluate", "crystals", "--checkpoint", trained, "-n", 4, "--device", "cpu", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert found["bit_for_bit"] is True
+    assert found["quality"]["structures"] == 4
+
+
+def test_the_demonstration_takes_no_recipe_of_ones_own(run, tmp_path):
+    code, _, err = run("demo", "crystals", "--out", tmp_path / "demo", "--set", "hidden=8")
+    assert code == 2
+    assert "shows shipped weights" in one_line(err)
+    assert not (tmp_path / "demo").exists()
+
+
+def test_reproduce_refuses_tasks_that_are_none(run, tmp_path):
+    words = ("reproduce", "crystals", "--data", "prototypes", "--device", "cpu", "--out", tmp_path / "out", *SETS)
+    code, _, err = run(*words, "--only", "read:joynt")
+    assert code == 2
+    assert "unknown reading 'joynt'; did you mean 'joint'" in one_line(err)
+    code, _, err = run(*words, "--only", "flow:0")
+    assert code == 0, err
+    assert [p.name for p in (tmp_path / "out" / "models").iterdir()] == ["flow-cosine-0.safetensors"]
+
+
+# ---- judge ----------------------------------------------------------------------------------------------------------
+
+
+def write(folder, **those):
+    folder.mkdir()
+    for name, candidate in those.items():
+        (folder / f"{name}.cif").write_text(candidate if isinstance(candidate, str) else cif_text(candidate))
+    return folder
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """One that is fine, and five that are not, each for its own reason."""
+    return write(
+        tmp_path / "mixed",
+        a_salt=rock_salt(),
+        b_coincident=crystal([11, 17], [[0, 0, 0], [0.01, 0, 0]], [4, 4, 4]),
+        c_collapsed=crystal([11, 17], [[0, 0, 0], [0.5, 0.5, 0.5]], [1, 1, 1]),
+        d_needle=crystal([11, 17], [[0, 0, 0], [0.5, 0.5, 0.5]], [3, 3, 300]),
+        e_neon=crystal([10], [[0, 0, 0]], [3.2, 3.2, 3.2]),
+        f_text="this is no crystal\n",
+    )
+
+
+NAMES = ["a_salt.cif", "b_coincident.cif", "c_collapsed.cif", "d_needle.cif", "e_neon.cif", "f_text.cif"]
+SAID = ["", "", "collapsed", "needle", "no reference for Ne", "cannot be read"]
+
+
+def test_judge_gives_every_structure_a_row_and_says_what_is_wrong(run, mixed, tmp_path):
+    code, out, err = run("judge", mixed, "--json", "--out", tmp_path / "out")
+    assert code == 1, err
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["name"] for row in rows] == NAMES
+    for row, said in zip(rows, SAID, strict=True):
+        assert said in row["problem"], row["name"]
+        assert (row["problem"] == "") == (row["name"] == "a_salt.cif"), row["name"]
+        assert (row["e_above_hull"] is None) == (row["name"] != "a_salt.cif")
+        assert row["metastable"] is (row["name"] == "a_salt.cif")
+    assert rows[0]["formula"] == "NaCl"
+    assert abs(rows[0]["e_above_hull"]) < 0.02
+    assert rows[0]["valid"] is True
+    assert rows[0]["novel"] is None  # no training set was given
+    assert rows[4]["energy_per_atom"] is not None  # an energy, and nothing to hold it against
+    kept = table(tmp_path / "out" / "judged.csv")
+    assert [row["name"] for row in kept] == NAMES
+    assert [row["problem"] for row in kept] == [row["problem"] for row in rows]
+    assert (tmp_path / "out" / "judged.parquet").is_file()
+    assert err.count("wrote ") == 2
+
+
+def test_judge_prints_a_table_and_a_summary(run, mixed):
+    code, out, _ = run("judge", mixed)
+    assert code == 1
+    assert "6 structures" in out
+    assert "NaCl" in out
+    assert "could not be judged" in out
+
+
+def test_judge_of_what_is_fine_exits_with_0(run, tmp_path):
+    folder = write(tmp_path / "fine", one=rock_salt(), two=rock_salt(5.7))
+    code, out, err = run("judge", folder / "one.cif", folder / "two.cif", "--json")
+    assert code == 0, err
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["problem"] for row in rows] == ["", ""]
+    assert [row["unique"] for row in rows] == [True, False]
+
+
+def test_judge_after_relaxation(run, tmp_path):
+    folder = write(tmp_path / "strained", salt=rock_salt(5.2))
+    code, out, err = run("judge", folder, "--relax", 2, "--json")
+    assert code == 0, err
+    row = json.loads(out)
+    assert row["energy_per_atom"] < row["energy_raw"] - 1e-3
+    assert np.isfinite(row["rmsd"])
+
+
+def test_judge_of_a_file_that_is_not_there(run, tmp_path):
+    code, out, _ = run("judge", tmp_path / "nowhere.cif", "--json")
+    assert code == 1
+    row = json.loads(out)
+    assert (row["name"], row["problem"]) == ("nowhere.cif", "there is no such file")
+
+
+def test_judge_of_a_folder_without_structures(run, tmp_path):
+    (tmp_path / "notes.txt").write_text("nothing")
+    code, _, err = run("judge", tmp_path)
+    assert code == 2
+    assert "holds no CIF, extended XYZ or POSCAR file" in one_line(err)
+
+
+def test_a_calculator_that_is_not_installed_says_how_to_get_it(run, mixed, monkeypatch, tmp_path):
+    for name in ("mace", "mace.calculators"):
+        monkeypatch.setitem(sys.modules, name, None)
+    code, out, err = run("judge", mixed, "--calculator", "mace", "--out", tmp_path / "out")
+    assert code == 2
+    assert "pip install mace-torch" in one_line(err)
+    assert out == ""
+    assert not (tmp_path / "out").exists()
+    code, _, err = run("judge", mixed, "--calculator", "chgent")
+    assert code == 2
+    assert "did you mean 'chgnet'" in one_line(err)
+
+
+def test_judge_leaves_a_folder_that_is_not_empty_alone(run, tmp_path):
+    folder = write(tmp_path / "fine", one=rock_salt())
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "judged.csv").write_text("mine")
+    code, _, err = run("judge", folder, "--out", tmp_path / "out")
+    assert code == 2
+    assert "not empty" in one_line(err)
+    assert (tmp_path / "out" / "judged.csv").read_text() == "mine"
+
+
+def test_what_was_sampled_can_be_judged_again(run, trained, tmp_path):
+    assert run("sample", trained, "-n", 12, "--steps", 4, "--device", "cpu", "--out", tmp_path / "a")[0] == 0
+    rows = {row["name"]: row for row in table(tmp_path / "a" / "samples.csv")}
+    _, out, _ = run("judge", tmp_path / "a" / "cif", "--json")
+    again = {row["name"].removesuffix(".cif"): row for row in map(json.loads, out.splitlines())}
+    assert again.keys() <= rows.keys()
+    told = [name for name in again if rows[name]["e_above_hull"]]
+    assert told
+    for name in told:
+        assert again[name]["e_above_hull"] == pytest.approx(float(rows[name]["e_above_hull"]), abs=1e-3)
+
+
+def test_candidates_of_the_tests_can_be_written():
+    assert isinstance(rock_salt(), Candidate)
