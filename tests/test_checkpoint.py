@@ -4,10 +4,12 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import fmwc.checkpoint
 from fmwc.checkpoint import FORMAT, about, load, load_network, save, save_network
+from fmwc.eightbit import decode, encode, round_weights
 from fmwc.errors import CheckpointError, NotFiniteError
 from fmwc.field import Reference, attach
 from fmwc.nets import MLP, LeNet, UNet
@@ -133,6 +135,71 @@ def test_saving_again_replaces(tmp_path):
     field = mlp_field(seed=2)
     save(field, tmp_path)
     assert same_weights(load(tmp_path), field)
+
+
+# ---- eight bits, and parts ------------------------------------------------------------------------------------------
+
+
+def rounded(**options):
+    field = mlp_field(**options)
+    round_weights(field)
+    return field
+
+
+def test_rounded_weights_come_back_bit_for_bit_from_eight_bits(tmp_path):
+    field = rounded()
+    field.reference = Reference("peak", "some setting", torch.rand(3, 7))  # a table of numbers, and no weight
+    again = load(save(field, tmp_path, eightbit=True))
+    assert same_weights(again, field)
+    assert torch.equal(again.reference.quantiles, field.reference.quantiles)
+    before, after = (sample(f, 5, steps=4) for f in (field, again))
+    assert torch.equal(before.x, after.x)
+    assert torch.equal(before.var, after.var)
+    held = load_file(tmp_path / "model.safetensors")
+    for name, value in field.state_dict().items():
+        assert held[name].dtype == (torch.int8 if value.ndim > 1 else value.dtype)
+        assert (f"{name}:scale" in held) == (value.ndim > 1)
+    assert about(tmp_path)["parts"] == 1
+    assert not [name for name in again.state_dict() if ":" in name]
+
+
+def test_weights_that_were_not_rounded_are_by_eight_bits(tmp_path):
+    field = mlp_field()
+    again = load(save(field, tmp_path / "a", eightbit=True))
+    assert not same_weights(again, field)
+    for name, value in field.state_dict().items():
+        assert torch.equal(again.state_dict()[name], decode(*encode(value)) if value.ndim > 1 else value)
+    assert same_weights(load(save(again, tmp_path / "b", eightbit=True)), again)  # once and for all
+    assert same_weights(mlp_field(), field)  # the field itself is left as it was
+    assert "parts" not in about(save(field, tmp_path / "c"))
+
+
+@pytest.fixture
+def parted(tmp_path, monkeypatch):
+    monkeypatch.setattr(fmwc.checkpoint, "PART", 300)
+    return save(rounded(), tmp_path / "parted", eightbit=True)
+
+
+def test_a_large_checkpoint_is_in_parts(parted):
+    count = about(parted)["parts"]
+    assert count > 2
+    files = [f"model-{i + 1}-of-{count}.safetensors" for i in range(count)]
+    assert {p.name for p in parted.iterdir()} == {*files, "recipe.json"}
+    held = [load_file(parted / name) for name in files]
+    sizes = [sum(t.numel() * t.element_size() for t in part.values()) for part in held]
+    assert all(size <= 300 or len(part) == 1 for size, part in zip(sizes, held, strict=True))
+    assert sum(len(part) for part in held) == len({name for part in held for name in part})
+    assert same_weights(load(parted), rounded())
+
+
+def test_a_part_that_is_missing_or_cut_off_is_named(parted):
+    count = about(parted)["parts"]
+    part = parted / f"model-2-of-{count}.safetensors"
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-1])
+    one_line(lambda: load(parted), match=f"model-2-of-{count}.safetensors is missing or cut off")
+    part.unlink()
+    one_line(lambda: load(parted), match=f"model-2-of-{count}.safetensors is missing or cut off")
 
 
 # ---- a network without noise ----------------------------------------------------------------------------------------

@@ -6,9 +6,10 @@ from torch import nn
 
 from fmwc.baselines import Dropout, dispersion, ensemble_ends, stochastic_ends
 from fmwc.errors import UsageError
+from fmwc.flow import Channel, FlatTorus, Space, euclidean
 from fmwc.sampling import sample
 from tests.baselines.test_rivals import Labelled
-from tests.conftest import mlp_field
+from tests.conftest import PRODUCT, mlp_field
 
 
 def test_by_hand():
@@ -19,6 +20,27 @@ def test_by_hand():
     torch.testing.assert_close(dispersion(k), k.var(0, unbiased=True).flatten(1).sum(1).sqrt())
     with pytest.raises(UsageError, match="at least 2"):
         dispersion(ends[:1])
+
+
+def test_two_sides_of_a_border_are_near():
+    torus = Space({"x": Channel((1,), FlatTorus(), "uniform")})
+    ends = torch.tensor([[[0.99], [0.30]], [[0.01], [0.32]]])  # two runs of two samples, each 0.02 apart
+    torch.testing.assert_close(dispersion(ends, torus), torch.full((2,), 0.02 / 2**0.5))
+    torch.testing.assert_close(dispersion(ends)[0], torch.tensor(0.98 / 2**0.5))  # as the crow flies it is far
+    torch.testing.assert_close(dispersion(ends.flip(0), torus), dispersion(ends, torus))
+    shifted = (ends + torch.rand(1, 2, 1)) % 1  # wherever the border is
+    torch.testing.assert_close(dispersion(shifted, torus), dispersion(ends, torus), atol=1e-5, rtol=0)
+
+
+def test_channels_are_added_up_each_on_its_own_manifold():
+    ends = {
+        "place": torch.tensor([[[0.99, 0.5]], [[0.01, 0.5]]]),
+        "shape": torch.tensor([[[0.99, 0.0, 1.0]], [[0.01, 0.0, 1.0]]]),
+    }
+    expected = ((0.02**2 + 0.98**2) / 2) ** 0.5
+    torch.testing.assert_close(dispersion(ends, PRODUCT), torch.tensor([expected]))
+    flat = torch.randn(4, 3, 2)
+    torch.testing.assert_close(dispersion(flat, euclidean((2,))), dispersion(flat))
 
 
 def test_stochastic_runs_share_their_start_and_nothing_else(mlp):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fmwc.diagnostics import divergence
-from fmwc.diagnostics.divergence import PROBES, along
+from fmwc.diagnostics.divergence import PROBES, along, estimates
 from fmwc.errors import UnknownNameError, UsageError
 from fmwc.sampling import sample
 from tests.conftest import conv_field
@@ -43,6 +43,59 @@ def test_hutchinson_converges_whatever_the_shape(distribution, shape):
     together = divergence(linear, x, t, 800, distribution=distribution, seed=0)
     assert_within(together, A.trace().expand(2), error)
     assert float(error.max()) < 0.3
+
+
+def product_state(count=3):
+    generator = torch.Generator().manual_seed(1)
+    x = {n: torch.rand(count, d, dtype=torch.float64, generator=generator) for n, d in (("place", 2), ("shape", 3))}
+    return x, torch.rand(count, dtype=torch.float64, generator=generator)
+
+
+def jacobian(field, x, t, i):  # -> (5, 5)
+    """∂v/∂x of one sample, with its channels one after the other."""
+
+    def flat(z):
+        v = field.network({"place": z[None, :2], "shape": z[None, 2:]}, t[i : i + 1])
+        return torch.cat([v["place"][0], v["shape"][0]])
+
+    return torch.func.jacrev(flat)(torch.cat([x["place"][i], x["shape"][i]])).detach()
+
+
+def test_of_channels_it_is_the_trace_of_the_whole_jacobian(product):
+    field = product.double()
+    x, t = product_state()
+    found = divergence(field, x, t)
+    for i in range(3):
+        whole = jacobian(field, x, t, i)
+        assert whole[:2, 2:].abs().min() > 0  # channels do depend on one another, and that is no part of it
+        torch.testing.assert_close(found[i], whole.trace())
+
+
+@pytest.mark.parametrize("distribution", PROBES)
+def test_estimates_are_of_single_probes_and_their_mean_is_the_divergence(distribution, product):
+    field = product.double()
+    x, t = product_state()
+    single = estimates(field, x, t, 600, distribution=distribution, seed=0)
+    assert single.shape == (600, 3)
+    mean, _, error, _ = statistics(single)
+    assert_within(mean, divergence(field, x, t), error)
+    # The spread of one probe, by hand: 2 Σ S² for normal w, and without the diagonal for signs (S: symmetric part).
+    for i in range(3):
+        s = (whole := jacobian(field, x, t, i)) / 2 + whole.T / 2
+        variance = 2 * (s.square().sum() - (s.diagonal().square().sum() if distribution == "rademacher" else 0))
+        assert float(single[:, i].var() / variance) == pytest.approx(1, abs=0.3)
+    few = divergence(field, x, t, 5, distribution=distribution, seed=0)
+    torch.testing.assert_close(few, single[:5].mean(0))  # fewer probes are the first of more
+
+
+def test_a_channel_that_the_velocity_does_not_see_adds_nothing():
+    def velocity(x, t):
+        return {"a": 3 * x["a"], "b": x["a"].sum(1, keepdim=True).expand(-1, 3)}
+
+    x = {"a": torch.rand(2, 2), "b": torch.rand(2, 3)}
+    torch.testing.assert_close(divergence(velocity, x, torch.ones(2)), torch.full((2,), 6.0))
+    single = estimates(velocity, x, torch.ones(2), 400, seed=0)
+    assert_within(single.mean(0), torch.full((2,), 6.0), single.std(0) / 20)
 
 
 def test_every_distribution_has_unit_covariance():

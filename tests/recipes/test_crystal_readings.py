@@ -227,9 +227,13 @@ def test_a_thinned_run_is_one_read_less_often(steps, every, field):
 def test_every_score_of_every_channel_is_read(field):
     run = TINY.draw(field, 3, 1, confidence="diagonal")
     scores = reading.scores_of(run)
-    assert scores.keys() == {*SCORES, SCORE, *(f"{c}/{s}" for c in CHANNELS for s in SCORES)}
+    assert scores.keys() == {
+        *(f"{c}/{s}" for c in ("all", *CHANNELS) for s in SCORES),
+        f"all/{SCORE}",
+    }
     assert torch.equal(scores["coord/peak"], run.score("peak", channel="coord"))
-    assert torch.equal(scores["peak"], run.score("peak"))
+    assert torch.equal(scores["all/peak"], run.score("peak"))
+    assert torch.equal(scores[f"all/{SCORE}"], run.score(SCORE))
     good = np.array([True, False, True])
     assert reading.lifts(scores, good)["type/peak"] == lift_of(run.score("type/peak"), good)
 

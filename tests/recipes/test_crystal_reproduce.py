@@ -207,6 +207,7 @@ def test_every_task_is_in_the_cell(whole):
         assert found[kind]["quality"]["structures"] == 24
         assert 0 < found[kind]["quality"]["problems"] < 24  # a network that was hardly trained
         assert math.isfinite(found[kind]["quality"]["mean_e_above_hull"])
+        assert found[kind]["trained"] == {"steps": 6, "of": 6}
     assert found["retrofit"]["sampler"].keys() == {"5 steps, anneal 0"}
     assert setting_of_results(whole) == "crystals"
 
@@ -259,7 +260,7 @@ def test_where_some_are_good_every_reading_is_held_against_them(again, tmp_path,
         those = candidates(reading.crystals_of(run))
         known = [True] * len(those)
         columns = {"name": [c.name for c in those], "e_above_hull": [0.01, 0.5] * (len(those) // 2)}
-        columns |= {name: known for name in SHARES} | {"metastable": [True, False] * (len(those) // 2)}
+        columns |= dict.fromkeys(SHARES, known) | {"metastable": [True, False] * (len(those) // 2)}
         return Judgement({**columns, "problem": [""] * len(those)}, tuple(those))
 
     monkeypatch.setattr(room, "judged", every_other)
@@ -268,16 +269,18 @@ def test_where_some_are_good_every_reading_is_held_against_them(again, tmp_path,
     recipe = dataclasses.replace(TINY, steps=20)
     again(recipe, only="draw:retrofit,draw:samplers,read:retrofit", count=44)
     found = json.loads((tmp_path / "pieces" / "0-retrofit.json").read_text())["numbers"]
-    scores = {*SCORES, SCORE, *(f"{c}/{s}" for c in CHANNELS for s in SCORES)}
+    run = Trajectory.load(tmp_path / "draws" / "retrofit-0.safetensors")
+    scores = reading.scores_of(run).keys()
+    assert {f"{c}/{s}" for c in CHANNELS for s in SCORES} < scores
     assert found["linearised"].keys() == found["every_5th"].keys() == found["diagonal"].keys() == scores
     assert found["heads"].keys() == found["heads_diagonal"].keys() == {"l1", "boosting", "label_free"}
     assert found["thresholds"].keys() == {"0.05", "0.1", "0.2"}  # none is at 0
     assert found["own"]["prevalence"] == 0.5
-    run = Trajectory.load(tmp_path / "draws" / "retrofit-0.safetensors")
     good = torch.arange(44).numpy() % 2 == 0
     assert found["own"]["auprc"] == pytest.approx(reading.lift_of(run.score(SCORE), good)["auprc"])
     assert found["own"]["lift_interval"][0] <= found["own"]["lift"] <= found["own"]["lift_interval"][1]
-    assert found["linearised"][SCORE]["auprc"] == pytest.approx(found["own"]["auprc"])
+    for name in ("type/peak", "lattice/integrated"):
+        assert found["linearised"][name] == pytest.approx(reading.lift_of(run.score(name), good))
     assert found["baselines"]["atoms"] == pytest.approx(reading.lift_of(run.cond["atoms"], good))
     spread = load_file(tmp_path / "draws" / "retrofit-dispersion-0.safetensors")["dispersion"]
     assert found["dispersion"] == pytest.approx(reading.lift_of(spread, good))

@@ -8,11 +8,12 @@ from torch import nn
 
 from fmwc.errors import CheckpointError, UsageError
 from fmwc.field import Reference, attach
-from fmwc.propagate import Diagonal
-from fmwc.sampling import Standard, Trajectory, sample, setting, standard_of
+from fmwc.flow import Space
+from fmwc.propagate import Diagonal, Linearised
+from fmwc.sampling import SCORES, Standard, Trajectory, sample, setting, standard_of
 from fmwc.sampling.scores import within_groups
 from fmwc.state import channels
-from tests.conftest import awaken
+from tests.conftest import PRODUCT, awaken
 
 TENSORS = ("x", "x0", "times", "mean", "var", "grid")
 
@@ -202,6 +203,114 @@ def test_one_class_for_all_is_that_class_for_each(y, asked):
     referenced(asked)
     run = sample(asked, 5, steps=10, y=y)
     torch.testing.assert_close(run.confidence, sample(asked, 5, steps=10, y=torch.full((5,), 2)).confidence)
+
+
+# ---- channels -------------------------------------------------------------------------------------------------------
+
+
+def test_a_score_of_one_channel_by_its_name(product):
+    run = sample(product, 8, steps=10)
+    for channel in ("place", "shape"):
+        for name in SCORES:
+            assert torch.equal(run.score(f"{channel}/{name}"), run.score(name, channel=channel))
+        by_hand = run.var[channel].flatten(2).sum(2).sqrt()  # (R, B)
+        torch.testing.assert_close(run.score(f"{channel}/integrated"), by_hand.mean(0))
+        torch.testing.assert_close(run.score(f"{channel}/peak"), by_hand.max(0).values)
+    assert not torch.equal(run.score("place/peak"), run.score("shape/peak"))
+    ranked = run.ranked_by("shape/integrated")
+    assert torch.equal(ranked.score(), run.score("integrated", channel="shape"))
+    assert torch.equal(ranked.confidence.argsort(), run.score("shape/integrated").argsort(descending=True))
+    assert torch.equal(run.surest(0.5, "shape/peak").x["place"], run.ranked_by("shape/peak").surest(0.5).x["place"])
+
+
+def test_a_window_of_time_by_its_name(product):
+    run = sample(product, 6, steps=10)
+    for name in ("integrated", "temporal_ratio", "shape/integrated"):
+        found = run.score(f"{name}@0.2-0.65")
+        assert torch.equal(found, run.score(name, early=0.2, late=0.65))
+        assert not torch.equal(found, run.score(name))
+    inside = run.var["shape"].flatten(2).sum(2).sqrt()[2:7]  # t = 0.2, …, 0.6
+    torch.testing.assert_close(run.score("shape/integrated@0.2-0.65"), inside.sum(0) / 10)
+    for name, message in (("integrated@0.2", "a window is two times"), ("peak@0.2-0.6", "takes no options")):
+        with pytest.raises(UsageError, match=message):
+            run.score(name)
+
+
+def test_channels_are_added_up_in_their_units(product, tmp_path):
+    heavy = dataclasses.replace(PRODUCT.channels["place"], weight=9.0)
+    weighted = Space({**PRODUCT.channels, "place": heavy})
+    run = sample(product, 6, steps=10, space=weighted)
+    plain = sample(product, 6, steps=10)
+    assert (run.units, plain.units) == ({"place": 9}, {})
+    place, shape = (run.var[c].flatten(2).sum(2) for c in ("place", "shape"))
+    torch.testing.assert_close(run.std, (9 * place + shape).sqrt())
+    torch.testing.assert_close(plain.std, (place + shape).sqrt())
+    assert torch.equal(run.score("place/peak"), plain.score("place/peak"))  # alone it is as it is
+    for other in (run.compact(), run.take(torch.arange(6)), round_trip(run, tmp_path / "run.safetensors")):
+        torch.testing.assert_close(other.score("peak"), run.score("peak"))
+
+
+def test_names_that_are_none_are_named(product, mlp):
+    run = sample(product, 3, steps=10)
+    for name, message in (
+        ("plase/peak", "unknown channel 'plase'; did you mean 'place'. Known: place, shape"),
+        ("place/peek", "unknown score 'peek'; did you mean 'peak'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            run.score(name)
+    with pytest.raises(UsageError, match="unknown channel 'form'"):
+        run.score("peak", channel="form")
+    with pytest.raises(UsageError, match="unknown channel 'place'"):
+        sample(mlp, 3, steps=10).score("place/peak")
+
+
+@pytest.mark.parametrize("transport", [False, 2])
+def test_a_compact_run_keeps_every_score(transport, product, mlp):
+    for field in (product, mlp):
+        run = sample(field, 7, steps=10, transport=transport, keep_states=True)
+        small = run.compact()
+        names = [*SCORES, *(f"{c}/{s}" for c in channels(run.var) if isinstance(run.var, dict) for s in SCORES)]
+        for name in [*names, *(["dispersion"] if transport else [])]:
+            torch.testing.assert_close(small.score(name), run.score(name))
+        torch.testing.assert_close(small.std, run.std)
+        assert torch.equal(small.confidence.argsort(), run.confidence.argsort())
+        assert all(value.shape == (10, 7, 1) for value in channels(small.var).values())
+        assert small.states is None
+        assert same(small.x, run.x)
+        assert same(small.compact().var, small.var)
+
+
+def test_a_compact_run_of_one_number_a_channel_is_the_same(product):
+    """Read by random probes, the variance is one mean a channel, which stands for all of its coordinates."""
+    run = sample(product, 5, steps=10, confidence=Linearised(3))
+    torch.testing.assert_close(run.compact().score("shape/integrated"), run.score("shape/integrated"))
+    torch.testing.assert_close(run.compact().var["shape"], 3 * run.var["shape"].reshape(10, 5, 1))
+
+
+def test_a_compact_run_travels(product, tmp_path):
+    run = sample(product, 5, steps=10)
+    again = round_trip(run.compact(), tmp_path / "small.safetensors")
+    torch.testing.assert_close(again.score("place/peak"), run.score("place/peak"))
+    assert (tmp_path / "small.safetensors").stat().st_size < run.save(tmp_path / "run.safetensors").stat().st_size
+
+
+# ---- as it goes -----------------------------------------------------------------------------------------------------
+
+
+def test_batches_are_handed_over_as_they_are_done(asked):
+    kept, done = [], []
+
+    def keep(part):
+        assert sum(done) == sum(len(p) for p in kept)  # before the next one begins
+        kept.append(part)
+
+    run = sample(asked, 10, steps=4, seed=3, batch=4, keep=keep, progress=done.append, y=Y[:10])
+    assert [len(part) for part in kept] == done == [4, 4, 2]
+    assert {part.seed for part in kept} == {3}
+    for name in ("x", "x0"):
+        assert torch.equal(torch.cat([getattr(part, name) for part in kept]), getattr(run, name))
+    assert torch.equal(torch.cat([part.var for part in kept], 1), run.var)
+    assert torch.equal(torch.cat([part.cond["y"] for part in kept]), Y[:10])
 
 
 # ---- filtering ------------------------------------------------------------------------------------------------------

@@ -32,7 +32,18 @@ SHARED = (1001, 1002, 1003, 1004)  # seeds of the members that the ensembles of 
 # A path, what makes the same weights (to rounding), and what is chosen after training.
 NOT_IDENTITY = ("save_every", "minutes", "data", "compiled", "noise_compiled", "steps", "anneal", "references")
 # What a network without noise does not depend on.
-OF_NOISE = ("method", "beta", "prior_rate", "cycles", "warmup", "exclude", "width", "noise_steps", "noise_lr")
+OF_NOISE = (
+    "method",
+    "beta",
+    "prior_rate",
+    "cycles",
+    "warmup",
+    "exclude",
+    "width",
+    "noise_steps",
+    "noise_batch",
+    "noise_lr",
+)
 
 Say = Callable[[str], None]
 
@@ -48,7 +59,7 @@ class Bench:
     def __init__(self, recipe: Any, models: Path, device: torch.device, say: Say) -> None:
         self.recipe, self.models, self.device, self.say = recipe, models, device, say
 
-    def made(self, name: str, recipe: Any, module: nn.Module, fit: Callable[..., None]) -> None:
+    def made(self, name: str, recipe: Any, module: nn.Module, fit: Callable[..., int | None]) -> None:
         """Fills `module` with the weights of an earlier run of the same recipe, or fits and keeps them."""
         path = self.models / f"{name}-{recipe.decay}-{recipe.seed}.safetensors"
         aside = NOT_IDENTITY + (OF_NOISE if name == "flow" else ())
@@ -66,11 +77,18 @@ class Bench:
             return
         clock = Clock(self.device)
         point = path.with_suffix(".resume")
-        fit(recipe, module, resume=point)
+        steps = fit(recipe, module, resume=point)
         tensors = {k: v.detach().cpu().contiguous() for k, v in module.state_dict().items()}
-        write_bytes(path, to_bytes(tensors, {"recipe": identity}))
+        write_bytes(path, to_bytes(tensors, {"recipe": identity, "steps": str(steps or recipe.iterations)}))
         point.unlink(missing_ok=True)
         self.say(f"trained {name}, {recipe.decay}, seed {recipe.seed}: {clock.seconds:.0f} s")
+
+    def trained(self, name: str, seed: int) -> dict[str, int]:
+        """How many steps a network was trained for, and of how many: a clock may have stopped it."""
+        recipe = self.at(seed)
+        with safe_open(self.models / f"{name}-{recipe.decay}-{seed}.safetensors", framework="pt") as file:
+            done = (file.metadata() or {}).get("steps", recipe.iterations)
+        return {"steps": int(done), "of": recipe.iterations}
 
     @cached_property
     def data(self) -> str:

@@ -74,11 +74,13 @@ def _report(progress: Progress | None, stage: str, total: int) -> Callable[[int,
 
 def _train(
     recipe: Recipe, module: nn.Module, loss: Callable[..., Tensor], stage: str, progress: Any, resume: Path | None
-) -> None:
+) -> int:
+    """Trains by the recipe's plan; returns how many steps were taken, which a clock may make fewer than planned."""
     data, cond = recipe.rows()
     show = _report(progress, stage, recipe.plan.iterations)
-    train(module, loss, data, recipe.plan, cond=cond, resume=resume, progress=show)
+    history = train(module, loss, data, recipe.plan, cond=cond, resume=resume, progress=show)
     _settle(recipe, module)
+    return history[-1][0] if history else recipe.plan.iterations  # a run that was complete already took none
 
 
 def _settle(recipe: Recipe, module: nn.Module) -> None:
@@ -89,17 +91,17 @@ def _settle(recipe: Recipe, module: nn.Module) -> None:
 
 def fit_network(
     recipe: Recipe, network: nn.Module, progress: Progress | None = None, resume: Path | None = None
-) -> None:
+) -> int:
     """Trains a plain flow."""
     space = recipe.space()
 
     def loss(x1: Tensor, randomness: Stream, beta: Tensor, **cond: Any) -> Tensor:
         return flow_matching(network, space, x1, seed=randomness, **cond)
 
-    _train(recipe, network, loss, "flow", progress, resume)
+    return _train(recipe, network, loss, "flow", progress, resume)
 
 
-def fit_dropout(recipe: Recipe, dropout: Dropout, progress: Progress | None = None, resume: Path | None = None) -> None:
+def fit_dropout(recipe: Recipe, dropout: Dropout, progress: Progress | None = None, resume: Path | None = None) -> int:
     """Trains a flow with dropout on."""
     space = recipe.space()
 
@@ -109,19 +111,19 @@ def fit_dropout(recipe: Recipe, dropout: Dropout, progress: Progress | None = No
 
         return flow_matching(dropped, space, x1, seed=randomness, **cond)
 
-    _train(recipe, dropout, loss, "dropout", progress, resume)
+    return _train(recipe, dropout, loss, "dropout", progress, resume)
 
 
 def fit_head(
     recipe: Recipe, head: HeteroscedasticHead, progress: Progress | None = None, resume: Path | None = None
-) -> None:
+) -> int:
     """Trains UA-Flow's two heads."""
     space = recipe.space()
 
     def loss(x1: Tensor, randomness: Stream, beta: Tensor, **cond: Any) -> Tensor:
         return nll(head, space, x1, randomness, **cond)
 
-    _train(recipe, head, loss, "head", progress, resume)
+    return _train(recipe, head, loss, "head", progress, resume)
 
 
 def fit_variance(
@@ -139,13 +141,13 @@ def fit_variance(
     train(head, loss, data, plan, cond=cond, resume=resume, progress=show)
 
 
-def fit_joint(recipe: Recipe, field: Field, progress: Progress | None = None, resume: Path | None = None) -> None:
+def fit_joint(recipe: Recipe, field: Field, progress: Progress | None = None, resume: Path | None = None) -> int:
     """Trains flow and noise together (eq:elbo-param)."""
 
     def loss(x1: Tensor, randomness: Stream, beta: Tensor, **cond: Any) -> Tensor:
         return elbo(field, x1, beta, seed=randomness, **cond)
 
-    _train(recipe, field, loss, "joint", progress, resume)
+    return _train(recipe, field, loss, "joint", progress, resume)
 
 
 def fit_retrofit(recipe: Recipe, field: Field, progress: Progress | None = None, resume: Path | None = None) -> None:
@@ -156,7 +158,7 @@ def fit_retrofit(recipe: Recipe, field: Field, progress: Progress | None = None,
         data,
         recipe.noise_steps,
         beta=recipe.plan.beta,
-        batch=recipe.plan.batch,
+        batch=getattr(recipe, "noise_batch", recipe.plan.batch),
         lr=recipe.noise_lr,
         seed=derive(recipe.seed, "retrofit"),
         precision=recipe.plan.precision,

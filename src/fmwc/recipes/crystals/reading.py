@@ -15,15 +15,27 @@ from fmwc.confidence.heads import HEADS, fit_head
 from fmwc.data.crystals import Crystals, decode
 from fmwc.diagnostics.agreement import agreement
 from fmwc.metrics.crystals import Judgement, judge
+from fmwc.metrics.crystals.judge import METASTABLE
 from fmwc.metrics.ranking import auprc, retention
 from fmwc.recipes.crystals.recipe import SCORE
 from fmwc.sampling import SCORES, Trajectory
 
-__all__ = ["CHANNELS", "bootstrap", "crystals_of", "good_of", "heads_of", "hutchinson_rows", "lift_of", "quality_of"]
+__all__ = [
+    "CHANNELS",
+    "bootstrap",
+    "crystals_of",
+    "good_of",
+    "heads_of",
+    "hutchinson_rows",
+    "lift_of",
+    "quality_of",
+    "read_run",
+]
 
 CHANNELS = ("type", "coord", "lattice")
 LEVELS = (5.0, 95.0)  # percentiles of a bootstrap interval
 RESAMPLES = 1_000
+THRESHOLDS = (0.0, 0.05, METASTABLE, 0.2)  # eV/atom above the hull that count as good
 FEWEST = 10  # of each kind that a head is fitted on
 TOP = (0.05, 0.10)  # what a laboratory buys: the surest of them
 
@@ -98,13 +110,40 @@ def heads_of(run: Trajectory, good: np.ndarray, label_free: Tensor) -> dict[str,
 
 
 def scores_of(run: Trajectory, channels: tuple[str, ...] = CHANNELS) -> dict[str, Tensor]:
-    """Every score of all channels, of each channel (`channel/score`), and the one that is chosen."""
-    names = [*SCORES, SCORE, *(f"{c}/{name}" for c in channels for name in SCORES)]
-    return {name: run.score(name) for name in names}
+    """Every score of all channels (`all/score`), the one that is chosen among them, and of each channel."""
+    found = {f"all/{name}": run.score(name) for name in (*SCORES, SCORE)}
+    return found | {f"{c}/{name}": run.score(f"{c}/{name}") for c in channels for name in SCORES}
 
 
 def lifts(scores: Mapping[str, Tensor], good: np.ndarray) -> dict[str, dict[str, Any]]:
     return {name: lift_of(score.cpu(), good) for name, score in scores.items()}
+
+
+def read_run(run: Trajectory, judgement: Judgement) -> dict[str, Any]:
+    """How good a run's structures are, and how well its variance finds the good ones; every number with its floor."""
+    good, above = good_of(judgement), np.array(judgement["e_above_hull"], float)
+    found: dict[str, Any] = {"quality": quality_of(judgement)}
+    if not 0 < good.sum() < len(good):
+        return found
+    own, size = run.score(SCORE), run.cond["atoms"].cpu().double()
+    return {
+        **found,
+        "own": lift_of(own.cpu(), good, intervals=True),
+        "linearised": lifts(scores_of(run), good),
+        "heads": heads_of(run, good, own.cpu()),
+        "thresholds": {str(e): lift_of(own.cpu(), above <= e) for e in THRESHOLDS if (above <= e).any()},
+        "baselines": {
+            "atoms": lift_of(size, good),
+            "elements": lift_of(np.array([len({*c.numbers.tolist()}) for c in judgement.candidates]), good),
+        },
+        "beyond size": lift_of(_beyond(own.cpu(), size), good, intervals=True),
+    }
+
+
+def _beyond(score: Tensor, size: Tensor) -> Tensor:
+    """What a score says that the number of atoms does not: the residual of a parabola in their logarithms."""
+    x, y = size.log().numpy(), score.double().clamp_min(1e-12).log().numpy()
+    return torch.as_tensor(y - np.polyval(np.polyfit(x, y, 2), x))
 
 
 def thinned(run: Trajectory, every: int) -> Trajectory:

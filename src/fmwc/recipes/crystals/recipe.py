@@ -62,6 +62,7 @@ class Mp20:
     exclude: str = "*.from_offset"  # a glob over layers without noise: the waves of a pair, half of the cost of noise
     width: int = 64  # of the inference networks
     noise_steps: int = 2_000  # of the retrofit
+    noise_batch: int = 256
     noise_lr: float = 1e-3
     precision: str = "bf16"  # a GPU's
     compiled: bool = True
@@ -109,7 +110,8 @@ class Mp20:
             network = CSPNet(self.hidden, self.layers, self.frequencies, self.time_features, BITS, WIDTH)
         _scale(network, self)
         if self.stratified:
-            network.rooms[self.batch] = _room(self.rows()[1]["atoms"], self.batch)
+            sizes = self.rows()[1]["atoms"]
+            network.rooms |= {batch: _room(sizes, batch) for batch in (self.batch, self.noise_batch)}
         return network
 
     def attach(self, network: nn.Module) -> Field:

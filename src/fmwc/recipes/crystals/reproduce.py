@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
@@ -20,7 +19,6 @@ from torch import Tensor
 from fmwc.errors import UsageError, pick
 from fmwc.files import write_bytes, write_json, write_text
 from fmwc.metrics.crystals import Judgement
-from fmwc.metrics.crystals.judge import METASTABLE
 from fmwc.metrics.crystals.table import csv_text
 from fmwc.propagate import Diagonal, Linearised
 from fmwc.randomness import derive
@@ -34,10 +32,11 @@ from fmwc.recipes.crystals.reading import (
     lift_of,
     lifts,
     quality_of,
+    read_run,
     scores_of,
     thinned,
 )
-from fmwc.recipes.crystals.recipe import SCORE, Mp20
+from fmwc.recipes.crystals.recipe import EVERY, SCORE, Mp20
 from fmwc.recipes.fitting import finish
 from fmwc.recipes.recipe import Clock, provenance
 from fmwc.sampling import Trajectory
@@ -45,7 +44,6 @@ from fmwc.sampling import Trajectory
 __all__ = ["DRAWS", "READINGS", "SAMPLERS", "reproduce"]
 
 ESTIMATORS: dict[str, Any] = {"linearised": Linearised(16), "diagonal": Diagonal()}
-THRESHOLDS = (0.0, 0.05, METASTABLE, 0.2)  # eV/atom above the hull that count as good
 SAMPLERS = (
     (20, 3.0),
     (50, 0.0),
@@ -88,7 +86,7 @@ class Desk:
 # ---- drawing ------------------------------------------------------------------------------------------------------
 
 
-def _draw_field(desk: Desk, kind: str) -> None:
+def _draw_field(desk: Desk, kind: str) -> dict[str, Any]:
     field = getattr(desk.bench, kind)(desk.seed)
     run = draw_linearised(desk.recipe, field, desk.count, desk.fresh)
     plain = desk.recipe.draw(field.network, desk.count, desk.fresh, confidence=False)
@@ -98,14 +96,15 @@ def _draw_field(desk: Desk, kind: str) -> None:
     draw_diagonal(desk.recipe, field, desk.count, desk.fresh).save(desk.file(f"{kind}-diagonal"))
     spread = {"dispersion": draw_dispersion(desk.recipe, field, run, desk.draws).cpu()}
     write_bytes(desk.file(f"{kind}-dispersion"), save(spread))
+    return {"trained": desk.bench.trained("joint" if kind == "joint" else "flow", desk.seed)}
 
 
-def draw_retrofit(desk: Desk) -> None:
-    _draw_field(desk, "retrofit")
+def draw_retrofit(desk: Desk) -> dict[str, Any]:
+    return _draw_field(desk, "retrofit")
 
 
-def draw_joint(desk: Desk) -> None:
-    _draw_field(desk, "joint")
+def draw_joint(desk: Desk) -> dict[str, Any]:
+    return _draw_field(desk, "joint")
 
 
 def draw_sweep(desk: Desk) -> None:
@@ -129,7 +128,7 @@ def draw_samplers(desk: Desk) -> None:
         run.save(desk.file(f"sampler-{steps}-{anneal:g}"))
 
 
-DRAWS: dict[str, Callable[[Desk], None]] = {
+DRAWS: dict[str, Callable[[Desk], Any]] = {
     "retrofit": draw_retrofit,
     "joint": draw_joint,
     "sweep": draw_sweep,
@@ -149,25 +148,19 @@ def _judged(desk: Desk, name: str, run: Trajectory) -> Judgement:
 def _read_field(desk: Desk, kind: str) -> dict[str, Any]:
     run, diagonal = desk.run(kind), desk.run(f"{kind}-diagonal")
     judgement = _judged(desk, kind, run)
-    good, above = good_of(judgement), np.array(judgement["e_above_hull"], float)
-    quality = {"quality": quality_of(judgement), "bit_for_bit": True}  # or it would not have been drawn
-    if not 0 < good.sum() < len(good):
-        return quality
-    own = run.score(SCORE)
+    drawn = json.loads((desk.out / "pieces" / f"{desk.seed}-draw-{kind}.json").read_text())["numbers"]
+    found: dict[str, Any] = {**read_run(run, judgement), **drawn, "bit_for_bit": True}  # or it would not be drawn
+    good = good_of(judgement)
+    if "own" not in found:  # nothing to tell apart
+        return found
     spread = load_file(desk.file(f"{kind}-dispersion"))["dispersion"]
-    found: dict[str, Any] = {
-        **quality,
-        "own": lift_of(own, good, intervals=True),
-        "linearised": lifts(scores_of(run), good),
-        "every_5th": lifts(scores_of(thinned(run, 5)), good),
+    return {
+        **found,
+        "every_5th": lifts(scores_of(thinned(run, EVERY)), good),
         "diagonal": lifts(scores_of(diagonal), good),
         "dispersion": lift_of(spread, good),
-        "heads": heads_of(run, good, own),
-        "heads_diagonal": heads_of(diagonal, good, own),
-        "thresholds": {str(e): lift_of(own, above <= e) for e in THRESHOLDS if (above <= e).any()},
-        "baselines": {"atoms": lift_of(run.cond["atoms"], good)},
+        "heads_diagonal": heads_of(diagonal, good, run.score(SCORE)),
     }
-    return found
 
 
 def read_retrofit(desk: Desk) -> dict[str, Any]:
