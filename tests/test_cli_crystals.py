@@ -125,10 +125,9 @@ BAD = {
     "channel": (("--score", "typ/peak"), "unknown channel 'typ'; did you mean 'type'"),
     "window": (("--score", "integrated@late"), "a window is two times"),
 }
-UNSAID = pytest.mark.xfail(strict=True, reason="a table without confidence is written, and nothing is said")
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=UNSAID if c in ("channel", "window") else ()) for c in BAD])
+@pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_line_and_exit_code_2(case, run, trained, tmp_path):
     words, expected = BAD[case]
     code, _, err = run("sample", trained, "-n", 2, "--steps", 4, "--device", "cpu", "--out", tmp_path / "out", *words)

@@ -20,6 +20,7 @@ from fmwc.recipes.bench import setting_of_results
 from fmwc.recipes.recipe import Clock, pick_device, provenance
 from fmwc.report.crystal_files import write_table
 from fmwc.sampling import SCORES, STEPPERS
+from fmwc.sampling.scores import parsed
 from fmwc.sampling.trajectory import DISPERSION
 from fmwc.settings import SETTINGS, Setting
 from fmwc.settings.judging import judge_files, judged_rows, judged_summary
@@ -179,10 +180,9 @@ def sample(
     if keep < 1 and propagation == "none" and not transport:
         raise UsageError("--keep needs a confidence to go by; leave out --propagation none")
     pick(STEPPERS, stepper, "stepper")
+    channel, named, _ = parsed(score)  # type/integrated@0.6-0.9: of a channel, in a window
     if score:
-        pick(
-            dict.fromkeys([*SCORES, DISPERSION]), score.split("/")[-1].split("@")[0], "score"
-        )  # of a channel, in a window
+        pick(dict.fromkeys([*SCORES, DISPERSION]), named, "score")
     if score == DISPERSION and not transport:
         raise UsageError("--score dispersion is read from transported variance; add --transport")
     if count < 1 or steps < 1 or every < 0:
@@ -192,7 +192,10 @@ def sample(
     chosen = _setting_of(checkpoint, judge)
     field = fmwc.load(checkpoint, device=pick_device(device))
     chosen.conditions(field, 1, label)  # a class that does not exist is said before a folder is made
-    if judge:
+    chosen.check_format(format)
+    if channel is not None and field.space is not None:
+        pick(field.space.channels, channel, "channel")
+    if judge or chosen.judges:
         chosen.require_judge(field)
     new_folder(out, force=force)
     with sampling_bar("drawing samples", count) as bar:

@@ -298,7 +298,10 @@ def test_a_pass_in_a_pass_has_its_own_rows_and_gives_them_back():
             pass
         assert list(noise.running.owners) == [4]
     assert noise.running.owners == {}
-    with pytest.raises(ShapeError, match="as many as there are samples"), noise.during(Pass(), t, [torch.zeros(len(t))]):
+    with (
+        pytest.raises(ShapeError, match="as many as there are samples"),
+        noise.during(Pass(), t, [torch.zeros(len(t))]),
+    ):
         pass
 
 

@@ -144,7 +144,6 @@ def test_the_room_is_hardly_larger_than_what_is_drawn(batch):
     assert all_pairs < pairs <= 1.05 * all_pairs + 64
 
 
-@pytest.mark.xfail(strict=True, reason="_room compares the numbers before they are rounded up to a multiple of 64")
 @pytest.mark.parametrize(("sizes", "batch"), [([1, 3], 2), ([1] * 60 + [2] * 4, 64)], ids=["atoms", "crystals"])
 def test_rows_of_crystals_atoms_and_pairs_are_told_apart_by_their_number(sizes, batch):
     rows, pairs = _room(torch.tensor(sizes), batch)

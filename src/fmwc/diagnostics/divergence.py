@@ -86,10 +86,14 @@ def _linearised(
     """The velocity, and what pulls a probe back through it: (∂v/∂x)ᵀw, one tensor a channel."""
     x = each(lambda c: c.detach().requires_grad_(), x)
     v = velocity(x, t, **cond)
-    inputs, outputs = list(channels(x).values()), list(channels(v).values())
+    inputs = list(channels(x).values())
+    moved = [name for name, value in channels(v).items() if value.requires_grad]  # a constant has no slope
 
     def pull(w: State) -> list[Tensor]:
-        found = torch.autograd.grad(outputs, inputs, list(channels(w).values()), retain_graph=True, allow_unused=True)
+        if not moved:
+            return [torch.zeros_like(c) for c in inputs]
+        ends, probes = ([channels(state)[name] for name in moved] for state in (v, w))
+        found = torch.autograd.grad(ends, inputs, probes, retain_graph=True, allow_unused=True)
         return [torch.zeros_like(c) if g is None else g for g, c in zip(found, inputs, strict=True)]
 
     return v, pull

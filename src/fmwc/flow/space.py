@@ -202,7 +202,8 @@ class Space:
         known = {m.__name__: m for m in (Euclidean, FlatTorus, Lattice)}
 
         def channel(about: dict[str, Any]) -> Channel:
-            manifold = pick(known, about["manifold"], "manifold")(**about.get("options", {}))
+            options = {k: tuple(v) if isinstance(v, list) else v for k, v in about.get("options", {}).items()}
+            manifold = pick(known, about["manifold"], "manifold")(**options)
             rest = {k: v for k, v in about.items() if k not in ("shape", "manifold", "options")}
             return Channel(tuple(about["shape"]), manifold, **rest)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fmwc.errors import UsageError, pick
 
-__all__ = ["EARLY", "LATE", "SCORES", "Standard", "score", "standard_of", "within_groups"]
+__all__ = ["EARLY", "LATE", "SCORES", "Standard", "parsed", "score", "standard_of", "within_groups"]
 
 # The windows of the temporal ratio: the best and steadiest over validation seeds with the linearised variance
 # (results/checkerboard, windows).
@@ -28,7 +28,12 @@ def endpoint(std: Tensor, times: Tensor, weights: Tensor) -> Tensor:
 
 def integrated(std: Tensor, times: Tensor, weights: Tensor, early: float = 0.0, late: float = 1.0) -> Tensor:
     """Σ ‖σ_t‖ Δt, over the whole way or over early ≤ t < late."""
-    return (std * weights * ((times >= early) & (times < late))).sum(0)
+    window = (times >= early) & (times < late)
+    if not bool(window.any(0).all()):
+        raise UsageError(
+            f"the variance was not read for {early} ≤ t < {late}; read it at more steps, or choose another score"
+        )
+    return (std * weights * window).sum(0)
 
 
 def temporal_ratio(std: Tensor, times: Tensor, weights: Tensor, early: float = EARLY, late: float = LATE) -> Tensor:
@@ -101,6 +106,23 @@ class Standard(NamedTuple):
             raise UsageError(f"the reference holds no samples with {self.cond} = {strange[0]}, so none can be compared")
         logarithm = raw.clamp_min(torch.finfo(raw.dtype).tiny).log()
         return (logarithm - self.centre.to(raw)[groups]) / self.spread.to(raw)[groups]
+
+
+def parsed(name: str) -> tuple[str | None, str, dict[str, float]]:
+    """A score's name in its parts: the channel it reads, the score, and its window of time.
+
+    >>> parsed("coord/integrated@0.6-0.9")
+    ('coord', 'integrated', {'early': 0.6, 'late': 0.9})
+    """
+    channel, _, rest = name.rpartition("/")
+    score, _, window = rest.partition("@")
+    if not window:
+        return channel or None, score, {}
+    try:
+        early, late = (float(end) for end in window.split("-"))
+    except ValueError as error:
+        raise UsageError(f"a window is two times, integrated@0.6-0.9; got '@{window}'") from error
+    return channel or None, score, {"early": early, "late": late}
 
 
 def standard_of(cond: str, raw: Tensor, groups: Tensor) -> Standard:  # (B,), (B,)

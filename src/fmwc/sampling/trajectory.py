@@ -16,7 +16,7 @@ from torch import Tensor
 from fmwc.errors import CheckpointError, UsageError, nearest
 from fmwc.files import write_bytes
 from fmwc.propagate import Transported
-from fmwc.sampling.scores import SCORES, Standard, standard_of, within_groups
+from fmwc.sampling.scores import SCORES, Standard, parsed, standard_of, within_groups
 from fmwc.sampling.scores import score as read
 from fmwc.state import SINGLE, batch_size, channels, each
 
@@ -106,15 +106,8 @@ class Trajectory:
         return raw
 
     def _raw(self, name: str, channel: str | None, options: dict[str, float]) -> Tensor:
-        if "/" in name:
-            channel, _, name = name.partition("/")
-        if "@" in name:
-            name, _, window = name.partition("@")
-            try:
-                early, late = (float(end) for end in window.split("-"))
-            except ValueError as error:
-                raise UsageError(f"a window is two times, integrated@0.6-0.9; got '@{window}'") from error
-            options = {"early": early, "late": late, **options}
+        of, name, window = parsed(name)
+        channel, options = channel or of, {**window, **options}
         if name == DISPERSION:
             if self.transported is None:
                 raise UsageError("dispersion is read from transported variance: sample(..., transport=True)")

@@ -18,7 +18,7 @@ from fmwc.data.crystals import Crystals
 from fmwc.errors import DataError, UsageError, pick
 from fmwc.field import Field
 from fmwc.files import write_bytes
-from fmwc.metrics.crystals import CALCULATORS, Judgement
+from fmwc.metrics.crystals import CALCULATORS, Judgement, calculator
 from fmwc.randomness import derive
 from fmwc.recipes.crystals.reading import CHANNELS, crystals_of, good_of, judged, lift_of, read_run
 from fmwc.recipes.crystals.recipe import EVERY, PRESETS, READ_BY, Mp20, batch_for
@@ -47,7 +47,7 @@ class CrystalSetting(Setting):
 
     name, presets = "crystals", PRESETS
     bad, kept = "above 0.1 eV/atom or not to be judged", 0.1
-    draws, seeds, every, reading = 5, "0", EVERY, READ_BY
+    draws, seeds, every, reading, judges = 5, "0", EVERY, READ_BY, True
 
     def __init__(self, calculator: str = "chgnet") -> None:
         self.calculator = calculator
@@ -57,6 +57,9 @@ class CrystalSetting(Setting):
         if ":" not in judge:
             pick(CALCULATORS, judge, "calculator")
         return CrystalSetting(judge)
+
+    def require_judge(self, field: Field) -> None:
+        calculator(self.calculator)
 
     def count(self, device: torch.device) -> int:
         return 2_500 if device.type == "cuda" else 60
@@ -125,7 +128,7 @@ class CrystalSetting(Setting):
 
     def write_samples(self, run: Trajectory, out: Path, format: str = "") -> list[Path]:
         """Structures as CIF files or one extended XYZ, the table as CSV and Parquet, and a picture, surest first."""
-        pick(FORMATS, format or "cif", "format")
+        self.check_format(format)
         judgement, table = self.judgement(run), self.table(run)
         written = [run.compact().save(out / "samples.safetensors")]
         if format != "extxyz":
@@ -141,6 +144,9 @@ class CrystalSetting(Setting):
             written.append(write_bytes(out / "crystals.png", figures.png(picture)))
         shutil.rmtree(out / PARTS, ignore_errors=True)
         return written
+
+    def check_format(self, format: str) -> None:
+        pick(FORMATS, format or "cif", "format")
 
     def keep(self, out: Path) -> Callable[[Trajectory], None]:
         """Saves each batch as it is drawn, so that a run that dies leaves what it had."""

@@ -42,10 +42,12 @@ class Setting(ABC):
         others: Scores its short table reads beside a run's own.
         draws: Stochastic trajectories its dispersion is held against.
         seeds: The seeds its results are made with.
+        judges: Whether samples are judged as they are written.
         every: The variance is read at every k-th step, if nothing is said, and
         reading: by this estimator; `True` is the library's own choice.
     """
 
+    judges: bool = False
     every: int = 1
     reading: Any = True
     name: str
@@ -150,14 +152,17 @@ class Setting(ABC):
             ]
         return rows
 
+    def check_format(self, format: str) -> None:
+        """Raises where samples are not written in this format; empty is the setting's own."""
+        if format:
+            raise UsageError(f"samples of {self.name} have one format; leave out --format")
+
     def keep(self, out: Path) -> Callable[[Trajectory], None] | None:
         """Saves each batch of a long run as it is drawn, where that is worth it."""
         return None
 
     def write_samples(self, run: Trajectory, out: Path, format: str = "") -> list[Path]:
         """Writes samples.safetensors and samples.csv."""
-        if format:
-            raise UsageError(f"samples of {self.name} have one format; leave out --format")
         columns = {f"x_{i}": column.tolist() for i, column in enumerate(run.x.T)} if run.x.ndim == 2 else {}
         columns |= {name: value.tolist() for name, value in run.cond.items() if value.ndim == 1}
         with suppress(UsageError):  # a run too short for its score is still worth having

@@ -99,7 +99,7 @@ def lift_of(score: Tensor | np.ndarray, good: np.ndarray, *, intervals: bool = F
 def heads_of(run: Trajectory, good: np.ndarray, label_free: Tensor) -> dict[str, dict[str, Any]]:
     """Learned heads on the second half, fitted on the first, beside a label-free score on the same half.
 
-    A head sees the variance of each channel at every time, and the number of atoms.
+    A head sees the variance of each channel at every time.
     """
     half = len(good) // 2
     if min(np.bincount(good[:half], minlength=2).min(), good[half:].sum()) < FEWEST:
@@ -143,7 +143,8 @@ def read_run(run: Trajectory, judgement: Judgement) -> dict[str, Any]:
 def _beyond(score: Tensor, size: Tensor) -> Tensor:
     """What a score says that the number of atoms does not: the residual of a parabola in their logarithms."""
     x, y = size.log().numpy(), score.double().clamp_min(1e-12).log().numpy()
-    return torch.as_tensor(y - np.polyval(np.polyfit(x, y, 2), x))
+    degree = min(2, len(np.unique(x)) - 1)
+    return torch.as_tensor(y - np.polyval(np.polyfit(x, y, degree), x))
 
 
 def thinned(run: Trajectory, every: int) -> Trajectory:

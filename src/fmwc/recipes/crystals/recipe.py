@@ -78,7 +78,17 @@ class Mp20:
 
     def __post_init__(self) -> None:
         pick({"retrofit": 0, "joint": 0}, self.method, "method")
-        for name in ("hidden", "layers", "frequencies", "time_features", "width", "noise_steps", "steps", "references"):
+        for name in (
+            "hidden",
+            "layers",
+            "frequencies",
+            "time_features",
+            "width",
+            "noise_steps",
+            "noise_batch",
+            "steps",
+            "references",
+        ):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is at least 1, got {getattr(self, name)}")
         if not 0 < self.prior_rate < 1:
@@ -111,7 +121,7 @@ class Mp20:
         _scale(network, self)
         if self.stratified:
             sizes = self.rows()[1]["atoms"]
-            network.rooms |= {batch: _room(sizes, batch) for batch in (self.batch, self.noise_batch)}
+            network.rooms |= {batch: _room(sizes, batch) for batch in (self.batch, min(self.noise_batch, len(sizes)))}
         return network
 
     def attach(self, network: nn.Module) -> Field:
@@ -174,8 +184,11 @@ def _room(atoms: Tensor, batch: int) -> tuple[int, int]:
     """The most atoms and pairs a stratified batch of sorted sizes can have: the last of every slice."""
     ends = ((torch.arange(batch) + 1) * (len(atoms) / batch)).ceil().long().clamp_max(len(atoms) - 1)
     most = atoms[ends]
-    total, pairs = int(most.sum()), int((most * (most - 1)).sum())
-    return -(-total // 64) * 64, -(-(pairs + 1) // 64) * 64 + 64 * (total == pairs)
+    rows = -(-int(most.sum()) // 64) * 64
+    pairs = -(-max(1, int((most * (most - 1)).sum())) // 64) * 64
+    while pairs in (batch, rows):  # rows of crystals, atoms and pairs are told apart by their number
+        pairs += 64
+    return rows, pairs
 
 
 PRESETS: dict[str, Mp20] = {
