@@ -21,6 +21,7 @@ __all__ = [
     "NotFiniteError",
     "OutputError",
     "ShapeError",
+    "StoppedError",
     "UnknownNameError",
     "UsageError",
     "nearest",
@@ -64,6 +65,10 @@ class CheckpointError(FmwcError):
 
 class DataError(FmwcError):
     """Data that is missing, cut off or of another kind."""
+
+
+class StoppedError(FmwcError):
+    """Work that a clock stopped, and that goes on where it was when it is asked for again."""
 
 
 class OutputError(FmwcError):

@@ -15,10 +15,11 @@ import fmwc.training
 from fmwc.checkpoint import about, load
 from fmwc.data.crystals import decode, encode
 from fmwc.eightbit import round_weights
-from fmwc.errors import UsageError
+from fmwc.errors import StoppedError, UsageError
 from fmwc.flow import FlatTorus
 from fmwc.propagate import Linearised
 from fmwc.randomness import Stream, derive
+from fmwc.recipes.bench import Bench
 from fmwc.recipes.crystals.recipe import EVERY, PRESETS, SCORE, Mp20, _room
 from fmwc.recipes.fitting import fit, fit_joint, fit_network
 from fmwc.sampling import setting
@@ -314,7 +315,8 @@ def test_stopped_by_the_clock_and_called_again_it_reaches_the_same_weights(
     ticks = itertools.count()
     monkeypatch.setattr(fmwc.training, "time", SimpleNamespace(monotonic=lambda: next(ticks)))  # a second a look
     stopped = build(TINY)
-    train(dataclasses.replace(TINY, minutes=seconds / 60), stopped, resume=point)
+    with pytest.raises(StoppedError, match="run again to go on"):
+        train(dataclasses.replace(TINY, minutes=seconds / 60), stopped, resume=point)
     assert not identical(weights(stopped), weights(undisturbed))
     assert point.exists()
     monkeypatch.undo()
@@ -323,11 +325,23 @@ def test_stopped_by_the_clock_and_called_again_it_reaches_the_same_weights(
     assert identical(weights(resumed), weights(undisturbed))
 
 
-def test_a_run_stopped_by_the_clock_leaves_a_checkpoint(tmp_path, monkeypatch):
+def test_a_run_stopped_by_the_clock_leaves_a_checkpoint_where_that_is_enough(tmp_path, monkeypatch):
     ticks = itertools.count()
     monkeypatch.setattr(fmwc.training, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
     told = []
-    recipe = dataclasses.replace(TINY, minutes=4 / 60, references=1)
+    recipe = dataclasses.replace(TINY, minutes=4 / 60, enough=0.1, references=1)
     field = fit(recipe, tmp_path / "model", CPU, lambda *a: told.append(a[:2]))
     assert told == [("noise", 2)]  # the flow never came to its last step
     assert identical(weights(load(tmp_path / "model")), weights(field))
+
+
+def test_a_given_flow_is_taken_as_it_is(tmp_path):
+    first = fit(TINY, tmp_path / "first", CPU)
+    given = dataclasses.replace(TINY, flow=str(tmp_path / "first"), seed=7)
+    second = fit(given, tmp_path / "second", CPU)
+    assert identical(weights(second.network), weights(first.network))
+    assert not identical(weights(second.noise), weights(first.noise))
+    bench = Bench(given, tmp_path / "models", CPU, print)
+    assert identical(weights(bench.flow(7)), weights(first.network))
+    assert bench.trained("flow", 7) == {"steps": TINY.iterations, "of": TINY.iterations}
+    assert not (tmp_path / "models").exists()

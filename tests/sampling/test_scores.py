@@ -60,7 +60,8 @@ def test_windows_of_the_ratio_are_options():
 def test_the_window_of_integrated_is_an_option():
     found = tiny().score("integrated", early=0.2, late=0.9)  # readings at 0.2 and 0.7
     torch.testing.assert_close(found, torch.tensor([4 * 0.5 + 1 * 0.2, 1 * 0.5 + 5 * 0.2], dtype=torch.float64))
-    assert not tiny().score("integrated", early=0.95).any()
+    with pytest.raises(UsageError, match=r"not read for 0.95 ≤ t < 1"):  # a window that was not read says nothing
+        tiny().score("integrated", early=0.95)
 
 
 @pytest.mark.parametrize("cut", [0.0, 0.2, 0.5, 0.9, 1.0])

@@ -19,10 +19,11 @@ from safetensors.torch import save as to_bytes
 from torch import nn
 
 from fmwc.baselines import Dropout, HeteroscedasticHead
+from fmwc.checkpoint import about
 from fmwc.data import fingerprint
 from fmwc.errors import CheckpointError
 from fmwc.files import write_bytes
-from fmwc.recipes.fitting import fit_dropout, fit_head, fit_joint, fit_network, fit_retrofit, fit_variance
+from fmwc.recipes.fitting import fit_dropout, fit_head, fit_joint, fit_network, fit_retrofit, fit_variance, take_flow
 from fmwc.recipes.recipe import Clock
 
 __all__ = ["MEMBERS", "NOT_IDENTITY", "SHARED", "Bench", "Say", "cells", "check_cell", "setting_of_results"]
@@ -30,7 +31,17 @@ __all__ = ["MEMBERS", "NOT_IDENTITY", "SHARED", "Bench", "Say", "cells", "check_
 MEMBERS = 5  # of an ensemble
 SHARED = (1001, 1002, 1003, 1004)  # seeds of the members that the ensembles of all reported seeds have in common
 # A path, what makes the same weights (to rounding), and what is chosen after training.
-NOT_IDENTITY = ("save_every", "minutes", "data", "compiled", "noise_compiled", "steps", "anneal", "references")
+NOT_IDENTITY = (
+    "save_every",
+    "minutes",
+    "enough",
+    "data",
+    "compiled",
+    "noise_compiled",
+    "steps",
+    "anneal",
+    "references",
+)
 # What a network without noise does not depend on.
 OF_NOISE = (
     "method",
@@ -62,7 +73,7 @@ class Bench:
     def made(self, name: str, recipe: Any, module: nn.Module, fit: Callable[..., int | None]) -> None:
         """Fills `module` with the weights of an earlier run of the same recipe, or fits and keeps them."""
         path = self.models / f"{name}-{recipe.decay}-{recipe.seed}.safetensors"
-        aside = NOT_IDENTITY + (OF_NOISE if name == "flow" else ())
+        aside = NOT_IDENTITY + (OF_NOISE if name == "flow" else ()) + (("flow",) if name == "joint" else ())
         literals = {k: v for k, v in vars(recipe).items() if k not in aside}
         identity = json.dumps({**literals, "fingerprint": self.data})
         if path.exists():
@@ -86,6 +97,10 @@ class Bench:
     def trained(self, name: str, seed: int) -> dict[str, int]:
         """How many steps a network was trained for, and of how many: a clock may have stopped it."""
         recipe = self.at(seed)
+        given: str = getattr(recipe, "flow", "") if name == "flow" else ""
+        if given:
+            steps = about(given)["recipe"]["iterations"]
+            return {"steps": steps, "of": steps}
         with safe_open(self.models / f"{name}-{recipe.decay}-{seed}.safetensors", framework="pt") as file:
             done = (file.metadata() or {}).get("steps", recipe.iterations)
         return {"steps": int(done), "of": recipe.iterations}
@@ -102,7 +117,8 @@ class Bench:
     def flow(self, seed: int) -> nn.Module:
         recipe = self.at(seed)
         network = recipe.network().to(self.device)
-        self.made("flow", recipe, network, fit_network)
+        if not take_flow(recipe, network):
+            self.made("flow", recipe, network, fit_network)
         return network
 
     def retrofit(self, seed: int, name: str = "retrofit", **changes: Any) -> Any:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fmwc.baselines import Dropout, HeteroscedasticHead, nll
-from fmwc.checkpoint import save
+from fmwc.checkpoint import load, save
 from fmwc.data import fingerprint
 from fmwc.eightbit import round_weights
-from fmwc.errors import OutputError
+from fmwc.errors import OutputError, StoppedError
 from fmwc.field import Field, Reference
 from fmwc.flow import Space, elbo, flow_matching
 from fmwc.randomness import Stream, derive
@@ -31,6 +31,7 @@ __all__ = [
     "fit_network",
     "fit_retrofit",
     "fit_variance",
+    "take_flow",
 ]
 
 Progress = Callable[[str, int, int, float], None]  # (stage, steps done, steps in all, loss)
@@ -79,8 +80,13 @@ def _train(
     data, cond = recipe.rows()
     show = _report(progress, stage, recipe.plan.iterations)
     history = train(module, loss, data, recipe.plan, cond=cond, resume=resume, progress=show)
+    done = history[-1][0] if history else recipe.plan.iterations  # a run that was complete already took none
+    if done < getattr(recipe, "enough", 1.0) * recipe.plan.iterations:
+        raise StoppedError(
+            f"the {stage} was stopped at step {done:,} of {recipe.plan.iterations:,}; run again to go on"
+        )
     _settle(recipe, module)
-    return history[-1][0] if history else recipe.plan.iterations  # a run that was complete already took none
+    return done
 
 
 def _settle(recipe: Recipe, module: nn.Module) -> None:
@@ -171,6 +177,14 @@ def fit_retrofit(recipe: Recipe, field: Field, progress: Progress | None = None,
     _settle(recipe, field)
 
 
+def take_flow(recipe: Recipe, network: nn.Module) -> bool:
+    """Fills a network with the flow of the checkpoint that the recipe names, if it names one."""
+    given: str = getattr(recipe, "flow", "")
+    if given:
+        network.load_state_dict(load(given).network.state_dict())
+    return bool(given)
+
+
 def fit(recipe: Any, out: Path, device: torch.device, progress: Progress | None = None) -> Field:
     """Trains a field by the recipe into a folder. A run that was killed goes on where it was."""
     if out.exists() and not out.is_dir():
@@ -186,7 +200,8 @@ def fit(recipe: Any, out: Path, device: torch.device, progress: Progress | None 
     if recipe.method == "joint":
         fit_joint(recipe, field, progress, out / "joint.resume")
     else:
-        fit_network(recipe, field.network, progress, out / "flow.resume")
+        if not take_flow(recipe, field.network):
+            fit_network(recipe, field.network, progress, out / "flow.resume")
         fit_retrofit(recipe, field, progress, out / "noise.resume")
     finish(recipe, field, out, clock)
     for point in out.glob("*.resume"):
