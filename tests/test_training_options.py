@@ -246,7 +246,7 @@ def test_a_batch_larger_than_the_data_has_no_slices():
     net = network()
     before = weights(net)
     plan = dataclasses.replace(PLAN, stratified=True, batch=41)
-    with pytest.raises(UsageError, match="a stratified batch of 41 needs as many samples, got 40"):
+    with pytest.raises(UsageError, match="a stratified batch of 41 needs as many samples; --set batch=40"):
         train(net, objective(net), points(), plan)
     assert identical(weights(net), before)
     train(net, objective(net), points(), dataclasses.replace(plan, batch=40))

@@ -80,7 +80,8 @@ def _write(path: Path, tensors: dict[str, Tensor], record: dict[str, Any], eight
         if tensor.is_floating_point() and not name.startswith(_REFERENCE):  # NaN there is a condition never seen
             require_finite(tensor, f"weight '{name}'")
     parts = _parts(_compressed(tensors)) if eightbit else [tensors]
-    # The record goes last: a folder without one is not a checkpoint yet.
+    # The record goes last, and an old one goes first: a folder without one is not a checkpoint.
+    (path / "recipe.json").unlink(missing_ok=True)
     for name, part in zip(_files(len(parts)), parts, strict=True):
         write_bytes(path / name, to_bytes(part))
     write_json(path / "recipe.json", {"format": FORMAT, **({"parts": len(parts)} if eightbit else {}), **record})
@@ -128,12 +129,19 @@ def about(path: str | Path) -> dict[str, Any]:
     return record
 
 
-def load(path: str | Path, network: nn.Module | None = None, *, device: torch.device | str = "cpu") -> Field:
+def load(
+    path: str | Path,
+    network: nn.Module | None = None,
+    *,
+    space: Space | None = None,
+    device: torch.device | str = "cpu",
+) -> Field:
     """Reads a field from a folder, or by the name of shipped weights.
 
     Arguments:
         path: `"checkerboard"` and the like, or a folder that `save` wrote.
         network: The network to load into, where it is one of your own; its weights are overwritten.
+        space: Its space, where that is made of manifolds of your own.
         device: Where to put it.
     """
     folder, record = _find(path), about(path)
@@ -141,7 +149,7 @@ def load(path: str | Path, network: nn.Module | None = None, *, device: torch.de
         raise CheckpointError(f"{folder} holds a network without noise; read it with fmwc.checkpoint.load_network")
     tensors = _read(folder, record)
     try:
-        field = _build(folder, record, network)
+        field = _build(folder, record, network, space)
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{folder}/recipe.json lacks what is needed to build the field ({error})") from error
     reference = {n.removeprefix(_REFERENCE): tensors.pop(n) for n in list(tensors) if n.startswith(_REFERENCE)}
@@ -176,7 +184,10 @@ def load_network(path: str | Path, *, device: torch.device | str = "cpu") -> Any
 
 def _read(folder: Path, record: dict[str, Any]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    for name in _files(int(record.get("parts", 1))):
+    parts = record.get("parts", 1)
+    if not isinstance(parts, int) or parts < 1:
+        raise CheckpointError(f"{folder}/recipe.json says that it has {parts!r} parts; copy the checkpoint again")
+    for name in _files(parts):
         try:
             with safe_open(folder / name, framework="pt") as file:
                 tensors |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
@@ -206,7 +217,7 @@ def _find(path: str | Path) -> Path:
     raise CheckpointError(f"{nearest(str(path), names, 'checkpoint')}; or give the path of a folder")
 
 
-def _build(folder: Path, record: dict[str, Any], network: nn.Module | None) -> Field:
+def _build(folder: Path, record: dict[str, Any], network: nn.Module | None, space: Space | None) -> Field:
     kind, config = record["network"]["kind"], record["network"]["config"]
     if network is None:
         if config is None or kind not in NETS:
@@ -219,7 +230,7 @@ def _build(folder: Path, record: dict[str, Any], network: nn.Module | None) -> F
         exclude=noise["exclude"],
         width=noise["width"],
         initial_log_alpha=noise["initial_log_alpha"],
-        space=Space.from_description(record["space"]) if record["space"] else None,
+        space=space or (Space.from_description(record["space"]) if record["space"] else None),
         prior_rate=record["prior_rate"],
         kl_factor=record.get("kl_factor", 0.5),
     )

@@ -15,15 +15,16 @@ import fmwc
 from fmwc.bars import sampling_bar, stages_bar, training_bar
 from fmwc.errors import UsageError, pick
 from fmwc.files import new_folder, write_json, write_text
+from fmwc.metrics.crystals import calculator as load_calculator
 from fmwc.propagate import ESTIMATORS
 from fmwc.recipes.bench import setting_of_results
 from fmwc.recipes.recipe import Clock, pick_device, provenance
-from fmwc.report.crystal_files import write_table
 from fmwc.sampling import SCORES, STEPPERS
 from fmwc.sampling.scores import parsed
 from fmwc.sampling.trajectory import DISPERSION
 from fmwc.settings import SETTINGS, Setting
-from fmwc.settings.judging import judge_files, judged_rows, judged_summary
+from fmwc.settings.filtering import filter_samples
+from fmwc.settings.judging import judge_files, judged_rows, judged_summary, write_judged
 
 app = typer.Typer(
     help="Flow matching with confidence: samples that say how far to trust them.",
@@ -68,6 +69,17 @@ def _print_rows(rows: list[dict[str, str]], title: str) -> None:
     for row in rows:
         table.add_row(*row.values())
     Console().print(table)
+
+
+def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested numbers with their names joined; intervals beside what they are of."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        label = f"{before} {name}".strip()
+        if isinstance(value, list):
+            value = "–".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in value)
+        flat |= _flat(value, label) if isinstance(value, dict) else {label: value}
+    return flat
 
 
 def _print(rows: list[dict[str, str]], title: str) -> None:
@@ -183,7 +195,7 @@ def sample(
     channel, named, _ = parsed(score)  # type/integrated@0.6-0.9: of a channel, in a window
     if score:
         pick(dict.fromkeys([*SCORES, DISPERSION]), named, "score")
-    if score == DISPERSION and not transport:
+    if named == DISPERSION and not transport:
         raise UsageError("--score dispersion is read from transported variance; add --transport")
     if count < 1 or steps < 1 or every < 0:
         raise UsageError(
@@ -248,10 +260,7 @@ def evaluate(
     if as_json:
         print(json.dumps(found, indent=1))
         return
-    flat: dict[str, Any] = {}
-    for group, values in found.items():
-        flat |= {f"{group} {k}": v for k, v in values.items()} if isinstance(values, dict) else {group: values}
-    _print([{"": k, "value": f"{v:.4f}" if isinstance(v, float) else str(v)} for k, v in flat.items()], name)
+    _print([{"": k, "value": f"{v:.4f}" if isinstance(v, float) else str(v)} for k, v in _flat(found).items()], name)
 
 
 @app.command()
@@ -272,11 +281,13 @@ def judge(
 
     Exits with 1 where a structure could not be judged; its row says why.
     """
-    with stages_bar() as bar:
-        found = judge_files(structures, calculator, relax, data, bar)
+    model = load_calculator(calculator)
     if out is not None:
-        for path in write_table(new_folder(out, force=force) / "judged", found.columns):
-            typer.echo(f"wrote {path}", err=True)
+        new_folder(out, force=force)  # said before anything is computed
+    with stages_bar() as bar:
+        found = judge_files(structures, model, relax, data, bar)
+    for path in write_judged(found, out, relaxed=relax > 0) if out is not None else ():
+        typer.echo(f"wrote {path}", err=True)
     if as_json:
         for row in found.rows():
             print(json.dumps({k: None if v != v else v for k, v in row.items()}))
@@ -287,6 +298,50 @@ def judge(
         raise typer.Exit(1)
 
 
+@app.command("filter")
+def filter_(
+    samples: Annotated[Path, typer.Argument(help="A folder that fmwc sample wrote, or its samples.safetensors.")],
+    out: Out,
+    keep: Annotated[float | None, typer.Option(help="Keep the surest share, in (0, 1].")] = None,
+    budget: Annotated[int | None, typer.Option(help="Keep so many, the surest.")] = None,
+    max_risk: Annotated[
+        float | None, typer.Option(help="Keep as many as at most this share of failures can be promised for.")
+    ] = None,
+    promise: Annotated[
+        Path | None, typer.Option(help="Keep by a promise.json that --max-risk wrote for samples of the same kind.")
+    ] = None,
+    labels: Annotated[
+        str,
+        typer.Option(
+            help="Which samples failed: a CSV with a column bad or good, a text file of 1 (failed) and 0, one a line, "
+            "or a column of the samples' table that is true of good ones (metastable). Those left empty are not "
+            "labelled; label some at random."
+        ),
+    ] = "",
+    probability: Annotated[float, typer.Option(help="How sure the promise of --max-risk is to be.")] = 0.9,
+    score: Annotated[str, typer.Option(help="Keep by this score; the run's own if not given.")] = "",
+    force: Force = False,
+) -> None:
+    """Keeps the surest samples: a share, a number, or as many as a failure rate can be promised for.
+
+    Writes the kept samples, their rows of the table with their rank, and their structure files.
+    """
+    found = filter_samples(
+        samples,
+        out,
+        keep=keep,
+        budget=budget,
+        max_risk=max_risk,
+        promised=promise,
+        labels=labels,
+        probability=probability,
+        score=score,
+        force=force,
+    )
+    _print(found.rows(), "filter")
+    Console().print(f"wrote {', '.join(map(str, found.written))}")
+
+
 @app.command()
 def reproduce(
     setting: Which,
@@ -295,7 +350,7 @@ def reproduce(
     ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas; the setting's own if not given.")] = "",
     set_: Set = [],  # noqa: B006
-    count: Annotated[int, typer.Option("-n", "--count", help="Samples a reading.")] = 10_000,
+    count: Count = 0,
     draws: Annotated[
         int, typer.Option(help="Stochastic trajectories the dispersion is held against; 0 is the setting's own number.")
     ] = 0,
@@ -318,7 +373,9 @@ def reproduce(
         raise UsageError(f"--seeds takes whole numbers separated by commas, got '{seeds}'") from error
     folder = out or Path("runs") / setting
     where = pick_device(device)
-    chosen.reproduce(recipe, folder, where, numbers, count=count, draws=draws or chosen.draws, only=only)
+    chosen.reproduce(
+        recipe, folder, where, numbers, count=count or chosen.reproduced, draws=draws or chosen.draws, only=only
+    )
     for path in [] if only else chosen.tables(folder):
         Console().print(f"wrote {path}")
 

@@ -49,7 +49,7 @@ class Plan:
         decay: `constant` or `cosine`.
         last_lr: The learning rate a cosine ends at.
         weight_decay: Shrinks weights at every step (AdamW).
-        clip: Bounds each gradient's entries, if not 0.
+        clip: Bounds each gradient's entries, if not 0. What is not a number then counts as 0: a bad batch is survived.
         average: Keeps a moving average of the weights with this rate, which is what training gives, if not 0.
         stratified: Draws one sample from each of `batch` equal slices of the data in their order, in place of any:
             every sample as likely as before. With data sorted by size, batches are then alike in size.
@@ -156,7 +156,7 @@ def train(
     for value in channels(data).values():
         require_finite(value, "the training data")
     if plan.stratified and plan.batch > total:
-        raise UsageError(f"a stratified batch of {plan.batch} needs as many samples, got {total}")
+        raise UsageError(f"a stratified batch of {plan.batch} needs as many samples; --set batch={total}, or fewer")
     if reserved := {"x1", "randomness", "beta"} & (cond or {}).keys():
         raise UsageError(f"a condition cannot be named {reserved.pop()}, which is the loss's own word; rename it")
     rows: dict[str, State] = {"x1": data, **(cond or {})}
@@ -190,6 +190,9 @@ def train(
                 value = objective(batch.pop("x1"), randomness, beta, **batch)
             value.backward()
             if plan.clip:
+                for parameter in parameters:
+                    if parameter.grad is not None:
+                        parameter.grad.nan_to_num_(0.0, plan.clip, -plan.clip)
                 nn.utils.clip_grad_value_(parameters, plan.clip)
             optimiser.step()
             if average:
@@ -214,10 +217,12 @@ def train(
             graph.replay() if graph else step()
             done += 1
             if done % 200 == 0 or done == plan.iterations:
-                history.append((done, _finite(float(latest), done)))
+                history.append((done, float(latest) if plan.clip else _finite(float(latest), done)))
                 if progress:
                     progress(done, history[-1][1])
             if resume and (done % plan.save_every == 0 or done == plan.iterations or time.monotonic() >= until):
+                for parameter in parameters:
+                    require_finite(parameter, f"a weight at step {done}")  # a point that cannot be gone on from
                 save_point(resume, identity, done, kept, optimiser, generator)
     if average:
         average.give()

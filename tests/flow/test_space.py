@@ -113,6 +113,21 @@ def test_any_object_with_the_four_methods_will_do():
     torch.testing.assert_close(run.x, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("time", [0.0, 0.2, 0.5, 0.8, 1.0])
+def test_on_a_curved_manifold_the_velocity_turns_with_the_path(time):
+    space, sphere, generator = Space({"x": Channel((3,), Sphere())}), Sphere(), torch.Generator().manual_seed(0)
+    x0, x1 = (sphere.projx(torch.randn(6, 3, dtype=torch.float64, generator=generator)) for _ in range(2))
+    t = torch.full((6,), time, dtype=torch.float64)
+    x_t, u = space.path(x0, x1, t)
+    torch.testing.assert_close((x_t * u).sum(1), torch.zeros(6, dtype=torch.float64), atol=1e-9, rtol=0)
+    h = 1e-6  # the path's own derivative, one-sided at its ends
+    later, before = (space.path(x0, x1, (t + d).clamp(0, 1)) for d in (h, -h))
+    width = ((t + h).clamp(0, 1) - (t - h).clamp(0, 1))[:, None]
+    torch.testing.assert_close(u, (later[0] - before[0]) / width, rtol=1e-4, atol=1e-4)
+    noise = space.noise(7, Stream(generator))
+    torch.testing.assert_close(noise.norm(dim=1), torch.ones(7))
+
+
 def test_an_object_without_them_is_refused():
     with pytest.raises(UsageError, match="expmap, logmap, projx and proju"):
         Channel((2,), object())

@@ -1,5 +1,7 @@
 """Ranking against values by hand, a twin, and scikit-learn."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
 from fmwc.errors import ShapeError, UsageError
-from fmwc.metrics.ranking import auprc, ranking, retention
+from fmwc.metrics.ranking import auprc, bootstrap, compare, precisions, ranking, retention
 from tests.reference import average_precision
 
 labelled = st.lists(st.tuples(st.integers(0, 6).map(float), st.booleans()), min_size=1, max_size=30).filter(
@@ -69,3 +71,101 @@ def test_refusals():
         auprc([1, float("nan")], [True, False])
     with pytest.raises(UsageError, match="no sample is positive"):
         auprc([1, 2], [False, False])
+
+
+# ---- precision at the top, intervals, comparisons ----------------------------------------------------------------
+
+
+def test_precisions_by_hand():
+    score, positive = [9, 8, 7, 6, 5, 4, 3, 2, 1, 0], [1, 1, 0, 1, 0, 0, 0, 0, 0, 1]
+    assert precisions(score, positive, [0.1, 0.2, 0.5, 1.0]) == pytest.approx({0.1: 1, 0.2: 1, 0.5: 0.6, 1.0: 0.4})
+    assert list(precisions(score, positive)) == [0.01, 0.05, 0.10]  # of ten samples, each is of one
+    assert set(precisions(score, positive).values()) == {1.0}
+    for share in (0.0, 1.1):
+        with pytest.raises(UsageError, match=r"lies in \(0, 1\]"):
+            precisions(score, positive, [share])
+
+
+@given(labelled)
+def test_precision_at_the_top_is_retention_of_the_reversed_score(rows):
+    score, positive = (np.asarray(v) for v in zip(*rows, strict=True))
+    for share, value in precisions(score, positive, [0.2, 0.5, 1.0]).items():
+        assert value == pytest.approx(retention(-score, positive).at(share))
+
+
+def test_bootstrap_covers_a_mean_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    hits = 0
+    for _ in range(60):
+        values = rng.normal(size=80)
+        low, high = bootstrap(lambda index, v=values: float(v[index].mean()), 80)
+        hits += low <= 0 <= high
+    assert 46 <= hits <= 60  # 54 expected
+
+
+def test_bootstrap_is_seeded_and_leaves_out_what_cannot_be_read():
+    values = np.random.default_rng(0).normal(size=50)
+    read = [bootstrap(lambda index: float(values[index].mean()), 50, seed) for seed in (0, 0, 1)]
+    assert read[0] == read[1] != read[2]
+    assert bootstrap(lambda index: 5.0 if 0 in index else float("nan"), 3) == [5.0, 5.0]
+    assert all(np.isnan(bootstrap(lambda index: float("nan"), 3)))
+
+
+def toy_scores(count=300, seed=0):
+    rng = np.random.default_rng(seed)
+    positive = rng.random(count) < 0.2
+    good = positive + rng.normal(size=count)
+    # rounded, so that some are equal
+    return {
+        "good": good.round(1),
+        "worse": (good + rng.normal(size=count)).round(1),
+        "none": rng.random(count),
+    }, positive
+
+
+def test_compare_reads_what_the_single_functions_read():
+    scores, positive = toy_scores()
+    found = compare(scores, positive, top=(0.05, 0.1), kept=(0.8,))
+    for name, score in scores.items():
+        alone = {"auprc": auprc(score, positive), "lift": ranking(score, positive).lift}
+        assert {k: found[name][k]["value"] for k in alone} == pytest.approx(alone)
+        assert found[name]["precision_5%"]["value"] == pytest.approx(precisions(score, positive)[0.05])
+    distinct = scores["none"]  # of equal scores, either may be kept
+    assert found["none"]["retention_80%"]["value"] == pytest.approx(retention(distinct, positive).at(0.8))
+    assert list(found["good"]) == ["auprc", "lift", "precision_5%", "precision_10%", "retention_80%"]
+    json.dumps(found)
+
+
+def test_compare_draws_as_bootstrap_does():
+    scores, positive = toy_scores(120)
+    found = compare(scores, positive, seed=3)
+    a, b = scores["worse"], scores["good"]
+    own = bootstrap(lambda i: auprc(a[i], positive[i]), 120, 3)
+    assert found["worse"]["auprc"]["interval"] == pytest.approx(own)
+    paired = bootstrap(lambda i: auprc(a[i], positive[i]) - auprc(b[i], positive[i]), 120, 3)
+    assert found["worse"]["auprc"]["difference_interval"] == pytest.approx(paired)
+    kept = bootstrap(lambda i: retention(scores["none"][i], positive[i]).at(0.9), 120, 3)
+    assert found["none"]["retention_90%"]["interval"] == pytest.approx(kept)
+    top = bootstrap(lambda i: precisions(scores["none"][i], positive[i])[0.1], 120, 3)
+    assert found["none"]["precision_10%"]["interval"] == pytest.approx(top)
+
+
+def test_a_paired_difference_is_narrower_than_its_parts():
+    rng = np.random.default_rng(1)
+    positive = rng.random(400) < 0.3
+    score = positive + rng.normal(size=400)
+    found = compare({"a": score, "b": score + 0.05 * rng.normal(size=400)}, positive)
+    width = {k: np.diff(found["b"]["auprc"][k])[0] for k in ("interval", "difference_interval")}
+    assert width["difference_interval"] < 0.3 * width["interval"]
+    assert "difference" not in found["a"]["auprc"]
+    same = compare({"a": score, "b": score}, positive)["b"]["lift"]
+    assert (same["difference"], same["difference_interval"]) == (0, [0, 0])
+
+
+def test_compare_refuses():
+    with pytest.raises(UsageError, match="no score was given"):
+        compare({}, [True])
+    with pytest.raises(UsageError, match="no sample is positive"):
+        compare({"a": [1, 2]}, [False, False])
+    with pytest.raises(ShapeError, match="2 labels for 3 scores"):
+        compare({"a": [1, 2], "b": [1, 2, 3]}, [True, False])

@@ -290,7 +290,8 @@ def test_a_run_is_judged_once_and_another_is_not_taken_for_it(setting, salts, dr
 
 
 def test_novelty_is_judged_against_the_training_set(setting, salts, monkeypatch):
-    monkeypatch.setattr(room.mp20, "load", lambda: crystals_of(salts).take([2, 3]))
+    monkeypatch.setattr(room.mp20, "load", lambda where: crystals_of(salts).take([2, 3]))
+    monkeypatch.setenv("FMWC_DATA", "somewhere")
     novel = setting.judgement(salts)["novel"]
     assert novel[2] is novel[3] is False
     assert novel[0] is False  # two atoms in one place are nothing new

@@ -19,7 +19,8 @@ __all__ = ["dispersion", "ensemble_ends", "stochastic_ends"]
 def dispersion(ends: State, space: Space | None = None) -> Tensor:  # (k, B, *) -> (B,)
     """‖std_k(x₁)‖₂ over all channels, with the unbiased variance.
 
-    With a space, ends are seen from the first of them along geodesics: two sides of a torus' border are close.
+    With a space, ends are seen from the first of them along geodesics (two sides of a torus' border are close), and
+    channels are added up by their weight in the loss.
     """
     found = []
     for name, values in channels(ends).items():
@@ -27,7 +28,8 @@ def dispersion(ends: State, space: Space | None = None) -> Tensor:  # (k, B, *) 
             raise UsageError("dispersion takes at least 2 trajectories")
         if space is not None:
             values = space.channels[name].manifold.logmap(values[:1].expand_as(values), values)
-        found.append(values.var(0).flatten(1).sum(1))
+        weight = 1.0 if space is None else space.channels[name].weight  # as channels add up in a score
+        found.append(values.var(0).flatten(1).sum(1) * weight)
     return torch.stack(found).sum(0).sqrt()
 
 

@@ -31,6 +31,8 @@ class Manifold(Protocol):
 class Euclidean:
     """Creates flat space: exp is x + u, log is y − x."""
 
+    flat = True  # the velocity of a geodesic is the same all along it
+
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         return x + u
 
@@ -46,6 +48,8 @@ class Euclidean:
 
 class FlatTorus:
     """Creates [0, 1)ⁿ with opposite faces joined: exp is x + u mod 1, log takes the shorter way round."""
+
+    flat = True
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         return self.projx(x + u)

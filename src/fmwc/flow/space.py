@@ -147,6 +147,7 @@ class Space:
             name: NOISES[c.noise](c, randomness, torch.empty(count, *c.shape, device=device))
             for name, c in self.channels.items()
         }
+        drawn = {name: self.channels[name].manifold.projx(value) for name, value in drawn.items()}
         drawn = {name: value * self.present[name] if name in self.present else value for name, value in drawn.items()}
         return drawn[SINGLE] if self.single else drawn
 
@@ -161,16 +162,26 @@ class Space:
         return self._lift(move, x, self.tangent(x, v))
 
     def path(self, x0: Any, x1: Any, t: Tensor) -> tuple[Any, Any]:  # t: (B,)
-        """The geodesic from x0 to x1: where it is at t, and its (constant) velocity. On flat manifolds, linear.
+        """The geodesic from x0 to x1: where it is at t, and its velocity there. On flat manifolds, linear.
 
         In a centred channel it ends at x1 up to a shift of the whole.
         """
 
-        def velocity(name: str, x0: Tensor, x1: Tensor) -> Tensor:
+        def start(name: str, x0: Tensor, x1: Tensor) -> Tensor:
             return self.channels[name].manifold.logmap(x0, x1)
 
-        u = self.tangent(x0, self._lift(velocity, x0, x1))
-        return self.advance(x0, u, t), u
+        def here(name: str, x0: Tensor, x1: Tensor, x_t: Tensor, u: Tensor) -> Tensor:
+            manifold = self.channels[name].manifold
+            if getattr(manifold, "flat", False):
+                return u
+            # On a curve the velocity turns: away from the end that is farther, so that nothing is divided by zero.
+            time = _against(t, x_t)
+            ahead, behind = manifold.logmap(x_t, x1) / (1 - time), -manifold.logmap(x_t, x0) / time
+            return torch.where(time < 0.5, ahead, behind)
+
+        u = self.tangent(x0, self._lift(start, x0, x1))
+        x_t = self.advance(x0, u, t)
+        return x_t, self.tangent(x_t, self._lift(here, x0, x1, x_t, u))
 
     def squared_error(self, v: Any, u: Any) -> Tensor:
         """(v − u)²: the mean over the numbers there are in each channel, and the weighted mean over channels."""

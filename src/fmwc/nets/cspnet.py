@@ -105,7 +105,8 @@ def _rows(table: Tensor, index: Tensor) -> Tensor:
 class CSPNet(nn.Module):
     """Creates a velocity network of crystals: `v(x, t, atoms)` with the channels `type`, `coord` and `lattice`.
 
-    Its velocity turns with the order of the atoms, and does not change when all atoms are shifted, or any by a period.
+    Its velocity turns with the order of the atoms, and does not change when all atoms are shifted, or any by
+    a period (but for pairs exactly half a period apart, whose direction has two signs).
 
     Arguments:
         hidden: The width of atoms and messages.
@@ -176,7 +177,9 @@ class CSPNet(nn.Module):
 
     def _layout(self, atoms: Tensor) -> Layout:
         fixed = torch.compiler.is_compiling() or (atoms.is_cuda and torch.cuda.is_current_stream_capturing())
-        return layout_of(atoms, self.width, self.rooms.get(len(atoms)) if fixed else None)
+        if fixed and len(atoms) not in self.rooms:
+            raise RuntimeError(f"a captured graph of {len(atoms)} crystals needs to know their most rows: net.rooms")
+        return layout_of(atoms, self.width, self.rooms[len(atoms)] if fixed else None)
 
     def forward(self, x: dict[str, Tensor], t: Tensor, *, atoms: Tensor) -> dict[str, Tensor]:
         at, count = self._layout(atoms), len(atoms)

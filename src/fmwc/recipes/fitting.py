@@ -14,7 +14,7 @@ from fmwc.baselines import Dropout, HeteroscedasticHead, nll
 from fmwc.checkpoint import load, save
 from fmwc.data import fingerprint
 from fmwc.eightbit import round_weights
-from fmwc.errors import OutputError, StoppedError
+from fmwc.errors import CheckpointError, OutputError, StoppedError, UsageError
 from fmwc.field import Field, Reference
 from fmwc.flow import Space, elbo, flow_matching
 from fmwc.randomness import Stream, derive
@@ -181,7 +181,11 @@ def take_flow(recipe: Recipe, network: nn.Module) -> bool:
     """Fills a network with the flow of the checkpoint that the recipe names, if it names one."""
     given: str = getattr(recipe, "flow", "")
     if given:
-        network.load_state_dict(load(given).network.state_dict())
+        try:
+            network.load_state_dict(load(given).network.state_dict())
+        except RuntimeError as error:
+            reason = str(error).splitlines()[1].strip()
+            raise CheckpointError(f"the flow of {given} is of another architecture: {reason}") from error
     return bool(given)
 
 
@@ -198,19 +202,25 @@ def fit(recipe: Any, out: Path, device: torch.device, progress: Progress | None 
     recipe.rows()  # data that cannot be read is said before anything is built
     field = recipe.attach(recipe.network()).to(device)
     if recipe.method == "joint":
-        fit_joint(recipe, field, progress, out / "joint.resume")
+        if getattr(recipe, "flow", ""):
+            raise UsageError("joint training starts from nothing; leave out flow, or say method=retrofit")
+        steps = fit_joint(recipe, field, progress, out / "joint.resume")
     else:
-        if not take_flow(recipe, field.network):
-            fit_network(recipe, field.network, progress, out / "flow.resume")
+        given = take_flow(recipe, field.network)
+        steps = 0 if given else fit_network(recipe, field.network, progress, out / "flow.resume")
         fit_retrofit(recipe, field, progress, out / "noise.resume")
-    finish(recipe, field, out, clock)
+    finish(recipe, field, out, clock, {"steps": steps, "of": recipe.plan.iterations})
     for point in out.glob("*.resume"):
         point.unlink()
     return field
 
 
-def finish(recipe: Any, field: Field, out: Path, clock: Clock) -> None:
-    """Reads the reference scores, and writes the checkpoint with how it was made."""
+def finish(recipe: Any, field: Field, out: Path, clock: Clock, trained: dict[str, int] | None = None) -> None:
+    """Reads the reference scores, and writes the checkpoint with how it was made.
+
+    Arguments:
+        trained: The steps that were taken, and of how many; a clock may have stopped them.
+    """
     field.reference, metrics = recipe.reference(field)
     data, cond = recipe.rows()
     save(
@@ -223,5 +233,6 @@ def finish(recipe: Any, field: Field, out: Path, clock: Clock) -> None:
         },  # a path of this machine
         data={"name": recipe.name, "fingerprint": fingerprint(data, *cond.values())},
         metrics=metrics,
+        **({"trained": trained} if trained else {}),
         provenance=provenance(field.device, clock.seconds, seeds=[recipe.seed]),
     )

@@ -101,7 +101,8 @@ def sample(
         evaluations: evaluations of the network to spend, exactly (a two-stage stepper ends an odd number with an Euler
             step); or
         times: the times to step through, rising to 1.
-        seed: Seeds the noise; the same samples come however the run is split into batches.
+        seed: Seeds the noise; the same samples come however the run is split into batches (to rounding, and with the
+            stochastic decoder only where a network sees as many rows of every sample).
         confidence: `True` (linearised; by random probes where a state is more than a few numbers), `False`, or an
             estimator by name or with options.
         transport: `True` adds the transported dispersion (by random projections where a state is more than a few
@@ -161,7 +162,9 @@ def sample(
         keep=keep,
     )
     device = _device(field)
-    cond = {k: torch.as_tensor(v, device=device) if isinstance(v, (list, np.ndarray)) else v for k, v in cond.items()}
+    cond = {
+        k: torch.as_tensor(v, device=device) if isinstance(v, (list, tuple, np.ndarray)) else v for k, v in cond.items()
+    }
     where.check_rows(cond, batch_size(x0) if count is None else count)  # type: ignore[arg-type]
     begin = noise(where, count, seed, device, **cond) if x0 is None else x0  # type: ignore[arg-type]
     trajectory = sampler(begin, start=times[0] if times else start, seed=seed, **cond)

@@ -29,6 +29,8 @@ def endpoint(std: Tensor, times: Tensor, weights: Tensor) -> Tensor:
 def integrated(std: Tensor, times: Tensor, weights: Tensor, early: float = 0.0, late: float = 1.0) -> Tensor:
     """Σ ‖σ_t‖ Δt, over the whole way or over early ≤ t < late."""
     window = (times >= early) & (times < late)
+    if early > late:
+        raise UsageError(f"a window of time rises, got {early} to {late}")
     if early < late and not bool(window.any(0).all()):
         raise UsageError(
             f"the variance was not read for {early} ≤ t < {late}; read it at more steps, or choose another score"

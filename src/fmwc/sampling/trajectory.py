@@ -109,6 +109,8 @@ class Trajectory:
         of, name, window = parsed(name)
         channel, options = channel or of, {**window, **options}
         if name == DISPERSION:
+            if channel is not None or options:
+                raise UsageError("dispersion is of the whole state at its end; leave out channel and window")
             if self.transported is None:
                 raise UsageError("dispersion is read from transported variance: sample(..., transport=True)")
             # The mean over probes times the dimension: with one probe a coordinate that is the sum itself, with random

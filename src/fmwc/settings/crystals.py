@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import Tensor
 from fmwc.checkpoint import load
 from fmwc.data import fingerprint, mp20
 from fmwc.data.crystals import Crystals
-from fmwc.errors import DataError, UsageError, pick
+from fmwc.errors import UsageError, pick
 from fmwc.field import Field
 from fmwc.files import write_bytes
 from fmwc.metrics.crystals import CALCULATORS, Judgement, calculator
@@ -35,7 +35,7 @@ from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr
 __all__ = ["CrystalSetting"]
 
 FORMATS = dict.fromkeys(("cif", "extxyz"))
-PARTS = "parts"  # what was drawn so far, while a run goes on
+PARTS = ".fmwc-parts"  # what was drawn so far, while a run goes on: files of samples
 
 
 class CrystalSetting(Setting):
@@ -47,7 +47,7 @@ class CrystalSetting(Setting):
 
     name, presets = "crystals", PRESETS
     bad, kept = "above 0.1 eV/atom or not to be judged", 0.1
-    draws, seeds, every, reading, judges = 5, "0", EVERY, READ_BY, True
+    draws, seeds, every, reading, judges, reproduced = 5, "0", EVERY, READ_BY, True, 2_500
 
     def __init__(self, calculator: str = "chgnet") -> None:
         self.calculator = calculator
@@ -84,11 +84,12 @@ class CrystalSetting(Setting):
         network: Any = field.network
         return {"atoms": network.draw_sizes(count, derive(seed, "atoms"))}
 
-    def judgement(self, run: Trajectory) -> Judgement:
+    def judgement(self, run: Trajectory, data: str = "") -> Judgement:
         """What the energy model says of a run's structures; novelty where the training set is at hand."""
         key = fingerprint(run.x)
         if self._latest is None or self._latest[0] != key:
-            self._latest = key, judged(run, _training(), self.calculator)
+            say_on_stderr(f"judging {len(run)} structures")
+            self._latest = key, judged(run, _training(data), self.calculator)
         return self._latest[1]
 
     def judge(self, trajectory: Trajectory) -> np.ndarray:
@@ -121,8 +122,9 @@ class CrystalSetting(Setting):
         columns = dict(self.judgement(run).columns)
         first = {name: columns.pop(name) for name in ("name", "formula", "atoms")}
         own: dict[str, list[Any]] = {}
-        with suppress(UsageError):  # structures drawn without a confidence have none
+        if len(run.times) or run.transported is not None:  # structures drawn without a confidence have none
             own = {"confidence": run.confidence.tolist(), "score": run.score().tolist()}
+        if len(run.times):
             own |= {f"integrated_{c}": run.score(f"{c}/integrated").tolist() for c in CHANNELS}
         return {**first, **own, **columns}
 
@@ -137,12 +139,12 @@ class CrystalSetting(Setting):
         else:
             written.append(write_extxyz(out / "samples.xyz", judgement.candidates, table))
         written += write_table(out / "samples", table)
-        with suppress(UsageError):
+        if "confidence" in table:
             order = run.confidence.cpu().numpy(), np.array(judgement["e_above_hull"], float)
             valid = np.array(judgement["distances_ok"], bool)
             picture = sorted_by_confidence(crystals_of(run), *order, valid, score=run.score().cpu().numpy())
             written.append(write_bytes(out / "crystals.png", figures.png(picture)))
-        shutil.rmtree(out / PARTS, ignore_errors=True)
+        _clear(out / PARTS)
         return written
 
     def check_format(self, format: str) -> None:
@@ -164,24 +166,30 @@ class CrystalSetting(Setting):
         few = min(count, batch_for(field.device))
         plain = self.draw(field, few, seed, None, confidence=False)  # a shorter run starts with the same structures
         same = all(torch.equal(run.x[c][:few], plain.x[c]) for c in CHANNELS)
-        return {"bit_for_bit": same, **read_run(run, self.judgement(run))}
+        return {"bit_for_bit": same, **read_run(run, self.judgement(run, data))}
 
     def reproduce(
         self, recipe: Any, out: Path, device: torch.device, seeds: Sequence[int], *, count: int, draws: int, only: str
     ) -> None:
         if not isinstance(recipe, Mp20):
             raise UsageError("reproduce takes a recipe of a flow")
-        options: dict[str, Any] = {"count": min(count, 2_500), "draws": draws, "only": only, "say": say_on_stderr}
+        options: dict[str, Any] = {"count": count, "draws": draws, "only": only, "say": say_on_stderr}
         reproduce(recipe, out, device, seeds=seeds, calculator=self.calculator, **options)
-        if not only:
+        if (out / "draws" / f"retrofit-{seeds[0]}.safetensors").exists() and (out / "cells").is_dir():
             write_figures(out)
 
     def tables(self, out: Path) -> list[Path]:
         return write_tables(out)
 
 
-def _training() -> Crystals | None:
-    """The training set, where there is one: novelty is judged against it."""
-    with suppress(DataError):
-        return mp20.load()
-    return None
+def _clear(parts: Path) -> None:
+    """Takes away the parts of a run that is written whole, and nothing else."""
+    for part in parts.glob("[0-9]*.safetensors"):
+        part.unlink()
+    with suppress(OSError):  # not there, or not only ours
+        parts.rmdir()
+
+
+def _training(data: str = "") -> Crystals | None:
+    """The training set, where one is named: novelty is judged against it."""
+    return mp20.load(data or None) if data or os.environ.get("FMWC_DATA") else None

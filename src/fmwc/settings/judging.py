@@ -8,20 +8,30 @@ from pathlib import Path
 from typing import Any
 
 from fmwc.data import mp20
-from fmwc.metrics.crystals import Judgement, hull_for, judge, read
+from fmwc.metrics.crystals import Calculator, Judgement, hull_for, judge, read
+from fmwc.report.crystal_files import write_cifs, write_table
 
-__all__ = ["judge_files", "judged_rows", "judged_summary"]
+__all__ = ["judge_files", "judged_rows", "judged_summary", "write_judged"]
 
 SHOWN = 50  # rows on the terminal; the files hold all
 
 
 def judge_files(
-    structures: Sequence[Path], calculator: str, relax: int, data: str, progress: Callable[[str, int, int], None]
+    structures: Sequence[Path], model: Calculator, relax: int, data: str, progress: Callable[[str, int, int], None]
 ) -> Judgement:
     """Judges files and folders; against the hull and the training set in `data`, where it is given."""
-    hull = hull_for(calculator, data or None, progress=progress)
+    hull = hull_for(model.name, data or None, progress=progress)
     training = mp20.load(data) if data else None
-    return judge(read(structures), calculator=calculator, hull=hull, training=training, relax=relax, progress=progress)
+    return judge(read(structures), calculator=model, hull=hull, training=training, relax=relax, progress=progress)
+
+
+def write_judged(judgement: Judgement, out: Path, relaxed: bool = False) -> list[Path]:
+    """Writes the table, as CSV and Parquet, and the structures where they were relaxed."""
+    written = list(write_table(out / "judged", judgement.columns))
+    if relaxed:
+        write_cifs(out / "relaxed", judgement.candidates, judgement.columns)
+        written.append(out / "relaxed")
+    return written
 
 
 def judged_rows(judgement: Judgement) -> list[dict[str, str]]:
@@ -57,6 +67,7 @@ def judged_summary(judgement: Judgement) -> dict[str, str]:
         "msun": "metastable, unique and novel",
     }
     rows = {"could not be judged": str(found["problems"])}
-    rows["mean energy above the hull, eV/atom"] = f"{found['mean_e_above_hull']:.3f}"
+    mean = found["mean_e_above_hull"]
+    rows["mean energy above the hull, eV/atom"] = "—" if math.isnan(mean) else f"{mean:.3f}"
     rows |= {w: f"{found[n]} ({found[f'{n}_share']:.1%})" for n, w in words.items() if found[n] is not None}
     return rows

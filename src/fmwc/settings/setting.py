@@ -42,11 +42,13 @@ class Setting(ABC):
         others: Scores its short table reads beside a run's own.
         draws: Stochastic trajectories its dispersion is held against.
         seeds: The seeds its results are made with.
+        reproduced: Samples a reading of its results.
         judges: Whether samples are judged as they are written.
         every: The variance is read at every k-th step, if nothing is said, and
         reading: by this estimator; `True` is the library's own choice.
     """
 
+    reproduced: int = 10_000
     judges: bool = False
     every: int = 1
     reading: Any = True
@@ -62,6 +64,8 @@ class Setting(ABC):
     def recipe(self, preset: str, changes: Sequence[str], data: str = "", own: bool = False) -> Any:
         """A preset with `key=value` changes, and data of the user's own where the setting takes any."""
         chosen = self.presets[preset]
+        if own and not hasattr(chosen, "own"):
+            raise UsageError(f"{self.name} reads data of your own as it is; leave out --own")
         extra = [f"data={data}"] * bool(data) + ["own=true"] * own
         if extra and not hasattr(chosen, "data"):
             raise UsageError(f"{self.name} makes its own data; leave out --data and --own")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.metadata
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -107,6 +109,9 @@ CALCULATORS: dict[str, Callable[[str], Calculator]] = {
 
 def _own(name: str) -> Calculator:
     module, _, function = name.partition(":")
+    sys.path.insert(
+        0, os.getcwd()
+    )  # where the user's own module most likely is; an installed command does not look there
     try:
         make = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
@@ -114,7 +119,13 @@ def _own(name: str) -> Calculator:
             f"calculator '{name}' cannot be found ({error}); give module:function of a function that returns "
             "an ASE calculator"
         ) from error
-    made = _Ase(name, make)
+    finally:
+        sys.path.pop(0)
+    try:
+        made = _Ase(name, make)
+        made.ase()
+    except Exception as error:  # whatever the user's own code may do
+        raise UsageError(f"calculator '{name}' cannot be made: {type(error).__name__}: {error}") from error
     if not hasattr(made.ase(), "get_potential_energy"):
         raise UsageError(f"calculator '{name}' returned a {type(made.ase()).__name__}, which is no ASE calculator")
     return made

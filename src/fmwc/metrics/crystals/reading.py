@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -97,16 +98,16 @@ def read(paths: str | Path | Iterable[str | Path]) -> list[Candidate]:
     candidate whose `problem` says why.
     """
     given = [paths] if isinstance(paths, str | Path) else list(paths)
-    found: list[Candidate] = []
+    files: list[Path] = []
     for path in (Path(os.path.expanduser(one)) for one in given):
+        inside = [path]
         if path.is_dir():
             inside = sorted(f for f in path.iterdir() if f.is_file() and not f.name.startswith(".") and _reader(f))
             if not inside:
                 raise DataError(f"{path} holds no CIF, extended XYZ or POSCAR file")
-            for file in inside:
-                found += _file(file, file.name)
-        else:
-            found += _file(path, path.name)
+        files += inside
+    often = Counter(file.name for file in files)  # files of two folders may share a name
+    found = [one for file in files for one in _file(file, file.name if often[file.name] == 1 else str(file))]
     if not found:
         raise DataError("no structure was given to read")
     return found

@@ -17,20 +17,24 @@ from fmwc.baselines import dispersion, stochastic_ends
 from fmwc.diagnostics.divergence import divergence, estimates
 from fmwc.field import Field
 from fmwc.propagate import Estimator, Linearised
-from fmwc.recipes.crystals.recipe import Mp20, batch_for
+from fmwc.recipes.crystals.recipe import EVERY, Mp20, batch_for
 from fmwc.sampling import Trajectory
 from fmwc.state import channels
 
-__all__ = ["KS", "TRAJECTORIES", "draw_diagonal", "draw_dispersion", "draw_linearised", "flops", "sweep"]
+__all__ = ["KS", "TRAJECTORIES", "draw_diagonal", "draw_dispersion", "draw_linearised", "flops", "run_batch", "sweep"]
 
 KS = (1, 5, 10, 25, 50, 100, 250, 500)  # Hutchinson probes (tab:hutchinson-full)
 TRAJECTORIES = 5
-EVERY = 5  # steps between two readings where one is expensive
+
+
+def run_batch(device: torch.device) -> int:
+    """Crystals integrated together where a reading holds every activation."""
+    return min(1_250, batch_for(device))
 
 
 def draw_linearised(recipe: Mp20, field: Field, count: int, seed: int, **options: Any) -> Trajectory:
     """The run most numbers are read from: variance at every step."""
-    options = {"confidence": Linearised(2), "batch": min(1_250, batch_for(field.device)), **options}
+    options = {"confidence": Linearised(2), "batch": run_batch(field.device), **options}
     return recipe.draw(field, count, seed, **options).compact()
 
 

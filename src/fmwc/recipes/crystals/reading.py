@@ -15,7 +15,7 @@ from fmwc.confidence.heads import HEADS, fit_head
 from fmwc.data.crystals import Crystals, decode
 from fmwc.diagnostics.agreement import agreement
 from fmwc.metrics.crystals import Judgement, judge
-from fmwc.metrics.crystals.judge import METASTABLE
+from fmwc.metrics.crystals.judge import METASTABLE, STABLE
 from fmwc.metrics.ranking import auprc, retention
 from fmwc.recipes.crystals.recipe import SCORE
 from fmwc.sampling import SCORES, Trajectory
@@ -35,7 +35,8 @@ __all__ = [
 CHANNELS = ("type", "coord", "lattice")
 LEVELS = (5.0, 95.0)  # percentiles of a bootstrap interval
 RESAMPLES = 1_000
-THRESHOLDS = (0.0, 0.05, METASTABLE, 0.2)  # eV/atom above the hull that count as good
+# eV/atom above the hull that count as good; none, but for rounding, is stable.
+THRESHOLDS = {"0.0": STABLE, "0.05": 0.05, "0.1": METASTABLE, "0.2": 0.2}
 FEWEST = 10  # of each kind that a head is fitted on
 TOP = (0.05, 0.10)  # what a laboratory buys: the surest of them
 
@@ -46,7 +47,7 @@ def crystals_of(run: Trajectory) -> Crystals:
 
 
 def good_of(judgement: Judgement) -> np.ndarray:
-    """Less than 0.1 eV/atom above the hull: the paper's success. What could not be judged is none."""
+    """At most 0.1 eV/atom above the hull: the paper's success. What could not be judged is none."""
     return np.array(judgement["metastable"], bool)
 
 
@@ -131,7 +132,7 @@ def read_run(run: Trajectory, judgement: Judgement) -> dict[str, Any]:
         "own": lift_of(own.cpu(), good, intervals=True),
         "linearised": lifts(scores_of(run), good),
         "heads": heads_of(run, good, own.cpu()),
-        "thresholds": {str(e): lift_of(own.cpu(), above <= e) for e in THRESHOLDS if (above <= e).any()},
+        "thresholds": {name: lift_of(own.cpu(), above <= e) for name, e in THRESHOLDS.items() if (above <= e).any()},
         "baselines": {
             "atoms": lift_of(size, good),
             "elements": lift_of(np.array([len({*c.numbers.tolist()}) for c in judgement.candidates]), good),

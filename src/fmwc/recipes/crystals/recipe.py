@@ -20,6 +20,7 @@ from fmwc.propagate import Linearised
 from fmwc.randomness import Stream, derive
 from fmwc.recipes.recipe import plan_of
 from fmwc.sampling import sample, setting
+from fmwc.sampling.scores import parsed
 from fmwc.training import Plan
 
 __all__ = ["EVERY", "PRESETS", "READ_BY", "SCORE", "Mp20", "batch_for"]
@@ -27,7 +28,7 @@ __all__ = ["EVERY", "PRESETS", "READ_BY", "SCORE", "Mp20", "batch_for"]
 WIDTH = mp20.MOST_ATOMS
 EVERY = 5  # steps between two readings of the variance, by default
 READ_BY = Linearised(1)
-SCORE = "integrated@0.6-0.9"  # the best label-free reading on validation seed 100 (results/crystals/NOTES.md)
+SCORE = "integrated@0.6-0.9"  # the best label-free reading on validation seeds 100, 101 (results/crystals/NOTES.md)
 
 
 def batch_for(device: torch.device) -> int:
@@ -93,6 +94,12 @@ class Mp20:
         ):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is at least 1, got {getattr(self, name)}")
+        if not 0 < self.enough <= 1 or self.minutes < 0 or self.anneal < 0:
+            raise UsageError("enough lies in (0, 1], and minutes and anneal are not negative")
+        _, _, window = parsed(SCORE)
+        read_at = [step / self.steps for step in range((self.steps - 1) % EVERY, self.steps, EVERY)]
+        if not any(window["early"] <= t < window["late"] for t in read_at):
+            raise UsageError(f"with {self.steps} steps nothing is read in the window of {SCORE}; take at least 10")
         if not 0 < self.prior_rate < 1:
             raise UsageError(f"prior_rate lies strictly between 0 and 1, got {self.prior_rate}")
 

@@ -1,0 +1,321 @@
+"""`fmwc filter` as a user meets it: on points, on crystals with their files, and with every kind of bad input."""
+
+import csv
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import fmwc
+from fmwc.__main__ import main
+from fmwc.files import write_text
+from fmwc.metrics.crystals.candidates import Candidate
+from fmwc.metrics.crystals.table import csv_text
+from fmwc.metrics.points import misplaced
+from fmwc.report.crystal_files import write_cifs, write_extxyz, write_table
+from fmwc.sampling import Trajectory
+
+COUNT = 600
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Calls the command and gives (exit code, stdout, stderr)."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["fmwc", *map(str, words)])
+        monkeypatch.setenv("COLUMNS", "300")
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capsys.readouterr()
+        code = stop.value.code
+        return (0 if code is None else code), out, err
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def points(tmp_path_factory):
+    """What `fmwc sample checkerboard` writes."""
+    folder = tmp_path_factory.mktemp("points")
+    with pytest.MonkeyPatch.context() as patch:
+        words = ["sample", "checkerboard", "-n", COUNT, "--steps", 10, "--device", "cpu", "--out", folder]
+        patch.setattr(sys, "argv", ["fmwc", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+    assert not stop.value.code
+    return folder
+
+
+def trajectory(count, seed=0):
+    """A run of two channels with `count` samples, some doubtful in one of them."""
+    generator = torch.Generator().manual_seed(seed)
+    x = {"coord": torch.rand(count, 2, generator=generator), "type": torch.rand(count, 1, generator=generator)}
+    var = {name: torch.rand(4, count, 1, generator=generator) for name in x}
+    zero = {name: torch.zeros_like(value) for name, value in var.items()}
+    times = torch.linspace(0, 0.75, 4)[:, None].expand(4, count).contiguous()
+    grid = torch.linspace(0, 1, 5)[:, None].expand(5, count).contiguous()
+    x0 = {name: torch.zeros_like(value) for name, value in x.items()}
+    return Trajectory(x, x0, times, zero, var, grid, default_score="integrated", cond={"atoms": torch.arange(count)})
+
+
+@pytest.fixture
+def crystals(tmp_path):
+    """What `fmwc sample crystals` writes; structure 2 cannot be written, and has no file."""
+    folder = tmp_path / "crystals"
+    folder.mkdir()
+    made = trajectory(8)
+    made.save(folder / "samples.safetensors")
+    cell, places = 4 * np.eye(3), np.array([[0, 0, 0], [0.5, 0.5, 0.5]])
+    candidates = [
+        Candidate(f"{i:05d}", np.array([55, 17]), places, cell * (np.nan if i == 2 else 1), problem="")
+        for i in range(8)
+    ]
+    table = {
+        "name": [c.name for c in candidates],
+        "formula": ["CsCl"] * 8,
+        "score": made.score().tolist(),
+        "e_above_hull": [0.01 * i if i != 2 else float("nan") for i in range(8)],
+        "metastable": [i < 6 and i != 2 for i in range(8)],
+        "problem": ["a comma, and a \"quote\"" if i == 2 else "" for i in range(8)],
+    }  # fmt: skip
+    write_text(folder / "samples.csv", csv_text(table))
+    write_cifs(folder / "cif", candidates, table)
+    write_extxyz(folder / "samples.xyz", candidates, table)
+    return folder, made, table
+
+
+def rows(path):
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def one_line(err):
+    lines = [line for line in err.splitlines() if line.startswith("fmwc:")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+# ---- what is kept ------------------------------------------------------------------------------------------------
+
+
+def test_a_share_of_points(run, points, tmp_path):
+    code, out, err = run("filter", points, "--keep", 0.8, "--out", tmp_path / "kept")
+    assert code == 0, err
+    assert "480 of 600 (80.0%)" in out
+    before, kept = Trajectory.load(points), Trajectory.load(tmp_path / "kept")
+    expected = before.surest(0.8)
+    assert torch.equal(kept.x, expected.x)
+    assert torch.allclose(kept.confidence, expected.confidence)  # their place among all, as before
+    table, old = rows(tmp_path / "kept" / "samples.csv"), rows(points / "samples.csv")
+    assert [*table[0]] == [*old[0], "rank"]
+    left = [{k: v for k, v in row.items() if k != "rank"} for row in table]
+    assert left == [row for row in old if row in left]  # in their order, as they were
+    assert sorted(int(row["rank"]) for row in table) == list(range(1, 481))
+    ranked = sorted(table, key=lambda row: int(row["rank"]))
+    assert [float(row["score"]) for row in ranked] == sorted(float(row["score"]) for row in table)
+
+
+def test_a_budget_by_another_score_of_the_file_itself(run, points, tmp_path):
+    words = ("filter", points / "samples.safetensors", "--budget", 100, "--score", "peak")
+    code, out, err = run(*words, "--out", tmp_path)
+    assert code == 0, err
+    assert "100 of 600" in out
+    assert "highest peak kept" in out
+    assert torch.equal(Trajectory.load(tmp_path).x, Trajectory.load(points).surest(100 / 600, "peak").x)
+    code, _, err = run("filter", tmp_path, "--budget", 10, "--out", tmp_path / "again")
+    assert code == 0, err
+    again = rows(tmp_path / "again" / "samples.csv")
+    assert sorted(int(row["rank"]) for row in again) == list(range(1, 11))
+
+
+@pytest.fixture
+def labels(points, tmp_path):
+    bad = misplaced(Trajectory.load(points).x)
+    return bad, write_text(tmp_path / "labels.csv", "id,bad\n" + "".join(f"{i},{int(b)}\n" for i, b in enumerate(bad)))
+
+
+def test_a_promise_and_its_use_on_new_samples(run, points, labels, tmp_path):
+    bad, file = labels
+    risk = round(float(bad.mean()) * 0.9, 3)
+    words = ("filter", points, "--max-risk", risk, "--labels", file, "--out", tmp_path / "kept")
+    code, out, err = run(*words)
+    assert code == 0, err
+    made = json.loads((tmp_path / "kept" / "promise.json").read_text())
+    assert made["score"] == "temporal_ratio"
+    assert made["bound"] <= made["max_risk"] == risk
+    assert made["probability"] == 0.9
+    before = Trajectory.load(points)
+    kept = before.score().double() <= made["threshold"]
+    assert torch.equal(Trajectory.load(tmp_path / "kept").x, before.x[kept])
+    assert f"at most {risk:.4g} of samples with temporal_ratio ≤ {made['threshold']:.6g} fail" in out
+    assert f"{bad[kept].sum()} of {kept.sum()}" in out
+    assert f"{bad.sum()} of 600" in out
+
+    code, out, err = run("filter", points, "--promise", tmp_path / "kept", "--out", tmp_path / "new")
+    assert code == 0, err
+    assert torch.equal(Trajectory.load(tmp_path / "new").x, before.x[kept])
+    words = ("filter", points, "--promise", tmp_path / "kept" / "promise.json", "--out", tmp_path / "other")
+    code, _, err = run(*words, "--score", "peak")
+    assert code == 2
+    assert "about the score temporal_ratio, and samples are kept by peak" in one_line(err)
+    write_text(tmp_path / "strict.json", json.dumps({**made, "threshold": -1.0}))
+    code, _, err = run("filter", points, "--promise", tmp_path / "strict.json", "--out", tmp_path / "other")
+    assert code == 2
+    assert "there is none to keep" in one_line(err)
+    assert not (tmp_path / "other").exists()
+
+
+def test_labels_of_some_and_in_every_form(run, points, labels, tmp_path):
+    bad, _ = labels
+    some = ["" if i % 2 else str(bool(b)) for i, b in enumerate(bad)]
+    forms = {
+        "text": "\n".join(some) + "\n",
+        "good": "good\n" + "".join(f"{ {'True': 0, 'False': 1, '': ''}[s] }\n" for s in some) + "\n",
+        "bom": "\ufeffBad,who\n" + "".join(f"{s.lower()},me\n" for s in some),
+    }
+    seen = set()
+    for name, text in forms.items():
+        file = write_text(tmp_path / f"{name}.csv", text)
+        code, out, err = run("filter", points, "--keep", 0.5, "--labels", file, "--out", tmp_path / name)
+        assert code == 0, err
+        assert f"{bad[::2].sum()} of 300" in out
+        seen.add((tmp_path / name / "samples.csv").read_text())
+        code, out, err = run("filter", points, "--max-risk", 0.3, "--labels", file, "--out", tmp_path / f"{name}-risk")
+        assert code == 0, err
+        assert "by 300 labels" in out  # thresholds come from those without one
+    assert len(seen) == 1
+    none = write_text(tmp_path / "none.txt", "\n" * 600)
+    code, out, err = run("filter", points, "--keep", 0.5, "--labels", none, "--out", tmp_path / "none")
+    assert code == 0, err
+    assert "none is labelled" in out
+
+
+# ---- crystals ----------------------------------------------------------------------------------------------------
+
+
+def test_crystals_keep_their_rows_and_files(run, crystals, tmp_path):
+    folder, made, _ = crystals
+    words = ("filter", folder, "--budget", 5, "--labels", "metastable", "--out", tmp_path / "kept")
+    code, out, err = run(*words)
+    assert code == 0, err
+    order = made.score().argsort()
+    surest = sorted(order[:5].tolist())
+    table = rows(tmp_path / "kept" / "samples.csv")
+    assert [row["name"] for row in table] == [f"{i:05d}" for i in surest]
+    assert [int(row["rank"]) for row in table] == [order.tolist().index(i) + 1 for i in surest]
+    old = {row["name"]: row for row in rows(folder / "samples.csv")}
+    assert all({k: v for k, v in row.items() if k != "rank"} == old[row["name"]] for row in table)
+    writable = {f"{i:05d}" for i in surest if i != 2}
+    assert {p.stem for p in (tmp_path / "kept" / "cif").iterdir()} == writable
+    assert all(p.read_text() == (folder / "cif" / p.name).read_text() for p in (tmp_path / "kept" / "cif").iterdir())
+    frames = (tmp_path / "kept" / "samples.xyz").read_text()
+    assert frames.count("Lattice=") == len(writable)
+    assert all(f'name="{name}"' in frames for name in writable)
+    assert "3 of 8" in out  # 2, 6 and 7 are not metastable
+    assert torch.equal(Trajectory.load(tmp_path / "kept").x["coord"], made.x["coord"][surest])
+    code, _, err = run("filter", folder, "--keep", 0.5, "--score", "type/integrated", "--out", tmp_path / "type")
+    assert code == 0, err
+    assert torch.equal(Trajectory.load(tmp_path / "type").x["type"], made.surest(0.5, "type/integrated").x["type"])
+
+
+def test_parquet_keeps_its_types(run, crystals, tmp_path):
+    pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    folder, _, table = crystals
+    write_table(folder / "samples", table)
+    code, out, err = run("filter", folder, "--keep", 0.5, "--out", tmp_path / "kept")
+    assert code == 0, err
+    assert "samples.parquet" in out
+    kept = parquet.read_table(tmp_path / "kept" / "samples.parquet")
+    assert kept.column_names == [*table, "rank"]
+    assert kept["name"].to_pylist() == [row["name"] for row in rows(tmp_path / "kept" / "samples.csv")]
+    assert set(map(type, kept["metastable"].to_pylist())) == {bool}
+
+
+# ---- bad input ---------------------------------------------------------------------------------------------------
+
+BAD = {
+    "no way": ((), "got none"),
+    "two ways": (("--keep", 0.5, "--budget", 3), "got --keep and --budget"),
+    "nothing kept": (("--keep", 0), "(0, 1], got 0.0"),
+    "too much kept": (("--keep", 1.2), "(0, 1], got 1.2"),
+    "a budget larger than the set": (("--budget", 601), "the number of samples, 600; got 601"),
+    "no budget": (("--budget", 0), "at least 1"),
+    "risk without labels": (("--max-risk", 0.05), "add --labels"),
+    "a risk that is none": (("--max-risk", 5, "--labels", "{labels}"), "between 0 and 1"),
+    "a probability that is none": (
+        ("--max-risk", 0.05, "--labels", "{labels}", "--probability", 90),
+        "between 0 and 1",
+    ),
+    "too few labels": (("--max-risk", 0.001, "--labels", "{labels}"), "at least 2402 are needed"),
+    "no promise": (("--max-risk", 0.012, "--labels", "{all}"), "cannot be promised"),
+    "labels of another length": (("--keep", 0.5, "--labels", "{short}"), "has 3 labels, and there are 600 samples"),
+    "labels that are none": (("--keep", 0.5, "--labels", "{words}"), "label 2 in"),
+    "a table without labels": (("--keep", 0.5, "--labels", "{columns}"), "has no column 'bad' or 'good', but a, b"),
+    "both kinds": (("--keep", 0.5, "--labels", "{both}"), "give one of them"),
+    "an empty file": (("--keep", 0.5, "--labels", "{empty}"), "has 0 labels"),
+    "no file, no column": (("--keep", 0.5, "--labels", "metastable"), "nor a column of the samples' table (x_0, x_1"),
+    "a column of numbers": (("--keep", 0.5, "--labels", "x_0"), "labels are 0, 1, true, false"),
+    "labels that are no text": (("--keep", 0.5, "--labels", "{samples}"), "cannot be read as text"),
+    "score": (("--keep", 0.5, "--score", "peek"), "did you mean 'peak'"),
+    "dispersion": (("--keep", 0.5, "--score", "dispersion"), "transport"),
+    "channel": (("--keep", 0.5, "--score", "type/peak"), "unknown channel 'type'"),
+    "promise": (("--promise", "{words}"), "is not a promise"),
+    "a promise of another kind": (("--promise", "{json}"), "a promise is the numbers"),
+    "no promise there": (("--promise", "{out}/nothing"), "cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_touches_nothing(case, run, points, labels, tmp_path):
+    words, expected = BAD[case]
+    files = {
+        "short": "0\n1\n0\n",
+        "words": "0\nmaybe\n" + "1\n" * 598,
+        "columns": "a,b\n0,1\n",
+        "both": "bad,good\n0,1\n",
+        "empty": "",
+        "all": "1\n" * 600,
+        "json": "[1, 2]",
+    }
+    places = {name: write_text(tmp_path / name, text) for name, text in files.items()}
+    places |= {"labels": labels[1], "out": tmp_path / "out", "samples": points / "samples.safetensors"}
+    code, _, err = run("filter", points, *(str(w).format(**places) for w in words), "--out", tmp_path / "out")
+    assert code == 2
+    assert expected in one_line(err)
+    assert not (tmp_path / "out").exists()
+
+
+def test_samples_that_are_none(run, points, tmp_path):
+    def refused(source, expected, out=tmp_path / "out", *more):
+        code, _, err = run("filter", source, "--keep", 0.5, "--out", out, *more)
+        assert code == 2
+        assert expected in one_line(err)
+
+    refused(tmp_path / "nothing", "does not exist")
+    refused(tmp_path, "give a folder that fmwc sample wrote")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "samples.safetensors").write_bytes((points / "samples.safetensors").read_bytes()[:500])
+    refused(broken, "is not a samples file")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "samples.safetensors").write_bytes((points / "samples.safetensors").read_bytes())
+    write_text(other / "samples.csv", "x_0\n1\n")
+    refused(other, "is not the table of the 600 samples beside it: it has 1 rows")
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    fmwc.sample(fmwc.load("checkerboard"), 5, steps=2, confidence=False).save(plain)
+    refused(plain, "kept no variance")
+    assert not (tmp_path / "out").exists()
+    before = (points / "samples.csv").read_bytes()
+    refused(points, "holds the samples themselves", points, "--force")
+    assert (points / "samples.csv").read_bytes() == before
+    (tmp_path / "mine").mkdir()
+    write_text(tmp_path / "mine" / "thesis.txt", "mine")
+    refused(points, "not empty", tmp_path / "mine")
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
