@@ -30,13 +30,16 @@ class Table:
 
 
 def _rows(text: str) -> list[list[str]]:
-    return [row or [""] for row in csv.reader(io.StringIO(text))]
+    try:
+        return [row or [""] for row in csv.reader(io.StringIO(text))]
+    except csv.Error as error:
+        raise DataError(f"a table cannot be read as CSV ({error})") from error
 
 
 def read_text(path: Path) -> str:
     """A file of UTF-8, with or without a mark in front."""
     try:
-        return path.readread_text(encoding="utf-8-sig")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as text ({error})") from error
 
