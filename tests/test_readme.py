@@ -8,13 +8,15 @@ import pytest
 import torch
 
 from fmwc.recipes.bench import cells
-from fmwc.report.paper import mnist
+from fmwc.report.paper import crystals, mnist
 from fmwc.report.paper.checkerboard import TABLES
 from fmwc.report.results import cost_table, headline_table, summarise
+from fmwc.report.tables import markdown
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results" / "checkerboard"
 MNIST = ROOT / "results" / "mnist"
+CRYSTALS = ROOT / "results" / "crystals"
 README = (ROOT / "README.md").read_text()
 
 
@@ -37,6 +39,14 @@ def test_the_mnist_table_is_that_of_the_cell():
     summary = json.loads((MNIST / "summary.json").read_text())
     assert {name: table.rows for name, table in mnist.tables(cell["numbers"]).items()} == summary["tables"]
     assert cost_table(json.loads((MNIST / "cost.json").read_text())) in README
+
+
+def test_the_crystals_table_is_that_of_the_cell():
+    rows = crystals.headline(CRYSTALS)
+    assert markdown(rows, list(rows[0])) in README
+    (cell,) = cells(CRYSTALS)
+    summary = json.loads((CRYSTALS / "summary.json").read_text())
+    assert {name: table.rows for name, table in crystals.tables(cell["numbers"]).items()} == summary["tables"]
 
 
 def test_the_summary_is_made_from_the_cells():

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from datetime import datetime, timezone
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -74,7 +75,9 @@ def describe_device(device: torch.device) -> str:
     return f"CPU, {torch.get_num_threads()} threads, {platform.machine()}"
 
 
+@cache
 def _commit() -> str:
+    """The commit of the code that runs, looked up once: the tree may move on while it does."""
     # A copy of the tree without its history is told its commit by whoever copied it.
     if given := os.environ.get("FMWC_COMMIT"):
         return given
@@ -104,6 +107,7 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.start = device, time.perf_counter()
+        _commit()
 
     @property
     def seconds(self) -> float:

@@ -46,8 +46,8 @@ QUALITY: tuple[Quality, ...] = (
 SAMPLED = (QUALITY[0], QUALITY[2], QUALITY[4])  # what the sampler's sweep is judged by
 FILTERS: tuple[Lift, ...] = (
     (f"the default score, {SCORE}", NONE, NONE, "own"),
-    (f"the same at every 5th step, {SCORE}", NONE, NONE, f"every_5th/{SCORE}"),
-    (f"the same by the diagonal estimator, {SCORE}", NONE, NONE, f"diagonal/{SCORE}"),
+    (f"the same at every 5th step, {SCORE}", NONE, NONE, f"every_5th/all/{SCORE}"),
+    (f"the same by the diagonal estimator, {SCORE}", NONE, NONE, f"diagonal/all/{SCORE}"),
     *((f"linearised, {c}/integrated", NONE, NONE, f"linearised/{c}/integrated") for c in CHANNELS),
     *((f"diagonal, {c}/integrated", NONE, NONE, f"diagonal/{c}/integrated") for c in CHANNELS[1:]),
     *((f"diagonal, all/{s}", *paper, f"diagonal/all/{s}") for s, paper in DIAGONAL.items()),
