@@ -11,6 +11,7 @@ pytest.importorskip("pymatgen.core", exc_type=ImportError)
 
 from fmwc.diagnostics.divergence import estimates
 from fmwc.errors import UsageError
+from fmwc.metrics import ranking
 from fmwc.metrics.crystals import Judgement
 from fmwc.metrics.crystals.judge import SHARES
 from fmwc.propagate import Diagonal, Linearised
@@ -147,14 +148,14 @@ def excess():
 )
 def test_no_head_is_fitted_on_too_few(taught, left, enough, monkeypatch):
     """Halves of 20: ten good and ten bad to learn from, and ten good ones to find, are the fewest."""
-    monkeypatch.setattr(reading, "RESAMPLES", 5)
+    monkeypatch.setattr(ranking, "RESAMPLES", 5)
     good = np.concatenate([np.arange(20) < taught, np.arange(20) < left])
     assert bool(heads_of(run_of(torch.arange(40) / 40), good, torch.arange(40.0))) == enough
 
 
 def test_heads_are_judged_on_the_half_they_did_not_see(excess, monkeypatch):
     """What the first half can teach is the opposite of what the second half is like."""
-    monkeypatch.setattr(reading, "RESAMPLES", 30)
+    monkeypatch.setattr(ranking, "RESAMPLES", 30)
     run, good = run_of(excess), (excess < -0.3).numpy()
     found = heads_of(run, good, excess)
     assert found.keys() == {"l1", "boosting", "label_free"}

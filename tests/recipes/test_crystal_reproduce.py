@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 import fmwc.recipes.crystals.reproduce as room
 from fmwc.checkpoint import load
 from fmwc.errors import CheckpointError, UnknownNameError, UsageError
+from fmwc.metrics import ranking
 from fmwc.metrics.crystals import Judgement
 from fmwc.metrics.crystals.candidates import candidates
 from fmwc.metrics.crystals.judge import SHARES
@@ -194,7 +195,7 @@ def whole(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("FMWC_DATA", raising=False)
         patch.setattr(room, "SAMPLERS", ((5, 0.0),))
-        patch.setattr(reading, "RESAMPLES", 50)
+        patch.setattr(ranking, "RESAMPLES", 50)
         paths = reproduce(TINY, out, CPU, say=lambda text: None, **SIZE)
     assert paths == [out / "cells" / "0.json"]
     return out
@@ -267,7 +268,7 @@ def test_where_some_are_good_every_reading_is_held_against_them(again, tmp_path,
 
     monkeypatch.setattr(room, "judged", every_other)
     monkeypatch.setattr(room, "SAMPLERS", ((5, 0.0),))
-    monkeypatch.setattr(reading, "RESAMPLES", 50)
+    monkeypatch.setattr(ranking, "RESAMPLES", 50)
     recipe = dataclasses.replace(TINY, steps=20)
     again(recipe, only="draw:retrofit,draw:samplers,read:retrofit", count=44)
     found = json.loads((tmp_path / "pieces" / "0-retrofit.json").read_text())["numbers"]

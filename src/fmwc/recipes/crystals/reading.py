@@ -16,13 +16,12 @@ from fmwc.data.crystals import Crystals, decode
 from fmwc.diagnostics.agreement import agreement
 from fmwc.metrics.crystals import Judgement, judge
 from fmwc.metrics.crystals.judge import METASTABLE, STABLE
-from fmwc.metrics.ranking import auprc, retention
+from fmwc.metrics.ranking import auprc, bootstrap, retention
 from fmwc.recipes.crystals.recipe import SCORE
 from fmwc.sampling import SCORES, Trajectory
 
 __all__ = [
     "CHANNELS",
-    "bootstrap",
     "crystals_of",
     "good_of",
     "heads_of",
@@ -33,8 +32,6 @@ __all__ = [
 ]
 
 CHANNELS = ("type", "coord", "lattice")
-LEVELS = (5.0, 95.0)  # percentiles of a bootstrap interval
-RESAMPLES = 1_000
 # eV/atom above the hull that count as good; none, but for rounding, is stable.
 THRESHOLDS = {"0.0": STABLE, "0.05": 0.05, "0.1": METASTABLE, "0.2": 0.2}
 FEWEST = 10  # of each kind that a head is fitted on
@@ -49,14 +46,6 @@ def crystals_of(run: Trajectory) -> Crystals:
 def good_of(judgement: Judgement) -> np.ndarray:
     """At most 0.1 eV/atom above the hull: the paper's success. What could not be judged is none."""
     return np.array(judgement["metastable"], bool)
-
-
-def bootstrap(read: Callable[[np.ndarray], float], count: int, seed: int = 0) -> list[float]:
-    """A 90 % interval of what is read from `count` structures, by drawing them again."""
-    generator = np.random.default_rng(seed)
-    found = np.array([read(generator.integers(0, count, count)) for _ in range(RESAMPLES)])
-    found = found[np.isfinite(found)]  # a draw may hold nothing to read
-    return [float(v) for v in np.percentile(found, LEVELS)] if len(found) else [math.nan, math.nan]
 
 
 def quality_of(judgement: Judgement) -> dict[str, Any]:
