@@ -45,6 +45,7 @@ def test_the_crystals_table_is_that_of_the_cell():
     rows = crystals.headline(CRYSTALS)
     assert markdown(rows, list(rows[0])) in README
     (cell,) = cells(CRYSTALS)
+    assert cost_table(json.loads((CRYSTALS / "cost.json").read_text())) in README
     summary = json.loads((CRYSTALS / "summary.json").read_text())
     assert {name: table.rows for name, table in crystals.tables(cell["numbers"]).items()} == summary["tables"]
 
