@@ -180,7 +180,7 @@ def test_an_empty_cell_has_tables(tmp_path, numbers):
     _, text = write_tables(tmp_path)
     assert "Commit —; —; seed —; — structures" in text.read_text()
     assert "nan" not in text.read_text().lower()
-    assert {row["FM + retrofit"] for row in headline(tmp_path)} == {"—"}
+    assert headline(tmp_path) == []  # what nobody has read is left out
     assert len(tables(numbers)["hutchinson"].rows) == len(PAPER_SWEEP)
     (tmp_path / "cells" / "0.json").write_text("{}")
     with pytest.raises(CheckpointError, match="no numbers"):

@@ -176,10 +176,11 @@ class CSPNet(nn.Module):
         return [at.crystal, at.pair]
 
     def _layout(self, atoms: Tensor) -> Layout:
-        fixed = torch.compiler.is_compiling() or (atoms.is_cuda and torch.cuda.is_current_stream_capturing())
-        if fixed and len(atoms) not in self.rooms:
+        captured = atoms.is_cuda and torch.cuda.is_current_stream_capturing()
+        room = self.rooms.get(len(atoms)) if captured or torch.compiler.is_compiling() else None
+        if captured and room is None:
             raise RuntimeError(f"a captured graph of {len(atoms)} crystals needs to know their most rows: net.rooms")
-        return layout_of(atoms, self.width, self.rooms[len(atoms)] if fixed else None)
+        return layout_of(atoms, self.width, room)
 
     def forward(self, x: dict[str, Tensor], t: Tensor, *, atoms: Tensor) -> dict[str, Tensor]:
         at, count = self._layout(atoms), len(atoms)
