@@ -96,10 +96,6 @@ class Mp20:
                 raise UsageError(f"{name} is at least 1, got {getattr(self, name)}")
         if not 0 < self.enough <= 1 or self.minutes < 0 or self.anneal < 0:
             raise UsageError("enough lies in (0, 1], and minutes and anneal are not negative")
-        _, _, window = parsed(SCORE)
-        read_at = [step / self.steps for step in range((self.steps - 1) % EVERY, self.steps, EVERY)]
-        if not any(window["early"] <= t < window["late"] for t in read_at):
-            raise UsageError(f"with {self.steps} steps nothing is read in the window of {SCORE}; take at least 10")
         if not 0 < self.prior_rate < 1:
             raise UsageError(f"prior_rate lies strictly between 0 and 1, got {self.prior_rate}")
 
@@ -134,6 +130,11 @@ class Mp20:
         return network
 
     def attach(self, network: nn.Module) -> Field:
+        # Said before anything is trained: afterwards the reference is read with these steps.
+        _, _, window = parsed(SCORE)
+        read_at = [step / self.steps for step in range((self.steps - 1) % EVERY, self.steps, EVERY)]
+        if not any(window["early"] <= t < window["late"] for t in read_at):
+            raise UsageError(f"with {self.steps} steps nothing is read in the window of {SCORE}; take 20 or more")
         return attach(
             network,
             exclude=[self.exclude] if self.exclude else [],
