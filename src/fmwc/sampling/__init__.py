@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +15,9 @@ from fmwc.errors import UsageError, pick
 from fmwc.flow import Space, euclidean
 from fmwc.propagate import Estimator, Linearised, Transport, as_estimator
 from fmwc.randomness import Blocks, derive
+from fmwc.sampling.adaptive import FEW, Damped, Ema, numbers
 from fmwc.sampling.controllers import Controller, Grid, Uniform
+from fmwc.sampling.planned import Extrapolated, Planned, Profile
 from fmwc.sampling.sampler import DECODERS, Decoder, Sampler, cost_of, decode_mean
 from fmwc.sampling.scores import EARLY, LATE, SCORES, Standard, standard_of
 from fmwc.sampling.steppers import STEPPERS, Stepper
@@ -30,7 +31,12 @@ __all__ = [
     "SCORES",
     "STEPPERS",
     "Controller",
+    "Damped",
+    "Ema",
+    "Extrapolated",
     "Grid",
+    "Planned",
+    "Profile",
     "Sampler",
     "Standard",
     "Stepper",
@@ -38,13 +44,14 @@ __all__ = [
     "Uniform",
     "decode_mean",
     "default_estimator",
+    "fit_grid",
     "noise",
     "sample",
     "setting",
     "standard_of",
+    "survey",
 ]
 
-FEW = 16  # numbers of a state up to which one probe a coordinate pays
 PROBES = 2  # random probes a reading for larger states; a score over many readings averages their noise
 PROJECTIONS = 8  # random projections of the endpoint, read once
 
@@ -54,13 +61,9 @@ def noise(space: Space, count: int, seed: int, device: torch.device | str = "cpu
     return space.given(cond).noise(count, Blocks(derive(seed, "x0"), 0, count), device)
 
 
-def _numbers(space: Space) -> int:
-    return sum(math.prod(channel.shape) for channel in space.channels.values())
-
-
 def default_estimator(space: Space) -> Estimator:
     """Linearised: exact for states of a few numbers, by random probes for images."""
-    return Linearised(None if _numbers(space) <= FEW else PROBES)
+    return Linearised(None if numbers(space) <= FEW else PROBES)
 
 
 def setting(estimator: Estimator | str | None, steps: int, stepper: str, schedule: int | Sequence[float]) -> str:
@@ -75,6 +78,7 @@ def sample(
     steps: int | None = None,
     evaluations: int | None = None,
     times: Sequence[float] | None = None,
+    controller: Controller | None = None,
     seed: int = 0,
     confidence: bool | str | Estimator = True,
     transport: bool | int = False,
@@ -100,7 +104,8 @@ def sample(
         steps: Equal steps to take (50 if nothing else is said); or
         evaluations: evaluations of the network to spend, exactly (a two-stage stepper ends an odd number with an Euler
             step); or
-        times: the times to step through, rising to 1.
+        times: the times to step through, rising to 1; or
+        controller: what picks the times: `Ema(10)`, `survey(field).plan(10)`.
         seed: Seeds the noise; the same samples come however the run is split into batches (to rounding, and with the
             stochastic decoder only where a network sees as many rows of every sample).
         confidence: `True` (linearised; by random probes where a state is more than a few numbers), `False`, or an
@@ -135,7 +140,8 @@ def sample(
         raise UsageError(f"x0 holds {batch_size(x0)} states, and {count} samples were asked for")
     if times is not None and not (isinstance(start, (int, float)) and start == 0):
         raise UsageError("times say where to start; leave start out")
-    controller, tail = _controller(steps, evaluations, times, pick(STEPPERS, stepper, "stepper"), cost_of(decoder))
+    how = pick(STEPPERS, stepper, "stepper")
+    chosen, tail = _controller(steps, evaluations, times, controller, how, cost_of(decoder))
     if (confidence is True or isinstance(confidence, str) or transport) and not hasattr(field, "run"):
         raise UsageError(
             "a plain network has no noise to read confidence from; attach it first, or say confidence=False"
@@ -143,11 +149,11 @@ def sample(
     estimator = (
         None if confidence is False else default_estimator(where) if confidence is True else as_estimator(confidence)
     )
-    projections = (None if _numbers(where) <= FEW else PROJECTIONS) if transport is True else int(transport)
+    projections = (None if numbers(where) <= FEW else PROJECTIONS) if transport is True else int(transport)
     sampler = Sampler(
         field,
         where,
-        controller,
+        chosen,
         stepper=stepper,
         estimator=estimator,
         decoder=decoder,
@@ -171,8 +177,9 @@ def sample(
     reference = getattr(field, "reference", None)
     if reference is None or estimator is None:
         return trajectory
-    ordinary = times is None and anneal is None and decoder == "map" and isinstance(start, (int, float)) and start == 0
-    comparable = ordinary and reference.setting == setting(estimator, controller.steps, stepper, schedule)
+    usual = times is None and controller is None and isinstance(start, (int, float)) and start == 0
+    ordinary = usual and anneal is None and decoder == "map"
+    comparable = ordinary and reference.setting == setting(estimator, chosen.steps, stepper, schedule)
     if not comparable:
         # Read otherwise, scores are compared within this run; across conditions only where it is too small for more.
         standard, trajectory = None, replace(trajectory, default_score=reference.score)
@@ -186,6 +193,40 @@ def sample(
     )
 
 
+PILOT = 1000  # samples whose variance says where steps go
+POWER = 2.0  # of the measure: more drops the outer cells of the Checkerboard (benchmarks/adaptive_steps.py)
+
+
+def survey(
+    field: Any, *, pilot: int | Trajectory = PILOT, power: float = POWER, steps: int = 50, seed: int = 0, **options: Any
+) -> Profile:
+    """Where on the way a checkpoint's variance is, from a pilot run: made once, used for every run after it.
+
+    Arguments:
+        field: A field.
+        pilot: How many samples to draw, or a run at hand whose samples share their times.
+        power: p of the measure, the mean over samples of σ^p.
+        steps, seed, options: Those of :func:`sample`, for the pilot (`y=…`).
+    """
+    run = pilot if isinstance(pilot, Trajectory) else sample(field, pilot, steps=steps, seed=seed, **options)
+    if not len(run.times) or not bool((run.times == run.times[:, :1]).all()):
+        raise UsageError("a pilot reads the variance, at the same times for every sample")
+    return Profile(run.times[:, 0], run.std, power)
+
+
+def fit_grid(
+    field: Any, steps: int, *, pilot: int | Trajectory = PILOT, power: float = POWER, **options: Any
+) -> list[float]:
+    """A shared grid for `sample(times=…)`: each step takes an equal share of ∫ E[σ^p] dt, by a pilot run.
+
+    Arguments:
+        field: A field.
+        steps: How many steps the grid has.
+        pilot, power, options: As :func:`survey` takes them, but for its steps.
+    """
+    return list(survey(field, pilot=pilot, power=power, **options).grid(steps))
+
+
 def _device(field: Any) -> torch.device:
     """Where a field, or a plain network, lives; a velocity function that does not say lives on the CPU."""
     if hasattr(field, "device"):
@@ -195,11 +236,18 @@ def _device(field: Any) -> torch.device:
 
 
 def _controller(
-    steps: int | None, evaluations: int | None, times: Sequence[float] | None, stepper: Stepper, cost: int
+    steps: int | None,
+    evaluations: int | None,
+    times: Sequence[float] | None,
+    controller: Controller | None,
+    stepper: Stepper,
+    cost: int,
 ) -> tuple[Controller, int]:
     """The controller, and how many of its last steps are Euler's."""
-    if sum(choice is not None for choice in (steps, evaluations, times)) > 1:
-        raise UsageError("give one of steps, evaluations and times")
+    if sum(choice is not None for choice in (steps, evaluations, times, controller)) > 1:
+        raise UsageError("give one of steps, evaluations and times, or a controller")
+    if controller is not None:
+        return controller, 0
     if times is not None:
         return Grid(tuple(float(t) for t in times)), 0
     if evaluations is None:

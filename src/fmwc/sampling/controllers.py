@@ -10,19 +10,43 @@ import torch
 from torch import Tensor
 
 from fmwc.errors import UsageError
+from fmwc.flow import Space
 
-__all__ = ["Controller", "Grid", "Uniform", "due"]
+__all__ = ["Controller", "Grid", "Uniform", "begin", "due", "follows", "needs_variance"]
 
 
 class Controller(Protocol):
     """`next_time(step, t, moments)` gives each sample's next time; `steps` says how many steps there are in all.
 
     `moments` are those read at this step, or `None` where the schedule reads none. A batch may sit at different t.
+
+    A controller may also have
+
+    - `begin(space) -> controller`: the one to use for a batch, with state of its own; itself where there is none. The
+      space's channels carry the anti-annealing of the run;
+    - `follow(v, t, moments) -> v`: the velocity to follow, asked once a step after `next_time`, with anti-annealing in;
+    - `needs_variance = True`: it reads `moments` at every step.
     """
 
     @property
     def steps(self) -> int: ...
     def next_time(self, step: int, t: Tensor, start: Tensor, moments: Any) -> Tensor: ...
+
+
+def begin(controller: Controller, space: Space) -> Controller:
+    """The controller of one batch."""
+    fresh: Controller = controller.begin(space) if hasattr(controller, "begin") else controller
+    return fresh
+
+
+def follows(controller: Controller) -> bool:
+    """Whether a controller has a say in the velocity."""
+    return hasattr(controller, "follow")
+
+
+def needs_variance(controller: Controller) -> bool:
+    """Whether a controller reads the variance at every step."""
+    return bool(getattr(controller, "needs_variance", False))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from fmwc.flow import Space
 from fmwc.modes import evaluating
 from fmwc.propagate import Estimator, Record, Transport, Transported, as_estimator, outside
 from fmwc.randomness import Blocks, Randomness, derive
-from fmwc.sampling.controllers import Controller, due
+from fmwc.sampling.controllers import Controller, begin, due, follows, needs_variance
 from fmwc.sampling.steppers import STEPPERS
 from fmwc.sampling.trajectory import Trajectory
 from fmwc.state import SINGLE, State, batch_size, channels, each
@@ -72,7 +72,7 @@ class Sampler:
     Arguments:
         field: A field, or any `v(x, t, **cond)` where `estimator` and `transport` are off.
         space: Where states live.
-        controller: Picks the times.
+        controller: Picks the times; one that `follow`s has a say in the velocity too.
         stepper: `euler`, `midpoint` or `heun`.
         estimator: Reads the variance; `None` reads none.
         decoder: `map`, `stochastic`, `mean5`, or a function of your own.
@@ -110,8 +110,16 @@ class Sampler:
             raise UsageError(f"the schedule is every k-th step with k ≥ 1, or a list of times; got {self.schedule}")
         for name in self.anneal or {}:
             pick(self.space.channels, name, "channel")
+        self._check_controller()
         if self.batch < 1:
             raise UsageError(f"the batch holds at least 1 sample, got {self.batch}")
+
+    def _check_controller(self) -> None:
+        name = type(self.controller).__name__
+        if needs_variance(self.controller) and (self.estimator is None or self.schedule != 1):
+            raise UsageError(f"{name} reads the variance at every step; leave confidence on, with schedule=1")
+        if follows(self.controller) and (STEPPERS[self.stepper].evaluations > 1 or self.transport):
+            raise UsageError(f"{name} changes the velocity: it takes euler steps, and no transport")
 
     def __call__(self, x0: State, *, start: float | Tensor = 0.0, seed: int = 0, **cond: Any) -> Trajectory:
         """Integrates from `x0` at `start` (a number, or one a sample) to t = 1. `cond` goes to the network."""
@@ -148,6 +156,7 @@ class Sampler:
         estimator = None if self.estimator is None else as_estimator(self.estimator)
         decoder = pick(DECODERS, self.decoder, "decoder") if isinstance(self.decoder, str) else self.decoder
         space = self.space.given(cond)
+        controller = begin(self.controller, self._annealed())
         evaluations = 0
 
         def velocity(x: Any, t: Tensor) -> Any:
@@ -177,8 +186,11 @@ class Sampler:
                     self.space.check(v, "the network's velocity is of another shape: ")
                 if moments is not None:
                     means.append(v)
-                after = self.controller.next_time(step, t, start, moments)
-                x = STEPPERS[stepper].step(space, paced, x, self._pace(v, t), t, after - t)
+                after = controller.next_time(step, t, start, moments)
+                v = self._pace(v, t)
+                if follows(controller):
+                    v = controller.follow(v, t, moments)  # type: ignore[attr-defined]
+                x = STEPPERS[stepper].step(space, paced, x, v, t, after - t)
                 t = after
                 grid.append(t)
                 if self.transport or self.keep_states:
@@ -207,8 +219,14 @@ class Sampler:
             units={n: c.weight for n, c in space.channels.items() if c.weight != 1},
         )
 
+    def _annealed(self) -> Space:
+        """The space with the anti-annealing of this run."""
+        if self.anneal is None:
+            return self.space
+        return Space({n: replace(c, anneal=self.anneal.get(n, 0.0)) for n, c in self.space.channels.items()})
+
     def _pace(self, v: Any, t: Tensor) -> Any:
-        """The velocity as it is followed: 1 + s·t times faster in the channels that are annealed."""
+        """The velocity at its speed: 1 + s·t times faster in the channels that are annealed."""
         own = {name: channel.anneal for name, channel in self.space.channels.items()}
         slopes = own if self.anneal is None else self.anneal
         if not any(slopes.values()):

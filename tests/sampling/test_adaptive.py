@@ -1,0 +1,398 @@
+"""Adaptive controllers, the paper's and ours, and grids fitted to a pilot."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fmwc.errors import UnknownNameError, UsageError
+from fmwc.flow import Channel, Space, euclidean
+from fmwc.moments import Moments
+from fmwc.sampling import (
+    Damped,
+    Ema,
+    Extrapolated,
+    Grid,
+    Planned,
+    Profile,
+    Sampler,
+    Uniform,
+    fit_grid,
+    sample,
+    survey,
+)
+from fmwc.sampling.adaptive import spread
+from tests.conftest import mlp_field
+
+PLANE = euclidean((2,))
+
+
+def read(*sigmas):
+    """Moments of samples of the plane with these σ."""
+    var = torch.tensor(sigmas).square()[:, None] * torch.tensor([0.75, 0.25])
+    return Moments(torch.ones_like(var), var)
+
+
+def walk(controller, readings, start=0.0):
+    """The times a controller takes through hand-made readings."""
+    controller = controller.begin(PLANE)
+    t = start = torch.full((len(readings[0].mean),), start)
+    grid = [t]
+    for step, moments in enumerate(readings):
+        t = controller.next_time(step, t, start, moments)
+        grid.append(t)
+    return torch.stack(grid)
+
+
+def rising(times):
+    """A profile whose σ² rises as t does, so that u(t) = t² up to the pilot's steps."""
+    return Profile(times, ((times + 1 / (2 * len(times))) ** 0.5)[:, None].expand(-1, 3), 2.0)
+
+
+FLAT = Profile(torch.arange(10) / 10, torch.full((10, 4), 0.3), 3.0)
+RISING = rising(torch.arange(200) / 200)
+
+
+def everyone(steps=6):
+    """Every adaptive controller, by name."""
+    return {
+        "ema": Ema(steps, 0.4, 2.0),
+        "damped": Damped(steps, 0.3, 0.4, 0.5),
+        "planned": Planned(RISING, steps, 1.0),
+        "extrapolated": Extrapolated(Uniform(steps)),
+        "extrapolated, by variance": Extrapolated(Planned(RISING, steps, 0.5), 0.5, 1.0, RISING),
+        "plan": RISING.plan(steps),
+        "extrapolated, damped": Extrapolated(Damped(steps, 0.3, 0.4, 0.5)),
+    }
+
+
+# ---- σ ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_spread_is_that_of_the_trajectory(mlp, product):
+    for field in (mlp, product):
+        run = sample(field, 4, steps=1)
+        moments = field.moments(run.x0, run.times[0])
+        torch.testing.assert_close(spread(field.space, moments), run.std[0])
+
+
+def test_channels_count_in_their_units():
+    space = Space({"a": Channel((2,), weight=4.0), "b": Channel((3,))})
+    mean = {"a": torch.zeros(1, 2), "b": torch.zeros(1, 3)}
+    var = {"a": torch.ones(1, 1), "b": torch.full((1, 3), 2.0)}  # a: one number for both coordinates
+    assert spread(space, Moments(mean, var)).item() == pytest.approx(math.sqrt(4 * 2 + 3 * 2))
+
+
+# ---- Ema -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_step_of_ema_by_hand():
+    """λ = ½, b = 2, N = 4: σ̄ starts at σ(0), takes σ in, and the rest of the way is shared by the steps left."""
+    sigmas = [(1.0, 2.0), (2.0, 2.0), (1.0, 1.0), (5.0, 1.0)]
+    grid = walk(Ema(4, 0.5, 2.0), [read(*s) for s in sigmas])
+    for sample_ in range(2):
+        t, mean = 0.0, sigmas[0][sample_]
+        for step, row in enumerate(sigmas):
+            mean = row[sample_] if step == 0 else (mean + row[sample_]) / 2
+            dt = (1 - t) / (4 - step) * (mean / row[sample_]) ** 2
+            t = 1.0 if step == 3 else min(t + max(dt, 0.01 / 4), 1.0)
+            assert grid[step + 1, sample_].item() == pytest.approx(t, rel=1e-5)
+
+
+def test_ema_is_clipped():
+    grid = walk(Ema(3, 0.01, 4.0), [read(1.0), read(100.0), read(100.0)])
+    assert grid[2, 0].item() - grid[1, 0].item() == pytest.approx(0.01 / 3, rel=1e-3)
+    assert walk(Ema(3, 0.01, 4.0, smallest=0.1), [read(1.0), read(100.0)])[2, 0].item() == pytest.approx(1 / 3 + 0.1)
+    early = walk(Ema(4, 0.01, 4.0), [read(1.0), read(0.001), read(0.001), read(0.001)])
+    assert early[2:, 0].tolist() == [1, 1, 1]
+
+
+@given(st.integers(1, 20), st.floats(0, 0.9), st.lists(st.floats(0, 9, width=32), min_size=20, max_size=20))
+def test_without_boost_ema_is_uniform(steps, start, sigmas):
+    grid = walk(Ema(steps, 0.3, 0.0), [read(s) for s in sigmas[:steps]], start)
+    torch.testing.assert_close(grid[:, 0], torch.linspace(start, 1, steps + 1), atol=1e-5, rtol=0)
+    assert grid[-1, 0] == 1
+
+
+def test_no_variance_is_no_trouble():
+    assert walk(Ema(2, 0.3, 2.0), [read(0.0), read(0.0)])[:, 0].tolist() == [0, 0.5, 1]
+    kept = Damped(2, 0.0).begin(PLANE).follow(torch.ones(1, 2), torch.zeros(1), read(0.0))
+    assert kept.tolist() == [[1, 1]]
+
+
+# ---- Damped ----------------------------------------------------------------------------------------------------------
+
+
+def follow_twice(controller, space, first, second, v, t=0.8):
+    """What is followed after two readings of variances."""
+    controller = controller.begin(space)
+    zeros = {n: torch.zeros_like(c) for n, c in v.items()} if isinstance(v, dict) else torch.zeros_like(v)
+    controller.follow(zeros, torch.zeros(1), Moments(v, first))
+    return controller.follow(v, torch.full((1,), t), Moments(v, second))
+
+
+def test_damping_by_hand():
+    """λ = ½: σ goes 1 → 3 in the first coordinate (σ̄ = 2, r = ½), and falls in the second."""
+    var = torch.tensor([[1.0, 1.0]]), torch.tensor([[9.0, 0.25]])
+    v = torch.tensor([[2.0, 2.0]])
+    assert follow_twice(Damped(5, 0.7, 0.5, 0.6), PLANE, *var, v).tolist() == [[pytest.approx(2 * (1 - 0.6 * 0.5)), 2]]
+    assert follow_twice(Damped(5, 0.7, 0.5, 9.0), PLANE, *var, v).tolist() == [[0, 2]]  # never backwards
+    assert follow_twice(Damped(5, 0.9, 0.5, 9.0), PLANE, *var, v).tolist() == [[2, 2]]  # not yet late
+
+
+def test_an_annealed_channel_has_its_slope_damped():
+    """v comes at (1 + s t) times its speed, and is followed at 1 + s (1 − κ r)₊ t."""
+    space = Space({"a": Channel((2,), anneal=5.0), "b": Channel((2,))})
+    one = {"a": torch.ones(1, 2), "b": torch.ones(1, 2)}
+    more = {"a": torch.full((1, 2), 9.0), "b": torch.full((1, 2), 9.0)}
+    v = {"a": torch.full((1, 2), 1 + 5 * 0.8), "b": torch.ones(1, 2)}
+    kept = follow_twice(Damped(5, 0.7, 0.5, 0.6), space, one, more, v)
+    assert kept["a"][0, 0].item() == pytest.approx(1 + 5 * 0.7 * 0.8)
+    assert kept["b"][0, 0].item() == pytest.approx(0.7)
+    only = follow_twice(Damped(5, 0.7, 0.5, {"b": 9.0}), space, one, more, v)
+    assert (only["a"][0, 0].item(), only["b"][0, 0].item()) == (5, 0)
+
+
+def test_the_runs_own_annealing_is_what_is_damped(product):
+    seen = []
+
+    class Looking(Damped):
+        def begin(self, space):
+            seen.append({name: channel.anneal for name, channel in space.channels.items()})
+            return super().begin(space)
+
+    run = sample(product, 4, controller=Looking(6, 0.0, 1e-3, 1e9), anneal={"shape": 5.0}, batch=2)
+    assert seen == [{"place": 0.0, "shape": 5.0}] * 2
+    fast = sample(product, 4, steps=6, anneal={"shape": 5.0})
+    assert not torch.equal(run.x["shape"], fast.x["shape"])
+
+
+def test_an_image_is_damped_by_channel_and_a_long_vector_as_a_whole():
+    image, vector = euclidean((2, 4, 4)), euclidean((17,))
+    first, second = torch.ones(1, 2, 4, 4), torch.ones(1, 2, 4, 4)
+    second[:, 0, 0] = 33.0  # the mean over channel 0 goes from 1 to 9: σ trebles
+    kept = follow_twice(Damped(5, 0.0, 0.5, 0.6), image, first, second, torch.ones(1, 2, 4, 4))
+    torch.testing.assert_close(kept, torch.tensor([0.7, 1.0])[None, :, None, None].expand(1, 2, 4, 4))
+    second = torch.ones(1, 17)
+    second[:, 3] = 1 + 8 * 17
+    kept = follow_twice(Damped(5, 0.0, 0.5, 0.6), vector, torch.ones(1, 17), second, torch.ones(1, 17))
+    torch.testing.assert_close(kept, torch.full((1, 17), 0.7))
+
+
+def test_damping_without_gain_changes_nothing(mlp, conv, product):
+    for field in (mlp, conv, product):
+        options = {"anneal": {"place": 5.0}} if field is product else {}
+        plain = sample(field, 5, steps=6, **options)
+        run = sample(field, 5, controller=Damped(6, 0.0, 0.4, 0.0), **options)
+        for name, value in plain.x.items() if isinstance(plain.x, dict) else [("x", plain.x)]:
+            assert torch.equal(run.x[name] if isinstance(run.x, dict) else run.x, value)
+
+
+def test_damping_slows(mlp):
+    plain, run = sample(mlp, 50, steps=6), sample(mlp, 50, controller=Damped(6, 0.0, 0.1, 1e9))
+    assert (run.x - run.x0).norm() < (plain.x - plain.x0).norm()
+    torch.testing.assert_close(run.grid, plain.grid)
+
+
+# ---- fitted grids ----------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 30), st.floats(0, 8))
+def test_a_constant_profile_gives_equal_steps(steps, power):
+    profile = Profile(torch.arange(7) / 7, torch.full((7, 3), 0.2), power)
+    assert profile.grid(steps) == pytest.approx([n / steps for n in range(steps + 1)], abs=1e-6)
+    Grid(profile.grid(steps))
+
+
+def test_a_known_profile_has_its_quantiles():
+    """m(t) = t: the share below t is t²."""
+    assert RISING.grid(5) == pytest.approx([math.sqrt(n / 5) for n in range(6)], abs=2e-3)
+    times = torch.tensor([0.0, 0.8])
+    steep = Profile(times, torch.tensor([[1.0, 1.0], [3.0, 1.0]]), 2.0)  # densities 1 and 5: shares 0.8 and 1
+    assert steep.grid(2) == pytest.approx((0, 0.8 + 0.1 / 5, 1))
+    assert steep.usually(torch.tensor([0.0, 0.9]))[0].item() == pytest.approx(1)
+
+
+@given(st.lists(st.floats(0, 1, width=32), min_size=1, max_size=8))
+def test_time_and_share_are_inverse(times):
+    t = torch.tensor(times)
+    torch.testing.assert_close(RISING.time(RISING.share(t)), t, atol=1e-4, rtol=0)
+
+
+def test_a_grid_from_a_field(mlp):
+    grid = fit_grid(mlp, 5, pilot=20)
+    assert sample(mlp, 3, times=grid).evaluations == 5
+    pilot = sample(mlp, 20, steps=50)
+    assert fit_grid(mlp, 5, pilot=pilot) == grid
+    assert fit_grid(mlp, 5, pilot=pilot, power=0.0) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1], abs=1e-6)
+
+
+def test_a_pilot_without_variance_still_gives_a_grid():
+    assert Profile(torch.arange(4) / 4, torch.zeros(4, 2), 4.0).grid(2) == pytest.approx((0, 0.5, 1))
+
+
+# ---- ours ------------------------------------------------------------------------------------------------------------
+
+
+def test_planned_without_boost_is_the_fitted_grid(mlp):
+    run = sample(mlp, 4, controller=Planned(RISING, 5, 0.0))
+    torch.testing.assert_close(run.grid, torch.tensor(RISING.grid(5))[:, None].expand(6, 4), atol=1e-5, rtol=0)
+
+
+def test_the_step_of_a_plan_by_hand():
+    """On a flat profile (u = t, σ̄ = 0.3) with b = 1: twice the pilot's σ, half the share."""
+    grid = walk(Planned(FLAT, 3, 1.0), [read(0.6, 0.3), read(0.3, 0.15), read(0.1, 0.1)])
+    torch.testing.assert_close(grid[:, 0], torch.tensor([0, 1 / 6, 1 / 6 + 5 / 12, 1]), atol=1e-5, rtol=0)
+    torch.testing.assert_close(grid[:, 1], torch.tensor([0, 1 / 3, 1, 1]), atol=1e-5, rtol=0)
+
+
+def test_extrapolation_is_second_order():
+    """v = x has the end e·x0; halving the steps of Euler halves the error, of the two-step rule quarters it."""
+
+    def error(controller):
+        end = sample(lambda x, t: x.double(), x0=torch.ones(1, 1).double(), confidence=False, controller=controller).x
+        return abs(end.item() - math.e)
+
+    assert error(Uniform(40)) / error(Uniform(80)) == pytest.approx(2, rel=0.05)
+    assert error(Extrapolated(Uniform(40))) / error(Extrapolated(Uniform(80))) == pytest.approx(4, rel=0.1)
+    warped = [tuple((n / k) ** 1.5 for n in range(k + 1)) for k in (40, 80)]
+    assert error(Extrapolated(Grid(warped[0]))) / error(Extrapolated(Grid(warped[1]))) == pytest.approx(4, rel=0.15)
+
+
+def test_extrapolation_by_variance_by_hand():
+    """σ = 0.45 where the pilot had 0.3: θ = ½ · 1.5; and never more than twice θ."""
+    for sigma, weight in ((0.45, 0.75), (30.0, 1.0), (0.01, 0.25)):
+        controller = Extrapolated(Uniform(2), 0.5, 1.0, FLAT).begin(PLANE)
+        start, first, second = torch.zeros(1), torch.ones(1, 2), torch.full((1, 2), 3.0)
+        controller.next_time(0, start, start, read(0.3))
+        assert torch.equal(controller.follow(first, start, read(0.3)), first)
+        controller.next_time(1, start + 0.5, start, read(sigma))
+        kept = controller.follow(second, start + 0.5, read(sigma))
+        assert kept[0, 0].item() == pytest.approx(3 + weight * 2, rel=1e-4)
+
+
+# ---- laws of every controller ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", everyone())
+@pytest.mark.parametrize("steps", [1, 2, 7])
+def test_every_sample_arrives_in_exactly_n_evaluations(name, steps, mlp, conv, product):
+    for field in (mlp, conv, product):
+        calls = []
+        handle = field.network.register_forward_hook(lambda *a, calls=calls: calls.append(1))
+        run = sample(field, 5, controller=everyone(steps)[name])
+        handle.remove()
+        assert run.evaluations == steps == len(calls)  # the reading's own forward pass is the velocity's
+        assert run.grid.shape == (steps + 1, 5)
+        assert bool((run.grid[-1] == 1).all())
+        assert bool((run.grid.diff(dim=0) >= 0).all())
+
+
+@pytest.mark.parametrize("name", everyone())
+def test_a_late_start_arrives_too(name, mlp):
+    start = torch.tensor([0.0, 0.4, 0.9])
+    run = sample(mlp, 3, controller=everyone()[name], start=start)
+    assert torch.equal(run.grid[0], start)
+    assert bool((run.grid[-1] == 1).all())
+
+
+@pytest.mark.parametrize("name", everyone())
+def test_batches_do_not_matter(name):
+    field, controller = mlp_field().double(), everyone()[name]
+    x0 = torch.randn(7, 2, dtype=torch.float64)
+    whole, split = (sample(field, x0=x0, controller=controller, batch=b) for b in (7, 3))
+    torch.testing.assert_close(split.x, whole.x)
+    torch.testing.assert_close(split.grid, whole.grid)
+
+
+@pytest.mark.parametrize("name", everyone())
+def test_nothing_leaks_between_runs(name, mlp):
+    controller = everyone()[name]
+    fresh = sample(mlp, 5, controller=everyone()[name])
+    sample(mlp, 9, controller=controller, seed=4)
+    again = sample(mlp, 5, controller=controller)
+    assert torch.equal(again.x, fresh.x)
+    assert all(getattr(controller, state, None) is None for state in ("mean", "last", "dt"))
+
+
+def test_controllers_of_another_score_have_no_reference_of_equal_steps(mlp):
+    assert sample(mlp, 3, controller=Uniform(4)).reference is None
+    assert torch.equal(sample(mlp, 3, controller=Uniform(4)).x, sample(mlp, 3, steps=4).x)
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+
+PLAN = Planned(FLAT, 3)
+BAD = {
+    "no steps": (lambda: Ema(0), "number of steps is at least 1, got 0"),
+    "no damped steps": (lambda: Damped(0), "number of steps is at least 1, got 0"),
+    "no planned steps": (lambda: Planned(FLAT, 0), "number of steps is at least 1, got 0"),
+    "no grid": (lambda: FLAT.grid(0), "number of steps is at least 1, got 0"),
+    "rate": (lambda: Ema(3, 0.0), r"lies in \(0, 1\], got 0.0"),
+    "damped rate": (lambda: Damped(3, rate=1.1), r"lies in \(0, 1\], got 1.1"),
+    "boost": (lambda: Ema(3, boost=-1.0), "boost is at least 0, got -1"),
+    "NaN": (lambda: Planned(FLAT, 3, float("nan")), "boost is at least 0, got nan"),
+    "smallest": (lambda: Ema(3, smallest=-1.0), "smallest is at least 0"),
+    "late": (lambda: Damped(3, late=2.0), r"late lies in \[0, 1\], got 2.0"),
+    "gain": (lambda: Damped(3, gain={"x": -0.5}), "gain is at least 0, got -0.5"),
+    "power": (lambda: Profile(torch.zeros(1), torch.ones(1, 1), -1.0), "power is at least 0"),
+    "times that fall": (lambda: Profile(torch.tensor([0.5, 0.2]), torch.ones(2, 1), 1.0), "times that rise"),
+    "no readings": (lambda: Profile(torch.zeros(0), torch.ones(0, 1), 1.0), "times that rise"),
+    "weight": (lambda: Extrapolated(Uniform(2), -1.0), "weight is at least 0"),
+    "no profile": (lambda: Extrapolated(Uniform(2), boost=1.0), "give profile=survey"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_options_that_make_no_sense(name):
+    make, message = BAD[name]
+    with pytest.raises(UsageError, match=message):
+        make()
+
+
+REFUSED = {
+    "no confidence": ({"controller": Ema(3), "confidence": False}, "Ema reads the variance at every step; leave"),
+    "a schedule": ({"controller": PLAN, "schedule": 2}, "Planned reads the variance at every step"),
+    "times to read": ({"controller": Damped(3), "schedule": [0.5]}, "Damped reads the variance at every step"),
+    "inside another": ({"controller": Extrapolated(Ema(3)), "confidence": False}, "Extrapolated reads the variance"),
+    "two choices": ({"controller": Ema(3), "steps": 3}, "one of steps, evaluations and times, or a controller"),
+    "heun": ({"controller": Damped(3), "stepper": "heun"}, "Damped changes the velocity: it takes euler steps"),
+    "transport": ({"controller": Extrapolated(Uniform(3)), "transport": True}, "and no transport"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(name, mlp):
+    options, message = REFUSED[name]
+    with pytest.raises(UsageError, match=message):
+        sample(mlp, 3, **options)
+
+
+def test_a_gain_for_a_channel_there_is_not(mlp, product):
+    with pytest.raises(UnknownNameError, match="place"):
+        sample(product, 3, controller=Damped(3, gain={"plac": 1.0}))
+    assert sample(product, 3, controller=Damped(3, gain={"place": 1.0})).evaluations == 3
+
+
+def test_pilots_that_tell_nothing(mlp):
+    for pilot in (sample(mlp, 3, steps=4, confidence=False), sample(mlp, 3, controller=Ema(4, boost=3.0))):
+        with pytest.raises(UsageError, match="at the same times for every sample"):
+            survey(mlp, pilot=pilot)
+
+
+def test_a_plain_network_can_be_extrapolated():
+    assert (
+        sample(lambda x, t: x, x0=torch.zeros(2, 2), confidence=False, controller=Extrapolated(Uniform(3))).grid[-1, 0]
+        == 1
+    )
+    sampler = Sampler(mlp_field(), PLANE, Extrapolated(Uniform(3)), estimator=None)
+    assert sampler(torch.randn(2, 2)).evaluations == 3
+
+
+def test_times_of_ones_own_are_transported(mlp):
+    run = sample(mlp, 3, controller=Ema(4, boost=2.0), transport=True)
+    assert run.transported is not None
+    assert run.score("dispersion").shape == (3,)
+    assert not torch.equal(run.grid[:, 0], run.grid[:, 1])
