@@ -1,0 +1,146 @@
+r"""Guidance: a velocity that steers away from where the network is doubtful.
+
+.. math:: v'(x, t) = v(x, t) - λ(t) \, ∇_x \log Σ_c w_c \, Var[v_c](x, t)
+
+with the linearised variance, to first order in the noise, and its gradient by autograd through the same pass: exact for
+states of a few numbers, by random probes otherwise. The variance is differentiated, so a velocity costs one evaluation
+of the network and several passes back through it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+from fmwc.errors import UsageError, nearest
+from fmwc.propagate import Record, outside, unit_probes
+from fmwc.propagate.linearised import contributions
+from fmwc.randomness import Randomness, signs
+from fmwc.state import batch_size, channels, each
+from fmwc.vad import NoisyLayer
+
+__all__ = ["OBJECTIVES", "Guidance", "variance_gradient"]
+
+OBJECTIVES = ("log_var", "std")
+
+
+class _Open(Record):
+    """Creates a record whose variances can themselves be differentiated."""
+
+    def after(self, noisy: NoisyLayer, layer: Any, h: Tensor, y: Tensor) -> Tensor:
+        self.vars.append(noisy.output_var(layer, h, noisy.log_alpha(h)))
+        if not y.requires_grad:
+            y = y.detach().requires_grad_()
+        self.outputs.append(get_gradient_edge(y))
+        self.layers.append(noisy)
+        self.owners.append(noisy.owner(h))
+        return y.clone() if y.is_leaf else y
+
+
+def variance_gradient(
+    field: Any,
+    x: Any,
+    t: Tensor,  # (B,)
+    cond: dict[str, Any] | None = None,
+    *,
+    objective: str = "log_var",
+    probes: int | None = None,
+    randomness: Randomness | None = None,
+) -> tuple[Any, Tensor, Any]:
+    """The velocity, its total variance a sample, and the gradient by the state of that variance's logarithm or root.
+
+    Channels are added up in their units, each variance times the channel's training weight.
+
+    Arguments:
+        probes: `None` for one probe a coordinate (exact to first order), or a number of random signs.
+    """
+    if objective not in OBJECTIVES:
+        raise UsageError(nearest(objective, OBJECTIVES, "objective"))
+    if probes is not None and (probes < 1 or randomness is None):
+        raise UsageError("random probes are at least 1, and need randomness to be drawn from")
+    with torch.inference_mode(False), torch.enable_grad():
+        x = each(lambda c: outside(c).detach().requires_grad_(), x)
+        record = _Open()
+        v = field.run(record, x, outside(t), **{k: outside(c) for k, c in (cond or {}).items()})
+        count = batch_size(v)
+        plain = each(Tensor.detach, v)
+        units = {n: c.weight for n, c in field.space.channels.items()} if field.space else {}
+        total = next(iter(channels(plain).values())).new_zeros(count)
+        if probes is None:
+            pulls = [(units.get(name, 1.0), probe) for name, _, probe in unit_probes(plain)]
+        else:
+            assert randomness is not None
+            # One sign for every number of all channels: cross terms vanish on average.
+            pulls = []
+            for _ in range(probes):
+                probe = {n: signs(randomness, c) * units.get(n, 1.0) ** 0.5 for n, c in channels(plain).items()}
+                pulls.append((1 / probes, probe if isinstance(plain, dict) else next(iter(probe.values()))))
+        for unit, probe in pulls:
+            gradients = torch.autograd.grad(
+                list(channels(v).values()),
+                record.outputs,
+                list(channels(probe).values()),
+                create_graph=True,
+                allow_unused=True,
+            )
+            total = total + unit * contributions(list(gradients), record, count).sum(0)
+        floor = torch.finfo(total.dtype).tiny
+        aim = total.clamp_min(floor).log() if objective == "log_var" else total.clamp_min(floor).sqrt()
+        found = torch.autograd.grad(aim.sum(), list(channels(x).values()), allow_unused=True)
+        back = [torch.zeros_like(c) if g is None else g for g, c in zip(found, channels(x).values(), strict=True)]
+        slope = dict(zip(x, back, strict=True)) if isinstance(x, dict) else back[0]
+    return plain, total.detach(), slope
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """Creates a decoder, `sample(decoder=Guidance(0.1))`, that steers away from high variance.
+
+    Arguments:
+        strength: λ while early ≤ t < late, and nothing otherwise; negative steers towards doubt.
+        early, late: When to steer.
+        objective: What is followed downhill: `log_var` or `std`.
+        limit: The steering is at most so many times as long as the velocity, in each sample and channel.
+        probes: As :func:`variance_gradient` takes them.
+    """
+
+    strength: float
+    early: float = 0.0
+    late: float = 1.0
+    objective: str = "log_var"
+    limit: float = 1.0
+    probes: int | None = None
+    evaluations = 1
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise UsageError(nearest(self.objective, OBJECTIVES, "objective"))
+        if not 0 <= self.early <= self.late <= 1:
+            raise UsageError(f"the window lies within [0, 1] and rises, got {self.early} to {self.late}")
+        if self.probes is not None and self.probes < 1:
+            raise UsageError(f"probes is None (exact) or at least 1, got {self.probes}")
+        if not self.limit >= 0:
+            raise UsageError(f"limit is a length, at least 0; got {self.limit}")
+
+    def __call__(self, field: Any, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Any:
+        if not hasattr(field, "run"):
+            raise UsageError("a plain network has no noise to steer by; attach it first")
+        strength = self.strength * ((t >= self.early) & (t < self.late))
+        if not bool((strength != 0).any()):
+            return field(x, t, **cond)
+        v, _, slope = variance_gradient(
+            field, x, t, cond, objective=self.objective, probes=self.probes, randomness=randomness
+        )
+
+        def steered(v: Tensor, slope: Tensor) -> Tensor:
+            wide = (slice(None), *[None] * (v.ndim - 1))
+            push = strength.to(v)[wide] * slope
+            length, own = (c.flatten(1).norm(dim=1) for c in (push, v))
+            factor = (self.limit * own / length.clamp_min(torch.finfo(v.dtype).tiny)).clamp_max(1.0)
+            return v - push * factor[wide]
+
+        return each(steered, v, slope)
