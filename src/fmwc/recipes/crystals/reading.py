@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import spearmanr
 from torch import Tensor
 
 from fmwc.confidence.heads import HEADS, fit_head
@@ -34,6 +35,7 @@ __all__ = [
 CHANNELS = ("type", "coord", "lattice")
 # eV/atom above the hull that count as good; none, but for rounding, is stable.
 THRESHOLDS = {"0.0": STABLE, "0.05": 0.05, "0.1": METASTABLE, "0.2": 0.2}
+FEWEST_ALIKE = 8  # crystals of one size among which a correlation is read
 FEWEST = 10  # of each kind that a head is fitted on
 TOP = (0.05, 0.10)  # what a laboratory buys: the surest of them
 
@@ -163,6 +165,7 @@ def hutchinson_rows(
                 "per_step_pearson": a.pearson_step,
                 "integrated_spearman": a.spearman,
                 "integrated_pearson": a.pearson,
+                "within_size_spearman": _within_size(value.abs().sum(0), reference.abs().sum(0), sweep.get("atoms")),
             }
         )
 
@@ -178,6 +181,17 @@ def hutchinson_rows(
     if "atoms" in sweep:  # what a correlation of two sums over atoms owes to their number
         add("number of atoms", None, sweep["atoms"].expand_as(reference), 0.0)
     return rows
+
+
+def _within_size(value: Tensor, reference: Tensor, atoms: Tensor | None) -> float | None:
+    """Spearman's correlation among crystals of one size, averaged over the sizes that at least eight have."""
+    if atoms is None:
+        return None
+    groups = [atoms == size for size in atoms.unique() if int((atoms == size).sum()) >= FEWEST_ALIKE]
+    told = [(value[g].numpy(), reference[g].numpy()) for g in groups if len(value[g].unique()) > 1]
+    if not told:
+        return None
+    return float(np.average([spearmanr(a, b)[0] for a, b in told], weights=[len(a) for a, _ in told]))
 
 
 def judged(run: Trajectory, training: Crystals | None = None, calculator: str = "chgnet", **options: Any) -> Judgement:
