@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from hypothesis import settings
 from torch import Tensor, nn
 
+from fmwc.__main__ import main
 from fmwc.field import Field, attach
 from fmwc.flow import Channel, FlatTorus, Space
 from fmwc.nets import MLP
@@ -98,3 +101,18 @@ def conv() -> Field:
 @pytest.fixture
 def product() -> Field:
     return dict_field()
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Calls the command and gives (exit code, stdout, stderr)."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["fmwc", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capsys.readouterr()
+        code = stop.value.code
+        return (0 if code is None else code), out, err
+
+    return call

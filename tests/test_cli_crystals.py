@@ -28,21 +28,6 @@ def _no_data_given(monkeypatch):
     monkeypatch.delenv("FMWC_DATA", raising=False)
 
 
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Calls the command and gives (exit code, stdout, stderr)."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["fmwc", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = capsys.readouterr()
-        code = stop.value.code
-        return (0 if code is None else code), out, err
-
-    return call
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "model"

@@ -46,7 +46,7 @@ def quick(monkeypatch):
 
         return work
 
-    monkeypatch.setattr(room, "DRAWS", {name: task(f"draw {name}") for name in DRAWS})
+    monkeypatch.setattr(room, "DRAWS", {name: task(f"draw-{name}") for name in DRAWS})
     monkeypatch.setattr(room, "READINGS", {name: task(name) for name in READINGS})
     monkeypatch.setattr(Mp20, "reference", lambda self, field: (None, {}))
     return done
@@ -104,7 +104,7 @@ def test_a_network_of_a_seed_is_trained_and_nothing_else(again, tmp_path, quick)
 
 def test_tasks_are_kept_one_by_one_and_not_done_again(again, tmp_path, quick):
     again(only=" draw:joint , read:joint")
-    assert quick == [(0, "draw joint"), (0, "joint")]
+    assert quick == [(0, "draw-joint"), (0, "joint")]
     assert {p.name for p in (tmp_path / "pieces").iterdir()} == {"0-draw-joint.json", "0-joint.json"}
     piece = json.loads((tmp_path / "pieces" / "0-joint.json").read_text())
     assert piece["numbers"] == {"name": "joint"}
@@ -149,7 +149,7 @@ def test_pieces_are_joined_to_one_cell_a_seed(again, tmp_path, quick):
     again(only="draw:joint", seeds=(0, 5))
     paths, _ = again(seeds=(0, 5))
     assert [p.relative_to(tmp_path).as_posix() for p in paths] == ["cells/0.json", "cells/5.json"]
-    names = [*READINGS, *(f"draw {n}" for n in DRAWS)]
+    names = [*READINGS, *(f"draw-{n}" for n in DRAWS)]
     assert sorted(quick) == sorted((seed, name) for seed in (0, 5) for name in names)
     for seed, cell in zip((0, 5), cells(tmp_path), strict=True):
         assert (cell["seed"], cell["setting"]) == (seed, "crystals")
@@ -171,7 +171,7 @@ def test_a_task_that_is_killed_leaves_those_before_it(again, tmp_path, quick, mo
     assert {p.name for p in (tmp_path / "pieces").iterdir()} == {"0-draw-retrofit.json", "0-draw-joint.json"}
     monkeypatch.setitem(room.DRAWS, "sweep", alive)
     again()
-    assert [name for _, name in quick] == [*(f"draw {n}" for n in DRAWS), *READINGS]
+    assert [name for _, name in quick] == [*(f"draw-{n}" for n in DRAWS), *READINGS]
 
 
 def test_a_field_that_changes_what_is_drawn_is_told(again, tmp_path, monkeypatch):

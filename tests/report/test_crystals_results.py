@@ -66,8 +66,8 @@ def cell_of(run):
     about = {"commit": "abc123", "device": "a GPU", "seconds": 12.0, "date": "2026-11-15T12:00:00+00:00"}
     about |= {"samples": COUNT, "recipe": {"steps": 50}}
     about["pieces"] = {
-        "draw sweep": {"commit": "def456", "samples": COUNT, "few": 1_040},
-        "draw samplers": {"commit": "789"},
+        "draw-sweep": {"commit": "def456", "samples": COUNT, "few": 1_040},
+        "draw-samplers": {"commit": "789"},
     }
     numbers = {"retrofit": method, "joint": {**method, "bit_for_bit": False}, "hutchinson": hutchinson()}
     return {"setting": "crystals", "seed": 0, "provenance": about, "numbers": numbers}

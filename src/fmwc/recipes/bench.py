@@ -7,7 +7,7 @@ where it was.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -22,11 +22,23 @@ from fmwc.baselines import Dropout, HeteroscedasticHead
 from fmwc.checkpoint import about
 from fmwc.data import fingerprint
 from fmwc.errors import CheckpointError
-from fmwc.files import write_bytes
+from fmwc.files import write_bytes, write_json
 from fmwc.recipes.fitting import fit_dropout, fit_head, fit_joint, fit_network, fit_retrofit, fit_variance, take_flow
-from fmwc.recipes.recipe import Clock
+from fmwc.recipes.recipe import Clock, provenance
 
-__all__ = ["MEMBERS", "NOT_IDENTITY", "SHARED", "Bench", "Say", "cells", "check_cell", "setting_of_results"]
+__all__ = [
+    "MEMBERS",
+    "NOT_IDENTITY",
+    "SHARED",
+    "Bench",
+    "Say",
+    "cells",
+    "check_cell",
+    "join",
+    "once",
+    "piece",
+    "setting_of_results",
+]
 
 MEMBERS = 5  # of an ensemble
 SHARED = (1001, 1002, 1003, 1004)  # seeds of the members that the ensembles of all reported seeds have in common
@@ -167,6 +179,43 @@ def check_cell(path: Path, made_with: dict[str, Any]) -> None:
     changed = [k for k, v in made_with.items() if json.loads(json.dumps(v)) != about.get(k, v)]
     if changed:
         raise CheckpointError(f"{path} was made with other {', '.join(changed)}; delete it, or use another --out")
+
+
+def piece(out: Path, seed: int, name: str) -> Path:
+    """The file that a task at one seed is kept in."""
+    return out / "pieces" / f"{seed}-{name}.json"
+
+
+def once(
+    path: Path, task: Callable[[], Any], seed: int, made_with: dict[str, Any], device: torch.device, say: Say
+) -> None:
+    """Does a task and keeps its numbers, unless they are there already, made with the same settings."""
+    if path.exists():
+        check_cell(path, made_with)
+        say(f"{path.name} is there already")
+        return
+    clock = Clock(device)
+    numbers = task()
+    about = provenance(device, clock.seconds, seeds=[seed], **made_with)
+    write_json(path, {"provenance": about, "numbers": numbers})
+    say(f"wrote {path.name} after {clock.seconds:.0f} s")
+
+
+def join(out: Path, setting: str, seed: int, readings: Iterable[str], drawn: Iterable[str] = ()) -> Path:
+    """One cell from the pieces of a seed that there are; tables print a dash for what is missing.
+
+    Arguments:
+        readings: The pieces whose numbers it holds.
+        drawn: Pieces that those were read from, which it names too.
+    """
+    paths = {name: piece(out, seed, name) for name in (*drawn, *readings)}
+    there = {name: _read(path) for name, path in paths.items() if path.exists()}
+    about = {**next(iter(there.values()))["provenance"]}
+    about["seconds"] = round(sum(p["provenance"]["seconds"] for p in there.values()), 1)
+    about["pieces"] = {name: p["provenance"] for name, p in there.items()}
+    numbers = {name: there[name]["numbers"] for name in readings if name in there}
+    cell = {"setting": setting, "seed": seed, "provenance": about, "numbers": numbers}
+    return write_json(out / "cells" / f"{seed}.json", cell)
 
 
 def cells(out: Path) -> list[dict[str, Any]]:

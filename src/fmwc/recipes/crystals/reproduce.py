@@ -7,8 +7,9 @@ judging takes pymatgen and an energy model: with `--only` they are done where th
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from fmwc.metrics.crystals import Judgement
 from fmwc.metrics.crystals.table import csv_text
 from fmwc.propagate import Diagonal, Linearised
 from fmwc.randomness import derive
-from fmwc.recipes.bench import NOT_IDENTITY, Bench, Say, check_cell
+from fmwc.recipes.bench import NOT_IDENTITY, Bench, Say, join, once, piece
 from fmwc.recipes.crystals.drawing import KS, draw_diagonal, draw_dispersion, draw_linearised, flops, run_batch, sweep
 from fmwc.recipes.crystals.reading import (
     good_of,
@@ -38,7 +39,7 @@ from fmwc.recipes.crystals.reading import (
 )
 from fmwc.recipes.crystals.recipe import EVERY, SCORE, Mp20
 from fmwc.recipes.fitting import finish
-from fmwc.recipes.recipe import Clock, provenance
+from fmwc.recipes.recipe import Clock
 from fmwc.sampling import Trajectory
 
 __all__ = ["DRAWS", "READINGS", "SAMPLERS", "reproduce"]
@@ -149,7 +150,7 @@ def _judged(desk: Desk, name: str, run: Trajectory) -> Judgement:
 def _read_field(desk: Desk, kind: str) -> dict[str, Any]:
     run, diagonal = desk.run(kind), desk.run(f"{kind}-diagonal")
     judgement = _judged(desk, kind, run)
-    drawn = json.loads((desk.out / "pieces" / f"{desk.seed}-draw-{kind}.json").read_text())["numbers"]
+    drawn = json.loads(piece(desk.out, desk.seed, f"draw-{kind}").read_text())["numbers"]
     found: dict[str, Any] = {**read_run(run, judgement), **drawn}
     good = good_of(judgement)
     if "own" not in found:  # nothing to tell apart
@@ -248,46 +249,15 @@ def reproduce(
         kept = {k: v for k, v in vars(recipe).items() if k not in NOT_IDENTITY or k in ("steps", "anneal")}
         made_with = {"samples": count, "draws": draws, "few": desk.few, "recipe": kept, "data": bench.data}
         for name in [w for v, w in chosen if v == "draw"] if only else list(DRAWS):
-            _once(desk, f"draw-{name}", DRAWS[name], made_with, device, say)
+            once(piece(out, seed, f"draw-{name}"), partial(DRAWS[name], desk), seed, made_with, device, say)
         for name in [w for v, w in chosen if v == "read"] if only else list(READINGS):
-            _once(desk, name, READINGS[name], {**made_with, "calculator": calculator}, device, say)
-        if any((out / "pieces" / f"{seed}-{name}.json").exists() for name in READINGS):
-            paths.append(_join(desk))
+            judged_with = {**made_with, "calculator": calculator}
+            once(piece(out, seed, name), partial(READINGS[name], desk), seed, judged_with, device, say)
+        if any(piece(out, seed, name).exists() for name in READINGS):
+            paths.append(join(out, "crystals", seed, READINGS, [f"draw-{name}" for name in DRAWS]))
         if not only:
             for kind, folder in (("retrofit", "crystals"), ("joint", "crystals-joint")):
                 if seed == seeds[0] and not (out / "models" / folder / "recipe.json").exists():
                     field = getattr(bench, kind)(seed)
                     finish(bench.at(seed, method=kind), field, out / "models" / folder, Clock(device))
     return paths
-
-
-def _once(
-    desk: Desk, name: str, task: Callable[[Desk], Any], made_with: dict[str, Any], device: torch.device, say: Say
-) -> None:
-    path = desk.out / "pieces" / f"{desk.seed}-{name}.json"
-    if path.exists():
-        check_cell(path, made_with)
-        say(f"{path.name} is there already")
-        return
-    clock = Clock(device)
-    numbers = task(desk)
-    about = provenance(device, clock.seconds, seeds=[desk.seed], **made_with)
-    write_json(path, {"provenance": about, "numbers": numbers})
-    say(f"wrote {path.name} after {clock.seconds:.0f} s")
-
-
-def _join(desk: Desk) -> Path:
-    """One cell from the pieces of a seed that there are; tables print a dash for what is missing."""
-
-    def there(names: Iterable[str], before: str = "") -> dict[str, Any]:
-        paths = {n: desk.out / "pieces" / f"{desk.seed}-{before}{n}.json" for n in names}
-        return {n: json.loads(p.read_text()) for n, p in paths.items() if p.exists()}
-
-    pieces = there(READINGS)
-    every = {**{f"draw {n}": p for n, p in there(DRAWS, "draw-").items()}, **pieces}
-    about = {**next(iter(every.values()))["provenance"]}
-    about["seconds"] = round(sum(p["provenance"]["seconds"] for p in every.values()), 1)
-    about["pieces"] = {name: piece["provenance"] for name, piece in every.items()}
-    numbers = {name: piece["numbers"] for name, piece in pieces.items()}
-    cell = {"setting": "crystals", "seed": desk.seed, "provenance": about, "numbers": numbers}
-    return write_json(desk.out / "cells" / f"{desk.seed}.json", cell)

@@ -6,9 +6,9 @@ given different tasks (`--only`), to share a GPU that one small network does not
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,13 @@ from fmwc.baselines import HeteroscedasticVariance, dispersion, ensemble_ends, s
 from fmwc.checkpoint import load_network
 from fmwc.data import fingerprint, mnist
 from fmwc.errors import UsageError, pick
-from fmwc.files import write_json
 from fmwc.metrics.images import accuracy, activations, failed, frechet
 from fmwc.randomness import derive
-from fmwc.recipes.bench import MEMBERS, NOT_IDENTITY, SHARED, Bench, Say, check_cell
+from fmwc.recipes.bench import MEMBERS, NOT_IDENTITY, SHARED, Bench, Say, join, once, piece
 from fmwc.recipes.fitting import finish
 from fmwc.recipes.mnist.reading import RIVALS, Examiner, lifts, read_field, scores_of
 from fmwc.recipes.mnist.recipe import JUDGE, Mnist, batch_for
-from fmwc.recipes.recipe import Clock, provenance
+from fmwc.recipes.recipe import Clock
 from fmwc.sampling import Trajectory
 
 __all__ = ["TASKS", "reproduce"]
@@ -219,35 +218,11 @@ def reproduce(
         kept = {k: v for k, v in vars(recipe).items() if k not in NOT_IDENTITY}
         made_with = {"samples": count, "steps": steps, "draws": draws, "few": few, "recipe": kept, **sources}
         for name in readings:
-            _piece(desk, name, made_with, device)
+            once(piece(out, seed, name), partial(TASKS[name], desk), seed, made_with, device, say)
         if not only:
-            paths.append(_join(desk, made_with))
+            paths.append(join(out, "mnist", seed, TASKS))
             for kind, folder in (("retrofit", "mnist"), ("joint", "mnist-joint")):
                 if seed == seeds[0] and not (out / "models" / folder / "recipe.json").exists():
                     field = getattr(bench, kind)(seed)
                     finish(bench.at(seed, method=kind), field, out / "models" / folder, Clock(device))
     return paths
-
-
-def _piece(desk: Desk, name: str, made_with: dict[str, Any], device: torch.device) -> None:
-    path = desk.out / "pieces" / f"{desk.seed}-{name}.json"
-    if path.exists():
-        check_cell(path, made_with)
-        desk.say(f"{path.name} is there already")
-        return
-    clock = Clock(device)
-    numbers = TASKS[name](desk)
-    about = provenance(device, clock.seconds, seeds=[desk.seed], **made_with)
-    write_json(path, {"provenance": about, "numbers": numbers})
-    desk.say(f"wrote {path.name} after {clock.seconds:.0f} s")
-
-
-def _join(desk: Desk, made_with: dict[str, Any]) -> Path:
-    """One cell from the pieces of a seed."""
-    pieces = {name: json.loads((desk.out / "pieces" / f"{desk.seed}-{name}.json").read_text()) for name in TASKS}
-    about = {**pieces["retrofit"]["provenance"]}
-    about["seconds"] = round(sum(p["provenance"]["seconds"] for p in pieces.values()), 1)
-    about["pieces"] = {name: piece["provenance"] for name, piece in pieces.items()}
-    numbers = {name: piece["numbers"] for name, piece in pieces.items()}
-    cell = {"setting": "mnist", "seed": desk.seed, "provenance": about, "numbers": numbers}
-    return write_json(desk.out / "cells" / f"{desk.seed}.json", cell)
