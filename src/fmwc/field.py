@@ -71,6 +71,11 @@ class Field(nn.Module):
     def device(self) -> torch.device:
         return next(self.noise.parameters()).device
 
+    @property
+    def fused(self) -> bool:
+        """Whether torch may compute the plain network otherwise than layer by layer, as a pass does."""
+        return self.noise.fused
+
     def forward(self, x: Any, t: Any, **cond: Any) -> Any:
         """The network's own output, untouched."""
         return self.network(x, t, **cond)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fmwc.errors import NoRuleError, ShapeError
 from fmwc.field import Field, attach
 from fmwc.moments import CLOSURES, Gaussian, moments_of
-from fmwc.moments.norms import normalised
+from fmwc.moments.norms import normalised, normalised_by_root
 from fmwc.propagate import Diagonal
 from tests.conftest import awaken
 from tests.reference import assert_within, drawn
@@ -51,6 +51,19 @@ NORMS: dict[Callable[..., Any], tuple[Callable[..., Any], ...]] = {  # of states
     F.instance_norm: (
         lambda x: F.instance_norm(x, weight=GAMMA, bias=BETA, eps=EPS),
         nn.InstanceNorm2d(4, EPS, affine=True).double(),
+        nn.InstanceNorm2d(4, EPS, affine=True, track_running_stats=True).double().eval(),
+        lambda x: F.instance_norm(x, BETA, GAMMA.square(), None, BETA, use_input_stats=False),
+    ),
+    F.rms_norm: (
+        lambda x: F.rms_norm(x, (4, 2, 3), IMAGE_GAMMA, EPS),
+        lambda x: F.rms_norm(x, [3]),
+        nn.RMSNorm((2, 3), EPS).double(),
+    ),
+    torch.rms_norm: (lambda x: torch.rms_norm(x, (2, 3), IMAGE_GAMMA[0], EPS),),
+    F.normalize: (lambda x: F.normalize(x), lambda x: F.normalize(x, dim=-1), lambda x: F.normalize(x, 2.0, 2)),
+    F.batch_norm: (
+        lambda x: F.batch_norm(x, BETA, GAMMA.square(), GAMMA, BETA, eps=EPS),
+        nn.BatchNorm2d(4, EPS).double().eval(),
     ),
 }
 CASES = [pytest.param(f, id=f"{k.__module__}.{k.__name__}-{i}") for k, v in NORMS.items() for i, f in enumerate(v)]
@@ -115,6 +128,26 @@ def test_the_square_of_the_jacobian_multiplied_out(n, noise, seed):
     torch.testing.assert_close(found.var, expected, rtol=1e-7, atol=1e-12)
 
 
+@given(st.integers(1, 9), st.floats(0, 4), st.integers(0, 99))
+def test_the_square_of_the_roots_jacobian_multiplied_out(n, noise, seed):
+    mean, var = moments_of(gaussian(3, n, noise=noise, seed=seed))
+    found = normalised_by_root(mean, var, EPS)
+    spread = (mean.square() + var).mean(-1) + EPS
+    z = mean / spread.sqrt()[:, None]
+    jacobian = torch.eye(n, dtype=torch.float64) - z[:, :, None] * z[:, None, :] / n
+    torch.testing.assert_close(found.mean, z)
+    torch.testing.assert_close(found.var, (jacobian.square() @ var[:, :, None])[..., 0] / spread[:, None])
+
+
+@pytest.mark.parametrize("noise", [0.3, 3.0])
+def test_a_large_group_by_its_root(noise):
+    x = gaussian(1, 512, noise=noise)
+    mean, var, mean_error, var_error = drawn(lambda z: F.rms_norm(z, (512,)), [moments_of(x)], draws=4000)
+    found = moments_of(F.rms_norm(x, (512,)))
+    assert_within(found.mean, mean, mean_error + 1e-3)
+    assert_within(found.var, var, var_error)
+
+
 def test_the_variance_of_a_group_is_exact_in_expectation():
     """E of the population variance of independent entries, against Monte Carlo; s² is what z was divided by."""
     x = gaussian(1, 5, noise=1.0)
@@ -154,13 +187,16 @@ REFUSED = {
     "layer's weight": lambda x: F.layer_norm(x, (3,), x[0, 0]),
     "layer's bias": lambda x: F.layer_norm(plain(2, 4, 3), (3,), None, x[0, 0]),
     "running statistics": lambda x: F.instance_norm(x, torch.zeros(4), torch.ones(4)),
-    "by running statistics": nn.InstanceNorm1d(4, track_running_stats=True).double().eval(),
+    "of a batch": nn.BatchNorm1d(4).double(),
+    "of every batch": nn.BatchNorm1d(4, track_running_stats=False).double().eval(),
+    "unit length in another sense": lambda x: F.normalize(x, p=1.0),
+    "root's weight": lambda x: F.rms_norm(x, (3,), x[0, 0]),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_no_rule_no_guess(name):
-    with pytest.raises(NoRuleError, match=r"no rule carries a variance through .*_norm.*linearised"):
+    with pytest.raises(NoRuleError, match=r"no rule carries a variance through .*norm.*linearised"):
         REFUSED[name](gaussian(2, 4, 3, noise=0.1))
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fmwc.field import attach
 from fmwc.vad import KINDS, Draw
+from fmwc.vad.attention import Projection
 from fmwc.vad.layers import kind_of
 from tests.conftest import awaken
 from tests.reference import assert_within, noise_var, statistics
@@ -42,6 +43,7 @@ ROWS = {
             (nn.ConvTranspose2d(2, 2, 2, dilation=2), (2, 3, 3)),
         )
     ),
+    Projection: Row(()),  # it belongs to an attention: tests/vad/test_attention.py
     nn.ConvTranspose3d: Row(((nn.ConvTranspose3d(2, 2, 2, stride=2), (2, 2, 2, 2)),)),
 }
 CASES = [

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from fmwc.errors import ShapeError, UsageError
 from fmwc.field import attach
 from fmwc.nets import MLP
+from fmwc.vad import Pass
 from fmwc.vad.inference import LOG_ALPHA_RANGE, InferenceNetwork, time_features
 from tests.conftest import TinyConv, awaken, conv_field, mlp_field
 
@@ -36,10 +37,9 @@ def test_attach_and_detach_leave_the_network_as_it_was(build, shape):
         field.moments(x, t, estimator, seed=0)
     field.draw(x, t, seed=0)
     assert torch.equal(network(x, t), output)
-    assert hooks(network) > 0
+    assert hooks(network) == 0  # they are in while a pass runs only
 
     assert field.detach() is network
-    assert hooks(network) == 0
     assert [type(m) for m in network.modules()] == modules
     assert [m.forward.__func__ for m in network.modules()] == forwards
     assert all("forward" not in vars(m) for m in network.modules())
@@ -74,7 +74,16 @@ def test_patterns_choose_the_layers(name):
     field = attach(MLP(2, 16, 2, 8), **options)
     assert field.noise.names == expected
     assert len(field.noise.layers) == len(expected)
-    assert hooks(field.network) == 2 * len(expected)
+    seen = []
+
+    class Count(Pass):
+        def after(self, noisy, layer, h, y):
+            seen.append((noisy.name, hooks(field.network)))
+            return y
+
+    field.run(Count(), torch.randn(3, 2), torch.rand(3))
+    assert seen == [(name, 2 * len(expected)) for name in expected]
+    assert hooks(field.network) == 0
 
 
 REFUSED = {
@@ -115,6 +124,7 @@ def test_a_failing_network_does_not_leave_the_noise_on(mlp):
     with pytest.raises(RuntimeError):
         mlp.draw_with_kl(torch.randn(3, 5), t, seed=0)
     assert mlp.noise.running.current is None
+    assert hooks(mlp.network) == 0
     assert torch.equal(mlp(x, t), mlp.detach()(x, t))
 
 
@@ -145,8 +155,9 @@ def test_a_deep_copy_works_and_stands_on_its_own(build):
     assert not torch.equal(twin.moments(x, t).var, var)
     assert torch.equal(field.moments(x, t).var, var)
     assert torch.equal(field(x, t), mean)
-    assert hooks(twin.detach()) == 0
-    assert hooks(field.network) > 0
+    twin.detach()
+    with pytest.raises(UsageError, match="detached"):
+        twin.moments(x, t)
     assert torch.equal(field.moments(x, t).var, var)
     second = copy.deepcopy(field)
     field.detach()

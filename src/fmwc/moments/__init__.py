@@ -1,17 +1,31 @@
 """Moments through a network: the Gaussian tensor, its rule table, and closures for nonlinearities."""
 
-from fmwc.moments import norms as norms  # fills the table
-from fmwc.moments import rules as rules
+from fmwc.moments import inplace as inplace  # fills the table
+from fmwc.moments.attention import multi_head_attention
 from fmwc.moments.closures import CLOSURES, Closure, GaussHermite, Moments, Taylor, as_closure
-from fmwc.moments.gaussian import EXACT, FIRST_ORDER, INDEPENDENT, RULES, Gaussian, Rule, moments_of, register
+from fmwc.moments.gaussian import (
+    EXACT,
+    FIRST_ORDER,
+    GAUSSIAN,
+    INDEPENDENT,
+    QUADRATURE,
+    RULES,
+    Gaussian,
+    Rule,
+    moments_of,
+    register,
+)
 from fmwc.moments.norms import IN_EXPECTATION
+from fmwc.moments.table import rule_rows
 
 __all__ = [
     "CLOSURES",
     "EXACT",
     "FIRST_ORDER",
+    "GAUSSIAN",
     "INDEPENDENT",
     "IN_EXPECTATION",
+    "QUADRATURE",
     "RULES",
     "Closure",
     "GaussHermite",
@@ -21,5 +35,7 @@ __all__ = [
     "Taylor",
     "as_closure",
     "moments_of",
+    "multi_head_attention",
     "register",
+    "rule_rows",
 ]

@@ -10,7 +10,10 @@ with weight γ and bias β,
     J_{ij} = δ_{ij} - \frac{1 + z_i z_j}{n}
 
 where J/s is the Jacobian of normalisation. V is exact for independent entries and the rest is first order in σ²; what
-that leaves out falls as 1/n, so that a large group may be as noisy as it likes.
+that leaves out falls as 1/n, so that a large group may be as noisy as it likes. By the root of the mean square alone
+(RMS norm), nothing is subtracted, V is the mean of μ² + σ², and J = δ_ij − z_i z_j / n.
+
+By running statistics (batch norm in evaluation mode) it is a known line, and exact.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from torch import Tensor
 
 from fmwc.errors import NoRuleError, ShapeError
 from fmwc.moments.closures import Moments
-from fmwc.moments.gaussian import Gaussian, refusal, register
+from fmwc.moments.gaussian import EXACT, Gaussian, refusal, register
 
 __all__ = ["IN_EXPECTATION"]
 
@@ -50,6 +53,19 @@ def normalised(mean: Tensor, var: Tensor, eps: float) -> Moments:  # (…, n), (
     return Moments(z, (precision * (own + shared / n)).clamp_min(0))  # a sum of squares, but for rounding
 
 
+def normalised_by_root(mean: Tensor, var: Tensor, eps: float) -> Moments:  # (…, n), (…, n)
+    r"""The same by the root of the mean square.
+
+    .. math:: Var[z_i] = \frac{1}{s^2} \Bigl[ σ_i^2 \Bigl(1 - \frac{2 z_i^2}{n}\Bigr)
+        + \frac{z_i^2}{n} \overline{z^2 σ^2} \Bigr]
+    """
+    n = mean.shape[-1]
+    precision = 1 / ((mean.square() + var).mean(-1, keepdim=True) + eps)
+    z = mean * precision.sqrt()
+    shared = z.square() * (z.square() * var).mean(-1, keepdim=True)
+    return Moments(z, (precision * (var * (1 - 2 * z.square() / n) + shared / n)).clamp_min(0))
+
+
 class Call(NamedTuple):
     """A normalisation with its arguments told apart; `grouped` lays each group out along the last dimension."""
 
@@ -58,9 +74,10 @@ class Call(NamedTuple):
     weight: Any
     bias: Any
     eps: float
+    normalise: Callable[[Tensor, Tensor, float], Moments] = normalised
 
 
-def _by_channel(value: Tensor | None, x: Tensor) -> Tensor | None:  # (C,) -> (C, 1, …)
+def _by_channel(value: Any, x: Tensor) -> Any:  # (C,) -> (C, 1, …)
     return None if value is None else value.reshape(-1, *[1] * (x.ndim - 2))
 
 
@@ -87,6 +104,31 @@ def _layer_norm(
     return Call(input, lambda value: value.flatten(-count), weight, bias, eps)
 
 
+def _rms_norm(input: Any, normalized_shape: Sequence[int], weight: Any = None, eps: float | None = None) -> Call:
+    call = _layer_norm(input, normalized_shape, weight)
+    return call._replace(eps=torch.finfo(input.dtype).eps if eps is None else eps, normalise=normalised_by_root)
+
+
+def _batch_norm(
+    input: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Call | None:
+    if training or running_mean is None or running_var is None:
+        return None  # statistics of a batch would mix its samples
+    centre, spread = _by_channel(running_mean, input), _by_channel(running_var, input)
+
+    def by_running(mean: Tensor, var: Tensor, eps: float) -> Moments:
+        return Moments((mean - centre) / (spread + eps).sqrt(), var / (spread + eps))
+
+    return Call(input, lambda value: value, _by_channel(weight, input), _by_channel(bias, input), eps, by_running)
+
+
 def _instance_norm(
     input: Any,
     running_mean: Any = None,
@@ -97,8 +139,10 @@ def _instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Call | None:
-    if running_mean is not None or running_var is not None or not use_input_stats:
-        return None  # it would write into the running statistics, or normalise by them
+    if not use_input_stats:
+        return _batch_norm(input, running_mean, running_var, weight, bias, eps=eps)
+    if running_mean is not None or running_var is not None:
+        return None  # it would write into the running statistics
     return Call(input, lambda value: value.flatten(2), _by_channel(weight, input), _by_channel(bias, input), eps)
 
 
@@ -107,17 +151,41 @@ CALLS: dict[Callable[..., Any], Callable[..., Call | None]] = {
     torch.group_norm: _group_norm,
     F.layer_norm: _layer_norm,
     torch.layer_norm: _layer_norm,
+    F.rms_norm: _rms_norm,
+    torch.rms_norm: _rms_norm,
     F.instance_norm: _instance_norm,
+    F.batch_norm: _batch_norm,
 }
 
 
-@register(*CALLS, exactness=IN_EXPECTATION)
+@register(F.batch_norm, exactness=EXACT, family="batch norm by running statistics")
+@register(
+    F.group_norm, torch.group_norm, F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm, F.instance_norm,
+    exactness=IN_EXPECTATION,
+)  # fmt: skip
 def normalise(func: Any, args: Any, kwargs: Any) -> Gaussian:
+    """(μ − m)/s, and the squared Jacobian times σ²; running statistics m and s are known."""
     call = CALLS[func](*args, **kwargs)
     if call is None or [isinstance(v, Gaussian) for v in (call.x, call.weight, call.bias)] != [True, False, False]:
         raise NoRuleError(refusal(func, args, kwargs))
     x = call.x
-    mean, var = (v.reshape(x.shape) for v in normalised(call.grouped(x._mean), call.grouped(x._var), call.eps))
+    found = call.normalise(call.grouped(x._mean), call.grouped(x._var), call.eps)
+    mean, var = (v.reshape(x.shape) for v in found)
     if call.weight is not None:
         mean, var = mean * call.weight, var * call.weight.square()
     return Gaussian(mean if call.bias is None else mean + call.bias, var, x._closure)
+
+
+@register(F.normalize, exactness=IN_EXPECTATION, family="normalise")
+def unit_length(func: Any, args: Any, kwargs: Any) -> Gaussian:
+    """x/‖x‖ is the RMS norm over √n."""
+
+    def bind(input: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> Any:
+        return input, p, dim, eps
+
+    x, p, dim, eps = bind(*args, **kwargs)
+    if p != 2 or not isinstance(dim, int):
+        raise NoRuleError(refusal(func, args, kwargs))
+    n = x.shape[dim]
+    mean, var = normalised_by_root(x._mean.movedim(dim, -1), x._var.movedim(dim, -1), eps**2 / n)
+    return Gaussian((mean / n**0.5).movedim(-1, dim), (var / n).movedim(-1, dim), x._closure)

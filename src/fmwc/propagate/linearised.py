@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fmwc.errors import UsageError
 from fmwc.moments import Moments
-from fmwc.propagate.estimator import Noisy
+from fmwc.propagate.estimator import Noisy, plain_output
 from fmwc.randomness import Randomness, signs
 from fmwc.state import batch_size, channels, each, per_sample
 from fmwc.vad import NoisyLayer, Pass
@@ -97,8 +98,9 @@ class Linearised:
     def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
         record = Record()
         with torch.inference_mode(False), torch.enable_grad():
-            v = field.run(record, each(outside, x), outside(t), **{k: outside(c) for k, c in cond.items()})
-            mean = each(Tensor.detach, v)
+            x, t, cond = each(outside, x), outside(t), {k: outside(c) for k, c in cond.items()}
+            v = field.run(record, x, t, **cond)
+            mean = plain_output(field, x, t, cond) if field.fused else each(Tensor.detach, v)
             var = self._exact(v, record) if self.probes is None else self._probed(v, record, randomness)
         return Moments(mean, var)
 
@@ -161,14 +163,22 @@ class Tangent:
     def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
         if self.probes < 1:
             raise UsageError(f"tangent takes at least 1 probe, got {self.probes}")
-        mean, var = None, None
         with torch.inference_mode(False), torch.no_grad():
             x, t, cond = each(outside, x), outside(t), {k: outside(c) for k, c in cond.items()}
-            for _ in range(self.probes):
-                with forward_ad.dual_level():
-                    v = each(forward_ad.unpack_dual, field.run(Push(randomness), x, t, **cond))
-                    # Values are kept beyond the level, so they are copied out of their dual pairs.
-                    mean = each(lambda c: c.primal.clone(), v)
-                    square = each(lambda c: torch.zeros_like(c.primal) if c.tangent is None else c.tangent.square(), v)
-                    var = square if var is None else each(torch.add, var, square)
+            try:
+                found, fused = self._pushed(field, x, t, cond, randomness), field.fused
+            except NotImplementedError:  # torch's fused attention has no forward mode; written out, it has
+                with sdpa_kernel(SDPBackend.MATH):
+                    found, fused = self._pushed(field, x, t, cond, randomness), True
+            return found._replace(mean=plain_output(field, x, t, cond)) if fused else found
+
+    def _pushed(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
+        mean, var = None, None
+        for _ in range(self.probes):
+            with forward_ad.dual_level():
+                v = each(forward_ad.unpack_dual, field.run(Push(randomness), x, t, **cond))
+                # Values are kept beyond the level, so they are copied out of their dual pairs.
+                mean = each(lambda c: c.primal.clone(), v)
+                square = each(lambda c: torch.zeros_like(c.primal) if c.tangent is None else c.tangent.square(), v)
+                var = square if var is None else each(torch.add, var, square)
         return Moments(mean, each(lambda c: c / self.probes, var))  # type: ignore[arg-type]

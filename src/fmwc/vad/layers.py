@@ -9,6 +9,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fmwc.vad.attention import Projection
+
 __all__ = ["KINDS", "LayerKind", "kind_of"]
 
 
@@ -40,8 +42,13 @@ def _transposed(function: Callable[..., Tensor]) -> Callable[[Any, Tensor, Tenso
     return apply
 
 
-KINDS: dict[type[nn.Module], LayerKind] = {
-    nn.Linear: LayerKind(lambda layer, x, weight: F.linear(x, weight), "in_features", 0),
+def _linear(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
+    return F.linear(x, weight)
+
+
+KINDS: dict[type, LayerKind] = {
+    nn.Linear: LayerKind(_linear, "in_features", 0),
+    Projection: LayerKind(_linear, "in_features", 0),
     nn.Conv1d: LayerKind(_conv, "in_channels", 1),
     nn.Conv2d: LayerKind(_conv, "in_channels", 2),
     nn.Conv3d: LayerKind(_conv, "in_channels", 3),
@@ -51,6 +58,6 @@ KINDS: dict[type[nn.Module], LayerKind] = {
 }
 
 
-def kind_of(layer: nn.Module) -> LayerKind | None:
+def kind_of(layer: Any) -> LayerKind | None:
     """The row for a layer, by its class or the nearest base class; `None` for a layer that cannot carry noise."""
     return next((KINDS[base] for base in type(layer).__mro__ if base in KINDS), None)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fmwc.errors import ShapeError, UsageError
+from fmwc.vad.attention import Call, Projection, WrittenOut, projections
 from fmwc.vad.inference import InferenceNetwork, time_features
 from fmwc.vad.layers import kind_of
 from fmwc.vad.passes import Pass
@@ -33,7 +35,7 @@ class NoisyLayer(nn.Module):
     It holds the inference network only; the layer itself stays where its author put it.
     """
 
-    def __init__(self, name: str, layer: nn.Module, running: _Running, width: int, initial_log_alpha: float) -> None:
+    def __init__(self, name: str, layer: Any, running: _Running, width: int, initial_log_alpha: float) -> None:
         super().__init__()
         self.name = name
         kind = kind_of(layer)
@@ -56,11 +58,11 @@ class NoisyLayer(nn.Module):
         """The sample each row of the layer's input belongs to, where the network says so (:meth:`Field.run`)."""
         return self.running.owners.get(h.shape[0])
 
-    def output_var(self, layer: nn.Module, h: Tensor, log_alpha: Tensor) -> Tensor:
+    def output_var(self, layer: Any, h: Tensor, log_alpha: Tensor) -> Tensor:
         """θ²(α h²): the variance the noise adds to the layer's output. Exact for a known input."""
-        return self.kind.apply(layer, log_alpha.exp() * h.square(), layer.weight.square())  # type: ignore[operator]
+        return self.kind.apply(layer, log_alpha.exp() * h.square(), layer.weight.square())
 
-    def before(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def before(self, layer: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         current = self.running.current
         if current is None:
             return None
@@ -70,9 +72,20 @@ class NoisyLayer(nn.Module):
             )
         return (current.before(self, layer, args[0]), *args[1:])
 
-    def after(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+    def after(self, layer: Any, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
         current = self.running.current
         return None if current is None else current.after(self, layer, args[0], output)
+
+    def calling(self, layer: Any) -> Call:
+        """The layer as a function that does with its input and output what its hooks would."""
+
+        def call(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            current = self.running.current
+            assert current is not None
+            x = current.before(self, layer, x)
+            return current.after(self, layer, x, F.linear(x, weight, bias))
+
+        return call
 
 
 def _rows(features: Tensor, h: Tensor, owner: Tensor | None = None) -> Tensor:  # (B, F) -> (*h.shape[:-1], F)
@@ -90,9 +103,14 @@ def _rows(features: Tensor, h: Tensor, owner: Tensor | None = None) -> Tensor:  
     return features[(slice(None), *[None] * (h.ndim - 2))].expand(*h.shape[:-1], -1)
 
 
-def choose_layers(network: nn.Module, include: Sequence[str], exclude: Sequence[str]) -> dict[str, nn.Module]:
+def choose_layers(network: nn.Module, include: Sequence[str], exclude: Sequence[str]) -> dict[str, Any]:
     """The layers that can carry noise and whose dotted name matches a glob pattern."""
-    able = {name: module for name, module in network.named_modules() if kind_of(module) is not None}
+    able: dict[str, Any] = {}
+    for name, module in network.named_modules():
+        if isinstance(module, nn.MultiheadAttention):
+            able |= {f"{name}.{part}".lstrip("."): layer for part, layer in projections(module).items()}
+        elif kind_of(module) is not None:
+            able.setdefault(name, module)  # an attention's out_proj is in the table already
     if not able:
         raise UsageError("the network has no linear or convolution layer, so there is nothing to carry the noise")
     for pattern in (*include, *exclude):
@@ -109,11 +127,13 @@ def choose_layers(network: nn.Module, include: Sequence[str], exclude: Sequence[
 
 
 class NoiseModel(nn.Module):
-    """Creates the noise of a network and hooks it in. No layer is replaced and no `forward` is patched.
+    """Creates the noise of a network. No layer is replaced and no `forward` is patched; hooks are in while a pass runs,
+    and at no other time, so that torch may take the same short cuts through the network as before.
 
     Arguments:
         network: Any torch module.
-        include, exclude: Glob patterns over the dotted names of its linear and convolution layers.
+        include, exclude: Glob patterns over the dotted names of its linear and convolution layers, and of the
+            projections of `nn.MultiheadAttention`: `q_proj`, `k_proj`, `v_proj`, `out_proj`.
         width: The width of the inference networks.
         initial_log_alpha: log α before training.
     """
@@ -140,21 +160,32 @@ class NoiseModel(nn.Module):
             NoisyLayer(name, layer, self.running, width, initial_log_alpha) for name, layer in chosen.items()
         )
         parameter = next(iter(chosen.values())).weight
-        self.to(device=parameter.device, dtype=parameter.dtype)  # type: ignore[arg-type]
-        self._handles = [
-            handle
-            for noisy, layer in zip(self.layers, chosen.values(), strict=True)
-            for handle in (
-                layer.register_forward_pre_hook(noisy.before),  # type: ignore[arg-type]
-                layer.register_forward_hook(noisy.after),  # type: ignore[arg-type]
-            )
-        ]
+        self.to(device=parameter.device, dtype=parameter.dtype)
+        self.attached = True
+        # The user's own layers, which are not this module's: a tuple keeps them from being registered.
+        self._places: tuple[tuple[Any, Any], ...] = tuple(zip(self.layers, chosen.values(), strict=True))
+        self._attentions = tuple(m for m in network.modules() if isinstance(m, nn.MultiheadAttention))
+
+    @property
+    def fused(self) -> bool:
+        """Whether torch has kernels for whole parts of the network, which it uses where no pass runs."""
+        return bool(self._attentions)
 
     def remove(self) -> None:
-        """Takes the hooks out again; the network is then as it was."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        """Takes the noise off; no pass can run any more."""
+        self.attached = False
+
+    def _hook(self, stack: ExitStack) -> None:
+        """Puts the hooks in until the stack is closed, nearer to the layer than any that its author has put there."""
+        calls: dict[nn.MultiheadAttention, dict[str, Call]] = {m: {} for m in self._attentions}
+        for noisy, layer in self._places:
+            if isinstance(layer, Projection):
+                calls[layer.attention][layer.which] = noisy.calling(layer)
+                continue
+            stack.callback(layer.register_forward_pre_hook(noisy.before).remove)
+            stack.callback(layer.register_forward_hook(noisy.after, prepend=True).remove)
+        if calls:
+            stack.enter_context(WrittenOut(calls))
 
     @contextmanager
     def during(self, current: Pass, t: Tensor, owners: Sequence[Tensor] = ()) -> Iterator[None]:  # t: (B,)
@@ -171,14 +202,12 @@ class NoiseModel(nn.Module):
             raise ShapeError(f"two kinds of rows have the same number, {sorted(map(len, owners))}; pad one of them")
         if (same := by_number.get(len(t))) is not None and not torch.equal(same.cpu(), torch.arange(len(t))):
             raise ShapeError(f"a kind of rows has as many as there are samples, {len(t)}; pad it, to tell them apart")
-        self.running.current, self.running.features = current, time_features(t.to(dtype))
-        self.running.owners = by_number
-        try:
-            yield
-        finally:
-            self.running.current, self.running.features, self.running.owners = outer
-
-    @property
-    def attached(self) -> bool:
-        """Whether the hooks are in."""
-        return bool(self._handles)
+        with ExitStack() as stack:
+            if self.running.current is None:
+                self._hook(stack)
+            self.running.current, self.running.features = current, time_features(t.to(dtype))
+            self.running.owners = by_number
+            try:
+                yield
+            finally:
+                self.running.current, self.running.features, self.running.owners = outer
