@@ -31,6 +31,10 @@ BY_HAND = {  # weights are 0.2, 0.5, 0.2, 0.1
         ((5 * 0.2 + 7 * 0.1) / 0.3) / ((1 * 0.2 + 1 * 0.5) / 0.7),
     ],
     "peak": [4, 7],
+    "geometric": [  # of σ/√2 a coordinate
+        3**0.2 * 4**0.5 * 1**0.2 * 2**0.1 / 2**0.5,
+        1**0.2 * 1**0.5 * 5**0.2 * 7**0.1 / 2**0.5,
+    ],
 }
 
 
@@ -49,6 +53,48 @@ def test_the_parts_a_score_is_made_of():
     torch.testing.assert_close(run.weights[:, 0], torch.tensor([0.2, 0.5, 0.2, 0.1], dtype=torch.float64))
     assert run.default_score == "temporal_ratio"
     torch.testing.assert_close(run.score(), run.score("temporal_ratio"))
+
+
+def test_the_geometric_score_knows_neither_units_nor_numbers_of_rows():
+    """Two channels, one of them with two and with three rows: each row as uncertain, each sample as doubtful."""
+    times = torch.tensor([[0.0, 0.0], [0.5, 0.5]])
+    atoms = torch.tensor([2, 3])
+    a = torch.tensor([4.0, 9.0])[:, None, None] * atoms[None, :, None]  # a variance of 4, then 9, for each row's number
+    b = torch.tensor([1.0, 16.0])[:, None, None].expand(2, 2, 1)  # of one number, in another unit
+
+    def run(unit: float) -> Trajectory:
+        x = {"a": torch.zeros(2, 3, 1), "b": torch.zeros(2, 1)}
+        var = {"a": a, "b": b * unit**2}
+        mean = {name: torch.zeros_like(v) for name, v in var.items()}
+        grid = torch.cat([times, torch.ones(1, 2)])
+        return Trajectory(
+            x=x, x0=x, times=times, mean=mean, var=var, grid=grid, cond={"n": atoms}, rows={"a": ("n", 0)}
+        )
+
+    expected = (2 * 3 * 1 * 4) ** 0.25  # σ of a: 2, 3; of b: 1, 4
+    torch.testing.assert_close(run(1.0).score("geometric"), torch.full((2,), expected))
+    torch.testing.assert_close(run(9.0).score("geometric"), torch.full((2,), expected * 3))  # the unit is a factor
+    torch.testing.assert_close(run(1.0).score("a/geometric"), torch.full((2,), 6.0**0.5))
+    torch.testing.assert_close(run(1.0).score("geometric@0.5-1.0"), torch.full((2,), 12.0**0.5))
+    torch.testing.assert_close(run(1.0).compact().score("geometric"), run(1.0).score("geometric"))
+
+
+def test_a_channel_that_cannot_vary_has_no_say_in_the_geometric_score():
+    """Of rows whose mean is taken off, one is tied by the others: a single row is certain, whatever is known of it."""
+    times, atoms = torch.zeros(1, 2), torch.tensor([1, 3])
+    x = {"a": torch.zeros(2, 3, 2), "b": torch.zeros(2, 1)}
+    var = {"a": torch.tensor([[[0.0], [36.0]]]), "b": torch.full((1, 2, 1), 25.0)}  # 36 over 2 rows of 2
+    run = Trajectory(
+        x=x,
+        x0=x,
+        times=times,
+        mean={name: torch.zeros_like(v) for name, v in var.items()},
+        var=var,
+        grid=torch.tensor([[0.0, 0.0], [1.0, 1.0]]),
+        cond={"n": atoms},
+        rows={"a": ("n", 1)},
+    )
+    torch.testing.assert_close(run.score("geometric"), torch.tensor([5.0, (3.0 * 5.0) ** 0.5]))
 
 
 def test_windows_of_the_ratio_are_options():

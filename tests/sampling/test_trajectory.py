@@ -450,3 +450,24 @@ def test_a_file_that_is_cut_off_or_is_none(full, tmp_path):
         with pytest.raises(CheckpointError, match="cut off") as raised:
             Trajectory.load(wrong)
         assert "\n" not in str(raised.value)
+
+
+# ---- where it is, and how it was made -------------------------------------------------------------------------------
+
+
+def test_a_run_moves_with_all_it_holds(asked):
+    run = sample(referenced(asked), 36, steps=10, y=Y, transport=True, keep_states=True)
+    moved = run.to("meta")
+    for name in TENSORS:
+        assert getattr(moved, name).is_meta, name
+    standard, transported = moved.standard, moved.transported
+    others = [moved.cond["y"], moved.reference, standard.centre, standard.spread, transported.var, transported.profile]
+    assert all(value.is_meta for value in [*others, *moved.states])
+    assert same(run.to("cpu").x, run.x)
+
+
+def test_how_a_run_was_made_travels_with_it(mlp, tmp_path):
+    made = {"checkpoint": "mine", "guide": 0.5, "window": [0.0, 1.0]}
+    run = dataclasses.replace(sample(mlp, 6, steps=10), made=made)
+    assert Trajectory.load(run.save(tmp_path / "run.safetensors")).made == made
+    assert run.surest(0.5).made == made

@@ -28,6 +28,7 @@ __all__ = [
     "DECODERS",
     "EARLY",
     "LATE",
+    "PILOT",
     "SCORES",
     "STEPPERS",
     "Controller",
@@ -194,7 +195,7 @@ def sample(
 
 
 PILOT = 1000  # samples whose variance says where steps go
-POWER = 2.0  # of the measure: more drops the outer cells of the Checkerboard (benchmarks/adaptive_steps.py)
+POWER = 2.0  # of the measure: more drops the outer cells of the Checkerboard (fmwc study checkerboard --wide)
 
 
 def survey(

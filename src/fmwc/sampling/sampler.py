@@ -217,6 +217,7 @@ class Sampler:
             evaluations=evaluations,
             states=states if self.keep_states else None,
             units={n: c.weight for n, c in space.channels.items() if c.weight != 1},
+            rows={n: (c.rows, int(c.centred)) for n, c in space.channels.items() if c.rows},
         )
 
     def _annealed(self) -> Space:

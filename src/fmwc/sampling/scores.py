@@ -1,7 +1,7 @@
 """Scores: one number a sample from its variance trajectory, high = doubtful (sec:method-readouts).
 
 A score reads `(std, times, weights)`, each `(R, B)`: the norm ‖σ_t‖₂ of the velocity's standard deviation at the R
-times it was read, those times, and how much time each stands for.
+times it was read (for `geometric` its root mean square), those times, and how much time each stands for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fmwc.errors import UsageError, pick
 
-__all__ = ["EARLY", "LATE", "SCORES", "Standard", "parsed", "score", "standard_of", "within_groups"]
+__all__ = ["EARLY", "LATE", "PER_COORDINATE", "SCORES", "Standard", "parsed", "score", "standard_of", "within_groups"]
 
 # The windows of the temporal ratio: the best and steadiest over validation seeds with the linearised variance
 # (results/checkerboard, windows).
@@ -28,6 +28,10 @@ def endpoint(std: Tensor, times: Tensor, weights: Tensor) -> Tensor:
 
 def integrated(std: Tensor, times: Tensor, weights: Tensor, early: float = 0.0, late: float = 1.0) -> Tensor:
     """Σ ‖σ_t‖ Δt, over the whole way or over early ≤ t < late."""
+    return (std * weights * _window(times, early, late)).sum(0)
+
+
+def _window(times: Tensor, early: float, late: float) -> Tensor:
     window = (times >= early) & (times < late)
     if early > late:
         raise UsageError(f"a window of time rises, got {early} to {late}")
@@ -35,7 +39,20 @@ def integrated(std: Tensor, times: Tensor, weights: Tensor, early: float = 0.0, 
         raise UsageError(
             f"the variance was not read for {early} ≤ t < {late}; read it at more steps, or choose another score"
         )
-    return (std * weights * window).sum(0)
+    return window
+
+
+def geometric(std: Tensor, times: Tensor, weights: Tensor, early: float = 0.0, late: float = 1.0) -> Tensor:
+    r"""The geometric mean over channels and time of the root mean square of σ over a channel's d_c degrees of freedom.
+
+    .. math:: \exp \Big\langle \frac1C \sum_c \log \sqrt{ \tfrac1{d_c} \sum_i σ_{c,i}^2 } \Big\rangle_{early ≤ t < late}
+
+    Up to constants the entropy of independent channels: no units to be weighed against one another, and a sample with
+    more coordinates (atoms) is not more doubtful for having them.
+    """
+    share = weights * _window(times, early, late)
+    logarithm = std.clamp_min(torch.finfo(std.dtype).tiny).log()
+    return ((logarithm * share).sum(0) / share.sum(0)).exp()
 
 
 def temporal_ratio(std: Tensor, times: Tensor, weights: Tensor, early: float = EARLY, late: float = LATE) -> Tensor:
@@ -66,10 +83,11 @@ SCORES: dict[str, Callable[..., Tensor]] = {
     "integrated": integrated,
     "temporal_ratio": temporal_ratio,
     "peak": peak,
+    "geometric": geometric,
 }
 
-
-TAKES_WINDOW = ("temporal_ratio", "integrated")
+TAKES_WINDOW = ("temporal_ratio", "integrated", "geometric")
+PER_COORDINATE = ("geometric",)  # read the root mean square, not the norm
 
 
 def score(name: str, std: Tensor, times: Tensor, weights: Tensor, **options: float) -> Tensor:

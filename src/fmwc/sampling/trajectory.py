@@ -16,7 +16,7 @@ from torch import Tensor
 from fmwc.errors import CheckpointError, UsageError, nearest
 from fmwc.files import write_bytes
 from fmwc.propagate import Transported
-from fmwc.sampling.scores import SCORES, Standard, parsed, standard_of, within_groups
+from fmwc.sampling.scores import PER_COORDINATE, SCORES, Standard, parsed, standard_of, within_groups
 from fmwc.sampling.scores import score as read
 from fmwc.state import SINGLE, batch_size, channels, each
 
@@ -44,8 +44,11 @@ class Trajectory:
         default_score: The score that `confidence` is made from.
         units: What a channel's variance is multiplied by before channels are added up, where that is not 1: its weight
             in the training loss, because ångström and fractions of a cell do not add up as they are.
+        rows: The condition that counts a channel's rows, where samples differ in them (atoms), and how many of them are
+            tied by the others: one where their mean is taken off.
         evaluations: How often the network was evaluated for the velocity, a sample.
         seed: The seed of the run.
+        made: How it was made, where somebody wrote that down to go on from it later: words and numbers, saved with it.
     """
 
     x: Any
@@ -60,8 +63,10 @@ class Trajectory:
     standard: Standard | None = None
     default_score: str = "temporal_ratio"
     units: dict[str, float] = field(default_factory=dict)
+    rows: dict[str, tuple[str, int]] = field(default_factory=dict)
     evaluations: int = 0
     seed: int = 0
+    made: dict[str, Any] = field(default_factory=dict)
     states: list[Any] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
@@ -78,6 +83,27 @@ class Trajectory:
         return var.expand_as(mean).flatten(2).sum(2)
 
     @property
+    def rms(self) -> Tensor:  # (R, B)
+        """The geometric mean over channels of the root mean square of σ over a channel's degrees of freedom.
+
+        A channel without any (where the only atom is, once the crystal's drift is taken off) has no say.
+        """
+        free = torch.stack([self._freedom(name) for name in channels(self.var)])[:, None] > 0  # (C, 1, B)
+        logs = torch.stack([self._rms(name).clamp_min(1e-30).log() for name in channels(self.var)])
+        return (torch.where(free, logs, 0.0).sum(0) / free.sum(0)).exp()
+
+    def _rms(self, channel: str) -> Tensor:  # (R, B)
+        return (self._total(channel) / self._freedom(channel).clamp_min(1)).sqrt()
+
+    def _freedom(self, channel: str) -> Tensor:  # (B,)
+        """How many numbers of a channel can vary."""
+        shape = channels(self.x)[channel].shape[1:]
+        if channel not in self.rows:
+            return self.times.new_full((len(self),), shape.numel())
+        name, tied = self.rows[channel]
+        return (self.cond[name].to(self.times) - tied) * shape[1:].numel()
+
+    @property
     def weights(self) -> Tensor:  # (R, B)
         """The time each reading stands for: until the next one, the last until t = 1."""
         return torch.cat([self.times[1:], torch.ones_like(self.times[:1])]) - self.times
@@ -85,7 +111,8 @@ class Trajectory:
     def score(
         self, name: str | None = None, *, within: str | None = None, channel: str | None = None, **options: float
     ) -> Tensor:  # (B,)
-        """A score by name, high = doubtful: endpoint, integrated, temporal_ratio, peak or dispersion.
+        """A score by name, high = doubtful: endpoint, integrated, temporal_ratio, peak, geometric or
+        dispersion.
 
         `type/integrated` is the integrated score of the channel `type` alone, and `integrated@0.6-0.9` that of a window
         of time.
@@ -95,7 +122,7 @@ class Trajectory:
             within: Standardise the score among samples with the same condition of this name (`"y"`): how doubtful a
                 sample is for what was asked. Needs no label of how it turned out.
             channel: Read the variance of one channel only.
-            options: `early` and `late`, the window of the temporal ratio and of integrated.
+            options: `early` and `late`, the window of the temporal ratio, of integrated and of geometric.
         """
         if within is not None:
             groups = self._groups(within)
@@ -123,7 +150,10 @@ class Trajectory:
             raise UsageError("this run kept no variance; sample with confidence=True")
         if channel is not None and channel not in channels(self.var):
             raise UsageError(nearest(channel, channels(self.var), "channel"))
-        std = self.std if channel is None else self._total(channel).sqrt()
+        if name in PER_COORDINATE:
+            std = self.rms if channel is None else self._rms(channel)
+        else:
+            std = self.std if channel is None else self._total(channel).sqrt()
         return read(name, std, self.times, self.weights, **options)
 
     def ranked_by(self, score: str, *, within: str | None = None) -> Trajectory:
@@ -172,6 +202,26 @@ class Trajectory:
                 changes["reference"] = self.score().sort().values
         return replace(self, **changes)
 
+    def to(self, device: torch.device | str) -> Trajectory:
+        """The trajectory with its tensors on a device."""
+
+        def moved(value: Any) -> Any:
+            return each(lambda c: c.to(device), value)
+
+        changes: dict[str, Any] = {n: moved(getattr(self, n)) for n in (*_ROWS_FIRST, "times", "mean", "var", "grid")}
+        changes["cond"] = {name: value.to(device) for name, value in self.cond.items()}
+        if self.transported is not None:
+            t = self.transported
+            changes["transported"] = Transported(t.var.to(device), t.profile.to(device), t.layers)
+        if self.states is not None:
+            changes["states"] = [moved(state) for state in self.states]
+        if self.reference is not None:
+            changes["reference"] = self.reference.to(device)
+        if self.standard is not None:
+            s = self.standard
+            changes["standard"] = Standard(s.cond, s.centre.to(device), s.spread.to(device))
+        return replace(self, **changes)
+
     def surest(self, fraction: float, score: str | None = None, *, within: str | None = None) -> Trajectory:
         """The surest share of the samples, in their order; by the run's own score, or another (of a condition)."""
         if not 0 < fraction <= 1:
@@ -202,8 +252,10 @@ class Trajectory:
             "default_score": self.default_score,
             "evaluations": self.evaluations,
             "units": self.units,
+            "rows": self.rows,
             "layers": list(self.transported.layers) if self.transported else [],
             "within": self.standard.cond if self.standard else None,
+            "made": self.made,
         }
         path = Path(path)
         path = path / "samples.safetensors" if path.is_dir() else path
