@@ -10,7 +10,7 @@ from typing import Any
 
 from fmwc.errors import OutputError
 
-__all__ = ["new_folder", "write_bytes", "write_json", "write_text"]
+__all__ = ["check_folder", "new_folder", "write_bytes", "write_json", "write_text"]
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
@@ -38,11 +38,16 @@ def write_json(path: Path, content: Any) -> Path:
     return write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
-def new_folder(path: Path, *, force: bool = False) -> Path:
-    """A folder to write results into: new or empty, unless `force` allows files of the same name to be replaced."""
+def check_folder(path: Path, *, force: bool = False) -> None:
+    """Raises where results must not be written: asked before long work whose end makes the folder."""
     if path.exists() and not path.is_dir():
         raise OutputError(f"{path} is a file; give --out a folder")
     if not force and path.is_dir() and any(path.iterdir()):
         raise OutputError(f"{path} is not empty and nothing in it was touched; choose another --out, or add --force")
+
+
+def new_folder(path: Path, *, force: bool = False) -> Path:
+    """A folder to write results into: new or empty, unless `force` allows files of the same name to be replaced."""
+    check_folder(path, force=force)
     path.mkdir(parents=True, exist_ok=True)
     return path

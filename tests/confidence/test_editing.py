@@ -211,6 +211,24 @@ def test_states_are_made_again_or_the_run_was_made_otherwise(mlp):
         edit(mlp, stray, None, at=0.5, scale=0.1, stepper="heun")
 
 
+class ByClass(torch.nn.Module):
+    """A velocity that is the class, everywhere."""
+
+    def forward(self, x, t, y):
+        return torch.ones_like(x) * y[:, None]
+
+
+def test_a_condition_given_anew_holds_from_the_edit_on():
+    y = torch.tensor([1.0, 2.0])
+    run = fmwc.sample(ByClass(), 2, space=(2,), steps=STEPS, confidence=False, y=y)  # its states are to be made again
+    new = torch.tensor([5.0, 5.0])
+    done = edit(ByClass(), run, None, at=0.4, scale=0.0, replicates=2, space=(2,), y=new)
+    travelled = (done.x - done.x0)[:, 0]
+    torch.testing.assert_close(travelled, torch.tensor([0.4, 0.4, 0.8, 0.8]) + 0.6 * 5)
+    assert done.cond["y"].tolist() == [5.0] * 4
+    assert run.cond["y"].tolist() == [1.0, 2.0]
+
+
 def test_errors_say_what_to_do(product):
     run = fmwc.sample(product, 3, steps=4, keep_states=True)
     with pytest.raises(UnknownNameError, match="Known: place, shape"):

@@ -101,15 +101,18 @@ def edit(
         together: Integrate all samples in one batch, the later ones waiting for their time: fewest calls. Otherwise
             those of one time together, so that no evaluation is spent on waiting.
         options: How the run was made, as given to `sample`: `stepper`, `decoder`, `anneal`, `confidence`, `space`,
-            `batch`, and conditions that were not tensors. With `confidence=False` the edit has no readings. The run's
-            times are taken along, but not what a controller did to the velocity.
+            `batch`, and conditions that were not tensors. A condition that the run has is given anew (`y=…`) to hold
+            from the edit on: another class while what is decided stays. With `confidence=False` the edit has no
+            readings. The run's times are taken along, but not what a controller did to the velocity.
     """
     space = space_of(field, run, options)
     scales = _scales(space, channel, scale)
     if replicates < 1:
         raise UsageError(f"an edit is replicated at least once, got {replicates}")
     when = _when(run, at, replicates)
-    origin = run if run.states is not None else states_of(field, run, **options)[0]
+    renewed = {name: options[name] for name in run.cond.keys() & options.keys()}
+    way = {name: value for name, value in options.items() if name not in renewed}
+    origin = run if run.states is not None else states_of(field, run, **way)[0]
     index = torch.arange(len(run), device=run.grid.device).repeat_interleave(replicates)
     repeated = origin.take(index)
     if options.get("confidence") is False:  # then nothing is known of the variance after the edit
@@ -125,6 +128,7 @@ def edit(
     )
     options = {k: v[index] if one_a_sample(v, len(run)) else v for k, v in options.items()}
     done, _ = resume(field, repeated, here, first, together=together, seed=seed, **options)
+    done = replace(done, cond={**done.cond, **{name: options[name] for name in renewed}})
     return done if run.states is not None else replace(done, states=None)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fmwc.data import checkerboard
 
-__all__ = ["kernel_density", "misplaced", "misplacement", "symmetric_kl"]
+__all__ = ["kernel_density", "misplaced", "misplacement", "squares", "symmetric_kl"]
 
 FLOOR = 1e-3  # densities are floored here: the target is zero between the cells, where a logarithm is not defined
 
@@ -23,6 +23,17 @@ def misplaced(x: Tensor) -> np.ndarray:  # (B, 2) -> (B,)
 def misplacement(x: Tensor) -> float:
     """The share of samples outside the eight cells."""
     return float(misplaced(x).mean())
+
+
+def squares(x: Tensor) -> list[str]:  # (B, 2)
+    """The square each point lies in, named as on a chessboard, a1 at the lower left; empty off the board.
+
+    >>> squares(torch.tensor([[-1.5, -1.5], [1.5, -0.5], [3.0, 0.0]]))
+    ['a1', 'd2', '']
+    """
+    places = ((x + checkerboard.HALF) / checkerboard.CELL).floor().long().tolist()
+    files = "abcd"
+    return [f"{files[a]}{b + 1}" if 0 <= a < len(files) and 0 <= b < len(files) else "" for a, b in places]
 
 
 def kernel_density(x: Tensor, at: Tensor) -> Tensor:  # (B, D), (N, D) -> (N,)
