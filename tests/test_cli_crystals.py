@@ -146,6 +146,79 @@ def test_reproduce_refuses_tasks_that_are_none(run, tmp_path):
     assert [p.name for p in (tmp_path / "out" / "models").iterdir()] == ["flow-cosine-0.safetensors"]
 
 
+# ---- edit, rewind ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def drawn(trained, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("drawn")
+    words = ["sample", trained, "-n", 4, "--steps", 4, "--device", "cpu", "--out", folder]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fmwc.settings.crystals, "sorted_by_confidence", lambda *args, **options: None)
+        patch.setattr(fmwc.settings.crystals.figures, "png", lambda picture: b"")
+        patch.setattr(sys, "argv", ["fmwc", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+    assert not stop.value.code
+    return folder
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_an_edit_of_a_channel_is_held_against_the_papers_rules(run, drawn, tmp_path):
+    words = ("--channel", "type", "--at", 0.25, "--scale", 3, "--doubtful", 2, "--replicates", 2, "--device", "cpu")
+    code, out, err = run("edit", drawn, *words, "--out", tmp_path / "e")
+    assert code == 0, err
+    rows = table(tmp_path / "e" / "edits.csv")
+    assert "chem-swap" in out
+    assert [row["mode"] for row in rows] == ["chem-swap"] * 4
+    assert all(row["chemistry_changed"] == "true" for row in rows)
+    before = table(drawn / "samples.csv")
+    assert [row["formula_before"] for row in rows] == [before[int(row["sample"])]["formula"] for row in rows]
+    after = table(tmp_path / "e" / "samples.csv")
+    for name, column in (("formula_after", "formula"), ("e_above_hull_after", "e_above_hull")):
+        assert [row[name][:7] for row in rows] == [row[column][:7] for row in after]
+    for row in rows:
+        fine = row["e_above_hull_before"] and row["e_above_hull_after"] and float(row["coord_rmsd"]) > 0.1
+        lower = fine and float(row["e_above_hull_after"]) < float(row["e_above_hull_before"])
+        assert (row["success"] == "true") == bool(lower)
+    assert (tmp_path / "e" / "edits.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_without_noise_an_edit_is_the_crystal_itself(run, drawn, tmp_path):
+    words = ("--channel", "lattice", "--at", 0.25, "--scale", 0, "--device", "cpu")
+    code, _, err = run("edit", drawn, *words, "--out", tmp_path / "e")
+    assert code == 0, err
+    rows = table(tmp_path / "e" / "edits.csv")
+    assert "mode" not in rows[0]  # the paper has none for the lattice
+    assert all(row["formula_before"] == row["formula_after"] for row in rows)
+    assert all(float(row["coord_rmsd"]) < 1e-4 for row in rows)
+    before, after = (fmwc.Trajectory.load(folder) for folder in (drawn, tmp_path / "e"))
+    assert before.made["checkpoint"] == after.made["checkpoint"]  # the folder, by its full path
+    assert after.score().tolist() == pytest.approx(before.score().tolist(), rel=0.2)  # read by a probe of its own
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_crystals_are_rewound(run, drawn, tmp_path):
+    code, out, err = run("rewind", drawn, "--extra", 2, "--share", 0.5, "--device", "cpu", "--out", tmp_path / "r")
+    assert code == 0, err
+    rows = table(tmp_path / "r" / "rewound.csv")
+    assert all(float(row["score_after"]) <= float(row["score_before"]) for row in rows)
+    judged = [row["metastable"] != "true" for row in table(tmp_path / "r" / "samples.csv")]
+    assert [row["bad_after"] == "true" for row in rows] == judged
+    assert "evaluations a sample" in out
+
+
+def test_a_channel_that_is_none_is_refused_with_those_that_are(run, drawn, tmp_path):
+    code, _, err = run("edit", drawn, "--channel", "typ", "--device", "cpu", "--out", tmp_path / "out")
+    assert code == 2
+    assert "did you mean 'type'? Known: coord, lattice, type" in one_line(err)
+    code, _, err = run("edit", drawn, "--label", 1, "--device", "cpu", "--out", tmp_path / "out")
+    assert code == 2
+    assert "crystals has no classes" in one_line(err)
+    assert not (tmp_path / "out").exists()
+
+
 # ---- judge ----------------------------------------------------------------------------------------------------------
 
 

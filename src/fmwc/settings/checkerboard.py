@@ -8,19 +8,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
 from fmwc.checkpoint import load
+from fmwc.errors import UsageError
 from fmwc.field import Field
-from fmwc.metrics.points import misplaced
+from fmwc.metrics.points import misplaced, squares
 from fmwc.recipes.checkerboard import reading
 from fmwc.recipes.checkerboard.recipe import PRESETS
 from fmwc.recipes.checkerboard.reproduce import RIVALS, reproduce
 from fmwc.recipes.fitting import Progress, fit
+from fmwc.recipes.recipe import override
+from fmwc.recipes.uses.points import Points
+from fmwc.report.board import ways_turned
 from fmwc.report.checkerboard import write_figures, write_report
 from fmwc.report.results import write_tables
-from fmwc.sampling import Trajectory
+from fmwc.sampling import PILOT, Trajectory
 from fmwc.sampling.trajectory import DISPERSION
-from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr
+from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr, shares
 
 __all__ = ["CheckerboardSetting"]
 
@@ -37,12 +42,40 @@ class CheckerboardSetting(Setting):
     def batch(self, device: torch.device) -> int:
         return 2048
 
+    def pilot(self, device: torch.device) -> int:
+        return PILOT
+
     def demo_field(self, recipe: Any, out: Path, device: torch.device, progress: Progress) -> Field:
         """Trained on the spot: two minutes on two cores."""
         return fit(recipe, out / "model", device, progress)
 
     def judge(self, trajectory: Trajectory) -> np.ndarray:
         return misplaced(trajectory.x)
+
+    def changes(self, before: Trajectory, after: Trajectory, channel: str | None) -> dict[str, list[Any]]:
+        here, there = (squares(run.x) for run in (before, after))
+        return {
+            "square_before": here,
+            "square_after": there,
+            "turned": [a != b for a, b in zip(here, there, strict=True)],
+            "misplaced_before": self.judge(before).tolist(),
+            "misplaced_after": self.judge(after).tolist(),
+            "distance": (after.x - before.x).norm(dim=1).tolist(),
+        }
+
+    def changed(self, table: dict[str, list[Any]]) -> Rows:
+        return shares(
+            table,
+            {
+                "in another square": "turned",
+                "misplaced before": "misplaced_before",
+                "misplaced after": "misplaced_after",
+            },
+        )
+
+    def draw_edits(self, before: Trajectory, after: Trajectory, table: dict[str, list[Any]]) -> Figure:
+        old, new = (torch.stack(run.states or []).cpu().numpy() for run in (before, after))
+        return ways_turned(old, new, before.grid.cpu().numpy(), table["time"], table["turned"])
 
     def shown(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
         # The page asks for the best score there is; its samples are ranked among themselves.
@@ -69,6 +102,11 @@ class CheckerboardSetting(Setting):
         reproduce(recipe, out, device, seeds=seeds, count=count, draws=draws, say=say_on_stderr)
         field = load(out / "models" / "checkerboard", device=device)
         write_figures(out / "figures", field, self.draw(field, count, 2026, None, transport=True))
+
+    def subject(self, field: Field, data: str, sizes: Sequence[str]) -> Points:
+        if data:
+            raise UsageError("checkerboard makes its own data; leave out --data")
+        return Points(field, override(Points.sizes_for(field.device.type), sizes, "size"))
 
     def tables(self, out: Path) -> list[Path]:
         return write_tables(out)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from fmwc.checkpoint import load
@@ -19,18 +20,21 @@ from fmwc.errors import UsageError, pick
 from fmwc.field import Field
 from fmwc.files import write_bytes
 from fmwc.metrics.crystals import CALCULATORS, Judgement, calculator
+from fmwc.metrics.crystals.edits import MODES, chemistry_changed, coordinate_rmsd, success
 from fmwc.randomness import derive
 from fmwc.recipes.crystals.reading import CHANNELS, crystals_of, good_of, judged, lift_of, read_run
 from fmwc.recipes.crystals.recipe import EVERY, PRESETS, READ_BY, Mp20, batch_for
 from fmwc.recipes.crystals.reproduce import reproduce
 from fmwc.recipes.fitting import Progress
+from fmwc.recipes.recipe import override
+from fmwc.recipes.uses.crystals import Crystals as CrystalSubject
 from fmwc.report import figures
 from fmwc.report.crystal_files import write_cifs, write_extxyz, write_table
 from fmwc.report.crystals import write_figures, write_report
-from fmwc.report.crystals_drawn import sorted_by_confidence
+from fmwc.report.crystals_drawn import edited_pairs, sorted_by_confidence
 from fmwc.report.paper.crystals import write_tables
 from fmwc.sampling import Trajectory
-from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr
+from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr, shares
 
 __all__ = ["CrystalSetting"]
 
@@ -67,6 +71,9 @@ class CrystalSetting(Setting):
     def batch(self, device: torch.device) -> int:
         return batch_for(device)
 
+    def pilot(self, device: torch.device) -> int:
+        return 500 if device.type == "cuda" else 20
+
     def demo_recipe(self, changes: Sequence[str]) -> Any:
         if any(not change.startswith("seed=") for change in changes):
             raise UsageError(
@@ -94,6 +101,40 @@ class CrystalSetting(Setting):
 
     def judge(self, trajectory: Trajectory) -> np.ndarray:
         return ~good_of(self.judgement(trajectory))
+
+    def changes(self, before: Trajectory, after: Trajectory, channel: str | None) -> dict[str, list[Any]]:
+        """Formulas, how far atoms moved, energies, and success by the paper's rules where the channel has a mode."""
+        here, there = self.judgement(before), self.judgement(after)  # the later one is kept: it is asked for again
+        seeds, edits = crystals_of(before), crystals_of(after)
+        moved, other = coordinate_rmsd(seeds, edits), chemistry_changed(seeds, edits)
+        table: dict[str, list[Any]] = {
+            "formula_before": here["formula"],
+            "formula_after": there["formula"],
+            "chemistry_changed": other.tolist(),
+            "coord_rmsd": moved.tolist(),
+            "e_above_hull_before": here["e_above_hull"],
+            "e_above_hull_after": there["e_above_hull"],
+        }
+        modes = {mode.channel: name for name, mode in MODES.items()}
+        if channel in modes:
+            energies = here["e_above_hull"], there["e_above_hull"]
+            good = success(modes[channel], seeds, edits, *energies).tolist()
+            table |= {"mode": [modes[channel]] * len(good), "success": good}
+        return table
+
+    def changed(self, table: dict[str, list[Any]]) -> Rows:
+        pairs = list(zip(table["e_above_hull_before"], table["e_above_hull_after"], strict=True))
+        lower = [after < before if np.isfinite([before, after]).all() else None for before, after in pairs]
+        columns = {"another formula": "chemistry_changed", "lower above the hull": "lower"}
+        if "success" in table:
+            columns[f"success by the paper's rules for {table['mode'][0]}"] = "success"
+        moved = {"": "atoms moved by (RMSD, fractions of the cell)", "value": f"{np.mean(table['coord_rmsd']):.3f}"}
+        return [moved, *shares({**table, "lower": lower}, columns)]
+
+    def draw_edits(self, before: Trajectory, after: Trajectory, table: dict[str, list[Any]]) -> Figure:
+        energies = table["e_above_hull_before"], table["e_above_hull_after"]
+        good = table.get("success", [False] * len(after))
+        return edited_pairs(crystals_of(before), crystals_of(after), *energies, table["sample"], table["time"], good)
 
     def shown(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
         return self.draw(field, count, seed, progress)
@@ -177,6 +218,11 @@ class CrystalSetting(Setting):
         reproduce(recipe, out, device, seeds=seeds, calculator=self.calculator, **options)
         if (out / "draws" / f"retrofit-{seeds[0]}.safetensors").exists() and (out / "cells").is_dir():
             write_figures(out)
+
+    def subject(self, field: Field, data: str, sizes: Sequence[str]) -> CrystalSubject:
+        """Not asked for its judge here: drawing needs none."""
+        chosen = override(CrystalSubject.sizes_for(field.device.type), sizes, "size")
+        return CrystalSubject(field, chosen, self.calculator, data)
 
     def tables(self, out: Path) -> list[Path]:
         return write_tables(out)

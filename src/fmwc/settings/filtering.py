@@ -15,11 +15,12 @@ from torch import Tensor
 
 from fmwc.confidence.filtering import choose, ranks
 from fmwc.confidence.trust import FEWEST, Promise, lower, promise, upper
-from fmwc.errors import DataError, OutputError, UsageError
+from fmwc.errors import DataError, UsageError
 from fmwc.files import new_folder, write_bytes, write_json, write_text
 from fmwc.metrics.crystals.extras import need
 from fmwc.sampling import Trajectory
 from fmwc.settings.labels import Table, read_labels, read_table, read_text
+from fmwc.settings.samples import find_samples
 from fmwc.settings.setting import Rows
 
 __all__ = ["Filtered", "filter_samples"]
@@ -113,9 +114,7 @@ def filter_samples(
         raise UsageError(f"say in one way what to keep, by {' or '.join(ways)}; got {' and '.join(given) or 'none'}")
     if max_risk is not None and not labels:
         raise UsageError("--max-risk is promised by labelled samples: add --labels FILE (or a column of the table)")
-    file = _find(samples)
-    if out.resolve() == file.parent.resolve():
-        raise OutputError(f"{out} holds the samples themselves, and nothing in it was touched; choose another --out")
+    file = find_samples(samples, out)
     run = Trajectory.load(file)
     path = file.with_suffix(".csv")
     table = read_table(path, len(run)) if path.is_file() else None
@@ -147,14 +146,6 @@ def filter_samples(
         promise=made,
         written=written,
     )
-
-
-def _find(samples: Path) -> Path:
-    """The samples file: itself, or in its folder."""
-    file = samples / "samples.safetensors" if samples.is_dir() else samples
-    if not file.is_file():
-        raise DataError(f"{file} does not exist; give a folder that fmwc sample wrote, or its samples.safetensors")
-    return file
 
 
 def _counts(bad: np.ndarray) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from fmwc.checkpoint import load, load_network
@@ -26,12 +27,14 @@ from fmwc.recipes.mnist.judge import Judge, fit_judge
 from fmwc.recipes.mnist.reading import heads_of, lifts, scores_of
 from fmwc.recipes.mnist.recipe import JUDGE, PRESETS, Mnist, batch_for, labels
 from fmwc.recipes.mnist.reproduce import reproduce
+from fmwc.recipes.recipe import override
+from fmwc.recipes.uses.digits import Digits
 from fmwc.report import figures, images
 from fmwc.report.mnist import write_figures, write_report
 from fmwc.report.paper.mnist import retention_of, sweep_of, write_tables
 from fmwc.sampling import Trajectory
 from fmwc.sampling.scores import FEWEST
-from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr
+from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr, shares
 
 __all__ = ["MnistSetting"]
 
@@ -57,6 +60,10 @@ class MnistSetting(Setting):
 
     def __init__(self, eye: str = JUDGE) -> None:
         self.eye = eye
+
+    @property
+    def has_judge(self) -> bool:  # type: ignore[override]
+        return bool(self.eye)
 
     def judged_by(self, judge: str) -> Setting:
         if not isinstance(load_network(judge), LeNet):
@@ -112,6 +119,9 @@ class MnistSetting(Setting):
     def batch(self, device: torch.device) -> int:
         return batch_for(device)
 
+    def pilot(self, device: torch.device) -> int:
+        return 1_000 if device.type == "cuda" else 40
+
     def demo_recipe(self, changes: Sequence[str]) -> Any:
         if any(not change.startswith("seed=") for change in changes):
             raise UsageError("the demonstration of digits shows shipped weights; train your own with fmwc train mnist")
@@ -123,6 +133,33 @@ class MnistSetting(Setting):
 
     def judge(self, trajectory: Trajectory) -> np.ndarray:
         return failed(self._eye(trajectory.x.device), trajectory.x, trajectory.cond["y"])
+
+    def changes(self, before: Trajectory, after: Trajectory, channel: str | None) -> dict[str, list[Any]]:
+        """The judge's reading, where there is one, and the root mean square over pixels of what is shown."""
+        shown = [run.x.clamp(0, 1).flatten(1) for run in (before, after)]
+        table: dict[str, list[Any]] = {
+            "asked_before": before.cond["y"].tolist(),
+            "asked_after": after.cond["y"].tolist(),
+            "pixel_distance": (shown[1] - shown[0]).square().mean(1).sqrt().tolist(),
+        }
+        if self.has_judge:
+            here, there = (predictions(self._eye(run.x.device), run.x).tolist() for run in (before, after))
+            table |= {"taken_for_before": here, "taken_for_after": there}
+            table["turned"] = [a != b for a, b in zip(here, there, strict=True)]
+            table["as_asked"] = [a == b for a, b in zip(there, table["asked_after"], strict=True)]
+        return table
+
+    def changed(self, table: dict[str, list[Any]]) -> Rows:
+        rows = [{"": "pixels moved by (root mean square)", "value": f"{np.mean(table['pixel_distance']):.3f}"}]
+        if self.has_judge:
+            rows += shares(table, {"taken for another digit": "turned", "taken for what was asked": "as_asked"})
+        return rows
+
+    def draw_edits(self, before: Trajectory, after: Trajectory, table: dict[str, list[Any]]) -> Figure:
+        here, there = (run.x[:, 0].clamp(0, 1).cpu().numpy() for run in (before, after))
+        read = "taken_for" if self.has_judge else "asked"
+        reads = table[f"{read}_before"], table[f"{read}_after"]
+        return images.edited_pairs(here, there, *reads, table["sample"], table["time"])
 
     def shown(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
         return self.draw(field, count, seed, progress, transport=2 if field.device.type == "cpu" else 8)
@@ -165,13 +202,19 @@ class MnistSetting(Setting):
                 found["heads"] = heads_of(run, bad)
         return found
 
-    def _fid(self, judge: Any, run: Trajectory, data: str) -> float | str:
+    def _test(self, data: str) -> mnist.Images | str:
+        """The test split, or why it is not at hand; said only where nobody named a place."""
         try:
-            test = mnist.load(data or None, "test", own=self.eye != JUDGE, download=False)
+            return mnist.load(data or None, "test", own=self.eye != JUDGE, download=False)
         except DataError as error:
             if data:
                 raise
             return f"not read: {error}"
+
+    def _fid(self, judge: Any, run: Trajectory, data: str) -> float | str:
+        test = self._test(data)
+        if isinstance(test, str):
+            return test
         return frechet(activations(judge, run.x), activations(judge, mnist.unit(test.x)))
 
     def reproduce(
@@ -198,6 +241,14 @@ class MnistSetting(Setting):
         curve = figures.retention_curve(retention_of(numbers), numbers["retrofit"]["failure"], what=self.bad)
         write_bytes(out / "figures" / "retention.png", figures.png(curve))  # in place of that of the few digits shown
         return written
+
+    def subject(self, field: Field, data: str, sizes: Sequence[str]) -> Digits:
+        self.require_judge(field)
+        test = self._test(data)
+        if isinstance(test, str):
+            say_on_stderr(f"FID {test}")
+        there = None if isinstance(test, str) else test
+        return Digits(field, override(Digits.sizes_for(field.device.type), sizes, "size"), there, self.eye)
 
     def tables(self, out: Path) -> list[Path]:
         return write_tables(out)

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
 from fmwc.errors import UsageError
 from fmwc.field import Field
 from fmwc.files import write_text
 from fmwc.metrics.ranking import auprc, retention
+from fmwc.randomness import derive
 from fmwc.recipes.fitting import Progress, fit
 from fmwc.recipes.recipe import override
-from fmwc.sampling import Trajectory, sample
+from fmwc.recipes.uses.subject import Subject
+from fmwc.sampling import Profile, Trajectory, sample, survey
 
-__all__ = ["Rows", "Setting", "Show", "say_on_stderr"]
+__all__ = ["Rows", "Setting", "Show", "say_on_stderr", "shares"]
 
 Rows = list[dict[str, str]]
 Show = Callable[[int], None] | None  # told how many samples were done since the last call
@@ -28,6 +31,20 @@ Show = Callable[[int], None] | None  # told how many samples were done since the
 
 def say_on_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def shares(table: Mapping[str, Sequence[Any]], columns: Mapping[str, str]) -> Rows:
+    """For each of a table's columns of true and false, in its words, how often it is true; not known is not counted.
+
+    >>> shares({"turned": [True, False, None, False]}, {"in another square": "turned"})
+    [{'': 'in another square', 'value': '33.3% (1 of 3)'}]
+    """
+    rows = []
+    for words, name in columns.items():
+        known = [value for value in table[name] if value is not None]
+        value = f"{np.mean(known):.1%} ({sum(known)} of {len(known)})" if known else "not known"
+        rows.append({"": words, "value": value})
+    return rows
 
 
 class Setting(ABC):
@@ -44,12 +61,14 @@ class Setting(ABC):
         seeds: The seeds its results are made with.
         reproduced: Samples a reading of its results.
         judges: Whether samples are judged as they are written.
+        has_judge: Whether there is a judge to ask at all.
         every: The variance is read at every k-th step, if nothing is said, and
         reading: by this estimator; `True` is the library's own choice.
     """
 
     reproduced: int = 10_000
     judges: bool = False
+    has_judge: bool = True
     every: int = 1
     reading: Any = True
     name: str
@@ -105,12 +124,32 @@ class Setting(ABC):
         """Samples integrated together."""
 
     @abstractmethod
+    def pilot(self, device: torch.device) -> int:
+        """Samples of a run that says where on the way the variance is."""
+
+    @abstractmethod
     def demo_field(self, recipe: Any, out: Path, device: torch.device, progress: Progress) -> Field:
         """The field a demonstration shows."""
 
     @abstractmethod
     def judge(self, trajectory: Trajectory) -> np.ndarray:
         """Which samples are to be discarded; confidence never sees it."""
+
+    @abstractmethod
+    def changes(self, before: Trajectory, after: Trajectory, channel: str | None) -> dict[str, list[Any]]:
+        """What edits did, in columns with a row each: `before` holds for every edit the sample it is of.
+
+        Arguments:
+            channel: The channel that got the noise; `None` for all of them.
+        """
+
+    @abstractmethod
+    def changed(self, table: dict[str, list[Any]]) -> Rows:
+        """The same in a few words."""
+
+    @abstractmethod
+    def draw_edits(self, before: Trajectory, after: Trajectory, table: dict[str, list[Any]]) -> Figure:
+        """A picture of samples before and after; of many, of some."""
 
     @abstractmethod
     def shown(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
@@ -131,6 +170,15 @@ class Setting(ABC):
         """Trains every method, reads every number, and draws the figures; says so as it goes."""
 
     @abstractmethod
+    def subject(self, field: Field, data: str, sizes: Sequence[str]) -> Subject:
+        """What a study of the uses of confidence is about.
+
+        Arguments:
+            data: Where the data is that samples are held against, where there is any.
+            sizes: `key=value` changes of how many samples each experiment takes.
+        """
+
+    @abstractmethod
     def tables(self, out: Path) -> list[Path]:
         """Writes the paper's tables beside ours, from the cells of a results folder."""
 
@@ -141,8 +189,15 @@ class Setting(ABC):
         cond = {k: v.to(field.device) for k, v in self.conditions(field, count, label, seed).items()}
         if options.get("confidence", True) is True:
             options["confidence"] = self.reading
-        options = {"steps": 50, "schedule": self.every, "batch": self.batch(field.device), **cond, **options}
+        if "controller" not in options:  # which knows its steps
+            options = {"steps": 50, **options}
+        options = {"schedule": self.every, "batch": self.batch(field.device), **cond, **options}
         return sample(field, count, seed=seed, progress=progress, **options)
+
+    def survey(self, field: Field, seed: int, progress: Show, label: int | None = None) -> Profile:
+        """Where on the way the variance is, from a pilot run with samples of its own."""
+        run = self.draw(field, self.pilot(field.device), derive(seed, "pilot"), progress, label, schedule=1)
+        return survey(field, pilot=run)
 
     def numbers(self, run: Trajectory, bad: np.ndarray) -> Rows:
         """The short table: what confidence does for this run, by its own score and by others."""

@@ -1,0 +1,68 @@
+"""The verb that measures what confidence is for: study."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import fmwc
+from fmwc.cli.shared import Data, Device, JudgedBy, Out, Which, app, numbers_of, print_rows, print_written
+from fmwc.errors import UsageError
+from fmwc.files import check_folder
+from fmwc.recipes.recipe import pick_device
+from fmwc.recipes.uses.study import REPORTED, VALIDATION
+from fmwc.recipes.uses.study import study as fill
+from fmwc.report.uses import write_study
+from fmwc.settings import setting_named, setting_of
+from fmwc.settings.setting import say_on_stderr
+
+__all__ = ["study"]
+
+
+@app.command()
+def study(
+    setting: Which,
+    out: Out,
+    seeds: Annotated[
+        str, typer.Option(help="Seeds, separated by commas; if not given, some that nothing was chosen on.")
+    ] = "",
+    only: Annotated[
+        str, typer.Option(help="Do these tasks only (draw:edit,read:edit), so that machines can share.")
+    ] = "",
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Measure what options were chosen from, on the validation seed.")
+    ] = False,
+    sizes: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            help="Samples a seed: samples=…,edited=…,replicates=…,swept=…,rewound=…,guided=… (those that differ).",
+        ),
+    ] = [],  # noqa: B006
+    checkpoint: Annotated[str, typer.Option(help="A shipped name or a folder; the setting's own if not given.")] = "",
+    data: Data = "",
+    judge: JudgedBy = "",
+    device: Device = "auto",
+) -> None:
+    """Measures what confidence is for: filters, promises, edits, steps, rewinds, guidance; tables, figures and a page.
+
+    Stopped and called again, it goes on where it was.
+    """
+    name = checkpoint or setting_named(setting).name
+    chosen = setting_of(name, judge)
+    if chosen.name != setting:
+        raise UsageError(f"{checkpoint} is of {chosen.name}; say fmwc study {chosen.name}")
+    numbers = numbers_of(seeds) if seeds else VALIDATION if wide else REPORTED
+    changes = [change for given in sizes for change in given.split(",")]
+    field = fmwc.load(name, device=pick_device(device))
+    subject = chosen.subject(field, data, changes)
+    if not (out / "pieces").is_dir():  # a study that was begun is gone on with; other folders are not written to
+        check_folder(out)
+    found = fill(subject, out, seeds=numbers, only=only, wide=wide, say=say_on_stderr)
+    if found is None:
+        print_written([out / "draws"])
+        return
+    written = write_study(out)
+    print_rows(written.findings, f"what confidence is for: {setting}")
+    print_written(written.written)

@@ -1,0 +1,264 @@
+"""Confidence for a model that is already trained: its network by name, its weights, and data, or its own samples."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fmwc.checkpoint import save
+from fmwc.data import arrays
+from fmwc.errors import CheckpointError, DataError, UsageError
+from fmwc.field import Field, Reference, attach
+from fmwc.flow import Space, elbo, euclidean
+from fmwc.modes import evaluating
+from fmwc.randomness import derive
+from fmwc.recipes.recipe import Clock, provenance
+from fmwc.sampling import default_estimator, sample, setting
+from fmwc.sampling.adaptive import FEW, numbers
+from fmwc.state import State, batch_size, each
+from fmwc.training import fit_noise
+
+__all__ = ["Retrofit", "advice", "build", "held_out_elbo", "retrofit"]
+
+HELD_OUT = 0.1  # the share of the data that the noise is not fitted to
+MOST_HELD_OUT = 1024
+PAIRS = 4  # times and draws a held-out sample: the same ones at every look, so that looks compare
+REFERENCES = 1_000
+ENOUGH = 0.01  # of the whole gain: what the last quarter of enough steps adds
+
+Progress = Callable[[int, int, float, float], None]  # steps done, of how many, the loss, the held-out loss
+
+
+def build(entry: str, weights: str | Path | None = None) -> tuple[nn.Module, Space | None]:
+    """The network that `module:function` makes, with weights from a file if one is given.
+
+    The function takes no arguments and returns the network, or a pair of it and its space. The module is looked for
+    where Python looks, and in the working directory.
+
+    Arguments:
+        entry: `package.module:function`.
+        weights: A state dict: .safetensors, or .pt of tensors only.
+    """
+    module_name, colon, name = entry.partition(":")
+    if not (module_name and colon and name):
+        raise UsageError(f"a network is named module:function, got '{entry}'")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        function = getattr(importlib.import_module(module_name), name)
+    except ImportError as error:
+        raise UsageError(f"module '{module_name}' cannot be imported: {error}") from error
+    except AttributeError as error:
+        raise UsageError(f"module '{module_name}' has no '{name}'") from error
+    finally:
+        sys.path.pop(0)
+    if not callable(function) or isinstance(function, nn.Module):
+        raise UsageError(f"'{entry}' is to be a function without arguments that returns the network")
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise UsageError(f"'{entry}' is called without arguments, and it has some: {error}") from error
+    made = function()
+    network, space = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(network, nn.Module) or not (space is None or isinstance(space, Space)):
+        raise UsageError(f"'{entry}' returns a torch module, or a pair of one and its fmwc.flow.Space")
+    if weights is not None:
+        try:
+            network.load_state_dict(arrays.read(weights))
+        except RuntimeError as error:
+            reason = " ".join(line.strip() for line in str(error).splitlines()[1:3])
+            raise CheckpointError(f"{weights} does not fit the network of {entry}: {reason}") from error
+    return network, space
+
+
+@dataclass(frozen=True)
+class Retrofit:
+    """How the noise is fitted.
+
+    Arguments:
+        steps, batch, lr: Of the optimiser.
+        beta: The weight of the KL.
+        prior_rate: The prior rate p.
+        width: Of the inference networks.
+        include, exclude: Globs over the names of layers that carry noise.
+        own_samples: Draw so many samples of the network's own in place of data.
+        sampling_steps: Euler steps of those, and of the reference.
+        score: What confidence is made from; `temporal_ratio` for states of a few numbers and `integrated` for others,
+            if empty.
+        seed: Seeds everything.
+    """
+
+    steps: int = 2_000
+    batch: int = 256
+    lr: float = 1e-3
+    beta: float = 1e-3
+    prior_rate: float = 0.3
+    width: int = 64
+    include: tuple[str, ...] = ("*",)
+    exclude: tuple[str, ...] = ()
+    own_samples: int = 0
+    sampling_steps: int = 50
+    score: str = ""
+    seed: int = 0
+
+
+def held_out_elbo(field: Field, x: State, cond: dict[str, Any], beta: float, seed: int = 0) -> float:
+    """The loss of the evidence lower bound on samples the noise was not fitted to; the same draws at each look."""
+    with evaluating(field.network), torch.no_grad():
+        looks = [elbo(field, x, beta, seed=derive(seed, "held out", look), **cond) for look in range(PAIRS)]
+    return float(torch.stack(looks).mean())
+
+
+def advice(looks: list[tuple[int, float]]) -> str:
+    """Whether more steps would help, by the held-out loss: in words.
+
+    >>> advice([(200, 1.0), (400, 0.5), (600, 0.4), (800, 0.399)])
+    'the held-out loss fell from 1 to 0.399; its last quarter moved it by 0.2 % of that: enough steps'
+    """
+    if len(looks) < 4:
+        return "too few looks at the held-out loss to say whether more steps would help"
+    first, before, last = looks[0][1], looks[-1 - len(looks) // 4][1], looks[-1][1]
+    share = (before - last) / (first - last) if first > last else 0.0
+    said = "enough steps" if share < ENOUGH else "more steps may help"
+    return (
+        f"the held-out loss fell from {first:.4g} to {last:.4g}; its last quarter moved it by {share:.1%}".replace(
+            "%", " %"
+        )
+        + f" of that: {said}"
+    )
+
+
+def retrofit(
+    network: nn.Module,
+    out: Path,
+    data: arrays.Samples | None = None,
+    how: Retrofit | None = None,
+    *,
+    space: Space | None = None,
+    device: torch.device | str = "cpu",
+    entry: str = "",
+    progress: Progress | None = None,
+) -> tuple[Field, list[tuple[int, float]]]:
+    """Fits noise to a network, reads its reference, and writes the checkpoint.
+
+    Arguments:
+        network: Trained; called as `network(x, t, **cond)`. It stays as it is.
+        out: The checkpoint's folder.
+        data: Samples of the kind it generates, with conditions; with `how.own_samples` only the conditions are used.
+        how: Sizes and rates.
+        space: Where states live; that of the data, flat, if not given.
+        entry: How the network is built, for the record.
+        progress: Told of every look at the held-out samples.
+
+    Returns:
+        The field, and (step, held-out loss) along the way: where the last quarter of the steps moved it by less than a
+        hundredth of what all did, more steps will not help.
+    """
+    device, clock, how = torch.device(device), Clock(torch.device(device)), how or Retrofit()
+    network = network.to(device)
+    if how.own_samples:
+        data = _own(network, how, space, data, device)
+    if data is None or data.x is None:
+        raise UsageError("give data (an array x in the file), or draw the network's own samples: --own-samples N")
+    x: State = data.x
+    count = batch_size(x)
+    aside = min(MOST_HELD_OUT, round(HELD_OUT * count))
+    if aside < 1:
+        raise DataError(f"{count} samples are too few: a tenth of them is held out, and that is none")
+    field = attach(
+        network,
+        include=how.include,
+        exclude=how.exclude,
+        space=space or (None if isinstance(x, dict) else euclidean(x.shape[1:])),
+        prior_rate=how.prior_rate,
+        width=how.width,
+        seed=derive(how.seed, "noise"),
+    ).to(device)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(derive(how.seed, "held out")))
+    fresh, fresh_cond = _taken(data, order[:aside], device)
+    rest, rest_cond = _taken(data, order[aside:], torch.device("cpu"))
+    looks: list[tuple[int, float]] = []
+
+    def look(done: int, loss: float) -> None:
+        looks.append((done, held_out_elbo(field, fresh, fresh_cond, how.beta, how.seed)))
+        if progress:
+            progress(done, how.steps, loss, looks[-1][1])
+
+    look(0, float("nan"))
+    fit_noise(
+        field,
+        rest,
+        how.steps,
+        beta=how.beta,
+        batch=how.batch,
+        lr=how.lr,
+        seed=derive(how.seed, "retrofit"),
+        progress=look,
+        **rest_cond,
+    )
+    field.reference = _reference(field, how, fresh_cond)
+    save(
+        field,
+        out,
+        recipe={"name": "own", "network": entry, **vars(how)},
+        metrics={"held_out": looks},
+        provenance=provenance(device, clock.seconds, seeds=[how.seed]),
+    )
+    return field, looks
+
+
+def _own(
+    network: nn.Module, how: Retrofit, space: Space | None, data: arrays.Samples | None, device: torch.device
+) -> arrays.Samples:
+    """The network's own samples, under the conditions of the data in turn if it has any."""
+    cond: dict[str, Any] = {} if data is None else _repeated(data.cond, how.own_samples, device)
+    where: Any = space
+    if where is None and data is not None and isinstance(data.x, Tensor):
+        where = data.x.shape[1:]
+    if where is None:
+        raise UsageError("the shape of a sample is not known: let the function return (network, space), or give data")
+    run = sample(
+        network,
+        how.own_samples,
+        steps=how.sampling_steps,
+        seed=derive(how.seed, "own samples"),
+        confidence=False,
+        space=where,
+        batch=1024,
+        **cond,
+    )
+    return arrays.Samples(each(lambda c: c.cpu(), run.x), {k: v.cpu() for k, v in cond.items()})
+
+
+def _taken(data: arrays.Samples, rows: Tensor, device: torch.device) -> tuple[State, dict[str, Any]]:
+    assert data.x is not None
+    return each(lambda c: c[rows].to(device), data.x), {k: v[rows].to(device) for k, v in data.cond.items()}
+
+
+def _repeated(cond: dict[str, Tensor], count: int, device: torch.device) -> dict[str, Any]:
+    return {k: v[torch.arange(count) % len(v)].to(device) for k, v in cond.items()}
+
+
+def _reference(field: Field, how: Retrofit, cond: dict[str, Tensor]) -> Reference:
+    """Scores of samples of a seed of their own."""
+    assert field.space is not None
+    count = min(REFERENCES, 4 * how.batch)
+    score = how.score or ("temporal_ratio" if numbers(field.space) <= FEW else "integrated")
+    run = sample(
+        field,
+        count,
+        steps=how.sampling_steps,
+        seed=derive(how.seed, "reference"),
+        batch=256,
+        **_repeated(cond, count, field.device),
+    )
+    levels = torch.linspace(0, 1, 1001, device=field.device)
+    read_with = setting(default_estimator(field.space), how.sampling_steps, "euler", 1)
+    return Reference(score, read_with, run.score(score).quantile(levels))

@@ -1,0 +1,116 @@
+"""Samples that `fmwc sample` wrote, opened to go on from: the run, and the field that drew it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fmwc.checkpoint import load
+from fmwc.confidence.resuming import states_of
+from fmwc.errors import CheckpointError, DataError, OutputError, UsageError
+from fmwc.field import Field
+from fmwc.files import write_text
+from fmwc.metrics.crystals.table import csv_text
+from fmwc.sampling import Trajectory
+from fmwc.sampling.trajectory import DISPERSION
+from fmwc.settings import Setting, setting_of
+from fmwc.settings.setting import Rows
+from fmwc.settings.way import Way
+
+__all__ = ["Opened", "Outcome", "find_samples", "open_samples", "ranked_by_variance", "write_rows"]
+
+
+class Outcome(NamedTuple):
+    """What a verb came to.
+
+    Attributes:
+        rows: In words.
+        written: Files and folders.
+    """
+
+    rows: Rows
+    written: list[Path]
+
+
+class Opened(NamedTuple):
+    """Samples, and what it takes to integrate them again.
+
+    Attributes:
+        run: The samples.
+        setting, field: What they are of, and what drew them.
+        way: How they were made.
+        options: The same, as `confidence.editing.edit` takes it.
+    """
+
+    run: Trajectory
+    setting: Setting
+    field: Field
+    way: Way
+    options: dict[str, Any]
+
+    def with_states(self, run: Trajectory) -> tuple[Trajectory, int]:
+        """Some of the run with its states, which files do not hold, and the evaluations that took."""
+        try:
+            return states_of(self.field, run, **self.options)
+        except UsageError as error:
+            raise UsageError(
+                f"made again from their noise, these samples end elsewhere, so {self.way.checkpoint} is not what drew "
+                "them, or was trained again since; give --checkpoint"
+            ) from error
+
+
+def write_rows(path: Path, table: dict[str, list[Any]]) -> Path:
+    """Writes a table as CSV, numbers to six digits."""
+    short = {n: [float(f"{v:.6g}") if isinstance(v, float) else v for v in column] for n, column in table.items()}
+    return write_text(path, csv_text(short))
+
+
+def find_samples(samples: Path, out: Path) -> Path:
+    """The samples file: itself, or in its folder, which is not the one to write to."""
+    file = samples / "samples.safetensors" if samples.is_dir() else samples
+    if not file.is_file():
+        raise DataError(f"{file} does not exist; give a folder that fmwc sample wrote, or its samples.safetensors")
+    if out.resolve() == file.parent.resolve():
+        raise OutputError(f"{out} holds the samples themselves, and nothing in it was touched; choose another --out")
+    return file
+
+
+def open_samples(samples: Path, out: Path, device: torch.device, checkpoint: str = "", judge: str = "") -> Opened:
+    """Reads samples and loads what drew them.
+
+    Arguments:
+        samples: What `fmwc sample` wrote: the folder, or the file.
+        out: Where something is to be written: not where the samples are.
+        checkpoint: What drew them; as the file says if not given.
+        judge: A judge of the user's own.
+    """
+    file = find_samples(samples, out)
+    run = Trajectory.load(file)
+    way = Way.read(run.made, checkpoint)
+    if not way.checkpoint:
+        raise UsageError(
+            f"{file} does not say which checkpoint drew its samples; give --checkpoint, or, for a network of your own, "
+            "go on from Python: fmwc.confidence.editing, fmwc.confidence.rewinding"
+        )
+    try:
+        setting = setting_of(way.checkpoint, judge)
+        field = load(way.checkpoint, device=device)
+    except CheckpointError as error:
+        if checkpoint:
+            raise
+        raise CheckpointError(f"{error} ({file} was drawn by it; if it moved, say where to: --checkpoint)") from error
+    if field.space is not None:
+        field.space.check(run.x, f"{file} is not of {way.checkpoint}: ")
+    if judge or setting.judges:
+        setting.require_judge(field)
+    options = {**way.again(field, setting.reading), "batch": setting.batch(device)}
+    return Opened(run.to(device), setting, field, way, options)
+
+
+def ranked_by_variance(run: Trajectory, field: Field) -> Trajectory:
+    """The run by a score that can be read on a new way: transported variance is not carried along an edit."""
+    if run.default_score != DISPERSION or not len(run.times):
+        return run
+    return run.ranked_by(field.reference.score if field.reference else "temporal_ratio")

@@ -1,0 +1,166 @@
+"""How a run is made, in the words of the command: kept with the samples, so that one can go on from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fmwc.confidence.guidance import Guidance
+from fmwc.errors import UsageError, pick
+from fmwc.field import Field
+from fmwc.propagate import ESTIMATORS
+from fmwc.sampling import STEPPERS, Controller, Damped, Ema, Extrapolated, Grid, Profile, Uniform
+from fmwc.sampling.adaptive import FEW, numbers
+
+__all__ = ["CONTROLLERS", "Way", "window_of"]
+
+GUIDE_PROBES = 4  # of a step's steering, where a state is more than a few numbers
+
+
+# ---- controllers -------------------------------------------------------------------------------------------------
+
+
+class Kind(NamedTuple):
+    """A controller by name.
+
+    Attributes:
+        make: Gives it, for so many steps, and from a pilot's profile.
+        piloted: Whether it needs that profile.
+        reads: Whether it reads the variance at every step.
+        steers: Whether it changes the velocity, so that the times alone do not say which way a sample went.
+    """
+
+    make: Callable[[int, Any], Controller]
+    piloted: bool = False
+    reads: bool = False
+    steers: bool = False
+
+
+CONTROLLERS: dict[str, Kind] = {
+    "uniform": Kind(lambda steps, _: Uniform(steps)),
+    "ema": Kind(lambda steps, _: Ema(steps), reads=True),
+    "damped": Kind(lambda steps, _: Damped(steps), reads=True, steers=True),
+    "grid": Kind(lambda steps, profile: Grid(profile.grid(steps)), piloted=True),
+    "planned": Kind(lambda steps, profile: profile.plan(steps), piloted=True, reads=True, steers=True),
+    "extrapolated": Kind(lambda steps, _: Extrapolated(Uniform(steps)), steers=True),
+}
+
+
+# ---- the way -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Way:
+    """Creates a way to make samples.
+
+    Arguments:
+        checkpoint: A shipped name or a folder.
+        stepper: Of the integrator.
+        propagation: The estimator of the variance, by name; `none` reads none.
+        controller: What picks the times, by name.
+        guide: How strongly the velocity is steered away from doubt.
+        window: When it is.
+        by: The verb that made the samples; after others than `sample` their noise does not lead to them.
+    """
+
+    checkpoint: str
+    stepper: str = "euler"
+    propagation: str = "linearised"
+    controller: str = "uniform"
+    guide: float = 0.0
+    window: tuple[float, float] = (0.0, 1.0)
+    by: str = "sample"
+
+    def __post_init__(self) -> None:
+        pick(STEPPERS, self.stepper, "stepper")
+        if self.propagation != "none":
+            pick(ESTIMATORS, self.propagation, "propagation")
+        pick(CONTROLLERS, self.controller, "controller")
+        if not math.isfinite(self.guide):
+            raise UsageError(f"--guide is a finite strength, got {self.guide}")
+
+    @classmethod
+    def read(cls, made: dict[str, Any], checkpoint: str = "") -> Way:
+        """From a run's record; a newer one may hold more."""
+        known = {field.name for field in fields(cls)}
+        found = {name: value for name, value in made.items() if name in known}
+        found["window"] = tuple(found.get("window", (0.0, 1.0)))
+        return cls(**{"checkpoint": "", **found, **({"checkpoint": checkpoint} if checkpoint else {})})
+
+    def record(self) -> dict[str, Any]:
+        """For :attr:`fmwc.Trajectory.made`; a folder by its full path, because samples are used from elsewhere too."""
+        folder = Path(self.checkpoint)
+        return {
+            **asdict(self),
+            "checkpoint": str(folder.resolve()) if (folder / "recipe.json").is_file() else self.checkpoint,
+        }
+
+    @property
+    def kind(self) -> Kind:
+        return CONTROLLERS[self.controller]
+
+    def check(self, every: int, transport: bool) -> None:
+        """Raises where a controller or guidance goes ill with the rest of what is asked for."""
+        words = f"--controller {self.controller}"
+        if self.kind.reads and self.propagation == "none":
+            raise UsageError(f"{words} goes by the variance; leave out --propagation none")
+        if self.kind.reads and every > 1:
+            raise UsageError(f"{words} reads the variance at every step; leave out --every")
+        if self.kind.steers and STEPPERS[self.stepper].evaluations > 1:
+            raise UsageError(f"{words} changes the velocity between euler steps; leave out --stepper {self.stepper}")
+        if self.kind.steers and transport:
+            raise UsageError(f"{words} changes the velocity, along which nothing is transported; leave out --transport")
+        if self.guide and transport:
+            raise UsageError("--guide changes the velocity, along which nothing is transported; leave out --transport")
+
+    def confidence(self, own: Any) -> Any:
+        """The estimator, as `sample` takes it. By its name alone, linearised is read as the setting's own choice."""
+        return {"none": False, "linearised": own}.get(self.propagation, self.propagation)
+
+    def decoder(self, field: Field) -> str | Guidance:
+        if not self.guide:
+            return "map"
+        exact = field.space is not None and numbers(field.space) <= FEW
+        return Guidance(self.guide, *self.window, probes=None if exact else GUIDE_PROBES)
+
+    def times(self, steps: int, profile: Profile | None) -> dict[str, Any]:
+        """The steps as `sample` takes them. Equal ones by their number, so that a reference is found comparable."""
+        return {"steps": steps} if self.controller == "uniform" else {"controller": self.kind.make(steps, profile)}
+
+    def again(self, field: Field, own: Any) -> dict[str, Any]:
+        """What it takes to integrate samples of this way again; their times come with them."""
+        if self.by != "sample":
+            raise UsageError(
+                f"these samples come from fmwc {self.by}, and cannot be made again from their noise; take the samples "
+                "it was given"
+            )
+        if self.kind.steers:
+            raise UsageError(
+                f"--controller {self.controller} changed the velocity of these samples, so their way cannot be made "
+                "again; draw them with another controller"
+            )
+        decoder = self.decoder(field)
+        if isinstance(decoder, Guidance) and decoder.probes is not None:
+            raise UsageError(
+                "these samples were guided by random probes, so their way cannot be made again; draw them without "
+                "--guide"
+            )
+        return {"stepper": self.stepper, "decoder": decoder, "confidence": self.confidence(own)}
+
+
+def window_of(text: str) -> tuple[float, float]:
+    """Two times, as in 0.5-0.9.
+
+    >>> window_of("0.5-0.9")
+    (0.5, 0.9)
+    """
+    try:
+        early, late = (float(part) for part in text.split("-"))
+    except ValueError as error:
+        raise UsageError(f"--guide-window is two times, as in 0.5-0.9; got '{text}'") from error
+    if not 0 <= early < late <= 1:
+        raise UsageError(f"--guide-window lies within [0, 1] and rises; got '{text}'")
+    return early, late

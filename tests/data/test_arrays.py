@@ -1,0 +1,82 @@
+"""Samples of a user's own, from one file."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fmwc.data import arrays
+from fmwc.errors import DataError
+
+X = torch.arange(12.0).reshape(4, 3)
+
+
+def _npz(path):
+    np.savez(path, x=X.double().numpy(), y=np.arange(4))
+
+
+def _safetensors(path):
+    save_file({"x": X, "y": torch.arange(4)}, path)
+
+
+def _pt(path):
+    torch.save({"x": X, "y": torch.arange(4)}, path)
+
+
+@pytest.mark.parametrize(("suffix", "write"), [(".npz", _npz), (".safetensors", _safetensors), (".pt", _pt)])
+def test_samples_and_conditions_come_back_from_every_kind_of_file(tmp_path, suffix, write):
+    write(tmp_path / f"d{suffix}")
+    found = arrays.load(tmp_path / f"d{suffix}")
+    assert found.x.dtype == torch.float32
+    assert torch.equal(found.x, X)
+    assert torch.equal(found.cond["y"], torch.arange(4))
+
+
+def test_one_array_is_the_samples(tmp_path):
+    np.save(tmp_path / "d.npy", X.numpy())
+    found = arrays.load(tmp_path / "d.npy")
+    assert torch.equal(found.x, X)
+    assert found.cond == {}
+
+
+def test_channels_are_named(tmp_path):
+    np.savez(tmp_path / "d.npz", **{"x.a": X.numpy(), "x.b": X.numpy()[:, :1], "atoms": np.arange(4)})
+    found = arrays.load(tmp_path / "d.npz")
+    assert found.x.keys() == {"a", "b"}
+    assert found.cond.keys() == {"atoms"}
+
+
+def test_conditions_alone_are_samples_of_nothing(tmp_path):
+    np.savez(tmp_path / "d.npz", y=np.arange(4))
+    assert arrays.load(tmp_path / "d.npz").x is None
+
+
+class _Trap:
+    def __reduce__(self):
+        return print, ("this must never run",)
+
+
+def test_what_is_wrong_is_said(tmp_path, capsys):
+    def refused(name, match):
+        with pytest.raises(DataError, match=match):
+            arrays.load(tmp_path / name)
+
+    refused("missing.npz", "cannot be read")
+    refused("d.csv", r"none of \.npz")
+    (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04 and nothing more")
+    refused("cut.npz", "cannot be read")
+    (tmp_path / "cut.safetensors").write_bytes(b"\x00" * 4)
+    refused("cut.safetensors", "cut.safetensors")
+    np.savez(tmp_path / "rows.npz", x=X.numpy(), y=np.arange(3))
+    refused("rows.npz", "one row a sample")
+    np.savez(tmp_path / "empty.npz", x=X.numpy()[:0])
+    refused("empty.npz", "at least one")
+    np.savez(tmp_path / "both.npz", **{"x": X.numpy(), "x.a": X.numpy()})
+    refused("both.npz", "both x and x.a")
+    np.savez(tmp_path / "objects.npz", x=np.array([{"a": 1}], dtype=object))
+    refused("objects.npz", "cannot be read")
+    torch.save({"x": X, "t": _Trap()}, tmp_path / "trap.pt")
+    refused("trap.pt", "something else than tensors")
+    torch.save({"x": X, "name": "word"}, tmp_path / "word.pt")
+    refused("word.pt", "something else than tensors")
+    assert "must never run" not in capsys.readouterr().out

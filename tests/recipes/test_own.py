@@ -1,0 +1,158 @@
+"""Confidence for networks of a user's own, by the name of the function that builds them."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+import fmwc
+from fmwc.cli import app
+from fmwc.data import arrays, checkerboard
+from fmwc.errors import CheckpointError, UsageError
+from fmwc.nets import MLP
+from fmwc.recipes.own import Retrofit, advice, build, held_out_elbo, retrofit
+
+SMALL = Retrofit(steps=400, batch=64, sampling_steps=10)
+MODULE = """
+import torch
+from fmwc.flow import euclidean
+from fmwc.nets import MLP
+
+class Conditional(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.table = MLP(2, 16, 2), torch.nn.Embedding(3, 2)
+    def forward(self, x, t, *, y):
+        return self.net(x + self.table(y), t)
+
+def made():
+    torch.manual_seed(0)
+    return MLP(2, 16, 2)
+
+def with_space():
+    return made(), euclidean((2,))
+
+def conditional():
+    return Conditional()
+
+def asks(size):
+    return made()
+
+def returns_a_word():
+    return "network"
+
+number = 3
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    (tmp_path / "their_nets.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("their_nets", None)
+
+
+@pytest.fixture
+def samples():
+    return arrays.Samples(checkerboard.sample(500, 0), {})
+
+
+def test_a_network_is_built_by_name_with_its_weights(here):
+    torch.manual_seed(5)
+    other = MLP(2, 16, 2)
+    save_file(other.state_dict(), here / "w.safetensors")
+    plain, space = build("their_nets:made")
+    loaded, _ = build("their_nets:made", here / "w.safetensors")
+    x, t = torch.randn(3, 2), torch.rand(3)
+    assert space is None
+    assert not torch.equal(plain(x, t), other(x, t))
+    assert torch.equal(loaded(x, t), other(x, t))
+    assert build("their_nets:with_space")[1].channels["x"].shape == (2,)
+    assert str(here) not in sys.path
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("their_nets", "module:function"),
+        ("no_such_module:made", "cannot be imported"),
+        ("their_nets:nothing", "has no 'nothing'"),
+        ("their_nets:number", "function without arguments"),
+        ("their_nets:asks", "called without arguments"),
+        ("their_nets:returns_a_word", "returns a torch module"),
+    ],
+)
+def test_a_name_that_builds_nothing_is_said(here, entry, said):
+    with pytest.raises(UsageError, match=said):
+        build(entry)
+
+
+def test_weights_of_another_network_are_said(here):
+    save_file(MLP(2, 8, 2).state_dict(), here / "w.safetensors")
+    with pytest.raises(CheckpointError, match="does not fit the network of their_nets:made"):
+        build("their_nets:made", here / "w.safetensors")
+
+
+def test_the_network_stays_and_the_field_comes_back(here, samples):
+    network, _ = build("their_nets:made")
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    field, looks = retrofit(network, here / "field", samples, SMALL, entry="their_nets:made")
+    assert all(torch.equal(before[name], value) for name, value in field.network.state_dict().items())
+    assert [step for step, _ in looks] == [0, 200, 400]
+    assert looks[-1][1] < looks[0][1]
+    again = fmwc.load(here / "field", network=build("their_nets:made")[0])
+    ours, theirs = (fmwc.sample(f, 20, steps=10, seed=3) for f in (field, again))
+    assert torch.equal(ours.x, theirs.x)
+    assert torch.equal(ours.confidence, theirs.confidence)
+    assert ours.reference is not None
+
+
+def test_own_samples_stand_in_for_data(here):
+    network, space = build("their_nets:with_space")
+    how = Retrofit(steps=20, batch=32, sampling_steps=5, own_samples=100)
+    field, _ = retrofit(network, here / "field", None, how, space=space)
+    assert field.reference is not None
+    with pytest.raises(UsageError, match="shape of a sample is not known"):
+        retrofit(build("their_nets:made")[0], here / "other", None, how)
+    with pytest.raises(UsageError, match="--own-samples"):
+        retrofit(build("their_nets:made")[0], here / "other", None, SMALL)
+
+
+def test_conditions_go_along(here):
+    network, _ = build("their_nets:conditional")
+    data = arrays.Samples(checkerboard.sample(90, 0), {"y": torch.arange(90) % 3})
+    how = Retrofit(steps=20, batch=32, sampling_steps=5)
+    field, _ = retrofit(network, here / "field", data, how)
+    assert len(fmwc.sample(field, 6, steps=5, y=torch.arange(6) % 3)) == 6
+
+
+def test_looks_at_what_is_held_out_compare():
+    field = fmwc.attach(MLP(2, 16, 2), space=(2,))
+    x = checkerboard.sample(64, 0)
+    assert held_out_elbo(field, x, {}, 1e-3) == held_out_elbo(field, x, {}, 1e-3)
+    assert held_out_elbo(field, x, {}, 1e-3) < held_out_elbo(field, x, {}, 1.0)  # the KL is in it
+
+
+def test_advice():
+    assert "more steps may help" in advice([(0, 1.0), (1, 0.8), (2, 0.6), (3, 0.4)])
+    assert "enough steps" in advice([(0, 1.0), (1, 0.401), (2, 0.4005), (3, 0.4)])
+    assert "too few looks" in advice([(0, 1.0)])
+
+
+def test_the_verb(here, samples):
+    np.savez(here / "d.npz", x=samples.x.numpy())
+    run = CliRunner().invoke
+    words = ["retrofit", "their_nets:made", "--data", "d.npz", "--steps", "20", "--batch", "32", "--out", "field"]
+    done = run(app, [*words, "--device", "cpu"])
+    assert done.exit_code == 0, done.output
+    assert "fmwc.load('field', network=their_nets.made())" in done.output
+    assert (here / "field" / "recipe.json").exists()
+    again = run(app, [*words, "--device", "cpu"])
+    assert again.exit_code != 0
+    refused = run(app, ["retrofit", "their_nets:made", "--exclude", "nothing*", "--data", "d.npz", "--out", "other"])
+    assert isinstance(refused.exception, UsageError)
+    assert not (here / "other").exists()

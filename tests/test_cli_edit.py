@@ -1,0 +1,291 @@
+"""`fmwc edit` as a user meets it: points and digits, runs made in every way, and every kind of bad input."""
+
+import csv
+import sys
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import fmwc
+from fmwc.__main__ import main
+from fmwc.confidence.editing import critical_time, edit
+from fmwc.confidence.resuming import states_of
+from fmwc.metrics.points import misplaced, squares
+from fmwc.sampling import Trajectory
+from fmwc.settings import SETTINGS
+from tests.conftest import mlp_field
+
+COUNT, STEPS = 30, 10
+
+
+def call(*words):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["fmwc", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+    assert not stop.value.code
+
+
+def draw(folder, *words):
+    call("sample", "checkerboard", "-n", COUNT, "--steps", STEPS, "--device", "cpu", "--out", folder, *words)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _small_pilot(monkeypatch):
+    monkeypatch.setattr(type(SETTINGS["checkerboard"]), "pilot", lambda self, device: 50)
+
+
+@pytest.fixture(scope="module")
+def points(tmp_path_factory):
+    """What `fmwc sample checkerboard` writes."""
+    return draw(tmp_path_factory.mktemp("points"))
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("digits")
+    call("sample", "mnist", "-n", 3, "--steps", 4, "--seed", 5, "--device", "cpu", "--out", folder)
+    return folder
+
+
+def rows(path):
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def one_line(err):
+    lines = [line for line in err.splitlines() if line.startswith("fmwc:")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def is_picture(path):
+    return path.read_bytes()[:4] == b"\x89PNG"
+
+
+# ---- what is written ---------------------------------------------------------------------------------------------
+
+
+def test_edits_are_the_librarys_and_the_table_says_what_they_did(run, points, tmp_path):
+    words = ("--before", 0.2, "--scale", 0.5, "--replicates", 2, "--seed", 3, "--device", "cpu")
+    code, out, err = run("edit", points, "--out", tmp_path / "e", *words)
+    assert code == 0, err
+    assert "in another square" in out
+    before, after = Trajectory.load(points), Trajectory.load(tmp_path / "e")
+    field = fmwc.load("checkerboard")
+    start = (critical_time(before) - 0.2).clamp_min(0)
+    expected = edit(field, before, None, at=start, scale=0.5, replicates=2, seed=3)
+    torch.testing.assert_close(after.x, expected.x)
+    torch.testing.assert_close(after.score(), expected.score())
+
+    table = rows(tmp_path / "e" / "edits.csv")
+    index = torch.arange(COUNT).repeat_interleave(2)
+    assert [int(row["sample"]) for row in table] == index.tolist()
+    assert [row["square_before"] for row in table] == squares(before.x[index])
+    assert [row["square_after"] for row in table] == squares(after.x)
+    assert [row["misplaced_after"] == "true" for row in table] == misplaced(after.x).tolist()
+    assert {row["turned"] for row in table} == {"true", "false"}
+    told = torch.tensor([float(row["time"]) for row in table])
+    assert bool(((start[index] - told > -1e-4) & (start[index] - told < 1 / STEPS)).all())  # at the start of a step
+    assert len(rows(tmp_path / "e" / "samples.csv")) == 2 * COUNT
+    assert is_picture(tmp_path / "e" / "edits.png")
+
+
+WAYS = {
+    "as it comes": (),
+    "stepper": ("--stepper", "midpoint"),
+    "estimator": ("--propagation", "diagonal"),
+    "readings": ("--every", 3),
+    "times of its own": ("--controller", "ema"),
+    "a fitted grid": ("--controller", "grid"),
+    "guided": ("--guide", 0.3, "--guide-window", "0.2-0.8"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_without_noise_an_edit_is_the_run_itself_however_it_was_made(way, run, tmp_path):
+    draw(tmp_path / "a", *WAYS[way])
+    code, _, err = run("edit", tmp_path / "a", "--scale", 0, "--at", 0.3, "--device", "cpu", "--out", tmp_path / "b")
+    assert code == 0, err
+    before, after = (Trajectory.load(tmp_path / name) for name in "ab")
+    torch.testing.assert_close(after.x, before.x, rtol=0, atol=1e-5)
+    torch.testing.assert_close(after.score(), before.score(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--only", "7,3"), [7, 3]),
+        (("--surest", 2), "surest"),
+        (("--doubtful", 2), "doubtful"),
+        (("--at", "random", "--only", "1"), [1]),
+    ],
+)
+def test_some_of_the_samples(words, expected, run, points, tmp_path):
+    code, _, err = run("edit", points, *words, "--device", "cpu", "--out", tmp_path / "e")
+    assert code == 0, err
+    order = Trajectory.load(points).score().argsort(stable=True).tolist()
+    expected = {"surest": order[:2], "doubtful": order[::-1][:2]}.get(str(expected), expected)
+    assert [int(row["sample"]) for row in rows(tmp_path / "e" / "edits.csv")] == expected
+
+
+def test_transported_times_are_of_runs_that_have_them(run, points, tmp_path):
+    draw(tmp_path / "t", "--transport")
+    words = ("--at", "transported", "--before", 0.1, "--device", "cpu")
+    code, _, err = run("edit", tmp_path / "t", *words, "--out", tmp_path / "e")
+    assert code == 0, err
+    before, after = Trajectory.load(tmp_path / "t"), Trajectory.load(tmp_path / "e")
+    start = (critical_time(before, kind="transported") - 0.1).clamp_min(0)
+    torch.testing.assert_close(after.x, edit(fmwc.load("checkerboard"), before, None, at=start, scale=0.2).x)
+    assert after.confidence.shape == (COUNT,)  # by a score that an edit has, too
+    code, _, err = run("edit", points, *words, "--out", tmp_path / "x")
+    assert code == 2
+    assert "transport" in one_line(err)
+
+
+def test_a_digit_under_another_class_from_the_edit_on(run, digits, tmp_path):
+    words = ("--label", 3, "--scale", 0, "--device", "cpu")
+    code, out, err = run("edit", digits, "--at", 0, *words, "--out", tmp_path / "all")
+    assert code == 0, err
+    assert "taken for what was asked" in out
+    call(
+        "sample", "mnist", "-n", 3, "--steps", 4, "--seed", 5, "--label", 3, "--device", "cpu", "--out", tmp_path / "3"
+    )
+    edited, drawn = Trajectory.load(tmp_path / "all"), Trajectory.load(tmp_path / "3")
+    torch.testing.assert_close(edited.x, drawn.x, rtol=0, atol=1e-4)  # from t = 0 on it is a sample of that class
+    assert edited.cond["y"].tolist() == [3, 3, 3]
+    table = rows(tmp_path / "all" / "edits.csv")
+    assert [(row["asked_before"], row["asked_after"]) for row in table] == [("0", "3"), ("1", "3"), ("2", "3")]
+    assert float(table[0]["pixel_distance"]) > 0.01
+    assert is_picture(tmp_path / "all" / "edits.png")
+    assert run("edit", digits, "--at", 0.8, *words, "--out", tmp_path / "late")[0] == 0
+    assert (Trajectory.load(tmp_path / "late").x - edited.x).abs().max() > 0.1  # what was decided before stays
+
+
+# ---- where samples come from -------------------------------------------------------------------------------------
+
+
+def test_samples_know_what_drew_them_and_old_files_are_told(run, points, tmp_path):
+    assert Trajectory.load(points).made["checkpoint"] == "checkerboard"
+    old = tmp_path / "old"
+    old.mkdir()
+    with safe_open(points / "samples.safetensors", "pt") as file:
+        about = file.metadata()["fmwc"]
+    tensors = load_file(points / "samples.safetensors")
+    save_file(tensors, old / "samples.safetensors", {"fmwc": about.replace('"made"', '"more"')})
+    assert Trajectory.load(old).made == {}
+    words = ("--at", 0.5, "--scale", 0, "--device", "cpu")
+    code, _, err = run("edit", old, *words, "--out", tmp_path / "a")
+    assert code == 2
+    assert "give --checkpoint" in one_line(err)
+    assert run("edit", old, *words, "--checkpoint", "checkerboard", "--out", tmp_path / "a")[0] == 0
+    torch.testing.assert_close(Trajectory.load(tmp_path / "a").x, tensors["x"])
+
+
+def test_what_was_filtered_can_be_edited(run, points, tmp_path):
+    assert run("filter", points, "--budget", 5, "--out", tmp_path / "kept")[0] == 0
+    code, _, err = run("edit", tmp_path / "kept", "--scale", 0, "--device", "cpu", "--out", tmp_path / "e")
+    assert code == 0, err
+    torch.testing.assert_close(Trajectory.load(tmp_path / "e").x, Trajectory.load(tmp_path / "kept").x)
+
+
+def test_samples_that_cannot_be_gone_on_from(run, points, tmp_path):
+    def refused(source, expected, *words):
+        code, _, err = run("edit", source, "--device", "cpu", "--out", tmp_path / "out", *words)
+        assert code == 2
+        assert expected in one_line(err)
+        assert not (tmp_path / "out").exists()
+
+    refused(tmp_path / "nothing", "does not exist")
+    broken = tmp_path / "broken.safetensors"
+    broken.write_bytes((points / "samples.safetensors").read_bytes()[:500])
+    refused(broken, "is not a samples file")
+    save_file({"x": torch.zeros(3)}, tmp_path / "other.safetensors")
+    refused(tmp_path / "other.safetensors", "is not a samples file")
+    refused(points, "end elsewhere", "--checkpoint", "checkerboard-joint")
+    refused(points, "is not of mnist", "--checkpoint", "mnist")
+    refused(points, "unknown checkpoint", "--checkpoint", "chekerboard")
+
+    field = mlp_field()
+    own = tmp_path / "own"
+    own.mkdir()
+    fmwc.sample(field, 4, steps=3).save(own)
+    refused(own, "for a network of your own")
+    fmwc.save(field, tmp_path / "model")
+    refused(own, "is not of a recipe of fmwc", "--checkpoint", tmp_path / "model")
+
+    draw(tmp_path / "plain", "--propagation", "none")
+    refused(tmp_path / "plain", "kept no variance")
+    assert run("edit", tmp_path / "plain", "--at", 0.4, "--device", "cpu", "--out", tmp_path / "e")[0] == 0
+    refused(tmp_path / "e", "come from fmwc edit", "--at", 0.4)
+    draw(tmp_path / "damped", "--controller", "damped")
+    refused(tmp_path / "damped", "--controller damped changed the velocity")
+
+
+def test_digits_guided_by_probes_cannot_be_made_again(run, tmp_path):
+    words = ("-n", 2, "--steps", 2, "--guide", 0.1, "--device", "cpu")
+    assert run("sample", "mnist", *words, "--out", tmp_path / "g")[0] == 0
+    code, _, err = run("edit", tmp_path / "g", "--at", 0.5, "--device", "cpu", "--out", tmp_path / "e")
+    assert code == 2
+    assert "random probes" in one_line(err)
+
+
+# ---- bad input ---------------------------------------------------------------------------------------------------
+
+BAD = {
+    "channel": (("--channel", "type"), "unknown channel 'type'. Known: x"),
+    "time": (("--at", "critcal"), "did you mean 'critical'?"),
+    "late": (("--at", "1"), "--at lies in [0, 1), got 1"),
+    "early": (("--at=-0.1",), "--at lies in [0, 1)"),
+    "no number": (("--at", "nan"), "--at lies in [0, 1)"),
+    "before": (("--before=-1",), "at least 0"),
+    "before of a number": (("--before", 0.1, "--at", 0.4), "with --at 0.4 leave it out"),
+    "scale": (("--scale=-1",), "standard deviation"),
+    "replicates": (("--replicates", 0), "at least 1"),
+    "label": (("--label", 3), "checkerboard has no classes"),
+    "two ways": (("--surest", 3, "--only", "1"), "got --only and --surest"),
+    "too many": (("--surest", COUNT + 1), f"the {COUNT} samples there are"),
+    "none": (("--doubtful", 0), "--doubtful lies between 1"),
+    "words": (("--only", "a,b"), "separated by commas"),
+    "beyond": (("--only", COUNT), f"from 0 to {COUNT - 1}"),
+    "twice": (("--only", "1,1"), "each once"),
+    "judge": (("--judge", "me"), "needs no judge"),
+    "device": (("--device", "cdua"), "auto, cpu or cuda"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_touches_nothing(case, run, points, tmp_path):
+    words, expected = BAD[case]
+    code, _, err = run("edit", points, "--out", tmp_path / "out", *words)
+    assert code == 2
+    assert expected in one_line(err)
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_with_something_in_them_are_left_alone(run, points, tmp_path):
+    before = (points / "samples.csv").read_bytes()
+    code, _, err = run("edit", points, "--device", "cpu", "--out", points, "--force")
+    assert code == 2
+    assert "holds the samples themselves" in one_line(err)
+    assert (points / "samples.csv").read_bytes() == before
+    (tmp_path / "thesis.txt").write_text("mine")
+    code, _, err = run("edit", points, "--device", "cpu", "--out", tmp_path)
+    assert code == 2
+    assert "not empty" in one_line(err)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_class_that_is_none(run, digits, tmp_path):
+    code, _, err = run("edit", digits, "--label", 10, "--device", "cpu", "--out", tmp_path / "out")
+    assert code == 2
+    assert "from 0 to 9" in one_line(err)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_field_made_again_elsewhere_is_noticed(points):
+    with pytest.raises(fmwc.errors.UsageError, match="ends elsewhere"):
+        states_of(fmwc.load("checkerboard-joint"), Trajectory.load(points))

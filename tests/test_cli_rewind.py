@@ -1,0 +1,119 @@
+"""`fmwc rewind` as a user meets it: what is spent, what is kept, and bad input."""
+
+import csv
+import sys
+
+import pytest
+import torch
+
+import fmwc
+from fmwc.__main__ import main
+from fmwc.confidence.resuming import states_of
+from fmwc.confidence.rewinding import resample
+from fmwc.metrics.points import misplaced
+from fmwc.sampling import Trajectory
+
+COUNT = 60
+
+
+@pytest.fixture(scope="module")
+def points(tmp_path_factory):
+    """What `fmwc sample checkerboard` writes."""
+    folder = tmp_path_factory.mktemp("points")
+    words = ["sample", "checkerboard", "-n", COUNT, "--steps", 10, "--device", "cpu", "--out", folder]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["fmwc", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+    assert not stop.value.code
+    return folder
+
+
+def rows(path):
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def one_line(err):
+    lines = [line for line in err.splitlines() if line.startswith("fmwc:")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_rewinding_is_the_librarys_and_the_table_says_what_it_did(run, points, tmp_path):
+    words = ("--extra", 3, "--share", 0.2, "--before", 0.3, "--scale", 0.4, "--seed", 1, "--device", "cpu")
+    code, out, err = run("rewind", points, *words, "--out", tmp_path / "r")
+    assert code == 0, err
+    before, after, field = Trajectory.load(points), Trajectory.load(tmp_path / "r"), fmwc.load("checkerboard")
+    whole, spent = states_of(field, before)
+    expected = resample(field, whole, 3 * COUNT, share=0.2, before=0.3, scale=0.4, seed=1)
+    torch.testing.assert_close(after.x, expected.run.x)
+    table = rows(tmp_path / "r" / "rewound.csv")
+    assert [int(row["branch"]) for row in table] == expected.branch.tolist()
+    assert any(int(row["branch"]) > 1 for row in table)  # later rounds have their number
+    for row in table:
+        changed = float(row["score_after"]) < float(row["score_before"])
+        assert changed == (row["branch"] != "0")
+    assert [row["bad_after"] == "true" for row in table] == misplaced(after.x).tolist()
+    assert f"{expected.evaluations / COUNT:.2f} of 3" in out
+    assert f"{spent / COUNT:.0f} " in out
+    assert "misplaced" in out
+    assert len(rows(tmp_path / "r" / "samples.csv")) == COUNT
+    code, _, err = run("rewind", tmp_path / "r", "--extra", 3, "--device", "cpu", "--out", tmp_path / "again")
+    assert code == 2
+    assert "come from fmwc rewind" in one_line(err)
+
+
+def test_starting_over_makes_samples_that_can_be_gone_on_from(run, points, tmp_path):
+    code, out, err = run("rewind", points, "--extra", 4, "--fresh", "--device", "cpu", "--out", tmp_path / "f")
+    assert code == 0, err
+    assert "make the ways again" not in out
+    after = Trajectory.load(tmp_path / "f")
+    moved = torch.tensor([row["branch"] != "0" for row in rows(tmp_path / "f" / "rewound.csv")])
+    assert bool(moved.any())
+    before = Trajectory.load(points)
+    assert torch.equal((after.x0 != before.x0).any(1), moved)
+    assert bool((after.score() <= before.score()).all())
+    code, _, err = run("edit", tmp_path / "f", "--scale", 0, "--device", "cpu", "--out", tmp_path / "e")
+    assert code == 0, err
+    torch.testing.assert_close(Trajectory.load(tmp_path / "e").x, after.x)
+
+
+def test_digits_are_rewound_within_their_class(run, tmp_path):
+    words = ("-n", 4, "--steps", 4, "--device", "cpu", "--out", tmp_path / "d")
+    assert run("sample", "mnist", *words)[0] == 0
+    words = ("--extra", 2, "--share", 0.5, "--device", "cpu")
+    code, out, err = run("rewind", tmp_path / "d", *words, "--out", tmp_path / "r")
+    assert code == 0, err
+    assert "failed" in out
+    after = Trajectory.load(tmp_path / "r")
+    assert after.cond["y"].tolist() == [0, 1, 2, 3]
+    assert bool((after.score() <= Trajectory.load(tmp_path / "d").score() + 1e-6).all())
+
+
+BAD = {
+    "extra": (("--extra", 0), "--extra is at least 1"),
+    "share": (("--extra", 2, "--share", 0), "(0, 1]"),
+    "before": (("--extra", 2, "--before=-0.1"), "at least 0"),
+    "scale": (("--extra", 2, "--scale", "nan"), "at least 0"),
+    "checkpoint": (("--extra", 2, "--checkpoint", "checkerboard-joint"), "end elsewhere"),
+    "judge": (("--extra", 2, "--judge", "me"), "needs no judge"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_touches_nothing(case, run, points, tmp_path):
+    words, expected = BAD[case]
+    code, _, err = run("rewind", points, "--device", "cpu", "--out", tmp_path / "out", *words)
+    assert code == 2
+    assert expected in one_line(err)
+    assert not (tmp_path / "out").exists()
+
+
+def test_samples_without_a_score_cannot_be_rewound(run, tmp_path):
+    words = ("-n", 5, "--steps", 5, "--propagation", "none", "--device", "cpu", "--out", tmp_path / "plain")
+    assert run("sample", "checkerboard", *words)[0] == 0
+    code, _, err = run("rewind", tmp_path / "plain", "--extra", 2, "--device", "cpu", "--out", tmp_path / "out")
+    assert code == 2
+    assert "kept no variance" in one_line(err)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,102 @@
+"""`fmwc sample` with controllers and guidance: each is the library's, and what makes no sense is refused."""
+
+import pytest
+import torch
+
+import fmwc
+from fmwc.confidence.guidance import Guidance
+from fmwc.randomness import derive
+from fmwc.sampling import Damped, Ema, Extrapolated, Trajectory, Uniform, survey
+from fmwc.sampling.controllers import follows, needs_variance
+from fmwc.settings import SETTINGS
+from fmwc.settings.way import CONTROLLERS, Way
+
+PILOT = 50
+
+
+@pytest.fixture(autouse=True)
+def _small_pilot(monkeypatch):
+    monkeypatch.setattr(type(SETTINGS["checkerboard"]), "pilot", lambda self, device: PILOT)
+
+
+def profile(field):
+    return survey(field, pilot=PILOT, seed=derive(0, "pilot"), batch=2048)
+
+
+LIBRARY = {
+    "uniform": lambda field: {"steps": 6},
+    "ema": lambda field: {"controller": Ema(6)},
+    "damped": lambda field: {"controller": Damped(6)},
+    "grid": lambda field: {"times": profile(field).grid(6)},
+    "planned": lambda field: {"controller": profile(field).plan(6)},
+    "extrapolated": lambda field: {"controller": Extrapolated(Uniform(6))},
+}
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_a_controller_by_name_is_the_librarys(name, run, tmp_path):
+    words = ("-n", 20, "--steps", 6, "--controller", name, "--device", "cpu", "--out", tmp_path)
+    code, _, err = run("sample", "checkerboard", *words)
+    assert code == 0, err
+    field = fmwc.load("checkerboard")
+    made = Trajectory.load(tmp_path)
+    torch.testing.assert_close(made.x, fmwc.sample(field, 20, seed=0, **LIBRARY[name](field)).x)
+    assert made.made["controller"] == name
+    assert ("pilot run" in err) == CONTROLLERS[name].piloted
+
+
+def test_the_table_says_what_controllers_do():
+    assert LIBRARY.keys() == CONTROLLERS.keys()
+    seen = survey(fmwc.load("checkerboard"), pilot=5, steps=5)
+    for name, kind in CONTROLLERS.items():
+        made = kind.make(4, seen)
+        assert (kind.reads, kind.steers) == (needs_variance(made), follows(made)), name
+        assert made.steps == 4
+
+
+def test_guidance_is_the_librarys(run, tmp_path):
+    words = ("-n", 20, "--steps", 6, "--guide", 0.2, "--guide-window", "0.5-0.9", "--device", "cpu")
+    code, _, err = run("sample", "checkerboard", *words, "--out", tmp_path)
+    assert code == 0, err
+    guided = fmwc.sample(fmwc.load("checkerboard"), 20, steps=6, seed=0, decoder=Guidance(0.2, 0.5, 0.9))
+    torch.testing.assert_close(Trajectory.load(tmp_path).x, guided.x)
+    assert Way.read(Trajectory.load(tmp_path).made).window == (0.5, 0.9)
+
+
+def test_images_are_guided_by_a_few_probes():
+    decoder = Way("mnist", guide=0.2).decoder(fmwc.load("mnist"))
+    assert isinstance(decoder, Guidance)
+    assert decoder.probes is not None
+    assert decoder.probes < 10
+
+
+def test_equal_steps_keep_the_checkpoints_reference(run, tmp_path):
+    words = ("-n", 3, "--controller", "uniform", "--device", "cpu", "--out", tmp_path)
+    assert run("sample", "checkerboard", *words)[0] == 0
+    torch.testing.assert_close(Trajectory.load(tmp_path).reference, fmwc.load("checkerboard").reference.quantiles)
+
+
+BAD = {
+    "name": (("--controller", "unifrom"), "did you mean 'uniform'"),
+    "no variance": (("--controller", "ema", "--propagation", "none"), "goes by the variance"),
+    "some of it": (("--controller", "planned", "--every", 5), "reads the variance at every step"),
+    "stepper": (("--controller", "damped", "--stepper", "heun"), "leave out --stepper heun"),
+    "transport": (("--controller", "extrapolated", "--transport"), "leave out --transport"),
+    "guided transport": (("--guide", 0.2, "--transport"), "leave out --transport"),
+    "strength": (("--guide", "inf"), "finite strength"),
+    "a window alone": (("--guide-window", "0.1-0.5"), "add --guide"),
+    "no window": (("--guide", 0.2, "--guide-window", "late"), "as in 0.5-0.9"),
+    "a window that falls": (("--guide", 0.2, "--guide-window", "0.9-0.5"), "rises"),
+    "a window beyond": (("--guide", 0.2, "--guide-window", "0.5-1.5"), "within [0, 1]"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_makes_no_sense_is_one_line_and_writes_nothing(case, run, tmp_path):
+    words, expected = BAD[case]
+    code, _, err = run("sample", "checkerboard", "--device", "cpu", "--out", tmp_path / "out", *words)
+    assert code == 2
+    lines = [line for line in err.splitlines() if line.startswith("fmwc:")]
+    assert len(lines) == 1
+    assert expected in lines[0]
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,116 @@
+"""`fmwc study` and `fmwc report` on its folder as a user meets them."""
+
+import json
+
+import pytest
+
+from fmwc.recipes.uses.study import REPORTED, VALIDATION, study
+
+SIZES = "samples=20,edited=2,replicates=1,swept=2,rewound=2,guided=4"
+WORDS = ("--set", SIZES, "--device", "cpu")
+
+
+def one_line(err):
+    (line,) = [line for line in err.splitlines() if line.startswith("fmwc:")]
+    return line
+
+
+def test_a_study_is_drawn_read_and_reported(run, tmp_path):
+    out = tmp_path / "study"
+    words = ("--seeds", "200,201", "--only", "draw:guide,read:guide")
+    code, text, err = run("study", "checkerboard", *words, *WORDS, "--out", out)
+    assert code == 0, err
+    assert "seed 201, guide: drew none in" in err
+    assert "wrote 201-draw-guide.json" in err
+    assert "Guidance" in text
+    names = {path.name for path in out.iterdir()}
+    assert names == {"draws", "outcomes", "pieces", "figures", "uses.json", "tables.md", "report.html"}
+    page = (out / "report.html").read_bytes()
+    (out / "report.html").unlink()
+    (out / "tables.md").unlink()
+    code, text, err = run("report", out)
+    assert code == 0, err
+    assert (out / "report.html").read_bytes() == page
+    assert (out / "tables.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--only", "draw:edits"), "unknown experiment 'edits'; did you mean 'edit'?"),
+        (("--only", "paint:edit"), "unknown task 'paint'"),
+        (("--seeds", "1,two"), "--seeds takes whole numbers separated by commas, got '1,two'"),
+        (("--set", "edit=3"), "unknown size 'edit'; did you mean 'edited'?"),
+        (("--set", "edited=few"), "size 'edited' is of type int, got 'few'"),
+        (("--set", "edited=0"), "at least one sample of each kind, got edited=0"),
+        (("--data", "here"), "checkerboard makes its own data"),
+        (("--checkpoint", "mnist"), "mnist is of mnist; say fmwc study mnist"),
+        (("--judge", "mnist-judge"), "needs no judge"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_makes_no_folder(words, message, run, tmp_path):
+    code, _, err = run("study", "checkerboard", *words, "--device", "cpu", "--out", tmp_path / "s")
+    assert code == 2
+    assert message in one_line(err)
+    assert not (tmp_path / "s").exists()
+
+
+def test_other_folders_and_other_sizes_are_left_alone(run, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "work.txt").write_text("mine")
+    code, _, err = run("study", "checkerboard", *WORDS, "--out", tmp_path / "mine")
+    assert code == 2
+    assert "is not empty and nothing in it was touched" in one_line(err)
+    out, only = tmp_path / "s", ("--only", "draw:guide", "--seeds", "1", "--device", "cpu")
+    code, _, err = run("study", "checkerboard", *only, "--set", "guided=2", "--out", out)
+    assert code == 0, err
+    assert not (out / "uses.json").exists()
+    code, _, err = run("study", "checkerboard", *only, "--set", "guided=3", "--out", out)
+    assert code == 2
+    assert "made with other sizes" in one_line(err)
+    code, _, err = run("study", "checkerboard", "--only", "read:edit", "--seeds", "1", "--out", out)
+    assert code == 2
+    assert "holds no draw:edit of seed 1" in one_line(err)
+
+
+@pytest.mark.parametrize(("words", "seeds"), [((), REPORTED), (("--wide",), VALIDATION), (("--seeds", "7"), [7])])
+def test_seeds_are_those_that_nothing_was_chosen_on(words, seeds, run, tmp_path, monkeypatch):
+    asked = {}
+
+    def instead(subject, out, **options):
+        asked.update(options)
+
+    monkeypatch.setattr("fmwc.cli.studying.fill", instead)
+    code, _, err = run("study", "checkerboard", *words, *WORDS, "--out", tmp_path)
+    assert code == 0, err
+    assert list(asked["seeds"]) == list(seeds)
+    assert asked["wide"] is ("--wide" in words)
+
+
+def test_a_study_without_the_digits_test_split_says_so(run, tmp_path, monkeypatch):
+    monkeypatch.delenv("FMWC_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    asked = []
+    monkeypatch.setattr("fmwc.cli.studying.fill", lambda subject, out, **options: asked.append(subject))
+    code, _, err = run("study", "mnist", *WORDS, "--out", tmp_path / "s")
+    assert code == 0, err
+    assert "FID not read" in err
+    assert "fid" not in asked[0].metrics
+    assert asked[0].sizes.samples == 20
+
+
+def test_the_numbers_are_the_librarys(run, tmp_path):
+    from fmwc.checkpoint import load
+    from fmwc.recipes.uses.points import Points
+    from fmwc.recipes.uses.subject import Sizes
+
+    only = "draw:guide,read:guide"
+    code, _, err = run("study", "checkerboard", "--seeds", "1", "--only", only, *WORDS, "--out", tmp_path / "a")
+    assert code == 0, err
+    subject = Points(load("checkerboard"), Sizes(20, 2, 1, 2, 2, 4))
+    study(subject, tmp_path / "b", seeds=(1,), only=only, say=lambda text: None)
+    found = [json.loads((tmp_path / name / "uses.json").read_text())["numbers"] for name in "ab"]
+    for numbers in found:
+        for row in numbers["guide"].values():
+            del row["seconds"]
+    assert found[0] == found[1]
