@@ -3,6 +3,7 @@
 .venv/bin/python benchmarks/sampling_cost.py
 .venv/bin/python benchmarks/sampling_cost.py --checkpoint mnist --count 25 --steps 10
 .venv/bin/python benchmarks/sampling_cost.py --checkpoint crystals --count 16 --steps 10
+.venv/bin/python benchmarks/sampling_cost.py --checkpoint crystals --device cuda --count 1000 --only linearised
 """
 
 from __future__ import annotations
@@ -57,9 +58,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--only", default="", help="the cases whose name holds this, beside plain sampling")
     arguments = parser.parse_args()
     field = fmwc.load(arguments.checkpoint, device=arguments.device)
     table = cases(field, arguments.checkpoint, arguments.count, arguments.steps)
+    table = {name: run for name, run in table.items() if name == "plain" or arguments.only in name}
     seconds: dict[str, list[float]] = {name: [] for name in table}
     start = time.perf_counter()
     for round_ in range(arguments.rounds + 1):  # the first round warms up and is not counted

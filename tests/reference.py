@@ -39,6 +39,19 @@ def drawn(
     return statistics(torch.func.vmap(f)(*samples))
 
 
+def delta(f: Callable[..., Tensor], inputs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """f(μ) and Σ J²σ² with torch's own Jacobian: the moments of a linear f of independent inputs, and those of any
+    other to first order."""
+    means = tuple(m.double() for m, _ in inputs)
+    value = f(*means)
+    jacobians = torch.autograd.functional.jacobian(f, means)
+    var = sum(
+        j.reshape(value.numel(), -1).square() @ v.double().flatten()
+        for j, (_, v) in zip(jacobians, inputs, strict=True)
+    )
+    return value, torch.as_tensor(var).reshape(value.shape)
+
+
 def statistics(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # (N, *) -> four of (*)
     """Sample mean and variance, and the standard error of each."""
     count = len(values)

@@ -264,3 +264,25 @@ def test_precision_curve():
     assert curve.get_ydata()[-1] == 0.25
     for flags in ([True], [False, False], [True, False, True]):
         pixels(crystals_drawn.precision_curve({"any": np.zeros(len(flags))}, flags))
+
+
+# ---- edits -------------------------------------------------------------------------------------------------------
+
+
+def test_a_crystal_stands_beside_its_edit(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        crystals_drawn, "draw_crystal", lambda ax, those, i, caption, **_: drawn.append((those, i, caption))
+    )
+    count = 30
+    before, after = object(), object()
+    high, low = np.full(count, 0.5), np.full(count, 0.05)
+    marks = np.arange(count) == 0
+    figure = crystals_drawn.edited_pairs(before, after, high, low, np.arange(count) + 7, np.full(count, 0.25), marks)
+    assert [those is before for those, _, _ in drawn] == [True, False] * 18
+    assert [i for _, i, _ in drawn[:2]] == [0, 0]
+    assert "0.50 eV/atom\nsample 7" in drawn[0][2]
+    assert "0.05 eV/atom\nt = 0.25" in drawn[1][2]
+    words = [text.get_text() for text in figure.axes[0].texts]
+    assert "18 of 30 edits" in words[0]
+    assert words.count("✓") == 1

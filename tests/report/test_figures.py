@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fmwc.metrics.ranking import retention
-from fmwc.report import figures, images
+from fmwc.report import board, figures, images
 from fmwc.report.images import Sweep
 
 CASES = {"two digits": (2, None), "all good": (30, False), "all bad": (30, True), "many": (260, None)}
@@ -78,3 +78,29 @@ def test_shared_figures_say_what_is_bad(run, word):
     figure = figures.variance_trajectories(np.linspace(0, 0.9, 5), std, confidence, bad, word)
     assert all(text.endswith(f"{word})") for text in words(figure))
     assert drawn(figure)
+
+
+@pytest.mark.parametrize("count", [1, 3, 100])
+def test_edited_pairs(count):
+    rng = np.random.default_rng(0)
+    old, new = np.zeros(count, int), np.arange(count) % 2
+    figure = images.edited_pairs(
+        rng.random((count, 8, 8)), rng.random((count, 8, 8)), old, new, np.arange(count), np.full(count, 0.25)
+    )
+    words = [text.get_text() for text in figure.axes[0].texts]
+    shown = min(count, images.PAIRS)
+    assert sum("t = 0.25" in word for word in words) == shown
+    assert (f"{shown} of {count}" in words[0]) == (count > shown)
+    assert figures.png(figure)[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_ways_turned(count):
+    rng = np.random.default_rng(0)
+    before = rng.normal(size=(6, count, 2))
+    after, grid = before + 0.1, np.linspace(0, 1, 6)[:, None].repeat(count, 1)
+    turned = np.arange(count) % 2 == 0
+    figure = board.ways_turned(before, after, grid, np.full(count, 0.4), turned)
+    ways = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 4]  # from t = 0.4 on, old and new
+    assert len(ways) == 2 * min(count, board.WAYS)
+    assert f"({turned.mean():.0%} of {count})" in figure.axes[0].get_legend().get_texts()[-1].get_text()

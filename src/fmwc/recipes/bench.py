@@ -20,11 +20,10 @@ from torch import nn
 
 from fmwc.baselines import Dropout, HeteroscedasticHead
 from fmwc.checkpoint import about
-from fmwc.data import fingerprint
 from fmwc.errors import CheckpointError
 from fmwc.files import write_bytes, write_json
 from fmwc.recipes.fitting import fit_dropout, fit_head, fit_joint, fit_network, fit_retrofit, fit_variance, take_flow
-from fmwc.recipes.recipe import Clock, provenance
+from fmwc.recipes.recipe import Clock, data_of, provenance
 
 __all__ = [
     "MEMBERS",
@@ -37,6 +36,7 @@ __all__ = [
     "join",
     "once",
     "piece",
+    "read_piece",
     "setting_of_results",
 ]
 
@@ -120,8 +120,7 @@ class Bench:
     @cached_property
     def data(self) -> str:
         """The fingerprint of what is trained on."""
-        data, cond = self.recipe.rows()
-        return fingerprint(data, *cond.values())
+        return data_of(self.recipe)
 
     def at(self, seed: int, **changes: Any) -> Any:
         return replace(self.recipe, seed=seed, **changes)
@@ -166,7 +165,7 @@ class Bench:
         return head
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_piece(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
     except ValueError as error:
@@ -175,7 +174,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def check_cell(path: Path, made_with: dict[str, Any]) -> None:
     """Raises where a cell that is there was made with other settings."""
-    about = _read(path)["provenance"]
+    about = read_piece(path)["provenance"]
     changed = [k for k, v in made_with.items() if json.loads(json.dumps(v)) != about.get(k, v)]
     if changed:
         raise CheckpointError(f"{path} was made with other {', '.join(changed)}; delete it, or use another --out")
@@ -209,7 +208,7 @@ def join(out: Path, setting: str, seed: int, readings: Iterable[str], drawn: Ite
         drawn: Pieces that those were read from, which it names too.
     """
     paths = {name: piece(out, seed, name) for name in (*drawn, *readings)}
-    there = {name: _read(path) for name, path in paths.items() if path.exists()}
+    there = {name: read_piece(path) for name, path in paths.items() if path.exists()}
     about = {**next(iter(there.values()))["provenance"]}
     about["seconds"] = round(sum(p["provenance"]["seconds"] for p in there.values()), 1)
     about["pieces"] = {name: p["provenance"] for name, p in there.items()}
@@ -220,7 +219,7 @@ def join(out: Path, setting: str, seed: int, readings: Iterable[str], drawn: Ite
 
 def cells(out: Path) -> list[dict[str, Any]]:
     """The cells of a results folder."""
-    found = [_read(p) for p in sorted((out / "cells").glob("*.json"))]
+    found = [read_piece(p) for p in sorted((out / "cells").glob("*.json"))]
     if not found:
         raise CheckpointError(f"{out} holds no results; run fmwc reproduce first")
     return found

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from fmwc.baselines import Dropout, HeteroscedasticHead, nll
 from fmwc.checkpoint import load, save
-from fmwc.data import fingerprint
 from fmwc.eightbit import round_weights
 from fmwc.errors import CheckpointError, OutputError, StoppedError, UsageError
 from fmwc.field import Field, Reference
 from fmwc.flow import Space, elbo, flow_matching
 from fmwc.randomness import Stream, derive
-from fmwc.recipes.recipe import Clock, provenance
+from fmwc.recipes.recipe import Clock, data_of, provenance
 from fmwc.training import Plan, fit_noise, train
 
 __all__ = [
@@ -222,7 +221,6 @@ def finish(recipe: Any, field: Field, out: Path, clock: Clock, trained: dict[str
         trained: The steps that were taken, and of how many; a clock may have stopped them.
     """
     field.reference, metrics = recipe.reference(field)
-    data, cond = recipe.rows()
     save(
         field,
         out,
@@ -231,7 +229,7 @@ def finish(recipe: Any, field: Field, out: Path, clock: Clock, trained: dict[str
             "name": recipe.name,
             **{k: v for k, v in asdict(recipe).items() if k != "data"},
         },  # a path of this machine
-        data={"name": recipe.name, "fingerprint": fingerprint(data, *cond.values())},
+        data={"name": recipe.name, "fingerprint": data_of(recipe)},
         metrics=metrics,
         **({"trained": trained} if trained else {}),
         provenance=provenance(field.device, clock.seconds, seeds=[recipe.seed]),

@@ -14,11 +14,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from fmwc.data import fingerprint
 from fmwc.errors import UnknownNameError, UsageError, nearest
 from fmwc.randomness import derive
 from fmwc.training import Plan
 
-__all__ = ["Clock", "describe_device", "override", "pick_device", "plan_of", "provenance"]
+__all__ = ["Clock", "data_of", "describe_device", "override", "pick_device", "plan_of", "provenance"]
 
 R = TypeVar("R")
 
@@ -30,8 +31,8 @@ def _truth(text: str) -> bool:
 _READ: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str, "bool": _truth}
 
 
-def override(recipe: R, changes: Sequence[str]) -> R:
-    """A recipe with `key=value` changes, each read as the type of its field."""
+def override(recipe: R, changes: Sequence[str], what: str = "recipe field") -> R:
+    """A recipe with `key=value` changes, each read as the type of its field; `what` is the word for one."""
     known = {f.name: str(f.type) for f in fields(recipe)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for change in changes:
@@ -39,12 +40,21 @@ def override(recipe: R, changes: Sequence[str]) -> R:
         if not sign:
             raise UsageError(f"--set takes key=value, got '{change}'")
         if key not in known:
-            raise UnknownNameError(nearest(key, known, "recipe field"))
+            raise UnknownNameError(nearest(key, known, what))
         try:
             values[key] = _READ[known[key]](value)
         except (ValueError, KeyError) as error:
-            raise UsageError(f"recipe field '{key}' is of type {known[key]}, got '{value}'") from error
+            raise UsageError(f"{what} '{key}' is of type {known[key]}, got '{value}'") from error
     return replace(recipe, **values)  # type: ignore[type-var]
+
+
+def data_of(recipe: Any) -> str:
+    """The fingerprint of what a recipe trains on: of the source where its rows are computed from one, because machines
+    round otherwise."""
+    if hasattr(recipe, "source"):
+        return fingerprint(*recipe.source())
+    data, cond = recipe.rows()
+    return fingerprint(data, *cond.values())
 
 
 def plan_of(recipe: Any) -> Plan:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from matplotlib.axes import Axes
@@ -15,11 +18,12 @@ from fmwc.data.checkerboard import CELL, HALF, inside
 from fmwc.diagnostics import divergence
 from fmwc.field import Field
 from fmwc.report.figures import TWO
-from fmwc.report.look import CONFIDENCE, INK, look
+from fmwc.report.look import CONFIDENCE, FAINT, INK, LINES, look
 
-__all__ = ["samples_by_confidence", "variance_against_divergence"]
+__all__ = ["Ways", "samples_by_confidence", "variance_against_divergence", "ways_beside", "ways_turned"]
 
 EXTENT = 2.5  # the board and half a cell around it
+WAYS = 24  # that are shown: more cannot be told apart
 PROPAGATIONS = ("linearised", "diagonal")
 
 
@@ -62,6 +66,83 @@ def samples_by_confidence(x: ArrayLike, confidence: ArrayLike, bad: ArrayLike) -
     bar = figure.colorbar(ScalarMappable(cmap=CONFIDENCE), ax=axes, shrink=0.8, label="confidence", ticks=[0, 0.5, 1])
     bar.outline.set_visible(False)  # type: ignore[operator]
     return figure
+
+
+class Ways(NamedTuple):
+    """Ways on the board before and after an edit.
+
+    Attributes:
+        before, after: Every state of the old and of the new way, `(steps + 1, B, 2)`.
+        grid: Their times, `(steps + 1, B)`.
+        times: When each was edited, `(B,)`.
+        turned: Which ended in another square, `(B,)`.
+    """
+
+    before: ArrayLike
+    after: ArrayLike
+    grid: ArrayLike
+    times: ArrayLike
+    turned: ArrayLike
+
+
+def ways_turned(before: ArrayLike, after: ArrayLike, grid: ArrayLike, times: ArrayLike, turned: ArrayLike) -> Figure:
+    """Ways on the board, from where each was edited: the old one to its end, and the new one. Of many, an even choice.
+
+    The arguments are those of :class:`Ways`.
+    """
+    return ways_beside({"": Ways(before, after, grid, times, turned)})
+
+
+@look
+def ways_beside(
+    panels: Mapping[str, Ways], same: str = "edited, to the same square", other: str = "edited, to another"
+) -> Figure:
+    """The same for several kinds of edits, a board each under its name; `same`, `other`: words for the colours."""
+    one = len(panels) == 1
+    ends = [np.abs(np.asarray(states)[-1]).max() for ways in panels.values() for states in ways[:2]]
+    extent = max(HALF, float(max(ends))) + 0.1
+    figure = Figure(figsize=(6.2, 5.6) if one else (3.6 * len(panels), 4.2))
+    for axes, (name, ways) in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels.items(), strict=True):
+        _draw_ways(axes, ways, extent)
+        if not one:
+            axes.set_title(name)
+    turned = np.asarray(next(iter(panels.values())).turned)
+    share = f" ({turned.mean():.0%} of {len(turned):,})" if one else ""
+    axes = figure.axes[0]
+    for style, words in (
+        ({"color": INK, "marker": "o", "markersize": 3, "linestyle": ""}, "where noise came in (dotted)"),
+        ({"color": FAINT, "marker": "o", "markerfacecolor": "white", "linewidth": 0.9}, "the way it was"),
+        ({"color": LINES[2], "marker": "o", "linewidth": 1.3}, same),
+        ({"color": LINES[1], "marker": "o", "linewidth": 1.3}, f"{other}{share}"),
+    ):
+        axes.plot([], [], label=words, **style)  # type: ignore[arg-type]
+    if one:
+        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2, borderaxespad=0.2, columnspacing=1.4)
+    else:
+        figure.legend(loc="outside upper left", ncols=4, columnspacing=1.4)
+    return figure
+
+
+def _draw_ways(axes: Axes, ways: Ways, extent: float) -> None:
+    old, new, t, start, other = (np.asarray(a) for a in ways)
+    _board(axes, extent, facecolor="#eef0f4", edgecolor="none", zorder=0)
+    axes.spines[:].set_visible(False)
+    centres = np.arange(-HALF, HALF, CELL) + CELL / 2
+    axes.set_xticks(centres, list("abcd"))
+    axes.set_yticks(centres, ["1", "2", "3", "4"])
+    axes.tick_params(length=0)
+    for one in np.unique(np.linspace(0, len(start) - 1, min(WAYS, len(start))).round().astype(int)):
+        late = t[:, one] >= start[one] - 1e-6
+        colour = LINES[1] if other[one] else LINES[2]
+        axes.plot(*old[late, one].T, color=FAINT, linewidth=0.9, alpha=0.8, zorder=1)
+        axes.plot(*new[late, one].T, color=colour, linewidth=1.3, alpha=0.85, zorder=2)
+        kick = np.stack([old[late, one][0], new[late, one][0]])
+        axes.plot(*kick.T, color=colour, linewidth=1.0, linestyle=(0, (1, 1.2)), zorder=2)
+        axes.plot(*old[late, one][0], "o", color=INK, markersize=2.6, zorder=3)
+        axes.plot(*old[-1, one], "o", color=FAINT, markerfacecolor="white", markersize=4.2, zorder=3)
+        axes.plot(
+            *new[-1, one], "o", color=colour, markeredgecolor="white", markeredgewidth=0.5, markersize=5.2, zorder=4
+        )
 
 
 @look

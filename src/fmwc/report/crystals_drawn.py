@@ -23,7 +23,14 @@ from fmwc.report.figures import ONE, PERCENT, TIME, TWO
 from fmwc.report.look import CONFIDENCE, DOUBTFUL, FAINT, INK, LINES, SURE, look
 from fmwc.report.sheet import Sheet
 
-__all__ = ["channel_variances", "draw_crystal", "hutchinson", "precision_curve", "sorted_by_confidence"]
+__all__ = [
+    "channel_variances",
+    "draw_crystal",
+    "edited_pairs",
+    "hutchinson",
+    "precision_curve",
+    "sorted_by_confidence",
+]
 
 METASTABLE = 0.1  # eV/atom above the hull
 STABLE_COLOUR, HIGH_COLOUR, NONE_COLOUR = LINES[2], LINES[3], LINES[4]
@@ -92,6 +99,56 @@ def sorted_by_confidence(
     half = TWO[0] / 2
     _energies(_axes(sheet, 0.72, top, half - 0.95, strip - 0.80), energy[order], kind[order], places)
     _shares(_axes(sheet, half + 0.62, top, half - 0.95, strip - 0.80), kind[order], places)
+    return sheet.figure
+
+
+@look
+def edited_pairs(
+    before: Crystals,
+    after: Crystals,
+    e_before: ArrayLike,
+    e_after: ArrayLike,
+    sample: ArrayLike,
+    times: ArrayLike,
+    success: ArrayLike,
+    rows: int = 6,
+    columns: int = 3,
+) -> Figure:
+    """Structures and, to the right of each, its edit, framed by their energy above hull. Of many, an even choice.
+
+    Arguments:
+        before, after: The structures, one of either for each edit.
+        e_before, e_after: eV/atom above the hull, `(N,)`; NaN where there is none.
+        sample: The number of the sample that is edited, `(N,)`.
+        times: When each was edited, `(N,)`.
+        success: Which edits did what they were to do, `(N,)`; those have a mark.
+        rows, columns: Of the pairs shown, at most.
+    """
+    energies = [np.asarray(e, dtype=float) for e in (e_before, e_after)]
+    kinds = [_classes(e, np.ones(len(e), dtype=bool)) for e in energies]
+    numbers, t, good = np.asarray(sample), np.asarray(times, dtype=float), np.asarray(success, dtype=bool)
+    shown = np.unique(np.linspace(0, len(t) - 1, min(rows * columns, len(t))).round().astype(int))
+    left, heading, tall = 0.12, 0.62, 2.0  # inches
+    wide = (TWO[0] - 2 * left) / columns
+    sheet = Sheet(TWO[0], heading + -(-len(shown) // columns) * tall + 0.08, side=1.0)
+    which = "each edit" if len(shown) == len(t) else f"{len(shown)} of {len(t):,} edits, each"
+    marked = f", ✓ where it is a success ({good.sum()} of {len(t)})" if good.any() else ""
+    sheet.text(left + 0.05, 0.17, f"{which} after its structure{marked}; shares are of edits", fontsize=10.5)
+    _class_legend(sheet, left + 0.05, 0.44, kinds[1])
+    card = (wide - 0.3) / 2
+    for n, one in enumerate(shown):
+        row, column = divmod(n, columns)
+        x, y = left + column * wide, heading + row * tall
+        for side, (crystals, energy, kind) in enumerate(zip((before, after), energies, kinds, strict=True)):
+            at = x + 0.04 + side * (card + 0.17)
+            _card(sheet, at, y + 0.04, card, tall - 0.12, int(kind[one]))
+            inner = _axes(sheet, at + 0.07, y + 0.39, card - 0.14, tall - 0.83)
+            when = f"t = {t[one]:.2f}" if side else f"sample {numbers[one]}"
+            caption = rf"$E_\mathrm{{hull}}$ {_number(energy[one])} eV/atom" + f"\n{when}"
+            draw_crystal(inner, crystals, int(one), caption, size=7.6)
+        sheet.text(x + 0.04 + card + 0.085, y + tall / 2, "→", ha="center", color=FAINT, fontsize=12)
+        if good[one]:
+            sheet.text(at + card - 0.06, y + 0.15, "✓", ha="right", color=STABLE_COLOUR, fontsize=10, fontweight="bold")
     return sheet.figure
 
 

@@ -25,6 +25,7 @@ from fmwc.sampling import Trajectory, sample
 __all__ = [
     "Pixels",
     "Sweep",
+    "edited_pairs",
     "extremes_by_class",
     "pixel_std",
     "quality_against_steps",
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 DECADE = 10  # values that differ more than this are told apart on a logarithmic axis only
+PAIRS = 40  # edits that are shown
 STEPS = 50  # of the runs whose states are shown
 
 
@@ -188,6 +190,46 @@ def extremes_by_class(
         sheet.digits(images[doubtful], wrong[doubtful], right + shown - len(doubtful), heading + row, len(doubtful))
         sheet.text(width - 0.15, middle, share(wrong[groups == group]), ha="right")
     sheet.legend(right + shown - 0.06, 0.42, wrong)
+    return sheet.figure
+
+
+@look
+def edited_pairs(
+    before: ArrayLike,
+    after: ArrayLike,
+    read_before: ArrayLike,
+    read_after: ArrayLike,
+    sample: ArrayLike,
+    times: ArrayLike,
+    columns: int = 5,
+) -> Figure:
+    """Digits and, to the right of each, its edit; framed where it reads as another digit. Of many, an even choice.
+
+    Arguments:
+        before, after: Images, `(B, 1, H, W)` or `(B, H, W)`.
+        read_before, read_after: What each is taken for, `(B,)`.
+        sample: The number of the sample that is edited, `(B,)`.
+        times: When each was edited, `(B,)`.
+        columns: Pairs a row.
+    """
+    here, there = _images(before), _images(after)
+    numbers, old, new, t = (np.asarray(a) for a in (sample, read_before, read_after, times))
+    shown = np.unique(np.linspace(0, len(t) - 1, min(PAIRS, len(t))).round().astype(int))
+    columns = max(3, min(columns, len(shown)))  # three carry the heading
+    left, heading, foot = 0.15, 0.75, 0.05
+    wide, tall = 2.95, 1.55
+    sheet = Sheet(left + columns * wide - 0.2, heading + ceil(len(shown) / columns) * tall + foot, side=0.66)
+    which = "each edit" if len(shown) == len(t) else f"{len(shown)} of {len(t):,} edits, each"
+    words = f"{which} after its sample; framed: another digit ({share(old != new)})"
+    sheet.text(left + 0.06, heading / 2 - 0.06, words, fontsize=10)
+    for place, one in enumerate(shown):
+        row, column = divmod(place, columns)
+        x, y = left + column * wide, heading + row * tall
+        sheet.images(here[one][None], x, y, 1)
+        sheet.text(x + 1.19, y + 0.5, "→", ha="center", color=FAINT, fontsize=11)
+        sheet.digits(there[one][None], np.array([old[one] != new[one]]), x + 1.38, y, 1)
+        sheet.text(x + 0.5, y + 1.14, f"#{numbers[one]}: {old[one]}", ha="center", fontsize=7.5)
+        sheet.text(x + 1.88, y + 1.14, f"{new[one]}, t = {t[one]:.2f}", ha="center", fontsize=7.5)
     return sheet.figure
 
 

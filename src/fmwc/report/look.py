@@ -18,7 +18,7 @@ FAINT = "#8a8f99"
 # Plasma is even to the eye and safe for colour-blind readers. Its yellow end is left out: doubt must show on white.
 CONFIDENCE = ListedColormap(matplotlib.colormaps["plasma"](np.linspace(0.80, 0.03, 256)), name="confidence")
 SURE, DOUBTFUL = to_hex(CONFIDENCE(1.0)), to_hex(CONFIDENCE(0.0))
-LINES = (SURE, "#d1495b", "#00798c", "#edae49", "#66717e")
+LINES = (SURE, "#d1495b", "#00798c", "#edae49", "#66717e", "#7a9e3f", "#b07aa1")
 LAYERS = matplotlib.colormaps["viridis"]  # layers have an order, so their colours have one
 
 LOOK: dict[str, Any] = {

@@ -135,10 +135,10 @@ class Sheet:
             if asked is not None:
                 self.text(left + column + 0.17, top + row + 0.2, f"{asked[one]}", ha="center", fontsize=SMALL - 2)
 
-    def frame(self, left: float, top: float, side: float = 1.0) -> None:
+    def frame(self, left: float, top: float, side: float = 1.0, colour: str = DOUBTFUL) -> None:
         inset = 0.03 * side
         corner, side = (left + inset, top + inset), side - 2 * inset
-        self.axes.add_patch(Rectangle(corner, side, side, facecolor="none", edgecolor=DOUBTFUL, linewidth=1.5))
+        self.axes.add_patch(Rectangle(corner, side, side, facecolor="none", edgecolor=colour, linewidth=1.5))
 
     def legend(self, right: float, middle: float, bad: np.ndarray) -> None:
         """What a frame means, flush right."""

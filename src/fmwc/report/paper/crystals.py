@@ -63,6 +63,11 @@ def _table1(n: Numbers) -> Table:
     told = {name: dig(n, f"{m}/bit_for_bit") for m, name in METHODS.items()}
     same = [f"{name} {'yes' if yes else 'NO'}" for name, yes in told.items() if yes is not None]
     checked = f" The same structures with and without confidence, bit for bit: {'; '.join(same)}." if same else ""
+    if any(yes is False for yes in told.values()):
+        checked += (
+            " On a GPU a sum over neighbours has no fixed order, so that two runs of the plain flow differ as well; on "
+            "a CPU they are the same."
+        )
     return Table(
         "Quality (tab:quality-summary, crystals)",
         "Single points of CHGNet on structures as generated, against a hull of CHGNet energies of our part of MP-20; "

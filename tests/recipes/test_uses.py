@@ -1,0 +1,443 @@
+"""The study of what confidence is for: drawn, killed, resumed, judged elsewhere and read; and its subjects by hand."""
+
+import dataclasses
+import json
+import math
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import fmwc.recipes.uses.crystals as crystal_room
+import fmwc.recipes.uses.drawing as drawing
+import fmwc.recipes.uses.reading as reading
+from fmwc.data.mnist import unit
+from fmwc.errors import CheckpointError, UnknownNameError, UsageError
+from fmwc.field import attach
+from fmwc.metrics.crystals.energy import Energies
+from fmwc.recipes.bench import piece
+from fmwc.recipes.uses.crystals import Crystals
+from fmwc.recipes.uses.digits import Digits, ink_of, style_of, without_specks
+from fmwc.recipes.uses.points import Points, square
+from fmwc.recipes.uses.reading import READINGS, gather, read_edit, read_filter, read_trust
+from fmwc.recipes.uses.study import NUMBERS, drawn_at, judged_at, load_outcomes, study
+from fmwc.recipes.uses.subject import OWN, Metric, Sizes, Subject
+from tests.conftest import awaken, mlp_field
+from tests.recipes.test_crystals import TINY
+
+SIZES = Sizes(samples=60, edited=4, replicates=2, swept=8, rewound=12, guided=4)
+SEEDS = (200, 201)
+
+
+def quiet(text):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    shorten(monkeypatch)
+
+
+def shorten(patch):
+    """The same experiments with fewer rows, and promises from few labels."""
+    patch.setattr(drawing, "SWEEP", (2, 4))
+    patch.setattr(drawing, "EXTRA", (2, 5))
+    patch.setattr(drawing, "FIXED", (0.0, 0.4))
+    patch.setattr(reading, "LABELLED", (30,))
+    patch.setattr(reading, "SPLITS", 10)
+
+
+@pytest.fixture(scope="module")
+def points():
+    return Points(mlp_field(hidden=8, depth=1), SIZES)
+
+
+@pytest.fixture(scope="module")
+def done(points, tmp_path_factory):
+    """A study, drawn and read."""
+    out = tmp_path_factory.mktemp("study")
+    with pytest.MonkeyPatch.context() as patch:
+        shorten(patch)
+        study(points, out, seeds=SEEDS, say=quiet)
+    return out
+
+
+def hasty(kind):
+    """A subject that takes few steps; experiments that choose their own do not ask it."""
+
+    class Hasty(kind):
+        def draw(self, count, seed, **options):
+            return super().draw(count, seed, **{"steps": 5, **options})
+
+    return Hasty
+
+
+def numbers_in(out):
+    return json.loads((out / NUMBERS).read_text())["numbers"]
+
+
+def copied(done, tmp_path):
+    return shutil.copytree(done, tmp_path / "copy")
+
+
+# ---- the study ------------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_drawn_judged_and_read(done, points):
+    found = json.loads((done / NUMBERS).read_text())
+    assert list(found["numbers"]) == list(READINGS)
+    assert found["provenance"]["seeds"] == list(SEEDS)
+    assert {p["sizes"]["samples"] for p in found["provenance"]["pieces"].values()} == {SIZES.samples}
+    assert list(found["metrics"]) == list(points.metrics)
+    assert found["intents"]["turn"]["words"] == points.intents["turn"].words
+    for name in drawing.DRAWINGS:
+        for seed in SEEDS:
+            assert drawn_at(done, name, seed).exists()
+            assert judged_at(done, name, seed).exists()
+
+
+def test_called_again_it_draws_nothing_and_finds_the_same(done, points, tmp_path, monkeypatch):
+    out = copied(done, tmp_path)
+    before = numbers_in(out)
+
+    def never(*args, **options):
+        raise AssertionError("drawn again")
+
+    monkeypatch.setattr(Points, "draw", never)
+    monkeypatch.setattr(Points, "read", never)
+    said = []
+    study(points, out, seeds=SEEDS, say=said.append)
+    assert numbers_in(out) == before
+    assert any("is there already" in text for text in said)
+
+
+def test_killed_while_it_draws_it_goes_on_where_it_was(done, points, tmp_path, monkeypatch):
+    out = tmp_path / "killed"
+    whole = drawing.DRAWINGS["edit"]
+
+    def dies(subject, seed, wide):
+        rows = whole(subject, seed, wide)
+        yield next(rows)
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(drawing.DRAWINGS, "edit", dies)
+    with pytest.raises(KeyboardInterrupt):
+        study(points, out, seeds=SEEDS[:1], only="draw:samples,draw:edit,read:filter,read:edit", say=quiet)
+    assert drawn_at(out, "samples", 200).exists()
+    assert not drawn_at(out, "edit", 200).exists()
+    monkeypatch.setitem(drawing.DRAWINGS, "edit", whole)
+    said = []
+    study(points, out, seeds=SEEDS[:1], only="draw:samples,draw:edit,read:filter,read:edit", say=said.append)
+    assert "200-draw-samples.json is there already" in said
+    assert any(text.startswith("seed 200, edit: drew turn, variance in ") for text in said)
+    alone = study(points, copied(done, tmp_path), seeds=SEEDS[:1], only="read:filter,read:edit", say=quiet)
+    assert numbers_in(out) == json.loads(alone.read_text())["numbers"]
+
+
+def test_what_was_drawn_elsewhere_is_judged_here_with_sizes_of_its_own(done, points, tmp_path):
+    """Draws and their pieces are carried over; the machine that judges would itself draw fewer."""
+    out = tmp_path / "here"
+    shutil.copytree(done / "draws", out / "draws")
+    shutil.copytree(done / "pieces", out / "pieces")
+    smaller = Points(points.field, dataclasses.replace(SIZES, edited=1, samples=1))
+    path = study(smaller, out, seeds=SEEDS, only="read:edit,read:filter", say=quiet)
+    found = json.loads(path.read_text())
+    assert {name: found["numbers"][name] for name in ("filter", "edit")} == {
+        name: numbers_in(done)[name] for name in ("filter", "edit")
+    }
+    assert found["provenance"]["pieces"]["edit-200"]["sizes"]["edited"] == SIZES.edited
+
+
+def test_readings_of_separate_calls_add_up_in_their_own_order(done, points, tmp_path):
+    out = copied(done, tmp_path)
+    (out / NUMBERS).unlink()
+    for only in ("read:guide", "read:filter", "read:edit"):
+        study(points, out, seeds=SEEDS, only=only, say=quiet)
+    found = numbers_in(out)
+    assert list(found) == ["filter", "edit", "guide"]
+    assert found["edit"] == numbers_in(done)["edit"]
+    study(points, out, seeds=SEEDS[:1], only="read:filter", say=quiet)  # of other samples: it does not mix
+    assert list(numbers_in(out)) == ["filter"]
+
+
+def test_drawing_alone_reads_nothing(points, tmp_path):
+    assert study(points, tmp_path, seeds=(1,), only="draw:guide", say=quiet) is None
+    assert not (tmp_path / NUMBERS).exists()
+
+
+def test_what_is_drawn_again_is_judged_again(done, points, tmp_path):
+    out = copied(done, tmp_path)
+    other = drawn_at(out, "guide", 201).read_bytes()
+    drawn_at(out, "guide", 200).write_bytes(other)
+    study(points, out, seeds=SEEDS, only="read:guide", say=quiet)
+    each = numbers_in(out)["guide"]["none"]["misplaced"]["each"]
+    assert each[0] == each[1]
+
+
+@pytest.mark.parametrize(
+    ("only", "message"),
+    [
+        ("draw:edits", "unknown experiment 'edits'; did you mean 'edit'"),
+        ("read:samples", "unknown experiment 'samples'"),
+        ("drew:edit", "unknown task 'drew'; did you mean 'draw'"),
+        ("edit", "unknown task 'edit'"),
+    ],
+)
+def test_tasks_that_are_none_are_refused_before_anything_is_made(only, message, points, tmp_path):
+    with pytest.raises(UnknownNameError, match=message):
+        study(points, tmp_path, only=only, say=quiet)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_does_not_fit_is_said(done, points, tmp_path):
+    with pytest.raises(UsageError, match="at least one seed"):
+        study(points, tmp_path, seeds=(), say=quiet)
+    with pytest.raises(CheckpointError, match="holds no draw:edit of seed 7; draw it first"):
+        study(points, done, seeds=(7,), only="read:edit", say=quiet)
+    larger = Points(points.field, dataclasses.replace(SIZES, edited=5))
+    with pytest.raises(CheckpointError, match="made with other sizes"):
+        study(larger, done, seeds=SEEDS, say=quiet)
+    with pytest.raises(CheckpointError, match="made with other field"):
+        study(Points(mlp_field(hidden=8, depth=1, seed=3), SIZES), done, seeds=SEEDS, say=quiet)
+    with pytest.raises(CheckpointError, match="made with other wide"):
+        study(points, done, seeds=SEEDS, only="read:edit", wide=True, say=quiet)
+    with pytest.raises(UsageError, match="got edited=0"):
+        dataclasses.replace(SIZES, edited=0)
+
+
+def test_wide_draws_what_was_chosen_from(points, tmp_path):
+    few = hasty(Points)(points.field, dataclasses.replace(SIZES, edited=2, replicates=1))
+    few.every = 1  # few steps, all of them read
+    study(few, tmp_path, seeds=(100,), only="draw:edit,read:edit,draw:rewind,read:rewind", wide=True, say=quiet)
+    found = numbers_in(tmp_path)
+    assert "turn, scale 0.1, 0.4 before variance" in found["edit"]
+    assert "rewind +5, scale 0.4, 0.1 before" in found["rewind"]
+
+
+# ---- readings -------------------------------------------------------------------------------------------------------
+
+
+def test_the_fields_own_score_comes_first_and_carries_the_promises(done):
+    found = numbers_in(done)
+    assert next(iter(found["filter"]["compared"])).endswith(OWN)
+    assert next(iter(found["filter"]["retention"])).endswith(OWN)
+
+
+def samples(score, bad, **others):
+    """One seed's row of samples whose own score is not the first by name."""
+    kept = {f"score zz{OWN}": torch.tensor(score), "confidence": -torch.tensor(score).argsort().argsort().float()}
+    kept |= {f"score {name}": torch.tensor(value) for name, value in others.items()}
+    kept["confidence"] = (kept["confidence"] - kept["confidence"].min()) / len(score)
+    row = drawing.Drawn({name: kept[name] for name in sorted(kept)}, {})
+    return {0: {"samples": (row, {"bad": np.asarray(bad)})}}
+
+
+def test_promises_hold_and_rest_on_the_fields_own_score(points, monkeypatch):
+    """The own score knows: its ten worst of a hundred are the bad ones. Another, first by name, is upside down."""
+    score = np.linspace(0, 1, 600)
+    bad = score > 0.9
+    monkeypatch.setattr(Points, "risks", (0.1,))
+    monkeypatch.setattr(reading, "LABELLED", (200,))
+    (found,) = read_trust(points, samples(score.tolist(), bad, aa=(-score).tolist()))["promises"]
+    assert found["given"] == found["splits"]
+    assert found["broken"] == 0
+    assert found["achieved"] <= 0.1
+    assert found["achieved_range"][0] <= found["achieved"] <= found["achieved_range"][1]
+    assert 0.5 < found["kept"] <= 1
+
+
+def test_filter_by_hand(points):
+    score, bad = [0.1, 0.2, 0.3, 0.4], [False, False, False, True]
+    found = read_filter(points, samples(score, bad, aa=[0.4, 0.3, 0.2, 0.1]))
+    assert (found["samples"], found["bad"]) == (4, 0.25)
+    assert list(found["compared"]) == [f"zz{OWN}", "aa"]
+    assert found["compared"][f"zz{OWN}"]["auprc"]["value"] == 1
+    assert found["retention"][f"zz{OWN}"][74] == 0
+    assert found["retention"]["aa"][24] == 1
+    assert read_filter(points, samples(score, [False] * 4))["compared"] == {}  # nothing to find
+
+
+def test_edits_by_hand(points):
+    """Two samples with two edits each, at random times and at the peak."""
+    home, other, off = [-1.5, -1.5], [0.5, 0.5], [-0.5, -1.5]  # one square, another, and none of the board's
+    info = {"time": 0.5, "scale": 0.1}
+
+    def row(*x):
+        kept = {"x": torch.tensor(x)}
+        return drawing.Drawn(kept, info), points.read(kept)
+
+    seen = {0: {"seeds": row(home, home), "turn, random": row(home, other, home, home)}}
+    seen[0]["turn, variance"] = row(other, other, off, other)
+    found = read_edit(points, seen)
+    assert found["turn, random"]["success"] == 0.25
+    assert found["turn, variance"]["success"] == 0.75
+    assert found["turn, variance"]["gain"] == 0.5
+    assert found["turn, variance"]["gain_interval"] == [0.5, 0.5]  # it is the same for both samples
+    assert found["turn, variance"]["shown"] == [True, False]
+    assert (found["turn, random"]["samples"], found["turn, random"]["replicates"]) == (2, 2)
+
+
+def test_a_row_of_numbers_by_hand(points):
+    rows = [np.array([True, False, False, False]), np.array([False] * 4)]
+    seen = {}
+    for seed, bad in enumerate(rows):
+        outcome = {"bad": bad, "x": np.random.default_rng(seed).uniform(-2, -1, (4, 2)), "only once": np.zeros(1)}
+        seen[seed] = {"plain": (drawing.Drawn({}, {"seconds": 1.0 + seed, "grid": [0.0, 1.0]}), outcome)}
+    found = gather(points, seen)["plain"]
+    assert found["seconds"] == 1.5
+    assert found["grid"] == [0.0, 1.0]
+    assert found["samples"] == 8
+    assert found["misplaced"]["each"] == [25, 0]
+    assert found["misplaced"]["mean"] == 12.5
+    assert found["misplaced"]["std"] == pytest.approx(25 / math.sqrt(2))
+    assert "interval" not in found["kl"]
+
+
+# ---- subjects -------------------------------------------------------------------------------------------------------
+
+
+def test_squares_and_their_metrics_by_hand(points):
+    x = np.array([[-1.5, -1.5], [-1.97, -1.5], [0.5, 0.5], [-0.5, -1.5]], dtype=np.float32)
+    assert square(x).tolist() == [0, 0, 10, 4]
+    found = points.read({"x": torch.from_numpy(x)})
+    assert found["bad"].tolist() == [False, False, False, True]
+    assert points.metrics["misplaced"].read(found) == 25
+    assert points.metrics["emptiest"].read(found) == 0
+    assert points.metrics["at_edges"].read(found) == pytest.approx(100 / 3)  # 0.03 from the left edge
+    centres = [(i - 1.5, j - 1.5) for i in range(4) for j in range(4) if (i + j) % 2 == 0]
+    assert math.isnan(points.metrics["at_edges"].read({k: v[3:] for k, v in found.items()}))  # none is inside
+    two = {k: v[:2] for k, v in found.items()}
+    assert math.isnan(reading._entry(points.metrics["kl"], [two, two])["std"])  # two have no density
+    even = points.read({"x": torch.tensor(centres)})
+    assert points.metrics["emptiest"].read(even) == 12.5
+
+
+def image(paint, side=28):
+    picture = torch.zeros(1, 1, side, side)
+    paint(picture[0, 0])
+    return picture
+
+
+def test_the_style_of_a_slanted_line_is_its_slant():
+    def line(slope):
+        def paint(p):
+            for row in range(20):
+                p[4 + row, 14 + slope * (row - 10)] = 1.0
+
+        return paint
+
+    for slope in (0, 1, -1):
+        ink, slant, width = ink_of(image(line(slope)))[0].tolist()
+        assert ink == pytest.approx(20 / 28**2)
+        assert slant == pytest.approx(slope, abs=1e-6)
+        assert width == pytest.approx(abs(slope), abs=1e-6)  # a diagonal is as wide as it is tall
+
+
+def test_the_style_of_a_blob_is_its_width():
+    def blob(p):
+        p[4:24, 10:15] = 0.5
+
+    ink, slant, width = ink_of(image(blob))[0].tolist()
+    assert ink == pytest.approx(0.5 * 100 / 28**2)
+    assert slant == pytest.approx(0, abs=1e-6)
+    assert width == pytest.approx(math.sqrt((5**2 - 1) / (20**2 - 1)))  # of uniform spreads, (n² − 1) / 12
+    assert style_of(torch.zeros(1, 1, 28, 28)).isfinite().all()
+
+
+def test_specks_are_no_style():
+    def stroke(p):
+        p[4:24, 12:15] = 1.0
+
+    clean = image(stroke)
+    specked = clean.clone()
+    specked[0, 0, 8, 3] = specked[0, 0, 20, 24] = 1.0
+    assert not torch.equal(ink_of(specked), ink_of(clean))
+    assert torch.equal(style_of(specked), style_of(clean))
+    assert torch.equal(without_specks(clean)[0, 0, 5:23], clean[0, 0, 5:23])  # a stroke stays, but for its corners
+
+
+@pytest.fixture(scope="module")
+def digits_subject(digits, judge_folder):
+    torch.manual_seed(0)
+    field = awaken(attach(digits.network(), space=(1, 8, 8), width=8))
+    made = hasty(Digits)(field, Sizes(16, 2, 2, 2, 2, 14), digits.images("test"), str(judge_folder))
+    made.dispersion = False
+    return made
+
+
+def test_digits_are_studied(digits_subject, tmp_path):
+    """More are guided than a picture shows, and their numbers are of all of them."""
+    only = "draw:edit,read:edit,draw:guide,read:guide"
+    study(digits_subject, tmp_path, seeds=(1,), only=only, say=quiet)
+    found = numbers_in(tmp_path)
+    assert {label.partition(",")[0] for label in found["edit"]} == {"style", "class"}
+    assert found["guide"]["none"]["samples"] == 14
+    assert list(digits_subject.metrics) == ["fid", "failed", "style"]
+    rows = drawing.load_drawn(drawn_at(tmp_path, "edit", 1))
+    assert rows["seeds"].kept["images"].shape == rows["class, random"].kept["images"].shape  # one edit a sample
+    assert rows["class, random"].kept["time"].shape == (4,)
+    assert (rows["class, random"].kept["y"][::2] != rows["seeds"].kept["y"]).all()
+    assert (rows["style, random"].kept["y"][::2] == rows["seeds"].kept["y"]).all()
+    assert "images" not in load_outcomes(judged_at(tmp_path, "edit", 1))["seeds"]
+
+
+def test_digits_by_hand(digits_subject, digits):
+    """Of the data itself the distance is nothing and styles spread as the data's; another style is another."""
+    test = digits.images("test")
+    kept = digits_subject.kept(unit(test.x), {"y": test.y})
+    found = digits_subject.read(kept)
+    assert digits_subject.metrics["fid"].read(found) == pytest.approx(0, abs=0.05)  # kept in half precision
+    assert digits_subject.metrics["style"].read(found) == pytest.approx(1, abs=1e-3)
+    good = {**found, "bad": np.zeros(len(test.y), bool)}
+    assert not digits_subject.succeeded("style", good, good).any()
+    assert digits_subject.succeeded("class", good, good).all()
+    _, std = digits_subject._styles
+    far = {**good, "style": found["style"] + 2 * std[found["y"]]}
+    assert digits_subject.succeeded("style", good, far).all()
+    assert not digits_subject.succeeded("style", good, {**far, "bad": ~good["bad"]}).any()
+
+
+def test_digits_without_data_have_no_distance(digits_subject, judge_folder):
+    without = Digits(digits_subject.field, digits_subject.sizes, judge=str(judge_folder))
+    assert list(without.metrics) == ["failed", "style"]
+
+
+def test_crystals_are_studied(tmp_path, monkeypatch):
+    """Energies are the volume's place in a list, so that what became of each is known."""
+    pytest.importorskip("pymatgen.core", exc_type=ImportError)
+
+    def energies(those, model):
+        return Energies(np.arange(len(those)) / 10, ("",) * (len(those) - 1) + ("too close",))
+
+    monkeypatch.setattr(crystal_room, "calculator", lambda name: name)
+    monkeypatch.setattr(crystal_room, "energies", energies)
+    monkeypatch.setattr(
+        crystal_room, "hull_for", lambda *given: SimpleNamespace(above=lambda key, energy: (energy, ""))
+    )
+    monkeypatch.delenv("FMWC_DATA", raising=False)
+    torch.manual_seed(0)
+    subject = hasty(Crystals)(awaken(TINY.attach(TINY.network())), Sizes(4, 2, 2, 2, 2, 2))
+    subject.usual = 1  # few steps, all of them read
+    subject.intents = {"chem-swap": subject.intents["chem-swap"]}
+    only = "draw:samples,draw:edit,read:filter,read:trust,read:edit"
+    study(subject, tmp_path, seeds=(1,), only=only, say=quiet)
+    found = numbers_in(tmp_path)
+    assert found["filter"]["finds"] == "good"
+    assert {"fewest atoms first"} < set(found["filter"]["compared"])
+    assert {label.partition(",")[0] for label in found["edit"]} == {"chem-swap"}
+    judged = load_outcomes(judged_at(tmp_path, "samples", 1))["samples"]
+    assert np.allclose(judged["above"], [0, 0.1, 0.2, math.nan], equal_nan=True)
+    assert judged["bad"].tolist() == [False, False, True, True]
+    assert subject.metrics["metastable"].read(judged) == 50
+    assert subject.metrics["above"].read(judged) == pytest.approx(0.1)
+    assert piece(tmp_path, 1, "draw-edit").exists()
+
+
+def test_a_metric_and_a_subject_say_what_they_are():
+    assert Metric(lambda found: 0.0, "x").digits == 2
+    assert {kind.name for kind in (Points, Digits, Crystals)} == {"checkerboard", "mnist", "crystals"}
+    for kind in (Points, Digits, Crystals):
+        assert issubclass(kind, Subject)
+        assert kind.sizes_for("cuda").samples > kind.sizes_for("cpu").samples
