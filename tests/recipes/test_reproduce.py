@@ -18,7 +18,7 @@ from fmwc.metrics.images import failed
 from fmwc.recipes.bench import cells, setting_of_results
 from fmwc.recipes.mnist.recipe import Mnist, labels
 from fmwc.recipes.mnist.reproduce import TASKS, reproduce
-from fmwc.sampling import Trajectory, sample
+from fmwc.sampling import SCORES, Trajectory, sample
 from tests.recipes.conftest import CPU, identical, weights
 
 SIZE = {"count": 160, "steps": 6, "draws": 5, "few": 80}
@@ -247,7 +247,7 @@ def test_confidence_changed_no_sample(whole):
 
 def test_every_score_is_read_for_every_method(whole):
     found = cells(whole)[0]["numbers"]
-    scores = {"endpoint", "integrated", "temporal_ratio", "peak"}
+    scores = set(SCORES)
     for part in (found["retrofit"], found["joint"]):
         assert part["linearised"].keys() == part["diagonal"].keys() == part["every_5th"].keys() == scores
         assert part["heads"].keys() == {"l1", "boosting", "label_free", "failure"}
