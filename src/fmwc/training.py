@@ -284,7 +284,7 @@ def fit_noise(
     def loss(x1: State, randomness: Stream, weight: Tensor, **cond: Any) -> Tensor:
         return elbo(field, x1, weight, seed=randomness, **cond)
 
-    with _frozen(field.network):
+    with _frozen(field.network), field.noise.hooked():
         return train(field.noise, loss, data, plan, cond=cond, resume=resume, progress=progress)
 
 

@@ -152,7 +152,8 @@ def fit_joint(recipe: Recipe, field: Field, progress: Progress | None = None, re
     def loss(x1: Tensor, randomness: Stream, beta: Tensor, **cond: Any) -> Tensor:
         return elbo(field, x1, beta, seed=randomness, **cond)
 
-    return _train(recipe, field, loss, "joint", progress, resume)
+    with field.noise.hooked():  # one graph, where the loss is compiled
+        return _train(recipe, field, loss, "joint", progress, resume)
 
 
 def fit_retrofit(recipe: Recipe, field: Field, progress: Progress | None = None, resume: Path | None = None) -> None:

@@ -165,6 +165,7 @@ class NoiseModel(nn.Module):
         # The user's own layers, which are not this module's: a tuple keeps them from being registered.
         self._places: tuple[tuple[Any, Any], ...] = tuple(zip(self.layers, chosen.values(), strict=True))
         self._attentions = tuple(m for m in network.modules() if isinstance(m, nn.MultiheadAttention))
+        self._hooked = False
 
     @property
     def fused(self) -> bool:
@@ -175,17 +176,28 @@ class NoiseModel(nn.Module):
         """Takes the noise off; no pass can run any more."""
         self.attached = False
 
-    def _hook(self, stack: ExitStack) -> None:
-        """Puts the hooks in until the stack is closed, nearer to the layer than any that its author has put there."""
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Keeps the hooks in while many passes run; around a loop whose body is compiled, which cannot put them in."""
+        if self._hooked:
+            yield
+            return
         calls: dict[nn.MultiheadAttention, dict[str, Call]] = {m: {} for m in self._attentions}
-        for noisy, layer in self._places:
-            if isinstance(layer, Projection):
-                calls[layer.attention][layer.which] = noisy.calling(layer)
-                continue
-            stack.callback(layer.register_forward_pre_hook(noisy.before).remove)
-            stack.callback(layer.register_forward_hook(noisy.after, prepend=True).remove)
-        if calls:
-            stack.enter_context(WrittenOut(calls))
+        with ExitStack() as stack:
+            # Nearer to the layer than any that its author has put there.
+            for noisy, layer in self._places:
+                if isinstance(layer, Projection):
+                    calls[layer.attention][layer.which] = noisy.calling(layer)
+                    continue
+                stack.callback(layer.register_forward_pre_hook(noisy.before).remove)
+                stack.callback(layer.register_forward_hook(noisy.after, prepend=True).remove)
+            if calls:
+                stack.enter_context(WrittenOut(calls))
+            self._hooked = True
+            try:
+                yield
+            finally:
+                self._hooked = False
 
     @contextmanager
     def during(self, current: Pass, t: Tensor, owners: Sequence[Tensor] = ()) -> Iterator[None]:  # t: (B,)
@@ -195,19 +207,25 @@ class NoiseModel(nn.Module):
             owners: For each kind of rows that layers may see, the sample each row belongs to; `B` for none. A layer's
                 rows are recognised by their number, so two kinds must not have the same.
         """
-        outer = self.running.current, self.running.features, self.running.owners
-        dtype = next(self.layers.parameters()).dtype
         by_number = {len(owner): owner for owner in owners}
         if len(by_number) < len(owners):
             raise ShapeError(f"two kinds of rows have the same number, {sorted(map(len, owners))}; pad one of them")
         if (same := by_number.get(len(t))) is not None and not torch.equal(same.cpu(), torch.arange(len(t))):
             raise ShapeError(f"a kind of rows has as many as there are samples, {len(t)}; pad it, to tell them apart")
-        with ExitStack() as stack:
-            if self.running.current is None:
-                self._hook(stack)
-            self.running.current, self.running.features = current, time_features(t.to(dtype))
-            self.running.owners = by_number
-            try:
+        if self._hooked:
+            with self._passing(current, t, by_number):
                 yield
-            finally:
-                self.running.current, self.running.features, self.running.owners = outer
+        else:
+            with self.hooked(), self._passing(current, t, by_number):
+                yield
+
+    @contextmanager
+    def _passing(self, current: Pass, t: Tensor, owners: dict[int, Tensor]) -> Iterator[None]:
+        running = self.running
+        outer = running.current, running.features, running.owners
+        dtype = next(self.layers.parameters()).dtype
+        running.current, running.features, running.owners = current, time_features(t.to(dtype)), owners
+        try:
+            yield
+        finally:
+            running.current, running.features, running.owners = outer
