@@ -18,6 +18,7 @@ from fmwc.randomness import Blocks, derive
 from fmwc.sampling.adaptive import FEW, Damped, Ema, numbers
 from fmwc.sampling.controllers import Controller, Grid, Uniform
 from fmwc.sampling.planned import Extrapolated, Planned, Profile
+from fmwc.sampling.rereading import reread
 from fmwc.sampling.sampler import DECODERS, Decoder, Sampler, cost_of, decode_mean
 from fmwc.sampling.scores import EARLY, LATE, SCORES, Standard, standard_of
 from fmwc.sampling.steppers import STEPPERS, Stepper
@@ -47,6 +48,7 @@ __all__ = [
     "default_estimator",
     "fit_grid",
     "noise",
+    "reread",
     "sample",
     "setting",
     "standard_of",

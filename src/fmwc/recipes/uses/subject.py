@@ -158,5 +158,6 @@ class Subject(ABC):
         return {}
 
     def scores(self, run: Trajectory) -> dict[str, Tensor]:
-        """Label-free scores, high = doubtful; the field's own first."""
-        return {f"{run.default_score}{OWN}": run.score(), **{name: run.score(name) for name in SCORES}}
+        """Label-free scores, high = doubtful; the field's own first, and not again under its name alone."""
+        others = [name for name in SCORES if name != run.default_score or run.standard is not None]
+        return {f"{run.default_score}{OWN}": run.score(), **{name: run.score(name) for name in others}}

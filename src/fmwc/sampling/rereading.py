@@ -1,0 +1,60 @@
+"""Reading again: the variance along the way that samples took, by another noise or another estimator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fmwc.errors import UsageError
+from fmwc.propagate import Estimator, as_estimator
+from fmwc.randomness import Blocks, derive
+from fmwc.sampling.trajectory import Trajectory
+from fmwc.state import batch_size, each
+
+__all__ = ["reread"]
+
+
+def reread(
+    field: Any, run: Trajectory, confidence: str | Estimator, *, every: int = 1, seed: int = 0, batch: int = 1024
+) -> Trajectory:
+    """The same samples on the same way, with the variance read anew at the states the run kept.
+
+    What a field would say of samples that another drew, or drew before its noise was fitted: nothing is integrated, so
+    that the samples are the same to the bit, and two readings differ by what reads them alone.
+
+    Arguments:
+        field: Whose noise is read.
+        run: A run with its states (`sample(..., keep_states=True)`).
+        confidence: The estimator, by name or with options.
+        every: Read at every k-th step, counted from the last.
+        seed: Of the random probes.
+        batch: Samples read together.
+    """
+    if run.states is None:
+        raise UsageError("the run kept no states; sample with keep_states=True")
+    if every < 1:
+        raise UsageError(f"every is at least 1, got {every}")
+    estimator, steps, count = as_estimator(confidence), len(run.grid) - 1, len(run)
+    times, means, vars_ = [], [], []
+    for step in range((steps - 1) % every, steps, every):
+        parts = []
+        for first in range(0, count, batch):
+            rows = slice(first, min(first + batch, count))
+            x = each(lambda c: c[rows], run.states[step])  # noqa: B023
+            cond = {name: value[rows] for name, value in run.cond.items()}
+            randomness = Blocks(derive(seed, "reread", step), first, batch_size(x))
+            parts.append(estimator(field, x, run.grid[step, rows], cond, randomness))
+        times.append(run.grid[step])
+        means.append(each(lambda *c: torch.cat(c), *(part.mean for part in parts)))
+        vars_.append(each(lambda *c: torch.cat(c), *(part.var for part in parts)))
+    return replace(
+        run,
+        times=torch.stack(times),
+        mean=each(lambda *c: torch.stack(c), *means),
+        var=each(lambda *c: torch.stack(c), *vars_),
+        transported=None,
+        reference=None,
+        standard=None,
+    )

@@ -1,0 +1,53 @@
+"""Reading a way again: what the run itself read, where the noise and the estimator are the same."""
+
+import pytest
+import torch
+
+import fmwc
+from fmwc.errors import UsageError
+from fmwc.nets import MLP
+from fmwc.propagate import Linearised
+from fmwc.sampling import reread, sample
+
+
+def fields():
+    torch.manual_seed(0)
+    network = MLP(2, 8, 2)
+    return [fmwc.attach(network, space=(2,)) for _ in range(2)]
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_the_same_noise_reads_the_same(every):
+    field, _ = fields()
+    run = sample(field, 7, steps=10, schedule=every, keep_states=True, confidence="linearised")
+    again = reread(field, run, "linearised", every=every, batch=3)
+    torch.testing.assert_close(again.times, run.times)
+    torch.testing.assert_close(again.var, run.var)
+    torch.testing.assert_close(again.mean, run.mean)
+    assert torch.equal(again.x, run.x)
+
+
+def test_another_noise_reads_otherwise_and_moves_nothing():
+    field, other = fields()
+    run = sample(field, 5, steps=6, keep_states=True)
+    with torch.no_grad():
+        for layer in other.noise.layers:
+            layer.inference.out.bias += 1.0  # log α, one higher everywhere
+    again = reread(other, run, "linearised")
+    assert torch.equal(again.x, run.x)
+    torch.testing.assert_close(again.var, run.var * torch.e)
+
+
+def test_random_probes_do_not_depend_on_batches():
+    field, _ = fields()
+    run = sample(field, 9, steps=4, keep_states=True, confidence=False)
+    one, some = (reread(field, run, Linearised(2), batch=size) for size in (9, 2))
+    torch.testing.assert_close(one.var, some.var)
+
+
+def test_what_cannot_be_read_again_is_said():
+    field, _ = fields()
+    with pytest.raises(UsageError, match="keep_states=True"):
+        reread(field, sample(field, 3, steps=2), "linearised")
+    with pytest.raises(UsageError, match="at least 1"):
+        reread(field, sample(field, 3, steps=2, keep_states=True), "linearised", every=0)
