@@ -1,4 +1,8 @@
-"""The noise model of a network: an inference network beside each chosen layer, joined to it by hooks."""
+"""The noise model of a network: an inference network beside each chosen layer, joined to it by hooks.
+
+The hooks are in only while a pass runs. Between passes the network has none, so that whatever looks for hooks (torch's
+fused transformer, torch.compile, a copy, a pickle) finds the network its author wrote.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from fmwc.errors import ShapeError, UsageError
 from fmwc.vad.inference import InferenceNetwork, time_features
@@ -24,6 +29,7 @@ class _Running:
     def __init__(self) -> None:
         self.current: Pass | None = None
         self.features: Tensor | None = None
+        self.differentiable = False  # whether the pass began where derivatives are kept
         self.owners: dict[int, Tensor] = {}  # by their number of rows
 
 
@@ -72,7 +78,14 @@ class NoisyLayer(nn.Module):
 
     def after(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
         current = self.running.current
-        return None if current is None else current.after(self, layer, args[0], output)
+        if current is None:
+            return None
+        if self.running.differentiable and not torch.is_grad_enabled():
+            raise UsageError(
+                f"layer '{self.name}' runs without derivatives (under no_grad, or a reentrant checkpoint), so its "
+                "noise cannot be followed; say use_reentrant=False, or exclude the layer from the noise"
+            )
+        return current.after(self, layer, args[0], output)
 
 
 def _rows(features: Tensor, h: Tensor, owner: Tensor | None = None) -> Tensor:  # (B, F) -> (*h.shape[:-1], F)
@@ -91,25 +104,27 @@ def _rows(features: Tensor, h: Tensor, owner: Tensor | None = None) -> Tensor:  
 
 
 def choose_layers(network: nn.Module, include: Sequence[str], exclude: Sequence[str]) -> dict[str, nn.Module]:
-    """The layers that can carry noise and whose dotted name matches a glob pattern."""
-    able = {name: module for name, module in network.named_modules() if kind_of(module) is not None}
+    """The layers that can carry noise and whose dotted name matches a glob pattern.
+
+    A layer that is used in two places goes by either name, and is given by its first.
+    """
+    found = network.named_modules(remove_duplicate=False)
+    able = {name: module for name, module in found if kind_of(module) is not None}
     if not able:
         raise UsageError("the network has no linear or convolution layer, so there is nothing to carry the noise")
     for pattern in (*include, *exclude):
         if not any(fnmatchcase(name, pattern) for name in able):
             raise UsageError(f"pattern '{pattern}' matches no layer; the layers are: {', '.join(able)}")
-    chosen = {
-        name: module
-        for name, module in able.items()
-        if any(fnmatchcase(name, p) for p in include) and not any(fnmatchcase(name, p) for p in exclude)
-    }
+    wanted = {module for name, module in able.items() if any(fnmatchcase(name, p) for p in include)}
+    unwanted = {module for name, module in able.items() if any(fnmatchcase(name, p) for p in exclude)}
+    chosen = {name: module for name, module in network.named_modules() if module in wanted - unwanted}
     if not chosen:
         raise UsageError(f"exclude leaves no layer to carry noise; the layers are: {', '.join(able)}")
     return chosen
 
 
 class NoiseModel(nn.Module):
-    """Creates the noise of a network and hooks it in. No layer is replaced and no `forward` is patched.
+    """Creates the noise of a network. No layer is replaced and no `forward` is patched.
 
     Arguments:
         network: Any torch module.
@@ -141,44 +156,44 @@ class NoiseModel(nn.Module):
         )
         parameter = next(iter(chosen.values())).weight
         self.to(device=parameter.device, dtype=parameter.dtype)  # type: ignore[arg-type]
-        self._handles = [
-            handle
-            for noisy, layer in zip(self.layers, chosen.values(), strict=True)
-            for handle in (
-                layer.register_forward_pre_hook(noisy.before),  # type: ignore[arg-type]
-                layer.register_forward_hook(noisy.after),  # type: ignore[arg-type]
-            )
-        ]
+        # In a tuple, they are no submodules of the noise: their parameters are the network's alone.
+        self._hosts: tuple[nn.Module, ...] = tuple(chosen.values())
 
     def remove(self) -> None:
-        """Takes the hooks out again; the network is then as it was."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        """Lets go of the network: no pass can run on it any more."""
+        self._hosts = ()
 
     @contextmanager
     def during(self, current: Pass, t: Tensor, owners: Sequence[Tensor] = ()) -> Iterator[None]:  # t: (B,)
-        """Runs a pass: inside, the hooks act. A pass inside a pass replaces it until it ends.
+        """Runs a pass: inside, the hooks are in. A pass inside a pass replaces it until it ends.
 
         Arguments:
             owners: For each kind of rows that layers may see, the sample each row belongs to; `B` for none. A layer's
                 rows are recognised by their number, so two kinds must not have the same.
         """
-        outer = self.running.current, self.running.features, self.running.owners
+        running = self.running
+        outer = running.current, running.features, running.owners, running.differentiable
         dtype = next(self.layers.parameters()).dtype
         by_number = {len(owner): owner for owner in owners}
         if len(by_number) < len(owners):
             raise ShapeError(f"two kinds of rows have the same number, {sorted(map(len, owners))}; pad one of them")
         if (same := by_number.get(len(t))) is not None and not torch.equal(same.cpu(), torch.arange(len(t))):
             raise ShapeError(f"a kind of rows has as many as there are samples, {len(t)}; pad it, to tell them apart")
-        self.running.current, self.running.features = current, time_features(t.to(dtype))
-        self.running.owners = by_number
+        handles: list[RemovableHandle] = []
         try:
+            running.current, running.features, running.owners = current, time_features(t.to(dtype)), by_number
+            running.differentiable = torch.is_grad_enabled()
+            if outer[0] is None:
+                for noisy, host in zip(self.layers, self._hosts, strict=True):
+                    handles.append(host.register_forward_pre_hook(noisy.before))  # type: ignore[arg-type]
+                    handles.append(host.register_forward_hook(noisy.after))  # type: ignore[arg-type]
             yield
         finally:
-            self.running.current, self.running.features, self.running.owners = outer
+            for handle in handles:
+                handle.remove()
+            running.current, running.features, running.owners, running.differentiable = outer
 
     @property
     def attached(self) -> bool:
-        """Whether the hooks are in."""
-        return bool(self._handles)
+        """Whether there is a network to run a pass on."""
+        return bool(self._hosts)
