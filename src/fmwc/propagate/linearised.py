@@ -23,7 +23,7 @@ from fmwc.errors import UsageError
 from fmwc.moments import Moments
 from fmwc.propagate.estimator import Noisy
 from fmwc.randomness import Randomness, signs
-from fmwc.state import batch_size, channels, each, per_sample
+from fmwc.state import batch_size, channels, each, per_sample, wide
 from fmwc.vad import NoisyLayer, Pass
 
 __all__ = ["Linearised", "Record", "Tangent", "contributions", "outside", "unit_probes"]
@@ -56,9 +56,9 @@ class Record(Pass):
 
 def contributions(gradients: list[Tensor | None], record: Record, count: int) -> Tensor:  # -> (L, B)
     """s² (∂(w·v)/∂y)², summed over the units of each layer: one probe's variance, layer by layer."""
-    zero = record.vars[0].new_zeros(count)
+    zero = wide(record.vars[0]).new_zeros(count)
     rows = zip(gradients, record.vars, record.owners, strict=True)
-    return torch.stack([zero if g is None else per_sample(g.square() * s, count, o) for g, s, o in rows])
+    return torch.stack([zero if g is None else per_sample(wide(g).square() * wide(s), count, o) for g, s, o in rows])
 
 
 def unit_probes(state: Any) -> Iterator[tuple[str, int, Any]]:
@@ -105,7 +105,7 @@ class Linearised:
     def _pull(self, v: Any, record: Record, probe: Any) -> Tensor:  # -> (B,)
         names = [name for name, value in channels(v).items() if value.requires_grad]
         if not names or not record.outputs:  # no noise reaches the output
-            return next(iter(channels(probe).values())).new_zeros(batch_size(v))
+            return wide(next(iter(channels(probe).values()))).new_zeros(batch_size(v))
         gradients = torch.autograd.grad(
             [channels(v)[n] for n in names],
             record.outputs,
@@ -116,15 +116,15 @@ class Linearised:
         return contributions(list(gradients), record, batch_size(v)).sum(0)
 
     def _exact(self, v: Any, record: Record) -> Any:
-        var = each(torch.zeros_like, each(Tensor.detach, v))
-        for name, index, probe in unit_probes(var):
+        var = each(lambda c: torch.zeros_like(wide(c.detach())), v)
+        for name, index, probe in unit_probes(each(Tensor.detach, v)):
             channels(var)[name].flatten(1)[:, index] = self._pull(v, record, probe)
         return var
 
     def _probed(self, v: Any, record: Record, randomness: Randomness) -> Any:
         assert self.probes is not None
         count = batch_size(v)
-        var = each(lambda c: c.new_zeros(count, *[1] * (c.ndim - 1)), each(Tensor.detach, v))
+        var = each(lambda c: wide(c.detach()).new_zeros(count, *[1] * (c.ndim - 1)), v)
         for name, value in channels(v).items():
             for _ in range(self.probes):
                 probe = each(torch.zeros_like, each(Tensor.detach, v))
@@ -169,6 +169,6 @@ class Tangent:
                     v = each(forward_ad.unpack_dual, field.run(Push(randomness), x, t, **cond))
                     # Values are kept beyond the level, so they are copied out of their dual pairs.
                     mean = each(lambda c: c.primal.clone(), v)
-                    square = each(lambda c: torch.zeros_like(c.primal) if c.tangent is None else c.tangent.square(), v)
+                    square = each(lambda c: wide(torch.zeros_like(c.primal) if c.tangent is None else c.tangent).square(), v)
                     var = square if var is None else each(torch.add, var, square)
         return Moments(mean, each(lambda c: c / self.probes, var))  # type: ignore[arg-type]
