@@ -97,7 +97,10 @@ class Linearised:
     def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
         record = Record()
         with torch.inference_mode(False), torch.enable_grad():
-            v = field.run(record, each(outside, x), outside(t), **{k: outside(c) for k, c in cond.items()})
+            # Derivatives begin at the state, so that a checkpointed block, which is computed again on the way back and
+            # without hooks, keeps the same things both times even where every weight is frozen.
+            begin = each(lambda c: c.clone().detach().requires_grad_().clone(), x)
+            v = field.run(record, begin, outside(t), **{k: outside(c) for k, c in cond.items()})
             mean = each(Tensor.detach, v)
             var = self._exact(v, record) if self.probes is None else self._probed(v, record, randomness)
         return Moments(mean, var)
