@@ -172,6 +172,8 @@ class Tangent:
                     v = each(forward_ad.unpack_dual, field.run(Push(randomness), x, t, **cond))
                     # Values are kept beyond the level, so they are copied out of their dual pairs.
                     mean = each(lambda c: c.primal.clone(), v)
-                    square = each(lambda c: wide(torch.zeros_like(c.primal) if c.tangent is None else c.tangent).square(), v)
+                    square = each(
+                        lambda c: wide(torch.zeros_like(c.primal) if c.tangent is None else c.tangent).square(), v
+                    )
                     var = square if var is None else each(torch.add, var, square)
         return Moments(mean, each(lambda c: c / self.probes, var))  # type: ignore[arg-type]
