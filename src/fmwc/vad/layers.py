@@ -52,7 +52,13 @@ KINDS: dict[type[nn.Module], LayerKind] = {
     nn.ConvTranspose3d: LayerKind(partial(_transposed, "conv_transpose3d"), "in_channels", 3),
 }
 
+# Layers of other libraries that torch's are no base class of: by name, so that nothing is imported.
+BY_NAME: dict[str, LayerKind] = {
+    "torch_geometric.nn.dense.linear.Linear": LayerKind(_linear, "in_channels", 0),
+}
+
 
 def kind_of(layer: nn.Module) -> LayerKind | None:
     """The row for a layer, by its class or the nearest base class; `None` for a layer that cannot carry noise."""
-    return next((KINDS[base] for base in type(layer).__mro__ if base in KINDS), None)
+    rows = (KINDS.get(base) or BY_NAME.get(f"{base.__module__}.{base.__qualname__}") for base in type(layer).__mro__)
+    return next(filter(None, rows), None)

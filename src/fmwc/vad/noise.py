@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from fmwc.errors import ShapeError, UsageError
@@ -118,6 +119,9 @@ def choose_layers(network: nn.Module, include: Sequence[str], exclude: Sequence[
     wanted = {module for name, module in able.items() if any(fnmatchcase(name, p) for p in include)}
     unwanted = {module for name, module in able.items() if any(fnmatchcase(name, p) for p in exclude)}
     chosen = {name: module for name, module in network.named_modules() if module in wanted - unwanted}
+    for name, module in chosen.items():
+        if is_lazy(module.weight):
+            raise UsageError(f"layer '{name}' does not know its size yet; run the network once on data, then attach")
     if not chosen:
         raise UsageError(f"exclude leaves no layer to carry noise; the layers are: {', '.join(able)}")
     return chosen
