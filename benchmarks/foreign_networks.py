@@ -40,7 +40,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results/interop/exactness.json"
 DOCS = ROOT / "docs/interop.md"
 ALPHAS = (1e-4, 1e-3, 1e-2, math.exp(-3))  # the last is what attach begins with
-DRAWS, SAMPLES, ABREAST = 1024, 16, 32
+DRAWS, SAMPLES, ABREAST = 1024, 8, 64
 
 
 # ---- timm without torchvision ----------------------------------------------------------------------------------------
@@ -423,7 +423,9 @@ def spearman(a: Tensor, b: Tensor) -> float:
     return float(spearmanr(a.flatten().numpy(), b.flatten().numpy())[0])
 
 
-def compare(field: fmwc.Field, x: Tensor, t: Tensor, cond: dict[str, Tensor], draws: int = DRAWS) -> dict[str, Any]:
+def compare(
+    field: fmwc.Field, x: Tensor, t: Tensor, cond: dict[str, Tensor], draws: int = DRAWS, ceiling: bool = True
+) -> dict[str, Any]:
     """The linearised and the diagonal variance against posterior draws: ratio of means, median ratio, Spearman."""
 
     def drawn(seed: int) -> Tensor:
@@ -436,9 +438,10 @@ def compare(field: fmwc.Field, x: Tensor, t: Tensor, cond: dict[str, Tensor], dr
         "ratio": float(exact.mean() / truth.mean()),
         "median": float((exact / truth).median()),
         "spearman": spearman(exact, truth),
-        "spearman of draws with other draws": spearman(drawn(1), truth),
         "16 probes": float(probed.mean() / truth.mean()),
     }
+    if ceiling:
+        found["spearman of draws with other draws"] = spearman(drawn(1), truth)
     try:
         diagonal = field.moments(x, t, "diagonal", **cond).var
         found["diagonal"] = {"ratio": float(diagonal.mean() / truth.mean()), "spearman": spearman(diagonal, truth)}
@@ -463,7 +466,7 @@ def measure(foreign: Foreign, alphas: tuple[float, ...] = ALPHAS, draws: int = D
         "outputs": math.prod(foreign.shape),
         "layers": len(field.noise.names),
         "parameters": sum(p.numel() for p in field.network.parameters()),
-        "alpha": {f"{a:.2g}": compare(foreign.field(a), x, t, cond, draws) for a in alphas},
+        "alpha": {f"{a:.2g}": compare(foreign.field(a), x, t, cond, draws, a == alphas[0]) for a in alphas},
     }
 
 

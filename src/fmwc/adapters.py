@@ -138,9 +138,7 @@ class Denoised(nn.Module):
 
     def _scales(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """α, σ and their slopes."""
-        with torch.inference_mode(False), torch.enable_grad():
-            s = s.clone().detach().requires_grad_()
-            alpha, sigma = self.network.schedule(s)  # type: ignore[operator]
-            (d_alpha,) = torch.autograd.grad(alpha.sum(), s)
-            (d_sigma,) = torch.autograd.grad(sigma.sum(), s)
-        return alpha.detach(), sigma.detach(), d_alpha, d_sigma
+        with torch.inference_mode(False):
+            (alpha, sigma), pull = torch.func.vjp(self.network.schedule, s.clone())  # type: ignore[arg-type]
+            one, none = torch.ones_like(s), torch.zeros_like(s)
+            return alpha, sigma, *pull((one, none)), *pull((none, one))
