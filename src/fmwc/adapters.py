@@ -139,6 +139,6 @@ class Denoised(nn.Module):
     def _scales(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """α, σ and their slopes."""
         with torch.inference_mode(False):
-            (alpha, sigma), pull = torch.func.vjp(self.network.schedule, s.clone())  # type: ignore[arg-type]
+            (alpha, sigma), pull = torch.func.vjp(self.network.schedule, s.clone())  # type: ignore[arg-type, misc]
             one, none = torch.ones_like(s), torch.zeros_like(s)
             return alpha, sigma, *pull((one, none)), *pull((none, one))

@@ -7,9 +7,10 @@ import torch
 from benchmarks.foreign_networks import NETWORKS, compare
 
 import fmwc
-from fmwc.propagate import Linearised
+from fmwc.propagate import Linearised, MonteCarlo, Tangent
 
 FUSED = "torch TransformerEncoder"  # has a kernel of its own for evaluation without derivatives
+NO_FORWARD_MODE = {"diffusers UNet2DModel": "torch's forward mode of group_norm takes contiguous tangents only"}
 
 
 @pytest.fixture(params=NETWORKS)
@@ -32,7 +33,7 @@ def test_attaching_changes_no_bit(foreign, derivatives):
     with torch.set_grad_enabled(derivatives):
         output = plain(x, t, **cond)
         assert torch.equal(field(x, t, **cond), output)
-        for estimator in (Linearised(2), "tangent", "monte_carlo"):
+        for estimator in (Linearised(2), MonteCarlo(2)):
             field.moments(x, t, estimator, seed=0, **cond)
         assert torch.equal(field(x, t, **cond), output)
         assert torch.equal(field.detach()(x, t, **cond), output)
@@ -43,19 +44,27 @@ def test_attaching_changes_no_bit(foreign, derivatives):
 
 def test_the_variance_is_that_of_the_draws(foreign):
     x, t, cond = foreign.inputs(8)
-    found = compare(foreign.field(), x, t, cond, draws=256)
+    found = compare(foreign.field(), x, t, cond, draws=1024 if x[0].numel() <= 16 else 128)
     assert 0.9 < found["ratio"] < 1.1
     assert 0.9 < found["median"] < 1.1
     assert 0.7 < found["16 probes"] < 1.3
     assert found["spearman"] > found["spearman of draws with other draws"] - 0.02
 
 
-def test_forward_mode_agrees(foreign):
+def test_forward_mode_agrees(foreign, request):
     x, t, cond = foreign.inputs(4)
     field = foreign.field()
     exact = field.moments(x, t, **cond).var.mean()
-    forward = field.moments(x, t, fmwc.propagate.Tangent(64), seed=0, **cond).var.mean()
-    assert 0.7 < forward / exact < 1.4  # 64 random directions of few outputs
+    for name, why in NO_FORWARD_MODE.items():
+        if f"[{name}]" in request.node.name:
+            with pytest.raises(RuntimeError, match="view size is not compatible"):
+                field.moments(x, t, "tangent", **cond)
+            pytest.xfail(why)
+    found = field.moments(x, t, Tangent(32), seed=0, **cond)
+    with torch.no_grad():
+        assert torch.equal(found.mean, field(x, t, **cond))
+    forward = found.var.mean()
+    assert 0.7 < forward / exact < 1.4  # 32 random directions of few outputs
 
 
 def test_confidence_leaves_the_samples_alone(foreign, request):

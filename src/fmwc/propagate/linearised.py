@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fmwc.errors import UsageError
+from fmwc.modes import unfused
 from fmwc.moments import Moments
 from fmwc.propagate.estimator import Noisy
 from fmwc.randomness import Randomness, signs
@@ -169,11 +170,22 @@ class Tangent:
             x, t, cond = each(outside, x), outside(t), {k: outside(c) for k, c in cond.items()}
             for _ in range(self.probes):
                 with forward_ad.dual_level():
-                    v = each(forward_ad.unpack_dual, field.run(Push(randomness), x, t, **cond))
+                    plain, v = self._pushed(field, x, t, cond, randomness)
                     # Values are kept beyond the level, so they are copied out of their dual pairs.
-                    mean = each(lambda c: c.primal.clone(), v)
+                    mean = each(lambda c: forward_ad.unpack_dual(c).primal.clone(), plain)
                     square = each(
-                        lambda c: wide(torch.zeros_like(c.primal) if c.tangent is None else c.tangent).square(), v
+                        lambda c: wide(torch.zeros_like(c.primal) if c.tangent is None else c.tangent).square(),
+                        each(forward_ad.unpack_dual, v),
                     )
                     var = square if var is None else each(torch.add, var, square)
         return Moments(mean, each(lambda c: c / self.probes, var))  # type: ignore[arg-type]
+
+    def _pushed(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> tuple[Any, Any]:
+        """The plain velocity, and the velocity with its tangent: one and the same, where forward mode can be had."""
+        try:
+            v = field.run(Push(randomness), x, t, **cond)
+        except NotImplementedError:  # fused attention has no forward mode; written out it has, and rounds otherwise
+            with unfused():
+                v = field.run(Push(randomness), x, t, **cond)
+            return field(x, t, **cond), v
+        return v, v
