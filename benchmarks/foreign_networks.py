@@ -18,7 +18,6 @@ import json
 import math
 import re
 import sys
-import time
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from fmwc.errors import NoRuleError
 from fmwc.files import write_json
 from fmwc.nets import MLP
 from fmwc.propagate import Linearised, MonteCarlo
-from fmwc.recipes.recipe import provenance
+from fmwc.recipes.recipe import Clock, provenance
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results/interop/exactness.json"
@@ -456,11 +455,19 @@ def refused(message: str) -> str:
     return next((group for group in said.groups() if group), message) if said else message
 
 
-def measure(foreign: Foreign, alphas: tuple[float, ...] = ALPHAS, draws: int = DRAWS) -> dict[str, Any]:
+def version_of(name: str) -> str:
+    """The version of the library a network's name begins with."""
+    library = name.split()[0]
+    return importlib.metadata.version(library) if importlib.util.find_spec(library) else "stand-in"
+
+
+def measure(name: str, alphas: tuple[float, ...] = ALPHAS, draws: int = DRAWS) -> dict[str, Any]:
+    """Everything the table says of one network."""
+    foreign = NETWORKS[name]
     x, t, cond = foreign.inputs()
     field = foreign.field()
     return {
-        "version": importlib.metadata.version(foreign.needs),
+        "version": version_of(name),
         "call": foreign.call,
         "adapter": foreign.adapter,
         "outputs": math.prod(foreign.shape),
@@ -483,6 +490,7 @@ def table(networks: dict[str, Any]) -> str:
         "noisy layers",
         f"linearised ÷ draws, α = {small}",
         "median",
+        "16 random probes",
         "Spearman (of draws with other draws)",
         *(f"α = {a}" for a in larger),
         f"diagonal ÷ draws, α = {small}",
@@ -496,6 +504,7 @@ def table(networks: dict[str, Any]) -> str:
                 str(entry["layers"]),
                 f"{here['ratio']:.3f}",
                 f"{here['median']:.3f}",
+                f"{here['16 probes']:.2f}",
                 f"{here['spearman']:.3f} ({here['spearman of draws with other draws']:.3f})",
                 *(f"{entry['alpha'][a]['ratio']:.2f}" for a in larger),
                 f"refused: `{diagonal['refused']}`" if "refused" in diagonal else f"{diagonal['ratio']:.2f}",
@@ -517,7 +526,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="measure these again, and keep the others")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    start = time.perf_counter()
+    clock = Clock(torch.device("cpu"))
     kept = json.loads(arguments.out.read_text())["networks"] if arguments.only and arguments.out.exists() else {}
     found = {}
     for name, foreign in NETWORKS.items():
@@ -526,10 +535,10 @@ def main() -> None:
         elif foreign.missing:
             print(f"{name}: {foreign.needs} is not installed (make test-interop)")
         else:
-            found[name] = measure(foreign)
+            found[name] = measure(name)
             shown = {a: round(v["ratio"], 3) for a, v in found[name]["alpha"].items()}
-            print(f"{name}: {shown}, {time.perf_counter() - start:.0f} s", flush=True)
-    about = provenance(torch.device("cpu"), time.perf_counter() - start, samples=SAMPLES, draws=DRAWS)
+            print(f"{name}: {shown}, {clock.seconds:.0f} s", flush=True)
+    about = provenance(clock.device, clock.seconds, samples=SAMPLES, draws=DRAWS)
     write_json(arguments.out, {"provenance": about, "networks": found})
     if arguments.out.resolve() == RESULTS:
         DOCS.write_text(put(table(found), DOCS.read_text()))
