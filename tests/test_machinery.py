@@ -333,3 +333,13 @@ def test_one_process_of_ddp_wraps_a_field(mlp, place, tmp_path):
         assert bool((field.moments(*place).var > 0).all())
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_a_pass_does_not_load_torchs_compiler():
+    """It takes seconds, for those who compile nothing."""
+    code = (
+        "import sys, torch, fmwc; from fmwc.nets import MLP; field = fmwc.attach(MLP(2, 8, 1, 4), space=(2,)); "
+        "fmwc.sample(field, 2, steps=2); sys.exit('torch._dynamo' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
