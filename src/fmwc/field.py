@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from fmwc.errors import NotFiniteError, ShapeError, UsageError, require_finite
 from fmwc.flow import Space, euclidean
-from fmwc.modes import evaluating
+from fmwc.modes import eagerly, evaluating
 from fmwc.moments import Moments
 from fmwc.propagate import Estimator, as_estimator
 from fmwc.randomness import Randomness, as_randomness
-from fmwc.state import State, batch_size, channels
+from fmwc.state import State, batch_size, channels, require_state
 from fmwc.vad import Draw, NoiseModel, Pass, kl
 
 __all__ = ["Field", "Reference", "attach"]
@@ -82,11 +82,16 @@ class Field(nn.Module):
 
     def run(self, current: Pass, x: Any, t: Any, **cond: Any) -> Any:
         """The network's output with a pass running at its noisy layers."""
+        # Outside `noise.hooked()` hooks come and go in a pass, so it runs between two compiled pieces.
+        if torch.compiler.is_compiling() and not self.noise.kept:
+            return torch.compiler.disable(self.run)(current, x, t, **cond)
         if not self.noise.attached:
             raise UsageError("the noise of this field was detached; attach the network again")
         rows = getattr(self.network, "rows", None)
-        with self.noise.during(current, self._times(x, t), rows(x, t, **cond) if rows else ()):
-            return self.network(x, t, **cond)
+        with eagerly(), self.noise.during(current, self._times(x, t), rows(x, t, **cond) if rows else ()):
+            v = self.network(x, t, **cond)
+        require_state(v, "the network's velocity")
+        return v
 
     def draw(self, x: Any, t: Any, *, seed: Randomness | torch.Generator | int | None = None, **cond: Any) -> Any:
         """The velocity under one draw of the weights from the posterior, ω ~ q(ω | x, t)."""

@@ -1,14 +1,16 @@
-"""Evaluation mode while a network is looked at, and its own modes back afterwards."""
+"""How a network runs while it is looked at, and as its user had it afterwards."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
-__all__ = ["evaluating"]
+__all__ = ["eagerly", "evaluating"]
 
 
 @contextmanager
@@ -22,3 +24,14 @@ def evaluating(network: Any) -> Iterator[None]:
     finally:
         for module, training in modes.items():
             module.training = training
+
+
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Inside, what torch.compile made runs as it was written: compiled code does not see hooks that came after it."""
+    # Nothing was compiled: asking torch would load its compiler, for seconds. Or torch is compiling this, with the hooks.
+    if torch.compiler.is_compiling() or "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
