@@ -30,7 +30,7 @@ def far_apart(a, b):
     return ((a - b).abs() / b.abs()).max()
 
 
-# ---- torch.compile: the plain path is compiled, passes run eagerly ---------------------------------------------------
+# ---- torch.compile (with the hooks kept in: tests/vad/test_compiling.py) ---------------------------------------------
 
 
 def compiled(what, **options):

@@ -82,13 +82,18 @@ class Field(nn.Module):
 
     def run(self, current: Pass, x: Any, t: Any, **cond: Any) -> Any:
         """The network's output with a pass running at its noisy layers."""
-        # Outside `noise.hooked()` hooks come and go in a pass, so it runs between two compiled pieces.
-        if torch.compiler.is_compiling() and not self.noise.kept:
-            return torch.compiler.disable(self.run)(current, x, t, **cond)
+        if not torch.compiler.is_compiling():
+            return eagerly(self._run)(current, x, t, **cond)
+        if self.noise.kept:
+            return self._run(current, x, t, **cond)
+        # Hooks come and go here, so the pass runs between two compiled pieces.
+        return torch.compiler.disable(self.run)(current, x, t, **cond)
+
+    def _run(self, current: Pass, x: Any, t: Any, **cond: Any) -> Any:
         if not self.noise.attached:
             raise UsageError("the noise of this field was detached; attach the network again")
         rows = getattr(self.network, "rows", None)
-        with eagerly(), self.noise.during(current, self._times(x, t), rows(x, t, **cond) if rows else ()):
+        with self.noise.during(current, self._times(x, t), rows(x, t, **cond) if rows else ()):
             v = self.network(x, t, **cond)
         require_state(v, "the network's velocity")
         return v

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,12 +26,16 @@ def evaluating(network: Any) -> Iterator[None]:
             module.training = training
 
 
-@contextmanager
-def eagerly() -> Iterator[None]:
-    """Inside, what torch.compile made runs as it was written: compiled code does not see hooks that came after it."""
-    # Nothing was compiled: asking torch would load its compiler, for seconds. Or torch is compiling this, with the hooks.
-    if torch.compiler.is_compiling() or "torch._dynamo" not in sys.modules:
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
+def eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose calls run as they were written: code that torch compiled does not see hooks that came after it.
+
+    So does what it calls, and so it is where a compiled function calls it that torch could not keep in one piece.
+    """
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled; asking torch would load its compiler, for seconds
+        return function
+
+    def call(*args: Any, **options: Any) -> Any:
+        with torch.compiler.set_stance("force_eager"):
+            return function(*args, **options)
+
+    return torch.compiler.disable(call)

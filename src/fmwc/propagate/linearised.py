@@ -11,6 +11,7 @@ Nothing is assumed of the network but that torch can differentiate it, and its m
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import CheckpointError
 
 from fmwc.errors import UsageError
 from fmwc.moments import Moments
@@ -27,7 +29,7 @@ from fmwc.randomness import Randomness, signs
 from fmwc.state import batch_size, channels, each, per_sample, wide
 from fmwc.vad import NoisyLayer, Pass
 
-__all__ = ["Linearised", "Record", "Tangent", "contributions", "outside", "unit_probes"]
+__all__ = ["Linearised", "Record", "Tangent", "contributions", "outside", "pulling", "unit_probes"]
 
 
 class Record(Pass):
@@ -76,6 +78,18 @@ def outside(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
+@contextmanager
+def pulling() -> Iterator[None]:
+    """Inside, a checkpoint that computes something else on the way back than it did under the pass says what to do."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise UsageError(
+            "the network is checkpointed, and on the way back it computes another thing than the pass did, as with "
+            "nn.MultiheadAttention, which a pass writes out; switch gradient checkpointing off, or use monte_carlo"
+        ) from error
+
+
 @dataclass(frozen=True)
 class Linearised:
     """Creates the linearised estimator by pulling probes back through the network (adjoint).
@@ -110,13 +124,14 @@ class Linearised:
         names = [name for name, value in channels(v).items() if value.requires_grad]
         if not names or not record.outputs:  # no noise reaches the output
             return wide(next(iter(channels(probe).values()))).new_zeros(batch_size(v))
-        gradients = torch.autograd.grad(
-            [channels(v)[n] for n in names],
-            record.outputs,
-            [channels(probe)[n] for n in names],
-            retain_graph=True,
-            allow_unused=True,
-        )
+        with pulling():
+            gradients = torch.autograd.grad(
+                [channels(v)[n] for n in names],
+                record.outputs,
+                [channels(probe)[n] for n in names],
+                retain_graph=True,
+                allow_unused=True,
+            )
         return contributions(list(gradients), record, batch_size(v)).sum(0)
 
     def _exact(self, v: Any, record: Record) -> Any:
