@@ -1,7 +1,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test lint bench clean
+INTEROP := .venv-interop/bin
+
+.PHONY: install demo test test-interop interop lint bench clean
 
 install: .venv/installed
 
@@ -16,6 +18,19 @@ demo: install
 test: install lint
 	$(BIN)/pytest -n 2
 
+# Other libraries' networks, in an environment of their own: nothing else needs them.
+.venv-interop/installed: pyproject.toml constraints.txt requirements-interop.txt
+	$(PYTHON) -m venv .venv-interop
+	$(INTEROP)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[interop]' pytest hypothesis
+	$(INTEROP)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps -r requirements-interop.txt
+	touch $@
+
+test-interop: .venv-interop/installed
+	$(INTEROP)/pytest tests/interop
+
+interop: .venv-interop/installed
+	$(INTEROP)/python benchmarks/foreign_networks.py
+
 lint: install
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
@@ -26,4 +41,4 @@ bench: install
 	$(BIN)/python benchmarks/sampling_cost.py
 
 clean:
-	rm -rf .venv demo runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-interop demo runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from fmwc.errors import NotFiniteError, ShapeError, UsageError, require_finite
 from fmwc.flow import Space, euclidean
-from fmwc.modes import evaluating
+from fmwc.modes import eagerly, evaluating
 from fmwc.moments import Moments
 from fmwc.propagate import Estimator, as_estimator
 from fmwc.randomness import Randomness, as_randomness
-from fmwc.state import State, batch_size, channels
+from fmwc.state import State, batch_size, channels, require_state
 from fmwc.vad import Draw, NoiseModel, Pass, kl
 
 __all__ = ["Field", "Reference", "attach"]
@@ -82,11 +82,21 @@ class Field(nn.Module):
 
     def run(self, current: Pass, x: Any, t: Any, **cond: Any) -> Any:
         """The network's output with a pass running at its noisy layers."""
+        if not torch.compiler.is_compiling():
+            return eagerly(self._run)(current, x, t, **cond)
+        if self.noise.kept:
+            return self._run(current, x, t, **cond)
+        # Hooks come and go here, so the pass runs between two compiled pieces.
+        return torch.compiler.disable(self.run)(current, x, t, **cond)
+
+    def _run(self, current: Pass, x: Any, t: Any, **cond: Any) -> Any:
         if not self.noise.attached:
             raise UsageError("the noise of this field was detached; attach the network again")
         rows = getattr(self.network, "rows", None)
         with self.noise.during(current, self._times(x, t), rows(x, t, **cond) if rows else ()):
-            return self.network(x, t, **cond)
+            v = self.network(x, t, **cond)
+        require_state(v, "the network's velocity")
+        return v
 
     def draw(self, x: Any, t: Any, *, seed: Randomness | torch.Generator | int | None = None, **cond: Any) -> Any:
         """The velocity under one draw of the weights from the posterior, ω ~ q(ω | x, t)."""

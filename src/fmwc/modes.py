@@ -1,14 +1,16 @@
-"""Evaluation mode while a network is looked at, and its own modes back afterwards."""
+"""How a network runs while it is looked at, and as its user had it afterwards."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
-__all__ = ["evaluating"]
+__all__ = ["eagerly", "evaluating"]
 
 
 @contextmanager
@@ -22,3 +24,18 @@ def evaluating(network: Any) -> Iterator[None]:
     finally:
         for module, training in modes.items():
             module.training = training
+
+
+def eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose calls run as they were written: code that torch compiled does not see hooks that came after it.
+
+    So does what it calls, and so it is where a compiled function calls it that torch could not keep in one piece.
+    """
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled; asking torch would load its compiler, for seconds
+        return function
+
+    def call(*args: Any, **options: Any) -> Any:
+        with torch.compiler.set_stance("force_eager"):
+            return function(*args, **options)
+
+    return torch.compiler.disable(call)

@@ -5,14 +5,16 @@ What is written for one tensor is lifted to both by :func:`each`; nothing else i
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from fmwc.errors import ShapeError
+from fmwc.errors import ShapeError, UsageError
 
-__all__ = ["State", "batch_size", "channels", "each", "per_sample"]
+__all__ = ["State", "batch_size", "channels", "each", "per_sample", "require_state", "wide"]
 
 State = Tensor | dict[str, Tensor]
 
@@ -40,6 +42,22 @@ def each(f: Callable[..., Any], *states: Any) -> Any:
 def batch_size(state: State) -> int:
     """The number of samples in a state."""
     return next(iter(channels(state).values())).shape[0]
+
+
+def wide(value: Tensor) -> Tensor:
+    """A value in single precision at least: sums of many squares drown in half (autocast, bfloat16 networks)."""
+    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+
+
+def require_state(value: Any, what: str) -> None:
+    """Raises where a network gave something else than a state: a tuple, say, or a library's own class of outputs."""
+    named = type(value) in (dict, OrderedDict) and value and all(isinstance(c, Tensor) for c in value.values())
+    if isinstance(value, Tensor) or named:
+        return
+    raise UsageError(
+        f"{what} is a tensor or a dict of named tensors, got {type(value).__name__}; say which part it is: "
+        "fmwc.adapters.adapt(net, output=lambda found: found[0])"
+    )
 
 
 def per_sample(value: Tensor, count: int, owner: Tensor | None = None) -> Tensor:  # (B·k, *) -> (B,)

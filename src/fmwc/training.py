@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError
 
 from fmwc.data import fingerprint
 from fmwc.errors import DataError, NotFiniteError, ShapeError, UsageError, pick, require_finite
@@ -188,7 +189,13 @@ def train(
             optimiser.zero_grad(set_to_none=True)
             with torch.autocast(device.type, PRECISIONS[plan.precision], enabled=half):
                 value = objective(batch.pop("x1"), randomness, beta, **batch)
-            value.backward()
+            try:
+                value.backward()
+            except CheckpointError as error:
+                raise UsageError(
+                    "the network is checkpointed: on the way back its layers are computed again, without their noise; "
+                    "switch gradient checkpointing off while the noise learns"
+                ) from error
             if plan.clip:
                 for parameter in parameters:
                     if parameter.grad is not None:

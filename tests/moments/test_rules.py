@@ -488,6 +488,11 @@ DELTA: dict[Callable[..., Any], Row] = {
     **{key: Row(((2, 3, 4),), (lambda x, k=key: k(x, 1), lambda x, k=key: k(x, (0, 2), keepdim=True),
                                lambda x, k=key: k(x, dim=1, correction=0), lambda x, k=key: k(x)))
        for key in (torch.var, T.var, torch.std, T.std)},
+    **{key: Row(((2, 3, 4),), tuple(
+        lambda x, k=key, call=call, part=part: call(k, x)[part] for part in (0, 1) for call in (
+            lambda k, x: k(x, 1), lambda k, x: k(x, (0, 2), keepdim=True), lambda k, x: k(x, dim=1, correction=0),
+            lambda k, x: k(x), lambda k, x: k(x, 2, False, True),
+        ))) for key in (torch.var_mean, torch.std_mean)},
     **{key: Row(((2, 3),), (lambda x, k=key: k(x, 1), lambda x, k=key: k(x))) for key in (torch.prod, T.prod)},
     torch.linalg.vector_norm: Row(((2, 3, 4),), (
         lambda x: torch.linalg.vector_norm(x, dim=-1), lambda x: torch.linalg.vector_norm(x, 3, (0, 1), True),

@@ -164,7 +164,7 @@ def test_a_refusal_names_the_operation_and_the_place_in_the_users_network(kind):
     if kind != "written":
         assert "Gaussian[3, 2]" in message
     hooks = sum(len(m._forward_hooks) for m in field.network.modules())
-    assert hooks == 0  # those that looked for the place are gone, too
+    assert hooks == 0  # those that looked for the place are gone, as are the noise's own
 
 
 @pytest.mark.parametrize("kind", REFUSED)

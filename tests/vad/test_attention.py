@@ -6,7 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+from fmwc.errors import UsageError
 from fmwc.field import Field, attach
 from fmwc.propagate import Diagonal, MonteCarlo, Tangent
 from fmwc.sampling import sample
@@ -251,3 +253,41 @@ def test_forward_mode_goes_through_fused_attention():
     assert torch.equal(found.mean, field(x, t))
     expected = field.moments(x, t).var
     assert_within(found.var, expected, expected * (2 / 400) ** 0.5)  # a mean of 400 squares of Gaussians
+
+
+class Twice(nn.Module):
+    """One attention in two places, one of them perhaps computed again on the way back."""
+
+    def __init__(self, reentrant=None):
+        super().__init__()
+        self.early = self.late = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+        self.reentrant = reentrant
+
+    def block(self, x: Tensor) -> Tensor:
+        return x + self.early(x, x, x, need_weights=False)[0]
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        h = self.block(x) if self.reentrant is None else checkpoint(self.block, x, use_reentrant=self.reentrant)
+        return h + self.late(h, h, h, need_weights=False)[0]
+
+
+def test_an_attention_in_two_places_goes_by_either_name():
+    names = ["early.q_proj", "early.k_proj", "early.v_proj", "early.out_proj"]
+    assert attach(Twice()).noise.names == names
+    assert attach(Twice(), include=["late.v_proj"]).noise.names == ["early.v_proj"]
+    assert attach(Twice(), exclude=["late.?_proj"]).noise.names == ["early.out_proj"]
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+def test_a_checkpointed_attention_is_refused_where_derivatives_are_needed_only():
+    x, t = states()
+    field = awaken(attach(Twice(False).double(), space=(TOKENS, WIDTH), width=8))
+    with pytest.raises(UsageError, match="switch gradient checkpointing off, or use monte_carlo"):
+        field.moments(x, t)
+    whole = awaken(attach(Twice().double(), space=(TOKENS, WIDTH), width=8))
+    whole.load_state_dict(field.state_dict())
+    for estimator in (MonteCarlo(4), Tangent(2)):
+        found, expected = (f.moments(x, t, estimator, seed=0).var for f in (field, whole))
+        torch.testing.assert_close(found, expected)
+    with pytest.raises(UsageError, match=r"'early\.q_proj' runs without derivatives .* use_reentrant=False"):
+        attach(Twice(True).double(), space=(TOKENS, WIDTH)).moments(x, t)

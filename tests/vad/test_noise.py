@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from fmwc.errors import ShapeError, UsageError
 from fmwc.field import attach
 from fmwc.nets import MLP
-from fmwc.vad import Pass
+from fmwc.propagate import MonteCarlo
 from fmwc.vad.inference import LOG_ALPHA_RANGE, InferenceNetwork, time_features
+from fmwc.vad.layers import kind_of
+from fmwc.vad.passes import Pass
 from tests.conftest import TinyConv, awaken, conv_field, mlp_field
 
 
@@ -37,9 +39,11 @@ def test_attach_and_detach_leave_the_network_as_it_was(build, shape):
         field.moments(x, t, estimator, seed=0)
     field.draw(x, t, seed=0)
     assert torch.equal(network(x, t), output)
-    assert hooks(network) == 0  # they are in while a pass runs only
+    assert hooks(network) == 0  # they are in only while a pass runs
 
     assert field.detach() is network
+    with pytest.raises(UsageError, match="was detached"):
+        field.draw(x, t)
     assert [type(m) for m in network.modules()] == modules
     assert [m.forward.__func__ for m in network.modules()] == forwards
     assert all("forward" not in vars(m) for m in network.modules())
@@ -231,3 +235,44 @@ def test_alpha_is_shared_over_space_and_depends_on_the_time(conv):
     assert log_alpha.shape == (2, 1, 1, 1)
     assert h.shape == (2, 1, 4, 4)
     assert not torch.equal(log_alpha[0], log_alpha[1])
+
+
+class Shared(nn.Module):
+    """One layer on two paths, under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2)
+        self.second = self.first
+        self.other = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.other(torch.tanh(self.first(x)) + self.second(torch.tanh(self.first(-x))))
+
+
+def test_a_layer_on_two_paths_is_one_layer_with_noise_at_each_use():
+    torch.manual_seed(0)
+    field = awaken(attach(Shared(), space=(2,), width=8, initial_log_alpha=-7.0))
+    assert field.noise.names == ["first", "other"]
+    x, t = torch.randn(8, 2), torch.rand(8)
+    drawn = field.moments(x, t, MonteCarlo(4096, 64), seed=0).var
+    torch.testing.assert_close(field.moments(x, t).var, drawn, rtol=0.15, atol=0)
+
+
+def test_a_shared_layer_goes_by_either_name():
+    assert attach(Shared(), include=["second"]).noise.names == ["first"]
+    assert attach(Shared(), exclude=["second"]).noise.names == ["other"]
+
+
+def test_a_layer_that_does_not_know_its_size_yet():
+    network = nn.Sequential(nn.LazyLinear(2))
+    with pytest.raises(UsageError, match="'0' does not know its size yet; run the network once on data"):
+        attach(network)
+    network(torch.zeros(1, 3))
+    assert attach(network).noise.names == ["0"]
+
+
+def test_layers_of_other_libraries_are_known_by_name():
+    own = type("Linear", (nn.Module,), {"__module__": "torch_geometric.nn.dense.linear"})
+    assert kind_of(own()).channels == "in_channels"
+    assert kind_of(type("Linear", (nn.Module,), {"__module__": "elsewhere"})()) is None

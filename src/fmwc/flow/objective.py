@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fmwc.flow.space import Space
 from fmwc.randomness import Randomness, as_randomness
-from fmwc.state import State, batch_size, channels
+from fmwc.state import State, batch_size, channels, require_state
 
 __all__ = ["PathSample", "elbo", "flow_matching", "path_sample"]
 
@@ -46,7 +46,9 @@ def flow_matching(velocity: Callable[..., Any], space: Space, x1: State, *, seed
     randomness = as_randomness(seed, next(iter(channels(x1).values())).device)
     space = space.given(cond)
     t, x_t, u_t = path_sample(space, x1, randomness)
-    return space.squared_error(velocity(x_t, t, **cond), u_t)
+    v = velocity(x_t, t, **cond)
+    require_state(v, "the network's velocity")
+    return space.squared_error(v, u_t)
 
 
 def elbo(

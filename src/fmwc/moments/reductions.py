@@ -40,6 +40,18 @@ def reduction(func: Any, args: Any, kwargs: Any) -> Gaussian:
     return Gaussian(func(x._mean, *rest, **kwargs), var, x._closure)
 
 
+@register(torch.var_mean, torch.std_mean, exactness=FIRST_ORDER)
+def spread_and_mean(func: Any, args: Any, kwargs: Any) -> tuple[Gaussian, Gaussian]:
+    """Each as it is alone: the mean is exact for independent inputs."""
+    x, *rest = args
+    spread, arguments = (torch.var, torch.std)[func is torch.std_mean], ("dim", "unbiased", "keepdim")
+    given = {**dict(zip(arguments, rest, strict=False)), **kwargs}
+    dims = given.get("dim")
+    dims = tuple(range(x.ndim)) if dims is None or dims == () else dims
+    found = reduction(spread, args, kwargs)  # which refuses what is no dimension
+    return found, torch.mean(x, dims, keepdim=given.get("keepdim", False))  # type: ignore[return-value]
+
+
 _WINDOWS: dict[Any, tuple[Any, int]] = {
     F.max_pool1d: (F.max_pool1d_with_indices, 1),
     F.max_pool2d: (F.max_pool2d_with_indices, 2),

@@ -11,6 +11,7 @@ Nothing is assumed of the network but that torch can differentiate it, and its m
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,15 +20,16 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import CheckpointError
 
 from fmwc.errors import UsageError
 from fmwc.moments import Moments
 from fmwc.propagate.estimator import Noisy, plain_output
 from fmwc.randomness import Randomness, signs
-from fmwc.state import batch_size, channels, each, per_sample
+from fmwc.state import batch_size, channels, each, per_sample, wide
 from fmwc.vad import NoisyLayer, Pass
 
-__all__ = ["Linearised", "Record", "Tangent", "contributions", "outside", "unit_probes"]
+__all__ = ["Linearised", "Record", "Tangent", "contributions", "outside", "pulling", "unit_probes"]
 
 
 class Record(Pass):
@@ -57,9 +59,9 @@ class Record(Pass):
 
 def contributions(gradients: list[Tensor | None], record: Record, count: int) -> Tensor:  # -> (L, B)
     """s² (∂(w·v)/∂y)², summed over the units of each layer: one probe's variance, layer by layer."""
-    zero = record.vars[0].new_zeros(count)
+    zero = wide(record.vars[0]).new_zeros(count)
     rows = zip(gradients, record.vars, record.owners, strict=True)
-    return torch.stack([zero if g is None else per_sample(g.square() * s, count, o) for g, s, o in rows])
+    return torch.stack([zero if g is None else per_sample(wide(g).square() * wide(s), count, o) for g, s, o in rows])
 
 
 def unit_probes(state: Any) -> Iterator[tuple[str, int, Any]]:
@@ -74,6 +76,18 @@ def unit_probes(state: Any) -> Iterator[tuple[str, int, Any]]:
 def outside(value: Any) -> Any:
     """A copy of what was born in inference mode, where there are no derivatives; anything else as it is."""
     return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
+
+
+@contextmanager
+def pulling() -> Iterator[None]:
+    """Inside, a checkpoint that computes something else on the way back than it did under the pass says what to do."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise UsageError(
+            "the network is checkpointed, and on the way back it computes another thing than the pass did, as with "
+            "nn.MultiheadAttention, which a pass writes out; switch gradient checkpointing off, or use monte_carlo"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -99,7 +113,9 @@ class Linearised:
         record = Record()
         with torch.inference_mode(False), torch.enable_grad():
             x, t, cond = each(outside, x), outside(t), {k: outside(c) for k, c in cond.items()}
-            v = field.run(record, x, t, **cond)
+            # Derivatives begin at the state, so that a checkpointed block, which is computed again on the way back and
+            # without hooks, keeps the same things both times even where every weight is frozen.
+            v = field.run(record, each(lambda c: c.detach().clone().requires_grad_().clone(), x), t, **cond)
             mean = plain_output(field, x, t, cond) if field.fused else each(Tensor.detach, v)
             var = self._exact(v, record) if self.probes is None else self._probed(v, record, randomness)
         return Moments(mean, var)
@@ -107,26 +123,27 @@ class Linearised:
     def _pull(self, v: Any, record: Record, probe: Any) -> Tensor:  # -> (B,)
         names = [name for name, value in channels(v).items() if value.requires_grad]
         if not names or not record.outputs:  # no noise reaches the output
-            return next(iter(channels(probe).values())).new_zeros(batch_size(v))
-        gradients = torch.autograd.grad(
-            [channels(v)[n] for n in names],
-            record.outputs,
-            [channels(probe)[n] for n in names],
-            retain_graph=True,
-            allow_unused=True,
-        )
+            return wide(next(iter(channels(probe).values()))).new_zeros(batch_size(v))
+        with pulling():
+            gradients = torch.autograd.grad(
+                [channels(v)[n] for n in names],
+                record.outputs,
+                [channels(probe)[n] for n in names],
+                retain_graph=True,
+                allow_unused=True,
+            )
         return contributions(list(gradients), record, batch_size(v)).sum(0)
 
     def _exact(self, v: Any, record: Record) -> Any:
-        var = each(torch.zeros_like, each(Tensor.detach, v))
-        for name, index, probe in unit_probes(var):
+        var = each(lambda c: torch.zeros_like(wide(c.detach())), v)
+        for name, index, probe in unit_probes(each(Tensor.detach, v)):
             channels(var)[name].flatten(1)[:, index] = self._pull(v, record, probe)
         return var
 
     def _probed(self, v: Any, record: Record, randomness: Randomness) -> Any:
         assert self.probes is not None
         count = batch_size(v)
-        var = each(lambda c: c.new_zeros(count, *[1] * (c.ndim - 1)), each(Tensor.detach, v))
+        var = each(lambda c: wide(c.detach()).new_zeros(count, *[1] * (c.ndim - 1)), v)
         for name, value in channels(v).items():
             for _ in range(self.probes):
                 probe = each(torch.zeros_like, each(Tensor.detach, v))
@@ -179,6 +196,7 @@ class Tangent:
                 v = each(forward_ad.unpack_dual, field.run(Push(randomness), x, t, **cond))
                 # Values are kept beyond the level, so they are copied out of their dual pairs.
                 mean = each(lambda c: c.primal.clone(), v)
-                square = each(lambda c: torch.zeros_like(c.primal) if c.tangent is None else c.tangent.square(), v)
+                tangent = each(lambda c: wide(torch.zeros_like(c.primal) if c.tangent is None else c.tangent), v)
+                square = each(torch.square, tangent)
                 var = square if var is None else each(torch.add, var, square)
         return Moments(mean, each(lambda c: c / self.probes, var))  # type: ignore[arg-type]

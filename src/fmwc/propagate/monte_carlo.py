@@ -12,7 +12,7 @@ from fmwc.errors import UsageError
 from fmwc.moments import Moments
 from fmwc.propagate.estimator import Noisy
 from fmwc.randomness import Randomness
-from fmwc.state import batch_size, each
+from fmwc.state import batch_size, each, wide
 from fmwc.vad import Draw
 
 __all__ = ["MonteCarlo"]
@@ -47,10 +47,10 @@ class MonteCarlo:
         wide_x, wide_t, wide_cond = each(widen, x), widen(t), {k: widen(v) for k, v in cond.items()}
         with torch.no_grad():
             centre = field(x, t, **cond)  # sums are taken about the plain output, so that no digits are lost
-            first, second = each(torch.zeros_like, centre), each(torch.zeros_like, centre)
+            first = second = each(lambda c: torch.zeros_like(wide(c)), centre)
             for _ in range(self.draws // side):
                 drawn = field.run(Draw(randomness), wide_x, wide_t, **wide_cond)
-                shift = each(lambda d, c: d.reshape(side, *c.shape) - c, drawn, centre)
+                shift = each(lambda d, c: wide(d).reshape(side, *c.shape) - c, drawn, centre)
                 first = each(lambda s, d: s + d.sum(0), first, shift)
                 second = each(lambda s, d: s + d.square().sum(0), second, shift)
             k = self.draws

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fmwc.errors import UsageError
-from fmwc.propagate.linearised import Record, contributions, unit_probes
+from fmwc.propagate.linearised import Record, contributions, pulling, unit_probes
 from fmwc.randomness import Randomness
 from fmwc.state import batch_size, channels, each
 
@@ -77,13 +77,14 @@ class Transport:
                 names = tuple(noisy.name for noisy in layers)
                 here = total.new_zeros(len(layers), count)
                 for i, adjoint in enumerate(adjoints):
-                    gradients = torch.autograd.grad(
-                        list(channels(after).values()),
-                        [*inputs, *record.outputs],  # type: ignore[arg-type]
-                        list(channels(adjoint).values()),
-                        retain_graph=i + 1 < len(adjoints),
-                        allow_unused=True,
-                    )
+                    with pulling():
+                        gradients = torch.autograd.grad(
+                            list(channels(after).values()),
+                            [*inputs, *record.outputs],  # type: ignore[arg-type]
+                            list(channels(adjoint).values()),
+                            retain_graph=i + 1 < len(adjoints),
+                            allow_unused=True,
+                        )
                     back = [torch.zeros_like(c) if g is None else g for g, c in zip(gradients, inputs, strict=False)]
                     adjoints[i] = dict(zip(x, back, strict=True)) if isinstance(x, dict) else back[0]
                     parts = contributions(list(gradients[len(inputs) :]), record, count)

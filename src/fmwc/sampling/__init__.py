@@ -23,6 +23,7 @@ from fmwc.sampling.sampler import DECODERS, Decoder, Sampler, cost_of, decode_me
 from fmwc.sampling.scores import EARLY, LATE, SCORES, Standard, standard_of
 from fmwc.sampling.steppers import STEPPERS, Stepper
 from fmwc.sampling.trajectory import Trajectory
+from fmwc.sampling.watched import Watched
 from fmwc.state import State, batch_size
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "Stepper",
     "Trajectory",
     "Uniform",
+    "Watched",
     "decode_mean",
     "default_estimator",
     "fit_grid",

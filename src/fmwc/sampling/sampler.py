@@ -17,7 +17,7 @@ from fmwc.randomness import Blocks, Randomness, derive
 from fmwc.sampling.controllers import Controller, begin, due, follows, needs_variance
 from fmwc.sampling.steppers import STEPPERS
 from fmwc.sampling.trajectory import Trajectory
-from fmwc.state import SINGLE, State, batch_size, channels, each
+from fmwc.state import SINGLE, State, batch_size, channels, each, require_state
 
 __all__ = ["DECODERS", "Sampler", "cost_of", "decode_map", "decode_mean", "decode_stochastic"]
 
@@ -183,6 +183,7 @@ class Sampler:
                 else:
                     v = velocity(x, t)
                 if step == 0:
+                    require_state(v, "the network's velocity")
                     self.space.check(v, "the network's velocity is of another shape: ")
                 if moments is not None:
                     means.append(v)

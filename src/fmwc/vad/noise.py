@@ -1,4 +1,9 @@
-"""The noise model of a network: an inference network beside each chosen layer, joined to it by hooks."""
+"""The noise model of a network: an inference network beside each chosen layer, joined to it by hooks.
+
+The hooks are in only while a pass runs, or while :meth:`NoiseModel.hooked` keeps them. At other times the network has
+none, so that whatever looks for hooks (torch's fused transformer, torch.compile, a copy, a pickle) finds the network
+its author wrote.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fmwc.errors import ShapeError, UsageError
 from fmwc.vad.attention import Call, Projection, WrittenOut, projections
@@ -26,6 +32,7 @@ class _Running:
     def __init__(self) -> None:
         self.current: Pass | None = None
         self.features: Tensor | None = None
+        self.differentiable = False  # whether the pass began where derivatives are kept
         self.owners: dict[int, Tensor] = {}  # by their number of rows
 
 
@@ -74,7 +81,7 @@ class NoisyLayer(nn.Module):
 
     def after(self, layer: Any, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
         current = self.running.current
-        return None if current is None else current.after(self, layer, args[0], output)
+        return None if current is None else self._noised(current, layer, args[0], output)
 
     def calling(self, layer: Any) -> Call:
         """The layer as a function that does with its input and output what its hooks would."""
@@ -83,9 +90,17 @@ class NoisyLayer(nn.Module):
             current = self.running.current
             assert current is not None
             x = current.before(self, layer, x)
-            return current.after(self, layer, x, F.linear(x, weight, bias))
+            return self._noised(current, layer, x, F.linear(x, weight, bias))
 
         return call
+
+    def _noised(self, current: Pass, layer: Any, h: Tensor, y: Tensor) -> Tensor:
+        if self.running.differentiable and not torch.is_grad_enabled():
+            raise UsageError(
+                f"layer '{self.name}' runs without derivatives (under no_grad, or a reentrant checkpoint), so its "
+                "noise cannot be followed; say use_reentrant=False, or exclude the layer from the noise"
+            )
+        return current.after(self, layer, h, y)
 
 
 def _rows(features: Tensor, h: Tensor, owner: Tensor | None = None) -> Tensor:  # (B, F) -> (*h.shape[:-1], F)
@@ -104,11 +119,16 @@ def _rows(features: Tensor, h: Tensor, owner: Tensor | None = None) -> Tensor:  
 
 
 def choose_layers(network: nn.Module, include: Sequence[str], exclude: Sequence[str]) -> dict[str, Any]:
-    """The layers that can carry noise and whose dotted name matches a glob pattern."""
+    """The layers that can carry noise and whose dotted name matches a glob pattern.
+
+    A layer that is used in two places goes by either name, and is given by its first.
+    """
     able: dict[str, Any] = {}
-    for name, module in network.named_modules():
+    parts: dict[nn.Module, dict[str, Projection]] = {}
+    for name, module in network.named_modules(remove_duplicate=False):
         if isinstance(module, nn.MultiheadAttention):
-            able |= {f"{name}.{part}".lstrip("."): layer for part, layer in projections(module).items()}
+            own = parts.setdefault(module, projections(module))
+            able |= {f"{name}.{part}".lstrip("."): layer for part, layer in own.items()}
         elif kind_of(module) is not None:
             able.setdefault(name, module)  # an attention's out_proj is in the table already
     if not able:
@@ -116,19 +136,20 @@ def choose_layers(network: nn.Module, include: Sequence[str], exclude: Sequence[
     for pattern in (*include, *exclude):
         if not any(fnmatchcase(name, pattern) for name in able):
             raise UsageError(f"pattern '{pattern}' matches no layer; the layers are: {', '.join(able)}")
-    chosen = {
-        name: module
-        for name, module in able.items()
-        if any(fnmatchcase(name, p) for p in include) and not any(fnmatchcase(name, p) for p in exclude)
-    }
-    if not chosen:
+    wanted = {layer for name, layer in able.items() if any(fnmatchcase(name, p) for p in include)}
+    wanted -= {layer for name, layer in able.items() if any(fnmatchcase(name, p) for p in exclude)}
+    if not wanted:
         raise UsageError(f"exclude leaves no layer to carry noise; the layers are: {', '.join(able)}")
+    first = {layer: name for name, layer in reversed(able.items()) if layer in wanted}
+    chosen = {name: layer for name, layer in able.items() if first.get(layer) == name}
+    for name, layer in chosen.items():
+        if is_lazy(layer.weight):
+            raise UsageError(f"layer '{name}' does not know its size yet; run the network once on data, then attach")
     return chosen
 
 
 class NoiseModel(nn.Module):
-    """Creates the noise of a network. No layer is replaced and no `forward` is patched; hooks are in while a pass runs,
-    and at no other time, so that torch may take the same short cuts through the network as before.
+    """Creates the noise of a network. No layer is replaced and no `forward` is patched.
 
     Arguments:
         network: Any torch module.
@@ -161,7 +182,6 @@ class NoiseModel(nn.Module):
         )
         parameter = next(iter(chosen.values())).weight
         self.to(device=parameter.device, dtype=parameter.dtype)
-        self.attached = True
         # The user's own layers, which are not this module's: a tuple keeps them from being registered.
         self._places: tuple[tuple[Any, Any], ...] = tuple(zip(self.layers, chosen.values(), strict=True))
         self._attentions = tuple(m for m in network.modules() if isinstance(m, nn.MultiheadAttention))
@@ -172,9 +192,19 @@ class NoiseModel(nn.Module):
         """Whether torch has kernels for whole parts of the network, which it uses where no pass runs."""
         return bool(self._attentions)
 
+    @property
+    def attached(self) -> bool:
+        """Whether there is a network to run a pass on."""
+        return bool(self._places)
+
+    @property
+    def kept(self) -> bool:
+        """Whether the hooks are in, for a pass that runs or by :meth:`hooked`."""
+        return self._hooked
+
     def remove(self) -> None:
-        """Takes the noise off; no pass can run any more."""
-        self.attached = False
+        """Lets go of the network: no pass can run on it any more."""
+        self._places, self._attentions = (), ()
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
@@ -182,17 +212,12 @@ class NoiseModel(nn.Module):
         if self._hooked:
             yield
             return
-        calls: dict[nn.MultiheadAttention, dict[str, Call]] = {m: {} for m in self._attentions}
         with ExitStack() as stack:
             # Nearer to the layer than any that its author has put there.
             for noisy, layer in self._places:
-                if isinstance(layer, Projection):
-                    calls[layer.attention][layer.which] = noisy.calling(layer)
-                    continue
-                stack.callback(layer.register_forward_pre_hook(noisy.before).remove)
-                stack.callback(layer.register_forward_hook(noisy.after, prepend=True).remove)
-            if calls:
-                stack.enter_context(WrittenOut(calls))
+                if not isinstance(layer, Projection):
+                    stack.callback(layer.register_forward_pre_hook(noisy.before).remove)
+                    stack.callback(layer.register_forward_hook(noisy.after, prepend=True).remove)
             self._hooked = True
             try:
                 yield
@@ -222,10 +247,23 @@ class NoiseModel(nn.Module):
     @contextmanager
     def _passing(self, current: Pass, t: Tensor, owners: dict[int, Tensor]) -> Iterator[None]:
         running = self.running
-        outer = running.current, running.features, running.owners
+        outer = running.current, running.features, running.owners, running.differentiable
         dtype = next(self.layers.parameters()).dtype
         running.current, running.features, running.owners = current, time_features(t.to(dtype)), owners
+        running.differentiable = torch.is_grad_enabled()
         try:
-            yield
+            if self._attentions and outer[0] is None:
+                with WrittenOut(self._calls()):
+                    yield
+            else:
+                yield
         finally:
-            running.current, running.features, running.owners = outer
+            running.current, running.features, running.owners, running.differentiable = outer
+
+    def _calls(self) -> dict[nn.MultiheadAttention, dict[str, Call]]:
+        """How the projections of each attention that carry noise are called."""
+        calls: dict[nn.MultiheadAttention, dict[str, Call]] = {m: {} for m in self._attentions}
+        for noisy, layer in self._places:
+            if isinstance(layer, Projection):
+                calls[layer.attention][layer.which] = noisy.calling(layer)
+        return calls

@@ -1,0 +1,347 @@
+"""A field under the machinery people train and run networks with: nothing special is needed, and nothing is lost."""
+
+import copy
+import io
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import CheckpointError, checkpoint
+
+import fmwc
+from fmwc.errors import UsageError
+from fmwc.nets import MLP
+from fmwc.propagate import Linearised, MonteCarlo
+from tests.conftest import awaken, conv_field, mlp_field
+
+
+@pytest.fixture
+def place():
+    return torch.randn(6, 2), torch.rand(6)
+
+
+def far_apart(a, b):
+    return ((a - b).abs() / b.abs()).max()
+
+
+# ---- torch.compile (with the hooks kept in: tests/vad/test_compiling.py) ---------------------------------------------
+
+
+def compiled(what, **options):
+    torch.compiler.reset()
+    return torch.compile(what, backend="aot_eager", **options)  # traces as the default does, and compiles no kernels
+
+
+def test_a_field_compiles_whole(mlp, place):
+    torch.testing.assert_close(compiled(mlp, fullgraph=True)(*place), mlp(*place))
+
+
+def test_a_step_of_a_sampler_compiles_whole(mlp, place):
+    def step(x, t, dt):
+        middle = x + dt / 2 * mlp(x, t)
+        return x + dt * mlp(middle, t + dt / 2)
+
+    torch.testing.assert_close(compiled(step, fullgraph=True)(*place, 0.1), step(*place, 0.1))
+
+
+def test_noise_reaches_a_network_that_was_compiled_before(place):
+    network = MLP(2, 16, 2, 8)
+    alone = fmwc.attach(network, space=(2,), width=8).moments(*place).var
+    fast = compiled(network)
+    fast(*place)  # compiled without hooks, and torch does not look again whether some came
+    field = fmwc.attach(fast, space=(2,), width=8)
+    assert bool((alone > 0).all())
+    torch.testing.assert_close(field.moments(*place).var, alone)
+    assert not torch.equal(field.draw(*place, seed=0), network(*place))
+    plain = fmwc.sample(network, 4, steps=3, space=(2,), confidence=False)
+    torch.testing.assert_close(fmwc.sample(field, 4, steps=3).x, plain.x)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own, while it traces
+@pytest.mark.parametrize("read", ["moments", "draw"])
+def test_a_pass_inside_a_compiled_function_runs_between_its_pieces(read, mlp, place):
+    def call(x, t):
+        if read == "draw":
+            return mlp.draw(x * 2, t, seed=0) + 1
+        return mlp.moments(x * 2, t).var + 1
+
+    torch.testing.assert_close(compiled(call)(*place), call(*place))
+
+
+# ---- autocast --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("build", [mlp_field, conv_field], ids=["mlp", "conv"])
+def test_autocast_keeps_the_variance(build):
+    field = build()
+    x, t = torch.randn(6, *field.space.channels["x"].shape), torch.rand(6)
+    exact = field.moments(x, t).var
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert field(x, t).dtype == torch.bfloat16
+        assert torch.equal(field(x, t), field.network(x, t))
+        found, drawn = field.moments(x, t), field.moments(x, t, MonteCarlo(1024), seed=0)
+    assert found.var.dtype == torch.float32
+    assert found.mean.dtype == torch.bfloat16
+    assert far_apart(found.var, exact) < 0.1  # bfloat16 has three digits
+    assert 0.9 < drawn.var.mean() / exact.mean() < 1.1  # sums in bfloat16 gave 0.8
+
+
+def test_a_network_in_half_precision(place):
+    field = mlp_field().to(torch.bfloat16)
+    x, t = (v.to(torch.bfloat16) for v in place)
+    assert field.moments(x, t).var.dtype == torch.float32
+    assert far_apart(field.moments(x, t).var, mlp_field().moments(*place).var) < 0.2
+
+
+def test_training_under_autocast(mlp):
+    data = torch.randn(32, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = fmwc.elbo(mlp, data, seed=0)
+    loss.backward()
+    assert all(torch.isfinite(p.grad).all() for p in mlp.parameters())
+    assert abs(loss - fmwc.elbo(mlp, data, seed=0)) < 0.05
+
+
+# ---- distributed -----------------------------------------------------------------------------------------------------
+
+
+class Loss(nn.Module):
+    """What DDP wraps: a module whose forward is the loss."""
+
+    def __init__(self, field):
+        super().__init__()
+        self.field = field
+
+    def forward(self, x1, seed):
+        return fmwc.elbo(self.field, x1, seed=seed)
+
+
+RANK = textwrap.dedent("""
+    import sys, torch
+    from torch.nn.parallel import DistributedDataParallel
+    from tests.test_machinery import Loss, mlp_field
+    rank, store, out = int(sys.argv[1]), *sys.argv[2:]
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    field = mlp_field()
+    data = torch.randn(2, 16, 2, generator=torch.Generator().manual_seed(5))
+    shared = DistributedDataParallel(Loss(field))
+    shared(data[rank], seed=rank).backward()
+    torch.save({n: p.grad for n, p in field.named_parameters()}, f"{out}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+""")
+
+
+def test_two_processes_learn_the_mean_of_their_gradients(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store"), str(tmp_path)],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    for rank in ranks:
+        said = rank.communicate(timeout=120)[1]
+        assert rank.returncode == 0, said
+    data = torch.randn(2, 16, 2, generator=torch.Generator().manual_seed(5))
+    field = mlp_field()
+    (sum(Loss(field)(data[rank], seed=rank) for rank in (0, 1)) / 2).backward()
+    for rank in (0, 1):
+        found = torch.load(tmp_path / f"{rank}.pt")
+        assert found.keys() == dict(field.named_parameters()).keys()
+        for name, parameter in field.named_parameters():
+            torch.testing.assert_close(found[name], parameter.grad)
+
+
+# ---- torch.func ------------------------------------------------------------------------------------------------------
+
+
+def test_functional_call_takes_other_weights(mlp, place):
+    other = mlp_field(seed=1)
+    found = torch.func.functional_call(mlp, other.state_dict(), place)
+    assert torch.equal(found, other(*place))
+    assert not torch.equal(found, mlp(*place))
+
+
+def test_vmap_over_samples(mlp, place):
+    one = torch.func.vmap(lambda x, t: mlp(x[None], t[None])[0])
+    torch.testing.assert_close(one(*place), mlp(*place))
+
+
+def test_vmap_over_weights(place):
+    fields = [mlp_field(seed=s) for s in range(3)]
+    weights, _ = torch.func.stack_module_state(fields)
+    found = torch.func.vmap(lambda w: torch.func.functional_call(fields[0], w, place))(weights)
+    torch.testing.assert_close(found, torch.stack([f(*place) for f in fields]))
+
+
+def test_jvp_and_vjp_are_transposes(mlp, place):
+    x, t = place
+    u, w = torch.randn(2, *x.shape)
+    value, forward = torch.func.jvp(lambda x: mlp(x, t), (x,), (u,))
+    again, pull = torch.func.vjp(lambda x: mlp(x, t), x)
+    assert torch.equal(again, mlp(x, t))
+    torch.testing.assert_close(value, again)
+    torch.testing.assert_close((forward * w).sum(), (pull(w)[0] * u).sum())
+
+
+def test_a_draw_has_derivatives_with_the_same_noise(mlp, place):
+    x, t = (v.double() for v in place)
+    field = mlp.double()
+    u = torch.randn_like(x)
+    _, slope = torch.func.jvp(lambda x: field.run(_noise(field), x, t), (x,), (u,))
+    step = 1e-6
+    apart = field.run(_noise(field), x + step * u, t) - field.run(_noise(field), x - step * u, t)
+    torch.testing.assert_close(slope, apart / (2 * step), rtol=1e-5, atol=1e-7)
+
+
+def _noise(field):
+    return fmwc.vad.Draw(fmwc.randomness.as_randomness(0, field.device))
+
+
+# ---- gradient checkpointing ------------------------------------------------------------------------------------------
+
+
+class Checkpointed(nn.Module):
+    """Two blocks, whose activations are computed again on the way back."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        self.reentrant = reentrant
+        self.first = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 16))
+        self.second = nn.Sequential(nn.SiLU(), nn.Linear(16, 2))
+
+    def forward(self, x, t):
+        h = torch.cat([x, t[:, None]], 1)
+        for block in (self.first, self.second):
+            h = block(h) if self.reentrant is None else checkpoint(block, h, use_reentrant=self.reentrant)
+        return h
+
+
+def blocks(reentrant):
+    torch.manual_seed(0)
+    return awaken(fmwc.attach(Checkpointed(reentrant), space=(2,), width=8))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("estimator", [Linearised(), Linearised(4), "tangent", "monte_carlo"], ids=str)
+def test_the_variance_is_the_same_with_checkpointing(estimator, frozen, place):
+    found = []
+    for reentrant in (None, False):
+        field = blocks(reentrant)
+        field.network.requires_grad_(not frozen)
+        found.append(field.moments(*place, estimator, seed=0).var)
+    torch.testing.assert_close(*found)
+    assert bool((found[0] > 0).all())
+
+
+def test_transport_is_the_same_with_checkpointing():
+    found = [fmwc.sample(blocks(r), 4, steps=3, transport=True).transported.var for r in (None, False)]
+    torch.testing.assert_close(*found)
+
+
+def test_plain_training_with_checkpointing(place):
+    x, t = place
+    slopes = []
+    for reentrant in (None, False):
+        field = blocks(reentrant)
+        field(x, t).square().sum().backward()
+        slopes.append(field.network.first[0].weight.grad)
+    torch.testing.assert_close(*slopes)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+def test_noise_cannot_learn_through_a_checkpoint_and_says_so(place):
+    """What is computed again would lack its noise. Torch notices; a silent wrong gradient would be the worse thing."""
+    with pytest.raises(CheckpointError, match="different number of tensors"):
+        fmwc.elbo(blocks(False), torch.randn(8, 2), seed=0).backward()
+    with pytest.raises(UsageError, match="switch gradient checkpointing off while the noise learns"):
+        fmwc.fit_noise(blocks(False), torch.randn(8, 2), steps=1)
+    with pytest.raises(UsageError, match=r"'first\.0' runs without derivatives .* use_reentrant=False"):
+        fmwc.elbo(blocks(True), torch.randn(8, 2), seed=0)
+    with pytest.raises(UsageError, match="runs without derivatives"):
+        blocks(True).moments(*place)
+
+
+# ---- copies ----------------------------------------------------------------------------------------------------------
+
+
+def on_disk(field):
+    file = io.BytesIO()
+    torch.save(field, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def by_weights(field):
+    again = fmwc.attach(MLP(2, 16, 2, 8), space=(2,), width=8, seed=9)
+    again.load_state_dict(field.state_dict())
+    return again
+
+
+COPIES = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda field: pickle.loads(pickle.dumps(field)),
+    "torch.save": on_disk,
+    "state_dict": by_weights,
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_copy_acts_on_its_own_noise(how, mlp, place):
+    var, drawn = mlp.moments(*place).var, mlp.draw(*place, seed=0)
+    twin = COPIES[how](mlp)
+    assert torch.equal(twin.moments(*place).var, var)
+    assert torch.equal(twin.draw(*place, seed=0), drawn)
+    assert not set(twin.parameters()) & set(mlp.parameters())
+    with torch.no_grad():
+        for p in twin.noise.parameters():
+            p.zero_()  # log α = 0: far more noise
+    assert bool((twin.moments(*place).var > 2 * var).all())
+    assert torch.equal(mlp.moments(*place).var, var)
+    assert twin.noise.running is not mlp.noise.running
+    twin.detach()
+    assert torch.equal(mlp.moments(*place).var, var)
+
+
+@pytest.mark.parametrize("build", [conv_field, lambda: awaken(fmwc.attach(nn.ConvTranspose1d(2, 2, 1), width=8))])
+def test_every_kind_of_layer_is_pickled(build):
+    field = build()
+    assert [type(n.kind).__name__ for n in pickle.loads(pickle.dumps(field)).noise.layers]
+
+
+def test_a_copy_of_the_network_alone_is_the_plain_network(mlp, place):
+    """A moving average of the weights is such a copy."""
+    plain = copy.deepcopy(mlp.network)
+    assert torch.equal(plain(*place), mlp(*place))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in plain.modules())
+    assert bool((fmwc.attach(plain, space=(2,)).moments(*place).var > 0).all())
+
+
+def test_one_process_of_ddp_wraps_a_field(mlp, place, tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        wrapped = DistributedDataParallel(mlp.network)
+        field = fmwc.attach(wrapped, space=(2,))
+        assert torch.equal(field(*place), mlp(*place))
+        assert bool((field.moments(*place).var > 0).all())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_pass_does_not_load_torchs_compiler():
+    """It takes seconds, for those who compile nothing."""
+    code = (
+        "import sys, torch, fmwc; from fmwc.nets import MLP; field = fmwc.attach(MLP(2, 8, 1, 4), space=(2,)); "
+        "fmwc.sample(field, 2, steps=2); sys.exit('torch._dynamo' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
