@@ -43,7 +43,11 @@ METRICS = {
     "metastable": Metric(lambda found: 100 * float(1 - found["bad"].mean()), "metastable, %", higher=True, digits=1),
     "valid": Metric(lambda found: 100 * float(found["valid"].mean()), "valid, %", higher=True, digits=1),
 }
-INTENTS = {name: Intent(mode.channel, 1.0, WORDS[name]) for name, mode in MODES.items()}
+# Bits of ±1; fractions of a cell; and all channels, each in the root of its weight in the loss.
+SCALES = {"chem-swap": (0.3, 1.0, 2.0), "polymorph": (0.03, 0.1, 0.3), "all-channels": (1.0, 3.0, 10.0)}
+INTENTS = {
+    name: Intent(mode.channel, SCALES[name][1], WORDS[name], scales=SCALES[name]) for name, mode in MODES.items()
+}
 
 
 class Crystals(Subject):

@@ -51,8 +51,8 @@ def ink_of(x: Tensor) -> Tensor:  # (B, 1, H, W) -> (B, 3)
 
 
 INTENTS = {
-    "style": Intent(None, 0.5, "the judge reads the same digit, written otherwise"),
-    "class": Intent(None, 0.0, "the judge reads the new digit, written as before", other=True),
+    "style": Intent(None, 0.5, "the judge reads the same digit, written otherwise", scales=(0.2, 0.5, 1.0)),
+    "class": Intent(None, 0.0, "the judge reads the new digit, written as before", other=True, scales=(0.0, 0.3)),
 }
 GUIDES = {"0.5 in 0.3–0.7": Guidance(0.5, 0.3, 0.7, probes=PROBES)}
 STRENGTHS = {
@@ -79,6 +79,7 @@ class Digits(Subject):
     intents = INTENTS
     guides = GUIDES
     strengths = STRENGTHS
+    dispersion = False  # thirteen times the cost of plain sampling, and a weak score of digits (results/mnist)
     risks = (0.01, 0.015)
     scales = (0.2, 0.5, 1.0)
 

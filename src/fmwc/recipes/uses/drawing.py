@@ -124,7 +124,7 @@ def draw_edits(subject: Subject, seed: int, wide: bool) -> Rows:
     for name, intent in subject.intents.items():
         changed = subject.conditions(run, intent, seed)
         times = _times(subject, run, intent, seed, wide)
-        for scale in subject.scales if wide else (intent.scale,):
+        for scale in intent.scales if wide else (intent.scale,):
             for label, at in times.items():
                 watch = _Watch(subject)
                 options = {**subject.options(), **changed, "confidence": False}

@@ -54,12 +54,14 @@ class Intent:
         scale: The noise's standard deviation, chosen on the validation seed.
         words: What counts as a success.
         other: Whether the rest of the way is followed under another condition (another class).
+        scales: What it was chosen from.
     """
 
     channel: str | None
     scale: float
     words: str
     other: bool = False
+    scales: tuple[float, ...] = (0.1, 0.2, 0.4)
 
 
 @dataclass(frozen=True)
