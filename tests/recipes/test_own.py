@@ -1,6 +1,7 @@
 """Confidence for networks of a user's own, by the name of the function that builds them."""
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -140,7 +141,51 @@ def test_looks_at_what_is_held_out_compare():
 def test_advice():
     assert "more steps may help" in advice([(0, 1.0), (1, 0.8), (2, 0.6), (3, 0.4)])
     assert "enough steps" in advice([(0, 1.0), (1, 0.401), (2, 0.4005), (3, 0.4)])
-    assert "too few looks" in advice([(0, 1.0)])
+    assert "did not fall" in advice([(0, 1.0), (1, 15.0)])
+    assert "did not fall" in advice([(0, 1.0), (1, float("nan"))])
+    assert "rose in the last quarter" in advice([(0, 1.0), (1, 0.2), (2, 0.3), (3, 0.5)])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"steps": -5}, "steps is at least 1"),
+        ({"batch": 0}, "batch is at least 1"),
+        ({"lr": -1.0}, "lr is positive"),
+        ({"score": "nonsense"}, "unknown score 'nonsense'"),
+        ({"score": "dispersion"}, "unknown score 'dispersion'"),
+    ],
+)
+def test_options_are_checked_before_anything_is_computed(here, samples, change, said, monkeypatch):
+    monkeypatch.setattr("fmwc.recipes.own.fit_noise", lambda *a, **k: pytest.fail("trained"))
+    with pytest.raises(UsageError, match=said):
+        retrofit(build("their_nets:made")[0], here / "field", samples, replace(SMALL, **change))
+    assert not (here / "field").exists()
+
+
+def test_data_that_the_network_does_not_take_is_said(here, samples):
+    network, _ = build("their_nets:made")
+    with pytest.raises(UsageError, match=r"does not run as network\(x, t\) on samples of x \(3,\)"):
+        retrofit(network, here / "field", arrays.Samples(torch.randn(50, 3), {}), SMALL)
+    with pytest.raises(UsageError, match="and conditions y"):
+        retrofit(network, here / "field", samples._replace(cond={"y": torch.zeros(500)}), SMALL)
+    broken = samples.x.clone()
+    broken[7] = torch.nan
+    with pytest.raises(UsageError, match="the data holds 2 NaN"):
+        retrofit(network, here / "field", arrays.Samples(broken, {}), SMALL)
+    assert not (here / "field").exists()
+
+
+def test_a_fit_that_diverges_writes_nothing(here, samples, monkeypatch):
+    def ruined(field, *args, progress, **options):
+        with torch.no_grad():
+            field.noise.layers[0].inference.out.bias.fill_(torch.nan)
+        progress(1, 1.0)
+
+    monkeypatch.setattr("fmwc.recipes.own.fit_noise", ruined)
+    with pytest.raises(UsageError, match="nothing was written; lower --lr"):
+        retrofit(build("their_nets:made")[0], here / "field", samples, SMALL)
+    assert not (here / "field").exists()
 
 
 def test_the_verb(here, samples):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,15 +16,16 @@ from torch import Tensor, nn
 
 from fmwc.checkpoint import save
 from fmwc.data import arrays
-from fmwc.errors import CheckpointError, DataError, UsageError
+from fmwc.errors import CheckpointError, DataError, NotFiniteError, UsageError, pick, require_finite
 from fmwc.field import Field, Reference, attach
 from fmwc.flow import Space, elbo, euclidean
 from fmwc.modes import evaluating
 from fmwc.randomness import derive
 from fmwc.recipes.recipe import Clock, provenance
-from fmwc.sampling import default_estimator, sample, setting
+from fmwc.sampling import SCORES, default_estimator, sample, setting
 from fmwc.sampling.adaptive import FEW, numbers
-from fmwc.state import State, batch_size, each
+from fmwc.sampling.scores import parsed
+from fmwc.state import State, batch_size, channels, each
 from fmwc.training import fit_noise
 
 __all__ = ["Retrofit", "advice", "build", "held_out_elbo", "retrofit"]
@@ -32,6 +34,7 @@ HELD_OUT = 0.1  # the share of the data that the noise is not fitted to
 MOST_HELD_OUT = 1024
 PAIRS = 4  # times and draws a held-out sample: the same ones at every look, so that looks compare
 REFERENCES = 1_000
+CHUNK = 128  # held-out samples looked at together
 ENOUGH = 0.01  # of the whole gain: what the last quarter of enough steps adds
 
 Progress = Callable[[int, int, float, float], None]  # steps done, of how many, the loss, the held-out loss
@@ -111,27 +114,33 @@ class Retrofit:
 
 def held_out_elbo(field: Field, x: State, cond: dict[str, Any], beta: float, seed: int = 0) -> float:
     """The loss of the evidence lower bound on samples the noise was not fitted to; the same draws at each look."""
+    total = 0.0
     with evaluating(field.network), torch.no_grad():
-        looks = [elbo(field, x, beta, seed=derive(seed, "held out", look), **cond) for look in range(PAIRS)]
-    return float(torch.stack(looks).mean())
+        for look in range(PAIRS):
+            for rows in torch.arange(batch_size(x), device=field.device).split(CHUNK):
+                part = {k: v[rows] for k, v in cond.items()}
+                loss = elbo(field, each(lambda c: c[rows], x), beta, seed=derive(seed, look, int(rows[0])), **part)  # noqa: B023
+                total += float(loss) * len(rows)
+    return total / (PAIRS * batch_size(x))
 
 
 def advice(looks: list[tuple[int, float]]) -> str:
     """Whether more steps would help, by the held-out loss: in words.
 
-    >>> advice([(200, 1.0), (400, 0.5), (600, 0.4), (800, 0.399)])
-    'the held-out loss fell from 1 to 0.399; its last quarter moved it by 0.2 % of that: enough steps'
+    >>> advice([(0, 1.0), (200, 0.5), (400, 0.4), (600, 0.401), (800, 0.4)])
+    'the held-out loss fell from 1 to 0.4, and by 0.2 % of that in the last quarter: enough steps'
     """
-    if len(looks) < 4:
-        return "too few looks at the held-out loss to say whether more steps would help"
-    first, before, last = looks[0][1], looks[-1 - len(looks) // 4][1], looks[-1][1]
-    share = (before - last) / (first - last) if first > last else 0.0
+    first, last = looks[0][1], looks[-1][1]
+    if not last < first:
+        return f"the held-out loss did not fall ({first:.4g}, then {last:.4g}): lower --lr, or look at the data"
+    before = looks[-1 - max(1, len(looks) // 4)][1]
+    share = (before - last) / (first - last)
+    if share < -ENOUGH:
+        return f"the held-out loss fell from {first:.4g} to {last:.4g}, but rose in the last quarter: lower --lr"
     said = "enough steps" if share < ENOUGH else "more steps may help"
     return (
-        f"the held-out loss fell from {first:.4g} to {last:.4g}; its last quarter moved it by {share:.1%}".replace(
-            "%", " %"
-        )
-        + f" of that: {said}"
+        f"the held-out loss fell from {first:.4g} to {last:.4g}, and by {100 * share:.1f} % of that in the last "
+        f"quarter: {said}"
     )
 
 
@@ -162,6 +171,7 @@ def retrofit(
         hundredth of what all did, more steps will not help.
     """
     device, clock, how = torch.device(device), Clock(torch.device(device)), how or Retrofit()
+    _check(how)
     network = network.to(device)
     if how.own_samples:
         data = _own(network, how, space, data, device)
@@ -181,6 +191,8 @@ def retrofit(
         width=how.width,
         seed=derive(how.seed, "noise"),
     ).to(device)
+    for value in (*channels(x).values(), *data.cond.values()):
+        require_finite(value, "the data")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(derive(how.seed, "held out")))
     fresh, fresh_cond = _taken(data, order[:aside], device)
     rest, rest_cond = _taken(data, order[aside:], torch.device("cpu"))
@@ -191,7 +203,8 @@ def retrofit(
         if progress:
             progress(done, how.steps, loss, looks[-1][1])
 
-    look(0, float("nan"))
+    _try(field, fresh, fresh_cond)
+    look(0, held_out_elbo(field, fresh, fresh_cond, how.beta, how.seed))
     fit_noise(
         field,
         rest,
@@ -203,6 +216,8 @@ def retrofit(
         progress=look,
         **rest_cond,
     )
+    if not math.isfinite(looks[-1][1]):
+        raise NotFiniteError("the held-out loss is not finite, and nothing was written; lower --lr")
     field.reference = _reference(field, how, fresh_cond)
     save(
         field,
@@ -212,6 +227,35 @@ def retrofit(
         provenance=provenance(device, clock.seconds, seeds=[how.seed]),
     )
     return field, looks
+
+
+def _check(how: Retrofit) -> None:
+    """What is wrong with the options is said before anything is computed."""
+    for name in ("steps", "batch", "width", "sampling_steps"):
+        if getattr(how, name) < 1:
+            raise UsageError(f"{name} is at least 1, got {getattr(how, name)}")
+    for name in ("lr", "beta"):
+        if not 0 < getattr(how, name) < math.inf:
+            raise UsageError(f"{name} is positive, got {getattr(how, name)}")
+    if how.own_samples < 0:
+        raise UsageError(f"own_samples is not negative, got {how.own_samples}")
+    if how.score:
+        pick(SCORES, parsed(how.score)[1], "score")
+
+
+def _try(field: Field, x: State, cond: dict[str, Any]) -> None:
+    """Runs the network once, as everything after does, and says what it does not take."""
+    try:
+        with evaluating(field.network), torch.no_grad():
+            few = each(lambda c: c[:2], x)
+            field(few, torch.full((batch_size(few),), 0.5, device=field.device), **{k: v[:2] for k, v in cond.items()})
+    except (RuntimeError, TypeError, IndexError) as error:
+        shapes = ", ".join(f"{name} {tuple(value.shape[1:])}" for name, value in channels(x).items())
+        given = f" and conditions {', '.join(cond)}" if cond else ""
+        reason = str(error).splitlines()[0]
+        raise UsageError(
+            f"the network does not run as network(x, t) on samples of {shapes}{given}: {reason}"
+        ) from error
 
 
 def _own(
@@ -231,7 +275,7 @@ def _own(
         seed=derive(how.seed, "own samples"),
         confidence=False,
         space=where,
-        batch=1024,
+        batch=how.batch,
         **cond,
     )
     return arrays.Samples(each(lambda c: c.cpu(), run.x), {k: v.cpu() for k, v in cond.items()})
@@ -249,15 +293,14 @@ def _repeated(cond: dict[str, Tensor], count: int, device: torch.device) -> dict
 def _reference(field: Field, how: Retrofit, cond: dict[str, Tensor]) -> Reference:
     """Scores of samples of a seed of their own."""
     assert field.space is not None
-    count = min(REFERENCES, 4 * how.batch)
     score = how.score or ("temporal_ratio" if numbers(field.space) <= FEW else "integrated")
     run = sample(
         field,
-        count,
+        REFERENCES,
         steps=how.sampling_steps,
         seed=derive(how.seed, "reference"),
-        batch=256,
-        **_repeated(cond, count, field.device),
+        batch=how.batch,
+        **_repeated(cond, REFERENCES, field.device),
     )
     levels = torch.linspace(0, 1, 1001, device=field.device)
     read_with = setting(default_estimator(field.space), how.sampling_steps, "euler", 1)
