@@ -13,6 +13,7 @@ import torch
 import fmwc.recipes.uses.crystals as crystal_room
 import fmwc.recipes.uses.drawing as drawing
 import fmwc.recipes.uses.reading as reading
+from fmwc.data import checkerboard
 from fmwc.data.mnist import unit
 from fmwc.errors import CheckpointError, UnknownNameError, UsageError
 from fmwc.field import attach
@@ -441,3 +442,31 @@ def test_a_metric_and_a_subject_say_what_they_are():
     for kind in (Points, Digits, Crystals):
         assert issubclass(kind, Subject)
         assert kind.sizes_for("cuda").samples > kind.sizes_for("cpu").samples
+
+
+def test_seeds_of_different_fields_or_sizes_are_not_averaged(points, tmp_path):
+    study(points, tmp_path, seeds=(1,), only="draw:guide", say=quiet)
+    other = Points(mlp_field(hidden=8, depth=2), SIZES)
+    study(other, tmp_path, seeds=(2,), only="draw:guide", say=quiet)
+    study(
+        Points(points.field, dataclasses.replace(SIZES, guided=SIZES.guided + 1)),
+        tmp_path,
+        seeds=(3,),
+        only="draw:guide",
+        say=quiet,
+    )
+    study(points, tmp_path, seeds=(1,), only="read:guide", say=quiet)
+    with pytest.raises(CheckpointError, match="differ in their field"):
+        study(points, tmp_path, seeds=(1, 2), only="read:guide", say=quiet)
+    with pytest.raises(CheckpointError, match="differ in their sizes"):
+        study(points, tmp_path, seeds=(1, 3), only="read:guide", say=quiet)
+
+
+def test_points_that_keep_away_from_edges_are_off_the_data():
+    x = checkerboard.sample(1_000, 3)
+    place = x - x.floor()
+    trimmed = x[((place > 0.1) & (place < 0.9)).all(1)]
+    read = Points.metrics["kl"].read
+    data, away = ({"x": some.numpy(), "bad": np.zeros(len(some), bool)} for some in (x, trimmed))
+    assert read(data) < 0.03
+    assert read(away) > 2 * read(data)

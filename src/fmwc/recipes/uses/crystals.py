@@ -51,7 +51,7 @@ INTENTS = {
 
 
 class Crystals(Subject):
-    """Creates the crystals' subject. Scales were chosen on validation seed 100.
+    """Creates the crystals' subject. Scales are a first guess; `--wide` on seed 100 is to choose them.
 
     Arguments:
         model: The energy model that judges.

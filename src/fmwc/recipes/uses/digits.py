@@ -68,7 +68,7 @@ def style_of(x: Tensor) -> Tensor:  # (B, 1, H, W) -> (B, 3)
 
 
 class Digits(Subject):
-    """Creates the digits' subject. Scales and strengths were chosen on validation seed 100.
+    """Creates the digits' subject. Scales and strengths are a first guess; `--wide` on seed 100 is to choose them.
 
     Arguments:
         test: The test split, which the Fréchet distance is taken to; without it there is none.

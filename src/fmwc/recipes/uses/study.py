@@ -149,6 +149,11 @@ def study(
                 raise CheckpointError(f"{out} holds no draw:{drawn} of seed {seed}; draw it first")
             check_cell(path, {"setting": subject.name, "wide": wide})
             pieces[f"{drawn}-{seed}"] = read_piece(path)["provenance"]
+        made = [pieces[f"{drawn}-{seed}"] for seed in seeds]
+        if unlike := [key for key in ("field", "sizes") if any(m[key] != made[0][key] for m in made)]:
+            raise CheckpointError(
+                f"the seeds of draw:{drawn} in {out} differ in their {' and '.join(unlike)}; draw anew"
+            )
         seen: Seen = {
             seed: _outcomes(subject, drawn_at(out, drawn, seed), judged_at(out, drawn, seed)) for seed in seeds
         }
