@@ -98,7 +98,7 @@ def test_the_manner_of_diffusers():
     field = fmwc.attach(timestepped(net), space=(2,))
     assert bool((field.moments(x, t).var > 0).all())
     assert field.noise.names[0] == "network.net.layers.0"
-    again = pickle.loads(pickle.dumps(field))
+    again = pickle.loads(pickle.dumps(field))  # our own bytes, as a loader's workers get them
     assert torch.equal(again.moments(x, t).var, field.moments(x, t).var)
 
 

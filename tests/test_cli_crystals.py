@@ -14,6 +14,7 @@ import fmwc
 import fmwc.settings.crystals
 from fmwc.__main__ import main
 from fmwc.report.crystal_files import cif_text
+from tests.command import one_line
 from tests.metrics.crystals.conftest import crystal, rock_salt
 
 TINY = [
@@ -45,12 +46,6 @@ def no_picture(monkeypatch):
     """Drawing one takes longer than all the rest."""
     monkeypatch.setattr(fmwc.settings.crystals, "sorted_by_confidence", lambda *args, **options: None)
     monkeypatch.setattr(fmwc.settings.crystals.figures, "png", lambda picture: b"")
-
-
-def one_line(err):
-    lines = [line for line in err.splitlines() if line.startswith("fmwc:")]
-    assert len(lines) == 1
-    return lines[0]
 
 
 def table(path):

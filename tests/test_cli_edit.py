@@ -1,31 +1,20 @@
 """`fmwc edit` as a user meets it: points and digits, runs made in every way, and every kind of bad input."""
 
-import csv
-import sys
-
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import fmwc
-from fmwc.__main__ import main
 from fmwc.confidence.editing import critical_time, edit
 from fmwc.confidence.resuming import states_of
 from fmwc.metrics.points import misplaced, squares
 from fmwc.sampling import Trajectory
 from fmwc.settings import SETTINGS
+from tests.command import call, one_line, rows
 from tests.conftest import mlp_field
 
 COUNT, STEPS = 30, 10
-
-
-def call(*words):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["fmwc", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-    assert not stop.value.code
 
 
 def draw(folder, *words):
@@ -49,17 +38,6 @@ def digits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("digits")
     call("sample", "mnist", "-n", 3, "--steps", 4, "--seed", 5, "--device", "cpu", "--out", folder)
     return folder
-
-
-def rows(path):
-    with path.open(newline="") as stream:
-        return list(csv.DictReader(stream))
-
-
-def one_line(err):
-    lines = [line for line in err.splitlines() if line.startswith("fmwc:")]
-    assert len(lines) == 1
-    return lines[0]
 
 
 def is_picture(path):

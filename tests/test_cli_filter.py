@@ -1,6 +1,5 @@
 """`fmwc filter` as a user meets it: on points, on crystals with their files, and with every kind of bad input."""
 
-import csv
 import json
 import sys
 
@@ -16,6 +15,7 @@ from fmwc.metrics.crystals.table import csv_text
 from fmwc.metrics.points import misplaced
 from fmwc.report.crystal_files import write_cifs, write_extxyz, write_table
 from fmwc.sampling import Trajectory
+from tests.command import one_line, rows
 
 COUNT = 600
 
@@ -74,17 +74,6 @@ def crystals(tmp_path):
     write_cifs(folder / "cif", candidates, table)
     write_extxyz(folder / "samples.xyz", candidates, table)
     return folder, made, table
-
-
-def rows(path):
-    with path.open(newline="") as stream:
-        return list(csv.DictReader(stream))
-
-
-def one_line(err):
-    lines = [line for line in err.splitlines() if line.startswith("fmwc:")]
-    assert len(lines) == 1
-    return lines[0]
 
 
 # ---- what is kept ------------------------------------------------------------------------------------------------

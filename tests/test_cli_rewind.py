@@ -1,17 +1,14 @@
 """`fmwc rewind` as a user meets it: what is spent, what is kept, and bad input."""
 
-import csv
-import sys
-
 import pytest
 import torch
 
 import fmwc
-from fmwc.__main__ import main
 from fmwc.confidence.resuming import states_of
 from fmwc.confidence.rewinding import resample
 from fmwc.metrics.points import misplaced
 from fmwc.sampling import Trajectory
+from tests.command import call, one_line, rows
 
 COUNT = 60
 
@@ -20,24 +17,8 @@ COUNT = 60
 def points(tmp_path_factory):
     """What `fmwc sample checkerboard` writes."""
     folder = tmp_path_factory.mktemp("points")
-    words = ["sample", "checkerboard", "-n", COUNT, "--steps", 10, "--device", "cpu", "--out", folder]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["fmwc", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-    assert not stop.value.code
+    call("sample", "checkerboard", "-n", COUNT, "--steps", 10, "--device", "cpu", "--out", folder)
     return folder
-
-
-def rows(path):
-    with path.open(newline="") as stream:
-        return list(csv.DictReader(stream))
-
-
-def one_line(err):
-    lines = [line for line in err.splitlines() if line.startswith("fmwc:")]
-    assert len(lines) == 1
-    return lines[0]
 
 
 def test_rewinding_is_the_librarys_and_the_table_says_what_it_did(run, points, tmp_path):

@@ -5,14 +5,10 @@ import json
 import pytest
 
 from fmwc.recipes.uses.study import REPORTED, VALIDATION, study
+from tests.command import one_line
 
 SIZES = "samples=20,edited=2,replicates=1,swept=2,rewound=2,guided=4"
 WORDS = ("--set", SIZES, "--device", "cpu")
-
-
-def one_line(err):
-    (line,) = [line for line in err.splitlines() if line.startswith("fmwc:")]
-    return line
 
 
 def test_a_study_is_drawn_read_and_reported(run, tmp_path):

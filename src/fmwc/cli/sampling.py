@@ -25,7 +25,10 @@ __all__ = ["sample"]
 @app.command()
 def sample(
     checkpoint: Annotated[
-        str, typer.Argument(help="A shipped name (checkerboard, mnist, crystals; -joint: the paper's way) or a folder.")
+        str,
+        typer.Argument(
+            help="A shipped name (checkerboard, mnist, crystals; checkerboard-joint, mnist-joint) or a folder."
+        ),
     ],
     out: Out,
     count: Annotated[int, typer.Option("-n", "--count", help="How many samples.")] = 1000,

@@ -15,7 +15,7 @@ from torch import Tensor
 from fmwc.errors import DataError
 from fmwc.state import SINGLE, State
 
-__all__ = ["READERS", "Samples", "load"]
+__all__ = ["READERS", "Samples", "load", "read"]
 
 
 class Samples(NamedTuple):

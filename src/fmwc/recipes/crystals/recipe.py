@@ -28,7 +28,7 @@ __all__ = ["EVERY", "PRESETS", "READ_BY", "SCORE", "Mp20", "batch_for"]
 WIDTH = mp20.MOST_ATOMS
 EVERY = 5  # steps between two readings of the variance, by default
 READ_BY = Linearised(1)
-SCORE = "geometric@0.6-0.9"  # the best label-free reading on validation seeds 100, 101 (results/crystals/NOTES.md)
+SCORE = "geometric@0.6-0.9"  # the best label-free reading on validation seed 100 (results/crystals/NOTES.md)
 
 
 def batch_for(device: torch.device) -> int:
