@@ -1,0 +1,190 @@
+"""What is studied, by hand: points, digits and crystals; what is kept of them, and when an edit is a success."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import fmwc.recipes.uses.crystals as crystal_room
+import fmwc.recipes.uses.drawing as drawing
+import fmwc.recipes.uses.reading as reading
+from fmwc.data import checkerboard
+from fmwc.data.mnist import unit
+from fmwc.field import attach
+from fmwc.metrics.crystals.energy import Energies
+from fmwc.recipes.bench import piece
+from fmwc.recipes.uses.crystals import Crystals
+from fmwc.recipes.uses.digits import Digits, ink_of, style_of, without_specks
+from fmwc.recipes.uses.points import Points, square
+from fmwc.recipes.uses.study import drawn_at, judged_at, load_outcomes, study
+from fmwc.recipes.uses.subject import Metric, Sizes, Subject
+from tests.conftest import awaken, mlp_field
+from tests.recipes.studies import SIZES, hasty, numbers_in, quiet, shorten
+from tests.recipes.test_crystals import TINY
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    shorten(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def points():
+    return Points(mlp_field(hidden=8, depth=1), SIZES)
+
+
+def test_squares_and_their_metrics_by_hand(points):
+    x = np.array([[-1.5, -1.5], [-1.97, -1.5], [0.5, 0.5], [-0.5, -1.5]], dtype=np.float32)
+    assert square(x).tolist() == [0, 0, 10, 4]
+    found = points.read({"x": torch.from_numpy(x)})
+    assert found["bad"].tolist() == [False, False, False, True]
+    assert points.metrics["misplaced"].read(found) == 25
+    assert points.metrics["emptiest"].read(found) == 0
+    assert points.metrics["at_edges"].read(found) == pytest.approx(100 / 3)  # 0.03 from the left edge
+    centres = [(i - 1.5, j - 1.5) for i in range(4) for j in range(4) if (i + j) % 2 == 0]
+    assert math.isnan(points.metrics["at_edges"].read({k: v[3:] for k, v in found.items()}))  # none is inside
+    two = {k: v[:2] for k, v in found.items()}
+    assert math.isnan(reading._entry(points.metrics["kl"], [two, two])["std"])  # two have no density
+    even = points.read({"x": torch.tensor(centres)})
+    assert points.metrics["emptiest"].read(even) == 12.5
+
+
+def image(paint, side=28):
+    picture = torch.zeros(1, 1, side, side)
+    paint(picture[0, 0])
+    return picture
+
+
+def test_the_style_of_a_slanted_line_is_its_slant():
+    def line(slope):
+        def paint(p):
+            for row in range(20):
+                p[4 + row, 14 + slope * (row - 10)] = 1.0
+
+        return paint
+
+    for slope in (0, 1, -1):
+        ink, slant, width = ink_of(image(line(slope)))[0].tolist()
+        assert ink == pytest.approx(20 / 28**2)
+        assert slant == pytest.approx(slope, abs=1e-6)
+        assert width == pytest.approx(abs(slope), abs=1e-6)  # a diagonal is as wide as it is tall
+
+
+def test_the_style_of_a_blob_is_its_width():
+    def blob(p):
+        p[4:24, 10:15] = 0.5
+
+    ink, slant, width = ink_of(image(blob))[0].tolist()
+    assert ink == pytest.approx(0.5 * 100 / 28**2)
+    assert slant == pytest.approx(0, abs=1e-6)
+    assert width == pytest.approx(math.sqrt((5**2 - 1) / (20**2 - 1)))  # of uniform spreads, (n² − 1) / 12
+    assert style_of(torch.zeros(1, 1, 28, 28)).isfinite().all()
+
+
+def test_specks_are_no_style():
+    def stroke(p):
+        p[4:24, 12:15] = 1.0
+
+    clean = image(stroke)
+    specked = clean.clone()
+    specked[0, 0, 8, 3] = specked[0, 0, 20, 24] = 1.0
+    assert not torch.equal(ink_of(specked), ink_of(clean))
+    assert torch.equal(style_of(specked), style_of(clean))
+    assert torch.equal(without_specks(clean)[0, 0, 5:23], clean[0, 0, 5:23])  # a stroke stays, but for its corners
+
+
+@pytest.fixture(scope="module")
+def digits_subject(digits, judge_folder):
+    torch.manual_seed(0)
+    field = awaken(attach(digits.network(), space=(1, 8, 8), width=8))
+    made = hasty(Digits)(field, Sizes(16, 2, 2, 2, 2, 14), digits.images("test"), str(judge_folder))
+    made.dispersion = False
+    return made
+
+
+def test_digits_are_studied(digits_subject, tmp_path):
+    """More are guided than a picture shows, and their numbers are of all of them."""
+    only = "draw:edit,read:edit,draw:guide,read:guide"
+    study(digits_subject, tmp_path, seeds=(1,), only=only, say=quiet)
+    found = numbers_in(tmp_path)
+    assert {label.partition(",")[0] for label in found["edit"]} == {"style", "class"}
+    assert found["guide"]["none"]["samples"] == 14
+    assert list(digits_subject.metrics) == ["fid", "failed", "style"]
+    rows = drawing.load_drawn(drawn_at(tmp_path, "edit", 1))
+    assert rows["seeds"].kept["images"].shape == rows["class, random"].kept["images"].shape  # one edit a sample
+    assert rows["class, random"].kept["time"].shape == (4,)
+    assert (rows["class, random"].kept["y"][::2] != rows["seeds"].kept["y"]).all()
+    assert (rows["style, random"].kept["y"][::2] == rows["seeds"].kept["y"]).all()
+    assert "images" not in load_outcomes(judged_at(tmp_path, "edit", 1))["seeds"]
+
+
+def test_digits_by_hand(digits_subject, digits):
+    """Of the data itself the distance is nothing and styles spread as the data's; another style is another."""
+    test = digits.images("test")
+    kept = digits_subject.kept(unit(test.x), {"y": test.y})
+    found = digits_subject.read(kept)
+    assert digits_subject.metrics["fid"].read(found) == pytest.approx(0, abs=0.05)  # kept in half precision
+    assert digits_subject.metrics["style"].read(found) == pytest.approx(1, abs=1e-3)
+    good = {**found, "bad": np.zeros(len(test.y), bool)}
+    assert not digits_subject.succeeded("style", good, good).any()
+    assert digits_subject.succeeded("class", good, good).all()
+    _, std = digits_subject._styles
+    far = {**good, "style": found["style"] + 2 * std[found["y"]]}
+    assert digits_subject.succeeded("style", good, far).all()
+    assert not digits_subject.succeeded("style", good, {**far, "bad": ~good["bad"]}).any()
+
+
+def test_digits_without_data_have_no_distance(digits_subject, judge_folder):
+    without = Digits(digits_subject.field, digits_subject.sizes, judge=str(judge_folder))
+    assert list(without.metrics) == ["failed", "style"]
+
+
+def test_crystals_are_studied(tmp_path, monkeypatch):
+    """Energies are the volume's place in a list, so that what became of each is known."""
+    pytest.importorskip("pymatgen.core", exc_type=ImportError)
+
+    def energies(those, model):
+        return Energies(np.arange(len(those)) / 10, ("",) * (len(those) - 1) + ("too close",))
+
+    monkeypatch.setattr(crystal_room, "calculator", lambda name: name)
+    monkeypatch.setattr(crystal_room, "energies", energies)
+    monkeypatch.setattr(
+        crystal_room, "hull_for", lambda *given: SimpleNamespace(above=lambda key, energy: (energy, ""))
+    )
+    monkeypatch.delenv("FMWC_DATA", raising=False)
+    torch.manual_seed(0)
+    subject = hasty(Crystals)(awaken(TINY.attach(TINY.network())), Sizes(4, 2, 2, 2, 2, 2))
+    subject.usual = 1  # few steps, all of them read
+    subject.intents = {"chem-swap": subject.intents["chem-swap"]}
+    only = "draw:samples,draw:edit,read:filter,read:trust,read:edit"
+    study(subject, tmp_path, seeds=(1,), only=only, say=quiet)
+    found = numbers_in(tmp_path)
+    assert found["filter"]["finds"] == "good"
+    assert {"fewest atoms first"} < set(found["filter"]["compared"])
+    assert {label.partition(",")[0] for label in found["edit"]} == {"chem-swap"}
+    judged = load_outcomes(judged_at(tmp_path, "samples", 1))["samples"]
+    assert np.allclose(judged["above"], [0, 0.1, 0.2, math.nan], equal_nan=True)
+    assert judged["bad"].tolist() == [False, False, True, True]
+    assert subject.metrics["metastable"].read(judged) == 50
+    assert subject.metrics["above"].read(judged) == pytest.approx(0.1)
+    assert piece(tmp_path, 1, "draw-edit").exists()
+
+
+def test_a_metric_and_a_subject_say_what_they_are():
+    assert Metric(lambda found: 0.0, "x").digits == 2
+    assert {kind.name for kind in (Points, Digits, Crystals)} == {"checkerboard", "mnist", "crystals"}
+    for kind in (Points, Digits, Crystals):
+        assert issubclass(kind, Subject)
+        assert kind.sizes_for("cuda").samples > kind.sizes_for("cpu").samples
+
+
+def test_points_that_keep_away_from_edges_are_off_the_data():
+    x = checkerboard.sample(1_000, 3)
+    place = x - x.floor()
+    trimmed = x[((place > 0.1) & (place < 0.9)).all(1)]
+    read = Points.metrics["kl"].read
+    data, away = ({"x": some.numpy(), "bad": np.zeros(len(some), bool)} for some in (x, trimmed))
+    assert read(data) < 0.03
+    assert read(away) > 2 * read(data)
