@@ -39,15 +39,35 @@ def start(count=4):
 # ---- anti-annealing -------------------------------------------------------------------------------------------------
 
 
+def pace(t, dt, slope):
+    """1 + s t, but no faster than (1 − t)/dt, which is never held below 1."""
+    return min(1 + slope * t, max(1.0, (1 - t) / dt))
+
+
+@pytest.mark.parametrize("slope", [1.0, 5.0, 100.0])
+@pytest.mark.parametrize("steps", [1, 2, 7, 50])
+def test_no_step_goes_past_where_its_velocity_points(steps, slope):
+    """Towards a known end the way left shrinks at every step, whatever the slope, and none is left at t = 1."""
+    x0, end = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([[1.0, -2.0]], dtype=torch.float64)
+
+    def towards(x, t):
+        return (end - x) / (1 - t)[:, None]
+
+    run = sample(towards, x0=x0, steps=steps, anneal={"x": slope}, confidence=False, keep_states=True)
+    left = torch.stack([(end - x).norm() for x in run.states])
+    assert bool((left.diff() <= 1e-12).all())
+    torch.testing.assert_close(run.x, end)
+
+
 @pytest.mark.parametrize("slope", [5.0, -0.5, 0.0])
 @pytest.mark.parametrize("steps", [1, 4, 10])
 def test_a_constant_velocity_is_followed_faster_and_faster(steps, slope):
-    """On Euler's grid the end is x0 + v Σ (1 + s t_n) dt = x0 + v (1 + s (N − 1) / 2N)."""
+    """On Euler's grid the end is x0 + v Σ pace(t_n) dt."""
     x0 = start()
     options = {"steps": steps, "space": PRODUCT, "confidence": False}
     run = sample(constant, x0=x0, anneal={"shape": slope, "place": slope}, **options)
     plain = sample(constant, x0=x0, **options)
-    way = 1 + slope * (steps - 1) / (2 * steps)
+    way = sum(pace(n / steps, 1 / steps, slope) for n in range(steps)) / steps
     v = constant(x0, 0)
     torch.testing.assert_close(run.x["shape"], x0["shape"] + way * v["shape"])
     off = FlatTorus().logmap(run.x["place"], x0["place"] + way * v["place"])
@@ -61,7 +81,7 @@ def test_a_constant_velocity_is_followed_faster_and_faster(steps, slope):
 
 @pytest.mark.parametrize("stepper", STEPPERS)
 def test_every_stepper_paces_each_of_its_evaluations(stepper):
-    """The flow that is followed is (1 + s t) v(x, t): a two-stage stepper reads it at both of its times."""
+    """The flow that is followed is pace(t) v(x, t): a two-stage stepper reads it at both of its times."""
     x0 = torch.randn(3, 2, dtype=torch.float64)
     times = [0.0, 0.25, 0.5, 0.75, 1.0]
 
@@ -69,7 +89,7 @@ def test_every_stepper_paces_each_of_its_evaluations(stepper):
         return torch.sin(x) + t[:, None]
 
     run = sample(velocity, x0=x0, steps=4, stepper=stepper, anneal={"x": 3.0}, confidence=False)
-    expected = integrate(lambda x, t: (1 + 3 * t) * (torch.sin(x) + t), x0, times, stepper)
+    expected = integrate(lambda x, t: pace(float(t), 0.25, 3.0) * (torch.sin(x) + t), x0, times, stepper)
     torch.testing.assert_close(run.x, expected)
     plain = integrate(lambda x, t: torch.sin(x) + t, x0, times, stepper)
     assert not torch.allclose(run.x, plain, atol=1e-2)
@@ -80,7 +100,7 @@ def test_each_sample_is_paced_by_its_own_time():
     sampler = Sampler(constant, PRODUCT, Uniform(2), estimator=None, anneal={"shape": 4.0, "size": 4.0})
     run = sampler(x0, start=begin)
     h = (1 - begin) / 2
-    way = h * (1 + 4 * begin) + h * (1 + 4 * (begin + h))
+    way = h * (1 + 4 * begin).clamp_max(2.0) + h  # (1 − t)/h is 2 at the first step, and 1 at the last
     v = constant(x0, 0)
     torch.testing.assert_close(run.x["shape"], x0["shape"] + way[:, None] * v["shape"])
     torch.testing.assert_close(run.x["size"], x0["size"] + way[:, None, None])
@@ -94,7 +114,7 @@ def test_what_is_read_along_the_way_is_the_velocity_itself():
         found = made.moments(run.states[n], t)
         torch.testing.assert_close(run.mean[n], found.mean)
         torch.testing.assert_close(run.var[n], found.var)
-        torch.testing.assert_close(run.states[n + 1], run.states[n] + (1 + 2 * t) * found.mean / 4)
+        torch.testing.assert_close(run.states[n + 1], run.states[n] + pace(t, 0.25, 2.0) * found.mean / 4)
     bare = sample(made, x0=x0, steps=4, anneal={"x": 2.0}, confidence=False)
     assert torch.equal(bare.x, run.x)
 

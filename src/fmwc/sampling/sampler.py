@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -164,9 +165,6 @@ class Sampler:
             evaluations += cost_of(decoder)
             return decoder(self.field, x, t, cond, randomness)
 
-        def paced(x: Any, t: Tensor) -> Any:
-            return self._pace(velocity(x, t), t)
-
         x, t = x0, start
         grid, states, steppers = [t], [x0], self._steppers()
         times, means, vars_ = [], [], []
@@ -188,10 +186,11 @@ class Sampler:
                 if moments is not None:
                     means.append(v)
                 after = controller.next_time(step, t, start, moments)
-                v = self._pace(v, t)
+                pace = partial(self._pace, dt=after - t)
+                v = pace(v, t)
                 if follows(controller):
                     v = controller.follow(v, t, moments)  # type: ignore[attr-defined]
-                x = STEPPERS[stepper].step(space, paced, x, v, t, after - t)
+                x = STEPPERS[stepper].step(space, lambda x, t: pace(velocity(x, t), t), x, v, t, after - t)  # noqa: B023
                 t = after
                 grid.append(t)
                 if self.transport or self.keep_states:
@@ -227,16 +226,23 @@ class Sampler:
             return self.space
         return Space({n: replace(c, anneal=self.anneal.get(n, 0.0)) for n, c in self.space.channels.items()})
 
-    def _pace(self, v: Any, t: Tensor) -> Any:
-        """The velocity at its speed: 1 + s·t times faster in the channels that are annealed."""
+    def _pace(self, v: Any, t: Tensor, dt: Tensor) -> Any:
+        """The velocity at its speed: 1 + s·t times faster in the channels that are annealed.
+
+        But no faster than (1 − t)/dt, with which a step ends where the velocity points to at t = 1: beyond that, what
+        is left of the way is overshot, and grows.
+        """
         own = {name: channel.anneal for name, channel in self.space.channels.items()}
         slopes = own if self.anneal is None else self.anneal
         if not any(slopes.values()):
             return v
 
+        most = ((1 - t) / dt.clamp_min(torch.finfo(t.dtype).tiny)).clamp_min(1.0)
+
         def faster(name: str, value: Tensor) -> Tensor:
-            slope = slopes.get(name, 0.0)
-            return value * (1 + slope * t)[(..., *[None] * (value.ndim - 1))] if slope else value
+            if not (slope := slopes.get(name, 0.0)):
+                return value
+            return value * torch.minimum(1 + slope * t, most)[(..., *[None] * (value.ndim - 1))]
 
         return {n: faster(n, c) for n, c in v.items()} if isinstance(v, dict) else faster(SINGLE, v)
 
@@ -252,10 +258,11 @@ class Sampler:
         self, states: list[Any], grid: list[Tensor], steppers: list[str], randomness: Randomness, cond: dict[str, Any]
     ) -> Transported:
         def advance(step: int, x: Any, record: Record) -> Any:
-            def velocity(x: Any, t: Tensor) -> Any:
-                return self._pace(self.field.run(record, x, t, **{k: outside(c) for k, c in cond.items()}), t)
+            t, dt = outside(grid[step]), outside(grid[step + 1] - grid[step])
 
-            t, dt = outside(grid[step]), grid[step + 1] - grid[step]
+            def velocity(x: Any, t: Tensor) -> Any:
+                return self._pace(self.field.run(record, x, t, **{k: outside(c) for k, c in cond.items()}), t, dt)
+
             return STEPPERS[steppers[step]].step(self.space.given(cond), velocity, x, velocity(x, t), t, dt)
 
         assert self.transport is not None
