@@ -44,6 +44,7 @@ def test_every_case_is_measured_both_ways(field, tmp_path):
         for row in rows.values():
             assert row["lowest"] <= row["ratio"] <= row["highest"]
             assert row["peak_mib"] > 1
+            assert row["rounds"] == 2
     assert list(found["training"]) == list(TRAINING)
     assert list(found["sweep"]) == ["4 samples, uncompiled", "4 samples, compiled"]
     assert all(torch.equal(p, b) for p, b in zip(field.parameters(), before, strict=True))  # a copy was trained

@@ -6,6 +6,7 @@ measured in order of importance; those that a given time has no room for are nam
 
 from __future__ import annotations
 
+import math
 import resource
 import statistics
 import time
@@ -114,7 +115,8 @@ class Meter:
 
     def __call__(self, tasks: Mapping[str, Callable[[], object]], what: str) -> dict[str, dict[str, float]]:
         """For each task its median time, as seconds and as ratio to the first task, with the spread, and its peak
-        memory. A task is run twice before it is measured, to compile and to see whether its rounds fit."""
+        memory. A task is run twice before it is measured, to compile and to see whether its rounds fit; time may be
+        overrun by those two runs of one task, and by one round."""
         fitting: dict[str, Callable[[], object]] = {}
         first: dict[str, float] = {}
         memory: dict[str, float] = {}
@@ -123,9 +125,10 @@ class Meter:
             return time.perf_counter() + self.rounds * (sum(first.values()) + more) < self.until
 
         for name, task in tasks.items():
-            seconds = 0.0
-            if fits(seconds):
+            seconds = math.inf
+            if fits(0):
                 self._seconds(task)
+            if fits(0):
                 reset_peak(self.device)
                 seconds = self._seconds(task)
             if not fits(seconds):
@@ -134,10 +137,12 @@ class Meter:
             fitting[name], first[name], memory[name] = task, seconds, peak(self.device)
             self.say(f"{what}: {name}, {seconds:.3g} s")
         times: dict[str, list[float]] = {name: [] for name in fitting}
-        for _ in range(self.rounds):
+        rounds = 0
+        while rounds < self.rounds and (not rounds or time.perf_counter() + sum(first.values()) < self.until):
             for name, task in fitting.items():
                 times[name].append(self._seconds(task))
-        return {name: row | {"peak_mib": memory[name]} for name, row in spread(times).items()}
+            rounds += 1
+        return {name: row | {"peak_mib": memory[name], "rounds": rounds} for name, row in spread(times).items()}
 
     def _seconds(self, task: Callable[[], object]) -> float:
         clock = Clock(self.device)
