@@ -38,7 +38,7 @@ lint: install
 	$(BIN)/lint-imports
 
 bench: install
-	$(BIN)/python benchmarks/sampling_cost.py
+	$(BIN)/fmwc bench --out runs/bench
 
 clean:
 	rm -rf .venv .venv-interop demo runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

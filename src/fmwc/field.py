@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -75,6 +76,10 @@ class Field(nn.Module):
     def fused(self) -> bool:
         """Whether torch may compute the plain network otherwise than layer by layer, as a pass does."""
         return self.noise.fused
+
+    def steady(self) -> AbstractContextManager[None]:
+        """Inside, weights stand still: what depends on them alone is computed once."""
+        return self.noise.steady()
 
     def forward(self, x: Any, t: Any, **cond: Any) -> Any:
         """The network's own output, untouched."""

@@ -43,6 +43,16 @@ def _places(mask: Tensor, size: int) -> Tensor:  # (M,) -> (size,)
     return found.scatter(0, where, torch.arange(len(mask), device=mask.device))[:size]
 
 
+def _rounded_up(rows: int) -> int:
+    """The next of numbers at most a sixteenth apart, or `ALIGN`.
+
+    >>> _rounded_up(3), _rounded_up(1000), _rounded_up(1025)
+    (8, 1024, 1088)
+    """
+    grain = max(ALIGN, 1 << max(0, rows.bit_length() - 5))
+    return max(grain, -(-rows // grain) * grain)
+
+
 def layout_of(atoms: Tensor, width: int, room: tuple[int, int] | None = None) -> Layout:  # (B,)
     """The layout of crystals with so many atoms.
 
@@ -174,6 +184,22 @@ class CSPNet(nn.Module):
         """The crystal each atom, and each pair of atoms, belongs to, in the order the layers see them."""
         at = self._layout(atoms)
         return [at.crystal, at.pair]
+
+    def reserve(self, *, atoms: Tensor) -> tuple[int, int]:
+        """Makes room for crystals of these sizes, and a little more, so that most batches as large fit; says how much.
+
+        Whoever compiles or captures asks before every batch: rows without room would be lost.
+        """
+        need = int(atoms.sum()), int((atoms * (atoms - 1)).sum())
+        room = self.rooms.get(len(atoms))
+        if room is None or room[0] < need[0] or room[1] < need[1]:
+            rows, pairs = map(_rounded_up, need)
+            while rows == len(atoms):
+                rows += ALIGN
+            while pairs in (len(atoms), rows):  # rows of crystals, atoms and pairs are told apart by their number
+                pairs += ALIGN
+            room = self.rooms[len(atoms)] = rows, pairs
+        return room
 
     def _layout(self, atoms: Tensor) -> Layout:
         captured = atoms.is_cuda and torch.cuda.is_current_stream_capturing()

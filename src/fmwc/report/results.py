@@ -18,7 +18,7 @@ __all__ = ["cost_table", "headline_table", "summarise", "write_tables"]
 
 
 COST_NOTE = (
-    "Wall clock on two CPU cores, ratios to plain FM sampling, full depth (`benchmarks/sampling_cost.py`). The paper "
+    "Wall clock on two CPU cores, ratios to plain FM sampling, full depth (as `fmwc bench` measures it). The paper "
     "counts FLOPs: FM 1×, MC-Dropout and ensemble 5×, FMwC 3.22×."
 )
 

@@ -16,6 +16,7 @@ from fmwc.flow import Space, euclidean
 from fmwc.propagate import Estimator, Linearised, Transport, as_estimator
 from fmwc.randomness import Blocks, derive
 from fmwc.sampling.adaptive import FEW, Damped, Ema, numbers
+from fmwc.sampling.compiled import Compiled
 from fmwc.sampling.controllers import Controller, Grid, Uniform
 from fmwc.sampling.planned import Extrapolated, Planned, Profile
 from fmwc.sampling.rereading import reread
@@ -33,6 +34,7 @@ __all__ = [
     "PILOT",
     "SCORES",
     "STEPPERS",
+    "Compiled",
     "Controller",
     "Damped",
     "Ema",
@@ -104,7 +106,7 @@ def sample(
     """Draws samples with their confidence. Turning confidence on does not change a sample.
 
     Arguments:
-        field: A field (or, with `confidence=False`, any velocity function).
+        field: A field, compiled (:class:`Compiled`) or not (or, with `confidence=False`, any velocity function).
         count: How many samples; not needed with `x0`.
         steps: Equal steps to take (50 if nothing else is said); or
         evaluations: evaluations of the network to spend, exactly (a two-stage stepper ends an odd number with an Euler

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -145,7 +146,7 @@ class Sampler:
             b = min(a + self.batch, count)
             here = {k: v[a:b] if _one_a_sample(v, count) else v for k, v in cond.items()}
             randomness = Blocks(derive(seed, "sampler"), a, b - a)
-            with evaluating(self.field):
+            with evaluating(self.field), _steady(self.field):
                 parts.append(self._chunk(each(lambda c: c[a:b], x0), starts[a:b], randomness, here))  # noqa: B023
             if self.keep:
                 self.keep(replace(parts[-1], seed=seed, cond=_conditions(here, b - a)))
@@ -155,6 +156,8 @@ class Sampler:
 
     def _chunk(self, x0: State, start: Tensor, randomness: Randomness, cond: dict[str, Any]) -> Trajectory:
         estimator = None if self.estimator is None else as_estimator(self.estimator)
+        if estimator and hasattr(self.field, "reader"):  # a compiled field has a reading of its own
+            estimator = self.field.reader(estimator)
         decoder = pick(DECODERS, self.decoder, "decoder") if isinstance(self.decoder, str) else self.decoder
         space = self.space.given(cond)
         controller = begin(self.controller, self._annealed())
@@ -267,6 +270,11 @@ class Sampler:
 
         assert self.transport is not None
         return self.transport(advance, states, randomness)
+
+
+def _steady(field: Any) -> AbstractContextManager[None]:
+    """Weights stand still while a batch is drawn; a plain network has nothing to gain from that."""
+    return field.steady() if hasattr(field, "steady") else nullcontext()
 
 
 def _one_a_sample(value: Any, count: int) -> bool:

@@ -7,7 +7,7 @@ its author wrote.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
@@ -34,6 +34,7 @@ class _Running:
         self.features: Tensor | None = None
         self.differentiable = False  # whether the pass began where derivatives are kept
         self.owners: dict[int, Tensor] = {}  # by their number of rows
+        self.squares: Mapping[str, Tensor] = {}  # θ² by layer, where the weights stand still
 
 
 class NoisyLayer(nn.Module):
@@ -67,7 +68,8 @@ class NoisyLayer(nn.Module):
 
     def output_var(self, layer: Any, h: Tensor, log_alpha: Tensor) -> Tensor:
         """θ²(α h²): the variance the noise adds to the layer's output. Exact for a known input."""
-        return self.kind.apply(layer, log_alpha.exp() * h.square(), layer.weight.square())
+        square = self.running.squares.get(self.name)
+        return self.kind.apply(layer, log_alpha.exp() * h.square(), layer.weight.square() if square is None else square)
 
     def before(self, layer: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         current = self.running.current
@@ -205,6 +207,25 @@ class NoiseModel(nn.Module):
     def remove(self) -> None:
         """Lets go of the network: no pass can run on it any more."""
         self._places, self._attentions = (), ()
+
+    def squares(self) -> dict[str, Tensor]:
+        """θ² of every noisy layer, as the weights are now."""
+        with torch.inference_mode(False), torch.no_grad():
+            return {noisy.name: layer.weight.square() for noisy, layer in self._places}
+
+    @contextmanager
+    def steady(self, squares: Mapping[str, Tensor] | None = None) -> Iterator[None]:
+        """Inside, weights stand still, as while sampling: θ² is computed once, here, or is what is given.
+
+        It ends with the run that opened it, so that no θ² outlives its weights: an optimiser's captured graph changes
+        weights without a trace that a longer memory could be checked by.
+        """
+        outer = self.running.squares
+        self.running.squares = self.squares() if squares is None else squares
+        try:
+            yield
+        finally:
+            self.running.squares = outer
 
     @contextmanager
     def hooked(self) -> Iterator[None]:

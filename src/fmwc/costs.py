@@ -1,0 +1,391 @@
+"""What confidence costs: wall clock and memory, as ratios to plain sampling and plain training, measured interleaved.
+
+Plain sampling is as fast as the rest: each way (uncompiled, compiled) has its own, and is held against it. Cases are
+measured in order of importance; those that a given time has no room for are named.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fmwc.baselines import stochastic_ends
+from fmwc.field import Field
+from fmwc.files import write_json, write_text
+from fmwc.flow import elbo, flow_matching
+from fmwc.propagate import Diagonal, MonteCarlo, Tangent
+from fmwc.recipes.recipe import Clock, provenance
+from fmwc.report.tables import markdown
+from fmwc.sampling import Compiled, noise, sample
+from fmwc.settings.setting import Setting
+from fmwc.training import Plan, train
+
+__all__ = ["CASES", "SIZES", "TRAINING", "Case", "Meter", "measure", "report"]
+
+MEMBERS = 5  # trajectories of an ensemble, or of one stochastic flow
+STEPS = 10  # of the optimiser, by which a longer training is longer than a shorter: what is left has no start in it
+SIZES = {  # samples, and those of the sweep, where nothing is said
+    "checkerboard": {"cpu": (2048, (256, 8192)), "cuda": (65_536, (4096, 16_384, 262_144))},
+    "mnist": {"cpu": (16, (4, 64)), "cuda": (1024, (64, 256, 4096))},
+    "crystals": {"cpu": (8, (2, 32)), "cuda": (512, (64, 256, 2048))},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Creates one way to sample.
+
+    Arguments:
+        options: Those of :func:`fmwc.sample`; `confidence=True` is as the setting reads it.
+        runs: How many trajectories it takes a sample.
+        stochastic: Whether they follow draws of the weights.
+        compiles: Whether a compiled field does it otherwise than a field.
+    """
+
+    options: Mapping[str, Any]
+    runs: int = 1
+    stochastic: bool = False
+    compiles: bool = True
+
+
+PLAIN = "plain"
+CASES: dict[str, Case] = {  # in order of importance; ratios are to the first
+    PLAIN: Case({"confidence": False}),
+    "linearised, every step": Case({"confidence": True}),
+    "linearised, every 5th step": Case({"confidence": True, "schedule": 5}),
+    "linearised, every 10th step": Case({"confidence": True, "schedule": 10}),
+    "diagonal Taylor-1, every step": Case({"confidence": Diagonal("taylor1")}),
+    "diagonal Gauss–Hermite, every step": Case({"confidence": Diagonal()}),
+    "diagonal Gauss–Hermite, every 5th step": Case({"confidence": Diagonal(), "schedule": 5}),
+    "diagonal Gauss–Hermite, every 10th step": Case({"confidence": Diagonal(), "schedule": 10}),
+    "ensemble of 5": Case({"confidence": False}, runs=MEMBERS),
+    "dispersion of 5 stochastic trajectories": Case({}, runs=MEMBERS, stochastic=True, compiles=False),
+    "tangent (1 probe), every step": Case({"confidence": Tangent()}),
+    "Monte Carlo variance (k = 5), every step": Case({"confidence": MonteCarlo(MEMBERS)}),
+    "transported dispersion": Case({"confidence": False, "transport": True}, compiles=False),
+}
+PARTS = {"sampling": 0.6, "training": 0.8, "sweep": 1.0}  # when each part ends at the latest, as shares of the time
+WAYS = {"cases": "uncompiled", "compiled": "compiled"}  # the tables of sampling, and the words for them
+SWEPT = (PLAIN, "linearised, every step")  # at other numbers of samples
+
+
+def _plain_loss(model: Field) -> Callable[..., Any]:
+    return lambda x1, randomness, beta, **cond: flow_matching(model.network, model.space, x1, seed=randomness, **cond)  # type: ignore[arg-type]
+
+
+def _joint_loss(model: Field) -> Callable[..., Any]:
+    return lambda x1, randomness, beta, **cond: elbo(model, x1, beta, seed=randomness, **cond)
+
+
+# What is trained, and by which loss; ratios are to the first.
+TRAINING: dict[str, tuple[Callable[[Field], Any], Callable[[Field], Callable[..., Any]]]] = {
+    "flow matching": (lambda model: model.network, _plain_loss),
+    "joint training (elbo)": (lambda model: model, _joint_loss),
+    "retrofit": (lambda model: model.noise, _joint_loss),
+}
+
+
+@dataclass
+class Meter:
+    """Creates what measures: every task in every round, for as long as there is time.
+
+    Arguments:
+        device: Where tasks run.
+        rounds: Times a task is measured.
+        until: When measuring must end, by `time.perf_counter`.
+        say: Told what is done.
+    """
+
+    device: torch.device
+    rounds: int
+    until: float
+    say: Callable[[str], None]
+    left_out: list[str] = field(default_factory=list)
+
+    def __call__(self, tasks: Mapping[str, Callable[[], object]], what: str) -> dict[str, dict[str, float]]:
+        """For each task its median time, as seconds and as ratio to the first task, with the spread, and its peak
+        memory. A task is run twice before it is measured, to compile and to see whether its rounds fit; time may be
+        overrun by those two runs of one task, and by one round."""
+        fitting: dict[str, Callable[[], object]] = {}
+        first: dict[str, float] = {}
+        memory: dict[str, float] = {}
+
+        def fits(more: float) -> bool:
+            return time.perf_counter() + self.rounds * (sum(first.values()) + more) < self.until
+
+        for name, task in tasks.items():
+            seconds = math.inf
+            if fits(0):
+                self._seconds(task)
+            if fits(0):
+                reset_peak(self.device)
+                seconds = self._seconds(task)
+            if not fits(seconds):
+                self.left_out.append(f"{what}: {name}")
+                continue
+            fitting[name], first[name], memory[name] = task, seconds, peak(self.device)
+            self.say(f"{what}: {name}, {seconds:.3g} s")
+        times: dict[str, list[float]] = {name: [] for name in fitting}
+        rounds = 0
+        while rounds < self.rounds and (not rounds or time.perf_counter() + sum(first.values()) < self.until):
+            for name, task in fitting.items():
+                times[name].append(self._seconds(task))
+            rounds += 1
+        return {name: row | {"peak_mib": memory[name], "rounds": rounds} for name, row in spread(times).items()}
+
+    def _seconds(self, task: Callable[[], object]) -> float:
+        clock = Clock(self.device)
+        task()
+        return clock.seconds
+
+
+def spread(times: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
+    """Medians, and ratios to the median of the first.
+
+    >>> spread({"plain": [2.0, 1.0, 3.0], "read": [4.0, 6.0, 5.0]})["read"]
+    {'seconds': 5.0, 'ratio': 2.5, 'lowest': 2.0, 'highest': 3.0}
+    """
+    if not times:
+        return {}
+    unit = statistics.median(next(iter(times.values())))
+    return {
+        name: {
+            "seconds": statistics.median(values),
+            "ratio": statistics.median(values) / unit,
+            "lowest": min(values) / unit,
+            "highest": max(values) / unit,
+        }
+        for name, values in times.items()
+    }
+
+
+def reset_peak(device: torch.device) -> None:
+    """Forgets the peak memory so far, where the system lets us."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:  # not Linux, or not allowed: peaks are then those since the process began
+        return
+
+
+def peak(device: torch.device) -> float:
+    """The most memory held at a time, in MiB: of the GPU's what torch has allocated, of the CPU's the whole process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**10
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def _tasks(
+    setting: Setting, model: Field, fast: Compiled | None, count: int, steps: int, names: Iterable[str]
+) -> dict[str, Callable[[], object]]:
+    """The cases as functions, by the field or the compiled field, on the same noise."""
+    cond = {k: v.to(model.device) for k, v in setting.conditions(model, count).items()}
+    x0 = noise(model.space, count, 0, model.device, **cond)  # type: ignore[arg-type]
+
+    def run(case: Case) -> None:
+        options = dict(case.options)
+        if options.get("confidence") is True:
+            options["confidence"] = setting.reading
+        options = {"steps": steps, "batch": count, **cond, **options}
+        if case.stochastic:
+            stochastic_ends(model, x0, case.runs, **options)
+            return
+        for _ in range(case.runs):
+            sample(fast or model, x0=x0, **options)
+
+    return {name: partial(run, CASES[name]) for name in names if fast is None or CASES[name].compiles}
+
+
+def _training(setting: Setting, model: Field, count: int, compiled: bool) -> dict[str, Callable[[], object]]:
+    """Trainings of a copy, each `STEPS` steps longer than another: the difference is measured by :func:`_per_step`."""
+    cond = {k: v.to(model.device) for k, v in setting.conditions(model, count).items()}
+    data = noise(model.space, count, 0, model.device, **cond)  # type: ignore[arg-type]
+
+    def run(part: Callable[[Field], Any], loss: Callable[[Field], Callable[..., Any]], steps: int) -> None:
+        copy = deepcopy(model)
+        module = part(copy)
+        copy.requires_grad_(False)
+        module.requires_grad_(True)
+        if reserve := getattr(copy.network, "reserve", None):
+            reserve(**cond)
+        # As many strata as samples: every step sees each once, so that rows reserved for them are enough.
+        plan = Plan(steps, batch=count, lr=1e-5, stratified=True, compiled=compiled)
+        # Hooks that a compiled loss cannot put in itself; plain training has none.
+        with nullcontext() if module is copy.network else copy.noise.hooked():
+            train(module, loss(copy), data, plan, cond=cond)
+
+    return {
+        f"{name}, {steps} steps": partial(run, part, loss, steps)
+        for name, (part, loss) in TRAINING.items()
+        for steps in (STEPS, 2 * STEPS)
+    }
+
+
+def _per_step(rows: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """What a step costs, from trainings of two lengths."""
+    found: dict[str, dict[str, float]] = {}
+    for name in TRAINING:
+        short, long = (rows.get(f"{name}, {steps} steps") for steps in (STEPS, 2 * STEPS))
+        if short and long:
+            found[name] = {"seconds": (long["seconds"] - short["seconds"]) / STEPS, "peak_mib": long["peak_mib"]}
+    unit = next(iter(found.values()))["seconds"] if found else 1.0
+    return {name: {**row, "ratio": row["seconds"] / unit} for name, row in found.items()}
+
+
+def _sampling(
+    meter: Meter, setting: Setting, model: Field, fast: Compiled, count: int, steps: int, names: Iterable[str], *_: Any
+) -> dict[str, Any]:
+    """Both ways in the same rounds, a case of one beside the same case of the other."""
+    ways = {"cases": None, "compiled": fast}
+    tasks = {way: _tasks(setting, model, by, count, steps, names) for way, by in ways.items()}
+    merged = {f"{WAYS[way]} {n}": tasks[way][n] for n in names for way in ways if n in tasks[way]}
+    rows = meter(merged, "sampling")
+    found: dict[str, Any] = {}
+    for way, word in WAYS.items():
+        own = {n: rows[f"{word} {n}"] for n in names if f"{word} {n}" in rows}
+        if PLAIN not in own:
+            continue
+        unit = own[PLAIN]["ratio"]
+        found[way] = {
+            n: {k: v / unit if k in ("ratio", "lowest", "highest") else v for k, v in row.items()}
+            for n, row in own.items()
+        }
+    return found
+
+
+def _trained(meter: Meter, setting: Setting, model: Field, fast: Compiled, count: int, *_: Any) -> dict[str, Any]:
+    found = {}
+    for compiled in (False, True) if model.device.type == "cuda" else (False,):  # as train does
+        title = "training, compiled" if compiled else "training"
+        found[title] = _per_step(meter(_training(setting, model, count, compiled), title))
+    return found
+
+
+def _sweep(
+    meter: Meter,
+    setting: Setting,
+    model: Field,
+    fast: Compiled,
+    count: int,
+    steps: int,
+    names: Iterable[str],
+    others: Iterable[int],
+) -> dict[str, Any]:
+    found = {}
+    for size in others:
+        for way, by in (("uncompiled", None), ("compiled", fast)):
+            title = f"{size} samples, {way}"
+            found[title] = meter(_tasks(setting, model, by, size, steps, SWEPT), title)
+    return {"sweep": {title: rows for title, rows in found.items() if rows}}
+
+
+_MEASURED: dict[str, Callable[..., dict[str, Any]]] = {"sampling": _sampling, "training": _trained, "sweep": _sweep}
+
+
+def measure(
+    setting: Setting,
+    model: Field,
+    *,
+    count: int = 0,
+    steps: int = 10,
+    rounds: int = 5,
+    minutes: float = 10.0,
+    only: str = "",
+    backend: str = "inductor",
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """All the costs of a setting; `cases` and `compiled` are the tables of sampling, each held against its own plain.
+
+    Arguments:
+        count: Samples; the device's own number (`SIZES`) if 0.
+        steps: Euler steps.
+        rounds: Times each case is measured.
+        minutes: What has not begun after so long is left out, and named.
+        only: Words, separated by commas: measure the cases that hold one in their name, beside the plain ones; and
+            `sampling`, `training` and `sweep` are whole parts.
+        backend: Of torch.compile.
+        say: Told what is done.
+    """
+    clock = Clock(model.device)
+    usual, others = SIZES[setting.name][model.device.type]
+    count = count or usual
+    words = [word.strip() for word in only.split(",") if word.strip()]
+    parts = [word for word in words if word in PARTS] or (["sampling"] if words else list(PARTS))
+    picked = [word for word in words if word not in PARTS]
+    names = [n for n in CASES if n == PLAIN or not picked or any(word in n for word in picked)]
+    compiling: list[str] = []  # a kernel compiled on the way is no noise, but what a case costs at first
+
+    def heard(text: str) -> None:
+        if text.startswith("compiled "):
+            compiling.append(text)
+        say(text)
+
+    fast = Compiled(model, backend, heard)
+    begin, left_out = time.perf_counter(), []
+    found: dict[str, Any] = {"rounds": rounds}
+    for part in parts:
+        share = PARTS[part] if part != parts[-1] else 1.0
+        meter = Meter(model.device, rounds, begin + 60 * minutes * share, say)
+        found |= _MEASURED[part](meter, setting, model, fast, count, steps, names, others)
+        left_out += meter.left_out
+    about = provenance(model.device, clock.seconds, samples=count, steps=steps, seeds=[0], reading=str(setting.reading))
+    return {"provenance": about, **found, "compiling": compiling, "left_out": left_out}
+
+
+def report(out: Path, setting: str, costs: dict[str, Any]) -> list[Path]:
+    """Writes SETTING.json and SETTING.md."""
+    about = costs["provenance"]
+    lines = [
+        f"# What confidence costs: {setting}",
+        "",
+        f"{about['samples']:,} samples in one batch, {about['steps']} steps; medians of {costs['rounds']} rounds "
+        f"(lowest–highest), all in one process, interleaved; ratios are to plain of the same column. "
+        f"{about['device']}, torch {about['torch']}, commit {about['commit']}, {about['seconds']:.0f} s.",
+    ]
+    ways = [way for way in WAYS if way in costs]
+    table = []
+    for name in (name for name in CASES if any(name in costs[way] for way in ways)):
+        row = {"sampling": name}
+        for way in ways:
+            row |= {f"{WAYS[way]} {k}": v for k, v in _cells(costs[way].get(name)).items()}
+        table.append(row)
+    if table:
+        lines += ["", markdown(table, list(table[0]))]
+    tables = {title: costs[title] for title in ("training", "training, compiled") if costs.get(title)}
+    tables |= costs.get("sweep", {})
+    for title, rows in tables.items():
+        table = [{title: name, **_cells(row)} for name, row in rows.items()]
+        lines += ["", markdown(table, list(table[0]))]
+    if costs["compiling"]:
+        lines += ["", "Compiling, once: " + "; ".join(costs["compiling"]) + "."]
+    if costs["left_out"]:
+        lines += ["", "Left out, for want of time: " + "; ".join(costs["left_out"]) + "."]
+    return [write_json(out / f"{setting}.json", costs), write_text(out / f"{setting}.md", "\n".join(lines) + "\n")]
+
+
+def _cells(row: Mapping[str, float] | None) -> dict[str, str]:
+    if row is None:
+        return {"seconds": "—", "÷ plain": "—", "peak MiB": "—"}
+    between = f" ({row['lowest']:.2f}–{row['highest']:.2f})" if "lowest" in row else ""
+    return {
+        "seconds": f"{row['seconds']:.3g}",
+        "÷ plain": f"{row['ratio']:.2f}×{between}",
+        "peak MiB": f"{row['peak_mib']:.0f}",
+    }

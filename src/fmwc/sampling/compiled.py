@@ -1,0 +1,266 @@
+"""A field compiled for sampling: its velocity and its readings are graphs of tensor operations, with no Python inside.
+
+The reference's own code is run once and what it does is written down (`make_fx`), the pulling back of probes included;
+then torch compiles that, and on a GPU it is captured as a CUDA graph. dynamo, which reads Python, would have to
+understand hooks, gradient edges and moments that travel as tensors; written down below all of these, every estimator
+is one graph, and computes what it computes uncompiled, to the rounding of fused operations.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from fmwc.errors import UsageError
+from fmwc.field import Field
+from fmwc.flow import Space
+from fmwc.modes import evaluating
+from fmwc.moments import Moments
+from fmwc.propagate import Estimator
+from fmwc.randomness import Randomness
+
+__all__ = ["Compiled"]
+
+WARM = 3  # runs before a CUDA graph is captured, so that libraries have their workspaces
+
+Run = Callable[[list[Tensor]], Any]
+
+
+def _on_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class Compiled(nn.Module):
+    """Creates a compiled field, to sample as the field itself: `sample(Compiled(field), 1000)`.
+
+    Hold on to it: what was compiled is kept here. Each batch size is compiled when it is first seen, so take a number
+    of samples that the batch divides. Weights may change between runs. Samples are those of the field to rounding, and
+    no longer bit for bit the same with and without confidence, because a reading is fused otherwise than a velocity.
+
+    Arguments:
+        field: A field whose network does the same whatever the values of its inputs. One whose rows depend on them has
+            a method `reserve(**cond)` beside `rows`, which says what room it will take.
+        backend: One of torch.compile's; `eager` runs the graph as it is written down, and needs no C++ compiler.
+        say: Told what is compiled, and how long it took.
+    """
+
+    def __init__(self, field: Field, backend: str = "inductor", say: Callable[[str], None] = _on_stderr) -> None:
+        super().__init__()
+        self.field, self.backend, self.say = field, backend, say
+        self._made: dict[Hashable, Run] = {}
+        self._draws: dict[Hashable, list[tuple[str, Tensor]]] = {}
+        self._squares: dict[str, Tensor] = {}
+        self._weights: list[int] = []
+        self._cond: tuple[Any, ...] | None = None
+        self._room: Hashable = None
+
+    @property
+    def space(self) -> Space | None:
+        return self.field.space
+
+    @property
+    def device(self) -> torch.device:
+        return self.field.device
+
+    @property
+    def reference(self) -> Any:
+        return self.field.reference
+
+    @property
+    def run(self) -> Callable[..., Any]:
+        return self.field.run  # transport differentiates through a step: uncompiled
+
+    @property
+    def draw(self) -> Callable[..., Any]:
+        return self.field.draw
+
+    def check_finite(self) -> None:
+        self.field.check_finite()
+
+    @contextmanager
+    def steady(self) -> Iterator[None]:
+        """Brings θ² up to date, in the memory that graphs read it from; weights that moved need new graphs."""
+        weights = [p.data_ptr() for p in (*self.field.parameters(), *self.field.buffers())]
+        if weights != self._weights:
+            self._made.clear()
+            self._weights, self._squares = weights, self.field.noise.squares()
+        else:
+            for name, square in self.field.noise.squares().items():
+                self._squares[name].copy_(square)
+        yield
+
+    def forward(self, x: Any, t: Tensor, **cond: Any) -> Any:
+        """The velocity, without noise."""
+
+        def velocity(x: Any, t: Tensor, cond: dict[str, Any]) -> Any:
+            return self.field(x, t, **cond)
+
+        return self._call("the velocity", velocity, (x, t, cond), self._reserved(cond))
+
+    def reader(self, estimator: Estimator) -> Estimator:
+        """An estimator's reading of this field, compiled."""
+        return _Reading(self, estimator)
+
+    def read(self, estimator: Estimator, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
+        """Mean and variance in one graph; random numbers are drawn outside, the same as uncompiled (but for noise of
+        rows, where there are rows in reserve)."""
+        room, kind = self._reserved(cond), (estimator, _shape(x), _shape(cond))
+        if (kind, room) in self._draws:
+            drawn = [getattr(randomness, method)(like) for method, like in self._draws[kind, room]]
+        else:
+            noting = _Noting(randomness)
+            with evaluating(self.field), _as_compiled():
+                estimator(self.field, x, t, cond, noting)
+            drawn, self._draws[kind, room] = noting.drawn, noting.asked
+
+        def reading(x: Any, t: Tensor, cond: dict[str, Any], drawn: list[Tensor], squares: dict[str, Tensor]) -> Any:
+            with self.field.noise.steady(squares):
+                return tuple(estimator(self.field, x, t, cond, _Given(drawn)))
+
+        return Moments(*self._call(f"a reading by {estimator}", reading, (x, t, cond, drawn, self._squares), room))
+
+    def _reserved(self, cond: dict[str, Any]) -> Hashable:
+        """The room that rows take, asked once a batch: it waits for the device."""
+        given = tuple(cond.values())
+        if self._cond is None or len(given) != len(self._cond) or any(a is not b for a, b in zip(given, self._cond)):  # noqa: B905
+            reserve = getattr(self.field.network, "reserve", None)
+            self._cond, self._room = given, reserve(**cond) if reserve else None
+        return self._room
+
+    def _call(self, what: str, function: Callable[..., Any], args: tuple[Any, ...], room: Hashable) -> Any:
+        tensors = [leaf for leaf in tree_flatten(args)[0] if isinstance(leaf, Tensor)]
+        key = (what, room, _shape(args))
+        if key not in self._made:
+            self._made[key] = self._make(what, function, args, tensors)
+        return self._made[key](tensors)
+
+    def _make(self, what: str, function: Callable[..., Any], args: tuple[Any, ...], tensors: list[Tensor]) -> Run:
+        begin = time.perf_counter()
+        self.say(f"compiling {what} for a batch of {len(tensors[0])} …")
+        leaves, tree = tree_flatten(args)
+
+        def of_tensors(*tensors: Tensor) -> Any:
+            rest = iter(tensors)
+            return function(*tree_unflatten([next(rest) if isinstance(v, Tensor) else v for v in leaves], tree))
+
+        with torch.no_grad(), evaluating(self.field), _as_compiled():
+            of_tensors(*tensors)  # what is wrong with the input says so here, in its own words
+            try:
+                graph = make_fx(of_tensors)(*tensors)
+            except RuntimeError as error:
+                reason = str(error).splitlines()[0]
+                raise UsageError(f"this network cannot be compiled; sample the field itself ({reason})") from error
+        graph.graph.eliminate_dead_code()
+        graph.recompile()
+        compiled = torch.compile(graph, backend=self.backend, dynamic=False, fullgraph=True)
+
+        def run(tensors: list[Tensor]) -> Any:
+            with torch.no_grad():
+                return compiled(*tensors)
+
+        run(tensors)
+        made = _captured(run, tensors, {id(s) for s in self._squares.values()}) if tensors[0].is_cuda else run
+        self.say(f"compiled {what} in {time.perf_counter() - begin:.0f} s")
+        return made
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Creates the estimator that reads a compiled field."""
+
+    compiled: Compiled
+    estimator: Estimator
+
+    @property
+    def plain_mean(self) -> bool:
+        return self.estimator.plain_mean
+
+    def __call__(self, field: Any, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
+        return self.compiled.read(self.estimator, x, t, cond, randomness)
+
+
+class _Noting:
+    """Creates randomness that notes what is asked of another, and what it gave."""
+
+    def __init__(self, source: Randomness) -> None:
+        self.source = source
+        self.asked: list[tuple[str, Tensor]] = []
+        self.drawn: list[Tensor] = []
+
+    def _note(self, method: str, like: Tensor) -> Tensor:
+        self.asked.append((method, like.detach().new_empty(()).expand(like.shape)))  # its shape, without its memory
+        self.drawn.append(getattr(self.source, method)(like))
+        return self.drawn[-1]
+
+    def normal(self, like: Tensor) -> Tensor:
+        return self._note("normal", like)
+
+    def uniform(self, like: Tensor) -> Tensor:
+        return self._note("uniform", like)
+
+
+class _Given:
+    """Creates randomness that gives what was drawn before, in order."""
+
+    def __init__(self, drawn: list[Tensor]) -> None:
+        self.rest = iter(drawn)
+
+    def normal(self, like: Tensor) -> Tensor:
+        return next(self.rest)
+
+    def uniform(self, like: Tensor) -> Tensor:
+        return next(self.rest)
+
+
+def _shape(tree: Any) -> Hashable:
+    """What two calls must have in common to share a graph."""
+    leaves, spec = tree_flatten(tree)
+    return spec, tuple((v.shape, v.dtype, v.device) if isinstance(v, Tensor) else v for v in leaves)
+
+
+@contextmanager
+def _as_compiled() -> Iterator[None]:
+    """Inside, `torch.compiler.is_compiling()`: networks leave out their looks at values, and keep to reserved rows."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+def _captured(run: Run, tensors: list[Tensor], stays: set[int]) -> Run:
+    """The same as one CUDA graph: inputs are copied to where it reads them, outputs from where it leaves them.
+
+    Arguments:
+        stays: The inputs, by their `id`, that are always the same tensors, and read where they are.
+    """
+    inputs = [t if id(t) in stays else t.clone() for t in tensors]
+    moving = [i for i, t in enumerate(tensors) if id(t) not in stays]
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(WARM):
+            run(inputs)
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = run(inputs)
+    leaves, tree = tree_flatten(outputs)
+
+    def replay(tensors: list[Tensor]) -> Any:
+        for i in moving:
+            inputs[i].copy_(tensors[i])
+        graph.replay()
+        return tree_unflatten([leaf.clone() for leaf in leaves], tree)
+
+    return replay

@@ -1,0 +1,158 @@
+"""A compiled field draws the field's samples, with the field's variance; and follows its weights."""
+
+import pytest
+import torch
+from torch import nn
+
+import fmwc
+from fmwc.errors import UsageError
+from fmwc.flow import Channel, FlatTorus, Space
+from fmwc.nets import MLP, CSPNet, UNet
+from fmwc.propagate import Diagonal, Linearised, MonteCarlo, Tangent
+from fmwc.sampling import Compiled
+from fmwc.state import channels
+
+ESTIMATORS = {
+    "exact": Linearised(),
+    "probed": Linearised(2),
+    "tangent": Tangent(),
+    "diagonal": Diagonal(),
+    "taylor": Diagonal("taylor1"),
+    "draws": MonteCarlo(2),
+}
+WIDTH = 4
+
+
+def points():
+    return fmwc.attach(MLP(2, 8, 2), space=(2,)), {}
+
+
+def digits():
+    return fmwc.attach(UNet(1, 8, (1, 2), 1, 8, 3), space=(1, 8, 8)), {"y": torch.arange(3).repeat(2)}
+
+
+def crystals():
+    space = Space(
+        {
+            "type": Channel((WIDTH, 7), rows="atoms"),
+            "coord": Channel((WIDTH, 3), FlatTorus(), "uniform", rows="atoms", centred=True),
+            "lattice": Channel((6,)),
+        }
+    )
+    return fmwc.attach(CSPNet(8, 1, 2, 4, width=WIDTH), space=space), {"atoms": torch.tensor([2, 1, 3, 4, 2, 3])}
+
+
+def fast(field, backend="eager"):
+    said = []
+    return Compiled(field, backend, said.append), said
+
+
+def assert_same(one, other, **tolerance):
+    for name in ("x", "mean", "var"):
+        for channel, value in channels(getattr(one, name)).items():
+            torch.testing.assert_close(value, channels(getattr(other, name))[channel], **tolerance)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+# Estimators that draw noise for rows give rows in reserve some too, so that others get other noise: not for crystals.
+SAME = [(made, name) for made in (points, digits) for name in ("probed", "tangent", "diagonal", "taylor", "draws")]
+
+
+@pytest.mark.parametrize(
+    ("made", "estimator"), [*SAME, (points, "exact"), *[(crystals, n) for n in ("probed", "taylor")]]
+)
+def test_it_draws_the_same_samples_with_the_same_variance(made, estimator):
+    field, cond = made()
+    options = {"steps": 3, "confidence": ESTIMATORS[estimator], "schedule": 2, **cond}
+    compiled, said = fast(field)
+    assert_same(fmwc.sample(compiled, 6, **options), fmwc.sample(field, 6, **options), rtol=1e-4, atol=1e-6)
+    assert len(said) == 4  # the velocity and the reading, each when it begins and when it is done
+
+
+def test_what_torch_rewrites_agrees_to_rounding():
+    field, _ = points()
+    compiled, _ = fast(field, "aot_eager")
+    assert_same(fmwc.sample(compiled, 6, steps=3), fmwc.sample(field, 6, steps=3), rtol=1e-4, atol=1e-6)
+
+
+def test_each_batch_size_is_compiled_once():
+    field, _ = points()
+    compiled, said = fast(field)
+    run = fmwc.sample(compiled, 10, steps=2, batch=4)
+    sizes = [text.split(" of ")[-1] for text in said if text.startswith("compiling")]
+    assert sizes == ["4 …", "2 …"]
+    said.clear()
+    again = fmwc.sample(compiled, 10, steps=2, batch=4)
+    assert not said
+    assert_same(run, again, rtol=0, atol=0)
+    assert_same(run, fmwc.sample(field, 10, steps=2, batch=4), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: layer.weight.mul_(1.5),
+        lambda layer: layer.weight.data.mul_(1.5),  # leaves no trace but the values
+        lambda layer: setattr(layer.weight, "data", layer.weight * 1.5),
+        lambda layer: setattr(layer, "weight", nn.Parameter(layer.weight * 1.5)),
+    ],
+    ids=["in place", "behind autograd's back", "moved", "replaced"],
+)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_weights_may_change_between_runs(change, compiled):
+    field, _ = points()
+    subject = fast(field)[0] if compiled else field
+    before = fmwc.sample(subject, 4, steps=2)
+    with torch.no_grad():
+        change(next(m for m in field.network.modules() if isinstance(m, nn.Linear)))
+    after = fmwc.sample(subject, 4, steps=2)
+    fresh = fmwc.attach(field.network, space=(2,))
+    fresh.noise.load_state_dict(field.noise.state_dict())
+    assert_same(after, fmwc.sample(fresh, 4, steps=2), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(before.var, after.var)
+
+
+def test_larger_crystals_get_more_room():
+    field, _ = crystals()
+    compiled, said = fast(field)
+    for atoms in ([1, 1, 1], [4, 4, 4], [1, 2, 1]):
+        cond = {"atoms": torch.tensor(atoms)}
+        options = {"steps": 2, "confidence": Linearised(1), **cond}
+        assert_same(fmwc.sample(compiled, 3, **options), fmwc.sample(field, 3, **options), rtol=1e-4, atol=1e-6)
+    assert len(said) == 2 * 2  # for one room and the other: small crystals have it in the larger
+
+
+def test_a_network_in_training_mode_is_sampled_in_evaluation_mode():
+    net = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    net.forward = lambda x, t: nn.Sequential.forward(net, x)
+    field = fmwc.attach(net, space=(2,)).train()
+    assert_same(fmwc.sample(fast(field)[0], 4, steps=2), fmwc.sample(field, 4, steps=2), rtol=1e-5, atol=1e-6)
+    assert net.training
+
+
+def test_transport_and_other_decoders_run_uncompiled():
+    field, _ = points()
+    compiled, _ = fast(field)
+    for options in ({"transport": True}, {"decoder": "stochastic"}):
+        one, other = (fmwc.sample(f, 4, steps=2, **options) for f in (compiled, field))
+        assert_same(one, other, rtol=1e-4, atol=1e-6)
+
+
+class Looking(nn.Module):
+    """Creates a network that does otherwise for other values."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x, t):
+        return self.layer(x) if float(x.sum()) > 0 else x
+
+
+def test_a_network_that_looks_at_values_is_refused():
+    with pytest.raises(UsageError, match="cannot be compiled"):
+        fmwc.sample(fast(fmwc.attach(Looking(), space=(2,)))[0], 4, steps=2)

@@ -1,0 +1,95 @@
+"""What confidence costs: every case is measured and told, or named as left out. How long it takes is not tested."""
+
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fmwc
+from fmwc import costs
+from fmwc.cli import app
+from fmwc.costs import CASES, PLAIN, TRAINING, Meter, measure, report
+from fmwc.nets import MLP
+from fmwc.report.results import cost_table
+
+SETTING = SimpleNamespace(name="checkerboard", reading=True, conditions=lambda field, count: {})
+
+
+@pytest.fixture
+def field():
+    return fmwc.attach(MLP(2, 8, 2), space=(2,))
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setitem(costs.SIZES, "checkerboard", {"cpu": (8, (4,))})
+    monkeypatch.setattr(costs, "STEPS", 1)
+
+
+def measured(field, **options):
+    return measure(SETTING, field, steps=2, rounds=2, backend="eager", say=lambda text: None, **options)
+
+
+def test_every_case_is_measured_both_ways(field, tmp_path):
+    before = [p.clone() for p in field.parameters()]
+    found = measured(field)
+    assert not found["left_out"]
+    assert list(found["cases"]) == list(CASES)
+    assert list(found["compiled"]) == [name for name, case in CASES.items() if case.compiles]
+    for rows in (found["cases"], found["compiled"], *found["sweep"].values()):
+        assert rows[PLAIN]["ratio"] == pytest.approx(1)
+        for row in rows.values():
+            assert row["lowest"] <= row["ratio"] <= row["highest"]
+            assert row["peak_mib"] > 1
+            assert row["rounds"] == 2
+    assert list(found["training"]) == list(TRAINING)
+    assert list(found["sweep"]) == ["4 samples, uncompiled", "4 samples, compiled"]
+    assert all(torch.equal(p, b) for p, b in zip(field.parameters(), before, strict=True))  # a copy was trained
+
+    table, text = report(tmp_path, "checkerboard", found)
+    assert json.loads(table.read_text()) == json.loads(json.dumps(found))
+    assert all(name in text.read_text() for name in (*CASES, *TRAINING, "4 samples, compiled"))
+    assert cost_table(found).count("×") == len(CASES)  # the README's table is made from the same
+
+
+def test_what_time_has_no_room_for_is_named(field, tmp_path):
+    found = measured(field, minutes=0)
+    assert "cases" not in found
+    assert len(found["left_out"]) == 2 * len(CASES) - 2 + 2 * len(TRAINING) + 2 * len(costs.SWEPT)
+    assert "uncompiled linearised, every 5th step" in report(tmp_path, "checkerboard", found)[1].read_text()
+
+
+def test_a_task_whose_rounds_would_not_fit_is_left_out_and_shorter_ones_are_not():
+    meter = Meter(torch.device("cpu"), 100, time.perf_counter() + 20, lambda text: None)
+    assert list(meter({"short": int, "long": lambda: time.sleep(0.25), "other": int}, "x")) == ["short", "other"]
+    assert meter.left_out == ["x: long"]
+
+
+def test_some_cases_or_parts_only(field):
+    found = measured(field, only="tangent")
+    assert list(found["cases"]) == [PLAIN, "tangent (1 probe), every step"]
+    assert "training" not in found
+    assert "cases" not in measured(field, only="training")
+
+
+def test_the_command_writes_a_table(tmp_path):
+    options = [
+        "-n",
+        "4",
+        "--steps",
+        "1",
+        "--rounds",
+        "1",
+        "--only",
+        "every 10th",
+        "--backend",
+        "eager",
+        "--device",
+        "cpu",
+    ]
+    result = CliRunner().invoke(app, ["bench", "checkerboard", "--out", str(tmp_path), *options])
+    assert result.exit_code == 0, result.output
+    assert "linearised, every 10th step" in (tmp_path / "checkerboard.md").read_text()
