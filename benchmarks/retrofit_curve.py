@@ -121,6 +121,7 @@ def main() -> None:
     parser.add_argument("--own", type=int, default=10_000, help="samples of the network's own that stand in for data")
     parser.add_argument("--steps", type=int, nargs="+", default=list(STEPS))
     parser.add_argument("--every", type=int, default=1, help="the variance is read at every k-th step")
+    parser.add_argument("--joint", default="", help="the jointly trained field; the shipped one if not given")
     parser.add_argument("--data", default="")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, help="results/retrofit/SETTING.json if not given")
@@ -137,7 +138,7 @@ def main() -> None:
     own = draw(flow, arguments.own, seed=OWN_SEED, **here).x
     run = draw(flow, arguments.count, seed=SEED, keep_states=True, **case.conditions(arguments.count))
     bad = case.bad(run)
-    joint = fmwc.load(case.joint, device=device)
+    joint = fmwc.load(arguments.joint or case.joint, device=device)
     theirs = draw(joint, arguments.count, seed=SEED, keep_states=True, **case.conditions(arguments.count))
     read = partial(reread, confidence=case.estimator, every=arguments.every)
     found: dict[str, Any] = {"joint": {"steps": case.trained, **lift(case, read(joint, theirs), case.bad(theirs))}}
