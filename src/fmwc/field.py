@@ -87,7 +87,7 @@ class Field(nn.Module):
 
     def run(self, current: Pass, x: Any, t: Any, **cond: Any) -> Any:
         """The network's output with a pass running at its noisy layers."""
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_dynamo_compiling():
             return eagerly(self._run)(current, x, t, **cond)
         if self.noise.kept:
             return self._run(current, x, t, **cond)
