@@ -25,13 +25,12 @@ from fmwc.recipes.uses.subject import Intent, Subject
 from fmwc.sampling import Controller, Damped, Ema, Extrapolated, Grid, Trajectory, Uniform, survey
 from fmwc.sampling.controllers import needs_variance
 
-__all__ = ["DRAWINGS", "EARLIER", "PILOT_SEED", "STEPS", "SWEEP", "Drawn", "load_drawn", "save_drawn"]
+__all__ = ["DRAWINGS", "PILOT_SEED", "STEPS", "SWEEP", "Drawn", "load_drawn", "save_drawn"]
 
 STEPS = 50
 SWEEP = (5, 10, 20, 30, 50)
 EXTRA = (2, 5, 10, 25)  # evaluations a sample on top of the first run's
 FIXED = (0.0, 0.2, 0.4, 0.6, 0.8)
-EARLIER = 0.2  # before the critical time: an edit acts on a decision only while it is still to be made
 PILOT, PILOT_SEED = 1_000, 99
 BLIND = (0.0, 0.71, 0.78, 0.84, 0.85, 1.0)  # five steps found by a search for misplacement alone, on another network
 APART = "|"
@@ -109,8 +108,8 @@ def _times(subject: Subject, run: Trajectory, intent: Intent, seed: int, wide: b
     found: dict[str, float | Tensor] = {"random": random_times(run, seed, subject.sizes.replicates), "variance": peak}
     kinds = {"variance": peak}
     found["transported"] = kinds["transported"] = critical_time(run, kind="transported")
-    for before in subject.befores if wide else (EARLIER,):
-        found |= {f"{before} before {name}": (t - before).clamp_min(0) for name, t in kinds.items()}
+    for before in subject.befores if wide else (intent.before,):
+        found |= {f"{before:g} before {name}": (t - before).clamp_min(0) for name, t in kinds.items()}
     return found | {f"t = {t}": t for t in FIXED}
 
 

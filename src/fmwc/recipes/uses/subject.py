@@ -51,7 +51,9 @@ class Intent:
 
     Arguments:
         channel: What gets the noise; `None` is all of it.
-        scale: The noise's standard deviation, chosen on the validation seed.
+        scale: The noise's standard deviation, chosen on the validation seed, as is
+        before: how long before a critical time: an edit acts on a decision only while it is still to be made;
+        peak: and of which of the two critical times.
         words: What counts as a success.
         other: Whether the rest of the way is followed under another condition (another class).
         scales: What it was chosen from.
@@ -62,6 +64,8 @@ class Intent:
     words: str
     other: bool = False
     scales: tuple[float, ...] = (0.1, 0.2, 0.4)
+    before: float = 0.2
+    peak: str = "transported"
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,17 @@ class Edit(NamedTuple):
     numbers: dict[str, Any]
 
 
+class Meant(NamedTuple):
+    """A kind of edit: what counts as a success, and when the validation seed says to edit."""
+
+    words: str
+    chosen: str
+
+
+def _meant(words: str, before: float = 0.2, peak: str = "transported", **others: Any) -> Meant:
+    return Meant(words, f"{before:g} before {peak}")
+
+
 @dataclass(frozen=True)
 class Study:
     """Creates what was found in a folder.
@@ -89,7 +100,7 @@ class Study:
         setting: The setting's name.
         bad, good: Words for samples to discard, and for the others.
         metrics: What was read of sets of samples; the first is the one that things are chosen by.
-        intents: For each kind of edit, what counts as a success.
+        intents: Kinds of edits.
         numbers: Of each experiment.
         origin: Where they come from.
     """
@@ -99,7 +110,7 @@ class Study:
     bad: str
     good: str
     metrics: dict[str, MetricWords]
-    intents: dict[str, str]
+    intents: dict[str, Meant]
     numbers: dict[str, Any]
     origin: dict[str, Any]
 
@@ -179,7 +190,7 @@ def read_study(folder: Path) -> Study:
             found["bad"],
             found["good"],
             {name: MetricWords(**words) for name, words in found["metrics"].items()},
-            {name: intent["words"] for name, intent in found["intents"].items()},
+            {name: _meant(**intent) for name, intent in found["intents"].items()},
             found["numbers"],
             found["provenance"],
         )

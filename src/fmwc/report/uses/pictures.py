@@ -10,20 +10,19 @@ import torch
 from matplotlib.figure import Figure
 
 from fmwc.data.crystals import Crystals
-from fmwc.recipes.uses.drawing import EARLIER, Drawn
+from fmwc.recipes.uses.drawing import Drawn
 from fmwc.report.board import Ways, ways_beside
 from fmwc.report.crystals_drawn import edited_pairs
 from fmwc.report.look import FAINT, LINES, look
 from fmwc.report.sheet import Sheet
-from fmwc.report.uses.folder import Edit, Study, when_words
+from fmwc.report.uses.folder import Edit, Meant, Study, when_words
 
 __all__ = ["edited_samples"]
 
 Outcomes = dict[str, dict[str, np.ndarray]]
-Draw = Callable[[str, list[Edit], dict[str, Drawn], Outcomes], Figure]  # the first says what a success is
+Draw = Callable[[Meant, list[Edit], dict[str, Drawn], Outcomes], Figure]
 
 PAIRS = 9  # crystals shown
-OURS = f"{EARLIER} before transported"  # fixed beforehand, and not the best of those that were tried
 
 
 def _label(edit: Edit) -> str:
@@ -39,11 +38,11 @@ def _first_edits(drawn: Drawn, name: str, edit: Edit) -> Any:
     return drawn.kept[name][:: edit.numbers["replicates"]]
 
 
-def _points(meant: str, rows: list[Edit], drawn: dict[str, Drawn], judged: Outcomes) -> Figure:
+def _points(meant: Meant, rows: list[Edit], drawn: dict[str, Drawn], judged: Outcomes) -> Figure:
     named = _by_when(rows)
     old = drawn["seeds"].kept["ways"].numpy().swapaxes(0, 1)
     panels = {}
-    for edit in (named["random"], named["variance"], named[OURS]):
+    for edit in (named["random"], named["variance"], named[meant.chosen]):
         new = drawn[_label(edit)].kept["ways"].numpy().swapaxes(0, 1)
         count = new.shape[1]
         grid = np.tile(np.linspace(0, 1, len(new))[:, None], (1, count))
@@ -54,7 +53,7 @@ def _points(meant: str, rows: list[Edit], drawn: dict[str, Drawn], judged: Outco
 
 
 @look
-def _digits(meant: str, rows: list[Edit], drawn: dict[str, Drawn], judged: Outcomes) -> Figure:
+def _digits(meant: Meant, rows: list[Edit], drawn: dict[str, Drawn], judged: Outcomes) -> Figure:
     """Each column a digit; below it its edits, from the earliest to the latest and then at critical times."""
     before = drawn["seeds"].kept["images"][:, 0].numpy() / 255
     fixed = [row for row in rows if row.when.startswith("t = ")]
@@ -63,7 +62,7 @@ def _digits(meant: str, rows: list[Edit], drawn: dict[str, Drawn], judged: Outco
     right = 1.7
     sheet = Sheet(left + columns + right, heading + len(order) + 1 + 2 * gap + 0.15, side=0.46)
     sheet.text(left + columns + right - 0.15, heading / 2, "success", ha="right", color=FAINT)
-    sheet.text(0.15, heading / 2, f"framed, a success: {meant}")
+    sheet.text(0.15, heading / 2, f"framed, a success: {meant.words}")
     sheet.images(before, left, heading, columns)
     sheet.text(left - 0.25, heading + 0.5, "the sample", ha="right", fontweight="bold")
     top = heading + 1 + gap
@@ -85,8 +84,8 @@ def _structures(outcome: Mapping[str, np.ndarray]) -> Crystals:
     return Crystals(numbers.long(), coords, cell[:, :3], cell[:, 3:], tuple(map(str, range(len(numbers)))))
 
 
-def _crystals(meant: str, rows: list[Edit], drawn: dict[str, Drawn], judged: Outcomes) -> Figure:
-    edit = _by_when(rows)[OURS]
+def _crystals(meant: Meant, rows: list[Edit], drawn: dict[str, Drawn], judged: Outcomes) -> Figure:
+    edit = _by_when(rows)[meant.chosen]
     count = min(PAIRS, len(judged["seeds"]["bad"]))
     before = {name: value[:count] for name, value in judged["seeds"].items()}
     after = {name: value[:: edit.numbers["replicates"]][:count] for name, value in judged[_label(edit)].items()}

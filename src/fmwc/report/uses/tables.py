@@ -151,7 +151,7 @@ def _edit(study: Study) -> list[UseTable]:
     paper = PAPER_GAIN.get(study.setting, {})
     tables = []
     for intent, rows in study.edits.items():
-        name = intent.partition(",")[0]
+        meant = study.intents[intent.partition(",")[0]]
         cells = []
         for _, when, n in rows:
             gain = NONE if when == "random" else _interval(n["gain"], n["gain_interval"], 1, PERCENT, signed)
@@ -163,7 +163,7 @@ def _edit(study: Study) -> list[UseTable]:
             }
             cells.append({**cell, "paper, points": paper.get(when, NONE)} if paper else cell)
         counts = f"{rows[0].numbers['samples']:,} samples × {rows[0].numbers['replicates']} edits"
-        note = f"Success: {study.intents[name]}. Noise {rows[0].numbers['scale']:g}; {counts}. {INTERVALS}"
+        note = f"Success: {meant.words}. Noise {rows[0].numbers['scale']:g}; {counts}. {INTERVALS}"
         tables.append(UseTable(f"Edits: {intent}", note, cells))
     return tables
 

@@ -94,6 +94,10 @@ def _trust(study: Study) -> str:
     return f"{ends}. Promises {'hold' if held else 'do not hold'} (at worst {broken}): {given}."
 
 
+def _gain(row: dict[str, Any]) -> str:
+    return f"{_percent(row['success'])} ({_points(row)})"
+
+
 def _edit(study: Study) -> str:
     parts = []
     for intent, rows in study.edits.items():
@@ -103,9 +107,11 @@ def _edit(study: Study) -> str:
             f"{intent}: {_percent(named['random']['success'])} of edits at random times succeed, "
             f"{_percent(named['variance']['success'])} at the paper's t* ({_points(named['variance'])})"
         )
-        if best.when != "variance":
-            found = f"{_percent(best.numbers['success'])} ({_points(best.numbers)})"
-            text += f"; the highest of the {len(rows) - 1} is {when_words(best.when)} with {found}"
+        chosen = "" if study.wide else study.intents[intent].chosen
+        if chosen in named:
+            text += f"; {when_words(chosen)}, as the validation seed had it, {_gain(named[chosen])}"
+        if best.when not in ("variance", chosen):
+            text += f"; the highest of the {len(rows) - 1} is {when_words(best.when)} with {_gain(best.numbers)}"
         parts.append(f"{text}.")
     return " ".join(part[0].upper() + part[1:] for part in parts)
 
