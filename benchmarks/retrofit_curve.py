@@ -1,17 +1,21 @@
 """How many steps a retrofit takes, with data and with the network's own samples, beside joint training.
 
 .venv/bin/python benchmarks/retrofit_curve.py checkerboard
-.venv/bin/python benchmarks/retrofit_curve.py mnist --device cuda --data ../shared/data/mnist
+.venv/bin/python benchmarks/retrofit_curve.py mnist --device cuda --data ../shared/data/mnist --every 5
+.venv/bin/python benchmarks/retrofit_curve.py crystals --device cuda --every 5 --joint FOLDER --drawn curve.safetensors
+.venv/bin/python benchmarks/retrofit_curve.py crystals --judge curve.safetensors
 
 The shipped flow's noise is fitted anew for each number of steps. Every one of them reads the same samples on the same
 way (`fmwc.sampling.reread`), so that rows differ by the noise alone. Joint training has samples of its own; so a lift,
-AUPRC over the share that failed, is what is compared, and each row has an interval over resampled samples.
+AUPRC over the share of what is looked for, is what is compared, and each row has an interval over resampled samples.
+With `--drawn` samples and scores are only written, row by row, for another machine to judge.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,33 +23,43 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 import fmwc
 from fmwc.checkpoint import load_network
-from fmwc.files import write_json
-from fmwc.metrics.images import failed
+from fmwc.files import write_bytes, write_json
+from fmwc.metrics.images import predictions
 from fmwc.metrics.points import misplaced
 from fmwc.metrics.ranking import auprc, bootstrap
 from fmwc.propagate import Estimator, Linearised
+from fmwc.randomness import derive
 from fmwc.recipes.checkerboard.recipe import PRESETS as BOARD
+from fmwc.recipes.crystals.recipe import READ_BY, SCORE, Mp20
 from fmwc.recipes.mnist.recipe import JUDGE, WITHIN, Mnist, labels
 from fmwc.recipes.own import held_out_elbo
 from fmwc.recipes.recipe import Clock, pick_device, provenance
+from fmwc.recipes.uses.crystals import Crystals
 from fmwc.sampling import Trajectory, reread, sample
+from fmwc.state import each
 
 STEPS = (10, 30, 100, 300, 1000, 3000)
 SEED, OWN_SEED, HELD_OUT = 2026, 7, 1000  # nothing was chosen on the samples; the network's own are others
+JOINT, DATA, OWN = "joint", "data", "own samples"
+Kept = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One setting: what to fit to, how samples are read, and which of them failed."""
+    """One setting: what to fit to, how samples are read, what a judge needs of them, and what it looks for."""
 
     joint: str
-    rows: Callable[[], tuple[Tensor, dict[str, Any]]]
-    conditions: Callable[[int], dict[str, Any]]
-    bad: Callable[[Trajectory], np.ndarray]
+    rows: Callable[[], tuple[Any, dict[str, Any]]]
+    conditions: Callable[[int, int], dict[str, Any]]  # of so many samples, of a seed
+    kept: Callable[[Trajectory], Kept]
+    found: Callable[[Kept], np.ndarray]  # which of them a score is to find
+    doubtful: bool  # whether those are the doubtful ones
     score: str
     within: str | None
     estimator: Estimator
@@ -54,50 +68,65 @@ class Case:
     trained: int  # steps of the joint training
 
 
-def cases(data: str, device: torch.device) -> dict[str, Callable[[], Case]]:
-    def board() -> Case:
-        recipe = BOARD["recommended"]
-        return Case(
-            "checkerboard-joint",
-            recipe.rows,
-            lambda count: {},
-            lambda run: misplaced(run.x.cpu()),
-            "temporal_ratio",
-            None,
-            Linearised(None),
-            1024,
-            recipe.lr,
-            recipe.iterations,
-        )
-
-    def digits() -> Case:
-        recipe, judge = Mnist(data=data), load_network(JUDGE, device=device)
-        return Case(
-            "mnist-joint",
-            recipe.rows,
-            lambda count: {"y": labels(count, 10).to(device)},
-            lambda run: failed(judge, run.x, run.cond["y"]),
-            "integrated",
-            WITHIN,
-            Linearised(2),
-            256,
-            recipe.noise_lr,
-            recipe.iterations,
-        )
-
-    return {"checkerboard": board, "mnist": digits}
+def board(data: str, device: torch.device) -> Case:
+    recipe = BOARD["recommended"]
+    return Case(
+        "checkerboard-joint",
+        recipe.rows,
+        lambda count, seed: {},
+        lambda run: {"x": run.x},
+        lambda kept: misplaced(kept["x"].cpu()),
+        True,
+        "temporal_ratio",
+        None,
+        Linearised(None),
+        1024,
+        recipe.lr,
+        recipe.iterations,
+    )
 
 
-def lift(case: Case, run: Trajectory, bad: np.ndarray) -> dict[str, Any]:
-    score = run.score(case.score, within=case.within).cpu().numpy()
+def digits(data: str, device: torch.device) -> Case:
+    recipe, judge = Mnist(data=data), load_network(JUDGE, device=device)
+    return Case(
+        "mnist-joint",
+        recipe.rows,
+        lambda count, seed: {"y": labels(count, 10).to(device)},
+        lambda run: {"taken": predictions(judge, run.x).cpu(), "y": run.cond["y"].cpu()},
+        lambda kept: (kept["taken"] != kept["y"]).numpy(),
+        True,
+        "integrated",
+        WITHIN,
+        Linearised(2),
+        256,
+        recipe.noise_lr,
+        recipe.iterations,
+    )
 
-    def read(index: np.ndarray) -> float:
-        return auprc(score[index], bad[index]) / bad[index].mean() if bad[index].any() else float("nan")
 
-    return {"lift": read(np.arange(len(bad))), "interval": bootstrap(read, len(bad)), "bad": float(bad.mean())}
+def crystals(data: str, device: torch.device) -> Case:
+    recipe, field = Mp20(data=data), fmwc.load("crystals", device=device)
+    subject, network = Crystals(field, data=data), field.network
+    return Case(
+        "",
+        recipe.rows,
+        lambda count, seed: {"atoms": network.draw_sizes(count, derive(seed, "atoms")).to(device)},
+        lambda run: subject.kept(run.x, run.cond),
+        lambda kept: ~subject.read(kept)["bad"],
+        False,
+        SCORE,
+        None,
+        READ_BY,
+        recipe.noise_batch,
+        recipe.noise_lr,
+        recipe.iterations,
+    )
 
 
-def fitted(case: Case, source: str, steps: int, x: Tensor, cond: dict[str, Any], device: torch.device) -> fmwc.Field:
+CASES = {"checkerboard": board, "mnist": digits, "crystals": crystals}
+
+
+def fitted(case: Case, source: str, steps: int, x: Any, cond: dict[str, Any], device: torch.device) -> fmwc.Field:
     """The shipped flow with noise fitted anew."""
     shipped = fmwc.load(source, device=device)
     shipped.noise.remove()
@@ -114,9 +143,104 @@ def fitted(case: Case, source: str, steps: int, x: Tensor, cond: dict[str, Any],
     return field
 
 
+@dataclass
+class Drawn:
+    """Creates what was drawn: samples of either flow as their judge needs them, and rows of scores of them."""
+
+    samples: dict[str, Kept]
+    scores: dict[str, Tensor]
+    about: dict[str, Any]
+
+    def add(self, name: str, score: Tensor, **about: Any) -> None:
+        self.scores[name], self.about["rows"][name] = score.float().cpu(), about
+        print(name, about, flush=True)
+
+    def save(self, path: Path) -> None:
+        flat = {f"sample|{of}|{k}": v for of, kept in self.samples.items() for k, v in kept.items()}
+        flat |= {f"score|{name}": v for name, v in self.scores.items()}
+        write_bytes(
+            path, save({k: v.cpu().contiguous().clone() for k, v in flat.items()}, {"about": json.dumps(self.about)})
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> Drawn:
+        with safe_open(path, framework="pt") as file:
+            made = cls({}, {}, json.loads(file.metadata()["about"]))
+            for key in file.keys():  # noqa: SIM118
+                kind, _, rest = key.partition("|")
+                of, _, name = rest.partition("|")
+                into = made.samples.setdefault(of, {}) if kind == "sample" else made.scores
+                into[name or of] = file.get_tensor(key)
+        return made
+
+
+def draw(case: Case, arguments: Any, device: torch.device, save_to: Path | None) -> Drawn:
+    clock = Clock(device)
+    x, cond = case.rows()
+    order = torch.randperm(len(next(iter(cond.values()), x)), generator=torch.Generator().manual_seed(SEED))
+    fresh, kept_back = order[:HELD_OUT], order[HELD_OUT:]
+    held = each(lambda c: c[fresh].to(device), x), {k: v[fresh].to(device) for k, v in cond.items()}
+    x, cond = each(lambda c: c[kept_back], x), {k: v[kept_back] for k, v in cond.items()}
+    make = partial(sample, steps=50, confidence=False, batch=1024)
+    read = partial(reread, confidence=case.estimator, every=arguments.every)
+    flow, count = fmwc.load(arguments.setting, device=device), arguments.count
+    here = case.conditions(arguments.own, OWN_SEED)
+    own = make(flow, arguments.own, seed=OWN_SEED, **here).x
+    run = make(flow, count, seed=SEED, keep_states=True, **case.conditions(count, SEED))
+    drawn = Drawn({"flow": case.kept(run)}, {}, {"rows": {}})
+
+    def note(name: str, field: fmwc.Field, way: Trajectory, **about: Any) -> None:
+        drawn.add(name, read(field, way).score(case.score, within=case.within), **about)
+        drawn.about["provenance"] = provenance(
+            device, clock.seconds, samples=count, seeds=[SEED], own_samples=arguments.own
+        )
+        if save_to:
+            drawn.save(save_to)
+
+    if source := arguments.joint or case.joint:
+        joint = fmwc.load(source, device=device)
+        theirs = make(joint, count, seed=SEED, keep_states=True, **case.conditions(count, SEED))
+        drawn.samples[JOINT] = case.kept(theirs)
+        note(JOINT, joint, theirs, of=JOINT, steps=case.trained)
+    for steps in arguments.steps:
+        for name, (data, with_) in {DATA: (x, cond), OWN: (own, here)}.items():
+            field = fitted(case, arguments.setting, steps, data, with_, device)
+            elbo = held_out_elbo(field, *held, 1e-3)
+            note(f"{name}, {steps}", field, run, of="flow", steps=steps, held_out=elbo)
+    return drawn
+
+
+def judged(case: Case, drawn: Drawn) -> dict[str, Any]:
+    """Every row's lift, beside joint training's."""
+    found = {of: case.found(kept) for of, kept in drawn.samples.items()}
+    rows: dict[str, Any] = {}
+    for name, about in drawn.about["rows"].items():
+        positive = found[about["of"]]
+        score = drawn.scores[name].numpy() * (1 if case.doubtful else -1)
+        read = partial(_lift, score, positive)
+        rows[name] = {**about, "lift": read(np.arange(len(score))), "interval": bootstrap(read, len(score))}
+        rows[name]["share"] = float(positive.mean())
+    for row in rows.values():
+        if JOINT in rows:
+            row["of_joint"] = row["lift"] / rows[JOINT]["lift"]
+    return rows
+
+
+def _lift(score: np.ndarray, positive: np.ndarray, index: np.ndarray) -> float:
+    positive = positive[index]
+    return auprc(score[index], positive) / positive.mean() if positive.any() else float("nan")
+
+
+def printed(rows: Mapping[str, Any]) -> None:
+    for name, row in rows.items():
+        low, high = row["interval"]
+        elbo = f", held out {row['held_out']:.5f}" if "held_out" in row else ""
+        print(f"{name}: lift {row['lift']:.2f} [{low:.2f}, {high:.2f}]{elbo}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("setting", choices=["checkerboard", "mnist"])
+    parser.add_argument("setting", choices=list(CASES))
     parser.add_argument("--count", type=int, default=4000, help="samples that are read")
     parser.add_argument("--own", type=int, default=10_000, help="samples of the network's own that stand in for data")
     parser.add_argument("--steps", type=int, nargs="+", default=list(STEPS))
@@ -124,40 +248,19 @@ def main() -> None:
     parser.add_argument("--joint", default="", help="the jointly trained field; the shipped one if not given")
     parser.add_argument("--data", default="")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--drawn", type=Path, help="only draw, and write to this file what is to be judged")
+    parser.add_argument("--judge", type=Path, help="only judge what such a file holds")
     parser.add_argument("--out", type=Path, help="results/retrofit/SETTING.json if not given")
     arguments = parser.parse_args()
     device = pick_device(arguments.device)
-    clock = Clock(device)
-    case = cases(arguments.data, device)[arguments.setting]()
-    x, cond = case.rows()
-    fresh, fresh_cond = x[:HELD_OUT].to(device), {k: v[:HELD_OUT].to(device) for k, v in cond.items()}
-    x, cond = x[HELD_OUT:], {k: v[HELD_OUT:] for k, v in cond.items()}
-    draw = partial(sample, steps=50, confidence=False, batch=1024)
-    flow = fmwc.load(arguments.setting, device=device)
-    here = case.conditions(arguments.own)
-    own = draw(flow, arguments.own, seed=OWN_SEED, **here).x
-    run = draw(flow, arguments.count, seed=SEED, keep_states=True, **case.conditions(arguments.count))
-    bad = case.bad(run)
-    joint = fmwc.load(arguments.joint or case.joint, device=device)
-    theirs = draw(joint, arguments.count, seed=SEED, keep_states=True, **case.conditions(arguments.count))
-    read = partial(reread, confidence=case.estimator, every=arguments.every)
-    found: dict[str, Any] = {"joint": {"steps": case.trained, **lift(case, read(joint, theirs), case.bad(theirs))}}
-    print(f"joint, {case.trained} steps: lift {found['joint']['lift']:.2f}", flush=True)
-    for name, (data, with_) in {"data": (x, cond), "own samples": (own, here)}.items():
-        found[name] = {}
-        for steps in arguments.steps:
-            field = fitted(case, arguments.setting, steps, data, with_, device)
-            row = lift(case, read(field, run), bad)
-            row["held_out"] = held_out_elbo(field, fresh, fresh_cond, 1e-3)
-            row["of_joint"] = row["lift"] / found["joint"]["lift"]
-            found[name][str(steps)] = row
-            print(
-                f"{name}, {steps} steps: lift {row['lift']:.2f} {row['interval']}, held out {row['held_out']:.5f}",
-                flush=True,
-            )
-    about = provenance(device, clock.seconds, samples=arguments.count, seeds=[SEED], own_samples=arguments.own)
+    case = CASES[arguments.setting](arguments.data, device)
+    drawn = Drawn.load(arguments.judge) if arguments.judge else draw(case, arguments, device, arguments.drawn)
+    if arguments.drawn:
+        return
+    rows = judged(case, drawn)
+    printed(rows)
     out = arguments.out or Path("results") / "retrofit" / f"{arguments.setting}.json"
-    write_json(out, {"provenance": about, "score": case.score, "numbers": found})
+    write_json(out, {"provenance": drawn.about["provenance"], "score": case.score, "numbers": rows})
 
 
 if __name__ == "__main__":

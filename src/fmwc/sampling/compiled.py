@@ -144,13 +144,20 @@ class Compiled(nn.Module):
         return self._made[key](tensors)
 
     def _make(self, what: str, function: Callable[..., Any], args: tuple[Any, ...], tensors: list[Tensor]) -> Run:
+        from torch._dynamo import lookup_backend  # takes seconds to import
+
         begin = time.perf_counter()
         self.say(f"compiling {what} for a batch of {len(tensors[0])} …")
         leaves, tree = tree_flatten(args)
 
-        def of_tensors(*tensors: Tensor) -> Any:
+        form = []  # of what it gives
+
+        def of_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
             rest = iter(tensors)
-            return function(*tree_unflatten([next(rest) if isinstance(v, Tensor) else v for v in leaves], tree))
+            given = function(*tree_unflatten([next(rest) if isinstance(v, Tensor) else v for v in leaves], tree))
+            flat, spec = tree_flatten(given)
+            form.append(spec)
+            return tuple(flat)
 
         with torch.no_grad(), evaluating(self.field), _as_compiled():
             of_tensors(*tensors)  # what is wrong with the input says so here, in its own words
@@ -161,11 +168,13 @@ class Compiled(nn.Module):
                 raise UsageError(f"this network cannot be compiled; sample the field itself ({reason})") from error
         graph.graph.eliminate_dead_code()
         graph.recompile()
-        compiled = torch.compile(graph, backend=self.backend, dynamic=False, fullgraph=True)
+        # Not torch.compile, which reads Python again to find this graph in it, and looks at every call whether it may.
+        with torch.no_grad():
+            compiled = lookup_backend(self.backend)(graph, tensors)
 
         def run(tensors: list[Tensor]) -> Any:
             with torch.no_grad():
-                return compiled(*tensors)
+                return tree_unflatten(list(compiled(*tensors)), form[0])
 
         run(tensors)
         made = _captured(run, tensors, {id(s) for s in self._squares.values()}) if tensors[0].is_cuda else run

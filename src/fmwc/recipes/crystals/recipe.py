@@ -75,7 +75,7 @@ class Mp20:
     enough: float = 1.0  # the share of its steps from which a network that the clock stopped is taken as it is
     flow: str = ""  # a checkpoint whose flow is taken as it is, in place of training one
     steps: int = 50  # of sampling
-    anneal: float = 3.0  # coordinates are followed at 1 + s·t times their speed (results/crystals/NOTES.md)
+    anneal: float = 20.0  # coordinates are followed at 1 + s·t times their speed (results/crystals/NOTES.md)
     references: int = 500  # crystals the confidence is read against
     data: str = ""  # a folder; FMWC_DATA if empty
 

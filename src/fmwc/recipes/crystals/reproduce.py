@@ -46,11 +46,12 @@ __all__ = ["DRAWS", "READINGS", "SAMPLERS", "reproduce"]
 
 ESTIMATORS: dict[str, Any] = {"linearised": Linearised(16), "diagonal": Diagonal()}
 SAMPLERS = (
-    (20, 3.0),
+    (20, 20.0),
     (50, 0.0),
-    (50, 5.0),
-    (100, 3.0),
-    (200, 5.0),
+    (50, 3.0),
+    (50, 80.0),
+    (100, 20.0),
+    (200, 20.0),
 )  # steps and anti-annealing, beside the recipe's own
 FEW = 200  # crystals where a reading takes a thousand backward passes
 
