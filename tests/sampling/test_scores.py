@@ -1,6 +1,7 @@
 """Every score against values worked out by hand on a trajectory small enough to do so."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -95,6 +96,13 @@ def test_a_channel_that_cannot_vary_has_no_say_in_the_geometric_score():
         rows={"a": ("n", 1)},
     )
     torch.testing.assert_close(run.score("geometric"), torch.tensor([5.0, (3.0 * 5.0) ** 0.5]))
+    # Alone, it leaves nothing to doubt: also where an estimator that drops correlations says that it varies.
+    torch.testing.assert_close(run.score("a/geometric"), torch.tensor([0.0, 3.0]))
+    dropped = replace(run, var={**var, "a": torch.tensor([[[7.0], [36.0]]])})
+    assert torch.equal(dropped.score("a/geometric"), run.score("a/geometric"))
+    assert torch.equal(dropped.score("geometric"), run.score("geometric"))
+    alone = replace(run, x={"a": x["a"]}, mean={"a": run.mean["a"]}, var={"a": var["a"]})
+    torch.testing.assert_close(alone.score("geometric"), torch.tensor([0.0, 3.0]))
 
 
 def test_windows_of_the_ratio_are_options():

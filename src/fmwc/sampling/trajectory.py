@@ -90,10 +90,13 @@ class Trajectory:
         """
         free = torch.stack([self._freedom(name) for name in channels(self.var)])[:, None] > 0  # (C, 1, B)
         logs = torch.stack([self._rms(name).clamp_min(1e-30).log() for name in channels(self.var)])
-        return (torch.where(free, logs, 0.0).sum(0) / free.sum(0)).exp()
+        mean = torch.where(free, logs, 0.0).sum(0) / free.sum(0).clamp_min(1)
+        return torch.where(free.any(0), mean.exp(), 0.0)
 
     def _rms(self, channel: str) -> Tensor:  # (R, B)
-        return (self._total(channel) / self._freedom(channel).clamp_min(1)).sqrt()
+        """Of one channel; nothing where it cannot vary, whatever an estimator that drops correlations says of it."""
+        freedom = self._freedom(channel)
+        return torch.where(freedom > 0, self._total(channel) / freedom.clamp_min(1), 0.0).sqrt()
 
     def _freedom(self, channel: str) -> Tensor:  # (B,)
         """How many numbers of a channel can vary."""
