@@ -160,8 +160,12 @@ class Trajectory:
         return read(name, std, self.times, self.weights, **options)
 
     def ranked_by(self, score: str, *, within: str | None = None) -> Trajectory:
-        """The same run with its confidence made from another score, among its own samples (of the same condition)."""
-        if within is None and score == self.default_score:
+        """The same run with its confidence made from another score, among its own samples (of the same condition).
+
+        By name a score is as it was read: also the run's own, where its checkpoint made that comparable between
+        conditions. Where it did not, there is nothing to change.
+        """
+        if within is None and score == self.default_score and self.standard is None:
             return self
         standard = None if within is None else standard_of(within, self.score(score), self._groups(within))
         return replace(self, default_score=score, reference=None, standard=standard)
