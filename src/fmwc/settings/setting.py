@@ -23,7 +23,7 @@ from fmwc.recipes.recipe import override
 from fmwc.recipes.uses.subject import Subject
 from fmwc.sampling import Profile, Trajectory, sample, survey
 
-__all__ = ["Rows", "Setting", "Show", "say_on_stderr", "shares"]
+__all__ = ["Rows", "Setting", "Show", "say_on_stderr", "shares", "write_run"]
 
 Rows = list[dict[str, str]]
 Show = Callable[[int], None] | None  # told how many samples were done since the last call
@@ -220,11 +220,20 @@ class Setting(ABC):
         """Saves each batch of a long run as it is drawn, where that is worth it."""
         return None
 
-    def write_samples(self, run: Trajectory, out: Path, format: str = "") -> list[Path]:
-        """Writes samples.safetensors and samples.csv."""
+    def table(self, run: Trajectory) -> dict[str, list[Any]]:
+        """One row a sample: its numbers where they are few, what was asked for, and how sure the model is."""
         columns = {f"x_{i}": column.tolist() for i, column in enumerate(run.x.T)} if run.x.ndim == 2 else {}
         columns |= {name: value.tolist() for name, value in run.cond.items() if value.ndim == 1}
         with suppress(UsageError):  # a run too short for its score is still worth having
             columns |= {"score": run.score().tolist(), "confidence": run.confidence.tolist()}
-        lines = [",".join(columns), *(",".join(f"{v:.6g}" for v in row) for row in zip(*columns.values(), strict=True))]
-        return [run.save(out / "samples.safetensors"), write_text(out / "samples.csv", "\n".join(lines) + "\n")]
+        return columns
+
+    def write_samples(self, run: Trajectory, out: Path, format: str = "") -> list[Path]:
+        """Writes samples.safetensors and samples.csv."""
+        return write_run(run, self.table(run), out)
+
+
+def write_run(run: Trajectory, table: Mapping[str, Sequence[float]], out: Path) -> list[Path]:
+    """Writes samples.safetensors, and their table as samples.csv, true and false as 1 and 0."""
+    lines = [",".join(table), *(",".join(f"{v:.6g}" for v in row) for row in zip(*table.values(), strict=True))]
+    return [run.save(out / "samples.safetensors"), write_text(out / "samples.csv", "\n".join(lines) + "\n")]
