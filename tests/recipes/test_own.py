@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +14,9 @@ import fmwc
 from fmwc.cli import app
 from fmwc.data import arrays, checkerboard
 from fmwc.errors import CheckpointError, UsageError
+from fmwc.flow import Channel, Space
 from fmwc.nets import MLP
-from fmwc.recipes.own import Retrofit, advice, build, held_out_elbo, retrofit
+from fmwc.recipes.own import Retrofit, _class, advice, build, held_out_elbo, retrofit
 
 SMALL = Retrofit(steps=400, batch=64, sampling_steps=10)
 MODULE = """
@@ -103,7 +105,7 @@ def test_the_network_stays_and_the_field_comes_back(here, samples):
     before = {name: value.clone() for name, value in network.state_dict().items()}
     field, looks = retrofit(network, here / "field", samples, SMALL, entry="their_nets:made")
     assert all(torch.equal(before[name], value) for name, value in field.network.state_dict().items())
-    assert [step for step, _ in looks] == [0, 200, 400]
+    assert [step for step, _ in looks] == [*range(0, 401, 50)]  # after each eighth
     assert looks[-1][1] < looks[0][1]
     again = fmwc.load(here / "field", network=build("their_nets:made")[0])
     ours, theirs = (fmwc.sample(f, 20, steps=10, seed=3) for f in (field, again))
@@ -131,6 +133,40 @@ def test_conditions_go_along(here):
     assert len(fmwc.sample(field, 6, steps=5, y=torch.arange(6) % 3)) == 6
 
 
+def test_confidence_is_within_a_class_where_there_are_classes(here):
+    """Also within one that is rare in the data, and would hardly be among what is held out."""
+    torch.manual_seed(0)
+    network, _ = build("their_nets:conditional")
+    y = (torch.arange(200) >= 190).int() * 2
+    data = arrays.Samples(checkerboard.sample(200, 0), {"y": y})
+    retrofit(network, here / "field", data, Retrofit(steps=8, batch=32, sampling_steps=5))
+    again = fmwc.load(here / "field", network=build("their_nets:conditional")[0])
+    assert again.reference.standard.cond == "y"
+    asked = torch.tensor([0, 2]).repeat(100)
+    run = fmwc.sample(again, 200, steps=5, seed=7, y=asked)
+    assert run.reference is not None
+    for label in (0, 2):
+        assert abs(float(run.confidence[asked == label].mean()) - 0.5) < 0.15
+    with pytest.raises(UsageError, match="no samples with y = 1"):
+        fmwc.sample(again, 3, steps=5, y=torch.tensor([0, 1, 2])).score()
+
+
+@pytest.mark.parametrize(
+    "cond",
+    [
+        {"y": torch.zeros(90)},  # not whole numbers
+        {"y": torch.zeros(90, 2, dtype=torch.long)},  # more than one a sample
+        {"y": torch.arange(90) % 3, "z": torch.arange(90) % 2},  # which of them?
+        {"y": torch.arange(90_000)},  # too many for a reference to hold some of each
+        {"n": torch.arange(90) % 3},  # how many rows a sample has
+    ],
+)
+def test_conditions_that_are_no_classes(cond):
+    field = SimpleNamespace(space=Space({"x": Channel((3, 2), rows="n")}))
+    assert _class(field, cond) is None
+    assert _class(field, {"y": torch.arange(90) % 3, "n": torch.ones(90, dtype=torch.long)}) == "y"
+
+
 def test_looks_at_what_is_held_out_compare():
     field = fmwc.attach(MLP(2, 16, 2), space=(2,))
     x = checkerboard.sample(64, 0)
@@ -139,6 +175,7 @@ def test_looks_at_what_is_held_out_compare():
 
 
 def test_advice():
+    assert "by 50.0 % of that in the last quarter" in advice([(0, 1.0), (10, 0.6), (75, 0.5), (90, 0.1), (100, 0.0)])
     assert "more steps may help" in advice([(0, 1.0), (1, 0.8), (2, 0.6), (3, 0.4)])
     assert "enough steps" in advice([(0, 1.0), (1, 0.401), (2, 0.4005), (3, 0.4)])
     assert "did not fall" in advice([(0, 1.0), (1, 15.0)])

@@ -202,6 +202,12 @@ def test_errors(name):
     assert "\n" not in str(raised.value)
 
 
+def test_classes_in_bytes_are_no_mask():
+    standard = Standard("y", torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
+    raw, y = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1, 0, 1])
+    assert torch.equal(standard(raw, y.byte()), standard(raw, y))
+
+
 def test_windows_of_the_ratio_may_meet():
     assert tiny().score("temporal_ratio@0.5-0.5").isfinite().all()
 

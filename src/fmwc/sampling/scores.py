@@ -125,6 +125,7 @@ class Standard(NamedTuple):
 
     def __call__(self, raw: Tensor, groups: Tensor) -> Tensor:  # (..., B), (B,) -> (..., B)
         """(log s − centre) / spread, each sample by its own condition."""
+        groups = groups.long()  # a byte would be taken for a mask
         known = ~self.spread.isnan()
         strange = [g for g in groups.unique().tolist() if not 0 <= g < len(known) or not known[g]]
         if strange:
