@@ -110,6 +110,7 @@ def retrofit(
     Console().print(f"wrote {out}: {advice(looks)}")
     call = f"{network.replace(':', '.')}()"
     Console().print(f"field = fmwc.load({str(out)!r}, network={call if space is None else f'{call}[0]'})")
+    Console().print(f"fmwc sample {out} --network {network} -n 100 --out samples")
 
 
 @app.command()

@@ -28,7 +28,7 @@ from fmwc.sampling.scores import FEWEST, parsed
 from fmwc.state import State, batch_size, channels, each
 from fmwc.training import fit_noise
 
-__all__ = ["Retrofit", "advice", "build", "held_out_elbo", "retrofit"]
+__all__ = ["Retrofit", "advice", "build", "held_out_elbo", "retrofit", "try_once"]
 
 HELD_OUT = 0.1  # the share of the data that the noise is not fitted to
 MOST_HELD_OUT = 1024
@@ -204,7 +204,7 @@ def retrofit(
         if progress:
             progress(done, how.steps, loss, looks[-1][1])
 
-    _try(field, fresh, fresh_cond)
+    try_once(field, fresh, fresh_cond)
     look(0, held_out_elbo(field, fresh, fresh_cond, how.beta, how.seed))
     fit_noise(
         field,
@@ -245,7 +245,7 @@ def _check(how: Retrofit) -> None:
         pick(SCORES, parsed(how.score)[1], "score")
 
 
-def _try(field: Field, x: State, cond: dict[str, Any]) -> None:
+def try_once(field: Field, x: State, cond: dict[str, Any]) -> None:
     """Runs the network once, as everything after does, and says what it does not take."""
     try:
         with evaluating(field.network), torch.no_grad():

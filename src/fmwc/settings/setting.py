@@ -22,8 +22,11 @@ from fmwc.recipes.fitting import Progress, fit
 from fmwc.recipes.recipe import override
 from fmwc.recipes.uses.subject import Subject
 from fmwc.sampling import Profile, Trajectory, sample, survey
+from fmwc.state import channels
 
 __all__ = ["Rows", "Setting", "Show", "say_on_stderr", "shares", "write_run"]
+
+WIDE = 32  # numbers of a sample, at most, that its table holds
 
 Rows = list[dict[str, str]]
 Show = Callable[[int], None] | None  # told how many samples were done since the last call
@@ -222,7 +225,8 @@ class Setting(ABC):
 
     def table(self, run: Trajectory) -> dict[str, list[Any]]:
         """One row a sample: its numbers where they are few, what was asked for, and how sure the model is."""
-        columns = {f"x_{i}": column.tolist() for i, column in enumerate(run.x.T)} if run.x.ndim == 2 else {}
+        flat = {name: value for name, value in channels(run.x).items() if value.ndim == 2 and value.shape[1] <= WIDE}
+        columns = {f"{name}_{i}": column.tolist() for name, value in flat.items() for i, column in enumerate(value.T)}
         columns |= {name: value.tolist() for name, value in run.cond.items() if value.ndim == 1}
         with suppress(UsageError):  # a run too short for its score is still worth having
             columns |= {"score": run.score().tolist(), "confidence": run.confidence.tolist()}
