@@ -47,6 +47,11 @@ def is_picture(path):
 # ---- what is written ---------------------------------------------------------------------------------------------
 
 
+def test_digits_carry_what_the_judge_says(digits):
+    for row in rows(digits / "samples.csv"):
+        assert row["as_asked"] == str(int(row["taken_for"] == row["y"]))
+
+
 def test_edits_are_the_librarys_and_the_table_says_what_they_did(run, points, tmp_path):
     words = ("--before", 0.2, "--scale", 0.5, "--replicates", 2, "--seed", 3, "--device", "cpu")
     code, out, err = run("edit", points, "--out", tmp_path / "e", *words)

@@ -146,6 +146,18 @@ def test_a_promise_and_its_use_on_new_samples(run, points, labels, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+def test_points_carry_their_labels(run, points, labels, tmp_path):
+    bad, file = labels
+    found = []
+    for name, source in (("table", "misplaced"), ("file", file)):
+        words = ("--max-risk", 0.3, "--labels", source, "--out", tmp_path / name)
+        code, out, err = run("filter", points, *words)
+        assert code == 0, err
+        found.append(out.replace(name, ""))
+    assert found[0] == found[1]
+    assert f"{bad.sum()} of {COUNT}" in found[0]
+
+
 def test_labels_of_some_and_in_every_form(run, points, labels, tmp_path):
     bad, _ = labels
     some = ["" if i % 2 else str(bool(b)) for i, b in enumerate(bad)]

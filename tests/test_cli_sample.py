@@ -84,6 +84,8 @@ BAD = {
     "transport": (("--controller", "extrapolated", "--transport"), "leave out --transport"),
     "guided transport": (("--guide", 0.2, "--transport"), "leave out --transport"),
     "strength": (("--guide", "inf"), "finite strength"),
+    "towards doubt": (("--guide", -0.2), "at least 0: it steers away from doubt; got -0.2"),
+    "a score without time": (("--score", "geometric@0.6-0.6"), "a window of time rises, got 0.6 to 0.6"),
     "a window alone": (("--guide-window", "0.1-0.5"), "add --guide"),
     "no window": (("--guide", 0.2, "--guide-window", "late"), "as in 0.5-0.9"),
     "a window that falls": (("--guide", 0.2, "--guide-window", "0.9-0.5"), "rises"),

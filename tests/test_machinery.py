@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import fmwc
+from fmwc.confidence.guidance import variance_gradient
 from fmwc.errors import UsageError
 from fmwc.nets import MLP
 from fmwc.propagate import Linearised, MonteCarlo
@@ -269,6 +270,13 @@ def test_noise_cannot_learn_through_a_checkpoint_and_says_so(place):
         fmwc.elbo(blocks(True), torch.randn(8, 2), seed=0)
     with pytest.raises(UsageError, match="runs without derivatives"):
         blocks(True).moments(*place)
+
+
+def test_steering_through_a_checkpoint_is_refused(place):
+    """The variance's own derivative passes the noise's networks, which are not there when a block is computed again."""
+    variance_gradient(blocks(None), *place)
+    with pytest.raises(UsageError, match="switch gradient checkpointing off"):
+        variance_gradient(blocks(False), *place)
 
 
 # ---- copies ----------------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ DECAYS: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
     "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
 }
+EVERY = 200  # steps between looks at the loss, which on a GPU wait for it
 WARM = 3  # eager steps before a CUDA graph is captured, so that the optimiser's state exists; they are real steps
 
 
@@ -138,6 +139,7 @@ def train(
     cond: Mapping[str, Tensor] | None = None,
     resume: str | Path | None = None,
     progress: Callable[[int, float], None] | None = None,
+    every: int = EVERY,
 ) -> list[tuple[int, float]]:
     """Trains the parameters of `module` that require a gradient; returns (step, loss) along the way.
 
@@ -149,7 +151,8 @@ def train(
         cond: What goes with each sample (its class), by the name the loss takes it under: `(N, *)` each.
         resume: A file for resume points. Where it exists, training goes on from it, to the weights an undisturbed run
             would have reached.
-        progress: Called now and then with the steps done and the latest loss.
+        progress: Called with the steps done and the latest loss,
+        every: after so many steps.
     """
     total = batch_size(data)
     if total < 1:
@@ -223,7 +226,7 @@ def train(
                     step()
             graph.replay() if graph else step()
             done += 1
-            if done % 200 == 0 or done == plan.iterations:
+            if done % every == 0 or done == plan.iterations:
                 history.append((done, float(latest) if plan.clip else _finite(float(latest), done)))
                 if progress:
                     progress(done, history[-1][1])
@@ -253,6 +256,7 @@ def fit_noise(
     stratified: bool = False,
     resume: str | Path | None = None,
     progress: Callable[[int, float], None] | None = None,
+    every: int = EVERY,
     **cond: Tensor,
 ) -> list[tuple[int, float]]:
     """Retrofits confidence: the backbone is frozen as it is, and only the inference networks learn.
@@ -265,7 +269,8 @@ def fit_noise(
         steps: Steps of the optimiser.
         beta: The weight of the KL.
         resume: A file for resume points.
-        progress: Called now and then with the steps done and the latest loss.
+        progress: Called with the steps done and the latest loss,
+        every: after so many steps.
         cond: What the network takes beside x and t (its class, say), a row for each sample.
     """
     cond = {name: torch.as_tensor(value) for name, value in cond.items()}  # scikit-learn's are numpy arrays
@@ -292,7 +297,7 @@ def fit_noise(
         return elbo(field, x1, weight, seed=randomness, **cond)
 
     with _frozen(field.network), field.noise.hooked():
-        return train(field.noise, loss, data, plan, cond=cond, resume=resume, progress=progress)
+        return train(field.noise, loss, data, plan, cond=cond, resume=resume, progress=progress, every=every)
 
 
 def _learn_space(field: Field, data: State, cond: Mapping[str, Tensor]) -> None:

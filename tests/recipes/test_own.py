@@ -1,7 +1,9 @@
 """Confidence for networks of a user's own, by the name of the function that builds them."""
 
+import re
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +15,10 @@ import fmwc
 from fmwc.cli import app
 from fmwc.data import arrays, checkerboard
 from fmwc.errors import CheckpointError, UsageError
+from fmwc.flow import Channel, Space
 from fmwc.nets import MLP
-from fmwc.recipes.own import Retrofit, advice, build, held_out_elbo, retrofit
+from fmwc.recipes.own import Retrofit, _class, advice, build, held_out_elbo, retrofit
+from tests.command import rows
 
 SMALL = Retrofit(steps=400, batch=64, sampling_steps=10)
 MODULE = """
@@ -32,6 +36,16 @@ class Conditional(torch.nn.Module):
 def made():
     torch.manual_seed(0)
     return MLP(2, 16, 2)
+
+class Plain(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = MLP(2, 16, 2)
+    def forward(self, x, t):
+        return self.net(x, t)
+
+def plain():
+    return Plain()
 
 def with_space():
     return made(), euclidean((2,))
@@ -103,7 +117,7 @@ def test_the_network_stays_and_the_field_comes_back(here, samples):
     before = {name: value.clone() for name, value in network.state_dict().items()}
     field, looks = retrofit(network, here / "field", samples, SMALL, entry="their_nets:made")
     assert all(torch.equal(before[name], value) for name, value in field.network.state_dict().items())
-    assert [step for step, _ in looks] == [0, 200, 400]
+    assert [step for step, _ in looks] == [*range(0, 401, 50)]  # after each eighth
     assert looks[-1][1] < looks[0][1]
     again = fmwc.load(here / "field", network=build("their_nets:made")[0])
     ours, theirs = (fmwc.sample(f, 20, steps=10, seed=3) for f in (field, again))
@@ -131,6 +145,40 @@ def test_conditions_go_along(here):
     assert len(fmwc.sample(field, 6, steps=5, y=torch.arange(6) % 3)) == 6
 
 
+def test_confidence_is_within_a_class_where_there_are_classes(here):
+    """Also within one that is rare in the data, and would hardly be among what is held out."""
+    torch.manual_seed(0)
+    network, _ = build("their_nets:conditional")
+    y = (torch.arange(200) >= 190).int() * 2
+    data = arrays.Samples(checkerboard.sample(200, 0), {"y": y})
+    retrofit(network, here / "field", data, Retrofit(steps=8, batch=32, sampling_steps=5))
+    again = fmwc.load(here / "field", network=build("their_nets:conditional")[0])
+    assert again.reference.standard.cond == "y"
+    asked = torch.tensor([0, 2]).repeat(100)
+    run = fmwc.sample(again, 200, steps=5, seed=7, y=asked)
+    assert run.reference is not None
+    for label in (0, 2):
+        assert abs(float(run.confidence[asked == label].mean()) - 0.5) < 0.15
+    with pytest.raises(UsageError, match="no samples with y = 1"):
+        fmwc.sample(again, 3, steps=5, y=torch.tensor([0, 1, 2])).score()
+
+
+@pytest.mark.parametrize(
+    "cond",
+    [
+        {"y": torch.zeros(90)},  # not whole numbers
+        {"y": torch.zeros(90, 2, dtype=torch.long)},  # more than one a sample
+        {"y": torch.arange(90) % 3, "z": torch.arange(90) % 2},  # which of them?
+        {"y": torch.arange(90_000)},  # too many for a reference to hold some of each
+        {"n": torch.arange(90) % 3},  # how many rows a sample has
+    ],
+)
+def test_conditions_that_are_no_classes(cond):
+    field = SimpleNamespace(space=Space({"x": Channel((3, 2), rows="n")}))
+    assert _class(field, cond) is None
+    assert _class(field, {"y": torch.arange(90) % 3, "n": torch.ones(90, dtype=torch.long)}) == "y"
+
+
 def test_looks_at_what_is_held_out_compare():
     field = fmwc.attach(MLP(2, 16, 2), space=(2,))
     x = checkerboard.sample(64, 0)
@@ -139,6 +187,7 @@ def test_looks_at_what_is_held_out_compare():
 
 
 def test_advice():
+    assert "by 50.0 % of that in the last quarter" in advice([(0, 1.0), (10, 0.6), (75, 0.5), (90, 0.1), (100, 0.0)])
     assert "more steps may help" in advice([(0, 1.0), (1, 0.8), (2, 0.6), (3, 0.4)])
     assert "enough steps" in advice([(0, 1.0), (1, 0.401), (2, 0.4005), (3, 0.4)])
     assert "did not fall" in advice([(0, 1.0), (1, 15.0)])
@@ -188,6 +237,82 @@ def test_a_fit_that_diverges_writes_nothing(here, samples, monkeypatch):
     assert not (here / "field").exists()
 
 
+def fitted(here, entry="their_nets:made", **cond):
+    data = arrays.Samples(checkerboard.sample(300, 0), cond)
+    network, space = build(entry)
+    return retrofit(network, here / "field", data, Retrofit(steps=8, batch=64), space=space, entry=entry)[0]
+
+
+def test_a_retrofitted_field_is_sampled_from_the_command_line(here):
+    field = fitted(here, "their_nets:plain")
+    words = ["field", "--network", "their_nets:plain", "-n", "30", "--seed", "4", "--device", "cpu", "--out", "drawn"]
+    done = CliRunner().invoke(app, ["sample", *words])
+    assert done.exit_code == 0, done.output
+    expected = fmwc.sample(field, 30, seed=4)
+    run = fmwc.Trajectory.load(here / "drawn")
+    assert torch.equal(run.x, expected.x)
+    assert torch.equal(run.confidence, expected.confidence)
+    assert torch.equal(run.reference, field.reference.quantiles)
+    table = rows(here / "drawn" / "samples.csv")
+    assert list(table[0]) == ["x_0", "x_1", "score", "confidence"]
+    assert [float(row["confidence"]) for row in table] == pytest.approx(run.confidence.tolist(), abs=1e-5)
+    parquet = pytest.importorskip("pyarrow.parquet").read_table(here / "drawn" / "samples.parquet").to_pydict()
+    assert parquet["score"] == pytest.approx(run.score().tolist())
+    kept = CliRunner().invoke(app, ["filter", "drawn", "--budget", "5", "--out", "kept"])
+    assert kept.exit_code == 0, kept.output
+
+
+@pytest.mark.parametrize("count", ["6", "40"])
+def test_a_retrofitted_field_has_a_page(here, count):
+    fitted(here, "their_nets:plain")
+    words = ["--network", "their_nets:plain", "-n", count, "--device", "cpu", "--out", "page"]
+    done = CliRunner().invoke(app, ["report", "field", *words])
+    assert done.exit_code == 0, done.output
+    page = (here / "page" / "report.html").read_text()
+    assert "Nobody judged them" in page
+    assert ("All samples, the surest first" in page) == (count == "6")
+    assert "misplaced" not in page
+    assert "the checkpoint&#x27;s reference" in page
+    assert (here / "page" / "samples.csv").is_file()
+
+
+def test_classes_of_a_retrofitted_field_come_in_turn_or_as_asked(here):
+    fitted(here, "their_nets:conditional", y=torch.arange(300) % 2 * 2)
+    words = ["sample", "field", "--network", "their_nets:conditional", "-n", "4", "--steps", "3", "--device", "cpu"]
+    run = CliRunner().invoke
+    assert run(app, [*words, "--out", "turns"]).exit_code == 0
+    assert fmwc.Trajectory.load(here / "turns").cond["y"].tolist() == [0, 2, 0, 2]
+    assert run(app, [*words, "--label", "2", "--out", "twos"]).exit_code == 0
+    assert fmwc.Trajectory.load(here / "twos").cond["y"].tolist() == [2] * 4
+    refused = run(app, [*words, "--label", "1", "--out", "ones"])
+    assert str(refused.exception) == "--label is one of the classes 0, 2, got 1"
+    assert not (here / "ones").exists()
+
+
+def test_a_network_of_ours_needs_no_name(here):
+    fitted(here)
+    done = CliRunner().invoke(app, ["sample", "field", "-n", "4", "--steps", "3", "--device", "cpu", "--out", "drawn"])
+    assert done.exit_code == 0, done.output
+
+
+def test_what_cannot_be_sampled_from_the_command_line_is_said_before_a_folder_is_made(here):
+    fitted(here, "their_nets:plain")
+    asking = fmwc.attach(build("their_nets:conditional")[0], space=(2,))
+    fmwc.save(asking, here / "asking")
+    for words, said in (
+        (("field",), r"add --network module:function \(it was their_nets:plain\)"),
+        (("field", "--network", "their_nets:plain", "--judge", "chgnet"), "leave out --judge"),
+        (("field", "--network", "their_nets:plain", "--label", "3"), "this network has no classes"),
+        (("field", "--network", "their_nets:conditional"), "of another architecture"),
+        (("checkerboard", "--network", "their_nets:plain"), "leave out --network"),
+        (("asking", "--network", "their_nets:conditional"), r"'y'.*from Python"),
+    ):
+        refused = CliRunner().invoke(app, ["sample", *words, "--device", "cpu", "--out", "out"])
+        assert isinstance(refused.exception, fmwc.errors.FmwcError), words
+        assert re.search(said, str(refused.exception)), refused.exception
+        assert not (here / "out").exists()
+
+
 def test_the_verb(here, samples):
     np.savez(here / "d.npz", x=samples.x.numpy())
     run = CliRunner().invoke
@@ -195,6 +320,7 @@ def test_the_verb(here, samples):
     done = run(app, [*words, "--device", "cpu"])
     assert done.exit_code == 0, done.output
     assert "fmwc.load('field', network=their_nets.made())" in done.output
+    assert "fmwc sample field --network their_nets:made" in done.output
     assert (here / "field" / "recipe.json").exists()
     again = run(app, [*words, "--device", "cpu"])
     assert again.exit_code != 0

@@ -1,5 +1,6 @@
 """What is studied, by hand: points, digits and crystals; what is kept of them, and when an edit is a success."""
 
+import copy
 import math
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ import fmwc.recipes.uses.drawing as drawing
 import fmwc.recipes.uses.reading as reading
 from fmwc.data import checkerboard
 from fmwc.data.mnist import unit
+from fmwc.errors import CheckpointError
 from fmwc.field import attach
 from fmwc.metrics.crystals.energy import Energies
 from fmwc.recipes.bench import piece
@@ -120,6 +122,17 @@ def test_digits_are_studied(digits_subject, tmp_path):
     assert "images" not in load_outcomes(judged_at(tmp_path, "edit", 1))["seeds"]
 
 
+def test_digits_drawn_before_one_judge_are_not_read_by_another(digits_subject, tmp_path):
+    """What the judge says of digits is kept as they are drawn."""
+    study(digits_subject, tmp_path, seeds=(1,), only="draw:guide,read:guide", say=quiet)
+    other = copy.copy(digits_subject)
+    other.judge = copy.deepcopy(digits_subject.judge)
+    next(other.judge.parameters()).data.add_(1)
+    for only in ("draw:guide", "read:guide"):
+        with pytest.raises(CheckpointError, match="made with other judge"):
+            study(other, tmp_path, seeds=(1,), only=only, say=quiet)
+
+
 def test_digits_by_hand(digits_subject, digits):
     """Of the data itself the distance is nothing and styles spread as the data's; another style is another."""
     test = digits.images("test")
@@ -170,6 +183,13 @@ def test_crystals_are_studied(tmp_path, monkeypatch):
     assert subject.metrics["metastable"].read(judged) == 50
     assert subject.metrics["above"].read(judged) == pytest.approx(0.1)
     assert piece(tmp_path, 1, "draw-edit").exists()
+    subject.data = "another hull"  # the same samples, judged anew; what was read by the first hull is not beside it
+    monkeypatch.setattr(
+        crystal_room, "hull_for", lambda *given: SimpleNamespace(above=lambda key, energy: (energy + 1, ""))
+    )
+    study(subject, tmp_path, seeds=(1,), only="read:filter", say=quiet)
+    assert load_outcomes(judged_at(tmp_path, "samples", 1))["samples"]["bad"].all()
+    assert list(numbers_in(tmp_path)) == ["filter"]
 
 
 def test_a_metric_and_a_subject_say_what_they_are():

@@ -137,6 +137,7 @@ def test_few_structures_are_listed_whole(tmp_path, count):
     page = page_of(tmp_path, few, judged(few))
     assert "All structures, the surest first" in page
     assert len(re.findall("<tr>", page)) == count + 1
+    assert "What the surest are worth" not in page  # a curve of so few would be an accident
 
 
 def test_a_run_that_cannot_be_judged_has_a_page(tmp_path, run):

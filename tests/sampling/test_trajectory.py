@@ -188,7 +188,10 @@ def test_a_run_read_otherwise_is_compared_within_itself(options, asked):
 
 def test_ranking_by_another_score_leaves_the_reference_behind(asked):
     run = sample(referenced(asked), 36, steps=10, y=Y)
-    assert run.ranked_by("peak") is run
+    raw = run.ranked_by("peak")  # the checkpoint's own, which is standardised between classes
+    assert (raw.reference, raw.standard) == (None, None)
+    assert torch.equal(raw.score(), run.score("peak"))
+    assert raw.ranked_by("peak") is raw
     other = run.ranked_by("integrated")
     assert (other.default_score, other.reference, other.standard) == ("integrated", None, None)
     assert torch.equal(other.score(), run.score("integrated"))

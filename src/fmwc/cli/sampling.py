@@ -7,16 +7,15 @@ from typing import Annotated
 
 import typer
 
-import fmwc
 from fmwc.bars import sampling_bar
-from fmwc.cli.shared import Device, Force, JudgedBy, Out, Seed, app, print_written
+from fmwc.cli.shared import Device, Force, JudgedBy, Network, Out, Seed, app, print_written
 from fmwc.errors import UsageError, pick
 from fmwc.files import new_folder
 from fmwc.recipes.recipe import pick_device
 from fmwc.sampling import SCORES
 from fmwc.sampling.scores import parsed
 from fmwc.sampling.trajectory import DISPERSION
-from fmwc.settings import setting_of
+from fmwc.settings import open_checkpoint
 from fmwc.settings.way import Way, window_of
 
 __all__ = ["sample"]
@@ -34,6 +33,7 @@ def sample(
     count: Annotated[int, typer.Option("-n", "--count", help="How many samples.")] = 1000,
     label: Annotated[int | None, typer.Option(help="The class to draw; every class in turn if not given.")] = None,
     judge: JudgedBy = "",
+    network: Network = "",
     steps: Annotated[int, typer.Option(help="Steps of the integrator.")] = 50,
     stepper: Annotated[str, typer.Option(help="euler, midpoint or heun.")] = "euler",
     propagation: Annotated[
@@ -63,7 +63,8 @@ def sample(
 ) -> None:
     """Draws samples with their confidence: samples.safetensors, samples.csv, and a picture, surest first.
 
-    Of crystals also a CIF each (or extended XYZ), and what the judge says of them in the table, as CSV and Parquet.
+    Of crystals also a CIF each (or extended XYZ), and what the judge says of them in the table, as CSV and Parquet. Of
+    a network of your own no picture, and the table as both.
     """
     if guide_window and not guide:
         raise UsageError("--guide-window says when to steer; add --guide and how strongly")
@@ -83,8 +84,7 @@ def sample(
         raise UsageError(
             f"-n and --steps are at least 1, and --every is not negative: got {count}, {steps} and {every}"
         )
-    chosen = setting_of(checkpoint, judge)
-    field = fmwc.load(checkpoint, device=pick_device(device))
+    chosen, field = open_checkpoint(checkpoint, pick_device(device), judge, network)
     chosen.conditions(field, 1, label)  # a class that does not exist is said before a folder is made
     chosen.check_format(format)
     if channel is not None and field.space is not None:

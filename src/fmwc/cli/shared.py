@@ -19,6 +19,7 @@ __all__ = [
     "Device",
     "Force",
     "JudgedBy",
+    "Network",
     "Out",
     "Own",
     "Samples",
@@ -51,6 +52,12 @@ Data = Annotated[str, typer.Option(help="Where the data is; FMWC_DATA or the cac
 JudgedBy = Annotated[
     str,
     typer.Option("--judge", help="mnist: a judge of your own data. crystals: an energy model, chgnet if not given."),
+]
+Network = Annotated[
+    str,
+    typer.Option(
+        help="Of a field from fmwc retrofit: module:function, which builds its network. Name only code that you trust."
+    ),
 ]
 Own = Annotated[bool, typer.Option("--own", help="The data is of your own: idx files, .npz, or a folder of images.")]
 Samples = Annotated[Path, typer.Argument(help="A folder that fmwc sample wrote, or its samples.safetensors.")]

@@ -11,14 +11,27 @@ from rich.console import Console
 
 import fmwc
 from fmwc.bars import sampling_bar, training_bar
-from fmwc.cli.shared import Count, Device, Force, JudgedBy, Out, Seed, Set, Which, app, print_rows, print_written
+from fmwc.cli.shared import (
+    Count,
+    Device,
+    Force,
+    JudgedBy,
+    Network,
+    Out,
+    Seed,
+    Set,
+    Which,
+    app,
+    print_rows,
+    print_written,
+)
 from fmwc.errors import UsageError
 from fmwc.files import new_folder, write_json, write_text
 from fmwc.recipes.bench import setting_of_results
 from fmwc.recipes.recipe import Clock, pick_device, provenance
 from fmwc.recipes.uses.study import NUMBERS
 from fmwc.report.uses import write_study
-from fmwc.settings import SETTINGS, Setting, setting_named, setting_of
+from fmwc.settings import SETTINGS, Setting, open_checkpoint, setting_named
 
 __all__ = ["demo", "report"]
 
@@ -64,6 +77,7 @@ def report(
     count: Count = 0,
     seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 2026,
     judge: JudgedBy = "",
+    network: Network = "",
     device: Device = "auto",
     force: Force = False,
 ) -> None:
@@ -80,10 +94,9 @@ def report(
         return
     where = pick_device(device)
     clock = Clock(where)
-    field = fmwc.load(source, device=where)
+    chosen, field = open_checkpoint(source, where, judge, network)
     if out is None:
         raise UsageError("say where the page goes: --out FOLDER")
-    chosen = setting_of(source, judge)
     chosen.require_judge(field)
     _page(chosen, field, new_folder(out, force=force), seed, count, clock, source)
 

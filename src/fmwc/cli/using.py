@@ -32,8 +32,8 @@ def filter_(
         str,
         typer.Option(
             help="Which samples failed: a CSV with a column bad or good, a text file of 1 (failed) and 0, one a line, "
-            "or a column of the samples' table that is true of good ones (metastable). Those left empty are not "
-            "labelled; label some at random."
+            "or a column of the samples' table that is true of good ones (metastable, as_asked), or misplaced. "
+            "Those left empty are not labelled; label some at random."
         ),
     ] = "",
     probability: Annotated[float, typer.Option(help="How sure the promise of --max-risk is to be.")] = 0.9,

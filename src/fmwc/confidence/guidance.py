@@ -18,7 +18,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from fmwc.errors import UsageError, nearest
 from fmwc.propagate import Record, outside, unit_probes
-from fmwc.propagate.linearised import contributions
+from fmwc.propagate.linearised import contributions, pulling
 from fmwc.randomness import Randomness, signs
 from fmwc.state import batch_size, channels, each
 from fmwc.vad import NoisyLayer
@@ -80,13 +80,14 @@ def variance_gradient(
                 probe = {n: signs(randomness, c) * units.get(n, 1.0) ** 0.5 for n, c in channels(plain).items()}
                 pulls.append((1 / probes, probe if isinstance(plain, dict) else next(iter(probe.values()))))
         for unit, probe in pulls:
-            gradients = torch.autograd.grad(
-                list(channels(v).values()),
-                record.outputs,
-                list(channels(probe).values()),
-                create_graph=True,
-                allow_unused=True,
-            )
+            with pulling():
+                gradients = torch.autograd.grad(
+                    list(channels(v).values()),
+                    record.outputs,
+                    list(channels(probe).values()),
+                    create_graph=True,
+                    allow_unused=True,
+                )
             total = total + unit * contributions(list(gradients), record, count).sum(0)
         floor = torch.finfo(total.dtype).tiny
         aim = total.clamp_min(floor).log() if objective == "log_var" else total.clamp_min(floor).sqrt()

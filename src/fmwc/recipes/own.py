@@ -24,17 +24,18 @@ from fmwc.randomness import derive
 from fmwc.recipes.recipe import Clock, provenance
 from fmwc.sampling import SCORES, default_estimator, sample, setting
 from fmwc.sampling.adaptive import FEW, numbers
-from fmwc.sampling.scores import parsed
+from fmwc.sampling.scores import FEWEST, parsed
 from fmwc.state import State, batch_size, channels, each
 from fmwc.training import fit_noise
 
-__all__ = ["Retrofit", "advice", "build", "held_out_elbo", "retrofit"]
+__all__ = ["Retrofit", "advice", "build", "held_out_elbo", "retrofit", "try_once"]
 
 HELD_OUT = 0.1  # the share of the data that the noise is not fitted to
 MOST_HELD_OUT = 1024
 PAIRS = 4  # times and draws a held-out sample: the same ones at every look, so that looks compare
 REFERENCES = 1_000
 CHUNK = 128  # held-out samples looked at together
+LOOKS = 8  # at what is held out, so that the last quarter of the steps is told from the others
 ENOUGH = 0.01  # of the whole gain: what the last quarter of enough steps adds
 
 Progress = Callable[[int, int, float, float], None]  # steps done, of how many, the loss, the held-out loss
@@ -133,7 +134,7 @@ def advice(looks: list[tuple[int, float]]) -> str:
     first, last = looks[0][1], looks[-1][1]
     if not last < first:
         return f"the held-out loss did not fall ({first:.4g}, then {last:.4g}): lower --lr, or look at the data"
-    before = looks[-1 - max(1, len(looks) // 4)][1]
+    before = [loss for step, loss in looks if step <= 0.75 * looks[-1][0]][-1]
     share = (before - last) / (first - last)
     if share < -ENOUGH:
         return f"the held-out loss fell from {first:.4g} to {last:.4g}, but rose in the last quarter: lower --lr"
@@ -164,7 +165,7 @@ def retrofit(
         how: Sizes and rates.
         space: Where states live; that of the data, flat, if not given.
         entry: How the network is built, for the record.
-        progress: Told of every look at the held-out samples.
+        progress: Told of every look at the held-out samples, after each eighth of the steps.
 
     Returns:
         The field, and (step, held-out loss) along the way: where the last quarter of the steps moved it by less than a
@@ -203,7 +204,7 @@ def retrofit(
         if progress:
             progress(done, how.steps, loss, looks[-1][1])
 
-    _try(field, fresh, fresh_cond)
+    try_once(field, fresh, fresh_cond)
     look(0, held_out_elbo(field, fresh, fresh_cond, how.beta, how.seed))
     fit_noise(
         field,
@@ -214,11 +215,12 @@ def retrofit(
         lr=how.lr,
         seed=derive(how.seed, "retrofit"),
         progress=look,
+        every=max(1, how.steps // LOOKS),
         **rest_cond,
     )
     if not math.isfinite(looks[-1][1]):
         raise NotFiniteError("the held-out loss is not finite, and nothing was written; lower --lr")
-    field.reference = _reference(field, how, fresh_cond)
+    field.reference = _reference(field, how, data.cond)
     save(
         field,
         out,
@@ -243,7 +245,7 @@ def _check(how: Retrofit) -> None:
         pick(SCORES, parsed(how.score)[1], "score")
 
 
-def _try(field: Field, x: State, cond: dict[str, Any]) -> None:
+def try_once(field: Field, x: State, cond: dict[str, Any]) -> None:
     """Runs the network once, as everything after does, and says what it does not take."""
     try:
         with evaluating(field.network), torch.no_grad():
@@ -290,10 +292,33 @@ def _repeated(cond: dict[str, Tensor], count: int, device: torch.device) -> dict
     return {k: v[torch.arange(count) % len(v)].to(device) for k, v in cond.items()}
 
 
+def _class(field: Field, cond: dict[str, Tensor]) -> str | None:
+    """The condition that is a class: the only one of whole numbers, few enough to compare samples within each."""
+    assert field.space is not None
+    counts = {channel.rows for channel in field.space.channels.values()}  # of atoms, say: no classes
+    whole = [
+        name
+        for name, value in cond.items()
+        if name not in counts and value.ndim == 1 and not value.is_floating_point() and int(value.min()) >= 0
+    ]
+    return whole[0] if len(whole) == 1 and len(cond[whole[0]].unique()) * FEWEST <= REFERENCES else None
+
+
+def _in_turn(y: Tensor, count: int) -> Tensor:  # (N,) -> (count,)
+    """Rows of the data, a class after the other: as many of each, however rare it is there."""
+    members = [(y == label).nonzero()[:, 0] for label in y.unique()]
+    rows = [torch.arange(-(-count // len(members))) % len(of) for of in members]
+    return torch.stack([of[row] for of, row in zip(members, rows, strict=True)], 1).flatten()[:count]
+
+
 def _reference(field: Field, how: Retrofit, cond: dict[str, Tensor]) -> Reference:
-    """Scores of samples of a seed of their own."""
+    """Scores of samples of a seed of their own, compared within a class where the data has classes."""
     assert field.space is not None
     score = how.score or ("temporal_ratio" if numbers(field.space) <= FEW else "integrated")
+    within = _class(field, cond)
+    if within is not None:
+        rows = _in_turn(cond[within], REFERENCES)
+        cond = {name: value[rows] for name, value in cond.items()}
     run = sample(
         field,
         REFERENCES,
@@ -302,6 +327,7 @@ def _reference(field: Field, how: Retrofit, cond: dict[str, Tensor]) -> Referenc
         batch=how.batch,
         **_repeated(cond, REFERENCES, field.device),
     )
+    run = run.ranked_by(score, within=within)
     levels = torch.linspace(0, 1, 1001, device=field.device)
     read_with = setting(default_estimator(field.space), how.sampling_steps, "euler", 1)
-    return Reference(score, read_with, run.score(score).quantile(levels))
+    return Reference(score, read_with, run.score().quantile(levels), run.standard)

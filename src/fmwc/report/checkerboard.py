@@ -42,7 +42,7 @@ def _plates(run: Run, field: Field) -> list[Plate]:
             "Samples on the checkerboard, coloured by confidence, misplaced ones ringed.",
             board.samples_by_confidence(run.x, run.confidence, run.bad),
         ),
-        retained(run, WORDS),
+        *retained(run, WORDS),
         history(run, WORDS),
         Plate(
             "divergence",

@@ -25,7 +25,7 @@ from fmwc.report.crystals_drawn import METASTABLE
 from fmwc.report.elements import formula
 from fmwc.report.page import Section, tiles, write_page
 from fmwc.report.paper.table import NONE, dig
-from fmwc.report.plates import Plate, closing
+from fmwc.report.plates import ENOUGH, Plate, closing
 from fmwc.report.run import NAMES
 from fmwc.sampling import SCORES, Trajectory
 from fmwc.state import channels
@@ -137,6 +137,23 @@ def _plates(run: Ranked) -> list[Plate]:
                 run.crystals, run.confidence, run.energy, run.apart, score=run.score, rows=4
             ),
         ),
+        *_precision(run),
+        Plate(
+            "channels",
+            "When the model is unsure, channel by channel",
+            "Atom types, coordinates and lattice come out of the noise together, and are not decided at the same time. "
+            "A dot marks the time at which the doubt about one is greatest.",
+            "Uncertainty of the velocity of atom types, coordinates and lattice over time.",
+            crystals_drawn.channel_variances(run.times, run.std, run.confidence),
+        ),
+    ]
+
+
+def _precision(run: Ranked) -> list[Plate]:
+    """The precision among the surest, if there are enough structures for a curve of it."""
+    if len(run.good) < ENOUGH:
+        return []
+    return [
         Plate(
             "precision",
             "What the surest are worth",
@@ -145,14 +162,6 @@ def _plates(run: Ranked) -> list[Plate]:
             f"ranked by its {run.by}; beside it stands the doubt about other parts of a structure.",
             "Share of metastable structures among those kept, against the share kept.",
             crystals_drawn.precision_curve(run.scores, run.good),
-        ),
-        Plate(
-            "channels",
-            "When the model is unsure, channel by channel",
-            "Atom types, coordinates and lattice come out of the noise together, and are not decided at the same time. "
-            "A dot marks the time at which the doubt about one is greatest.",
-            "Uncertainty of the velocity of atom types, coordinates and lattice over time.",
-            crystals_drawn.channel_variances(run.times, run.std, run.confidence),
         ),
     ]
 

@@ -22,7 +22,7 @@ PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.3g}%")
 
 @look
 def variance_trajectories(
-    times: ArrayLike, std: ArrayLike, confidence: ArrayLike, bad: ArrayLike, what: str = "misplaced"
+    times: ArrayLike, std: ArrayLike, confidence: ArrayLike, bad: ArrayLike | None = None, what: str = "misplaced"
 ) -> Figure:
     """‖σ_t‖ over time: median and 10–90 % band of the surest and of the most doubtful tenth, and a few single samples.
 
@@ -30,11 +30,10 @@ def variance_trajectories(
         times: When the variance was read, `(R,)` or `(R, B)`.
         std: ‖σ_t‖ there, `(R, B)`.
         confidence: High = sure, `(B,)`; only its order is used.
-        bad: The samples to discard, `(B,)`.
+        bad: The samples to discard, `(B,)`, if that is known.
         what: The word for those.
     """
     t, curves = on_common_times(np.asarray(times), np.asarray(std))
-    wrong = np.asarray(bad)
     sure, doubtful = extremes(np.asarray(confidence))
     figure = Figure(figsize=ONE)
     axes = figure.add_subplot()
@@ -43,7 +42,8 @@ def variance_trajectories(
         axes.fill_between(t, low, high, color=colour, alpha=0.18, linewidth=0)
         singles = which[np.linspace(0, len(which) - 1, 6).round().astype(int)]
         axes.plot(t, curves[:, singles], color=colour, linewidth=0.6, alpha=0.55)
-        label = f"{name} {EXTREME:.0%} of samples ({wrong[which].mean():.1%} {what})"
+        share = "" if bad is None else f" ({np.asarray(bad)[which].mean():.1%} {what})"
+        label = f"{name} {EXTREME:.0%} of samples{share}"
         axes.plot(t, middle, color=colour, linewidth=2.4, label=label)
     axes.set(xlabel=TIME, ylabel=r"uncertainty of the velocity  $\|\sigma_t\|$", xlim=(0, 1), ylim=(0, None))
     axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.2)

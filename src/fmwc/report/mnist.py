@@ -80,7 +80,7 @@ def _plates(run: Run, asked: np.ndarray, pixels: Pixels, sweep: Sweep | None) ->
             "Generated digits, sorted from the surest to the most doubtful, failed ones framed.",
             images.sorted_grid(run.x, sureness, run.bad, asked),
         ),
-        retained(run, WORDS),
+        *retained(run, WORDS),
         Plate(
             "classes",
             "The surest and the most doubtful of each class",

@@ -15,9 +15,10 @@ from fmwc.report.curves import EXTREME, extremes
 from fmwc.report.page import Section, facts, picture, tiles
 from fmwc.report.run import Run
 
-__all__ = ["Plate", "Words", "closing", "history", "lead", "retained", "transport"]
+__all__ = ["ENOUGH", "Plate", "Words", "closing", "history", "lead", "retained", "transport"]
 
 KEPT = 0.9  # the headline's share: what a user who can spare one sample in ten would keep
+ENOUGH = 50  # samples whose ranking is worth a curve: of fewer, the surest tenth are four at most
 
 
 class Words(NamedTuple):
@@ -76,17 +77,21 @@ def lead(run: Run, words: Words) -> str:
     return f'<p class="lead">{escape(sentence)}</p>\n{tiles(numbers)}'
 
 
-def retained(run: Run, words: Words) -> Plate:
-    """The retention curves of the run's scores."""
+def retained(run: Run, words: Words) -> list[Plate]:
+    """The retention curves of the run's scores, if it has enough samples for any."""
+    if len(run.bad) < ENOUGH:
+        return []
     curves = {name: retention(score, run.bad) for name, score in run.scores.items()}
-    return Plate(
-        "retention",
-        "What confidence buys",
-        "Read it from left to right: the further you go, the more of the doubtful samples you have given up. "
-        "A confidence that knew nothing would follow the dashed line, one that knew everything the dotted one.",
-        f"Share of {words.bad} samples among those kept, against the share kept.",
-        figures.retention_curve(curves, float(run.bad.mean()), words.bad),
-    )
+    return [
+        Plate(
+            "retention",
+            "What confidence buys",
+            "Read it from left to right: the further you go, the more of the doubtful samples you have given up. "
+            "A confidence that knew nothing would follow the dashed line, one that knew everything the dotted one.",
+            f"Share of {words.bad} samples among those kept, against the share kept.",
+            figures.retention_curve(curves, float(run.bad.mean()), words.bad),
+        )
+    ]
 
 
 def history(run: Run, words: Words) -> Plate:

@@ -31,11 +31,15 @@ def integrated(std: Tensor, times: Tensor, weights: Tensor, early: float = 0.0, 
     return (std * weights * _window(times, early, late)).sum(0)
 
 
-def _window(times: Tensor, early: float, late: float) -> Tensor:
-    window = (times >= early) & (times < late)
-    if early > late:
+def _require_rising(early: float, late: float, *, may_meet: bool = False) -> None:
+    if not (early < late or (may_meet and early == late)):
         raise UsageError(f"a window of time rises, got {early} to {late}")
-    if early < late and not bool(window.any(0).all()):
+
+
+def _window(times: Tensor, early: float, late: float) -> Tensor:
+    _require_rising(early, late)
+    window = (times >= early) & (times < late)
+    if not bool(window.any(0).all()):
         raise UsageError(
             f"the variance was not read for {early} ≤ t < {late}; read it at more steps, or choose another score"
         )
@@ -58,6 +62,7 @@ def geometric(std: Tensor, times: Tensor, weights: Tensor, early: float = 0.0, l
 def temporal_ratio(std: Tensor, times: Tensor, weights: Tensor, early: float = EARLY, late: float = LATE) -> Tensor:
     """The mean of ‖σ_t‖ over t ≥ late, divided by its mean over t < early (eq:ctc; a mean where the paper has a sum,
     so that a window read more often does not weigh more)."""
+    _require_rising(early, late, may_meet=True)
 
     def mean(window: Tensor, name: str) -> Tensor:
         share = (window * weights).sum(0)
@@ -120,6 +125,7 @@ class Standard(NamedTuple):
 
     def __call__(self, raw: Tensor, groups: Tensor) -> Tensor:  # (..., B), (B,) -> (..., B)
         """(log s − centre) / spread, each sample by its own condition."""
+        groups = groups.long()  # a byte would be taken for a mask
         known = ~self.spread.isnan()
         strange = [g for g in groups.unique().tolist() if not 0 <= g < len(known) or not known[g]]
         if strange:
@@ -142,6 +148,7 @@ def parsed(name: str) -> tuple[str | None, str, dict[str, float]]:
         early, late = (float(end) for end in window.split("-"))
     except ValueError as error:
         raise UsageError(f"a window is two times, integrated@0.6-0.9; got '@{window}'") from error
+    _require_rising(early, late, may_meet=score == "temporal_ratio")  # here too: said before anything is drawn
     return channel or None, score, {"early": early, "late": late}
 
 

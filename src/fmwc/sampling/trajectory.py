@@ -90,10 +90,13 @@ class Trajectory:
         """
         free = torch.stack([self._freedom(name) for name in channels(self.var)])[:, None] > 0  # (C, 1, B)
         logs = torch.stack([self._rms(name).clamp_min(1e-30).log() for name in channels(self.var)])
-        return (torch.where(free, logs, 0.0).sum(0) / free.sum(0)).exp()
+        mean = torch.where(free, logs, 0.0).sum(0) / free.sum(0).clamp_min(1)
+        return torch.where(free.any(0), mean.exp(), 0.0)
 
     def _rms(self, channel: str) -> Tensor:  # (R, B)
-        return (self._total(channel) / self._freedom(channel).clamp_min(1)).sqrt()
+        """Of one channel; nothing where it cannot vary, whatever an estimator that drops correlations says of it."""
+        freedom = self._freedom(channel)
+        return torch.where(freedom > 0, self._total(channel) / freedom.clamp_min(1), 0.0).sqrt()
 
     def _freedom(self, channel: str) -> Tensor:  # (B,)
         """How many numbers of a channel can vary."""
@@ -157,8 +160,12 @@ class Trajectory:
         return read(name, std, self.times, self.weights, **options)
 
     def ranked_by(self, score: str, *, within: str | None = None) -> Trajectory:
-        """The same run with its confidence made from another score, among its own samples (of the same condition)."""
-        if within is None and score == self.default_score:
+        """The same run with its confidence made from another score, among its own samples (of the same condition).
+
+        By name a score is as it was read: also the run's own, where its checkpoint made that comparable between
+        conditions. Where it did not, there is nothing to change.
+        """
+        if within is None and score == self.default_score and self.standard is None:
             return self
         standard = None if within is None else standard_of(within, self.score(score), self._groups(within))
         return replace(self, default_score=score, reference=None, standard=standard)

@@ -52,6 +52,10 @@ class CheckerboardSetting(Setting):
     def judge(self, trajectory: Trajectory) -> np.ndarray:
         return misplaced(trajectory.x)
 
+    def table(self, run: Trajectory) -> dict[str, list[Any]]:
+        """Also which points are misplaced, so that fmwc filter has labels."""
+        return {**super().table(run), "misplaced": self.judge(run).tolist()}
+
     def changes(self, before: Trajectory, after: Trajectory, channel: str | None) -> dict[str, list[Any]]:
         here, there = (squares(run.x) for run in (before, after))
         return {

@@ -15,6 +15,7 @@ from fmwc.errors import DataError, ShapeError
 __all__ = ["Table", "read_labels", "read_table", "read_text"]
 
 BAD, GOOD = "bad", "good"  # columns of a file of labels
+FAILED = (BAD, "misplaced")  # columns of a samples' table that are true of what failed; others are of what is good
 VALUES = {"1": True, "true": True, "0": False, "false": False, "1.0": True, "0.0": False, "": None, "nan": None}
 
 
@@ -75,7 +76,7 @@ def read_labels(source: str, count: int, table: Table | None) -> np.ndarray:  # 
     if table is None or source not in columns:
         choice = f", nor a column of the samples' table ({', '.join(columns)})" if columns else ""
         raise DataError(f"--labels {source} is no file{choice}")
-    return _values(table.column(source), count, f"the table's column '{source}'", bad=source == BAD)
+    return _values(table.column(source), count, f"the table's column '{source}'", bad=source in FAILED)
 
 
 def _values(cells: Sequence[str], count: int, where: str, *, bad: bool) -> np.ndarray:

@@ -17,7 +17,7 @@ from fmwc.checkpoint import load, load_network
 from fmwc.data import mnist
 from fmwc.errors import DataError, OutputError, UsageError
 from fmwc.field import Field
-from fmwc.files import write_bytes, write_text
+from fmwc.files import write_bytes
 from fmwc.metrics.images import activations, failed, frechet, predictions
 from fmwc.metrics.ranking import auprc
 from fmwc.nets import LeNet
@@ -34,7 +34,7 @@ from fmwc.report.mnist import write_figures, write_report
 from fmwc.report.paper.mnist import retention_of, sweep_of, write_tables
 from fmwc.sampling import Trajectory
 from fmwc.sampling.scores import FEWEST
-from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr, shares
+from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr, shares, write_run
 
 __all__ = ["MnistSetting"]
 
@@ -168,15 +168,20 @@ class MnistSetting(Setting):
         pixels = images.read_pixels(field, run, count=min(6, len(run)), probes=PIXEL_PROBES)
         return write_report(out, run, self.judge(run), pixels, numbers=numbers, provenance=about)
 
+    def table(self, run: Trajectory) -> dict[str, list[Any]]:
+        """Also what a judge, if there is one, takes each for, and whether that is what was asked for."""
+        if not self.eye:
+            return super().table(run)
+        taken = predictions(self._eye(run.x.device), run.x)
+        as_asked = (taken == run.cond["y"].cpu()).tolist()
+        return {**super().table(run), "taken_for": taken.tolist(), "as_asked": as_asked}
+
     def write_samples(self, run: Trajectory, out: Path, format: str = "") -> list[Path]:
-        """Also digits.png, from the surest to the most doubtful, and what a judge, if there is one, takes each for."""
-        written = super().write_samples(run, out, format)
+        """Also digits.png, from the surest to the most doubtful."""
+        table = self.table(run)
+        written = write_run(run, table, out)
         asked = run.cond["y"].cpu().numpy()
-        taken = predictions(self._eye(run.x.device), run.x).numpy() if self.eye else asked
-        if self.eye:
-            head, *rows = (out / "samples.csv").read_text().splitlines()
-            lines = [f"{head},taken_for", *(f"{row},{digit}" for row, digit in zip(rows, taken, strict=True))]
-            written[-1] = write_text(out / "samples.csv", "\n".join(lines) + "\n")
+        taken = np.array(table.get("taken_for", asked))
         with suppress(UsageError):  # digits without a confidence have no order
             confidence = run.confidence.cpu().numpy()
             x = run.x[:, 0].clamp(0, 1).cpu().numpy()

@@ -22,8 +22,11 @@ from fmwc.recipes.fitting import Progress, fit
 from fmwc.recipes.recipe import override
 from fmwc.recipes.uses.subject import Subject
 from fmwc.sampling import Profile, Trajectory, sample, survey
+from fmwc.state import channels
 
-__all__ = ["Rows", "Setting", "Show", "say_on_stderr", "shares"]
+__all__ = ["Rows", "Setting", "Show", "say_on_stderr", "shares", "write_run"]
+
+WIDE = 32  # numbers of a sample, at most, that its table holds
 
 Rows = list[dict[str, str]]
 Show = Callable[[int], None] | None  # told how many samples were done since the last call
@@ -220,11 +223,21 @@ class Setting(ABC):
         """Saves each batch of a long run as it is drawn, where that is worth it."""
         return None
 
-    def write_samples(self, run: Trajectory, out: Path, format: str = "") -> list[Path]:
-        """Writes samples.safetensors and samples.csv."""
-        columns = {f"x_{i}": column.tolist() for i, column in enumerate(run.x.T)} if run.x.ndim == 2 else {}
+    def table(self, run: Trajectory) -> dict[str, list[Any]]:
+        """One row a sample: its numbers where they are few, what was asked for, and how sure the model is."""
+        flat = {name: value for name, value in channels(run.x).items() if value.ndim == 2 and value.shape[1] <= WIDE}
+        columns = {f"{name}_{i}": column.tolist() for name, value in flat.items() for i, column in enumerate(value.T)}
         columns |= {name: value.tolist() for name, value in run.cond.items() if value.ndim == 1}
         with suppress(UsageError):  # a run too short for its score is still worth having
             columns |= {"score": run.score().tolist(), "confidence": run.confidence.tolist()}
-        lines = [",".join(columns), *(",".join(f"{v:.6g}" for v in row) for row in zip(*columns.values(), strict=True))]
-        return [run.save(out / "samples.safetensors"), write_text(out / "samples.csv", "\n".join(lines) + "\n")]
+        return columns
+
+    def write_samples(self, run: Trajectory, out: Path, format: str = "") -> list[Path]:
+        """Writes samples.safetensors and samples.csv."""
+        return write_run(run, self.table(run), out)
+
+
+def write_run(run: Trajectory, table: Mapping[str, Sequence[float]], out: Path) -> list[Path]:
+    """Writes samples.safetensors, and their table as samples.csv, true and false as 1 and 0."""
+    lines = [",".join(table), *(",".join(f"{v:.6g}" for v in row) for row in zip(*table.values(), strict=True))]
+    return [run.save(out / "samples.safetensors"), write_text(out / "samples.csv", "\n".join(lines) + "\n")]

@@ -79,8 +79,8 @@ class Way:
         if self.propagation != "none":
             pick(ESTIMATORS, self.propagation, "propagation")
         pick(CONTROLLERS, self.controller, "controller")
-        if not math.isfinite(self.guide):
-            raise UsageError(f"--guide is a finite strength, got {self.guide}")
+        if not 0 <= self.guide < math.inf:
+            raise UsageError(f"--guide is a finite strength, at least 0: it steers away from doubt; got {self.guide}")
 
     @classmethod
     def read(cls, made: dict[str, Any], checkpoint: str = "") -> Way:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save
+from torch import nn
 
 from fmwc.data import fingerprint
 from fmwc.errors import CheckpointError, UsageError, pick
@@ -29,6 +31,7 @@ NUMBERS = "uses.json"
 
 REPORTED = (200, 201, 202)  # seeds that nothing was chosen on
 VALIDATION = (100,)
+JUDGE = "judge"  # a subject's network that looks at samples as they are drawn
 
 
 def _split(only: str) -> list[tuple[str, str]]:
@@ -61,8 +64,22 @@ def _draw(subject: Subject, name: str, seed: int, wide: bool, path: Path, say: S
     return {label: row.info for label, row in rows.items()}
 
 
+def _judged_by(subject: Subject) -> dict[str, str]:
+    """What says what became of samples, and how good that is: all that a subject holds beside what draws them.
+
+    Networks and data by their fingerprint, others by name.
+    """
+    found: dict[str, str] = {}
+    for name, value in vars(subject).items():
+        if value is None or name in ("field", "sizes", "metrics") or name.startswith("_"):
+            continue
+        value = tuple(value.state_dict().values()) if isinstance(value, nn.Module) else value
+        found[name] = fingerprint(*value) if isinstance(value, tuple) else str(value)
+    return found
+
+
 def load_outcomes(path: Path, of: str = "") -> dict[str, dict[str, np.ndarray]] | None:
-    """What became of the samples of a drawing, by label; none if it is not there, or of another drawing."""
+    """What became of the samples of a drawing, by label; none if it is not there, or of another drawing or judge."""
     if not path.exists():
         return None
     found: dict[str, dict[str, np.ndarray]] = {}
@@ -76,8 +93,9 @@ def load_outcomes(path: Path, of: str = "") -> dict[str, dict[str, np.ndarray]] 
 
 
 def _outcomes(subject: Subject, drawn: Path, path: Path) -> dict[str, tuple[Drawn, Outcome]]:
-    """What became of the samples of a drawing; judged once, and again where they were drawn again."""
-    rows, of = load_drawn(drawn), hashlib.sha256(drawn.read_bytes()).hexdigest()
+    """What became of the samples of a drawing; judged once, and again where they, or who judges them, are others."""
+    judged_by = json.dumps(_judged_by(subject), sort_keys=True)
+    rows, of = load_drawn(drawn), hashlib.sha256(drawn.read_bytes() + judged_by.encode()).hexdigest()
     found: Any = load_outcomes(path, of)
     if found is None:
         found = {label: subject.read(row.kept) for label, row in rows.items()}
@@ -98,12 +116,12 @@ def _described(subject: Subject) -> dict[str, Any]:
 
 
 def _earlier(path: Path, about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Numbers, and the pieces they came from, of an earlier call on the same samples, which this one adds to."""
+    """Numbers, and their pieces, of an earlier call on the same samples and judge, which this one adds to."""
     if not path.exists():
         return {}, {}
     found = read_piece(path)
     origin = found["provenance"]
-    same = all(origin.get(key) == value for key, value in about.items())
+    same = all(origin.get(key, value) == value for key, value in about.items())
     return (found["numbers"], origin["pieces"]) if same else ({}, {})
 
 
@@ -130,7 +148,10 @@ def study(
         raise UsageError("a study takes at least one seed")
     device, clock = subject.field.device, Clock(subject.field.device)
     shared = {"setting": subject.name, "steps": STEPS, "wide": wide}
-    made_with = {**shared, "sizes": vars(subject.sizes), "field": fingerprint(*subject.field.state_dict().values())}
+    judged_by = _judged_by(subject)
+    judge = {name: value for name, value in judged_by.items() if name == JUDGE}
+    field = fingerprint(*subject.field.state_dict().values())
+    made_with = {**shared, **judge, "sizes": vars(subject.sizes), "field": field}
     names = [name for name in DRAWINGS if not (wide and name == "samples")]  # nothing is chosen for those
     for name in [w for v, w in chosen if v == "draw"] if only else names:
         for seed in seeds:
@@ -139,7 +160,7 @@ def study(
     readings = [w for v, w in chosen if v == "read"] if only else [n for n, (d, _) in READINGS.items() if d in names]
     if not readings:
         return None
-    shared["seeds"] = list(seeds)
+    shared |= {"seeds": list(seeds), "judged_by": judged_by}
     numbers, pieces = _earlier(out / NUMBERS, shared)
     for name in readings:
         drawn, read = READINGS[name]
@@ -147,7 +168,7 @@ def study(
             path = piece(out, seed, f"draw-{drawn}")
             if not (path.exists() and drawn_at(out, drawn, seed).exists()):
                 raise CheckpointError(f"{out} holds no draw:{drawn} of seed {seed}; draw it first")
-            check_cell(path, {"setting": subject.name, "wide": wide})
+            check_cell(path, {"setting": subject.name, "wide": wide, **judge})
             pieces[f"{drawn}-{seed}"] = read_piece(path)["provenance"]
         made = [pieces[f"{drawn}-{seed}"] for seed in seeds]
         if unlike := [key for key in ("field", "sizes") if any(m[key] != made[0][key] for m in made)]:
