@@ -6,7 +6,7 @@ import torch
 import fmwc
 from fmwc.confidence.guidance import Guidance
 from fmwc.randomness import derive
-from fmwc.sampling import Damped, Ema, Extrapolated, Trajectory, Uniform, survey
+from fmwc.sampling import Damped, Ema, Extrapolated, Trajectory, Uniform, fit_schedule, survey
 from fmwc.sampling.controllers import follows, needs_variance
 from fmwc.settings import SETTINGS
 from fmwc.settings.way import CONTROLLERS, Way
@@ -76,7 +76,28 @@ def test_equal_steps_keep_the_checkpoints_reference(run, tmp_path):
     torch.testing.assert_close(Trajectory.load(tmp_path).reference, fmwc.load("checkerboard").reference.quantiles)
 
 
+def test_few_readings_are_the_checkpoints_own_or_a_pilots(run, tmp_path):
+    words = ("-n", 30, "--adaptive", "--device", "cpu")
+    code, _, err = run("sample", "checkerboard", *words, "--out", tmp_path / "own")
+    assert code == 0, err
+    assert "pilot run" not in err
+    made, own = Trajectory.load(tmp_path / "own"), fmwc.load("checkerboard").schedule
+    assert made.times[:, 0].tolist() == pytest.approx(own.times)
+    torch.testing.assert_close(made.reference, own.reference.quantiles)
+    field = fmwc.load("checkerboard")
+    field.schedule = None
+    fmwc.save(field, tmp_path / "model", recipe=fmwc.checkpoint.about("checkerboard")["recipe"])
+    code, _, err = run("sample", tmp_path / "model", *words, "--out", tmp_path / "pilot")
+    assert code == 0, err
+    assert "pilot run" in err
+    found = fit_schedule(field, pilot=PILOT, seed=derive(0, "pilot"), batch=2048)
+    assert Trajectory.load(tmp_path / "pilot").times[:, 0].tolist() == pytest.approx(found.times)
+
+
 BAD = {
+    "few readings and many": (("--adaptive", "--every", 5), "leave out --every"),
+    "few readings of a controller": (("--adaptive", "--controller", "ema"), "leave out --every, --controller"),
+    "few readings of nothing": (("--adaptive", "--propagation", "none"), "--propagation none"),
     "name": (("--controller", "unifrom"), "did you mean 'uniform'"),
     "no variance": (("--controller", "ema", "--propagation", "none"), "goes by the variance"),
     "some of it": (("--controller", "planned", "--every", 5), "reads the variance at every step"),

@@ -51,6 +51,14 @@ def sample(
     ] = 0.0,
     guide_window: Annotated[str, typer.Option(help="Steer only then, as in 0.5-0.9.")] = "",
     every: Annotated[int, typer.Option(help="Read the variance at every k-th step; 0 is the setting's own.")] = 0,
+    adaptive: Annotated[
+        bool,
+        typer.Option(
+            "--adaptive",
+            help="Read the variance at the few steps that tell most of the score: the checkpoint's own, or those that "
+            "a pilot run finds.",
+        ),
+    ] = False,
     transport: Annotated[bool, typer.Option("--transport", help="Add the transported dispersion.")] = False,
     score: Annotated[
         str, typer.Option(help="What confidence is made from; the checkpoint's own, or dispersion with --transport.")
@@ -69,7 +77,7 @@ def sample(
         raise UsageError("--guide-window says when to steer; add --guide and how strongly")
     window = window_of(guide_window) if guide_window else (0.0, 1.0)
     way = Way(checkpoint, stepper, propagation, controller, guide, window)
-    way.check(every, transport)
+    way.check(every, transport, adaptive)
     if not 0 < keep <= 1:
         raise UsageError(f"--keep lies in (0, 1], got {keep}")
     if keep < 1 and propagation == "none" and not transport:
@@ -92,10 +100,14 @@ def sample(
     if judge or chosen.judges:
         chosen.require_judge(field)
     new_folder(out, force=force)
-    profile = None
-    if way.kind.piloted:
+    profile, confidence = None, way.confidence(chosen.reading)
+    if way.kind.piloted or (adaptive and field.schedule is None):
         with sampling_bar("a pilot run, for where the variance is", chosen.pilot(field.device)) as bar:
-            profile = chosen.survey(field, seed, bar, label)
+            if way.kind.piloted:
+                profile = chosen.survey(field, seed, bar, label)
+            else:
+                how = {"steps": steps, "stepper": stepper, "confidence": confidence}
+                field.schedule = chosen.fit_schedule(field, seed, bar, label, **how)
     with sampling_bar("drawing samples", count) as bar:
         run = chosen.draw(
             field,
@@ -106,8 +118,8 @@ def sample(
             **way.times(steps, profile),
             stepper=stepper,
             decoder=way.decoder(field),
-            schedule=every or (1 if way.kind.reads else chosen.every),
-            confidence=way.confidence(chosen.reading),
+            schedule="adaptive" if adaptive else every or (1 if way.kind.reads else chosen.every),
+            confidence=confidence,
             transport=transport,
             keep=chosen.keep(out),
         )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fmwc.errors import UsageError, pick
+from fmwc.field import Schedule
 from fmwc.flow import Space, euclidean
 from fmwc.propagate import Estimator, Linearised, Transport, as_estimator
 from fmwc.randomness import Blocks, derive
@@ -21,6 +22,7 @@ from fmwc.sampling.controllers import Controller, Grid, Uniform
 from fmwc.sampling.planned import Extrapolated, Planned, Profile
 from fmwc.sampling.rereading import reread
 from fmwc.sampling.sampler import DECODERS, Decoder, Sampler, cost_of, decode_mean
+from fmwc.sampling.schedules import READINGS, fitted
 from fmwc.sampling.scores import EARLY, LATE, SCORES, Standard, standard_of
 from fmwc.sampling.steppers import STEPPERS, Stepper
 from fmwc.sampling.trajectory import Trajectory
@@ -43,6 +45,7 @@ __all__ = [
     "Planned",
     "Profile",
     "Sampler",
+    "Schedule",
     "Standard",
     "Stepper",
     "Trajectory",
@@ -51,6 +54,7 @@ __all__ = [
     "decode_mean",
     "default_estimator",
     "fit_grid",
+    "fit_schedule",
     "noise",
     "reread",
     "sample",
@@ -90,7 +94,7 @@ def sample(
     confidence: bool | str | Estimator = True,
     transport: bool | int = False,
     stepper: str = "euler",
-    schedule: int | Sequence[float] = 1,
+    schedule: int | Sequence[float] | Schedule | str = 1,
     decoder: str | Decoder = "map",
     x0: State | None = None,
     start: float | Tensor = 0.0,
@@ -120,7 +124,8 @@ def sample(
         transport: `True` adds the transported dispersion (by random projections where a state is more than a few
             numbers); a number takes so many random projections.
         stepper: `euler`, `midpoint` or `heun`.
-        schedule: Read the variance at every k-th step, or at a list of times.
+        schedule: Read the variance at every k-th step, or at a list of times, or `adaptive`: at the few that tell most
+            of the score, by the field's own schedule (:func:`fit_schedule` makes one).
         decoder: `map`, `stochastic` or `mean5`.
         x0, start: Start from these states, at this t (a number, or one a sample).
         space: The shape of a sample, where the field does not know it.
@@ -156,6 +161,7 @@ def sample(
     estimator = (
         None if confidence is False else default_estimator(where) if confidence is True else as_estimator(confidence)
     )
+    schedule, reference = _schedule(field, schedule)
     projections = (None if numbers(where) <= FEW else PROJECTIONS) if transport is True else int(transport)
     sampler = Sampler(
         field,
@@ -181,7 +187,6 @@ def sample(
     where.check_rows(cond, batch_size(x0) if count is None else count)  # type: ignore[arg-type]
     begin = noise(where, count, seed, device, **cond) if x0 is None else x0  # type: ignore[arg-type]
     trajectory = sampler(begin, start=times[0] if times else start, seed=seed, **cond)
-    reference = getattr(field, "reference", None)
     if reference is None or estimator is None:
         return trajectory
     usual = times is None and controller is None and isinstance(start, (int, float)) and start == 0
@@ -198,6 +203,20 @@ def sample(
     return replace(
         trajectory, reference=reference.quantiles, standard=reference.standard, default_score=reference.score
     )
+
+
+def _schedule(field: Any, schedule: int | Sequence[float] | Schedule | str) -> tuple[int | Sequence[float], Any]:
+    """When to read, and the reference for what is read then."""
+    if isinstance(schedule, str):
+        pick({"adaptive": 0}, schedule, "schedule")
+        if getattr(field, "schedule", None) is None:
+            raise UsageError(
+                "this field has no schedule of its own; field.schedule = fmwc.sampling.fit_schedule(field)"
+            )
+        return _schedule(field, field.schedule)
+    if isinstance(schedule, Schedule):
+        return schedule.times, schedule.reference
+    return schedule, getattr(field, "reference", None)
 
 
 PILOT = 1000  # samples whose variance says where steps go
@@ -232,6 +251,40 @@ def fit_grid(
         pilot, power, options: As :func:`survey` takes them, but for its steps.
     """
     return list(survey(field, pilot=pilot, power=power, **options).grid(steps))
+
+
+def fit_schedule(
+    field: Any,
+    readings: int = READINGS,
+    *,
+    pilot: int | Trajectory = PILOT,
+    steps: int = 50,
+    seed: int = 0,
+    confidence: bool | str | Estimator = True,
+    stepper: str = "euler",
+    **options: Any,
+) -> Schedule:
+    """Few times to read the variance at, for `sample(schedule=…)`: those that tell most of the field's score.
+
+    >>> field.schedule = fit_schedule(field)  # doctest: +SKIP
+    >>> sample(field, 1000, schedule="adaptive")  # doctest: +SKIP
+
+    Made once, with as many steps as it is used with, and saved with the field. Other scores, peak or those of other
+    windows, are not to be read at these times.
+
+    Arguments:
+        field: A field.
+        readings: How many times.
+        pilot: How many samples to draw, or a run at hand that was made in the same way, read at every step.
+        steps, seed, confidence, stepper, options: Those of :func:`sample`, for the pilot (`y=…`).
+    """
+    estimator = default_estimator(field.space) if confidence is True else confidence
+    if isinstance(pilot, Trajectory):
+        run = pilot
+    else:
+        how: dict[str, Any] = {"steps": steps, "seed": seed, "stepper": stepper, "record": "total", **options}
+        run = sample(field, pilot, confidence=estimator, **how)
+    return fitted(run, readings, setting(estimator, steps, stepper, "{}"))  # type: ignore[arg-type]
 
 
 def _device(field: Any) -> torch.device:

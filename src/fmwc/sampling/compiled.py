@@ -76,6 +76,10 @@ class Compiled(nn.Module):
         return self.field.reference
 
     @property
+    def schedule(self) -> Any:
+        return self.field.schedule
+
+    @property
     def run(self) -> Callable[..., Any]:
         return self.field.run  # transport differentiates through a step: uncompiled
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -184,6 +185,12 @@ class Trajectory:
         totals = {name: self._total(name)[..., None] for name in channels(self.var)}
         var = totals if isinstance(self.var, dict) else totals[SINGLE]
         return replace(self, mean=each(torch.zeros_like, var), var=var, states=None)
+
+    def read_at(self, steps: Sequence[int]) -> Trajectory:
+        """The run as it would be, had the variance been read at some of its times only."""
+        index = torch.as_tensor(steps, device=self.times.device)
+        fewer = {name: each(lambda c: c[index], getattr(self, name)) for name in ("times", "mean", "var")}
+        return replace(self, **fewer)
 
     def take(self, index: Tensor) -> Trajectory:
         """The trajectory of some of the samples."""

@@ -21,7 +21,7 @@ from fmwc.randomness import derive
 from fmwc.recipes.fitting import Progress, fit
 from fmwc.recipes.recipe import override
 from fmwc.recipes.uses.subject import Subject
-from fmwc.sampling import Profile, Trajectory, sample, survey
+from fmwc.sampling import Profile, Schedule, Trajectory, fit_schedule, sample, survey
 
 __all__ = ["Rows", "Setting", "Show", "say_on_stderr", "shares"]
 
@@ -198,6 +198,18 @@ class Setting(ABC):
         """Where on the way the variance is, from a pilot run with samples of its own."""
         run = self.draw(field, self.pilot(field.device), derive(seed, "pilot"), progress, label, schedule=1)
         return survey(field, pilot=run)
+
+    def fit_schedule(
+        self, field: Field, seed: int, progress: Show, label: int | None = None, **options: Any
+    ) -> Schedule:
+        """Few times that tell most of the score, from a pilot run.
+
+        Arguments:
+            options: `steps`, `stepper` and `confidence`, as the run will have them.
+        """
+        how: dict[str, Any] = {"schedule": 1, "record": "total", **options}
+        run = self.draw(field, self.pilot(field.device), derive(seed, "pilot"), progress, label, **how)
+        return fit_schedule(field, pilot=run, **options)
 
     def numbers(self, run: Trajectory, bad: np.ndarray) -> Rows:
         """The short table: what confidence does for this run, by its own score and by others."""
