@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -60,6 +60,7 @@ __all__ = [
     "sample",
     "setting",
     "standard_of",
+    "stream",
     "survey",
 ]
 
@@ -67,9 +68,11 @@ PROBES = 2  # random probes a reading for larger states; a score over many readi
 PROJECTIONS = 8  # random projections of the endpoint, read once
 
 
-def noise(space: Space, count: int, seed: int, device: torch.device | str = "cpu", **cond: Any) -> Any:
-    """x0 of the first `count` samples of a seed: a longer run starts with the same samples."""
-    return space.given(cond).noise(count, Blocks(derive(seed, "x0"), 0, count), device)
+def noise(
+    space: Space, count: int, seed: int, device: torch.device | str = "cpu", *, first: int = 0, **cond: Any
+) -> Any:
+    """x0 of `count` samples of a seed, the `first …`: a longer run starts with the same samples."""
+    return space.given(cond).noise(count, Blocks(derive(seed, "x0"), first, count), device)
 
 
 def default_estimator(space: Space) -> Estimator:
@@ -91,6 +94,7 @@ def sample(
     times: Sequence[float] | None = None,
     controller: Controller | None = None,
     seed: int = 0,
+    first: int = 0,
     confidence: bool | str | Estimator = True,
     transport: bool | int = False,
     stepper: str = "euler",
@@ -119,6 +123,7 @@ def sample(
         controller: what picks the times: `Ema(10)`, `survey(field).plan(10)`.
         seed: Seeds the noise; the same samples come however the run is split into batches (to rounding, and with the
             stochastic decoder only where a network sees as many rows of every sample).
+        first: The number of the first sample: a run may be drawn in pieces, which are those of the whole.
         confidence: `True` (linearised; by random probes where a state is more than a few numbers), `False`, or an
             estimator by name or with options.
         transport: `True` adds the transported dispersion (by random projections where a state is more than a few
@@ -129,7 +134,8 @@ def sample(
         decoder: `map`, `stochastic` or `mean5`.
         x0, start: Start from these states, at this t (a number, or one a sample).
         space: The shape of a sample, where the field does not know it.
-        record: `full`, or `total` to keep one variance a sample and channel.
+        record: `full`, or `total` to keep one variance a sample and channel, or `score` to keep a sample's score alone:
+            memory does not grow with the steps.
         anneal: Anti-annealing, `{"coord": 5.0}`: those channels follow their velocity at 1 + s·t times its speed; as
             the space says if not given.
         keep_states: Keep the states of every step.
@@ -173,6 +179,7 @@ def sample(
         schedule=schedule,
         transport=Transport(projections) if transport else None,
         record=record,
+        score=getattr(reference, "score", "temporal_ratio"),
         batch=batch,
         tail=tail,
         anneal=anneal,
@@ -185,8 +192,8 @@ def sample(
         k: torch.as_tensor(v, device=device) if isinstance(v, (list, tuple, np.ndarray)) else v for k, v in cond.items()
     }
     where.check_rows(cond, batch_size(x0) if count is None else count)  # type: ignore[arg-type]
-    begin = noise(where, count, seed, device, **cond) if x0 is None else x0  # type: ignore[arg-type]
-    trajectory = sampler(begin, start=times[0] if times else start, seed=seed, **cond)
+    begin = noise(where, count, seed, device, first=first, **cond) if x0 is None else x0  # type: ignore[arg-type]
+    trajectory = sampler(begin, start=times[0] if times else start, seed=seed, first=first, **cond)
     if reference is None or estimator is None:
         return trajectory
     usual = times is None and controller is None and isinstance(start, (int, float)) and start == 0
@@ -203,6 +210,33 @@ def sample(
     return replace(
         trajectory, reference=reference.quantiles, standard=reference.standard, default_score=reference.score
     )
+
+
+def stream(
+    field: Any, count: int, *, batch: int = 16384, record: str = "score", **options: Any
+) -> Iterator[Trajectory]:
+    """The samples of `sample(field, count, …)`, a batch at a time: memory grows neither with them nor with the steps.
+
+    Confidence is a sample's place among the checkpoint's reference, so what is asked for is read as that was.
+
+    Arguments:
+        batch: Samples drawn together, and handed over.
+        record, options: Those of :func:`sample`; tensors with a row for each sample are split.
+    """
+    for first in range(0, count, batch):
+        size = min(batch, count - first)
+        here = {k: v[first : first + size] if _rows(v) == count else v for k, v in options.items()}
+        part = sample(field, size, first=first, batch=batch, record=record, **here)
+        if part.reference is None and (len(part.times) or part.scores is not None):
+            raise UsageError(
+                "samples that are not held together are ranked among a checkpoint's reference, and there is none for "
+                "this setting; draw them with sample(), or as the reference was read"
+            )
+        yield part
+
+
+def _rows(value: Any) -> int:
+    return len(value) if isinstance(value, Tensor) and value.ndim else 0
 
 
 def _schedule(field: Any, schedule: int | Sequence[float] | Schedule | str) -> tuple[int | Sequence[float], Any]:
