@@ -92,6 +92,53 @@ def test_what_was_let_go_of_cannot_be_asked_for(mlp):
             sample(mlp, 4, record="score", **option)
 
 
+# ---- what fits ------------------------------------------------------------------------------------------------------
+
+NO_MEMORY = {
+    "a GPU": torch.OutOfMemoryError("CUDA out of memory."),
+    "a CPU": RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: 12 bytes"),
+    "Windows": RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 12 bytes."),
+    "Python": MemoryError(),
+}
+
+
+class Narrow(nn.Module):
+    """A velocity for so many samples at a time."""
+
+    def __init__(self, room, error):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.room, self.error, self.seen = nn.Linear(2, 2), room, error, []
+
+    def forward(self, x, t):
+        self.seen.append(len(x))
+        if len(x) > self.room:
+            raise self.error
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("error", NO_MEMORY)
+def test_a_batch_that_does_not_fit_is_halved_and_nothing_else_changes(error):
+    wide, narrow = (attach(Narrow(room, NO_MEMORY[error]), space=(2,)) for room in (64, 6))
+    options = {"steps": 4, "confidence": fmwc.propagate.Linearised(2), "decoder": "stochastic"}
+    whole, done, kept = sample(wide, 40, **options), [], []
+    with pytest.warns(RuntimeWarning, match="40 samples together do not fit in memory; 5 do") as said:
+        parts = sample(narrow, 40, progress=done.append, keep=kept.append, **options)
+    assert len(said) == 1
+    assert done == [len(part) for part in kept] == [5] * 8
+    assert [n for n in narrow.network.seen if n > 6] == [40, 20, 10]  # found once
+    torch.testing.assert_close(parts.x, whole.x)
+    torch.testing.assert_close(parts.var, whole.var)
+
+
+@pytest.mark.parametrize("error", [NO_MEMORY["a GPU"], RuntimeError("mat1 and mat2 shapes cannot be multiplied")])
+def test_what_halving_does_not_help_is_raised(error):
+    field = attach(Narrow(0, error), space=(2,))
+    with pytest.raises(type(error), match=str(error)):
+        sample(field, 4, steps=2)
+    assert len(field.network.seen) == (3 if isinstance(error, torch.OutOfMemoryError) else 1)
+
+
 # ---- streams --------------------------------------------------------------------------------------------------------
 
 

@@ -139,7 +139,7 @@ def sample(
         anneal: Anti-annealing, `{"coord": 5.0}`: those channels follow their velocity at 1 + s·t times its speed; as
             the space says if not given.
         keep_states: Keep the states of every step.
-        batch: Samples integrated together.
+        batch: Samples integrated together, at most: where they do not fit in memory, half of them, and so on.
         progress: Called with the number of samples done since the last call.
         keep: Called with the run of each batch as it is done, so that a long run can be saved as it goes.
         cond: Given to the network; tensors with a row for each sample are split with the batches.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -83,7 +84,7 @@ class Sampler:
         record: `full` keeps the variance of every coordinate, `total` one number a sample and channel, and `score` a
             sample's score alone, so that what a run holds does not grow with its steps.
         score: The score that is kept then.
-        batch: Samples integrated together.
+        batch: Samples integrated together, at most: where they do not fit in memory, half of them, and so on.
         tail: Euler steps to end with, for an exact number of evaluations.
         anneal: Anti-annealing: the velocity of the named channels is followed at 1 + s·t times its speed; as the
             space's channels say if `None`.
@@ -151,19 +152,34 @@ class Sampler:
         for name, value in cond.items():
             if isinstance(value, Tensor) and value.ndim and value.shape[0] not in (1, count):
                 raise ShapeError(f"condition '{name}' has {value.shape[0]} rows for {count} samples; give one a sample")
-        parts = []
-        for a in range(0, count, self.batch):
-            b = min(a + self.batch, count)
+        parts: list[Trajectory] = []
+        a, size, too_many = 0, min(self.batch, count), 0
+        while a < count:
+            b = min(a + size, count)
             here = {k: v[a:b] if _one_a_sample(v, count) else v for k, v in cond.items()}
             randomness = Blocks(derive(seed, "sampler"), first + a, b - a)
-            with evaluating(self.field), _steady(self.field):
-                part = self._chunk(each(lambda c: c[a:b], x0), starts[a:b], randomness, here)  # noqa: B023
+            part = None
+            try:
+                with evaluating(self.field), _steady(self.field):
+                    part = self._chunk(each(lambda c: c[a:b], x0), starts[a:b], randomness, here)  # noqa: B023
+            except (RuntimeError, MemoryError) as error:
+                if not _out_of_memory(error) or b - a == 1:
+                    raise
+            if part is None:  # outside the handler, which holds on to all that the batch had computed
+                too_many, size = too_many or b - a, (b - a + 1) // 2
+                continue
+            if too_many:
+                warnings.warn(
+                    f"{too_many} samples together do not fit in memory; {size} do", RuntimeWarning, stacklevel=2
+                )
+                too_many = 0
             part = replace(part, seed=seed, cond=_conditions(here, b - a))
             parts.append(part.scored(self.score) if self.record == "score" else part)
             if self.keep:
                 self.keep(parts[-1])
             if self.progress:
                 self.progress(b - a)
+            a = b
         return _join(parts)
 
     def _chunk(self, x0: State, start: Tensor, randomness: Randomness, cond: dict[str, Any]) -> Trajectory:
@@ -290,6 +306,12 @@ class Sampler:
 
         assert self.transport is not None
         return self.transport(advance, states, randomness)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether that is what an error says: torch has a class of its own for it on a GPU, and words on a CPU."""
+    words = ("not enough memory", "can't allocate memory")
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in str(error) for word in words)
 
 
 def _steady(field: Any) -> AbstractContextManager[None]:
