@@ -94,6 +94,33 @@ def test_few_readings_are_the_checkpoints_own_or_a_pilots(run, tmp_path):
     assert Trajectory.load(tmp_path / "pilot").times[:, 0].tolist() == pytest.approx(found.times)
 
 
+@pytest.mark.parametrize("words", [(), ("--adaptive",), ("--propagation", "none")], ids=str)
+def test_very_many_samples_are_written_as_they_come_and_are_the_same(words, run, tmp_path, monkeypatch):
+    board = type(SETTINGS["checkerboard"])
+    monkeypatch.setattr(board, "batch", lambda self, device: 8)
+    for name, large in (("held", 100), ("streamed", 20)):
+        monkeypatch.setattr(board, "large", large)
+        code, _, err = run("sample", "checkerboard", "-n", 21, *words, "--device", "cpu", "--out", tmp_path / name)
+        assert code == 0, err
+        assert sorted(p.name for p in (tmp_path / name).iterdir()) == ["samples.csv", "samples.safetensors"]
+    held, streamed = (Trajectory.load(tmp_path / name) for name in ("held", "streamed"))
+    assert (tmp_path / "held" / "samples.csv").read_text() == (tmp_path / "streamed" / "samples.csv").read_text()
+    assert torch.equal(streamed.x, held.x)
+    assert torch.equal(streamed.x0, held.x0)
+    assert streamed.made == held.made
+    assert len(streamed.times) == 0
+    if not words or words[0] == "--adaptive":
+        torch.testing.assert_close(streamed.confidence, held.confidence)
+
+
+def test_what_is_ranked_among_one_another_is_held_together(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(type(SETTINGS["checkerboard"]), "large", 5)
+    for i, words in enumerate([("--steps", 8), ("--keep", 0.5), ("--score", "peak")]):
+        code, _, err = run("sample", "checkerboard", "-n", 8, *words, "--device", "cpu", "--out", tmp_path / str(i))
+        assert code == 0, err
+        assert len(Trajectory.load(tmp_path / str(i)).times)
+
+
 BAD = {
     "few readings and many": (("--adaptive", "--every", 5), "leave out --every"),
     "few readings of a controller": (("--adaptive", "--controller", "ema"), "leave out --every, --controller"),

@@ -1,8 +1,10 @@
 """Large runs: what is held grows neither with the steps nor, where it is streamed, with the samples."""
 
+import dataclasses
 import gc
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -10,7 +12,7 @@ import fmwc
 from fmwc.confidence.editing import edit
 from fmwc.errors import UsageError
 from fmwc.field import Reference, attach
-from fmwc.sampling import Trajectory, sample, setting, stream
+from fmwc.sampling import Standard, Trajectory, growing, sample, setting, stream
 from fmwc.state import channels
 from tests.conftest import conv_field, dict_field, mlp_field
 
@@ -171,3 +173,37 @@ def test_conditions_are_split_with_the_stream():
 def test_a_stream_takes_a_reference(mlp):
     with pytest.raises(UsageError, match="there is none for this setting"):
         next(stream(mlp, 5))
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_file_that_grows_is_the_file_of_the_whole(name, tmp_path):
+    field = referred(FIELDS[name]())
+    y = torch.arange(11) % 2
+    standard = Standard("y", torch.zeros(2), torch.ones(2))
+
+    def classed(part, rows):
+        return dataclasses.replace(part, cond={"y": rows}, standard=standard, made={"by": "hand"})
+
+    parts = list(stream(field, 11, batch=4, steps=10))
+    with growing(tmp_path / "grown.safetensors", 11) as add:
+        for part, rows in zip(parts, y.split(4), strict=True):
+            add(classed(part, rows))
+            assert not (tmp_path / "grown.safetensors").exists()
+    classed(sample(field, 11, steps=10, batch=4, record="score"), y).save(tmp_path / "whole.safetensors")
+    grown, whole = (Trajectory.load(tmp_path / f"{n}.safetensors") for n in ("grown", "whole"))
+    assert grown.about() == whole.about()
+    files = [safetensors.torch.load_file(tmp_path / f"{n}.safetensors") for n in ("grown", "whole")]
+    torch.testing.assert_close(*files)
+
+
+def test_a_file_that_does_not_become_whole_does_not_appear(tmp_path):
+    parts = stream(referred(mlp_field()), 8, batch=4, steps=10)
+    with pytest.raises(UsageError, match="laid out for 8 samples, and 4 came"), growing(tmp_path / "a", 8) as add:
+        add(next(parts))
+    full = sample(mlp_field(), 4, steps=10)
+    with pytest.raises(UsageError, match="record='score'"), growing(tmp_path / "a", 4) as add:
+        add(full)
+    assert not list(tmp_path.iterdir())

@@ -71,6 +71,8 @@ def sample(
 ) -> None:
     """Draws samples with their confidence: samples.safetensors, samples.csv, and a picture, surest first.
 
+    Very many are written as they come, with their scores alone, in memory that does not grow.
+
     Of crystals also a CIF each (or extended XYZ), and what the judge says of them in the table, as CSV and Parquet.
     """
     if guide_window and not guide:
@@ -108,21 +110,21 @@ def sample(
             else:
                 how = {"steps": steps, "stepper": stepper, "confidence": confidence}
                 field.schedule = chosen.fit_schedule(field, seed, bar, label, **how)
+    options = {
+        **way.times(steps, profile),
+        "stepper": stepper,
+        "decoder": way.decoder(field),
+        "schedule": "adaptive" if adaptive else every or (1 if way.kind.reads else chosen.every),
+        "confidence": confidence,
+    }
+    together = transport or score or keep < 1
+    if not together and chosen.streams(field, count, label, **options):
+        with sampling_bar("drawing samples", count) as bar:
+            parts = chosen.stream(field, count, seed, bar, label, **options)
+            print_written(chosen.write_stream((replace(p, made=way.record()) for p in parts), count, out))
+        return
     with sampling_bar("drawing samples", count) as bar:
-        run = chosen.draw(
-            field,
-            count,
-            seed,
-            bar,
-            label,
-            **way.times(steps, profile),
-            stepper=stepper,
-            decoder=way.decoder(field),
-            schedule="adaptive" if adaptive else every or (1 if way.kind.reads else chosen.every),
-            confidence=confidence,
-            transport=transport,
-            keep=chosen.keep(out),
-        )
+        run = chosen.draw(field, count, seed, bar, label, **options, transport=transport, keep=chosen.keep(out))
     run = replace(run, made=way.record())
     if asked := score or (chosen.transported if transport else ""):
         run = run.ranked_by(asked)

@@ -19,6 +19,7 @@ from fmwc.randomness import Blocks, derive
 from fmwc.sampling.adaptive import FEW, Damped, Ema, numbers
 from fmwc.sampling.compiled import Compiled
 from fmwc.sampling.controllers import Controller, Grid, Uniform
+from fmwc.sampling.growing import growing
 from fmwc.sampling.planned import Extrapolated, Planned, Profile
 from fmwc.sampling.rereading import reread
 from fmwc.sampling.sampler import DECODERS, Decoder, Sampler, cost_of, decode_mean
@@ -55,6 +56,7 @@ __all__ = [
     "default_estimator",
     "fit_grid",
     "fit_schedule",
+    "growing",
     "noise",
     "reread",
     "sample",

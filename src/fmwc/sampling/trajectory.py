@@ -253,6 +253,12 @@ class Trajectory:
 
     def save(self, path: str | Path) -> Path:
         """Writes `samples.safetensors` (or the file named): whole or not at all."""
+        path = Path(path)
+        path = path / "samples.safetensors" if path.is_dir() else path
+        return write_bytes(path, save(self.tensors(), self.about()))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What `save` writes."""
         tensors: dict[str, Tensor] = {}
         for name in ("x", "x0", "mean", "var", "times", "grid"):
             for channel, value in channels(getattr(self, name)).items():
@@ -270,7 +276,11 @@ class Trajectory:
         for name in ("reference", "scores"):
             if (value := getattr(self, name)) is not None:
                 tensors[name] = value.cpu().clone()  # what it was ranked by may be the same numbers
-        about: dict[str, Any] = {
+        return tensors
+
+    def about(self) -> dict[str, str]:
+        """What `save` writes beside the tensors."""
+        about = {
             "seed": self.seed,
             "default_score": self.default_score,
             "evaluations": self.evaluations,
@@ -280,9 +290,7 @@ class Trajectory:
             "within": self.standard.cond if self.standard else None,
             "made": self.made,
         }
-        path = Path(path)
-        path = path / "samples.safetensors" if path.is_dir() else path
-        return write_bytes(path, save(tensors, {"fmwc": json.dumps(about)}))
+        return {"fmwc": json.dumps(about)}
 
     @classmethod
     def load(cls, path: str | Path) -> Trajectory:

@@ -17,7 +17,7 @@ from fmwc.checkpoint import load, load_network
 from fmwc.data import mnist
 from fmwc.errors import DataError, OutputError, UsageError
 from fmwc.field import Field
-from fmwc.files import write_bytes, write_text
+from fmwc.files import write_bytes
 from fmwc.metrics.images import activations, failed, frechet, predictions
 from fmwc.metrics.ranking import auprc
 from fmwc.nets import LeNet
@@ -56,7 +56,7 @@ class MnistSetting(Setting):
 
     name, presets = "mnist", {**PRESETS, "judge": Judge()}
     bad, kept = "failed", 0.8
-    draws, seeds = 20, "0"
+    draws, seeds, large = 20, "0", 20_000
 
     def __init__(self, eye: str = JUDGE) -> None:
         self.eye = eye
@@ -173,16 +173,16 @@ class MnistSetting(Setting):
         written = super().write_samples(run, out, format)
         asked = run.cond["y"].cpu().numpy()
         taken = predictions(self._eye(run.x.device), run.x).numpy() if self.eye else asked
-        if self.eye:
-            head, *rows = (out / "samples.csv").read_text().splitlines()
-            lines = [f"{head},taken_for", *(f"{row},{digit}" for row, digit in zip(rows, taken, strict=True))]
-            written[-1] = write_text(out / "samples.csv", "\n".join(lines) + "\n")
         with suppress(UsageError):  # digits without a confidence have no order
             confidence = run.confidence.cpu().numpy()
             x = run.x[:, 0].clamp(0, 1).cpu().numpy()
             grid = images.sorted_grid(x, confidence, taken != asked, asked)
             written.append(write_bytes(out / "digits.png", figures.png(grid)))
         return written
+
+    def columns(self, run: Trajectory) -> dict[str, list[Any]]:
+        taken = {"taken_for": predictions(self._eye(run.x.device), run.x).tolist()} if self.eye else {}
+        return {**super().columns(run), **taken}
 
     def evaluate(self, field: Field, count: int, seed: int, data: str, progress: Show) -> dict[str, Any]:
         judge = self._eye(field.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,13 @@ from matplotlib.figure import Figure
 
 from fmwc.errors import UsageError
 from fmwc.field import Field
-from fmwc.files import write_text
+from fmwc.files import write_text, written
 from fmwc.metrics.ranking import auprc, retention
 from fmwc.randomness import derive
 from fmwc.recipes.fitting import Progress, fit
 from fmwc.recipes.recipe import override
 from fmwc.recipes.uses.subject import Subject
-from fmwc.sampling import Profile, Schedule, Trajectory, fit_schedule, sample, survey
+from fmwc.sampling import Profile, Schedule, Trajectory, fit_schedule, growing, sample, stream, survey
 
 __all__ = ["Rows", "Setting", "Show", "say_on_stderr", "shares"]
 
@@ -47,6 +47,12 @@ def shares(table: Mapping[str, Sequence[Any]], columns: Mapping[str, str]) -> Ro
     return rows
 
 
+def _csv(columns: Mapping[str, Sequence[Any]], header: bool = True) -> str:
+    """Numbers to six digits."""
+    rows = [",".join(f"{v:.6g}" for v in row) for row in zip(*columns.values(), strict=True)]
+    return "\n".join([*[",".join(columns)] * header, *rows]) + "\n"
+
+
 class Setting(ABC):
     """Creates a setting.
 
@@ -64,6 +70,7 @@ class Setting(ABC):
         has_judge: Whether there is a judge to ask at all.
         every: The variance is read at every k-th step, if nothing is said, and
         reading: by this estimator; `True` is the library's own choice.
+        large: Of more samples than this, each is written as it comes, with its score alone; `None` is never.
     """
 
     reproduced: int = 10_000
@@ -71,6 +78,7 @@ class Setting(ABC):
     has_judge: bool = True
     every: int = 1
     reading: Any = True
+    large: int | None = 50_000
     name: str
     presets: dict[str, Any]
     bad: str
@@ -186,13 +194,29 @@ class Setting(ABC):
         self, field: Field, count: int, seed: int, progress: Show, label: int | None = None, **options: Any
     ) -> Trajectory:
         """Samples of this setting."""
+        return sample(field, count, seed=seed, progress=progress, **self._options(field, count, seed, label, options))
+
+    def stream(
+        self, field: Field, count: int, seed: int, progress: Show, label: int | None = None, **options: Any
+    ) -> Iterator[Trajectory]:
+        """The same, a batch at a time, with their scores alone."""
+        return stream(field, count, seed=seed, progress=progress, **self._options(field, count, seed, label, options))
+
+    def streams(self, field: Field, count: int, label: int | None = None, **options: Any) -> bool:
+        """Whether so many samples are written as they come: not where their confidence is made from all of them."""
+        if self.large is None or count <= self.large:
+            return False
+        return options["confidence"] is False or self.draw(field, 1, 0, None, label, **options).reference is not None
+
+    def _options(
+        self, field: Field, count: int, seed: int, label: int | None, options: dict[str, Any]
+    ) -> dict[str, Any]:
         cond = {k: v.to(field.device) for k, v in self.conditions(field, count, label, seed).items()}
         if options.get("confidence", True) is True:
             options["confidence"] = self.reading
         if "controller" not in options:  # which knows its steps
             options = {"steps": 50, **options}
-        options = {"schedule": self.every, "batch": self.batch(field.device), **cond, **options}
-        return sample(field, count, seed=seed, progress=progress, **options)
+        return {"schedule": self.every, "batch": self.batch(field.device), **cond, **options}
 
     def survey(self, field: Field, seed: int, progress: Show, label: int | None = None) -> Profile:
         """Where on the way the variance is, from a pilot run with samples of its own."""
@@ -234,9 +258,22 @@ class Setting(ABC):
 
     def write_samples(self, run: Trajectory, out: Path, format: str = "") -> list[Path]:
         """Writes samples.safetensors and samples.csv."""
+        table = _csv(self.columns(run))
+        return [run.save(out / "samples.safetensors"), write_text(out / "samples.csv", table)]
+
+    def write_stream(self, parts: Iterable[Trajectory], count: int, out: Path) -> list[Path]:
+        """The same from samples that come a batch at a time; the files appear when all `count` are there."""
+        samples, table = out / "samples.safetensors", out / "samples.csv"
+        with growing(samples, count) as add, written(table) as file:
+            for part in parts:
+                add(part)
+                file.write(_csv(self.columns(part), header=not file.tell()).encode())
+        return [samples, table]
+
+    def columns(self, run: Trajectory) -> dict[str, list[Any]]:
+        """The table of samples.csv."""
         columns = {f"x_{i}": column.tolist() for i, column in enumerate(run.x.T)} if run.x.ndim == 2 else {}
         columns |= {name: value.tolist() for name, value in run.cond.items() if value.ndim == 1}
         with suppress(UsageError):  # a run too short for its score is still worth having
             columns |= {"score": run.score().tolist(), "confidence": run.confidence.tolist()}
-        lines = [",".join(columns), *(",".join(f"{v:.6g}" for v in row) for row in zip(*columns.values(), strict=True))]
-        return [run.save(out / "samples.safetensors"), write_text(out / "samples.csv", "\n".join(lines) + "\n")]
+        return columns
