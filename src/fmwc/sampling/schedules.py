@@ -23,7 +23,7 @@ from fmwc.field import Reference, Schedule
 from fmwc.sampling.scores import standard_of
 from fmwc.sampling.trajectory import Trajectory
 
-__all__ = ["READINGS", "fitted"]
+__all__ = ["READINGS", "fitted", "score_at"]
 
 READINGS = 3  # 50 steps with three readings take 1.1 to 1.2 times as long as without (benchmarks/schedule_curve.py)
 LEVELS = 201  # quantiles of the pilot's scores
@@ -43,11 +43,11 @@ def fitted(run: Trajectory, readings: int, read_with: str) -> Schedule:
     if not bool((run.times == run.times[:, :1]).all()):
         raise UsageError("a pilot reads the variance at the same times for every sample")
     run = run.compact()
-    whole = _score(run, every)
+    whole = score_at(run, every)
 
     def alike(steps: Iterable[int]) -> float:
         try:
-            both = torch.stack([_score(run, steps), whole]).double()
+            both = torch.stack([score_at(run, steps), whole]).double()
         except UsageError:  # nothing is left in a window that the score looks at
             return -math.inf
         return float(torch.corrcoef(both)[0, 1].nan_to_num(-1.0))
@@ -72,7 +72,7 @@ def fitted(run: Trajectory, readings: int, read_with: str) -> Schedule:
     return Schedule(times, Reference(run.default_score, read_with.format(times), quantiles, standard), agreement)
 
 
-def _score(run: Trajectory, steps: Iterable[int]) -> Tensor:  # (B,)
+def score_at(run: Trajectory, steps: Iterable[int]) -> Tensor:  # (B,)
     """The score read at some of the steps, among samples of the same condition where the run's own is."""
     within = run.standard.cond if run.standard else None
     return run.read_at(sorted(steps)).score(run.default_score, within=within)
