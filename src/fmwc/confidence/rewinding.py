@@ -18,7 +18,7 @@ from fmwc.confidence.resuming import one_a_sample, resume, snapped, states_of
 from fmwc.errors import ShapeError, UsageError, pick
 from fmwc.randomness import derive
 from fmwc.sampling import STEPPERS, Trajectory, noise, sample
-from fmwc.sampling.sampler import cost_of
+from fmwc.sampling.decoders import cost_of
 from fmwc.state import each
 
 __all__ = ["Rewound", "Score", "best_of", "resample", "rewind"]

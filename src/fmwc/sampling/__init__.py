@@ -19,10 +19,11 @@ from fmwc.randomness import Blocks, derive
 from fmwc.sampling.adaptive import FEW, Damped, Ema, numbers
 from fmwc.sampling.compiled import Compiled
 from fmwc.sampling.controllers import Controller, Grid, Uniform
+from fmwc.sampling.decoders import DECODERS, Decoder, cost_of, decode_mean
 from fmwc.sampling.growing import growing
 from fmwc.sampling.planned import Extrapolated, Planned, Profile
 from fmwc.sampling.rereading import reread
-from fmwc.sampling.sampler import DECODERS, Decoder, Sampler, cost_of, decode_mean
+from fmwc.sampling.sampler import Sampler
 from fmwc.sampling.schedules import READINGS, fitted
 from fmwc.sampling.scores import EARLY, LATE, SCORES, Standard, standard_of
 from fmwc.sampling.steppers import STEPPERS, Stepper

@@ -18,54 +18,18 @@ from fmwc.modes import evaluating
 from fmwc.propagate import Estimator, Record, Transport, Transported, as_estimator, outside
 from fmwc.randomness import Blocks, Randomness, derive
 from fmwc.sampling.controllers import Controller, begin, due, follows, needs_variance
+from fmwc.sampling.decoders import DECODERS, Decoder, cost_of, decode_map
 from fmwc.sampling.steppers import STEPPERS
 from fmwc.sampling.trajectory import Trajectory
 from fmwc.state import SINGLE, State, batch_size, channels, each, require_state
 
-__all__ = ["DECODERS", "Sampler", "cost_of", "decode_map", "decode_mean", "decode_stochastic"]
-
-Decoder = Callable[[Any, Any, Tensor, dict[str, Any], Randomness], Any]
+__all__ = ["Sampler"]
 
 
 class VelocityField(Protocol):
     """What the sampler asks of a field; a plain network will do where no noise is asked for."""
 
     def __call__(self, x: Any, t: Any, **cond: Any) -> Any: ...
-
-
-# ---- decoders: which velocity the sample follows (App. sampling-strategy) -----------------------------------------
-
-
-def decode_map(field: Any, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Any:
-    """MAP: the plain network."""
-    return field(x, t, **cond)
-
-
-def decode_stochastic(field: Any, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Any:
-    """Stochastic: one posterior draw at each evaluation."""
-    return field.draw(x, t, seed=randomness, **cond)
-
-
-def decode_mean(draws: int) -> Decoder:
-    """Mean velocity: the average of k posterior draws at each evaluation."""
-
-    def decode(field: Any, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Any:
-        total = field.draw(x, t, seed=randomness, **cond)
-        for _ in range(draws - 1):
-            total = each(torch.add, total, field.draw(x, t, seed=randomness, **cond))
-        return each(lambda c: c / draws, total)
-
-    decode.evaluations = draws  # type: ignore[attr-defined]
-    return decode
-
-
-def cost_of(decoder: str | Decoder) -> int:
-    """Evaluations of the network that one velocity takes."""
-    chosen = pick(DECODERS, decoder, "decoder") if isinstance(decoder, str) else decoder
-    return getattr(chosen, "evaluations", 1)
-
-
-DECODERS: dict[str, Decoder] = {"map": decode_map, "stochastic": decode_stochastic, "mean5": decode_mean(5)}
 
 
 @dataclass(frozen=True)
