@@ -120,6 +120,20 @@ def test_very_many_samples_are_written_as_they_come_and_are_the_same(words, run,
     assert "scores alone" in err
 
 
+def test_digits_that_come_are_read_by_the_judge(run, tmp_path, monkeypatch):
+    digits = type(SETTINGS["mnist"])
+    monkeypatch.setattr(digits, "batch", lambda self, device: 3)
+    for name, large in (("held", 100), ("streamed", 2)):
+        monkeypatch.setattr(digits, "large", large)
+        words = ("-n", 5, "--steps", 2, "--propagation", "none", "--device", "cpu", "--out", tmp_path / name)
+        code, _, err = run("sample", "mnist", *words)
+        assert code == 0, err
+    held, streamed = ((tmp_path / name / "samples.csv").read_text() for name in ("held", "streamed"))
+    assert held == streamed
+    assert held.splitlines()[0] == "y,taken_for"
+    assert [row.split(",")[0] for row in held.splitlines()[1:]] == ["0", "1", "2", "3", "4"]
+
+
 def test_what_is_ranked_among_one_another_is_held_together(run, tmp_path, monkeypatch):
     monkeypatch.setattr(type(SETTINGS["checkerboard"]), "large", 5)
     for i, words in enumerate([("--steps", 8), ("--keep", 0.5), ("--score", "peak")]):

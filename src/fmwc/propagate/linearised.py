@@ -11,7 +11,7 @@ Nothing is assumed of the network but that torch can differentiate it, and its m
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,7 +121,7 @@ class Linearised:
             x, t, cond = each(outside, x), outside(t), {k: outside(c) for k, c in cond.items()}
             # Derivatives begin at the state, so that a checkpointed block, which is computed again on the way back and
             # without hooks, keeps the same things both times even where every weight is frozen.
-            with torch.autocast(t.device.type, self.dtype, enabled=self.dtype is not None):
+            with torch.autocast(t.device.type, self.dtype) if self.dtype else nullcontext():
                 v = field.run(record, each(lambda c: c.detach().clone().requires_grad_().clone(), x), t, **cond)
             apart = field.fused or self.dtype is not None
             mean = plain_output(field, x, t, cond) if apart else each(Tensor.detach, v)
