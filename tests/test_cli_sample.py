@@ -6,7 +6,7 @@ import torch
 import fmwc
 from fmwc.confidence.guidance import Guidance
 from fmwc.randomness import derive
-from fmwc.sampling import Damped, Ema, Extrapolated, Trajectory, Uniform, survey
+from fmwc.sampling import Damped, Ema, Extrapolated, Trajectory, Uniform, fit_schedule, survey
 from fmwc.sampling.controllers import follows, needs_variance
 from fmwc.settings import SETTINGS
 from fmwc.settings.way import CONTROLLERS, Way
@@ -76,7 +76,76 @@ def test_equal_steps_keep_the_checkpoints_reference(run, tmp_path):
     torch.testing.assert_close(Trajectory.load(tmp_path).reference, fmwc.load("checkerboard").reference.quantiles)
 
 
+def test_few_readings_are_the_checkpoints_own_or_a_pilots(run, tmp_path):
+    words = ("-n", 30, "--adaptive", "--device", "cpu")
+    code, _, err = run("sample", "checkerboard", *words, "--out", tmp_path / "own")
+    assert code == 0, err
+    assert "pilot run" not in err
+    made, own = Trajectory.load(tmp_path / "own"), fmwc.load("checkerboard").schedule
+    assert made.times[:, 0].tolist() == pytest.approx(own.times)
+    torch.testing.assert_close(made.reference, own.reference.quantiles)
+    field = fmwc.load("checkerboard")
+    field.schedule = None
+    fmwc.save(field, tmp_path / "model", recipe=fmwc.checkpoint.about("checkerboard")["recipe"])
+    code, _, err = run("sample", tmp_path / "model", *words, "--out", tmp_path / "pilot")
+    assert code == 0, err
+    assert "pilot run" in err
+    found = fit_schedule(field, pilot=PILOT, seed=derive(0, "pilot"), batch=2048)
+    assert Trajectory.load(tmp_path / "pilot").times[:, 0].tolist() == pytest.approx(found.times)
+
+
+@pytest.mark.parametrize("words", [(), ("--adaptive",), ("--propagation", "none")], ids=str)
+def test_very_many_samples_are_written_as_they_come_and_are_the_same(words, run, tmp_path, monkeypatch):
+    board = type(SETTINGS["checkerboard"])
+    monkeypatch.setattr(board, "batch", lambda self, device: 8)
+    for name, large in (("held", 100), ("streamed", 20)):
+        monkeypatch.setattr(board, "large", large)
+        code, _, err = run("sample", "checkerboard", "-n", 21, *words, "--device", "cpu", "--out", tmp_path / name)
+        assert code == 0, err
+        assert sorted(p.name for p in (tmp_path / name).iterdir()) == ["samples.csv", "samples.safetensors"]
+    held, streamed = (Trajectory.load(tmp_path / name) for name in ("held", "streamed"))
+    assert (tmp_path / "held" / "samples.csv").read_text() == (tmp_path / "streamed" / "samples.csv").read_text()
+    assert torch.equal(streamed.x, held.x)
+    assert torch.equal(streamed.x0, held.x0)
+    assert streamed.made == held.made
+    assert len(streamed.times) == 0
+    if "none" in words:
+        return
+    torch.testing.assert_close(streamed.confidence, held.confidence)
+    code, _, err = run("filter", tmp_path / "streamed", "--budget", 5, "--out", tmp_path / "kept")
+    assert code == 0, err
+    assert torch.equal(Trajectory.load(tmp_path / "kept").x, held.surest(5 / 21).x)
+    code, _, err = run("rewind", tmp_path / "streamed", "--extra", 5, "--device", "cpu", "--out", tmp_path / "surer")
+    assert code == 2
+    assert "scores alone" in err
+
+
+def test_digits_that_come_are_read_by_the_judge(run, tmp_path, monkeypatch):
+    digits = type(SETTINGS["mnist"])
+    monkeypatch.setattr(digits, "batch", lambda self, device: 3)
+    for name, large in (("held", 100), ("streamed", 2)):
+        monkeypatch.setattr(digits, "large", large)
+        words = ("-n", 5, "--steps", 2, "--propagation", "none", "--device", "cpu", "--out", tmp_path / name)
+        code, _, err = run("sample", "mnist", *words)
+        assert code == 0, err
+    held, streamed = ((tmp_path / name / "samples.csv").read_text() for name in ("held", "streamed"))
+    assert held == streamed
+    assert held.splitlines()[0] == "y,taken_for"
+    assert [row.split(",")[0] for row in held.splitlines()[1:]] == ["0", "1", "2", "3", "4"]
+
+
+def test_what_is_ranked_among_one_another_is_held_together(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(type(SETTINGS["checkerboard"]), "large", 5)
+    for i, words in enumerate([("--steps", 8), ("--keep", 0.5), ("--score", "peak")]):
+        code, _, err = run("sample", "checkerboard", "-n", 8, *words, "--device", "cpu", "--out", tmp_path / str(i))
+        assert code == 0, err
+        assert len(Trajectory.load(tmp_path / str(i)).times)
+
+
 BAD = {
+    "few readings and many": (("--adaptive", "--every", 5), "leave out --every"),
+    "few readings of a controller": (("--adaptive", "--controller", "ema"), "leave out --every, --controller"),
+    "few readings of nothing": (("--adaptive", "--propagation", "none"), "--propagation none"),
     "name": (("--controller", "unifrom"), "did you mean 'uniform'"),
     "no variance": (("--controller", "ema", "--propagation", "none"), "goes by the variance"),
     "some of it": (("--controller", "planned", "--every", 5), "reads the variance at every step"),

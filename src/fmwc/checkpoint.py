@@ -13,18 +13,19 @@ from torch import Tensor, nn
 
 from fmwc.eightbit import decode, encode
 from fmwc.errors import CheckpointError, nearest, require_finite
-from fmwc.field import Field, Reference, attach
+from fmwc.field import Field, Reference, Schedule, attach
 from fmwc.files import write_bytes, write_json
 from fmwc.flow import Space
 from fmwc.nets import NETS
 from fmwc.sampling import Standard
 from fmwc.weights import shipped
 
-__all__ = ["FORMAT", "about", "load", "load_network", "save", "save_network"]
+__all__ = ["FORMAT", "about", "load", "load_network", "save", "save_network", "save_schedule"]
 
 FORMAT = 1
 PART = 5_000_000  # bytes a file, at most, where a checkpoint is in parts: what a repository takes without complaint
 _REFERENCE = "reference."
+_SCHEDULE = "schedule.json"
 _SCALE = ":scale"  # of a matrix in eight bits
 
 
@@ -59,7 +60,26 @@ def save(
         if (standard := field.reference.standard) is not None:
             record["reference"]["within"] = standard.cond
             tensors |= {f"{_REFERENCE}centre": standard.centre, f"{_REFERENCE}spread": standard.spread}
-    return _write(Path(path), tensors, record, eightbit)
+    folder = _write(Path(path), tensors, record, eightbit)
+    if field.schedule is None:
+        (folder / _SCHEDULE).unlink(missing_ok=True)
+    else:
+        save_schedule(field.schedule, folder)
+    return folder
+
+
+def save_schedule(schedule: Schedule, folder: str | Path) -> Path:
+    """Writes a schedule beside the weights it was fitted to: they are not touched."""
+    reference, standard = schedule.reference, schedule.reference.standard
+    found = {"score": reference.score, "setting": reference.setting, "quantiles": _digits(reference.quantiles)}
+    if standard is not None:
+        found |= {"within": standard.cond, "centre": _digits(standard.centre), "spread": _digits(standard.spread)}
+    content = {"times": schedule.times, "agreement": round(schedule.agreement, 4), "reference": found}
+    return write_json(Path(folder) / _SCHEDULE, content)
+
+
+def _digits(values: Tensor) -> list[float]:
+    return [float(f"{value:.6g}") for value in values.tolist()]
 
 
 def save_network(network: nn.Module, path: str | Path, *, recipe: dict[str, Any] | None = None, **extra: Any) -> Path:
@@ -156,7 +176,18 @@ def load(
     _fill(folder, field, tensors)
     if reference:
         field.reference = _reference(folder, record, reference)
+    if (folder / _SCHEDULE).is_file():
+        field.schedule = _schedule(folder)
     return field.to(device)
+
+
+def _schedule(folder: Path) -> Schedule:
+    try:
+        found = json.loads((folder / _SCHEDULE).read_text())
+        own = {name: torch.tensor(v) for name, v in found["reference"].items() if isinstance(v, list)}
+        return Schedule(tuple(found["times"]), _reference(folder, found, own), float(found["agreement"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{folder}/{_SCHEDULE} cannot be read; delete it, and fit the schedule anew") from error
 
 
 def _reference(folder: Path, record: dict[str, Any], tensors: dict[str, Tensor]) -> Reference:

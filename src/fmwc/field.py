@@ -18,7 +18,7 @@ from fmwc.randomness import Randomness, as_randomness
 from fmwc.state import State, batch_size, channels, require_state
 from fmwc.vad import Draw, NoiseModel, Pass, kl
 
-__all__ = ["Field", "Reference", "attach"]
+__all__ = ["Field", "Reference", "Schedule", "attach"]
 
 
 class Reference(NamedTuple):
@@ -36,6 +36,21 @@ class Reference(NamedTuple):
     setting: str
     quantiles: Tensor
     standard: Any = None
+
+
+class Schedule(NamedTuple):
+    """Few times that tell most of a score, chosen by a pilot run (:func:`fmwc.sampling.fit_schedule`). Kept in the
+    checkpoint.
+
+    Attributes:
+        times: When to read the variance.
+        reference: The pilot's scores, read at these times.
+        agreement: The correlation of those scores with the pilot's read at every step.
+    """
+
+    times: tuple[float, ...]
+    reference: Reference
+    agreement: float
 
 
 class Field(nn.Module):
@@ -67,6 +82,7 @@ class Field(nn.Module):
         self.space = space
         self.prior_rate = prior_rate
         self.reference: Reference | None = None
+        self.schedule: Schedule | None = None
 
     @property
     def device(self) -> torch.device:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from fmwc.errors import OutputError
 
-__all__ = ["check_folder", "new_folder", "write_bytes", "write_json", "write_text"]
+__all__ = ["check_folder", "new_folder", "write_bytes", "write_json", "write_text", "written"]
 
 
-def write_bytes(path: Path, content: bytes) -> Path:
-    """Writes to a temporary name beside `path`, flushes, then renames: a reader sees all of it or none."""
+@contextmanager
+def written(path: Path) -> Iterator[BinaryIO]:
+    """A file under a temporary name beside `path`, flushed and renamed at the end: a reader sees all of it or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
@@ -27,6 +30,11 @@ def write_bytes(path: Path, content: bytes) -> Path:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def write_bytes(path: Path, content: bytes) -> Path:
+    with written(path) as file:
+        file.write(content)
     return path
 
 

@@ -142,7 +142,7 @@ def test_noise_is_made_where_the_network_lives(name, monkeypatch):
     build, device = LIVES[name]
     asked = []
 
-    def made(space, count, seed, device="cpu"):
+    def made(space, count, seed, device="cpu", **_):
         asked.append(torch.device(device))
         return noise(space, count, seed)
 

@@ -51,6 +51,14 @@ def sample(
     ] = 0.0,
     guide_window: Annotated[str, typer.Option(help="Steer only then, as in 0.5-0.9.")] = "",
     every: Annotated[int, typer.Option(help="Read the variance at every k-th step; 0 is the setting's own.")] = 0,
+    adaptive: Annotated[
+        bool,
+        typer.Option(
+            "--adaptive",
+            help="Read the variance at the few steps that tell most of the score: the checkpoint's own, or those that "
+            "a pilot run finds.",
+        ),
+    ] = False,
     transport: Annotated[bool, typer.Option("--transport", help="Add the transported dispersion.")] = False,
     score: Annotated[
         str, typer.Option(help="What confidence is made from; the checkpoint's own, or dispersion with --transport.")
@@ -63,6 +71,8 @@ def sample(
 ) -> None:
     """Draws samples with their confidence: samples.safetensors, samples.csv, and a picture, surest first.
 
+    Very many are written as they come, with their scores alone, in memory that does not grow.
+
     Of crystals also a CIF each (or extended XYZ), and what the judge says of them in the table, as CSV and Parquet. Of
     a network of your own no picture, and the table as both.
     """
@@ -70,7 +80,7 @@ def sample(
         raise UsageError("--guide-window says when to steer; add --guide and how strongly")
     window = window_of(guide_window) if guide_window else (0.0, 1.0)
     way = Way(checkpoint, stepper, propagation, controller, guide, window)
-    way.check(every, transport)
+    way.check(every, transport, adaptive)
     if not 0 < keep <= 1:
         raise UsageError(f"--keep lies in (0, 1], got {keep}")
     if keep < 1 and propagation == "none" and not transport:
@@ -92,25 +102,29 @@ def sample(
     if judge or chosen.judges:
         chosen.require_judge(field)
     new_folder(out, force=force)
-    profile = None
-    if way.kind.piloted:
+    profile, confidence = None, way.confidence(chosen.reading)
+    if way.kind.piloted or (adaptive and field.schedule is None):
         with sampling_bar("a pilot run, for where the variance is", chosen.pilot(field.device)) as bar:
-            profile = chosen.survey(field, seed, bar, label)
+            if way.kind.piloted:
+                profile = chosen.survey(field, seed, bar, label)
+            else:
+                how = {"steps": steps, "stepper": stepper, "confidence": confidence}
+                field.schedule = chosen.fit_schedule(field, seed, bar, label, **how)
+    options = {
+        **way.times(steps, profile),
+        "stepper": stepper,
+        "decoder": way.decoder(field),
+        "schedule": "adaptive" if adaptive else every or (1 if way.kind.reads else chosen.every),
+        "confidence": confidence,
+    }
+    together = transport or score or keep < 1
+    if not together and chosen.streams(field, count, label, **options):
+        with sampling_bar("drawing samples", count) as bar:
+            parts = chosen.stream(field, count, seed, bar, label, **options)
+            print_written(chosen.write_stream((replace(p, made=way.record()) for p in parts), count, out))
+        return
     with sampling_bar("drawing samples", count) as bar:
-        run = chosen.draw(
-            field,
-            count,
-            seed,
-            bar,
-            label,
-            **way.times(steps, profile),
-            stepper=stepper,
-            decoder=way.decoder(field),
-            schedule=every or (1 if way.kind.reads else chosen.every),
-            confidence=way.confidence(chosen.reading),
-            transport=transport,
-            keep=chosen.keep(out),
-        )
+        run = chosen.draw(field, count, seed, bar, label, **options, transport=transport, keep=chosen.keep(out))
     run = replace(run, made=way.record())
     if asked := score or (chosen.transported if transport else ""):
         run = run.ranked_by(asked)

@@ -64,6 +64,8 @@ def resume(
     for name in ("steps", "times", "evaluations", "x0", "start", "transport", "keep_states", "record"):
         if name in options:
             raise UsageError(f"the run says its own {name}; leave it out")
+    if run.scores is not None:
+        raise UsageError("this run kept its scores alone, not its times; sample with record='full'")
     steps = len(run.grid) - 1
     read = list(range(steps))
     if len(run.times) < steps:

@@ -18,7 +18,7 @@ from fmwc.confidence.resuming import one_a_sample, resume, snapped, states_of
 from fmwc.errors import ShapeError, UsageError, pick
 from fmwc.randomness import derive
 from fmwc.sampling import STEPPERS, Trajectory, noise, sample
-from fmwc.sampling.sampler import cost_of
+from fmwc.sampling.decoders import cost_of
 from fmwc.state import each
 
 __all__ = ["Rewound", "Score", "best_of", "resample", "rewind"]
@@ -185,7 +185,7 @@ def _anew(field: Any, run: Trajectory, index: Tensor, score: Score, seed: int, o
     """Some samples started over from new noise, where that is surer."""
     options = {k: v[index] if one_a_sample(v, len(run)) else v for k, v in options.items()}
     origin = run.take(index)
-    x0 = noise(field.space, len(index), seed, run.grid.device, **origin.cond)
+    x0 = noise(field.space, len(index), seed, run.grid.device, **origin.cond)  # type: ignore[arg-type]
     x0 = each(lambda new, old: new.to(old), x0, origin.x0)
     first = torch.zeros_like(index)
     tried, spent = resume(field, replace(origin, x0=x0), x0, first, seed=seed, **options)

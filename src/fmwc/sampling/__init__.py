@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -12,15 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from fmwc.errors import UsageError, pick
+from fmwc.field import Schedule
 from fmwc.flow import Space, euclidean
 from fmwc.propagate import Estimator, Linearised, Transport, as_estimator
 from fmwc.randomness import Blocks, derive
 from fmwc.sampling.adaptive import FEW, Damped, Ema, numbers
 from fmwc.sampling.compiled import Compiled
 from fmwc.sampling.controllers import Controller, Grid, Uniform
+from fmwc.sampling.decoders import DECODERS, Decoder, cost_of, decode_mean
+from fmwc.sampling.growing import growing
 from fmwc.sampling.planned import Extrapolated, Planned, Profile
 from fmwc.sampling.rereading import reread
-from fmwc.sampling.sampler import DECODERS, Decoder, Sampler, cost_of, decode_mean
+from fmwc.sampling.sampler import Sampler
+from fmwc.sampling.schedules import READINGS, fitted
 from fmwc.sampling.scores import EARLY, LATE, SCORES, Standard, standard_of
 from fmwc.sampling.steppers import STEPPERS, Stepper
 from fmwc.sampling.trajectory import Trajectory
@@ -43,6 +47,7 @@ __all__ = [
     "Planned",
     "Profile",
     "Sampler",
+    "Schedule",
     "Standard",
     "Stepper",
     "Trajectory",
@@ -51,11 +56,14 @@ __all__ = [
     "decode_mean",
     "default_estimator",
     "fit_grid",
+    "fit_schedule",
+    "growing",
     "noise",
     "reread",
     "sample",
     "setting",
     "standard_of",
+    "stream",
     "survey",
 ]
 
@@ -63,9 +71,11 @@ PROBES = 2  # random probes a reading for larger states; a score over many readi
 PROJECTIONS = 8  # random projections of the endpoint, read once
 
 
-def noise(space: Space, count: int, seed: int, device: torch.device | str = "cpu", **cond: Any) -> Any:
-    """x0 of the first `count` samples of a seed: a longer run starts with the same samples."""
-    return space.given(cond).noise(count, Blocks(derive(seed, "x0"), 0, count), device)
+def noise(
+    space: Space, count: int, seed: int, device: torch.device | str = "cpu", *, first: int = 0, **cond: Any
+) -> Any:
+    """x0 of `count` samples of a seed, the `first …`: a longer run starts with the same samples."""
+    return space.given(cond).noise(count, Blocks(derive(seed, "x0"), first, count), device)
 
 
 def default_estimator(space: Space) -> Estimator:
@@ -87,10 +97,11 @@ def sample(
     times: Sequence[float] | None = None,
     controller: Controller | None = None,
     seed: int = 0,
+    first: int = 0,
     confidence: bool | str | Estimator = True,
     transport: bool | int = False,
     stepper: str = "euler",
-    schedule: int | Sequence[float] = 1,
+    schedule: int | Sequence[float] | Schedule | str = 1,
     decoder: str | Decoder = "map",
     x0: State | None = None,
     start: float | Tensor = 0.0,
@@ -115,20 +126,23 @@ def sample(
         controller: what picks the times: `Ema(10)`, `survey(field).plan(10)`.
         seed: Seeds the noise; the same samples come however the run is split into batches (to rounding, and with the
             stochastic decoder only where a network sees as many rows of every sample).
+        first: The number of the first sample: a run may be drawn in pieces, which are those of the whole.
         confidence: `True` (linearised; by random probes where a state is more than a few numbers), `False`, or an
             estimator by name or with options.
         transport: `True` adds the transported dispersion (by random projections where a state is more than a few
             numbers); a number takes so many random projections.
         stepper: `euler`, `midpoint` or `heun`.
-        schedule: Read the variance at every k-th step, or at a list of times.
+        schedule: Read the variance at every k-th step, or at a list of times, or `adaptive`: at the few that tell most
+            of the score, by the field's own schedule (:func:`fit_schedule` makes one).
         decoder: `map`, `stochastic` or `mean5`.
         x0, start: Start from these states, at this t (a number, or one a sample).
         space: The shape of a sample, where the field does not know it.
-        record: `full`, or `total` to keep one variance a sample and channel.
+        record: `full`, or `total` to keep one variance a sample and channel, or `score` to keep a sample's score alone:
+            memory does not grow with the steps.
         anneal: Anti-annealing, `{"coord": 5.0}`: those channels follow their velocity at 1 + s·t times its speed; as
             the space says if not given.
         keep_states: Keep the states of every step.
-        batch: Samples integrated together.
+        batch: Samples integrated together, at most: where they do not fit in memory, half of them, and so on.
         progress: Called with the number of samples done since the last call.
         keep: Called with the run of each batch as it is done, so that a long run can be saved as it goes.
         cond: Given to the network; tensors with a row for each sample are split with the batches.
@@ -156,6 +170,7 @@ def sample(
     estimator = (
         None if confidence is False else default_estimator(where) if confidence is True else as_estimator(confidence)
     )
+    schedule, reference = _schedule(field, schedule)
     projections = (None if numbers(where) <= FEW else PROJECTIONS) if transport is True else int(transport)
     sampler = Sampler(
         field,
@@ -167,6 +182,7 @@ def sample(
         schedule=schedule,
         transport=Transport(projections) if transport else None,
         record=record,
+        score=getattr(reference, "score", "temporal_ratio"),
         batch=batch,
         tail=tail,
         anneal=anneal,
@@ -179,9 +195,8 @@ def sample(
         k: torch.as_tensor(v, device=device) if isinstance(v, (list, tuple, np.ndarray)) else v for k, v in cond.items()
     }
     where.check_rows(cond, batch_size(x0) if count is None else count)  # type: ignore[arg-type]
-    begin = noise(where, count, seed, device, **cond) if x0 is None else x0  # type: ignore[arg-type]
-    trajectory = sampler(begin, start=times[0] if times else start, seed=seed, **cond)
-    reference = getattr(field, "reference", None)
+    begin = noise(where, count, seed, device, first=first, **cond) if x0 is None else x0  # type: ignore[arg-type]
+    trajectory = sampler(begin, start=times[0] if times else start, seed=seed, first=first, **cond)
     if reference is None or estimator is None:
         return trajectory
     usual = times is None and controller is None and isinstance(start, (int, float)) and start == 0
@@ -198,6 +213,47 @@ def sample(
     return replace(
         trajectory, reference=reference.quantiles, standard=reference.standard, default_score=reference.score
     )
+
+
+def stream(
+    field: Any, count: int, *, batch: int = 16384, record: str = "score", **options: Any
+) -> Iterator[Trajectory]:
+    """The samples of `sample(field, count, …)`, a batch at a time: memory grows neither with them nor with the steps.
+
+    Confidence is a sample's place among the checkpoint's reference, so what is asked for is read as that was.
+
+    Arguments:
+        batch: Samples drawn together, and handed over.
+        record, options: Those of :func:`sample`; tensors with a row for each sample are split.
+    """
+    for first in range(0, count, batch):
+        size = min(batch, count - first)
+        here = {k: v[first : first + size] if _rows(v) == count else v for k, v in options.items()}
+        part = sample(field, size, first=first, batch=batch, record=record, **here)
+        if part.reference is None and (len(part.times) or part.scores is not None):
+            raise UsageError(
+                "samples that are not held together are ranked among a checkpoint's reference, and there is none for "
+                "this setting; draw them with sample(), or as the reference was read"
+            )
+        yield part
+
+
+def _rows(value: Any) -> int:
+    return len(value) if isinstance(value, Tensor) and value.ndim else 0
+
+
+def _schedule(field: Any, schedule: int | Sequence[float] | Schedule | str) -> tuple[int | Sequence[float], Any]:
+    """When to read, and the reference for what is read then."""
+    if isinstance(schedule, str):
+        pick({"adaptive": 0}, schedule, "schedule")
+        if getattr(field, "schedule", None) is None:
+            raise UsageError(
+                "this field has no schedule of its own; field.schedule = fmwc.sampling.fit_schedule(field)"
+            )
+        return _schedule(field, field.schedule)
+    if isinstance(schedule, Schedule):
+        return schedule.times, schedule.reference
+    return schedule, getattr(field, "reference", None)
 
 
 PILOT = 1000  # samples whose variance says where steps go
@@ -232,6 +288,40 @@ def fit_grid(
         pilot, power, options: As :func:`survey` takes them, but for its steps.
     """
     return list(survey(field, pilot=pilot, power=power, **options).grid(steps))
+
+
+def fit_schedule(
+    field: Any,
+    readings: int = READINGS,
+    *,
+    pilot: int | Trajectory = PILOT,
+    steps: int = 50,
+    seed: int = 0,
+    confidence: bool | str | Estimator = True,
+    stepper: str = "euler",
+    **options: Any,
+) -> Schedule:
+    """Few times to read the variance at, for `sample(schedule=…)`: those that tell most of the field's score.
+
+    >>> field.schedule = fit_schedule(field)  # doctest: +SKIP
+    >>> sample(field, 1000, schedule="adaptive")  # doctest: +SKIP
+
+    Made once, with as many steps as it is used with, and saved with the field. Other scores, peak or those of other
+    windows, are not to be read at these times.
+
+    Arguments:
+        field: A field.
+        readings: How many times.
+        pilot: How many samples to draw, or a run at hand that was made in the same way, read at every step.
+        steps, seed, confidence, stepper, options: Those of :func:`sample`, for the pilot (`y=…`).
+    """
+    estimator = default_estimator(field.space) if confidence is True else confidence
+    if isinstance(pilot, Trajectory):
+        run = pilot
+    else:
+        how: dict[str, Any] = {"steps": steps, "seed": seed, "stepper": stepper, "record": "total", **options}
+        run = sample(field, pilot, confidence=estimator, **how)
+    return fitted(run, readings, setting(estimator, steps, stepper, "{}"))  # type: ignore[arg-type]
 
 
 def _device(field: Any) -> torch.device:

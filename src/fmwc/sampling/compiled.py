@@ -76,6 +76,10 @@ class Compiled(nn.Module):
         return self.field.reference
 
     @property
+    def schedule(self) -> Any:
+        return self.field.schedule
+
+    @property
     def run(self) -> Callable[..., Any]:
         return self.field.run  # transport differentiates through a step: uncompiled
 
@@ -137,7 +141,8 @@ class Compiled(nn.Module):
         return self._room
 
     def _call(self, what: str, function: Callable[..., Any], args: tuple[Any, ...], room: Hashable) -> Any:
-        tensors = [leaf for leaf in tree_flatten(args)[0] if isinstance(leaf, Tensor)]
+        # One number expanded to a batch has other strides than a batch of numbers, and graphs go by strides.
+        tensors = [leaf.contiguous() for leaf in tree_flatten(args)[0] if isinstance(leaf, Tensor)]
         key = (what, room, _shape(args))
         if key not in self._made:
             self._made[key] = self._make(what, function, args, tensors)

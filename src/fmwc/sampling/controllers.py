@@ -91,6 +91,7 @@ def due(schedule: int | Sequence[float], step: int, steps: int, before: Tensor |
     """
     if isinstance(schedule, int):
         return (steps - 1 - step) % schedule == 0
-    passed = [(t >= time) & (True if before is None else before < time) for time in schedule]
-    missed = [t < time for time in schedule] if step == steps - 1 else []
-    return any(bool(torch.as_tensor(reached).any()) for reached in passed + missed)
+    chosen = t.new_tensor(list(schedule))[:, None]
+    reached = (t >= chosen) | (step == steps - 1)
+    fresh = reached if before is None else reached & (before < chosen)
+    return bool(fresh.any())  # asked once a step: on a GPU it waits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -17,54 +18,18 @@ from fmwc.modes import evaluating
 from fmwc.propagate import Estimator, Record, Transport, Transported, as_estimator, outside
 from fmwc.randomness import Blocks, Randomness, derive
 from fmwc.sampling.controllers import Controller, begin, due, follows, needs_variance
+from fmwc.sampling.decoders import DECODERS, Decoder, cost_of, decode_map
 from fmwc.sampling.steppers import STEPPERS
 from fmwc.sampling.trajectory import Trajectory
 from fmwc.state import SINGLE, State, batch_size, channels, each, require_state
 
-__all__ = ["DECODERS", "Sampler", "cost_of", "decode_map", "decode_mean", "decode_stochastic"]
-
-Decoder = Callable[[Any, Any, Tensor, dict[str, Any], Randomness], Any]
+__all__ = ["Sampler"]
 
 
 class VelocityField(Protocol):
     """What the sampler asks of a field; a plain network will do where no noise is asked for."""
 
     def __call__(self, x: Any, t: Any, **cond: Any) -> Any: ...
-
-
-# ---- decoders: which velocity the sample follows (App. sampling-strategy) -----------------------------------------
-
-
-def decode_map(field: Any, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Any:
-    """MAP: the plain network."""
-    return field(x, t, **cond)
-
-
-def decode_stochastic(field: Any, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Any:
-    """Stochastic: one posterior draw at each evaluation."""
-    return field.draw(x, t, seed=randomness, **cond)
-
-
-def decode_mean(draws: int) -> Decoder:
-    """Mean velocity: the average of k posterior draws at each evaluation."""
-
-    def decode(field: Any, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Any:
-        total = field.draw(x, t, seed=randomness, **cond)
-        for _ in range(draws - 1):
-            total = each(torch.add, total, field.draw(x, t, seed=randomness, **cond))
-        return each(lambda c: c / draws, total)
-
-    decode.evaluations = draws  # type: ignore[attr-defined]
-    return decode
-
-
-def cost_of(decoder: str | Decoder) -> int:
-    """Evaluations of the network that one velocity takes."""
-    chosen = pick(DECODERS, decoder, "decoder") if isinstance(decoder, str) else decoder
-    return getattr(chosen, "evaluations", 1)
-
-
-DECODERS: dict[str, Decoder] = {"map": decode_map, "stochastic": decode_stochastic, "mean5": decode_mean(5)}
 
 
 @dataclass(frozen=True)
@@ -80,8 +45,10 @@ class Sampler:
         decoder: `map`, `stochastic`, `mean5`, or a function of your own.
         schedule: Read the variance at every k-th step, or at chosen times.
         transport: Also carries endpoint probes back through the whole run.
-        record: `full` keeps the variance of every coordinate, `total` one number a sample and channel.
-        batch: Samples integrated together.
+        record: `full` keeps the variance of every coordinate, `total` one number a sample and channel, and `score` a
+            sample's score alone, so that what a run holds does not grow with its steps.
+        score: The score that is kept then.
+        batch: Samples integrated together, at most: where they do not fit in memory, half of them, and so on.
         tail: Euler steps to end with, for an exact number of evaluations.
         anneal: Anti-annealing: the velocity of the named channels is followed at 1 + s·t times its speed; as the
             space's channels say if `None`.
@@ -98,6 +65,7 @@ class Sampler:
     schedule: int | Sequence[float] = 1
     transport: Transport | None = None
     record: str = "full"
+    score: str = "temporal_ratio"
     batch: int = 16384
     tail: int = 0
     anneal: Mapping[str, float] | None = None
@@ -107,7 +75,9 @@ class Sampler:
 
     def __post_init__(self) -> None:
         pick(STEPPERS, self.stepper, "stepper")
-        pick({"full": 0, "total": 0}, self.record, "record")
+        pick(dict.fromkeys(("full", "total", "score")), self.record, "record")
+        if self.record == "score" and (self.keep_states or self.transport):
+            raise UsageError("record='score' keeps a sample's score alone; leave out keep_states and transport")
         if isinstance(self.schedule, int) and self.schedule < 1:
             raise UsageError(f"the schedule is every k-th step with k ≥ 1, or a list of times; got {self.schedule}")
         for name in self.anneal or {}:
@@ -123,16 +93,21 @@ class Sampler:
         if follows(self.controller) and (STEPPERS[self.stepper].evaluations > 1 or self.transport):
             raise UsageError(f"{name} changes the velocity: it takes euler steps, and no transport")
 
-    def __call__(self, x0: State, *, start: float | Tensor = 0.0, seed: int = 0, **cond: Any) -> Trajectory:
-        """Integrates from `x0` at `start` (a number, or one a sample) to t = 1. `cond` goes to the network."""
+    def __call__(
+        self, x0: State, *, start: float | Tensor = 0.0, seed: int = 0, first: int = 0, **cond: Any
+    ) -> Trajectory:
+        """Integrates from `x0` at `start` (a number, or one a sample) to t = 1. `cond` goes to the network.
+
+        These are the samples `first …` of a seed: their random numbers are those of a run that has the ones before too.
+        """
         self.space.check(x0)
         count = batch_size(x0)
         if count < 1:
             raise ShapeError("sampling takes at least 1 sample")
         for name, value in channels(x0).items():
             require_finite(value, f"x0's channel '{name}'")
-        first = next(iter(channels(x0).values()))
-        starts = torch.as_tensor(start, dtype=first.dtype, device=first.device).reshape(-1)
+        like = next(iter(channels(x0).values()))
+        starts = torch.as_tensor(start, dtype=like.dtype, device=like.device).reshape(-1)
         if len(starts) not in (1, count):
             raise ShapeError(f"start is one number or one a sample ({count}), got {len(starts)}")
         starts = starts.expand(count)
@@ -141,18 +116,35 @@ class Sampler:
         for name, value in cond.items():
             if isinstance(value, Tensor) and value.ndim and value.shape[0] not in (1, count):
                 raise ShapeError(f"condition '{name}' has {value.shape[0]} rows for {count} samples; give one a sample")
-        parts = []
-        for a in range(0, count, self.batch):
-            b = min(a + self.batch, count)
+        parts: list[Trajectory] = []
+        a, size, too_many = 0, min(self.batch, count), 0
+        while a < count:
+            b = min(a + size, count)
             here = {k: v[a:b] if _one_a_sample(v, count) else v for k, v in cond.items()}
-            randomness = Blocks(derive(seed, "sampler"), a, b - a)
-            with evaluating(self.field), _steady(self.field):
-                parts.append(self._chunk(each(lambda c: c[a:b], x0), starts[a:b], randomness, here))  # noqa: B023
+            randomness = Blocks(derive(seed, "sampler"), first + a, b - a)
+            part = None
+            try:
+                with evaluating(self.field), _steady(self.field):
+                    part = self._chunk(each(lambda c: c[a:b], x0), starts[a:b], randomness, here)  # noqa: B023
+            except (RuntimeError, MemoryError) as error:
+                if not _out_of_memory(error) or b - a == 1:
+                    raise
+            if part is None:  # outside the handler, which holds on to all that the batch had computed
+                too_many, size = too_many or b - a, (b - a + 1) // 2
+                continue
+            if too_many:
+                warnings.warn(
+                    f"{too_many} samples together do not fit in memory; {size} do", RuntimeWarning, stacklevel=2
+                )
+                too_many = 0
+            part = replace(part, seed=seed, cond=_conditions(here, b - a))
+            parts.append(part.scored(self.score) if self.record == "score" else part)
             if self.keep:
-                self.keep(replace(parts[-1], seed=seed, cond=_conditions(here, b - a)))
+                self.keep(parts[-1])
             if self.progress:
                 self.progress(b - a)
-        return replace(_join(parts), seed=seed, cond=_conditions(cond, count))
+            a = b
+        return _join(parts)
 
     def _chunk(self, x0: State, start: Tensor, randomness: Randomness, cond: dict[str, Any]) -> Trajectory:
         estimator = None if self.estimator is None else as_estimator(self.estimator)
@@ -168,16 +160,15 @@ class Sampler:
             evaluations += cost_of(decoder)
             return decoder(self.field, x, t, cond, randomness)
 
-        x, t = x0, start
+        x, t, before = x0, start, None
         grid, states, steppers = [t], [x0], self._steppers()
         times, means, vars_ = [], [], []
         with torch.no_grad():
             for step, stepper in enumerate(steppers):
                 moments = None
-                if estimator and due(self.schedule, step, len(steppers), grid[-2] if step else None, t):
+                if estimator and due(self.schedule, step, len(steppers), before, t):
                     moments = estimator(self.field, x, t, cond, randomness)
                     times.append(t)
-                    vars_.append(self._reduce(moments.var, moments.mean))
                 if moments is not None and getattr(estimator, "plain_mean", False) and decoder is decode_map:
                     v = moments.mean
                     evaluations += 1
@@ -187,14 +178,18 @@ class Sampler:
                     require_state(v, "the network's velocity")
                     self.space.check(v, "the network's velocity is of another shape: ")
                 if moments is not None:
-                    means.append(v)
+                    mean, var = self._reduce(v, moments.var)
+                    means.append(mean)
+                    vars_.append(var)
                 after = controller.next_time(step, t, start, moments)
                 pace = partial(self._pace, dt=after - t)
                 v = pace(v, t)
                 if follows(controller):
                     v = controller.follow(v, t, moments)  # type: ignore[attr-defined]
                 x = STEPPERS[stepper].step(space, lambda x, t: pace(velocity(x, t), t), x, v, t, after - t)  # noqa: B023
-                t = after
+                before, t = t, after
+                if self.record == "score":
+                    grid.clear()
                 grid.append(t)
                 if self.transport or self.keep_states:
                     states.append(x)
@@ -252,10 +247,15 @@ class Sampler:
     def _steppers(self) -> list[str]:
         return [self.stepper] * (self.controller.steps - self.tail) + ["euler"] * self.tail
 
-    def _reduce(self, var: Any, mean: Any) -> Any:
+    def _reduce(self, mean: Any, var: Any) -> tuple[Any, Any]:
+        """What is kept of a reading."""
         if self.record == "full":
-            return var
-        return each(lambda v, m: v.expand_as(m).flatten(1).mean(1).reshape(-1, *[1] * (m.ndim - 1)), var, mean)
+            return mean, var
+        small = each(lambda m, v: v.expand_as(m).flatten(1).mean(1).reshape(-1, *[1] * (m.ndim - 1)), mean, var)
+        if self.record == "total":
+            return mean, small
+        total = each(lambda m, s: s.reshape(-1, 1) * m[0].numel(), mean, small)  # as Trajectory.compact has it
+        return each(torch.zeros_like, total), total
 
     def _transport(
         self, states: list[Any], grid: list[Tensor], steppers: list[str], randomness: Randomness, cond: dict[str, Any]
@@ -270,6 +270,12 @@ class Sampler:
 
         assert self.transport is not None
         return self.transport(advance, states, randomness)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether that is what an error says: torch has a class of its own for it on a GPU, and words on a CPU."""
+    words = ("not enough memory", "can't allocate memory")
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in str(error) for word in words)
 
 
 def _steady(field: Any) -> AbstractContextManager[None]:
@@ -305,6 +311,8 @@ def _join(parts: list[Trajectory]) -> Trajectory:
     changes: dict[str, Any] = {n: each(lambda *c: torch.cat(c), *(getattr(p, n) for p in parts)) for n in ("x", "x0")}
     for name in ("times", "mean", "var", "grid"):
         changes[name] = each(lambda *c: torch.cat(c, 1), *(getattr(p, name) for p in parts))
+    if parts[0].scores is not None:
+        changes["scores"] = torch.cat([p.scores for p in parts if p.scores is not None])
     ends = [p.transported for p in parts if p.transported is not None]
     if ends:
         changes["transported"] = Transported(
@@ -314,4 +322,5 @@ def _join(parts: list[Trajectory]) -> Trajectory:
         changes["states"] = [
             each(lambda *c: torch.cat(c), *rows) for rows in zip(*(p.states or [] for p in parts), strict=True)
         ]
+    changes["cond"] = {n: torch.cat([p.cond[n] for p in parts]) for n in parts[0].cond}
     return replace(parts[0], **changes)

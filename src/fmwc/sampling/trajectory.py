@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -48,6 +49,7 @@ class Trajectory:
             tied by the others: one where their mean is taken off.
         evaluations: How often the network was evaluated for the velocity, a sample.
         seed: The seed of the run.
+        scores: The default score, where it was kept in place of the variance it was read from (`record="score"`).
         made: How it was made, where somebody wrote that down to go on from it later: words and numbers, saved with it.
     """
 
@@ -66,6 +68,7 @@ class Trajectory:
     rows: dict[str, tuple[str, int]] = field(default_factory=dict)
     evaluations: int = 0
     seed: int = 0
+    scores: Tensor | None = None
     made: dict[str, Any] = field(default_factory=dict)
     states: list[Any] | None = field(default=None, repr=False)
 
@@ -135,8 +138,12 @@ class Trajectory:
             return self.standard(raw, self.cond[self.standard.cond])
         return raw
 
-    def _raw(self, name: str, channel: str | None, options: dict[str, float]) -> Tensor:
-        of, name, window = parsed(name)
+    def _raw(self, asked: str, channel: str | None, options: dict[str, float]) -> Tensor:
+        of, name, window = parsed(asked)
+        if self.scores is not None:
+            if (asked, channel, options) != (self.default_score, None, {}):
+                raise UsageError(f"this run kept its score {self.default_score} alone; sample with record='full'")
+            return self.scores
         channel, options = channel or of, {**window, **options}
         if name == DISPERSION:
             if channel is not None or options:
@@ -192,12 +199,26 @@ class Trajectory:
         var = totals if isinstance(self.var, dict) else totals[SINGLE]
         return replace(self, mean=each(torch.zeros_like, var), var=var, states=None)
 
+    def scored(self, score: str) -> Trajectory:
+        """The run with a score in place of what it was read from: its memory does not depend on the steps."""
+        nothing: dict[str, Any] = {n: each(lambda c: c[:0], getattr(self, n)) for n in ("times", "mean", "var")}
+        scores = self._raw(score, None, {}) if len(self.times) else None
+        return replace(self, **nothing, grid=self.grid[-1:], states=None, default_score=score, scores=scores)
+
+    def read_at(self, steps: Sequence[int]) -> Trajectory:
+        """The run as it would be, had the variance been read at some of its times only."""
+        index = torch.as_tensor(steps, device=self.times.device)
+        fewer = {name: each(lambda c: c[index], getattr(self, name)) for name in ("times", "mean", "var")}
+        return replace(self, **fewer)
+
     def take(self, index: Tensor) -> Trajectory:
         """The trajectory of some of the samples."""
         changes: dict[str, Any] = {n: each(lambda c: c[index], getattr(self, n)) for n in _ROWS_FIRST}
         for name in ("times", "mean", "var", "grid"):
             changes[name] = each(lambda c: c[:, index], getattr(self, name))
         changes["cond"] = {name: value[index] for name, value in self.cond.items()}
+        if self.scores is not None:
+            changes["scores"] = self.scores[index]
         if self.transported is not None:
             t = self.transported
             changes["transported"] = Transported(t.var[index], t.profile[:, :, index], t.layers)
@@ -222,8 +243,9 @@ class Trajectory:
             changes["transported"] = Transported(t.var.to(device), t.profile.to(device), t.layers)
         if self.states is not None:
             changes["states"] = [moved(state) for state in self.states]
-        if self.reference is not None:
-            changes["reference"] = self.reference.to(device)
+        for name in ("reference", "scores"):
+            if (value := getattr(self, name)) is not None:
+                changes[name] = value.to(device)
         if self.standard is not None:
             s = self.standard
             changes["standard"] = Standard(s.cond, s.centre.to(device), s.spread.to(device))
@@ -238,6 +260,12 @@ class Trajectory:
 
     def save(self, path: str | Path) -> Path:
         """Writes `samples.safetensors` (or the file named): whole or not at all."""
+        path = Path(path)
+        path = path / "samples.safetensors" if path.is_dir() else path
+        return write_bytes(path, save(self.tensors(), self.about()))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What `save` writes."""
         tensors: dict[str, Tensor] = {}
         for name in ("x", "x0", "mean", "var", "times", "grid"):
             for channel, value in channels(getattr(self, name)).items():
@@ -252,9 +280,14 @@ class Trajectory:
         if self.transported is not None:
             tensors["transported.var"] = self.transported.var.contiguous().cpu()
             tensors["transported.profile"] = self.transported.profile.contiguous().cpu()
-        if self.reference is not None:
-            tensors["reference"] = self.reference.contiguous().cpu()
-        about: dict[str, Any] = {
+        for name in ("reference", "scores"):
+            if (value := getattr(self, name)) is not None:
+                tensors[name] = value.cpu().clone()  # what it was ranked by may be the same numbers
+        return tensors
+
+    def about(self) -> dict[str, str]:
+        """What `save` writes beside the tensors."""
+        about = {
             "seed": self.seed,
             "default_score": self.default_score,
             "evaluations": self.evaluations,
@@ -264,9 +297,7 @@ class Trajectory:
             "within": self.standard.cond if self.standard else None,
             "made": self.made,
         }
-        path = Path(path)
-        path = path / "samples.safetensors" if path.is_dir() else path
-        return write_bytes(path, save(tensors, {"fmwc": json.dumps(about)}))
+        return {"fmwc": json.dumps(about)}
 
     @classmethod
     def load(cls, path: str | Path) -> Trajectory:

@@ -88,6 +88,8 @@ def open_samples(samples: Path, out: Path, device: torch.device, checkpoint: str
     """
     file = find_samples(samples, out)
     run = Trajectory.load(file)
+    if run.scores is not None:
+        raise UsageError(f"{file} holds very many samples with their scores alone, not their way; draw fewer")
     way = Way.read(run.made, checkpoint)
     if not way.checkpoint:
         raise UsageError(

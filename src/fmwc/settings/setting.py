@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,13 @@ from matplotlib.figure import Figure
 
 from fmwc.errors import UsageError
 from fmwc.field import Field
-from fmwc.files import write_text
+from fmwc.files import write_text, written
 from fmwc.metrics.ranking import auprc, retention
 from fmwc.randomness import derive
 from fmwc.recipes.fitting import Progress, fit
 from fmwc.recipes.recipe import override
 from fmwc.recipes.uses.subject import Subject
-from fmwc.sampling import Profile, Trajectory, sample, survey
+from fmwc.sampling import Profile, Schedule, Trajectory, fit_schedule, growing, sample, stream, survey
 from fmwc.state import channels
 
 __all__ = ["Rows", "Setting", "Show", "say_on_stderr", "shares", "write_run"]
@@ -50,6 +50,12 @@ def shares(table: Mapping[str, Sequence[Any]], columns: Mapping[str, str]) -> Ro
     return rows
 
 
+def _csv(columns: Mapping[str, Sequence[Any]], header: bool = True) -> str:
+    """Numbers to six digits."""
+    rows = [",".join(f"{v:.6g}" for v in row) for row in zip(*columns.values(), strict=True)]
+    return "\n".join([*[",".join(columns)] * header, *rows]) + "\n"
+
+
 class Setting(ABC):
     """Creates a setting.
 
@@ -67,6 +73,7 @@ class Setting(ABC):
         has_judge: Whether there is a judge to ask at all.
         every: The variance is read at every k-th step, if nothing is said, and
         reading: by this estimator; `True` is the library's own choice.
+        large: Of more samples than this, each is written as it comes, with its score alone; `None` is never.
     """
 
     reproduced: int = 10_000
@@ -74,6 +81,7 @@ class Setting(ABC):
     has_judge: bool = True
     every: int = 1
     reading: Any = True
+    large: int | None = 50_000
     name: str
     presets: dict[str, Any]
     bad: str
@@ -189,18 +197,46 @@ class Setting(ABC):
         self, field: Field, count: int, seed: int, progress: Show, label: int | None = None, **options: Any
     ) -> Trajectory:
         """Samples of this setting."""
+        return sample(field, count, seed=seed, progress=progress, **self._options(field, count, seed, label, options))
+
+    def stream(
+        self, field: Field, count: int, seed: int, progress: Show, label: int | None = None, **options: Any
+    ) -> Iterator[Trajectory]:
+        """The same, a batch at a time, with their scores alone."""
+        return stream(field, count, seed=seed, progress=progress, **self._options(field, count, seed, label, options))
+
+    def streams(self, field: Field, count: int, label: int | None = None, **options: Any) -> bool:
+        """Whether so many samples are written as they come: not where their confidence is made from all of them."""
+        if self.large is None or count <= self.large:
+            return False
+        return options["confidence"] is False or self.draw(field, 1, 0, None, label, **options).reference is not None
+
+    def _options(
+        self, field: Field, count: int, seed: int, label: int | None, options: dict[str, Any]
+    ) -> dict[str, Any]:
         cond = {k: v.to(field.device) for k, v in self.conditions(field, count, label, seed).items()}
         if options.get("confidence", True) is True:
             options["confidence"] = self.reading
         if "controller" not in options:  # which knows its steps
             options = {"steps": 50, **options}
-        options = {"schedule": self.every, "batch": self.batch(field.device), **cond, **options}
-        return sample(field, count, seed=seed, progress=progress, **options)
+        return {"schedule": self.every, "batch": self.batch(field.device), **cond, **options}
 
     def survey(self, field: Field, seed: int, progress: Show, label: int | None = None) -> Profile:
         """Where on the way the variance is, from a pilot run with samples of its own."""
         run = self.draw(field, self.pilot(field.device), derive(seed, "pilot"), progress, label, schedule=1)
         return survey(field, pilot=run)
+
+    def fit_schedule(
+        self, field: Field, seed: int, progress: Show, label: int | None = None, **options: Any
+    ) -> Schedule:
+        """Few times that tell most of the score, from a pilot run.
+
+        Arguments:
+            options: `steps`, `stepper` and `confidence`, as the run will have them.
+        """
+        how: dict[str, Any] = {"schedule": 1, "record": "total", **options}
+        run = self.draw(field, self.pilot(field.device), derive(seed, "pilot"), progress, label, **how)
+        return fit_schedule(field, pilot=run, **options)
 
     def numbers(self, run: Trajectory, bad: np.ndarray) -> Rows:
         """The short table: what confidence does for this run, by its own score and by others."""
@@ -236,8 +272,16 @@ class Setting(ABC):
         """Writes samples.safetensors and samples.csv."""
         return write_run(run, self.table(run), out)
 
+    def write_stream(self, parts: Iterable[Trajectory], count: int, out: Path) -> list[Path]:
+        """The same from samples that come a batch at a time; the files appear when all `count` are there."""
+        samples, table = out / "samples.safetensors", out / "samples.csv"
+        with growing(samples, count) as add, written(table) as file:
+            for part in parts:
+                add(part)
+                file.write(_csv(self.table(part), header=not file.tell()).encode())
+        return [samples, table]
+
 
 def write_run(run: Trajectory, table: Mapping[str, Sequence[float]], out: Path) -> list[Path]:
     """Writes samples.safetensors, and their table as samples.csv, true and false as 1 and 0."""
-    lines = [",".join(table), *(",".join(f"{v:.6g}" for v in row) for row in zip(*table.values(), strict=True))]
-    return [run.save(out / "samples.safetensors"), write_text(out / "samples.csv", "\n".join(lines) + "\n")]
+    return [run.save(out / "samples.safetensors"), write_text(out / "samples.csv", _csv(table))]

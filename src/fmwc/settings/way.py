@@ -102,8 +102,13 @@ class Way:
     def kind(self) -> Kind:
         return CONTROLLERS[self.controller]
 
-    def check(self, every: int, transport: bool) -> None:
+    def check(self, every: int, transport: bool, adaptive: bool = False) -> None:
         """Raises where a controller or guidance goes ill with the rest of what is asked for."""
+        if adaptive and (every or self.controller != "uniform" or self.propagation == "none"):
+            raise UsageError(
+                "--adaptive picks the steps to read the variance at, of equal ones; leave out --every, --controller "
+                "and --propagation none"
+            )
         words = f"--controller {self.controller}"
         if self.kind.reads and self.propagation == "none":
             raise UsageError(f"{words} goes by the variance; leave out --propagation none")

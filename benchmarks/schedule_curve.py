@@ -1,0 +1,159 @@
+"""Quality against cost: how well few readings of the variance find what failed, and how much time they take.
+
+    .venv/bin/python benchmarks/schedule_curve.py checkerboard
+    .venv/bin/python benchmarks/schedule_curve.py mnist --device cuda --count 10000 --pilot 2000
+    .venv/bin/python benchmarks/schedule_curve.py crystals --draws runs/crystals/draws/retrofit-0.safetensors
+
+One run is read at every step, and every schedule is a part of its readings, so that schedules differ by when they read
+alone. Adaptive ones are chosen on a pilot run of another seed, which sees no outcome. Times are of sampling with that
+many readings, in one process, interleaved, beside plain sampling (compiled on a GPU).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from scipy.stats import spearmanr
+
+import fmwc
+from fmwc.costs import SIZES, Meter
+from fmwc.files import write_bytes, write_json
+from fmwc.metrics.ranking import auprc, bootstrap
+from fmwc.propagate import Linearised
+from fmwc.recipes.recipe import Clock, pick_device, provenance
+from fmwc.report.look import png
+from fmwc.sampling import Compiled, Trajectory, noise, sample
+from fmwc.sampling.schedules import fitted, score_at
+from fmwc.settings import SETTINGS, Setting, setting_named
+
+STEPS = 50
+EVERY = (1, 2, 3, 5, 7, 10, 16, 25)
+READINGS = (2, 3, 4, 5, 8, 12)
+SEED, PILOT_SEED = 2027, 100  # nothing was chosen on the first
+PILOT = {"checkerboard": (1_000, 4_000), "mnist": (200, 2_000), "crystals": (60, 1_000)}  # on a CPU, on a GPU
+COUNT = {"checkerboard": (4_000, 10_000), "mnist": (300, 10_000), "crystals": (60, 2_500)}
+
+
+def schedules(pilot: Trajectory) -> dict[str, list[int]]:
+    """The steps that are read, by name."""
+    found = {f"every {k}": list(range((STEPS - 1) % k, STEPS, k)) for k in EVERY}
+    for readings in READINGS:
+        times = fitted(pilot, readings, "").times
+        found[f"adaptive {readings}"] = [round(t * STEPS) for t in times]
+    return found
+
+
+def quality(setting: Setting, run: Trajectory, bad: np.ndarray, steps: dict[str, list[int]]) -> dict[str, Any]:
+    """AUPRC, its difference to that of every step with 90 % of resamples, and Spearman with the score of every step."""
+    few = setting.name == "crystals"  # where good ones are few, they are what is looked for
+
+    def found(score: np.ndarray, index: np.ndarray) -> float:
+        positive = ~bad[index] if few else bad[index]
+        return auprc(-score[index] if few else score[index], positive) if positive.any() else float("nan")
+
+    every, all_ = score_at(run, range(STEPS)).cpu().numpy(), np.arange(len(bad))
+    rows = {}
+    for name, read in steps.items():
+        try:
+            own = score_at(run, read).cpu().numpy()
+        except fmwc.errors.UsageError as error:  # a window that is not read
+            print(f"{name}: {error}")
+            continue
+        apart = partial(lambda own, index: found(own, index) - found(every, index), own)
+        rows[name] = {
+            "readings": len(read),
+            "times": [round(step / STEPS, 3) for step in read],
+            "spearman": float(spearmanr(own, every).statistic),
+            "auprc": found(own, all_),
+            "to_every_step": apart(all_),
+            "interval": bootstrap(apart, len(bad)),
+        }
+    return rows
+
+
+def overheads(setting: Setting, field: Any, reading: Any, rows: dict[str, Any], rounds: int, size: int) -> None:
+    """Adds the time of each number of readings, as a ratio to plain sampling."""
+    device = field.device
+    size = size or SIZES[setting.name][device.type][0]
+    cond = {k: v.to(device) for k, v in setting.conditions(field, size).items()}
+    x0 = noise(field.space, size, 0, device, **cond)
+    drawn = Compiled(field) if device.type == "cuda" else field
+    draw = partial(sample, drawn, x0=x0, steps=STEPS, batch=size, record="total", **cond)
+    tasks: dict[str, Any] = {"plain": partial(draw, confidence=False)}
+    times = {row["readings"]: row["times"] for row in rows.values()}  # where they are does not change what they cost
+    tasks |= {str(n): partial(draw, confidence=reading, schedule=when) for n, when in sorted(times.items())}
+    meter = Meter(device, rounds, time.perf_counter() + 3600, partial(print, flush=True))
+    costs = meter(tasks, f"{size} samples")
+    for row in rows.values():
+        row["time"] = costs[str(row["readings"])]
+
+
+def picture(rows: dict[str, Any], title: str) -> Figure:
+    """AUPRC against time, every k-th step and adaptive."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for kind, word in (("every", "every k-th step"), ("adaptive", "adaptive")):
+        own = [row for name, row in rows.items() if name.startswith(kind)]
+        own.sort(key=lambda row: row["readings"])
+        x = [row["time"]["ratio"] for row in own]
+        axes.plot(x, [row["auprc"] for row in own], "o-", label=word)
+        for at, row in zip(x, own, strict=True):
+            axes.annotate(str(row["readings"]), (at, row["auprc"]), textcoords="offset points", xytext=(4, 4), size=7)
+    best = rows["every 1"]["auprc"]
+    axes.axhspan(best - 0.02, best + 0.02, alpha=0.15, label="within 0.02 of every step")
+    axes.set(xlabel="time ÷ plain sampling", ylabel="AUPRC", title=title)
+    axes.legend()
+    return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("setting", choices=list(SETTINGS))
+    parser.add_argument("--count", type=int, default=0, help="samples that are read")
+    parser.add_argument("--pilot", type=int, default=0, help="samples that schedules are chosen on")
+    parser.add_argument("--draws", type=Path, help="samples read at every step, in place of new ones")
+    parser.add_argument("--probes", type=int, default=0, help="random probes a reading; the setting's own if not given")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--timed", type=int, default=0, help="samples in the batch that is timed")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, default=Path("results/bench"))
+    arguments = parser.parse_args()
+    device = pick_device(arguments.device)
+    clock, setting = Clock(device), setting_named(arguments.setting)
+    field = fmwc.load(setting.name, device=device)
+    reading = Linearised(arguments.probes) if arguments.probes else setting.reading
+    gpu = int(device.type == "cuda")
+    draw = partial(setting.draw, field, progress=None, confidence=reading, schedule=1, record="total")
+    pilot = draw(arguments.pilot or PILOT[setting.name][gpu], PILOT_SEED)
+    if arguments.draws:
+        run = Trajectory.load(arguments.draws).to(device)
+        run = replace(run, default_score=pilot.default_score)
+    else:
+        run = draw(arguments.count or COUNT[setting.name][gpu], SEED)
+    bad = setting.judge(run)
+    rows = quality(setting, run.compact(), bad, schedules(pilot))
+    overheads(setting, field, reading, rows, arguments.rounds, arguments.timed)
+    for name, row in rows.items():
+        print(
+            f"{name:12s} {row['readings']:3d} readings: AUPRC {row['auprc']:.3f} ({row['to_every_step']:+.3f}), "
+            f"Spearman {row['spearman']:.3f}, {row['time']['ratio']:.2f}× plain"
+        )
+    about = provenance(
+        device, clock.seconds, samples=len(bad), pilot=len(pilot), steps=STEPS, seeds=[run.seed, pilot.seed]
+    )
+    about |= {"reading": str(reading), "score": pilot.default_score, "prevalence": float(bad.mean())}
+    name = f"schedule-{setting.name}" + (f"-{arguments.probes}" if arguments.probes else "")
+    write_json(arguments.out / f"{name}.json", {"provenance": about, "schedules": rows})
+    title = f"{setting.name}: {len(bad):,} samples, {bad.mean():.1%} {setting.bad}"
+    write_bytes(arguments.out / f"{name}.png", png(picture(rows, title)))
+
+
+if __name__ == "__main__":
+    main()

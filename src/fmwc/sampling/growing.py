@@ -1,0 +1,72 @@
+"""A file of samples that grows a batch at a time: the one that :meth:`Trajectory.save` writes, laid out beforehand.
+
+A safetensors file says at its beginning where each tensor is. Of a run that kept its scores alone every tensor has a
+row a sample, so its place is known once the number of samples is, and a batch is written into it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fmwc.errors import UsageError
+from fmwc.files import written
+from fmwc.sampling.trajectory import Trajectory
+
+__all__ = ["growing"]
+
+TYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.int32: "I32", torch.bool: "BOOL"}
+ROWS_SECOND = ("times", "mean", "var", "grid")  # at most one row before them, so that samples follow one another
+
+
+@contextmanager
+def growing(path: Path, count: int) -> Iterator[Callable[[Trajectory], None]]:
+    """Inside, a function that adds the samples of a part; the file appears when all `count` of them are there."""
+    with written(path) as file:
+        places: dict[str, tuple[int, int]] = {}  # where a tensor begins, and the bytes a sample takes
+        done = 0
+
+        def add(part: Trajectory) -> None:
+            nonlocal done
+            tensors, about = part.tensors(), part.about()
+            if not places:
+                header, found = _layout(tensors, len(part), count, about)
+                places.update(found)
+                file.write(header)
+            for name, (begin, size) in places.items():
+                file.seek(begin + done * size)
+                file.write(tensors[name].contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            done += len(part)
+
+        yield add
+        if done != count:
+            raise UsageError(f"{path} was laid out for {count} samples, and {done} came")
+
+
+def _layout(
+    tensors: dict[str, Tensor], here: int, count: int, about: dict[str, str]
+) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """The beginning of the file, and the places in it."""
+    entries: dict[str, object] = {"__metadata__": about}
+    places, end = {}, 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):  # so that each is aligned
+        shape = list(tensor.shape)
+        rows = name.partition(".")[0] in ROWS_SECOND
+        if rows and shape[0] > 1:
+            raise UsageError("only runs that keep their scores alone are written as they come: record='score'")
+        each = name.partition(".")[0] not in ("reference", "standard")
+        if each:
+            shape[int(rows)] = count
+        size = tensor.element_size() * tensor.numel() // here if each else 0
+        places[name] = (end, size)
+        begin, end = end, end + (size * count if each else tensor.element_size() * tensor.numel())
+        entries[name] = {"dtype": TYPES[tensor.dtype], "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    header = len(text).to_bytes(8, "little") + text
+    return header, {name: (len(header) + begin, size) for name, (begin, size) in places.items()}

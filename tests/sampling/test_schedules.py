@@ -1,0 +1,142 @@
+"""Schedules that adapt: the readings that a score looks at, and a confidence of their own."""
+
+import pytest
+import torch
+
+import fmwc
+from fmwc.errors import CheckpointError, UsageError
+from fmwc.metrics.points import misplaced
+from fmwc.metrics.ranking import auprc
+from fmwc.sampling import Schedule, Trajectory, fit_schedule, sample
+from tests.conftest import mlp_field
+
+STEPS = 20
+
+
+def made(std, score, **options):  # (R,), (R, B)
+    """A run of one channel whose σ is given."""
+    steps, count = std.shape
+    times = (torch.arange(steps) / steps)[:, None].expand(steps, count)
+    x = torch.zeros(count, 1)
+    grid = torch.cat([times, torch.ones(1, count)])
+    var = std.square()[..., None]
+    return Trajectory(x, x, times, torch.zeros_like(var), var, grid, default_score=score, **options)
+
+
+WINDOWS = {
+    ("geometric@0.4-0.6", 1): ((0.4, 0.6),),
+    ("geometric@0.7-1", 4): ((0.7, 1),),
+    ("temporal_ratio", 4): ((0, 0.3), (0.7, 1)),
+}
+
+
+@pytest.mark.parametrize(("score", "readings"), WINDOWS)
+def test_nothing_is_read_outside_the_windows_of_the_score(score, readings):
+    run = made(torch.rand(STEPS, 50, generator=torch.Generator().manual_seed(0)) + 0.1, score)
+    found = fit_schedule(mlp_field(), readings, pilot=run, steps=STEPS)
+    assert len(found.times) == readings
+    assert all(any(early <= t < late for early, late in WINDOWS[score, readings]) for t in found.times)
+
+
+def test_what_tells_everything_is_found():
+    """Samples differ in σ at two times only, so that readings there are the whole score."""
+    random = torch.Generator().manual_seed(0)
+    std = torch.ones(STEPS, 64)
+    std[3] += torch.rand(64, generator=random)
+    std[15] += 5 * torch.rand(64, generator=random)
+    found = fit_schedule(mlp_field(), 1, pilot=made(std, "peak"), steps=STEPS)
+    assert found.times == (0.75,)
+    # A reading stands until the next: that of 0.15 must be followed at once to weigh as much as it does.
+    integrated = fit_schedule(mlp_field(), 4, pilot=made(std, "integrated"), steps=STEPS)
+    assert {0.15, 0.75} < set(integrated.times)
+    assert integrated.agreement == pytest.approx(1, abs=1e-3)
+
+
+def test_every_reading_is_the_score_itself():
+    run = sample(mlp_field(), 40, steps=STEPS)
+    found = fit_schedule(mlp_field(), STEPS, pilot=run, steps=STEPS)
+    assert found.agreement == pytest.approx(1)
+    torch.testing.assert_close(found.reference.quantiles[[0, -1]], run.score().sort().values[[0, -1]])
+
+
+def test_no_exchange_of_one_reading_does_better():
+    run = sample(mlp_field(), 60, steps=STEPS)
+    found = fit_schedule(mlp_field(), 3, pilot=run, steps=STEPS)
+    steps = [round(t * STEPS) for t in found.times]
+
+    def alike(steps):
+        try:
+            return float(torch.corrcoef(torch.stack([run.read_at(sorted(steps)).score(), run.score()]))[0, 1])
+        except UsageError:
+            return -1.0
+
+    assert found.agreement == pytest.approx(alike(steps), abs=1e-5)
+    others = [[*(s for s in steps if s != old), new] for old in steps for new in range(STEPS) if new not in steps]
+    assert max(map(alike, others)) <= found.agreement + 1e-5
+
+
+def test_a_run_by_a_schedule_has_the_confidence_of_its_pilot():
+    field = mlp_field()
+    field.schedule = fit_schedule(field, 2, pilot=200, steps=STEPS, seed=1)
+    run = sample(field, 200, steps=STEPS, seed=1, schedule="adaptive")  # the pilot's own samples
+    assert run.times[:, 0].tolist() == pytest.approx(field.schedule.times)
+    torch.testing.assert_close(run.reference, field.schedule.reference.quantiles)
+    torch.testing.assert_close(run.confidence.sort().values, torch.linspace(0, 1, 200), atol=0.02, rtol=0)
+    one = sample(field, 1, steps=STEPS, seed=1, schedule=field.schedule)
+    torch.testing.assert_close(one.confidence, run.confidence[:1])
+    assert sample(field, 5, steps=STEPS + 1, schedule="adaptive").reference is None  # read otherwise
+    torch.testing.assert_close(run.x, sample(field, 200, steps=STEPS, seed=1, confidence=False).x, rtol=0, atol=0)
+
+
+def test_between_conditions_a_schedule_compares_as_its_field_does():
+    field = mlp_field()
+    y = torch.arange(60) % 3
+    score = torch.rand(STEPS, 60, generator=torch.Generator().manual_seed(0)) + 1 + 10 * y
+    run = made(score, "integrated", cond={"y": y}).ranked_by("integrated", within="y")
+    found = fit_schedule(field, 5, pilot=run, steps=STEPS)
+    assert found.reference.standard.cond == "y"
+    assert found.reference.quantiles.abs().max() < 5  # in spreads of a class
+    assert float(found.reference.quantiles.median()) == pytest.approx(0, abs=0.2)
+
+
+def test_a_schedule_travels_with_its_field(tmp_path):
+    field = mlp_field()
+    field.schedule = fit_schedule(field, 2, pilot=50, steps=STEPS)
+    fmwc.save(field, tmp_path)
+    back = fmwc.load(tmp_path).schedule
+    assert isinstance(back, Schedule)
+    assert (back.times, back.reference.setting) == (field.schedule.times, field.schedule.reference.setting)
+    torch.testing.assert_close(back.reference.quantiles, field.schedule.reference.quantiles, rtol=1e-5, atol=0)
+    (tmp_path / "schedule.json").write_text("{")
+    with pytest.raises(CheckpointError, match="fit the schedule anew"):
+        fmwc.load(tmp_path)
+    field.schedule = None
+    fmwc.save(field, tmp_path)
+    assert fmwc.load(tmp_path).schedule is None
+
+
+def test_the_shipped_schedule_finds_what_is_misplaced_as_every_step_does():
+    field = fmwc.load("checkerboard")
+    assert len(field.schedule.times) == 3
+    every, few = (sample(field, 1000, seed=7, schedule=schedule) for schedule in (1, "adaptive"))
+    bad = misplaced(every.x)
+    assert auprc(few.score(), bad) > auprc(every.score(), bad) - 0.05  # some thirty; the claim is of more
+    torch.testing.assert_close(few.confidence, every.confidence, atol=0.25, rtol=0)
+
+
+@pytest.mark.parametrize("readings", [0, STEPS + 1])
+def test_as_many_readings_as_there_are(readings):
+    with pytest.raises(UsageError, match=f"1 to {STEPS}"):
+        fit_schedule(mlp_field(), readings, pilot=20, steps=STEPS)
+
+
+def test_what_cannot_be_scheduled_is_said():
+    field = mlp_field()
+    with pytest.raises(UsageError, match="fit_schedule"):
+        sample(field, 3, schedule="adaptive")
+    with pytest.raises(UsageError, match="did you mean 'adaptive'"):
+        sample(field, 3, schedule="adaptve")
+    with pytest.raises(UsageError, match="cannot be read from 1 readings"):
+        fit_schedule(field, 1, pilot=20, steps=STEPS)  # a ratio takes two
+    with pytest.raises(UsageError, match="same times"):
+        fit_schedule(field, pilot=sample(field, 2, steps=STEPS, start=torch.tensor([0.0, 0.1])))

@@ -1,0 +1,209 @@
+"""Large runs: what is held grows neither with the steps nor, where it is streamed, with the samples."""
+
+import dataclasses
+import gc
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+import fmwc
+from fmwc.confidence.editing import edit
+from fmwc.errors import UsageError
+from fmwc.field import Reference, attach
+from fmwc.sampling import Standard, Trajectory, growing, sample, setting, stream
+from fmwc.state import channels
+from tests.conftest import conv_field, dict_field, mlp_field
+
+FIELDS = {"mlp": mlp_field, "conv": conv_field, "product": dict_field}
+TENSORS = ("x", "x0", "times", "mean", "var", "grid", "scores")
+
+
+def referred(field, steps=10, score="temporal_ratio", estimator=None):
+    """The field with a reference, read as it will be."""
+    run = sample(field, 50, steps=steps, seed=9)
+    estimator = estimator or fmwc.sampling.default_estimator(field.space)
+    field.reference = Reference(score, setting(estimator, steps, "euler", 1), run.score(score).sort().values)
+    return field
+
+
+def held(run):
+    """The numbers that a run holds."""
+    found = [getattr(run, name) for name in TENSORS if getattr(run, name) is not None]
+    return sum(c.numel() for value in found for c in channels(value).values())
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_score_alone_is_the_score_of_the_whole(name):
+    field = referred(FIELDS[name]())
+    full, small = (sample(field, 12, steps=10, batch=5, record=record) for record in ("full", "score"))
+    torch.testing.assert_close(small.score(), full.score())
+    torch.testing.assert_close(small.confidence, full.confidence)
+    torch.testing.assert_close(small.take(torch.tensor([3, 1])).score(), full.score()[[3, 1]])
+    assert all(torch.equal(channels(small.x)[c], channels(full.x)[c]) for c in channels(full.x))
+
+
+def test_what_a_run_holds_does_not_grow_with_its_steps(conv):
+    few, many = (sample(conv, 6, steps=steps, record="score") for steps in (10, 200))
+    assert held(few) == held(many) == 6 * (16 + 16 + 1 + 1)  # x, x0, score and the end of the grid
+    assert held(sample(conv, 6, steps=200)) > 20 * held(many)
+
+
+class Counting(nn.Module):
+    """A velocity that counts the numbers alive when it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.most = nn.Linear(64, 64), 0
+
+    def forward(self, x, t):
+        if bool((t > 0.85).all()):  # near the end, when most is held
+            self.most = max(self.most, sum(o.numel() for o in gc.get_objects() if type(o) is torch.Tensor))
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(("schedule", "reading"), [([0.1, 0.8], 0), (1, 3)])
+def test_nor_does_what_it_holds_on_the_way(schedule, reading):
+    """Nothing a step; and a reading the time, one variance and its place, not the 64 numbers of a velocity."""
+    most = []
+    for steps in (10, 100):
+        field = attach(Counting(), space=(64,))
+        sample(field, 32, steps=steps, record="score", schedule=schedule)
+        most.append(field.network.most)
+    assert most[1] - most[0] <= 90 * 32 * reading + 32  # and whether a step before is the first
+
+
+def test_a_score_alone_travels(tmp_path):
+    run = sample(referred(mlp_field()), 7, steps=10, record="score")
+    run.save(tmp_path / "run.safetensors")
+    back = Trajectory.load(tmp_path / "run.safetensors").to("cpu")
+    torch.testing.assert_close(back.score(), run.score())
+    torch.testing.assert_close(back.confidence, run.confidence)
+
+
+def test_what_was_let_go_of_cannot_be_asked_for(mlp):
+    run = sample(mlp, 4, steps=10, record="score")
+    for words in ({"name": "peak"}, {"channel": "x"}, {"early": 0.2}):
+        with pytest.raises(UsageError, match="kept its score temporal_ratio alone"):
+            run.score(**words)
+    with pytest.raises(UsageError, match="record='full'"):
+        edit(mlp, run, None, at=0.5, scale=0.1)
+    for option in ({"keep_states": True}, {"transport": True}):
+        with pytest.raises(UsageError, match="leave out keep_states and transport"):
+            sample(mlp, 4, record="score", **option)
+
+
+# ---- what fits ------------------------------------------------------------------------------------------------------
+
+NO_MEMORY = {
+    "a GPU": torch.OutOfMemoryError("CUDA out of memory."),
+    "a CPU": RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: 12 bytes"),
+    "Windows": RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 12 bytes."),
+    "Python": MemoryError(),
+}
+
+
+class Narrow(nn.Module):
+    """A velocity for so many samples at a time."""
+
+    def __init__(self, room, error):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.room, self.error, self.seen = nn.Linear(2, 2), room, error, []
+
+    def forward(self, x, t):
+        self.seen.append(len(x))
+        if len(x) > self.room:
+            raise self.error
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("error", NO_MEMORY)
+def test_a_batch_that_does_not_fit_is_halved_and_nothing_else_changes(error):
+    wide, narrow = (attach(Narrow(room, NO_MEMORY[error]), space=(2,)) for room in (64, 6))
+    options = {"steps": 4, "confidence": fmwc.propagate.Linearised(2), "decoder": "stochastic"}
+    whole, done, kept = sample(wide, 40, **options), [], []
+    with pytest.warns(RuntimeWarning, match="40 samples together do not fit in memory; 5 do") as said:
+        parts = sample(narrow, 40, progress=done.append, keep=kept.append, **options)
+    assert len(said) == 1
+    assert done == [len(part) for part in kept] == [5] * 8
+    assert [n for n in narrow.network.seen if n > 6] == [40, 20, 10]  # found once
+    torch.testing.assert_close(parts.x, whole.x)
+    torch.testing.assert_close(parts.var, whole.var)
+
+
+@pytest.mark.parametrize("error", [NO_MEMORY["a GPU"], RuntimeError("mat1 and mat2 shapes cannot be multiplied")])
+def test_what_halving_does_not_help_is_raised(error):
+    field = attach(Narrow(0, error), space=(2,))
+    with pytest.raises(type(error), match=str(error)):
+        sample(field, 4, steps=2)
+    assert len(field.network.seen) == (3 if isinstance(error, torch.OutOfMemoryError) else 1)
+
+
+# ---- streams --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"record": "full"}, {"decoder": "stochastic", "confidence": False}], ids=str)
+def test_a_stream_is_the_run_in_pieces(options):
+    field = referred(mlp_field())
+    options = {"steps": 10, "seed": 3, **options}
+    whole = sample(field, 11, **options)
+    parts = list(stream(field, 11, batch=4, **options))
+    assert [len(part) for part in parts] == [4, 4, 3]
+    assert torch.equal(torch.cat([part.x0 for part in parts]), whole.x0)
+    torch.testing.assert_close(torch.cat([part.x for part in parts]), whole.x)
+    if "confidence" not in options:
+        torch.testing.assert_close(torch.cat([part.confidence for part in parts]), whole.confidence)
+
+
+def test_conditions_are_split_with_the_stream():
+    seen = []
+
+    def velocity(x, t, y, scale):
+        seen.append((y.tolist(), float(scale)))
+        return torch.zeros_like(x)
+
+    options = {"space": (2,), "confidence": False, "steps": 1, "scale": torch.tensor(2.0)}
+    for _ in stream(velocity, 5, batch=2, y=torch.arange(5), **options):
+        pass
+    assert seen == [([0, 1], 2.0), ([2, 3], 2.0), ([4], 2.0)]
+
+
+def test_a_stream_takes_a_reference(mlp):
+    with pytest.raises(UsageError, match="there is none for this setting"):
+        next(stream(mlp, 5))
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_file_that_grows_is_the_file_of_the_whole(name, tmp_path):
+    field = referred(FIELDS[name]())
+    y = torch.arange(11) % 2
+    standard = Standard("y", torch.zeros(2), torch.ones(2))
+
+    def classed(part, rows):
+        return dataclasses.replace(part, cond={"y": rows}, standard=standard, made={"by": "hand"})
+
+    parts = list(stream(field, 11, batch=4, steps=10))
+    with growing(tmp_path / "grown.safetensors", 11) as add:
+        for part, rows in zip(parts, y.split(4), strict=True):
+            add(classed(part, rows))
+            assert not (tmp_path / "grown.safetensors").exists()
+    classed(sample(field, 11, steps=10, batch=4, record="score"), y).save(tmp_path / "whole.safetensors")
+    grown, whole = (Trajectory.load(tmp_path / f"{n}.safetensors") for n in ("grown", "whole"))
+    assert grown.about() == whole.about()
+    files = [safetensors.torch.load_file(tmp_path / f"{n}.safetensors") for n in ("grown", "whole")]
+    torch.testing.assert_close(*files)
+
+
+def test_a_file_that_does_not_become_whole_does_not_appear(tmp_path):
+    parts = stream(referred(mlp_field()), 8, batch=4, steps=10)
+    with pytest.raises(UsageError, match="laid out for 8 samples, and 4 came"), growing(tmp_path / "a", 8) as add:
+        add(next(parts))
+    full = sample(mlp_field(), 4, steps=10)
+    with pytest.raises(UsageError, match="record='score'"), growing(tmp_path / "a", 4) as add:
+        add(full)
+    assert not list(tmp_path.iterdir())
