@@ -4,11 +4,13 @@
 .venv/bin/python benchmarks/retrofit_curve.py mnist --device cuda --data ../shared/data/mnist --every 5
 .venv/bin/python benchmarks/retrofit_curve.py crystals --device cuda --every 5 --joint FOLDER --drawn curve.safetensors
 .venv/bin/python benchmarks/retrofit_curve.py crystals --judge curve.safetensors
+.venv/bin/python benchmarks/retrofit_curve.py picture
 
 The shipped flow's noise is fitted anew for each number of steps. Every one of them reads the same samples on the same
 way (`fmwc.sampling.reread`), so that rows differ by the noise alone. Joint training has samples of its own; so a lift,
 AUPRC over the share of what is looked for, is what is compared, and each row has an interval over resampled samples.
-With `--drawn` samples and scores are only written, row by row, for another machine to judge.
+With `--drawn` samples and scores are only written, row by row, for another machine to judge. The picture is of all the
+settings that were measured.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -41,6 +44,7 @@ from fmwc.recipes.mnist.recipe import JUDGE, WITHIN, Mnist, labels
 from fmwc.recipes.own import held_out_elbo
 from fmwc.recipes.recipe import Clock, pick_device, provenance
 from fmwc.recipes.uses.crystals import Crystals
+from fmwc.report.look import FAINT, LINES, look, png
 from fmwc.sampling import Trajectory, reread, sample
 from fmwc.state import each
 
@@ -238,9 +242,32 @@ def printed(rows: Mapping[str, Any]) -> None:
         print(f"{name}: lift {row['lift']:.2f} [{low:.2f}, {high:.2f}]{elbo}")
 
 
+@look
+def picture(folder: Path) -> Figure:
+    """Lift and held-out ELBO against steps, a column a setting."""
+    found = {path.stem: json.loads(path.read_text())["numbers"] for path in sorted(folder.glob("*.json"))}
+    figure = Figure(figsize=(4.2 * len(found), 5.2))
+    columns = figure.subplots(2, len(found), sharex="col", squeeze=False).T
+    for (above, below), (setting, rows) in zip(columns, found.items(), strict=True):
+        for name, colour in ((DATA, LINES[0]), (OWN, LINES[1])):
+            own = sorted((r for label, r in rows.items() if label.startswith(f"{name}, ")), key=lambda r: r["steps"])
+            steps, lifts = [r["steps"] for r in own], [r["lift"] for r in own]
+            above.plot(steps, lifts, "o-", color=colour, label=f"retrofit, {name}")
+            above.fill_between(steps, *zip(*(r["interval"] for r in own), strict=True), color=colour, alpha=0.12, lw=0)
+            below.plot(steps, [r["held_out"] for r in own], "o-", color=colour)
+        if joint := rows.get(JOINT):
+            above.axhline(joint["lift"], color=FAINT, ls="--", label=f"joint training, {joint['steps']:,} steps")
+        above.set(title=setting, xscale="log", ylim=(0, None))
+        below.set(xlabel="steps of the retrofit")
+        above.legend(loc="lower right")
+    columns[0][0].set_ylabel("lift: AUPRC ÷ share")
+    columns[0][1].set_ylabel("held-out negative ELBO")
+    return figure
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("setting", choices=list(CASES))
+    parser.add_argument("setting", choices=[*CASES, "picture"])
     parser.add_argument("--count", type=int, default=4000, help="samples that are read")
     parser.add_argument("--own", type=int, default=10_000, help="samples of the network's own that stand in for data")
     parser.add_argument("--steps", type=int, nargs="+", default=list(STEPS))
@@ -252,6 +279,10 @@ def main() -> None:
     parser.add_argument("--judge", type=Path, help="only judge what such a file holds")
     parser.add_argument("--out", type=Path, help="results/retrofit/SETTING.json if not given")
     arguments = parser.parse_args()
+    results = Path("results/retrofit")
+    if arguments.setting == "picture":
+        write_bytes(results / "curve.png", png(picture(results)))
+        return
     device = pick_device(arguments.device)
     case = CASES[arguments.setting](arguments.data, device)
     drawn = Drawn.load(arguments.judge) if arguments.judge else draw(case, arguments, device, arguments.drawn)
@@ -259,7 +290,7 @@ def main() -> None:
         return
     rows = judged(case, drawn)
     printed(rows)
-    out = arguments.out or Path("results") / "retrofit" / f"{arguments.setting}.json"
+    out = arguments.out or results / f"{arguments.setting}.json"
     write_json(out, {"provenance": drawn.about["provenance"], "score": case.score, "numbers": rows})
 
 
