@@ -32,7 +32,7 @@ class OwnSetting(Setting):
         cond = self._classes(field, count, label)
         few = {name: value[:1].to(field.device) for name, value in cond.items()}
         try:
-            try_once(field, noise(field.space, 1, 0, field.device, **few), few)
+            try_once(field, noise(field.space, 1, 0, field.device, **few), few)  # type: ignore[arg-type]
         except UsageError as error:
             raise UsageError(f"{error} (what is no class is given from Python: fmwc.sample(field, n, …))") from error
         return cond
