@@ -4,13 +4,16 @@
 .venv/bin/python benchmarks/retrofit_curve.py mnist --device cuda --data ../shared/data/mnist --every 5
 .venv/bin/python benchmarks/retrofit_curve.py crystals --device cuda --every 5 --joint FOLDER --drawn curve.safetensors
 .venv/bin/python benchmarks/retrofit_curve.py crystals --judge curve.safetensors
+.venv/bin/python benchmarks/retrofit_curve.py crystals --batch 64 --count 1000 --own 1000 --steps 30 100 300 \\
+    --times 0.68 0.78 0.88
 .venv/bin/python benchmarks/retrofit_curve.py picture
 
 The shipped flow's noise is fitted anew for each number of steps. Every one of them reads the same samples on the same
 way (`fmwc.sampling.reread`), so that rows differ by the noise alone. Joint training has samples of its own; so a lift,
 AUPRC over the share of what is looked for, is what is compared, and each row has an interval over resampled samples.
-With `--drawn` samples and scores are only written, row by row, for another machine to judge. The picture is of all the
-settings that were measured.
+With `--drawn` samples and scores are only written, row by row, for another machine to judge; several such files of the
+same samples (`--fit data`, `--fit "own samples"`) are judged together. The picture is of all the settings that were
+measured.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import argparse
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +53,7 @@ from fmwc.state import each
 
 STEPS = (10, 30, 100, 300, 1000, 3000)
 SEED, OWN_SEED, HELD_OUT = 2026, 7, 1000  # nothing was chosen on the samples; the network's own are others
-JOINT, DATA, OWN = "joint", "data", "own samples"
+JOINT, SHIPPED, DATA, OWN = "joint", "as shipped", "data", "own samples"
 Kept = dict[str, Tensor]
 
 
@@ -70,6 +73,7 @@ class Case:
     batch: int
     lr: float
     trained: int  # steps of the joint training
+    retrofitted: int  # steps of the shipped retrofit
 
 
 def board(data: str, device: torch.device) -> Case:
@@ -87,6 +91,7 @@ def board(data: str, device: torch.device) -> Case:
         1024,
         recipe.lr,
         recipe.iterations,
+        recipe.noise_steps,
     )
 
 
@@ -105,6 +110,7 @@ def digits(data: str, device: torch.device) -> Case:
         256,
         recipe.noise_lr,
         recipe.iterations,
+        recipe.noise_steps,
     )
 
 
@@ -124,13 +130,16 @@ def crystals(data: str, device: torch.device) -> Case:
         recipe.noise_batch,
         recipe.noise_lr,
         recipe.iterations,
+        recipe.noise_steps,
     )
 
 
 CASES = {"checkerboard": board, "mnist": digits, "crystals": crystals}
 
 
-def fitted(case: Case, source: str, steps: int, x: Any, cond: dict[str, Any], device: torch.device) -> fmwc.Field:
+def fitted(
+    case: Case, source: str, steps: int, x: Any, cond: dict[str, Any], device: torch.device, batch: int
+) -> fmwc.Field:
     """The shipped flow with noise fitted anew."""
     shipped = fmwc.load(source, device=device)
     shipped.noise.remove()
@@ -143,7 +152,8 @@ def fitted(case: Case, source: str, steps: int, x: Any, cond: dict[str, Any], de
         space=shipped.space,
         prior_rate=shipped.prior_rate,
     ).to(device)
-    fmwc.fit_noise(field, x, steps, batch=case.batch, lr=case.lr, **cond)
+    if steps:  # 0 is the noise that every layer is attached with
+        fmwc.fit_noise(field, x, steps, batch=batch or case.batch, lr=case.lr, **cond)
     return field
 
 
@@ -158,6 +168,15 @@ class Drawn:
     def add(self, name: str, score: Tensor, **about: Any) -> None:
         self.scores[name], self.about["rows"][name] = score.float().cpu(), about
         print(name, about, flush=True)
+
+    def join(self, other: Drawn) -> Drawn:
+        """With the rows of another drawing of the same samples."""
+        for of, kept in other.samples.items():
+            same = of not in self.samples or all(torch.equal(kept[k], v) for k, v in self.samples[of].items())
+            if not same:
+                raise SystemExit(f"the files hold other samples of the {of}; draw them with the same seed and count")
+        rows = {**self.about["rows"], **other.about["rows"]}
+        return Drawn({**self.samples, **other.samples}, {**self.scores, **other.scores}, {**self.about, "rows": rows})
 
     def save(self, path: Path) -> None:
         flat = {f"sample|{of}|{k}": v for of, kept in self.samples.items() for k, v in kept.items()}
@@ -185,18 +204,23 @@ def draw(case: Case, arguments: Any, device: torch.device, save_to: Path | None)
     fresh, kept_back = order[:HELD_OUT], order[HELD_OUT:]
     held = each(lambda c: c[fresh].to(device), x), {k: v[fresh].to(device) for k, v in cond.items()}
     x, cond = each(lambda c: c[kept_back], x), {k: v[kept_back] for k, v in cond.items()}
-    make = partial(sample, steps=50, confidence=False, batch=1024)
-    read = partial(reread, confidence=case.estimator, every=arguments.every)
+    make = partial(sample, steps=50, confidence=False, batch=arguments.read)
+    read = partial(reread, confidence=case.estimator, schedule=arguments.times or arguments.every, batch=arguments.read)
     flow, count = fmwc.load(arguments.setting, device=device), arguments.count
     here = case.conditions(arguments.own, OWN_SEED)
-    own = make(flow, arguments.own, seed=OWN_SEED, **here).x
+    sources = {DATA: lambda: (x, cond), OWN: lambda: (make(flow, arguments.own, seed=OWN_SEED, **here).x, here)}
     run = make(flow, count, seed=SEED, keep_states=True, **case.conditions(count, SEED))
     drawn = Drawn({"flow": case.kept(run)}, {}, {"rows": {}})
 
     def note(name: str, field: fmwc.Field, way: Trajectory, **about: Any) -> None:
         drawn.add(name, read(field, way).score(case.score, within=case.within), **about)
         drawn.about["provenance"] = provenance(
-            device, clock.seconds, samples=count, seeds=[SEED], own_samples=arguments.own
+            device,
+            clock.seconds,
+            samples=count,
+            seeds=[SEED],
+            own_samples=arguments.own,
+            batch=arguments.batch or case.batch,
         )
         if save_to:
             drawn.save(save_to)
@@ -206,9 +230,11 @@ def draw(case: Case, arguments: Any, device: torch.device, save_to: Path | None)
         theirs = make(joint, count, seed=SEED, keep_states=True, **case.conditions(count, SEED))
         drawn.samples[JOINT] = case.kept(theirs)
         note(JOINT, joint, theirs, of=JOINT, steps=case.trained)
-    for steps in arguments.steps:
-        for name, (data, with_) in {DATA: (x, cond), OWN: (own, here)}.items():
-            field = fitted(case, arguments.setting, steps, data, with_, device)
+    note(SHIPPED, flow, run, of="flow", steps=case.retrofitted)
+    for name in arguments.fit:
+        data, with_ = sources[name]()
+        for steps in arguments.steps:
+            field = fitted(case, arguments.setting, steps, data, with_, device, arguments.batch)
             elbo = held_out_elbo(field, *held, 1e-3)
             note(f"{name}, {steps}", field, run, of="flow", steps=steps, held_out=elbo)
     return drawn
@@ -250,11 +276,16 @@ def picture(folder: Path) -> Figure:
     columns = figure.subplots(2, len(found), sharex="col", squeeze=False).T
     for (above, below), (setting, rows) in zip(columns, found.items(), strict=True):
         for name, colour in ((DATA, LINES[0]), (OWN, LINES[1])):
-            own = sorted((r for label, r in rows.items() if label.startswith(f"{name}, ")), key=lambda r: r["steps"])
+            own = sorted(
+                (r for label, r in rows.items() if label.startswith(f"{name}, ") and r["steps"]),
+                key=lambda r: r["steps"],
+            )
             steps, lifts = [r["steps"] for r in own], [r["lift"] for r in own]
             above.plot(steps, lifts, "o-", color=colour, label=f"retrofit, {name}")
             above.fill_between(steps, *zip(*(r["interval"] for r in own), strict=True), color=colour, alpha=0.12, lw=0)
             below.plot(steps, [r["held_out"] for r in own], "o-", color=colour)
+        if shipped := rows.get(SHIPPED):
+            above.plot(shipped["steps"], shipped["lift"], "D", color=FAINT, label="retrofit, as shipped")
         if joint := rows.get(JOINT):
             above.axhline(joint["lift"], color=FAINT, ls="--", label=f"joint training, {joint['steps']:,} steps")
         above.set(title=setting, xscale="log", ylim=(0, None))
@@ -272,11 +303,15 @@ def main() -> None:
     parser.add_argument("--own", type=int, default=10_000, help="samples of the network's own that stand in for data")
     parser.add_argument("--steps", type=int, nargs="+", default=list(STEPS))
     parser.add_argument("--every", type=int, default=1, help="the variance is read at every k-th step")
+    parser.add_argument("--times", type=float, nargs="+", help="or at these times")
+    parser.add_argument("--fit", nargs="+", choices=[DATA, OWN], default=[DATA, OWN], help="to what noise is fitted")
+    parser.add_argument("--batch", type=int, default=0, help="of a step; the recipe's if not given")
+    parser.add_argument("--read", type=int, default=1024, help="samples drawn and read together")
     parser.add_argument("--joint", default="", help="the jointly trained field; the shipped one if not given")
     parser.add_argument("--data", default="")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--drawn", type=Path, help="only draw, and write to this file what is to be judged")
-    parser.add_argument("--judge", type=Path, help="only judge what such a file holds")
+    parser.add_argument("--judge", type=Path, nargs="+", help="only judge what such files hold")
     parser.add_argument("--out", type=Path, help="results/retrofit/SETTING.json if not given")
     arguments = parser.parse_args()
     results = Path("results/retrofit")
@@ -285,7 +320,10 @@ def main() -> None:
         return
     device = pick_device(arguments.device)
     case = CASES[arguments.setting](arguments.data, device)
-    drawn = Drawn.load(arguments.judge) if arguments.judge else draw(case, arguments, device, arguments.drawn)
+    if arguments.judge:
+        drawn = reduce(Drawn.join, map(Drawn.load, arguments.judge))
+    else:
+        drawn = draw(case, arguments, device, arguments.drawn)
     if arguments.drawn:
         return
     rows = judged(case, drawn)

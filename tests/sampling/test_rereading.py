@@ -16,11 +16,11 @@ def fields():
     return [fmwc.attach(network, space=(2,)) for _ in range(2)]
 
 
-@pytest.mark.parametrize("every", [1, 3])
-def test_the_same_noise_reads_the_same(every):
+@pytest.mark.parametrize("schedule", [1, 3, (0.25, 0.6)])
+def test_the_same_noise_reads_the_same(schedule):
     field, _ = fields()
-    run = sample(field, 7, steps=10, schedule=every, keep_states=True, confidence="linearised")
-    again = reread(field, run, "linearised", every=every, batch=3)
+    run = sample(field, 7, steps=10, schedule=schedule, keep_states=True, confidence="linearised")
+    again = reread(field, run, "linearised", schedule=schedule, batch=3)
     torch.testing.assert_close(again.times, run.times)
     torch.testing.assert_close(again.var, run.var)
     torch.testing.assert_close(again.mean, run.mean)
@@ -49,5 +49,5 @@ def test_what_cannot_be_read_again_is_said():
     field, _ = fields()
     with pytest.raises(UsageError, match="keep_states=True"):
         reread(field, sample(field, 3, steps=2), "linearised")
-    with pytest.raises(UsageError, match="at least 1"):
-        reread(field, sample(field, 3, steps=2, keep_states=True), "linearised", every=0)
+    with pytest.raises(UsageError, match="every k-th step"):
+        reread(field, sample(field, 3, steps=2, keep_states=True), "linearised", schedule=0)

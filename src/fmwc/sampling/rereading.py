@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from fmwc.errors import UsageError
 from fmwc.propagate import Estimator, as_estimator
 from fmwc.randomness import Blocks, derive
+from fmwc.sampling.controllers import due
 from fmwc.sampling.trajectory import Trajectory
 from fmwc.state import batch_size, each
 
@@ -17,7 +19,13 @@ __all__ = ["reread"]
 
 
 def reread(
-    field: Any, run: Trajectory, confidence: str | Estimator, *, every: int = 1, seed: int = 0, batch: int = 1024
+    field: Any,
+    run: Trajectory,
+    confidence: str | Estimator,
+    *,
+    schedule: int | Sequence[float] = 1,
+    seed: int = 0,
+    batch: int = 1024,
 ) -> Trajectory:
     """The same samples on the same way, with the variance read anew at the states the run kept.
 
@@ -28,17 +36,19 @@ def reread(
         field: Whose noise is read.
         run: A run with its states (`sample(..., keep_states=True)`).
         confidence: The estimator, by name or with options.
-        every: Read at every k-th step, counted from the last.
+        schedule: Read at every k-th step, counted from the last, or at a list of times.
         seed: Of the random probes.
         batch: Samples read together.
     """
     if run.states is None:
         raise UsageError("the run kept no states; sample with keep_states=True")
-    if every < 1:
-        raise UsageError(f"every is at least 1, got {every}")
+    if isinstance(schedule, int) and schedule < 1:
+        raise UsageError(f"the schedule is every k-th step with k ≥ 1, or a list of times; got {schedule}")
     estimator, steps, count = as_estimator(confidence), len(run.grid) - 1, len(run)
     times, means, vars_ = [], [], []
-    for step in range((steps - 1) % every, steps, every):
+    for step in range(steps):
+        if not due(schedule, step, steps, run.grid[step - 1] if step else None, run.grid[step]):
+            continue
         parts = []
         for first in range(0, count, batch):
             rows = slice(first, min(first + batch, count))
