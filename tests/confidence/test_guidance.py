@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 import fmwc
 from fmwc.confidence.guidance import OBJECTIVES, Guidance, variance_gradient
@@ -21,7 +23,26 @@ def double(field):
     return field.double()
 
 
+class Attending(nn.Module):
+    """Attention by torch's fused kernel, which has no second derivative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(4, 3 * 8), nn.Linear(8, 3)
+
+    def forward(self, x, t):  # (B, 4, 3)
+        when = t[:, None, None].expand(*x.shape[:2], 1)
+        q, k, v = self.into(torch.cat([x, when], 2))[:, None].chunk(3, -1)
+        return self.out(F.scaled_dot_product_attention(q, k, v)[:, 0])
+
+
+def attending_field():
+    torch.manual_seed(0)
+    return fmwc.attach(Attending(), space=(4, 3))
+
+
 CASES = {
+    "attention": lambda: (double(attending_field()), torch.randn(2, 4, 3).double(), torch.rand(2).double(), {}),
     "mlp": lambda: (double(mlp_field()), torch.randn(3, 2, dtype=torch.float64), torch.rand(3).double(), {}),
     "product": lambda: (
         double(dict_field()),

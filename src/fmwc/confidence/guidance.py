@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fmwc.errors import UsageError, nearest
 from fmwc.propagate import Record, outside, unit_probes
@@ -62,7 +63,8 @@ def variance_gradient(
         raise UsageError(nearest(objective, OBJECTIVES, "objective"))
     if probes is not None and (probes < 1 or randomness is None):
         raise UsageError("random probes are at least 1, and need randomness to be drawn from")
-    with torch.inference_mode(False), torch.enable_grad():
+    # The variance is differentiated a second time, which torch's fused attention cannot be; written out, it can.
+    with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         x = each(lambda c: outside(c).detach().requires_grad_(), x)
         record = _Open()
         v = field.run(record, x, outside(t), **{k: outside(c) for k, c in (cond or {}).items()})
