@@ -93,7 +93,7 @@ def test_sample_by_the_score_of_one_channel(run, trained, tmp_path):
     code, _, err = run(*words, "--out", tmp_path)
     assert code == 0, err
     rows = table(tmp_path / "samples.csv")
-    assert [row["score"] for row in rows] == [row["integrated_lattice"] for row in rows]
+    assert [row["score"] for row in rows] == [row["score_lattice"] for row in rows]
     assert sorted(float(row["confidence"]) for row in rows) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8], abs=1e-6)
 
 

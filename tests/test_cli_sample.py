@@ -71,9 +71,37 @@ def test_images_are_guided_by_a_few_probes():
 
 
 def test_equal_steps_keep_the_checkpoints_reference(run, tmp_path):
-    words = ("-n", 3, "--controller", "uniform", "--device", "cpu", "--out", tmp_path)
+    words = ("-n", 3, "--controller", "uniform", "--every", 1, "--device", "cpu", "--out", tmp_path)
     assert run("sample", "checkerboard", *words)[0] == 0
     torch.testing.assert_close(Trajectory.load(tmp_path).reference, fmwc.load("checkerboard").reference.quantiles)
+
+
+FEW = {  # whether the checkpoint's few readings are taken
+    "nothing said": ((), True),
+    "every": (("--every", 5), False),
+    "other steps": (("--steps", 20), False),
+    "another stepper": (("--stepper", "heun"), False),
+    "another estimator": (("--propagation", "diagonal"), False),
+    "another score": (("--score", "peak"), False),
+    "the dispersion": (("--transport",), False),
+    "a controller": (("--controller", "grid"), False),
+    "a guide": (("--guide", 0.1), False),
+}
+
+
+@pytest.mark.parametrize("case", FEW)
+def test_few_readings_are_taken_where_they_were_chosen_for_what_is_asked(case, run, tmp_path):
+    words, expected = FEW[case]
+    code, _, err = run("sample", "checkerboard", "-n", 30, *words, "--device", "cpu", "--out", tmp_path / "drawn")
+    assert code == 0, err
+    made = Trajectory.load(tmp_path / "drawn")
+    assert (len(made.times) == 3) == made.made["few"] == expected
+    code, _, err = run("filter", tmp_path / "drawn", "--keep", 0.5, "--score", "endpoint", "--out", tmp_path / "kept")
+    assert (code == 2) == expected
+    assert ("chosen for temporal_ratio" in err) == expected
+    own = fmwc.load("checkerboard").schedule.reference.quantiles
+    if expected:
+        torch.testing.assert_close(made.reference, own)
 
 
 def test_few_readings_are_the_checkpoints_own_or_a_pilots(run, tmp_path):
@@ -146,6 +174,7 @@ BAD = {
     "few readings and many": (("--adaptive", "--every", 5), "leave out --every"),
     "few readings of a controller": (("--adaptive", "--controller", "ema"), "leave out --every, --controller"),
     "few readings of nothing": (("--adaptive", "--propagation", "none"), "--propagation none"),
+    "few readings of another score": (("--adaptive", "--score", "peak"), "leave out --score"),
     "name": (("--controller", "unifrom"), "did you mean 'uniform'"),
     "no variance": (("--controller", "ema", "--propagation", "none"), "goes by the variance"),
     "some of it": (("--controller", "planned", "--every", 5), "reads the variance at every step"),

@@ -28,7 +28,7 @@ from tests.recipes.test_crystals import CHANNELS, TINY, same
 
 COUNT = 10
 FIRST = ["name", "formula", "atoms"]
-OWN = ["confidence", "score", "integrated_type", "integrated_coord", "integrated_lattice"]
+OWN = ["confidence", "score", "score_type", "score_coord", "score_lattice"]
 JUDGED = [
     "energy_per_atom", "e_above_hull", "distances_ok", "apart_ok", "charge_ok", "density_ok", "valid", "unique",
     "novel", "stable", "metastable", "sun", "msun", "problem",
@@ -134,7 +134,7 @@ def test_cifs_and_the_table_are_read_by_others(salts, written):
         assert float(row["score"]) == pytest.approx(8 - i)
         assert float(row["confidence"]) == pytest.approx(i / 8)
         for k, c in enumerate(CHANNELS, 1):
-            assert float(row[f"integrated_{c}"]) == pytest.approx(math.sqrt(k) * (8 - i), rel=1e-5)
+            assert float(row[f"score_{c}"]) == pytest.approx(math.sqrt(k) * (8 - i), rel=1e-5)
     assert "coincide" in rows[0]["problem"]
     assert rows[0]["e_above_hull"] == ""
     assert rows[0]["valid"] == "false"
@@ -206,7 +206,7 @@ def test_the_table_begins_with_what_it_is_and_ends_with_what_is_wrong(setting, d
     table = setting.table(drawn)
     assert list(table) == [*FIRST, *OWN, *JUDGED]
     assert all(len(column) == COUNT for column in table.values())
-    assert table["integrated_coord"] == drawn.score("integrated", channel="coord").tolist()
+    assert table["score_coord"] == drawn.score(f"coord/{SCORE}").tolist()
     assert table["score"] == drawn.score(SCORE).tolist()
 
 

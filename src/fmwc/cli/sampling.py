@@ -50,13 +50,19 @@ def sample(
         float, typer.Option(help="Steer away from doubt, so strongly: 0.2 is much. Several times as slow.")
     ] = 0.0,
     guide_window: Annotated[str, typer.Option(help="Steer only then, as in 0.5-0.9.")] = "",
-    every: Annotated[int, typer.Option(help="Read the variance at every k-th step; 0 is the setting's own.")] = 0,
+    every: Annotated[
+        int,
+        typer.Option(
+            help="Read the variance at every k-th step, for other scores than the checkpoint's own and for its way; if "
+            "not given, at the few steps that the checkpoint has chosen for the score, where it has."
+        ),
+    ] = 0,
     adaptive: Annotated[
         bool,
         typer.Option(
             "--adaptive",
-            help="Read the variance at the few steps that tell most of the score: the checkpoint's own, or those that "
-            "a pilot run finds.",
+            help="Read the variance at the few steps that tell most of the score also where the checkpoint has chosen "
+            "none: a pilot run finds them.",
         ),
     ] = False,
     transport: Annotated[bool, typer.Option("--transport", help="Add the transported dispersion.")] = False,
@@ -88,6 +94,8 @@ def sample(
     channel, named, _ = parsed(score)  # type/integrated@0.6-0.9: of a channel, in a window
     if score:
         pick(dict.fromkeys([*SCORES, DISPERSION]), named, "score")
+    if adaptive and score:
+        raise UsageError("--adaptive reads what the checkpoint's own score takes; leave out --score, or say --every 1")
     if named == DISPERSION and not transport:
         raise UsageError("--score dispersion is read from transported variance; add --transport")
     if count < 1 or steps < 1 or every < 0:
@@ -103,7 +111,9 @@ def sample(
         chosen.require_judge(field)
     new_folder(out, force=force)
     profile, confidence = None, way.confidence(chosen.reading)
-    if way.kind.piloted or (adaptive and field.schedule is None):
+    suited = way.suits(field, steps, confidence)
+    way = replace(way, few=adaptive or (suited and not (every or score or transport)))
+    if way.kind.piloted or (adaptive and not suited):
         with sampling_bar("a pilot run, for where the variance is", chosen.pilot(field.device)) as bar:
             if way.kind.piloted:
                 profile = chosen.survey(field, seed, bar, label)
@@ -114,7 +124,7 @@ def sample(
         **way.times(steps, profile),
         "stepper": stepper,
         "decoder": way.decoder(field),
-        "schedule": "adaptive" if adaptive else every or (1 if way.kind.reads else chosen.every),
+        "schedule": "adaptive" if way.few else every or (1 if way.kind.reads else chosen.every),
         "confidence": confidence,
     }
     together = transport or score or keep < 1

@@ -23,7 +23,7 @@ from fmwc.metrics.crystals import CALCULATORS, Judgement, calculator
 from fmwc.metrics.crystals.edits import MODES, chemistry_changed, coordinate_rmsd, success
 from fmwc.randomness import derive
 from fmwc.recipes.crystals.reading import CHANNELS, crystals_of, good_of, judged, lift_of, read_run
-from fmwc.recipes.crystals.recipe import EVERY, PRESETS, READ_BY, Mp20, batch_for
+from fmwc.recipes.crystals.recipe import EVERY, PRESETS, READ_BY, SCORE, Mp20, batch_for
 from fmwc.recipes.crystals.reproduce import reproduce
 from fmwc.recipes.fitting import Progress
 from fmwc.recipes.recipe import override
@@ -34,6 +34,7 @@ from fmwc.report.crystals import write_figures, write_report
 from fmwc.report.crystals_drawn import edited_pairs, sorted_by_confidence
 from fmwc.report.paper.crystals import write_tables
 from fmwc.sampling import Trajectory
+from fmwc.sampling.trajectory import DISPERSION
 from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr, shares
 
 __all__ = ["CrystalSetting"]
@@ -167,7 +168,8 @@ class CrystalSetting(Setting):
         if len(run.times) or run.transported is not None:  # structures drawn without a confidence have none
             own = {"confidence": run.confidence.tolist(), "score": run.score().tolist()}
         if len(run.times):
-            own |= {f"integrated_{c}": run.score(f"{c}/integrated").tolist() for c in CHANNELS}
+            name = SCORE if run.default_score == DISPERSION else run.default_score.rpartition("/")[2]
+            own |= {f"score_{c}": run.score(f"{c}/{name}").tolist() for c in CHANNELS}
         return {**first, **own, **columns}
 
     def write_samples(self, run: Trajectory, out: Path, format: str = "") -> list[Path]:

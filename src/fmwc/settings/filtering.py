@@ -119,6 +119,11 @@ def filter_samples(
     path = file.with_suffix(".csv")
     table = read_table(path, len(run)) if path.is_file() else None
     bad = read_labels(labels, len(run), table) if labels else None
+    if score and score != run.default_score and run.made.get("few"):
+        raise UsageError(
+            f"the variance of these samples was read at {len(run.times)} times, chosen for {run.default_score}; draw "
+            f"them with --every 1 to keep by {score}"
+        )
     values = run.score(score or None).cpu()
     made, name = None, score or run.default_score
     if not score and run.standard is not None:  # another number than the score of that name

@@ -12,7 +12,18 @@ from fmwc.confidence.guidance import Guidance
 from fmwc.errors import UsageError, pick
 from fmwc.field import Field
 from fmwc.propagate import ESTIMATORS
-from fmwc.sampling import STEPPERS, Controller, Damped, Ema, Extrapolated, Grid, Profile, Uniform
+from fmwc.sampling import (
+    STEPPERS,
+    Controller,
+    Damped,
+    Ema,
+    Extrapolated,
+    Grid,
+    Profile,
+    Uniform,
+    default_estimator,
+    setting,
+)
 from fmwc.sampling.adaptive import FEW, numbers
 
 __all__ = ["CONTROLLERS", "Way", "window_of"]
@@ -64,6 +75,7 @@ class Way:
         guide: How strongly the velocity is steered away from doubt.
         window: When it is.
         by: The verb that made the samples; after others than `sample` their noise does not lead to them.
+        few: Whether the variance was read at few times, which tell the checkpoint's score and no other.
     """
 
     checkpoint: str
@@ -73,6 +85,7 @@ class Way:
     guide: float = 0.0
     window: tuple[float, float] = (0.0, 1.0)
     by: str = "sample"
+    few: bool = False
 
     def __post_init__(self) -> None:
         pick(STEPPERS, self.stepper, "stepper")
@@ -120,6 +133,14 @@ class Way:
             raise UsageError(f"{words} changes the velocity, along which nothing is transported; leave out --transport")
         if self.guide and transport:
             raise UsageError("--guide changes the velocity, along which nothing is transported; leave out --transport")
+
+    def suits(self, field: Field, steps: int, estimator: Any) -> bool:
+        """Whether this is the way that a checkpoint's few readings were chosen for."""
+        schedule = field.schedule
+        if schedule is None or self.controller != "uniform" or self.guide or estimator is False:
+            return False
+        own = default_estimator(field.space) if estimator is True else estimator  # type: ignore[arg-type]
+        return schedule.reference.setting == setting(own, steps, self.stepper, schedule.times)
 
     def confidence(self, own: Any) -> Any:
         """The estimator, as `sample` takes it. By its name alone, linearised is read as the setting's own choice."""
