@@ -345,3 +345,17 @@ def test_a_given_flow_is_taken_as_it_is(tmp_path):
     assert identical(weights(bench.flow(7)), weights(first.network))
     assert bench.trained("flow", 7) == {"steps": TINY.iterations, "of": TINY.iterations}
     assert not (tmp_path / "models").exists()
+
+
+def test_noise_that_a_given_checkpoint_has_already_is_not_fitted_again(tmp_path):
+    first = fit(TINY, tmp_path / "first", CPU)
+    given = dataclasses.replace(TINY, flow=str(tmp_path / "first"))
+    taken = Bench(given, tmp_path / "models", CPU, print).retrofit(0)
+    assert identical(weights(taken), weights(first))
+    assert not (tmp_path / "models").exists()
+    for change in ({"noise_steps": 3}, {"beta": 1e-2}, {"seed": 5}):
+        other = Bench(dataclasses.replace(given, **change), tmp_path / str(change), CPU, print).retrofit(
+            change.get("seed", 0)
+        )
+        assert not identical(weights(other.noise), weights(first.noise))
+        assert identical(weights(other.network), weights(first.network))
