@@ -12,6 +12,7 @@ import fmwc
 from fmwc import costs
 from fmwc.cli import app
 from fmwc.costs import CASES, PLAIN, TRAINING, Meter, measure, report
+from fmwc.errors import FmwcError
 from fmwc.nets import MLP
 from fmwc.report.results import cost_table
 
@@ -93,3 +94,18 @@ def test_the_command_writes_a_table(tmp_path):
     result = CliRunner().invoke(app, ["bench", "checkerboard", "--out", str(tmp_path), *options])
     assert result.exit_code == 0, result.output
     assert "linearised, every 10th step" in (tmp_path / "checkerboard.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(("--only", "linearized"), "did you mean 'linearised'"), ((), "is not empty"), (("--out", "a.json"), "is a file")],
+)
+def test_what_cannot_be_measured_or_written_is_said_first(words, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.json").write_text("{}")
+    monkeypatch.setattr(costs, "measure", None)
+    result = CliRunner().invoke(app, ["bench", "checkerboard", "--device", "cpu", "--out", str(tmp_path), *words])
+    assert result.exit_code != 0
+    assert isinstance(result.exception, FmwcError)
+    assert said in str(result.exception)
+    assert (tmp_path / "a.json").read_text() == "{}"

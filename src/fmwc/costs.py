@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from fmwc.baselines import stochastic_ends
+from fmwc.errors import UsageError, nearest
 from fmwc.field import Field
 from fmwc.files import write_json, write_text
 from fmwc.flow import elbo, flow_matching
@@ -32,7 +33,7 @@ from fmwc.sampling.schedules import READINGS
 from fmwc.settings.setting import Setting
 from fmwc.training import Plan, train
 
-__all__ = ["CASES", "SIZES", "TRAINING", "Case", "Meter", "measure", "report"]
+__all__ = ["CASES", "SIZES", "TRAINING", "Case", "Meter", "measure", "report", "words_of"]
 
 MEMBERS = 5  # trajectories of an ensemble, or of one stochastic flow
 STEPS = 10  # of the optimiser, by which a longer training is longer than a shorter: what is left has no start in it
@@ -201,6 +202,20 @@ def peak(device: torch.device) -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
+def _reading(setting: Setting, model: Field) -> Any:
+    """The linearised estimator that the setting's samples are read by."""
+    return setting.reading if setting.reading is not True else default_estimator(model.space)  # type: ignore[arg-type]
+
+
+def words_of(only: str) -> list[str]:
+    """The words of `--only`, each a part or within the name of a case."""
+    words = [word.strip() for word in only.split(",") if word.strip()]
+    for word in words:
+        if word not in PARTS and not any(word in name for name in CASES):
+            raise UsageError(nearest(word, [*PARTS, "linearised", "diagonal", *CASES], "case"))
+    return words
+
+
 def _tasks(
     setting: Setting, model: Field, fast: Compiled | None, count: int, steps: int, names: Iterable[str]
 ) -> dict[str, Callable[[], object]]:
@@ -211,8 +226,7 @@ def _tasks(
     def run(case: Case) -> None:
         options = dict(case.options)
         if options.get("confidence") is True:
-            own: Any = setting.reading if setting.reading is not True else default_estimator(model.space)  # type: ignore[arg-type]
-            options["confidence"] = replace(own, dtype=case.dtype)
+            options["confidence"] = replace(_reading(setting, model), dtype=case.dtype)
         options = {"steps": steps, "batch": count, **cond, **options}
         if case.stochastic:
             stochastic_ends(model, x0, case.runs, **options)
@@ -336,7 +350,7 @@ def measure(
     clock = Clock(model.device)
     usual, others = SIZES[setting.name][model.device.type]
     count = count or usual
-    words = [word.strip() for word in only.split(",") if word.strip()]
+    words = words_of(only)
     parts = [word for word in words if word in PARTS] or (["sampling"] if words else list(PARTS))
     picked = [word for word in words if word not in PARTS]
     names = [n for n in CASES if n == PLAIN or not picked or any(word in n for word in picked)]
@@ -355,7 +369,9 @@ def measure(
         meter = Meter(model.device, rounds, begin + 60 * minutes * share, say)
         found |= _MEASURED[part](meter, setting, model, fast, count, steps, names, others)
         left_out += meter.left_out
-    about = provenance(model.device, clock.seconds, samples=count, steps=steps, seeds=[0], reading=str(setting.reading))
+    about = provenance(
+        model.device, clock.seconds, samples=count, steps=steps, seeds=[0], reading=str(_reading(setting, model))
+    )
     return {"provenance": about, **found, "compiling": compiling, "left_out": left_out}
 
 

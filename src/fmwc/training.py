@@ -138,6 +138,8 @@ def _captured(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
     try:
         with torch.cuda.graph(graph):
             step()
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"a step cannot be captured as a CUDA graph; train with captured=False ({reason})") from error

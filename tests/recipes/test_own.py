@@ -90,6 +90,19 @@ def test_a_network_is_built_by_name_with_its_weights(here):
     assert str(here) not in sys.path
 
 
+def test_a_function_may_import_its_neighbours_when_it_is_called(here):
+    (here / "their_sizes.py").write_text("HIDDEN = 12\n")
+    (here / "their_late.py").write_text(
+        "from fmwc.nets import MLP\n\ndef made():\n    from their_sizes import HIDDEN\n    return MLP(2, HIDDEN, 2)\n"
+    )
+    try:
+        assert build("their_late:made")[0].config["hidden"] == 12
+    finally:
+        for name in ("their_late", "their_sizes"):
+            sys.modules.pop(name, None)
+    assert str(here) not in sys.path
+
+
 @pytest.mark.parametrize(
     ("entry", "said"),
     [

@@ -24,6 +24,7 @@ from fmwc.sampling import (
     survey,
 )
 from fmwc.sampling.adaptive import spread
+from fmwc.state import each
 from tests.conftest import mlp_field
 
 PLANE = euclidean((2,))
@@ -118,19 +119,19 @@ def test_without_boost_ema_is_uniform(steps, start, sigmas):
 
 def test_no_variance_is_no_trouble():
     assert walk(Ema(2, 0.3, 2.0), [read(0.0), read(0.0)])[:, 0].tolist() == [0, 0.5, 1]
-    kept = Damped(2, 0.0).begin(PLANE).follow(torch.ones(1, 2), torch.zeros(1), read(0.0))
+    kept = Damped(2, 0.0).begin(PLANE).follow(torch.ones(1, 2), torch.zeros(1), read(0.0), {})
     assert kept.tolist() == [[1, 1]]
 
 
 # ---- Damped ----------------------------------------------------------------------------------------------------------
 
 
-def follow_twice(controller, space, first, second, v, t=0.8):
+def follow_twice(controller, space, first, second, v, t=0.8, speeds=None):
     """What is followed after two readings of variances."""
     controller = controller.begin(space)
     zeros = {n: torch.zeros_like(c) for n, c in v.items()} if isinstance(v, dict) else torch.zeros_like(v)
-    controller.follow(zeros, torch.zeros(1), Moments(v, first))
-    return controller.follow(v, torch.full((1,), t), Moments(v, second))
+    controller.follow(zeros, torch.zeros(1), Moments(v, first), speeds or {})
+    return controller.follow(v, torch.full((1,), t), Moments(v, second), speeds or {})
 
 
 def test_damping_by_hand():
@@ -148,11 +149,20 @@ def test_an_annealed_channel_has_its_slope_damped():
     one = {"a": torch.ones(1, 2), "b": torch.ones(1, 2)}
     more = {"a": torch.full((1, 2), 9.0), "b": torch.full((1, 2), 9.0)}
     v = {"a": torch.full((1, 2), 1 + 5 * 0.8), "b": torch.ones(1, 2)}
-    kept = follow_twice(Damped(5, 0.7, 0.5, 0.6), space, one, more, v)
+    speeds = {"a": torch.tensor([5.0])}
+    kept = follow_twice(Damped(5, 0.7, 0.5, 0.6), space, one, more, v, speeds=speeds)
     assert kept["a"][0, 0].item() == pytest.approx(1 + 5 * 0.7 * 0.8)
     assert kept["b"][0, 0].item() == pytest.approx(0.7)
-    only = follow_twice(Damped(5, 0.7, 0.5, {"b": 9.0}), space, one, more, v)
+    only = follow_twice(Damped(5, 0.7, 0.5, {"b": 9.0}), space, one, more, v, speeds=speeds)
     assert (only["a"][0, 0].item(), only["b"][0, 0].item()) == (5, 0)
+
+
+def test_the_last_step_of_an_annealed_channel_is_not_damped_short(product):
+    """Its pace there is capped at 1: with what it is faster by damped away, nothing is left to damp."""
+    full = sample(product, 4, steps=6, anneal={"shape": 20.0, "place": 20.0}, keep_states=True)
+    once = Damped(6, late=0.8, rate=1e-3, gain=1e9)  # from 5/6 on, the last step
+    damped = sample(product, 4, controller=once, anneal={"shape": 20.0, "place": 20.0}, keep_states=True)
+    each(torch.testing.assert_close, damped.x, full.x)
 
 
 def test_the_runs_own_annealing_is_what_is_damped(product):
@@ -267,9 +277,9 @@ def test_extrapolation_by_variance_by_hand():
         controller = Extrapolated(Uniform(2), 0.5, 1.0, FLAT).begin(PLANE)
         start, first, second = torch.zeros(1), torch.ones(1, 2), torch.full((1, 2), 3.0)
         controller.next_time(0, start, start, read(0.3))
-        assert torch.equal(controller.follow(first, start, read(0.3)), first)
+        assert torch.equal(controller.follow(first, start, read(0.3), {}), first)
         controller.next_time(1, start + 0.5, start, read(sigma))
-        kept = controller.follow(second, start + 0.5, read(sigma))
+        kept = controller.follow(second, start + 0.5, read(sigma), {})
         assert kept[0, 0].item() == pytest.approx(3 + weight * 2, rel=1e-4)
 
 

@@ -10,6 +10,7 @@ from fmwc.flow import Channel, FlatTorus, Space
 from fmwc.nets import MLP, CSPNet, UNet
 from fmwc.propagate import Diagonal, Linearised, MonteCarlo, Tangent
 from fmwc.sampling import Compiled
+from fmwc.sampling import compiled as compiling
 from fmwc.state import channels
 
 ESTIMATORS = {
@@ -156,3 +157,85 @@ class Looking(nn.Module):
 def test_a_network_that_looks_at_values_is_refused():
     with pytest.raises(UsageError, match="cannot be compiled"):
         fmwc.sample(fast(fmwc.attach(Looking(), space=(2,)))[0], 4, steps=2)
+
+
+class Choosing(nn.Module):
+    """Creates a network whose shapes depend on values, without a look at any."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x, t):
+        h = self.layer(x)
+        chosen = h[h[:, 0] > 0]
+        return h + chosen.sum(0) / 4
+
+
+@pytest.mark.parametrize("confidence", [False, "linearised", "tangent"])
+def test_a_network_whose_shapes_depend_on_values_is_refused(confidence):
+    with pytest.raises(UsageError, match="cannot be compiled"):
+        fmwc.sample(fast(fmwc.attach(Choosing(), space=(2,)))[0], 4, steps=2, confidence=confidence)
+
+
+def test_precisions_have_graphs_of_their_own():
+    field, _ = points()
+    compiled, _ = fast(field)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = fmwc.sample(compiled, 4, steps=2)
+    whole = fmwc.sample(compiled, 4, steps=2)
+    assert_same(whole, fmwc.sample(field, 4, steps=2), rtol=1e-5, atol=1e-6)
+    assert not torch.equal(half.x, whole.x)
+
+
+def test_rooms_that_sampling_takes_are_not_the_networks():
+    field, cond = crystals()
+    fmwc.sample(fast(field)[0], 6, steps=2, confidence=Linearised(1), **cond)
+    assert field.network.rooms == {}
+
+
+def test_graphs_of_a_room_that_was_too_small_are_let_go_of():
+    field, _ = crystals()
+    compiled, _ = fast(field)
+    for size in (1, 2, 3, 4):
+        fmwc.sample(compiled, 3, steps=2, confidence=False, atoms=torch.full((3,), size))
+    assert len(compiled._made) == 1
+
+
+def test_it_stands_for_its_field():
+    field, _ = points()
+    compiled, _ = fast(field)
+    compiled.schedule = fmwc.sampling.fit_schedule(compiled, 2, pilot=10, steps=4)
+    assert field.schedule is compiled.schedule
+    assert fmwc.sample(compiled, 3, steps=4, schedule="adaptive").reference is not None
+
+
+def test_no_room_is_not_a_network_that_cannot_be_compiled(monkeypatch):
+    def full(*args, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    field, _ = points()
+    monkeypatch.setattr(compiling, "make_fx", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        fmwc.sample(fast(field)[0], 1, steps=2)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, where it imports its compiler
+def test_the_compiler_itself_agrees_with_the_field():
+    """The default backend, which writes C++ here and Triton on a GPU."""
+    field, _ = points()
+    compiled, said = fast(field, "inductor")
+    assert_same(fmwc.sample(compiled, 8, steps=3), fmwc.sample(field, 8, steps=3), rtol=1e-4, atol=1e-6)
+    assert sum(text.startswith("compiled ") for text in said) == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: what is captured is a CUDA graph")
+@pytest.mark.parametrize("made", [points, digits, crystals])
+def test_a_captured_graph_agrees_with_the_field(made):
+    field, cond = made()
+    field, cond = field.to("cuda"), {k: v.to("cuda") for k, v in cond.items()}
+    compiled, _ = fast(field, "inductor")
+    options = {"steps": 3, "confidence": Linearised(1), **cond}
+    for seed in (0, 1):
+        one, other = (fmwc.sample(f, 6, seed=seed, **options) for f in (compiled, field))
+        assert_same(one, other, rtol=1e-3, atol=1e-5)

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from torch import nn
 
 import fmwc
 from fmwc.errors import UsageError
 from fmwc.nets import MLP
 from fmwc.propagate import Linearised
-from fmwc.sampling import reread, sample
+from fmwc.sampling import Compiled, reread, sample
 
 
 def fields():
@@ -51,3 +52,22 @@ def test_what_cannot_be_read_again_is_said():
         reread(field, sample(field, 3, steps=2), "linearised")
     with pytest.raises(UsageError, match="every k-th step"):
         reread(field, sample(field, 3, steps=2, keep_states=True), "linearised", schedule=0)
+    with pytest.raises(UsageError, match="list of times"):
+        reread(field, sample(field, 3, steps=2, keep_states=True), "linearised", schedule=[])
+
+
+def test_a_network_in_training_mode_is_read_in_evaluation_mode():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    net.forward = lambda x, t: nn.Sequential.forward(net, x)
+    field = fmwc.attach(net, space=(2,)).train()
+    run = sample(field, 4, steps=3, keep_states=True)
+    torch.testing.assert_close(reread(field, run, "linearised").var, run.var)
+    assert net.training
+
+
+def test_a_compiled_field_is_read_again(monkeypatch):
+    field, _ = fields()
+    run = sample(field, 4, steps=3, keep_states=True)
+    fast = Compiled(field, "eager", lambda text: None)
+    torch.testing.assert_close(reread(fast, run, "linearised").var, run.var)

@@ -88,6 +88,17 @@ def test_a_run_by_a_schedule_has_the_confidence_of_its_pilot():
     torch.testing.assert_close(run.x, sample(field, 200, steps=STEPS, seed=1, confidence=False).x, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("steps", [12, 24, 30, 60, 128])
+def test_a_schedule_reads_the_steps_it_was_chosen_for(steps):
+    """Also where their times have no end in decimals."""
+    field = mlp_field()
+    field.schedule = fit_schedule(field, pilot=20, steps=steps)
+    run = sample(field, 3, steps=steps, schedule="adaptive")
+    assert run.reference is not None
+    assert run.times[:, 0].tolist() == torch.tensor(field.schedule.times).tolist()
+    assert len(run.times) == 3
+
+
 def test_between_conditions_a_schedule_compares_as_its_field_does():
     field = mlp_field()
     y = torch.arange(60) % 3
@@ -139,4 +150,6 @@ def test_what_cannot_be_scheduled_is_said():
     with pytest.raises(UsageError, match="cannot be read from 1 readings"):
         fit_schedule(field, 1, pilot=20, steps=STEPS)  # a ratio takes two
     with pytest.raises(UsageError, match="same times"):
-        fit_schedule(field, pilot=sample(field, 2, steps=STEPS, start=torch.tensor([0.0, 0.1])))
+        fit_schedule(field, pilot=sample(field, 2, steps=STEPS, start=torch.tensor([0.0, 0.1])), steps=STEPS)
+    with pytest.raises(UsageError, match="the pilot took 7 steps, and a schedule for 50"):
+        fit_schedule(field, pilot=sample(field, 5, steps=7))

@@ -87,6 +87,8 @@ def test_what_was_let_go_of_cannot_be_asked_for(mlp):
     for words in ({"name": "peak"}, {"channel": "x"}, {"early": 0.2}):
         with pytest.raises(UsageError, match="kept its score temporal_ratio alone"):
             run.score(**words)
+    with pytest.raises(UsageError, match="kept its score temporal_ratio alone"):
+        run.ranked_by("peak")
     with pytest.raises(UsageError, match="record='full'"):
         edit(mlp, run, None, at=0.5, scale=0.1)
     for option in ({"keep_states": True}, {"transport": True}):
@@ -170,6 +172,21 @@ def test_conditions_are_split_with_the_stream():
     assert seen == [([0, 1], 2.0), ([2, 3], 2.0), ([4], 2.0)]
 
 
+def test_conditions_may_be_lists(mlp):
+    def velocity(x, t, y):
+        return x * y[:, None]
+
+    options = {"space": (2,), "confidence": False, "times": [0.0, 0.3, 1.0], "seed": 1}
+    lists = torch.cat([part.x for part in stream(velocity, 5, batch=2, y=[0, 1, 2, 3, 4], **options)])
+    assert torch.equal(lists, sample(velocity, 5, y=torch.arange(5), **options).x)
+
+
+def test_a_stream_of_nothing_is_said(mlp):
+    for words, said in (({"count": 0}, "at least 1 sample"), ({"count": 3, "first": 2}, "leave out first")):
+        with pytest.raises(UsageError, match=said):
+            next(stream(mlp, **words))
+
+
 def test_a_stream_takes_a_reference(mlp):
     with pytest.raises(UsageError, match="there is none for this setting"):
         next(stream(mlp, 5))
@@ -207,3 +224,26 @@ def test_a_file_that_does_not_become_whole_does_not_appear(tmp_path):
     with pytest.raises(UsageError, match="record='score'"), growing(tmp_path / "a", 4) as add:
         add(full)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("rows", [torch.arange(4, dtype=torch.int32), torch.arange(8).view(4, 2)], ids=["type", "size"])
+def test_parts_that_do_not_fit_one_another_are_refused(rows, tmp_path):
+    def grow():
+        parts = stream(referred(mlp_field()), 8, batch=4, steps=10)
+        with growing(tmp_path / "a", 8) as add:
+            add(dataclasses.replace(next(parts), cond={"y": torch.arange(4)}))
+            add(dataclasses.replace(next(parts), cond={"y": rows}))
+
+    with pytest.raises(UsageError, match=r"'cond.y' of a part"):
+        grow()
+    with pytest.raises(UsageError, match="complex64"), growing(tmp_path / "a", 4) as add:
+        add(dataclasses.replace(next(stream(referred(mlp_field()), 4, steps=10)), cond={"y": torch.zeros(4) * 1j}))
+    assert not list(tmp_path.iterdir())
+
+
+def test_bytes_are_written_as_they_come(tmp_path):
+    part = next(stream(referred(mlp_field()), 4, batch=4, steps=10))
+    y = torch.arange(4, dtype=torch.uint8)
+    with growing(tmp_path / "a.safetensors", 4) as add:
+        add(dataclasses.replace(part, cond={"y": y}))
+    assert torch.equal(Trajectory.load(tmp_path / "a.safetensors").cond["y"], y)

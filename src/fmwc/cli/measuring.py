@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 
 import fmwc
-from fmwc.cli.shared import Count, Device, Out, app, print_written
-from fmwc.costs import measure, report
+from fmwc.cli.shared import Count, Device, Force, Out, app, print_written
+from fmwc.costs import measure, report, words_of
+from fmwc.files import new_folder
 from fmwc.recipes.recipe import pick_device
 from fmwc.settings import SETTINGS, setting_named
 from fmwc.settings.setting import say_on_stderr
@@ -35,9 +36,12 @@ def bench(
     ] = "",
     backend: Annotated[str, typer.Option(help="Of torch.compile; eager needs no compiler.")] = "inductor",
     device: Device = "auto",
+    force: Force = False,
 ) -> None:
     """Measures what confidence costs beside plain sampling and training: time and memory, compiled and not."""
     chosen = [setting_named(name) for name in settings or SETTINGS]
+    words_of(only)
+    new_folder(out, force=force)
     written = []
     for setting in chosen:
         field = fmwc.load(setting.name, device=pick_device(device))

@@ -113,18 +113,22 @@ def sample(
     profile, confidence = None, way.confidence(chosen.reading)
     suited = way.suits(field, steps, confidence)
     way = replace(way, few=adaptive or (suited and not (every or score or transport)))
+    schedule: str | int | tuple[float, ...] = (
+        "adaptive" if way.few else every or (1 if way.kind.reads else chosen.every)
+    )
     if way.kind.piloted or (adaptive and not suited):
         with sampling_bar("a pilot run, for where the variance is", chosen.pilot(field.device)) as bar:
             if way.kind.piloted:
                 profile = chosen.survey(field, seed, bar, label)
             else:
                 how = {"steps": steps, "stepper": stepper, "confidence": confidence}
-                field.schedule = chosen.fit_schedule(field, seed, bar, label, **how)
+                # Its times alone: a pilot is too small to be a reference, so confidence is among the samples drawn.
+                schedule = chosen.fit_schedule(field, seed, bar, label, **how).times
     options = {
         **way.times(steps, profile),
         "stepper": stepper,
         "decoder": way.decoder(field),
-        "schedule": "adaptive" if way.few else every or (1 if way.kind.reads else chosen.every),
+        "schedule": schedule,
         "confidence": confidence,
     }
     together = transport or score or keep < 1

@@ -6,7 +6,8 @@ import importlib
 import inspect
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ __all__ = ["Retrofit", "advice", "build", "held_out_elbo", "retrofit", "try_once
 HELD_OUT = 0.1  # the share of the data that the noise is not fitted to
 MOST_HELD_OUT = 1024
 PAIRS = 4  # times and draws a held-out sample: the same ones at every look, so that looks compare
-REFERENCES = 1_000
+REFERENCES = 1_000  # samples; more where there are more classes
+CLASSES = 1_000  # whole numbers that are classes, at most
 CHUNK = 128  # held-out samples looked at together
 LOOKS = 8  # at what is held out, so that the last quarter of the steps is told from the others
 ENOUGH = 0.01  # of the whole gain: what the last quarter of enough steps adds
@@ -54,22 +56,8 @@ def build(entry: str, weights: str | Path | None = None) -> tuple[nn.Module, Spa
     module_name, colon, name = entry.partition(":")
     if not (module_name and colon and name):
         raise UsageError(f"a network is named module:function, got '{entry}'")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        function = getattr(importlib.import_module(module_name), name)
-    except ImportError as error:
-        raise UsageError(f"module '{module_name}' cannot be imported: {error}") from error
-    except AttributeError as error:
-        raise UsageError(f"module '{module_name}' has no '{name}'") from error
-    finally:
-        sys.path.pop(0)
-    if not callable(function) or isinstance(function, nn.Module):
-        raise UsageError(f"'{entry}' is to be a function without arguments that returns the network")
-    try:
-        inspect.signature(function).bind()
-    except TypeError as error:
-        raise UsageError(f"'{entry}' is called without arguments, and it has some: {error}") from error
-    made = function()
+    with _importing_from(str(Path.cwd())):
+        made = _called(entry, module_name, name)
     network, space = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(network, nn.Module) or not (space is None or isinstance(space, Space)):
         raise UsageError(f"'{entry}' returns a torch module, or a pair of one and its fmwc.flow.Space")
@@ -80,6 +68,34 @@ def build(entry: str, weights: str | Path | None = None) -> tuple[nn.Module, Spa
             reason = " ".join(line.strip() for line in str(error).splitlines()[1:3])
             raise CheckpointError(f"{weights} does not fit the network of {entry}: {reason}") from error
     return network, space
+
+
+@contextmanager
+def _importing_from(folder: str) -> Iterator[None]:
+    """Inside, modules are also looked for in a folder: also those that a function imports when it is called."""
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # a module may have put its own in order
+            sys.path.remove(folder)
+
+
+def _called(entry: str, module_name: str, name: str) -> Any:
+    """What the function of a module gives."""
+    try:
+        function = getattr(importlib.import_module(module_name), name)
+    except ImportError as error:
+        raise UsageError(f"module '{module_name}' cannot be imported: {error}") from error
+    except AttributeError as error:
+        raise UsageError(f"module '{module_name}' has no '{name}'") from error
+    if not callable(function) or isinstance(function, nn.Module):
+        raise UsageError(f"'{entry}' is to be a function without arguments that returns the network")
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise UsageError(f"'{entry}' is called without arguments, and it has some: {error}") from error
+    return function()
 
 
 @dataclass(frozen=True)
@@ -301,7 +317,7 @@ def _class(field: Field, cond: dict[str, Tensor]) -> str | None:
         for name, value in cond.items()
         if name not in counts and value.ndim == 1 and not value.is_floating_point() and int(value.min()) >= 0
     ]
-    return whole[0] if len(whole) == 1 and len(cond[whole[0]].unique()) * FEWEST <= REFERENCES else None
+    return whole[0] if len(whole) == 1 and len(cond[whole[0]].unique()) <= CLASSES else None
 
 
 def _in_turn(y: Tensor, count: int) -> Tensor:  # (N,) -> (count,)
@@ -315,17 +331,18 @@ def _reference(field: Field, how: Retrofit, cond: dict[str, Tensor]) -> Referenc
     """Scores of samples of a seed of their own, compared within a class where the data has classes."""
     assert field.space is not None
     score = how.score or ("temporal_ratio" if numbers(field.space) <= FEW else "integrated")
-    within = _class(field, cond)
+    within, count = _class(field, cond), REFERENCES
     if within is not None:
-        rows = _in_turn(cond[within], REFERENCES)
+        count = max(count, FEWEST * len(cond[within].unique()))
+        rows = _in_turn(cond[within], count)
         cond = {name: value[rows] for name, value in cond.items()}
     run = sample(
         field,
-        REFERENCES,
+        count,
         steps=how.sampling_steps,
         seed=derive(how.seed, "reference"),
         batch=how.batch,
-        **_repeated(cond, REFERENCES, field.device),
+        **_repeated(cond, count, field.device),
     )
     run = run.ranked_by(score, within=within)
     levels = torch.linspace(0, 1, 1001, device=field.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -226,6 +227,13 @@ def stream(
         batch: Samples drawn together, and handed over.
         record, options: Those of :func:`sample`; tensors with a row for each sample are split.
     """
+    if count < 1:
+        raise UsageError(f"sampling takes at least 1 sample, got {count}")
+    if "first" in options:
+        raise UsageError("a stream begins with its first sample; leave out first")
+    own = inspect.signature(sample).parameters  # others are conditions
+    lists = {k: torch.as_tensor(v) for k, v in options.items() if k not in own and isinstance(v, (list, np.ndarray))}
+    options |= lists
     for first in range(0, count, batch):
         size = min(batch, count - first)
         here = {k: v[first : first + size] if _rows(v) == count else v for k, v in options.items()}
@@ -312,12 +320,14 @@ def fit_schedule(
     Arguments:
         field: A field.
         readings: How many times.
-        pilot: How many samples to draw, or a run at hand that was made in the same way, read at every step.
+        pilot: How many samples to draw, or a run at hand that was read at every step, by `confidence`.
         steps, seed, confidence, stepper, options: Those of :func:`sample`, for the pilot (`y=…`).
     """
     estimator = default_estimator(field.space) if confidence is True else confidence
     if isinstance(pilot, Trajectory):
         run = pilot
+        if len(run.grid) - 1 != steps:
+            raise UsageError(f"the pilot took {len(run.grid) - 1} steps, and a schedule for {steps} is asked for")
     else:
         how: dict[str, Any] = {"steps": steps, "seed": seed, "stepper": stepper, "record": "total", **options}
         run = sample(field, pilot, confidence=estimator, **how)

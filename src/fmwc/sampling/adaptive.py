@@ -110,7 +110,8 @@ class Damped:
 
     .. math:: v_c ← (1 - κ_c r_c)_+ v_c, \qquad r_c = \max(σ_c / \barσ_c - 1, 0), \qquad t ≥ t_{late}
 
-    In a channel with anti-annealing 1 + s·t the slope is damped, s (1 − κ r)₊, not the velocity. Components are the
+    In a channel with anti-annealing 1 + s·t the slope is damped, s (1 − κ r)₊, not the velocity (and where its pace is
+    capped, what it is above 1). Components are the
     named channels of a state that has them, else coordinates where they are few, else image channels (all alike where
     the estimator gives one variance a sample, as random probes do).
 
@@ -145,13 +146,16 @@ class Damped:
     def next_time(self, step: int, t: Tensor, start: Tensor, moments: Any) -> Tensor:
         return start + (1 - start) * ((step + 1) / self.steps)
 
-    def follow(self, v: Any, t: Tensor, moments: Any) -> Any:
+    def follow(self, v: Any, t: Tensor, moments: Any, speeds: Mapping[str, Tensor]) -> Any:
         assert self.space is not None
         means = channels(moments.mean)
         own = {n: self._component(var.expand_as(means[n])) for n, var in channels(moments.var).items()}
         before = self.mean or own
         self.mean = {n: torch.lerp(before[n], own[n], self.rate) for n in own}
-        slowed = {n: value * self._factor(n, t, own[n] / positive(self.mean[n])) for n, value in channels(v).items()}
+        slowed = {
+            n: value * self._factor(n, t, own[n] / positive(self.mean[n]), speeds.get(n))
+            for n, value in channels(v).items()
+        }
         return slowed if isinstance(v, dict) else slowed[SINGLE]
 
     def _component(self, var: Tensor) -> Tensor:  # (B, *) -> (B, 1 or component, …)
@@ -161,11 +165,11 @@ class Damped:
         whole = tuple(range(2 if self.space.single and var.ndim == 4 else 1, var.ndim))
         return (var.sum(whole, keepdim=True) if whole else var).sqrt()
 
-    def _factor(self, name: str, t: Tensor, ratio: Tensor) -> Tensor:
-        assert self.space is not None
+    def _factor(self, name: str, t: Tensor, ratio: Tensor, speed: Tensor | None) -> Tensor:
         gain = self.gain.get(name, 0.0) if isinstance(self.gain, Mapping) else self.gain
-        time = t.to(ratio)[(..., *[None] * (ratio.ndim - 1))]
+        rows = (..., *[None] * (ratio.ndim - 1))
         kept = (1 - gain * (ratio - 1).clamp_min(0)).clamp_min(0)
-        if slope := self.space.channels[name].anneal:  # v comes at 1 + s·t times its speed, and its slope is damped
-            kept = (1 + slope * kept * time) / (1 + slope * time)
-        return torch.where(time >= self.late, kept, torch.ones_like(kept))
+        if speed is not None:  # v comes so many times faster, and what it is faster by is damped
+            pace = speed.to(ratio)[rows]
+            kept = (1 + (pace - 1) * kept) / pace
+        return torch.where(t.to(ratio)[rows] >= self.late, kept, torch.ones_like(kept))

@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from fmwc.errors import UsageError
 from fmwc.field import Field
@@ -56,12 +57,13 @@ class Compiled(nn.Module):
     def __init__(self, field: Field, backend: str = "inductor", say: Callable[[str], None] = _on_stderr) -> None:
         super().__init__()
         self.field, self.backend, self.say = field, backend, say
-        self._made: dict[Hashable, Run] = {}
+        self._made: dict[tuple[Hashable, ...], Run] = {}
         self._draws: dict[Hashable, list[tuple[str, Tensor]]] = {}
         self._squares: dict[str, Tensor] = {}
         self._weights: list[int] = []
         self._cond: tuple[Any, ...] | None = None
         self._room: Hashable = None
+        self._rooms: dict[Any, Any] = {}
 
     @property
     def space(self) -> Space | None:
@@ -78,6 +80,14 @@ class Compiled(nn.Module):
     @property
     def schedule(self) -> Any:
         return self.field.schedule
+
+    @schedule.setter
+    def schedule(self, schedule: Any) -> None:
+        self.field.schedule = schedule
+
+    @property
+    def fused(self) -> bool:
+        return self.field.fused
 
     @property
     def run(self) -> Callable[..., Any]:
@@ -137,16 +147,41 @@ class Compiled(nn.Module):
         given = tuple(cond.values())
         if self._cond is None or len(given) != len(self._cond) or any(a is not b for a, b in zip(given, self._cond)):  # noqa: B905
             reserve = getattr(self.field.network, "reserve", None)
-            self._cond, self._room = given, reserve(**cond) if reserve else None
+            with self._own_rooms():
+                self._cond, self._room = given, reserve(**cond) if reserve else None
         return self._room
+
+    @contextmanager
+    def _own_rooms(self) -> Iterator[None]:
+        """Rooms that a network keeps are ours inside: a training that goes by its own must not find them."""
+        network: Any = self.field.network
+        if not hasattr(network, "rooms"):
+            yield
+            return
+        before, network.rooms = network.rooms, self._rooms
+        try:
+            yield
+        finally:
+            network.rooms = before
 
     def _call(self, what: str, function: Callable[..., Any], args: tuple[Any, ...], room: Hashable) -> Any:
         # One number expanded to a batch has other strides than a batch of numbers, and graphs go by strides.
         tensors = [leaf.contiguous() for leaf in tree_flatten(args)[0] if isinstance(leaf, Tensor)]
-        key = (what, room, _shape(args))
+        kind = tensors[0].device.type
+        precision = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+        key = (what, room, _shape(args), precision)
         if key not in self._made:
-            self._made[key] = self._make(what, function, args, tensors)
+            for other in [k for k in self._made if (k[0], k[2:]) == (what, key[2:])]:
+                del self._made[other]  # of a room that was too small, and is never asked for again
+            with self._own_rooms():
+                self._made[key] = self._make(what, function, args, tensors)
         return self._made[key](tensors)
+
+    def _try_without_values(self, x: Any, t: Tensor, cond: dict[str, Any]) -> None:
+        """Raises where shapes depend on values, which would be written down as they are for these."""
+        with torch.autocast(t.device.type, enabled=False), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            x, t, cond = tree_map_only(Tensor, mode.from_tensor, (x, t, cond))
+            self.field(x, t, **cond)
 
     def _make(self, what: str, function: Callable[..., Any], args: tuple[Any, ...], tensors: list[Tensor]) -> Run:
         from torch._dynamo import lookup_backend  # takes seconds to import
@@ -167,7 +202,10 @@ class Compiled(nn.Module):
         with torch.no_grad(), evaluating(self.field), _as_compiled():
             of_tensors(*tensors)  # what is wrong with the input says so here, in its own words
             try:
+                self._try_without_values(*args[:3])
                 graph = make_fx(of_tensors)(*tensors)
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError as error:
                 reason = str(error).splitlines()[0]
                 raise UsageError(f"this network cannot be compiled; sample the field itself ({reason})") from error

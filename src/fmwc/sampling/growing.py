@@ -20,7 +20,18 @@ from fmwc.sampling.trajectory import Trajectory
 
 __all__ = ["growing"]
 
-TYPES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.int32: "I32", torch.bool: "BOOL"}
+TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 ROWS_SECOND = ("times", "mean", "var", "grid")  # at most one row before them, so that samples follow one another
 
 
@@ -29,11 +40,20 @@ def growing(path: Path, count: int) -> Iterator[Callable[[Trajectory], None]]:
     """Inside, a function that adds the samples of a part; the file appears when all `count` of them are there."""
     with written(path) as file:
         places: dict[str, tuple[int, int]] = {}  # where a tensor begins, and the bytes a sample takes
-        done = 0
+        done, kinds = 0, None
 
         def add(part: Trajectory) -> None:
-            nonlocal done
+            nonlocal done, kinds
             tensors, about = part.tensors(), part.about()
+            own = {
+                name: (t.dtype, t.element_size() * t.numel() // _rows(name, len(part))) for name, t in tensors.items()
+            }
+            kinds = kinds or own
+            if own != kinds:
+                unlike = next(name for name in (*kinds, *own) if own.get(name) != kinds.get(name))
+                raise UsageError(
+                    f"'{unlike}' of a part has another type or size than that of the first; keep them alike"
+                )
             if not places:
                 header, found = _layout(tensors, len(part), count, about)
                 places.update(found)
@@ -48,6 +68,11 @@ def growing(path: Path, count: int) -> Iterator[Callable[[Trajectory], None]]:
             raise UsageError(f"{path} was laid out for {count} samples, and {done} came")
 
 
+def _rows(name: str, count: int) -> int:
+    """A tensor's rows, where there are `count` samples: what all of them share has one."""
+    return 1 if name.partition(".")[0] in ("reference", "standard") else count
+
+
 def _layout(
     tensors: dict[str, Tensor], here: int, count: int, about: dict[str, str]
 ) -> tuple[bytes, dict[str, tuple[int, int]]]:
@@ -57,9 +82,11 @@ def _layout(
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):  # so that each is aligned
         shape = list(tensor.shape)
         rows = name.partition(".")[0] in ROWS_SECOND
+        if tensor.dtype not in TYPES:
+            raise UsageError(f"'{name}' is of type {tensor.dtype}, which a file of samples does not hold; convert it")
         if rows and shape[0] > 1:
             raise UsageError("only runs that keep their scores alone are written as they come: record='score'")
-        each = name.partition(".")[0] not in ("reference", "standard")
+        each = _rows(name, 2) == 2
         if each:
             shape[int(rows)] = count
         size = tensor.element_size() * tensor.numel() // here if each else 0

@@ -10,6 +10,7 @@ and equal shares of u are the steps that put the network's evaluations where the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -166,10 +167,10 @@ class Extrapolated:
         self.dt = after - t
         return after
 
-    def follow(self, v: Any, t: Tensor, moments: Any) -> Any:
+    def follow(self, v: Any, t: Tensor, moments: Any, speeds: Mapping[str, Tensor]) -> Any:
         assert self.dt is not None
         if follows(self.times):
-            v = self.times.follow(v, t, moments)  # type: ignore[attr-defined]
+            v = self.times.follow(v, t, moments, speeds)  # type: ignore[attr-defined]
         before, self.last = self.last, (v, self.dt)
         if before is None:
             return v

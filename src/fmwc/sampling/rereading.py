@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fmwc.errors import UsageError
+from fmwc.modes import evaluating
 from fmwc.propagate import Estimator, as_estimator
 from fmwc.randomness import Blocks, derive
 from fmwc.sampling.controllers import due
@@ -42,26 +43,25 @@ def reread(
     """
     if run.states is None:
         raise UsageError("the run kept no states; sample with keep_states=True")
-    if isinstance(schedule, int) and schedule < 1:
+    if schedule < 1 if isinstance(schedule, int) else not schedule:
         raise UsageError(f"the schedule is every k-th step with k ≥ 1, or a list of times; got {schedule}")
     estimator, steps, count = as_estimator(confidence), len(run.grid) - 1, len(run)
-    times, means, vars_ = [], [], []
-    for step in range(steps):
-        if not due(schedule, step, steps, run.grid[step - 1] if step else None, run.grid[step]):
-            continue
-        parts = []
-        for first in range(0, count, batch):
-            rows = slice(first, min(first + batch, count))
-            x = each(lambda c: c[rows], run.states[step])  # noqa: B023
-            cond = {name: value[rows] for name, value in run.cond.items()}
-            randomness = Blocks(derive(seed, "reread", step), first, batch_size(x))
-            parts.append(estimator(field, x, run.grid[step, rows], cond, randomness))
-        times.append(run.grid[step])
-        means.append(each(lambda *c: torch.cat(c), *(part.mean for part in parts)))
-        vars_.append(each(lambda *c: torch.cat(c), *(part.var for part in parts)))
+    read = [k for k in range(steps) if due(schedule, k, steps, run.grid[k - 1] if k else None, run.grid[k])]
+    means, vars_ = [], []
+    with evaluating(field), field.steady():
+        for step in read:
+            parts = []
+            for first in range(0, count, batch):
+                rows = slice(first, min(first + batch, count))
+                x = each(lambda c: c[rows], run.states[step])  # noqa: B023
+                cond = {name: value[rows] for name, value in run.cond.items()}
+                randomness = Blocks(derive(seed, "reread", step), first, batch_size(x))
+                parts.append(estimator(field, x, run.grid[step, rows], cond, randomness))
+            means.append(each(lambda *c: torch.cat(c), *(part.mean for part in parts)))
+            vars_.append(each(lambda *c: torch.cat(c), *(part.var for part in parts)))
     return replace(
         run,
-        times=torch.stack(times),
+        times=run.grid[read],
         mean=each(lambda *c: torch.stack(c), *means),
         var=each(lambda *c: torch.stack(c), *vars_),
         transported=None,

@@ -183,10 +183,10 @@ class Sampler:
                     vars_.append(var)
                 after = controller.next_time(step, t, start, moments)
                 pace = partial(self._pace, dt=after - t)
-                v = pace(v, t)
+                v = _paced(v, speeds := pace(t))
                 if follows(controller):
-                    v = controller.follow(v, t, moments)  # type: ignore[attr-defined]
-                x = STEPPERS[stepper].step(space, lambda x, t: pace(velocity(x, t), t), x, v, t, after - t)  # noqa: B023
+                    v = controller.follow(v, t, moments, speeds)  # type: ignore[attr-defined]
+                x = STEPPERS[stepper].step(space, lambda x, t: _paced(velocity(x, t), pace(t)), x, v, t, after - t)  # noqa: B023
                 before, t = t, after
                 if self.record == "score":
                     grid.clear()
@@ -224,8 +224,8 @@ class Sampler:
             return self.space
         return Space({n: replace(c, anneal=self.anneal.get(n, 0.0)) for n, c in self.space.channels.items()})
 
-    def _pace(self, v: Any, t: Tensor, dt: Tensor) -> Any:
-        """The velocity at its speed: 1 + s·t times faster in the channels that are annealed.
+    def _pace(self, t: Tensor, dt: Tensor) -> dict[str, Tensor]:  # -> (B,) a channel
+        """How many times faster than its velocity each annealed channel goes: 1 + s·t.
 
         But no faster than (1 − t)/dt, with which a step ends where the velocity points to at t = 1: beyond that, what
         is left of the way is overshot, and grows.
@@ -233,16 +233,9 @@ class Sampler:
         own = {name: channel.anneal for name, channel in self.space.channels.items()}
         slopes = own if self.anneal is None else self.anneal
         if not any(slopes.values()):
-            return v
-
+            return {}
         most = ((1 - t) / dt.clamp_min(torch.finfo(t.dtype).tiny)).clamp_min(1.0)
-
-        def faster(name: str, value: Tensor) -> Tensor:
-            if not (slope := slopes.get(name, 0.0)):
-                return value
-            return value * torch.minimum(1 + slope * t, most)[(..., *[None] * (value.ndim - 1))]
-
-        return {n: faster(n, c) for n, c in v.items()} if isinstance(v, dict) else faster(SINGLE, v)
+        return {name: torch.minimum(1 + slope * t, most) for name, slope in slopes.items() if slope}
 
     def _steppers(self) -> list[str]:
         return [self.stepper] * (self.controller.steps - self.tail) + ["euler"] * self.tail
@@ -264,12 +257,21 @@ class Sampler:
             t, dt = outside(grid[step]), outside(grid[step + 1] - grid[step])
 
             def velocity(x: Any, t: Tensor) -> Any:
-                return self._pace(self.field.run(record, x, t, **{k: outside(c) for k, c in cond.items()}), t, dt)
+                v = self.field.run(record, x, t, **{k: outside(c) for k, c in cond.items()})
+                return _paced(v, self._pace(t, dt))
 
             return STEPPERS[steppers[step]].step(self.space.given(cond), velocity, x, velocity(x, t), t, dt)
 
         assert self.transport is not None
         return self.transport(advance, states, randomness)
+
+
+def _paced(v: Any, speeds: Mapping[str, Tensor]) -> Any:
+    """The velocity, each channel times its speed."""
+    if not speeds:
+        return v
+    own = {n: c * speeds[n][(..., *[None] * (c.ndim - 1))] if n in speeds else c for n, c in channels(v).items()}
+    return own if isinstance(v, dict) else own[SINGLE]
 
 
 def _out_of_memory(error: Exception) -> bool:

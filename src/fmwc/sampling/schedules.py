@@ -62,7 +62,8 @@ def fitted(run: Trajectory, readings: int, read_with: str) -> Schedule:
         kept = best
     if (agreement := alike(kept)) == -math.inf:
         raise UsageError(f"{run.default_score} cannot be read from {readings} readings; take more")
-    times = tuple(round(float(run.times[step, 0]), 6) for step in sorted(kept))
+    # In the fewest digits that give the same number again: rounded up, a time would be read a step later.
+    times = tuple(float(str(run.times[step, 0].cpu().numpy())) for step in sorted(kept))
     few, standard = run.read_at(sorted(kept)), None
     if run.standard is not None:
         name = run.standard.cond

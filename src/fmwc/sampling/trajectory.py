@@ -174,6 +174,7 @@ class Trajectory:
         """
         if within is None and score == self.default_score and self.standard is None:
             return self
+        self._raw(score, None, {})  # what cannot be read is said here
         standard = None if within is None else standard_of(within, self.score(score), self._groups(within))
         return replace(self, default_score=score, reference=None, standard=standard)
 

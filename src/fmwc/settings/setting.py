@@ -275,7 +275,7 @@ class Setting(ABC):
     def write_stream(self, parts: Iterable[Trajectory], count: int, out: Path) -> list[Path]:
         """The same from samples that come a batch at a time; the files appear when all `count` are there."""
         samples, table = out / "samples.safetensors", out / "samples.csv"
-        with growing(samples, count) as add, written(table) as file:
+        with written(table) as file, growing(samples, count) as add:  # which fails first where some are missing
             for part in parts:
                 add(part)
                 file.write(_csv(self.table(part), header=not file.tell()).encode())

@@ -121,7 +121,7 @@ def _earlier(path: Path, about: dict[str, Any]) -> tuple[dict[str, Any], dict[st
         return {}, {}
     found = read_piece(path)
     origin = found["provenance"]
-    same = all(origin.get(key, value) == value for key, value in about.items())
+    same = all(origin.get(key) == value for key, value in about.items())
     return (found["numbers"], origin["pieces"]) if same else ({}, {})
 
 
