@@ -10,8 +10,8 @@ from torch import nn
 
 import fmwc
 from fmwc.errors import CheckpointError, NotFiniteError, ShapeError, UsageError
-from fmwc.recipes.bench import Bench, check_cell
 from fmwc.recipes.checkerboard.recipe import PRESETS
+from fmwc.recipes.comparing import Bench, check_cell
 from fmwc.recipes.recipe import override
 from tests.conftest import mlp_field
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fmwc.recipes.bench import cells
+from fmwc.recipes.comparing import cells
 from fmwc.report.paper import crystals, mnist
 from fmwc.report.paper.checkerboard import TABLES
 from fmwc.report.results import cost_table, headline_table, summarise

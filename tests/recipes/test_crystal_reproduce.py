@@ -18,7 +18,7 @@ from fmwc.metrics import ranking
 from fmwc.metrics.crystals import Judgement
 from fmwc.metrics.crystals.candidates import candidates
 from fmwc.metrics.crystals.judge import SHARES
-from fmwc.recipes.bench import cells, setting_of_results
+from fmwc.recipes.comparing import cells, setting_of_results
 from fmwc.recipes.crystals import reading
 from fmwc.recipes.crystals.recipe import SCORE, Mp20
 from fmwc.recipes.crystals.reproduce import DRAWS, READINGS, reproduce

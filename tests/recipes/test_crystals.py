@@ -19,7 +19,7 @@ from fmwc.errors import StoppedError, UsageError
 from fmwc.flow import FlatTorus
 from fmwc.propagate import Linearised
 from fmwc.randomness import Stream, derive
-from fmwc.recipes.bench import Bench
+from fmwc.recipes.comparing import Bench
 from fmwc.recipes.crystals.recipe import EVERY, PRESETS, SCORE, Mp20, _room
 from fmwc.recipes.fitting import fit, fit_joint, fit_network
 from fmwc.sampling import setting

@@ -15,7 +15,7 @@ import fmwc.recipes.mnist.reproduce as room
 from fmwc.checkpoint import load, save_network
 from fmwc.errors import CheckpointError, FmwcError, UnknownNameError, UsageError
 from fmwc.metrics.images import failed
-from fmwc.recipes.bench import cells, setting_of_results
+from fmwc.recipes.comparing import cells, setting_of_results
 from fmwc.recipes.mnist.recipe import Mnist, labels
 from fmwc.recipes.mnist.reproduce import TASKS, reproduce
 from fmwc.sampling import SCORES, Trajectory, sample

@@ -16,7 +16,7 @@ from fmwc.data.mnist import unit
 from fmwc.errors import CheckpointError
 from fmwc.field import attach
 from fmwc.metrics.crystals.energy import Energies
-from fmwc.recipes.bench import piece
+from fmwc.recipes.comparing import piece
 from fmwc.recipes.uses.crystals import Crystals
 from fmwc.recipes.uses.digits import Digits, ink_of, style_of, without_specks
 from fmwc.recipes.uses.points import Points, square

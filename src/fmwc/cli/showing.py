@@ -27,7 +27,7 @@ from fmwc.cli.shared import (
 )
 from fmwc.errors import UsageError
 from fmwc.files import new_folder, write_json, write_text
-from fmwc.recipes.bench import setting_of_results
+from fmwc.recipes.comparing import setting_of_results
 from fmwc.recipes.recipe import Clock, pick_device, provenance
 from fmwc.recipes.uses.study import NUMBERS
 from fmwc.report.uses import write_study

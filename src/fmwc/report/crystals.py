@@ -17,7 +17,7 @@ from fmwc.errors import CheckpointError, ShapeError, UsageError
 from fmwc.files import write_bytes
 from fmwc.metrics.crystals import Judgement
 from fmwc.metrics.ranking import ranking, retention
-from fmwc.recipes.bench import cells
+from fmwc.recipes.comparing import cells
 from fmwc.recipes.crystals.reading import CHANNELS, crystals_of
 from fmwc.recipes.crystals.recipe import SCORE
 from fmwc.report import crystals_drawn, figures, tables

@@ -9,7 +9,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from fmwc.files import write_json, write_text
-from fmwc.recipes.bench import cells
+from fmwc.recipes.comparing import cells
 from fmwc.report.paper.checkerboard import HEADLINE, TABLES
 from fmwc.report.paper.table import NONE, Table, dig
 from fmwc.report.tables import markdown

@@ -21,7 +21,7 @@ from fmwc.files import write_bytes
 from fmwc.metrics.images import activations, failed, frechet, predictions
 from fmwc.metrics.ranking import auprc
 from fmwc.nets import LeNet
-from fmwc.recipes.bench import cells
+from fmwc.recipes.comparing import cells
 from fmwc.recipes.fitting import Progress, fit
 from fmwc.recipes.mnist.judge import Judge, fit_judge
 from fmwc.recipes.mnist.reading import heads_of, lifts, scores_of

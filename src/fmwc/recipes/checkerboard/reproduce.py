@@ -22,9 +22,9 @@ from fmwc.files import write_json
 from fmwc.metrics.points import misplaced, misplacement, symmetric_kl
 from fmwc.metrics.ranking import auprc
 from fmwc.randomness import derive
-from fmwc.recipes.bench import MEMBERS, SHARED, Bench, Say, check_cell
 from fmwc.recipes.checkerboard.reading import decoders, headline, read_field, scores_of
 from fmwc.recipes.checkerboard.recipe import SPACE, Checkerboard
+from fmwc.recipes.comparing import MEMBERS, SHARED, Bench, Say, check_cell
 from fmwc.recipes.fitting import finish
 from fmwc.recipes.recipe import Clock, provenance
 from fmwc.sampling import noise, sample

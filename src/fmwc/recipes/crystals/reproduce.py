@@ -23,7 +23,7 @@ from fmwc.metrics.crystals import Judgement
 from fmwc.metrics.crystals.table import csv_text
 from fmwc.propagate import Diagonal, Linearised
 from fmwc.randomness import derive
-from fmwc.recipes.bench import NOT_IDENTITY, Bench, Say, join, once, piece
+from fmwc.recipes.comparing import NOT_IDENTITY, Bench, Say, join, once, piece
 from fmwc.recipes.crystals.drawing import KS, draw_diagonal, draw_dispersion, draw_linearised, flops, run_batch, sweep
 from fmwc.recipes.crystals.reading import (
     good_of,

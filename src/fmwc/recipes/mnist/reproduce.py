@@ -20,7 +20,7 @@ from fmwc.data import fingerprint, mnist
 from fmwc.errors import UsageError, pick
 from fmwc.metrics.images import accuracy, activations, failed, frechet
 from fmwc.randomness import derive
-from fmwc.recipes.bench import MEMBERS, NOT_IDENTITY, SHARED, Bench, Say, join, once, piece
+from fmwc.recipes.comparing import MEMBERS, NOT_IDENTITY, SHARED, Bench, Say, join, once, piece
 from fmwc.recipes.fitting import finish
 from fmwc.recipes.mnist.reading import RIVALS, Examiner, lifts, read_field, scores_of
 from fmwc.recipes.mnist.recipe import JUDGE, Mnist, batch_for

@@ -19,7 +19,7 @@ from torch import nn
 from fmwc.data import fingerprint
 from fmwc.errors import CheckpointError, UsageError, pick
 from fmwc.files import write_bytes, write_json
-from fmwc.recipes.bench import Say, check_cell, once, piece, read_piece
+from fmwc.recipes.comparing import Say, check_cell, once, piece, read_piece
 from fmwc.recipes.recipe import Clock, provenance
 from fmwc.recipes.uses.drawing import APART, DRAWINGS, STEPS, Drawn, load_drawn, save_drawn
 from fmwc.recipes.uses.reading import READINGS, Seen

@@ -12,7 +12,7 @@ from typing import Any
 
 from fmwc.errors import CheckpointError
 from fmwc.files import write_json, write_text
-from fmwc.recipes.bench import cells
+from fmwc.recipes.comparing import cells
 from fmwc.report.paper.crystals_entries import Table, entry_at, lift_text, number, precisions, quality_text
 from fmwc.report.paper.crystals_rows import (
     AGREEMENT,

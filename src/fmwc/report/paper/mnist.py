@@ -11,7 +11,7 @@ import numpy as np
 from fmwc.errors import CheckpointError
 from fmwc.files import write_json, write_text
 from fmwc.metrics.ranking import Retention
-from fmwc.recipes.bench import cells
+from fmwc.recipes.comparing import cells
 from fmwc.recipes.mnist.reading import HUTCHINSON, KEPT, PROBES, STATES, TIMES, WINDOWS
 from fmwc.report.images import Sweep
 from fmwc.report.paper.mnist_rows import (

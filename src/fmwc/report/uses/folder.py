@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fmwc.errors import CheckpointError
-from fmwc.recipes.bench import read_piece
+from fmwc.recipes.comparing import read_piece
 from fmwc.recipes.uses.drawing import Drawn, load_drawn
 from fmwc.recipes.uses.reading import READINGS
 from fmwc.recipes.uses.study import NUMBERS, drawn_at, judged_at, load_outcomes
