@@ -120,6 +120,7 @@ def test_a_network_that_returns_something_else_is_told_how(output):
         lambda: fmwc.sample(field, 3, steps=2),
         lambda: fmwc.sample(field, 3, steps=2, confidence=False),
         lambda: fmwc.flow_matching(net, field.space, x),
+        lambda: fmwc.fit_noise(field, x, steps=1),
     ):
         with pytest.raises(
             UsageError, match=r"velocity is a tensor .* got (tuple|Output); .*adapt\(net, output="

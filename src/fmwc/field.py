@@ -83,6 +83,7 @@ class Field(nn.Module):
         self.prior_rate = prior_rate
         self.reference: Reference | None = None
         self.schedule: Schedule | None = None
+        self.rows_known = False  # that layers see samples in their order: looked at when first read
 
     @property
     def device(self) -> torch.device:
@@ -98,7 +99,9 @@ class Field(nn.Module):
         return self.noise.steady()
 
     def forward(self, x: Any, t: Any, **cond: Any) -> Any:
-        """The network's own output, untouched."""
+        """The network's own output, untouched. One time for all, as a solver gives it, is given to each."""
+        if isinstance(t, Tensor) and not t.ndim:
+            t = t.expand(batch_size(x))
         return self.network(x, t, **cond)
 
     def run(self, current: Pass, x: Any, t: Any, **cond: Any) -> Any:
@@ -200,9 +203,9 @@ class Field(nn.Module):
 def attach(
     network: nn.Module,
     *,
-    include: Sequence[str] = ("*",),
-    exclude: Sequence[str] = (),
-    space: Space | Sequence[int] | None = None,
+    include: str | Sequence[str] = ("*",),
+    exclude: str | Sequence[str] = (),
+    space: Space | Sequence[int] | int | None = None,
     prior_rate: float = 0.3,
     kl_factor: float = 0.5,
     width: int = 64,
@@ -228,8 +231,13 @@ def attach(
         initial_log_alpha: log α before training.
         seed: Seeds the first weights of the inference networks.
     """
+    if not isinstance(network, nn.Module):
+        raise UsageError(f"noise is attached to the layers of a torch module, got {type(network).__name__}")
+    include, exclude = ((names,) if isinstance(names, str) else names for names in (include, exclude))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         noise = NoiseModel(network, include, exclude, width, initial_log_alpha)
-    where = space if space is None or isinstance(space, Space) else euclidean(space)
+    where = (
+        space if space is None or isinstance(space, Space) else euclidean((space,) if isinstance(space, int) else space)
+    )
     return Field(network, noise, where, prior_rate, kl_factor)

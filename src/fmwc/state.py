@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fmwc.errors import ShapeError, UsageError
 
-__all__ = ["State", "batch_size", "channels", "each", "per_sample", "require_state", "wide"]
+__all__ = ["State", "batch_size", "channels", "each", "per_sample", "precision_of", "require_state", "wide"]
 
 State = Tensor | dict[str, Tensor]
 
@@ -42,6 +42,18 @@ def each(f: Callable[..., Any], *states: Any) -> Any:
 def batch_size(state: State) -> int:
     """The number of samples in a state."""
     return next(iter(channels(state).values())).shape[0]
+
+
+def precision_of(network: Any) -> torch.dtype:
+    """The precision that a network's states are in: single, or double where its weights are."""
+    weights = network.parameters() if isinstance(network, nn.Module) else ()
+    dtype = next((p.dtype for p in weights if p.is_floating_point()), torch.float32)
+    if dtype in (torch.float16, torch.bfloat16):
+        raise UsageError(
+            f"the network's weights are in {dtype}, too coarse for the steps of a flow: net.float(), and speed by "
+            "torch.autocast around the call"
+        )
+    return dtype
 
 
 def wide(value: Tensor) -> Tensor:

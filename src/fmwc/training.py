@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
@@ -19,9 +20,10 @@ from fmwc.errors import DataError, NotFiniteError, ShapeError, UsageError, pick,
 from fmwc.field import Field
 from fmwc.flow import elbo
 from fmwc.modes import evaluating
+from fmwc.propagate import Linearised
 from fmwc.randomness import Stream
 from fmwc.resume import read_point, save_point
-from fmwc.state import State, batch_size, channels, each
+from fmwc.state import State, batch_size, channels, each, precision_of, require_state
 from fmwc.vad import cyclic
 
 __all__ = ["DECAYS", "Loss", "Plan", "fit_noise", "train"]
@@ -289,7 +291,7 @@ def fit_noise(
         every: after so many steps.
         cond: What the network takes beside x and t (its class, say), a row for each sample.
     """
-    cond = {name: torch.as_tensor(value) for name, value in cond.items()}  # scikit-learn's are numpy arrays
+    data, cond = _tensors(field, data), {name: torch.as_tensor(value) for name, value in cond.items()}
     if field.space is not None:
         field.space.check_rows(cond, batch_size(data))
     with _frozen(field.network):  # a look in training mode would move a batch norm
@@ -327,12 +329,29 @@ def _learn_space(field: Field, data: State, cond: Mapping[str, Tensor]) -> None:
         with torch.no_grad():
             x = each(lambda c: c[:2].to(field.device), data)
             few = {k: v[:2].to(field.device) for k, v in cond.items()}
-            field.learn_space(field(x, torch.zeros(batch_size(x), device=field.device), **few))
+            v = field(x, torch.zeros(batch_size(x), device=field.device), **few)
+        require_state(v, "the network's velocity")
+        field.learn_space(v)
     except (RuntimeError, TypeError, IndexError, ShapeError) as error:
         field.space = before
         reason = str(error).splitlines()[0]
         shapes = ", ".join(str(tuple(c.shape)) for c in channels(data).values())
         raise ShapeError(f"the network does not run on data of shape {shapes}: {reason}") from error
+    if not field.rows_known and batch_size(x) > 1:
+        field.moments(x, 0.5, Linearised(1), seed=0, **few)
+
+
+def _tensors(field: Field, data: Any) -> State:
+    """The data as tensors of the network's precision: scikit-learn's are arrays, and lists are as good."""
+    if not isinstance(data, (Tensor, dict, np.ndarray, list, tuple)):
+        raise UsageError(
+            f"the data is one tensor with a row a sample, or a dict of channels, got {type(data).__name__}; of a data "
+            "set, torch.stack([x for x, *_ in dataset])"
+        )
+    found = each(torch.as_tensor, data) if isinstance(data, dict) else torch.as_tensor(data)
+    if not all(value.is_floating_point() for value in channels(found).values()):
+        raise UsageError("the data is of whole numbers, and a flow has no path between them; scale it, x.float() / 255")
+    return each(lambda c: c.to(precision_of(field.network)), found)
 
 
 @contextmanager

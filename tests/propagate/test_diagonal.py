@@ -167,12 +167,12 @@ def test_a_refusal_names_the_operation_and_the_place_in_the_users_network(kind):
     assert hooks == 0  # those that looked for the place are gone, as are the noise's own
 
 
-@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("kind", [kind for kind in REFUSED if kind != "norm"])  # which mixes samples
 def test_what_diagonal_refuses_linearised_does(kind):
     field = attach(Outer(kind), space=(2,))
     field.network.eval()
     var = field.moments(torch.randn(3, 2), 0.5).var
-    assert bool((var > 0).all()) or kind in ("norm", "softmin")
+    assert bool((var > 0).all()) or kind == "softmin"
     assert torch.isfinite(var).all()
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import fmwc
 from fmwc.cli import app
 from fmwc.data import arrays, checkerboard
-from fmwc.errors import CheckpointError, UsageError
+from fmwc.errors import CheckpointError, DataError, UsageError
 from fmwc.flow import Channel, Space
 from fmwc.nets import MLP
 from fmwc.recipes.own import Retrofit, _class, advice, build, held_out_elbo, retrofit
@@ -340,3 +340,80 @@ def test_the_verb(here, samples):
     refused = run(app, ["retrofit", "their_nets:made", "--exclude", "nothing*", "--data", "d.npz", "--out", "other"])
     assert isinstance(refused.exception, UsageError)
     assert not (here / "other").exists()
+
+
+LATE = """
+import torch
+from torch import nn
+
+import fmwc
+from fmwc.nets import MLP
+
+
+class TimeFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = MLP(2, 16, 2)
+
+    def forward(self, t, x):
+        return self.inner(x, t)
+
+
+def adapted():
+    return fmwc.adapters.adapt(TimeFirst(), time_first=True), (2,)
+
+
+def not_adapted():
+    return TimeFirst(), (2,)
+
+
+def asks_for_more():
+    class More(MLP):
+        def forward(self, x, t, *, text):
+            return super().forward(x, t)
+
+    return More(2, 8, 2), (2,)
+
+
+def breaks():
+    raise KeyError("layers")
+"""
+
+
+@pytest.fixture
+def late(here):
+    (here / "their_adapters.py").write_text(LATE)
+    yield here
+    sys.modules.pop("their_adapters", None)
+
+
+@pytest.mark.parametrize("wrapper", ["", "_orig_mod.", "module."])
+def test_weights_are_read_as_their_author_saved_them(late, wrapper):
+    """Of the network below an adapter; compiled, or trained in parallel."""
+    theirs = build("their_adapters:not_adapted")[0]
+    save_file({f"{wrapper}{name}": value for name, value in theirs.state_dict().items()}, late / "w.safetensors")
+    network, space = build("their_adapters:adapted", late / "w.safetensors")
+    x, t = torch.randn(3, 2), torch.rand(3)
+    assert torch.equal(network(x, t), theirs(t, x))
+    assert space.channels["x"].shape == (2,)
+    save_file(network.state_dict(), late / "own.safetensors")
+    again, _ = build("their_adapters:adapted", late / "own.safetensors")
+    assert torch.equal(again(x, t), theirs(t, x))
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [("not_adapted", "adapt(net, time_first=True)"), ("asks_for_more", "'text'"), ("breaks", "KeyError: 'layers'")],
+)
+def test_what_does_not_run_is_said_in_a_line_also_with_own_samples(late, run, entry, said):
+    words = ("--own-samples", 20, "--steps", 2, "--device", "cpu", "--out", late / "field")
+    code, _, err = run("retrofit", f"their_adapters:{entry}", *words)
+    assert code == 2
+    assert said in err
+    assert not (late / "field").exists()
+
+
+def test_a_checkpoint_of_more_than_weights_names_what_it_holds(late):
+    torch.save({"model": MLP(2, 16, 2).state_dict(), "epoch": 3}, late / "all.pt")
+    with pytest.raises(DataError, match=r"model, epoch; save 'model' alone"):
+        build("their_adapters:adapted", late / "all.pt")

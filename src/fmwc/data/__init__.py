@@ -2,6 +2,8 @@
 
 import hashlib
 
+import torch
+
 from fmwc.state import State, channels
 
 __all__ = ["fingerprint"]
@@ -11,5 +13,5 @@ def fingerprint(*data: State) -> str:
     """A short hash of the data a model is trained on."""
     digest = hashlib.sha256()
     for tensor in (value for row in data for value in channels(row).values()):
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]

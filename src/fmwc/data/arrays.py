@@ -61,7 +61,11 @@ def read(path: str | Path) -> dict[str, Tensor]:
     except Exception as error:  # what a file that is none of its kind makes the libraries raise
         raise DataError(f"{path} holds something else than tensors ({type(error).__name__})") from error
     if not found or not all(isinstance(value, Tensor) for value in found.values()):
-        raise DataError(f"{path} holds something else than tensors by name")
+        inner = [name for name, value in found.items() if isinstance(value, dict)]
+        do = f"; save {inner[0]!r} alone, or let the function load it" if inner else ""
+        raise DataError(
+            f"{path} holds something else than tensors by name: {', '.join(map(str, found)) or 'nothing'}{do}"
+        )
     return found
 
 

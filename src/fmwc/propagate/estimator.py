@@ -15,7 +15,13 @@ __all__ = ["Estimator", "Noisy", "StateMoments", "plain_output"]
 
 
 class Noisy(Protocol):
-    """What an estimator asks of a field."""
+    """What an estimator asks of a field.
+
+    Attributes:
+        rows_known: Whether it was seen that every layer's rows are in the order of the samples.
+    """
+
+    rows_known: bool
 
     @property
     def fused(self) -> bool:

@@ -29,7 +29,9 @@ from fmwc.randomness import Randomness, signs
 from fmwc.state import batch_size, channels, each, per_sample, wide
 from fmwc.vad import NoisyLayer, Pass
 
-__all__ = ["Linearised", "Record", "Tangent", "contributions", "outside", "pulling", "unit_probes"]
+__all__ = ["Linearised", "Record", "Tangent", "contributions", "outside", "pulling", "require_own_rows", "unit_probes"]
+
+OTHERS = 0.1  # of a sample's own: what may come from rows of others, in a network whose samples see one another
 
 
 class Record(Pass):
@@ -64,11 +66,37 @@ def contributions(gradients: list[Tensor | None], record: Record, count: int) ->
     return torch.stack([zero if g is None else per_sample(wide(g).square() * wide(s), count, o) for g, s, o in rows])
 
 
+def _zeros(like: Tensor) -> Tensor:
+    """Laid out in order, so that flattened they are the same numbers, and not a copy."""
+    return torch.zeros_like(like, memory_format=torch.contiguous_format)
+
+
+def require_own_rows(v: Any, record: Record) -> None:
+    """Raises where the first of some samples depends on rows of a layer that are counted to another.
+
+    A layer may see a sample as several rows, which are counted to samples in their order: samples first. In another
+    layout (sequences first, as torch's transformers have it) its variance would go to the wrong ones.
+    """
+    count, probe = batch_size(v), each(lambda c: torch.zeros_like(c.detach()), v)
+    for value in channels(probe).values():
+        value[0] = 1
+    for noisy, owner, gradient in zip(record.layers, record.owners, _gradients(v, record, probe), strict=False):
+        if gradient is None:
+            continue
+        own, *others = per_sample(wide(gradient).square(), count, owner).tolist()
+        if sum(others) > OTHERS * own:
+            raise UsageError(
+                f"layer '{noisy.name}' sees rows of one sample where those of another are expected, so its noise would "
+                "be counted to the wrong one: put samples first (batch_first=True), or exclude the layer; samples that "
+                "see one another (a batch norm without running statistics) have no variance of their own"
+            )
+
+
 def unit_probes(state: Any) -> Iterator[tuple[str, int, Any]]:
     """One-hot probes for every coordinate of a state: `(channel, index, probe)`."""
     for name, value in channels(state).items():
         for index in range(value[0].numel()):
-            probe = each(torch.zeros_like, state)
+            probe = each(_zeros, state)
             channels(probe)[name].flatten(1)[:, index] = 1
             yield name, index, probe
 
@@ -88,6 +116,22 @@ def pulling() -> Iterator[None]:
             "the network is checkpointed, and on the way back it computes another thing than the pass did, as with "
             "nn.MultiheadAttention, which a pass writes out; switch gradient checkpointing off, or use monte_carlo"
         ) from error
+
+
+def _gradients(v: Any, record: Record, probe: Any) -> list[Tensor | None]:
+    """A probe pulled back to every layer; none where no noise reaches the output."""
+    names = [name for name, value in channels(v).items() if value.requires_grad]
+    if not names or not record.outputs:
+        return []
+    with pulling():
+        found = torch.autograd.grad(
+            [channels(v)[n] for n in names],
+            record.outputs,
+            [channels(probe)[n] for n in names],
+            retain_graph=True,
+            allow_unused=True,
+        )
+    return list(found)
 
 
 @dataclass(frozen=True)
@@ -123,27 +167,22 @@ class Linearised:
             # without hooks, keeps the same things both times even where every weight is frozen.
             with torch.autocast(t.device.type, self.dtype) if self.dtype else nullcontext():
                 v = field.run(record, each(lambda c: c.detach().clone().requires_grad_().clone(), x), t, **cond)
+            if not field.rows_known and batch_size(v) > 1 and not torch.compiler.is_compiling():
+                require_own_rows(v, record)
+                field.rows_known = True
             apart = field.fused or self.dtype is not None
             mean = plain_output(field, x, t, cond) if apart else each(Tensor.detach, v)
             var = self._exact(v, record) if self.probes is None else self._probed(v, record, randomness)
         return Moments(mean, var)
 
     def _pull(self, v: Any, record: Record, probe: Any) -> Tensor:  # -> (B,)
-        names = [name for name, value in channels(v).items() if value.requires_grad]
-        if not names or not record.outputs:  # no noise reaches the output
+        gradients = _gradients(v, record, probe)
+        if not gradients:
             return wide(next(iter(channels(probe).values()))).new_zeros(batch_size(v))
-        with pulling():
-            gradients = torch.autograd.grad(
-                [channels(v)[n] for n in names],
-                record.outputs,
-                [channels(probe)[n] for n in names],
-                retain_graph=True,
-                allow_unused=True,
-            )
-        return contributions(list(gradients), record, batch_size(v)).sum(0)
+        return contributions(gradients, record, batch_size(v)).sum(0)
 
     def _exact(self, v: Any, record: Record) -> Any:
-        var = each(lambda c: torch.zeros_like(wide(c.detach())), v)
+        var = each(lambda c: _zeros(wide(c.detach())), v)
         for name, index, probe in unit_probes(each(Tensor.detach, v)):
             channels(var)[name].flatten(1)[:, index] = self._pull(v, record, probe)
         return var

@@ -6,7 +6,7 @@ import importlib
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fmwc.adapters import Adapted, Denoised
 from fmwc.checkpoint import save
 from fmwc.data import arrays
 from fmwc.errors import CheckpointError, DataError, NotFiniteError, UsageError, pick, require_finite
@@ -23,10 +24,10 @@ from fmwc.flow import Space, elbo, euclidean
 from fmwc.modes import evaluating
 from fmwc.randomness import derive
 from fmwc.recipes.recipe import Clock, provenance
-from fmwc.sampling import SCORES, default_estimator, sample, setting
+from fmwc.sampling import SCORES, default_estimator, noise, sample, setting
 from fmwc.sampling.adaptive import FEW, numbers
 from fmwc.sampling.scores import FEWEST, parsed
-from fmwc.state import State, batch_size, channels, each
+from fmwc.state import State, batch_size, channels, each, precision_of
 from fmwc.training import fit_noise
 
 __all__ = ["Retrofit", "advice", "build", "held_out_elbo", "retrofit", "try_once"]
@@ -59,15 +60,29 @@ def build(entry: str, weights: str | Path | None = None) -> tuple[nn.Module, Spa
     with _importing_from(str(Path.cwd())):
         made = _called(entry, module_name, name)
     network, space = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if isinstance(space, Sequence) and all(isinstance(size, int) for size in space):
+        space = euclidean(space)
     if not isinstance(network, nn.Module) or not (space is None or isinstance(space, Space)):
-        raise UsageError(f"'{entry}' returns a torch module, or a pair of one and its fmwc.flow.Space")
+        raise UsageError(
+            f"'{entry}' returns a torch module, or a pair of one and its space: fmwc.flow.Space, or a shape"
+        )
     if weights is not None:
         try:
-            network.load_state_dict(arrays.read(weights))
+            _fill(network, arrays.read(weights))
         except RuntimeError as error:
             reason = " ".join(line.strip() for line in str(error).splitlines()[1:3])
             raise CheckpointError(f"{weights} does not fit the network of {entry}: {reason}") from error
     return network, space
+
+
+def _fill(network: nn.Module, found: dict[str, Tensor]) -> None:
+    """Loads weights as their author saved them: of the network below an adapter, compiled or in parallel or not."""
+    for wrapper in ("_orig_mod.", "module."):
+        if all(name.startswith(wrapper) for name in found):
+            found = {name.removeprefix(wrapper): value for name, value in found.items()}
+    inner = network.network if isinstance(network, (Adapted, Denoised)) else None
+    below = inner is not None and found.keys() == inner.state_dict().keys()
+    (inner if inner is not None and below else network).load_state_dict(found)
 
 
 @contextmanager
@@ -95,7 +110,10 @@ def _called(entry: str, module_name: str, name: str) -> Any:
         inspect.signature(function).bind()
     except TypeError as error:
         raise UsageError(f"'{entry}' is called without arguments, and it has some: {error}") from error
-    return function()
+    try:
+        return function()
+    except Exception as error:  # whatever the user's own code raises
+        raise UsageError(f"'{entry}' ended with {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -193,7 +211,10 @@ def retrofit(
     if how.own_samples:
         data = _own(network, how, space, data, device)
     if data is None or data.x is None:
-        raise UsageError("give data (an array x in the file), or draw the network's own samples: --own-samples N")
+        held = f", which holds {', '.join(data.cond)}" if data is not None else ""
+        raise UsageError(
+            f"give data (an array x in the file{held}), or draw the network's own samples: --own-samples N"
+        )
     x: State = data.x
     count = batch_size(x)
     aside = min(MOST_HELD_OUT, round(HELD_OUT * count))
@@ -220,7 +241,7 @@ def retrofit(
         if progress:
             progress(done, how.steps, loss, looks[-1][1])
 
-    try_once(field, fresh, fresh_cond)
+    try_once(network, fresh, fresh_cond)
     look(0, held_out_elbo(field, fresh, fresh_cond, how.beta, how.seed))
     fit_noise(
         field,
@@ -261,18 +282,21 @@ def _check(how: Retrofit) -> None:
         pick(SCORES, parsed(how.score)[1], "score")
 
 
-def try_once(field: Field, x: State, cond: dict[str, Any]) -> None:
+def try_once(network: nn.Module, x: State, cond: dict[str, Any]) -> None:
     """Runs the network once, as everything after does, and says what it does not take."""
     try:
-        with evaluating(field.network), torch.no_grad():
-            few = each(lambda c: c[:2], x)
-            field(few, torch.full((batch_size(few),), 0.5, device=field.device), **{k: v[:2] for k, v in cond.items()})
+        with evaluating(network), torch.no_grad():
+            few = each(lambda c: c[:2].to(precision_of(network)), x)
+            value = next(iter(channels(few).values()))
+            half = torch.full((batch_size(few),), 0.5, device=value.device, dtype=value.dtype)
+            network(few, half, **{k: v[:2] for k, v in cond.items()})
     except (RuntimeError, TypeError, IndexError) as error:
         shapes = ", ".join(f"{name} {tuple(value.shape[1:])}" for name, value in channels(x).items())
         given = f" and conditions {', '.join(cond)}" if cond else ""
         reason = str(error).splitlines()[0]
         raise UsageError(
-            f"the network does not run as network(x, t) on samples of {shapes}{given}: {reason}"
+            f"the network does not run as network(x, t) on samples of {shapes}{given}: {reason}; one that is called "
+            "otherwise gets an adapter, fmwc.adapters.adapt(net, time_first=True)"
         ) from error
 
 
@@ -286,6 +310,9 @@ def _own(
         where = data.x.shape[1:]
     if where is None:
         raise UsageError("the shape of a sample is not known: let the function return (network, space), or give data")
+    space = where if isinstance(where, Space) else euclidean(where)
+    few = {k: v[:2] for k, v in cond.items()}
+    try_once(network, noise(space, 2, 0, device, **few), few)
     run = sample(
         network,
         how.own_samples,

@@ -30,7 +30,7 @@ from fmwc.sampling.scores import EARLY, LATE, SCORES, Standard, standard_of
 from fmwc.sampling.steppers import STEPPERS, Stepper
 from fmwc.sampling.trajectory import Trajectory
 from fmwc.sampling.watched import Watched
-from fmwc.state import State, batch_size
+from fmwc.state import State, batch_size, each, precision_of
 
 __all__ = [
     "DECODERS",
@@ -196,7 +196,10 @@ def sample(
         k: torch.as_tensor(v, device=device) if isinstance(v, (list, tuple, np.ndarray)) else v for k, v in cond.items()
     }
     where.check_rows(cond, batch_size(x0) if count is None else count)  # type: ignore[arg-type]
-    begin = noise(where, count, seed, device, first=first, **cond) if x0 is None else x0  # type: ignore[arg-type]
+    begin: Any = x0
+    if x0 is None:
+        precision = precision_of(getattr(field, "network", field))
+        begin = each(lambda c: c.to(precision), noise(where, count, seed, device, first=first, **cond))  # type: ignore[arg-type]
     trajectory = sampler(begin, start=times[0] if times else start, seed=seed, first=first, **cond)
     if reference is None or estimator is None:
         return trajectory

@@ -26,7 +26,7 @@ from fmwc.field import Field
 from fmwc.flow import Space
 from fmwc.modes import evaluating
 from fmwc.moments import Moments
-from fmwc.propagate import Estimator
+from fmwc.propagate import Estimator, Linearised
 from fmwc.randomness import Randomness
 
 __all__ = ["Compiled"]
@@ -97,8 +97,16 @@ class Compiled(nn.Module):
     def draw(self) -> Callable[..., Any]:
         return self.field.draw
 
+    @property
+    def network(self) -> nn.Module:
+        return self.field.network
+
     def check_finite(self) -> None:
         self.field.check_finite()
+
+    @property
+    def rows_known(self) -> bool:
+        return self.field.rows_known
 
     @contextmanager
     def steady(self) -> Iterator[None]:
@@ -132,6 +140,8 @@ class Compiled(nn.Module):
             drawn = [getattr(randomness, method)(like) for method, like in self._draws[kind, room]]
         else:
             noting = _Noting(randomness)
+            if isinstance(estimator, Linearised) and not self.field.rows_known:  # it takes a look at values
+                self.field.moments(x, t, estimator, seed=0, **cond)
             with evaluating(self.field), _as_compiled():
                 estimator(self.field, x, t, cond, noting)
             drawn, self._draws[kind, room] = noting.drawn, noting.asked

@@ -113,7 +113,8 @@ def _rows(features: Tensor, h: Tensor, owner: Tensor | None = None) -> Tensor:  
     each, rest = divmod(h.shape[0], features.shape[0])
     if rest:
         raise ShapeError(
-            f"a layer saw {h.shape[0]} rows for {features.shape[0]} times; give one t a sample, or exclude the layer"
+            f"a layer saw {h.shape[0]} rows for {features.shape[0]} times: give one t a sample, put samples first "
+            "(batch_first=True), say whose rows they are with a method rows, or exclude the layer"
         )
     if each > 1:
         features = features.repeat_interleave(each, 0)
@@ -134,7 +135,16 @@ def choose_layers(network: nn.Module, include: Sequence[str], exclude: Sequence[
         elif kind_of(module) is not None:
             able.setdefault(name, module)  # an attention's out_proj is in the table already
     if not able:
-        raise UsageError("the network has no linear or convolution layer, so there is nothing to carry the noise")
+        kinds = sorted(
+            {type(m).__name__ for m in network.modules() if next(m.parameters(recurse=False), None) is not None}
+        )
+        held = f"; its weights are held by {', '.join(kinds)}" if kinds else ""
+        raise UsageError(
+            f"the network has no linear or convolution layer, so there is nothing to carry the noise{held}: write one "
+            "of them as nn.Linear or nn.Conv, or give its kind a row in fmwc.vad.KINDS"
+        )
+    if not include:
+        raise UsageError(f"include names no layer; the layers are: {', '.join(able)}")
     for pattern in (*include, *exclude):
         if not any(fnmatchcase(name, pattern) for name in able):
             raise UsageError(f"pattern '{pattern}' matches no layer; the layers are: {', '.join(able)}")

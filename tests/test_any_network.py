@@ -1,0 +1,223 @@
+"""Networks as people write them: layouts, precisions and kinds of data; what does not go says what to do."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import fmwc
+from fmwc.data import fingerprint
+from fmwc.errors import UsageError
+from fmwc.nets import MLP
+from fmwc.propagate import Linearised, MonteCarlo, Tangent
+
+SHAPE = (5, 3)
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+# ---- layouts ---------------------------------------------------------------------------------------------------------
+
+
+class Turned(nn.Module):
+    """Creates a network whose output is not laid out in order."""
+
+    def __init__(self, contiguous):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+        self.contiguous = contiguous
+
+    def forward(self, x, t):  # (B, 3, 5)
+        h = torch.cat([x.mT, t[:, None, None].expand(len(x), 5, 1)], -1)
+        v = self.layers(h).mT
+        return v.contiguous() if self.contiguous else v
+
+
+class Painted(nn.Module):
+    """Creates a convolution with its channels last in memory."""
+
+    def __init__(self, contiguous):
+        super().__init__()
+        self.layer = nn.Conv2d(2, 2, 3, padding=1)
+        self.format = torch.contiguous_format if contiguous else torch.channels_last
+
+    def forward(self, x, t):
+        return self.layer(x.to(memory_format=self.format)).contiguous(memory_format=self.format)
+
+
+@pytest.mark.parametrize(("made", "shape"), [(Turned, (3, 5)), (Painted, (2, 2, 2))])
+def test_how_an_output_lies_in_memory_changes_nothing(made, shape):
+    fields = [fmwc.attach(made(contiguous), space=shape) for contiguous in (True, False)]
+    fields[1].load_state_dict(fields[0].state_dict())
+    x, t = torch.randn(4, *shape), torch.rand(4)
+    one, other = (field.moments(x, t).var for field in fields)
+    torch.testing.assert_close(other, one)
+    assert bool((one > 0).all())
+    slopes = [fmwc.diagnostics.divergence(field, x, t) for field in fields]
+    torch.testing.assert_close(*slopes)
+
+
+class Sequence(nn.Module):
+    """Creates a transformer, with sequences or samples first inside."""
+
+    def __init__(self, batch_first):
+        super().__init__()
+        self.into, self.out, self.batch_first = nn.Linear(4, 8), nn.Linear(8, 3), batch_first
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=batch_first)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+    def forward(self, x, t):
+        h = torch.cat([x, t[:, None, None].expand(*x.shape[:2], 1)], -1)
+        h = h if self.batch_first else h.transpose(0, 1)
+        h = self.out(self.encoder(self.into(h)))
+        return h if self.batch_first else h.transpose(0, 1)
+
+
+class Tokens(nn.Module):
+    """Creates a network that sees the first tokens of all samples, then the second, …"""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x, t):
+        return self.layer(x.transpose(0, 1).flatten(0, 1)).unflatten(0, (5, -1)).transpose(0, 1)
+
+
+@pytest.mark.parametrize("net", [Sequence(batch_first=False), Tokens()], ids=["transformer", "tokens"])
+def test_rows_in_another_order_than_samples_are_refused_wherever_they_are_read(net):
+    for call in (
+        lambda field: field.moments(torch.randn(2, *SHAPE), 0.5),
+        lambda field: fmwc.sample(field, 4, steps=2, confidence=Linearised(2)),
+        lambda field: fmwc.sample(fmwc.sampling.Compiled(field, "eager", print), 5, steps=2, confidence=Linearised(1)),
+        lambda field: fmwc.fit_noise(field, torch.randn(8, *SHAPE), steps=1),
+    ):
+        with pytest.raises(UsageError, match="put samples first"):
+            call(fmwc.attach(net, space=SHAPE))
+
+
+def test_rows_in_the_order_of_samples_are_looked_at_once():
+    field = fmwc.attach(Sequence(batch_first=True), space=SHAPE)
+    fmwc.sample(field, 1, steps=1)
+    assert not field.rows_known  # one sample does not tell
+    fmwc.sample(field, 2, steps=1)
+    assert field.rows_known
+    field = fmwc.attach(Sequence(batch_first=True).eval(), space=SHAPE, initial_log_alpha=-8.0)
+    x, t = torch.randn(4, *SHAPE), torch.rand(4)
+    ratio = field.moments(x, t).var.sum((1, 2)) / field.moments(x, t, MonteCarlo(2048), seed=0).var.sum((1, 2))
+    torch.testing.assert_close(ratio, torch.ones(4), rtol=0, atol=0.15)
+
+
+def test_a_network_whose_samples_see_one_another_is_refused():
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False))
+    net.forward = lambda x, t: nn.Sequential.forward(net, x)
+    with pytest.raises(UsageError, match="see one another"):
+        fmwc.attach(net, space=(2,)).moments(torch.randn(3, 2), 0.5)
+
+
+def test_one_time_for_all_is_given_to_each():
+    net = MLP(2, 8, 2)
+    x = torch.randn(3, 2)
+    assert torch.equal(fmwc.attach(net, space=(2,))(x=x, t=torch.tensor(0.5)), net(x, torch.full((3,), 0.5)))
+
+
+# ---- precisions ------------------------------------------------------------------------------------------------------
+
+
+def test_a_network_in_double_precision_is_sampled_and_fitted_in_it():
+    field = fmwc.attach(MLP(2, 8, 2).double(), space=(2,))
+    fmwc.fit_noise(field, torch.randn(16, 2), steps=2)
+    run = fmwc.sample(field, 4, steps=4)
+    assert run.x.dtype == run.var.dtype == torch.float64
+    single = fmwc.sample(fmwc.attach(MLP(2, 8, 2), space=(2,)), 4, steps=4)
+    torch.testing.assert_close(run.x0, single.x0.double(), rtol=0, atol=0)  # the same noise
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_network_in_half_precision_says_what_to_do(dtype):
+    field = fmwc.attach(MLP(2, 8, 2).to(dtype), space=(2,))
+    for call in (lambda: fmwc.sample(field, 4), lambda: fmwc.fit_noise(field, torch.randn(8, 2, dtype=dtype), steps=1)):
+        with pytest.raises(UsageError, match=r"net.float\(\), and speed by torch.autocast"):
+            call()
+
+
+def test_data_in_half_precision_has_a_fingerprint():
+    data = torch.randn(3, 2)
+    assert fingerprint(data.bfloat16()) != fingerprint(data) == fingerprint(data.clone())
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kind", [np.asarray, torch.Tensor.tolist, lambda x: x.double().numpy()], ids=["array", "list", "64"]
+)
+def test_arrays_and_lists_are_data(kind):
+    data = torch.randn(32, 2)
+    noises = []
+    for given in (data, kind(data)):
+        field = fmwc.attach(MLP(2, 8, 2), space=(2,))
+        field.network.load_state_dict(MLP(2, 8, 2).state_dict() if not noises else noises[0].network.state_dict())
+        fmwc.fit_noise(field, given, steps=2)
+        noises.append(field)
+    for one, other in zip(noises[0].noise.parameters(), noises[1].noise.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (TensorDataset(torch.randn(4, 2)), "torch.stack"),
+        (iter([torch.randn(2)]), "torch.stack"),
+        (torch.zeros(4, 2, dtype=torch.uint8), "whole numbers"),
+    ],
+    ids=["data set", "iterator", "bytes"],
+)
+def test_what_is_no_data_is_said(data, said):
+    with pytest.raises(UsageError, match=said):
+        fmwc.fit_noise(fmwc.attach(MLP(2, 8, 2), space=(2,)), data, steps=1)
+
+
+# ---- attaching -------------------------------------------------------------------------------------------------------
+
+
+def test_one_pattern_and_one_number_are_as_good_as_lists():
+    field = fmwc.attach(MLP(2, 8, 2), include="*", exclude="out*", space=2)
+    assert field.space.channels["x"].shape == (2,)
+    assert field.noise.names
+    assert not any(name.startswith("out") for name in field.noise.names)
+
+
+class Held(nn.Module):
+    """Creates a network without a layer that carries noise."""
+
+    def __init__(self):
+        super().__init__()
+        self.memory = nn.GRU(2, 2, batch_first=True)
+
+    def forward(self, x, t):
+        return self.memory(x)[0]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: fmwc.attach(lambda x, t: x), "layers of a torch module, got function"),
+        (lambda: fmwc.attach(Held()), "held by GRU: write one of them as nn.Linear"),
+        (lambda: fmwc.attach(MLP(2, 8, 2), include=[]), "include names no layer; the layers are"),
+    ],
+    ids=["function", "no layer", "no pattern"],
+)
+def test_what_cannot_be_attached_is_said(call, said):
+    with pytest.raises(UsageError, match=said):
+        call()
+
+
+def test_forward_mode_needs_no_look_at_rows():
+    """A direction of the noise goes where the rows go."""
+    field = fmwc.attach(Tokens(), space=SHAPE)
+    assert bool((field.moments(torch.randn(2, *SHAPE), 0.5, Tangent(), seed=0).var >= 0).all())
