@@ -67,3 +67,29 @@ def test_every_entry_of_every_table_was_measured_on_three_seeds(name):
 def test_every_picture_and_page_that_is_linked_is_there():
     for link in re.findall(r"\]\(([^)#]+)\)", README):
         assert (ROOT / link).exists(), link
+
+
+RETROFIT = {
+    path.stem: json.loads(path.read_text())["numbers"] for path in (ROOT / "results" / "retrofit").glob("*.json")
+}
+
+
+@pytest.mark.parametrize("setting", ["checkerboard", "mnist"])
+def test_a_retrofit_has_most_of_joint_trainings_lift_with_few_of_its_steps(setting):
+    rows = RETROFIT[setting]
+    for source in ("data", "own samples"):
+        few = [
+            r
+            for name, r in rows.items()
+            if name.startswith(f"{source}, ") and r["steps"] <= 0.1 * rows["joint"]["steps"]
+        ]
+        assert max(r["lift"] for r in few) >= 0.9 * rows["joint"]["lift"]
+
+
+def test_the_table_of_retrofits_is_that_of_the_results():
+    page = (ROOT / "docs" / "five_minutes.md").read_text()
+    for setting, word in (("checkerboard", "Checkerboard"), ("mnist", "digits")):
+        for source in ("data", "own samples"):
+            numbers = [f"{RETROFIT[setting][f'{source}, {steps}']['lift']:.1f}" for steps in (100, 300, 1000)]
+            (row,) = re.findall(rf"^\| {word}, {source} +\|(.*)\|$", page, re.M)
+            assert [cell.strip() for cell in row.split("|")][:3] == numbers

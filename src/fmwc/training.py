@@ -144,7 +144,9 @@ def _captured(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
         raise
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise UsageError(f"a step cannot be captured as a CUDA graph; train with captured=False ({reason})") from error
+        raise UsageError(
+            f"a step cannot be captured as a CUDA graph; train with captured=False, or --no-capture ({reason})"
+        ) from error
     return graph
 
 

@@ -71,6 +71,10 @@ def retrofit(
     ] = [],  # noqa: B006
     exclude: Annotated[list[str], typer.Option(help="A glob over layers that do not. May be repeated.")] = [],  # noqa: B006
     score: Annotated[str, typer.Option(help="What confidence is made from; one that suits the size if empty.")] = "",
+    capture: Annotated[
+        bool,
+        typer.Option(help="On a GPU, replay a step as a CUDA graph; not for networks whose shapes depend on values."),
+    ] = True,
     seed: Seed = 0,
     device: Device = "auto",
     force: Force = False,
@@ -93,6 +97,7 @@ def retrofit(
         exclude=tuple(exclude),
         own_samples=own_samples,
         score=score,
+        captured=capture,
         seed=seed,
     )
     check_folder(out, force=force)  # said before anything is computed, and made when there is something to write

@@ -130,6 +130,7 @@ class Retrofit:
         sampling_steps: Euler steps of those, and of the reference.
         score: What confidence is made from; `temporal_ratio` for states of a few numbers and `integrated` for others,
             if empty.
+        captured: On a GPU a step is a CUDA graph; not for a network that waits for the GPU to know a shape.
         seed: Seeds everything.
     """
 
@@ -144,6 +145,7 @@ class Retrofit:
     own_samples: int = 0
     sampling_steps: int = 50
     score: str = ""
+    captured: bool = True
     seed: int = 0
 
 
@@ -250,6 +252,7 @@ def retrofit(
         beta=how.beta,
         batch=how.batch,
         lr=how.lr,
+        captured=how.captured,
         seed=derive(how.seed, "retrofit"),
         progress=look,
         every=max(1, how.steps // LOOKS),
