@@ -1,0 +1,59 @@
+"""Chooses the few times at which a shipped checkpoint's variance is read, and writes them beside its weights.
+
+    .venv/bin/python benchmarks/fit_schedule.py crystals --pilot 1000
+    .venv/bin/python benchmarks/fit_schedule.py mnist --pilot 1000 --device cuda
+
+A pilot run is read at every step that its score looks at, on a seed of its own; it sees no outcome. What fewer or more
+readings would tell is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import fmwc
+from fmwc.bars import sampling_bar
+from fmwc.checkpoint import save_schedule
+from fmwc.recipes.recipe import Clock, pick_device
+from fmwc.sampling import default_estimator, fit_schedule
+from fmwc.sampling.schedules import READINGS
+from fmwc.sampling.scores import parsed
+from fmwc.settings import SETTINGS, setting_named
+
+STEPS, SEED = 50, 100
+WEIGHTS = Path(fmwc.__file__).parent / "weights"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("setting", choices=list(SETTINGS))
+    parser.add_argument("--pilot", type=int, default=1000, help="samples")
+    parser.add_argument("--readings", type=int, default=READINGS)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, help="a checkpoint's folder; the shipped one if not given")
+    arguments = parser.parse_args()
+    device, setting = pick_device(arguments.device), setting_named(arguments.setting)
+    clock, field = Clock(device), fmwc.load(setting.name, device=device)
+    reading = default_estimator(field.space) if setting.reading is True else setting.reading
+    _, score, window = parsed(field.reference.score)
+    window = {} if score == "temporal_ratio" else window  # whose two windows it names, not one
+    times = [k / STEPS for k in range(STEPS) if window.get("early", 0) <= k / STEPS < window.get("late", 1)]
+    with sampling_bar("a pilot run", arguments.pilot) as bar:
+        run = setting.draw(
+            field, arguments.pilot, SEED, bar, confidence=reading, schedule=times if window else 1, record="total"
+        )
+    for readings in range(1, 7):
+        try:
+            found = fit_schedule(field, readings, pilot=run, steps=STEPS, confidence=reading)
+        except fmwc.errors.UsageError as error:
+            print(f"{readings} readings: {error}")
+            continue
+        print(f"{readings} readings: {found.times}, correlation with all {len(run.times)} {found.agreement:.4f}")
+        if readings == arguments.readings:
+            save_schedule(found, arguments.out or WEIGHTS / setting.name)
+    print(f"{arguments.pilot} samples, {clock.seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
