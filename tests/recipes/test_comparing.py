@@ -9,7 +9,7 @@ import torch
 import fmwc.training
 from fmwc.baselines import HeteroscedasticVariance
 from fmwc.errors import CheckpointError
-from fmwc.recipes import bench as room
+from fmwc.recipes import comparing as room
 from fmwc.recipes.comparing import Bench, cells, check_cell, setting_of_results
 from fmwc.sampling import sample
 from tests.recipes.conftest import BOARD, CPU, identical, weights
