@@ -16,7 +16,7 @@ import fmwc
 from fmwc.bars import sampling_bar
 from fmwc.checkpoint import save_schedule
 from fmwc.recipes.recipe import Clock, pick_device
-from fmwc.sampling import default_estimator, fit_schedule
+from fmwc.sampling import fit_schedule
 from fmwc.sampling.schedules import READINGS
 from fmwc.sampling.scores import parsed
 from fmwc.settings import SETTINGS, setting_named
@@ -35,7 +35,7 @@ def main() -> None:
     arguments = parser.parse_args()
     device, setting = pick_device(arguments.device), setting_named(arguments.setting)
     clock, field = Clock(device), fmwc.load(setting.name, device=device)
-    reading = default_estimator(field.space) if setting.reading is True else setting.reading
+    reading = setting.estimator(field)
     _, score, window = parsed(field.reference.score)
     window = {} if score == "temporal_ratio" else window  # whose two windows it names, not one
     times = [k / STEPS for k in range(STEPS) if window.get("early", 0) <= k / STEPS < window.get("late", 1)]

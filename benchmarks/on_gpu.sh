@@ -10,7 +10,7 @@
 #
 # Data lies in carry/mp20 and carry/mnist, which git ignores. Crystals are judged afterwards, on a CPU:
 #
-#     cat study.tar.* | tar x -C runs && fmwc study crystals --out runs/study
+#     cat study.tar.* | tar x -C runs && fmwc study crystals --only read:filter,read:trust,read:edit,read:steps,read:rewind --out runs/study
 #     cat reproduce.tar.* | tar x -C runs && fmwc reproduce crystals --set flow=crystals --only read:retrofit,read:hutchinson --out runs/reproduce
 set -uo pipefail
 part=$1 out=$3

@@ -4,7 +4,7 @@
 .venv/bin/python benchmarks/retrofit_curve.py mnist --device cuda --data ../shared/data/mnist --every 5
 .venv/bin/python benchmarks/retrofit_curve.py crystals --device cuda --every 5 --joint FOLDER --drawn curve.safetensors
 .venv/bin/python benchmarks/retrofit_curve.py crystals --judge curve.safetensors
-.venv/bin/python benchmarks/retrofit_curve.py crystals --batch 64 --count 1000 --own 1000 --steps 30 100 300 \\
+.venv/bin/python benchmarks/retrofit_curve.py crystals --batch 64 --count 1000 --own 1000 --steps 0 30 100 300 \\
     --times 0.68 0.78 0.88
 .venv/bin/python benchmarks/retrofit_curve.py picture
 

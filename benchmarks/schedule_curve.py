@@ -29,7 +29,7 @@ from fmwc.metrics.ranking import auprc, bootstrap
 from fmwc.propagate import Linearised
 from fmwc.recipes.recipe import Clock, pick_device, provenance
 from fmwc.report.look import png
-from fmwc.sampling import Compiled, Trajectory, default_estimator, noise, sample
+from fmwc.sampling import Compiled, Trajectory, noise, sample
 from fmwc.sampling.schedules import fitted, score_at
 from fmwc.settings import SETTINGS, Setting, setting_named
 
@@ -128,7 +128,7 @@ def main() -> None:
     device = pick_device(arguments.device)
     clock, setting = Clock(device), setting_named(arguments.setting)
     field = fmwc.load(setting.name, device=device)
-    reading = Linearised(arguments.probes) if arguments.probes else setting.reading
+    reading = Linearised(arguments.probes) if arguments.probes else setting.estimator(field)
     gpu = int(device.type == "cuda")
     draw = partial(setting.draw, field, progress=None, confidence=reading, schedule=1, record="total")
     pilot = draw(arguments.pilot or PILOT[setting.name][gpu], PILOT_SEED)
@@ -148,7 +148,6 @@ def main() -> None:
     about = provenance(
         device, clock.seconds, samples=len(bad), pilot=len(pilot), steps=STEPS, seeds=[run.seed, pilot.seed]
     )
-    reading = default_estimator(field.space) if reading is True else reading
     about |= {"reading": str(reading), "score": pilot.default_score, "prevalence": float(bad.mean())}
     name = f"schedule-{setting.name}" + (f"-{arguments.probes}" if arguments.probes else "")
     write_json(arguments.out / f"{name}.json", {"provenance": about, "schedules": rows})

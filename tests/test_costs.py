@@ -14,9 +14,10 @@ from fmwc.cli import app
 from fmwc.costs import CASES, PLAIN, TRAINING, Meter, measure, report
 from fmwc.errors import FmwcError
 from fmwc.nets import MLP
+from fmwc.propagate import Linearised
 from fmwc.report.results import cost_table
 
-SETTING = SimpleNamespace(name="checkerboard", reading=True, conditions=lambda field, count: {})
+SETTING = SimpleNamespace(name="checkerboard", estimator=lambda field: Linearised(), conditions=lambda field, count: {})
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from fmwc.flow import elbo, flow_matching
 from fmwc.propagate import Diagonal, MonteCarlo, Tangent
 from fmwc.recipes.recipe import Clock, provenance
 from fmwc.report.tables import markdown
-from fmwc.sampling import Compiled, default_estimator, noise, sample
+from fmwc.sampling import Compiled, noise, sample
 from fmwc.sampling.schedules import READINGS
 from fmwc.settings.setting import Setting
 from fmwc.training import Plan, train
@@ -202,11 +202,6 @@ def peak(device: torch.device) -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
-def _reading(setting: Setting, model: Field) -> Any:
-    """The linearised estimator that the setting's samples are read by."""
-    return setting.reading if setting.reading is not True else default_estimator(model.space)  # type: ignore[arg-type]
-
-
 def words_of(only: str) -> list[str]:
     """The words of `--only`, each a part or within the name of a case."""
     words = [word.strip() for word in only.split(",") if word.strip()]
@@ -226,7 +221,7 @@ def _tasks(
     def run(case: Case) -> None:
         options = dict(case.options)
         if options.get("confidence") is True:
-            options["confidence"] = replace(_reading(setting, model), dtype=case.dtype)
+            options["confidence"] = replace(setting.estimator(model), dtype=case.dtype)
         options = {"steps": steps, "batch": count, **cond, **options}
         if case.stochastic:
             stochastic_ends(model, x0, case.runs, **options)
@@ -370,7 +365,7 @@ def measure(
         found |= _MEASURED[part](meter, setting, model, fast, count, steps, names, others)
         left_out += meter.left_out
     about = provenance(
-        model.device, clock.seconds, samples=count, steps=steps, seeds=[0], reading=str(_reading(setting, model))
+        model.device, clock.seconds, samples=count, steps=steps, seeds=[0], reading=str(setting.estimator(model))
     )
     return {"provenance": about, **found, "compiling": compiling, "left_out": left_out}
 

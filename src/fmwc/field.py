@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fmwc.errors import NotFiniteError, ShapeError, UsageError, require_finite
-from fmwc.flow import Space, euclidean
+from fmwc.flow import Space, as_space, euclidean
 from fmwc.modes import eagerly, evaluating
 from fmwc.moments import Moments
 from fmwc.propagate import Estimator, as_estimator
@@ -223,8 +223,8 @@ def attach(
 
     Arguments:
         network: Any module called as `network(x, t, **cond)`.
-        include, exclude: Glob patterns over the names of its linear and convolution layers.
-        space: The shape of one sample, or a space; learned from the first data if not given.
+        include, exclude: Glob patterns, or one, over the names of its linear and convolution layers.
+        space: The shape of one sample (one number for a vector), or a space; learned from the first data if not given.
         prior_rate: The prior rate p of the KL.
         width: The width of the inference networks.
         kl_factor: The leading factor of the KL; 1 is the paper's formula as printed.
@@ -237,7 +237,4 @@ def attach(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         noise = NoiseModel(network, include, exclude, width, initial_log_alpha)
-    where = (
-        space if space is None or isinstance(space, Space) else euclidean((space,) if isinstance(space, int) else space)
-    )
-    return Field(network, noise, where, prior_rate, kl_factor)
+    return Field(network, noise, None if space is None else as_space(space), prior_rate, kl_factor)

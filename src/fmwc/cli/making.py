@@ -14,7 +14,8 @@ from fmwc.cli.shared import Count, Data, Device, Force, JudgedBy, Out, Own, Seed
 from fmwc.data import arrays
 from fmwc.errors import UsageError, pick
 from fmwc.files import check_folder
-from fmwc.recipes.own import Retrofit, advice, build
+from fmwc.recipes.named import build
+from fmwc.recipes.own import Retrofit, advice
 from fmwc.recipes.own import retrofit as fit_own
 from fmwc.recipes.recipe import pick_device
 from fmwc.settings import setting_named

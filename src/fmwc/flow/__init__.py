@@ -2,7 +2,7 @@
 
 from fmwc.flow.manifolds import Euclidean, FlatTorus, Lattice, Manifold
 from fmwc.flow.objective import PathSample, elbo, flow_matching, path_sample
-from fmwc.flow.space import Channel, Space, euclidean
+from fmwc.flow.space import Channel, Space, as_space, euclidean
 
 __all__ = [
     "Channel",
@@ -12,6 +12,7 @@ __all__ = [
     "Manifold",
     "PathSample",
     "Space",
+    "as_space",
     "elbo",
     "euclidean",
     "flow_matching",

@@ -14,7 +14,7 @@ from fmwc.flow.manifolds import Euclidean, FlatTorus, Lattice, Manifold
 from fmwc.randomness import Randomness
 from fmwc.state import SINGLE, State, channels
 
-__all__ = ["NOISES", "Channel", "Space", "euclidean"]
+__all__ = ["NOISES", "Channel", "Space", "as_space", "euclidean"]
 
 NOISES = {
     "normal": lambda channel, r, like: r.normal(like),
@@ -238,6 +238,11 @@ def _described(channel: Channel) -> dict[str, Any]:
 def euclidean(shape: Sequence[int]) -> Space:
     """Flat space of one channel, with standard normal noise: states are plain tensors."""
     return Space({SINGLE: Channel(tuple(int(n) for n in shape))})
+
+
+def as_space(space: Space | Sequence[int] | int) -> Space:
+    """A space as it is, or flat space by the shape of a sample."""
+    return space if isinstance(space, Space) else euclidean((space,) if isinstance(space, int) else space)
 
 
 def _against(dt: Tensor, value: Tensor) -> Tensor:  # (B,) -> (B, 1, …)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fmwc.errors import UsageError, pick
 from fmwc.field import Schedule
-from fmwc.flow import Space, euclidean
+from fmwc.flow import Space, as_space, euclidean
 from fmwc.propagate import Estimator, Linearised, Transport, as_estimator
 from fmwc.randomness import Blocks, derive
 from fmwc.sampling.adaptive import FEW, Damped, Ema, numbers
@@ -148,8 +148,7 @@ def sample(
         keep: Called with the run of each batch as it is done, so that a long run can be saved as it goes.
         cond: Given to the network; tensors with a row for each sample are split with the batches.
     """
-    where = space if space is None or isinstance(space, Space) else euclidean(space)
-    where = where or getattr(field, "space", None)
+    where = getattr(field, "space", None) if space is None else as_space(space)
     if where is None:
         if not isinstance(x0, Tensor):
             raise UsageError("the shape of a sample is not known; give space=(...) here or to attach, or x0")

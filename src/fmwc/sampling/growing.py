@@ -45,9 +45,7 @@ def growing(path: Path, count: int) -> Iterator[Callable[[Trajectory], None]]:
         def add(part: Trajectory) -> None:
             nonlocal done, kinds
             tensors, about = part.tensors(), part.about()
-            own = {
-                name: (t.dtype, t.element_size() * t.numel() // _rows(name, len(part))) for name, t in tensors.items()
-            }
+            own = {name: (t.dtype, t.nbytes // (1 if _shared(name) else len(part))) for name, t in tensors.items()}
             kinds = kinds or own
             if own != kinds:
                 unlike = next(name for name in (*kinds, *own) if own.get(name) != kinds.get(name))
@@ -68,9 +66,9 @@ def growing(path: Path, count: int) -> Iterator[Callable[[Trajectory], None]]:
             raise UsageError(f"{path} was laid out for {count} samples, and {done} came")
 
 
-def _rows(name: str, count: int) -> int:
-    """A tensor's rows, where there are `count` samples: what all of them share has one."""
-    return 1 if name.partition(".")[0] in ("reference", "standard") else count
+def _shared(name: str) -> bool:
+    """Whether a tensor is of all samples, and not a row of each."""
+    return name.partition(".")[0] in ("reference", "standard")
 
 
 def _layout(
@@ -86,7 +84,7 @@ def _layout(
             raise UsageError(f"'{name}' is of type {tensor.dtype}, which a file of samples does not hold; convert it")
         if rows and shape[0] > 1:
             raise UsageError("only runs that keep their scores alone are written as they come: record='score'")
-        each = _rows(name, 2) == 2
+        each = not _shared(name)
         if each:
             shape[int(rows)] = count
         size = tensor.element_size() * tensor.numel() // here if each else 0

@@ -25,7 +25,7 @@ from fmwc.sampling.trajectory import Trajectory
 
 __all__ = ["READINGS", "fitted", "score_at"]
 
-READINGS = 3  # makes 50 steps 1.2 to 1.3 times as long, uncompiled on one core (results/bench/schedule-*.json)
+READINGS = 3  # makes 50 steps 1.2 times as long, uncompiled on one core (results/bench/schedule-checkerboard.json)
 LEVELS = 201  # quantiles of the pilot's scores
 
 

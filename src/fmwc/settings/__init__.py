@@ -5,7 +5,7 @@ import torch
 from fmwc.checkpoint import about, load
 from fmwc.errors import UsageError, pick
 from fmwc.field import Field
-from fmwc.recipes.own import build
+from fmwc.recipes.named import build
 from fmwc.settings.checkerboard import CheckerboardSetting
 from fmwc.settings.crystals import CrystalSetting
 from fmwc.settings.mnist import MnistSetting

@@ -13,7 +13,7 @@ from torch import Tensor
 from fmwc.errors import UsageError
 from fmwc.field import Field
 from fmwc.files import write_bytes
-from fmwc.recipes.own import try_once
+from fmwc.recipes.named import try_once
 from fmwc.report.crystal_files import parquet_bytes
 from fmwc.report.own import write_report
 from fmwc.sampling import Trajectory, noise

@@ -21,7 +21,17 @@ from fmwc.randomness import derive
 from fmwc.recipes.fitting import Progress, fit
 from fmwc.recipes.recipe import override
 from fmwc.recipes.uses.subject import Subject
-from fmwc.sampling import Profile, Schedule, Trajectory, fit_schedule, growing, sample, stream, survey
+from fmwc.sampling import (
+    Profile,
+    Schedule,
+    Trajectory,
+    default_estimator,
+    fit_schedule,
+    growing,
+    sample,
+    stream,
+    survey,
+)
 from fmwc.state import channels
 
 __all__ = ["Rows", "Setting", "Show", "say_on_stderr", "shares", "write_run"]
@@ -192,6 +202,10 @@ class Setting(ABC):
     @abstractmethod
     def tables(self, out: Path) -> list[Path]:
         """Writes the paper's tables beside ours, from the cells of a results folder."""
+
+    def estimator(self, field: Field) -> Any:
+        """What reads the variance of the field's samples, if nothing is said."""
+        return default_estimator(field.space) if self.reading is True else self.reading  # type: ignore[arg-type]
 
     def draw(
         self, field: Field, count: int, seed: int, progress: Show, label: int | None = None, **options: Any
