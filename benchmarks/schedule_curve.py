@@ -1,17 +1,19 @@
 """Quality against cost: how well few readings of the variance find what failed, and how much time they take.
 
     .venv/bin/python benchmarks/schedule_curve.py checkerboard
-    .venv/bin/python benchmarks/schedule_curve.py mnist --device cuda --count 10000 --pilot 2000
-    .venv/bin/python benchmarks/schedule_curve.py crystals --draws runs/crystals/draws/retrofit-0.safetensors
+    .venv/bin/python benchmarks/schedule_curve.py mnist --count 10000 --costs results/bench/h200/mnist.json
+    .venv/bin/python benchmarks/schedule_curve.py crystals --draws runs/reproduce/draws/retrofit-0.safetensors
 
 One run is read at every step, and every schedule is a part of its readings, so that schedules differ by when they read
 alone. Adaptive ones are chosen on a pilot run of another seed, which sees no outcome. Times are of sampling with that
-many readings, in one process, interleaved, beside plain sampling (compiled on a GPU).
+many readings, in one process, interleaved, beside plain sampling; or, with --costs, those that `fmwc bench` has
+measured on another machine (compiled), and a line between two of its numbers of readings.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from dataclasses import replace
 from functools import partial
@@ -30,12 +32,19 @@ from fmwc.propagate import Linearised
 from fmwc.recipes.recipe import Clock, pick_device, provenance
 from fmwc.report.look import png
 from fmwc.sampling import Compiled, Trajectory, noise, sample
+from fmwc.sampling.schedules import READINGS as fewest
 from fmwc.sampling.schedules import fitted, score_at
 from fmwc.settings import SETTINGS, Setting, setting_named
 
 STEPS = 50
 EVERY = (1, 2, 3, 5, 7, 10, 16, 25)
 READINGS = (2, 3, 4, 5, 8, 12)
+BENCHED = {  # readings of `STEPS` steps that fmwc bench measures
+    fewest: f"linearised, {fewest} readings",
+    5: "linearised, every 10th step",
+    10: "linearised, every 5th step",
+    50: "linearised, every step",
+}
 SEED, PILOT_SEED = 2027, 100  # nothing was chosen on the first
 PILOT = {"checkerboard": (1_000, 4_000), "mnist": (200, 2_000), "crystals": (60, 1_000)}  # on a CPU, on a GPU
 COUNT = {"checkerboard": (4_000, 10_000), "mnist": (300, 10_000), "crystals": (60, 2_500)}
@@ -95,6 +104,16 @@ def overheads(setting: Setting, field: Any, reading: Any, rows: dict[str, Any], 
         row["time"] = costs[str(row["readings"])]
 
 
+def measured(rows: dict[str, Any], path: Path) -> None:
+    """Adds the times that `fmwc bench` found, of as many steps."""
+    found = json.loads(path.read_text())
+    assert found["provenance"]["steps"] == STEPS
+    known = {0: 1.0} | {n: found["compiled"][name]["ratio"] for n, name in BENCHED.items() if name in found["compiled"]}
+    at = sorted(known)
+    for row in rows.values():
+        row["time"] = {"ratio": float(np.interp(row["readings"], at, [known[n] for n in at]))}
+
+
 def picture(rows: dict[str, Any], title: str) -> Figure:
     """AUPRC against time, every k-th step and adaptive."""
     figure = Figure(figsize=(6, 4), layout="constrained")
@@ -122,6 +141,7 @@ def main() -> None:
     parser.add_argument("--probes", type=int, default=0, help="random probes a reading; the setting's own if not given")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--timed", type=int, default=0, help="samples in the batch that is timed")
+    parser.add_argument("--costs", type=Path, help="a file of fmwc bench --steps 50, in place of measuring")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("results/bench"))
     arguments = parser.parse_args()
@@ -139,7 +159,10 @@ def main() -> None:
         run = draw(arguments.count or COUNT[setting.name][gpu], SEED)
     bad = setting.judge(run)
     rows = quality(setting, run.compact(), bad, schedules(pilot))
-    overheads(setting, field, reading, rows, arguments.rounds, arguments.timed)
+    if arguments.costs:
+        measured(rows, arguments.costs)
+    else:
+        overheads(setting, field, reading, rows, arguments.rounds, arguments.timed)
     for name, row in rows.items():
         print(
             f"{name:12s} {row['readings']:3d} readings: AUPRC {row['auprc']:.3f} ({row['to_every_step']:+.3f}), "
@@ -148,6 +171,9 @@ def main() -> None:
     about = provenance(
         device, clock.seconds, samples=len(bad), pilot=len(pilot), steps=STEPS, seeds=[run.seed, pilot.seed]
     )
+    if arguments.costs:
+        timed = json.loads(arguments.costs.read_text())["provenance"]
+        about["timed"] = {key: timed[key] for key in ("commit", "device", "torch", "samples", "reading")}
     about |= {"reading": str(reading), "score": pilot.default_score, "prevalence": float(bad.mean())}
     name = f"schedule-{setting.name}" + (f"-{arguments.probes}" if arguments.probes else "")
     write_json(arguments.out / f"{name}.json", {"provenance": about, "schedules": rows})

@@ -77,6 +77,13 @@ def test_some_cases_or_parts_only(field):
     assert "cases" not in measured(field, only="training")
 
 
+def test_tensor_float_is_of_the_measuring_alone(field, tmp_path):
+    found = measured(field, only="tangent", tf32=True)
+    assert found["provenance"]["tf32"]
+    assert ", TF32, commit" in report(tmp_path, "checkerboard", found)[1].read_text()
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
 def test_the_command_writes_a_table(tmp_path):
     options = [
         "-n",

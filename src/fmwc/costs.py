@@ -25,6 +25,7 @@ from fmwc.errors import UsageError, nearest
 from fmwc.field import Field
 from fmwc.files import write_json, write_text
 from fmwc.flow import elbo, flow_matching
+from fmwc.modes import tensor_float
 from fmwc.propagate import Diagonal, MonteCarlo, Tangent
 from fmwc.recipes.recipe import Clock, provenance
 from fmwc.report.tables import markdown
@@ -64,19 +65,19 @@ class Case:
 
 
 PLAIN = "plain"
+# As many as an adaptive schedule takes; where they are does not change what they cost. Of the 50 steps that it is made
+# for: fmwc bench --steps 50.
+FEW = tuple((i + 1) / (READINGS + 1) for i in range(READINGS))
 CASES: dict[str, Case] = {  # in order of importance; ratios are to the first
     PLAIN: Case({"confidence": False}),
-    # As many as an adaptive schedule takes; where they are does not change what they cost. Of the 50 steps that it is
-    # made for: fmwc bench --steps 50.
-    f"linearised, {READINGS} readings": Case(
-        {"confidence": True, "schedule": tuple((i + 1) / (READINGS + 1) for i in range(READINGS))}
-    ),
+    f"linearised, {READINGS} readings": Case({"confidence": True, "schedule": FEW}),
+    f"linearised in bf16, {READINGS} readings": Case({"confidence": True, "schedule": FEW}, dtype=torch.bfloat16),
     "linearised, every step": Case({"confidence": True}),
-    "linearised, every 5th step": Case({"confidence": True, "schedule": 5}),
-    "linearised, every 10th step": Case({"confidence": True, "schedule": 10}),
     "linearised in bf16, every step": Case({"confidence": True}, dtype=torch.bfloat16),
+    "linearised, every 5th step": Case({"confidence": True, "schedule": 5}),
     "diagonal Taylor-1, every step": Case({"confidence": Diagonal("taylor1")}),
     "diagonal Gauss–Hermite, every step": Case({"confidence": Diagonal()}),
+    "linearised, every 10th step": Case({"confidence": True, "schedule": 10}),
     "diagonal Gauss–Hermite, every 5th step": Case({"confidence": Diagonal(), "schedule": 5}),
     "diagonal Gauss–Hermite, every 10th step": Case({"confidence": Diagonal(), "schedule": 10}),
     "ensemble of 5": Case({"confidence": False}, runs=MEMBERS),
@@ -328,6 +329,7 @@ def measure(
     minutes: float = 10.0,
     only: str = "",
     backend: str = "inductor",
+    tf32: bool = False,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """All the costs of a setting; `cases` and `compiled` are the tables of sampling, each held against its own plain.
@@ -340,6 +342,8 @@ def measure(
         only: Words, separated by commas: measure the cases that hold one in their name, beside the plain ones; and
             `sampling`, `training` and `sweep` are whole parts.
         backend: Of torch.compile.
+        tf32: Matrix products of TensorFloat-32 on a GPU, for plain sampling as for the rest; torch itself has them in
+            full (but for convolutions).
         say: Told what is done.
     """
     clock = Clock(model.device)
@@ -362,10 +366,17 @@ def measure(
     for part in parts:
         share = PARTS[part] if part != parts[-1] else 1.0
         meter = Meter(model.device, rounds, begin + 60 * minutes * share, say)
-        found |= _MEASURED[part](meter, setting, model, fast, count, steps, names, others)
+        with tensor_float(tf32):
+            found |= _MEASURED[part](meter, setting, model, fast, count, steps, names, others)
         left_out += meter.left_out
     about = provenance(
-        model.device, clock.seconds, samples=count, steps=steps, seeds=[0], reading=str(setting.estimator(model))
+        model.device,
+        clock.seconds,
+        samples=count,
+        steps=steps,
+        seeds=[0],
+        reading=str(setting.estimator(model)),
+        tf32=tf32,
     )
     return {"provenance": about, **found, "compiling": compiling, "left_out": left_out}
 
@@ -378,7 +389,8 @@ def report(out: Path, setting: str, costs: dict[str, Any]) -> list[Path]:
         "",
         f"{about['samples']:,} samples in one batch, {about['steps']} steps; medians of {costs['rounds']} rounds "
         f"(lowest–highest), all in one process, interleaved; ratios are to plain of the same column. "
-        f"{about['device']}, torch {about['torch']}, commit {about['commit']}, {about['seconds']:.0f} s.",
+        f"{about['device']}, torch {about['torch']}{', TF32' if about.get('tf32') else ''}, commit {about['commit']}, "
+        f"{about['seconds']:.0f} s.",
     ]
     ways = [way for way in WAYS if way in costs]
     table = []

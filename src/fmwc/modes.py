@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["eagerly", "evaluating"]
+__all__ = ["eagerly", "evaluating", "tensor_float"]
 
 
 @contextmanager
@@ -24,6 +24,17 @@ def evaluating(network: Any) -> Iterator[None]:
     finally:
         for module, training in modes.items():
             module.training = training
+
+
+@contextmanager
+def tensor_float(on: bool = True) -> Iterator[None]:
+    """Inside, a GPU's matrix products are of TensorFloat-32, where that is on: ten bits of each factor."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if on else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def eagerly(function: Callable[..., Any]) -> Callable[..., Any]:

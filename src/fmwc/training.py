@@ -19,7 +19,7 @@ from fmwc.data import fingerprint
 from fmwc.errors import DataError, NotFiniteError, ShapeError, UsageError, pick, require_finite
 from fmwc.field import Field
 from fmwc.flow import elbo
-from fmwc.modes import evaluating
+from fmwc.modes import evaluating, tensor_float
 from fmwc.propagate import Linearised
 from fmwc.randomness import Stream
 from fmwc.resume import read_point, save_point
@@ -195,7 +195,8 @@ def train(
     identity = {**literals, "data": fingerprint(*rows.values())}
     rows = {name: each(lambda c: c.to(device), row) for name, row in rows.items()}
     cuda = device.type == "cuda"
-    with _generator(device, plan.seed) as generator, _precision(cuda):
+    # A gradient's own noise is far larger than what TensorFloat-32 leaves out.
+    with _generator(device, plan.seed) as generator, tensor_float(cuda):
         randomness = Stream(None if cuda else generator)  # a GPU's own generator: compiled code knows no other
         half = cuda and plan.precision != "full"
         objective = torch.compile(loss) if cuda and plan.compiled else loss
@@ -377,17 +378,6 @@ def _generator(device: torch.device, seed: int) -> Iterator[torch.Generator]:
         return
     with torch.random.fork_rng(devices=[device]):
         yield torch.cuda.default_generators[device.index or 0].manual_seed(seed)
-
-
-@contextmanager
-def _precision(cuda: bool) -> Iterator[None]:
-    """TensorFloat-32 for the products of training on a GPU, where a gradient's own noise is far larger."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if cuda else before)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _finite(value: float, step: int) -> float:

@@ -35,6 +35,9 @@ def bench(
         ),
     ] = "",
     backend: Annotated[str, typer.Option(help="Of torch.compile; eager needs no compiler.")] = "inductor",
+    tf32: Annotated[
+        bool, typer.Option("--tf32", help="A GPU's matrix products in TensorFloat-32, plain sampling's too.")
+    ] = False,
     device: Device = "auto",
     force: Force = False,
 ) -> None:
@@ -55,6 +58,7 @@ def bench(
             minutes=minutes,
             only=only,
             backend=backend,
+            tf32=tf32,
             say=say_on_stderr,
         )
         written += report(out, setting.name, costs)

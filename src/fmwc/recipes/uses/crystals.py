@@ -44,7 +44,7 @@ METRICS = {
     "valid": Metric(lambda found: 100 * float(found["valid"].mean()), "valid, %", higher=True, digits=1),
 }
 # Bits of ±1; fractions of a cell; and all channels, each in the root of its weight in the loss.
-SCALES = {"chem-swap": (0.3, 1.0, 2.0), "polymorph": (0.03, 0.1, 0.3), "all-channels": (1.0, 3.0, 10.0)}
+SCALES = {"chem-swap": (0.3, 1.0, 2.0), "polymorph": (0.1, 0.3, 1.0), "all-channels": (1.0, 3.0, 10.0)}
 CHOSEN = {
     "chem-swap": (1.0, 0.4, "transported"),
     "polymorph": (0.3, 0.2, "variance"),
@@ -75,6 +75,7 @@ class Crystals(Subject):
     risks = (0.5, 0.6)
     before, scale = 0.4, 1.0
     scales = (0.3, 1.0, 3.0)
+    befores = (0.1, 0.2, 0.4, 0.6)
 
     def __init__(self, field: Field, sizes: Sizes | None = None, model: str = "chgnet", data: str = "") -> None:
         super().__init__(field, sizes)
