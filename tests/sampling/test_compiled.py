@@ -229,6 +229,7 @@ def test_the_compiler_itself_agrees_with_the_field():
     assert sum(text.startswith("compiled ") for text in said) == 1
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # torch's own: TF32 would be faster, …
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: what is captured is a CUDA graph")
 @pytest.mark.parametrize("made", [points, digits, crystals])
 def test_a_captured_graph_agrees_with_the_field(made):

@@ -46,8 +46,8 @@ METRICS = {
 # Bits of ±1; fractions of a cell; and all channels, each in the root of its weight in the loss.
 SCALES = {"chem-swap": (0.3, 1.0, 2.0), "polymorph": (0.1, 0.3, 1.0), "all-channels": (1.0, 3.0, 10.0)}
 CHOSEN = {
-    "chem-swap": (1.0, 0.4, "transported"),
-    "polymorph": (0.3, 0.2, "variance"),
+    "chem-swap": (0.3, 0.2, "transported"),
+    "polymorph": (0.1, 0.4, "variance"),
     "all-channels": (1.0, 0.4, "transported"),
 }
 
@@ -73,7 +73,7 @@ class Crystals(Subject):
     intents = INTENTS
     usual, dispersion = 5, False  # which blows up where a lattice does
     risks = (0.5, 0.6)
-    before, scale = 0.4, 1.0
+    before, scale = 0.6, 0.3
     scales = (0.3, 1.0, 3.0)
     befores = (0.1, 0.2, 0.4, 0.6)
 

@@ -119,6 +119,8 @@ def draw_edits(subject: Subject, seed: int, wide: bool) -> Rows:
     watch = _Watch(subject)
     run = subject.draw(sizes.edited, seed, keep_states=True, transport=True)
     first = _row(subject, run, STEPS, watch.seconds)
+    steps = len(run.times)
+    seldom = run.read_at(range((steps - 1) % subject.every, steps, subject.every))  # enough to tell the surest edits
     yield "seeds", Drawn({**first.kept, **subject.shown(run)}, first.info)
     for name, intent in subject.intents.items():
         changed = subject.conditions(run, intent, seed)
@@ -126,10 +128,10 @@ def draw_edits(subject: Subject, seed: int, wide: bool) -> Rows:
         for scale in intent.scales if wide else (intent.scale,):
             for label, at in times.items():
                 watch = _Watch(subject)
-                options = {**subject.options(), **changed, "confidence": False}
+                options = {**subject.options(), **changed, **({"confidence": False} if wide else {})}
                 ends = edit(
                     subject.field,
-                    run,
+                    seldom,
                     intent.channel,
                     at=at,
                     scale=scale,
@@ -143,6 +145,8 @@ def draw_edits(subject: Subject, seed: int, wide: bool) -> Rows:
                 info = {"time": float(when.mean()), "scale": scale, "seconds": watch.seconds}
                 row = Drawn(subject.kept(ends.x, {**ends.cond, **cond}), info)
                 row.kept["time"] = each.expand(sizes.edited, sizes.replicates).flatten()
+                if not wide:
+                    row.kept["score"] = ends.score(ends.default_score).float()
                 row.kept.update(subject.shown(ends, sizes.replicates))
                 yield f"{name}, scale {scale:g}, {label}" if wide else f"{name}, {label}", row
 

@@ -20,6 +20,7 @@ TOP, KEPT = (0.01, 0.05, 0.1), (0.01, 0.05, 0.1, 0.5, 0.8, 0.9)
 LABELLED = (300, 1_000)  # samples a promise rests on
 SPLITS = 500
 PROBABILITY = 0.9
+SUREST = 4  # of so many edits of a sample, the surest one
 SHOWN = 40  # edits that a picture may show, and is told of whether they succeeded
 
 # What was seen of one experiment: by seed, by label, a drawn row and what became of its samples.
@@ -157,7 +158,8 @@ def read_trust(subject: Subject, seen: Seen) -> dict[str, Any]:
 
 
 def read_edit(subject: Subject, seen: Seen) -> dict[str, Any]:
-    """The share of edits that do what they were meant to, and by how much that differs from random times.
+    """The share of edits that do what they were meant to, and by how much that differs from random times; and the share
+    of the surest quarter of each sample's edits.
 
     Replicates of one sample are alike, so the bootstrap draws samples, each with all of its edits.
     """
@@ -166,13 +168,16 @@ def read_edit(subject: Subject, seen: Seen) -> dict[str, Any]:
     rates: dict[str, np.ndarray] = {}
     for label in labels:
         intent = label.partition(",")[0]
-        parts = []
+        parts, doubts = [], []
         for rows in seen.values():
             before, after = rows["seeds"][1], rows[label][1]
             replicates = len(after["bad"]) // len(before["bad"])
             each = {name: np.repeat(value, replicates, 0) for name, value in before.items()}
             parts.append(subject.succeeded(intent, each, after).reshape(-1, replicates))
-        rates[label] = np.concatenate(parts).mean(1)
+            if "score" in (kept := rows[label][0].kept):
+                doubts.append(kept["score"].numpy().reshape(-1, replicates))
+        succeeded = np.concatenate(parts)
+        rates[label] = succeeded.mean(1)
         random = rates[label.rpartition(", ")[0] + ", random"]
         gain = rates[label] - random
         info = [rows[label][0].info for rows in seen.values()]
@@ -187,6 +192,13 @@ def read_edit(subject: Subject, seen: Seen) -> dict[str, Any]:
             "replicates": replicates,
             "shown": parts[0][:SHOWN, 0].tolist(),  # of the first seed's samples, the first edit of each
         }
+        if doubts:
+            surest = np.concatenate(doubts).argsort(1)[:, : max(1, replicates // SUREST)]
+            sure = np.take_along_axis(succeeded, surest, 1).mean(1)
+            found[label] |= {
+                "surest": float(sure.mean()),
+                "surest_interval": bootstrap(lambda i: float(sure[i].mean()), len(random)),  # noqa: B023
+            }
     return found
 
 

@@ -161,6 +161,8 @@ def _edit(study: Study) -> list[UseTable]:
                 "success, %": _interval(n["success"], n["interval"], 1, PERCENT),
                 "gain over random, points": gain,
             }
+            if "surest" in n:
+                cell["of the surest quarter, %"] = _interval(n["surest"], n["surest_interval"], 1, PERCENT)
             cells.append({**cell, "paper, points": paper.get(when, NONE)} if paper else cell)
         counts = f"{rows[0].numbers['samples']:,} samples × {rows[0].numbers['replicates']} edits"
         note = f"Success: {meant.words}. Noise {rows[0].numbers['scale']:g}; {counts}. {INTERVALS}"

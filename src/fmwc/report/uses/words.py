@@ -110,6 +110,9 @@ def _edit(study: Study) -> str:
         chosen = "" if study.wide else study.intents[intent].chosen
         if chosen in named:
             text += f"; {when_words(chosen)}, as the validation seed had it, {_gain(named[chosen])}"
+            if "surest" in named[chosen]:
+                text += f", and {_percent(named[chosen]['surest'])} of the surest quarter of each sample's"
+                text += f" (at random times {_percent(named['random']['surest'])})"
         if best.when not in ("variance", chosen):
             text += f"; the highest of the {len(rows) - 1} is {when_words(best.when)} with {_gain(best.numbers)}"
         parts.append(f"{text}.")
