@@ -2,7 +2,9 @@
 
     .venv/bin/python benchmarks/schedule_curve.py checkerboard
     .venv/bin/python benchmarks/schedule_curve.py mnist --count 10000 --costs results/bench/h200/mnist.json
-    .venv/bin/python benchmarks/schedule_curve.py crystals --draws runs/reproduce/draws/retrofit-0.safetensors
+    .venv/bin/python benchmarks/schedule_curve.py crystals --draws runs/curve --costs results/bench/h200/crystals.json
+
+With --draw-only samples go to the folder --draws, to be judged on another machine.
 
 One run is read at every step, and every schedule is a part of its readings, so that schedules differ by when they read
 alone. Adaptive ones are chosen on a pilot run of another seed, which sees no outcome. Times are of sampling with that
@@ -15,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,15 +33,13 @@ from fmwc.propagate import Linearised
 from fmwc.recipes.recipe import Clock, pick_device, provenance
 from fmwc.report.look import png
 from fmwc.sampling import Compiled, Trajectory, noise, sample
-from fmwc.sampling.schedules import READINGS as fewest
 from fmwc.sampling.schedules import fitted, score_at
 from fmwc.settings import SETTINGS, Setting, setting_named
 
 STEPS = 50
 EVERY = (1, 2, 3, 5, 7, 10, 16, 25)
 READINGS = (2, 3, 4, 5, 8, 12)
-BENCHED = {  # readings of `STEPS` steps that fmwc bench measures
-    fewest: f"linearised, {fewest} readings",
+BENCHED = {  # readings of `STEPS` steps that fmwc bench measures, beside the few of the checkpoint
     5: "linearised, every 10th step",
     10: "linearised, every 5th step",
     50: "linearised, every step",
@@ -108,7 +107,10 @@ def measured(rows: dict[str, Any], path: Path) -> None:
     """Adds the times that `fmwc bench` found, of as many steps."""
     found = json.loads(path.read_text())
     assert found["provenance"]["steps"] == STEPS
-    known = {0: 1.0} | {n: found["compiled"][name]["ratio"] for n, name in BENCHED.items() if name in found["compiled"]}
+    named = BENCHED | {len(found["provenance"]["few"]): "linearised, few readings"}
+    if "bf" in found["provenance"]["reading"]:
+        named = {n: name.replace("linearised", "linearised in bf16") for n, name in named.items()}
+    known = {0: 1.0} | {n: found["compiled"][name]["ratio"] for n, name in named.items() if name in found["compiled"]}
     at = sorted(known)
     for row in rows.values():
         row["time"] = {"ratio": float(np.interp(row["readings"], at, [known[n] for n in at]))}
@@ -137,7 +139,8 @@ def main() -> None:
     parser.add_argument("setting", choices=list(SETTINGS))
     parser.add_argument("--count", type=int, default=0, help="samples that are read")
     parser.add_argument("--pilot", type=int, default=0, help="samples that schedules are chosen on")
-    parser.add_argument("--draws", type=Path, help="samples read at every step, in place of new ones")
+    parser.add_argument("--draws", type=Path, help="a folder of samples read at every step, taken where they are there")
+    parser.add_argument("--draw-only", action="store_true", help="write them there, and stop")
     parser.add_argument("--probes", type=int, default=0, help="random probes a reading; the setting's own if not given")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--timed", type=int, default=0, help="samples in the batch that is timed")
@@ -151,14 +154,21 @@ def main() -> None:
     reading = Linearised(arguments.probes) if arguments.probes else setting.estimator(field)
     gpu = int(device.type == "cuda")
     draw = partial(setting.draw, field, progress=None, confidence=reading, schedule=1, record="total")
-    pilot = draw(arguments.pilot or PILOT[setting.name][gpu], PILOT_SEED)
-    if arguments.draws:
-        run = Trajectory.load(arguments.draws).to(device)
-        run = replace(run, default_score=pilot.default_score)
-    else:
-        run = draw(arguments.count or COUNT[setting.name][gpu], SEED)
+    runs = []
+    for name, count, seed in (
+        ("pilot", arguments.pilot or PILOT[setting.name][gpu], PILOT_SEED),
+        ("run", arguments.count or COUNT[setting.name][gpu], SEED),
+    ):
+        path = arguments.draws and arguments.draws / f"{name}.safetensors"
+        found = Trajectory.load(path).to(device) if path and path.exists() else draw(count, seed).compact()
+        runs.append(found)
+        if path and not path.exists():
+            found.save(path)
+    if arguments.draw_only:
+        return
+    pilot, run = runs
     bad = setting.judge(run)
-    rows = quality(setting, run.compact(), bad, schedules(pilot))
+    rows = quality(setting, run, bad, schedules(pilot))
     if arguments.costs:
         measured(rows, arguments.costs)
     else:

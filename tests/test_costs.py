@@ -60,7 +60,7 @@ def test_every_case_is_measured_both_ways(field, tmp_path):
 def test_what_time_has_no_room_for_is_named(field, tmp_path):
     found = measured(field, minutes=0)
     assert "cases" not in found
-    assert len(found["left_out"]) == 2 * len(CASES) - 2 + 2 * len(TRAINING) + 2 * len(costs.SWEPT)
+    assert len(found["left_out"]) == 2 * len(CASES) - 2 + len(TRAINING) + 2 * len(costs.SWEPT)
     assert "uncompiled linearised, every 5th step" in report(tmp_path, "checkerboard", found)[1].read_text()
 
 

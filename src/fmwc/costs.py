@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from fmwc.training import Plan, train
 __all__ = ["CASES", "SIZES", "TRAINING", "Case", "Meter", "measure", "report", "words_of"]
 
 MEMBERS = 5  # trajectories of an ensemble, or of one stochastic flow
-STEPS = 10  # of the optimiser, by which a longer training is longer than a shorter: what is left has no start in it
+STEPS = 10  # of the optimiser, whose time is taken together
 SIZES = {  # samples, and those of the sweep, where nothing is said
     "checkerboard": {"cpu": (2048, (256, 8192)), "cuda": (65_536, (4096, 16_384, 262_144))},
     "mnist": {"cpu": (16, (4, 64)), "cuda": (1024, (64, 256, 4096))},
@@ -64,14 +65,13 @@ class Case:
     dtype: torch.dtype | None = None
 
 
+Heard = Callable[[int, float], None]
 PLAIN = "plain"
-# As many as an adaptive schedule takes; where they are does not change what they cost. Of the 50 steps that it is made
-# for: fmwc bench --steps 50.
-FEW = tuple((i + 1) / (READINGS + 1) for i in range(READINGS))
+FEW = "few"  # the checkpoint's own schedule, of the 50 steps that it is made for: fmwc bench --steps 50
 CASES: dict[str, Case] = {  # in order of importance; ratios are to the first
     PLAIN: Case({"confidence": False}),
-    f"linearised, {READINGS} readings": Case({"confidence": True, "schedule": FEW}),
-    f"linearised in bf16, {READINGS} readings": Case({"confidence": True, "schedule": FEW}, dtype=torch.bfloat16),
+    "linearised, few readings": Case({"confidence": True, "schedule": FEW}),
+    "linearised in bf16, few readings": Case({"confidence": True, "schedule": FEW}, dtype=torch.bfloat16),
     "linearised, every step": Case({"confidence": True}),
     "linearised in bf16, every step": Case({"confidence": True}, dtype=torch.bfloat16),
     "linearised, every 5th step": Case({"confidence": True, "schedule": 5}),
@@ -212,6 +212,14 @@ def words_of(only: str) -> list[str]:
     return words
 
 
+def few_times(model: Field) -> tuple[float, ...]:
+    """When a checkpoint's variance is read by default; where it has chosen no times, as many as others have.
+
+    Where they are does not change what they cost.
+    """
+    return model.schedule.times if model.schedule else tuple((i + 1) / (READINGS + 1) for i in range(READINGS))
+
+
 def _tasks(
     setting: Setting, model: Field, fast: Compiled | None, count: int, steps: int, names: Iterable[str]
 ) -> dict[str, Callable[[], object]]:
@@ -221,6 +229,8 @@ def _tasks(
 
     def run(case: Case) -> None:
         options = dict(case.options)
+        if options.get("schedule") == FEW:
+            options["schedule"] = few_times(model)
         if options.get("confidence") is True:
             options["confidence"] = replace(setting.estimator(model), dtype=case.dtype)
         options = {"steps": steps, "batch": count, **cond, **options}
@@ -233,12 +243,14 @@ def _tasks(
     return {name: partial(run, CASES[name]) for name in names if fast is None or CASES[name].compiles}
 
 
-def _training(setting: Setting, model: Field, count: int, compiled: bool) -> dict[str, Callable[[], object]]:
-    """Trainings of a copy, each `STEPS` steps longer than another: the difference is measured by :func:`_per_step`."""
+def _trainings(setting: Setting, model: Field, count: int, compiled: bool) -> dict[str, Callable[[Heard, int], object]]:
+    """Trainings of a copy, which say when another `STEPS` steps are done, so many times."""
     cond = {k: v.to(model.device) for k, v in setting.conditions(model, count).items()}
     data = noise(model.space, count, 0, model.device, **cond)  # type: ignore[arg-type]
 
-    def run(part: Callable[[Field], Any], loss: Callable[[Field], Callable[..., Any]], steps: int) -> None:
+    def run(
+        part: Callable[[Field], Any], loss: Callable[[Field], Callable[..., Any]], heard: Heard, times: int
+    ) -> None:
         copy = deepcopy(model)
         module = part(copy)
         copy.requires_grad_(False)
@@ -246,27 +258,31 @@ def _training(setting: Setting, model: Field, count: int, compiled: bool) -> dic
         if reserve := getattr(copy.network, "reserve", None):
             reserve(**cond)
         # As many strata as samples: every step sees each once, so that rows reserved for them are enough.
-        plan = Plan(steps, batch=count, lr=1e-5, stratified=True, compiled=compiled)
+        plan = Plan(
+            STEPS * times, count, 1e-5, stratified=True, compiled=compiled, precision="bf16" if compiled else "full"
+        )
         # Hooks that a compiled loss cannot put in itself; plain training has none.
         with nullcontext() if module is copy.network else copy.noise.hooked():
-            train(module, loss(copy), data, plan, cond=cond)
+            train(module, loss(copy), data, plan, cond=cond, progress=heard, every=STEPS)
 
-    return {
-        f"{name}, {steps} steps": partial(run, part, loss, steps)
-        for name, (part, loss) in TRAINING.items()
-        for steps in (STEPS, 2 * STEPS)
-    }
+    return {name: partial(run, part, loss) for name, (part, loss) in TRAINING.items()}
 
 
-def _per_step(rows: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """What a step costs, from trainings of two lengths."""
-    found: dict[str, dict[str, float]] = {}
-    for name in TRAINING:
-        short, long = (rows.get(f"{name}, {steps} steps") for steps in (STEPS, 2 * STEPS))
-        if short and long:
-            found[name] = {"seconds": (long["seconds"] - short["seconds"]) / STEPS, "peak_mib": long["peak_mib"]}
-    unit = next(iter(found.values()))["seconds"] if found else 1.0
-    return {name: {**row, "ratio": row["seconds"] / unit} for name, row in found.items()}
+def _trained(meter: Meter, setting: Setting, model: Field, fast: Compiled, count: int, *_: Any) -> dict[str, Any]:
+    """What a step costs, each training after the other, without its first steps, which compile and are captured."""
+    compiled = model.device.type == "cuda"  # as train does
+    times: dict[str, list[float]] = {}
+    memory: dict[str, float] = {}
+    for name, task in _trainings(setting, model, count, compiled).items():
+        if time.perf_counter() >= meter.until:
+            meter.left_out.append(f"training: {name}")
+            continue
+        done: list[float] = []
+        reset_peak(model.device)
+        task(lambda *_: done.append(time.perf_counter()), meter.rounds + 1)  # noqa: B023
+        times[name], memory[name] = [(b - a) / STEPS for a, b in pairwise(done)], peak(model.device)
+        meter.say(f"training: {name}, {statistics.median(times[name]):.3g} s a step")
+    return {"training": {name: row | {"peak_mib": memory[name]} for name, row in spread(times).items()}}
 
 
 def _sampling(
@@ -287,14 +303,6 @@ def _sampling(
             n: {k: v / unit if k in ("ratio", "lowest", "highest") else v for k, v in row.items()}
             for n, row in own.items()
         }
-    return found
-
-
-def _trained(meter: Meter, setting: Setting, model: Field, fast: Compiled, count: int, *_: Any) -> dict[str, Any]:
-    found = {}
-    for compiled in (False, True) if model.device.type == "cuda" else (False,):  # as train does
-        title = "training, compiled" if compiled else "training"
-        found[title] = _per_step(meter(_training(setting, model, count, compiled), title))
     return found
 
 
@@ -376,6 +384,7 @@ def measure(
         steps=steps,
         seeds=[0],
         reading=str(setting.estimator(model)),
+        few=few_times(model),
         tf32=tf32,
     )
     return {"provenance": about, **found, "compiling": compiling, "left_out": left_out}
@@ -390,7 +399,7 @@ def report(out: Path, setting: str, costs: dict[str, Any]) -> list[Path]:
         f"{about['samples']:,} samples in one batch, {about['steps']} steps; medians of {costs['rounds']} rounds "
         f"(lowest–highest), all in one process, interleaved; ratios are to plain of the same column. "
         f"{about['device']}, torch {about['torch']}{', TF32' if about.get('tf32') else ''}, commit {about['commit']}, "
-        f"{about['seconds']:.0f} s.",
+        f"{about['seconds']:.0f} s. Few readings: {len(about['few'])}, by {about['reading']}.",
     ]
     ways = [way for way in WAYS if way in costs]
     table = []
@@ -401,7 +410,7 @@ def report(out: Path, setting: str, costs: dict[str, Any]) -> list[Path]:
         table.append(row)
     if table:
         lines += ["", markdown(table, list(table[0]))]
-    tables = {title: costs[title] for title in ("training", "training, compiled") if costs.get(title)}
+    tables = {"training": costs["training"]} if costs.get("training") else {}
     tables |= costs.get("sweep", {})
     for title, rows in tables.items():
         table = [{title: name, **_cells(row)} for name, row in rows.items()]

@@ -80,6 +80,42 @@ def test_what_torch_rewrites_agrees_to_rounding():
     assert_same(fmwc.sample(compiled, 6, steps=3), fmwc.sample(field, 6, steps=3), rtol=1e-4, atol=1e-6)
 
 
+class Convolving(nn.Module):
+    """Creates a network of convolutions of every kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.Conv2d(4, 4, 3, stride=2, padding=1),  # of 7 rows, so that the last is left out
+            nn.Conv2d(4, 6, (1, 3), padding="same", groups=2),
+            nn.Conv2d(6, 4, 3, padding=2, dilation=2),
+            nn.ConvTranspose2d(4, 4, 3, stride=2, padding=1),
+            nn.Flatten(0, 0),
+            nn.Conv2d(4, 1, 1),
+        )
+        self.thin = nn.Conv1d(7, 7, 3, stride=2, padding=1)
+
+    def forward(self, x, t):
+        h = self.layers(x)
+        return h + self.thin(h[:, 0]).sum(-1)[:, None, None]
+
+
+def test_convolutions_are_pulled_back_as_convolutions(monkeypatch):
+    field = fmwc.attach(Convolving(), space=(1, 7, 7))
+    seen, rewrite = [], compiling._without_backward
+
+    def rewritten(graph):
+        rewrite(graph)
+        seen.append([str(node.target) for node in graph.nodes])
+
+    monkeypatch.setattr(compiling, "_without_backward", rewritten)
+    options = {"steps": 2, "confidence": Linearised(2)}
+    assert_same(fmwc.sample(fast(field)[0], 4, **options), fmwc.sample(field, 4, **options), rtol=1e-4, atol=1e-6)
+    assert [targets.count("aten.convolution_backward.default") for targets in seen] == [0]
+    assert seen[0].count("aten.convolution.default") == 7 + 7 + 2 * 6  # outputs, variances; both probes, past the first
+
+
 def test_each_batch_size_is_compiled_once():
     field, _ = points()
     compiled, said = fast(field)

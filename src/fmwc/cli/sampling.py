@@ -110,7 +110,7 @@ def sample(
     if judge or chosen.judges:
         chosen.require_judge(field)
     new_folder(out, force=force)
-    profile, confidence = None, way.confidence(chosen.reading)
+    profile, confidence = None, way.confidence(chosen.estimator(field))
     suited = way.suits(field, steps, confidence)
     way = replace(way, few=adaptive or (suited and not (every or score or transport)))
     schedule: str | int | tuple[float, ...] = (

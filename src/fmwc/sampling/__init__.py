@@ -85,8 +85,14 @@ def default_estimator(space: Space) -> Estimator:
 
 
 def setting(estimator: Estimator | str | None, steps: int, stepper: str, schedule: int | Sequence[float]) -> str:
-    """In words, what a score was read with: scores read otherwise are not comparable."""
-    return f"{None if estimator is None else as_estimator(estimator)}, {steps} {stepper} steps, read at {schedule}"
+    """In words, what a score was read with: scores read otherwise are not comparable.
+
+    Half precision is no other reading: it moves a variance by a hundredth, and a probe's signs by ten times that.
+    """
+    reads = None if estimator is None else as_estimator(estimator)
+    if isinstance(reads, Linearised):
+        reads = replace(reads, dtype=None)
+    return f"{reads}, {steps} {stepper} steps, read at {schedule}"
 
 
 def sample(

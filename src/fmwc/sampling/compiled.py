@@ -219,6 +219,7 @@ class Compiled(nn.Module):
             except RuntimeError as error:
                 reason = str(error).splitlines()[0]
                 raise UsageError(f"this network cannot be compiled; sample the field itself ({reason})") from error
+        _without_backward(graph.graph)
         graph.graph.eliminate_dead_code()
         graph.recompile()
         # Not torch.compile, which reads Python again to find this graph in it, and looks at every call whether it may.
@@ -281,6 +282,32 @@ class _Given:
 
     def uniform(self, like: Tensor) -> Tensor:
         return next(self.rest)
+
+
+def _without_backward(graph: torch.fx.Graph) -> None:
+    """Writes convolutions that are pulled back to their input as the transposed convolutions they are.
+
+    Those torch's compiler lays out in memory as it does the others. `convolution_backward` it calls as it is, with what
+    the convolution was given copied to another layout, for the sake of its shape.
+    """
+    backward, forward = torch.ops.aten.convolution_backward.default, torch.ops.aten.convolution.default
+    for node in graph.find_nodes(op="call_function", target=backward):
+        g, x, weight, _, stride, padding, dilation, transposed, _, groups, mask = node.args
+        if list(mask) != [True, False, False]:
+            continue
+        given, left, kernel = (n.meta["val"].shape[2:] for n in (x, g, weight))
+        sizes = zip(given, left, kernel, stride, padding, dilation, strict=True)
+        # Rows that a stride has left out; the way back of a transposed convolution is a plain one, which has none.
+        rest = [0 if transposed else n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) for n, m, k, s, p, d in sizes]
+        with graph.inserting_before(node):
+            pulled = graph.call_function(
+                forward, (g, weight, None, stride, padding, dilation, not transposed, rest, groups)
+            )
+        pulled.meta["val"] = x.meta["val"]  # of the same shape; another may be pulled back through it
+        for first in list(node.users):  # of three outputs, of which it has one
+            first.replace_all_uses_with(pulled)
+            graph.erase_node(first)
+        graph.erase_node(node)
 
 
 def _shape(tree: Any) -> Hashable:

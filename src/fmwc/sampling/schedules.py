@@ -25,7 +25,7 @@ from fmwc.sampling.trajectory import Trajectory
 
 __all__ = ["READINGS", "fitted", "score_at"]
 
-READINGS = 3  # makes 50 steps 1.2 times as long, uncompiled on one core (results/bench/schedule-checkerboard.json)
+READINGS = 3  # makes 50 steps 1.2 times as long (results/bench)
 LEVELS = 201  # quantiles of the pilot's scores
 
 
@@ -42,7 +42,7 @@ def fitted(run: Trajectory, readings: int, read_with: str) -> Schedule:
         raise UsageError(f"a schedule takes 1 to {len(every)} of the pilot's readings, got {readings}")
     if not bool((run.times == run.times[:, :1]).all()):
         raise UsageError("a pilot reads the variance at the same times for every sample")
-    run = run.compact()
+    run = run.compact().to("cpu")  # thousands of small sums
     whole = score_at(run, every)
 
     def alike(steps: Iterable[int]) -> float:

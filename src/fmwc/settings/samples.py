@@ -107,7 +107,7 @@ def open_samples(samples: Path, out: Path, device: torch.device, checkpoint: str
         field.space.check(run.x, f"{file} is not of {way.checkpoint}: ")
     if judge or setting.judges:
         setting.require_judge(field)
-    options = {**way.again(field, setting.reading), "batch": setting.batch(device)}
+    options = {**way.again(field, setting.estimator(field)), "batch": setting.batch(device)}
     return Opened(run.to(device), setting, field, way, options)
 
 

@@ -6,6 +6,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,7 @@ class Setting(ABC):
         has_judge: Whether there is a judge to ask at all.
         every: The variance is read at every k-th step, if nothing is said, and
         reading: by this estimator; `True` is the library's own choice.
+        half: Whether it is read in half precision on a GPU: checked to move scores by far less than their probes do.
         large: Of more samples than this, each is written as it comes, with its score alone; `None` is never.
     """
 
@@ -91,6 +93,7 @@ class Setting(ABC):
     has_judge: bool = True
     every: int = 1
     reading: Any = True
+    half: bool = False
     large: int | None = 50_000
     name: str
     presets: dict[str, Any]
@@ -205,7 +208,8 @@ class Setting(ABC):
 
     def estimator(self, field: Field) -> Any:
         """What reads the variance of the field's samples, if nothing is said."""
-        return default_estimator(field.space) if self.reading is True else self.reading  # type: ignore[arg-type]
+        own: Any = default_estimator(field.space) if self.reading is True else self.reading  # type: ignore[arg-type]
+        return replace(own, dtype=torch.bfloat16) if self.half and field.device.type == "cuda" else own
 
     def draw(
         self, field: Field, count: int, seed: int, progress: Show, label: int | None = None, **options: Any
@@ -230,7 +234,7 @@ class Setting(ABC):
     ) -> dict[str, Any]:
         cond = {k: v.to(field.device) for k, v in self.conditions(field, count, label, seed).items()}
         if options.get("confidence", True) is True:
-            options["confidence"] = self.reading
+            options["confidence"] = self.estimator(field)
         if "controller" not in options:  # which knows its steps
             options = {"steps": 50, **options}
         return {"schedule": self.every, "batch": self.batch(field.device), **cond, **options}

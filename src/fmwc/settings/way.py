@@ -21,7 +21,6 @@ from fmwc.sampling import (
     Grid,
     Profile,
     Uniform,
-    default_estimator,
     setting,
 )
 from fmwc.sampling.adaptive import FEW, numbers
@@ -139,8 +138,7 @@ class Way:
         schedule = field.schedule
         if schedule is None or self.controller != "uniform" or self.guide or estimator is False:
             return False
-        own = default_estimator(field.space) if estimator is True else estimator  # type: ignore[arg-type]
-        return schedule.reference.setting == setting(own, steps, self.stepper, schedule.times)
+        return schedule.reference.setting == setting(estimator, steps, self.stepper, schedule.times)
 
     def confidence(self, own: Any) -> Any:
         """The estimator, as `sample` takes it. By its name alone, linearised is read as the setting's own choice."""
