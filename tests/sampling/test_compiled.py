@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 import fmwc
 from fmwc.errors import UsageError
@@ -265,10 +266,27 @@ def test_the_compiler_itself_agrees_with_the_field():
     assert sum(text.startswith("compiled ") for text in said) == 1
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_was_compiled_is_found_again_whatever_the_weights(tmp_path, monkeypatch):
+    """In torch's cache on disk, by a new process too; weights and numbers that a network holds are not a part of it."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    for hits in (0, 1):
+        counters.clear()
+        field, _ = points()
+        with torch.no_grad():
+            for parameter in field.parameters():
+                parameter.mul_(1 + hits)
+        one, other = (fmwc.sample(f, 4, steps=2) for f in (fast(field, "inductor")[0], field))
+        assert_same(one, other, rtol=1e-4, atol=1e-6)
+        assert counters["inductor"]["fxgraph_cache_hit"] == hits
+        torch.compiler.reset()
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # torch's own: TF32 would be faster, …
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: what is captured is a CUDA graph")
 @pytest.mark.parametrize("made", [points, digits, crystals])
-def test_a_captured_graph_agrees_with_the_field(made):
+def test_a_captured_graph_agrees_with_the_field(made, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # ten bits, rounded otherwise where fused otherwise
     field, cond = made()
     field, cond = field.to("cuda"), {k: v.to("cuda") for k, v in cond.items()}
     compiled, _ = fast(field, "inductor")

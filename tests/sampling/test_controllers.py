@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from fmwc.errors import UsageError
 from fmwc.flow import euclidean
-from fmwc.sampling import Grid, Sampler, Uniform, sample
-from fmwc.sampling.controllers import due
+from fmwc.sampling import Ema, Grid, Sampler, Uniform, sample
+from fmwc.sampling.controllers import due, foreseen
 from tests.conftest import mlp_field
 
 
@@ -116,6 +116,21 @@ def test_schedules_by_time(name, mlp):
     run = sample(mlp, 3, steps=10, schedule=times)
     assert run.times.shape == (len(expected), 3)
     torch.testing.assert_close(run.times, torch.tensor(expected)[:, None].expand(-1, 3))
+
+
+@given(st.lists(st.floats(0, 1), max_size=4), st.lists(st.floats(0, 0.95), min_size=1, max_size=3), st.integers(1, 12))
+def test_steps_are_foreseen_as_they_fall_due(times, starts, steps):
+    start, controller = torch.tensor(starts), Uniform(steps)
+    t, before, read = start, None, set()
+    for step in range(steps):
+        if due(times, step, steps, before, t):
+            read.add(step)
+        before, t = t, controller.next_time(step, t, start, None)
+    assert foreseen(times, controller, start) == read
+
+
+def test_steps_of_a_controller_that_goes_by_the_variance_are_not_foreseen():
+    assert foreseen([0.5], Ema(4), torch.zeros(2)) is None
 
 
 def test_a_batch_at_different_times_is_read_where_any_sample_is_due(mlp):

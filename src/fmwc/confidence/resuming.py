@@ -126,6 +126,7 @@ class Along:
     """
 
     grid: Tensor
+    foreseen = True
 
     @property
     def steps(self) -> int:

@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from fmwc.errors import UsageError
@@ -223,7 +225,9 @@ class Compiled(nn.Module):
         graph.graph.eliminate_dead_code()
         graph.recompile()
         # Not torch.compile, which reads Python again to find this graph in it, and looks at every call whether it may.
-        with torch.no_grad():
+        # Shapes of their own kind, even if none is free: without it torch would not look into its cache on disk.
+        shapes = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True))
+        with torch.no_grad(), tracing(shapes):
             compiled = lookup_backend(self.backend)(graph, tensors)
 
         def run(tensors: list[Tensor]) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fmwc.errors import UsageError
 from fmwc.flow import Space
 
-__all__ = ["Controller", "Grid", "Uniform", "begin", "due", "follows", "needs_variance"]
+__all__ = ["Controller", "Grid", "Uniform", "begin", "due", "follows", "foreseen", "needs_variance"]
 
 
 class Controller(Protocol):
@@ -25,7 +25,8 @@ class Controller(Protocol):
     - `begin(space) -> controller`: the one to use for a batch, with state of its own; itself where there is none. The
       space's channels carry the anti-annealing of the run;
     - `follow(v, t, moments) -> v`: the velocity to follow, asked once a step after `next_time`, with anti-annealing in;
-    - `needs_variance = True`: it reads `moments` at every step.
+    - `needs_variance = True`: it reads `moments` at every step;
+    - `foreseen = True`: its times follow from the start alone, whatever is read.
     """
 
     @property
@@ -54,6 +55,7 @@ class Uniform:
     """Creates equal steps from wherever a sample starts to t = 1."""
 
     steps: int
+    foreseen = True
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -69,6 +71,7 @@ class Grid:
     """Creates steps between chosen times, which rise from the start to 1."""
 
     times: tuple[float, ...]
+    foreseen = True
 
     def __post_init__(self) -> None:
         rises = all(a < b for a, b in zip(self.times, self.times[1:], strict=False))
@@ -94,4 +97,24 @@ def due(schedule: int | Sequence[float], step: int, steps: int, before: Tensor |
     chosen = t.new_tensor(list(schedule))[:, None]
     reached = (t >= chosen) | (step == steps - 1)
     fresh = reached if before is None else reached & (before < chosen)
-    return bool(fresh.any())  # asked once a step: on a GPU it waits
+    return bool(fresh.any())  # on a GPU it waits
+
+
+def foreseen(schedule: int | Sequence[float], controller: Controller, start: Tensor) -> set[int] | None:
+    """The steps at which the variance is read, where a controller's times are known before the first; else `None`.
+
+    What `due` says of each, but a GPU is waited for once, and not at every step.
+    """
+    steps = controller.steps
+    if isinstance(schedule, int):
+        return {step for step in range(steps) if due(schedule, step, steps, None, start)}
+    if not getattr(controller, "foreseen", False):
+        return None
+    times = [start]
+    for step in range(steps - 1):
+        times.append(controller.next_time(step, times[-1], start, None))
+    chosen, t = start.new_tensor(list(schedule))[:, None], torch.stack(times)
+    reached = t[:, None] >= chosen  # (steps, K, B)
+    reached[-1] = True
+    fresh = reached & ~torch.cat([torch.zeros_like(reached[:1]), t[:-1, None] >= chosen])
+    return set(fresh.flatten(1).any(1).nonzero()[:, 0].tolist())

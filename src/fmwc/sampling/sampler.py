@@ -17,7 +17,7 @@ from fmwc.flow import Space
 from fmwc.modes import evaluating
 from fmwc.propagate import Estimator, Record, Transport, Transported, as_estimator, outside
 from fmwc.randomness import Blocks, Randomness, derive
-from fmwc.sampling.controllers import Controller, begin, due, follows, needs_variance
+from fmwc.sampling.controllers import Controller, begin, due, follows, foreseen, needs_variance
 from fmwc.sampling.decoders import DECODERS, Decoder, cost_of, decode_map
 from fmwc.sampling.steppers import STEPPERS
 from fmwc.sampling.trajectory import Trajectory
@@ -164,9 +164,10 @@ class Sampler:
         grid, states, steppers = [t], [x0], self._steppers()
         times, means, vars_ = [], [], []
         with torch.no_grad():
+            read = foreseen(self.schedule, controller, start) if estimator else None
             for step, stepper in enumerate(steppers):
                 moments = None
-                if estimator and due(self.schedule, step, len(steppers), before, t):
+                if estimator and (due(self.schedule, step, len(steppers), before, t) if read is None else step in read):
                     moments = estimator(self.field, x, t, cond, randomness)
                     times.append(t)
                 if moments is not None and getattr(estimator, "plain_mean", False) and decoder is decode_map:
