@@ -103,7 +103,7 @@ def comparison_plot(compared: Mapping[str, Mapping[str, Mapping[str, Any]]], met
     right.axvline(0, color=SURE, linewidth=1.2, linestyle=(0, (4, 3)))
     left.set(xlabel=_words(metric), yticks=range(len(names)), ylim=(len(names) - 0.4, -0.6))
     left.set_yticklabels(names)
-    right.set(xlabel=f"difference to {names[0]}, paired")
+    right.set(xlabel="difference to the first, paired")
     right.tick_params(left=False)
     right.spines["left"].set_visible(False)
     return figure

@@ -275,8 +275,10 @@ def headline(out: Path) -> Rows:
             NONE,
         ),
     ]
-    # What no method has been read for yet is left to tables.md, which shows what is missing.
-    return [row for row in rows if any(row[name] != NONE for name in METHODS.values())]
+    # What has not been read yet, rows and methods, is left to tables.md, which shows what is missing.
+    unread = {name for name in METHODS.values() if all(row[name] == NONE for row in rows)}
+    known = [{name: text for name, text in row.items() if name not in unread} for row in rows]
+    return [row for row in known if any(row.get(name, NONE) != NONE for name in METHODS.values())]
 
 
 # ---- files -------------------------------------------------------------------------------------------------------

@@ -105,6 +105,17 @@ def promises(study: Study) -> Figure:
 MARKS = {"variance": (LINES[1], "o"), "transported": (LINES[2], "D")}  # an earlier one has the same, hollow
 
 
+def _when_label(when: str, groups: Mapping[str, Sequence[Any]]) -> str:
+    """In words, as they are for all panels of a figure: those before a peak may be so by another time in each."""
+    earlier, before, peak = when.partition(" before ")
+    shared = all(any(row.when == when for row in rows) for rows in groups.values())
+    if not before or shared:
+        return when_words(when)
+    others = (row.when.partition(" before ") for rows in groups.values() for row in rows)
+    times = [time for time, _, named in others if named == peak]
+    return when_words(when).replace(earlier, ", ".join(times), 1)
+
+
 @look
 def edit_times(study: Study) -> Figure:
     """How often edits do what they were meant to, by when they were made; those at critical times are marked."""
@@ -131,7 +142,7 @@ def edit_times(study: Study) -> Figure:
                 style = {**POINT, "markersize": 8, "markerfacecolor": inner, "markeredgecolor": colour}
                 style["markeredgewidth"] = 1.6
                 axes.errorbar(n["time"], n["success"], np.maximum(bars, 0), fmt=mark, color=colour, zorder=4, **style)
-                axes.plot([], [], mark, color=colour, markerfacecolor=inner, label=when_words(when))
+                axes.plot([], [], mark, color=colour, markerfacecolor=inner, label=_when_label(when, groups))
         axes.set(xlabel="time of the edit", xlim=(-0.03, 1.03))
         axes.yaxis.set_major_formatter(PERCENT)
         axes.set_title(intent)
