@@ -6,7 +6,9 @@
 #     draw   what fmwc reproduce crystals draws of the shipped field, what options of fmwc study crystals are chosen
 #            from (validation seed), few times to read the variance at, and whether compiled fields work here: OUT/draw.tar.*
 #     study  what fmwc study crystals draws, on three fresh seeds: OUT/study.tar.*
-#     cost   fmwc bench of the three networks, alone on the GPU, and digits read at few and many steps: OUT/cost.tar.*
+#     crystals, mnist
+#            what confidence costs there: fmwc bench, alone on the GPU, and the kernels of one reading: OUT/crystals.tar.*, …
+#     curve  digits and crystals read at few and many steps: OUT/curve.tar.*
 #
 # Data lies in carry/mp20 and carry/mnist, which git ignores. Crystals are judged afterwards, on a CPU:
 #
@@ -56,48 +58,38 @@ study)
     wait
     bring study
     ;;
-cost)
+crystals | mnist)
     export OMP_NUM_THREADS=4
-    timeout 150 python3 benchmarks/fit_schedule.py mnist --pilot 2000 --readings 2 >"$work/schedule.log" 2>&1 &
-    declare -A count=([crystals]=256 [mnist]=1024)
-    for name in crystals mnist; do # compiles everything, all at once; what is measured below finds it in torch's cache
-        for case in 10th bf16 Taylor; do
-            fmwc 200 bench $name -n "${count[$name]}" --steps 2 --rounds 1 --only $case --out "$work/warm-$name-$case" >"$work/$name-$case.log" 2>&1 &
-        done
+    declare -A count=([crystals]=512 [mnist]=1024)
+    n=${count[$part]}
+    for case in 10th bf16 Taylor; do # compiles everything, all at once; what is measured below finds it in torch's cache
+        fmwc 200 bench "$part" -n "$n" --steps 2 --rounds 1 --only $case --out "$work/warm-$case" >"$work/$case.log" 2>&1 &
     done
-    for name in crystals mnist; do
-        fmwc 200 bench $name -n 256 --rounds 1 --only training --out "$work/warm-$name-training" >"$work/$name-training.log" 2>&1 &
-    done
-    fmwc 200 bench crystals -n 256 --steps 2 --rounds 1 --only bf16 --tf32 --out "$work/warm-tf32" >"$work/tf32.log" 2>&1 &
-    timeout 200 python3 -m pytest -q -p no:cacheprovider tests/sampling/test_compiled.py -k captured 2>&1 | tail -n 30 >"$work/cost/captured.log" &
+    fmwc 200 bench "$part" -n 256 --rounds 1 --only training --out "$work/warm-training" >"$work/training.log" 2>&1 &
+    fmwc 200 bench "$part" -n "$n" --steps 2 --rounds 1 --only bf16 --tf32 --out "$work/warm-tf32" >"$work/tf32.log" 2>&1 &
+    timeout 200 python3 -m pytest -q -p no:cacheprovider tests/sampling/test_compiled.py -k captured >"$work/$part/captured.log" 2>&1 &
     wait
     echo "compiled after $SECONDS s"
-    bring cost >/dev/null # so far
-    tail -n 2 "$work"/*.log | cut -c 1-300
-    cp src/fmwc/weights/mnist/schedule.json "$work/schedule.log" "$work/cost"
-    fmwc 150 bench crystals -n 256 --steps 50 --rounds 3 --minutes 2 --only linearised,diagonal,ensemble --force --out "$work/cost/bench"
-    echo "crystals after $SECONDS s"
-    bring cost >/dev/null # so far
-    fmwc 110 bench mnist --steps 50 --rounds 3 --minutes 1.5 --only linearised,diagonal,ensemble --force --out "$work/cost/bench"
-    echo "digits after $SECONDS s"
-    bring cost >/dev/null # so far
-    fmwc 60 bench crystals -n 256 --steps 50 --rounds 3 --minutes 0.7 --only bf16 --tf32 --out "$work/cost/tf32"
-    FMWC_DATA=carry/mp20 timeout 60 python3 benchmarks/schedule_curve.py crystals --count 2500 --pilot 1000 --draws "$work/cost/curve" --draw-only
-    echo "drawn after $SECONDS s"
-    bring cost >/dev/null # so far
-    timeout 70 python3 benchmarks/schedule_curve.py mnist --count 10000 --pilot 2000 --costs "$work/cost/bench/mnist.json" --out "$work/cost/bench"
-    echo "curve after $SECONDS s"
-    bring cost >/dev/null # so far
-    for name in crystals mnist; do
-        fmwc 75 bench $name -n 256 --rounds 20 --minutes 0.6 --only training --force --out "$work/cost/training"
-        echo "trained after $SECONDS s"
-        bring cost >/dev/null # so far
-    done
-    fmwc 40 bench checkerboard --steps 50 --rounds 3 --minutes 0.5 --only linearised,diagonal,ensemble --force --out "$work/cost/bench"
-    bring cost
+    tail -n 2 "$work"/*.log "$work/$part/captured.log" | cut -c 1-300
+    timeout 100 python3 benchmarks/profile_reading.py "$part" -n "$n" --kernels 15 --out "$work/$part/evaluations" >"$work/$part/kernels.log"
+    grep plain "$work/$part/kernels.log"
+    bring "$part" >/dev/null # so far
+    fmwc 260 bench "$part" -n "$n" --steps 50 --rounds 3 --minutes 3.5 --only few,every,ensemble --out "$work/$part/bench"
+    echo "sampled after $SECONDS s"
+    bring "$part" >/dev/null # so far
+    fmwc 70 bench "$part" -n "$n" --steps 50 --rounds 3 --minutes 0.7 --only bf16 --tf32 --out "$work/$part/tf32"
+    fmwc 90 bench "$part" -n 256 --rounds 20 --minutes 0.8 --only training --out "$work/$part/training"
+    echo "trained after $SECONDS s"
+    bring "$part"
+    ;;
+curve)
+    # Digits are judged here; crystals are brought home, and judged by the same command there.
+    timeout 200 python3 benchmarks/schedule_curve.py mnist --count 10000 --pilot 2000 --costs results/bench/h200/mnist.json --out "$work/curve"
+    FMWC_DATA=carry/mp20 timeout 100 python3 benchmarks/schedule_curve.py crystals --count 2500 --pilot 1000 --draws "$work/curve/crystals" --draw-only
+    bring curve
     ;;
 *)
-    echo "no part is called '$part': draw, study or cost" >&2
+    echo "no part is called '$part': draw, study, crystals, mnist or curve" >&2
     exit 2
     ;;
 esac

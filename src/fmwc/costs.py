@@ -261,7 +261,9 @@ def _trainings(setting: Setting, model: Field, count: int, compiled: bool) -> di
         plan = Plan(
             STEPS * times, count, 1e-5, stratified=True, compiled=compiled, precision="bf16" if compiled else "full"
         )
-        # Hooks that a compiled loss cannot put in itself; plain training has none.
+        # Hooks that a compiled loss cannot put in itself; plain training has none, and what was compiled for it would
+        # be taken for the same network with them.
+        torch.compiler.reset()
         with nullcontext() if module is copy.network else copy.noise.hooked():
             train(module, loss(copy), data, plan, cond=cond, progress=heard, every=STEPS)
 

@@ -21,6 +21,7 @@ ESTIMATORS = {
     "diagonal": Diagonal(),
     "taylor": Diagonal("taylor1"),
     "draws": MonteCarlo(2),
+    "half": Linearised(2, torch.bfloat16),
 }
 WIDTH = 4
 
@@ -61,7 +62,9 @@ def seeded():
 
 
 # Estimators that draw noise for rows give rows in reserve some too, so that others get other noise: not for crystals.
-SAME = [(made, name) for made in (points, digits) for name in ("probed", "tangent", "diagonal", "taylor", "draws")]
+SAME = [
+    (made, name) for made in (points, digits) for name in ("probed", "tangent", "diagonal", "taylor", "draws", "half")
+]
 
 
 @pytest.mark.parametrize(

@@ -297,8 +297,8 @@ def _without_backward(graph: torch.fx.Graph) -> None:
     backward, forward = torch.ops.aten.convolution_backward.default, torch.ops.aten.convolution.default
     for node in graph.find_nodes(op="call_function", target=backward):
         g, x, weight, _, stride, padding, dilation, transposed, _, groups, mask = node.args
-        if list(mask) != [True, False, False]:
-            continue
+        if list(mask) != [True, False, False] or len({n.meta["val"].dtype for n in (g, x, weight)}) > 1:
+            continue  # a convolution wants one precision; under autocast on a CPU its way back may have two
         given, left, kernel = (n.meta["val"].shape[2:] for n in (x, g, weight))
         sizes = zip(given, left, kernel, stride, padding, dilation, strict=True)
         # Rows that a stride has left out; the way back of a transposed convolution is a plain one, which has none.

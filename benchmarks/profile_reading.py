@@ -1,0 +1,104 @@
+"""What one evaluation of a compiled field costs on a GPU, without a sampler around it, and which kernels take the time.
+
+    python benchmarks/profile_reading.py mnist --kernels 12 --out results/bench/h200/evaluations
+
+Ratios are to the plain velocity of the same batch. What they come to in a run is for `fmwc bench` to measure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+import fmwc
+from fmwc.costs import SIZES
+from fmwc.files import write_json
+from fmwc.modes import tensor_float
+from fmwc.propagate import Diagonal, Linearised
+from fmwc.randomness import Stream
+from fmwc.recipes.recipe import Clock, pick_device, provenance
+from fmwc.sampling import Compiled, noise
+from fmwc.settings import SETTINGS, setting_named
+
+CALLS = 10  # timed together
+
+
+def ways(own: Linearised) -> dict[str, Any]:
+    """Estimators, by what they are called; none is the plain velocity."""
+    one = replace(own, probes=own.probes and 1)
+    found = {"plain": None, "linearised": replace(own, dtype=None), "one probe": replace(one, dtype=None)}
+    half = {f"{name} in bf16": replace(way, dtype=torch.bfloat16) for name, way in found.items() if way}
+    found |= half | {"diagonal Taylor-1": Diagonal("taylor1"), "diagonal Gauss–Hermite": Diagonal()}
+    return {name: way for name, way in found.items() if own.probes != 1 or "probe" not in name}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("setting", choices=list(SETTINGS))
+    parser.add_argument("-n", "--count", type=int, default=0, help="samples in the batch")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--kernels", type=int, default=0, help="print those that take most of the time")
+    parser.add_argument("--tf32", action="store_true", help="matrix products in TensorFloat-32, the plain ones too")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, help="a folder")
+    arguments = parser.parse_args()
+    device, setting = pick_device(arguments.device), setting_named(arguments.setting)
+    clock, field = Clock(device), fmwc.load(setting.name, device=device)
+    count = arguments.count or SIZES[setting.name][device.type][0]
+    cond = {k: v.to(device) for k, v in setting.conditions(field, count).items()}
+    x, t = noise(field.space, count, 0, device, **cond), torch.full((count,), 0.5, device=device)
+    fast = Compiled(field)
+    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+
+    def evaluate(estimator: Any) -> Any:
+        if estimator is None:
+            return fast(x, t, **cond)
+        randomness = Stream(torch.Generator(device).manual_seed(0))
+        return fast.reader(estimator)(fast, x, t, cond, randomness)
+
+    def seconds(estimator: Any) -> float:
+        wait()
+        begin = time.perf_counter()
+        for _ in range(CALLS):
+            evaluate(estimator)
+        wait()
+        return (time.perf_counter() - begin) / CALLS
+
+    found: dict[str, dict[str, float]] = {}
+    kind = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
+    with torch.no_grad(), tensor_float(arguments.tf32), fast.steady():
+        chosen = ways(setting.estimator(field))
+        for estimator in chosen.values():
+            evaluate(estimator)  # compiles
+        times: dict[str, list[float]] = {name: [] for name in chosen}
+        for _ in range(arguments.rounds):
+            for name, estimator in chosen.items():
+                times[name].append(seconds(estimator))
+        plain = statistics.median(times["plain"])
+        for name, values in times.items():
+            median = statistics.median(values)
+            found[name] = {"seconds": median, "ratio": median / plain}
+            print(f"{name}: {1000 * median:.2f} ms, {median / plain:.2f}× plain", flush=True)
+        for name, estimator in chosen.items() if arguments.kernels else ():
+            with profile(activities=[kind]) as seen:
+                seconds(estimator)
+            table = seen.key_averages().table(
+                sort_by=f"{kind.name.lower()}_time_total", row_limit=arguments.kernels, max_name_column_width=90
+            )
+            print(f"{name}\n{table}", flush=True)
+    if arguments.out:
+        about = provenance(device, clock.seconds, samples=count, seeds=[0], tf32=arguments.tf32)
+        name = f"{setting.name}-tf32.json" if arguments.tf32 else f"{setting.name}.json"
+        write_json(arguments.out / name, {"provenance": about, "evaluations": found})
+
+
+if __name__ == "__main__":
+    main()
