@@ -78,10 +78,14 @@ def test_it_draws_the_same_samples_with_the_same_variance(made, estimator):
     assert len(said) == 4  # the velocity and the reading, each when it begins and when it is done
 
 
-def test_what_torch_rewrites_agrees_to_rounding():
-    field, _ = points()
+@pytest.mark.parametrize("made", [points, digits])
+@pytest.mark.parametrize(("estimator", "tolerance"), [("probed", 1e-4), ("half", 0.02)])
+def test_what_torch_rewrites_agrees_to_rounding(made, estimator, tolerance):
+    field, cond = made()
     compiled, _ = fast(field, "aot_eager")
-    assert_same(fmwc.sample(compiled, 6, steps=3), fmwc.sample(field, 6, steps=3), rtol=1e-4, atol=1e-6)
+    options = {"steps": 3, "confidence": ESTIMATORS[estimator], **cond}
+    one, other = (fmwc.sample(f, 6, **options) for f in (compiled, field))
+    assert_same(one, other, rtol=tolerance, atol=1e-6)
 
 
 class Convolving(nn.Module):

@@ -298,12 +298,15 @@ def _without_backward(graph: torch.fx.Graph) -> None:
     for node in graph.find_nodes(op="call_function", target=backward):
         g, x, weight, _, stride, padding, dilation, transposed, _, groups, mask = node.args
         if list(mask) != [True, False, False] or len({n.meta["val"].dtype for n in (g, x, weight)}) > 1:
-            continue  # a convolution wants one precision; under autocast on a CPU its way back may have two
+            continue
         given, left, kernel = (n.meta["val"].shape[2:] for n in (x, g, weight))
         sizes = zip(given, left, kernel, stride, padding, dilation, strict=True)
         # Rows that a stride has left out; the way back of a transposed convolution is a plain one, which has none.
         rest = [0 if transposed else n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) for n, m, k, s, p, d in sizes]
         with graph.inserting_before(node):
+            # In half precision torch's compiler takes a group norm's way back to be in full, and a convolution of both
+            # for an error; where it is what it was, this is nothing.
+            g = graph.call_function(torch.ops.aten._to_copy.default, (g,), {"dtype": g.meta["val"].dtype})
             pulled = graph.call_function(
                 forward, (g, weight, None, stride, padding, dilation, not transposed, rest, groups)
             )
