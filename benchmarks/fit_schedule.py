@@ -16,7 +16,7 @@ import fmwc
 from fmwc.bars import sampling_bar
 from fmwc.checkpoint import save_schedule
 from fmwc.recipes.recipe import Clock, pick_device
-from fmwc.sampling import fit_schedule
+from fmwc.sampling import Trajectory, fit_schedule
 from fmwc.sampling.schedules import READINGS
 from fmwc.sampling.scores import parsed
 from fmwc.settings import SETTINGS, setting_named
@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("setting", choices=list(SETTINGS))
     parser.add_argument("--pilot", type=int, default=1000, help="samples")
     parser.add_argument("--readings", type=int, default=0, help="how many; the setting's own number if not given")
+    parser.add_argument("--draws", type=Path, help="a pilot at hand, read at every step by the setting's own estimator")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, help="a checkpoint's folder; the shipped one if not given")
     arguments = parser.parse_args()
@@ -40,11 +41,15 @@ def main() -> None:
     reading = setting.estimator(field)
     _, score, window = parsed(field.reference.score)
     window = {} if score == "temporal_ratio" else window  # whose two windows it names, not one
-    times = [k / STEPS for k in range(STEPS) if window.get("early", 0) <= k / STEPS < window.get("late", 1)]
-    with sampling_bar("a pilot run", arguments.pilot) as bar:
-        run = setting.draw(
-            field, arguments.pilot, SEED, bar, confidence=reading, schedule=times if window else 1, record="total"
-        )
+    # Until the step after its window, up to which the last reading in it counts.
+    times = [k / STEPS for k in range(STEPS) if window.get("early", 0) <= k / STEPS <= window.get("late", 1)]
+    if arguments.draws:
+        run = Trajectory.load(arguments.draws)
+    else:
+        with sampling_bar("a pilot run", arguments.pilot) as bar:
+            run = setting.draw(
+                field, arguments.pilot, SEED, bar, confidence=reading, schedule=times if window else 1, record="total"
+            )
     for readings in range(1, 7):
         try:
             found = fit_schedule(field, readings, pilot=run, steps=STEPS, confidence=reading)
@@ -54,7 +59,7 @@ def main() -> None:
         print(f"{readings} readings: {found.times}, correlation with all {len(run.times)} {found.agreement:.4f}")
         if readings == chosen:
             save_schedule(found, arguments.out or WEIGHTS / setting.name)
-    print(f"{arguments.pilot} samples, {clock.seconds:.0f} s")
+    print(f"{len(run)} samples, {clock.seconds:.0f} s")
 
 
 if __name__ == "__main__":
