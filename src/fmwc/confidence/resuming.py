@@ -70,7 +70,6 @@ def resume(
     read = list(range(steps))
     if len(run.times) < steps:
         read = [int((run.grid[:-1, 0] - t).abs().argmin()) for t in run.times[:, 0]]
-    every = next((k for k in range(1, steps + 1) if read == _every(steps, k)), 1)
     estimator = None
     if len(run.times) and confidence is not False:
         estimator = default_estimator(space) if confidence is True else as_estimator(confidence)
@@ -84,12 +83,13 @@ def resume(
     cond, spent = {**run.cond, **options}, 0
     for number, rows in enumerate(_chunks(first, batch, together)):
         begin = int(first[rows].min())
+        own = [step - begin for step in read if step >= begin] if estimator else []
         sampler = Sampler(
             field,
             space,
             Along(run.grid[begin:, rows]),
             estimator=estimator,
-            schedule=every,
+            schedule=frozenset(own),
             record="total" if total else "full",
             batch=len(rows),
             keep_states=keep,
@@ -102,13 +102,12 @@ def resume(
         spent += part.evaluations * len(rows)
         _put(kept["x"], rows, part.x)
         part_states = part.states or []
-        part = part.compact() if narrow and estimator else part
-        own = [begin + s for s in _every(steps - begin, every)] if estimator else []
+        part = part.compact() if narrow and own else part
         for row, step in enumerate(read):
-            if step in own:
+            if step - begin in own:
                 late = first[rows] <= step
                 for name in ("times", "mean", "var"):
-                    value = each(lambda c: c[own.index(step), late], getattr(part, name))  # noqa: B023
+                    value = each(lambda c: c[own.index(step - begin), late], getattr(part, name))  # noqa: B023
                     _put(each(lambda c: c[row], kept[name]), rows[late], value)  # noqa: B023
         for offset, state in enumerate(part_states if passed is not None else []):
             late = first[rows] <= begin + offset
@@ -126,7 +125,6 @@ class Along:
     """
 
     grid: Tensor
-    foreseen = True
 
     @property
     def steps(self) -> int:
@@ -159,11 +157,6 @@ def space_of(field: Any, run: Trajectory, options: Mapping[str, Any]) -> Space:
 
 def _pairs(a: State, b: State) -> Iterator[tuple[Tensor, Tensor]]:
     return ((value, channels(b)[name]) for name, value in channels(a).items())
-
-
-def _every(steps: int, k: int) -> list[int]:
-    """The steps at which every k-th reads: counted from the last."""
-    return [s for s in range(steps) if (steps - 1 - s) % k == 0]
 
 
 def _chunks(first: Tensor, batch: int, together: bool) -> Iterator[Tensor]:

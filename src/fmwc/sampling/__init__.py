@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fmwc.errors import UsageError, pick
-from fmwc.field import Schedule
+from fmwc.field import Reference, Schedule
 from fmwc.flow import Space, as_space, euclidean
 from fmwc.propagate import Estimator, Linearised, Transport, as_estimator
 from fmwc.randomness import Blocks, derive
@@ -54,6 +54,7 @@ __all__ = [
     "Trajectory",
     "Uniform",
     "Watched",
+    "compared",
     "decode_mean",
     "default_estimator",
     "fit_grid",
@@ -211,17 +212,19 @@ def sample(
     usual = times is None and controller is None and isinstance(start, (int, float)) and start == 0
     ordinary = usual and anneal is None and decoder == "map"
     comparable = ordinary and reference.setting == setting(estimator, chosen.steps, stepper, schedule)
-    if not comparable:
-        # Read otherwise, scores are compared within this run; across conditions only where it is too small for more.
-        standard, trajectory = None, replace(trajectory, default_score=reference.score)
-        if reference.standard is not None:
-            name = reference.standard.cond
-            with suppress(UsageError, KeyError):
-                standard = standard_of(name, trajectory.score(), trajectory.cond[name])
-        return replace(trajectory, standard=standard)
-    return replace(
-        trajectory, reference=reference.quantiles, standard=reference.standard, default_score=reference.score
-    )
+    return compared(trajectory, reference, comparable)
+
+
+def compared(run: Trajectory, reference: Reference, comparable: bool) -> Trajectory:
+    """The run by the reference's score: beside its samples where it was read as they were, else within itself."""
+    if comparable:
+        return replace(run, reference=reference.quantiles, standard=reference.standard, default_score=reference.score)
+    standard, run = None, replace(run, default_score=reference.score)
+    if reference.standard is not None:
+        name = reference.standard.cond
+        with suppress(UsageError, KeyError):  # across conditions only where it is too small for more
+            standard = standard_of(name, run.score(), run.cond[name])
+    return replace(run, standard=standard)
 
 
 def stream(

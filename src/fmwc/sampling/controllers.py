@@ -12,7 +12,7 @@ from torch import Tensor
 from fmwc.errors import UsageError
 from fmwc.flow import Space
 
-__all__ = ["Controller", "Grid", "Uniform", "begin", "due", "follows", "foreseen", "needs_variance"]
+__all__ = ["Controller", "Grid", "Readings", "Uniform", "begin", "due", "follows", "foreseen", "needs_variance"]
 
 
 class Controller(Protocol):
@@ -86,12 +86,17 @@ class Grid:
         return torch.full_like(t, self.times[step + 1])
 
 
-def due(schedule: int | Sequence[float], step: int, steps: int, before: Tensor | None, t: Tensor) -> bool:
+Readings = int | Sequence[float] | frozenset[int]  # every k-th step; chosen times; or the numbers of chosen steps
+
+
+def due(schedule: Readings, step: int, steps: int, before: Tensor | None, t: Tensor) -> bool:
     """Whether the variance is read at a step, which starts at t after one that started at `before`.
 
     An integer k reads every k-th step, the last always among them. A chosen time is read at the first step that
     starts at or after it (for any sample of the batch), or at the last step if none does.
     """
+    if isinstance(schedule, frozenset):
+        return step in schedule
     if isinstance(schedule, int):
         return (steps - 1 - step) % schedule == 0
     chosen = t.new_tensor(list(schedule))[:, None]
@@ -100,13 +105,13 @@ def due(schedule: int | Sequence[float], step: int, steps: int, before: Tensor |
     return bool(fresh.any())  # on a GPU it waits
 
 
-def foreseen(schedule: int | Sequence[float], controller: Controller, start: Tensor) -> set[int] | None:
+def foreseen(schedule: Readings, controller: Controller, start: Tensor) -> set[int] | None:
     """The steps at which the variance is read, where a controller's times are known before the first; else `None`.
 
     What `due` says of each, but a GPU is waited for once, and not at every step.
     """
     steps = controller.steps
-    if isinstance(schedule, int):
+    if isinstance(schedule, (int, frozenset)):
         return {step for step in range(steps) if due(schedule, step, steps, None, start)}
     if not getattr(controller, "foreseen", False):
         return None

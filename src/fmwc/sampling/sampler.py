@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +17,7 @@ from fmwc.flow import Space
 from fmwc.modes import evaluating
 from fmwc.propagate import Estimator, Record, Transport, Transported, as_estimator, outside
 from fmwc.randomness import Blocks, Randomness, derive
-from fmwc.sampling.controllers import Controller, begin, due, follows, foreseen, needs_variance
+from fmwc.sampling.controllers import Controller, Readings, begin, due, follows, foreseen, needs_variance
 from fmwc.sampling.decoders import DECODERS, Decoder, cost_of, decode_map
 from fmwc.sampling.steppers import STEPPERS
 from fmwc.sampling.trajectory import Trajectory
@@ -43,7 +43,7 @@ class Sampler:
         stepper: `euler`, `midpoint` or `heun`.
         estimator: Reads the variance; `None` reads none.
         decoder: `map`, `stochastic`, `mean5`, or a function of your own.
-        schedule: Read the variance at every k-th step, or at chosen times.
+        schedule: Read the variance at every k-th step, at chosen times, or at steps of chosen numbers.
         transport: Also carries endpoint probes back through the whole run.
         record: `full` keeps the variance of every coordinate, `total` one number a sample and channel, and `score` a
             sample's score alone, so that what a run holds does not grow with its steps.
@@ -62,7 +62,7 @@ class Sampler:
     stepper: str = "euler"
     estimator: str | Estimator | None = "linearised"
     decoder: str | Decoder = "map"
-    schedule: int | Sequence[float] = 1
+    schedule: Readings = 1
     transport: Transport | None = None
     record: str = "full"
     score: str = "temporal_ratio"

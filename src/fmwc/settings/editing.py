@@ -84,6 +84,8 @@ def edit_samples(
     when = _times(run, time, into, before, seed, replicates)
     say_on_stderr(f"making the ways of {len(run)} samples again, and {len(run) * replicates} edits of them")
     origin = opened.with_states(run)[0]
+    if opened.way.few:  # now it is known
+        when = _times(origin, time, into, before, seed, replicates)
     done = edit(field, origin, into, at=when, scale=scale, seed=seed, replicates=replicates, **options)
     done = replace(done, made=replace(opened.way, by="edit").record())
     index = torch.arange(len(run), device=which.device).repeat_interleave(replicates)

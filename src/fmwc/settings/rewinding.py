@@ -59,6 +59,7 @@ def rewind_samples(
     if not fresh:
         say_on_stderr(f"making the ways of {len(run)} samples again")
         origin, again = opened.with_states(run)
+        doubt = origin.score()
     say_on_stderr(f"rewinding with {extra * len(run)} evaluations")
     found = resample(
         field,

@@ -13,11 +13,13 @@ from fmwc.errors import CheckpointError, DataError, OutputError, UsageError
 from fmwc.field import Field
 from fmwc.files import write_text
 from fmwc.metrics.crystals.table import csv_text
-from fmwc.sampling import Trajectory
+from fmwc.sampling import Trajectory, compared, reread, setting
 from fmwc.sampling.trajectory import DISPERSION
 from fmwc.settings import Setting, setting_of
 from fmwc.settings.setting import Rows
 from fmwc.settings.way import Way
+
+READ_TOGETHER = 1024  # samples whose activations are held at a time
 
 __all__ = ["Opened", "Outcome", "find_samples", "open_samples", "ranked_by_variance", "write_rows"]
 
@@ -51,14 +53,28 @@ class Opened(NamedTuple):
     options: dict[str, Any]
 
     def with_states(self, run: Trajectory) -> tuple[Trajectory, int]:
-        """Some of the run with its states, which files do not hold, and the evaluations that took."""
+        """Some of the run with its states, which files do not hold, and the evaluations that took.
+
+        With many readings, too: few tell a score, and not when a sample was decided.
+        """
         try:
-            return states_of(self.field, run, **self.options)
+            found, spent = states_of(self.field, run, **self.options)
+            return self._read_often(found) if self.way.few else found, spent
         except UsageError as error:
             raise UsageError(
                 f"made again from their noise, these samples end elsewhere, so {self.way.checkpoint} is not what drew "
                 "them, or was trained again since; give --checkpoint"
             ) from error
+
+    def _read_often(self, run: Trajectory) -> Trajectory:
+        estimator, every, reference = self.options["confidence"], self.setting.every, self.field.reference
+        found = reread(
+            self.field, run, estimator, schedule=every, seed=run.seed, batch=min(READ_TOGETHER, self.options["batch"])
+        )
+        if reference is None:
+            return found
+        read_with = setting(estimator, len(run.grid) - 1, self.way.stepper, every)
+        return compared(found, reference, reference.setting == read_with)
 
 
 def write_rows(path: Path, table: dict[str, list[Any]]) -> Path:
