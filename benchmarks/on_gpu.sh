@@ -10,7 +10,7 @@
 #            what confidence costs there: fmwc bench, alone on the GPU, and the kernels of one reading: OUT/crystals.tar.*, …
 #     curve  digits and crystals read at few and many steps: OUT/curve.tar.*
 #
-# Data lies in carry/mp20 and carry/mnist, which git ignores. Crystals are judged afterwards, on a CPU:
+# Data lies in carry/mp20, which git ignores. Crystals are judged afterwards, on a CPU:
 #
 #     cat draw.tar.* | tar x -C runs
 #     fmwc reproduce crystals --set flow=crystals --only read:retrofit,read:hutchinson --out runs/draw/reproduce

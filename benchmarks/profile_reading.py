@@ -37,7 +37,7 @@ def ways(own: Linearised) -> dict[str, Any]:
     found = {"plain": None, "linearised": replace(own, dtype=None), "one probe": replace(one, dtype=None)}
     half = {f"{name} in bf16": replace(way, dtype=torch.bfloat16) for name, way in found.items() if way}
     found |= half | {"diagonal Taylor-1": Diagonal("taylor1"), "diagonal Gauss–Hermite": Diagonal()}
-    return {name: way for name, way in found.items() if own.probes != 1 or "probe" not in name}
+    return {name: way for name, way in found.items() if own.probes not in (None, 1) or "probe" not in name}
 
 
 def main() -> None:

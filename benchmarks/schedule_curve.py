@@ -108,9 +108,11 @@ def measured(rows: dict[str, Any], path: Path) -> None:
     found = json.loads(path.read_text())
     assert found["provenance"]["steps"] == STEPS
     named = BENCHED | {len(found["provenance"]["few"]): "linearised, few readings"}
-    if "bf" in found["provenance"]["reading"]:
+    if "CPU" not in found["provenance"]["device"]:  # as compiled fields are read on a GPU
         named = {n: name.replace("linearised", "linearised in bf16") for n, name in named.items()}
     known = {0: 1.0} | {n: found["compiled"][name]["ratio"] for n, name in named.items() if name in found["compiled"]}
+    if not {len(found["provenance"]["few"]), STEPS} <= known.keys():
+        raise SystemExit(f"{path} was not measured with few readings and at every step; it has {sorted(known)}")
     at = sorted(known)
     for row in rows.values():
         row["time"] = {"ratio": float(np.interp(row["readings"], at, [known[n] for n in at]))}

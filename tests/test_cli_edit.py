@@ -44,6 +44,27 @@ def is_picture(path):
     return path.read_bytes()[:4] == b"\x89PNG"
 
 
+# ---- few readings ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_of_few_readings_is_read_again_to_find_when_it_was_decided(run, tmp_path):
+    way = ("sample", "checkerboard", "-n", COUNT, "--device", "cpu")
+    for name, words in (("few", ()), ("every", ("--every", 1))):
+        call(*way, "--out", tmp_path / name, *words)
+        code, _, err = run(
+            "edit", tmp_path / name, "--scale", 0, "--device", "cpu", "--out", tmp_path / f"{name}-edited"
+        )
+        assert code == 0, err
+    few, every = (Trajectory.load(tmp_path / name) for name in ("few", "every"))
+    assert (len(few.times), len(every.times)) == (3, 50)
+    times = [[row["time"] for row in rows(tmp_path / f"{name}-edited" / "edits.csv")] for name in ("few", "every")]
+    assert times[0] == times[1]
+    assert len({*times[0]}) > 3
+    edited = Trajectory.load(tmp_path / "few-edited")
+    assert edited.reference is not None  # beside the checkpoint's samples, read as often as they were
+    torch.testing.assert_close(edited.score(), every.score())
+
+
 # ---- what is written ---------------------------------------------------------------------------------------------
 
 

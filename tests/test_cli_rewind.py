@@ -45,6 +45,18 @@ def test_rewinding_is_the_librarys_and_the_table_says_what_it_did(run, points, t
     assert "come from fmwc rewind" in one_line(err)
 
 
+@pytest.mark.parametrize("words", [(), ("--fresh",)], ids=["rewound", "anew"])
+def test_a_run_of_few_readings_is_rewound_by_one_score(words, run, tmp_path):
+    call("sample", "checkerboard", "-n", COUNT, "--device", "cpu", "--out", tmp_path / "few")
+    assert Trajectory.load(tmp_path / "few").made["few"]
+    code, _, err = run("rewind", tmp_path / "few", "--extra", 10, *words, "--device", "cpu", "--out", tmp_path / "r")
+    assert code == 0, err
+    table = rows(tmp_path / "r" / "rewound.csv")
+    assert any(row["branch"] != "0" for row in table)
+    for row in table:
+        assert (float(row["score_after"]) < float(row["score_before"])) == (row["branch"] != "0")
+
+
 def test_starting_over_makes_samples_that_can_be_gone_on_from(run, points, tmp_path):
     code, out, err = run("rewind", points, "--extra", 4, "--fresh", "--device", "cpu", "--out", tmp_path / "f")
     assert code == 0, err

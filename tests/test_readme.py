@@ -44,6 +44,8 @@ def test_the_mnist_table_is_that_of_the_cell():
 def test_the_crystals_table_is_that_of_the_cell():
     rows = crystals.headline(CRYSTALS)
     assert markdown(rows, list(rows[0])) in README
+    joint = crystals.headline(CRYSTALS / "earlier")[:6]
+    assert markdown(joint, list(joint[0])) in README
     (cell,) = cells(CRYSTALS)
     assert cost_table(json.loads((CRYSTALS / "cost.json").read_text())) in README
     summary = json.loads((CRYSTALS / "summary.json").read_text())

@@ -1,4 +1,4 @@
-"""What confidence costs: wall clock and memory, as ratios to plain sampling and plain training, measured interleaved.
+"""What confidence costs: wall clock and memory, as ratios to plain sampling, measured interleaved, and plain training.
 
 Plain sampling is as fast as the rest: each way (uncompiled, compiled) has its own, and is held against it. Cases are
 measured in order of importance; those that a given time has no room for are named.
@@ -30,7 +30,8 @@ from fmwc.modes import tensor_float
 from fmwc.propagate import Diagonal, MonteCarlo, Tangent
 from fmwc.recipes.recipe import Clock, provenance
 from fmwc.report.tables import markdown
-from fmwc.sampling import Compiled, noise, sample
+from fmwc.sampling import Compiled, Uniform, noise, sample
+from fmwc.sampling.controllers import foreseen
 from fmwc.sampling.schedules import READINGS
 from fmwc.settings.setting import Setting
 from fmwc.training import Plan, train
@@ -51,7 +52,7 @@ class Case:
     """Creates one way to sample.
 
     Arguments:
-        options: Those of :func:`fmwc.sample`; `confidence=True` is as the setting reads it.
+        options: Those of :func:`fmwc.sample`; `confidence=True` is as the setting reads it, but for its precision.
         runs: How many trajectories it takes a sample.
         stochastic: Whether they follow draws of the weights.
         compiles: Whether a compiled field does it otherwise than a field.
@@ -215,7 +216,7 @@ def words_of(only: str) -> list[str]:
 def few_times(model: Field) -> tuple[float, ...]:
     """When a checkpoint's variance is read by default; where it has chosen no times, as many as others have.
 
-    Where they are does not change what they cost.
+    Of the 50 steps they were chosen for, where they are does not change what they cost.
     """
     return model.schedule.times if model.schedule else tuple((i + 1) / (READINGS + 1) for i in range(READINGS))
 
@@ -395,13 +396,17 @@ def measure(
 def report(out: Path, setting: str, costs: dict[str, Any]) -> list[Path]:
     """Writes SETTING.json and SETTING.md."""
     about = costs["provenance"]
+    measured = [row["rounds"] for way in WAYS for row in costs.get(way, {}).values()]
+    rounds = min(measured, default=costs["rounds"])  # fewer than asked for where time was short
+    few = len(foreseen(about["few"], Uniform(about["steps"]), torch.zeros(1)) or ())
     lines = [
         f"# What confidence costs: {setting}",
         "",
-        f"{about['samples']:,} samples in one batch, {about['steps']} steps; medians of {costs['rounds']} rounds "
-        f"(lowest–highest), all in one process, interleaved; ratios are to plain of the same column. "
+        f"{about['samples']:,} samples in one batch, {about['steps']} steps; medians of {rounds} rounds "
+        f"(lowest–highest), all in one process, interleaved (trainings one after another); ratios are to plain of the "
+        "same column. "
         f"{about['device']}, torch {about['torch']}{', TF32' if about.get('tf32') else ''}, commit {about['commit']}, "
-        f"{about['seconds']:.0f} s. Few readings: {len(about['few'])}, by {about['reading']}.",
+        f"{about['seconds']:.0f} s. Few readings: {few}, by {about['reading']}.",
     ]
     ways = [way for way in WAYS if way in costs]
     table = []

@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from scipy.stats import spearmanr
 
+import fmwc
 from fmwc.errors import UsageError
 from fmwc.field import attach
 from fmwc.propagate import Linearised, MonteCarlo, Tangent
-from fmwc.sampling import Compiled, noise, sample
+from fmwc.sampling import Compiled, noise, reread, sample, setting
+from fmwc.settings import SETTINGS
 from fmwc.state import channels
 from tests.conftest import conv_field, dict_field, mlp_field
 from tests.reference import assert_within, jacobian_moments, jacobian_var, statistics
@@ -191,9 +194,22 @@ def test_the_variance_in_half_precision_is_close_and_the_mean_the_same(build, pr
         assert 0 < float(off.median()) < 0.02  # it is computed otherwise, by the same probes
 
 
-def test_half_precision_is_another_setting_and_whole_is_as_it_was_called_before():
+def test_half_precision_is_said_and_is_no_other_reading():
+    assert setting(Linearised(2, torch.bfloat16), 50, "euler", 5) == setting(Linearised(2), 50, "euler", 5)
     assert str(Linearised(2)) == "Linearised(probes=2)"
     assert str(Linearised(2, torch.bfloat16)) == "Linearised(probes=2, dtype=torch.bfloat16)"
+
+
+@pytest.mark.parametrize("name", ["mnist", "crystals"])
+def test_half_precision_hardly_moves_readings_of_shipped_weights(name):
+    field, shipped = fmwc.load(name), SETTINGS[name]
+    cond = shipped.conditions(field, 24)
+    run = sample(field, 24, steps=10, confidence=False, keep_states=True, seed=0, **cond)
+    whole, half = (reread(field, run, Linearised(1, dtype), schedule=[0.6]) for dtype in (None, torch.bfloat16))
+    for channel, var in channels(whole.var).items():
+        other = channels(half.var)[channel]
+        assert (other / var - 1).abs().median() < 0.02
+        assert spearmanr(var.flatten(), other.flatten()).statistic > 0.98
 
 
 def test_half_precision_compiles():

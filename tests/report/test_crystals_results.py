@@ -187,6 +187,14 @@ def test_an_empty_cell_has_tables(tmp_path, numbers):
         write_tables(tmp_path)
 
 
+def test_a_method_that_was_not_read_has_no_column(run, tmp_path):
+    cell = cell_of(run)
+    del cell["numbers"]["joint"]
+    (tmp_path / "cells").mkdir()
+    (tmp_path / "cells" / "0.json").write_text(json.dumps(cell))
+    assert {tuple(row) for row in headline(tmp_path)} == {("", "paper", "FM + retrofit")}
+
+
 def test_what_is_not_a_number_is_a_dash(run):
     numbers = cell_of(run)["numbers"]
     numbers["retrofit"]["quality"] = quality_of_none(run)

@@ -53,7 +53,7 @@ def test_comparison_plot(run, metric):
     assert drawn(figure)
     left, right = figure.axes
     assert [text.get_text() for text in left.get_yticklabels()] == ["own", "other"]
-    assert right.get_xlabel() == "difference to own, paired"
+    assert right.get_xlabel() == "difference to the first, paired"
     dots = [line.get_xdata()[0] for line in left.lines if line.get_marker() == "o"]
     assert dots == [compared[name][metric]["value"] for name in ("own", "other")]
     assert drawn(comparison_plot(compare({"own": score}, bad), metric))

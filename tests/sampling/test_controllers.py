@@ -129,6 +129,22 @@ def test_steps_are_foreseen_as_they_fall_due(times, starts, steps):
     assert foreseen(times, controller, start) == read
 
 
+def test_steps_of_a_grid_are_foreseen_too(mlp):
+    assert foreseen([0.3, 0.5], Grid((0.0, 0.4, 0.6, 1.0)), torch.zeros(2)) == {1, 2}
+    assert foreseen(frozenset({0, 2}), Grid((0.0, 0.4, 0.6, 1.0)), torch.zeros(2)) == {0, 2}
+
+
+def test_chosen_times_are_read_under_a_controller_whose_times_are_not_foreseen():
+    class Halfway:
+        steps = 3
+
+        def next_time(self, step, t, start, moments):
+            return torch.ones_like(t) if step == 2 else (t + 1) / 2
+
+    run = Sampler(mlp_field(), euclidean((2,)), Halfway(), schedule=[0.4])(torch.randn(2, 2))
+    assert run.times[:, 0].tolist() == [0.5]
+
+
 def test_steps_of_a_controller_that_goes_by_the_variance_are_not_foreseen():
     assert foreseen([0.5], Ema(4), torch.zeros(2)) is None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,10 +12,11 @@ from fmwc.cli.shared import Device, Force, JudgedBy, Network, Out, Seed, app, pr
 from fmwc.errors import UsageError, pick
 from fmwc.files import new_folder
 from fmwc.recipes.recipe import pick_device
-from fmwc.sampling import SCORES
+from fmwc.sampling import SCORES, Compiled
 from fmwc.sampling.scores import parsed
 from fmwc.sampling.trajectory import DISPERSION
 from fmwc.settings import open_checkpoint
+from fmwc.settings.setting import say_on_stderr
 from fmwc.settings.way import Way, window_of
 
 __all__ = ["sample"]
@@ -70,6 +71,13 @@ def sample(
         str, typer.Option(help="What confidence is made from; the checkpoint's own, or dispersion with --transport.")
     ] = "",
     keep: Annotated[float, typer.Option(help="Keep the surest share.")] = 1.0,
+    compiled: Annotated[
+        bool,
+        typer.Option(
+            "--compiled",
+            help="Compile the network and its readings first, for a minute or two: for many samples.",
+        ),
+    ] = False,
     format: Annotated[str, typer.Option(help="crystals: cif (a file each) or extxyz (one file).")] = "",
     seed: Seed = 0,
     device: Device = "auto",
@@ -102,7 +110,10 @@ def sample(
         raise UsageError(
             f"-n and --steps are at least 1, and --every is not negative: got {count}, {steps} and {every}"
         )
+    field: Any
     chosen, field = open_checkpoint(checkpoint, pick_device(device), judge, network)
+    if compiled:
+        field = Compiled(field, say=say_on_stderr)
     chosen.conditions(field, 1, label)  # a class that does not exist is said before a folder is made
     chosen.check_format(format)
     if channel is not None and field.space is not None:

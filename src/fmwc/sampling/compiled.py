@@ -297,19 +297,19 @@ def _without_backward(graph: torch.fx.Graph) -> None:
     backward, forward = torch.ops.aten.convolution_backward.default, torch.ops.aten.convolution.default
     for node in graph.find_nodes(op="call_function", target=backward):
         g, x, weight, _, stride, padding, dilation, transposed, _, groups, mask = node.args
-        if list(mask) != [True, False, False] or len({n.meta["val"].dtype for n in (g, x, weight)}) > 1:
+        sides, precisions = x.meta["val"].ndim - 2, {n.meta["val"].dtype for n in (g, x, weight)}
+        usual = all(len(given) == sides for given in (stride, padding, dilation)) and len(precisions) == 1
+        if transposed or not usual or list(mask) != [True, False, False]:
             continue
         given, left, kernel = (n.meta["val"].shape[2:] for n in (x, g, weight))
         sizes = zip(given, left, kernel, stride, padding, dilation, strict=True)
-        # Rows that a stride has left out; the way back of a transposed convolution is a plain one, which has none.
-        rest = [0 if transposed else n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) for n, m, k, s, p, d in sizes]
+        # Rows that a stride has left out.
+        rest = [n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) for n, m, k, s, p, d in sizes]
         with graph.inserting_before(node):
             # In half precision torch's compiler takes a group norm's way back to be in full, and a convolution of both
             # for an error; where it is what it was, this is nothing.
             g = graph.call_function(torch.ops.aten._to_copy.default, (g,), {"dtype": g.meta["val"].dtype})
-            pulled = graph.call_function(
-                forward, (g, weight, None, stride, padding, dilation, not transposed, rest, groups)
-            )
+            pulled = graph.call_function(forward, (g, weight, None, stride, padding, dilation, True, rest, groups))
         pulled.meta["val"] = x.meta["val"]  # of the same shape; another may be pulled back through it
         for first in list(node.users):  # of three outputs, of which it has one
             first.replace_all_uses_with(pulled)

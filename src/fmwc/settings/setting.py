@@ -23,6 +23,7 @@ from fmwc.recipes.fitting import Progress, fit
 from fmwc.recipes.recipe import override
 from fmwc.recipes.uses.subject import Subject
 from fmwc.sampling import (
+    Compiled,
     Profile,
     Schedule,
     Trajectory,
@@ -84,7 +85,7 @@ class Setting(ABC):
         has_judge: Whether there is a judge to ask at all.
         every: The variance is read at every k-th step, if nothing is said, and
         reading: by this estimator; `True` is the library's own choice.
-        half: Whether it is read in half precision on a GPU: checked to move scores by far less than their probes do.
+        half: Whether a compiled field is read in half precision on a GPU, which is not faster uncompiled.
         large: Of more samples than this, each is written as it comes, with its score alone; `None` is never.
     """
 
@@ -206,10 +207,11 @@ class Setting(ABC):
     def tables(self, out: Path) -> list[Path]:
         """Writes the paper's tables beside ours, from the cells of a results folder."""
 
-    def estimator(self, field: Field) -> Any:
+    def estimator(self, field: Field | Compiled) -> Any:
         """What reads the variance of the field's samples, if nothing is said."""
         own: Any = default_estimator(field.space) if self.reading is True else self.reading  # type: ignore[arg-type]
-        return replace(own, dtype=torch.bfloat16) if self.half and field.device.type == "cuda" else own
+        half = self.half and field.device.type == "cuda" and isinstance(field, Compiled)
+        return replace(own, dtype=torch.bfloat16) if half else own
 
     def draw(
         self, field: Field, count: int, seed: int, progress: Show, label: int | None = None, **options: Any

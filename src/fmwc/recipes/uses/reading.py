@@ -192,7 +192,7 @@ def read_edit(subject: Subject, seen: Seen) -> dict[str, Any]:
             "replicates": replicates,
             "shown": parts[0][:SHOWN, 0].tolist(),  # of the first seed's samples, the first edit of each
         }
-        if doubts:
+        if len(doubts) == len(parts):  # drawings of earlier have none
             surest = np.concatenate(doubts).argsort(1)[:, : max(1, replicates // SUREST)]
             sure = np.take_along_axis(succeeded, surest, 1).mean(1)
             found[label] |= {

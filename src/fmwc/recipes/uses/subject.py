@@ -98,7 +98,7 @@ class Subject(ABC):
         metrics: What is reported of a set of samples; the first is the one that things are chosen by.
         intents: Kinds of edits.
         usual: The variance is read at every k-th step by the checkpoint's reference, and
-        every: by rewinding, where reading is most of the cost.
+        every: by edits and rewinding, where reading is most of the cost.
         dispersion: Whether the transported dispersion is among the scores.
         before, scale: Of rewinding: how long before the critical time, and how much noise.
         guides: Ways to steer, by what they are called.
