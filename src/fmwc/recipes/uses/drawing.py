@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from fmwc.confidence.editing import critical_time, edit, random_times
 from fmwc.confidence.rewinding import best_of, resample
+from fmwc.errors import UsageError
 from fmwc.files import write_bytes
 from fmwc.recipes.uses.subject import Intent, Subject
 from fmwc.sampling import Controller, Damped, Ema, Extrapolated, Grid, Trajectory, Uniform, survey
@@ -146,7 +148,8 @@ def draw_edits(subject: Subject, seed: int, wide: bool) -> Rows:
                 row = Drawn(subject.kept(ends.x, {**ends.cond, **cond}), info)
                 row.kept["time"] = each.expand(sizes.edited, sizes.replicates).flatten()
                 if not wide:
-                    row.kept["score"] = ends.score(ends.default_score).float()
+                    with suppress(UsageError):  # a run of few steps is read too seldom for its score
+                        row.kept["score"] = ends.score(ends.default_score).float()
                 row.kept.update(subject.shown(ends, sizes.replicates))
                 yield f"{name}, scale {scale:g}, {label}" if wide else f"{name}, {label}", row
 
