@@ -273,6 +273,14 @@ def test_the_compiler_itself_agrees_with_the_field():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_compiler_keeps_half_precision_through_group_norms():
+    field = fmwc.attach(UNet(1, 8, (1,), 1, 8, 0), space=(1, 8, 8))
+    options = {"steps": 2, "schedule": 2, "confidence": ESTIMATORS["half"]}
+    one, other = (fmwc.sample(f, 3, **options) for f in (fast(field, "inductor")[0], field))
+    assert_same(one, other, rtol=0.02, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_what_was_compiled_is_found_again_whatever_the_weights(tmp_path, monkeypatch):
     """In torch's cache on disk, by a new process too; weights and numbers that a network holds are not a part of it."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

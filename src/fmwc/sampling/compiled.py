@@ -221,6 +221,7 @@ class Compiled(nn.Module):
             except RuntimeError as error:
                 reason = str(error).splitlines()[0]
                 raise UsageError(f"this network cannot be compiled; sample the field itself ({reason})") from error
+        _in_its_precision(graph.graph)
         _without_backward(graph.graph)
         graph.graph.eliminate_dead_code()
         graph.recompile()
@@ -288,6 +289,17 @@ class _Given:
         return next(self.rest)
 
 
+def _in_its_precision(graph: torch.fx.Graph) -> None:
+    """Keeps the way back of a group norm in the precision it has: in half, torch's compiler would write it in full, and
+    what follows would be products of both."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.native_group_norm_backward.default):
+        for part in [user for user in node.users if user.args[1] == 0]:
+            with graph.inserting_after(part):
+                cast = graph.call_function(torch.ops.aten._to_copy.default, (part,), {"dtype": part.meta["val"].dtype})
+            cast.meta["val"] = part.meta["val"]
+            part.replace_all_uses_with(cast, delete_user_cb=lambda user, cast=cast: user is not cast)
+
+
 def _without_backward(graph: torch.fx.Graph) -> None:
     """Writes convolutions that are pulled back to their input as the transposed convolutions they are.
 
@@ -306,9 +318,6 @@ def _without_backward(graph: torch.fx.Graph) -> None:
         # Rows that a stride has left out.
         rest = [n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) for n, m, k, s, p, d in sizes]
         with graph.inserting_before(node):
-            # In half precision torch's compiler takes a group norm's way back to be in full, and a convolution of both
-            # for an error; where it is what it was, this is nothing.
-            g = graph.call_function(torch.ops.aten._to_copy.default, (g,), {"dtype": g.meta["val"].dtype})
             pulled = graph.call_function(forward, (g, weight, None, stride, padding, dilation, True, rest, groups))
         pulled.meta["val"] = x.meta["val"]  # of the same shape; another may be pulled back through it
         for first in list(node.users):  # of three outputs, of which it has one
