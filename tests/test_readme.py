@@ -52,6 +52,17 @@ def test_the_crystals_table_is_that_of_the_cell():
     assert {name: table.rows for name, table in crystals.tables(cell["numbers"]).items()} == summary["tables"]
 
 
+@pytest.mark.parametrize(
+    ("setting", "word"), [("checkerboard", "Checkerboard"), ("mnist", "digits"), ("crystals", "crystals")]
+)
+def test_the_default_costs_what_the_benchmark_says(setting, word):
+    costs = json.loads((ROOT / "results" / "bench" / "cpu" / f"{setting}.json").read_text())
+    found = [costs[way]["linearised, few readings"] for way in ("cases", "compiled")]
+    cells = [f"{row['ratio']:.2f}× ({row['lowest']:.2f}–{row['highest']:.2f})" for row in found]
+    (line,) = re.findall(rf"^\| {word}: {len(costs['provenance']['few'])} readings.*$", README, re.M)
+    assert [cell.strip() for cell in line.split("|")[2:4]] == cells
+
+
 def test_the_summary_is_made_from_the_cells():
     summary = json.loads((RESULTS / "summary.json").read_text())
     assert json.loads(json.dumps(summarise(cells(RESULTS)))) == summary["tables"]
