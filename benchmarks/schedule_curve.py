@@ -44,6 +44,7 @@ BENCHED = {  # readings of `STEPS` steps that fmwc bench measures, beside the fe
     10: "linearised, every 5th step",
     50: "linearised, every step",
 }
+DRAWN = "drawn.json"  # beside samples: who drew them
 SEED, PILOT_SEED = 2027, 100  # nothing was chosen on the first
 PILOT = {"checkerboard": (1_000, 4_000), "mnist": (200, 2_000), "crystals": (60, 1_000)}  # on a CPU, on a GPU
 COUNT = {"checkerboard": (4_000, 10_000), "mnist": (300, 10_000), "crystals": (60, 2_500)}
@@ -166,6 +167,7 @@ def main() -> None:
         runs.append(found)
         if path and not path.exists():
             found.save(path)
+            write_json(path.parent / DRAWN, {**provenance(device, clock.seconds), "reading": str(reading)})
     if arguments.draw_only:
         return
     pilot, run = runs
@@ -186,6 +188,9 @@ def main() -> None:
     if arguments.costs:
         timed = json.loads(arguments.costs.read_text())["provenance"]
         about["timed"] = {key: timed[key] for key in ("commit", "device", "torch", "samples", "reading")}
+    drawn = arguments.draws and arguments.draws / DRAWN
+    if drawn and drawn.exists():  # by another machine, perhaps, and another reading
+        about["drawn"] = json.loads(drawn.read_text())
     about |= {"reading": str(reading), "score": pilot.default_score, "prevalence": float(bad.mean())}
     name = f"schedule-{setting.name}" + (f"-{arguments.probes}" if arguments.probes else "")
     write_json(arguments.out / f"{name}.json", {"provenance": about, "schedules": rows})
