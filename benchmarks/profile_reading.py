@@ -8,8 +8,7 @@ Ratios are to the plain velocity of the same batch. What they come to in a run i
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
+import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 import fmwc
 from fmwc.costs import SIZES
 from fmwc.files import write_json
+from fmwc.meter import Meter
 from fmwc.modes import tensor_float
 from fmwc.propagate import Diagonal, Linearised
 from fmwc.randomness import Stream
@@ -56,48 +56,34 @@ def main() -> None:
     cond = {k: v.to(device) for k, v in setting.conditions(field, count).items()}
     x, t = noise(field.space, count, 0, device, **cond), torch.full((count,), 0.5, device=device)
     fast = Compiled(field)
-    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
 
-    def evaluate(estimator: Any) -> Any:
-        if estimator is None:
-            return fast(x, t, **cond)
-        randomness = Stream(torch.Generator(device).manual_seed(0))
-        return fast.reader(estimator)(fast, x, t, cond, randomness)
+    def evaluate(estimator: Any, calls: int) -> None:
+        for _ in range(calls):
+            if estimator is None:
+                fast(x, t, **cond)
+            else:
+                randomness = Stream(torch.Generator(device).manual_seed(0))
+                fast.reader(estimator)(fast, x, t, cond, randomness)
 
-    def seconds(estimator: Any) -> float:
-        wait()
-        begin = time.perf_counter()
-        for _ in range(CALLS):
-            evaluate(estimator)
-        wait()
-        return (time.perf_counter() - begin) / CALLS
-
-    found: dict[str, dict[str, float]] = {}
     kind = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
+    say = partial(print, flush=True)
     with torch.no_grad(), tensor_float(arguments.tf32), fast.steady():
         chosen = ways(setting.estimator(field))
-        for estimator in chosen.values():
-            evaluate(estimator)  # compiles
-        times: dict[str, list[float]] = {name: [] for name in chosen}
-        for _ in range(arguments.rounds):
-            for name, estimator in chosen.items():
-                times[name].append(seconds(estimator))
-        plain = statistics.median(times["plain"])
-        for name, values in times.items():
-            median = statistics.median(values)
-            found[name] = {"seconds": median, "ratio": median / plain}
-            print(f"{name}: {1000 * median:.2f} ms, {median / plain:.2f}× plain", flush=True)
-        for name, estimator in chosen.items() if arguments.kernels else ():
+        tasks = {name: partial(evaluate, way, CALLS) for name, way in chosen.items()}
+        found = Meter(device, arguments.rounds, math.inf, say)(tasks, f"{CALLS} evaluations")
+        for name, row in found.items():
+            say(f"{name}: {1000 * row['seconds'] / CALLS:.2f} ms, {row['ratio']:.2f}× plain")
+        for name, task in tasks.items() if arguments.kernels else ():
             with profile(activities=[kind]) as seen:
-                seconds(estimator)
+                task()
             table = seen.key_averages().table(
                 sort_by=f"{kind.name.lower()}_time_total", row_limit=arguments.kernels, max_name_column_width=90
             )
-            print(f"{name}\n{table}", flush=True)
+            say(f"{name}\n{table}")
     if arguments.out:
         about = provenance(device, clock.seconds, samples=count, seeds=[0], tf32=arguments.tf32)
         name = f"{setting.name}-tf32.json" if arguments.tf32 else f"{setting.name}.json"
-        write_json(arguments.out / name, {"provenance": about, "evaluations": found})
+        write_json(arguments.out / name, {"provenance": about, "calls": CALLS, "evaluations": found})
 
 
 if __name__ == "__main__":

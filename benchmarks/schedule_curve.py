@@ -26,8 +26,9 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 import fmwc
-from fmwc.costs import SIZES, Meter
+from fmwc.costs import SIZES
 from fmwc.files import write_bytes, write_json
+from fmwc.meter import Meter
 from fmwc.metrics.ranking import auprc, bootstrap
 from fmwc.propagate import Linearised
 from fmwc.recipes.recipe import Clock, pick_device, provenance

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 import fmwc
 from fmwc import costs
 from fmwc.cli import app
-from fmwc.costs import CASES, PLAIN, TRAINING, Meter, measure, report
+from fmwc.costs import CASES, PLAIN, TRAINING, measure, report
 from fmwc.errors import FmwcError
+from fmwc.meter import Meter
 from fmwc.nets import MLP
 from fmwc.propagate import Linearised
 from fmwc.report.results import cost_table

@@ -19,9 +19,9 @@ from fmwc.settings import Setting, setting_of
 from fmwc.settings.setting import Rows
 from fmwc.settings.way import Way
 
-READ_TOGETHER = 1024  # samples whose activations are held at a time
-
 __all__ = ["Opened", "Outcome", "find_samples", "open_samples", "ranked_by_variance", "write_rows"]
+
+READ_TOGETHER = 1024  # samples whose activations are held at a time
 
 
 class Outcome(NamedTuple):
