@@ -195,7 +195,7 @@ def main() -> None:
     about |= {"reading": str(reading), "score": pilot.default_score, "prevalence": float(bad.mean())}
     name = f"schedule-{setting.name}" + (f"-{arguments.probes}" if arguments.probes else "")
     write_json(arguments.out / f"{name}.json", {"provenance": about, "schedules": rows})
-    title = f"{setting.name}: {len(bad):,} samples, {bad.mean():.1%} {setting.bad}"
+    title = f"{setting.name}: {len(bad):,} samples, of which {bad.mean():.1%} fail"
     write_bytes(arguments.out / f"{name}.png", png(picture(rows, title)))
 
 
