@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,13 +30,14 @@ from fmwc.settings import SETTINGS, setting_named
 CALLS = 10  # timed together
 
 
-def ways(own: Linearised) -> dict[str, Any]:
-    """Estimators, by what they are called; none is the plain velocity."""
-    one = replace(own, probes=own.probes and 1)
-    found = {"plain": None, "linearised": replace(own, dtype=None), "one probe": replace(one, dtype=None)}
-    half = {f"{name} in bf16": replace(way, dtype=torch.bfloat16) for name, way in found.items() if way}
-    found |= half | {"diagonal Taylor-1": Diagonal("taylor1"), "diagonal Gauss–Hermite": Diagonal()}
-    return {name: way for name, way in found.items() if own.probes not in (None, 1) or "probe" not in name}
+def ways(own: Linearised) -> dict[str, tuple[Any, bool]]:
+    """Estimators, by what they are called, and whether they are in half precision; none is the plain velocity."""
+    found: dict[str, Any] = {"linearised": own, "linearised (1 probe)": Linearised(1)}
+    found |= {"diagonal Taylor-1": Diagonal("taylor1"), "diagonal Gauss–Hermite": Diagonal()}
+    if own.probes in (None, 1):
+        del found["linearised (1 probe)"]
+    half = {f"{name} in bf16": (way, True) for name, way in found.items()}
+    return {"plain": (None, False), **half, **{name: (way, False) for name, way in found.items()}}
 
 
 def main() -> None:
@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kernels", type=int, default=0, help="print those that take most of the time")
     parser.add_argument("--tf32", action="store_true", help="matrix products in TensorFloat-32, the plain ones too")
+    parser.add_argument("--only", default="", help="what has this in its name, beside the plain velocity")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, help="a folder")
     arguments = parser.parse_args()
@@ -55,9 +56,10 @@ def main() -> None:
     count = arguments.count or SIZES[setting.name][device.type][0]
     cond = {k: v.to(device) for k, v in setting.conditions(field, count).items()}
     x, t = noise(field.space, count, 0, device, **cond), torch.full((count,), 0.5, device=device)
-    fast = Compiled(field)
+    by = [Compiled(field, half=half) for half in (False, True)]
 
-    def evaluate(estimator: Any, calls: int) -> None:
+    def evaluate(estimator: Any, half: bool, calls: int) -> None:
+        fast = by[half]
         for _ in range(calls):
             if estimator is None:
                 fast(x, t, **cond)
@@ -67,9 +69,9 @@ def main() -> None:
 
     kind = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
     say = partial(print, flush=True)
-    with torch.no_grad(), tensor_float(arguments.tf32), fast.steady():
-        chosen = ways(setting.estimator(field))
-        tasks = {name: partial(evaluate, way, CALLS) for name, way in chosen.items()}
+    with torch.no_grad(), tensor_float(arguments.tf32), by[0].steady(), by[1].steady():
+        chosen = {n: way for n, way in ways(setting.estimator(field)).items() if arguments.only in n or n == "plain"}
+        tasks = {name: partial(evaluate, *way, CALLS) for name, way in chosen.items()}
         found = Meter(device, arguments.rounds, math.inf, say)(tasks, f"{CALLS} evaluations")
         for name, row in found.items():
             say(f"{name}: {1000 * row['seconds'] / CALLS:.2f} ms, {row['ratio']:.2f}× plain")

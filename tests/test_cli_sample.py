@@ -5,9 +5,8 @@ import torch
 
 import fmwc
 from fmwc.confidence.guidance import Guidance
-from fmwc.field import Field
 from fmwc.randomness import derive
-from fmwc.sampling import Compiled, Damped, Ema, Extrapolated, Trajectory, Uniform, fit_schedule, survey
+from fmwc.sampling import Damped, Ema, Extrapolated, Trajectory, Uniform, fit_schedule, survey
 from fmwc.sampling.controllers import follows, needs_variance
 from fmwc.settings import SETTINGS
 from fmwc.settings.way import CONTROLLERS, Way
@@ -100,16 +99,6 @@ def test_compiled_samples_are_the_same_to_rounding(run, tmp_path):
     plain, fast = (Trajectory.load(tmp_path / name) for name in ("plain", "fast"))
     torch.testing.assert_close(fast.x, plain.x, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(fast.confidence, plain.confidence, rtol=0, atol=0.01)
-
-
-@pytest.mark.parametrize("name", ["mnist", "crystals", "checkerboard"])
-def test_half_precision_is_a_compiled_fields_on_a_gpu(name, monkeypatch):
-    setting, field = SETTINGS[name], fmwc.load(name)
-    fast = Compiled(field, "eager")
-    assert getattr(setting.estimator(fast), "dtype", None) is None
-    monkeypatch.setattr(Field, "device", torch.device("cuda"))
-    assert setting.estimator(field).dtype is None
-    assert setting.estimator(fast).dtype == (None if name == "checkerboard" else torch.bfloat16)
 
 
 @pytest.mark.parametrize("case", FEW)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +26,7 @@ from fmwc.files import write_json, write_text
 from fmwc.flow import elbo, flow_matching
 from fmwc.meter import Meter, peak, reset_peak, spread
 from fmwc.modes import tensor_float
-from fmwc.propagate import Diagonal, MonteCarlo, Tangent
+from fmwc.propagate import Diagonal, Linearised, MonteCarlo, Tangent
 from fmwc.recipes.recipe import Clock, provenance
 from fmwc.report.tables import markdown
 from fmwc.sampling import Compiled, Uniform, noise, sample
@@ -51,18 +51,18 @@ class Case:
     """Creates one way to sample.
 
     Arguments:
-        options: Those of :func:`fmwc.sample`; `confidence=True` is as the setting reads it, but for its precision.
+        options: Those of :func:`fmwc.sample`; `confidence=True` is as the setting reads it.
         runs: How many trajectories it takes a sample.
         stochastic: Whether they follow draws of the weights.
         compiles: Whether a compiled field does it otherwise than a field.
-        dtype: The precision of the variance, where it is not that of the weights.
+        half: Whether the variance is computed in half precision, which takes a compiled field.
     """
 
     options: Mapping[str, Any]
     runs: int = 1
     stochastic: bool = False
     compiles: bool = True
-    dtype: torch.dtype | None = None
+    half: bool = False
 
 
 Heard = Callable[[int, float], None]
@@ -71,12 +71,15 @@ FEW = "few"  # the checkpoint's own schedule, of the 50 steps that it is made fo
 CASES: dict[str, Case] = {  # in order of importance; ratios are to the first
     PLAIN: Case({"confidence": False}),
     "linearised, few readings": Case({"confidence": True, "schedule": FEW}),
-    "linearised in bf16, few readings": Case({"confidence": True, "schedule": FEW}, dtype=torch.bfloat16),
+    "linearised in bf16, few readings": Case({"confidence": True, "schedule": FEW}, half=True),
     "linearised, every step": Case({"confidence": True}),
-    "linearised in bf16, every step": Case({"confidence": True}, dtype=torch.bfloat16),
+    "linearised in bf16, every step": Case({"confidence": True}, half=True),
+    "linearised (1 probe) in bf16, every step": Case({"confidence": Linearised(1)}, half=True),
     "linearised, every 5th step": Case({"confidence": True, "schedule": 5}),
     "diagonal Taylor-1, every step": Case({"confidence": Diagonal("taylor1")}),
+    "diagonal Taylor-1 in bf16, every step": Case({"confidence": Diagonal("taylor1")}, half=True),
     "diagonal Gauss–Hermite, every step": Case({"confidence": Diagonal()}),
+    "diagonal Gauss–Hermite in bf16, every step": Case({"confidence": Diagonal()}, half=True),
     "linearised, every 10th step": Case({"confidence": True, "schedule": 10}),
     "diagonal Gauss–Hermite, every 5th step": Case({"confidence": Diagonal(), "schedule": 5}),
     "diagonal Gauss–Hermite, every 10th step": Case({"confidence": Diagonal(), "schedule": 10}),
@@ -125,9 +128,9 @@ def few_times(model: Field) -> tuple[float, ...]:
 
 
 def _tasks(
-    setting: Setting, model: Field, fast: Compiled | None, count: int, steps: int, names: Iterable[str]
+    setting: Setting, model: Field, fast: Sequence[Compiled], count: int, steps: int, names: Iterable[str]
 ) -> dict[str, Callable[[], object]]:
-    """The cases as functions, by the field or the compiled field, on the same noise."""
+    """The cases as functions, by the field or compiled fields (in full precision, in half), on the same noise."""
     cond = {k: v.to(model.device) for k, v in setting.conditions(model, count).items()}
     x0 = noise(model.space, count, 0, model.device, **cond)  # type: ignore[arg-type]
 
@@ -136,15 +139,16 @@ def _tasks(
         if options.get("schedule") == FEW:
             options["schedule"] = few_times(model)
         if options.get("confidence") is True:
-            options["confidence"] = replace(setting.estimator(model), dtype=case.dtype)
+            options["confidence"] = setting.estimator(model)
         options = {"steps": steps, "batch": count, **cond, **options}
         if case.stochastic:
             stochastic_ends(model, x0, case.runs, **options)
             return
         for _ in range(case.runs):
-            sample(fast or model, x0=x0, **options)
+            sample(fast[case.half] if fast else model, x0=x0, **options)
 
-    return {name: partial(run, CASES[name]) for name in names if fast is None or CASES[name].compiles}
+    able = [name for name in names if (CASES[name].compiles if fast else not CASES[name].half)]
+    return {name: partial(run, CASES[name]) for name in able}
 
 
 def _trainings(setting: Setting, model: Field, count: int, compiled: bool) -> dict[str, Callable[[Heard, int], object]]:
@@ -174,7 +178,7 @@ def _trainings(setting: Setting, model: Field, count: int, compiled: bool) -> di
     return {name: partial(run, part, loss) for name, (part, loss) in TRAINING.items()}
 
 
-def _trained(meter: Meter, setting: Setting, model: Field, fast: Compiled, count: int, *_: Any) -> dict[str, Any]:
+def _trained(meter: Meter, setting: Setting, model: Field, fast: Any, count: int, *_: Any) -> dict[str, Any]:
     """What a step costs, each training after the other, without its first steps, which compile and are captured."""
     compiled = model.device.type == "cuda"  # as train does
     times: dict[str, list[float]] = {}
@@ -192,10 +196,17 @@ def _trained(meter: Meter, setting: Setting, model: Field, fast: Compiled, count
 
 
 def _sampling(
-    meter: Meter, setting: Setting, model: Field, fast: Compiled, count: int, steps: int, names: Iterable[str], *_: Any
+    meter: Meter,
+    setting: Setting,
+    model: Field,
+    fast: Sequence[Compiled],
+    count: int,
+    steps: int,
+    names: Iterable[str],
+    *_: Any,
 ) -> dict[str, Any]:
     """Both ways in the same rounds, a case of one beside the same case of the other."""
-    ways = {"cases": None, "compiled": fast}
+    ways = {"cases": (), "compiled": fast}
     tasks = {way: _tasks(setting, model, by, count, steps, names) for way, by in ways.items()}
     merged = {f"{WAYS[way]} {n}": tasks[way][n] for n in names for way in ways if n in tasks[way]}
     rows = meter(merged, "sampling")
@@ -216,7 +227,7 @@ def _sweep(
     meter: Meter,
     setting: Setting,
     model: Field,
-    fast: Compiled,
+    fast: Sequence[Compiled],
     count: int,
     steps: int,
     names: Iterable[str],
@@ -224,7 +235,7 @@ def _sweep(
 ) -> dict[str, Any]:
     found = {}
     for size in others:
-        for way, by in (("uncompiled", None), ("compiled", fast)):
+        for way, by in (("uncompiled", ()), ("compiled", fast)):
             title = f"{size} samples, {way}"
             found[title] = meter(_tasks(setting, model, by, size, steps, SWEPT), title)
     return {"sweep": {title: rows for title, rows in found.items() if rows}}
@@ -274,7 +285,7 @@ def measure(
             compiling.append(text)
         say(text)
 
-    fast = Compiled(model, backend, heard)
+    fast = [Compiled(model, backend, heard, half) for half in (False, True)]
     begin, left_out = time.perf_counter(), []
     found: dict[str, Any] = {"rounds": rounds}
     for part in parts:

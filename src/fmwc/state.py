@@ -79,12 +79,13 @@ def per_sample(value: Tensor, count: int, owner: Tensor | None = None) -> Tensor
         owner: The sample each row belongs to, where samples have different numbers of rows (the atoms of crystals);
             `count` for a row that belongs to none.
     """
+    # Dimension by dimension: flattened first, a compiler would go through them in that order, whatever their layout.
+    rows = value.sum(tuple(range(1, value.ndim))) if value.ndim > 1 else value
     if owner is not None:
-        rows = value.reshape(len(owner), -1).sum(1)
         return rows.new_zeros(count + 1).index_add(0, owner, rows)[:count]
     if value.shape[0] % count:
         raise ShapeError(
             f"a layer's rows ({value.shape[0]}) are not a multiple of the {count} samples, so its variance cannot be "
             "given to samples; exclude that layer from the noise: attach(net, exclude=[...])"
         )
-    return value.reshape(count, -1).sum(1)
+    return rows.view(count, -1).sum(1)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fmwc.errors import NoRuleError, ShapeError
 from fmwc.field import Field, attach
 from fmwc.moments import CLOSURES, Gaussian, moments_of
+from fmwc.moments.closures import Taylor
 from fmwc.moments.norms import normalised, normalised_by_root
 from fmwc.propagate import Diagonal
 from tests.conftest import awaken
@@ -78,6 +79,18 @@ def test_a_small_variance_is_the_delta_method(f):
     expected = (jacobian.square() @ x._var.flatten()).reshape(x.shape)
     torch.testing.assert_close(found.var, expected.detach(), rtol=1e-6, atol=1e-18)
     torch.testing.assert_close(found.mean, f(x._mean), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("f", CASES)
+@pytest.mark.parametrize("noise", [1e-5, 3.0])
+def test_to_first_order_the_mean_is_the_plain_one_and_the_variance_the_delta_method(f, noise):
+    """Whatever the noise: nothing of second order is in it, the statistics neither."""
+    x = gaussian(2, 4, 2, 3, noise=noise)
+    found = moments_of(f(Gaussian(*moments_of(x), Taylor(1))))
+    assert torch.equal(found.mean, f(x._mean))
+    jacobian = torch.autograd.functional.jacobian(f, x._mean).reshape(48, 48)
+    expected = (jacobian.square() @ x._var.flatten()).reshape(x.shape)
+    torch.testing.assert_close(found.var, expected.detach(), rtol=1e-6, atol=1e-18)
 
 
 @pytest.mark.parametrize("f", CASES)

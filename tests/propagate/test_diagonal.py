@@ -7,6 +7,7 @@ from torch import nn
 from fmwc.errors import NoRuleError
 from fmwc.field import attach
 from fmwc.moments import CLOSURES
+from fmwc.nets import UNet
 from fmwc.propagate import Diagonal
 from tests.conftest import awaken, conv_field, mlp_field
 from tests.reference import integral, noise_var
@@ -89,6 +90,14 @@ def test_two_layers_by_hand(closure):
     tolerance = 1e-4 if closure == "gauss_hermite" else 1e-9
     torch.testing.assert_close(found.mean, b(mean).detach(), rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(found.var, expected.detach(), rtol=tolerance, atol=tolerance)
+
+
+def test_taylor1_keeps_the_plain_mean_through_norms():
+    field = attach(UNet(1, 8, (1, 2), 1, 8, 3), space=(1, 8, 8))
+    x, t, y = torch.randn(3, 1, 8, 8), torch.rand(3), torch.arange(3)
+    found = field.moments(x, t, Diagonal("taylor1"), y=y)
+    assert torch.equal(found.mean, field(x, t, y=y))
+    assert (found.var > 0).all()
 
 
 def test_taylor1_keeps_the_plain_mean(mlp):

@@ -2,15 +2,10 @@
 
 import pytest
 import torch
-from scipy.stats import spearmanr
 
-import fmwc
 from fmwc.errors import UsageError
 from fmwc.field import attach
 from fmwc.propagate import Linearised, MonteCarlo, Tangent
-from fmwc.sampling import Compiled, noise, reread, sample, setting
-from fmwc.settings import SETTINGS
-from fmwc.state import channels
 from tests.conftest import conv_field, dict_field, mlp_field
 from tests.reference import assert_within, jacobian_moments, jacobian_var, statistics
 
@@ -176,47 +171,3 @@ def test_refusals(mlp):
         Linearised(0)
     with pytest.raises(UsageError, match="at least 1"):
         mlp.moments(torch.zeros(1, 2), 0.5, Tangent(0))
-
-
-# ---- in half precision ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("probes", [None, 2])
-@pytest.mark.parametrize("build", [mlp_field, conv_field, dict_field])
-def test_the_variance_in_half_precision_is_close_and_the_mean_the_same(build, probes):
-    field = build()
-    x, t = noise(field.space, 50, 0), torch.full((50,), 0.4)
-    whole, half = (field.moments(x, t, Linearised(probes, dtype), seed=0) for dtype in (None, torch.bfloat16))
-    for name, var in channels(half.var).items():
-        assert var.dtype == torch.float32
-        assert torch.equal(channels(half.mean)[name], channels(whole.mean)[name])
-        off = (var / channels(whole.var)[name] - 1).abs()
-        assert 0 < float(off.median()) < 0.02  # it is computed otherwise, by the same probes
-
-
-def test_half_precision_is_said_and_is_no_other_reading():
-    assert setting(Linearised(2, torch.bfloat16), 50, "euler", 5) == setting(Linearised(2), 50, "euler", 5)
-    assert str(Linearised(2)) == "Linearised(probes=2)"
-    assert str(Linearised(2, torch.bfloat16)) == "Linearised(probes=2, dtype=torch.bfloat16)"
-
-
-@pytest.mark.parametrize("name", ["mnist", "crystals"])
-def test_half_precision_hardly_moves_readings_of_shipped_weights(name):
-    field, shipped = fmwc.load(name), SETTINGS[name]
-    cond = shipped.conditions(field, 24)
-    run = sample(field, 24, steps=10, confidence=False, keep_states=True, seed=0, **cond)
-    whole, half = (reread(field, run, Linearised(1, dtype), schedule=[0.6]) for dtype in (None, torch.bfloat16))
-    for channel, var in channels(whole.var).items():
-        other = channels(half.var)[channel]
-        assert (other / var - 1).abs().median() < 0.02
-        assert spearmanr(var.flatten(), other.flatten()).statistic > 0.98
-
-
-def test_half_precision_compiles():
-    field = conv_field()
-    fast = Compiled(field, "eager", say=lambda text: None)
-    options = {"steps": 3, "confidence": Linearised(2, torch.bfloat16)}
-    plain, compiled = (sample(f, 4, **options) for f in (field, fast))
-    assert torch.equal(plain.x, sample(field, 4, steps=3, confidence=False).x)
-    torch.testing.assert_close(compiled.x, plain.x)
-    torch.testing.assert_close(compiled.var, plain.var, rtol=0.02, atol=0)

@@ -21,7 +21,6 @@ ESTIMATORS = {
     "diagonal": Diagonal(),
     "taylor": Diagonal("taylor1"),
     "draws": MonteCarlo(2),
-    "half": Linearised(2, torch.bfloat16),
 }
 WIDTH = 4
 
@@ -62,9 +61,7 @@ def seeded():
 
 
 # Estimators that draw noise for rows give rows in reserve some too, so that others get other noise: not for crystals.
-SAME = [
-    (made, name) for made in (points, digits) for name in ("probed", "tangent", "diagonal", "taylor", "draws", "half")
-]
+SAME = [(made, name) for made in (points, digits) for name in ("probed", "tangent", "diagonal", "taylor", "draws")]
 
 
 @pytest.mark.parametrize(
@@ -79,13 +76,12 @@ def test_it_draws_the_same_samples_with_the_same_variance(made, estimator):
 
 
 @pytest.mark.parametrize("made", [points, digits])
-@pytest.mark.parametrize(("estimator", "tolerance"), [("probed", 1e-4), ("half", 0.02)])
-def test_what_torch_rewrites_agrees_to_rounding(made, estimator, tolerance):
+def test_what_torch_rewrites_agrees_to_rounding(made):
     field, cond = made()
     compiled, _ = fast(field, "aot_eager")
-    options = {"steps": 3, "confidence": ESTIMATORS[estimator], **cond}
+    options = {"steps": 3, "confidence": ESTIMATORS["probed"], **cond}
     one, other = (fmwc.sample(f, 6, **options) for f in (compiled, field))
-    assert_same(one, other, rtol=tolerance, atol=1e-6)
+    assert_same(one, other, rtol=1e-4, atol=1e-6)
 
 
 class Convolving(nn.Module):
@@ -121,6 +117,43 @@ def test_convolutions_are_pulled_back_as_convolutions(monkeypatch):
     assert_same(fmwc.sample(fast(field)[0], 4, **options), fmwc.sample(field, 4, **options), rtol=1e-4, atol=1e-6)
     assert [targets.count("aten.convolution_backward.default") for targets in seen] == [2]  # of the transposed one
     assert seen[0].count("aten.convolution.default") == 7 + 7 + 2 * 5  # outputs, variances; both probes, past the first
+
+
+def test_what_a_reading_and_the_velocity_have_in_common_is_computed_once(monkeypatch):
+    field, cond = digits()
+    seen, rewrite = [], compiling._once
+
+    def rewritten(module):
+        rewrite(module)
+        seen.append([str(node.target) for node in module.graph.nodes])
+
+    monkeypatch.setattr(compiling, "_once", rewritten)
+    fmwc.sample(fast(field)[0], 6, steps=1, confidence=ESTIMATORS["taylor"], **cond)
+    layers = sum(isinstance(m, nn.Conv2d) for m in field.network.modules())
+    assert [targets.count("aten.convolution.default") for targets in seen] == [2 * layers]  # outputs and variances
+    norms = sum(isinstance(m, nn.GroupNorm) for m in field.network.modules())
+    assert seen[0].count("aten.native_group_norm.default") == norms
+
+
+class Writing(nn.Module):
+    """Creates a network that fills two tables which begin the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    def forward(self, x, t):
+        one, other = x.new_zeros(x.shape), x.new_zeros(x.shape)
+        one[:, 0] = self.first(x)[:, 0]
+        other[:, 1] = self.second(x)[:, 1]
+        return one + 2 * other + one * other
+
+
+def test_tables_that_are_written_into_are_kept_apart():
+    field = fmwc.attach(Writing(), space=(2,))
+    for confidence in (Linearised(2), MonteCarlo(2)):
+        options = {"steps": 2, "confidence": confidence}
+        assert_same(fmwc.sample(fast(field)[0], 4, **options), fmwc.sample(field, 4, **options), rtol=1e-4, atol=1e-6)
 
 
 def test_each_batch_size_is_compiled_once():
@@ -270,26 +303,6 @@ def test_the_compiler_itself_agrees_with_the_field():
     compiled, said = fast(field, "inductor")
     assert_same(fmwc.sample(compiled, 8, steps=3), fmwc.sample(field, 8, steps=3), rtol=1e-4, atol=1e-6)
     assert sum(text.startswith("compiled ") for text in said) == 1
-
-
-class Normed(nn.Module):
-    """Creates a network in which probes are pulled back through a group norm, and on through linear layers."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.out = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 1, 3, padding=1)
-        self.time, self.norm = nn.Sequential(nn.Linear(1, 4), nn.SiLU(), nn.Linear(4, 4)), nn.GroupNorm(2, 4)
-
-    def forward(self, x, t):
-        return self.out(self.norm(self.first(x) + self.time(t[:, None])[:, :, None, None]))
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_compiler_keeps_half_precision_through_group_norms():
-    field = fmwc.attach(Normed(), space=(1, 4, 4))
-    options = {"steps": 2, "schedule": 2, "confidence": ESTIMATORS["half"]}
-    one, other = (fmwc.sample(f, 3, **options) for f in (fast(field, "inductor")[0], field))
-    assert_same(one, other, rtol=0.02, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

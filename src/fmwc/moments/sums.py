@@ -124,6 +124,8 @@ def interpolate(func: Any, args: Any, kwargs: Any) -> Gaussian:
     (x,) = args
     if kwargs.get("antialias"):
         raise NoRuleError(refusal(func, args, kwargs))
+    if kwargs.get("mode", "nearest") in ("nearest", "nearest-exact"):
+        return Gaussian(func(x._mean, **kwargs), func(x._var, **kwargs), x._closure)
     given = {k: kwargs.pop(k) for k in ("size", "scale_factor")}
     dims = x.ndim - 2
 

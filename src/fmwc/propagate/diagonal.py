@@ -41,7 +41,7 @@ class Inflate(Pass):
 class Diagonal:
     """Creates the diagonal estimator: closed form, one pass; correlations between activations are ignored.
 
-    Its mean is the closure's E[v], which the plain network's output is not (except with `taylor1` and without norms).
+    Its mean is the closure's E[v], which the plain network's output is not, but with `taylor1`.
 
     Arguments:
         closure: `gauss_hermite` (10 nodes), `taylor1`, `taylor2`, or a closure object.
@@ -49,6 +49,7 @@ class Diagonal:
 
     closure: str | Closure = GaussHermite()
     plain_mean = False
+    rounds = True
 
     def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
         inflate = Inflate(as_closure(self.closure))

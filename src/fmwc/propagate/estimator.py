@@ -54,7 +54,9 @@ class StateMoments(Protocol):
 class Estimator(Protocol):
     """`estimator(field, x, t, cond, randomness)` gives :class:`fmwc.moments.Moments`.
 
-    `plain_mean` says that its mean is the plain network's output bit for bit, so that a sampler may step on it.
+    `plain_mean` says that its mean is the plain network's output bit for bit, so that a sampler may step on it. With a
+    true `rounds`, it may be computed in half precision: a sum of squares moves by as little as rounding moves each. A
+    difference of draws is no such thing.
     """
 
     @property

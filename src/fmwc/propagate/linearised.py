@@ -11,7 +11,7 @@ Nothing is assumed of the network but that torch can differentiate it, and its m
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from fmwc.errors import UsageError
 from fmwc.moments import Moments
 from fmwc.propagate.estimator import Noisy, plain_output
 from fmwc.randomness import Randomness, signs
-from fmwc.state import batch_size, channels, each, per_sample, wide
+from fmwc.state import SINGLE, batch_size, channels, each, per_sample, wide
 from fmwc.vad import NoisyLayer, Pass
 
 __all__ = ["Linearised", "Record", "Tangent", "contributions", "outside", "pulling", "require_own_rows", "unit_probes"]
@@ -119,8 +119,8 @@ def pulling() -> Iterator[None]:
 
 
 def _gradients(v: Any, record: Record, probe: Any) -> list[Tensor | None]:
-    """A probe pulled back to every layer; none where no noise reaches the output."""
-    names = [name for name, value in channels(v).items() if value.requires_grad]
+    """A probe of all channels or some, pulled back to every layer; none where no noise reaches the output."""
+    names = [name for name in channels(probe) if channels(v)[name].requires_grad]
     if not names or not record.outputs:
         return []
     with pulling():
@@ -144,16 +144,11 @@ class Linearised:
 
     Arguments:
         probes: `None`, or the number K of random probes.
-        dtype: Compute the variance in this precision (`torch.bfloat16`, by autocast), for the sake of speed on a GPU.
-            The mean is the plain network's all the same, by a pass of its own.
     """
 
     probes: int | None = None
-    dtype: torch.dtype | None = None
     plain_mean = True
-
-    def __repr__(self) -> str:  # a reference says what it was read with by this
-        return f"Linearised(probes={self.probes}{'' if self.dtype is None else f', dtype={self.dtype}'})"
+    rounds = True
 
     def __post_init__(self) -> None:
         if self.probes is not None and self.probes < 1:
@@ -165,13 +160,11 @@ class Linearised:
             x, t, cond = each(outside, x), outside(t), {k: outside(c) for k, c in cond.items()}
             # Derivatives begin at the state, so that a checkpointed block, which is computed again on the way back and
             # without hooks, keeps the same things both times even where every weight is frozen.
-            with torch.autocast(t.device.type, self.dtype) if self.dtype else nullcontext():
-                v = field.run(record, each(lambda c: c.detach().clone().requires_grad_().clone(), x), t, **cond)
+            v = field.run(record, each(lambda c: c.detach().clone().requires_grad_().clone(), x), t, **cond)
             if not field.rows_known and batch_size(v) > 1 and not torch.compiler.is_compiling():
                 require_own_rows(v, record)
                 field.rows_known = True
-            apart = field.fused or self.dtype is not None
-            mean = plain_output(field, x, t, cond) if apart else each(Tensor.detach, v)
+            mean = plain_output(field, x, t, cond) if field.fused else each(Tensor.detach, v)
             var = self._exact(v, record) if self.probes is None else self._probed(v, record, randomness)
         return Moments(mean, var)
 
@@ -189,15 +182,12 @@ class Linearised:
 
     def _probed(self, v: Any, record: Record, randomness: Randomness) -> Any:
         assert self.probes is not None
-        count = batch_size(v)
-        var = each(lambda c: wide(c.detach()).new_zeros(count, *[1] * (c.ndim - 1)), v)
-        for name, value in channels(v).items():
-            for _ in range(self.probes):
-                probe = each(torch.zeros_like, each(Tensor.detach, v))
-                channels(probe)[name].copy_(signs(randomness, wide(value.detach())))
-                pulled = self._pull(v, record, probe).view_as(channels(var)[name])
-                channels(var)[name].add_(pulled / (self.probes * value[0].numel()))
-        return var
+        found: dict[str, Tensor] = {}
+        for name, value in channels(v).items():  # nothing is written in place, so that it compiles well
+            probes = [signs(randomness, wide(value.detach())).to(value.dtype) for _ in range(self.probes)]
+            total = sum(self._pull(v, record, {name: probe}) for probe in probes) / (self.probes * value[0].numel())
+            found[name] = total.view(-1, *[1] * (value.ndim - 1))  # type: ignore[union-attr]
+        return found if isinstance(v, dict) else found[SINGLE]
 
 
 class Push(Pass):
@@ -223,6 +213,7 @@ class Tangent:
 
     probes: int = 1
     plain_mean = True
+    rounds = True
 
     def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
         if self.probes < 1:

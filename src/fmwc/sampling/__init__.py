@@ -86,13 +86,8 @@ def default_estimator(space: Space) -> Estimator:
 
 
 def setting(estimator: Estimator | str | None, steps: int, stepper: str, schedule: int | Sequence[float]) -> str:
-    """In words, what a score was read with: scores read otherwise are not comparable.
-
-    Half precision is no other reading: it moves a variance by a hundredth, and a probe's signs by ten times that.
-    """
+    """In words, what a score was read with: scores read otherwise are not comparable."""
     reads = None if estimator is None else as_estimator(estimator)
-    if isinstance(reads, Linearised):
-        reads = replace(reads, dtype=None)
     return f"{reads}, {steps} {stepper} steps, read at {schedule}"
 
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._functorch.compile_utils import fx_graph_cse
 from torch._guards import TracingContext, tracing
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -33,6 +35,15 @@ from fmwc.randomness import Randomness
 
 __all__ = ["Compiled"]
 
+PRODUCTS: dict[Any, int] = {  # and which of their arguments is the second factor
+    torch.ops.aten.convolution.default: 1,
+    torch.ops.aten.mm.default: 1,
+    torch.ops.aten.bmm.default: 1,
+    torch.ops.aten.addmm.default: 2,
+    torch.ops.aten.baddbmm.default: 2,
+}
+SAME = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)  # as what they are given
+THIN = 16  # terms that a product sums; of fewer, a GPU is slower in half precision
 WARM = 3  # runs before a CUDA graph is captured, so that libraries have their workspaces
 
 Run = Callable[[list[Tensor]], Any]
@@ -54,11 +65,19 @@ class Compiled(nn.Module):
             a method `reserve(**cond)` beside `rows`, which says what room it will take.
         backend: One of torch.compile's; `eager` runs the graph as it is written down, and needs no C++ compiler.
         say: Told what is compiled, and how long it took.
+        half: Whether products that the variance alone depends on are taken in half precision (bfloat16): on a GPU, if
+            nothing is said. The mean is computed as without, and so are samples.
     """
 
-    def __init__(self, field: Field, backend: str = "inductor", say: Callable[[str], None] = _on_stderr) -> None:
+    def __init__(
+        self,
+        field: Field,
+        backend: str = "inductor",
+        say: Callable[[str], None] = _on_stderr,
+        half: bool | None = None,
+    ) -> None:
         super().__init__()
-        self.field, self.backend, self.say = field, backend, say
+        self.field, self.backend, self.say, self._half = field, backend, say, half
         self._made: dict[tuple[Hashable, ...], Run] = {}
         self._draws: dict[Hashable, list[tuple[str, Tensor]]] = {}
         self._squares: dict[str, Tensor] = {}
@@ -66,6 +85,11 @@ class Compiled(nn.Module):
         self._cond: tuple[Any, ...] | None = None
         self._room: Hashable = None
         self._rooms: dict[Any, Any] = {}
+
+    @property
+    def halves(self) -> bool:
+        """Whether readings are in half precision."""
+        return self.device.type == "cuda" if self._half is None else self._half
 
     @property
     def space(self) -> Space | None:
@@ -135,8 +159,8 @@ class Compiled(nn.Module):
         return _Reading(self, estimator)
 
     def read(self, estimator: Estimator, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
-        """Mean and variance in one graph; random numbers are drawn outside, the same as uncompiled (but for noise of
-        rows, where there are rows in reserve)."""
+        """Velocity and variance in one graph, which takes what both need once; random numbers are drawn outside, the
+        same as uncompiled (but for noise of rows, where there are rows in reserve)."""
         room, kind = self._reserved(cond), (estimator, _shape(x), _shape(cond))
         if (kind, room) in self._draws:
             drawn = [getattr(randomness, method)(like) for method, like in self._draws[kind, room]]
@@ -150,9 +174,11 @@ class Compiled(nn.Module):
 
         def reading(x: Any, t: Tensor, cond: dict[str, Any], drawn: list[Tensor], squares: dict[str, Tensor]) -> Any:
             with self.field.noise.steady(squares):
-                return tuple(estimator(self.field, x, t, cond, _Given(drawn)))
+                mean, var = estimator(self.field, x, t, cond, _Given(drawn))
+            return (mean if estimator.plain_mean else self.field(x, t, **cond)), var
 
-        return Moments(*self._call(f"a reading by {estimator}", reading, (x, t, cond, drawn, self._squares), room))
+        given, half = (x, t, cond, drawn, self._squares), self.halves and getattr(estimator, "rounds", False)
+        return Moments(*self._call(f"a reading by {estimator}", reading, given, room, half))
 
     def _reserved(self, cond: dict[str, Any]) -> Hashable:
         """The room that rows take, asked once a batch: it waits for the device."""
@@ -176,7 +202,9 @@ class Compiled(nn.Module):
         finally:
             network.rooms = before
 
-    def _call(self, what: str, function: Callable[..., Any], args: tuple[Any, ...], room: Hashable) -> Any:
+    def _call(
+        self, what: str, function: Callable[..., Any], args: tuple[Any, ...], room: Hashable, half: bool = False
+    ) -> Any:
         # One number expanded to a batch has other strides than a batch of numbers, and graphs go by strides.
         tensors = [leaf.contiguous() for leaf in tree_flatten(args)[0] if isinstance(leaf, Tensor)]
         kind = tensors[0].device.type
@@ -186,7 +214,7 @@ class Compiled(nn.Module):
             for other in [k for k in self._made if (k[0], k[2:]) == (what, key[2:])]:
                 del self._made[other]  # of a room that was too small, and is never asked for again
             with self._own_rooms():
-                self._made[key] = self._make(what, function, args, tensors)
+                self._made[key] = self._make(what, function, args, tensors, half)
         return self._made[key](tensors)
 
     def _try_without_values(self, x: Any, t: Tensor, cond: dict[str, Any]) -> None:
@@ -195,7 +223,9 @@ class Compiled(nn.Module):
             x, t, cond = tree_map_only(Tensor, mode.from_tensor, (x, t, cond))
             self.field(x, t, **cond)
 
-    def _make(self, what: str, function: Callable[..., Any], args: tuple[Any, ...], tensors: list[Tensor]) -> Run:
+    def _make(
+        self, what: str, function: Callable[..., Any], args: tuple[Any, ...], tensors: list[Tensor], half: bool
+    ) -> Run:
         from torch._dynamo import lookup_backend  # takes seconds to import
 
         begin = time.perf_counter()
@@ -221,8 +251,10 @@ class Compiled(nn.Module):
             except RuntimeError as error:
                 reason = str(error).splitlines()[0]
                 raise UsageError(f"this network cannot be compiled; sample the field itself ({reason})") from error
-        _in_its_precision(graph.graph)
         _without_backward(graph.graph)
+        _once(graph)
+        if half:
+            _in_half(graph.graph, len(tree_flatten(args[0])[0]))
         graph.graph.eliminate_dead_code()
         graph.recompile()
         # Not torch.compile, which reads Python again to find this graph in it, and looks at every call whether it may.
@@ -247,10 +279,7 @@ class _Reading:
 
     compiled: Compiled
     estimator: Estimator
-
-    @property
-    def plain_mean(self) -> bool:
-        return self.estimator.plain_mean
+    plain_mean = True
 
     def __call__(self, field: Any, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
         return self.compiled.read(self.estimator, x, t, cond, randomness)
@@ -289,17 +318,6 @@ class _Given:
         return next(self.rest)
 
 
-def _in_its_precision(graph: torch.fx.Graph) -> None:
-    """Keeps the way back of a group norm in the precision it has: in half, torch's compiler would write it in full, and
-    what follows would be products of both."""
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.native_group_norm_backward.default):
-        for part in [user for user in node.users if user.args[1] == 0]:
-            with graph.inserting_after(part):
-                cast = graph.call_function(torch.ops.aten._to_copy.default, (part,), {"dtype": part.meta["val"].dtype})
-            cast.meta["val"] = part.meta["val"]
-            part.replace_all_uses_with(cast, delete_user_cb=lambda user, cast=cast: user is not cast)
-
-
 def _without_backward(graph: torch.fx.Graph) -> None:
     """Writes convolutions that are pulled back to their input as the transposed convolutions they are.
 
@@ -324,6 +342,61 @@ def _without_backward(graph: torch.fx.Graph) -> None:
             first.replace_all_uses_with(pulled)
             graph.erase_node(first)
         graph.erase_node(node)
+
+
+def _once(module: torch.fx.GraphModule) -> None:
+    """Leaves one of what is computed twice, as a velocity and a reading's own mean may be. Where something is written
+    in place, two that look the same need not be, and all is left as it is."""
+    called = module.graph.find_nodes
+    if any(node.target._schema.is_mutable for node in module.graph.nodes if isinstance(node.target, OpOverload)):
+        return
+    for node in (node for same in SAME for node in called(op="call_function", target=same)):
+        node.replace_all_uses_with(node.args[0])
+    weights: dict[Any, torch.fx.Node] = {}
+    for node in called(op="get_attr"):
+        node.replace_all_uses_with(weights.setdefault(node.target, node))
+    module.graph.eliminate_dead_code()
+    module.graph = fx_graph_cse(module.graph)
+
+
+def _in_half(graph: torch.fx.Graph, means: int) -> None:
+    """Takes products that the mean does not depend on in bfloat16, and gives what they come to back as it was.
+
+    Factors are rounded to 8 bits and sums are not, so that a variance, which sums many terms, moves by less than a
+    hundredth.
+
+    Arguments:
+        means: How many of the graph's first outputs are the mean.
+    """
+    outputs: Any = graph.output_node().args[0]
+    of_mean = _ancestors(outputs[:means])
+    cast = torch.ops.aten._to_copy.default
+    for node in [node for node in graph.nodes if node.target in PRODUCTS and node not in of_mean]:
+        by, made = node.args[PRODUCTS[node.target]].meta["val"], node.meta["val"]
+        terms = by.numel() // made.shape[1] if node.target is torch.ops.aten.convolution.default else by.shape[-2]
+        if made.dtype != torch.float32 or terms < THIN:
+            continue
+        with graph.inserting_before(node):
+            args = [
+                graph.call_function(cast, (arg,), {"dtype": torch.bfloat16}) if isinstance(arg, torch.fx.Node) else arg
+                for arg in node.args
+            ]
+            half = graph.call_function(node.target, tuple(args), node.kwargs)
+            back = graph.call_function(cast, (half,), {"dtype": made.dtype})
+        node.replace_all_uses_with(back)
+        graph.erase_node(node)
+
+
+def _ancestors(nodes: Sequence[torch.fx.Node]) -> set[torch.fx.Node]:
+    """All that some nodes depend on, and they themselves."""
+    found: set[torch.fx.Node] = set()
+    rest = list(nodes)
+    while rest:
+        node = rest.pop()
+        if node not in found:
+            found.add(node)
+            rest += node.all_input_nodes
+    return found
 
 
 def _shape(tree: Any) -> Hashable:

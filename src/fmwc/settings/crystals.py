@@ -53,7 +53,7 @@ class CrystalSetting(Setting):
     name, presets = "crystals", PRESETS
     bad, kept = "above 0.1 eV/atom or not to be judged", 0.1
     large = None  # they are judged together
-    draws, seeds, every, reading, half, judges, reproduced = 5, "0", EVERY, READ_BY, True, True, 2_500
+    draws, seeds, every, reading, judges, reproduced = 5, "0", EVERY, READ_BY, True, 2_500
 
     def __init__(self, calculator: str = "chgnet") -> None:
         self.calculator = calculator

@@ -56,7 +56,7 @@ class MnistSetting(Setting):
 
     name, presets = "mnist", {**PRESETS, "judge": Judge()}
     bad, kept = "failed", 0.8
-    draws, seeds, half, large = 20, "0", True, 20_000
+    draws, seeds, large = 20, "0", 20_000
 
     def __init__(self, eye: str = JUDGE) -> None:
         self.eye = eye

@@ -6,7 +6,6 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,6 @@ class Setting(ABC):
         has_judge: Whether there is a judge to ask at all.
         every: The variance is read at every k-th step, if nothing is said, and
         reading: by this estimator; `True` is the library's own choice.
-        half: Whether a compiled field is read in half precision on a GPU, which is not faster uncompiled.
         large: Of more samples than this, each is written as it comes, with its score alone; `None` is never.
     """
 
@@ -94,7 +92,6 @@ class Setting(ABC):
     has_judge: bool = True
     every: int = 1
     reading: Any = True
-    half: bool = False
     large: int | None = 50_000
     name: str
     presets: dict[str, Any]
@@ -209,9 +206,7 @@ class Setting(ABC):
 
     def estimator(self, field: Field | Compiled) -> Any:
         """What reads the variance of the field's samples, if nothing is said."""
-        own: Any = default_estimator(field.space) if self.reading is True else self.reading  # type: ignore[arg-type]
-        half = self.half and field.device.type == "cuda" and isinstance(field, Compiled)
-        return replace(own, dtype=torch.bfloat16) if half else own
+        return default_estimator(field.space) if self.reading is True else self.reading  # type: ignore[arg-type]
 
     def draw(
         self, field: Field, count: int, seed: int, progress: Show, label: int | None = None, **options: Any

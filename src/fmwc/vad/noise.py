@@ -57,7 +57,7 @@ class NoisyLayer(nn.Module):
         features = self.running.features
         assert features is not None
         if self.kind.spatial:
-            pooled = h.flatten(-self.kind.spatial).mean(-1)
+            pooled = h.mean(tuple(range(-self.kind.spatial, 0)))
             log_alpha = self.inference(pooled, _rows(features, pooled))
             return log_alpha[(..., *[None] * self.kind.spatial)]
         return self.inference(h, _rows(features, h, self.owner(h)))

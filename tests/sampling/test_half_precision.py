@@ -1,0 +1,125 @@
+"""Half precision for the variance alone: it moves by little, and means and samples not at all."""
+
+import pytest
+import torch
+from scipy.stats import spearmanr
+from torch import nn
+
+import fmwc
+from fmwc.field import Field
+from fmwc.propagate import Diagonal, Linearised, MonteCarlo, Tangent
+from fmwc.sampling import Compiled
+from fmwc.sampling import compiled as compiling
+from fmwc.settings import SETTINGS
+from fmwc.state import channels
+from tests.conftest import conv_field, dict_field, mlp_field
+
+ESTIMATORS = {
+    "exact": Linearised(),
+    "probed": Linearised(2),
+    "tangent": Tangent(),
+    "diagonal": Diagonal(),
+    "taylor": Diagonal("taylor1"),
+}
+HALF = torch.bfloat16
+
+
+def drawn(field, estimator, half, backend="eager", **options):
+    fast = Compiled(field, backend, say=lambda text: None, half=half)
+    return fmwc.sample(fast, 20, confidence=estimator, **{"steps": 3, **options})
+
+
+def terms_of_products(monkeypatch):
+    """Lists that fill with how many terms products of matrices sum, of those in half precision and of the others."""
+    seen, rewrite = {True: [], False: []}, compiling._in_half
+
+    def rewritten(graph, means):
+        rewrite(graph, means)
+        for node in (n for n in graph.nodes if n.target in compiling.PRODUCTS):
+            by = node.args[compiling.PRODUCTS[node.target]]
+            half = by.kwargs.get("dtype") == HALF
+            seen[half].append((by.args[0] if half else by).meta["val"].shape[-2])
+
+    monkeypatch.setattr(compiling, "_in_half", rewritten)
+    return seen
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("build", [mlp_field, conv_field, dict_field])
+def test_the_variance_is_close_and_the_sample_the_same(build, name, monkeypatch):
+    monkeypatch.setattr(compiling, "THIN", 1)
+    field, estimator = build(), ESTIMATORS[name]
+    whole, half = (drawn(field, estimator, half) for half in (False, True))
+    for channel, var in channels(half.var).items():
+        assert var.dtype == torch.float32
+        assert torch.equal(channels(half.x)[channel], channels(whole.x)[channel])
+        assert torch.equal(channels(half.mean)[channel], channels(whole.mean)[channel])
+        off = (var / channels(whole.var)[channel] - 1).abs()
+        assert 0 < float(off.median()) < 0.01  # it is computed otherwise, by the same probes
+
+
+def test_draws_are_not_rounded():
+    """Their differences would be, by as much as they are apart."""
+    field = mlp_field()
+    whole, half = (drawn(field, MonteCarlo(4), half) for half in (False, True))
+    assert torch.equal(whole.var, half.var)
+
+
+def test_the_velocity_is_not_rounded(monkeypatch):
+    seen = terms_of_products(monkeypatch)
+    drawn(mlp_field(), False, True)
+    assert seen == {True: [], False: []}
+
+
+def test_products_of_few_terms_are_left_alone(monkeypatch):
+    seen = terms_of_products(monkeypatch)
+    drawn(fmwc.attach(nn_of(32), space=(2,), exclude=["0"]), Linearised(1), True)
+    # θ²(αh²) and the inference network's two of both layers with noise. The probe's way back to the first is by the two
+    # columns of a point, as the velocity's first product is; its other two are of the mean.
+    assert sorted(seen[True]) == [32, 32, 48, 48, 64, 64]
+    assert sorted(seen[False]) == [2, 2, 32, 32]
+
+
+def nn_of(width):
+    net = nn.Sequential(nn.Linear(2, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 2))
+    net.forward = lambda x, t: nn.Sequential.forward(net, x)
+    return net
+
+
+@pytest.mark.parametrize("name", ["mnist", "crystals"])
+def test_it_hardly_moves_readings_of_shipped_weights(name):
+    field, shipped = fmwc.load(name), SETTINGS[name]
+    options = {"steps": 10, "schedule": [0.6], **shipped.conditions(field, 20)}
+    whole, half = (drawn(field, Linearised(1), half, **options) for half in (False, True))
+    for channel, var in channels(whole.var).items():
+        other = channels(half.var)[channel]
+        assert 0 < (other / var - 1).abs().median() < 0.01
+        assert spearmanr(var.flatten(), other.flatten()).statistic > 0.99
+
+
+@pytest.mark.parametrize(
+    ("device", "said", "expected"), [("cpu", None, False), ("cuda", None, True), ("cuda", False, False)]
+)
+def test_on_a_gpu_it_is_the_default(device, said, expected, monkeypatch):
+    monkeypatch.setattr(Field, "device", torch.device(device))
+    assert Compiled(mlp_field(), half=said).halves == expected
+
+
+class Normed(nn.Module):
+    """Creates a network in which probes are pulled back through a group norm, and on through linear layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.out = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 1, 3, padding=1)
+        self.time, self.norm = nn.Sequential(nn.Linear(1, 4), nn.SiLU(), nn.Linear(4, 4)), nn.GroupNorm(2, 4)
+
+    def forward(self, x, t):
+        return self.out(self.norm(self.first(x) + self.time(t[:, None])[:, :, None, None]))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_compiler_takes_both_precisions_through_group_norms():
+    field = fmwc.attach(Normed(), space=(1, 4, 4))
+    whole, half = (drawn(field, Linearised(2), half, "inductor") for half in (False, True))
+    torch.testing.assert_close(half.var, whole.var, rtol=0.02, atol=0)
+    torch.testing.assert_close(half.x, whole.x, rtol=1e-4, atol=1e-6)
