@@ -7,8 +7,9 @@
 #            from (validation seed), few times to read the variance at, and whether compiled fields work here: OUT/draw.tar.*
 #     study  what fmwc study crystals draws, on three fresh seeds: OUT/study.tar.*
 #     crystals, mnist
-#            what confidence costs there: fmwc bench, alone on the GPU, and the kernels of one reading: OUT/crystals.tar.*, …
-#     curve  digits and crystals read at few and many steps: OUT/curve.tar.*
+#            what confidence costs there: fmwc bench, alone on the GPU; and digits read at few and many steps: OUT/crystals.tar.*, …
+#     sweep  the same in smaller and larger batches, few readings alone: OUT/sweep.tar.*
+#     curve  crystals read at few and many steps: OUT/curve.tar.*
 #
 # Data lies in carry/mp20, which git ignores. Crystals are judged afterwards, on a CPU:
 #
@@ -59,37 +60,51 @@ study)
     bring study
     ;;
 crystals | mnist)
-    export OMP_NUM_THREADS=4
+    export OMP_NUM_THREADS=3
     declare -A count=([crystals]=512 [mnist]=1024)
     n=${count[$part]}
-    for case in 10th bf16 Taylor; do # compiles everything, all at once; what is measured below finds it in torch's cache
-        fmwc 200 bench "$part" -n "$n" --steps 2 --rounds 1 --only $case --out "$work/warm-$case" >"$work/$case.log" 2>&1 &
+    for case in few "linearised in bf16" "(1 probe) in" "Taylor-1 in" "Hermite in"; do
+        # Compiles everything, all at once; what is measured below finds it in torch's cache.
+        fmwc 200 bench "$part" -n "$n" --steps 2 --rounds 1 --only "$case" --out "$work/warm-$case" >"$work/$case.log" 2>&1 &
     done
     fmwc 200 bench "$part" -n 256 --rounds 1 --only training --out "$work/warm-training" >"$work/training.log" 2>&1 &
-    fmwc 200 bench "$part" -n "$n" --steps 2 --rounds 1 --only bf16 --tf32 --out "$work/warm-tf32" >"$work/tf32.log" 2>&1 &
-    timeout 200 python3 -m pytest -q -p no:cacheprovider tests/sampling/test_compiled.py -k captured >"$work/$part/captured.log" 2>&1 &
+    fmwc 200 bench "$part" -n "$n" --steps 2 --rounds 1 --only "linearised in bf16" --tf32 --out "$work/warm-tf32" >"$work/tf32.log" 2>&1 &
     wait
     echo "compiled after $SECONDS s"
-    tail -n 2 "$work"/*.log "$work/$part/captured.log" | cut -c 1-300
-    timeout 100 python3 benchmarks/profile_reading.py "$part" -n "$n" --kernels 15 --out "$work/$part/evaluations" >"$work/$part/kernels.log"
-    grep plain "$work/$part/kernels.log"
-    bring "$part" >/dev/null # so far
-    fmwc 260 bench "$part" -n "$n" --steps 50 --rounds 3 --minutes 3.5 --only few,every,ensemble --out "$work/$part/bench"
+    tail -qn 1 "$work"/*.log | cut -c 1-200
+    fmwc 200 bench "$part" -n "$n" --steps 50 --rounds 3 --minutes 2.8 --only few,bf16,ensemble --out "$work/$part/bench"
     echo "sampled after $SECONDS s"
     bring "$part" >/dev/null # so far
-    fmwc 70 bench "$part" -n "$n" --steps 50 --rounds 3 --minutes 0.7 --only bf16 --tf32 --out "$work/$part/tf32"
+    fmwc 60 bench "$part" -n "$n" --steps 50 --rounds 3 --minutes 0.7 --only "linearised in bf16" --tf32 --out "$work/$part/tf32"
     fmwc 90 bench "$part" -n 256 --rounds 20 --minutes 0.8 --only training --out "$work/$part/training"
     echo "trained after $SECONDS s"
+    bring "$part" >/dev/null
+    if [ "$part" = mnist ]; then # digits are judged here
+        for probes in 0 1; do
+            timeout 100 python3 benchmarks/schedule_curve.py mnist --probes $probes --costs "$work/mnist/bench/mnist.json" --out "$work/mnist/curve"
+        done
+    fi
     bring "$part"
     ;;
+sweep)
+    export OMP_NUM_THREADS=3
+    for case in "crystals 64" "crystals 2048" "mnist 64" "mnist 8192"; do
+        fmwc 200 bench ${case% *} -n ${case#* } --steps 2 --rounds 1 --only "linearised in bf16" --out "$work/warm-$case" >"$work/$case.log" 2>&1 &
+    done
+    wait
+    echo "compiled after $SECONDS s"
+    for case in "crystals 64" "crystals 2048" "mnist 64" "mnist 8192"; do
+        fmwc 80 bench ${case% *} -n ${case#* } --steps 50 --rounds 3 --minutes 1 --only "linearised in bf16" --out "$work/sweep/${case/ /-}"
+    done
+    bring sweep
+    ;;
 curve)
-    # Digits are judged here; crystals are brought home, and judged by the same command there.
-    timeout 200 python3 benchmarks/schedule_curve.py mnist --count 10000 --pilot 2000 --costs results/bench/h200/mnist.json --out "$work/curve"
+    # Crystals are brought home, and judged by the same command there.
     FMWC_DATA=carry/mp20 timeout 100 python3 benchmarks/schedule_curve.py crystals --count 2500 --pilot 1000 --draws "$work/curve/crystals" --draw-only
     bring curve
     ;;
 *)
-    echo "no part is called '$part': draw, study, crystals, mnist or curve" >&2
+    echo "no part is called '$part': draw, study, crystals, mnist, sweep or curve" >&2
     exit 2
     ;;
 esac

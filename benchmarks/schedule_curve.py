@@ -105,15 +105,17 @@ def overheads(setting: Setting, field: Any, reading: Any, rows: dict[str, Any], 
         row["time"] = costs[str(row["readings"])]
 
 
-def measured(rows: dict[str, Any], path: Path) -> None:
+def measured(rows: dict[str, Any], path: Path, probes: int) -> None:
     """Adds the times that `fmwc bench` found, of as many steps."""
     found = json.loads(path.read_text())
     assert found["provenance"]["steps"] == STEPS
     named = BENCHED | {len(found["provenance"]["few"]): "linearised, few readings"}
     if "CPU" not in found["provenance"]["device"]:  # as compiled fields are read on a GPU
         named = {n: name.replace("linearised", "linearised in bf16") for n, name in named.items()}
+    if probes:
+        named = {STEPS: f"linearised ({probes} probe) in bf16, every step"}
     known = {0: 1.0} | {n: found["compiled"][name]["ratio"] for n, name in named.items() if name in found["compiled"]}
-    if not {len(found["provenance"]["few"]), STEPS} <= known.keys():
+    if not {STEPS, *(() if probes else [len(found["provenance"]["few"])])} <= known.keys():
         raise SystemExit(f"{path} was not measured with few readings and at every step; it has {sorted(known)}")
     at = sorted(known)
     for row in rows.values():
@@ -175,7 +177,7 @@ def main() -> None:
     bad = setting.judge(run)
     rows = quality(setting, run, bad, schedules(pilot))
     if arguments.costs:
-        measured(rows, arguments.costs)
+        measured(rows, arguments.costs, arguments.probes)
     else:
         overheads(setting, field, reading, rows, arguments.rounds, arguments.timed)
     for name, row in rows.items():
