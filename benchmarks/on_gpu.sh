@@ -80,7 +80,7 @@ crystals | mnist)
     echo "trained after $SECONDS s"
     bring "$part" >/dev/null
     if [ "$part" = mnist ]; then # digits are judged here
-        for probes in 0 1; do
+        for probes in 1 0; do
             timeout 100 python3 benchmarks/schedule_curve.py mnist --probes $probes --costs "$work/mnist/bench/mnist.json" --out "$work/mnist/curve"
         done
     fi

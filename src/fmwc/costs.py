@@ -189,7 +189,11 @@ def _trained(meter: Meter, setting: Setting, model: Field, fast: Any, count: int
             continue
         done: list[float] = []
         reset_peak(model.device)
-        task(lambda *_: done.append(time.perf_counter()), meter.rounds + 1)  # noqa: B023
+        try:
+            task(lambda *_: done.append(time.perf_counter()), meter.rounds + 1)  # noqa: B023
+        except UsageError as error:  # what cannot be captured as a CUDA graph
+            meter.left_out.append(f"training: {name} ({error})")
+            continue
         times[name], memory[name] = [(b - a) / STEPS for a, b in pairwise(done)], peak(model.device)
         meter.say(f"training: {name}, {statistics.median(times[name]):.3g} s a step")
     return {"training": {name: row | {"peak_mib": memory[name]} for name, row in spread(times).items()}}
@@ -339,7 +343,7 @@ def report(out: Path, setting: str, costs: dict[str, Any]) -> list[Path]:
     if costs["compiling"]:
         lines += ["", "Compiling, once: " + "; ".join(costs["compiling"]) + "."]
     if costs["left_out"]:
-        lines += ["", "Left out, for want of time: " + "; ".join(costs["left_out"]) + "."]
+        lines += ["", "Left out, for want of time where nothing else is said: " + "; ".join(costs["left_out"]) + "."]
     return [write_json(out / f"{setting}.json", costs), write_text(out / f"{setting}.md", "\n".join(lines) + "\n")]
 
 
