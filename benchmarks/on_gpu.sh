@@ -7,7 +7,7 @@
 #            from (validation seed), few times to read the variance at, and whether compiled fields work here: OUT/draw.tar.*
 #     study  what fmwc study crystals draws, on three fresh seeds: OUT/study.tar.*
 #     crystals, mnist
-#            what confidence costs there: fmwc bench, alone on the GPU; and digits read at few and many steps: OUT/crystals.tar.*, …
+#            what confidence costs there: fmwc bench, alone on the GPU; and digits read by four probes: OUT/crystals.tar.*, …
 #     sweep  the same in smaller and larger batches, few readings alone: OUT/sweep.tar.*
 #     curve  crystals read at few and many steps: OUT/curve.tar.*
 #
@@ -79,10 +79,8 @@ crystals | mnist)
     fmwc 90 bench "$part" -n 256 --rounds 20 --minutes 0.8 --only training --out "$work/$part/training"
     echo "trained after $SECONDS s"
     bring "$part" >/dev/null
-    if [ "$part" = mnist ]; then # digits are judged here
-        for probes in 1 0; do
-            timeout 100 python3 benchmarks/schedule_curve.py mnist --probes $probes --costs "$work/mnist/bench/mnist.json" --out "$work/mnist/curve"
-        done
+    if [ "$part" = mnist ]; then
+        timeout 200 python3 benchmarks/probe_curve.py --draw "$work/mnist/probes.safetensors"
     fi
     bring "$part"
     ;;

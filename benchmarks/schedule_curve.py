@@ -1,10 +1,9 @@
 """Quality against cost: how well few readings of the variance find what failed, and how much time they take.
 
     .venv/bin/python benchmarks/schedule_curve.py checkerboard
-    .venv/bin/python benchmarks/schedule_curve.py mnist --count 10000 --costs results/bench/h200/mnist.json
     .venv/bin/python benchmarks/schedule_curve.py crystals --draws runs/curve --costs results/bench/h200/crystals.json
 
-With --draw-only samples go to the folder --draws, to be judged on another machine.
+Digits, whose probes are random, have `probe_curve.py`. With --draw-only samples go to the folder --draws, to be judged on another machine.
 
 One run is read at every step, and every schedule is a part of its readings, so that schedules differ by when they read
 alone. Adaptive ones are chosen on a pilot run of another seed, which sees no outcome. Times are of sampling with that
@@ -105,17 +104,15 @@ def overheads(setting: Setting, field: Any, reading: Any, rows: dict[str, Any], 
         row["time"] = costs[str(row["readings"])]
 
 
-def measured(rows: dict[str, Any], path: Path, probes: int) -> None:
+def measured(rows: dict[str, Any], path: Path) -> None:
     """Adds the times that `fmwc bench` found, of as many steps."""
     found = json.loads(path.read_text())
     assert found["provenance"]["steps"] == STEPS
     named = BENCHED | {len(found["provenance"]["few"]): "linearised, few readings"}
     if "CPU" not in found["provenance"]["device"]:  # as compiled fields are read on a GPU
         named = {n: name.replace("linearised", "linearised in bf16") for n, name in named.items()}
-    if probes:
-        named = {STEPS: f"linearised ({probes} probe) in bf16, every step"}
     known = {0: 1.0} | {n: found["compiled"][name]["ratio"] for n, name in named.items() if name in found["compiled"]}
-    if not {STEPS, *(() if probes else [len(found["provenance"]["few"])])} <= known.keys():
+    if not {len(found["provenance"]["few"]), STEPS} <= known.keys():
         raise SystemExit(f"{path} was not measured with few readings and at every step; it has {sorted(known)}")
     at = sorted(known)
     for row in rows.values():
@@ -179,7 +176,7 @@ def main() -> None:
     bad = setting.judge(run)
     rows = quality(setting, run, bad, schedules(pilot))
     if arguments.costs:
-        measured(rows, arguments.costs, arguments.probes)
+        measured(rows, arguments.costs)
     else:
         overheads(setting, field, reading, rows, arguments.rounds, arguments.timed)
     for name, row in rows.items():

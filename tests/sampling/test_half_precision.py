@@ -98,10 +98,19 @@ def test_it_hardly_moves_readings_of_shipped_weights(name):
 
 
 @pytest.mark.parametrize(
-    ("device", "said", "expected"), [("cpu", None, False), ("cuda", None, True), ("cuda", False, False)]
+    ("device", "able", "said", "expected"),
+    [
+        ("cpu", False, None, False),
+        ("cpu", True, None, True),
+        ("cpu", False, True, True),
+        ("cuda", False, None, True),
+        ("cuda", True, False, False),
+        ("mps", True, None, False),
+    ],
 )
-def test_on_a_gpu_it_is_the_default(device, said, expected, monkeypatch):
+def test_it_is_the_default_where_it_is_fast(device, able, said, expected, monkeypatch):
     monkeypatch.setattr(Field, "device", torch.device(device))
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: able, raising=False)
     assert Compiled(mlp_field(), half=said).halves == expected
 
 

@@ -53,6 +53,12 @@ def _on_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def _is_fast_in_half(device: torch.device) -> bool:
+    """Whether it has products of bfloat16: a GPU, and the processors that say so."""
+    own: Callable[[], bool] = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    return device.type == "cuda" or (device.type == "cpu" and own())
+
+
 class Compiled(nn.Module):
     """Creates a compiled field, to sample as the field itself: `sample(Compiled(field), 1000)`.
 
@@ -65,8 +71,8 @@ class Compiled(nn.Module):
             a method `reserve(**cond)` beside `rows`, which says what room it will take.
         backend: One of torch.compile's; `eager` runs the graph as it is written down, and needs no C++ compiler.
         say: Told what is compiled, and how long it took.
-        half: Whether products that the variance alone depends on are taken in half precision (bfloat16): on a GPU, if
-            nothing is said. The mean is computed as without, and so are samples.
+        half: Whether products that the variance alone depends on are taken in half precision (bfloat16): if nothing is
+            said, where that is fast. The mean is computed as without, and so are samples.
     """
 
     def __init__(
@@ -89,7 +95,7 @@ class Compiled(nn.Module):
     @property
     def halves(self) -> bool:
         """Whether readings are in half precision."""
-        return self.device.type == "cuda" if self._half is None else self._half
+        return _is_fast_in_half(self.device) if self._half is None else self._half
 
     @property
     def space(self) -> Space | None:
