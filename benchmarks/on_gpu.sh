@@ -7,8 +7,8 @@
 #            from (validation seed), few times to read the variance at, and whether compiled fields work here: OUT/draw.tar.*
 #     study  what fmwc study crystals draws, on three fresh seeds: OUT/study.tar.*
 #     crystals, mnist
-#            what confidence costs there: fmwc bench, alone on the GPU; and digits read by four probes: OUT/crystals.tar.*, …
-#     sweep  the same in smaller and larger batches, few readings alone: OUT/sweep.tar.*
+#            what confidence costs there: fmwc bench, alone on the GPU, sampling (also with TF32) and training; and digits read by four probes: OUT/crystals.tar.*, …
+#     sweep  smaller and larger batches, read in half precision: OUT/sweep.tar.*
 #     curve  crystals read at few and many steps: OUT/curve.tar.*
 #
 # Data lies in carry/mp20, which git ignores. Crystals are judged afterwards, on a CPU:

@@ -5,8 +5,8 @@
 
 Each digit is read at every step, by four probes one after another, so that every number of probes and of readings is a
 part of one run; one probe can be taken in four ways, two in two. Times to read at are chosen on digits of another seed,
-with as many probes, and see no outcome. A reading's cost is that of `fmwc bench` at every step, for one probe and two;
-four are two and twice the difference.
+with as many probes, and see no outcome. Costs are those of `fmwc bench`: few readings of two
+probes, every step of one and of two, and a line between; four probes are two and twice the difference.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ def curve(data: dict[str, Tensor], costs: dict[str, Any]) -> dict[str, Any]:
     )  # of a reading, in evaluations
     field = fmwc.load("mnist")
     reference, own = field.reference, [round(t * STEPS) for t in field.schedule.times]
+    few = costs["compiled"]["linearised in bf16, few readings"]["ratio"]
+    begun = few - 1 - len(own) * two / STEPS  # what a run with readings takes besides them
     found = {}
     for probes, cost in {1: one, 2: two, 4: two + 2 * (two - one)}.items():
         ways = [slice(first, first + probes) for first in range(0, SETS, probes)]
@@ -97,7 +99,9 @@ def curve(data: dict[str, Tensor], costs: dict[str, Any]) -> dict[str, Any]:
                 "auprc": float(np.mean(values)),
                 "each": values,
                 "times": [[round(step / STEPS, 3) for step in steps] for steps in at],
-                "ratio": 1 + len(at[0]) * cost / STEPS,
+                "ratio": float(
+                    np.interp(len(at[0]), [0, len(own), STEPS], [1, 1 + begun + len(own) * cost / STEPS, 1 + cost])
+                ),
             }
             each = ", ".join(f"{v:.3f}" for v in values)
             print(f"{name}: AUPRC {np.mean(values):.3f} ({each}), {found[name]['ratio']:.2f}× plain", flush=True)

@@ -3,7 +3,8 @@
     .venv/bin/python benchmarks/schedule_curve.py checkerboard
     .venv/bin/python benchmarks/schedule_curve.py crystals --draws runs/curve --costs results/bench/h200/crystals.json
 
-Digits, whose probes are random, have `probe_curve.py`. With --draw-only samples go to the folder --draws, to be judged on another machine.
+Digits have `probe_curve.py`, where the number of probes is a choice too. With --draw-only samples go to the folder
+--draws, to be judged on another machine.
 
 One run is read at every step, and every schedule is a part of its readings, so that schedules differ by when they read
 alone. Adaptive ones are chosen on a pilot run of another seed, which sees no outcome. Times are of sampling with that
@@ -34,7 +35,7 @@ from fmwc.recipes.recipe import Clock, pick_device, provenance
 from fmwc.report.look import png
 from fmwc.sampling import Compiled, Trajectory, noise, sample
 from fmwc.sampling.schedules import fitted, score_at
-from fmwc.settings import SETTINGS, Setting, setting_named
+from fmwc.settings import Setting, setting_named
 
 STEPS = 50
 EVERY = (1, 2, 3, 5, 7, 10, 16, 25)
@@ -46,8 +47,8 @@ BENCHED = {  # readings of `STEPS` steps that fmwc bench measures, beside the fe
 }
 DRAWN = "drawn.json"  # beside samples: who drew them
 SEED, PILOT_SEED = 2027, 100  # nothing was chosen on the first
-PILOT = {"checkerboard": (1_000, 4_000), "mnist": (200, 2_000), "crystals": (60, 1_000)}  # on a CPU, on a GPU
-COUNT = {"checkerboard": (4_000, 10_000), "mnist": (300, 10_000), "crystals": (60, 2_500)}
+PILOT = {"checkerboard": (1_000, 4_000), "crystals": (60, 1_000)}  # on a CPU, on a GPU
+COUNT = {"checkerboard": (4_000, 10_000), "crystals": (60, 2_500)}
 
 
 def schedules(pilot: Trajectory) -> dict[str, list[int]]:
@@ -139,7 +140,7 @@ def picture(rows: dict[str, Any], title: str) -> Figure:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("setting", choices=list(SETTINGS))
+    parser.add_argument("setting", choices=list(COUNT))
     parser.add_argument("--count", type=int, default=0, help="samples that are read")
     parser.add_argument("--pilot", type=int, default=0, help="samples that schedules are chosen on")
     parser.add_argument("--draws", type=Path, help="a folder of samples read at every step, taken where they are there")

@@ -196,6 +196,8 @@ def _trained(meter: Meter, setting: Setting, model: Field, fast: Any, count: int
             continue
         times[name], memory[name] = [(b - a) / STEPS for a, b in pairwise(done)], peak(model.device)
         meter.say(f"training: {name}, {statistics.median(times[name]):.3g} s a step")
+    if next(iter(TRAINING)) not in times:
+        return {}  # there is nothing to hold the others against
     return {"training": {name: row | {"peak_mib": memory[name]} for name, row in spread(times).items()}}
 
 
@@ -322,7 +324,7 @@ def report(out: Path, setting: str, costs: dict[str, Any]) -> list[Path]:
         "",
         f"{about['samples']:,} samples in one batch, {about['steps']} steps; medians of {rounds} rounds "
         f"(lowest–highest), all in one process, interleaved (trainings one after another); ratios are to plain of the "
-        "same column. "
+        "same column, peaks with all that earlier cases have compiled. "
         f"{about['device']}, torch {about['torch']}{', TF32' if about.get('tf32') else ''}, commit {about['commit']}, "
         f"{about['seconds']:.0f} s. Few readings: {few}, by {about['reading']}.",
     ]

@@ -93,6 +93,20 @@ def test_to_first_order_the_mean_is_the_plain_one_and_the_variance_the_delta_met
     torch.testing.assert_close(found.var, expected.detach(), rtol=1e-6, atol=1e-18)
 
 
+@pytest.mark.parametrize("closure", CLOSURES.values(), ids=str)
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_a_group_of_zeros_has_a_variance(closure, noise):
+    zeros = torch.zeros(2, 4)
+    for f in (F.normalize, lambda x: F.layer_norm(x, (4,)), lambda x: F.rms_norm(x, (4,))):
+        assert moments_of(f(Gaussian(zeros, zeros + noise, closure))).var.isfinite().all()
+
+
+def test_group_norms_take_means_in_half_precision_beside_weights_in_full():
+    x = Gaussian(torch.randn(2, 4, 3, 3).bfloat16(), torch.rand(2, 4, 3, 3).bfloat16(), Taylor(1))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert moments_of(F.group_norm(x, 2, torch.ones(4), torch.zeros(4))).var.isfinite().all()
+
+
 @pytest.mark.parametrize("f", CASES)
 def test_a_small_variance_against_monte_carlo(f):
     x = gaussian(1, 4, 2, 3, noise=0.02)

@@ -106,7 +106,8 @@ class Taylor:
 
 
 def keeps_the_mean(closure: Closure) -> bool:
-    """Whether every rule leaves the mean what the plain network computes: to first order it does not move."""
+    """Whether rules leave the mean what the plain network computes: to first order it does not move. (All but that of
+    the larger of two, which has a mean of its own.)"""
     return closure == Taylor(1)
 
 

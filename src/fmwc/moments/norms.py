@@ -61,7 +61,8 @@ def normalised(mean: Tensor, var: Tensor, eps: float, over: Over = ((-1,),), kno
     noise, first, second = (_average(v, over) for v in (var, centred * var, square * var))
     precision = 1 / (_average(square, over) + (1 - 1 / n) * noise + eps) if known is None else known[1]
     own = var * (1 - 2 * (1 + precision * square) / n)
-    shared = noise + 2 * precision * centred * first + precision.square() * square * second
+    # Two factors, neither of them large: 1/s⁴ is beyond single precision where a group is all zero.
+    shared = noise + 2 * precision * centred * first + (precision * square) * (precision * second)
     # A sum of squares, but for rounding.
     return Moments(centred * precision.sqrt(), (precision * (own + shared / n)).clamp_min(0))
 
@@ -77,7 +78,7 @@ def normalised_by_root(
     n, square = math.prod(mean.shape[i] for dims in over for i in dims), mean.square()
     precision = 1 / (_average(square + var, over) + eps) if known is None else known[1]
     own = var * (1 - 2 * precision * square / n)
-    shared = precision.square() * square * _average(square * var, over)
+    shared = (precision * square) * (precision * _average(square * var, over))
     return Moments(mean * precision.sqrt(), (precision * (own + shared / n)).clamp_min(0))
 
 
@@ -108,6 +109,7 @@ def _group_norm(
     input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn_enabled: bool = True
 ) -> Call:
     def known(mean: Tensor) -> Known:
+        mean = mean if weight is None else mean.to(weight.dtype)  # under autocast it may be in half
         batch, channels, *space = mean.shape
         size = batch, channels, math.prod(space), num_groups, eps
         _, centre, root = torch.native_group_norm(mean.contiguous(), weight, bias, *size)
@@ -213,10 +215,10 @@ def normalise(func: Any, args: Any, kwargs: Any) -> Gaussian:
     mean, var = (v.reshape(x.shape) for v in call.normalise(mean, var, call.eps, call.over, known))
     if call.weight is not None:
         mean, var = mean * call.weight, var * call.weight.square()
+    if call.bias is not None:
+        mean = mean + call.bias
     if plain:
         mean = func(*walk(list(args), mean_of), **{k: mean_of(v) for k, v in kwargs.items()})
-    elif call.bias is not None:
-        mean = mean + call.bias
     return Gaussian(mean, var, x._closure)
 
 

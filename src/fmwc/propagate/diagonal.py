@@ -41,7 +41,8 @@ class Inflate(Pass):
 class Diagonal:
     """Creates the diagonal estimator: closed form, one pass; correlations between activations are ignored.
 
-    Its mean is the closure's E[v], which the plain network's output is not, but with `taylor1`.
+    Its mean is the closure's E[v], which the plain network's output is not, but with `taylor1`
+    (where the network takes no maximum of two).
 
     Arguments:
         closure: `gauss_hermite` (10 nodes), `taylor1`, `taylor2`, or a closure object.

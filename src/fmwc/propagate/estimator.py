@@ -55,8 +55,8 @@ class Estimator(Protocol):
     """`estimator(field, x, t, cond, randomness)` gives :class:`fmwc.moments.Moments`.
 
     `plain_mean` says that its mean is the plain network's output bit for bit, so that a sampler may step on it. With a
-    true `rounds`, it may be computed in half precision: a sum of squares moves by as little as rounding moves each. A
-    difference of draws is no such thing.
+    true `rounds`, its variance may be computed in half precision: it is a sum of squares, or carried forward, and moves
+    by as little as rounding moves each. A difference of draws is no such thing.
     """
 
     @property

@@ -66,11 +66,6 @@ def contributions(gradients: list[Tensor | None], record: Record, count: int) ->
     return torch.stack([zero if g is None else per_sample(wide(g).square() * wide(s), count, o) for g, s, o in rows])
 
 
-def _zeros(like: Tensor) -> Tensor:
-    """Laid out in order, so that flattened they are the same numbers, and not a copy."""
-    return torch.zeros_like(like, memory_format=torch.contiguous_format)
-
-
 def require_own_rows(v: Any, record: Record) -> None:
     """Raises where the first of some samples depends on rows of a layer that are counted to another.
 
@@ -96,9 +91,10 @@ def unit_probes(state: Any) -> Iterator[tuple[str, int, Any]]:
     """One-hot probes for every coordinate of a state: `(channel, index, probe)`."""
     for name, value in channels(state).items():
         for index in range(value[0].numel()):
-            probe = each(_zeros, state)
-            channels(probe)[name].flatten(1)[:, index] = 1
-            yield name, index, probe
+            one = torch.arange(value[0].numel(), device=value.device) == index
+            probe = {n: torch.zeros_like(other) for n, other in channels(state).items()}
+            probe[name] = one.to(value.dtype).view(value.shape[1:]).expand(value.shape)
+            yield name, index, probe if isinstance(state, dict) else probe[SINGLE]
 
 
 def outside(value: Any) -> Any:
@@ -175,10 +171,11 @@ class Linearised:
         return contributions(gradients, record, batch_size(v)).sum(0)
 
     def _exact(self, v: Any, record: Record) -> Any:
-        var = each(lambda c: _zeros(wide(c.detach())), v)
-        for name, index, probe in unit_probes(each(Tensor.detach, v)):
-            channels(var)[name].flatten(1)[:, index] = self._pull(v, record, probe)
-        return var
+        pulled: dict[str, list[Tensor]] = {name: [] for name in channels(v)}
+        for name, _, probe in unit_probes(each(Tensor.detach, v)):
+            pulled[name].append(self._pull(v, record, probe))
+        found = {name: torch.stack(pulled[name], 1).view(value.shape) for name, value in channels(v).items()}
+        return found if isinstance(v, dict) else found[SINGLE]
 
     def _probed(self, v: Any, record: Record, randomness: Randomness) -> Any:
         assert self.probes is not None

@@ -3,7 +3,8 @@
 The reference's own code is run once and what it does is written down (`make_fx`), the pulling back of probes included;
 then torch compiles that, and on a GPU it is captured as a CUDA graph. dynamo, which reads Python, would have to
 understand hooks, gradient edges and moments that travel as tensors; written down below all of these, every estimator
-is one graph, and computes what it computes uncompiled, to the rounding of fused operations.
+is one graph beside the velocity, and computes what it computes uncompiled: to the rounding of fused operations, and
+where half precision is fast, to that of products for the variance alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,13 +36,6 @@ from fmwc.randomness import Randomness
 
 __all__ = ["Compiled"]
 
-PRODUCTS: dict[Any, int] = {  # and which of their arguments is the second factor
-    torch.ops.aten.convolution.default: 1,
-    torch.ops.aten.mm.default: 1,
-    torch.ops.aten.bmm.default: 1,
-    torch.ops.aten.addmm.default: 2,
-    torch.ops.aten.baddbmm.default: 2,
-}
 SAME = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)  # as what they are given
 THIN = 16  # terms that a product sums; of fewer, a GPU is slower in half precision
 WARM = 3  # runs before a CUDA graph is captured, so that libraries have their workspaces
@@ -181,9 +175,10 @@ class Compiled(nn.Module):
         def reading(x: Any, t: Tensor, cond: dict[str, Any], drawn: list[Tensor], squares: dict[str, Tensor]) -> Any:
             with self.field.noise.steady(squares):
                 mean, var = estimator(self.field, x, t, cond, _Given(drawn))
-            return (mean if estimator.plain_mean else self.field(x, t, **cond)), var
+            return (mean if getattr(estimator, "plain_mean", False) else self.field(x, t, **cond)), var
 
-        given, half = (x, t, cond, drawn, self._squares), self.halves and getattr(estimator, "rounds", False)
+        half = self.halves and getattr(estimator, "rounds", False)
+        given = (x, t, cond, drawn, self._squares)
         return Moments(*self._call(f"a reading by {estimator}", reading, given, room, half))
 
     def _reserved(self, cond: dict[str, Any]) -> Hashable:
@@ -352,9 +347,10 @@ def _without_backward(graph: torch.fx.Graph) -> None:
 
 def _once(module: torch.fx.GraphModule) -> None:
     """Leaves one of what is computed twice, as a velocity and a reading's own mean may be. Where something is written
-    in place, two that look the same need not be, and all is left as it is."""
+    in place or drawn, two that look the same need not be, and all is left as it is."""
     called = module.graph.find_nodes
-    if any(node.target._schema.is_mutable for node in module.graph.nodes if isinstance(node.target, OpOverload)):
+    operations = [node.target for node in module.graph.nodes if isinstance(node.target, OpOverload)]
+    if any(_writes(op) or torch.Tag.nondeterministic_seeded in op.tags for op in operations):
         return
     for node in (node for same in SAME for node in called(op="call_function", target=same)):
         node.replace_all_uses_with(node.args[0])
@@ -365,31 +361,67 @@ def _once(module: torch.fx.GraphModule) -> None:
     module.graph = fx_graph_cse(module.graph)
 
 
-def _in_half(graph: torch.fx.Graph, means: int) -> None:
-    """Takes products that the mean does not depend on in bfloat16, and gives what they come to back as it was.
+def _writes(target: Any) -> bool:
+    return isinstance(target, OpOverload) and target._schema.is_mutable
 
-    Factors are rounded to 8 bits and sums are not, so that a variance, which sums many terms, moves by less than a
-    hundredth.
+
+class _Product(NamedTuple):
+    """A product of two factors, and what is added to it."""
+
+    target: Any
+    args: tuple[Any, ...]
+    added: torch.fx.Node | None = None
+    terms: int = 0  # that it sums
+
+    @classmethod
+    def of(cls, node: torch.fx.Node) -> _Product | None:
+        """A node told apart; none if it is no product."""
+        aten: Any = torch.ops.aten
+        args: Any = node.args
+        if node.target is aten.convolution.default:
+            x, weight, bias, *rest = args
+            terms = weight.meta["val"].numel() // node.meta["val"].shape[1]
+            return cls(node.target, (x, weight, None, *rest), bias, terms)
+        if node.target in (aten.mm.default, aten.bmm.default):
+            return cls(node.target, args, None, args[1].meta["val"].shape[-2])
+        if node.target in (aten.addmm.default, aten.baddbmm.default) and not node.kwargs:
+            alone = aten.mm.default if node.target is aten.addmm.default else aten.bmm.default
+            return cls(alone, args[1:], args[0], args[2].meta["val"].shape[-2])
+        return None
+
+
+def _in_half(graph: torch.fx.Graph, means: int) -> None:
+    """Takes products that the mean does not depend on in bfloat16: both factors, and what they come to, which is given
+    back as it was before anything is added to it.
 
     Arguments:
-        means: How many of the graph's first outputs are the mean.
+        means: How many of the graph's first outputs are the mean. What is written in place may be a part of it.
     """
+    aten: Any = torch.ops.aten
     outputs: Any = graph.output_node().args[0]
-    of_mean = _ancestors(outputs[:means])
-    cast = torch.ops.aten._to_copy.default
-    for node in [node for node in graph.nodes if node.target in PRODUCTS and node not in of_mean]:
-        by, made = node.args[PRODUCTS[node.target]].meta["val"], node.meta["val"]
-        terms = by.numel() // made.shape[1] if node.target is torch.ops.aten.convolution.default else by.shape[-2]
-        if made.dtype != torch.float32 or terms < THIN:
+    of_mean = _ancestors([*outputs[:means], *(node for node in graph.nodes if _writes(node.target))])
+    for node in [node for node in graph.nodes if node not in of_mean]:
+        found, made = _Product.of(node), node.meta.get("val")
+        if found is None or made.dtype != torch.float32 or found.terms < THIN:
             continue
+
+        def call(target: Any, *args: Any, as_: Any = made, **options: Any) -> torch.fx.Node:
+            new = graph.call_function(target, args, options)
+            new.meta["val"] = as_
+            return new
+
+        def cast(value: Any, dtype: torch.dtype) -> Any:
+            is_node = isinstance(value, torch.fx.Node)
+            return call(aten._to_copy.default, value, as_=value.meta["val"], dtype=dtype) if is_node else value
+
         with graph.inserting_before(node):
-            args = [
-                graph.call_function(cast, (arg,), {"dtype": torch.bfloat16}) if isinstance(arg, torch.fx.Node) else arg
-                for arg in node.args
-            ]
-            half = graph.call_function(node.target, tuple(args), node.kwargs)
-            back = graph.call_function(cast, (half,), {"dtype": made.dtype})
-        node.replace_all_uses_with(back)
+            half = call(found.target, *(cast(arg, torch.bfloat16) for arg in found.args))
+            whole = cast(half, made.dtype)
+            if (added := found.added) is not None:
+                if found.target is aten.convolution.default:  # a number a channel
+                    added = call(aten.view.default, added, [-1, *[1] * (made.ndim - 2)], as_=added.meta["val"])
+                whole = call(aten.add.Tensor, whole, added)
+        node.replace_all_uses_with(whole)
         graph.erase_node(node)
 
 
