@@ -121,6 +121,7 @@ def picture(rows: dict[str, Any], title: str) -> Figure:
             axes.annotate(str(row["readings"]), (at, row["auprc"]), textcoords="offset points", xytext=(4, 4), size=7)
     shipped, best = rows["the shipped readings of 2"], rows[f"{STEPS} readings of 2"]["auprc"]
     axes.plot(shipped["ratio"], shipped["auprc"], "k*", ms=10, label="the default: two readings of two")
+    axes.vlines(shipped["ratio"], min(shipped["each"]), max(shipped["each"]), color="black", alpha=0.4)
     axes.axhspan(best - 0.02, best + 0.02, alpha=0.15, label="within 0.02 of every step, two probes")
     axes.axvline(1.15, color="grey", ls=":", lw=1)
     axes.set(xlabel="time ÷ plain sampling (H200, compiled)", ylabel="AUPRC", title=title, xscale="log")
