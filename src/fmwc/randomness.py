@@ -13,7 +13,7 @@ from typing import Protocol, SupportsIndex
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK", "Blocks", "Randomness", "Stream", "as_randomness", "derive", "signs"]
+__all__ = ["BLOCK", "Blocks", "Given", "Noting", "Randomness", "Stream", "as_randomness", "derive", "signs"]
 
 # Samples that share one seed: larger wastes more at the borders of a batch, smaller seeds more often. Where one sample
 # takes many numbers (the noise of an image's layer), fewer share a seed; a GPU is better off with larger fills.
@@ -93,6 +93,39 @@ class Blocks:
             first = block * size
             pieces.append(full[max(self.start - first, 0) : min(stop - first, size)])
         return torch.cat(pieces).reshape(like.shape)
+
+
+class Noting:
+    """Creates randomness that notes what is asked of another, and what it gave."""
+
+    def __init__(self, source: Randomness) -> None:
+        self.source = source
+        self.asked: list[tuple[str, Tensor]] = []
+        self.drawn: list[Tensor] = []
+
+    def _note(self, method: str, like: Tensor) -> Tensor:
+        self.asked.append((method, like.detach().new_empty(()).expand(like.shape)))  # its shape, without its memory
+        self.drawn.append(getattr(self.source, method)(like))
+        return self.drawn[-1]
+
+    def normal(self, like: Tensor) -> Tensor:
+        return self._note("normal", like)
+
+    def uniform(self, like: Tensor) -> Tensor:
+        return self._note("uniform", like)
+
+
+class Given:
+    """Creates randomness that gives what was drawn before, in order."""
+
+    def __init__(self, drawn: list[Tensor]) -> None:
+        self.rest = iter(drawn)
+
+    def normal(self, like: Tensor) -> Tensor:
+        return next(self.rest)
+
+    def uniform(self, like: Tensor) -> Tensor:
+        return next(self.rest)
 
 
 def signs(randomness: Randomness, like: Tensor) -> Tensor:

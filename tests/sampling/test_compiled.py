@@ -11,7 +11,7 @@ from fmwc.errors import UsageError
 from fmwc.flow import Channel, FlatTorus, Space
 from fmwc.nets import MLP, CSPNet, UNet
 from fmwc.propagate import Diagonal, Linearised, MonteCarlo, Tangent
-from fmwc.sampling import Compiled
+from fmwc.sampling import Compiled, graphs
 from fmwc.sampling import compiled as compiling
 from fmwc.state import channels
 
@@ -107,13 +107,13 @@ class Convolving(nn.Module):
 
 def test_convolutions_are_pulled_back_as_convolutions(monkeypatch):
     field = fmwc.attach(Convolving(), space=(1, 7, 7))
-    seen, rewrite = [], compiling._without_backward
+    seen, rewrite = [], graphs.without_backward
 
     def rewritten(graph):
         rewrite(graph)
         seen.append([str(node.target) for node in graph.nodes])
 
-    monkeypatch.setattr(compiling, "_without_backward", rewritten)
+    monkeypatch.setattr(graphs, "without_backward", rewritten)
     options = {"steps": 2, "confidence": Linearised(2)}
     assert_same(fmwc.sample(fast(field)[0], 4, **options), fmwc.sample(field, 4, **options), rtol=1e-4, atol=1e-6)
     assert [targets.count("aten.convolution_backward.default") for targets in seen] == [2]  # of the transposed one
@@ -122,13 +122,13 @@ def test_convolutions_are_pulled_back_as_convolutions(monkeypatch):
 
 def test_what_a_reading_and_the_velocity_have_in_common_is_computed_once(monkeypatch):
     field, cond = digits()
-    seen, rewrite = [], compiling._once
+    seen, rewrite = [], graphs.once
 
     def rewritten(module):
         rewrite(module)
         seen.append([str(node.target) for node in module.graph.nodes])
 
-    monkeypatch.setattr(compiling, "_once", rewritten)
+    monkeypatch.setattr(graphs, "once", rewritten)
     fmwc.sample(fast(field)[0], 6, steps=1, confidence=ESTIMATORS["taylor"], **cond)
     layers = sum(isinstance(m, nn.Conv2d) for m in field.network.modules())
     assert [targets.count("aten.convolution.default") for targets in seen] == [2 * layers]  # outputs and variances
@@ -152,7 +152,7 @@ class Writing(nn.Module):
 
 def test_what_is_drawn_twice_stays_two():
     module = make_fx(lambda x: torch.randn_like(x) - torch.randn_like(x))(torch.zeros(4))
-    compiling._once(module)
+    graphs.once(module)
     assert module(torch.zeros(4)).abs().min() > 0
 
 

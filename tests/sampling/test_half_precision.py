@@ -7,20 +7,14 @@ from torch import nn
 
 import fmwc
 from fmwc.field import Field
-from fmwc.propagate import Diagonal, Linearised, MonteCarlo, Tangent
-from fmwc.sampling import Compiled
-from fmwc.sampling import compiled as compiling
+from fmwc.propagate import Diagonal, Linearised, MonteCarlo
+from fmwc.sampling import Compiled, graphs
 from fmwc.settings import SETTINGS
 from fmwc.state import channels
 from tests.conftest import conv_field, dict_field, mlp_field
+from tests.sampling.test_compiled import ESTIMATORS
 
-ESTIMATORS = {
-    "exact": Linearised(),
-    "probed": Linearised(2),
-    "tangent": Tangent(),
-    "diagonal": Diagonal(),
-    "taylor": Diagonal("taylor1"),
-}
+ROUNDED = {name: estimator for name, estimator in ESTIMATORS.items() if name != "draws"}
 HALF = torch.bfloat16
 
 
@@ -31,23 +25,23 @@ def drawn(field, estimator, half, backend="eager", **options):
 
 def terms_of_products(monkeypatch):
     """Lists that fill with how many terms products of matrices sum, of those in half precision and of the others."""
-    seen, rewrite = {True: [], False: []}, compiling._in_half
+    seen, rewrite = {True: [], False: []}, graphs.in_half
 
     def rewritten(graph, means):
         rewrite(graph, means)
         for node in graph.nodes:
-            if product := compiling._Product.of(node):
+            if product := graphs.Product.of(node):
                 seen[product.args[1].kwargs.get("dtype") == HALF].append(product.terms)
 
-    monkeypatch.setattr(compiling, "_in_half", rewritten)
+    monkeypatch.setattr(graphs, "in_half", rewritten)
     return seen
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", ROUNDED)
 @pytest.mark.parametrize("build", [mlp_field, conv_field, dict_field])
 def test_the_variance_is_close_and_the_sample_the_same(build, name, monkeypatch):
-    monkeypatch.setattr(compiling, "THIN", 1)
-    field, estimator = build(), ESTIMATORS[name]
+    monkeypatch.setattr(graphs, "THIN", 1)
+    field, estimator = build(), ROUNDED[name]
     whole, half = (drawn(field, estimator, half) for half in (False, True))
     for channel, var in channels(half.var).items():
         assert var.dtype == torch.float32
