@@ -17,6 +17,7 @@ __all__ = [
     "CheckpointError",
     "DataError",
     "FmwcError",
+    "MismatchError",
     "NoRuleError",
     "NotFiniteError",
     "OutputError",
@@ -61,6 +62,10 @@ class NoRuleError(FmwcError):
 
 class CheckpointError(FmwcError):
     """A checkpoint that cannot be read, or not by this version, or not into this network."""
+
+
+class MismatchError(FmwcError):
+    """Files or settings that do not belong together."""
 
 
 class DataError(FmwcError):

@@ -1,35 +1,72 @@
-"""Files are written whole or not at all, and never over somebody's work."""
+"""Atomic writes, and folders that one run owns.
+
+A run claims the folder it writes to (:func:`claimed`). While it holds the claim, no other run can write there, and
+every file it writes is noted in a manifest before it appears. So a run that was killed can go on in its own folder,
+and nothing that a run did not write itself is ever deleted.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+import secrets
+import socket
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from datetime import datetime, timezone
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from fmwc.errors import OutputError
+from filelock import FileLock, Timeout
 
-__all__ = ["check_folder", "new_folder", "write_bytes", "write_json", "write_text", "written"]
+from fmwc.errors import OutputError
+from fmwc.identity import difference, plain
+
+__all__ = ["Folder", "claimed", "write_bytes", "write_json", "write_text", "written"]
+
+MANIFEST = ".fmwc-manifest"  # one JSON object per line: what the run is, then a line per file
+LOCK = ".fmwc-lock"
+TEMPORARY = ".fmwc-tmp-"
+WORK = ".fmwc-work"  # files that an interrupted run goes on from; deleted when it is finished
+LONGEST_MANIFEST = 1 << 26  # bytes
+
+_CLAIM: ContextVar[Folder | None] = ContextVar("fmwc_claim", default=None)
+
+
+# ---- files -------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def written(path: Path) -> Iterator[BinaryIO]:
-    """A file under a temporary name beside `path`, flushed and renamed at the end: a reader sees all of it or none."""
+    """Open a temporary file that replaces `path` at the end: a reader sees all of the new content or none of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    folder = _CLAIM.get()
+    if folder is not None:
+        folder.note(path)
+    temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
+    handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with os.fdopen(handle, "w+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Make a rename durable. Windows cannot open folders, and some file systems cannot sync them."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
@@ -43,11 +80,246 @@ def write_text(path: Path, content: str) -> Path:
 
 
 def write_json(path: Path, content: Any) -> Path:
-    return write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    return write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+# ---- folders -----------------------------------------------------------------------------------------------------
+
+
+class Folder:
+    """A folder while a run owns it.
+
+    Attributes:
+        path: The folder.
+        resumed: Whether an interrupted run with the same identity left its files here.
+        finished: Whether that run was finished, so that there is nothing left to do.
+    """
+
+    def __init__(self, path: Path, by: str, identity: Mapping[str, Any] | None) -> None:
+        self.path, self.by, self.identity = path, by, None if identity is None else plain(identity)
+        self.resumed = self.finished = False
+        self.files: set[str] = set()
+        self.before: set[str] = set()  # files of an earlier run that this one replaces
+
+    @property
+    def work(self) -> Path:
+        """Where to keep what an interrupted run goes on from; deleted at the end."""
+        return self.path / WORK
+
+    def note(self, path: Path) -> None:
+        """Add a file to the manifest; called before it is written."""
+        name = _relative(path, self.path)
+        if name is not None and name not in self.files:
+            self.files.add(name)
+            self._append({"file": name})
+
+    def discard(self, names: Iterable[str]) -> None:
+        """Delete some of the files that this folder's runs wrote, and the subfolders that this leaves empty."""
+        for name in names:
+            path = self.path / name
+            with suppress(OSError):
+                path.unlink()
+            for parent in path.relative_to(self.path).parents[:-1]:
+                with suppress(OSError):  # not empty: somebody else's files, or ours that stay
+                    (self.path / parent).rmdir()
+            self.files.discard(name)
+
+    def finish(self) -> None:
+        """Record that the run is complete, and delete what an earlier run left that this one did not replace."""
+        self.discard([*(self.before - self.files), *(name for name in self.files if name.startswith(f"{WORK}/"))])
+        self.files = {name for name in self.files if (self.path / name).exists()}
+        self.finished = True
+        self._begin({"finished": True})
+
+    def _begin(self, more: Mapping[str, Any]) -> None:
+        owner = {"pid": os.getpid(), "host": socket.gethostname(), "command": " ".join(map(_printable, sys.argv))}
+        head = {"by": self.by, "identity": self.identity, "owner": {**owner, "since": _now()}, **more}
+        lines = [head, *({"file": name} for name in sorted(self.files))]
+        token = _CLAIM.set(None)  # the manifest does not list itself
+        try:
+            write_text(self.path / MANIFEST, "".join(json.dumps(line) + "\n" for line in lines))
+        finally:
+            _CLAIM.reset(token)
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        with (self.path / MANIFEST).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+@contextmanager
+def claimed(
+    path: str | Path, by: str, identity: Mapping[str, Any] | None = None, *, force: bool = False, resumes: bool = False
+) -> Iterator[Folder]:
+    """Own a folder while a run writes to it. Raises :class:`OutputError` before any work where that is impossible.
+
+    The folder must be new or empty. Two exceptions need no `force`: an interrupted run of the same verb and identity
+    left its files there (`Folder.resumed`; they stay if `resumes`, else they are deleted and the run starts over), or
+    it was finished there (`Folder.finished`: the caller has nothing left to do).
+
+    Arguments:
+        path: The folder.
+        by: The verb that writes.
+        identity: Everything that changes the result; `None` where runs are not told apart.
+        force: Write into a folder that holds other files. Files of an earlier run that are not written again are
+            deleted at the end; other files stay.
+        resumes: Whether the run goes on from the files of an interrupted one.
+    """
+    path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise OutputError(f"{path} is a file; give --out a folder")
+    made = _make(path)
+    lock = FileLock(path / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise OutputError(f"{path} is in use by {_owner(path)}; wait for it, or choose another --out") from error
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written to ({error.strerror or error}); choose another --out") from error
+    folder, earlier = Folder(path, by, identity), _content(path / MANIFEST)
+    token = _CLAIM.set(folder)
+    try:
+        _take_over(folder, force, resumes)
+        yield folder
+        if not folder.finished:
+            folder.finish()
+    finally:
+        _CLAIM.reset(token)
+        if not folder.finished and not any((path / name).exists() for name in folder.files):
+            _restore(path / MANIFEST, earlier)  # nothing was written: leave the folder as it was
+        with suppress(OSError):
+            (path / LOCK).unlink()  # while it is held: whoever opened it in between finds that it is gone
+        lock.release()
+        for parent in made:
+            with suppress(OSError):
+                parent.rmdir()
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _restore(path: Path, content: bytes | None) -> None:
+    with suppress(OSError):
+        path.unlink(missing_ok=True) if content is None else write_bytes(path, content)
+
+
+def _make(path: Path) -> list[Path]:
+    """Create a folder and its parents; return those that were created, innermost first."""
+    missing = []
+    for parent in (path, *path.parents):
+        if parent.exists():
+            break
+        missing.append(parent)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise OutputError(f"{path} cannot be created ({getattr(error, 'strerror', '') or error})") from error
+    return missing
+
+
+def _take_over(folder: Folder, force: bool, resumes: bool) -> None:
+    """Decide what to do with the files that are there."""
+    path = folder.path
+    _clear_temporaries(path)
+    head, files = _read_manifest(path / MANIFEST)
+    others = sorted(p.name for p in path.iterdir() if p.name not in (MANIFEST, LOCK))
+    strange = sorted({*others} - {PurePosixPath(name).parts[0] for name in files})
+    same = head.get("by") == folder.by and folder.identity == head.get("identity")
+    if head and not head.get("finished"):
+        if same and (force or not strange):
+            folder.files, folder.before, folder.resumed = files, {*(head.get("before") or ())} - files, resumes
+            if not resumes:
+                folder.discard([*files])
+            return folder._begin({"before": sorted(folder.before)})
+        if not strange and not force:
+            raise OutputError(
+                f"{path} holds an unfinished fmwc {head.get('by')} ({_difference(head, folder)}), and nothing in it "
+                "was touched; repeat that call to go on, choose another --out, or add --force to start over"
+            )
+    elif same and head and folder.identity is not None and not force and all((path / name).exists() for name in files):
+        folder.files, folder.finished = files, True
+        return None
+    if others and not force:
+        raise OutputError(
+            f"{path} is not empty ({_printable((strange or others)[0])}) and nothing in it was touched; choose another "
+            "--out, or add --force"
+        )
+    work = {name for name in files if name.startswith(f"{WORK}/")}
+    folder.discard([*work])
+    folder.before = files - work | {*(head.get("before") or ())}
+    return folder._begin({"before": sorted(folder.before)})
+
+
+def _difference(head: Mapping[str, Any], folder: Folder) -> str:
+    if head.get("by") != folder.by or not isinstance(head.get("identity"), dict) or folder.identity is None:
+        return "another command"
+    return difference(head["identity"], folder.identity)
+
+
+def _read_manifest(path: Path) -> tuple[dict[str, Any], set[str]]:
+    """What a manifest says, and the files it lists; nothing where there is none that can be read."""
+    try:
+        if path.stat().st_size > LONGEST_MANIFEST:
+            return {}, set()
+        lines = path.read_text(encoding="utf-8").splitlines()
+        head = json.loads(lines[0])
+    except (OSError, ValueError, IndexError, RecursionError):
+        return {}, set()
+    files = set()
+    for line in lines[1:]:
+        with suppress(ValueError, TypeError, KeyError, RecursionError):  # the last line may be cut off
+            name = json.loads(line)["file"]
+            if _inside(name):
+                files.add(name)
+    return (head, files) if isinstance(head, dict) else ({}, set())
+
+
+def _inside(name: Any) -> bool:
+    """Whether a name of a manifest is of a file below its folder: a manifest may be copied, or written by others."""
+    if not isinstance(name, str) or not name or "\0" in name:
+        return False
+    parts = PurePosixPath(name)
+    return not parts.is_absolute() and ".." not in parts.parts and parts.parts[:1] != (MANIFEST,)
+
+
+def _relative(path: Path, folder: Path) -> str | None:
+    """The name of a file in a manifest; `None` if it lies elsewhere."""
+    try:
+        return PurePosixPath(*path.absolute().relative_to(folder.absolute()).parts).as_posix()
+    except ValueError:
+        return None
+
+
+def _clear_temporaries(folder: Path) -> None:
+    """Delete temporary files of killed runs. Subfolders that are claimed on their own are left to their owners."""
+    for path in [*folder.iterdir()]:
+        if path.name.startswith(TEMPORARY):
+            path.unlink(missing_ok=True)
+        elif path.is_dir() and not path.is_symlink() and not (path / LOCK).exists() and not (path / MANIFEST).exists():
+            _clear_temporaries(path)
+
+
+def _owner(path: Path) -> str:
+    owner = _read_manifest(path / MANIFEST)[0].get("owner")
+    if not isinstance(owner, dict):
+        return "another process"
+    words = {name: _printable(str(owner.get(name))) for name in ("pid", "host", "command", "since")}
+    return f"process {words['pid']} on {words['host']} ({words['command']}, since {words['since']})"
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)[:200]
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def check_folder(path: Path, *, force: bool = False) -> None:
-    """Raises where results must not be written: asked before long work whose end makes the folder."""
+    """Raise where results must not be written. (Being replaced by :func:`claimed`.)"""
     if path.exists() and not path.is_dir():
         raise OutputError(f"{path} is a file; give --out a folder")
     if not force and path.is_dir() and any(path.iterdir()):
@@ -55,7 +327,7 @@ def check_folder(path: Path, *, force: bool = False) -> None:
 
 
 def new_folder(path: Path, *, force: bool = False) -> Path:
-    """A folder to write results into: new or empty, unless `force` allows files of the same name to be replaced."""
+    """A folder to write results into. (Being replaced by :func:`claimed`.)"""
     check_folder(path, force=force)
     path.mkdir(parents=True, exist_ok=True)
     return path

@@ -1,0 +1,113 @@
+"""Content hashes: what binds a checkpoint, its reference and schedule, samples and guarantees to one another.
+
+A checkpoint's record holds the hash of each of its files and a hash of itself. Samples hold the identity of the
+checkpoint that drew them and the settings they were drawn with, and a hash of their content. A guarantee holds the
+identity of what it was made for. Readers compare, and whatever differs is refused with the difference named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fmwc.errors import MismatchError
+
+__all__ = ["difference", "digest", "digest_file", "digest_tensors", "plain", "require_same", "seal", "sealed"]
+
+SEAL = "sha256"  # the name of a record's hash of itself
+CHUNK = 1 << 20
+SHOWN = 3  # differences that a message names
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON holds it: tuples become lists, numpy's numbers Python's, infinite numbers text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value)
+
+
+def digest(value: Any) -> str:
+    """The SHA-256 of a JSON value, whatever the order of its keys.
+
+    >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
+    True
+    """
+    text = json.dumps(plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    """The SHA-256 of a file's content."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            found.update(chunk)
+    return found.hexdigest()
+
+
+def digest_tensors(tensors: Iterable[tuple[str, Any]], about: Any = None) -> str:
+    """The SHA-256 of named tensors (names, types, shapes and values) and of a JSON value beside them."""
+    import torch  # here, because hashing records needs none
+
+    found = hashlib.sha256(digest(about).encode())
+    for name, tensor in sorted(tensors, key=lambda item: item[0]):
+        found.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return found.hexdigest()
+
+
+def seal(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record with its own hash."""
+    bare = {key: value for key, value in record.items() if key != SEAL}
+    return {**bare, SEAL: digest(bare)}
+
+
+def sealed(record: Mapping[str, Any]) -> bool:
+    """Whether a record's hash is that of its content."""
+    return record.get(SEAL) == digest({key: value for key, value in record.items() if key != SEAL})
+
+
+def difference(expected: Any, found: Any, where: str = "") -> str:
+    """What differs between two JSON values, in words; empty if nothing does.
+
+    >>> difference({"steps": 50, "seed": 0}, {"steps": 5, "seed": 0})
+    'steps: 50 there, 5 here'
+    """
+    rows = [*_differences(plain(expected), plain(found), where)]
+    return "; ".join(rows[:SHOWN]) + (f"; and {len(rows) - SHOWN} more" if len(rows) > SHOWN else "")
+
+
+def _differences(expected: Any, found: Any, where: str) -> Iterable[str]:
+    if isinstance(expected, dict) and isinstance(found, dict):
+        for key in [*expected, *(key for key in found if key not in expected)]:
+            inner = f"{where}.{key}" if where else key
+            yield from _differences(expected.get(key), found.get(key), inner)
+    elif expected != found or type(expected) is not type(found):
+        if isinstance(expected, (int, float)) and isinstance(found, (int, float)) and expected == found:
+            return
+        yield f"{where or 'value'}: {_short(expected)} there, {_short(found)} here"
+
+
+def _short(value: Any) -> str:
+    text = "none" if value is None else value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def require_same(expected: Any, found: Any, what: str) -> None:
+    """Raise :class:`MismatchError` where two identities differ; `what` begins the sentence that names how."""
+    if rows := difference(expected, found):
+        raise MismatchError(f"{what} ({rows})")

@@ -1,0 +1,375 @@
+"""Readers for every JSON, text and tensor file: types, ranges and sizes are checked before anything is allocated.
+
+A file is a regular file of at most so many bytes. What it declares (shapes, numbers of parts, sizes inside an
+archive) is compared with the limits before it is believed. Whatever is wrong raises one line.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import re
+import stat
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from fmwc.errors import DataError, FmwcError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "Check",
+    "array",
+    "boolean",
+    "check",
+    "choice",
+    "mapping",
+    "number",
+    "open_regular",
+    "optional",
+    "parse_json",
+    "read_arrays",
+    "read_bytes",
+    "read_gzip",
+    "read_json",
+    "read_pt",
+    "read_safetensors",
+    "read_text",
+    "record",
+    "text",
+    "whole",
+]
+
+MEBIBYTE = 1 << 20
+TEXT_LIMIT = 256 * MEBIBYTE  # tables and other text
+JSON_LIMIT = 64 * MEBIBYTE
+TENSOR_LIMIT = 16 << 30  # of a whole file of tensors, and of what it unpacks to
+RATIO = 1100  # an archive cannot be compressed better than deflate: about 1,030 times
+NAMES = 100_000  # tensors per file
+DIMENSIONS = 16
+
+
+# ---- files -------------------------------------------------------------------------------------------------------
+
+
+def open_regular(path: str | Path, limit: int, error: type[FmwcError] = DataError) -> BinaryIO:
+    """Open a regular file of at most `limit` bytes; a fifo or a device is refused without waiting for it."""
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except (OSError, ValueError) as problem:
+        raise error(f"{shown(path)} cannot be read ({getattr(problem, 'strerror', '') or problem})") from problem
+    file = os.fdopen(handle, "rb") if stat.S_ISREG((found := os.fstat(handle)).st_mode) else None
+    if file is None:
+        os.close(handle)
+        kind = "folder" if stat.S_ISDIR(found.st_mode) else "device, pipe or socket"
+        raise error(f"{shown(path)} is a {kind}, not a file")
+    if found.st_size > limit:
+        file.close()
+        raise error(f"{shown(path)} has {found.st_size:,} bytes; at most {limit:,} are read")
+    return file
+
+
+def read_bytes(path: str | Path, limit: int = TEXT_LIMIT, error: type[FmwcError] = DataError) -> bytes:
+    """The content of a regular file of at most `limit` bytes."""
+    with open_regular(path, limit, error) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:  # it grew, or its size was not known (/proc)
+        raise error(f"{shown(path)} has more than {limit:,} bytes")
+    return content
+
+
+def read_text(path: str | Path, limit: int = TEXT_LIMIT, error: type[FmwcError] = DataError) -> str:
+    """The text of a UTF-8 file, with or without a byte-order mark."""
+    try:
+        return read_bytes(path, limit, error).decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        raise error(f"{shown(path)} is not UTF-8 text ({problem.reason} at byte {problem.start})") from problem
+
+
+def read_gzip(path: str | Path, limit: int, error: type[FmwcError] = DataError) -> bytes:
+    """The decompressed content of a gzip file, of at most `limit` bytes."""
+    try:
+        with open_regular(path, limit, error) as raw, gzip.open(raw) as file:
+            content = file.read(limit + 1)
+    except (OSError, EOFError, zlib.error) as problem:
+        raise error(f"{shown(path)} is not a gzip file, or is cut off ({problem})") from problem
+    if len(content) > limit:
+        raise error(f"{shown(path)} unpacks to more than {limit:,} bytes")
+    return content
+
+
+def shown(path: str | Path) -> str:
+    """A path as a message can hold it: names need not be text, nor be printable."""
+    return "".join(c if c.isprintable() else "?" for c in str(path))
+
+
+# ---- JSON --------------------------------------------------------------------------------------------------------
+
+Check = Callable[[Any, str], Any]  # (value, where) -> value; raises DataError
+
+
+def parse_json(content: str, what: str, error: type[FmwcError] = DataError) -> Any:
+    """JSON without NaN and infinity, which it does not have."""
+
+    def refuse(name: str) -> Any:
+        raise ValueError(f"{name} is not a number")
+
+    try:
+        return json.loads(content, parse_constant=refuse)
+    except (ValueError, RecursionError) as problem:
+        reason = "it is nested too deeply" if isinstance(problem, RecursionError) else problem
+        raise error(f"{what} is not JSON ({reason})") from problem
+
+
+def read_json(path: str | Path, schema: Check, limit: int = JSON_LIMIT, error: type[FmwcError] = DataError) -> Any:
+    """A JSON file whose content passes a schema."""
+    return check(parse_json(read_text(path, limit, error), shown(path), error), schema, shown(path), error)
+
+
+def check(value: Any, schema: Check, what: str, error: type[FmwcError] = DataError) -> Any:
+    """The value, if it passes the schema; raises `error` with where and why it does not."""
+    try:
+        return schema(value, "")
+    except DataError as problem:
+        raise error(f"{what}: {problem}") from problem
+
+
+def _wrong(where: str, wanted: str, value: Any) -> DataError:
+    simple = isinstance(value, (int, float, str))
+    found = "nothing" if value is None else repr(value) if simple else type(value).__name__
+    return DataError(f"{where or 'the content'} must be {wanted}, got {found[:60]}")
+
+
+def number(low: float = -math.inf, high: float = math.inf, *, open_low: bool = False, open_high: bool = False) -> Check:
+    """A finite number in a range."""
+    wanted = "a finite number"
+    if low > -math.inf or high < math.inf:
+        wanted += f" in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
+
+    def run(value: Any, where: str) -> Any:
+        good = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= 1e300
+        if not good or not low <= value <= high or (open_low and value == low) or (open_high and value == high):
+            raise _wrong(where, wanted, value)
+        return value
+
+    return run
+
+
+def whole(low: int = 0, high: int = 1 << 62) -> Check:
+    """A whole number in a range."""
+
+    def run(value: Any, where: str) -> Any:
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise _wrong(where, f"a whole number from {low} to {high}", value)
+        return value
+
+    return run
+
+
+def boolean(value: Any, where: str) -> Any:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise _wrong(where, "true or false", value)
+    return value
+
+
+def text(longest: int = 10_000, pattern: str = "") -> Check:
+    """A string."""
+
+    def run(value: Any, where: str) -> Any:
+        if not isinstance(value, str) or len(value) > longest or (pattern and not re.fullmatch(pattern, value)):
+            raise _wrong(where, f"text like {pattern}" if pattern else f"text of at most {longest} characters", value)
+        return value
+
+    return run
+
+
+def choice(*names: str) -> Check:
+    """One of some strings."""
+
+    def run(value: Any, where: str) -> Any:
+        if not isinstance(value, str) or value not in names:
+            raise _wrong(where, f"one of {', '.join(names)}", value)
+        return value
+
+    return run
+
+
+def optional(inner: Check) -> Check:
+    """Null, or what passes another check."""
+    return lambda value, where: None if value is None else inner(value, where)
+
+
+def array(inner: Check, least: int = 0, most: int = 1_000_000, *, rising: bool = False) -> Check:
+    """A list; `rising` asks that no entry is smaller than the one before."""
+
+    def run(value: Any, where: str) -> Any:
+        if not isinstance(value, list) or not least <= len(value) <= most:
+            size = f"{len(value)} entries" if isinstance(value, list) else value
+            raise _wrong(where, f"a list of {least} to {most} entries", size)
+        found = [inner(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        if rising and any(b < a for a, b in pairwise(found)):
+            raise DataError(f"{where or 'the list'} must be sorted")
+        return found
+
+    return run
+
+
+def mapping(inner: Check, most: int = 100_000) -> Check:
+    """An object with any keys, whose values all pass a check."""
+
+    def run(value: Any, where: str) -> Any:
+        if not isinstance(value, dict) or len(value) > most:
+            raise _wrong(where, f"an object of at most {most} entries", value)
+        return {key: inner(item, f"{where}.{key}" if where else key) for key, item in value.items()}
+
+    return run
+
+
+def anything(value: Any, where: str) -> Any:
+    """Any JSON value."""
+    return value
+
+
+def record(needed: Mapping[str, Check], may: Mapping[str, Check] | None = None, *, more: bool = False) -> Check:
+    """An object with these keys.
+
+    Arguments:
+        needed: Keys that must be there.
+        may: Keys that may be there; null counts as absent.
+        more: Whether other keys are let through.
+    """
+
+    def run(value: Any, where: str) -> Any:
+        if not isinstance(value, dict):
+            raise _wrong(where, "an object", value)
+        if missing := [key for key in needed if key not in value]:
+            raise DataError(f"{where or 'the content'} lacks '{missing[0]}'")
+        if not more and (strange := [key for key in value if key not in needed and key not in (may or {})]):
+            raise DataError(f"{where or 'the content'} has an unknown entry '{strange[0][:60]}'")
+        found = dict(value)
+        for key, inner in {**{k: optional(c) for k, c in (may or {}).items()}, **needed}.items():
+            if key in value:
+                found[key] = inner(value[key], f"{where}.{key}" if where else key)
+        return found
+
+    return run
+
+
+# ---- tensors -----------------------------------------------------------------------------------------------------
+
+
+def read_safetensors(
+    path: str | Path, limit: int = TENSOR_LIMIT, error: type[FmwcError] = DataError
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a .safetensors file, and its metadata."""
+    from safetensors import safe_open
+
+    open_regular(path, limit, error).close()
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = list(file.keys())
+            if len(names) > NAMES:
+                raise ValueError(f"it holds {len(names)} tensors")
+            return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
+    except Exception as problem:  # whatever the format's own reader raises
+        raise error(f"{shown(path)} is not a safetensors file, or is cut off ({_reason(problem)})") from problem
+
+
+def read_arrays(path: str | Path, limit: int = TENSOR_LIMIT, error: type[FmwcError] = DataError) -> dict[str, Any]:
+    """The arrays of an .npz file by name, or the one array of an .npy file under the name "".
+
+    Sizes that the file declares are compared with what it can hold, and summed, before anything is unpacked.
+    """
+    try:
+        with open_regular(path, limit, error) as file:
+            if not zipfile.is_zipfile(file):
+                file.seek(0)
+                return {"": _npy(file, os.fstat(file.fileno()).st_size)}
+            with zipfile.ZipFile(file) as archive:
+                members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
+                size = sum(m.file_size for m in members)
+                if size > limit or any(m.file_size > RATIO * m.compress_size + MEBIBYTE for m in members):
+                    raise ValueError(f"it unpacks to {size:,} bytes; at most {limit:,} are read")
+                if len(members) > NAMES or len({m.filename for m in members}) < len(members):
+                    raise ValueError("its names are too many, or are not different")
+                found = {}
+                for member in members:
+                    with archive.open(member) as inner:
+                        found[member.filename.removesuffix(".npy")] = _npy(inner, member.file_size)
+                return found
+    except FmwcError:
+        raise
+    except Exception as problem:
+        raise error(f"{shown(path)} is not an .npy or .npz file, or is cut off ({_reason(problem)})") from problem
+
+
+def _npy(file: Any, size: int) -> np.ndarray:
+    """One array, whose header must claim no more than its `size` bytes hold."""
+    version = np.lib.format.read_magic(file)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in readers:
+        raise ValueError(f"its version {version} is not known")
+    shape, fortran, dtype = readers[version](file)
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    if len(shape) > DIMENSIONS or any(n < 0 for n in shape):
+        raise ValueError(f"its shape is {shape}")
+    count = math.prod(shape)
+    if count * dtype.itemsize > size:
+        raise ValueError(f"its header claims {count * dtype.itemsize:,} bytes, and there are {size:,}")
+    content = file.read(count * dtype.itemsize)
+    if len(content) < count * dtype.itemsize:
+        raise ValueError("it is cut off")
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C").copy()
+
+
+def read_pt(path: str | Path, limit: int = TENSOR_LIMIT, error: type[FmwcError] = DataError) -> Any:
+    """What torch saved, if that is tensors (in dicts and lists) and nothing that could run."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    try:
+        with open_regular(path, limit, error) as file:
+            if zipfile.is_zipfile(file):
+                with zipfile.ZipFile(file) as archive:
+                    size = sum(m.file_size for m in archive.infolist())
+                    if size > limit or size > 2 * os.fstat(file.fileno()).st_size + MEBIBYTE:  # torch stores, unpacked
+                        raise ValueError(f"it unpacks to {size:,} bytes")
+            file.seek(0)
+            found = torch.load(file, map_location="cpu", weights_only=True)
+    except FmwcError:
+        raise
+    except Exception as problem:  # torch's own words would advise to load it unsafely
+        raise error(
+            f"{shown(path)} holds something else than tensors, or is cut off ({type(problem).__name__})"
+        ) from problem
+    for leaf in tree_leaves(found):
+        if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
+            if leaf.numel() * leaf.element_size() > leaf.untyped_storage().nbytes():
+                raise error(f"{shown(path)} holds a tensor of shape {tuple(leaf.shape)} that repeats its memory")
+        elif isinstance(leaf, torch.Tensor):
+            raise error(f"{shown(path)} holds a tensor of layout {leaf.layout}; save it dense")
+    return found
+
+
+def _reason(problem: Exception) -> str:
+    lines = str(problem).splitlines()
+    return shown(lines[0])[:200] if lines else type(problem).__name__
+
+
+def require_dtype(tensors: Mapping[str, Tensor], allowed: Sequence[Any], what: str, error: type[FmwcError]) -> None:
+    """Raise where a tensor is of another type than those allowed: casting it would change what it says."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in allowed:
+            words = ", ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
+            raise error(f"{what}: '{name}' is of type {str(tensor.dtype).removeprefix('torch.')}, not {words}")
