@@ -1,50 +1,173 @@
-"""Checkpoints: a folder with `recipe.json` and `model.safetensors` (or its parts), written whole or not at all."""
+"""Checkpoints: a folder with `recipe.json` (the record) and `model.safetensors` (or parts of it).
+
+The record is written last and replaces the old one in one step. It holds the hash of each file of weights and a hash
+of itself (:mod:`fmwc.identity`), so a checkpoint is read as it was saved, or refused.
+"""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from fmwc.eightbit import decode, encode
-from fmwc.errors import CheckpointError, nearest, require_finite
+from fmwc.errors import CheckpointError, FmwcError, nearest, require_finite
 from fmwc.field import Field, Reference, Schedule, attach
 from fmwc.files import write_bytes, write_json
 from fmwc.flow import Space
+from fmwc.identity import digest, digest_bytes, digest_file, plain, seal, sealed
 from fmwc.nets import NETS
-from fmwc.sampling import Standard
+from fmwc.readers import (
+    anything,
+    array,
+    boolean,
+    check,
+    choice,
+    mapping,
+    number,
+    optional,
+    read_json,
+    read_safetensors,
+    record,
+    text,
+    whole,
+)
+from fmwc.sampling import SCORES, Standard
+from fmwc.sampling.scores import MOST, parsed
+from fmwc.sampling.trajectory import DISPERSION
 from fmwc.weights import shipped
 
-__all__ = ["FORMAT", "about", "load", "load_network", "save", "save_network", "save_schedule"]
+__all__ = ["FORMAT", "about", "identity", "load", "load_network", "save", "save_network", "save_schedule"]
 
-FORMAT = 1
-PART = 5_000_000  # bytes a file, at most, where a checkpoint is in parts: what a repository takes without complaint
+FORMAT = 2  # 1 has no hashes, and its schedule in a file of its own
+RECORD = "recipe.json"
+PART = 5_000_000  # bytes per file, at most, where a checkpoint is in parts: what a repository takes without complaint
+LARGEST = 8 << 30  # bytes per file
 _REFERENCE = "reference."
 _SCHEDULE = "schedule.json"
 _SCALE = ":scale"  # of a matrix in eight bits
+_WIDTH = "noise.layers.0.inference.hidden.weight"  # whose rows are the width of the inference networks
+
+
+# ---- the record --------------------------------------------------------------------------------------------------
+
+
+def _score(value: Any, where: str) -> Any:
+    text(200)(value, where)
+    return check(parsed(value)[1], choice(*SCORES, DISPERSION), where) and value
+
+
+_SIZE = whole(0, 1 << 20)
+_NAMES = array(text(1000), most=100_000)
+_QUANTILES = array(number(), 2, 1_000_000, rising=True)
+_ABOUT_REFERENCE = {"score": _score, "setting": text()}
+_CHANNEL = record(
+    {"shape": array(_SIZE, most=8), "manifold": text(100), "noise": text(100)},
+    {
+        "rows": text(100),
+        "centred": boolean,
+        "weight": number(0, open_low=True),
+        "anneal": number(0),
+        "options": mapping(anything, 100),
+    },
+)
+_SCHEMA = record(
+    {
+        "format": whole(1),
+        "network": record({"kind": text(1000), "config": optional(mapping(anything, 100))}),
+    },
+    {
+        "files": mapping(text(64, "[0-9a-f]{64}"), 1000),
+        "parts": whole(1, 1000),
+        "noise": record(
+            {
+                "include": _NAMES,
+                "exclude": _NAMES,
+                "width": whole(1, 1 << 20),
+                "initial_log_alpha": number(-100, 100),
+                "layers": _NAMES,
+            }
+        ),
+        "prior_rate": number(0, 1, open_low=True, open_high=True),
+        "kl_factor": number(0),
+        "space": mapping(_CHANNEL, 100),
+        "recipe": mapping(anything, 1000),
+        "reference": record(_ABOUT_REFERENCE, {"within": text(1000)}),
+        "schedule": anything,  # by _SCHEDULE_SCHEMA, as that of its own file
+    },
+    more=True,
+)
+_SCHEDULE_SCHEMA = record(
+    {
+        "times": array(number(0, 1, open_high=True), 1, 1000, rising=True),
+        "agreement": number(-1, 1),
+        "reference": record(
+            {**_ABOUT_REFERENCE, "quantiles": _QUANTILES},
+            {
+                "within": text(1000),
+                "centre": array(number(), 1, MOST),
+                "spread": array(number(0, open_low=True), 1, MOST),
+            },
+        ),
+    },
+    {"weights": text(64)},
+)
+
+
+def about(path: str | Path) -> dict[str, Any]:
+    """Return the record of a checkpoint, by shipped name or path."""
+    folder = _find(path)
+    found: dict[str, Any] = read_json(folder / RECORD, _SCHEMA, error=CheckpointError)
+    if found["format"] > FORMAT:
+        raise CheckpointError(f"{folder} has format {found['format']} and this fmwc reads up to {FORMAT}; upgrade fmwc")
+    if found["format"] > 1 and not (sealed(found) and found.get("files")):
+        raise CheckpointError(f"{folder}/{RECORD} was changed after it was written; copy the checkpoint again")
+    return found
+
+
+def identity(path: str | Path) -> str:
+    """Return the hash of what a checkpoint's samples and scores depend on: its weights, noise, space and reference."""
+    folder, found = _find(path), about(path)
+    files = found.get("files") or {name: digest_file(folder / name) for name in _files(found.get("parts", 1))}
+    parts = ("network", "noise", "space", "reference")
+    return digest({"files": list(files.values()), **{name: found.get(name) for name in parts}})
+
+
+def _find(path: str | Path) -> Path:
+    folder = Path(path)
+    if (folder / RECORD).is_file():
+        return folder
+    names = shipped()
+    if str(path) in names:
+        return names[str(path)]
+    if folder.exists():
+        raise CheckpointError(f"{folder} holds no {RECORD}, so it is not a checkpoint")
+    raise CheckpointError(f"{nearest(str(path), names, 'checkpoint')}; or give the path of a folder")
+
+
+# ---- writing -----------------------------------------------------------------------------------------------------
 
 
 def save(
     field: Field, path: str | Path, *, recipe: dict[str, Any] | None = None, eightbit: bool = False, **extra: Any
 ) -> Path:
-    """Writes a field to a folder.
+    """Write a field to a folder. A checkpoint that is there stays whole until the new one replaces it.
 
     Arguments:
         field: The field; its network is rebuilt on loading if it is one of `fmwc.nets`, else `load` must be given one.
         path: The folder.
         recipe: How it was made.
         eightbit: Write matrices in eight bits (:mod:`fmwc.eightbit`), in files of a few megabytes: for shipping a large
-            network. What was not rounded before is rounded by it.
+            network. Weights that were not rounded before are rounded by it.
         extra: More to record: metrics, the data's fingerprint.
     """
     network = field.network
     known = NETS.get(type(network).__name__) is type(network)
-    record = {
+    found = {
         "network": {"kind": type(network).__name__, "config": network.config if known else None},
         "noise": {**field.noise.options, "layers": field.noise.names},
         "prior_rate": field.prior_rate,
@@ -55,27 +178,36 @@ def save(
     }
     tensors = dict(field.state_dict())
     if field.reference is not None:
-        record["reference"] = {"score": field.reference.score, "setting": field.reference.setting}
+        _require_reference(field.reference, "the reference")
+        found["reference"] = {"score": field.reference.score, "setting": field.reference.setting}
         tensors[f"{_REFERENCE}quantiles"] = field.reference.quantiles
         if (standard := field.reference.standard) is not None:
-            record["reference"]["within"] = standard.cond
+            found["reference"]["within"] = standard.cond
             tensors |= {f"{_REFERENCE}centre": standard.centre, f"{_REFERENCE}spread": standard.spread}
-    folder = _write(Path(path), tensors, record, eightbit)
-    if field.schedule is None:
-        (folder / _SCHEDULE).unlink(missing_ok=True)
-    else:
-        save_schedule(field.schedule, folder)
-    return folder
+    if field.schedule is not None:
+        found["schedule"] = _described(field.schedule)
+    return _write(Path(path), tensors, found, eightbit)
 
 
 def save_schedule(schedule: Schedule, folder: str | Path) -> Path:
-    """Writes a schedule beside the weights it was fitted to: they are not touched."""
+    """Add a schedule to the record of the checkpoint it was fitted to; the weights are not touched."""
+    folder = _find(folder)
+    found = about(folder)
+    files = found.get("files") or {name: digest_file(folder / name) for name in _files(found.get("parts", 1))}
+    found = {**found, "format": FORMAT, "files": files, "schedule": _described(schedule)}
+    found.pop("parts", None)
+    write_json(folder / RECORD, seal(found))
+    (folder / _SCHEDULE).unlink(missing_ok=True)  # of format 1
+    return folder / RECORD
+
+
+def _described(schedule: Schedule) -> dict[str, Any]:
     reference, standard = schedule.reference, schedule.reference.standard
+    _require_reference(reference, "the schedule's reference")
     found = {"score": reference.score, "setting": reference.setting, "quantiles": _digits(reference.quantiles)}
     if standard is not None:
         found |= {"within": standard.cond, "centre": _digits(standard.centre), "spread": _digits(standard.spread)}
-    content = {"times": schedule.times, "agreement": round(schedule.agreement, 4), "reference": found}
-    return write_json(Path(folder) / _SCHEDULE, content)
+    return {"times": list(schedule.times), "agreement": round(schedule.agreement, 4), "reference": found}
 
 
 def _digits(values: Tensor) -> list[float]:
@@ -83,15 +215,15 @@ def _digits(values: Tensor) -> list[float]:
 
 
 def save_network(network: nn.Module, path: str | Path, *, recipe: dict[str, Any] | None = None, **extra: Any) -> Path:
-    """Writes a network of `fmwc.nets` that has no noise (a judge), in the same format."""
+    """Write a network of `fmwc.nets` that has no noise (a judge), in the same format."""
     kind = type(network).__name__
     if NETS.get(kind) is not type(network):
         raise CheckpointError(f"{kind} is not one of fmwc's networks, so it could not be built again")
-    record = {"network": {"kind": kind, "config": network.config}, "recipe": recipe, **extra}
-    return _write(Path(path), dict(network.state_dict()), record)
+    found = {"network": {"kind": kind, "config": network.config}, "recipe": recipe, **extra}
+    return _write(Path(path), dict(network.state_dict()), found)
 
 
-def _write(path: Path, tensors: dict[str, Tensor], record: dict[str, Any], eightbit: bool = False) -> Path:
+def _write(path: Path, tensors: dict[str, Tensor], found: dict[str, Any], eightbit: bool = False) -> Path:
     if path.exists() and not path.is_dir():
         raise CheckpointError(f"{path} is a file; a checkpoint is a folder")
     # Copies, because weights that are tied share memory, which the format does not know.
@@ -99,13 +231,28 @@ def _write(path: Path, tensors: dict[str, Tensor], record: dict[str, Any], eight
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not name.startswith(_REFERENCE):  # NaN there is a condition never seen
             require_finite(tensor, f"weight '{name}'")
-    parts = _parts(_compressed(tensors)) if eightbit else [tensors]
-    # The record goes last, and an old one goes first: a folder without one is not a checkpoint.
-    (path / "recipe.json").unlink(missing_ok=True)
-    for name, part in zip(_files(len(parts)), parts, strict=True):
-        write_bytes(path / name, to_bytes(part))
-    write_json(path / "recipe.json", {"format": FORMAT, **({"parts": len(parts)} if eightbit else {}), **record})
+    parts = [to_bytes(part) for part in (_parts(_compressed(tensors)) if eightbit else [tensors])]
+    old = _own_files(path)
+    files: dict[str, str] = {}
+    for name, content in zip(_files(len(parts)), parts, strict=True):
+        hashed = digest_bytes(content)
+        if name in old:  # the old record needs it until the new one is there
+            name = f"{Path(name).stem}-{hashed[:8]}.safetensors"
+        write_bytes(path / name, content)
+        files[name] = hashed
+    write_json(path / RECORD, seal(plain({"format": FORMAT, "files": files, **found})))
+    for name in [*(old - files.keys()), _SCHEDULE]:
+        (path / name).unlink(missing_ok=True)
     return path
+
+
+def _own_files(folder: Path) -> set[str]:
+    """The weights of the checkpoint that is in a folder already."""
+    try:
+        found = about(folder)
+    except FmwcError:
+        return {path.name for path in folder.glob("model*.safetensors")}
+    return set(found.get("files") or _files(found.get("parts", 1)))
 
 
 def _files(parts: int) -> list[str]:
@@ -123,7 +270,7 @@ def _compressed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _parts(tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    """The tensors in their order, in parts of a few megabytes each."""
+    """Split the tensors in their order into parts of a few megabytes each."""
     parts: list[dict[str, Tensor]] = [{}]
     size = 0
     for name, tensor in tensors.items():
@@ -136,17 +283,7 @@ def _parts(tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
     return parts
 
 
-def about(path: str | Path) -> dict[str, Any]:
-    """The record of a checkpoint, by shipped name or path."""
-    folder = _find(path)
-    try:
-        record = json.loads((folder / "recipe.json").read_text())
-        version = int(record["format"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder}/recipe.json cannot be read; the checkpoint is cut off or not ours") from error
-    if version > FORMAT:
-        raise CheckpointError(f"{folder} has format {version} and this fmwc reads up to {FORMAT}; upgrade fmwc")
-    return record
+# ---- reading -----------------------------------------------------------------------------------------------------
 
 
 def load(
@@ -156,7 +293,7 @@ def load(
     space: Space | None = None,
     device: torch.device | str = "cpu",
 ) -> Field:
-    """Reads a field from a folder, or by the name of shipped weights.
+    """Read a field from a folder, or by the name of shipped weights.
 
     Arguments:
         path: `"checkerboard"` and the like, or a folder that `save` wrote.
@@ -164,112 +301,167 @@ def load(
         space: Its space, where that is made of manifolds of your own.
         device: Where to put it.
     """
-    folder, record = _find(path), about(path)
-    if "noise" not in record and "network" in record:
+    folder, found = _find(path), about(path)
+    if found.get("noise") is None:
         raise CheckpointError(f"{folder} holds a network without noise; read it with fmwc.checkpoint.load_network")
-    tensors = _read(folder, record)
-    try:
-        field = _build(folder, record, network, space)
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder}/recipe.json lacks what is needed to build the field ({error})") from error
+    tensors = _read(folder, found)
     reference = {n.removeprefix(_REFERENCE): tensors.pop(n) for n in list(tensors) if n.startswith(_REFERENCE)}
+    if (width := tensors.get(_WIDTH)) is None or len(width) != found["noise"]["width"]:
+        raise CheckpointError(f"{folder}/{RECORD} and its weights disagree on the width of the inference networks")
+    if network is None:
+        _check_shapes(folder, _built(folder, found, None, space, meta=True), tensors)  # before memory is taken
+    field = _built(folder, found, network, space)
     _fill(folder, field, tensors)
     if reference:
-        field.reference = _reference(folder, record, reference)
-    if (folder / _SCHEDULE).is_file():
-        field.schedule = _schedule(folder)
+        field.reference = _reference(folder, found.get("reference"), reference)
+    if (described := found.get("schedule")) is None and (folder / _SCHEDULE).is_file():
+        described = read_json(folder / _SCHEDULE, anything, error=CheckpointError)
+    if described is not None:
+        field.schedule = _schedule(folder, described)
     return field.to(device)
 
 
-def _schedule(folder: Path) -> Schedule:
-    try:
-        found = json.loads((folder / _SCHEDULE).read_text())
-        own = {name: torch.tensor(v) for name, v in found["reference"].items() if isinstance(v, list)}
-        return Schedule(tuple(found["times"]), _reference(folder, found, own), float(found["agreement"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{folder}/{_SCHEDULE} cannot be read; delete it, and fit the schedule anew") from error
+def _schedule(folder: Path, described: Any) -> Schedule:
+    found = check(described, _SCHEDULE_SCHEMA, f"the schedule of {folder}", CheckpointError)
+    own = {name: torch.tensor(v) for name, v in found["reference"].items() if isinstance(v, list)}
+    return Schedule(tuple(found["times"]), _reference(folder, found["reference"], own), float(found["agreement"]))
 
 
-def _reference(folder: Path, record: dict[str, Any], tensors: dict[str, Tensor]) -> Reference:
+def _reference(folder: Path, described: Mapping[str, Any] | None, tensors: dict[str, Tensor]) -> Reference:
     try:
-        about, standard = record["reference"], None
-        if within := about.get("within"):
-            standard = Standard(within, tensors["centre"], tensors["spread"])
-        return Reference(about["score"], about["setting"], tensors["quantiles"], standard)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{folder}/recipe.json lacks what its reference needs ({error})") from error
+        if described is None:
+            raise CheckpointError("what it is made from is not recorded")
+        within = described.get("within")
+        standard = Standard(within, tensors["centre"], tensors["spread"]) if within else None
+        found = Reference(described["score"], described["setting"], tensors["quantiles"], standard)
+        _require_reference(found, "it")
+        return found
+    except (KeyError, FmwcError) as error:
+        raise CheckpointError(f"the reference of {folder} cannot be used: {error}") from error
+
+
+def _require_reference(reference: Reference, what: str) -> None:
+    """Raise where a reference would give every sample the same confidence, or none that means anything."""
+    q, standard = reference.quantiles, reference.standard
+    if not q.is_floating_point() or q.ndim != 1 or len(q) < 2:
+        raise CheckpointError(f"{what} needs a list of at least 2 quantiles, got {q.dtype} of shape {tuple(q.shape)}")
+    require_finite(q, f"{what}: the quantiles")
+    if bool((q[1:] < q[:-1]).any()):
+        raise CheckpointError(f"{what}: the quantiles are not sorted")
+    if standard is None:
+        return
+    centre, spread = standard.centre, standard.spread
+    if centre.ndim != 1 or centre.shape != spread.shape or not 1 <= len(spread) <= MOST:
+        raise CheckpointError(f"{what} needs one centre and one spread per condition")
+    seen = ~spread.isnan()
+    if not bool(seen.any()) or not bool((centre[seen].isfinite() & spread[seen].isfinite() & (spread[seen] > 0)).all()):
+        raise CheckpointError(f"{what}: centres must be finite and spreads positive")
 
 
 def load_network(path: str | Path, *, device: torch.device | str = "cpu") -> Any:
-    """Reads a network that `save_network` wrote, or by the name of shipped weights; in evaluation mode."""
-    folder, record = _find(path), about(path)
-    if "noise" in record:
+    """Read a network that `save_network` wrote, or by the name of shipped weights; in evaluation mode."""
+    folder, found = _find(path), about(path)
+    if found.get("noise") is not None:
         raise CheckpointError(f"{folder} holds a field, not a lone network; read it with fmwc.load")
-    try:
-        network = NETS[record["network"]["kind"]](**record["network"]["config"])
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder}/recipe.json lacks what is needed to build the network ({error})") from error
-    _fill(folder, network, _read(folder, record))
+    tensors = _read(folder, found)
+    _check_shapes(folder, _network(folder, found, meta=True), tensors)
+    network = _network(folder, found)
+    _fill(folder, network, tensors)
     return network.to(device).eval()
 
 
-def _read(folder: Path, record: dict[str, Any]) -> dict[str, Tensor]:
+def _read(folder: Path, found: dict[str, Any]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    parts = record.get("parts", 1)
-    if not isinstance(parts, int) or parts < 1:
-        raise CheckpointError(f"{folder}/recipe.json says that it has {parts!r} parts; copy the checkpoint again")
-    for name in _files(parts):
-        try:
-            with safe_open(folder / name, framework="pt") as file:
-                tensors |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except Exception as error:
-            raise CheckpointError(f"{folder}/{name} is missing or cut off; copy it again") from error
+    files = found.get("files") or dict.fromkeys(_files(found.get("parts", 1)), "")
+    for name, wanted in files.items():
+        path = folder / name
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise CheckpointError(f"{folder}/{RECORD} names a file of weights '{name[:60]}' that is none")
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing; copy the checkpoint again")
+        part, _ = read_safetensors(path, LARGEST, CheckpointError)
+        if wanted and digest_file(path) != wanted:
+            raise CheckpointError(f"{path} is not the file that was saved (its hash differs); copy it again")
+        tensors |= part
     scales = {key.removesuffix(_SCALE): tensors.pop(key) for key in list(tensors) if key.endswith(_SCALE)}
-    return {key: decode(value, scales[key]) if key in scales else value for key, value in tensors.items()}
+    for key, scale in scales.items():
+        levels = tensors.get(key)
+        good = levels is not None and levels.dtype == torch.int8 and scale.dtype == torch.float32
+        if not good or levels is None or scale.ndim != 1 or levels.ndim < 2 or len(scale) != len(levels):
+            raise CheckpointError(f"{folder}: '{key}' is not a matrix in eight bits with a scale per row")
+        tensors[key] = decode(levels, scale)
+    return tensors
 
 
 def _fill(folder: Path, module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Copy weights into a module of the same names, shapes and types; one in double precision if they are."""
     _check_shapes(folder, module, tensors)
-    module.load_state_dict(tensors)
+    floating = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    if floating == {torch.float64}:
+        module.double()
+    for name, own in module.state_dict().items():
+        # Half precision widens without loss; any other cast would change what is read.
+        allowed = {own.dtype} | ({torch.float16, torch.bfloat16} if own.is_floating_point() else set())
+        if tensors[name].dtype not in allowed:
+            raise CheckpointError(
+                f"{folder}: weight '{name}' is of {tensors[name].dtype}, and the network's of {own.dtype}"
+            )
     for name, tensor in tensors.items():
         if tensor.is_floating_point():
             require_finite(tensor, f"{folder}: weight '{name}'")
+    module.load_state_dict(tensors)
 
 
-def _find(path: str | Path) -> Path:
-    folder = Path(path)
-    if (folder / "recipe.json").is_file():
-        return folder
-    names = shipped()
-    if str(path) in names:
-        return names[str(path)]
-    if folder.exists():
-        raise CheckpointError(f"{folder} holds no recipe.json, so it is not a checkpoint")
-    raise CheckpointError(f"{nearest(str(path), names, 'checkpoint')}; or give the path of a folder")
-
-
-def _build(folder: Path, record: dict[str, Any], network: nn.Module | None, space: Space | None) -> Field:
-    kind, config = record["network"]["kind"], record["network"]["config"]
-    if network is None:
-        if config is None or kind not in NETS:
-            raise CheckpointError(f"{folder} holds a {kind}, not one of ours; give it: load(path, network=net)")
-        network = NETS[kind](**config)
-    noise = record["noise"]
-    field = attach(
-        network,
-        include=noise["include"],
-        exclude=noise["exclude"],
-        width=noise["width"],
-        initial_log_alpha=noise["initial_log_alpha"],
-        space=space or (Space.from_description(record["space"]) if record["space"] else None),
-        prior_rate=record["prior_rate"],
-        kl_factor=record.get("kl_factor", 0.5),
-    )
+def _built(
+    folder: Path, found: dict[str, Any], network: nn.Module | None, space: Space | None, *, meta: bool = False
+) -> Field:
+    """The field that a record describes; `meta` gives its shapes alone, without memory."""
+    noise = found["noise"]
+    try:
+        where = space or (Space.from_description(found["space"]) if found.get("space") else None)
+    except (FmwcError, TypeError, KeyError) as error:
+        raise CheckpointError(f"the space of {folder} cannot be built: {error}") from error
+    with torch.device("meta" if meta else "cpu"):
+        field = attach(
+            _network(folder, found, meta=meta) if network is None else network,
+            include=noise["include"],
+            exclude=noise["exclude"],
+            width=noise["width"],
+            initial_log_alpha=noise["initial_log_alpha"],
+            space=where,
+            prior_rate=0.3 if found.get("prior_rate") is None else found["prior_rate"],
+            kl_factor=0.5 if found.get("kl_factor") is None else found["kl_factor"],
+        )
     if field.noise.names != noise["layers"]:
         raise CheckpointError(
             f"{folder} is of another architecture: its noisy layers are {noise['layers']}, not {field.noise.names}"
         )
     return field
+
+
+def _network(folder: Path, found: dict[str, Any], *, meta: bool = False) -> nn.Module:
+    """One of fmwc's own networks, with fresh weights; torch's global random numbers are left alone."""
+    kind, config = found["network"]["kind"], found["network"]["config"]
+    if config is None or kind not in NETS:
+        raise CheckpointError(f"{folder} holds a {kind}, not one of ours; give it: load(path, network=net)")
+    try:
+        check(config, mapping(_setting), "its configuration")
+        with torch.random.fork_rng(devices=[]), torch.device("meta" if meta else "cpu"):
+            return NETS[kind](**config)
+    except Exception as error:  # whatever a network's constructor makes of wrong settings
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"the network of {folder} cannot be built: {reason}") from error
+
+
+def _setting(value: Any, where: str) -> Any:
+    """A network's setting: a size, a rate, a name, or a short list of sizes."""
+    if isinstance(value, list):
+        return array(whole(0, 1 << 16), most=64)(value, where)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return whole(0, 1000 if where in ("depth", "layers", "blocks") else 1 << 16)(value, where)
+    return optional(text(1000) if isinstance(value, str) else boolean if isinstance(value, bool) else number())(
+        value, where
+    )
 
 
 def _check_shapes(folder: Path, module: nn.Module, tensors: dict[str, Tensor]) -> None:

@@ -18,7 +18,17 @@ import numpy as np
 
 from fmwc.errors import MismatchError
 
-__all__ = ["difference", "digest", "digest_file", "digest_tensors", "plain", "require_same", "seal", "sealed"]
+__all__ = [
+    "difference",
+    "digest",
+    "digest_bytes",
+    "digest_file",
+    "digest_tensors",
+    "plain",
+    "require_same",
+    "seal",
+    "sealed",
+]
 
 SEAL = "sha256"  # the name of a record's hash of itself
 CHUNK = 1 << 20
@@ -48,6 +58,11 @@ def digest(value: Any) -> str:
     """
     text = json.dumps(plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def digest_bytes(content: bytes) -> str:
+    """The SHA-256 of bytes."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def digest_file(path: Path) -> str:
