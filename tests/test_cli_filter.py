@@ -1,7 +1,9 @@
 """`fmwc filter` as a user meets it: on points, on crystals with their files, and with every kind of bad input."""
 
 import json
+import shutil
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,11 +12,12 @@ import torch
 import fmwc
 from fmwc.__main__ import main
 from fmwc.files import write_text
+from fmwc.identity import seal
 from fmwc.metrics.crystals.candidates import Candidate
 from fmwc.metrics.crystals.table import csv_text
 from fmwc.metrics.points import misplaced
 from fmwc.report.crystal_files import write_cifs, write_extxyz, write_table
-from fmwc.sampling import Trajectory
+from fmwc.sampling import Trajectory, standard_of
 from tests.command import one_line, rows
 
 COUNT = 600
@@ -138,8 +141,8 @@ def test_a_promise_and_its_use_on_new_samples(run, points, labels, tmp_path):
     words = ("filter", points, "--promise", tmp_path / "kept" / "promise.json", "--out", tmp_path / "other")
     code, _, err = run(*words, "--score", "peak")
     assert code == 2
-    assert "about the score temporal_ratio, and samples are kept by peak" in one_line(err)
-    write_text(tmp_path / "strict.json", json.dumps({**made, "threshold": -1.0}))
+    assert "was made for other samples (score: temporal_ratio there, peak here)" in one_line(err)
+    write_text(tmp_path / "strict.json", json.dumps(seal({**made, "threshold": -1.0})))
     code, _, err = run("filter", points, "--promise", tmp_path / "strict.json", "--out", tmp_path / "other")
     assert code == 2
     assert "there is none to keep" in one_line(err)
@@ -243,19 +246,28 @@ BAD = {
     ),
     "too few labels": (("--max-risk", 0.001, "--labels", "{labels}"), "at least 2402 are needed"),
     "no promise": (("--max-risk", 0.012, "--labels", "{all}"), "cannot be promised"),
-    "labels of another length": (("--keep", 0.5, "--labels", "{short}"), "has 3 labels, and there are 600 samples"),
+    "labels of another length": (
+        ("--keep", 0.5, "--labels", "{short}"),
+        "has 3 labels and no column 'name', and there are 600 samples",
+    ),
     "labels that are none": (("--keep", 0.5, "--labels", "{words}"), "label 2 in"),
-    "a table without labels": (("--keep", 0.5, "--labels", "{columns}"), "has no column 'bad' or 'good', but a, b"),
-    "both kinds": (("--keep", 0.5, "--labels", "{both}"), "give one of them"),
+    "a table without labels": (
+        ("--keep", 0.5, "--labels", "{columns}"),
+        "has the columns a, b; say which holds the labels by --good or --bad",
+    ),
+    "both kinds": (("--keep", 0.5, "--labels", "{both}"), "say which by --bad or --good"),
     "an empty file": (("--keep", 0.5, "--labels", "{empty}"), "has 0 labels"),
-    "no file, no column": (("--keep", 0.5, "--labels", "metastable"), "nor a column of the samples' table (x_0, x_1"),
+    "no file, no column": (
+        ("--keep", 0.5, "--labels", "metastable"),
+        "nor a column of the samples' table (name, x_0, x_1",
+    ),
     "a column of numbers": (("--keep", 0.5, "--labels", "x_0"), "labels are 0, 1, true, false"),
-    "labels that are no text": (("--keep", 0.5, "--labels", "{samples}"), "cannot be read as text"),
+    "labels that are no text": (("--keep", 0.5, "--labels", "{samples}"), "is not UTF-8 text"),
     "score": (("--keep", 0.5, "--score", "peek"), "did you mean 'peak'"),
     "dispersion": (("--keep", 0.5, "--score", "dispersion"), "transport"),
     "channel": (("--keep", 0.5, "--score", "type/peak"), "unknown channel 'type'"),
-    "promise": (("--promise", "{words}"), "is not a promise"),
-    "a promise of another kind": (("--promise", "{json}"), "a promise is the numbers"),
+    "promise": (("--promise", "{words}"), "is not JSON"),
+    "a promise of another kind": (("--promise", "{json}"), "is not a promise that fmwc filter wrote"),
     "no promise there": (("--promise", "{out}/nothing"), "cannot be read"),
 }
 
@@ -291,7 +303,7 @@ def test_samples_that_are_none(run, points, tmp_path):
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "samples.safetensors").write_bytes((points / "samples.safetensors").read_bytes()[:500])
-    refused(broken, "is not a samples file")
+    refused(broken, "is not a safetensors file, or is cut off")
     other = tmp_path / "other"
     other.mkdir()
     (other / "samples.safetensors").write_bytes((points / "samples.safetensors").read_bytes())
@@ -309,3 +321,211 @@ def test_samples_that_are_none(run, points, tmp_path):
     write_text(tmp_path / "mine" / "thesis.txt", "mine")
     refused(points, "not empty", tmp_path / "mine")
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+# ---- promises are bound to what they were made for -------------------------------------------------------------------
+
+
+def call(*words):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["fmwc", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+    assert not stop.value.code
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """Samples of the same network under other weights, steps, seeds, schedules; edited ones; a promise of the first."""
+    base = tmp_path_factory.mktemp("drawn")
+    field = fmwc.load("checkerboard")
+    with torch.no_grad():
+        field.network.out.bias[0] += 1e-3
+    fmwc.save(field, base / "trained-again", recipe=fmwc.checkpoint.about("checkerboard")["recipe"])
+    small = ("-n", 300, "--steps", 10, "--device", "cpu")
+    every = {
+        "first": ("checkerboard", *small),
+        "another seed": ("checkerboard", *small, "--seed", 1),
+        "other weights": (base / "trained-again", *small),
+        "other steps": ("checkerboard", "-n", 300, "--steps", 5, "--device", "cpu"),
+        "another stepper": ("checkerboard", *small, "--stepper", "midpoint"),
+        "other readings": ("checkerboard", *small, "--every", 2),
+        "selected": ("checkerboard", *small, "--keep", 0.5, "--seed", 2),
+    }
+    for name, words in every.items():
+        call("sample", *words, "--out", base / name)
+    call("edit", base / "first", "--at", "0.5", "--out", base / "edited", "--device", "cpu")
+    call("filter", base / "first", "--max-risk", 0.5, "--labels", "misplaced", "--out", base / "promised")
+    call("filter", base / "first", "--budget", 100, "--out", base / "filtered")
+    return base
+
+
+def test_a_promise_is_kept_for_another_seed(run, drawn, tmp_path):
+    code, out, err = run("filter", drawn / "another seed", "--promise", drawn / "promised", "--out", tmp_path / "kept")
+    assert code == 0, err
+    assert "at most 0.5 of samples" in out
+
+
+DIFFERENT = {
+    "other weights": "identity: ",
+    "other steps": "steps: 10 there, 5 here",
+    "another stepper": "stepper: euler there, midpoint here",
+    "other readings": "read_at: 1 there, 2 here",
+    "selected": "selected: none there, surest 0.5 here",
+    "filtered": "selected: none there, filter 100 of 300 here",
+    "edited": "by: sample there, edit here",
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_a_promise_is_refused_for_samples_drawn_otherwise(run, drawn, name, tmp_path):
+    code, _, err = run("filter", drawn / name, "--promise", drawn / "promised", "--out", tmp_path / "kept")
+    assert code == 2
+    assert "was made for other samples" in one_line(err)
+    assert DIFFERENT[name] in one_line(err)
+    assert not (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize("name", ["selected", "filtered"])
+def test_no_promise_is_made_on_samples_that_were_selected(run, drawn, name, tmp_path):
+    words = ("--max-risk", 0.5, "--labels", "misplaced", "--out", tmp_path / "kept")
+    code, _, err = run("filter", drawn / name, *words)
+    assert code == 2
+    assert "were selected" in one_line(err)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"threshold": float("inf")},
+        {"max_risk": float("nan")},
+        {"probability": -1},
+        {"max_risk": 0.01},
+        {"labelled": 0},
+        {"for": {}},
+        {"sha256": "0" * 64},
+    ],
+    ids=str,
+)
+def test_a_promise_that_was_changed_is_refused(run, drawn, change, tmp_path):
+    content = {**json.loads((drawn / "promised" / "promise.json").read_text()), **change}
+    for name, made in {"as it is": content, "with its hash": seal(content)}.items():
+        if name == "with its hash" and "sha256" in change:
+            continue
+        file = write_text(tmp_path / f"{name}.json", json.dumps(made))
+        code, _, err = run("filter", drawn / "first", "--promise", file, "--out", tmp_path / "kept")
+        assert code == 2
+        assert one_line(err)
+
+
+def test_a_promise_of_an_older_release_is_refused(run, drawn, tmp_path):
+    content = json.loads((drawn / "promised" / "promise.json").read_text())
+    old = {k: v for k, v in content.items() if k not in ("format", "for", "sha256")}
+    file = write_text(tmp_path / "promise.json", json.dumps(old))
+    code, _, err = run("filter", drawn / "first", "--promise", file, "--out", tmp_path / "kept")
+    assert code == 2
+    assert "does not say what it was made for" in one_line(err)
+
+
+def standardised(tmp_path, source):
+    """A run whose score is compared within its two classes."""
+    made, y = trajectory(400), torch.arange(400) % 2
+    standard = standard_of("y", made.score(), y)._replace(source=source)
+    replace(made, cond={"y": y}, standard=standard).save(write_text(tmp_path / "run" / "x", "").parent)
+    return write_text(tmp_path / "labels.txt", "0\n" * 400)
+
+
+def test_scores_standardised_within_their_run_promise_nothing(run, tmp_path):
+    labels = standardised(tmp_path, "run")
+    words = ("filter", tmp_path / "run", "--max-risk", 0.1, "--labels", labels, "--out", tmp_path / "kept")
+    code, _, err = run(*words)
+    assert code == 2
+    assert "standardised within y among the samples of their own run" in one_line(err)
+    code, _, err = run(*words, "--score", "integrated")
+    assert code == 0, err
+
+
+def test_scores_standardised_by_the_checkpoint_do(run, tmp_path):
+    labels = standardised(tmp_path, "checkpoint")
+    words = ("filter", tmp_path / "run", "--max-risk", 0.1, "--labels", labels, "--out", tmp_path / "kept")
+    code, _, err = run(*words)
+    assert code == 0, err
+
+
+# ---- labels are matched by name --------------------------------------------------------------------------------------
+
+
+def judged(points, tmp_path, names=None, order=None, extra=""):
+    """A table of labels by name, in some order."""
+    bad = misplaced(Trajectory.load(points).x)
+    names = names or [f"{i:05d}" for i in range(COUNT)]
+    lines = [f"{name},{int(not b)},{int(b)}\n" for name, b in zip(names, bad, strict=True)]
+    lines = [lines[i] for i in (range(COUNT) if order is None else order)]
+    return write_text(tmp_path / "judged.csv", "name,metastable,odd\n" + "".join(lines) + extra)
+
+
+@pytest.mark.parametrize("column", [("--good", "metastable"), ("--bad", "odd")])
+@pytest.mark.parametrize("suffix", ["", ".cif"])
+def test_labels_in_any_order_are_those_of_their_samples(run, points, tmp_path, column, suffix):
+    names = [f"{i:05d}{suffix}" for i in range(COUNT)]
+    file = judged(points, tmp_path, names, np.random.default_rng(0).permutation(COUNT))
+    run("filter", points, "--max-risk", 0.3, "--labels", "misplaced", "--out", tmp_path / "own")
+    code, _, err = run("filter", points, "--max-risk", 0.3, "--labels", file, *column, "--out", tmp_path / "sorted")
+    assert code == 0, err
+    assert (tmp_path / "own" / "samples.csv").read_text() == (tmp_path / "sorted" / "samples.csv").read_text()
+
+
+def test_some_labels_by_name_and_some_of_others(run, points, tmp_path):
+    file = judged(points, tmp_path, order=range(100, 300), extra="77777,1,0\n")
+    code, out, err = run(
+        "filter", points, "--keep", 0.5, "--labels", file, "--good", "metastable", "--out", tmp_path / "k"
+    )
+    assert code == 0, err
+    assert "of 200 (" in out
+    assert "1 labels are of names that are not among the samples (77777)" in out
+
+
+def test_names_twice_or_of_no_sample(run, points, tmp_path):
+    twice = judged(points, tmp_path, order=[*range(COUNT), 3])
+    words = ("--good", "metastable", "--out", tmp_path / "k")
+    code, _, err = run("filter", points, "--keep", 0.5, "--labels", twice, *words)
+    assert code == 2
+    assert "names 00003 more than once" in one_line(err)
+    others = judged(points, tmp_path, names=[f"mp-{i}" for i in range(COUNT)])
+    code, _, err = run("filter", points, "--keep", 0.5, "--labels", others, *words)
+    assert code == 2
+    assert "names none of the samples" in one_line(err)
+    code, _, err = run("filter", points, "--keep", 0.5, "--labels", others, "--good", "stable", *words[2:])
+    assert code == 2
+    assert "has no column 'stable'" in one_line(err)
+
+
+def test_labels_that_are_known_of_failures_only_are_refused(run, points, tmp_path):
+    """As `sun` is without the training set: false where a structure is not stable, and else not known."""
+    bad = misplaced(Trajectory.load(points).x)
+    cells = [f"{i:05d},{'False' if b else ''}\n" for i, b in enumerate(bad)]
+    file = write_text(tmp_path / "judged.csv", "name,sun\n" + "".join(cells))
+    code, _, err = run("filter", points, "--max-risk", 0.3, "--labels", file, "--good", "sun", "--out", tmp_path / "k")
+    assert code == 2
+    assert "one-sided" in one_line(err)
+
+
+def test_a_table_in_another_order_is_matched_by_name(run, points, tmp_path):
+    shutil.copytree(points, tmp_path / "copy")
+    head, *lines = (points / "samples.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "copy" / "samples.csv").write_text(head + "".join(lines[::-1]))
+    for source, out in ((points, "a"), (tmp_path / "copy", "b")):
+        code, _, err = run("filter", source, "--keep", 0.5, "--out", tmp_path / out)
+        assert code == 0, err
+    assert (tmp_path / "a" / "samples.csv").read_text() == (tmp_path / "b" / "samples.csv").read_text()
+
+
+@pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "a\\b", ""])
+def test_files_from_elsewhere_are_not_copied(run, crystals, tmp_path, name):
+    folder, _, _ = crystals
+    write_text(tmp_path / "secret.cif", "mine")
+    text = (folder / "samples.csv").read_text()
+    (folder / "samples.csv").write_text(text.replace("00003,", f"{name},", 1))
+    code, _, err = run("filter", folder, "--keep", 1.0, "--out", tmp_path / "kept")
+    assert code == 2
+    assert "cannot be a file's" in one_line(err)

@@ -19,10 +19,12 @@ import numpy as np
 from fmwc.errors import MismatchError
 
 __all__ = [
+    "SEAL",
     "difference",
     "digest",
     "digest_bytes",
     "digest_file",
+    "digest_parts",
     "digest_tensors",
     "plain",
     "require_same",
@@ -74,14 +76,24 @@ def digest_file(path: Path) -> str:
     return found.hexdigest()
 
 
-def digest_tensors(tensors: Iterable[tuple[str, Any]], about: Any = None) -> str:
+def digest_tensors(tensors: Mapping[str, Any], about: Any = None) -> str:
     """The SHA-256 of named tensors (names, types, shapes and values) and of a JSON value beside them."""
     import torch  # here, because hashing records needs none
 
+    def content(tensor: Any) -> Iterable[Any]:
+        yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+    return digest_parts({n: (str(t.dtype), tuple(t.shape), content(t)) for n, t in tensors.items()}, about)
+
+
+def digest_parts(parts: Mapping[str, tuple[str, tuple[int, ...], Iterable[Any]]], about: Any = None) -> str:
+    """The same from types, shapes and the bytes of each tensor, piece by piece."""
     found = hashlib.sha256(digest(about).encode())
-    for name, tensor in sorted(tensors, key=lambda item: item[0]):
-        found.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    for name in sorted(parts):
+        dtype, shape, content = parts[name]
+        found.update(f"{name}|{dtype}|{shape}|".encode())
+        for piece in content:
+            found.update(piece)
     return found.hexdigest()
 
 
@@ -118,7 +130,7 @@ def _differences(expected: Any, found: Any, where: str) -> Iterable[str]:
 
 
 def _short(value: Any) -> str:
-    text = "none" if value is None else value if isinstance(value, str) else json.dumps(value)
+    text = "none" if value is None or value == "" else value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 

@@ -161,9 +161,10 @@ def test_what_a_promise_says():
 def test_a_promise_goes_through_json():
     made = promise(np.linspace(0, 1, 300), np.zeros(300), 0.05)
     assert Promise.from_dict({"score": "peak", **json.loads(json.dumps(made.as_dict()))}) == made
-    for wrong in ({}, {**made.as_dict(), "threshold": None}, {**made.as_dict(), "bound": "low"}):
-        with pytest.raises(UsageError, match="a promise is the numbers threshold, max_risk"):
-            Promise.from_dict(wrong)
+    wrong = {"threshold": None, "bound": "low", "max_risk": float("nan"), "probability": -1, "labelled": 0, "share": 2}
+    for change in ({}, *({name: value} for name, value in wrong.items()), {"threshold": float("inf")}, {"bound": 0.9}):
+        with pytest.raises(UsageError, match="a promise"):
+            Promise.from_dict({**made.as_dict(), **change} if change else {})
 
 
 def test_all_are_kept_where_none_fails():

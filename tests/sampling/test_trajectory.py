@@ -1,14 +1,17 @@
 """The trajectory: confidence, filtering, and a file that gives back what was put in."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from fmwc.errors import CheckpointError, UsageError
 from fmwc.field import Reference, attach
 from fmwc.flow import Space
+from fmwc.identity import SEAL, digest_tensors
 from fmwc.propagate import Diagonal, Linearised
 from fmwc.sampling import SCORES, Standard, Trajectory, sample, setting, standard_of
 from fmwc.sampling.scores import within_groups
@@ -450,9 +453,48 @@ def test_a_file_that_is_cut_off_or_is_none(full, tmp_path):
     other = tmp_path / "other.safetensors"
     other.write_text("not a tensor")
     for wrong in (path, other, tmp_path / "missing.safetensors", tmp_path):
-        with pytest.raises(CheckpointError, match="cut off") as raised:
+        with pytest.raises(CheckpointError, match=r"cut off|cannot be read") as raised:
             Trajectory.load(wrong)
         assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.999])
+def test_a_file_of_samples_that_was_changed_is_refused(full, tmp_path, share):
+    path = full.save(tmp_path / "run.safetensors")
+    content = bytearray(path.read_bytes())
+    content[int(share * len(content))] ^= 0x08
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"changed|cut off") as raised:
+        Trajectory.load(path)
+    assert "\n" not in str(raised.value)
+
+
+BROKEN = {
+    "NaN samples": lambda t: t["x"].fill_(torch.nan),
+    "infinite reference": lambda t: t.update(reference=torch.full((5,), torch.inf)),
+    "falling reference": lambda t: t.update(reference=torch.tensor([1.0, 0.0])),
+    "fewer times": lambda t: t.update(times=t["times"][:, :1]),
+    "negative variance": lambda t: t["var"].neg_(),
+    "whole numbers": lambda t: t.update(x=t["x"].long()),
+    "no noise": lambda t: t.pop("x0"),
+    "odd scores": lambda t: t.update(scores=torch.zeros(1)),
+    "negative index": lambda t: t.update(index=-1 - torch.arange(len(t["x"]))),
+    "odd condition": lambda t: t.update({"cond.y": torch.zeros(1)}),
+    "no row": lambda t: t.update(x=torch.zeros(())),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_tensors_that_are_no_run_are_refused(full, tmp_path, name):
+    """With the right hash: as if somebody had made them so."""
+    tensors, about = full.tensors(), full.about()
+    BROKEN[name](tensors)
+    tensors = {key: value.contiguous().clone() for key, value in tensors.items()}
+    metadata = {"fmwc": json.dumps({**about, SEAL: digest_tensors(tensors, about)})}
+    save_file(tensors, tmp_path / "run.safetensors", metadata)
+    with pytest.raises(CheckpointError, match="not a samples file") as raised:
+        Trajectory.load(tmp_path / "run.safetensors")
+    assert "\n" not in str(raised.value)
 
 
 # ---- where it is, and how it was made -------------------------------------------------------------------------------

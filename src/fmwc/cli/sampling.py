@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fmwc.bars import sampling_bar
+from fmwc.checkpoint import identity
 from fmwc.cli.shared import Device, Force, JudgedBy, Network, Out, Seed, app, print_written
 from fmwc.errors import UsageError, pick
 from fmwc.files import new_folder
@@ -123,7 +124,15 @@ def sample(
     new_folder(out, force=force)
     profile, confidence = None, way.confidence(chosen.estimator(field))
     suited = way.suits(field, steps, confidence)
-    way = replace(way, few=adaptive or (suited and not (every or score or transport)))
+    way = replace(
+        way,
+        few=adaptive or (suited and not (every or score or transport)),
+        identity=identity(checkpoint),
+        steps=steps,
+        label=label,
+        transport=transport,
+        selected=f"surest {keep:g}" if keep < 1 else "",
+    )
     schedule: str | int | tuple[float, ...] = (
         "adaptive" if way.few else every or (1 if way.kind.reads else chosen.every)
     )
@@ -135,6 +144,8 @@ def sample(
                 how = {"steps": steps, "stepper": stepper, "confidence": confidence}
                 # Its times alone: a pilot is too small to be a reference, so confidence is among the samples drawn.
                 schedule = chosen.fit_schedule(field, seed, bar, label, **how).times
+        way = replace(way, pilot=seed)
+    way = replace(way, read_at=field.schedule.times if isinstance(schedule, str) else schedule)
     options = {
         **way.times(steps, profile),
         "stepper": stepper,

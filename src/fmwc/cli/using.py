@@ -26,16 +26,19 @@ def filter_(
         float | None, typer.Option(help="Keep as many as at most this share of failures can be promised for.")
     ] = None,
     promise: Annotated[
-        Path | None, typer.Option(help="Keep by a promise.json that --max-risk wrote for samples of the same kind.")
+        Path | None,
+        typer.Option(help="Keep by a promise.json that --max-risk wrote for samples drawn and scored in the same way."),
     ] = None,
     labels: Annotated[
         str,
         typer.Option(
-            help="Which samples failed: a CSV with a column bad or good, a text file of 1 (failed) and 0, one a line, "
-            "or a column of the samples' table that is true of good ones (metastable, as_asked), or misplaced. "
-            "Those left empty are not labelled; label some at random."
+            help="Which samples failed: a CSV file, matched by its column name where it has one, with a column bad or "
+            "good (or the column that --good or --bad names); a text file with 1 (failed) or 0 per line; or a column "
+            "of the samples' table. Samples without a label are allowed; label some at random."
         ),
     ] = "",
+    good: Annotated[str, typer.Option(help="The column of --labels that is true of good samples (metastable).")] = "",
+    bad: Annotated[str, typer.Option(help="The column of --labels that is true of failed samples.")] = "",
     probability: Annotated[float, typer.Option(help="How sure the promise of --max-risk is to be.")] = 0.9,
     score: Annotated[str, typer.Option(help="Keep by this score; the run's own if not given.")] = "",
     force: Force = False,
@@ -52,6 +55,8 @@ def filter_(
         max_risk=max_risk,
         promised=promise,
         labels=labels,
+        good=good,
+        bad=bad,
         probability=probability,
         score=score,
         force=force,

@@ -53,6 +53,7 @@ from numpy.typing import ArrayLike
 from scipy.stats import beta
 
 from fmwc.errors import ShapeError, UsageError
+from fmwc.readers import check, number, record, whole
 
 __all__ = ["GRID", "Promise", "Reliability", "needed", "promise", "reliability"]
 
@@ -93,6 +94,19 @@ def needed(max_risk: float, probability: float = 0.9) -> int:
     return math.ceil(round(math.log(1 - probability) / math.log(1 - max_risk), 9))
 
 
+_RATE = number(0, 1, open_low=True, open_high=True)
+_PROMISE = record(
+    {
+        "threshold": number(),
+        "max_risk": _RATE,
+        "probability": _RATE,
+        "share": number(0, 1),
+        "bound": number(0, 1),
+        "labelled": whole(1),
+    }
+)
+
+
 @dataclass(frozen=True)
 class Promise:
     """At most `max_risk` of the samples with a score of at most `threshold` fail; that holds with `probability`.
@@ -113,6 +127,11 @@ class Promise:
     bound: float
     labelled: int
 
+    def __post_init__(self) -> None:
+        check(asdict(self), _PROMISE, "a promise", UsageError)
+        if self.bound > self.max_risk:
+            raise UsageError(f"a promise of at most {self.max_risk:.4g} cannot rest on a bound of {self.bound:.4g}")
+
     def keeps(self, score: ArrayLike) -> np.ndarray:  # (B,) -> (B,)
         """Which samples the promise is about."""
         return np.asarray(score, dtype=float) <= self.threshold
@@ -124,12 +143,7 @@ class Promise:
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Promise:
         """What :meth:`as_dict` gave; other entries are left alone."""
-        try:
-            known = {f.name: found[f.name] for f in fields(cls)}
-            return cls(labelled=int(known.pop("labelled")), **{name: float(value) for name, value in known.items()})
-        except (KeyError, TypeError, ValueError) as error:
-            names = ", ".join(f.name for f in fields(cls))
-            raise UsageError(f"a promise is the numbers {names}; what came is not ({error!r})") from error
+        return cls(**{f.name: found.get(f.name) for f in fields(cls)})  # type: ignore[arg-type]
 
 
 def _arrays(score: ArrayLike, bad: ArrayLike) -> tuple[np.ndarray, np.ndarray]:

@@ -213,7 +213,8 @@ def sample(
 def compared(run: Trajectory, reference: Reference, comparable: bool) -> Trajectory:
     """The run by the reference's score: beside its samples where it was read as they were, else within itself."""
     if comparable:
-        return replace(run, reference=reference.quantiles, standard=reference.standard, default_score=reference.score)
+        standard = reference.standard and reference.standard._replace(source="checkpoint")
+        return replace(run, reference=reference.quantiles, standard=standard, default_score=reference.score)
     standard, run = None, replace(run, default_score=reference.score)
     if reference.standard is not None:
         name = reference.standard.cond

@@ -10,12 +10,14 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
 from fmwc.errors import UsageError
 from fmwc.files import written
+from fmwc.identity import SEAL, digest_parts
 from fmwc.sampling.trajectory import Trajectory
 
 __all__ = ["growing"]
@@ -32,6 +34,8 @@ TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+BLANK = "0" * 64  # where the hash of the content will stand
+PIECE = 1 << 24  # bytes that are hashed at a time
 ROWS_SECOND = ("times", "mean", "var", "grid")  # at most one row before them, so that samples follow one another
 
 
@@ -39,12 +43,14 @@ ROWS_SECOND = ("times", "mean", "var", "grid")  # at most one row before them, s
 def growing(path: Path, count: int) -> Iterator[Callable[[Trajectory], None]]:
     """Inside, a function that adds the samples of a part; the file appears when all `count` of them are there."""
     with written(path) as file:
-        places: dict[str, tuple[int, int]] = {}  # where a tensor begins, and the bytes a sample takes
-        done, kinds = 0, None
+        places: dict[str, tuple[int, int]] = {}  # where a tensor begins, and the bytes that a sample takes
+        done, kinds, header = 0, None, b""
+        about: dict[str, Any] = {}
+        entries: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
 
         def add(part: Trajectory) -> None:
-            nonlocal done, kinds
-            tensors, about = part.tensors(), part.about()
+            nonlocal done, kinds, header, about, entries
+            tensors, about = part.tensors(), about or part.about()
             own = {name: (t.dtype, t.nbytes // (1 if _shared(name) else len(part))) for name, t in tensors.items()}
             kinds = kinds or own
             if own != kinds:
@@ -53,7 +59,7 @@ def growing(path: Path, count: int) -> Iterator[Callable[[Trajectory], None]]:
                     f"'{unlike}' of a part has another type or size than that of the first; keep them alike"
                 )
             if not places:
-                header, found = _layout(tensors, len(part), count, about)
+                header, found, entries = _layout(tensors, len(part), count, about)
                 places.update(found)
                 file.write(header)
             for name, (begin, size) in places.items():
@@ -64,6 +70,21 @@ def growing(path: Path, count: int) -> Iterator[Callable[[Trajectory], None]]:
         yield add
         if done != count:
             raise UsageError(f"{path} was laid out for {count} samples, and {done} came")
+        parts = {
+            name: (dtype, shape, _pieces(file, begin, end)) for name, (dtype, shape, begin, end) in entries.items()
+        }
+        seal = digest_parts(parts, about)
+        file.seek(0)
+        file.write(header.replace(BLANK.encode(), seal.encode(), 1))
+
+
+def _pieces(file: BinaryIO, begin: int, end: int) -> Iterator[bytes]:
+    """The bytes of a tensor that was written, piece by piece."""
+    file.seek(begin)
+    while begin < end:
+        piece = file.read(min(PIECE, end - begin))
+        begin += len(piece)
+        yield piece
 
 
 def _shared(name: str) -> bool:
@@ -72,10 +93,10 @@ def _shared(name: str) -> bool:
 
 
 def _layout(
-    tensors: dict[str, Tensor], here: int, count: int, about: dict[str, str]
-) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """The beginning of the file, and the places in it."""
-    entries: dict[str, object] = {"__metadata__": about}
+    tensors: dict[str, Tensor], here: int, count: int, about: dict[str, Any]
+) -> tuple[bytes, dict[str, tuple[int, int]], dict[str, tuple[str, tuple[int, ...], int, int]]]:
+    """The beginning of the file with a blank for its hash; the places in it; each tensor's type, shape and range."""
+    entries: dict[str, Any] = {"__metadata__": {"fmwc": json.dumps({**about, SEAL: BLANK})}}
     places, end = {}, 0
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):  # so that each is aligned
         shape = list(tensor.shape)
@@ -94,4 +115,8 @@ def _layout(
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
-    return header, {name: (len(header) + begin, size) for name, (begin, size) in places.items()}
+    found = {}
+    for name, tensor in tensors.items():
+        begin, end = (len(header) + at for at in entries[name]["data_offsets"])
+        found[name] = (str(tensor.dtype), tuple(entries[name]["shape"]), begin, end)
+    return header, {name: (len(header) + begin, size) for name, (begin, size) in places.items()}, found

@@ -137,7 +137,7 @@ class Sampler:
                     f"{too_many} samples together do not fit in memory; {size} do", RuntimeWarning, stacklevel=2
                 )
                 too_many = 0
-            part = replace(part, seed=seed, cond=_conditions(here, b - a))
+            part = replace(part, seed=seed, cond=_conditions(here, b - a), index=torch.arange(first + a, first + b))
             parts.append(part.scored(self.score) if self.record == "score" else part)
             if self.keep:
                 self.keep(parts[-1])
@@ -314,8 +314,9 @@ def _join(parts: list[Trajectory]) -> Trajectory:
     changes: dict[str, Any] = {n: each(lambda *c: torch.cat(c), *(getattr(p, n) for p in parts)) for n in ("x", "x0")}
     for name in ("times", "mean", "var", "grid"):
         changes[name] = each(lambda *c: torch.cat(c, 1), *(getattr(p, name) for p in parts))
-    if parts[0].scores is not None:
-        changes["scores"] = torch.cat([p.scores for p in parts if p.scores is not None])
+    for name in ("scores", "index"):
+        if getattr(parts[0], name) is not None:
+            changes[name] = torch.cat([getattr(p, name) for p in parts])
     ends = [p.transported for p in parts if p.transported is not None]
     if ends:
         changes["transported"] = Transported(

@@ -117,11 +117,14 @@ class Standard(NamedTuple):
         cond: The name of the condition, whole numbers from 0 on.
         centre: The median of the score's logarithm among samples of each condition, `(C,)`.
         spread: Half of its 16–84 % range, `(C,)`; NaN for a condition that was not seen.
+        source: `checkpoint`, or `run` where it was taken from the very samples it is applied to: their scores then
+            depend on one another, and no guarantee can rest on them.
     """
 
     cond: str
     centre: Tensor
     spread: Tensor
+    source: str = "checkpoint"
 
     def __call__(self, raw: Tensor, groups: Tensor) -> Tensor:  # (..., B), (B,) -> (..., B)
         """(log s − centre) / spread, each sample by its own condition."""
@@ -170,7 +173,7 @@ def standard_of(cond: str, raw: Tensor, groups: Tensor) -> Standard:  # (B,), (B
         logarithm = members.clamp_min(torch.finfo(raw.dtype).tiny).log()
         rows.append(logarithm.quantile(levels) if len(members) else levels * torch.nan)
     low, middle, high = torch.stack(rows, 1)
-    return Standard(cond, middle, ((high - low) / 2).clamp_min(1e-6))
+    return Standard(cond, middle, ((high - low) / 2).clamp_min(1e-6), "run")
 
 
 def within_groups(cond: str, raw: Tensor, groups: Tensor) -> Tensor:  # (B,), (B,) -> (B,)

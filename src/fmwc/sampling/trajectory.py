@@ -10,13 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from fmwc.errors import CheckpointError, UsageError, nearest
+from fmwc.errors import CheckpointError, FmwcError, UsageError, nearest, require_finite
 from fmwc.files import write_bytes
+from fmwc.identity import SEAL, digest_tensors, plain
 from fmwc.propagate import Transported
+from fmwc.readers import (
+    anything,
+    array,
+    check,
+    choice,
+    mapping,
+    number,
+    parse_json,
+    read_safetensors,
+    record,
+    text,
+    whole,
+)
 from fmwc.sampling.scores import PER_COORDINATE, SCORES, Standard, parsed, standard_of, within_groups
 from fmwc.sampling.scores import score as read
 from fmwc.state import SINGLE, batch_size, channels, each
@@ -50,7 +63,8 @@ class Trajectory:
         evaluations: How often the network was evaluated for the velocity, a sample.
         seed: The seed of the run.
         scores: The default score, where it was kept in place of the variance it was read from (`record="score"`).
-        made: How it was made, where somebody wrote that down to go on from it later: words and numbers, saved with it.
+        made: How it was made: the checkpoint, its identity and the settings, saved with the samples.
+        index: The number of each sample within its run, `(B,)`, which its name is made from; 0, 1, … if `None`.
     """
 
     x: Any
@@ -70,10 +84,17 @@ class Trajectory:
     seed: int = 0
     scores: Tensor | None = None
     made: dict[str, Any] = field(default_factory=dict)
+    index: Tensor | None = None
     states: list[Any] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return batch_size(self.x)
+
+    @property
+    def names(self) -> list[str]:
+        """What each sample is called in tables and files, by its number within its run."""
+        numbers = range(len(self)) if self.index is None else self.index.tolist()
+        return [f"{i:05d}" for i in numbers]
 
     @property
     def std(self) -> Tensor:  # (R, B)
@@ -218,6 +239,8 @@ class Trajectory:
         for name in ("times", "mean", "var", "grid"):
             changes[name] = each(lambda c: c[:, index], getattr(self, name))
         changes["cond"] = {name: value[index] for name, value in self.cond.items()}
+        own = torch.arange(len(self)) if self.index is None else self.index
+        changes["index"] = own[index.to(own.device)]
         if self.scores is not None:
             changes["scores"] = self.scores[index]
         if self.transported is not None:
@@ -249,7 +272,7 @@ class Trajectory:
                 changes[name] = value.to(device)
         if self.standard is not None:
             s = self.standard
-            changes["standard"] = Standard(s.cond, s.centre.to(device), s.spread.to(device))
+            changes["standard"] = s._replace(centre=s.centre.to(device), spread=s.spread.to(device))
         return replace(self, **changes)
 
     def surest(self, fraction: float, score: str | None = None, *, within: str | None = None) -> Trajectory:
@@ -260,10 +283,11 @@ class Trajectory:
         return self.take(self.score(score, within=within).argsort(stable=True)[:keep].sort().values)
 
     def save(self, path: str | Path) -> Path:
-        """Writes `samples.safetensors` (or the file named): whole or not at all."""
+        """Write `samples.safetensors` (or the file named): all of it or nothing."""
         path = Path(path)
         path = path / "samples.safetensors" if path.is_dir() else path
-        return write_bytes(path, save(self.tensors(), self.about()))
+        tensors, about = self.tensors(), self.about()
+        return write_bytes(path, save(tensors, {"fmwc": json.dumps({**about, SEAL: digest_tensors(tensors, about)})}))
 
     def tensors(self) -> dict[str, Tensor]:
         """What `save` writes."""
@@ -281,14 +305,14 @@ class Trajectory:
         if self.transported is not None:
             tensors["transported.var"] = self.transported.var.contiguous().cpu()
             tensors["transported.profile"] = self.transported.profile.contiguous().cpu()
-        for name in ("reference", "scores"):
+        for name in ("reference", "scores", "index"):
             if (value := getattr(self, name)) is not None:
                 tensors[name] = value.cpu().clone()  # what it was ranked by may be the same numbers
         return tensors
 
-    def about(self) -> dict[str, str]:
-        """What `save` writes beside the tensors."""
-        about = {
+    def about(self) -> dict[str, Any]:
+        """What `save` writes beside the tensors, and their hash."""
+        return {
             "seed": self.seed,
             "default_score": self.default_score,
             "evaluations": self.evaluations,
@@ -296,32 +320,140 @@ class Trajectory:
             "rows": self.rows,
             "layers": list(self.transported.layers) if self.transported else [],
             "within": self.standard.cond if self.standard else None,
-            "made": self.made,
+            "standardised_by": self.standard.source if self.standard else None,
+            "made": plain(self.made),
         }
-        return {"fmwc": json.dumps(about)}
 
     @classmethod
     def load(cls, path: str | Path) -> Trajectory:
-        """Reads what `save` wrote."""
+        """Read what `save` wrote; content that was changed since, or that is not a run, is refused."""
         path = Path(path)
         path = path / "samples.safetensors" if path.is_dir() else path
+        flat, metadata = read_safetensors(path, error=CheckpointError)
         try:
-            with safe_open(path, framework="pt") as file:
-                about = json.loads((file.metadata() or {})["fmwc"])
-                flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except Exception as error:
-            raise CheckpointError(f"{path} is not a samples file of fmwc, or is cut off ({error})") from error
+            return cls._loaded(flat, parse_json(metadata.get("fmwc", ""), "its description"))
+        except FmwcError as error:
+            raise CheckpointError(f"{path} is not a samples file of fmwc, or was changed ({error})") from error
+
+    @classmethod
+    def _loaded(cls, flat: dict[str, Tensor], about: Any) -> Trajectory:
+        about = check(about, _ABOUT, "its description")
+        if (seal := about.pop(SEAL, None)) and seal != digest_tensors(flat, about):
+            raise CheckpointError("its hash is not that of its content")
         found: dict[str, Any] = {}
         for key, value in flat.items():
             name, _, channel = key.partition(".")
-            if channel and name != "transported":
+            if channel:
                 found.setdefault(name, {})[channel] = value
             else:
                 found[key] = value
-        if "transported.var" in found:
-            layers = tuple(about["layers"])
-            found["transported"] = Transported(found["transported.var"], found["transported.profile"], layers)
-        if "standard" in found:
-            found["standard"] = Standard(about["within"], found["standard"]["centre"], found["standard"]["spread"])
+        _require_run(found)
+        if (ends := found.pop("transported", None)) is not None:
+            found["transported"] = Transported(ends["var"], ends["profile"], tuple(about["layers"]))
+        if (own := found.pop("standard", None)) is not None:
+            source = about.get("standardised_by") or "checkpoint"
+            found["standard"] = Standard(about["within"] or "", own["centre"], own["spread"], source)
+        rows = {name: (cond, tied) for name, (cond, tied) in about["rows"].items()}
         known = {f.name for f in fields(cls)}
-        return cls(**{k: v for k, v in (found | about).items() if k in known})
+        return cls(**{k: v for k, v in (found | about | {"rows": rows}).items() if k in known})
+
+
+# ---- what a file of samples holds --------------------------------------------------------------------------------
+
+
+def _row_of(value: Any, where: str) -> Any:
+    pair = array(anything, 2, 2)(value, where)
+    return text(1000)(pair[0], where), whole(0, 1)(pair[1], where)
+
+
+def _known_score(value: Any, where: str) -> Any:
+    text(200)(value, where)
+    choice(*SCORES, DISPERSION)(parsed(value)[1], where)
+    return value
+
+
+_ABOUT = record(
+    {
+        "seed": whole(-(1 << 63), 1 << 64),
+        "default_score": _known_score,
+        "evaluations": whole(),
+        "units": mapping(number(0, open_low=True), 100),
+        "rows": mapping(_row_of, 100),
+        "layers": array(text(1000), most=100_000),
+    },
+    {
+        "within": text(1000),
+        "standardised_by": choice("checkpoint", "run"),
+        "made": mapping(anything, 100),
+        SEAL: text(64),
+    },
+)
+
+
+def _require_run(found: dict[str, Any]) -> None:
+    """Raise where tensors do not fit together, or hold NaN."""
+
+    def need(good: bool, what: str) -> None:
+        if not good:
+            raise CheckpointError(what)
+
+    for name in ("x", "x0", "mean", "var", "times", "grid"):
+        need(name in found, f"it lacks '{name}'")
+        need(
+            isinstance(found[name], dict) == isinstance(found["x"], dict) or name in ("times", "grid"),
+            f"'{name}' is odd",
+        )
+        for part in channels(found[name]).values():
+            need(
+                isinstance(part, Tensor) and part.dtype in (torch.float32, torch.float64), f"'{name}' is not of numbers"
+            )
+            require_finite(part, f"'{name}'")
+    x, times, grid = channels(found["x"]), found["times"], found["grid"]
+    sizes = {len(part) if part.ndim else 0 for part in x.values()}
+    need(len(sizes) == 1 and sizes != {0}, "its channels do not have one row per sample")
+    count = sizes.pop()
+    need(times.ndim == 2 and times.shape[1] == count, "'times' is not one column per sample")
+    need(grid.ndim == 2 and grid.shape[1] == count and len(grid) > 0, "'grid' is not one column per sample")
+    need(
+        bool(((times >= 0) & (times <= 1)).all()) and bool(((grid >= 0) & (grid <= 1)).all()), "a time is not in [0, 1]"
+    )
+    for name, part in x.items():
+        need(all(name in channels(found[n]) for n in ("x0", "mean", "var")), f"channel '{name}' is not in every part")
+        x0, mean, var = (channels(found[n])[name] for n in ("x0", "mean", "var"))
+        need(x0.shape == part.shape, f"'x0' has another shape than 'x' in channel '{name}'")
+        for other in (mean, var):
+            need(
+                other.ndim >= 2 and tuple(other.shape[:2]) == (len(times), count), f"channel '{name}' has odd readings"
+            )
+        need(
+            var.ndim == mean.ndim and all(a in (1, b) for a, b in zip(var.shape, mean.shape, strict=True)), "odd 'var'"
+        )
+        need(not bool((var < 0).any()), "a variance is negative")
+    for name in ("scores", "score", "confidence", "index"):
+        value = found.get(name)
+        need(
+            value is None or (isinstance(value, Tensor) and value.shape == (count,)), f"'{name}' is not one per sample"
+        )
+        if value is not None and name != "index":
+            require_finite(value, f"'{name}'")
+    index = found.get("index")
+    need(index is None or (index.dtype == torch.int64 and bool((index >= 0).all())), "'index' is not of whole numbers")
+    for name, value in (found.get("cond") or {}).items():
+        need(value.ndim > 0 and len(value) == count, f"the condition '{name}' is not one row per sample")
+        require_finite(value, f"the condition '{name}'")
+    reference, standard, ends = (found.get(n) for n in ("reference", "standard", "transported"))
+    if reference is not None:
+        need(reference.is_floating_point() and reference.ndim == 1 and len(reference) > 0, "'reference' is not a list")
+        require_finite(reference, "'reference'")
+        need(not bool((reference[1:] < reference[:-1]).any()), "'reference' is not sorted")
+    if standard is not None:
+        need(standard.keys() == {"centre", "spread"}, "'standard' is odd")
+        need(standard["centre"].ndim == 1 and standard["centre"].shape == standard["spread"].shape, "'standard' is odd")
+    if ends is not None:
+        need(
+            ends.keys() == {"var", "profile"} and ends["var"].ndim == 2 and len(ends["var"]) == count,
+            "odd 'transported'",
+        )
+        need(ends["profile"].ndim == 3 and ends["profile"].shape[2] == count, "odd 'transported'")
+        for value in ends.values():
+            require_finite(value, "'transported'")

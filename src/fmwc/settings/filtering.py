@@ -7,27 +7,42 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from fmwc.confidence.filtering import choose, ranks
-from fmwc.confidence.trust import FEWEST, Promise, lower, promise, upper
+from fmwc.confidence.trust import FEWEST, Promise, lower, needed, promise, upper
 from fmwc.errors import DataError, UsageError
-from fmwc.files import new_folder, write_bytes, write_json, write_text
+from fmwc.files import claimed, write_bytes, write_json, write_text
+from fmwc.identity import SEAL, require_same, seal, sealed
 from fmwc.metrics.crystals.extras import need
+from fmwc.readers import (
+    MEBIBYTE,
+    anything,
+    check,
+    mapping,
+    parse_json,
+    read_bytes,
+    read_text,
+    record,
+    text,
+    whole,
+)
 from fmwc.sampling import Trajectory
-from fmwc.settings.labels import Table, read_labels, read_table, read_text
+from fmwc.settings.labels import NAME, Table, read_labels, read_table
 from fmwc.settings.samples import find_samples
 from fmwc.settings.setting import Rows
+from fmwc.settings.way import Way
 
 __all__ = ["Filtered", "filter_samples"]
 
 PROMISE = "promise.json"
 SHARE = 0.9  # the interval of an observed rate
-NAME, RANK = "name", "rank"  # columns of a table: of a structure's file, and of its place among all
+RANK = "rank"  # the column of a sample's place among all
 
 
 # ---- what is kept ------------------------------------------------------------------------------------------------
@@ -45,6 +60,7 @@ class Filtered:
         failed_all: among all samples; None without labels.
         promise: What is promised of samples kept by this threshold.
         written: Files and folders.
+        note: What a user should know about the labels.
     """
 
     kept: int
@@ -55,6 +71,7 @@ class Filtered:
     failed_all: tuple[int, int] | None
     promise: Promise | None
     written: list[Path]
+    note: str = ""
 
     def rows(self) -> Rows:
         """In words."""
@@ -65,6 +82,8 @@ class Filtered:
         for words, counts in (("failed, all labelled", self.failed_all), ("failed, labelled and kept", self.failed)):
             if counts is not None:
                 found[words] = _rate(*counts)
+        if self.note:
+            found["labels"] = self.note
         if self.promise is not None:
             p = self.promise
             found["promise"] = (
@@ -90,11 +109,13 @@ def filter_samples(
     max_risk: float | None = None,
     promised: Path | None = None,
     labels: str = "",
+    good: str = "",
+    bad: str = "",
     probability: float = 0.9,
     score: str = "",
     force: bool = False,
 ) -> Filtered:
-    """Keeps the surest of the samples in a folder, and writes them, and their rows and files, to another.
+    """Keep the surest of the samples in a folder, and write them, their rows and their files to another.
 
     Arguments:
         samples: What `fmwc sample` wrote: the folder, or the file.
@@ -102,8 +123,8 @@ def filter_samples(
         keep: The share to keep; or
         budget: how many to keep; or
         max_risk: the failure rate that is not to be exceeded among the kept, which takes labels; or
-        promised: a promise that was made for samples of the same kind.
-        labels: Which samples failed, or not; a file, or a column of the samples' table. Some may have none.
+        promised: a promise that was made for samples drawn and scored in the same way.
+        labels, good, bad: Which samples failed, or not, as :func:`read_labels` takes it. Some may have no label.
         probability: How sure the risk is to be.
         score: Keep by this score; the run's own if not given.
         force: Write into a folder that is not empty.
@@ -112,44 +133,58 @@ def filter_samples(
     given = [name for name, value in ways.items() if value is not None]
     if len(given) != 1:
         raise UsageError(f"say in one way what to keep, by {' or '.join(ways)}; got {' and '.join(given) or 'none'}")
-    if max_risk is not None and not labels:
-        raise UsageError("--max-risk is promised by labelled samples: add --labels FILE (or a column of the table)")
+    labelled = bool(labels or good or bad)
+    if max_risk is not None:
+        needed(max_risk, probability)
+        if not labelled:
+            raise UsageError("--max-risk is promised by labelled samples: add --labels FILE (or a column of the table)")
     file = find_samples(samples, out)
-    run = Trajectory.load(file)
-    path = file.with_suffix(".csv")
-    table = read_table(path, len(run)) if path.is_file() else None
-    bad = read_labels(labels, len(run), table) if labels else None
-    if score and score != run.default_score and run.made.get("few"):
-        raise UsageError(
-            f"the variance of these samples was read at {len(run.times)} times, chosen for {run.default_score}; draw "
-            f"them with --every 1 to keep by {score}"
-        )
-    values = run.score(score or None).cpu()
-    made, name = None, score or run.default_score
-    if not score and run.standard is not None:  # another number than the score of that name
-        name = f"{name} within {run.standard.cond}"
-    if max_risk is not None and bad is not None:
-        made = _promise(values, bad, max_risk, probability)
-    elif promised is not None:
-        made = _read_promise(promised, name)
-    index = choose(values, keep, budget, None if made is None else made.threshold)
-    if made is not None and not len(index):
-        raise UsageError(f"no sample has a score {name} of at most {made.threshold:.6g}, so there is none to keep")
-    new_folder(out, force=force)
-    written = [run.take(index).save(out / "samples.safetensors")]
-    if table is not None:
-        written += _write_rows(file, out, table, index, ranks(values))
-    if made is not None:
-        written.append(write_json(out / PROMISE, {"score": name, **made.as_dict()}))
+    with claimed(out, "filter", force=force) as folder:
+        run = Trajectory.load(file)
+        path = file.with_suffix(".csv")
+        table = read_table(path, run.names, numbered=run.index is not None) if path.is_file() else None
+        names = table.column(NAME) if table is not None and NAME in table.head else run.names
+        found = read_labels(labels, names, table, good=good, bad=bad) if labelled else None
+        if score and score != run.default_score and run.made.get("few"):
+            raise UsageError(
+                f"the variance of these samples was read at {len(run.times)} times, chosen for {run.default_score}; "
+                f"draw them with --every 1 to keep by {score}"
+            )
+        values = run.score(score or None).cpu()
+        name = score or run.default_score
+        if not score and run.standard is not None:  # another number than the score of that name
+            name = f"{name} within {run.standard.cond}"
+        made = None
+        if max_risk is not None or promised is not None:
+            _require_own_score(run, score)
+            population = Way.read(run.made).population(run, score or None)
+            if promised is not None:
+                made = _read_promise(promised, population)
+            else:
+                assert found is not None
+                assert max_risk is not None
+                made = _promise(run, values, found.bad, max_risk, probability)
+        index = choose(values, keep, budget, None if made is None else made.threshold)
+        if made is not None and not len(index):
+            raise UsageError(f"no sample has a score {name} of at most {made.threshold:.6g}, so there is none to keep")
+        kept = replace(run.take(index), made={**run.made, "selected": f"filter {len(index)} of {len(run)}"})
+        written = [kept.save(out / "samples.safetensors")]
+        if table is not None:
+            written += _write_rows(file, out, table, index, ranks(values))
+        if made is not None:
+            content = {"format": 2, "score": name, **made.as_dict(), "for": population}
+            written.append(write_json(out / PROMISE, seal(content)))
+        folder.finish()
     return Filtered(
         kept=len(index),
         total=len(run),
         score=name,
         threshold=float(values[index].max()),
-        failed=None if bad is None else _counts(bad[index.numpy()]),
-        failed_all=None if bad is None else _counts(bad),
+        failed=None if found is None else _counts(found.bad[index.numpy()]),
+        failed_all=None if found is None else _counts(found.bad),
         promise=made,
         written=written,
+        note="" if found is None else found.note,
     )
 
 
@@ -158,22 +193,50 @@ def _counts(bad: np.ndarray) -> tuple[int, int]:
     return int(known.sum()), len(known)
 
 
-def _promise(score: Tensor, bad: np.ndarray, max_risk: float, probability: float) -> Promise:
-    """Thresholds come from samples without a label, where there are enough of them."""
+def _require_own_score(run: Trajectory, score: str) -> None:
+    """Raise where a score depends on the other samples of its run, so that no promise can rest on it."""
+    if not score and run.standard is not None and run.standard.source == "run":
+        raise UsageError(
+            f"these scores are standardised within {run.standard.cond} among the samples of their own run, so nothing "
+            f"can be promised by them; keep by --score {run.default_score}, or draw samples as the checkpoint's "
+            "reference was drawn"
+        )
+
+
+def _promise(run: Trajectory, score: Tensor, bad: np.ndarray, max_risk: float, probability: float) -> Promise:
+    """Make a promise. Thresholds come from samples without a label, where there are enough of them."""
+    if run.made.get("selected"):
+        raise UsageError(
+            f"these samples were selected ({run.made['selected']}), so their failures are not those of what the "
+            "checkpoint draws; make the promise on all samples of a run, then keep by it"
+        )
     known = ~np.isnan(bad)
+    if known.any() and not known.all() and (bad[known] == 1).all():
+        raise UsageError(
+            "every known label says failed and the others are empty: such labels are one-sided (sun and msun are known "
+            "of failures only, unless novelty was judged: fmwc judge --data), so nothing can be promised by them"
+        )
     doubt = score.double().numpy()
     others = doubt[~known] if (~known).sum() >= FEWEST else None
     return promise(doubt[known], bad[known] == 1, max_risk, probability, others=others)
 
 
-def _read_promise(path: Path, score: str) -> Promise:
-    try:
-        found = json.loads(read_text(path / PROMISE if path.is_dir() else path))
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path} is not a promise that fmwc filter wrote ({error})") from error
-    made = Promise.from_dict(found if isinstance(found, dict) else {})
-    if found.get("score") != score:
-        raise UsageError(f"the promise is about the score {found.get('score')}, and samples are kept by {score}")
+_PROMISE = record(
+    {"format": whole(2, 2), "score": text(1000), "for": mapping(anything, 100), SEAL: text(64)}, more=True
+)
+
+
+def _read_promise(path: Path, population: dict[str, Any]) -> Promise:
+    """A promise from its file, if it was made for samples drawn and scored as these are."""
+    path = path / PROMISE if path.is_dir() else path
+    content = parse_json(read_text(path, MEBIBYTE), str(path))
+    if isinstance(content, dict) and "format" not in content and "threshold" in content:
+        raise UsageError(f"{path} does not say what it was made for (an older fmwc wrote it); make it again")
+    found = check(content, _PROMISE, f"{path} is not a promise that fmwc filter wrote")
+    if not sealed(found):
+        raise DataError(f"{path} was changed after it was written; make it again")
+    made = Promise.from_dict(found)
+    require_same(found["for"], population, f"{path} was made for other samples")
     return made
 
 
@@ -186,10 +249,10 @@ def _write_rows(file: Path, out: Path, table: Table, index: Tensor, rank: Tensor
     columns = [name for name in table.head if name != RANK]  # of samples that were filtered before
     rows = list(zip(*(table.column(name) for name in columns), strict=True))
     chosen = [rows[i] for i in kept]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
     writer.writerows([[*columns, RANK], *([*row, place] for row, place in zip(chosen, places, strict=True))])
-    written = [write_text(out / "samples.csv", text.getvalue())]
+    written = [write_text(out / "samples.csv", lines.getvalue())]
     if (path := file.with_suffix(".parquet")).is_file():
         written.append(write_bytes(out / "samples.parquet", _parquet(path, columns, kept, places)))
     if NAME not in columns:
@@ -198,29 +261,41 @@ def _write_rows(file: Path, out: Path, table: Table, index: Tensor, rank: Tensor
     if (file.parent / "cif").is_dir():
         for path in (file.parent / "cif" / f"{name}.cif" for name in names):
             if path.is_file():  # a structure that cannot be written has none
-                write_bytes(out / "cif" / path.name, path.read_bytes())
+                write_bytes(out / "cif" / path.name, read_bytes(path, MEBIBYTE))
         written.append(out / "cif")
     if (path := file.with_suffix(".xyz")).is_file():
         wanted = set(names)
-        frames = (frame for name, frame in _frames(read_text(path)) if name in wanted)
+        frames = [frame for name, frame in _frames(read_text(path), path) if name in wanted]
         written.append(write_text(out / "samples.xyz", "".join(frames)))
     return written
 
 
 def _parquet(path: Path, columns: list[str], kept: list[int], places: list[int]) -> bytes:
     arrow, parquet = need("pyarrow"), need("pyarrow.parquet")
-    found = parquet.read_table(path).select(columns).take(kept).append_column(RANK, arrow.array(places))
+    try:
+        table = parquet.read_table(io.BytesIO(read_bytes(path)))
+        found = table.select(columns).take(kept).append_column(RANK, arrow.array(places))
+    except (arrow.ArrowException, KeyError, IndexError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise DataError(f"{path} is not the table of the samples beside it ({reason[:100]})") from error
     content = io.BytesIO()
     parquet.write_table(found, content)
     return content.getvalue()
 
 
-def _frames(text: str) -> Iterator[tuple[str, str]]:
+def _frames(content: str, path: Path) -> Iterator[tuple[str, str]]:
     """Each frame of an extended XYZ file, by the name in its comment line."""
-    lines = text.splitlines(keepends=True)
-    while lines:
-        size = int(lines[0]) + 2
-        frame, lines = lines[:size], lines[size:]
-        named = re.search(r'(?<!\S)name=("(?:[^"\\]|\\.)*"|\S+)', frame[1])
-        name = named[1] if named else ""
-        yield (json.loads(name) if name.startswith('"') else name), "".join(frame)
+    lines, at = content.splitlines(keepends=True), 0
+    while at < len(lines):
+        try:
+            size = int(lines[at]) + 2
+            frame = lines[at : at + size]
+            named = re.search(r'(?<!\S)name=("(?:[^"\\]|\\.)*"|\S+)', frame[1])
+            name = named[1] if named else ""
+            name = json.loads(name) if name.startswith('"') else name
+        except (ValueError, IndexError) as error:
+            raise DataError(f"{path} is not an extended XYZ file: line {at + 1} begins no frame") from error
+        if size < 3 or len(frame) < size:
+            raise DataError(f"{path} is cut off: line {at + 1} announces {size - 2} atoms")
+        at += size
+        yield name, "".join(frame)

@@ -1,27 +1,33 @@
-"""The table beside samples, and labels of which of them failed."""
+"""The table beside samples, and labels of which samples failed. Both are matched to samples by name."""
 
 from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import NamedTuple
 
 import numpy as np
 
-from fmwc.errors import DataError, ShapeError
+from fmwc.errors import DataError, ShapeError, UsageError
+from fmwc.readers import read_text
 
-__all__ = ["Table", "read_labels", "read_table", "read_text"]
+__all__ = ["NAME", "Labels", "Table", "read_labels", "read_table"]
 
+NAME = "name"  # the column that rows are matched by
 BAD, GOOD = "bad", "good"  # columns of a file of labels
 FAILED = (BAD, "misplaced")  # columns of a samples' table that are true of what failed; others are of what is good
 VALUES = {"1": True, "true": True, "0": False, "false": False, "1.0": True, "0.0": False, "": None, "nan": None}
+SUFFIXES = (".cif", ".extxyz", ".xyz", ".vasp", ".poscar")  # of structure files, which are judged under their names
+SHOWN = 3  # names that a message holds
 
 
 @dataclass(frozen=True)
 class Table:
-    """A CSV as it is: text in rows."""
+    """A CSV file as text in rows."""
 
     head: list[str]
     rows: list[list[str]]
@@ -30,62 +36,149 @@ class Table:
         return [row[self.head.index(name)] for row in self.rows]
 
 
-def _rows(text: str) -> list[list[str]]:
+class Labels(NamedTuple):
+    """Which samples failed.
+
+    Attributes:
+        bad: 1 failed, 0 good, NaN not labelled; one per sample.
+        note: What a user should know about how labels were matched; empty if there is nothing to say.
+    """
+
+    bad: np.ndarray
+    note: str = ""
+
+
+def _rows(path: Path) -> list[list[str]]:
     try:
-        return [row or [""] for row in csv.reader(io.StringIO(text))]
+        return [row or [""] for row in csv.reader(io.StringIO(read_text(path)))]
     except csv.Error as error:
-        raise DataError(f"a table cannot be read as CSV ({error})") from error
+        raise DataError(f"{path} cannot be read as CSV ({error})") from error
 
 
-def read_text(path: Path) -> str:
-    """A file of UTF-8, with or without a mark in front."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as text ({error})") from error
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(name[:40] for name in names[:SHOWN]) + more
 
 
-def read_table(path: Path, count: int) -> Table:
-    """The table of so many samples."""
-    head, *rows = _rows(read_text(path)) or [[]]
-    if len(rows) != count or any(len(row) != len(head) for row in rows):
-        raise DataError(f"{path} is not the table of the {count} samples beside it: it has {len(rows)} rows")
-    return Table(head, rows)
+def read_table(path: Path, names: Sequence[str], *, numbered: bool = True) -> Table:
+    """Read the table of some samples, in their order.
+
+    Arguments:
+        path: The CSV file beside the samples.
+        names: What the samples are called.
+        numbered: Whether the samples say their names themselves. Else the table's rows are taken in their order.
+    """
+    head, *rows = _rows(path) or [[]]
+    if len(rows) != len(names) or any(len(row) != len(head) for row in rows) or len({*head}) < len(head):
+        raise DataError(f"{path} is not the table of the {len(names)} samples beside it: it has {len(rows)} rows")
+    if NAME not in head:
+        return Table(head, rows)
+    place = head.index(NAME)
+    found = [row[place] for row in rows]
+    if repeated := [name for name, often in Counter(found).items() if often > 1]:
+        raise DataError(f"{path} names {_some(repeated)} more than once")
+    if strange := [name for name in found if not name or PurePath(name).name != name or "\\" in name or "\0" in name]:
+        raise DataError(f"{path} has a name that cannot be a file's: '{strange[0][:60]}'")
+    if not numbered:
+        return Table(head, rows)
+    order = dict(zip(found, rows, strict=True))
+    if missing := [name for name in names if name not in order]:
+        raise DataError(f"{path} is not the table of the samples beside it: it lacks {_some(missing)}")
+    return Table(head, [order[name] for name in names])
 
 
-def read_labels(source: str, count: int, table: Table | None) -> np.ndarray:  # (B,), 1 failed, 0 good, NaN not labelled
-    """Which samples failed: from a file, or from a column of their own table where no such file is."""
-    path = Path(source)
-    if path.is_file():
-        rows = _rows(read_text(path))
-        head = [cell.strip().lower() for cell in rows[0]] if rows else []
-        named = [name for name in (BAD, GOOD) if name in head]
-        if len(named) == 2:
-            raise DataError(f"{path} has a column '{BAD}' and a column '{GOOD}'; give one of them")
-        if named:
-            place = head.index(named[0])
-            cells = [row[place] if place < len(row) else "" for row in rows[1:]]
-        elif all(len(row) == 1 for row in rows):
-            cells = [row[0] for row in rows]
-        else:
-            raise DataError(f"{path} has no column '{BAD}' or '{GOOD}', but {', '.join(rows[0])}")
-        while len(cells) > count and not cells[-1].strip():  # empty lines at the end of a file say nothing
-            cells.pop()
-        return _values(cells, count, str(path), bad=named != [GOOD])
+def read_labels(source: str, names: Sequence[str], table: Table | None, *, good: str = "", bad: str = "") -> Labels:
+    """Which samples failed: from a file, or from a column of the samples' own table.
+
+    A file with a column `name` is matched by it, whatever its order; samples it does not name have no label. A file
+    without names has one label per sample, in their order.
+
+    Arguments:
+        source: A CSV or text file, or the name of a column of the table; empty if `good` or `bad` names that column.
+        names: What the samples are called.
+        table: The samples' own table.
+        good, bad: The column to read, which is true of good or of failed samples.
+    """
+    if good and bad:
+        raise UsageError("labels are read from one column: give --good or --bad, not both")
+    if source and Path(source).is_file():
+        return _from_file(Path(source), names, good, bad)
+    if source and (good or bad):
+        raise DataError(f"--labels {source} is not a file")
+    column = source or good or bad
     columns = table.head if table else []
-    if table is None or source not in columns:
+    if table is None or column not in columns:
         choice = f", nor a column of the samples' table ({', '.join(columns)})" if columns else ""
-        raise DataError(f"--labels {source} is no file{choice}")
-    return _values(table.column(source), count, f"the table's column '{source}'", bad=source in FAILED)
+        raise DataError(f"--labels {column} is not a file{choice}")
+    failed = bool(bad) or (not good and column in FAILED)
+    return Labels(_values(table.column(column), f"the table's column '{column}'", bad=failed))
 
 
-def _values(cells: Sequence[str], count: int, where: str, *, bad: bool) -> np.ndarray:
-    if len(cells) != count:
-        raise ShapeError(f"one label a sample: {where} has {len(cells)} labels, and there are {count} samples")
+def _from_file(path: Path, names: Sequence[str], good: str, bad: str) -> Labels:
+    rows = _rows(path)
+    head = [cell.strip() for cell in rows[0]] if rows else []
+    lower = [cell.lower() for cell in head]
+    if asked := good or bad:
+        if asked not in head:
+            raise DataError(f"{path} has no column '{asked}', but {', '.join(head)}")
+        place, failed = head.index(asked), bool(bad)
+    elif BAD in lower and GOOD in lower:
+        raise DataError(f"{path} has a column '{BAD}' and a column '{GOOD}'; say which by --bad or --good")
+    elif BAD in lower or GOOD in lower:
+        failed = BAD in lower
+        place = lower.index(BAD if failed else GOOD)
+    elif all(len(row) == 1 for row in rows) and NAME not in lower:
+        return Labels(_in_order([row[0] for row in rows], names, str(path), bad=True))
+    else:
+        raise DataError(f"{path} has the columns {', '.join(head)}; say which holds the labels by --good or --bad")
+    cells = [row[place] if place < len(row) else "" for row in rows[1:]]
+    if NAME not in lower:
+        return Labels(_in_order(cells, names, str(path), bad=failed))
+    key = lower.index(NAME)
+    called = [row[key].strip() if key < len(row) else "" for row in rows[1:]]
+    return _by_name(called, cells, names, str(path), bad=failed)
+
+
+def _by_name(called: list[str], cells: list[str], names: Sequence[str], where: str, *, bad: bool) -> Labels:
+    known = {name: i for i, name in enumerate(names)}
+
+    def sample(name: str) -> str:
+        suffix = PurePath(name).suffix.lower()
+        return name if name in known or suffix not in SUFFIXES else name[: -len(suffix)]
+
+    rows = [(sample(name), cell) for name, cell in zip(called, cells, strict=True) if name or cell.strip()]
+    if repeated := [name for name, often in Counter(name for name, _ in rows).items() if often > 1]:
+        raise DataError(f"{where} names {_some(repeated)} more than once; give each sample one label")
+    unknown = [name for name, _ in rows if name not in known]
+    if rows and len(unknown) == len(rows):
+        raise DataError(f"{where} names none of the samples: it has {_some(unknown)}, they are {_some(list(names))}")
+    values = _values([cell for _, cell in rows], where, bad=bad)
+    found = np.full(len(names), np.nan)
+    for (name, _), value in zip(rows, values, strict=True):
+        if name in known:
+            found[known[name]] = value
+    note = f"{len(unknown)} labels are of names that are not among the samples ({_some(unknown)})" if unknown else ""
+    return Labels(found, note)
+
+
+def _in_order(cells: list[str], names: Sequence[str], where: str, *, bad: bool) -> np.ndarray:
+    while len(cells) > len(names) and not cells[-1].strip():  # empty lines at the end of a file say nothing
+        cells.pop()
+    if len(cells) != len(names):
+        raise ShapeError(
+            f"{where} has {len(cells)} labels and no column '{NAME}', and there are {len(names)} samples; give one "
+            "label per sample, or their names"
+        )
+    return _values(cells, where, bad=bad)
+
+
+def _values(cells: Sequence[str], where: str, *, bad: bool) -> np.ndarray:
     found = []
     for i, cell in enumerate(cells):
         if cell.strip().lower() not in VALUES:
-            raise DataError(f"label {i + 1} in {where} is '{cell}'; labels are 0, 1, true, false, or empty for none")
+            raise DataError(
+                f"label {i + 1} in {where} is '{cell[:40]}'; labels are 0, 1, true, false, or empty for none"
+            )
         found.append(VALUES[cell.strip().lower()])
     values = np.array([np.nan if v is None else float(v) for v in found])
     return values if bad else 1 - values

@@ -72,7 +72,9 @@ def rewind_samples(
         seed=seed,
         **options,
     )
-    done = replace(found.run, states=None, made=replace(opened.way, by="sample" if fresh else "rewind").record())
+    done = replace(
+        found.run, states=None, made=replace(opened.way, by="sample" if fresh else "rewind", selected="rewind").record()
+    )
     branch, after = found.branch.cpu(), done.score()
     table = {
         "sample": list(range(len(run))),

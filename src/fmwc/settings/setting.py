@@ -62,8 +62,10 @@ def shares(table: Mapping[str, Sequence[Any]], columns: Mapping[str, str]) -> Ro
 
 
 def _csv(columns: Mapping[str, Sequence[Any]], header: bool = True) -> str:
-    """Numbers to six digits."""
-    rows = [",".join(f"{v:.6g}" for v in row) for row in zip(*columns.values(), strict=True)]
+    """Numbers to six digits; names as they are."""
+    rows = [
+        ",".join(v if isinstance(v, str) else f"{v:.6g}" for v in row) for row in zip(*columns.values(), strict=True)
+    ]
     return "\n".join([*[",".join(columns)] * header, *rows]) + "\n"
 
 
@@ -275,9 +277,10 @@ class Setting(ABC):
         return None
 
     def table(self, run: Trajectory) -> dict[str, list[Any]]:
-        """One row a sample: its numbers where they are few, what was asked for, and how sure the model is."""
+        """One row per sample: its name, its numbers where they are few, what was asked for, and the confidence."""
         flat = {name: value for name, value in channels(run.x).items() if value.ndim == 2 and value.shape[1] <= WIDE}
-        columns = {f"{name}_{i}": column.tolist() for name, value in flat.items() for i, column in enumerate(value.T)}
+        columns: dict[str, list[Any]] = {"name": run.names}
+        columns |= {f"{name}_{i}": column.tolist() for name, value in flat.items() for i, column in enumerate(value.T)}
         columns |= {name: value.tolist() for name, value in run.cond.items() if value.ndim == 1}
         with suppress(UsageError):  # a run too short for its score is still worth having
             columns |= {"score": run.score().tolist(), "confidence": run.confidence.tolist()}

@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 from fmwc.confidence.guidance import Guidance
 from fmwc.errors import UsageError, pick
 from fmwc.field import Field
+from fmwc.identity import digest_tensors, plain
 from fmwc.propagate import ESTIMATORS
+from fmwc.readers import array, boolean, check, number, record, text, whole
 from fmwc.sampling import (
     STEPPERS,
     Controller,
@@ -20,6 +22,7 @@ from fmwc.sampling import (
     Extrapolated,
     Grid,
     Profile,
+    Trajectory,
     Uniform,
     setting,
 )
@@ -59,6 +62,29 @@ CONTROLLERS: dict[str, Kind] = {
 }
 
 
+_MADE = record(
+    {},
+    {
+        "checkpoint": text(),
+        "stepper": text(100),
+        "propagation": text(100),
+        "controller": text(100),
+        "guide": number(0),
+        "window": array(number(0, 1), 2, 2, rising=True),
+        "by": text(100),
+        "few": boolean,
+        "identity": text(64, "([0-9a-f]{64})?"),
+        "steps": whole(),
+        "read_at": lambda value, where: (array(number(0, 1)) if isinstance(value, list) else whole())(value, where),
+        "label": whole(),
+        "transport": boolean,
+        "pilot": whole(-(1 << 63)),
+        "selected": text(1000),
+    },
+    more=True,
+)
+
+
 # ---- the way -----------------------------------------------------------------------------------------------------
 
 
@@ -75,6 +101,13 @@ class Way:
         window: When it is.
         by: The verb that made the samples; after others than `sample` their noise does not lead to them.
         few: Whether the variance was read at few times, which tell the checkpoint's score and no other.
+        identity: The checkpoint's content hash.
+        steps: Steps of the integrator.
+        read_at: The variance was read at every k-th step, or at these times.
+        label: The class that was asked for; `None` is every class in turn.
+        transport: Whether variance was transported.
+        pilot: The seed of the pilot run that chose times or steps, if there was one.
+        selected: How samples were selected after they were drawn; empty if all were kept.
     """
 
     checkpoint: str
@@ -85,6 +118,13 @@ class Way:
     window: tuple[float, float] = (0.0, 1.0)
     by: str = "sample"
     few: bool = False
+    identity: str = ""
+    steps: int = 0
+    read_at: int | tuple[float, ...] = 0
+    label: int | None = None
+    transport: bool = False
+    pilot: int | None = None
+    selected: str = ""
 
     def __post_init__(self) -> None:
         pick(STEPPERS, self.stepper, "stepper")
@@ -97,9 +137,10 @@ class Way:
     @classmethod
     def read(cls, made: dict[str, Any], checkpoint: str = "") -> Way:
         """From a run's record; a newer one may hold more."""
+        found = check(made, _MADE, "how these samples were made")
         known = {field.name for field in fields(cls)}
-        found = {name: value for name, value in made.items() if name in known}
-        found["window"] = tuple(found.get("window", (0.0, 1.0)))
+        found = {name: value for name, value in found.items() if name in known and value is not None}
+        found |= {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
         return cls(**{"checkpoint": "", **found, **({"checkpoint": checkpoint} if checkpoint else {})})
 
     def record(self) -> dict[str, Any]:
@@ -109,6 +150,27 @@ class Way:
             **asdict(self),
             "checkpoint": str(folder.resolve()) if (folder / "recipe.json").is_file() else self.checkpoint,
         }
+
+    def population(self, run: Trajectory, score: str | None = None) -> dict[str, Any]:
+        """What a guarantee is bound to: everything that the distribution of samples and of their scores depends on.
+
+        Samples that do not say which weights drew them are a population of their own: these very samples.
+
+        Arguments:
+            run: The samples.
+            score: The name of the score they are kept by; the run's own, standardised as it is, if not given.
+        """
+        standard = run.standard if score is None else None
+        scored = {
+            "score": score or run.default_score,
+            "standard": digest_tensors({"c": standard.centre, "s": standard.spread}, standard.cond)
+            if standard
+            else None,
+        }
+        if not self.identity:
+            return {"samples": digest_tensors(run.tensors()), **scored}
+        apart = ("checkpoint", "few")  # a path, and what `read_at` says
+        return plain({**{n: v for n, v in asdict(self).items() if n not in apart}, **scored})
 
     @property
     def kind(self) -> Kind:
