@@ -89,7 +89,7 @@ BAD = {
     "share": (("--extra", 2, "--share", 0), "(0, 1]"),
     "before": (("--extra", 2, "--before=-0.1"), "at least 0"),
     "scale": (("--extra", 2, "--scale", "nan"), "at least 0"),
-    "checkpoint": (("--extra", 2, "--checkpoint", "checkerboard-joint"), "end elsewhere"),
+    "checkpoint": (("--extra", 2, "--checkpoint", "checkerboard-joint"), "is not what drew"),
     "judge": (("--extra", 2, "--judge", "me"), "needs no judge"),
 }
 

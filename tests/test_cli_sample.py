@@ -170,8 +170,8 @@ def test_digits_that_come_are_read_by_the_judge(run, tmp_path, monkeypatch):
         assert code == 0, err
     held, streamed = ((tmp_path / name / "samples.csv").read_text() for name in ("held", "streamed"))
     assert held == streamed
-    assert held.splitlines()[0] == "y,taken_for,as_asked"
-    assert [row.split(",")[0] for row in held.splitlines()[1:]] == ["0", "1", "2", "3", "4"]
+    assert held.splitlines()[0] == "name,y,taken_for,as_asked"
+    assert [row.split(",")[1] for row in held.splitlines()[1:]] == ["0", "1", "2", "3", "4"]
 
 
 def test_what_is_ranked_among_one_another_is_held_together(run, tmp_path, monkeypatch):

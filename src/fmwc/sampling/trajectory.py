@@ -387,6 +387,7 @@ _ABOUT = record(
         "made": mapping(anything, 100),
         SEAL: text(64),
     },
+    more=True,
 )
 
 

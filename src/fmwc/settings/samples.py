@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fmwc.checkpoint import load
+from fmwc.checkpoint import identity, load
 from fmwc.confidence.resuming import states_of
-from fmwc.errors import CheckpointError, DataError, OutputError, UsageError
+from fmwc.errors import CheckpointError, DataError, MismatchError, OutputError, UsageError
 from fmwc.field import Field
 from fmwc.files import write_text
 from fmwc.metrics.crystals.table import csv_text
@@ -114,11 +114,16 @@ def open_samples(samples: Path, out: Path, device: torch.device, checkpoint: str
         )
     try:
         setting = setting_of(way.checkpoint, judge)
-        field = load(way.checkpoint, device=device)
+        found, field = identity(way.checkpoint), load(way.checkpoint, device=device)
     except CheckpointError as error:
         if checkpoint:
             raise
         raise CheckpointError(f"{error} ({file} was drawn by it; if it moved, say where to: --checkpoint)") from error
+    if way.identity and found != way.identity:
+        raise MismatchError(
+            f"{way.checkpoint} is not what drew {file}, or was trained again since (content {found[:12]}, not "
+            f"{way.identity[:12]}); give --checkpoint"
+        )
     if field.space is not None:
         field.space.check(run.x, f"{file} is not of {way.checkpoint}: ")
     if judge or setting.judges:
