@@ -123,9 +123,7 @@ def _differences(expected: Any, found: Any, where: str) -> Iterable[str]:
         for key in [*expected, *(key for key in found if key not in expected)]:
             inner = f"{where}.{key}" if where else key
             yield from _differences(expected.get(key), found.get(key), inner)
-    elif expected != found or type(expected) is not type(found):
-        if isinstance(expected, (int, float)) and isinstance(found, (int, float)) and expected == found:
-            return
+    elif expected != found or isinstance(expected, bool) != isinstance(found, bool):
         yield f"{where or 'value'}: {_short(expected)} there, {_short(found)} here"
 
 
