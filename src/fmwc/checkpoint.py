@@ -232,27 +232,27 @@ def _write(path: Path, tensors: dict[str, Tensor], found: dict[str, Any], eightb
         if tensor.is_floating_point() and not name.startswith(_REFERENCE):  # NaN there is a condition never seen
             require_finite(tensor, f"weight '{name}'")
     parts = [to_bytes(part) for part in (_parts(_compressed(tensors)) if eightbit else [tensors])]
-    old = _own_files(path)
     files: dict[str, str] = {}
     for name, content in zip(_files(len(parts)), parts, strict=True):
         hashed = digest_bytes(content)
-        if name in old:  # the old record needs it until the new one is there
+        if (path / name).exists() and digest_file(path / name) != hashed:  # what is there is needed, or not ours
             name = f"{Path(name).stem}-{hashed[:8]}.safetensors"
         write_bytes(path / name, content)
         files[name] = hashed
+    stale = [*(_own_files(path) - files.keys()), _SCHEDULE]
     write_json(path / RECORD, seal(plain({"format": FORMAT, "files": files, **found})))
-    for name in [*(old - files.keys()), _SCHEDULE]:
+    for name in stale:
         (path / name).unlink(missing_ok=True)
     return path
 
 
 def _own_files(folder: Path) -> set[str]:
-    """The weights of the checkpoint that is in a folder already."""
+    """Return the files of weights that the record in a folder names."""
     try:
-        found = about(folder)
+        found = about(folder) if (folder / RECORD).is_file() else {}
     except FmwcError:
-        return {path.name for path in folder.glob("model*.safetensors")}
-    return set(found.get("files") or _files(found.get("parts", 1)))
+        return set()
+    return set(found.get("files") or _files(found.get("parts", 1))) if found else set()
 
 
 def _files(parts: int) -> list[str]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import datetime, timezone
@@ -21,10 +22,11 @@ from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
-from fmwc.errors import OutputError
+from fmwc.errors import FmwcError, OutputError
 from fmwc.identity import difference, plain
+from fmwc.readers import read_text, shown
 
-__all__ = ["Folder", "claimed", "write_bytes", "write_json", "write_text", "written"]
+__all__ = ["Folder", "claimed", "note", "write_bytes", "write_json", "write_text", "written"]
 
 MANIFEST = ".fmwc-manifest"  # one JSON object per line: what the run is, then a line per file
 LOCK = ".fmwc-lock"
@@ -32,7 +34,7 @@ TEMPORARY = ".fmwc-tmp-"
 WORK = ".fmwc-work"  # files that an interrupted run goes on from; deleted when it is finished
 LONGEST_MANIFEST = 1 << 26  # bytes
 
-_CLAIM: ContextVar[Folder | None] = ContextVar("fmwc_claim", default=None)
+_CLAIM: ContextVar[Folder | None] = ContextVar("fmwc_claim", default=None)  # the innermost, where claims are nested
 
 
 # ---- files -------------------------------------------------------------------------------------------------------
@@ -41,10 +43,8 @@ _CLAIM: ContextVar[Folder | None] = ContextVar("fmwc_claim", default=None)
 @contextmanager
 def written(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` at the end: a reader sees all of the new content or none of it."""
+    note(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    folder = _CLAIM.get()
-    if folder is not None:
-        folder.note(path)
     temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
     handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
@@ -57,6 +57,14 @@ def written(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
         raise
     _sync(path.parent)
+
+
+def note(path: Path) -> None:
+    """List a file in the manifest of every claimed folder it lies in; called before it is written."""
+    folder = _CLAIM.get()
+    while folder is not None:
+        folder.note(path)
+        folder = folder.outer
 
 
 def _sync(folder: Path) -> None:
@@ -95,15 +103,16 @@ class Folder:
         finished: Whether that run was finished, so that there is nothing left to do.
     """
 
-    def __init__(self, path: Path, by: str, identity: Mapping[str, Any] | None) -> None:
+    def __init__(self, path: Path, by: str, identity: Mapping[str, Any] | None, outer: Folder | None = None) -> None:
         self.path, self.by, self.identity = path, by, None if identity is None else plain(identity)
+        self.outer = outer  # the claim that this one is made within
         self.resumed = self.finished = False
         self.files: set[str] = set()
         self.before: set[str] = set()  # files of an earlier run that this one replaces
 
     @property
     def work(self) -> Path:
-        """Where to keep what an interrupted run goes on from; deleted at the end."""
+        """The folder for what an interrupted run resumes from; deleted at the end."""
         return self.path / WORK
 
     def note(self, path: Path) -> None:
@@ -120,41 +129,59 @@ class Folder:
             with suppress(OSError):
                 path.unlink()
             for parent in path.relative_to(self.path).parents[:-1]:
-                with suppress(OSError):  # not empty: somebody else's files, or ours that stay
+                with suppress(OSError):  # not empty: it holds other files
                     (self.path / parent).rmdir()
             self.files.discard(name)
 
     def finish(self) -> None:
-        """Record that the run is complete, and delete what an earlier run left that this one did not replace."""
-        self.discard([*(self.before - self.files), *(name for name in self.files if name.startswith(f"{WORK}/"))])
-        self.files = {name for name in self.files if (self.path / name).exists()}
+        """Record that the run is complete; then delete its work files, and what it replaced but did not write again."""
+        stale = {*(self.before - self.files), *(name for name in self.files if name.startswith(f"{WORK}/"))}
+        self.files = {name for name in self.files - stale if os.path.lexists(self.path / name)}
         self.finished = True
-        self._begin({"finished": True})
+        self._begin(finished=True, stale=stale)
+        if stale:  # a run that is killed here is finished, and the next one deletes the rest
+            self.discard(stale)
+            self._begin(finished=True)
 
-    def _begin(self, more: Mapping[str, Any]) -> None:
+    def _begin(self, finished: bool = False, stale: Iterable[str] = ()) -> None:
         owner = {"pid": os.getpid(), "host": socket.gethostname(), "command": " ".join(map(_printable, sys.argv))}
-        head = {"by": self.by, "identity": self.identity, "owner": {**owner, "since": _now()}, **more}
+        head = {
+            "by": self.by,
+            "identity": self.identity,
+            "owner": {**owner, "since": _now()},
+            "finished": finished,
+            "stale" if finished else "before": sorted(stale if finished else self.before),
+        }
         lines = [head, *({"file": name} for name in sorted(self.files))]
-        token = _CLAIM.set(None)  # the manifest does not list itself
+        token = _CLAIM.set(self.outer)  # the manifest does not list itself
         try:
             write_text(self.path / MANIFEST, "".join(json.dumps(line) + "\n" for line in lines))
         finally:
             _CLAIM.reset(token)
 
     def _append(self, line: Mapping[str, Any]) -> None:
-        with (self.path / MANIFEST).open("a") as file:
+        with (self.path / MANIFEST).open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
 
 @contextmanager
 def claimed(
-    path: str | Path, by: str, identity: Mapping[str, Any] | None = None, *, force: bool = False, resumes: bool = False
+    path: str | Path,
+    by: str,
+    identity: Mapping[str, Any] | None = None,
+    *,
+    force: bool = False,
+    resumes: bool = False,
+    again: bool = False,
+    adds: Sequence[str] = (),
 ) -> Iterator[Folder]:
     """Own a folder while a run writes to it. Raises :class:`OutputError` before any work where that is impossible.
 
-    The folder must be new or empty. Two exceptions need no `force`: an interrupted run of the same verb and identity
-    left its files there (`Folder.resumed`; they stay if `resumes`, else they are deleted and the run starts over), or
-    it was finished there (`Folder.finished`: the caller has nothing left to do).
+    The folder must be new or empty. Exceptions that need no `force`: an interrupted run of the same verb and identity
+    left its files there (`Folder.resumed`; they stay if `resumes`, else they are deleted and the run starts over); it
+    was finished there (`Folder.finished`: the caller has nothing left to do); and what `again` and `adds` say.
 
     Arguments:
         path: The folder.
@@ -163,22 +190,26 @@ def claimed(
         force: Write into a folder that holds other files. Files of an earlier run that are not written again are
             deleted at the end; other files stay.
         resumes: Whether the run goes on from the files of an interrupted one.
+        again: Replace the files of an earlier run of the same verb. Other files stay.
+        adds: Add to the files of earlier runs of the same verb, all of which stay, or to a folder that holds one of
+            these names.
     """
     path = Path(path)
     if path.exists() and not path.is_dir():
-        raise OutputError(f"{path} is a file; give --out a folder")
+        raise OutputError(f"{shown(path)} is a file; give --out a folder")
     made = _make(path)
     lock = FileLock(path / LOCK, timeout=0)
     try:
         lock.acquire()
     except Timeout as error:
-        raise OutputError(f"{path} is in use by {_owner(path)}; wait for it, or choose another --out") from error
-    except OSError as error:
-        raise OutputError(f"{path} cannot be written to ({error.strerror or error}); choose another --out") from error
-    folder, earlier = Folder(path, by, identity), _content(path / MANIFEST)
+        raise OutputError(f"{shown(path)} is in use by {_owner(path)}; wait for it, or choose another --out") from error
+    except (OSError, NotImplementedError) as error:
+        reason = getattr(error, "strerror", "") or error
+        raise OutputError(f"{shown(path)} cannot be written to ({reason}); choose another --out") from error
+    folder, earlier = Folder(path, by, identity, _CLAIM.get()), _content(path / MANIFEST)
     token = _CLAIM.set(folder)
     try:
-        _take_over(folder, force, resumes)
+        _take_over(folder, force, resumes, again, adds)
         yield folder
         if not folder.finished:
             folder.finish()
@@ -209,64 +240,73 @@ def _restore(path: Path, content: bytes | None) -> None:
 def _make(path: Path) -> list[Path]:
     """Create a folder and its parents; return those that were created, innermost first."""
     missing = []
-    for parent in (path, *path.parents):
-        if parent.exists():
-            break
-        missing.append(parent)
     try:
+        for parent in (path, *path.parents):
+            if parent.exists():
+                break
+            missing.append(parent)
         path.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
-        raise OutputError(f"{path} cannot be created ({getattr(error, 'strerror', '') or error})") from error
+        reason = getattr(error, "strerror", "") or error
+        raise OutputError(f"{shown(path)} cannot be created ({reason}); choose another --out") from error
     return missing
 
 
-def _take_over(folder: Folder, force: bool, resumes: bool) -> None:
+def _take_over(folder: Folder, force: bool, resumes: bool, again: bool, adds: Sequence[str]) -> None:
     """Decide what to do with the files that are there."""
     path = folder.path
-    _clear_temporaries(path)
     head, files = _read_manifest(path / MANIFEST)
+    before, stale = ({name for name in head.get(key) or () if _inside(name)} for key in ("before", "stale"))
+    _clear_temporaries(path, files | before)
+    folder.discard(stale)
+    known = {PurePosixPath(name).parts[0] for name in files | before}
     others = sorted(p.name for p in path.iterdir() if p.name not in (MANIFEST, LOCK))
-    strange = sorted({*others} - {PurePosixPath(name).parts[0] for name in files})
+    strange = [name for name in others if name not in known]
     same = head.get("by") == folder.by and folder.identity == head.get("identity")
+    if adds and (not others or head.get("by") == folder.by or {*adds} & {*others} or force):
+        folder.files, folder.resumed = files, True
+        return folder._begin()
     if head and not head.get("finished"):
-        if same and (force or not strange):
-            folder.files, folder.before, folder.resumed = files, {*(head.get("before") or ())} - files, resumes
+        if same and (force or again or not strange):
+            folder.files, folder.before, folder.resumed = files, before - files, resumes
             if not resumes:
                 folder.discard([*files])
-            return folder._begin({"before": sorted(folder.before)})
+            return folder._begin()
         if not strange and not force:
             raise OutputError(
-                f"{path} holds an unfinished fmwc {head.get('by')} ({_difference(head, folder)}), and nothing in it "
-                "was touched; repeat that call to go on, choose another --out, or add --force to start over"
+                f"{shown(path)} holds an unfinished fmwc {head.get('by')} ({_difference(head, folder)}); nothing in it was "
+                "touched; repeat that command to resume it, choose another --out, or add --force to start over"
             )
     elif same and head and folder.identity is not None and not force and all((path / name).exists() for name in files):
         folder.files, folder.finished = files, True
         return None
-    if others and not force:
+    if others and not force and not (again and head.get("by") == folder.by):
+        what = shown((strange or others)[0])
+        if head and not strange:
+            what = f"fmwc {head.get('by')} was finished there: {_difference(head, folder)}"
         raise OutputError(
-            f"{path} is not empty ({_printable((strange or others)[0])}) and nothing in it was touched; choose another "
-            "--out, or add --force"
+            f"{shown(path)} is not empty ({what}) and nothing in it was touched; choose another --out, or add --force"
         )
     work = {name for name in files if name.startswith(f"{WORK}/")}
-    folder.discard([*work])
-    folder.before = files - work | {*(head.get("before") or ())}
-    return folder._begin({"before": sorted(folder.before)})
+    folder.discard(work)
+    folder.before = files - work | before
+    return folder._begin()
 
 
 def _difference(head: Mapping[str, Any], folder: Folder) -> str:
     if head.get("by") != folder.by or not isinstance(head.get("identity"), dict) or folder.identity is None:
         return "another command"
-    return difference(head["identity"], folder.identity)
+    return difference(head["identity"], folder.identity) or "some of its files are gone"
 
 
 def _read_manifest(path: Path) -> tuple[dict[str, Any], set[str]]:
-    """What a manifest says, and the files it lists; nothing where there is none that can be read."""
+    """Return what a manifest says and the files it lists; nothing where there is none that can be read."""
     try:
-        if path.stat().st_size > LONGEST_MANIFEST:
-            return {}, set()
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path, LONGEST_MANIFEST).splitlines()
         head = json.loads(lines[0])
-    except (OSError, ValueError, IndexError, RecursionError):
+    except (FmwcError, ValueError, IndexError, RecursionError):
+        return {}, set()
+    if not isinstance(head, dict) or not all(isinstance(head.get(key) or [], list) for key in ("before", "stale")):
         return {}, set()
     files = set()
     for line in lines[1:]:
@@ -274,7 +314,7 @@ def _read_manifest(path: Path) -> tuple[dict[str, Any], set[str]]:
             name = json.loads(line)["file"]
             if _inside(name):
                 files.add(name)
-    return (head, files) if isinstance(head, dict) else ({}, set())
+    return head, files
 
 
 def _inside(name: Any) -> bool:
@@ -282,24 +322,24 @@ def _inside(name: Any) -> bool:
     if not isinstance(name, str) or not name or "\0" in name:
         return False
     parts = PurePosixPath(name)
-    return not parts.is_absolute() and ".." not in parts.parts and parts.parts[:1] != (MANIFEST,)
+    return not parts.is_absolute() and ".." not in parts.parts and parts.parts[:1] not in ((), (MANIFEST,), (LOCK,))
 
 
 def _relative(path: Path, folder: Path) -> str | None:
-    """The name of a file in a manifest; `None` if it lies elsewhere."""
+    """Return the name of a file in a manifest; `None` if it lies elsewhere."""
     try:
         return PurePosixPath(*path.absolute().relative_to(folder.absolute()).parts).as_posix()
     except ValueError:
         return None
 
 
-def _clear_temporaries(folder: Path) -> None:
-    """Delete temporary files of killed runs. Subfolders that are claimed on their own are left to their owners."""
-    for path in [*folder.iterdir()]:
-        if path.name.startswith(TEMPORARY):
-            path.unlink(missing_ok=True)
-        elif path.is_dir() and not path.is_symlink() and not (path / LOCK).exists() and not (path / MANIFEST).exists():
-            _clear_temporaries(path)
+def _clear_temporaries(folder: Path, files: Iterable[str]) -> None:
+    """Delete temporary files of killed runs, which lie beside the files that the manifest lists."""
+    for parent in {folder, *((folder / name).parent for name in files)}:
+        with suppress(OSError):
+            for path in [*parent.iterdir()]:
+                if re.fullmatch(f"{re.escape(TEMPORARY)}[0-9a-f]{{12}}", path.name):
+                    path.unlink(missing_ok=True)
 
 
 def _owner(path: Path) -> str:
@@ -311,7 +351,7 @@ def _owner(path: Path) -> str:
 
 
 def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)[:200]
+    return shown(text)[:200]
 
 
 def _now() -> str:

@@ -3,66 +3,112 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save
+from torch import Tensor
 
-from fmwc.errors import CheckpointError
+from fmwc.errors import CheckpointError, FmwcError, MismatchError
 from fmwc.files import write_bytes
+from fmwc.identity import SEAL, difference, digest_tensors, plain
+from fmwc.readers import (
+    anything,
+    array,
+    check,
+    mapping,
+    number,
+    optional,
+    parse_json,
+    read_safetensors,
+    record,
+    text,
+    whole,
+)
 
 __all__ = ["read_point", "save_point"]
+
+STATE = ("step", "exp_avg", "exp_avg_sq")  # of Adam
+_ABOUT = record(
+    {
+        "done": whole(),
+        "identity": mapping(anything, 1000),
+        "history": array(array(optional(number()), 2, 2)),
+        SEAL: text(64, "[0-9a-f]{64}"),
+    }
+)
 
 
 def save_point(
     path: Path,
     identity: dict[str, Any],
     done: int,
-    parameters: list[Any],
-    optimiser: torch.optim.Adam,
+    history: Sequence[tuple[int, float]],
+    kept: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    optimiser: torch.optim.Optimizer,
     generator: torch.Generator,
 ) -> None:
-    tensors = {f"parameter.{i}": p.detach().cpu().contiguous() for i, p in enumerate(parameters)}
+    """Write a resume point: all of it or nothing.
+
+    Arguments:
+        identity: Everything that the result depends on; a point is only resumed by a training that has the same.
+        done: Steps taken.
+        history: (step, loss) so far.
+        kept: Parameters, averages and buffers.
+        parameters: The tensors that the optimiser has a state for.
+    """
+    tensors = {f"kept.{i}": value.detach().cpu().clone().contiguous() for i, value in enumerate(kept)}
     for i, parameter in enumerate(parameters):
-        for name, value in optimiser.state.get(parameter, {}).items():  # averages have none
-            tensors[f"optimiser.{i}.{name}"] = torch.as_tensor(value).detach().cpu().contiguous().clone()
+        for name, value in optimiser.state.get(parameter, {}).items():
+            tensors[f"optimiser.{i}.{name}"] = torch.as_tensor(value).detach().cpu().clone().contiguous()
     tensors["generator"] = generator.get_state().cpu()
-    write_bytes(path, save(tensors, {"fmwc": json.dumps({"done": done, "identity": identity})}))
+    about = {"done": done, "identity": plain(identity), "history": [_row(*row) for row in history]}
+    write_bytes(path, save(tensors, {"fmwc": json.dumps({**about, SEAL: digest_tensors(tensors, about)})}))
 
 
 def read_point(
     path: Path,
     identity: dict[str, Any],
-    parameters: list[Any],
-    optimiser: torch.optim.Adam,
+    kept: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    optimiser: torch.optim.Optimizer,
     generator: torch.Generator,
-) -> int:
+) -> tuple[int, list[tuple[int, float]]]:
+    """Restore what :func:`save_point` wrote; return the steps taken and (step, loss) along the way."""
+    tensors, metadata = read_safetensors(path, error=CheckpointError)
     try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {})["fmwc"])
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        written_for, done = about["identity"], int(about["done"])
-    except Exception as error:
-        raise CheckpointError(f"{path} is not a resume point, or is cut off; delete it to start over") from error
-    if written_for != identity:
-        raise CheckpointError(f"{path} was written with another plan or other data; delete it, or use another --out")
-    shapes = [tuple(tensors[f"parameter.{i}"].shape) for i in range(sum(k.startswith("parameter.") for k in tensors))]
-    if shapes != [tuple(p.shape) for p in parameters]:
-        raise CheckpointError(f"{path} is of another architecture; delete it, or train into another --out")
-    with torch.no_grad():
-        for i, parameter in enumerate(parameters):
-            parameter.copy_(tensors[f"parameter.{i}"])
-    # A parameter that never got a gradient (a layer that does not run) has no state.
-    state = {
-        i: {n: tensors[f"optimiser.{i}.{n}"] for n in ("step", "exp_avg", "exp_avg_sq")}
-        for i in range(len(parameters))
-        if f"optimiser.{i}.step" in tensors
-    }
-    optimiser.load_state_dict({"state": state, "param_groups": optimiser.state_dict()["param_groups"]})
+        about = check(parse_json(metadata.get("fmwc", ""), "its description"), _ABOUT, "its description")
+        if about.pop(SEAL) != digest_tensors(tensors, about):
+            raise CheckpointError("its hash is not that of its content")
+    except FmwcError as error:
+        raise CheckpointError(
+            f"{path} is not a resume point, or was changed ({error}); delete it to start over"
+        ) from error
+    if rows := difference(about["identity"], identity):
+        raise MismatchError(f"{path} is of a training with other settings ({rows}); delete it, or use another --out")
     try:
+        own = [tensors[f"kept.{i}"] for i in range(sum(key.startswith("kept.") for key in tensors))]
+        if [(v.shape, v.dtype) for v in own] != [(v.shape, v.dtype) for v in kept]:
+            raise CheckpointError(f"{path} is of another architecture; delete it, or train into another --out")
+        # A parameter that never got a gradient (a layer that does not run) has no state.
+        states = {
+            i: {name: tensors[f"optimiser.{i}.{name}"] for name in STATE}
+            for i in range(len(parameters))
+            if f"optimiser.{i}.step" in tensors
+        }
+        optimiser.load_state_dict({"state": states, "param_groups": optimiser.state_dict()["param_groups"]})
         generator.set_state(tensors["generator"])
-    except (RuntimeError, TypeError) as error:
+    except (KeyError, RuntimeError, TypeError) as error:
         raise CheckpointError(f"{path} was written on another kind of device; go on there, or delete it") from error
-    return done
+    with torch.no_grad():
+        for value, read in zip(kept, own, strict=True):
+            value.copy_(read)
+    return about["done"], [(int(step), math.nan if loss is None else float(loss)) for step, loss in about["history"]]
+
+
+def _row(step: int, loss: float) -> list[float | None]:
+    return [step, loss if math.isfinite(loss) else None]  # clipped gradients survive a loss that is not a number

@@ -19,6 +19,7 @@ from fmwc.data import fingerprint
 from fmwc.errors import DataError, NotFiniteError, ShapeError, UsageError, pick, require_finite
 from fmwc.field import Field
 from fmwc.flow import elbo
+from fmwc.identity import digest_tensors
 from fmwc.modes import evaluating, tensor_float
 from fmwc.propagate import Linearised
 from fmwc.randomness import Stream
@@ -32,6 +33,7 @@ DECAYS: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
     "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
 }
+PAUSE = 60  # seconds between two resume points, at most; they are also written every `Plan.save_every` steps
 EVERY = 200  # steps between looks at the loss, which on a GPU wait for it
 WARM = 3  # eager steps before a CUDA graph is captured, so that the optimiser's state exists; they are real steps
 
@@ -158,10 +160,11 @@ def train(
     *,
     cond: Mapping[str, Tensor] | None = None,
     resume: str | Path | None = None,
+    identity: Mapping[str, Any] | None = None,
     progress: Callable[[int, float], None] | None = None,
     every: int = EVERY,
 ) -> list[tuple[int, float]]:
-    """Trains the parameters of `module` that require a gradient; returns (step, loss) along the way.
+    """Train the parameters of `module` that require a gradient; return (step, loss) along the way.
 
     Arguments:
         module: What is trained, on its device.
@@ -169,8 +172,10 @@ def train(
         data: All of the data, `(N, *)` or a dict of channels; kept on the module's device.
         plan: How long, how fast.
         cond: What goes with each sample (its class), by the name the loss takes it under: `(N, *)` each.
-        resume: A file for resume points. Where it exists, training goes on from it, to the weights an undisturbed run
+        resume: A file for resume points. If it exists, training resumes from it, to the weights that an undisturbed run
             would have reached.
+        identity: What the result depends on beside the plan and the data, by name: a resume point of a training with
+            another identity is refused. If not given, the module's first weights stand for it.
         progress: Called with the steps done and the latest loss,
         every: after so many steps.
     """
@@ -191,8 +196,10 @@ def train(
     resume = Path(resume) if resume else None
     parameters = [p for p in module.parameters() if p.requires_grad]
     device = parameters[0].device
-    literals = {k: v for k, v in vars(plan).items() if k not in ("save_every", "minutes", "captured")}
-    identity = {**literals, "data": fingerprint(*rows.values())}
+    literals = {k: v for k, v in vars(plan).items() if k not in ("save_every", "minutes")}
+    if identity is None:
+        identity = {"first weights": digest_tensors(module.state_dict()) if resume else ""}
+    own = {**literals, "data": fingerprint(*rows.values()), "device": device.type, **identity}
     rows = {name: each(lambda c: c.to(device), row) for name, row in rows.items()}
     cuda = device.type == "cuda"
     # A gradient's own noise is far larger than what TensorFloat-32 leaves out.
@@ -230,9 +237,12 @@ def train(
                 average.update()
             latest.copy_(value.detach())
 
-        kept = [*parameters, *(average.values if average else ())]
-        done = read_point(resume, identity, kept, optimiser, generator) if resume and resume.exists() else 0
-        first, graph, history = done, None, []
+        kept = [*parameters, *(average.values if average else ()), *module.buffers()]
+        history: list[tuple[int, float]] = []
+        done = 0
+        if resume and resume.exists():
+            done, history = read_point(resume, own, kept, parameters, optimiser, generator)
+        first, graph, saved = done, None, time.monotonic()
         until = time.monotonic() + 60 * plan.minutes if plan.minutes else math.inf
         while done < plan.iterations and time.monotonic() < until:
             for group in optimiser.param_groups:
@@ -249,13 +259,15 @@ def train(
                 history.append((done, float(latest) if plan.clip else _finite(float(latest), done)))
                 if progress:
                     progress(done, history[-1][1])
-            if resume and (done % plan.save_every == 0 or done == plan.iterations or time.monotonic() >= until):
+            now = time.monotonic()
+            if resume and (done % plan.save_every == 0 or done == plan.iterations or now >= min(until, saved + PAUSE)):
                 for parameter in parameters:
-                    require_finite(parameter, f"a weight at step {done}")  # a point that cannot be gone on from
-                save_point(resume, identity, done, kept, optimiser, generator)
+                    require_finite(parameter, f"a weight at step {done}")  # a point that cannot be resumed
+                save_point(resume, own, done, history, kept, parameters, optimiser, generator)
+                saved = time.monotonic()
     if average:
         average.give()
-    if done < plan.iterations:
+    if done < plan.iterations and (not history or history[-1][0] < done):
         history.append((done, history[-1][1] if history else math.nan))
     return history
 
@@ -275,6 +287,7 @@ def fit_noise(
     captured: bool = True,
     stratified: bool = False,
     resume: str | Path | None = None,
+    identity: Mapping[str, Any] | None = None,
     progress: Callable[[int, float], None] | None = None,
     every: int = EVERY,
     **cond: Tensor,
@@ -290,6 +303,8 @@ def fit_noise(
         beta: The weight of the KL.
         captured: On a GPU a step is a CUDA graph; switch it off for a network that waits for the GPU to know a shape.
         resume: A file for resume points.
+        identity: What the result depends on beside these arguments, the network's weights and the noise model
+            (:func:`train`).
         progress: Called with the steps done and the latest loss,
         every: after so many steps.
         cond: What the network takes beside x and t (its class, say), a row for each sample.
@@ -320,8 +335,23 @@ def fit_noise(
     def loss(x1: State, randomness: Stream, weight: Tensor, **cond: Any) -> Tensor:
         return elbo(field, x1, weight, seed=randomness, **cond)
 
+    about: dict[str, Any] = {}
+    if resume:
+        first = {} if identity is not None else {"first weights": digest_tensors(field.noise.state_dict())}
+        about = {
+            "network": digest_tensors(field.network.state_dict()),
+            "noise": field.noise.options,
+            "layers": field.noise.names,
+            "prior_rate": field.prior_rate,
+            "kl_factor": field.kl_factor,
+            "space": field.space.describe() if field.space else None,
+            **first,
+            **(identity or {}),
+        }
     with _frozen(field.network), field.noise.hooked():
-        return train(field.noise, loss, data, plan, cond=cond, resume=resume, progress=progress, every=every)
+        return train(
+            field.noise, loss, data, plan, cond=cond, resume=resume, identity=about, progress=progress, every=every
+        )
 
 
 def _learn_space(field: Field, data: State, cond: Mapping[str, Tensor]) -> None:

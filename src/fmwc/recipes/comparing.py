@@ -14,20 +14,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save as to_bytes
-from torch import nn
+from torch import Tensor, nn
 
 from fmwc.baselines import Dropout, HeteroscedasticHead
 from fmwc.checkpoint import about, load
-from fmwc.errors import CheckpointError
+from fmwc.errors import CheckpointError, FmwcError, MismatchError
 from fmwc.files import write_bytes, write_json
-from fmwc.recipes.fitting import fit_dropout, fit_head, fit_joint, fit_network, fit_retrofit, fit_variance, take_flow
+from fmwc.identity import SEAL, difference, digest_tensors, plain
+from fmwc.readers import anything, check, mapping, parse_json, read_safetensors, record, text, whole
+from fmwc.recipes.fitting import (
+    LATER,
+    fit_dropout,
+    fit_head,
+    fit_joint,
+    fit_network,
+    fit_retrofit,
+    fit_variance,
+    identity_of,
+    take_flow,
+)
 from fmwc.recipes.recipe import Clock, data_of, provenance
 
 __all__ = [
     "MEMBERS",
-    "NOT_IDENTITY",
     "SHARED",
     "Bench",
     "Say",
@@ -42,18 +52,6 @@ __all__ = [
 
 MEMBERS = 5  # of an ensemble
 SHARED = (1001, 1002, 1003, 1004)  # seeds of the members that the ensembles of all reported seeds have in common
-# A path, what makes the same weights (to rounding), and what is chosen after training.
-NOT_IDENTITY = (
-    "save_every",
-    "minutes",
-    "enough",
-    "data",
-    "compiled",
-    "noise_compiled",
-    "steps",
-    "anneal",
-    "references",
-)
 # What a network without noise does not depend on.
 OF_NOISE = (
     "method",
@@ -85,24 +83,24 @@ class Bench:
     def made(self, name: str, recipe: Any, module: nn.Module, fit: Callable[..., int | None]) -> None:
         """Fills `module` with the weights of an earlier run of the same recipe, or fits and keeps them."""
         path = self.models / f"{name}-{recipe.decay}-{recipe.seed}.safetensors"
-        aside = NOT_IDENTITY + (OF_NOISE if name == "flow" else ()) + (("flow",) if name == "joint" else ())
-        literals = {k: v for k, v in vars(recipe).items() if k not in aside}
-        identity = json.dumps({**literals, "fingerprint": self.data})
+        aside = (*LATER, *(OF_NOISE if name == "flow" else ()), *(("flow",) if name == "joint" else ()))
+        identity = plain(identity_of(recipe, self.data, aside))  # trained on one machine, it is read on others
+        point = path.with_suffix(".resume")
         if path.exists():
+            tensors, about = read_weights(path)
+            if rows := difference(about["recipe"], identity):
+                raise MismatchError(f"{path} was trained by another recipe ({rows}); delete it, or use another --out")
             try:
-                with safe_open(path, framework="pt") as file:
-                    same = (file.metadata() or {}).get("recipe") == identity
-                    module.load_state_dict({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118
-            except Exception as error:
-                raise CheckpointError(f"{path} does not fit the recipe, or is cut off; delete it") from error
-            if not same:
-                raise CheckpointError(f"{path} was trained by another recipe; delete it, or use another --out")
+                module.load_state_dict(tensors)
+            except RuntimeError as error:
+                raise CheckpointError(f"{path} is of another architecture; delete it, or use another --out") from error
+            point.unlink(missing_ok=True)
             return
         clock = Clock(self.device)
-        point = path.with_suffix(".resume")
         steps = fit(recipe, module, resume=point)
-        tensors = {k: v.detach().cpu().contiguous() for k, v in module.state_dict().items()}
-        write_bytes(path, to_bytes(tensors, {"recipe": identity, "steps": str(steps or recipe.iterations)}))
+        tensors = {k: v.detach().cpu().clone().contiguous() for k, v in module.state_dict().items()}
+        about = {"recipe": identity, "steps": steps or recipe.iterations}
+        write_bytes(path, to_bytes(tensors, {"fmwc": json.dumps({**about, SEAL: digest_tensors(tensors, about)})}))
         point.unlink(missing_ok=True)
         self.say(f"trained {name}, {recipe.decay}, seed {recipe.seed}: {clock.seconds:.0f} s")
 
@@ -113,9 +111,8 @@ class Bench:
         if given:
             steps = about(given)["recipe"]["iterations"]
             return {"steps": steps, "of": steps}
-        with safe_open(self.models / f"{name}-{recipe.decay}-{seed}.safetensors", framework="pt") as file:
-            done = (file.metadata() or {}).get("steps", recipe.iterations)
-        return {"steps": int(done), "of": recipe.iterations}
+        _, about_weights = read_weights(self.models / f"{name}-{recipe.decay}-{seed}.safetensors")
+        return {"steps": about_weights["steps"], "of": recipe.iterations}
 
     @cached_property
     def data(self) -> str:
@@ -176,6 +173,23 @@ class Bench:
         return head
 
 
+_WEIGHTS = record({"recipe": mapping(anything, 1000), "steps": whole(), SEAL: text(64, "[0-9a-f]{64}")})
+
+
+def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the weights of a network that the bench trained, and what is known of them."""
+    tensors, metadata = read_safetensors(path, error=CheckpointError)
+    try:
+        about = check(parse_json(metadata.get("fmwc", ""), "its description"), _WEIGHTS, "its description")
+        if about.pop(SEAL) != digest_tensors(tensors, about):
+            raise CheckpointError("its hash is not that of its content")
+    except FmwcError as error:
+        raise CheckpointError(
+            f"{path} is not a network of fmwc reproduce, or was changed ({error}); delete it"
+        ) from error
+    return tensors, about
+
+
 def read_piece(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
@@ -186,9 +200,8 @@ def read_piece(path: Path) -> dict[str, Any]:
 def check_cell(path: Path, made_with: dict[str, Any]) -> None:
     """Raises where a cell that is there was made with other settings."""
     about = read_piece(path)["provenance"]
-    changed = [k for k, v in made_with.items() if json.loads(json.dumps(v)) != about.get(k, v)]
-    if changed:
-        raise CheckpointError(f"{path} was made with other {', '.join(changed)}; delete it, or use another --out")
+    if rows := difference({name: about.get(name) for name in made_with}, made_with):
+        raise MismatchError(f"{path} was made with other settings ({rows}); delete it, or use another --out")
 
 
 def piece(out: Path, seed: int, name: str) -> Path:

@@ -1,8 +1,8 @@
-"""Fitting by a recipe: the same five ways in every setting, and a folder that a killed run goes on in."""
+"""Fitting by a recipe: the same five methods in every setting, into a folder that an interrupted run resumes in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,16 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from fmwc.baselines import Dropout, HeteroscedasticHead, nll
-from fmwc.checkpoint import load, save
+from fmwc.checkpoint import identity, load, save
 from fmwc.eightbit import round_weights
-from fmwc.errors import CheckpointError, OutputError, StoppedError, UsageError
+from fmwc.errors import CheckpointError, StoppedError, UsageError
 from fmwc.field import Field, Reference
+from fmwc.files import claimed
 from fmwc.flow import Space, elbo, flow_matching
+from fmwc.identity import digest_tensors
 from fmwc.randomness import Stream, derive
-from fmwc.recipes.recipe import Clock, data_of, provenance
+from fmwc.recipes.recipe import Clock, data_of, provenance, runtime
 from fmwc.training import Plan, fit_noise, train
 
 __all__ = [
+    "LATER",
     "Recipe",
     "finish",
     "fit",
@@ -30,8 +33,13 @@ __all__ = [
     "fit_network",
     "fit_retrofit",
     "fit_variance",
+    "identity_of",
     "take_flow",
 ]
+
+NEVER = ("data", "save_every", "minutes", "enough")  # a path, and how a training is cut into pieces
+# What the weights of a network do not depend on: it is chosen after training.
+LATER = ("steps", "anneal", "references")
 
 Progress = Callable[[str, int, int, float], None]  # (stage, steps done, steps in all, loss)
 
@@ -78,7 +86,8 @@ def _train(
     """Trains by the recipe's plan; returns how many steps were taken, which a clock may make fewer than planned."""
     data, cond = recipe.rows()
     show = _report(progress, stage, recipe.plan.iterations)
-    history = train(module, loss, data, recipe.plan, cond=cond, resume=resume, progress=show)
+    about = identity_of(recipe, "", LATER) if resume else None  # the data is in the identity already
+    history = train(module, loss, data, recipe.plan, cond=cond, resume=resume, identity=about, progress=show)
     done = history[-1][0] if history else recipe.plan.iterations  # a run that was complete already took none
     if done < getattr(recipe, "enough", 1.0) * recipe.plan.iterations:
         raise StoppedError(
@@ -143,7 +152,8 @@ def fit_variance(
 
     plan = replace(recipe.plan, iterations=recipe.noise_steps, lr=recipe.noise_lr, decay="cosine", compiled=False)
     show = _report(progress, "variance", plan.iterations)
-    train(head, loss, data, plan, cond=cond, resume=resume, progress=show)
+    about = {**identity_of(recipe, "", LATER), "network": digest_tensors(head.state_dict())} if resume else None
+    train(head, loss, data, plan, cond=cond, resume=resume, identity=about, progress=show)
 
 
 def fit_joint(recipe: Recipe, field: Field, progress: Progress | None = None, resume: Path | None = None) -> int:
@@ -171,6 +181,7 @@ def fit_retrofit(recipe: Recipe, field: Field, progress: Progress | None = None,
         stratified=recipe.plan.stratified,
         compiled=getattr(recipe, "noise_compiled", False),
         resume=resume,
+        identity=identity_of(recipe, "", LATER) if resume else None,
         progress=_report(progress, "noise", recipe.noise_steps),
         **cond,
     )
@@ -189,30 +200,47 @@ def take_flow(recipe: Recipe, network: nn.Module) -> bool:
     return bool(given)
 
 
-def fit(recipe: Any, out: Path, device: torch.device, progress: Progress | None = None) -> Field:
-    """Trains a field by the recipe into a folder. A run that was killed goes on where it was."""
-    if out.exists() and not out.is_dir():
-        raise OutputError(f"{out} is a file; give --out a folder")
-    if (out / "recipe.json").exists():
-        raise OutputError(f"{out} already holds a checkpoint and was not touched; choose another --out")
-    strange = [p.name for p in out.glob("*") if not p.name.endswith(".resume")] if out.is_dir() else []
-    if strange:
-        raise OutputError(f"{out} is not empty ({strange[0]}) and nothing in it was touched; choose another --out")
+def identity_of(recipe: Any, data: str, aside: Sequence[str] = ()) -> dict[str, Any]:
+    """Everything that changes what a recipe makes: its fields, the data and the flow it starts from by their content.
+
+    Arguments:
+        data: The fingerprint of the data; empty where that is known otherwise.
+        aside: Fields that do not count beside those that never do.
+    """
+    fields = {k: v for k, v in asdict(recipe).items() if k not in (*NEVER, *aside)}
+    if fields.get("flow"):
+        fields["flow"] = identity(fields["flow"])
+    return {"name": getattr(recipe, "name", ""), **fields, **({"data": data} if data else {})}
+
+
+def fit(
+    recipe: Any, out: Path, device: torch.device, progress: Progress | None = None, *, force: bool = False
+) -> Field:
+    """Train a field by the recipe into a folder. Resumes if interrupted.
+
+    Arguments:
+        recipe: What to train, and how.
+        out: The folder.
+        device: Where to train.
+        progress: Told of the steps as they are taken.
+        force: Write into a folder that is not empty.
+    """
     clock = Clock(device)
-    recipe.rows()  # data that cannot be read is said before anything is built
-    field = recipe.attach(recipe.network()).to(device)
-    if recipe.method == "joint":
-        if getattr(recipe, "flow", ""):
-            raise UsageError("joint training starts from nothing; leave out flow, or say method=retrofit")
-        steps = fit_joint(recipe, field, progress, out / "joint.resume")
-    else:
-        given = take_flow(recipe, field.network)
-        steps = 0 if given else fit_network(recipe, field.network, progress, out / "flow.resume")
-        fit_retrofit(recipe, field, progress, out / "noise.resume")
-    finish(recipe, field, out, clock, {"steps": steps, "of": recipe.plan.iterations})
-    for point in out.glob("*.resume"):
-        point.unlink()
-    return field
+    if recipe.method == "joint" and getattr(recipe, "flow", ""):
+        raise UsageError("joint training starts from nothing; leave out flow, or say method=retrofit")
+    about = {**identity_of(recipe, data_of(recipe)), **runtime(device)}  # data that cannot be read is refused here
+    with claimed(out, "train", about, force=force, resumes=True) as folder:
+        if folder.finished:
+            return load(out, device=device)
+        field = recipe.attach(recipe.network()).to(device)
+        if recipe.method == "joint":
+            steps = fit_joint(recipe, field, progress, folder.work / "joint.resume")
+        else:
+            given = take_flow(recipe, field.network)
+            steps = 0 if given else fit_network(recipe, field.network, progress, folder.work / "flow.resume")
+            fit_retrofit(recipe, field, progress, folder.work / "noise.resume")
+        finish(recipe, field, out, clock, {"steps": steps, "of": recipe.plan.iterations})
+        return field
 
 
 def finish(recipe: Any, field: Field, out: Path, clock: Clock, trained: dict[str, int] | None = None) -> None:

@@ -11,16 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fmwc.checkpoint import save
-from fmwc.data import arrays
-from fmwc.errors import DataError, NotFiniteError, UsageError, pick, require_finite
+from fmwc.checkpoint import about as checkpoint_about
+from fmwc.checkpoint import load, save
+from fmwc.data import arrays, fingerprint
+from fmwc.errors import CheckpointError, DataError, NotFiniteError, UsageError, pick, require_finite
 from fmwc.field import Field, Reference, attach
+from fmwc.files import Folder, claimed, write_json
 from fmwc.flow import Space, as_space, elbo, euclidean
+from fmwc.identity import digest_tensors, plain
 from fmwc.modes import evaluating
 from fmwc.randomness import derive
+from fmwc.readers import anything, array, read_json
 from fmwc.recipes.named import try_once
-from fmwc.recipes.recipe import Clock, provenance
-from fmwc.sampling import SCORES, default_estimator, noise, sample, setting
+from fmwc.recipes.recipe import Clock, provenance, runtime
+from fmwc.sampling import SCORES, Parts, default_estimator, noise, sample, setting
 from fmwc.sampling.adaptive import FEW, numbers
 from fmwc.sampling.scores import FEWEST, parsed
 from fmwc.state import State, batch_size, channels, each
@@ -34,6 +38,7 @@ PAIRS = 4  # times and draws a held-out sample: the same ones at every look, so 
 REFERENCES = 1_000  # samples; more where there are more classes
 CLASSES = 1_000  # whole numbers that are classes, at most
 CHUNK = 128  # held-out samples looked at together
+LOOKED = "held_out.json"  # what was seen so far
 LOOKS = 8  # at what is held out, so that the last quarter of the steps is told from the others
 ENOUGH = 0.01  # of the whole gain: what the last quarter of enough steps adds
 
@@ -115,8 +120,9 @@ def retrofit(
     device: torch.device | str = "cpu",
     entry: str = "",
     progress: Progress | None = None,
+    force: bool = False,
 ) -> tuple[Field, list[tuple[int, float]]]:
-    """Fits noise to a network, reads its reference, and writes the checkpoint.
+    """Fit noise to a network, read its reference, and write the checkpoint. Resumes if interrupted.
 
     Arguments:
         network: Trained; called as `network(x, t, **cond)`. It stays as it is.
@@ -126,6 +132,7 @@ def retrofit(
         space: Where states live; that of the data, flat, if not given.
         entry: How the network is built, for the record.
         progress: Told of every look at the held-out samples, after each eighth of the steps.
+        force: Write into a folder that is not empty.
 
     Returns:
         The field, and (step, held-out loss) along the way: where the last quarter of the steps moved it by less than a
@@ -134,13 +141,42 @@ def retrofit(
     device, clock, how = torch.device(device), Clock(torch.device(device)), how or Retrofit()
     _check(how)
     network = network.to(device)
-    if how.own_samples:
-        data = _own(network, how, space, data, device)
-    if data is None or data.x is None:
+    if not how.own_samples and (data is None or data.x is None):
         held = f", which holds {', '.join(data.cond)}" if data is not None else ""
         raise UsageError(
             f"give data (an array x in the file{held}), or draw the network's own samples: --own-samples N"
         )
+    about = {
+        **vars(how),
+        "network": digest_tensors(network.state_dict(), type(network).__qualname__),
+        "data": None if data is None else fingerprint(*(v for v in (data.x, *data.cond.values()) if v is not None)),
+        "conditions": None if data is None else list(data.cond),
+        "space": None if space is None else space.describe(),
+        "entry": entry,
+        **runtime(device),
+    }
+    with claimed(out, "retrofit", about, force=force, resumes=True) as folder:
+        if folder.finished:
+            field = load(out, network, space=space, device=device)
+            return field, [(int(step), float(loss)) for step, loss in checkpoint_about(out)["metrics"]["held_out"]]
+        return _retrofit(network, folder, data, how, space, device, entry, progress, clock)
+
+
+def _retrofit(
+    network: nn.Module,
+    folder: Folder,
+    data: arrays.Samples | None,
+    how: Retrofit,
+    space: Space | None,
+    device: torch.device,
+    entry: str,
+    progress: Progress | None,
+    clock: Clock,
+) -> tuple[Field, list[tuple[int, float]]]:
+    if how.own_samples:
+        data = _own(network, how, space, data, device, folder.work)
+    assert data is not None
+    assert data.x is not None
     x: State = data.x
     count = batch_size(x)
     aside = min(MOST_HELD_OUT, round(HELD_OUT * count))
@@ -160,15 +196,17 @@ def retrofit(
     order = torch.randperm(count, generator=torch.Generator().manual_seed(derive(how.seed, "held out")))
     fresh, fresh_cond = _taken(data, order[:aside], device)
     rest, rest_cond = _taken(data, order[aside:], torch.device("cpu"))
-    looks: list[tuple[int, float]] = []
+    looks = _looks(folder.work / LOOKED)
 
     def look(done: int, loss: float) -> None:
-        looks.append((done, held_out_elbo(field, fresh, fresh_cond, how.beta, how.seed)))
+        looks[done] = held_out_elbo(field, fresh, fresh_cond, how.beta, how.seed)
+        write_json(folder.work / LOOKED, [[step, plain(found)] for step, found in looks.items()])
         if progress:
-            progress(done, how.steps, loss, looks[-1][1])
+            progress(done, how.steps, loss, looks[done])
 
     try_once(network, fresh, fresh_cond)
-    look(0, held_out_elbo(field, fresh, fresh_cond, how.beta, how.seed))
+    if 0 not in looks:
+        look(0, held_out_elbo(field, fresh, fresh_cond, how.beta, how.seed))
     fit_noise(
         field,
         rest,
@@ -178,21 +216,31 @@ def retrofit(
         lr=how.lr,
         captured=how.captured,
         seed=derive(how.seed, "retrofit"),
+        resume=folder.work / "noise.resume",
         progress=look,
         every=max(1, how.steps // LOOKS),
         **rest_cond,
     )
-    if not math.isfinite(looks[-1][1]):
-        raise NotFiniteError("the held-out loss is not finite, and nothing was written; lower --lr")
-    field.reference = _reference(field, how, data.cond)
+    found = sorted(looks.items())
+    if not math.isfinite(found[-1][1]):
+        raise NotFiniteError("the held-out loss is not finite, and no checkpoint was written; lower --lr")
+    field.reference = _reference(field, how, data.cond, folder.work)
     save(
         field,
-        out,
+        folder.path,
         recipe={"name": "own", "network": entry, **vars(how)},
-        metrics={"held_out": looks},
+        metrics={"held_out": found},
         provenance=provenance(device, clock.seconds, seeds=[how.seed]),
     )
-    return field, looks
+    return field, found
+
+
+def _looks(path: Path) -> dict[int, float]:
+    """Return the held-out losses of an interrupted run, by step; those after its resume point are read again."""
+    if not path.is_file():
+        return {}
+    rows = read_json(path, array(array(anything, 2, 2), most=100_000), error=CheckpointError)
+    return {int(step): float(loss) for step, loss in rows}
 
 
 def _check(how: Retrofit) -> None:
@@ -210,7 +258,12 @@ def _check(how: Retrofit) -> None:
 
 
 def _own(
-    network: nn.Module, how: Retrofit, space: Space | None, data: arrays.Samples | None, device: torch.device
+    network: nn.Module,
+    how: Retrofit,
+    space: Space | None,
+    data: arrays.Samples | None,
+    device: torch.device,
+    work: Path,
 ) -> arrays.Samples:
     """The network's own samples, under the conditions of the data in turn if it has any."""
     cond: dict[str, Any] = {} if data is None else _repeated(data.cond, how.own_samples, device)
@@ -230,6 +283,7 @@ def _own(
         confidence=False,
         space=where,
         batch=how.batch,
+        parts=Parts(work / "own"),
         **cond,
     )
     return arrays.Samples(each(lambda c: c.cpu(), run.x), {k: v.cpu() for k, v in cond.items()})
@@ -263,7 +317,7 @@ def _in_turn(y: Tensor, count: int) -> Tensor:  # (N,) -> (count,)
     return torch.stack([of[row] for of, row in zip(members, rows, strict=True)], 1).flatten()[:count]
 
 
-def _reference(field: Field, how: Retrofit, cond: dict[str, Tensor]) -> Reference:
+def _reference(field: Field, how: Retrofit, cond: dict[str, Tensor], work: Path) -> Reference:
     """Scores of samples of a seed of their own, compared within a class where the data has classes."""
     assert field.space is not None
     score = how.score or ("temporal_ratio" if numbers(field.space) <= FEW else "integrated")
@@ -278,6 +332,7 @@ def _reference(field: Field, how: Retrofit, cond: dict[str, Tensor]) -> Referenc
         steps=how.sampling_steps,
         seed=derive(how.seed, "reference"),
         batch=how.batch,
+        parts=Parts(work / "reference"),
         **_repeated(cond, count, field.device),
     )
     run = run.ranked_by(score, within=within)

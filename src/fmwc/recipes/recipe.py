@@ -19,7 +19,7 @@ from fmwc.errors import UnknownNameError, UsageError, nearest
 from fmwc.randomness import derive
 from fmwc.training import Plan
 
-__all__ = ["Clock", "data_of", "describe_device", "override", "pick_device", "plan_of", "provenance"]
+__all__ = ["Clock", "data_of", "describe_device", "override", "pick_device", "plan_of", "provenance", "runtime"]
 
 R = TypeVar("R")
 
@@ -97,6 +97,13 @@ def _commit() -> str:
         return subprocess.run(asked, cwd=here, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def runtime(device: torch.device) -> dict[str, str]:
+    """What a result depends on beside its recipe: part of the identity of every run that can be resumed."""
+    from fmwc import __version__  # here, because the package itself imports from below
+
+    return {"device": device.type, "torch": torch.__version__, "fmwc": __version__}
 
 
 def provenance(device: torch.device, seconds: float, **more: Any) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from fmwc.sampling.compiled import Compiled
 from fmwc.sampling.controllers import Controller, Grid, Uniform
 from fmwc.sampling.decoders import DECODERS, Decoder, cost_of, decode_mean
 from fmwc.sampling.growing import growing
+from fmwc.sampling.parts import Parts
 from fmwc.sampling.planned import Extrapolated, Planned, Profile
 from fmwc.sampling.rereading import reread
 from fmwc.sampling.sampler import Sampler
@@ -45,6 +46,7 @@ __all__ = [
     "Ema",
     "Extrapolated",
     "Grid",
+    "Parts",
     "Planned",
     "Profile",
     "Sampler",
@@ -114,7 +116,7 @@ def sample(
     keep_states: bool = False,
     batch: int = 16384,
     progress: Callable[[int], None] | None = None,
-    keep: Callable[[Trajectory], None] | None = None,
+    parts: Parts | None = None,
     **cond: Any,
 ) -> Trajectory:
     """Draws samples with their confidence. Turning confidence on does not change a sample.
@@ -147,7 +149,8 @@ def sample(
         keep_states: Keep the states of every step.
         batch: Samples integrated together, at most: where they do not fit in memory, half of them, and so on.
         progress: Called with the number of samples done since the last call.
-        keep: Called with the run of each batch as it is done, so that a long run can be saved as it goes.
+        parts: A folder that batches are kept in as they are drawn (:class:`Parts`); those that are there already are
+            not drawn again, so that a run that was interrupted goes on.
         cond: Given to the network; tensors with a row for each sample are split with the batches.
     """
     where = getattr(field, "space", None) if space is None else as_space(space)
@@ -190,7 +193,7 @@ def sample(
         anneal=anneal,
         keep_states=keep_states,
         progress=progress,
-        keep=keep,
+        parts=parts,
     )
     device = _device(field)
     cond = {

@@ -19,6 +19,7 @@ from fmwc.propagate import Estimator, Record, Transport, Transported, as_estimat
 from fmwc.randomness import Blocks, Randomness, derive
 from fmwc.sampling.controllers import Controller, Readings, begin, due, follows, foreseen, needs_variance
 from fmwc.sampling.decoders import DECODERS, Decoder, cost_of, decode_map
+from fmwc.sampling.parts import Parts
 from fmwc.sampling.steppers import STEPPERS
 from fmwc.sampling.trajectory import Trajectory
 from fmwc.state import SINGLE, State, batch_size, channels, each, require_state
@@ -53,7 +54,7 @@ class Sampler:
         anneal: Anti-annealing: the velocity of the named channels is followed at 1 + s·t times its speed; as the
             space's channels say if `None`.
         progress: Called with the number of samples done since the last call.
-        keep: Called with the run of each batch as it is done, so that a long run can be saved as it goes.
+        parts: Where batches are kept as they are drawn; those that are there already are not drawn again.
     """
 
     field: Any
@@ -71,11 +72,13 @@ class Sampler:
     anneal: Mapping[str, float] | None = None
     keep_states: bool = False
     progress: Callable[[int], None] | None = None
-    keep: Callable[[Trajectory], None] | None = None
+    parts: Parts | None = None
 
     def __post_init__(self) -> None:
         pick(STEPPERS, self.stepper, "stepper")
         pick(dict.fromkeys(("full", "total", "score")), self.record, "record")
+        if self.parts and self.keep_states:
+            raise UsageError("batches that are kept on disk do not hold their states; leave out keep_states or parts")
         if self.record == "score" and (self.keep_states or self.transport):
             raise UsageError("record='score' keeps a sample's score alone; leave out keep_states and transport")
         if isinstance(self.schedule, int) and self.schedule < 1:
@@ -119,6 +122,12 @@ class Sampler:
         parts: list[Trajectory] = []
         a, size, too_many = 0, min(self.batch, count), 0
         while a < count:
+            if self.parts and (part := self.parts.get(first + a, count - a, like.device)) is not None:
+                parts.append(part)
+                a += len(part)
+                if self.progress:
+                    self.progress(len(part))
+                continue
             b = min(a + size, count)
             here = {k: v[a:b] if _one_a_sample(v, count) else v for k, v in cond.items()}
             randomness = Blocks(derive(seed, "sampler"), first + a, b - a)
@@ -138,9 +147,8 @@ class Sampler:
                 )
                 too_many = 0
             part = replace(part, seed=seed, cond=_conditions(here, b - a), index=torch.arange(first + a, first + b))
-            parts.append(part.scored(self.score) if self.record == "score" else part)
-            if self.keep:
-                self.keep(parts[-1])
+            part = part.scored(self.score) if self.record == "score" else part
+            parts.append(self.parts.put(part) if self.parts else part)
             if self.progress:
                 self.progress(b - a)
             a = b

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,6 @@ from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr, shares
 __all__ = ["CrystalSetting"]
 
 FORMATS = dict.fromkeys(("cif", "extxyz"))
-PARTS = ".fmwc-parts"  # what was drawn so far, while a run goes on: files of samples
 
 
 class CrystalSetting(Setting):
@@ -52,7 +51,7 @@ class CrystalSetting(Setting):
 
     name, presets = "crystals", PRESETS
     bad, kept = "above 0.1 eV/atom or not to be judged", 0.1
-    large = None  # they are judged together
+    large, compact = None, True  # they are judged together
     draws, seeds, every, reading, judges, reproduced = 5, "0", EVERY, READ_BY, True, 2_500
 
     def __init__(self, calculator: str = "chgnet") -> None:
@@ -165,9 +164,9 @@ class CrystalSetting(Setting):
         columns = dict(self.judgement(run).columns)
         first = {name: columns.pop(name) for name in ("name", "formula", "atoms")}
         own: dict[str, list[Any]] = {}
-        if len(run.times) or run.transported is not None:  # structures drawn without a confidence have none
+        with suppress(UsageError):  # a run without a variance, or too short for its score, has no confidence
             own = {"confidence": run.confidence.tolist(), "score": run.score().tolist()}
-        if len(run.times):
+        if own and len(run.times):
             name = SCORE if run.default_score == DISPERSION else run.default_score.rpartition("/")[2]
             own |= {f"score_{c}": run.score(f"{c}/{name}").tolist() for c in CHANNELS}
         return {**first, **own, **columns}
@@ -188,22 +187,10 @@ class CrystalSetting(Setting):
             valid = np.array(judgement["distances_ok"], bool)
             picture = sorted_by_confidence(crystals_of(run), *order, valid, score=run.score().cpu().numpy())
             written.append(write_bytes(out / "crystals.png", figures.png(picture)))
-        _clear(out / PARTS)
         return written
 
     def check_format(self, format: str) -> None:
         pick(FORMATS, format or "cif", "format")
-
-    def keep(self, out: Path) -> Callable[[Trajectory], None]:
-        """Saves each batch as it is drawn, so that a run that dies leaves what it had."""
-        done = 0
-
-        def save(part: Trajectory) -> None:
-            nonlocal done
-            part.compact().save(out / PARTS / f"{done:06d}.safetensors")
-            done += len(part)
-
-        return save
 
     def evaluate(self, field: Field, count: int, seed: int, data: str, progress: Show) -> dict[str, Any]:
         run = self.draw(field, count, seed, progress)
@@ -229,14 +216,6 @@ class CrystalSetting(Setting):
 
     def tables(self, out: Path) -> list[Path]:
         return write_tables(out)
-
-
-def _clear(parts: Path) -> None:
-    """Takes away the parts of a run that is written whole, and nothing else."""
-    for part in parts.glob("[0-9]*.safetensors"):
-        part.unlink()
-    with suppress(OSError):  # not there, or not only ours
-        parts.rmdir()
 
 
 def _training(data: str = "") -> Crystals | None:

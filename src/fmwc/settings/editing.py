@@ -12,7 +12,7 @@ from torch import Tensor
 from fmwc.confidence.editing import critical_time, edit, random_times
 from fmwc.confidence.resuming import snapped
 from fmwc.errors import UsageError, nearest, pick
-from fmwc.files import check_folder, new_folder, write_bytes
+from fmwc.files import claimed, write_bytes
 from fmwc.report.look import png
 from fmwc.sampling import Trajectory
 from fmwc.settings.samples import Outcome, open_samples, ranked_by_variance, write_rows
@@ -71,7 +71,6 @@ def edit_samples(
         raise UsageError(f"--scale is a standard deviation, at least 0; got {scale}")
     if replicates < 1:
         raise UsageError(f"--replicates is at least 1, got {replicates}")
-    check_folder(out, force=force)
     opened = open_samples(samples, out, device, checkpoint, judge)
     setting, field, options = opened.setting, opened.field, opened.options
     if channel and field.space is not None:
@@ -82,21 +81,21 @@ def edit_samples(
     options = {**options, **{name: value.to(device) for name, value in asked.items()}}
     into = channel or None
     when = _times(run, time, into, before, seed, replicates)
-    say_on_stderr(f"making the ways of {len(run)} samples again, and {len(run) * replicates} edits of them")
-    origin = opened.with_states(run)[0]
-    if opened.way.few:  # now it is known
-        when = _times(origin, time, into, before, seed, replicates)
-    done = edit(field, origin, into, at=when, scale=scale, seed=seed, replicates=replicates, **options)
-    done = replace(done, made=replace(opened.way, by="edit").record())
-    index = torch.arange(len(run), device=which.device).repeat_interleave(replicates)
-    seeds = origin.take(index)
-    starts = seeds.grid.gather(0, snapped(seeds, when.reshape(-1))[None])[0]
-    table = {"edit": list(range(len(done))), "sample": which[index].tolist(), "time": starts.tolist()}
-    table |= setting.changes(seeds, done, into)
-    new_folder(out, force=force)
-    written = setting.write_samples(done, out)
-    written.append(write_rows(out / "edits.csv", table))
-    written.append(write_bytes(out / "edits.png", png(setting.draw_edits(seeds, done, table))))
+    with claimed(out, "edit", force=force):
+        say_on_stderr(f"recomputing {len(run)} trajectories, and {len(run) * replicates} edits of them")
+        origin = opened.with_states(run)[0]
+        if opened.way.few:  # now it is known
+            when = _times(origin, time, into, before, seed, replicates)
+        done = edit(field, origin, into, at=when, scale=scale, seed=seed, replicates=replicates, **options)
+        done = replace(done, made=replace(opened.way, by="edit").record())
+        index = torch.arange(len(run), device=which.device).repeat_interleave(replicates)
+        seeds = origin.take(index)
+        starts = seeds.grid.gather(0, snapped(seeds, when.reshape(-1))[None])[0]
+        table = {"edit": list(range(len(done))), "sample": which[index].tolist(), "time": starts.tolist()}
+        table |= setting.changes(seeds, done, into)
+        written = setting.write_samples(done, out)
+        written.append(write_rows(out / "edits.csv", table))
+        written.append(write_bytes(out / "edits.png", png(setting.draw_edits(seeds, done, table))))
     rows = [
         {"": "edits", "value": f"{len(done)}, of {len(run)} samples"},
         {"": "at", "value": f"t = {starts.mean():.2f} on average ({starts.min():.2f} to {starts.max():.2f})"},

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fmwc.checkpoint import load, load_network
 from fmwc.data import mnist
-from fmwc.errors import DataError, OutputError, UsageError
+from fmwc.errors import DataError, UsageError
 from fmwc.field import Field
 from fmwc.files import write_bytes
 from fmwc.metrics.images import activations, failed, frechet, predictions
@@ -91,19 +91,19 @@ class MnistSetting(Setting):
 
         return load_network(self.eye, device=device)
 
-    def fit(self, recipe: Any, out: Path, device: torch.device, progress: Progress | None = None) -> None:
+    def fit(
+        self, recipe: Any, out: Path, device: torch.device, progress: Progress | None = None, *, force: bool = False
+    ) -> None:
         if not isinstance(recipe, Judge):
-            fit(recipe, out, device, progress)
+            fit(recipe, out, device, progress, force=force)
             return
 
         def show(done: int, loss: float) -> None:
             if progress:
                 progress("judge", done, recipe.iterations, loss)
 
-        if out.exists():
-            raise OutputError(f"{out} is there already and was not touched; choose another --out")
         splits = [mnist.load(recipe.data or None, s, own=recipe.own, classes=recipe.classes) for s in ("train", "test")]
-        fit_judge(recipe, splits[0], splits[1], out, device, show)
+        fit_judge(recipe, splits[0], splits[1], out, device, show, force=force)
 
     def conditions(self, field: Field, count: int, label: int | None = None, seed: int = 0) -> dict[str, Tensor]:
         classes = _config(field)["classes"]

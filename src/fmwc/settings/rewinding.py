@@ -10,7 +10,7 @@ import torch
 
 from fmwc.confidence.rewinding import resample
 from fmwc.errors import UsageError
-from fmwc.files import check_folder, new_folder
+from fmwc.files import claimed
 from fmwc.settings.samples import Outcome, open_samples, ranked_by_variance, write_rows
 from fmwc.settings.setting import say_on_stderr
 
@@ -51,49 +51,50 @@ def rewind_samples(
         raise UsageError(f"--share lies in (0, 1], got {share}")
     if not before >= 0 or not 0 <= scale < float("inf"):
         raise UsageError(f"--before and --scale are at least 0; got {before} and {scale}")
-    check_folder(out, force=force)
     opened = open_samples(samples, out, device, checkpoint, judge)
     setting, field, options = opened.setting, opened.field, opened.options
     run = origin = ranked_by_variance(opened.run, field)
     doubt, again = run.score(), 0  # what is missing for a score is said before anything is computed
-    if not fresh:
-        say_on_stderr(f"making the ways of {len(run)} samples again")
-        origin, again = opened.with_states(run)
-        doubt = origin.score()
-    say_on_stderr(f"rewinding with {extra * len(run)} evaluations")
-    found = resample(
-        field,
-        origin,
-        extra * len(run),
-        share=share,
-        before=before,
-        scale=scale,
-        fresh=fresh,
-        seed=seed,
-        **options,
-    )
-    done = replace(
-        found.run, states=None, made=replace(opened.way, by="sample" if fresh else "rewind", selected="rewind").record()
-    )
-    branch, after = found.branch.cpu(), done.score()
-    table = {
-        "sample": list(range(len(run))),
-        "branch": branch.tolist(),
-        "score_before": doubt.tolist(),
-        "score_after": after.tolist(),
-    }
-    rows = [
-        {"": "evaluations a sample", "value": f"{found.evaluations / len(run):.2f} of {extra}"},
-        {"": "changed", "value": f"{(branch > 0).double().mean():.1%} of {len(run)} samples"},
-        {"": f"{run.default_score}, mean", "value": f"{doubt.mean():.4g}, then {after.mean():.4g}"},
-    ]
-    if again:
-        rows.insert(1, {"": "… and to make the ways again", "value": f"{again / len(run):.0f}"})
-    if setting.has_judge:
-        bad = {name: np.asarray(setting.judge(one)) for name, one in (("before", run), ("after", done))}
-        table |= {f"bad_{name}": judged.tolist() for name, judged in bad.items()}
-        rows.append({"": setting.bad, "value": ", then ".join(f"{judged.mean():.1%}" for judged in bad.values())})
-    new_folder(out, force=force)
-    written = setting.write_samples(done, out)
-    written.append(write_rows(out / "rewound.csv", table))
+    with claimed(out, "rewind", force=force):
+        if not fresh:
+            say_on_stderr(f"recomputing {len(run)} trajectories")
+            origin, again = opened.with_states(run)
+            doubt = origin.score()
+        say_on_stderr(f"rewinding with {extra * len(run)} evaluations")
+        found = resample(
+            field,
+            origin,
+            extra * len(run),
+            share=share,
+            before=before,
+            scale=scale,
+            fresh=fresh,
+            seed=seed,
+            **options,
+        )
+        done = replace(
+            found.run,
+            states=None,
+            made=replace(opened.way, by="sample" if fresh else "rewind", selected="rewind").record(),
+        )
+        branch, after = found.branch.cpu(), done.score()
+        table = {
+            "sample": list(range(len(run))),
+            "branch": branch.tolist(),
+            "score_before": doubt.tolist(),
+            "score_after": after.tolist(),
+        }
+        rows = [
+            {"": "evaluations a sample", "value": f"{found.evaluations / len(run):.2f} of {extra}"},
+            {"": "changed", "value": f"{(branch > 0).double().mean():.1%} of {len(run)} samples"},
+            {"": f"{run.default_score}, mean", "value": f"{doubt.mean():.4g}, then {after.mean():.4g}"},
+        ]
+        if again:
+            rows.insert(1, {"": "… and to recompute the trajectories", "value": f"{again / len(run):.0f}"})
+        if setting.has_judge:
+            bad = {name: np.asarray(setting.judge(one)) for name, one in (("before", run), ("after", done))}
+            table |= {f"bad_{name}": judged.tolist() for name, judged in bad.items()}
+            rows.append({"": setting.bad, "value": ", then ".join(f"{judged.mean():.1%}" for judged in bad.values())})
+        written = setting.write_samples(done, out)
+        written.append(write_rows(out / "rewound.csv", table))
     return Outcome(rows, written)

@@ -87,6 +87,7 @@ class Setting(ABC):
         every: The variance is read at every k-th step, if nothing is said, and
         reading: by this estimator; `True` is the library's own choice.
         large: Of more samples than this, each is written as it comes, with its score alone; `None` is never.
+        compact: Whether files of samples hold one variance per sample and channel in place of one per coordinate.
     """
 
     reproduced: int = 10_000
@@ -95,6 +96,7 @@ class Setting(ABC):
     every: int = 1
     reading: Any = True
     large: int | None = 50_000
+    compact: bool = False
     name: str
     presets: dict[str, Any]
     bad: str
@@ -114,8 +116,10 @@ class Setting(ABC):
             raise UsageError(f"{self.name} makes its own data; leave out --data and --own")
         return override(chosen, [*extra, *changes])
 
-    def fit(self, recipe: Any, out: Path, device: torch.device, progress: Progress | None = None) -> None:
-        fit(recipe, out, device, progress)
+    def fit(
+        self, recipe: Any, out: Path, device: torch.device, progress: Progress | None = None, *, force: bool = False
+    ) -> None:
+        fit(recipe, out, device, progress, force=force)
 
     def judged_by(self, judge: str) -> Setting:
         """The same setting with a judge of the user's own."""
@@ -226,7 +230,8 @@ class Setting(ABC):
         """Whether so many samples are written as they come: not where their confidence is made from all of them."""
         if self.large is None or count <= self.large:
             return False
-        return options["confidence"] is False or self.draw(field, 1, 0, None, label, **options).reference is not None
+        one = {**options, "parts": None}
+        return options["confidence"] is False or self.draw(field, 1, 0, None, label, **one).reference is not None
 
     def _options(
         self, field: Field, count: int, seed: int, label: int | None, options: dict[str, Any]
@@ -271,10 +276,6 @@ class Setting(ABC):
         """Raises where samples are not written in this format; empty is the setting's own."""
         if format:
             raise UsageError(f"samples of {self.name} have one format; leave out --format")
-
-    def keep(self, out: Path) -> Callable[[Trajectory], None] | None:
-        """Saves each batch of a long run as it is drawn, where that is worth it."""
-        return None
 
     def table(self, run: Trajectory) -> dict[str, list[Any]]:
         """One row per sample: its name, its numbers where they are few, what was asked for, and the confidence."""

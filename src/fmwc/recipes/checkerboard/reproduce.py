@@ -25,7 +25,7 @@ from fmwc.randomness import derive
 from fmwc.recipes.checkerboard.reading import decoders, headline, read_field, scores_of
 from fmwc.recipes.checkerboard.recipe import SPACE, Checkerboard
 from fmwc.recipes.comparing import MEMBERS, SHARED, Bench, Say, check_cell
-from fmwc.recipes.fitting import finish
+from fmwc.recipes.fitting import finish, identity_of
 from fmwc.recipes.recipe import Clock, provenance
 from fmwc.sampling import noise, sample
 
@@ -113,7 +113,12 @@ def reproduce(
             path = out / "cells" / f"{decay}-{seed}.json"
             paths.append(path)
             bench = Bench(replace(recipe, decay=decay), models, device, say)
-            made_with = {"samples": count, "steps": steps, "draws": draws, "recipe": vars(bench.recipe)}
+            made_with = {
+                "samples": count,
+                "steps": steps,
+                "draws": draws,
+                "recipe": identity_of(bench.recipe, bench.data),
+            }
             if path.exists():
                 check_cell(path, made_with)
                 say(f"{path.name} is there already")

@@ -23,7 +23,7 @@ from fmwc.metrics.crystals import Judgement
 from fmwc.metrics.crystals.table import csv_text
 from fmwc.propagate import Diagonal, Linearised
 from fmwc.randomness import derive
-from fmwc.recipes.comparing import NOT_IDENTITY, Bench, Say, join, once, piece
+from fmwc.recipes.comparing import Bench, Say, join, once, piece
 from fmwc.recipes.crystals.drawing import KS, draw_diagonal, draw_dispersion, draw_linearised, flops, run_batch, sweep
 from fmwc.recipes.crystals.reading import (
     good_of,
@@ -38,7 +38,7 @@ from fmwc.recipes.crystals.reading import (
     thinned,
 )
 from fmwc.recipes.crystals.recipe import EVERY, SCORE, Mp20
-from fmwc.recipes.fitting import finish
+from fmwc.recipes.fitting import finish, identity_of
 from fmwc.recipes.recipe import Clock
 from fmwc.sampling import Trajectory
 
@@ -251,7 +251,7 @@ def reproduce(
     paths = []
     for seed in seeds:
         desk = Desk(bench, seed, count, draws, out, calculator, min(few, count), ks)
-        kept = {k: v for k, v in vars(recipe).items() if k not in NOT_IDENTITY or k in ("steps", "anneal")}
+        kept = identity_of(recipe, "", ("references",))
         made_with = {"samples": count, "draws": draws, "few": desk.few, "recipe": kept, "data": bench.data}
         for name in [w for v, w in chosen if v == "draw"] if only else list(DRAWS):
             once(piece(out, seed, f"draw-{name}"), partial(DRAWS[name], desk), seed, made_with, device, say)

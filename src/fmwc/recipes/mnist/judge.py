@@ -11,14 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fmwc.checkpoint import save_network
+from fmwc.checkpoint import load_network, save_network
 from fmwc.data import fingerprint
 from fmwc.data.mnist import Images, unit
 from fmwc.errors import UsageError
+from fmwc.files import Folder, claimed
 from fmwc.metrics.images import accuracy
 from fmwc.nets import LeNet
 from fmwc.randomness import Stream, derive
-from fmwc.recipes.recipe import Clock, provenance
+from fmwc.recipes.recipe import Clock, provenance, runtime
 from fmwc.training import Plan, train
 
 __all__ = ["Judge", "fit_judge"]
@@ -64,11 +65,31 @@ def fit_judge(
     out: Path,
     device: torch.device,
     progress: Callable[[int, float], None] | None = None,
+    *,
+    force: bool = False,
 ) -> LeNet:
-    """Trains a judge and writes it to a folder, with its accuracy on the test split."""
+    """Train a judge and write it to a folder, with its accuracy on the test split. Resumes if interrupted."""
     clock = Clock(device)
     if data.x.shape[-1] != data.x.shape[-2]:
         raise UsageError(f"the judge looks at square images, got {tuple(data.x.shape[-2:])}")
+    seen = {"data": fingerprint(data.x, data.y), "test": fingerprint(test.x, test.y)}
+    about = {**{k: v for k, v in asdict(recipe).items() if k != "data"}, **seen, **runtime(device)}
+    with claimed(out, "train", about, force=force, resumes=True) as folder:
+        if folder.finished:
+            found: LeNet = load_network(out, device=device)
+            return found
+        return _fit(recipe, data, test, folder, device, clock, progress)
+
+
+def _fit(
+    recipe: Judge,
+    data: Images,
+    test: Images,
+    folder: Folder,
+    device: torch.device,
+    clock: Clock,
+    progress: Callable[[int, float], None] | None,
+) -> LeNet:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(recipe.seed, "judge's first weights"))
         judge = LeNet(recipe.classes, data.x.shape[-1]).to(device)
@@ -77,11 +98,13 @@ def fit_judge(
         return F.cross_entropy(judge(jitter(x1, recipe, randomness)), y)
 
     judge.train()
-    train(judge, loss, unit(data.x), recipe.plan, cond={"y": data.y}, progress=progress)
+    point = folder.work / "judge.resume"
+    about = {k: v for k, v in asdict(recipe).items() if k != "data"}
+    train(judge, loss, unit(data.x), recipe.plan, cond={"y": data.y}, resume=point, identity=about, progress=progress)
     found = accuracy(judge.eval(), unit(test.x), test.y)
     save_network(
         judge,
-        out,
+        folder.path,
         recipe={"name": "judge", **{k: v for k, v in asdict(recipe).items() if k != "data"}},
         data={"name": "mnist", "fingerprint": fingerprint(data.x, data.y)},
         metrics={"accuracy": found},

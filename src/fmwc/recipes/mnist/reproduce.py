@@ -20,8 +20,8 @@ from fmwc.data import fingerprint, mnist
 from fmwc.errors import UsageError, pick
 from fmwc.metrics.images import accuracy, activations, failed, frechet
 from fmwc.randomness import derive
-from fmwc.recipes.comparing import MEMBERS, NOT_IDENTITY, SHARED, Bench, Say, join, once, piece
-from fmwc.recipes.fitting import finish
+from fmwc.recipes.comparing import MEMBERS, SHARED, Bench, Say, join, once, piece
+from fmwc.recipes.fitting import finish, identity_of
 from fmwc.recipes.mnist.reading import RIVALS, Examiner, lifts, read_field, scores_of
 from fmwc.recipes.mnist.recipe import JUDGE, Mnist, batch_for
 from fmwc.recipes.recipe import Clock
@@ -215,7 +215,7 @@ def reproduce(
         fresh = derive(seed, "evaluation") % 2**31
         examiner = Examiner(eye, test, count, steps, fresh, few=min(500, few))
         desk = Desk(bench, examiner, seed, draws, few, out, say)
-        kept = {k: v for k, v in vars(recipe).items() if k not in NOT_IDENTITY}
+        kept = identity_of(recipe, "", ("references",))
         made_with = {"samples": count, "steps": steps, "draws": draws, "few": few, "recipe": kept, **sources}
         for name in readings:
             once(piece(out, seed, name), partial(TASKS[name], desk), seed, made_with, device, say)

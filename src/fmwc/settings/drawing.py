@@ -1,0 +1,238 @@
+"""Drawing samples into a folder: what `fmwc sample` does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fmwc.bars import sampling_bar
+from fmwc.checkpoint import identity
+from fmwc.errors import CheckpointError, UsageError, pick
+from fmwc.field import Field
+from fmwc.files import Folder, claimed
+from fmwc.recipes.recipe import runtime
+from fmwc.sampling import SCORES, Compiled, Controller, Parts, Uniform
+from fmwc.sampling.controllers import foreseen
+from fmwc.sampling.scores import parsed
+from fmwc.sampling.scores import score as read_score
+from fmwc.sampling.trajectory import DISPERSION
+from fmwc.settings import Setting, open_checkpoint
+from fmwc.settings.setting import say_on_stderr
+from fmwc.settings.way import Way, window_of
+
+__all__ = ["draw_samples"]
+
+
+def draw_samples(
+    checkpoint: str,
+    out: Path,
+    *,
+    device: torch.device,
+    count: int = 1000,
+    label: int | None = None,
+    judge: str = "",
+    network: str = "",
+    steps: int = 50,
+    stepper: str = "euler",
+    propagation: str = "linearised",
+    controller: str = "uniform",
+    guide: float = 0.0,
+    guide_window: str = "",
+    every: int = 0,
+    adaptive: bool = False,
+    transport: bool = False,
+    score: str = "",
+    keep: float = 1.0,
+    compiled: bool = False,
+    format: str = "",
+    seed: int = 0,
+    force: bool = False,
+) -> list[Path]:
+    """Draw samples with their confidence and write them to a folder; return the files.
+
+    What the options can be refused for is checked before anything is drawn. Batches are kept as they are drawn: an
+    interrupted run that is called again draws only the rest, and writes the same files.
+
+    Arguments:
+        checkpoint: A shipped name or a folder.
+        out: The folder to write to.
+        count: The number of samples.
+        label: The class to draw; every class in turn if `None`.
+        judge: A judge of the user's own.
+        network: `module:function` that builds the network, where that is the user's own.
+        steps, stepper, propagation, controller, guide, guide_window: How the flow is integrated (:class:`Way`).
+        every: Read the variance at every k-th step; 0 is the checkpoint's or the setting's own choice.
+        adaptive: Let a pilot run choose the times to read the variance at.
+        transport: Add the transported dispersion.
+        score: What confidence is made from; the checkpoint's own if empty.
+        keep: The share of the samples to keep, the surest first.
+        compiled: Compile the field first.
+        format: The format of structure files.
+        seed: Seeds the samples.
+        force: Write into a folder that is not empty.
+    """
+    if guide_window and not guide:
+        raise UsageError("--guide-window says when to steer; add --guide and how strongly")
+    window = window_of(guide_window) if guide_window else (0.0, 1.0)
+    way = Way(checkpoint, stepper, propagation, controller, guide, window)
+    way.check(every, transport, adaptive)
+    if not 0 < keep <= 1:
+        raise UsageError(f"--keep lies in (0, 1], got {keep}")
+    if keep < 1 and propagation == "none" and not transport:
+        raise UsageError("--keep needs a confidence to go by; leave out --propagation none")
+    channel, named, _ = parsed(score)  # type/integrated@0.6-0.9: of a channel, in a window
+    if score:
+        pick(dict.fromkeys([*SCORES, DISPERSION]), named, "score")
+    if adaptive and score:
+        raise UsageError("--adaptive reads what the checkpoint's own score takes; leave out --score, or say --every 1")
+    if named == DISPERSION and not transport:
+        raise UsageError("--score dispersion is read from transported variance; add --transport")
+    if count < 1 or steps < 1 or every < 0:
+        raise UsageError(
+            f"-n and --steps are at least 1, and --every is not negative: got {count}, {steps} and {every}"
+        )
+    field: Any
+    chosen, field = open_checkpoint(checkpoint, device, judge, network)
+    if compiled:
+        field = Compiled(field, say=say_on_stderr)
+    chosen.conditions(field, 1, label)  # a class that does not exist is refused before a folder is made
+    chosen.check_format(format)
+    if channel is not None and field.space is not None:
+        pick(field.space.channels, channel, "channel")
+    if judge or chosen.judges:
+        chosen.require_judge(field)
+    confidence = way.confidence(chosen.estimator(field))
+    suited = way.suits(field, steps, confidence)
+    way = replace(
+        way,
+        few=adaptive or (suited and not (every or score or transport)),
+        identity=identity(checkpoint),
+        steps=steps,
+        label=label,
+        transport=transport,
+        selected=f"surest {keep:g}" if keep < 1 else "",
+    )
+    if not way.few:
+        by = score or (chosen.transported if transport else "")
+        every = _readings(field, way, chosen, every, by, required=bool(score) or keep < 1)
+    asked = {  # everything that changes the files
+        **{n: v for n, v in way.record().items() if n not in ("checkpoint", "read_at", "pilot")},
+        "every": every,
+        "adaptive": adaptive,
+        "count": count,
+        "seed": seed,
+        "score": score,
+        "keep": keep,
+        "format": format,
+        "judge": _content(judge),
+        "network": network,
+        "compiled": compiled,
+        "batch": chosen.batch(device),
+        **runtime(device),
+    }
+    with claimed(out, "sample", asked, force=force, resumes=True) as folder:
+        if folder.finished:
+            say_on_stderr(f"{out} holds these samples already")
+            return [out / name for name in sorted(folder.files) if "/" not in name]
+        if folder.resumed:
+            say_on_stderr(f"resuming in {out}")
+        return _draw(folder, chosen, field, way, confidence, asked, piloted=adaptive and not suited)
+
+
+def _content(judge: str) -> str:
+    """Return what tells a judge from others: the content of a checkpoint, or the name of an energy model."""
+    try:
+        return identity(judge) if judge else ""
+    except CheckpointError:
+        return judge
+
+
+def _draw(
+    folder: Folder,
+    chosen: Setting,
+    field: Any,
+    way: Way,
+    confidence: Any,
+    asked: dict[str, Any],
+    *,
+    piloted: bool,
+) -> list[Path]:
+    """Draw and write what was asked for, which was checked before."""
+    out, count, seed, label = folder.path, asked["count"], asked["seed"], way.label
+    score, keep = asked["score"], asked["keep"]
+    profile = None
+    schedule: str | int | tuple[float, ...] = "adaptive" if way.few else asked["every"]
+    if way.kind.piloted or piloted:
+        with sampling_bar("pilot run: where the variance is", chosen.pilot(field.device)) as bar:
+            if way.kind.piloted:
+                profile = chosen.survey(field, seed, bar, label)
+            else:
+                how = {"steps": way.steps, "stepper": way.stepper, "confidence": confidence}
+                # Its times alone: a pilot is too small to be a reference, so confidence is among the samples drawn.
+                schedule = chosen.fit_schedule(field, seed, bar, label, **how).times
+        way = replace(way, pilot=seed)
+    way = replace(way, read_at=field.schedule.times if isinstance(schedule, str) else schedule)
+    options = {
+        **way.times(way.steps, profile),
+        "stepper": way.stepper,
+        "decoder": way.decoder(field),
+        "schedule": schedule,
+        "confidence": confidence,
+        "parts": Parts(folder.work / "parts", compact=chosen.compact),
+    }
+    together = way.transport or score or keep < 1
+    if not together and chosen.streams(field, count, label, **options):
+        with sampling_bar("drawing samples", count) as bar:
+            parts = chosen.stream(field, count, seed, bar, label, **options)
+            return chosen.write_stream((replace(p, made=way.record()) for p in parts), count, out)
+    with sampling_bar("drawing samples", count) as bar:
+        run = chosen.draw(field, count, seed, bar, label, **options, transport=way.transport)
+    run = replace(run, made=way.record())
+    if by := score or (chosen.transported if way.transport else ""):
+        run = run.ranked_by(by)
+    elif label is None and len(run.times) and getattr(field.reference, "standard", None) and run.standard is None:
+        say_on_stderr("too few samples of each class to compare them within it: ranked across classes")
+    return chosen.write_samples(run.surest(keep) if keep < 1 else run, out, asked["format"])
+
+
+def _readings(field: Field, way: Way, chosen: Setting, every: int, score: str, *, required: bool) -> int:
+    """Return k of "every k-th step": as asked, or the setting's own choice, or 1 where that does not tell the score.
+
+    Arguments:
+        score: The score that the run is ranked by; the field's own if empty.
+        required: Whether to refuse a run whose score cannot be read, in place of drawing it without a confidence.
+    """
+    usual = every or (1 if way.kind.reads else chosen.every)
+    name = score or getattr(field.reference, "score", "temporal_ratio")
+    if way.propagation == "none" or way.controller != "uniform":  # other controllers do not know their times yet
+        return usual
+    problem = _problem(name, Uniform(way.steps), usual)
+    if problem and not every and not _problem(name, Uniform(way.steps), 1):
+        say_on_stderr(f"with {way.steps} steps the variance is read at every step, which {name} needs")
+        return 1
+    if problem and required:
+        raise UsageError(f"{name} cannot be read in {way.steps} steps: {problem}")
+    if problem:
+        say_on_stderr(f"these samples will have no confidence: {problem}")
+    return usual
+
+
+def _problem(name: str, controller: Controller, every: int) -> str:
+    """Return why a score cannot be read at every k-th step of a run; empty if it can."""
+    _, plain, window = parsed(name)
+    if plain == DISPERSION:
+        return ""
+    times = [torch.zeros(1)]
+    for step in range(controller.steps - 1):
+        times.append(controller.next_time(step, times[-1], times[0], None))
+    steps = foreseen(every, controller, times[0]) or set()
+    read = torch.stack([times[step] for step in sorted(steps)])
+    spans = torch.cat([read[1:], torch.ones_like(read[:1])]) - read
+    try:
+        read_score(plain, torch.ones_like(read), read, spans, **window)
+    except UsageError as error:
+        return str(error)
+    return ""
