@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import fmwc.settings.drawing  # noqa: F401  (here, so that children need not import it)
+import torch._dynamo  # the optimiser's: here, so that children need not import it
+
+import fmwc.cli
+import fmwc.settings.drawing  # noqa: F401
 from fmwc.__main__ import main
 from fmwc.files import MANIFEST
 

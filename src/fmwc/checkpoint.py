@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from fmwc.eightbit import decode, encode
 from fmwc.errors import CheckpointError, FmwcError, nearest, require_finite
@@ -421,7 +422,7 @@ def _built(
         where = space or (Space.from_description(found["space"]) if found.get("space") else None)
     except (FmwcError, TypeError, KeyError) as error:
         raise CheckpointError(f"the space of {folder} cannot be built: {error}") from error
-    with torch.device("meta" if meta else "cpu"):
+    with _ShapesOnly() if meta else torch.device("cpu"):
         field = attach(
             _network(folder, found, meta=meta) if network is None else network,
             include=noise["include"],
@@ -439,6 +440,24 @@ def _built(
     return field
 
 
+class _ShapesOnly(TorchFunctionMode):
+    """Inside, tensors have shapes and no memory, and no first weights are drawn."""
+
+    def __enter__(self) -> Any:
+        self.device = torch.device("meta")
+        self.device.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *args: Any) -> None:
+        super().__exit__(*args)
+        self.device.__exit__(*args)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return (kwargs or {}).get("tensor", args[0] if args else None)
+        return func(*args, **(kwargs or {}))
+
+
 def _network(folder: Path, found: dict[str, Any], *, meta: bool = False) -> nn.Module:
     """One of fmwc's own networks, with fresh weights; torch's global random numbers are left alone."""
     kind, config = found["network"]["kind"], found["network"]["config"]
@@ -446,7 +465,7 @@ def _network(folder: Path, found: dict[str, Any], *, meta: bool = False) -> nn.M
         raise CheckpointError(f"{folder} holds a {kind}, not one of ours; give it: load(path, network=net)")
     try:
         check(config, mapping(_setting), "its configuration")
-        with torch.random.fork_rng(devices=[]), torch.device("meta" if meta else "cpu"):
+        with torch.random.fork_rng(devices=[]), _ShapesOnly() if meta else torch.device("cpu"):
             return NETS[kind](**config)
     except Exception as error:  # whatever a network's constructor makes of wrong settings
         reason = (str(error).splitlines() or [type(error).__name__])[0]

@@ -7,6 +7,7 @@ is and exits with 2.
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
@@ -100,7 +101,9 @@ def pick(table: Mapping[str, T], name: str, what: str) -> T:
 
 
 def require_finite(tensor: Tensor, what: str) -> None:
-    """Raises where a tensor holds NaN or infinity."""
-    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+    """Raise where a tensor holds NaN or infinity."""
+    if not tensor.is_floating_point() or math.isfinite(float(tensor.detach().sum())):  # one pass, without a mask
+        return
+    if not torch.isfinite(tensor).all():  # a sum of finite numbers may overflow
         count = int((~torch.isfinite(tensor)).sum())
         raise NotFiniteError(f"{what} holds {count} NaN or infinite values of {tensor.numel()}; all must be finite")

@@ -22,7 +22,10 @@ class TimeEmbedding(nn.Module):
         super().__init__()
         count = features // 2
         self.rates: Tensor
-        self.register_buffer("rates", torch.exp(torch.linspace(0, math.log(fastest), count)), persistent=False)
+        # Not on the meta device, whose exponential would import torch's compiler.
+        where = torch.get_default_device()
+        steps = torch.linspace(0, math.log(fastest), count, device="cpu" if where.type == "meta" else where)
+        self.register_buffer("rates", torch.exp(steps), persistent=False)
 
     def forward(self, t: Tensor) -> Tensor:  # (B,) -> (B, F)
         angle = t[..., None] * self.rates
