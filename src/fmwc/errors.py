@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = [
     "CheckpointError",
@@ -101,6 +101,6 @@ def pick(table: Mapping[str, T], name: str, what: str) -> T:
 
 def require_finite(tensor: Tensor, what: str) -> None:
     """Raises where a tensor holds NaN or infinity."""
-    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-        count = int((~torch.isfinite(tensor)).sum())
+    if tensor.is_floating_point() and not (finite := tensor.isfinite()).all():
+        count = int((~finite).sum())
         raise NotFiniteError(f"{what} holds {count} NaN or infinite values of {tensor.numel()}; all must be finite")

@@ -100,6 +100,7 @@ class Folder:
         self.resumed = self.finished = False
         self.files: set[str] = set()
         self.before: set[str] = set()  # files of an earlier run that this one replaces
+        self.spared: set[str] = set()  # what others put here: it must not be replaced
 
     @property
     def work(self) -> Path:
@@ -110,6 +111,10 @@ class Folder:
         """Add a file to the manifest; called before it is written."""
         name = _relative(path, self.path)
         if name is not None and name not in self.files:
+            if PurePosixPath(name).parts[0] in self.spared and path.exists():
+                raise OutputError(
+                    f"{path} is not a file of fmwc {self.by} and was not touched; choose another --out, or add --force"
+                )
             self.files.add(name)
             self._append({"file": name})
 
@@ -148,7 +153,13 @@ class Folder:
 
 @contextmanager
 def claimed(
-    path: str | Path, by: str, identity: Mapping[str, Any] | None = None, *, force: bool = False, resumes: bool = False
+    path: str | Path,
+    by: str,
+    identity: Mapping[str, Any] | None = None,
+    *,
+    force: bool = False,
+    resumes: bool = False,
+    again: bool = False,
 ) -> Iterator[Folder]:
     """Own a folder while a run writes to it. Raises :class:`OutputError` before any work where that is impossible.
 
@@ -163,6 +174,8 @@ def claimed(
         force: Write into a folder that holds other files. Files of an earlier run that are not written again are
             deleted at the end; other files stay.
         resumes: Whether the run goes on from the files of an interrupted one.
+        again: Whether the run replaces an earlier one of the same verb, finished or not: its files are deleted at the
+            start; other files stay, and are not overwritten without `force`.
     """
     path = Path(path)
     if path.exists() and not path.is_dir():
@@ -178,7 +191,7 @@ def claimed(
     folder, earlier = Folder(path, by, identity), _content(path / MANIFEST)
     token = _CLAIM.set(folder)
     try:
-        _take_over(folder, force, resumes)
+        _take_over(folder, force, resumes, again)
         yield folder
         if not folder.finished:
             folder.finish()
@@ -220,7 +233,7 @@ def _make(path: Path) -> list[Path]:
     return missing
 
 
-def _take_over(folder: Folder, force: bool, resumes: bool) -> None:
+def _take_over(folder: Folder, force: bool, resumes: bool, again: bool) -> None:
     """Decide what to do with the files that are there."""
     path = folder.path
     _clear_temporaries(path)
@@ -228,9 +241,13 @@ def _take_over(folder: Folder, force: bool, resumes: bool) -> None:
     others = sorted(p.name for p in path.iterdir() if p.name not in (MANIFEST, LOCK))
     strange = sorted({*others} - {PurePosixPath(name).parts[0] for name in files})
     same = head.get("by") == folder.by and folder.identity == head.get("identity")
+    if again and head.get("by") == folder.by:
+        folder.discard([*files, *_names(head.get("before"))])
+        folder.spared = set() if force else {*strange}
+        return folder._begin({})
     if head and not head.get("finished"):
         if same and (force or not strange):
-            folder.files, folder.before, folder.resumed = files, {*(head.get("before") or ())} - files, resumes
+            folder.files, folder.before, folder.resumed = files, _names(head.get("before")) - files, resumes
             if not resumes:
                 folder.discard([*files])
             return folder._begin({"before": sorted(folder.before)})
@@ -249,8 +266,13 @@ def _take_over(folder: Folder, force: bool, resumes: bool) -> None:
         )
     work = {name for name in files if name.startswith(f"{WORK}/")}
     folder.discard([*work])
-    folder.before = files - work | {*(head.get("before") or ())}
+    folder.before = files - work | _names(head.get("before"))
     return folder._begin({"before": sorted(folder.before)})
+
+
+def _names(found: Any) -> set[str]:
+    """The names of a list in a manifest that are of files below its folder."""
+    return {name for name in found if _inside(name)} if isinstance(found, list) else set()
 
 
 def _difference(head: Mapping[str, Any], folder: Folder) -> str:

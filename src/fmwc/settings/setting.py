@@ -18,6 +18,7 @@ from fmwc.field import Field
 from fmwc.files import write_text, written
 from fmwc.metrics.ranking import auprc, retention
 from fmwc.randomness import derive
+from fmwc.readers import shown
 from fmwc.recipes.fitting import Progress, fit
 from fmwc.recipes.recipe import override
 from fmwc.recipes.uses.subject import Subject
@@ -44,7 +45,7 @@ Show = Callable[[int], None] | None  # told how many samples were done since the
 
 
 def say_on_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(shown(text), file=sys.stderr, flush=True)
 
 
 def shares(table: Mapping[str, Sequence[Any]], columns: Mapping[str, str]) -> Rows:
@@ -130,8 +131,8 @@ class Setting(ABC):
         return  # most settings have their truth in the data
 
     def demo_recipe(self, changes: Sequence[str]) -> Any:
-        """The recipe of a demonstration."""
-        return self.recipe("quick", changes)
+        """The recipe that fmwc demo --train trains; raises where that takes too long for a demonstration."""
+        raise UsageError(f"fmwc demo {self.name} shows shipped weights; train your own with fmwc train {self.name}")
 
     def conditions(self, field: Field, count: int, label: int | None = None, seed: int = 0) -> dict[str, torch.Tensor]:
         """What the field's network takes beside x and t, for so many samples."""
@@ -150,10 +151,6 @@ class Setting(ABC):
     @abstractmethod
     def pilot(self, device: torch.device) -> int:
         """Samples of a run that says where on the way the variance is."""
-
-    @abstractmethod
-    def demo_field(self, recipe: Any, out: Path, device: torch.device, progress: Progress) -> Field:
-        """The field a demonstration shows."""
 
     @abstractmethod
     def judge(self, trajectory: Trajectory) -> np.ndarray:
