@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,6 +31,7 @@ from fmwc.files import claimed, new_folder, write_json
 
 if TYPE_CHECKING:
     from fmwc.recipes.recipe import Clock
+    from fmwc.sampling import Trajectory
     from fmwc.settings import Setting
 
 __all__ = ["demo", "report"]
@@ -66,7 +69,8 @@ def demo(
             with training_bar() as bar:
                 chosen.fit(recipe, folder.path / "model", where, bar)
         field = fmwc.load(setting if recipe is None else folder.path / "model", device=where)
-        _page(chosen, field, folder.path, seed, count, clock, f"{setting}, demonstration")
+        with _threads(chosen.demo_threads):
+            _page(chosen, field, folder.path, seed, count, clock, f"{setting}, demonstration", chosen.glance)
 
 
 @app.command()
@@ -103,16 +107,38 @@ def report(
     if out is None:
         raise UsageError("say where the page goes: --out FOLDER")
     chosen.require_judge(field)
-    _page(chosen, field, new_folder(out, force=force), seed, count, clock, source)
+    _page(chosen, field, new_folder(out, force=force), seed, count, clock, source, chosen.shown)
 
 
-def _page(chosen: Setting, field: fmwc.Field, out: Path, seed: int, count: int, clock: Clock, title: str) -> None:
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Use this many threads of the CPU; `None`: as many as torch has chosen."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _page(
+    chosen: Setting,
+    field: fmwc.Field,
+    out: Path,
+    seed: int,
+    count: int,
+    clock: Clock,
+    title: str,
+    draw: Callable[..., Trajectory],
+) -> None:
     """Draw samples, print the short table and write samples, numbers and report."""
     from fmwc.recipes.recipe import provenance
 
     count = count or chosen.count(field.device)
     with sampling_bar("drawing samples with confidence", count) as bar:
-        run = chosen.shown(field, count, seed, bar)
+        run = draw(field, count, seed, bar)
     rows = chosen.numbers(run, chosen.judge(run))
     about = {k: str(v) for k, v in provenance(field.device, clock.seconds, seed=seed).items()}
     chosen.write_samples(run, out)

@@ -82,6 +82,7 @@ class Setting(ABC):
         others: Scores its short table reads beside a run's own.
         draws: Stochastic trajectories its dispersion is held against.
         seeds: The seeds its results are made with.
+        demo_threads: Threads of the CPU that a demonstration uses; `None` for torch's choice.
         reproduced: Samples a reading of its results.
         judges: Whether samples are judged as they are written.
         has_judge: Whether there is a judge to ask at all.
@@ -104,6 +105,7 @@ class Setting(ABC):
     others: tuple[str, ...] = ()
     draws: int
     seeds: str
+    demo_threads: int | None = None
 
     def recipe(self, preset: str, changes: Sequence[str], data: str = "", own: bool = False) -> Any:
         """A preset with `key=value` changes, and data of the user's own where the setting takes any."""
@@ -175,6 +177,10 @@ class Setting(ABC):
     @abstractmethod
     def shown(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
         """The run that a page is made of."""
+
+    def glance(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
+        """The run that the page of a demonstration is made of, where that can be quicker."""
+        return self.shown(field, count, seed, progress)
 
     @abstractmethod
     def page(self, field: Field, run: Trajectory, out: Path, numbers: Rows, about: dict[str, str]) -> Path:
@@ -255,7 +261,7 @@ class Setting(ABC):
     def numbers(self, run: Trajectory, bad: np.ndarray) -> Rows:
         """The short table: what confidence does for this run, by its own score and by others."""
         rows = [{"": f"{self.bad}, all samples", "value": f"{bad.mean():.1%}"}]
-        for name in (None, *self.others) if bad.any() else []:
+        for name in (None, *(set(self.others) - {run.default_score})) if bad.any() else []:
             score, label = run.score(name).cpu(), name or run.default_score
             kept = retention(score, bad).at(self.kept)
             rows += [
