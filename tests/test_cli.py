@@ -71,19 +71,27 @@ def test_sample_writes_files_for_elsewhere(run, trained, tmp_path):
     code, _, err = run("sample", trained, "-n", 50, "--steps", 10, "--keep", 0.8, "--device", "cpu", "--out", tmp_path)
     assert code == 0, err
     lines = (tmp_path / "samples.csv").read_text().splitlines()
-    assert lines[0] == "x_0,x_1,score,confidence,misplaced"
+    assert lines[0] == "name,x_0,x_1,score,confidence,misplaced"
     assert len(lines) == 41
     assert len(fmwc.Trajectory.load(tmp_path)) == 40
 
 
 def test_demo_writes_one_page_with_everything_inside(run, tmp_path):
-    code, out, err = run("demo", "--out", tmp_path / "demo", "--device", "cpu", "-n", 300, *SETS)
+    code, out, err = run("demo", "--out", tmp_path / "demo", "--device", "cpu", "-n", 300)
     assert code == 0, err
     page = (tmp_path / "demo" / "report.html").read_text()
     assert 'src="http' not in page
     assert "<canvas" in page
     assert "misplaced, surest 90" in out
-    assert run("demo", "--out", tmp_path / "demo", "--device", "cpu", "-n", 300, *SETS)[0] == 0  # made to be run again
+    assert not (tmp_path / "demo" / "model").exists()
+
+
+def test_demo_trains_when_asked_to(run, tmp_path):
+    for seed in (0, 1):  # made to be run again
+        words = ("demo", "--train", "--seed", seed, "--out", tmp_path / "demo", "--device", "cpu", "-n", 300)
+        code, _, err = run(*words, *SETS)
+        assert code == 0, err
+        assert json.loads((tmp_path / "demo" / "model" / "recipe.json").read_text())["recipe"]["seed"] == seed
 
 
 def test_report_of_a_checkpoint(run, trained, tmp_path):
@@ -167,6 +175,11 @@ BAD = {
     "steps": (("sample", "checkerboard", "--steps", "0", "--out", "{out}"), "are at least 1"),
     "seeds": (("reproduce", "checkerboard", "--seeds", "a,b", "--out", "{out}"), "whole numbers"),
     "results": (("report", "{out}/nothing"), "unknown checkpoint"),
+    "demo's recipe": (("demo", "--set", "hidden=8", "--out", "{out}"), "add --train"),
+    "verb": (("sampel",), "Did you mean 'sample'"),
+    "option": (("rules", "--jsno"), "see fmwc rules --help"),
+    "type": (("sample", "checkerboard", "-n", "many", "--out", "{out}"), "valid integer"),
+    "no option": (("sample", "checkerboard"), "Missing option"),
 }
 
 
@@ -185,7 +198,7 @@ def test_a_folder_that_is_not_empty_is_left_alone(run, trained, tmp_path):
     for words in (
         ("sample", trained, "--device", "cpu", "--out", tmp_path),
         ("train", "checkerboard", "--out", tmp_path, *SETS),
-        ("demo", "--out", tmp_path, *SETS),
+        ("demo", "--out", tmp_path),
         ("report", trained, "--out", tmp_path),
     ):
         code, _, err = run(*words)
@@ -197,16 +210,33 @@ def test_a_folder_that_is_not_empty_is_left_alone(run, trained, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_a_demonstration_clears_only_its_own_folder(run, tmp_path):
+def test_a_demonstration_replaces_only_its_own_files(run, tmp_path):
+    demo = ("demo", "--out", tmp_path / "demo", "--device", "cpu", "-n", 50)
+    assert run(*demo)[0] == 0
+    ours = {p.name for p in (tmp_path / "demo").iterdir()}
+    (tmp_path / "demo" / "thesis.txt").write_text("mine")
+    (tmp_path / "demo" / "report.html").unlink()
+    assert run(*demo)[0] == 0
+    assert {p.name for p in (tmp_path / "demo").iterdir()} == {*ours, "thesis.txt"}
+    assert (tmp_path / "demo" / "thesis.txt").read_text() == "mine"
+
+
+def test_a_demonstration_leaves_folders_of_others_alone(run, tmp_path):
+    (tmp_path / ".fmwc-demo").write_text("")  # the mark of an earlier version
     (tmp_path / "samples.csv").write_text("mine")  # a name that a demonstration writes, too
-    code, _, err = run("demo", "--out", tmp_path, *SETS)
+    code, _, err = run("demo", "--out", tmp_path, "--device", "cpu", "-n", 50)
     assert code == 2
     assert "not empty" in err
-    assert (tmp_path / "samples.csv").read_text() == "mine"
-    (tmp_path / "thesis.txt").write_text("mine")
-    assert run("demo", "--out", tmp_path, "--device", "cpu", "-n", 50, "--force", *SETS)[0] == 0
-    assert run("demo", "--out", tmp_path, "--device", "cpu", "-n", 50, *SETS)[0] == 2
-    assert (tmp_path / "thesis.txt").read_text() == "mine"
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {".fmwc-demo": "", "samples.csv": "mine"}
+
+
+def test_a_demonstration_does_not_replace_a_file_of_the_user_that_has_a_name_it_needs(run, tmp_path):
+    assert run("demo", "--out", tmp_path, "--device", "cpu", "-n", 50)[0] == 0
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "recipe.json").write_text("mine")
+    code, _, err = run("demo", "--train", "--out", tmp_path, "--device", "cpu", "-n", 50, *SETS)
+    assert code == 2, err
+    assert (tmp_path / "model" / "recipe.json").read_text() == "mine"
 
 
 def test_an_out_that_is_a_file_or_cannot_be_made(run, trained, tmp_path):

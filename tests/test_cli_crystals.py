@@ -125,7 +125,7 @@ def test_evaluate_prints_json(run, trained):
 
 
 def test_the_demonstration_takes_no_recipe_of_ones_own(run, tmp_path):
-    code, _, err = run("demo", "crystals", "--out", tmp_path / "demo", "--set", "hidden=8")
+    code, _, err = run("demo", "crystals", "--out", tmp_path / "demo", "--train", "--set", "hidden=8")
     assert code == 2
     assert "shows shipped weights" in one_line(err)
     assert not (tmp_path / "demo").exists()

@@ -1,26 +1,55 @@
-"""What an import costs: torch, numpy and safetensors only."""
+"""What an import costs: nothing before it is used, and then torch, numpy and safetensors only."""
 
 import subprocess
 import sys
 
 import pytest
 
-HEAVY = ("sklearn", "scipy", "matplotlib", "typer", "rich", "pandas")
+OPTIONAL = {"sklearn", "scipy", "matplotlib", "typer", "rich", "pandas"}
+SLOW = {"torch", "sklearn", "scipy", "matplotlib", "pandas", "pymatgen", "ase", "pyarrow"}
 
 
 def modules_after(statement: str) -> set[str]:
-    code = f"import sys\n{statement}\nprint('\\n'.join(sys.modules))"
+    code = f"import sys\n{statement}\nprint('\\n'.join(['', *sys.modules]))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return {line.split(".")[0] for line in found.stdout.splitlines()}
 
 
+def test_an_import_waits_for_nothing():
+    assert not modules_after("import fmwc") & (SLOW | OPTIONAL)
+    assert not modules_after("import fmwc.errors, fmwc.files, fmwc.identity, fmwc.readers") & (SLOW | OPTIONAL)
+
+
+VERBS = (
+    *("demo", "report", "train", "retrofit", "reproduce", "sample", "filter"),
+    *("edit", "rewind", "evaluate", "judge", "rules", "study", "bench"),
+)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
+def test_help_waits_for_nothing(words):
+    run = (
+        f"sys.argv[1:] = {words}\nfrom fmwc.__main__ import main\n"
+        "try: main()\nexcept SystemExit as stop: assert not stop.code"
+    )
+    assert not modules_after(run) & SLOW
+
+
 @pytest.mark.parametrize(
-    "statement", ["import fmwc", "import fmwc.sampling, fmwc.training, fmwc.checkpoint, fmwc.data"]
+    "statement", ["import fmwc; fmwc.sample", "import fmwc.sampling, fmwc.training, fmwc.checkpoint, fmwc.data"]
 )
 def test_the_core_needs_nothing_optional(statement):
     loaded = modules_after(statement)
     assert "torch" in loaded
-    assert not loaded & set(HEAVY)
+    assert not loaded & OPTIONAL
+
+
+def test_verbs_are_those_that_are_tested():
+    from fmwc.cli.shared import SETTINGS, app
+    from fmwc.settings import SETTINGS as real
+
+    assert {c.name or c.callback.__name__ for c in app.registered_commands} == set(VERBS)
+    assert tuple(real) == SETTINGS
 
 
 def test_the_public_names_are_there():
@@ -28,4 +57,26 @@ def test_the_public_names_are_there():
 
     for name in fmwc.__all__:
         assert getattr(fmwc, name) is not None
+        assert name in dir(fmwc)
     assert fmwc.__version__
+    namespace: dict = {}
+    exec("from fmwc import *", namespace)
+    assert set(fmwc.__all__) <= namespace.keys()
+
+
+def test_submodules_are_attributes_and_others_are_not():
+    code = (
+        "import fmwc\nassert fmwc.sampling.sample is fmwc.sample\nassert fmwc.recipes and fmwc.propagate.Linearised\n"
+        "assert not hasattr(fmwc, 'nothing') and not hasattr(fmwc, '__main__')"
+    )
+    assert "torch" in modules_after(code)
+
+
+def test_verbs_load_where_there_is_no_resource_module():
+    """Windows has none."""
+    statement = (
+        "sys.modules['resource'] = None\nimport fmwc.cli, fmwc.costs, fmwc.settings, torch\nfrom pathlib import Path\n"
+        "Path.read_text = lambda *a, **k: (_ for _ in ()).throw(OSError())\n"
+        "assert fmwc.meter.peak(torch.device('cpu')) is None"
+    )
+    assert "torch" in modules_after(statement)

@@ -1,35 +1,39 @@
-"""Live bars on the terminal, for long work."""
+"""Live progress bars on the terminal. Rich is imported when one is shown: `fmwc --help` has no need of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from fmwc.readers import shown
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
 
 __all__ = ["sampling_bar", "stages_bar", "training_bar"]
 
-console = Console(stderr=True)
+
+def _progress(*more: ProgressColumn) -> Progress:
+    """A bar on stderr; descriptions, which hold names of the user's, are printed as they are."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), *more)
+    return Progress(*columns, console=Console(stderr=True, markup=False, emoji=False, highlight=False))
 
 
 @contextmanager
 def training_bar() -> Iterator[Callable[[str, int, int, float], None]]:
-    """A live bar, one line a stage of training, with the loss."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("loss {task.fields[loss]:.4f}"),
-    )
-    with Progress(*columns, console=console) as bar:
+    """Show one bar per stage of training, with the loss."""
+    from rich.progress import TextColumn, TimeRemainingColumn
+
+    with _progress(TimeRemainingColumn(), TextColumn("loss {task.fields[loss]:.4f}")) as bar:
         tasks: dict[str, Any] = {}
 
         def show(stage: str, done: int, total: int, loss: float) -> None:
             if stage not in tasks:
-                tasks[stage] = bar.add_task(f"training the {stage}", total=total, loss=loss)
+                tasks[stage] = bar.add_task(shown(f"training the {stage}"), total=total, loss=loss)
             bar.update(tasks[stage], completed=done, loss=loss)
 
         yield show
@@ -37,20 +41,21 @@ def training_bar() -> Iterator[Callable[[str, int, int, float], None]]:
 
 @contextmanager
 def sampling_bar(what: str, count: int | None) -> Iterator[Callable[[int], None]]:
-    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console) as bar:
-        task = bar.add_task(what, total=count)
+    """Show one bar that counts samples."""
+    with _progress() as bar:
+        task = bar.add_task(shown(what), total=count)
         yield lambda done: bar.advance(task, done)
 
 
 @contextmanager
 def stages_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A live bar, one line a stage of work that comes in stages."""
-    with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console) as bar:
+    """Show one bar per stage of work."""
+    with _progress() as bar:
         tasks: dict[str, Any] = {}
 
         def show(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
-                tasks[stage] = bar.add_task(stage, total=total)
+                tasks[stage] = bar.add_task(shown(stage), total=total)
             bar.update(tasks[stage], completed=done)
 
         yield show

@@ -182,7 +182,7 @@ def _trained(meter: Meter, setting: Setting, model: Field, fast: Any, count: int
     """What a step costs, each training after the other, without its first steps, which compile and are captured."""
     compiled = model.device.type == "cuda"  # as train does
     times: dict[str, list[float]] = {}
-    memory: dict[str, float] = {}
+    memory: dict[str, float | None] = {}
     for name, task in _trainings(setting, model, count, compiled).items():
         if time.perf_counter() >= meter.until:
             meter.left_out.append(f"training: {name}")
@@ -349,12 +349,12 @@ def report(out: Path, setting: str, costs: dict[str, Any]) -> list[Path]:
     return [write_json(out / f"{setting}.json", costs), write_text(out / f"{setting}.md", "\n".join(lines) + "\n")]
 
 
-def _cells(row: Mapping[str, float] | None) -> dict[str, str]:
+def _cells(row: Mapping[str, Any] | None) -> dict[str, str]:
     if row is None:
         return {"seconds": "—", "÷ plain": "—", "peak MiB": "—"}
     between = f" ({row['lowest']:.2f}–{row['highest']:.2f})" if "lowest" in row else ""
     return {
         "seconds": f"{row['seconds']:.3g}",
         "÷ plain": f"{row['ratio']:.2f}×{between}",
-        "peak MiB": f"{row['peak_mib']:.0f}",
+        "peak MiB": "—" if row["peak_mib"] is None else f"{row['peak_mib']:.0f}",
     }

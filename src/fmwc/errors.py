@@ -9,10 +9,10 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = [
     "CheckpointError",
@@ -104,6 +104,6 @@ def require_finite(tensor: Tensor, what: str) -> None:
     """Raise where a tensor holds NaN or infinity."""
     if not tensor.is_floating_point() or math.isfinite(float(tensor.detach().sum())):  # one pass, without a mask
         return
-    if not torch.isfinite(tensor).all():  # a sum of finite numbers may overflow
-        count = int((~torch.isfinite(tensor)).sum())
+    if not (finite := tensor.isfinite()).all():  # a sum of finite numbers may overflow
+        count = int((~finite).sum())
         raise NotFiniteError(f"{what} holds {count} NaN or infinite values of {tensor.numel()}; all must be finite")

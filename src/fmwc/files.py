@@ -109,6 +109,7 @@ class Folder:
         self.resumed = self.finished = False
         self.files: set[str] = set()
         self.before: set[str] = set()  # files of an earlier run that this one replaces
+        self.spared: set[str] = set()  # what others put here: it must not be replaced
 
     @property
     def work(self) -> Path:
@@ -119,6 +120,11 @@ class Folder:
         """Add a file to the manifest; called before it is written."""
         name = _relative(path, self.path)
         if name is not None and name not in self.files:
+            if PurePosixPath(name).parts[0] in self.spared and path.exists():
+                raise OutputError(
+                    f"{shown(path)} is not a file of fmwc {self.by} and was not touched; choose another --out, or add "
+                    "--force"
+                )
             self.files.add(name)
             self._append({"file": name})
 
@@ -190,7 +196,8 @@ def claimed(
         force: Write into a folder that holds other files. Files of an earlier run that are not written again are
             deleted at the end; other files stay.
         resumes: Whether the run goes on from the files of an interrupted one.
-        again: Replace the files of an earlier run of the same verb. Other files stay.
+        again: Replace the files of an earlier run of the same verb, finished or not. Other files stay, and are not
+            overwritten without `force`.
         adds: Add to the files of earlier runs of the same verb, all of which stay, or to a folder that holds one of
             these names.
     """
@@ -210,6 +217,8 @@ def claimed(
     token = _CLAIM.set(folder)
     try:
         _take_over(folder, force, resumes, again, adds)
+        for name in folder.files if folder.outer else ():
+            folder.outer.note(path / name)  # type: ignore[union-attr]
         yield folder
         if not folder.finished:
             folder.finish()
@@ -266,8 +275,11 @@ def _take_over(folder: Folder, force: bool, resumes: bool, again: bool, adds: Se
     if adds and (not others or head.get("by") == folder.by or {*adds} & {*others} or force):
         folder.files, folder.resumed = files, True
         return folder._begin()
+    if again and head.get("by") == folder.by:
+        folder.before, folder.spared = files | before, set() if force else {*strange}
+        return folder._begin()
     if head and not head.get("finished"):
-        if same and (force or again or not strange):
+        if same and (force or not strange):
             folder.files, folder.before, folder.resumed = files, before - files, resumes
             if not resumes:
                 folder.discard([*files])
@@ -280,7 +292,7 @@ def _take_over(folder: Folder, force: bool, resumes: bool, again: bool, adds: Se
     elif same and head and folder.identity is not None and not force and all((path / name).exists() for name in files):
         folder.files, folder.finished = files, True
         return None
-    if others and not force and not (again and head.get("by") == folder.by):
+    if others and not force:
         what = shown((strange or others)[0])
         if head and not strange:
             what = f"fmwc {head.get('by')} was finished there: {_difference(head, folder)}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import resource
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -34,13 +35,13 @@ class Meter:
     say: Callable[[str], None]
     left_out: list[str] = field(default_factory=list)
 
-    def __call__(self, tasks: Mapping[str, Callable[[], object]], what: str) -> dict[str, dict[str, float]]:
+    def __call__(self, tasks: Mapping[str, Callable[[], object]], what: str) -> dict[str, dict[str, Any]]:
         """For each task its median time, as seconds and as ratio to the first task, with the spread, and its peak
         memory. A task is run twice before it is measured, to compile and to see whether its rounds fit; time may be
         overrun by those two runs of one task, and by one round."""
         fitting: dict[str, Callable[[], object]] = {}
         first: dict[str, float] = {}
-        memory: dict[str, float] = {}
+        memory: dict[str, float | None] = {}
 
         def fits(more: float) -> bool:
             return time.perf_counter() + self.rounds * (sum(first.values()) + more) < self.until
@@ -102,12 +103,22 @@ def reset_peak(device: torch.device) -> None:
         return
 
 
-def peak(device: torch.device) -> float:
-    """The most memory held at a time, in MiB: of the GPU's what torch has allocated, of the CPU's the whole process."""
+def peak(device: torch.device) -> float | None:
+    """Peak memory in MiB: what torch has allocated of a GPU's, or of the whole process; `None` where not known."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**10
-    except (OSError, StopIteration):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    except (OSError, StopIteration):  # not Linux
+        return _peak_elsewhere()
+
+
+def _peak_elsewhere() -> float | None:
+    """The peak memory of the process in MiB where there is no /proc; `None` where it is not known (Windows)."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    unit = 2**20 if sys.platform == "darwin" else 2**10  # macOS counts bytes, others kibibytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 import fmwc
 from fmwc.bars import training_bar
-from fmwc.cli.shared import Count, Data, Device, Force, JudgedBy, Out, Own, Seed, Set, Which, app, numbers_of
-from fmwc.data import arrays
+from fmwc.cli.shared import Count, Data, Device, Force, JudgedBy, Out, Own, Seed, Set, Which, app, numbers_of, say
 from fmwc.errors import UsageError, pick
-from fmwc.files import check_folder
-from fmwc.recipes.named import build
-from fmwc.recipes.own import Retrofit, advice
-from fmwc.recipes.own import retrofit as fit_own
-from fmwc.recipes.recipe import pick_device
-from fmwc.settings import setting_named
+from fmwc.files import claimed
 
 __all__ = ["reproduce", "retrofit", "train"]
 
@@ -33,59 +27,70 @@ def train(
     data: Data = "",
     own: Own = False,
     device: Device = "auto",
+    force: Force = False,
 ) -> None:
-    """Trains a field into a folder. Killed and called again, it goes on where it was (a judge starts over)."""
+    """Train a model with confidence; resumes if interrupted."""
+    from fmwc.recipes.recipe import pick_device
+    from fmwc.settings import setting_named
+
     chosen = setting_named(setting)
     pick(chosen.presets, preset, "preset")
     recipe = chosen.recipe(preset, [f"seed={seed}", *set_], data, own)
     where = pick_device(device)
     with training_bar() as bar:
-        chosen.fit(recipe, out, where, bar)
-    Console().print(f"wrote {out}: {fmwc.checkpoint.about(out)['metrics']}")
+        chosen.fit(recipe, out, where, bar, force=force)
+    say(f"wrote {out}: {fmwc.checkpoint.about(out)['metrics']}")
 
 
 @app.command()
 def retrofit(
     network: Annotated[
-        str, typer.Argument(help="module:function, which takes nothing and returns the network, or (network, space).")
+        str,
+        typer.Argument(help="module:function that returns the network, or (network, space)."),
     ],
     out: Out,
     weights: Annotated[
-        str, typer.Option(help="Its state dict, .safetensors or .pt; if not given, the function loads its own.")
+        str, typer.Option(help="State dict of the network, .safetensors or .pt; not needed if the function loads it.")
     ] = "",
     data: Annotated[
         str,
         typer.Option(
-            help="Samples: an .npz, .safetensors or .pt file with x (or x.CHANNEL for each), a row a sample, and every "
-            "other array a condition by its name; or an .npy file."
+            help="Training samples: an .npz, .safetensors or .pt file with x (or x.CHANNEL for each channel), one row "
+            "per sample; every other array is a condition of that name. Or an .npy file."
         ),
     ] = "",
     own_samples: Annotated[
-        int, typer.Option(help="Without data: draw so many samples of the network's own, and fit to those.")
+        int, typer.Option(help="Without --data: draw this many samples from the network and fit the noise to those.")
     ] = 0,
-    steps: Annotated[int, typer.Option(help="Steps of the optimiser.")] = 2_000,
-    batch: Annotated[int, typer.Option(help="Samples a step.")] = 256,
+    steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 2_000,
+    batch: Annotated[int, typer.Option(help="Samples per step.")] = 256,
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
-    beta: Annotated[float, typer.Option(help="Weight of the KL.")] = 1e-3,
+    beta: Annotated[float, typer.Option(help="Weight of the KL divergence.")] = 1e-3,
     include: Annotated[
-        list[str], typer.Option(help="A glob over the layers that carry noise, all if not given. May be repeated.")
+        list[str], typer.Option(help="Glob of layers that carry noise; default: all. May be repeated.")
     ] = [],  # noqa: B006
-    exclude: Annotated[list[str], typer.Option(help="A glob over layers that do not. May be repeated.")] = [],  # noqa: B006
-    score: Annotated[str, typer.Option(help="What confidence is made from; one that suits the size if empty.")] = "",
+    exclude: Annotated[list[str], typer.Option(help="Glob of layers that do not carry noise. May be repeated.")] = [],  # noqa: B006
+    score: Annotated[str, typer.Option(help="Score to compute confidence from; default: by sample size.")] = "",
     capture: Annotated[
         bool,
-        typer.Option(help="On a GPU, replay a step as a CUDA graph; not for networks whose shapes depend on values."),
+        typer.Option(help="On a GPU, replay steps as a CUDA graph; not for networks whose shapes depend on values."),
     ] = True,
     seed: Seed = 0,
     device: Device = "auto",
     force: Force = False,
 ) -> None:
-    """Gives confidence to a flow model that is trained already: the network stays as it is, only the noise is fitted.
+    """Add confidence to a trained flow model.
 
-    A tenth of the data is held out; its loss is looked at after each eighth of the steps, and says when more would not
-    help. Where the data has classes, confidence is within a class. Runs the module you name: name only code that you
-    trust.
+    Fits only the noise; the network's weights do not change. A tenth of the data is held out; its loss is computed
+    after each eighth of the steps and tells whether more steps would help. If the data has classes, confidence
+    compares samples of one class. The named module is executed: name only code that you trust.
     """
+    from fmwc.data import arrays
+    from fmwc.recipes.named import build
+    from fmwc.recipes.own import Retrofit, advice
+    from fmwc.recipes.own import retrofit as fit_own
+    from fmwc.recipes.recipe import pick_device
+
     where = pick_device(device)
     made, space = build(network, weights or None)
     samples = arrays.load(data) if data else None
@@ -101,7 +106,6 @@ def retrofit(
         captured=capture,
         seed=seed,
     )
-    check_folder(out, force=force)  # said before anything is computed, and made when there is something to write
     with training_bar() as bar:
         _, looks = fit_own(
             made,
@@ -112,34 +116,43 @@ def retrofit(
             device=where,
             entry=network,
             progress=lambda done, total, loss, held: bar(f"noise (held out {held:.4g})", done, total, loss),
+            force=force,
         )
-    Console().print(f"wrote {out}: {advice(looks)}")
+    say(f"wrote {out}: {advice(looks)}")
     call = f"{network.replace(':', '.')}()"
-    Console().print(f"field = fmwc.load({str(out)!r}, network={call if space is None else f'{call}[0]'})")
-    Console().print(f"fmwc sample {out} --network {network} -n 100 --out samples")
+    say(f"field = fmwc.load({str(out)!r}, network={call if space is None else f'{call}[0]'})")
+    say(f"fmwc sample {shlex.quote(str(out))} --network {shlex.quote(network)} -n 100 --out samples")
 
 
 @app.command()
 def reproduce(
     setting: Which,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Results folder, runs/SETTING; what is there is not made again.")
+        Path | None,
+        typer.Option("--out", "-o", help="Results folder; default: runs/SETTING. Existing results are kept."),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas; the setting's own if not given.")] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas; default: those of the setting.")] = "",
     set_: Set = [],  # noqa: B006
     count: Count = 0,
     draws: Annotated[
-        int, typer.Option(help="Stochastic trajectories the dispersion is held against; 0 is the setting's own number.")
+        int, typer.Option(help="Stochastic trajectories per sample for the dispersion; 0: the setting's number.")
     ] = 0,
     only: Annotated[
-        str, typer.Option(help="mnist, crystals: do these tasks only (flow:0,read:joint), so that machines can share.")
+        str,
+        typer.Option(help="mnist, crystals: run only these tasks (flow:0,read:joint), to share work."),
     ] = "",
     data: Data = "",
     own: Own = False,
     judge: JudgedBy = "",
     device: Device = "auto",
 ) -> None:
-    """Trains every method at every seed and writes the paper's tables beside ours. Stopped, it goes on where it was."""
+    """Reproduce the paper's tables; resumes if interrupted.
+
+    Trains every method with every seed and writes our numbers next to the paper's.
+    """
+    from fmwc.recipes.recipe import pick_device
+    from fmwc.settings import setting_named
+
     chosen = setting_named(setting, judge)
     recipe = chosen.recipe("recommended", set_, data, own)
     if getattr(recipe, "own", False) and not judge:
@@ -147,8 +160,9 @@ def reproduce(
     numbers = numbers_of(seeds or chosen.seeds)
     folder = out or Path("runs") / setting
     where = pick_device(device)
-    chosen.reproduce(
-        recipe, folder, where, numbers, count=count or chosen.reproduced, draws=draws or chosen.draws, only=only
-    )
-    for path in [] if only else chosen.tables(folder):
-        Console().print(f"wrote {path}")
+    with claimed(folder, "reproduce", adds=("cells", "pieces", "models", "draws")):
+        chosen.reproduce(
+            recipe, folder, where, numbers, count=count or chosen.reproduced, draws=draws or chosen.draws, only=only
+        )
+        for path in [] if only else chosen.tables(folder):
+            say(f"wrote {path}")

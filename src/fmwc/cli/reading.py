@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 import fmwc
 from fmwc.bars import sampling_bar, stages_bar
-from fmwc.cli.shared import Count, Data, Device, Force, JudgedBy, Which, app, print_rows, print_table
+from fmwc.cli.shared import Count, Data, Device, Force, JudgedBy, Which, app, print_rows, print_table, say
 from fmwc.errors import UsageError
-from fmwc.files import new_folder
-from fmwc.metrics.crystals import calculator as load_calculator
-from fmwc.moments.table import names_of, rule_rows
-from fmwc.recipes.recipe import Clock, pick_device, provenance
-from fmwc.settings import setting_named, setting_of
-from fmwc.settings.judging import judge_files, judged_rows, judged_summary, write_judged
+from fmwc.files import claimed
 
 __all__ = ["evaluate", "judge", "rules"]
 
@@ -37,15 +32,18 @@ def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
 @app.command()
 def evaluate(
     setting: Which = "checkerboard",
-    checkpoint: Annotated[str, typer.Option(help="A shipped name or a folder; the setting's own if not given.")] = "",
+    checkpoint: Annotated[str, typer.Option(help="A shipped name or a folder; default: the shipped weights.")] = "",
     count: Count = 0,
-    seed: Annotated[int, typer.Option(help="Seed of the samples; nothing was chosen on the default.")] = 2026,
+    seed: Annotated[int, typer.Option(help="Seed of the samples; the default was not used to choose anything.")] = 2026,
     data: Data = "",
     judge: JudgedBy = "",
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Recomputes the headline numbers from weights."""
+    """Compute the main numbers of a checkpoint."""
+    from fmwc.recipes.recipe import Clock, pick_device, provenance
+    from fmwc.settings import setting_named, setting_of
+
     chosen, where = setting_of(checkpoint or setting_named(setting).name, judge), pick_device(device)
     if chosen.name != setting_named(setting).name:
         raise UsageError(f"{checkpoint} is of {chosen.name}; say fmwc evaluate {chosen.name}")
@@ -59,7 +57,7 @@ def evaluate(
         found = chosen.evaluate(field, count, seed, data, bar)
     found = {"checkpoint": name, **found, "provenance": provenance(where, clock.seconds, seed=seed, samples=count)}
     if as_json:
-        print(json.dumps(found, indent=1))
+        say(json.dumps(found, indent=1))
         return
     print_rows(
         [{"": k, "value": f"{v:.4f}" if isinstance(v, float) else str(v)} for k, v in _flat(found).items()], name
@@ -73,27 +71,28 @@ def judge(
     calculator: Annotated[
         str, typer.Option(help="The energy model: chgnet, others by name, or module:function.")
     ] = "chgnet",
-    relax: Annotated[int, typer.Option(help="Relax each structure first, by at most so many steps.")] = 0,
-    data: Annotated[
-        str, typer.Option(help="MP-20: the hull of its structures, and novelty against its training set.")
-    ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a structure.")] = False,
+    relax: Annotated[int, typer.Option(help="Relax each structure first, by at most this many steps.")] = 0,
+    data: Annotated[str, typer.Option(help="Where MP-20 is: its hull, and novelty against its training set.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object per structure.")] = False,
     force: Force = False,
 ) -> None:
-    """Judges crystals of any generator: energy above the hull, validity, uniqueness, novelty; one row a structure.
+    """Judge crystal structures by energy, validity and novelty.
 
-    Exits with 1 where a structure could not be judged; its row says why.
+    Accepts structures of any generator and prints one row per structure: energy above the hull, validity, uniqueness,
+    novelty. Exits with 1 if a structure could not be judged; its row says why.
     """
+    from fmwc.metrics.crystals import calculator as load_calculator
+    from fmwc.settings.judging import judge_files, judged_rows, judged_summary, write_judged
+
     model = load_calculator(calculator)
-    if out is not None:
-        new_folder(out, force=force)  # said before anything is computed
-    with stages_bar() as bar:
-        found = judge_files(structures, model, relax, data, bar)
-    for path in write_judged(found, out, relaxed=relax > 0) if out is not None else ():
-        typer.echo(f"wrote {path}", err=True)
+    with claimed(out, "judge", force=force) if out is not None else nullcontext():
+        with stages_bar() as bar:
+            found = judge_files(structures, model, relax, data, bar)
+        for path in write_judged(found, out, relaxed=relax > 0) if out is not None else ():
+            say(f"wrote {path}", err=True)
     if as_json:
         for row in found.rows():
-            print(json.dumps({k: None if v != v else v for k, v in row.items()}))
+            say(json.dumps({k: None if v != v else v for k, v in row.items()}))
     else:
         print_table(judged_rows(found), "judged")
         print_rows([{"": k, "value": v} for k, v in judged_summary(found).items()], f"{len(found)} structures")
@@ -102,12 +101,19 @@ def judge(
 
 
 @app.command()
-def rules(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with every spelling.")] = False) -> None:
-    """Prints what the diagonal estimator carries a variance through, and how exactly; linearised needs no rules."""
+def rules(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON with every form of an operation.")] = False,
+) -> None:
+    """List the operations that the diagonal estimator supports.
+
+    The other estimators need no rules.
+    """
+    from fmwc.moments.table import names_of, rule_rows
+
     rows = rule_rows()
     if as_json:
-        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        say(json.dumps(rows, indent=1, ensure_ascii=False))
         return
     shown = ("operation", "exactness")
     print_table([{**{k: row[k] for k in shown}, "names": names_of(row["spellings"])} for row in rows], "rules")
-    Console().print("In the spellings torch has: torch.x, Tensor.x, F.x, operators, in place (x_). All of them: --json")
+    say("Each in every form that torch has: torch.x, Tensor.x, F.x, operators, in place (x_). --json lists them all.")

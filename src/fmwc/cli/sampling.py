@@ -7,8 +7,6 @@ from typing import Annotated
 import typer
 
 from fmwc.cli.shared import Device, Force, JudgedBy, Network, Out, Seed, app, print_written
-from fmwc.recipes.recipe import pick_device
-from fmwc.settings.drawing import draw_samples
 
 __all__ = ["sample"]
 
@@ -22,11 +20,11 @@ def sample(
         ),
     ],
     out: Out,
-    count: Annotated[int, typer.Option("-n", "--count", help="How many samples.")] = 1000,
-    label: Annotated[int | None, typer.Option(help="The class to draw; every class in turn if not given.")] = None,
+    count: Annotated[int, typer.Option("-n", "--count", help="Number of samples.")] = 1000,
+    label: Annotated[int | None, typer.Option(help="The class to draw; default: every class in turn.")] = None,
     judge: JudgedBy = "",
     network: Network = "",
-    steps: Annotated[int, typer.Option(help="Steps of the integrator.")] = 50,
+    steps: Annotated[int, typer.Option(help="Integration steps.")] = 50,
     stepper: Annotated[str, typer.Option(help="euler, midpoint or heun.")] = "euler",
     propagation: Annotated[
         str, typer.Option(help="linearised, diagonal, tangent, monte_carlo or none.")
@@ -34,54 +32,59 @@ def sample(
     controller: Annotated[
         str,
         typer.Option(
-            help="What picks the steps: uniform, ema or damped (the paper's), extrapolated, or, fitted to the variance "
-            "of a pilot run, grid (shared) or planned (each sample's own)."
+            help="Step-size controller: uniform, ema or damped (the paper's), extrapolated; or fitted to the variance "
+            "of a pilot run: grid (shared by all samples) or planned (per sample)."
         ),
     ] = "uniform",
     guide: Annotated[
-        float, typer.Option(help="Steer away from doubt, so strongly: 0.2 is much. Several times as slow.")
+        float, typer.Option(help="Strength of guidance towards low variance; 0.2 is strong. Several times slower.")
     ] = 0.0,
-    guide_window: Annotated[str, typer.Option(help="Steer only then, as in 0.5-0.9.")] = "",
+    guide_window: Annotated[str, typer.Option(help="Times at which guidance acts, as in 0.5-0.9.")] = "",
     every: Annotated[
         int,
         typer.Option(
-            help="Read the variance at every k-th step, for other scores than the checkpoint's own and for its way; if "
-            "not given, at the few steps that the checkpoint has chosen for the score, where it has."
+            help="Compute the variance at every k-th step, for example to use another score; default: at the few steps "
+            "that the checkpoint's schedule names, if it has one."
         ),
     ] = 0,
     adaptive: Annotated[
         bool,
         typer.Option(
             "--adaptive",
-            help="Read the variance at the few steps that tell most of the score also where the checkpoint has chosen "
-            "none: a pilot run finds them.",
+            help="Compute the variance at a few steps only, chosen by a pilot run if the checkpoint has no schedule.",
         ),
     ] = False,
-    transport: Annotated[bool, typer.Option("--transport", help="Add the transported dispersion.")] = False,
+    transport: Annotated[bool, typer.Option("--transport", help="Also compute the transported dispersion.")] = False,
     score: Annotated[
-        str, typer.Option(help="What confidence is made from; the checkpoint's own, or dispersion with --transport.")
+        str,
+        typer.Option(
+            help="Score to compute confidence from; default: the checkpoint's, or dispersion with --transport."
+        ),
     ] = "",
-    keep: Annotated[float, typer.Option(help="Keep the surest share.")] = 1.0,
+    keep: Annotated[float, typer.Option(help="Share of samples to keep, most confident first.")] = 1.0,
     compiled: Annotated[
         bool,
         typer.Option(
             "--compiled",
-            help="Compile the network and its readings first, for a minute or two: for many samples.",
+            help="Compile the network first, which takes a minute or two; pays for many samples.",
         ),
     ] = False,
-    format: Annotated[str, typer.Option(help="crystals: cif (a file each) or extxyz (one file).")] = "",
+    format: Annotated[str, typer.Option(help="crystals: cif (one file per structure) or extxyz (one file).")] = "",
     seed: Seed = 0,
     device: Device = "auto",
     force: Force = False,
 ) -> None:
-    """Draws samples with their confidence: samples.safetensors, samples.csv, and a picture, surest first.
+    """Draw samples, each with a confidence.
 
-    Resumes if interrupted: the same command draws only what is missing. Very many samples are written as they come,
-    with their scores alone, in memory that does not grow.
+    Writes samples.safetensors, samples.csv and a picture of the samples, most confident first. For crystals, also
+    writes one CIF per structure (or one extended XYZ file) and adds the judge's results to the table, as CSV and
+    Parquet. For a network of your own, writes the table in both formats and no picture.
 
-    Of crystals also a CIF each (or extended XYZ), and what the judge says of them in the table, as CSV and Parquet. Of
-    a network of your own no picture, and the table as both.
+    Resumes if interrupted: the same command draws only what is missing. Runs of more than 50,000 samples are written batch by batch with scores only, so that memory does not grow.
     """
+    from fmwc.recipes.recipe import pick_device
+    from fmwc.settings.drawing import draw_samples
+
     print_written(
         draw_samples(
             checkpoint,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 import fmwc
 from fmwc.bars import sampling_bar, training_bar
@@ -24,50 +24,53 @@ from fmwc.cli.shared import (
     app,
     print_rows,
     print_written,
+    say,
 )
 from fmwc.errors import UsageError
-from fmwc.files import new_folder, write_json, write_text
-from fmwc.recipes.comparing import setting_of_results
-from fmwc.recipes.recipe import Clock, pick_device, provenance
-from fmwc.recipes.uses.study import NUMBERS
-from fmwc.report.uses import write_study
-from fmwc.settings import SETTINGS, Setting, open_checkpoint, setting_named
+from fmwc.files import claimed, write_json
+
+if TYPE_CHECKING:
+    from fmwc.recipes.recipe import Clock
+    from fmwc.sampling import Trajectory
+    from fmwc.settings import Setting
 
 __all__ = ["demo", "report"]
-
-DEMO_MARK = ".fmwc-demo"
 
 
 @app.command()
 def demo(
     setting: Which = "checkerboard",
     out: Out = Path("demo"),
+    train: Annotated[
+        bool, typer.Option("--train", help="Train the Checkerboard's model first, for minutes, instead of loading it.")
+    ] = False,
     seed: Seed = 0,
     set_: Set = [],  # noqa: B006
     device: Device = "auto",
     count: Count = 0,
     force: Force = False,
 ) -> None:
-    """Draws samples with their confidence and writes a report to look at; the Checkerboard's flow is trained first."""
+    """Draw samples with confidence and write a report page.
+
+    Uses the shipped weights. Called again with the same folder, it replaces the files that it wrote; other files stay.
+    """
+    from fmwc.recipes.recipe import Clock, pick_device
+    from fmwc.settings import setting_named
+
     chosen, where = setting_named(setting), pick_device(device)
     if count < 0:
         raise UsageError(f"-n is at least 1, or 0 for the setting's own number; got {count}")
-    recipe = chosen.demo_recipe([f"seed={seed}", *set_])  # what is wrong with it is said before anything is touched
-    folder = _demo_folder(out, force)
-    clock = Clock(where)
-    with training_bar() as bar:
-        field = chosen.demo_field(recipe, folder, where, bar)
-    _page(chosen, field, folder, seed, count, clock, f"{setting}, demonstration")
-
-
-def _demo_folder(out: Path, force: bool) -> Path:
-    """A demonstration is made to be run again: a folder that an earlier one marked as its own is cleared."""
-    if (out / DEMO_MARK).is_file():
-        shutil.rmtree(out)
-    new_folder(out, force=force)
-    if not any(out.iterdir()):  # forced into a folder with other files, it must never clear those
-        write_text(out / DEMO_MARK, "Written by fmwc demo, which clears this folder when it is run again.\n")
-    return out
+    if set_ and not train:
+        raise UsageError("--set changes the training, and the demonstration shows shipped weights; add --train")
+    recipe = chosen.demo_recipe([f"seed={seed}", *set_]) if train else None  # raises before anything is written
+    with claimed(out, "demo", force=force, again=True) as folder:
+        clock = Clock(where)
+        if recipe is not None:
+            with training_bar() as bar:
+                chosen.fit(recipe, folder.path / "model", where, bar, force=True)
+        field = fmwc.load(setting if recipe is None else folder.path / "model", device=where)
+        with _threads(chosen.demo_threads):
+            _page(chosen, field, folder.path, seed, count, clock, f"{setting}, demonstration", chosen.glance)
 
 
 @app.command()
@@ -81,16 +84,22 @@ def report(
     device: Device = "auto",
     force: Force = False,
 ) -> None:
-    """Writes report.html for a checkpoint, or the tables of a results folder again from its cells.
+    """Write the report page of a checkpoint or a results folder.
 
-    Of a folder that fmwc study filled, tables, figures and page again from its files.
+    For a results folder of fmwc reproduce or fmwc study, writes its tables, figures and pages again from its files.
     """
+    from fmwc.recipes.comparing import setting_of_results
+    from fmwc.recipes.recipe import Clock, pick_device
+    from fmwc.recipes.uses.study import NUMBERS
+    from fmwc.report.uses import write_study
+    from fmwc.settings import SETTINGS, open_checkpoint
+
     if (Path(source) / NUMBERS).is_file():
         print_written(write_study(Path(source)).written)
         return
     if (Path(source) / "cells").is_dir():
         for path in SETTINGS[setting_of_results(Path(source))].tables(Path(source)):
-            Console().print(f"wrote {path}")
+            say(f"wrote {path}")
         return
     where = pick_device(device)
     clock = Clock(where)
@@ -98,18 +107,43 @@ def report(
     if out is None:
         raise UsageError("say where the page goes: --out FOLDER")
     chosen.require_judge(field)
-    _page(chosen, field, new_folder(out, force=force), seed, count, clock, source)
+    with claimed(out, "report", force=force) as folder:
+        _page(chosen, field, folder.path, seed, count, clock, source, chosen.shown)
 
 
-def _page(chosen: Setting, field: fmwc.Field, out: Path, seed: int, count: int, clock: Clock, title: str) -> None:
-    """Draws samples, prints the short table and writes samples, numbers and report."""
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Use this many threads of the CPU; `None`: as many as torch has chosen."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _page(
+    chosen: Setting,
+    field: fmwc.Field,
+    out: Path,
+    seed: int,
+    count: int,
+    clock: Clock,
+    title: str,
+    draw: Callable[..., Trajectory],
+) -> None:
+    """Draw samples, print the short table and write samples, numbers and report."""
+    from fmwc.recipes.recipe import provenance
+
     count = count or chosen.count(field.device)
     with sampling_bar("drawing samples with confidence", count) as bar:
-        run = chosen.shown(field, count, seed, bar)
+        run = draw(field, count, seed, bar)
     rows = chosen.numbers(run, chosen.judge(run))
     about = {k: str(v) for k, v in provenance(field.device, clock.seconds, seed=seed).items()}
     chosen.write_samples(run, out)
     write_json(out / "numbers.json", {"numbers": rows, "provenance": about})
     page = chosen.page(field, run, out, rows, about)
     print_rows(rows, title)
-    Console().print(f"{clock.seconds:.0f} s; open {page}")
+    say(f"{clock.seconds:.0f} s; open {page}")

@@ -8,10 +8,6 @@ from typing import Annotated
 import typer
 
 from fmwc.cli.shared import Checkpoint, Device, Force, JudgedBy, Out, Samples, app, print_rows, print_written
-from fmwc.recipes.recipe import pick_device
-from fmwc.settings.editing import edit_samples
-from fmwc.settings.filtering import filter_samples
-from fmwc.settings.rewinding import rewind_samples
 
 __all__ = ["edit", "filter_", "rewind"]
 
@@ -20,10 +16,10 @@ __all__ = ["edit", "filter_", "rewind"]
 def filter_(
     samples: Samples,
     out: Out,
-    keep: Annotated[float | None, typer.Option(help="Keep the surest share, in (0, 1].")] = None,
-    budget: Annotated[int | None, typer.Option(help="Keep so many, the surest.")] = None,
+    keep: Annotated[float | None, typer.Option(help="Share of samples to keep, in (0, 1].")] = None,
+    budget: Annotated[int | None, typer.Option(help="Number of samples to keep.")] = None,
     max_risk: Annotated[
-        float | None, typer.Option(help="Keep as many as at most this share of failures can be promised for.")
+        float | None, typer.Option(help="Keep as many as possible with at most this share of failures guaranteed.")
     ] = None,
     promise: Annotated[
         Path | None,
@@ -39,14 +35,17 @@ def filter_(
     ] = "",
     good: Annotated[str, typer.Option(help="The column of --labels that is true of good samples (metastable).")] = "",
     bad: Annotated[str, typer.Option(help="The column of --labels that is true of failed samples.")] = "",
-    probability: Annotated[float, typer.Option(help="How sure the promise of --max-risk is to be.")] = 0.9,
-    score: Annotated[str, typer.Option(help="Keep by this score; the run's own if not given.")] = "",
+    probability: Annotated[float, typer.Option(help="Probability with which the guarantee of --max-risk holds.")] = 0.9,
+    score: Annotated[str, typer.Option(help="Rank by this score; default: the run's score.")] = "",
     force: Force = False,
 ) -> None:
-    """Keeps the surest samples: a share, a number, or as many as a failure rate can be promised for.
+    """Keep the samples with the highest confidence.
 
-    Writes the kept samples, their rows of the table with their rank, and their structure files.
+    Keeps a share, a number, or as many as a failure rate can be guaranteed for. Writes the kept samples, their rows of
+    the table with their rank, and their structure files.
     """
+    from fmwc.settings.filtering import filter_samples
+
     found = filter_samples(
         samples,
         out,
@@ -70,34 +69,38 @@ def edit(
     samples: Samples,
     out: Out,
     channel: Annotated[
-        str, typer.Option(help="Which channel gets the noise (crystals: type, coord, lattice); all if not given.")
+        str, typer.Option(help="Channel that gets the noise (crystals: type, coord, lattice); default: all.")
     ] = "",
     at: Annotated[
         str,
         typer.Option(
-            help="When: critical (the variance's peak, of that channel), transported (what moves the end most; samples "
-            "drawn with --transport), random, or a time in [0, 1)."
+            help="When: critical (where the variance peaks), transported (where the endpoint's variance is made; needs "
+            "samples drawn with --transport), random, or a time in [0, 1)."
         ),
     ] = "critical",
-    before: Annotated[float, typer.Option(help="So long before a critical time.")] = 0.0,
+    before: Annotated[float, typer.Option(help="Start this long before the critical time.")] = 0.0,
     scale: Annotated[
-        float, typer.Option(help="Standard deviation of the noise, in the channel's unit (of all: in training units).")
+        float,
+        typer.Option(help="Standard deviation of the noise, in the channel's unit (of all: training units)."),
     ] = 0.2,
-    replicates: Annotated[int, typer.Option(help="Edits of each sample.")] = 1,
-    label: Annotated[int | None, typer.Option(help="mnist: the class from the edit on.")] = None,
-    only: Annotated[str, typer.Option(help="Edit these samples: numbers from 0, separated by commas.")] = "",
-    surest: Annotated[int | None, typer.Option(help="Edit so many, the surest first.")] = None,
-    doubtful: Annotated[int | None, typer.Option(help="Edit so many, the most doubtful first.")] = None,
+    replicates: Annotated[int, typer.Option(help="Edits per sample.")] = 1,
+    label: Annotated[int | None, typer.Option(help="mnist: the class after the edit.")] = None,
+    only: Annotated[str, typer.Option(help="Edit these samples only: numbers from 0, separated by commas.")] = "",
+    surest: Annotated[int | None, typer.Option(help="Edit this many, most confident first.")] = None,
+    doubtful: Annotated[int | None, typer.Option(help="Edit this many, most doubtful first.")] = None,
     checkpoint: Checkpoint = "",
     judge: JudgedBy = "",
     seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
     device: Device = "auto",
     force: Force = False,
 ) -> None:
-    """Edits samples: noise in a channel where their way is undecided, and on from there with all channels free.
+    """Edit samples: add noise at a chosen time and integrate again.
 
     Writes the edited samples as fmwc sample does, edits.csv (what changed), and edits.png (before and after).
     """
+    from fmwc.recipes.recipe import pick_device
+    from fmwc.settings.editing import edit_samples
+
     found = edit_samples(
         samples,
         out,
@@ -124,14 +127,12 @@ def edit(
 def rewind(
     samples: Samples,
     out: Out,
-    extra: Annotated[int, typer.Option(help="Evaluations of the network to spend, a sample, over all samples.")],
-    share: Annotated[
-        float, typer.Option(help="The share of samples, the most doubtful, that a round takes back.")
-    ] = 0.1,
-    before: Annotated[float, typer.Option(help="So long before the critical time.")] = 0.2,
+    extra: Annotated[int, typer.Option(help="Extra network evaluations per sample, averaged over all samples.")],
+    share: Annotated[float, typer.Option(help="Share of samples that a round redraws, most doubtful first.")] = 0.1,
+    before: Annotated[float, typer.Option(help="Go back to this long before the critical time.")] = 0.2,
     scale: Annotated[float, typer.Option(help="Standard deviation of the noise, in training units.")] = 0.2,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start over from new noise in place of going back: the baseline.")
+        bool, typer.Option("--fresh", help="Start over from new noise instead of going back: the baseline.")
     ] = False,
     checkpoint: Checkpoint = "",
     judge: JudgedBy = "",
@@ -139,10 +140,14 @@ def rewind(
     device: Device = "auto",
     force: Force = False,
 ) -> None:
-    """Takes the most doubtful samples back to before they were undecided, and keeps what is surer.
+    """Redraw the most doubtful samples from an earlier time.
 
-    Writes the samples as fmwc sample does, and rewound.csv (which branch each is, its score before and after).
+    A sample is replaced if its new version is more confident. Writes the samples as fmwc sample does, and rewound.csv
+    (the version that was kept, and the score before and after).
     """
+    from fmwc.recipes.recipe import pick_device
+    from fmwc.settings.rewinding import rewind_samples
+
     found = rewind_samples(
         samples,
         out,

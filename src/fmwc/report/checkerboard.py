@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from fmwc.field import Field
 from fmwc.files import write_bytes
@@ -16,6 +19,8 @@ from fmwc.sampling import Trajectory
 from fmwc.sampling.trajectory import DISPERSION
 
 __all__ = ["write_figures", "write_report"]
+
+FINE, COARSE = 120, 72  # cells of a map's side: of a report, of a demonstration that is to be quick
 
 WORDS = Words(
     samples="samples",
@@ -32,7 +37,7 @@ def _read(trajectory: Trajectory) -> Run:
     return Run.read(trajectory, misplaced(trajectory.x), ["temporal_ratio", *dispersion])
 
 
-def _plates(run: Run, field: Field) -> list[Plate]:
+def _plates(run: Run, field: Field, closer: Run | None = None) -> list[Plate]:
     plates = [
         Plate(
             "samples",
@@ -43,7 +48,7 @@ def _plates(run: Run, field: Field) -> list[Plate]:
             board.samples_by_confidence(run.x, run.confidence, run.bad),
         ),
         *retained(run, WORDS),
-        history(run, WORDS),
+        history(run if closer is None else closer, WORDS),
         Plate(
             "divergence",
             "Doubt, and where paths part",
@@ -51,12 +56,17 @@ def _plates(run: Run, field: Field) -> list[Plate]:
             "by the paper's; on the right, how fast the flow spreads out or draws together. Where paths part, a small "
             "error decides where a sample ends, so the brightest places of the maps should meet.",
             "Maps of the plane: the velocity's standard deviation by two estimators, and the flow's divergence.",
-            board.variance_against_divergence(field),
+            board.variance_against_divergence(field, cells=FINE if closer is None else COARSE),
         ),
     ]
-    if run.profile is not None:
-        plates.append(transport(run.profile, run.confidence, run.grid, run.layers))
+    closest = run if closer is None else closer
+    if closest.profile is not None:
+        plates.append(transport(closest.profile, closest.confidence, closest.grid, closest.layers))
     return plates
+
+
+def _every(run: Run, stride: int) -> np.ndarray:
+    return run.confidence[np.argsort(run.score, kind="stable")[::stride]]
 
 
 def write_figures(folder: Path, field: Field, trajectory: Trajectory) -> list[Path]:
@@ -66,7 +76,14 @@ def write_figures(folder: Path, field: Field, trajectory: Trajectory) -> list[Pa
 
 
 def write_report(
-    out: Path, field: Field, trajectory: Trajectory, *, numbers: list[dict[str, str]], provenance: dict[str, str]
+    out: Path,
+    field: Field,
+    trajectory: Trajectory,
+    *,
+    numbers: list[dict[str, str]],
+    provenance: dict[str, str],
+    closer: Trajectory | None = None,
+    stride: int = 1,
 ) -> Path:
     """Writes `report.html` into the folder `out`.
 
@@ -76,11 +93,16 @@ def write_report(
         trajectory: Its samples on the plane, with their variance; with `transported`, its profile is shown too.
         numbers: Rows of the table, each from column to cell.
         provenance: Where the numbers come from: commit, device, seed, time.
+        closer: Every `stride`-th sample in the order of the score, drawn again with the variance of every step, where
+            the trajectory has the variance of a few steps only.
+        stride: See `closer`.
     """
     run = _read(trajectory)
+    again = None if closer is None else replace(_read(closer), confidence=_every(run, stride))
+    way = run if again is None else again
     sections = [
-        explorer(run.x, run.score, run.confidence, run.bad, run.times, run.std),
-        *[plate.section for plate in _plates(run, field)],
+        explorer(run.x, run.score, run.confidence, run.bad, way.times, way.std, stride if again else 1),
+        *[plate.section for plate in _plates(run, field, again)],
         *closing(numbers, _LIMITS, provenance),
     ]
     return write_page(out / "report.html", "Checkerboard: how far to trust each sample", lead(run, WORDS), sections)

@@ -45,7 +45,13 @@ _MARKUP = """<div class="card explorer">
 
 
 def explorer(
-    x: ArrayLike, score: ArrayLike, confidence: ArrayLike, bad: ArrayLike, times: ArrayLike, std: ArrayLike
+    x: ArrayLike,
+    score: ArrayLike,
+    confidence: ArrayLike,
+    bad: ArrayLike,
+    times: ArrayLike,
+    std: ArrayLike,
+    stride: int = 1,
 ) -> Section:
     """The interactive section.
 
@@ -56,13 +62,15 @@ def explorer(
         bad: The misplaced ones, `(B,)`.
         times: When the variance was read, `(R,)` or `(R, B)`.
         std: ‖σ_t‖ there, `(R, B)`.
+        stride: If above 1, `times` and `std` are of every `stride`-th sample in the order of the score, in that order.
     """
     order = np.argsort(np.asarray(score), kind="stable")
     points, level, wrong = (np.asarray(a)[order] for a in (x, confidence, bad))
     t, curves = on_common_times(np.asarray(times), np.asarray(std))
-    curves = curves[:, order]
-    stride = ceil(curves.size / CURVE_BYTES)
-    logs = np.log(np.maximum(curves[:, ::stride], FLOOR))
+    if stride == 1:
+        stride = ceil(curves.size / CURVE_BYTES)
+        curves = curves[:, order[::stride]]
+    logs = np.log(np.maximum(curves, FLOOR))
     extent = max(2.5, float(np.abs(points).max()))
     data = {
         "count": len(points),

@@ -13,7 +13,6 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fmwc.checkpoint import load
 from fmwc.data import fingerprint, mp20
 from fmwc.data.crystals import Crystals
 from fmwc.errors import UsageError, pick
@@ -25,7 +24,6 @@ from fmwc.randomness import derive
 from fmwc.recipes.crystals.reading import CHANNELS, crystals_of, good_of, judged, lift_of, read_run
 from fmwc.recipes.crystals.recipe import EVERY, PRESETS, READ_BY, SCORE, Mp20, batch_for
 from fmwc.recipes.crystals.reproduce import reproduce
-from fmwc.recipes.fitting import Progress
 from fmwc.recipes.recipe import override
 from fmwc.recipes.uses.crystals import Crystals as CrystalSubject
 from fmwc.report import figures
@@ -74,17 +72,6 @@ class CrystalSetting(Setting):
 
     def pilot(self, device: torch.device) -> int:
         return 500 if device.type == "cuda" else 20
-
-    def demo_recipe(self, changes: Sequence[str]) -> Any:
-        if any(not change.startswith("seed=") for change in changes):
-            raise UsageError(
-                "the demonstration of crystals shows shipped weights; train your own with fmwc train crystals"
-            )
-        return super().demo_recipe(changes)
-
-    def demo_field(self, recipe: Any, out: Path, device: torch.device, progress: Progress) -> Field:
-        """The shipped weights: training takes a GPU."""
-        return load(self.name, device=device)
 
     def conditions(self, field: Field, count: int, label: int | None = None, seed: int = 0) -> dict[str, Tensor]:
         """As many atoms as the crystals have that the network was trained on."""

@@ -122,15 +122,6 @@ class MnistSetting(Setting):
     def pilot(self, device: torch.device) -> int:
         return 1_000 if device.type == "cuda" else 80  # of ten classes the fewest that can be compared within each
 
-    def demo_recipe(self, changes: Sequence[str]) -> Any:
-        if any(not change.startswith("seed=") for change in changes):
-            raise UsageError("the demonstration of digits shows shipped weights; train your own with fmwc train mnist")
-        return super().demo_recipe(changes)
-
-    def demo_field(self, recipe: Any, out: Path, device: torch.device, progress: Progress) -> Field:
-        """The shipped weights: training takes a GPU."""
-        return load(self.name, device=device)
-
     def judge(self, trajectory: Trajectory) -> np.ndarray:
         return failed(self._eye(trajectory.x.device), trajectory.x, trajectory.cond["y"])
 

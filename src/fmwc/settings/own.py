@@ -87,4 +87,4 @@ class OwnSetting(Setting):
     def _from_python(self, *args: Any, **options: Any) -> NoReturn:
         raise UsageError("for a network of your own, go on from Python")
 
-    demo_field = changes = changed = draw_edits = evaluate = reproduce = subject = tables = _from_python
+    changes = changed = draw_edits = evaluate = reproduce = subject = tables = _from_python

@@ -18,6 +18,7 @@ from fmwc.field import Field
 from fmwc.files import write_text, written
 from fmwc.metrics.ranking import auprc, retention
 from fmwc.randomness import derive
+from fmwc.readers import shown
 from fmwc.recipes.fitting import Progress, fit
 from fmwc.recipes.recipe import override
 from fmwc.recipes.uses.subject import Subject
@@ -44,7 +45,7 @@ Show = Callable[[int], None] | None  # told how many samples were done since the
 
 
 def say_on_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(shown(text), file=sys.stderr, flush=True)
 
 
 def shares(table: Mapping[str, Sequence[Any]], columns: Mapping[str, str]) -> Rows:
@@ -81,6 +82,7 @@ class Setting(ABC):
         others: Scores its short table reads beside a run's own.
         draws: Stochastic trajectories its dispersion is held against.
         seeds: The seeds its results are made with.
+        demo_threads: Threads of the CPU that a demonstration uses; `None` for torch's choice.
         reproduced: Samples a reading of its results.
         judges: Whether samples are judged as they are written.
         has_judge: Whether there is a judge to ask at all.
@@ -105,6 +107,7 @@ class Setting(ABC):
     others: tuple[str, ...] = ()
     draws: int
     seeds: str
+    demo_threads: int | None = None
 
     def recipe(self, preset: str, changes: Sequence[str], data: str = "", own: bool = False) -> Any:
         """A preset with `key=value` changes, and data of the user's own where the setting takes any."""
@@ -134,8 +137,8 @@ class Setting(ABC):
         return  # most settings have their truth in the data
 
     def demo_recipe(self, changes: Sequence[str]) -> Any:
-        """The recipe of a demonstration."""
-        return self.recipe("quick", changes)
+        """The recipe that fmwc demo --train trains; raises where that takes too long for a demonstration."""
+        raise UsageError(f"fmwc demo {self.name} shows shipped weights; train your own with fmwc train {self.name}")
 
     def conditions(self, field: Field, count: int, label: int | None = None, seed: int = 0) -> dict[str, torch.Tensor]:
         """What the field's network takes beside x and t, for so many samples."""
@@ -154,10 +157,6 @@ class Setting(ABC):
     @abstractmethod
     def pilot(self, device: torch.device) -> int:
         """Samples of a run that says where on the way the variance is."""
-
-    @abstractmethod
-    def demo_field(self, recipe: Any, out: Path, device: torch.device, progress: Progress) -> Field:
-        """The field a demonstration shows."""
 
     @abstractmethod
     def judge(self, trajectory: Trajectory) -> np.ndarray:
@@ -182,6 +181,10 @@ class Setting(ABC):
     @abstractmethod
     def shown(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
         """The run that a page is made of."""
+
+    def glance(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
+        """The run that the page of a demonstration is made of, where that can be quicker."""
+        return self.shown(field, count, seed, progress)
 
     @abstractmethod
     def page(self, field: Field, run: Trajectory, out: Path, numbers: Rows, about: dict[str, str]) -> Path:
@@ -263,7 +266,7 @@ class Setting(ABC):
     def numbers(self, run: Trajectory, bad: np.ndarray) -> Rows:
         """The short table: what confidence does for this run, by its own score and by others."""
         rows = [{"": f"{self.bad}, all samples", "value": f"{bad.mean():.1%}"}]
-        for name in (None, *self.others) if bad.any() else []:
+        for name in (None, *(set(self.others) - {run.default_score})) if bad.any() else []:
             score, label = run.score(name).cpu(), name or run.default_score
             kept = retention(score, bad).at(self.kept)
             rows += [

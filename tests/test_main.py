@@ -1,0 +1,213 @@
+"""How the command ends: errors, signals, closed pipes, and names that no terminal can show."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fmwc.cli import shared
+
+PYTHON = [sys.executable, "-m", "fmwc"]
+
+
+def command(*words, **options):
+    return subprocess.run([*PYTHON, *map(str, words)], capture_output=True, text=True, timeout=120, **options)
+
+
+def stubbed(body: str) -> list[str]:
+    """The command with another body in place of its verbs: what surrounds the verbs is real, and starts at once."""
+    code = f"import sys, time, fmwc.__main__ as m\ndef run(words):\n{body}\n    return 0\nm._run = run\nm.main()"
+    return [sys.executable, "-c", code]
+
+
+# ---- errors ------------------------------------------------------------------------------------------------------
+
+CASES = {
+    "an error nobody thought of": ("raise KeyError('x')", 70, "fmwc: unforeseen KeyError: 'x' (add --debug to see"),
+    "of several lines": ("raise RuntimeError('one\\ntwo')", 70, "fmwc: unforeseen RuntimeError: one (add --debug"),
+    "without a message": ("raise ZeroDivisionError", 70, "fmwc: unforeseen ZeroDivisionError: (add --debug"),
+    "too deep": ("exec('f = lambda: f(); f()', {})", 70, "fmwc: unforeseen RecursionError: maximum recursion depth"),
+    "of memory": ("bytearray(1 << 60)", 70, "fmwc: unforeseen MemoryError"),
+    "a path": ("open('/no/such\\x1b[31m file')", 2, "fmwc: [Errno 2] No such file or directory: "),
+    "ours, of several lines": (
+        "import fmwc.errors as e; raise e.DataError('a\\x1b[2J\\nb')", 2, "fmwc: a?[2J b\n"
+    ),
+    "a package that is not there": ("import no_such.thing", 2, "fmwc: this command needs 'no_such'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_error_is_one_line(case):
+    body, code, said = CASES[case]
+    found = subprocess.run(stubbed(f"    {body}"), capture_output=True, text=True)
+    assert found.returncode == code
+    assert found.stderr.startswith(said), found.stderr
+    assert len(found.stderr.splitlines()) == 1
+    assert found.stderr.isprintable() or found.stderr.strip().isprintable()
+
+
+@pytest.mark.parametrize(("words", "env"), [(["--debug"], {}), (["rules", "--debug"], {}), ([], {"FMWC_DEBUG": "1"})])
+def test_debug_shows_the_traceback_too(words, env):
+    found = subprocess.run(
+        [*stubbed("    assert '--debug' not in words\n    raise KeyError('x')"), *words],
+        capture_output=True,
+        text=True,
+        env=os.environ | env,
+    )
+    assert found.returncode == 70
+    assert "Traceback" in found.stderr
+    assert found.stderr.splitlines()[-1].startswith("fmwc: unforeseen KeyError")
+
+
+def test_a_word_after_two_dashes_is_not_an_option():
+    found = subprocess.run([*stubbed("    print(words)"), "a", "--", "--debug"], capture_output=True, text=True)
+    assert found.stdout.strip() == "['a', '--', '--debug']"
+
+
+# ---- signals -----------------------------------------------------------------------------------------------------
+
+WAITING = """\
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    finally:
+        print("left in order", flush=True)"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no signals to send")
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(signal.SIGTERM, "SIGTERM"), (getattr(signal, "SIGHUP", 1), "SIGHUP"), (signal.SIGINT, "Ctrl-C")],
+)
+def test_a_signal_ends_the_command_as_ctrl_c_does(number, name):
+    with subprocess.Popen(stubbed(WAITING), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert out == "left in order\n"
+    assert err == f"fmwc: interrupted ({name}); run the same command again to go on\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no signals to send")
+def test_cleaning_up_is_not_interrupted_by_a_second_signal():
+    body = WAITING.replace('print("left', 'import os, signal; os.kill(os.getpid(), signal.SIGHUP); print("left')
+    with subprocess.Popen(stubbed(body), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        process.terminate()
+        out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (128 + signal.SIGTERM, "left in order\n")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
+def test_nohup_is_respected():
+    body = "    import os, signal; os.kill(os.getpid(), signal.SIGHUP); print('still here')"
+    found = subprocess.run(["nohup", *stubbed(body)], capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (0, "still here\n")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no signals to send")
+def test_training_that_is_terminated_leaves_whole_files_only(tmp_path):
+    words = ["train", "checkerboard", "--preset", "quick", "--device", "cpu", "--out", str(tmp_path / "model")]
+    for change in ("hidden=16", "iterations=100000", "batch=64", "points=2000", "save_every=1"):
+        words += ["--set", change]
+    with subprocess.Popen([*PYTHON, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not [*tmp_path.rglob("*.resume")]:
+            time.sleep(0.02)
+        process.terminate()
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert err.splitlines()[-1] == "fmwc: interrupted (SIGTERM); run the same command again to go on"
+    assert "Traceback" not in err
+    assert not [*tmp_path.rglob(".fmwc-tmp-*")]
+
+
+# ---- printing ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes of POSIX")
+def test_a_reader_that_has_enough_ends_the_command_quietly():
+    body = "    from fmwc.cli.shared import say; say('x' * 10_000_000)"  # more than a pipe holds
+    with subprocess.Popen(stubbed(body), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.read(1)
+        process.stdout.close()
+        err = process.stderr.read()
+    assert process.wait() == 141
+    assert err == b""
+
+
+TITLES = ("runs[/old]", "[bold]x[/bold]", "a:smile:b", "{task.description}", "1,234", "\x1b[31mred\x07", "\udcff", "β")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+def test_text_of_the_user_is_printed_as_it_is(encoding):
+    code = (
+        "from fmwc.cli.shared import say, print_rows, print_table, print_written; from fmwc.bars import *\n"
+        f"for title in {TITLES!r}:\n"
+        "    say(title); print_rows([{'': title, 'value': title}], title); print_written([title])\n"
+        "    print_table([{title: title}], title)\n"
+        "    with sampling_bar(title, 3) as bar: bar(1)\n"
+        "    with stages_bar() as bar: bar(title, 1, 2)\n"
+        "    with training_bar() as bar: bar(title, 1, 2, 0.5)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", f"import sys, fmwc.__main__ as m\ndef run(words):\n    exec({code!r})\n    return 0\n"
+         "m._run = run\nm.main()"],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": encoding, "COLUMNS": "100"},
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    out, err = found.stdout.decode(encoding), found.stderr.decode(encoding)
+    for title in TITLES[:5]:
+        assert out.count(title) == 8, title
+        assert err.count(title) >= 3, title
+    assert "\x1b" not in out + err
+    assert "?[31mred?" in out
+
+
+def test_a_folder_named_like_markup_is_written_and_named(run, tmp_path):
+    out = tmp_path / "runs[" / "old]"
+    code, said, err = run("sample", "checkerboard", "-n", 5, "--device", "cpu", "--out", out)
+    assert code == 0, err
+    assert str(out / "samples.csv") in said
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="file names are text there")
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_folder_whose_name_is_not_text(tmp_path, encoding):
+    out = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff\x1b[31m"))
+    words = ("sample", "checkerboard", "-n", "5", "--device", "cpu", "--out", out)
+    found = subprocess.run(
+        [*PYTHON, *words], capture_output=True, env=os.environ | {"PYTHONIOENCODING": encoding, "LANG": "C"}
+    )
+    assert found.returncode == 0, found.stderr
+    assert (out / "samples.csv").is_file()
+    assert b"\x1b" not in found.stdout
+
+
+# ---- help --------------------------------------------------------------------------------------------------------
+
+
+def test_version():
+    found = command("--version")
+    assert found.returncode == 0
+    assert found.stdout.split()[:2] == ["fmwc", __import__("fmwc").__version__]
+
+
+def test_every_summary_fits(run):
+    code, out, _ = run("--help")
+    assert code == 0
+    listed = out.partition("Commands:\n")[2].rstrip().splitlines()
+    assert len(listed) == len(shared.app.registered_commands)
+    assert all(len(line) <= 80 and line.endswith(".") and not line.endswith("...") for line in listed), out
+
+
+def test_no_verb_is_help_and_exit_code_2():
+    found = command()
+    assert found.returncode == 2
+    assert "Commands:" in found.stderr
+    assert found.stderr.splitlines()[-1].startswith("fmwc: ")
