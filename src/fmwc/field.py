@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from fmwc.errors import NotFiniteError, ShapeError, UsageError, require_finite
 from fmwc.flow import Space, as_space, euclidean
-from fmwc.modes import eagerly, evaluating
+from fmwc.modes import Scope, eagerly, evaluating
 from fmwc.moments import Moments
 from fmwc.propagate import Estimator, as_estimator
 from fmwc.randomness import Randomness, as_randomness
@@ -94,8 +93,8 @@ class Field(nn.Module):
         """Whether torch may compute the plain network otherwise than layer by layer, as a pass does."""
         return self.noise.fused
 
-    def steady(self) -> AbstractContextManager[None]:
-        """Inside, weights stand still: what depends on them alone is computed once."""
+    def steady(self) -> Scope:
+        """A scope that caches terms that depend on the weights alone, while the weights are constant."""
         return self.noise.steady()
 
     def forward(self, x: Any, t: Any, **cond: Any) -> Any:
@@ -117,8 +116,12 @@ class Field(nn.Module):
         if not self.noise.attached:
             raise UsageError("the noise of this field was detached; attach the network again")
         rows = getattr(self.network, "rows", None)
-        with self.noise.during(current, self._times(x, t), rows(x, t, **cond) if rows else ()):
-            v = self.network(x, t, **cond)
+        running = current, self._times(x, t), rows(x, t, **cond) if rows else ()
+        if torch.compiler.is_dynamo_compiling():
+            with self.noise.tracing(*running):
+                v = self.network(x, t, **cond)
+        else:
+            v = self.noise.during(*running).call(self.network, x, t, **cond)
         require_state(v, "the network's velocity")
         return v
 
@@ -152,10 +155,11 @@ class Field(nn.Module):
             propagation: `linearised`, `diagonal`, `tangent`, `monte_carlo`, or an estimator with its own options.
             seed: Randomness for the estimators that need it.
         """
+        if torch.compiler.is_dynamo_compiling():  # a reading runs between two compiled pieces
+            return torch.compiler.disable(self.moments)(x, t, propagation, seed=seed, **cond)
         estimator = as_estimator(propagation)
         x, t = self._check(x, t)
-        with evaluating(self.network):
-            found = estimator(self, x, t, cond, as_randomness(seed, self.device))
+        found: Moments = evaluating(self.network).call(estimator, self, x, t, cond, as_randomness(seed, self.device))
         for name, var in channels(found.var).items():
             if not torch.isfinite(var).all():
                 self.check_finite()

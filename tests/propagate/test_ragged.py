@@ -281,8 +281,8 @@ def test_two_kinds_of_rows_of_the_same_number_are_refused():
     for call in (made.moments, made.draw):
         with pytest.raises(ShapeError, match=r"two kinds of rows have the same number, \[5, 5\]; pad one"):
             call(torch.randn(2, 2), 0.5, seed=0)
-    assert made.noise.running.current is None
-    assert made.noise.running.owners == {}
+    assert made.noise.running.state.current is None
+    assert made.noise.running.state.owners == {}
     apart = attach(Rows(same, same[:3]), width=8)
     assert torch.isfinite(apart.moments(torch.randn(2, 2), 0.5).var).all()
 
@@ -292,12 +292,12 @@ def test_a_pass_in_a_pass_has_its_own_rows_and_gives_them_back():
     one, two = torch.tensor([0, 1, 1, 2]), torch.tensor([0, 0])
     with noise.during(Pass(), t, [one]):
         with noise.during(Pass(), t, [two]):
-            assert list(noise.running.owners) == [2]
-        assert list(noise.running.owners) == [4]
+            assert list(noise.running.state.owners) == [2]
+        assert list(noise.running.state.owners) == [4]
         with pytest.raises(ShapeError), noise.during(Pass(), t, [one, one]):
             pass
-        assert list(noise.running.owners) == [4]
-    assert noise.running.owners == {}
+        assert list(noise.running.state.owners) == [4]
+    assert noise.running.state.owners == {}
     with (
         pytest.raises(ShapeError, match="as many as there are samples"),
         noise.during(Pass(), t, [torch.zeros(len(t))]),

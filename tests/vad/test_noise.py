@@ -127,7 +127,7 @@ def test_a_failing_network_does_not_leave_the_noise_on(mlp):
     x, t = torch.randn(3, 2), torch.rand(3)
     with pytest.raises(RuntimeError):
         mlp.draw_with_kl(torch.randn(3, 5), t, seed=0)
-    assert mlp.noise.running.current is None
+    assert mlp.noise.running.state.current is None
     assert hooks(mlp.network) == 0
     assert torch.equal(mlp(x, t), mlp.detach()(x, t))
 

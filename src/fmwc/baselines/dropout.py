@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fmwc.errors import UsageError
+from fmwc.modes import Bound
 from fmwc.randomness import Randomness, as_randomness
 
 __all__ = ["Dropout"]
 
+# The network whose dropout is on in this thread and task, and where it draws from.
+_SOURCE: ContextVar[tuple[Dropout, Randomness] | None] = ContextVar("dropout", default=None)
 ACTIVATIONS = (nn.SiLU, nn.ReLU, nn.GELU, nn.Tanh, nn.ELU, nn.LeakyReLU, nn.Mish)
 
 
@@ -28,7 +32,6 @@ class Dropout(nn.Module):
         if not 0 < rate < 1:
             raise UsageError(f"a dropout rate lies strictly between 0 and 1, got {rate}")
         self.network, self.rate = network, rate
-        self._source: Randomness | None = None
         found = [m for m in network.modules() if isinstance(m, ACTIVATIONS)]
         if not found:
             raise UsageError("the network has no activation module to put dropout after")
@@ -40,17 +43,14 @@ class Dropout(nn.Module):
         return next(self.network.parameters()).device
 
     def _drop(self, module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-        if self._source is None:
+        running = _SOURCE.get()
+        if running is None or running[0] is not self:
             return None
-        return output * (self._source.uniform(output) >= self.rate) / (1 - self.rate)
+        return output * (running[1].uniform(output) >= self.rate) / (1 - self.rate)
 
     def forward(self, x: Any, t: Any, **cond: Any) -> Any:
         return self.network(x, t, **cond)
 
     def draw(self, x: Any, t: Any, *, seed: Any = None, **cond: Any) -> Any:
         """The velocity with dropout on."""
-        self._source = as_randomness(seed, self.device)
-        try:
-            return self.network(x, t, **cond)
-        finally:
-            self._source = None
+        return Bound(_SOURCE, (self, as_randomness(seed, self.device))).call(self.network, x, t, **cond)

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fmwc.modes import compiling
+
 __all__ = ["CSPNet", "Layout", "layout_of"]
 
 ALIGN = 8  # tensor cores take products whose inner size is a multiple of this
@@ -203,7 +205,7 @@ class CSPNet(nn.Module):
 
     def _layout(self, atoms: Tensor) -> Layout:
         captured = atoms.is_cuda and torch.cuda.is_current_stream_capturing()
-        room = self.rooms.get(len(atoms)) if captured or torch.compiler.is_compiling() else None
+        room = self.rooms.get(len(atoms)) if captured or compiling() else None
         if captured and room is None:
             raise RuntimeError(f"a captured graph of {len(atoms)} crystals needs to know their most rows: net.rooms")
         return layout_of(atoms, self.width, room)

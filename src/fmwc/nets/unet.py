@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fmwc.errors import ShapeError, UsageError
+from fmwc.modes import compiling
 from fmwc.nets.embedding import TimeEmbedding
 
 __all__ = ["UNet"]
@@ -130,7 +131,7 @@ class UNet(nn.Module):
             return
         if y.is_floating_point() or y.shape != x.shape[:1]:
             raise ShapeError(f"y is one whole number an image ({len(x)}), got {y.dtype} of shape {tuple(y.shape)}")
-        if y.is_cuda or torch.compiler.is_compiling():  # a look would wait for the GPU, or break the graph
+        if y.is_cuda or compiling():  # a look would wait for the GPU, or break the graph
             return
         classes = self.config["classes"]
         if len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:

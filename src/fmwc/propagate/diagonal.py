@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -58,27 +59,16 @@ class Diagonal:
             try:
                 v = field.run(inflate, x, t, **cond)
             except NoRuleError as error:
-                where = _locate(field, inflate, x, t, cond)
+                where = _locate(field, error)
                 raise NoRuleError(f"{error}{f' (inside {where})' if where else ''}") from error
         return Moments(each(lambda c: moments_of(c).mean, v), each(lambda c: moments_of(c).var, v))
 
 
-def _locate(field: Any, current: Pass, x: Any, t: Tensor, cond: dict[str, Any]) -> str:
-    """The dotted name of the module in which the pass fails; found by running it again with every module watched."""
+def _locate(field: Any, error: BaseException) -> str:
+    """The dotted name of the innermost module in which an error was raised, from its traceback."""
     network = getattr(field, "network", None)
     if not isinstance(network, nn.Module):
         return ""
-    inside: list[str] = []
-    handles = []
-    for name, module in network.named_modules():
-        label = f"{name or 'network'} ({type(module).__name__})"
-        handles.append(module.register_forward_pre_hook(lambda m, a, label=label: inside.append(label)))
-        handles.append(module.register_forward_hook(lambda m, a, y: inside.pop() and None))
-    try:
-        field.run(current, x, t, **cond)
-    except NoRuleError:
-        return inside[-1] if inside else ""
-    finally:
-        for handle in handles:
-            handle.remove()
-    return ""
+    names = {id(module): f"{name or 'network'} ({type(module).__name__})" for name, module in network.named_modules()}
+    frames = (frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__))
+    return ([""] + [names[id(module)] for module in frames if id(module) in names])[-1]

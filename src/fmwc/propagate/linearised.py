@@ -11,18 +11,21 @@ Nothing is assumed of the network but that torch can differentiate it, and its m
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.predispatch import _exit_dual_level
 from torch.autograd import forward_ad
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointError
 
 from fmwc.errors import UsageError
+from fmwc.modes import Scope, compiling
 from fmwc.moments import Moments
 from fmwc.propagate.estimator import Noisy, plain_output
 from fmwc.randomness import Randomness, signs
@@ -157,7 +160,7 @@ class Linearised:
             # Derivatives begin at the state, so that a checkpointed block, which is computed again on the way back and
             # without hooks, keeps the same things both times even where every weight is frozen.
             v = field.run(record, each(lambda c: c.detach().clone().requires_grad_().clone(), x), t, **cond)
-            if not field.rows_known and batch_size(v) > 1 and not torch.compiler.is_compiling():
+            if not field.rows_known and batch_size(v) > 1 and not compiling():
                 require_own_rows(v, record)
                 field.rows_known = True
             mean = plain_output(field, x, t, cond) if field.fused else each(Tensor.detach, v)
@@ -200,9 +203,32 @@ class Push(Pass):
         return forward_ad.make_dual(value, direction if tangent is None else tangent + direction)
 
 
+_FORWARD = RLock()  # torch has one level of forward mode for all threads, and one choice of attention kernels
+
+
+class _Level(Scope):
+    """A level of forward mode, which one thread at a time may have."""
+
+    opened = False
+
+    def open(self) -> None:
+        self.opened = forward_ad._current_level < 0  # within a level of the user's, torch refuses another
+        forward_ad.enter_dual_level()
+
+    def close(self) -> None:
+        if self.opened:
+            with suppress(RuntimeError):  # an interrupt may have come before it was entered, or after it was left
+                _exit_dual_level(level=0)
+            forward_ad._current_level = -1
+            self.opened = False
+
+
 @dataclass(frozen=True)
 class Tangent:
     """Creates the linearised estimator by forward mode: one pass gives an unbiased variance of every coordinate.
+
+    torch has one level of forward mode for the whole process, so threads that read tangents take turns, and no other
+    thread may be inside `torch.autograd.forward_ad.dual_level` at the same time.
 
     Arguments:
         probes: The number of random directions that are averaged.
@@ -215,7 +241,7 @@ class Tangent:
     def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
         if self.probes < 1:
             raise UsageError(f"tangent takes at least 1 probe, got {self.probes}")
-        with torch.inference_mode(False), torch.no_grad():
+        with _FORWARD, torch.inference_mode(False), torch.no_grad():
             x, t, cond = each(outside, x), outside(t), {k: outside(c) for k, c in cond.items()}
             try:
                 found, fused = self._pushed(field, x, t, cond, randomness), field.fused
@@ -226,12 +252,15 @@ class Tangent:
 
     def _pushed(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
         mean, var = None, None
+
+
+        def pushed() -> tuple[Any, Any]:
+            v = each(forward_ad.unpack_dual, field.run(Push(randomness), x, t, **cond))
+            # Values are kept beyond the level, so they are copied out of their dual pairs.
+            tangent = each(lambda c: wide(torch.zeros_like(c.primal) if c.tangent is None else c.tangent), v)
+            return each(lambda c: c.primal.clone(), v), each(torch.square, tangent)
+
         for _ in range(self.probes):
-            with forward_ad.dual_level():
-                v = each(forward_ad.unpack_dual, field.run(Push(randomness), x, t, **cond))
-                # Values are kept beyond the level, so they are copied out of their dual pairs.
-                mean = each(lambda c: c.primal.clone(), v)
-                tangent = each(lambda c: wide(torch.zeros_like(c.primal) if c.tangent is None else c.tangent), v)
-                square = each(torch.square, tangent)
-                var = square if var is None else each(torch.add, var, square)
+            mean, square = _Level().call(pushed)
+            var = square if var is None else each(torch.add, var, square)
         return Moments(mean, each(lambda c: c / self.probes, var))  # type: ignore[arg-type]

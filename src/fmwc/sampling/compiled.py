@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from threading import RLock
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from fmwc.errors import UsageError
 from fmwc.field import Field
 from fmwc.flow import Space
-from fmwc.modes import evaluating
+from fmwc.modes import Scope, Scopes, as_compiled, evaluating
 from fmwc.moments import Moments
 from fmwc.propagate import Estimator, Linearised
 from fmwc.randomness import Given, Noting, Randomness
@@ -53,7 +53,7 @@ def _is_fast_in_half(device: torch.device) -> bool:
 class Compiled(nn.Module):
     """Creates a compiled field, to sample as the field itself: `sample(Compiled(field), 1000)`.
 
-    Hold on to it: what was compiled is kept here. Each batch size is compiled when it is first seen, so take a number
+    Threads may share it, and take turns. Hold on to it: what was compiled is kept here. Each batch size is compiled when it is first seen, so take a number
     of samples that the batch divides. Weights may change between runs. Samples are those of the field to rounding, and
     no longer bit for bit the same with and without confidence, because a reading is fused otherwise than a velocity.
 
@@ -82,6 +82,7 @@ class Compiled(nn.Module):
         self._cond: tuple[Any, ...] | None = None
         self._room: Hashable = None
         self._rooms: dict[Any, Any] = {}
+        self._turn = _Turn()
 
     @property
     def halves(self) -> bool:
@@ -131,9 +132,13 @@ class Compiled(nn.Module):
     def rows_known(self) -> bool:
         return self.field.rows_known
 
-    @contextmanager
-    def steady(self) -> Iterator[None]:
-        """Brings θ² up to date, in the memory that graphs read it from; weights that moved need new graphs."""
+    def steady(self) -> Scope:
+        """Bring θ² up to date, in the memory that graphs read it from; weights that moved need new graphs."""
+        with self._turn.lock:
+            self._bring_up_to_date()
+        return Scope()
+
+    def _bring_up_to_date(self) -> None:
         weights = [p.data_ptr() for p in (*self.field.parameters(), *self.field.buffers())]
         if weights != self._weights:
             self._made.clear()
@@ -141,7 +146,6 @@ class Compiled(nn.Module):
         else:
             for name, square in self.field.noise.squares().items():
                 self._squares[name].copy_(square)
-        yield
 
     def forward(self, x: Any, t: Tensor, **cond: Any) -> Any:
         """The velocity, without noise."""
@@ -149,7 +153,8 @@ class Compiled(nn.Module):
         def velocity(x: Any, t: Tensor, cond: dict[str, Any]) -> Any:
             return self.field(x, t, **cond)
 
-        return self._call("the velocity", velocity, (x, t, cond), self._reserved(cond))
+        with self._turn.lock:
+            return self._call("the velocity", velocity, (x, t, cond), self._reserved(cond))
 
     def reader(self, estimator: Estimator) -> Estimator:
         """An estimator's reading of this field, compiled."""
@@ -158,6 +163,10 @@ class Compiled(nn.Module):
     def read(self, estimator: Estimator, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
         """Velocity and variance in one graph, which takes what both need once; random numbers are drawn outside, the
         same as uncompiled (but for noise of rows, where there are rows in reserve)."""
+        with self._turn.lock:
+            return self._read(estimator, x, t, cond, randomness)
+
+    def _read(self, estimator: Estimator, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
         room, kind = self._reserved(cond), (estimator, _shape(x), _shape(cond))
         if (kind, room) in self._draws:
             drawn = [getattr(randomness, method)(like) for method, like in self._draws[kind, room]]
@@ -165,13 +174,12 @@ class Compiled(nn.Module):
             noting = Noting(randomness)
             if isinstance(estimator, Linearised) and not self.field.rows_known:  # it takes a look at values
                 self.field.moments(x, t, estimator, seed=0, **cond)
-            with evaluating(self.field), _as_compiled():
-                estimator(self.field, x, t, cond, noting)
+            Scopes(evaluating(self.field), as_compiled()).call(estimator, self.field, x, t, cond, noting)
             drawn, self._draws[kind, room] = noting.drawn, noting.asked
 
         def reading(x: Any, t: Tensor, cond: dict[str, Any], drawn: list[Tensor], squares: dict[str, Tensor]) -> Any:
-            with self.field.noise.steady(squares):
-                mean, var = estimator(self.field, x, t, cond, Given(drawn))
+            steady = self.field.noise.steady(squares)
+            mean, var = steady.call(estimator, self.field, x, t, cond, Given(drawn))
             return (mean if getattr(estimator, "plain_mean", False) else self.field(x, t, **cond)), var
 
         half = self.halves and getattr(estimator, "rounds", False)
@@ -183,22 +191,9 @@ class Compiled(nn.Module):
         given = tuple(cond.values())
         if self._cond is None or len(given) != len(self._cond) or any(a is not b for a, b in zip(given, self._cond)):  # noqa: B905
             reserve = getattr(self.field.network, "reserve", None)
-            with self._own_rooms():
-                self._cond, self._room = given, reserve(**cond) if reserve else None
+            room = _Rooms(self.field.network, self._rooms).call(reserve, **cond) if reserve else None
+            self._cond, self._room = given, room
         return self._room
-
-    @contextmanager
-    def _own_rooms(self) -> Iterator[None]:
-        """Rooms that a network keeps are ours inside: a training that goes by its own must not find them."""
-        network: Any = self.field.network
-        if not hasattr(network, "rooms"):
-            yield
-            return
-        before, network.rooms = network.rooms, self._rooms
-        try:
-            yield
-        finally:
-            network.rooms = before
 
     def _call(
         self, what: str, function: Callable[..., Any], args: tuple[Any, ...], room: Hashable, half: bool = False
@@ -211,8 +206,8 @@ class Compiled(nn.Module):
         if key not in self._made:
             for other in [k for k in self._made if (k[0], k[2:]) == (what, key[2:])]:
                 del self._made[other]  # of a room that was too small, and is never asked for again
-            with self._own_rooms():
-                self._made[key] = self._make(what, function, args, tensors, half)
+            rooms = _Rooms(self.field.network, self._rooms)
+            self._made[key] = rooms.call(self._make, what, function, args, tensors, half)
         return self._made[key](tensors)
 
     def _try_without_values(self, x: Any, t: Tensor, cond: dict[str, Any]) -> None:
@@ -239,16 +234,19 @@ class Compiled(nn.Module):
             form.append(spec)
             return tuple(flat)
 
-        with torch.no_grad(), evaluating(self.field), _as_compiled():
-            of_tensors(*tensors)  # what is wrong with the input says so here, in its own words
-            try:
-                self._try_without_values(*args[:3])
-                graph = make_fx(of_tensors)(*tensors)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                reason = str(error).splitlines()[0]
-                raise UsageError(f"this network cannot be compiled; sample the field itself ({reason})") from error
+        def written_down() -> Any:
+            with torch.no_grad():
+                of_tensors(*tensors)  # what is wrong with the input says so here, in its own words
+                try:
+                    self._try_without_values(*args[:3])
+                    return make_fx(of_tensors)(*tensors)
+                except torch.OutOfMemoryError:
+                    raise
+                except RuntimeError as error:
+                    reason = str(error).splitlines()[0]
+                    raise UsageError(f"this network cannot be compiled; sample the field itself ({reason})") from error
+
+        graph = Scopes(evaluating(self.field), as_compiled()).call(written_down)
         graphs.without_backward(graph.graph)
         graphs.once(graph)
         if half:
@@ -289,15 +287,32 @@ def _shape(tree: Any) -> Hashable:
     return spec, tuple((v.shape, v.dtype, v.device) if isinstance(v, Tensor) else v for v in leaves)
 
 
-@contextmanager
-def _as_compiled() -> Iterator[None]:
-    """Inside, `torch.compiler.is_compiling()`: networks leave out their looks at values, and keep to reserved rows."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
+class _Turn:
+    """A lock that a copy has anew."""
+
+    def __init__(self) -> None:
+        self.lock = RLock()
+
+    def __reduce__(self) -> Any:
+        return _Turn, ()
+
+
+class _Rooms(Scope):
+    """Gives a network that keeps rooms ours instead: a training that goes by its own must not find them."""
+
+    before: Any = None
+
+    def __init__(self, network: Any, rooms: dict[Any, Any]) -> None:
+        self.network, self.rooms = network, rooms
+
+    def open(self) -> None:
+        self.before = getattr(self.network, "rooms", None)
+        if self.before is not None:
+            self.network.rooms = self.rooms
+
+    def close(self) -> None:
+        if self.before is not None:
+            self.network.rooms, self.before = self.before, None
 
 
 def _captured(run: Run, tensors: list[Tensor], stays: set[int]) -> Run:

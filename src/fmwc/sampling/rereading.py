@@ -48,7 +48,8 @@ def reread(
     estimator, steps, count = as_estimator(confidence), len(run.grid) - 1, len(run)
     read = [k for k in range(steps) if due(schedule, k, steps, run.grid[k - 1] if k else None, run.grid[k])]
     means, vars_ = [], []
-    with evaluating(field), field.steady():
+
+    def read_all() -> None:
         for step in read:
             parts = []
             for first in range(0, count, batch):
@@ -59,6 +60,8 @@ def reread(
                 parts.append(estimator(field, x, run.grid[step, rows], cond, randomness))
             means.append(each(lambda *c: torch.cat(c), *(part.mean for part in parts)))
             vars_.append(each(lambda *c: torch.cat(c), *(part.var for part in parts)))
+
+    evaluating(field).call(field.steady().call, read_all)
     return replace(
         run,
         times=run.grid[read],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from fmwc.errors import ShapeError, UsageError, pick, require_finite
 from fmwc.flow import Space
-from fmwc.modes import evaluating
+from fmwc.modes import Scope, evaluating
 from fmwc.propagate import Estimator, Record, Transport, Transported, as_estimator, outside
 from fmwc.randomness import Blocks, Randomness, derive
 from fmwc.sampling.controllers import Controller, Readings, begin, due, follows, foreseen, needs_variance
@@ -133,8 +132,8 @@ class Sampler:
             randomness = Blocks(derive(seed, "sampler"), first + a, b - a)
             part = None
             try:
-                with evaluating(self.field), _steady(self.field):
-                    part = self._chunk(each(lambda c: c[a:b], x0), starts[a:b], randomness, here)  # noqa: B023
+                chunk = each(lambda c: c[a:b], x0), starts[a:b], randomness, here  # noqa: B023
+                part = evaluating(self.field).call(_steady(self.field).call, self._chunk, *chunk)
             except (RuntimeError, MemoryError) as error:
                 if not _out_of_memory(error) or b - a == 1:
                     raise
@@ -289,9 +288,10 @@ def _out_of_memory(error: Exception) -> bool:
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in str(error) for word in words)
 
 
-def _steady(field: Any) -> AbstractContextManager[None]:
-    """Weights stand still while a batch is drawn; a plain network has nothing to gain from that."""
-    return field.steady() if hasattr(field, "steady") else nullcontext()
+def _steady(field: Any) -> Scope:
+    """Cache weight-dependent terms while a batch is drawn; a plain network has none."""
+    scope: Scope = field.steady() if hasattr(field, "steady") else Scope()
+    return scope
 
 
 def _one_a_sample(value: Any, count: int) -> bool:

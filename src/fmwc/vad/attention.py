@@ -13,8 +13,9 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
+from fmwc.modes import Scope
 from fmwc.moments import multi_head_attention
 
 __all__ = ["Projection", "WrittenOut", "projections"]
@@ -77,3 +78,23 @@ class WrittenOut(TorchFunctionMode):
             return chosen.get(which, F.linear)(x, weight, bias)
 
         return multi_head_attention(*args, **{**kwargs, "project": project})
+
+    def scope(self) -> Scope:
+        """The same as a scope."""
+        return _Pushed(self)
+
+
+class _Pushed(Scope):
+    """A function mode on this thread's stack, taken off on any exit."""
+
+    mode: WrittenOut | None = None
+
+    def __init__(self, mode: WrittenOut) -> None:
+        self.mode = mode
+
+    def open(self) -> None:
+        _push_mode(self.mode)
+
+    def close(self) -> None:
+        while any(mode is self.mode for mode in _get_current_function_mode_stack()):
+            _pop_mode()

@@ -1,15 +1,21 @@
 """The noise model of a network: an inference network beside each chosen layer, joined to it by hooks.
 
-The hooks are in only while a pass runs, or while :meth:`NoiseModel.hooked` keeps them. At other times the network has
-none, so that whatever looks for hooks (torch's fused transformer, torch.compile, a copy, a pickle) finds the network
-its author wrote.
+The hooks are in only while a pass runs in any thread, or while :meth:`NoiseModel.hooked` keeps them. At other times the
+network has none, so that whatever looks for hooks (torch.compile, a copy, a pickle) finds the network its author wrote.
+
+What runs is kept in context variables, so a hook acts only in the thread and task whose pass runs: other threads may
+sample the same field, or call the network, at the same time. A network that calls its layers from threads of its own
+must hand them its context (`contextvars.copy_context().run`); `nn.DataParallel` does not.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from contextvars import ContextVar
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fmwc.errors import ShapeError, UsageError
+from fmwc.modes import Bound, Scope, Scopes, Shared
 from fmwc.vad.attention import Call, Projection, WrittenOut, projections
 from fmwc.vad.inference import InferenceNetwork, time_features
 from fmwc.vad.layers import kind_of
@@ -26,15 +33,74 @@ from fmwc.vad.passes import Pass
 __all__ = ["NoiseModel", "NoisyLayer", "choose_layers"]
 
 
-class _Running:
-    """What the hooks share: the pass that is running, if any, the time features of the batch, and whose each row is."""
+class _State:
+    """What runs: a pass, the time features of its batch, and the sample each row belongs to; or θ² alone."""
 
-    def __init__(self) -> None:
-        self.current: Pass | None = None
-        self.features: Tensor | None = None
-        self.differentiable = False  # whether the pass began where derivatives are kept
-        self.owners: dict[int, Tensor] = {}  # by their number of rows
-        self.squares: Mapping[str, Tensor] = {}  # θ² by layer, where the weights stand still
+    def __init__(
+        self,
+        current: Pass | None = None,
+        features: Tensor | None = None,
+        owners: Mapping[int, Tensor] = MappingProxyType({}),  # by their number of rows
+        squares: Mapping[str, Tensor] = MappingProxyType({}),  # by layer
+    ) -> None:
+        self.current, self.features, self.owners, self.squares = current, features, owners, squares
+        self.differentiable = torch.is_grad_enabled()  # whether the pass began where derivatives are kept
+        self.over = False
+
+
+_IDLE = _State()
+_PASSES: ContextVar[Mapping[_Running, _State]] = ContextVar("passes", default=MappingProxyType({}))
+_STEADY: ContextVar[Mapping[_Running, _State]] = ContextVar("steady", default=MappingProxyType({}))
+
+
+class _Running(threading.local):
+    """What the hooks of one noise model share: the key by which they find what runs in the current context.
+
+    torch.compile cannot trace context variables; what it traces is kept in this object, which is local to the thread.
+    """
+
+    def __init__(self) -> None:  # once per thread
+        self.kept = 0  # how many times the hooks are kept in by this thread
+        self.traced: _State | None = None
+
+    def __reduce__(self) -> Any:
+        return _Running, ()  # a copy is another key
+
+    @property
+    def state(self) -> _State:
+        """The pass that runs in this context, or one that does nothing."""
+        if self.traced is not None or torch.compiler.is_dynamo_compiling():
+            return self.traced or _IDLE
+        return self._find(_PASSES)
+
+    @property
+    def squares(self) -> Mapping[str, Tensor]:
+        """θ² by layer, where the weights are constant."""
+        return _IDLE.squares if torch.compiler.is_dynamo_compiling() else self._find(_STEADY).squares
+
+    def _find(self, variable: ContextVar[Mapping[_Running, _State]]) -> _State:
+        found = variable.get().get(self, _IDLE)
+        return _IDLE if found.over else found
+
+
+class _Within(Bound):
+    """A state that is found in this context until it is over; also in copies of the context, which may outlive it."""
+
+    state: _State | None = None
+
+    def __init__(self, variable: ContextVar[Mapping[_Running, _State]], running: _Running, state: _State) -> None:
+        super().__init__(variable, None)
+        self.running, self.state = running, state
+
+    def open(self) -> None:
+        assert self.state is not None
+        self.value = {**self.variable.get(), self.running: self.state}
+        super().open()
+
+    def close(self) -> None:
+        if self.state is not None:
+            self.state.over = True
+        super().close()
 
 
 class NoisyLayer(nn.Module):
@@ -54,7 +120,7 @@ class NoisyLayer(nn.Module):
 
     def log_alpha(self, h: Tensor) -> Tensor:
         """log α per input channel, shaped to multiply `h`. Spatial inputs are pooled, so α is shared over space."""
-        features = self.running.features
+        features = self.running.state.features
         assert features is not None
         if self.kind.spatial:
             pooled = h.mean(tuple(range(-self.kind.spatial, 0)))
@@ -64,7 +130,7 @@ class NoisyLayer(nn.Module):
 
     def owner(self, h: Tensor) -> Tensor | None:
         """The sample each row of the layer's input belongs to, where the network says so (:meth:`Field.run`)."""
-        return self.running.owners.get(h.shape[0])
+        return self.running.state.owners.get(h.shape[0])
 
     def output_var(self, layer: Any, h: Tensor, log_alpha: Tensor) -> Tensor:
         """θ²(α h²): the variance the noise adds to the layer's output. Exact for a known input."""
@@ -72,7 +138,7 @@ class NoisyLayer(nn.Module):
         return self.kind.apply(layer, log_alpha.exp() * h.square(), layer.weight.square() if square is None else square)
 
     def before(self, layer: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        current = self.running.current
+        current = self.running.state.current
         if current is None:
             return None
         if not args:
@@ -82,22 +148,23 @@ class NoisyLayer(nn.Module):
         return (current.before(self, layer, args[0]), *args[1:])
 
     def after(self, layer: Any, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
-        current = self.running.current
+        current = self.running.state.current
         return None if current is None else self._noised(current, layer, args[0], output)
 
     def calling(self, layer: Any) -> Call:
         """The layer as a function that does with its input and output what its hooks would."""
 
         def call(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            current = self.running.current
-            assert current is not None
+            current = self.running.state.current
+            if current is None:
+                return F.linear(x, weight, bias)
             x = current.before(self, layer, x)
             return self._noised(current, layer, x, F.linear(x, weight, bias))
 
         return call
 
     def _noised(self, current: Pass, layer: Any, h: Tensor, y: Tensor) -> Tensor:
-        if self.running.differentiable and not torch.is_grad_enabled():
+        if self.running.state.differentiable and not torch.is_grad_enabled():
             raise UsageError(
                 f"layer '{self.name}' runs without derivatives (under no_grad, or a reentrant checkpoint), so its "
                 "noise cannot be followed; say use_reentrant=False, or exclude the layer from the noise"
@@ -197,7 +264,6 @@ class NoiseModel(nn.Module):
         # The user's own layers, which are not this module's: a tuple keeps them from being registered.
         self._places: tuple[tuple[Any, Any], ...] = tuple(zip(self.layers, chosen.values(), strict=True))
         self._attentions = tuple(m for m in network.modules() if isinstance(m, nn.MultiheadAttention))
-        self._hooked = False
 
     @property
     def fused(self) -> bool:
@@ -211,8 +277,8 @@ class NoiseModel(nn.Module):
 
     @property
     def kept(self) -> bool:
-        """Whether the hooks are in, for a pass that runs or by :meth:`hooked`."""
-        return self._hooked
+        """Whether the hooks are kept in by this thread (:meth:`hooked`)."""
+        return self.running.kept > 0
 
     def remove(self) -> None:
         """Lets go of the network: no pass can run on it any more."""
@@ -223,73 +289,53 @@ class NoiseModel(nn.Module):
         with torch.inference_mode(False), torch.no_grad():
             return {noisy.name: layer.weight.square() for noisy, layer in self._places}
 
-    @contextmanager
-    def steady(self, squares: Mapping[str, Tensor] | None = None) -> Iterator[None]:
-        """Inside, weights stand still, as while sampling: θ² is computed once, here, or is what is given.
+    def steady(self, squares: Mapping[str, Tensor] | None = None) -> Scope:
+        """A scope in which the weights are constant, as while sampling: θ² is computed once, here, or is what is given.
 
         It ends with the run that opened it, so that no θ² outlives its weights: an optimiser's captured graph changes
         weights without a trace that a longer memory could be checked by.
         """
-        outer = self.running.squares
-        self.running.squares = self.squares() if squares is None else squares
-        try:
-            yield
-        finally:
-            self.running.squares = outer
+        return _Within(_STEADY, self.running, _State(squares=self.squares() if squares is None else squares))
 
-    @contextmanager
-    def hooked(self) -> Iterator[None]:
-        """Keeps the hooks in while many passes run; around a loop whose body is compiled, which cannot put them in."""
-        if self._hooked:
-            yield
-            return
-        with ExitStack() as stack:
-            # Nearer to the layer than any that its author has put there.
-            for noisy, layer in self._places:
-                if not isinstance(layer, Projection):
-                    stack.callback(layer.register_forward_pre_hook(noisy.before).remove)
-                    stack.callback(layer.register_forward_hook(noisy.after, prepend=True).remove)
-            self._hooked = True
-            try:
-                yield
-            finally:
-                self._hooked = False
+    def hooked(self) -> Scope:
+        """A scope that keeps the hooks in while many passes run in this thread; around a loop whose body is compiled,
+        which cannot put them in."""
+        return Scopes(_HOOKS.holding([self]), _Kept(self.running))
 
-    @contextmanager
-    def during(self, current: Pass, t: Tensor, owners: Sequence[Tensor] = ()) -> Iterator[None]:  # t: (B,)
-        """Runs a pass: inside, the hooks act. A pass inside a pass replaces it until it ends.
+    def during(self, current: Pass, t: Tensor, owners: Sequence[Tensor] = ()) -> Scope:  # t: (B,)
+        """A scope in which a pass runs: the hooks act, in this thread and task. A pass inside a pass replaces it.
 
         Arguments:
             owners: For each kind of rows that layers may see, the sample each row belongs to; `B` for none. A layer's
                 rows are recognised by their number, so two kinds must not have the same.
         """
-        by_number = {len(owner): owner for owner in owners}
-        if len(by_number) < len(owners):
-            raise ShapeError(f"two kinds of rows have the same number, {sorted(map(len, owners))}; pad one of them")
-        if (same := by_number.get(len(t))) is not None and not torch.equal(same.cpu(), torch.arange(len(t))):
-            raise ShapeError(f"a kind of rows has as many as there are samples, {len(t)}; pad it, to tell them apart")
-        if self._hooked:
-            with self._passing(current, t, by_number):
-                yield
-        else:
-            with self.hooked(), self._passing(current, t, by_number):
-                yield
+        inside: Scope = _Within(_PASSES, self.running, self._state(current, t, owners))
+        if self._attentions and self.running.state.current is None:
+            inside = Scopes(WrittenOut(self._calls()).scope(), inside)
+        return inside if self.kept else Scopes(_HOOKS.holding([self]), inside)
 
     @contextmanager
-    def _passing(self, current: Pass, t: Tensor, owners: dict[int, Tensor]) -> Iterator[None]:
-        running = self.running
-        outer = running.current, running.features, running.owners, running.differentiable
-        dtype = next(self.layers.parameters()).dtype
-        running.current, running.features, running.owners = current, time_features(t.to(dtype)), owners
-        running.differentiable = torch.is_grad_enabled()
+    def tracing(self, current: Pass, t: Tensor, owners: Sequence[Tensor] = ()) -> Iterator[None]:
+        """The same where torch.compile traces it, with the hooks kept in."""
+        running, outer = self.running, self.running.traced
+        running.traced = self._state(current, t, owners)
         try:
-            if self._attentions and outer[0] is None:
+            if self._attentions and outer is None:
                 with WrittenOut(self._calls()):
                     yield
             else:
                 yield
         finally:
-            running.current, running.features, running.owners, running.differentiable = outer
+            running.traced = outer
+
+    def _state(self, current: Pass, t: Tensor, owners: Sequence[Tensor]) -> _State:
+        by_number = {len(owner): owner for owner in owners}
+        if len(by_number) < len(owners):
+            raise ShapeError(f"two kinds of rows have the same number, {sorted(map(len, owners))}; pad one of them")
+        if (same := by_number.get(len(t))) is not None and not torch.equal(same.cpu(), torch.arange(len(t))):
+            raise ShapeError(f"a kind of rows has as many as there are samples, {len(t)}; pad it, to tell them apart")
+        dtype = next(self.layers.parameters()).dtype
+        return _State(current, time_features(t.to(dtype)), by_number)
 
     def _calls(self) -> dict[nn.MultiheadAttention, dict[str, Call]]:
         """How the projections of each attention that carry noise are called."""
@@ -298,3 +344,48 @@ class NoiseModel(nn.Module):
             if isinstance(layer, Projection):
                 calls[layer.attention][layer.which] = noisy.calling(layer)
         return calls
+
+    def put_hooks(self) -> None:
+        """Put in the hooks that are missing, nearer to the layer than any that its author has put there."""
+        for noisy, layer in self._hooked_places():
+            if not _own(layer._forward_pre_hooks, noisy):
+                layer.register_forward_pre_hook(noisy.before)
+            if not _own(layer._forward_hooks, noisy):
+                layer.register_forward_hook(noisy.after, prepend=True)
+
+    def take_hooks(self) -> None:
+        """Take out every hook of this noise model, whoever put it there."""
+        for noisy, layer in self._hooked_places():
+            for hooks in (layer._forward_pre_hooks, layer._forward_hooks):
+                for key in _own(hooks, noisy):
+                    hooks.pop(key, None)
+
+    def _hooked_places(self) -> list[tuple[NoisyLayer, Any]]:
+        return [(noisy, layer) for noisy, layer in self._places if not isinstance(layer, Projection)]
+
+
+def _own(hooks: Mapping[int, Any], noisy: NoisyLayer) -> list[int]:
+    """The keys of a layer's hooks that are its noise's."""
+    return [key for key, hook in list(hooks.items()) if getattr(hook, "__self__", None) is noisy]
+
+
+# Found on the layers themselves rather than by handles, so that an interrupt cannot lose one.
+_HOOKS: Shared[NoiseModel] = Shared(
+    lambda noise: None, lambda noise: noise.put_hooks(), lambda noise, _: noise.take_hooks()
+)
+
+
+class _Kept(Scope):
+    counted = False
+
+    def __init__(self, running: _Running) -> None:
+        self.running = running
+
+    def open(self) -> None:
+        self.counted = True
+        self.running.kept += 1
+
+    def close(self) -> None:
+        if self.counted:
+            self.counted = False
+            self.running.kept -= 1

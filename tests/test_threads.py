@@ -1,0 +1,308 @@
+"""Threads and tasks share a field: each gets, to the bit, what it gets alone."""
+
+import asyncio
+import contextvars
+import copy
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fmwc
+from fmwc.baselines import Dropout
+from fmwc.field import attach
+from fmwc.modes import evaluating, tensor_float
+from fmwc.propagate import MonteCarlo
+from fmwc.sampling import Compiled, Ema
+from fmwc.vad import Pass
+from tests.conftest import awaken, conv_field, dict_field, mlp_field
+
+ROUNDS = 8
+
+
+@pytest.fixture(autouse=True)
+def _often():
+    """Threads take turns after every few instructions, so that whatever can happen between them does."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def hooks(network: nn.Module) -> int:
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in network.modules())
+
+
+def together(*calls, rounds=ROUNDS):
+    """What each call gives, over and over, while the others run: a list of results for each."""
+    ready = threading.Barrier(len(calls))
+
+    def repeat(call):
+        ready.wait()
+        return [call() for _ in range(rounds)]
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [future.result() for future in [pool.submit(repeat, call) for call in calls]]
+
+
+def same(a, b) -> bool:
+    if isinstance(a, Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return all(same(a[name], b[name]) for name in a)
+    return all(map(same, a, b))
+
+
+def sampled(field, **options):
+    run = fmwc.sample(field, 16, steps=4, **options)
+    return run.x, run.var, run.score() if len(run.times) else run.x
+
+
+def check(*calls, rounds=ROUNDS):
+    alone = [call() for call in calls]
+    for expected, found in zip(alone, together(*calls, rounds=rounds), strict=True):
+        assert all(same(one, expected) for one in found)
+
+
+class Dropping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.drop, self.last = nn.Linear(3, 16), nn.Dropout(0.5), nn.Linear(16, 2)
+
+    def forward(self, x, t):
+        return self.last(self.drop(torch.tanh(self.first(torch.cat([x, t.expand(len(x))[:, None]], -1)))))
+
+
+class Encoding(nn.Module):
+    """torch has one kernel for this layer, where nothing is hooked in."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, x, t):
+        return self.encoder(x + t.expand(len(x))[:, None, None])
+
+
+def dropping_field():
+    torch.manual_seed(0)
+    return awaken(attach(Dropping(), space=(2,), width=8))
+
+
+def encoding_field():
+    torch.manual_seed(0)
+    return awaken(attach(Encoding().eval(), space=(3, 8), width=8))
+
+
+BUILDS = {"mlp": mlp_field, "conv": conv_field, "channels": dict_field, "dropout": dropping_field}
+BUILDS["encoder"] = encoding_field
+
+
+@pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
+def test_threads_that_sample_one_field(build):
+    field = build()
+    check(
+        lambda: sampled(field),
+        lambda: sampled(field, seed=1, confidence="diagonal" if build is not encoding_field else True),
+        lambda: sampled(field, seed=2, confidence=MonteCarlo(4)),
+        lambda: sampled(field, seed=3, confidence=False),
+        rounds=4,
+    )
+    assert hooks(field.network) == 0
+
+
+@pytest.mark.parametrize("confidence", ["linearised", "tangent", "diagonal", "monte_carlo"])
+def test_each_estimator_in_two_threads(confidence, mlp):
+    x, t = torch.randn(8, 2), torch.rand(8)
+    check(*[lambda s=s: mlp.moments(x, t, confidence, seed=s) for s in (0, 1)], rounds=20)
+
+
+@pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
+def test_the_users_own_calls_during_draws(build):
+    field = build()
+    field.network.eval()
+    x = fmwc.sample(field, 8, steps=2, confidence=False).x
+    t = torch.rand(8)
+    with torch.no_grad():
+        expected = field.network(x, t)
+    over = threading.Event()
+
+    def draws():
+        for seed in range(30):
+            field.draw(x, t, seed=seed)
+        over.set()
+
+    def calls():
+        with torch.no_grad():
+            while not over.is_set():
+                assert same(field.network(x, t), expected)
+
+    together(draws, calls, rounds=1)
+
+
+def test_two_fields_on_one_network():
+    torch.manual_seed(0)
+    network = fmwc.nets.MLP(2, 16, 2, 8)
+    first = awaken(attach(network, space=(2,), width=8))
+    second = awaken(attach(network, space=(2,), width=8, initial_log_alpha=-1.0), seed=1)
+    check(lambda: sampled(first), lambda: sampled(second), lambda: sampled(first, confidence=MonteCarlo(4)))
+    assert hooks(network) == 0
+
+
+def test_transport_rereading_and_controllers(mlp):
+    run = fmwc.sample(mlp, 8, steps=4, keep_states=True)
+    controller = Ema(4)
+    check(
+        lambda: fmwc.sample(mlp, 8, steps=4, transport=True).transported.var,
+        lambda: fmwc.sampling.reread(mlp, run, "diagonal").var,
+        lambda: fmwc.sample(mlp, 8, controller=controller, seed=3).x,
+        lambda: fmwc.sample(mlp, 8, controller=controller, seed=4).x,
+    )
+
+
+def test_a_compiled_field_in_two_threads(mlp):
+    fast = Compiled(mlp, backend="eager", say=lambda text: None)
+    check(lambda: sampled(fast), lambda: sampled(fast, seed=1), lambda: sampled(mlp), rounds=3)
+    with torch.no_grad():
+        mlp.network.out.weight.mul_(3)  # the same memory
+    check(lambda: sampled(fast), lambda: sampled(fast, seed=1), rounds=3)
+
+
+def test_dropout_in_two_threads():
+    torch.manual_seed(0)
+    net = Dropout(nn.Sequential(nn.Linear(2, 16), nn.SiLU(), nn.Linear(16, 2)))
+    net.network.forward = lambda x, t, inner=net.network.forward: inner(x)
+    x, t = torch.randn(8, 2), torch.rand(8)
+    check(*[lambda s=s: net.draw(x, t, seed=s) for s in (0, 1)], lambda: net(x, t), rounds=50)
+
+
+def test_a_field_is_attached_and_learns_beside_another(mlp):
+    data = torch.randn(32, 2)
+
+    def learnt():
+        field = mlp_field()
+        field = attach(field.network, space=(2,), width=8, seed=3)
+        fmwc.fit_noise(field, data, 3, batch=8)
+        return field.state_dict()
+
+    check(lambda: sampled(mlp), lambda: {k: v for k, v in learnt().items() if k.startswith("noise")}, rounds=3)
+
+
+def test_the_users_modes_come_back_after_overlapping_scopes():
+    network = dropping_field().network.train()
+    network.first.eval()
+    modes = [m.training for m in network.modules()]
+    first, second = evaluating(network), evaluating(network)
+    first.open()
+    second.open()
+    first.close()  # not the one that was opened last
+    assert not any(m.training for m in network.modules())
+    second.close()
+    second.close()
+    assert [m.training for m in network.modules()] == modes
+
+
+def test_modes_in_threads():
+    field = dropping_field()
+    field.network.train()
+    field.network.first.eval()
+    modes = [m.training for m in field.network.modules()]
+    x, t = torch.randn(8, 2), torch.rand(8)
+    check(*[lambda: field.moments(x, t).mean] * 3, rounds=30)
+    assert [m.training for m in field.network.modules()] == modes
+
+
+def test_one_precision_for_all_threads():
+    before = torch.get_float32_matmul_precision()
+    first, second = tensor_float(), tensor_float()
+    first.open()
+    second.open()
+    first.close()
+    assert torch.get_float32_matmul_precision() == "high"
+    second.close()
+    assert torch.get_float32_matmul_precision() == before
+
+
+class Stops(Pass):
+    """Waits at the first layer until it may go on."""
+
+    def __init__(self):
+        self.inside, self.go_on = threading.Event(), threading.Event()
+
+    def after(self, noisy, layer, h, y):
+        self.inside.set()
+        assert self.go_on.wait(30)
+        return y + 1
+
+
+@pytest.mark.parametrize("build", [mlp_field, encoding_field])
+def test_a_pass_acts_in_its_own_thread_alone(build):
+    """The same, with the moment chosen rather than left to chance."""
+    field = build()
+    x, t = torch.randn(4, *field.space.channels["x"].shape), torch.rand(4)
+    with torch.no_grad():
+        plain, var = field.network(x, t), field.moments(x, t).var
+        stop = Stops()
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(field.run, stop, x, t)
+            assert stop.inside.wait(30)
+            try:
+                assert torch.equal(field.network(x, t), plain)
+                assert torch.equal(field.moments(x, t).var, var)
+                twin = copy.deepcopy(field)
+            finally:
+                stop.go_on.set()
+            assert not torch.equal(running.result(), plain)
+        assert hooks(field.network) == 0
+        assert torch.equal(twin.network(x, t), plain)
+        assert torch.equal(twin.moments(x, t).var, var)
+        assert hooks(twin.network) == 0  # a copy made during the pass
+
+
+def test_tasks_have_squares_of_their_own(mlp):
+    """Two tasks of one thread: the one that does not hold the weights constant sees them change."""
+    x, t = torch.randn(4, 2), torch.rand(4)
+
+    async def holds(told, changed):
+        with mlp.steady():
+            told.set()
+            await changed.wait()
+            return mlp.moments(x, t).var
+
+    async def changes(told, changed):
+        await told.wait()
+        with torch.no_grad():
+            mlp.network.out.weight.mul_(3)
+        found = mlp.moments(x, t).var
+        changed.set()
+        return found
+
+    async def both():
+        told, changed = asyncio.Event(), asyncio.Event()
+        return await asyncio.gather(holds(told, changed), changes(told, changed))
+
+    held, found = asyncio.run(both())
+    assert torch.equal(found, mlp.moments(x, t).var)
+    assert not torch.equal(held, found)
+
+
+def test_a_copied_context_does_not_keep_what_is_over(mlp):
+    x, t = torch.randn(4, 2), torch.rand(4)
+    plain, copies = mlp.network(x, t), []
+
+    class Copies(Pass):
+        def after(self, noisy, layer, h, y):
+            copies.append(contextvars.copy_context())
+            return y + 1
+
+    with mlp.steady():
+        mlp.run(Copies(), x, t)
+    with torch.no_grad():
+        mlp.network.out.weight.mul_(3)
+        mlp.network.out.bias.mul_(3)
+    assert torch.equal(copies[0].run(lambda: mlp.moments(x, t).var), mlp.moments(x, t).var)
+    with mlp.noise.hooked():
+        torch.testing.assert_close(copies[0].run(mlp.network, x, t), plain * 3)
