@@ -31,7 +31,7 @@ from fmwc.recipes.comparing import setting_of_results
 from fmwc.recipes.recipe import Clock, pick_device, provenance
 from fmwc.recipes.uses.study import NUMBERS
 from fmwc.report.uses import write_study
-from fmwc.settings import SETTINGS, Setting, open_checkpoint, setting_named
+from fmwc.settings import Setting, open_checkpoint, setting_named
 
 __all__ = ["demo", "report"]
 
@@ -89,7 +89,7 @@ def report(
         print_written(write_study(Path(source)).written)
         return
     if (Path(source) / "cells").is_dir():
-        for path in SETTINGS[setting_of_results(Path(source))].tables(Path(source)):
+        for path in setting_named(setting_of_results(Path(source))).tables(Path(source)):
             Console().print(f"wrote {path}")
         return
     where = pick_device(device)

@@ -181,7 +181,7 @@ def _idx(file: Path, what: str, dims: int) -> np.ndarray:
     size = 4 + 4 * dims
     with open_regular(file, LIMIT) as raw:
         try:
-            stream: Any = gzip.open(raw) if file.suffix == ".gz" else raw
+            stream: Any = gzip.open(raw) if file.suffix == ".gz" else raw  # noqa: SIM115  `raw` is what is open
             head = _up_to(stream, size)
             if len(head) < size or head[:4] != struct.pack(">I", 0x800 + dims):
                 raise DataError(f"{file} starts with 0x{head.hex()}: cut off or no idx file of {what}; copy it again")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from safetensors import safe_open
@@ -20,8 +20,9 @@ from torch import nn
 
 from fmwc.baselines import Dropout, HeteroscedasticHead
 from fmwc.checkpoint import about, load
-from fmwc.errors import CheckpointError
+from fmwc.errors import CheckpointError, FmwcError
 from fmwc.files import write_bytes, write_json
+from fmwc.readers import Check, array, read_json, read_safetensors, record, text, whole
 from fmwc.recipes.fitting import fit_dropout, fit_head, fit_joint, fit_network, fit_retrofit, fit_variance, take_flow
 from fmwc.recipes.recipe import Clock, data_of, provenance
 
@@ -33,6 +34,7 @@ __all__ = [
     "Say",
     "cells",
     "check_cell",
+    "from_results",
     "join",
     "once",
     "piece",
@@ -69,6 +71,8 @@ OF_NOISE = (
 )
 
 Say = Callable[[str], None]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Bench:
@@ -113,8 +117,10 @@ class Bench:
         if given:
             steps = about(given)["recipe"]["iterations"]
             return {"steps": steps, "of": steps}
-        with safe_open(self.models / f"{name}-{recipe.decay}-{seed}.safetensors", framework="pt") as file:
-            done = (file.metadata() or {}).get("steps", recipe.iterations)
+        path = self.models / f"{name}-{recipe.decay}-{seed}.safetensors"
+        done = read_safetensors(path, error=CheckpointError)[1].get("steps", str(recipe.iterations))
+        if not done.isdecimal() or len(done) > 18:
+            raise CheckpointError(f"{path} does not say for how many steps it was trained; delete it")
         return {"steps": int(done), "of": recipe.iterations}
 
     @cached_property
@@ -176,11 +182,37 @@ class Bench:
         return head
 
 
-def read_piece(path: Path) -> dict[str, Any]:
+_SEED = whole(-(1 << 63), 1 << 64)
+_ABOUT = record({}, {"seeds": array(_SEED, most=10_000)}, more=True)
+_CELL = record({}, {"provenance": _ABOUT, "setting": text(100), "seed": _SEED, "decay": text(100)}, more=True)
+_PIECE = record({"provenance": _ABOUT}, more=True)
+
+
+def read_piece(path: Path, schema: Check = _PIECE) -> dict[str, Any]:
+    """Read the numbers of a task, and where they come from."""
     try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise CheckpointError(f"{path} is cut off or not ours; delete it and reproduce again") from error
+        return read_json(path, schema, error=CheckpointError)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; delete it and reproduce again") from error
+
+
+def from_results(function: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[Path, P], T]:
+    """Decorate a function of a results folder: numbers that it cannot use are an error about that folder."""
+
+    @wraps(function)
+    def run(out: Path, /, *args: P.args, **options: P.kwargs) -> T:
+        try:
+            return function(out, *args, **options)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+            if isinstance(error, FmwcError):
+                raise
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}".removesuffix(": ")
+            raise CheckpointError(
+                f"{out} holds numbers of another kind than its tables are made of ({reason}); run fmwc reproduce or "
+                "fmwc study to the end"
+            ) from error
+
+    return run
 
 
 def check_cell(path: Path, made_with: dict[str, Any]) -> None:
@@ -230,7 +262,7 @@ def join(out: Path, setting: str, seed: int, readings: Iterable[str], drawn: Ite
 
 def cells(out: Path) -> list[dict[str, Any]]:
     """The cells of a results folder."""
-    found = [read_piece(p) for p in sorted((out / "cells").glob("*.json"))]
+    found = [read_piece(p, _CELL) for p in sorted((out / "cells").glob("*.json"))]
     if not found:
         raise CheckpointError(f"{out} holds no results; run fmwc reproduce first")
     return found
