@@ -86,7 +86,8 @@ def try_once(network: nn.Module, x: State, cond: dict[str, Any]) -> None:
             f"the network does not run as network(x, t) on samples of {shapes}{given}: {one_line(error)}; one that is "
             "called otherwise gets an adapter, fmwc.adapters.adapt(net, time_first=True)"
         ) from error
-    found = channels(velocity) if isinstance(velocity, (Tensor, dict)) else {}
+    alike = isinstance(velocity, (Tensor, dict)) and isinstance(velocity, dict) == isinstance(few, dict)
+    found = channels(velocity) if alike else {}
     wanted = {name: value.shape for name, value in channels(few).items()}
     if {name: getattr(value, "shape", None) for name, value in found.items()} != wanted:
         came = {n: tuple(getattr(v, "shape", ())) for n, v in found.items()} or type(velocity).__name__
