@@ -529,3 +529,74 @@ def test_files_from_elsewhere_are_not_copied(run, crystals, tmp_path, name):
     code, _, err = run("filter", folder, "--keep", 1.0, "--out", tmp_path / "kept")
     assert code == 2
     assert "cannot be a file's" in one_line(err)
+
+
+@pytest.mark.parametrize("what", ["cif/00000.cif", "cif", "samples.xyz"])
+def test_links_that_lead_out_of_the_folder_are_not_followed(run, crystals, tmp_path, what):
+    folder, _, _ = crystals
+    secret = tmp_path / "secret"
+    if what == "cif":
+        shutil.move(folder / what, secret)
+    else:
+        secret.write_text("a secret")
+        (folder / what).unlink()
+    (folder / what).symlink_to(secret)
+    code, _, err = run("filter", folder, "--keep", 1, "--out", tmp_path / "kept")
+    assert code == 2
+    assert "leads out of the samples' folder" in one_line(err)
+    assert not (tmp_path / "kept" / what).exists()
+
+
+def test_a_sample_without_a_finite_score_is_never_kept(run, crystals, tmp_path, monkeypatch):
+    folder, _, _ = crystals
+    own = Trajectory.score
+
+    def score(self, *args, **options):
+        found = own(self, *args, **options)
+        if len(found) == 8:
+            found[3], found[4] = float("nan"), -float("inf")
+        return found
+
+    monkeypatch.setattr(Trajectory, "score", score)
+    code, out, err = run("filter", folder, "--keep", 1, "--out", tmp_path / "kept")
+    assert code == 0, err
+    assert "6 of 8" in out
+    assert "2, whose score is not finite; none of them is kept" in out
+    assert {row["name"] for row in rows(tmp_path / "kept" / "samples.csv")}.isdisjoint({"00003", "00004"})
+
+
+HOSTILE = {
+    "nul": (b"name,bad\n00000\0,1\n", "NUL"),
+    "other text": (b"name,bad\n\xff\xfe,1\n", "not UTF-8"),
+    "wide": (b"name," * 2000 + b"bad\n", "columns"),
+    "long": (b"name,bad\n" + b"0" * 200_000 + b",1\n", "field larger than field limit"),
+    "quotes": (b'name,bad\n"00000,1\n', "unexpected end"),
+    "twice": (b"name,bad,bad\n00000,1,0\n", "more than one column 'bad'"),
+    "names twice": (b"name,name,bad\n00000,00000,1\n", "more than one column 'name'"),
+    "long row": (b"name,bad\n00000,1,1,1\n", "4 cells in row 2"),
+    "word": (b"name,bad\n00000,perhaps\n", "'perhaps'"),
+    "escape": (b"name,bad\n00000,\x1b[31m\n", "'?[31m'"),
+    "no labels": (b"name\n00000\n", "say which holds the labels"),
+    "empty": (b"", "0 labels"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_labels_are_one_line(run, crystals, tmp_path, case):
+    content, said = HOSTILE[case]
+    (tmp_path / "labels.csv").write_bytes(content)
+    code, _, err = run(
+        "filter", crystals[0], "--keep", 0.5, "--labels", tmp_path / "labels.csv", "--out", tmp_path / "k"
+    )
+    assert code == 2
+    assert said in one_line(err)
+
+
+def test_labels_as_other_programs_write_them(run, crystals, tmp_path):
+    """With a byte-order mark, Windows' ends of lines, quotes, and names of judged files."""
+    text = '\ufeff"name","note","good"\r\n' + "".join(f'"{i:05d}.cif","a, ""b""",{i % 2}\r\n' for i in range(8))
+    (tmp_path / "labels.csv").write_text(text, newline="")
+    words = ("filter", crystals[0], "--keep", 1, "--labels", tmp_path / "labels.csv", "--out", tmp_path / "k")
+    code, out, err = run(*words)
+    assert code == 0, err
+    assert "4 of 8 (50.0%" in out

@@ -9,8 +9,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
-
-import torch._dynamo  # the optimiser's: here, so that children need not import it
+import torch._dynamo  # noqa: F401  (the optimiser's: here, so that children need not import it)
 
 import fmwc.cli
 import fmwc.settings.drawing  # noqa: F401

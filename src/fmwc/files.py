@@ -286,7 +286,7 @@ def _take_over(folder: Folder, force: bool, resumes: bool, again: bool, adds: Se
             return folder._begin()
         if not strange and not force:
             raise OutputError(
-                f"{shown(path)} holds an unfinished fmwc {head.get('by')} ({_difference(head, folder)}); nothing in it was "
+                f"{shown(path)} holds an unfinished fmwc {head.get('by')} ({_difference(head, folder)}) and was not "
                 "touched; repeat that command to resume it, choose another --out, or add --force to start over"
             )
     elif same and head and folder.identity is not None and not force and all((path / name).exists() for name in files):

@@ -123,9 +123,7 @@ class Shared(Generic[K]):
         restore: `restore(key, before)`: undo the change.
     """
 
-    def __init__(
-        self, read: Callable[[K], Any], write: Callable[[K], None], restore: Callable[[K, Any], None]
-    ) -> None:
+    def __init__(self, read: Callable[[K], Any], write: Callable[[K], None], restore: Callable[[K, Any], None]) -> None:
         self.read, self.write, self.restore = read, write, restore
         self.entries: dict[K, _Entry] = {}
         self.lock = RLock()

@@ -6,15 +6,15 @@ archive) is compared with the limits before it is believed. Whatever is wrong ra
 
 from __future__ import annotations
 
-import gzip
+import csv
+import io
 import json
 import math
 import os
 import re
 import stat
 import zipfile
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -39,13 +39,14 @@ __all__ = [
     "parse_json",
     "read_arrays",
     "read_bytes",
-    "read_gzip",
+    "read_csv",
     "read_json",
     "read_pt",
     "read_safetensors",
     "read_text",
     "record",
     "text",
+    "unpacked",
     "whole",
 ]
 
@@ -53,7 +54,10 @@ MEBIBYTE = 1 << 20
 TEXT_LIMIT = 256 * MEBIBYTE  # tables and other text
 JSON_LIMIT = 64 * MEBIBYTE
 TENSOR_LIMIT = 16 << 30  # of a whole file of tensors, and of what it unpacks to
-RATIO = 1100  # an archive cannot be compressed better than deflate: about 1,030 times
+FREE = 64 * MEBIBYTE  # what any archive may unpack to, and
+RATIO = 100  # times its size: images and crystals are compressed by 5 to 40, what is made to fill memory by 1,000
+COLUMNS = 1000  # of a table
+CELLS = 20_000_000
 NAMES = 100_000  # tensors per file
 DIMENSIONS = 16
 
@@ -95,16 +99,28 @@ def read_text(path: str | Path, limit: int = TEXT_LIMIT, error: type[FmwcError] 
         raise error(f"{shown(path)} is not UTF-8 text ({problem.reason} at byte {problem.start})") from problem
 
 
-def read_gzip(path: str | Path, limit: int, error: type[FmwcError] = DataError) -> bytes:
-    """The decompressed content of a gzip file, of at most `limit` bytes."""
+def unpacked(size: int, limit: int) -> int:
+    """The bytes that an archive of so many may unpack to."""
+    return min(limit, FREE + RATIO * size)
+
+
+def read_csv(path: str | Path, limit: int = TEXT_LIMIT, error: type[FmwcError] = DataError) -> Iterator[list[str]]:
+    """The rows of a CSV file, UTF-8, of a bounded number of columns and cells."""
+    content = read_text(path, limit, error)
+    if "\0" in content:
+        raise error(f"{shown(path)} holds NUL bytes, so it is not a CSV file")
+    cells = 0
     try:
-        with open_regular(path, limit, error) as raw, gzip.open(raw) as file:
-            content = file.read(limit + 1)
-    except (OSError, EOFError, zlib.error) as problem:
-        raise error(f"{shown(path)} is not a gzip file, or is cut off ({problem})") from problem
-    if len(content) > limit:
-        raise error(f"{shown(path)} unpacks to more than {limit:,} bytes")
-    return content
+        for row in csv.reader(io.StringIO(content, newline=""), strict=True):
+            cells += len(row)
+            if len(row) > COLUMNS or cells > CELLS:
+                raise error(
+                    f"{shown(path)} has {len(row):,} columns in a row, or more than {CELLS:,} cells in all; at most "
+                    f"{COLUMNS:,} columns are read"
+                )
+            yield row
+    except csv.Error as problem:
+        raise error(f"{shown(path)} is cut off or no CSV file ({problem}); copy it again") from problem
 
 
 def shown(path: str | Path) -> str:
@@ -298,8 +314,8 @@ def read_arrays(path: str | Path, limit: int = TENSOR_LIMIT, error: type[FmwcErr
             with zipfile.ZipFile(file) as archive:
                 members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
                 size = sum(m.file_size for m in members)
-                if size > limit or any(m.file_size > RATIO * m.compress_size + MEBIBYTE for m in members):
-                    raise ValueError(f"it unpacks to {size:,} bytes; at most {limit:,} are read")
+                if size > (most := unpacked(os.fstat(file.fileno()).st_size, limit)):
+                    raise error(f"{shown(path)} unpacks to {size:,} bytes; of its size at most {most:,} are read")
                 if len(members) > NAMES or len({m.filename for m in members}) < len(members):
                     raise ValueError("its names are too many, or are not different")
                 found = {}
@@ -316,6 +332,8 @@ def read_arrays(path: str | Path, limit: int = TENSOR_LIMIT, error: type[FmwcErr
 def _npy(file: Any, size: int) -> np.ndarray:
     """One array, whose header must claim no more than its `size` bytes hold."""
     version = np.lib.format.read_magic(file)
+    if version == (3, 0):
+        raise ValueError("its fields are named")
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     if version not in readers:
         raise ValueError(f"its version {version} is not known")

@@ -1,5 +1,7 @@
 """Samples of a user's own, from one file."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -64,7 +66,7 @@ def test_what_is_wrong_is_said(tmp_path, capsys):
     refused("missing.npz", "cannot be read")
     refused("d.csv", r"none of \.npz")
     (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04 and nothing more")
-    refused("cut.npz", "cannot be read")
+    refused("cut.npz", "cut off")
     (tmp_path / "cut.safetensors").write_bytes(b"\x00" * 4)
     refused("cut.safetensors", "cut.safetensors")
     np.savez(tmp_path / "rows.npz", x=X.numpy(), y=np.arange(3))
@@ -74,9 +76,19 @@ def test_what_is_wrong_is_said(tmp_path, capsys):
     np.savez(tmp_path / "both.npz", **{"x": X.numpy(), "x.a": X.numpy()})
     refused("both.npz", "both x and x.a")
     np.savez(tmp_path / "objects.npz", x=np.array([{"a": 1}], dtype=object))
-    refused("objects.npz", "cannot be read")
+    refused("objects.npz", "Python objects")
     torch.save({"x": X, "t": _Trap()}, tmp_path / "trap.pt")
     refused("trap.pt", "something else than tensors")
+    torch.save(torch.zeros(1).expand(1 << 31), tmp_path / "stride.pt")  # 8 GiB from four bytes
+    refused("stride.pt", "repeats its memory")
+    torch.save(X.to_sparse(), tmp_path / "sparse.pt")
+    refused("sparse.pt", "sparse")
+    torch.save([X], tmp_path / "list.pt")
+    refused("list.pt", "something else than tensors")
+    np.save(tmp_path / "complex.npy", X.numpy() * 1j)
+    refused("complex.npy", "save numbers")
+    os.mkfifo(tmp_path / "fifo.npy")
+    refused("fifo.npy", "not a file")
     torch.save({"x": X, "name": "word"}, tmp_path / "word.pt")
     refused("word.pt", "something else than tensors")
     assert "must never run" not in capsys.readouterr().out

@@ -9,6 +9,7 @@ import struct
 import sys
 import tracemalloc
 import urllib.error
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -377,7 +378,7 @@ def test_a_damaged_gz(folder):
         (lambda b: b"", "cut off or no idx file of images"),
         (lambda b: b"\0\0\x08\x01" + b[4:], "starts with 0x00000801.*no idx file of images"),
         (lambda b: b"\0\0\x0d\x03" + b[4:], "starts with 0x00000d03"),
-        (lambda b: b[:4] + b"\xff" * 12 + b[16:], f"promises {(2**32 - 1) ** 3} bytes .* holds 2560"),
+        (lambda b: b[:4] + b"\xff" * 12 + b[16:], f"promises {(2**32 - 1) ** 3:,} bytes"),
         (lambda b: b[:4] + bytes(4) + b[8:], "promises 0 bytes"),
         (lambda b: b[:4] + bytes(4) + b[8:16], r"\(0, 8, 8\).*N ≥ 1"),
     ],
@@ -560,7 +561,7 @@ def test_npz_that_is_none(tmp_path, digits):
     middle[200:300] = bytes(100)
     for content in (b"", whole[:-30], whole[: len(whole) // 2], bytes(middle), npy.getvalue(), b"hello"):
         file.write_bytes(content)
-        refused("cut off, no npz", file, own=True)
+        refused(r"not an \.npy or \.npz file, or is cut off|no train split", file, own=True)
 
 
 # Folders of images
@@ -682,10 +683,49 @@ def test_own_data_must_be_there_and_of_a_known_type(tmp_path):
 
 def test_a_file_that_cannot_be_opened(folder, monkeypatch):
     def fail(*args, **options):
-        raise PermissionError(13, "Permission denied", str(folder / f"{IMAGES}.gz"))
+        raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(mnist.gzip, "open", fail)
-    assert IMAGES in refused("cannot be read or written .Permission denied", folder, own=True)
+    refused("cannot be read or written .Permission denied", folder, own=True)
+
+
+def test_a_small_file_that_unpacks_to_gigabytes_is_refused_before_it_is(tmp_path):
+    tracemalloc.start()
+    try:
+        with zipfile.ZipFile(tmp_path / "own.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+            for name in ("x_train", "y_train"):
+                with archive.open(f"{name}.npy", "w") as member:
+                    shape = {"descr": "|u1", "fortran_order": False, "shape": (1 << 18, 28, 28)}
+                    np.lib.format.write_array_header_1_0(member, shape)
+                    for _ in range(28 * 28 >> 2):
+                        member.write(bytes(1 << 20))
+        assert (tmp_path / "own.npz").stat().st_size < 1 << 20
+        refused("unpacks to .* bytes; of its size at most", tmp_path / "own.npz", own=True)
+        (tmp_path / f"{LABELS}.gz").write_bytes(gzip.compress(struct.pack(">II", 0x801, 4)))
+        (tmp_path / f"{IMAGES}.gz").write_bytes(gzip.compress(struct.pack(">IIII", 0x803, 1 << 22, 28, 28)))
+        refused("promises 3,288,334,336 bytes", tmp_path, own=True)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("what", ["device", "fifo"])
+def test_what_is_no_regular_file(folder, what):
+    file = folder / f"{IMAGES}.gz"
+    file.unlink()
+    os.symlink("/dev/zero", file) if what == "device" else os.mkfifo(file)
+    refused(f"holds no {IMAGES}", folder, own=True)
+    file = folder / "own.npz"
+    os.symlink("/dev/zero", file) if what == "device" else os.mkfifo(file)
+    refused("is a device, pipe or socket, not a file", file, own=True)
+
+
+def test_a_picture_of_too_many_pixels(tmp_path):
+    from PIL import Image
+
+    (tmp_path / "0").mkdir()
+    Image.new("L", (8192, 4096)).save(tmp_path / "0" / "a.png")
+    refused("8192 × 4096 pixels", tmp_path, own=True)
 
 
 # Pixels

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from fmwc.data import cif, fingerprint, mp20, sources
+from fmwc import readers
+from fmwc.data import fingerprint, mp20, parsers, sources, structures
 from fmwc.data.crystals import encode, structure_of
 from fmwc.errors import DataError, OutputError, UnknownNameError
 
@@ -287,11 +288,18 @@ def test_what_cannot_be_used_is_left_out_by_reason(tmp_path, library, texts):
     assert report.kept == {"train": 1, "val": 0, "test": 0}
     reasons = {name: reason for reason, names in report.left_out.items() for name in names}
     assert reasons.keys() == bad.keys()
-    assert {n for n, r in reasons.items() if r == cif.UNREADABLE} >= {"cut", "empty", "text", "binary", "flat", "full"}
+    assert {n for n, r in reasons.items() if r == parsers.UNREADABLE} >= {
+        "cut",
+        "empty",
+        "text",
+        "binary",
+        "flat",
+        "full",
+    }
     assert reasons["big"].startswith("more than 20 atoms")
     assert reasons["half"] == "disordered sites"
     assert reasons["twice"] == "several structures in one CIF"
-    assert reasons["bare"] == reasons["uneven"] == cif.FORMULA
+    assert reasons["bare"] == reasons["uneven"] == parsers.FORMULA
     assert "left out" in str(report)
     assert "1 with disordered sites: half" in str(report)
     assert not (tmp_path / "out" / "val.npz").exists()
@@ -305,42 +313,42 @@ def test_what_cannot_be_used_is_left_out_by_reason(tmp_path, library, texts):
 def test_a_cell_that_has_no_reduction(monkeypatch):
     core = pytest.importorskip("pymatgen.core")
     salt = core.Structure(core.Lattice.cubic(4), ["Na", "Cl"], [[0] * 3, [0.5] * 3])
-    assert isinstance(cif.cell_of(salt), cif.Cell)
+    assert isinstance(parsers.cell_of(salt), parsers.Cell)
     sharp = core.Structure(core.Lattice.from_parameters(4, 4, 4, 50, 90, 90), ["Na"], [[0] * 3])
     monkeypatch.setattr(core.Structure, "get_reduced_structure", lambda self: self)
-    assert cif.cell_of(sharp) == cif.NO_CELL
+    assert parsers.cell_of(sharp) == parsers.NO_CELL
     monkeypatch.setattr(core.Structure, "get_reduced_structure", lambda self: 1 / 0)
-    assert cif.cell_of(salt) == cif.NO_CELL
+    assert parsers.cell_of(salt) == parsers.NO_CELL
 
 
 def test_a_dummy_is_no_element():
     core = pytest.importorskip("pymatgen.core")
-    assert cif.cell_of(core.Structure(core.Lattice.cubic(4), [core.DummySpecies("X")], [[0] * 3])) == cif.STRANGE
+    assert (
+        parsers.cell_of(core.Structure(core.Lattice.cubic(4), [core.DummySpecies("X")], [[0] * 3])) == parsers.STRANGE
+    )
 
 
 def test_several_processes_give_the_same(monkeypatch, texts):
-    if sys.platform != "linux":
-        pytest.skip("several processes are used on Linux only")
     many = [*texts.values(), "no CIF"] * 3
-    one = cif.read_all(many)
+    one = structures.cells(many)
     made = []
-    monkeypatch.setattr(cif, "PAYS", 1)
-    monkeypatch.setattr(cif, "CHUNK", 5)
-    monkeypatch.setattr(cif.os, "sched_getaffinity", lambda _: {0, 1})
-    pool = cif.ProcessPoolExecutor
-    monkeypatch.setattr(cif, "ProcessPoolExecutor", lambda *a: made.append(a[0]) or pool(*a))
+    monkeypatch.setattr(structures, "PAYS", 1)
+    monkeypatch.setattr(structures, "CHUNK", 5)
+    monkeypatch.setattr(structures.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    process = structures._Process
+    monkeypatch.setattr(structures, "_Process", lambda: made.append(process()) or made[-1])
     seen = []
-    for a, b in zip(cif.read_all(many, lambda *now: seen.append(now)), one, strict=True):
+    for a, b in zip(structures.cells(many, lambda *now: seen.append(now)), one, strict=True):
         assert type(a) is type(b)
         assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
-    assert made == [2]
+    assert len(made) == 2
+    assert all(each._process is None for each in made)  # none is left behind
     assert seen == [(n, 36) for n in (5, 10, 15, 20, 25, 30, 35, 36)]
-    monkeypatch.setattr(cif, "read", end)
-    refused("ended from outside", many, call=cif.read_all)
 
 
-def end(text):
-    os._exit(1)
+def test_a_cif_is_parsed_to_the_same_bits_as_here(texts):
+    for text, there in zip(texts.values(), structures.cells(list(texts.values())), strict=True):
+        assert all(np.array_equal(x, y) for x, y in zip(parsers.niggli(text), there, strict=True))
 
 
 # CSV files
@@ -395,7 +403,7 @@ def test_bad_csvs(tmp_path, texts):
     file.write_bytes(whole[: whole.rindex(b"Hg") if b"Hg" in whole[-300:] else -200])
     refused("cut off or no CSV file .unexpected end", tmp_path)
     file.write_bytes(b"material_id,cif\n\xff\xfe,\n")
-    refused("cut off or no CSV file", tmp_path)
+    refused("is not UTF-8 text", tmp_path)
     file.write_text("material_id,cif\nmp-1,nothing\n")
     refused("holds no train structure that can be used .kept 0 train; left out 1 with no readable CIF: mp-1", tmp_path)
     refused("val.csv cannot be read", tmp_path, "val")
@@ -525,7 +533,7 @@ def test_files_that_are_no_npz(tmp_path, arrays):
         b"?",
     ):
         file.write_bytes(content)
-        refused("cut off, no npz", tmp_path)
+        refused(r"not an \.npy or \.npz file, or is cut off|and needs num_atoms", tmp_path)
 
 
 def test_pickle_is_refused(tmp_path, arrays):
@@ -543,9 +551,9 @@ def test_a_file_that_cannot_be_opened(tmp_path, arrays, monkeypatch):
     np.savez(tmp_path / "train.npz", **arrays)
 
     def fail(*args):
-        raise PermissionError(13, "Permission denied", str(tmp_path))
+        raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(mp20.zipfile, "ZipFile", fail)
+    monkeypatch.setattr(readers.os, "open", fail)
     refused("train.npz cannot be read .Permission denied", tmp_path)
 
 
@@ -594,8 +602,13 @@ def test_nowhere(tmp_path):
         mp20.prototypes("all")
 
 
-@pytest.mark.parametrize("missing", ["pymatgen.io.cif", "pymatgen.analysis.prototypes"])
-def test_without_pymatgen(tmp_path, monkeypatch, missing):
-    write_cifs(tmp_path / "train", {"a": "data_a"})
-    monkeypatch.setitem(sys.modules, missing, None)
-    refused(r"pip install 'fmwc\[crystals\]'", tmp_path if "cif" in missing else "prototypes")
+def test_without_pymatgen(tmp_path, monkeypatch):
+    write_cifs(tmp_path / "in" / "train", {"a": "data_a"})
+    (tmp_path / "none" / "pymatgen").mkdir(parents=True)
+    (tmp_path / "none" / "pymatgen" / "__init__.py").write_text("raise ImportError('none here')")
+    monkeypatch.syspath_prepend(tmp_path / "none")  # of the process that parses, too
+    monkeypatch.setattr(structures, "_SHARED", structures._Process())
+    refused(r"none here.*pip install 'fmwc\[crystals\]'", tmp_path / "in")
+    structures._SHARED.close()
+    monkeypatch.setitem(sys.modules, "pymatgen.analysis.prototypes", None)
+    refused(r"pip install 'fmwc\[crystals\]'", "prototypes")

@@ -80,7 +80,8 @@ def sample(
     writes one CIF per structure (or one extended XYZ file) and adds the judge's results to the table, as CSV and
     Parquet. For a network of your own, writes the table in both formats and no picture.
 
-    Resumes if interrupted: the same command draws only what is missing. Runs of more than 50,000 samples are written batch by batch with scores only, so that memory does not grow.
+    Resumes if interrupted: the same command draws only what is missing. Runs of more than 50,000 samples are written
+    batch by batch with scores only, so that memory does not grow.
     """
     from fmwc.recipes.recipe import pick_device
     from fmwc.settings.drawing import draw_samples

@@ -92,13 +92,13 @@ def report(
     from fmwc.recipes.recipe import Clock, pick_device
     from fmwc.recipes.uses.study import NUMBERS
     from fmwc.report.uses import write_study
-    from fmwc.settings import SETTINGS, open_checkpoint
+    from fmwc.settings import open_checkpoint, setting_named
 
     if (Path(source) / NUMBERS).is_file():
         print_written(write_study(Path(source)).written)
         return
     if (Path(source) / "cells").is_dir():
-        for path in SETTINGS[setting_of_results(Path(source))].tables(Path(source)):
+        for path in setting_named(setting_of_results(Path(source))).tables(Path(source)):
             say(f"wrote {path}")
         return
     where = pick_device(device)

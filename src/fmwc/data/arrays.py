@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from fmwc.errors import DataError
-from fmwc.state import SINGLE, State
+from fmwc.readers import read_arrays, read_pt, read_safetensors, shown
+from fmwc.state import SINGLE, State, channels
 
 __all__ = ["READERS", "Samples", "load", "read"]
+
+LIMIT = 8 << 30  # bytes of a file and of its numbers in single precision: all of them are held in memory
 
 
 class Samples(NamedTuple):
@@ -25,24 +26,30 @@ class Samples(NamedTuple):
     cond: dict[str, Tensor]
 
 
-def _npz(path: Path) -> dict[str, Tensor]:
-    with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:  # numpy leaves open what it cannot read
-        return {name: torch.from_numpy(np.ascontiguousarray(file[name])) for name in file.files}
+def _numpy(path: Path) -> dict[str, Tensor]:
+    found = {name or SINGLE: value for name, value in read_arrays(path, LIMIT).items()}
+    if odd := [name for name, value in found.items() if value.dtype.kind not in "fiub" or value.dtype.itemsize > 8]:
+        raise DataError(f"{path}: '{odd[0][:60]}' is of {found[odd[0]].dtype}; save numbers")
+    try:
+        return {name: torch.from_numpy(_native(value)) for name, value in found.items()}
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{path} holds arrays that are not tensors' ({error})") from error
 
 
-def _npy(path: Path) -> dict[str, Tensor]:
-    return {SINGLE: torch.from_numpy(np.ascontiguousarray(np.load(path, allow_pickle=False)))}
+def _native(value: np.ndarray) -> np.ndarray:
+    """The array in this machine's byte order."""
+    return np.ascontiguousarray(value, value.dtype.newbyteorder("="))
 
 
-def _torch(path: Path) -> dict[str, Tensor]:
-    found = torch.load(path, map_location="cpu", weights_only=True)  # tensors, and nothing that could run
-    return {SINGLE: found} if isinstance(found, Tensor) else dict(found)
+def _torch(path: Path) -> Any:
+    found = read_pt(path, LIMIT)
+    return {SINGLE: found} if isinstance(found, Tensor) else found
 
 
-READERS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
-    ".npz": _npz,
-    ".npy": _npy,
-    ".safetensors": load_file,
+READERS: dict[str, Callable[[Path], Any]] = {
+    ".npz": _numpy,
+    ".npy": _numpy,
+    ".safetensors": lambda path: read_safetensors(path, LIMIT)[0],
     ".pt": _torch,
     ".pth": _torch,
 }
@@ -52,21 +59,15 @@ def read(path: str | Path) -> dict[str, Tensor]:
     """The tensors of a file by name, by what its name ends with."""
     path = Path(path)
     if path.suffix not in READERS:
-        raise DataError(f"{path} is none of {', '.join(READERS)}")
-    try:
-        found = READERS[path.suffix](path)
-    except (OSError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{path} cannot be read ({reason})") from error
-    except Exception as error:  # what a file that is none of its kind makes the libraries raise
-        raise DataError(f"{path} holds something else than tensors ({type(error).__name__})") from error
-    if not found or not all(isinstance(value, Tensor) for value in found.values()):
-        inner = [name for name, value in found.items() if isinstance(value, dict)]
-        do = f"; save {inner[0]!r} alone, or let the function load it" if inner else ""
-        raise DataError(
-            f"{path} holds something else than tensors by name: {', '.join(map(str, found)) or 'nothing'}{do}"
-        )
-    return found
+        raise DataError(f"{shown(path)} is none of {', '.join(READERS)}")
+    found = READERS[path.suffix](path)
+    named = isinstance(found, Mapping) and all(isinstance(name, str) for name in found)
+    if not named or not found or not all(isinstance(value, Tensor) for value in found.values()):
+        inner = [name for name, value in found.items() if isinstance(value, dict)] if named else []
+        do = f"; save {inner[0][:60]!r} alone, or let the function load it" if inner else ""
+        held = ", ".join(found)[:200] or "nothing" if named else type(found).__name__
+        raise DataError(f"{shown(path)} holds something else than tensors by name: {held}{do}")
+    return dict(found)
 
 
 def load(path: str | Path) -> Samples:
@@ -80,6 +81,10 @@ def load(path: str | Path) -> Samples:
     rows = {name: len(v) if v.ndim else 0 for name, v in found.items()}
     if len(set(rows.values())) > 1 or 0 in rows.values():
         raise DataError(f"{path} has one row a sample in every array, at least one; got {rows}")
+    if odd := [name for name, v in found.items() if v.is_complex() or v.is_quantized]:
+        raise DataError(f"{path}: '{odd[0]}' is of {found[odd[0]].dtype}; save real numbers")
+    if (size := 4 * sum(v.numel() for v in channels(x).values()) if x is not None else 0) > LIMIT:
+        raise DataError(f"{path} takes {size:,} bytes in single precision; at most {LIMIT:,} are read")
     return Samples(_floats(x), {name: v.float() if v.dtype == torch.float64 else v for name, v in cond.items()})
 
 

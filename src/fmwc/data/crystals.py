@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fmwc.data.parsers import ANGLES, ELEMENTS
 from fmwc.errors import DataError, ShapeError
 
 __all__ = [
@@ -27,8 +28,6 @@ __all__ = [
 ]
 
 BITS = 7  # of Z − 1: 128 numbers hold the 118 elements
-ELEMENTS = 118
-ANGLES = (59.9, 120.1)  # degrees; a Niggli cell's lie between 60 and 120
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,10 @@ import math
 import os
 import struct
 import warnings
-import zipfile
 import zlib
 from http.client import HTTPException
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.request import urlopen
 
 import numpy as np
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from fmwc.errors import DataError, UsageError, pick
 from fmwc.files import write_bytes
+from fmwc.readers import open_regular, read_arrays, read_bytes, unpacked
 
 __all__ = ["FILES", "MIRRORS", "Images", "load", "unit"]
 
@@ -45,11 +45,15 @@ ARRAYS = {  # split: the names that images and labels may have in an npz file
     "test": (("x_test", "y_test"), ("test_images", "test_labels")),
     "none": (("x", "y"), ("images", "labels")),
 }
+LIMIT = 1 << 30  # bytes of images; MNIST has 47 million, EMNIST 640 million
+PICTURE = 1 << 24  # bytes of an image file, and pixels of an image
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 PLACES = (".", "mnist", "MNIST/raw")  # below the folder that is given; the last is torchvision's
 TIMEOUT = 30.0  # seconds without an answer
 LARGEST = 1 << 24  # bytes to accept from a mirror; the largest of the four files has 9.9 million
 CHUNK = 1 << 20
+TOGETHER = 1000  # images that are rounded at a time
 TENTH = 10  # data without a split: one image in so many is for testing
 BY_HAND = f"{', '.join(name for name in SUMS if name.endswith('.gz'))} from {' or '.join(MIRRORS)}"
 OWN = (
@@ -166,7 +170,7 @@ def _idx_pair(home: Path, split: str, remedy: str, *, verify: bool = False) -> _
 
 def _verify(file: Path) -> None:
     kind, wanted = SUMS[file.name].split(":")
-    if hashlib.new(kind, file.read_bytes(), usedforsecurity=False).hexdigest() != wanted:
+    if hashlib.new(kind, read_bytes(file, LIMIT), usedforsecurity=False).hexdigest() != wanted:
         raise DataError(
             f"{file} is cut off, damaged or another data set (by {kind}); delete it and fetch it again, or {AS_OWN}"
         )
@@ -174,16 +178,20 @@ def _verify(file: Path) -> None:
 
 def _idx(file: Path, what: str, dims: int) -> np.ndarray:
     """Unsigned bytes of so many dimensions; no more is unpacked than the header promises."""
-    try:
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as stream:
-            head = _up_to(stream, 4 + 4 * dims)
-            if len(head) < 4 + 4 * dims or head[:4] != struct.pack(">I", 0x800 + dims):
+    size = 4 + 4 * dims
+    with open_regular(file, LIMIT) as raw:
+        try:
+            stream: Any = gzip.open(raw) if file.suffix == ".gz" else raw  # noqa: SIM115  `raw` is what is open
+            head = _up_to(stream, size)
+            if len(head) < size or head[:4] != struct.pack(">I", 0x800 + dims):
                 raise DataError(f"{file} starts with 0x{head.hex()}: cut off or no idx file of {what}; copy it again")
             shape = struct.unpack(f">{dims}I", head[4:])
-            promised = math.prod(shape)
+            promised, most = math.prod(shape), unpacked(os.fstat(raw.fileno()).st_size, LIMIT)
+            if promised > most:
+                raise DataError(f"{file} promises {promised:,} bytes; of a file of its size {most:,} are read")
             body = _up_to(stream, promised + 1)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{file} is cut off, damaged or no gzip file; copy it again") from error
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DataError(f"{file} is cut off, damaged or no gzip file; copy it again") from error
     if len(body) != promised:
         came = "more" if len(body) > promised else len(body)
         raise DataError(f"{file} promises {promised} bytes after its header and holds {came}; copy it again")
@@ -191,7 +199,7 @@ def _idx(file: Path, what: str, dims: int) -> np.ndarray:
 
 
 def _up_to(stream: io.BufferedIOBase, count: int) -> bytearray:
-    """In pieces, because a header can promise more than there is memory."""
+    """In pieces, because a header can promise more than there is."""
     content = bytearray()
     while len(content) < count and (piece := stream.read(min(CHUNK, count - len(content)))):
         content += piece
@@ -211,18 +219,18 @@ def _own(place: Path, split: str, classes: int) -> _Found:
 
 def _npz(file: Path, split: str) -> _Found:
     try:
-        with zipfile.ZipFile(file), np.load(file, allow_pickle=False) as arrays:
-            held = {kind: [pair for pair in pairs if set(pair) <= set(arrays)] for kind, pairs in ARRAYS.items()}
-            whole = not held["train"] and not held["test"]
-            pairs = held["none" if whole else split]
-            if not pairs:
-                wanted = " or ".join(" and ".join(pair) for pair in (*ARRAYS[split], *ARRAYS["none"]))
-                names = ", ".join(sorted(arrays)) or "no arrays"
-                raise DataError(f"{file} has no {split} split: it holds {names}, and needs {wanted}")
-            (x, y), (x_name, y_name) = (np.asarray(arrays[name]) for name in pairs[0]), pairs[0]
-    except (ValueError, EOFError, MemoryError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
-        raise DataError(f"{file} is cut off, no npz, or of Python objects, never loaded; save plain arrays") from error
-    return _Found(x, y, f"{file}: {x_name}", f"{file}: {y_name}", not whole)
+        arrays = read_arrays(file, LIMIT)
+    except DataError as error:
+        raise DataError(f"{error}; save plain arrays with numpy.savez") from error
+    held = {kind: [pair for pair in pairs if set(pair) <= set(arrays)] for kind, pairs in ARRAYS.items()}
+    whole = not held["train"] and not held["test"]
+    pairs = held["none" if whole else split]
+    if not pairs:
+        wanted = " or ".join(" and ".join(pair) for pair in (*ARRAYS[split], *ARRAYS["none"]))
+        names = ", ".join(sorted(arrays)) or "no arrays"
+        raise DataError(f"{file} has no {split} split: it holds {names[:200]}, and needs {wanted}")
+    x_name, y_name = pairs[0]
+    return _Found(arrays[x_name], arrays[y_name], f"{file}: {x_name}", f"{file}: {y_name}", not whole)
 
 
 def _pictures(folder: Path, split: str, classes: int) -> _Found:
@@ -246,6 +254,8 @@ def _pictures(folder: Path, split: str, classes: int) -> _Found:
         for file in files:
             x.append(_grey(file))
             y.append(label)
+            if len(x) * x[0].size > LIMIT:
+                raise DataError(f"{top} holds more than {LIMIT:,} pixels; make the images smaller, or give fewer")
             if x[-1].shape != x[0].shape:
                 raise DataError(f"{file} is {x[-1].shape} and the images before it {x[0].shape}; make all of one size")
     return _Found(np.stack(x), np.array(y), str(top), str(top), bool(parts))
@@ -259,8 +269,12 @@ def _grey(file: Path) -> np.ndarray:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(file) as image:
+            with open_regular(file, PICTURE) as raw, Image.open(raw, formats=FORMATS) as image:
+                if math.prod(image.size) > PICTURE:
+                    raise DataError(f"{file} has {image.size[0]} × {image.size[1]} pixels; make it smaller")
                 deep, full = image.mode[0] in "IF", image.convert("RGBA")
+    except DataError:
+        raise
     except Exception as error:  # each format fails in its own way
         raise DataError(f"{file} cannot be read as an image; it is damaged or of another format, replace it") from error
     if deep or full.getchannel("A").getextrema() != (255, 255):  # Pillow would cut at 255, and drop what is clear
@@ -286,8 +300,10 @@ def _checked(found: _Found, classes: int) -> Images:
     if outside.any():
         at = int(outside.argmax())
         raise DataError(f"{y_from}: label {y[at]} at index {at} is outside 0 to {classes - 1}; correct it, or classes")
-    pixels = x if scale == 1 else np.rint(x.astype(np.float64) * scale)
-    return Images(torch.from_numpy(np.ascontiguousarray(pixels, np.uint8)), torch.from_numpy(y.astype(np.int64)))
+    pixels = np.empty(x.shape, np.uint8)
+    for rows in (slice(i, i + TOGETHER) for i in range(0, len(x), TOGETHER)):  # the numbers between take eight times
+        pixels[rows] = x[rows] if scale == 1 else np.rint(x[rows].astype(np.float64) * scale)
+    return Images(torch.from_numpy(pixels), torch.from_numpy(y.astype(np.int64)))
 
 
 def _dealt(images: Images, split: str, place: Path) -> Images:

@@ -7,8 +7,6 @@ import os
 import shutil
 import tempfile
 import warnings
-import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +16,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fmwc.data.cif import MOST_ATOMS, Cell, cell_of, has_volume, read_all
 from fmwc.data.crystals import ANGLES, ELEMENTS, Crystals, fold, pad, pymatgen_needed
+from fmwc.data.parsers import MOST_ATOMS, Cell, cell_of, has_volume
 from fmwc.data.sources import HELD, LABELS, OTHERS, SOURCES, SPLITS, Entry, dealt, entries_of, home_of, place_of
+from fmwc.data.structures import cells
 from fmwc.errors import DataError, OutputError, pick
 from fmwc.files import new_folder, write_bytes
+from fmwc.readers import read_arrays
 
 __all__ = ["LABELS", "MOST_ATOMS", "SPLITS", "Progress", "Report", "build", "energies", "load", "prototypes"]
 
 FIELDS = ("num_atoms", "atomic_numbers", "frac_coords", "lengths", "angles", "material_id")
 ENERGIES = "chgnet_energies.npz"
+LARGEST = 1 << 30  # bytes of arrays; MP-20 takes 10 million
 AGAIN = "a name that came before"
 REBUILD = "copy it again, or build it anew (fmwc.data.mp20.build)"
 
@@ -161,13 +162,13 @@ def prototypes(split: str = "train") -> Crystals:
         warnings.simplefilter("ignore")  # of the bibliographies' grammar
         from pymatgen.analysis.prototypes import AFLOW_PROTOTYPE_LIBRARY as LIBRARY
 
-        cells = {}
+        found = {}
         for entry in LIBRARY:
             structure = entry["snl"].structure
             name = f"{structure.composition.reduced_formula}-{entry['tags']['aflow']}"
             if dealt(name) == split and isinstance(cell := cell_of(structure), Cell):
-                cells[name] = cell
-    return _crystals(_flat(tuple(cells), tuple(cells.values())), "pymatgen's prototypes")
+                found[name] = cell
+    return _crystals(_flat(tuple(found), tuple(found.values())), "pymatgen's prototypes")
 
 
 # From structures to arrays
@@ -180,7 +181,7 @@ def _gathered(
     show = None if progress is None else lambda done, total: progress(split, done, total)
     kept: dict[str, tuple[Cell, dict[str, float]]] = {}
     left_out: dict[str, tuple[str, ...]] = {}
-    for entry, outcome in zip(entries, read_all([entry.text for entry in entries], show), strict=True):
+    for entry, outcome in zip(entries, cells([entry.text for entry in entries], show), strict=True):
         reason = AGAIN if entry.name in kept else outcome
         if isinstance(reason, str):
             left_out[reason] = (*left_out.get(reason, ()), entry.name)
@@ -194,14 +195,14 @@ def _gathered(
     return arrays, left_out
 
 
-def _flat(names: Sequence[str], cells: Sequence[Cell]) -> dict[str, Any]:
-    coords = np.concatenate([np.zeros((0, 3)), *(cell.coords for cell in cells)])
+def _flat(names: Sequence[str], those: Sequence[Cell]) -> dict[str, Any]:
+    coords = np.concatenate([np.zeros((0, 3)), *(cell.coords for cell in those)])
     return {
-        "num_atoms": np.array([len(cell.numbers) for cell in cells], np.uint8),
-        "atomic_numbers": np.concatenate([np.zeros(0), *(cell.numbers for cell in cells)]).astype(np.uint8),
+        "num_atoms": np.array([len(cell.numbers) for cell in those], np.uint8),
+        "atomic_numbers": np.concatenate([np.zeros(0), *(cell.numbers for cell in those)]).astype(np.uint8),
         "frac_coords": fold(torch.from_numpy(coords).float()).numpy(),
-        "lengths": np.array([cell.lengths for cell in cells], np.float32).reshape(-1, 3),
-        "angles": np.array([cell.angles for cell in cells], np.float32).reshape(-1, 3),
+        "lengths": np.array([cell.lengths for cell in those], np.float32).reshape(-1, 3),
+        "angles": np.array([cell.angles for cell in those], np.float32).reshape(-1, 3),
         "material_id": np.array([name.encode() for name in names], "S"),
     }
 
@@ -210,18 +211,16 @@ def _flat(names: Sequence[str], cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def _arrays(file: Path, needed: Sequence[str] = FIELDS) -> dict[str, np.ndarray]:
+    if not file.is_file():
+        raise DataError(f"{file.parent} holds no {file.name}; {REBUILD}")
     try:
-        with zipfile.ZipFile(file), np.load(file, allow_pickle=False) as arrays:
-            if missing := [name for name in needed if name not in arrays]:
-                held = ", ".join(sorted(arrays)) or "no arrays"
-                raise DataError(f"{file} holds {held}, and needs {', '.join(missing)}; {REBUILD}")
-            return {name: np.asarray(arrays[name]) for name in needed}
-    except (ValueError, EOFError, MemoryError, RuntimeError, zlib.error, zipfile.BadZipFile) as error:
-        raise DataError(f"{file} is cut off, no npz, or of Python objects, never loaded; {REBUILD}") from error
-    except FileNotFoundError as error:
-        raise DataError(f"{file.parent} holds no {file.name}; {REBUILD}") from error
-    except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror or error}); {REBUILD}") from error
+        arrays = read_arrays(file, LARGEST)
+    except DataError as error:
+        raise DataError(f"{error}; {REBUILD}") from error
+    if missing := [name for name in needed if name not in arrays]:
+        held = ", ".join(sorted(arrays)) or "no arrays"
+        raise DataError(f"{file} holds {held[:200]}, and needs {', '.join(missing)}; {REBUILD}")
+    return {name: arrays[name] for name in needed}
 
 
 def _names(array: np.ndarray, source: str) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import os
 from collections.abc import Callable
@@ -11,7 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fmwc.data.structures import CIF_BYTES, read_text_of
 from fmwc.errors import DataError
+from fmwc.readers import read_csv
 
 __all__ = ["HELD", "LABELS", "OTHERS", "SOURCES", "SPLITS", "Entry", "dealt", "entries_of", "home_of", "place_of"]
 
@@ -90,35 +91,36 @@ def entries_of(kind: str, home: Path, split: str) -> list[Entry]:
     """All structures of a split, from a CSV file or from CIF files."""
     if kind == "csv":
         return _rows(home / f"{split}.csv")
-    files = _cifs(home, split)
+    return [Entry(_name(file), _text(file), {}) for file in _cifs(home, split)]
+
+
+def _text(file: Path) -> str:
+    """A CIF's text; that of one that cannot be read is empty, and is left out by its reason like others."""
     try:
-        return [Entry(_name(file), file.read_text("utf-8", "replace"), {}) for file in files]
-    except OSError as error:
-        raise DataError(f"{error.filename or home} cannot be read ({error.strerror or error})") from error
+        return read_text_of(file, CIF_BYTES)
+    except DataError:
+        return ""
 
 
 def _rows(file: Path) -> list[Entry]:
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as stream:
-            reader = csv.DictReader(stream, strict=True)
-            held = reader.fieldnames or ()
-            if missing := [column for column in COLUMNS if column not in held]:
-                raise DataError(
-                    f"{file} has the columns {', '.join(held) or 'none'}, and needs {' and '.join(missing)}; "
-                    "get MP-20's own CSV files"
-                )
-            labels = [(field, column) for field, (column, _) in LABELS.items() if column in held]
-            return [
-                Entry(row["material_id"] or "", row["cif"] or "", {f: _number(row[c]) for f, c in labels})
-                for row in reader
-            ]
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{file} is cut off or no CSV file ({error}); copy it again") from error
-    except OSError as error:
-        raise DataError(f"{file} cannot be read ({error.strerror or error}); MP-20 has three CSV files") from error
+    rows = read_csv(file)
+    held = next(rows, [])
+    if missing := [column for column in COLUMNS if column not in held]:
+        raise DataError(
+            f"{file} has the columns {', '.join(held)[:200] or 'none'}, and needs {' and '.join(missing)}; "
+            "get MP-20's own CSV files"
+        )
+    places = {name: held.index(name) for name in held}
+    labels = [(field, places[column]) for field, (column, _) in LABELS.items() if column in held]
+
+    def cell(row: list[str], place: int) -> str:
+        return row[place] if place < len(row) else ""
+
+    name, text = (places[column] for column in COLUMNS)
+    return [Entry(cell(r, name), cell(r, text), {f: _number(cell(r, at)) for f, at in labels}) for r in rows if r]
 
 
-def _number(text: str | None) -> float:
+def _number(text: str) -> float:
     try:
         return float(text or "nan")
     except ValueError:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from safetensors.torch import save as to_bytes
@@ -22,7 +22,19 @@ from fmwc.checkpoint import about, load
 from fmwc.errors import CheckpointError, FmwcError, MismatchError
 from fmwc.files import write_bytes, write_json
 from fmwc.identity import SEAL, difference, digest_tensors, plain
-from fmwc.readers import anything, check, mapping, parse_json, read_safetensors, record, text, whole
+from fmwc.readers import (
+    Check,
+    anything,
+    array,
+    check,
+    mapping,
+    parse_json,
+    read_json,
+    read_safetensors,
+    record,
+    text,
+    whole,
+)
 from fmwc.recipes.fitting import (
     LATER,
     fit_dropout,
@@ -43,6 +55,7 @@ __all__ = [
     "Say",
     "cells",
     "check_cell",
+    "from_results",
     "join",
     "once",
     "piece",
@@ -67,6 +80,8 @@ OF_NOISE = (
 )
 
 Say = Callable[[str], None]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Bench:
@@ -190,11 +205,37 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, about
 
 
-def read_piece(path: Path) -> dict[str, Any]:
+_SEED = whole(-(1 << 63), 1 << 64)
+_ABOUT = record({}, {"seeds": array(_SEED, most=10_000)}, more=True)
+_CELL = record({}, {"provenance": _ABOUT, "setting": text(100), "seed": _SEED, "decay": text(100)}, more=True)
+_PIECE = record({"provenance": _ABOUT}, more=True)
+
+
+def read_piece(path: Path, schema: Check = _PIECE) -> dict[str, Any]:
+    """Read the numbers of a task, and where they come from."""
     try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise CheckpointError(f"{path} is cut off or not ours; delete it and reproduce again") from error
+        return read_json(path, schema, error=CheckpointError)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; delete it and reproduce again") from error
+
+
+def from_results(function: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[Path, P], T]:
+    """Decorate a function of a results folder: numbers that it cannot use are an error about that folder."""
+
+    @wraps(function)
+    def run(out: Path, /, *args: P.args, **options: P.kwargs) -> T:
+        try:
+            return function(out, *args, **options)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+            if isinstance(error, FmwcError):
+                raise
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}".removesuffix(": ")
+            raise CheckpointError(
+                f"{out} holds numbers of another kind than its tables are made of ({reason}); run fmwc reproduce or "
+                "fmwc study to the end"
+            ) from error
+
+    return run
 
 
 def check_cell(path: Path, made_with: dict[str, Any]) -> None:
@@ -243,7 +284,7 @@ def join(out: Path, setting: str, seed: int, readings: Iterable[str], drawn: Ite
 
 def cells(out: Path) -> list[dict[str, Any]]:
     """The cells of a results folder."""
-    found = [read_piece(p) for p in sorted((out / "cells").glob("*.json"))]
+    found = [read_piece(p, _CELL) for p in sorted((out / "cells").glob("*.json"))]
     if not found:
         raise CheckpointError(f"{out} holds no results; run fmwc reproduce first")
     return found

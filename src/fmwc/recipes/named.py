@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fmwc.adapters import Adapted, Denoised
 from fmwc.data import arrays
-from fmwc.errors import CheckpointError, UsageError
+from fmwc.entry import called, one_line
+from fmwc.errors import CheckpointError, FmwcError, UsageError
 from fmwc.flow import Space, as_space
 from fmwc.modes import evaluating
 from fmwc.state import State, batch_size, channels, each, precision_of
 
 __all__ = ["build", "try_once"]
+
+LARGEST = 1 << 28  # numbers of a sample
 
 
 def build(entry: str, weights: str | Path | None = None) -> tuple[nn.Module, Space | None]:
@@ -33,23 +34,27 @@ def build(entry: str, weights: str | Path | None = None) -> tuple[nn.Module, Spa
         entry: `package.module:function`.
         weights: A state dict: .safetensors, or .pt of tensors only.
     """
-    module_name, colon, name = entry.partition(":")
-    if not (module_name and colon and name):
-        raise UsageError(f"a network is named module:function, got '{entry}'")
-    with _importing_from(str(Path.cwd())):
-        made = _called(entry, module_name, name)
+    made = called(entry, "a network")
     network, space = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    if isinstance(space, Sequence) and all(isinstance(size, int) for size in space):
+    if isinstance(space, (tuple, list)) and all(isinstance(size, int) for size in space):
+        if not all(1 <= size <= LARGEST for size in space) or not 1 <= math.prod(space) <= LARGEST:
+            raise UsageError(f"'{entry}' returns the shape {str(tuple(space))[:100]}, which no sample can have")
         space = as_space(space)
     if not isinstance(network, nn.Module) or not (space is None or isinstance(space, Space)):
+        if inspect.iscoroutine(made):
+            made.close()  # else Python warns that nobody waited for it
         raise UsageError(
-            f"'{entry}' returns a torch module, or a pair of one and its space: fmwc.flow.Space, or a shape"
+            f"'{entry}' returns a torch module, or a pair of one and its space: fmwc.flow.Space, or a shape; got "
+            f"{type(made).__name__}"
         )
+    for name, weight in (*network.named_parameters(), *network.named_buffers()):
+        if is_lazy(weight) or weight.is_meta:
+            raise UsageError(f"'{entry}' returns a network whose '{name}' has no numbers yet; run it once, or load it")
     if weights is not None:
         try:
             _fill(network, arrays.read(weights))
         except RuntimeError as error:
-            reason = " ".join(line.strip() for line in str(error).splitlines()[1:3])
+            reason = " ".join(line.strip() for line in str(error).splitlines()[1:3])[:300]
             raise CheckpointError(f"{weights} does not fit the network of {entry}: {reason}") from error
     return network, space
 
@@ -64,50 +69,26 @@ def _fill(network: nn.Module, found: dict[str, Tensor]) -> None:
     (inner if inner is not None and below else network).load_state_dict(found)
 
 
-@contextmanager
-def _importing_from(folder: str) -> Iterator[None]:
-    """Inside, modules are also looked for in a folder: also those that a function imports when it is called."""
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # a module may have put its own in order
-            sys.path.remove(folder)
-
-
-def _called(entry: str, module_name: str, name: str) -> Any:
-    """What the function of a module gives."""
-    try:
-        function = getattr(importlib.import_module(module_name), name)
-    except ImportError as error:
-        raise UsageError(f"module '{module_name}' cannot be imported: {error}") from error
-    except AttributeError as error:
-        raise UsageError(f"module '{module_name}' has no '{name}'") from error
-    if not callable(function) or isinstance(function, nn.Module):
-        raise UsageError(f"'{entry}' is to be a function without arguments that returns the network")
-    try:
-        inspect.signature(function).bind()
-    except TypeError as error:
-        raise UsageError(f"'{entry}' is called without arguments, and it has some: {error}") from error
-    try:
-        return function()
-    except Exception as error:  # whatever the user's own code raises
-        raise UsageError(f"'{entry}' ended with {type(error).__name__}: {error}") from error
-
-
 def try_once(network: nn.Module, x: State, cond: dict[str, Any]) -> None:
     """Runs the network once, as everything after does, and says what it does not take."""
+    few = each(lambda c: c[:2].to(precision_of(network)), x)
+    value = next(iter(channels(few).values()))
+    half = torch.full((batch_size(few),), 0.5, device=value.device, dtype=value.dtype)
+    shapes = ", ".join(f"{name} {tuple(value.shape[1:])}" for name, value in channels(x).items())
+    given = f" and conditions {', '.join(cond)}" if cond else ""
     try:
         with evaluating(network), torch.no_grad():
-            few = each(lambda c: c[:2].to(precision_of(network)), x)
-            value = next(iter(channels(few).values()))
-            half = torch.full((batch_size(few),), 0.5, device=value.device, dtype=value.dtype)
-            network(few, half, **{k: v[:2] for k, v in cond.items()})
-    except (RuntimeError, TypeError, IndexError) as error:
-        shapes = ", ".join(f"{name} {tuple(value.shape[1:])}" for name, value in channels(x).items())
-        given = f" and conditions {', '.join(cond)}" if cond else ""
-        reason = str(error).splitlines()[0]
+            velocity = network(few, half, **{k: v[:2] for k, v in cond.items()})
+    except FmwcError:
+        raise
+    except Exception as error:  # whatever the user's own code raises
         raise UsageError(
-            f"the network does not run as network(x, t) on samples of {shapes}{given}: {reason}; one that is called "
-            "otherwise gets an adapter, fmwc.adapters.adapt(net, time_first=True)"
+            f"the network does not run as network(x, t) on samples of {shapes}{given}: {one_line(error)}; one that is "
+            "called otherwise gets an adapter, fmwc.adapters.adapt(net, time_first=True)"
         ) from error
+    alike = isinstance(velocity, (Tensor, dict)) and isinstance(velocity, dict) == isinstance(few, dict)
+    found = channels(velocity) if alike else {}
+    wanted = {name: value.shape for name, value in channels(few).items()}
+    if {name: getattr(value, "shape", None) for name, value in found.items()} != wanted:
+        came = {n: tuple(getattr(v, "shape", ())) for n, v in found.items()} or type(velocity).__name__
+        raise UsageError(f"the network returns a velocity of the samples' shape, {shapes}{given}; got {came}")

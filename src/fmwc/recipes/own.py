@@ -336,6 +336,7 @@ def _reference(field: Field, how: Retrofit, cond: dict[str, Tensor], work: Path)
         **_repeated(cond, count, field.device),
     )
     run = run.ranked_by(score, within=within)
-    levels = torch.linspace(0, 1, 1001, device=field.device)
+    scores = run.score()  # in the network's precision, which may be double
+    levels = torch.linspace(0, 1, 1001, device=field.device, dtype=scores.dtype)
     read_with = setting(default_estimator(field.space), how.sampling_steps, "euler", 1)
-    return Reference(score, read_with, run.score().quantile(levels), run.standard)
+    return Reference(score, read_with, scores.quantile(levels), run.standard)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
+import math
 import platform
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from datetime import datetime, timezone
-from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +15,8 @@ import torch
 from fmwc.data import fingerprint
 from fmwc.errors import UnknownNameError, UsageError, nearest
 from fmwc.randomness import derive
+from fmwc.readers import shown
+from fmwc.recipes.commit import code, commit
 from fmwc.training import Plan
 
 __all__ = ["Clock", "data_of", "describe_device", "override", "pick_device", "plan_of", "provenance", "runtime"]
@@ -24,11 +24,47 @@ __all__ = ["Clock", "data_of", "describe_device", "override", "pick_device", "pl
 R = TypeVar("R")
 
 
+MOST = 1 << 30
+LONGEST = 4096  # characters of a text
+LIMITS: dict[str, tuple[float, float]] = {  # what a number of a recipe can be; other whole numbers have 64 bits
+    **dict.fromkeys(("points", "iterations", "noise_steps", "save_every", "samples", "swept", "guided"), (1, MOST)),
+    **dict.fromkeys(("edited", "rewound", "references", "steps", "batch", "noise_batch"), (1, 10_000_000)),
+    **dict.fromkeys(("hidden", "time_features", "frequencies", "width", "cond", "base"), (1, 16_384)),
+    **dict.fromkeys(("depth", "layers", "blocks"), (1, 1_000)),
+    **dict.fromkeys(("cycles", "classes", "replicates"), (1, 100_000)),
+    **dict.fromkeys(("lr", "noise_lr", "last_lr", "weight_decay"), (0.0, 1e3)),
+    **dict.fromkeys(("beta", "clip", "type_weight", "coord_weight", "minutes"), (0.0, 1e9)),
+    **dict.fromkeys(("prior_rate", "warmup", "average", "enough"), (0.0, 1.0)),
+    "anneal": (0.0, 1e3),
+}
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError("it does not fit 64 bits")
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("it is not finite")
+    return value
+
+
+def _plain(text: str) -> str:
+    if len(text) > LONGEST or not text.isprintable():
+        raise ValueError("it is not printable, or too long")
+    return text
+
+
 def _truth(text: str) -> bool:
     return {"true": True, "false": False}[text.lower()]
 
 
-_READ: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str, "bool": _truth}
+_READ: dict[str, Callable[[str], Any]] = {"int": _whole, "float": _finite, "str": _plain, "bool": _truth}
+_KINDS = {"int": "a whole number", "float": "a finite number", "str": "text", "bool": "true or false"}
 
 
 def override(recipe: R, changes: Sequence[str], what: str = "recipe field") -> R:
@@ -38,13 +74,16 @@ def override(recipe: R, changes: Sequence[str], what: str = "recipe field") -> R
     for change in changes:
         key, sign, value = change.partition("=")
         if not sign:
-            raise UsageError(f"--set takes key=value, got '{change}'")
+            raise UsageError(f"--set takes key=value, got '{shown(change)[:100]}'")
         if key not in known:
-            raise UnknownNameError(nearest(key, known, what))
+            raise UnknownNameError(nearest(shown(key)[:100], known, what))
         try:
             values[key] = _READ[known[key]](value)
         except (ValueError, KeyError) as error:
-            raise UsageError(f"{what} '{key}' is of type {known[key]}, got '{value}'") from error
+            raise UsageError(f"{what} '{key}' is {_KINDS[known[key]]}, got '{shown(value)[:100]}'") from error
+        low, high = LIMITS.get(key, (-math.inf, math.inf))
+        if known[key] in ("int", "float") and not low <= values[key] <= high:
+            raise UsageError(f"{what} '{key}' lies between {low:g} and {high:g}, got {value[:100]}")
     return replace(recipe, **values)  # type: ignore[type-var]
 
 
@@ -85,20 +124,6 @@ def describe_device(device: torch.device) -> str:
     return f"CPU, {torch.get_num_threads()} threads, {platform.machine()}"
 
 
-@cache
-def _commit() -> str:
-    """The commit of the code that runs, looked up once: the tree may move on while it does."""
-    # A copy of the tree without its history is told its commit by whoever copied it.
-    if given := os.environ.get("FMWC_COMMIT"):
-        return given
-    try:
-        here = os.path.dirname(__file__)
-        asked = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-        return subprocess.run(asked, cwd=here, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-
-
 def runtime(device: torch.device) -> dict[str, str]:
     """What a result depends on beside its recipe: part of the identity of every run that can be resumed."""
     from fmwc import __version__  # here, because the package itself imports from below
@@ -107,9 +132,13 @@ def runtime(device: torch.device) -> dict[str, str]:
 
 
 def provenance(device: torch.device, seconds: float, **more: Any) -> dict[str, Any]:
-    """Commit, device, versions, date and wall time: what stands beside every number."""
+    """Commit, device, versions, date and wall time: what stands beside every number.
+
+    `commit` is that of fmwc's own code, and `code` a hash of the files that run: it differs where they were edited.
+    """
     return {
-        "commit": _commit(),
+        "commit": commit(),
+        "code": code(),
         "device": describe_device(device),
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -124,7 +153,7 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.start = device, time.perf_counter()
-        _commit()
+        commit(), code()  # looked up once: the files may change while it runs
 
     @property
     def seconds(self) -> float:

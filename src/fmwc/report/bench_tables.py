@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fmwc.readers import anything, mapping, read_json
+from fmwc.recipes.comparing import from_results
 from fmwc.report.tables import markdown
 
 __all__ = ["bench_tables"]
@@ -27,10 +28,11 @@ SHOWN = (  # what is compiled, and its case
 )
 
 
+@from_results
 def bench_tables(bench: Path) -> tuple[str, str]:
     """The default beside plain sampling, compiled and not; and more readings, compiled."""
     found = {
-        (machine, setting): json.loads(path.read_text())
+        (machine, setting): read_json(path, mapping(anything))
         for setting in WORDS
         for machine in MACHINES
         if (path := bench / machine / f"{setting}.json").is_file()

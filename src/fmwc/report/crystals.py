@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -13,11 +12,12 @@ import numpy as np
 from torch import Tensor
 
 from fmwc.data.crystals import Crystals
-from fmwc.errors import CheckpointError, ShapeError, UsageError
+from fmwc.errors import CheckpointError, DataError, ShapeError, UsageError
 from fmwc.files import write_bytes
 from fmwc.metrics.crystals import Judgement
 from fmwc.metrics.ranking import ranking, retention
-from fmwc.recipes.comparing import cells
+from fmwc.readers import read_csv
+from fmwc.recipes.comparing import cells, from_results
 from fmwc.recipes.crystals.reading import CHANNELS, crystals_of
 from fmwc.recipes.crystals.recipe import SCORE
 from fmwc.report import crystals_drawn, figures, tables
@@ -276,15 +276,16 @@ gains by that alone: hold it against a ranking by the number of atoms.</li>
 def _judged(path: Path) -> tuple[list[float], list[bool]]:
     """Energies above the hull, and which structures keep the distance rule, from the table of the judged."""
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-        return [float(r["e_above_hull"] or "nan") for r in rows], [r["distances_ok"] == "true" for r in rows]
-    except (OSError, KeyError, ValueError) as error:
+        head, *rows = read_csv(path)
+        above, distances = head.index("e_above_hull"), head.index("distances_ok")
+        return [float(r[above] or "nan") for r in rows], [r[distances] == "true" for r in rows]
+    except (DataError, IndexError, ValueError) as error:
         raise CheckpointError(
             f"{path} is not a table of judged structures ({error!r}); run fmwc reproduce crystals to the end"
         ) from error
 
 
+@from_results
 def write_figures(out: Path) -> list[Path]:
     """Writes the figures of a results folder as PNG files into `out/figures`, from its first cell and its draws."""
     cell = cells(out)[0]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from fmwc.files import write_json, write_text
-from fmwc.recipes.comparing import cells
+from fmwc.readers import anything, mapping, read_json
+from fmwc.recipes.comparing import cells, from_results
 from fmwc.report.paper.checkerboard import HEADLINE, TABLES
 from fmwc.report.paper.table import NONE, Table, dig
 from fmwc.report.tables import markdown
@@ -55,6 +55,7 @@ def _cell(entry: dict[str, Any], digits: int) -> str:
     return f"{entry['mean']:.{digits}f} ± {entry['std']:.{digits}f}" if entry["seeds"] else NONE
 
 
+@from_results
 def write_tables(out: Path, say: Callable[[str], None] = lambda text: None) -> list[Path]:
     """Writes `summary.json` and `tables.md` from the cells."""
     found = cells(out)
@@ -84,7 +85,7 @@ def write_tables(out: Path, say: Callable[[str], None] = lambda text: None) -> l
         ]
         lines += ["", f"## {table.title}", "", *([table.note, ""] if table.note else []), markdown(rows, list(rows[0]))]
     if (out / "cost.json").is_file():
-        cost = json.loads((out / "cost.json").read_text())
+        cost = read_json(out / "cost.json", mapping(anything))
         lines += ["", "## Inference cost (tab:quality-summary)", "", COST_NOTE, "", cost_table(cost)]
     say(f"{len(found)} cells, {len(TABLES)} tables")
     return [

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fmwc.confidence.filtering import choose, ranks
@@ -29,6 +30,7 @@ from fmwc.readers import (
     read_bytes,
     read_text,
     record,
+    shown,
     text,
     whole,
 )
@@ -60,6 +62,7 @@ class Filtered:
         failed_all: among all samples; None without labels.
         promise: What is promised of samples kept by this threshold.
         written: Files and folders.
+        unscored: Samples whose score is not finite, which are never kept.
         note: What a user should know about the labels.
     """
 
@@ -71,6 +74,7 @@ class Filtered:
     failed_all: tuple[int, int] | None
     promise: Promise | None
     written: list[Path]
+    unscored: int = 0
     note: str = ""
 
     def rows(self) -> Rows:
@@ -79,6 +83,8 @@ class Filtered:
             "kept": f"{self.kept} of {self.total} ({self.kept / self.total:.1%})",
             f"highest {self.score} kept": f"{self.threshold:.6g}",
         }
+        if self.unscored:
+            found["without a score"] = f"{self.unscored}, whose score is not finite; none of them is kept"
         for words, counts in (("failed, all labelled", self.failed_all), ("failed, labelled and kept", self.failed)):
             if counts is not None:
                 found[words] = _rate(*counts)
@@ -141,7 +147,7 @@ def filter_samples(
     file = find_samples(samples, out)
     with claimed(out, "filter", force=force) as folder:
         run = Trajectory.load(file)
-        path = file.with_suffix(".csv")
+        path = _own(file.with_suffix(".csv"), file.parent)
         table = read_table(path, run.names, numbered=run.index is not None) if path.is_file() else None
         names = table.column(NAME) if table is not None and NAME in table.head else run.names
         found = read_labels(labels, names, table, good=good, bad=bad) if labelled else None
@@ -154,6 +160,9 @@ def filter_samples(
         name = score or run.default_score
         if not score and run.standard is not None:  # another number than the score of that name
             name = f"{name} within {run.standard.cond}"
+        scored = values.isfinite().nonzero()[:, 0]
+        if not len(scored):
+            raise UsageError(f"no sample has a finite score {name}; keep by another --score")
         made = None
         if max_risk is not None or promised is not None:
             _require_own_score(run, score)
@@ -163,14 +172,16 @@ def filter_samples(
             else:
                 assert found is not None
                 assert max_risk is not None
-                made = _promise(run, values, found.bad, max_risk, probability)
-        index = choose(values, keep, budget, None if made is None else made.threshold)
+                made = _promise(run, values[scored], found.bad[scored.numpy()], max_risk, probability)
+        index = scored[choose(values[scored], keep, budget, None if made is None else made.threshold)]
         if made is not None and not len(index):
             raise UsageError(f"no sample has a score {name} of at most {made.threshold:.6g}, so there is none to keep")
         kept = replace(run.take(index), made={**run.made, "selected": f"filter {len(index)} of {len(run)}"})
         written = [kept.save(out / "samples.safetensors")]
         if table is not None:
-            written += _write_rows(file, out, table, index, ranks(values))
+            rank = values.new_zeros(len(values), dtype=torch.long)
+            rank[scored] = ranks(values[scored])
+            written += _write_rows(file, out, table, index, rank)
         if made is not None:
             content = {"format": 2, "score": name, **made.as_dict(), "for": population}
             written.append(write_json(out / PROMISE, seal(content)))
@@ -184,6 +195,7 @@ def filter_samples(
         failed_all=None if found is None else _counts(found.bad),
         promise=made,
         written=written,
+        unscored=len(run) - len(scored),
         note="" if found is None else found.note,
     )
 
@@ -253,21 +265,28 @@ def _write_rows(file: Path, out: Path, table: Table, index: Tensor, rank: Tensor
     writer = csv.writer(lines, lineterminator="\n")
     writer.writerows([[*columns, RANK], *([*row, place] for row, place in zip(chosen, places, strict=True))])
     written = [write_text(out / "samples.csv", lines.getvalue())]
-    if (path := file.with_suffix(".parquet")).is_file():
+    if (path := _own(file.with_suffix(".parquet"), file.parent)).is_file():
         written.append(write_bytes(out / "samples.parquet", _parquet(path, columns, kept, places)))
     if NAME not in columns:
         return written
     names = [row[columns.index(NAME)] for row in chosen]
-    if (file.parent / "cif").is_dir():
-        for path in (file.parent / "cif" / f"{name}.cif" for name in names):
+    if (folder := _own(file.parent / "cif", file.parent)).is_dir():
+        for path in (_own(folder / f"{name}.cif", folder) for name in names):
             if path.is_file():  # a structure that cannot be written has none
                 write_bytes(out / "cif" / path.name, read_bytes(path, MEBIBYTE))
         written.append(out / "cif")
-    if (path := file.with_suffix(".xyz")).is_file():
+    if (path := _own(file.with_suffix(".xyz"), file.parent)).is_file():
         wanted = set(names)
         frames = [frame for name, frame in _frames(read_text(path), path) if name in wanted]
         written.append(write_text(out / "samples.xyz", "".join(frames)))
     return written
+
+
+def _own(path: Path, folder: Path) -> Path:
+    """The path, if it lies in the folder: a link may lead to any file of the user's, which would be copied."""
+    if path.resolve().parent != folder.resolve():
+        raise DataError(f"{shown(path)} leads out of the samples' folder; nothing outside it is copied")
+    return path
 
 
 def _parquet(path: Path, columns: list[str], kept: list[int], places: list[int]) -> bytes:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fmwc.errors import DataError, ShapeError, UsageError
-from fmwc.readers import read_text
+from fmwc.readers import read_csv, shown
 
 __all__ = ["NAME", "Labels", "Table", "read_labels", "read_table"]
 
@@ -49,15 +48,16 @@ class Labels(NamedTuple):
 
 
 def _rows(path: Path) -> list[list[str]]:
-    try:
-        return [row or [""] for row in csv.reader(io.StringIO(read_text(path)))]
-    except csv.Error as error:
-        raise DataError(f"{path} cannot be read as CSV ({error})") from error
+    return [row or [""] for row in read_csv(path)]
 
 
 def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(name[:40] for name in names[:SHOWN]) + more
+    return ", ".join(shown(name)[:40] for name in names[:SHOWN]) + more
+
+
+def _listed(columns: Sequence[str]) -> str:
+    return shown(", ".join(columns))[:200]
 
 
 def read_table(path: Path, names: Sequence[str], *, numbered: bool = True) -> Table:
@@ -78,7 +78,7 @@ def read_table(path: Path, names: Sequence[str], *, numbered: bool = True) -> Ta
     if repeated := [name for name, often in Counter(found).items() if often > 1]:
         raise DataError(f"{path} names {_some(repeated)} more than once")
     if strange := [name for name in found if not name or PurePath(name).name != name or "\\" in name or "\0" in name]:
-        raise DataError(f"{path} has a name that cannot be a file's: '{strange[0][:60]}'")
+        raise DataError(f"{path} has a name that cannot be a file's: '{shown(strange[0])[:60]}'")
     if not numbered:
         return Table(head, rows)
     order = dict(zip(found, rows, strict=True))
@@ -101,15 +101,15 @@ def read_labels(source: str, names: Sequence[str], table: Table | None, *, good:
     """
     if good and bad:
         raise UsageError("labels are read from one column: give --good or --bad, not both")
-    if source and Path(source).is_file():
+    if source and os.path.exists(source):
         return _from_file(Path(source), names, good, bad)
     if source and (good or bad):
-        raise DataError(f"--labels {source} is not a file")
+        raise DataError(f"--labels {shown(source)[:100]} is not a file")
     column = source or good or bad
     columns = table.head if table else []
     if table is None or column not in columns:
-        choice = f", nor a column of the samples' table ({', '.join(columns)})" if columns else ""
-        raise DataError(f"--labels {column} is not a file{choice}")
+        choice = f", nor a column of the samples' table ({_listed(columns)})" if columns else ""
+        raise DataError(f"--labels {shown(column)[:100]} is not a file{choice}")
     failed = bool(bad) or (not good and column in FAILED)
     return Labels(_values(table.column(column), f"the table's column '{column}'", bad=failed))
 
@@ -120,7 +120,7 @@ def _from_file(path: Path, names: Sequence[str], good: str, bad: str) -> Labels:
     lower = [cell.lower() for cell in head]
     if asked := good or bad:
         if asked not in head:
-            raise DataError(f"{path} has no column '{asked}', but {', '.join(head)}")
+            raise DataError(f"{path} has no column '{shown(asked)[:60]}', but {_listed(head)}")
         place, failed = head.index(asked), bool(bad)
     elif BAD in lower and GOOD in lower:
         raise DataError(f"{path} has a column '{BAD}' and a column '{GOOD}'; say which by --bad or --good")
@@ -130,7 +130,12 @@ def _from_file(path: Path, names: Sequence[str], good: str, bad: str) -> Labels:
     elif all(len(row) == 1 for row in rows) and NAME not in lower:
         return Labels(_in_order([row[0] for row in rows], names, str(path), bad=True))
     else:
-        raise DataError(f"{path} has the columns {', '.join(head)}; say which holds the labels by --good or --bad")
+        raise DataError(f"{path} has the columns {_listed(head)}; say which holds the labels by --good or --bad")
+    if longer := [i for i, row in enumerate(rows, 1) if len(row) > len(head)]:
+        raise DataError(f"{path} has {len(rows[longer[0] - 1])} cells in row {longer[0]}, and {len(head)} columns")
+    if lower.count(lower[place]) > 1 or lower.count(NAME) > 1:
+        twice = lower[place] if lower.count(lower[place]) > 1 else NAME
+        raise DataError(f"{path} has more than one column '{shown(twice)[:60]}'; keep one of them")
     cells = [row[place] if place < len(row) else "" for row in rows[1:]]
     if NAME not in lower:
         return Labels(_in_order(cells, names, str(path), bad=failed))
@@ -177,7 +182,7 @@ def _values(cells: Sequence[str], where: str, *, bad: bool) -> np.ndarray:
     for i, cell in enumerate(cells):
         if cell.strip().lower() not in VALUES:
             raise DataError(
-                f"label {i + 1} in {where} is '{cell[:40]}'; labels are 0, 1, true, false, or empty for none"
+                f"label {i + 1} in {where} is '{shown(cell)[:40]}'; labels are 0, 1, true, false, or empty for none"
             )
         found.append(VALUES[cell.strip().lower()])
     values = np.array([np.nan if v is None else float(v) for v in found])

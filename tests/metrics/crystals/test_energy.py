@@ -124,7 +124,7 @@ def test_every_model_has_a_package():
 def test_unknown_calculators_are_refused():
     with pytest.raises(UnknownNameError, match="did you mean 'chgnet'"):
         calculator("chgnett")
-    with pytest.raises(UsageError, match="cannot be found"):
+    with pytest.raises(UsageError, match="cannot be imported"):
         calculator("no.module:function")
     with pytest.raises(UsageError, match="no ASE calculator"):
         calculator(f"{__name__}:nothing")

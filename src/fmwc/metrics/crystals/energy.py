@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.metadata
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +12,7 @@ import numpy as np
 import torch
 
 from fmwc.data.crystals import ELEMENTS, Crystals
+from fmwc.entry import called
 from fmwc.errors import UnknownNameError, UsageError, nearest
 from fmwc.metrics.crystals.candidates import Candidate, candidates
 from fmwc.metrics.crystals.chgnet import Chgnet
@@ -108,27 +106,11 @@ CALCULATORS: dict[str, Callable[[str], Calculator]] = {
 
 
 def _own(name: str) -> Calculator:
-    module, _, function = name.partition(":")
-    sys.path.insert(
-        0, os.getcwd()
-    )  # where the user's own module most likely is; an installed command does not look there
-    try:
-        make = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(
-            f"calculator '{name}' cannot be found ({error}); give module:function of a function that returns "
-            "an ASE calculator"
-        ) from error
-    finally:
-        sys.path.pop(0)
-    try:
-        made = _Ase(name, make)
-        made.ase()
-    except Exception as error:  # whatever the user's own code may do
-        raise UsageError(f"calculator '{name}' cannot be made: {type(error).__name__}: {error}") from error
-    if not hasattr(made.ase(), "get_potential_energy"):
-        raise UsageError(f"calculator '{name}' returned a {type(made.ase()).__name__}, which is no ASE calculator")
-    return made
+    with quiet():
+        made = called(name, "an ASE calculator")
+    if not hasattr(made, "get_potential_energy"):
+        raise UsageError(f"calculator '{name}' returned a {type(made).__name__}, which is no ASE calculator")
+    return _Ase(name, lambda: made)
 
 
 def version(name: str) -> str:

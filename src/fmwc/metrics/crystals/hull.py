@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import io
 import re
-import zipfile
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,10 +22,12 @@ from fmwc.data.crystals import ELEMENTS
 from fmwc.errors import DataError, ShapeError, UsageError
 from fmwc.files import write_bytes
 from fmwc.metrics.crystals.candidates import SYMBOLS, Key, key_of
+from fmwc.readers import read_arrays
 
 __all__ = ["Hull", "composition"]
 
 ABSENT = 1e4  # eV/atom of an element without a reference: no mixture uses it if it can do without
+LARGEST = 1 << 28  # bytes of a file of references
 STEPS = 500  # of the simplex method; it takes about 3 an element
 TERM = re.compile(r"([A-Z][a-z]?)(\d*)")
 
@@ -132,13 +132,17 @@ class Hull:
     @classmethod
     def load(cls, path: str | Path) -> Hull:
         """Reads what `save` wrote."""
-        try:
-            with np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as file:
-                model, elements, numbers, counts, energies = (
-                    file[name] for name in ("model", "elements", "numbers", "counts", "energies")
-                )
-        except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-            raise DataError(f"{path} is no hull that this version can read ({error})") from error
+        found = read_arrays(path, LARGEST)
+        if missing := [name for name in ("model", "elements", "numbers", "counts", "energies") if name not in found]:
+            raise DataError(f"{path} is no hull: it lacks '{missing[0]}'")
+        model, elements, numbers, counts, energies = (
+            found[name] for name in ("model", "elements", "numbers", "counts", "energies")
+        )
+        whole = all(part.ndim == 1 and part.dtype.kind in "iu" for part in (elements, numbers, counts))
+        good = whole and bool((elements >= 1).all() and (numbers >= 1).all() and (numbers <= ELEMENTS).all())
+        good = good and bool((counts >= 1).all()) and len(numbers) == len(counts) == int(elements.sum(dtype=np.int64))
+        if not good or energies.shape != elements.shape or energies.dtype.kind != "f" or model.shape != ():
+            raise DataError(f"{path} is no hull: its arrays do not fit together")
         terms = iter(zip(numbers.tolist(), counts.tolist(), strict=True))
         keys = [tuple(next(terms) for _ in range(count)) for count in elements.tolist()]
         return cls(keys, energies, str(model))

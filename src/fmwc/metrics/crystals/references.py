@@ -11,8 +11,6 @@ import functools
 import io
 import os
 import re
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +22,8 @@ from fmwc.errors import DataError, UsageError
 from fmwc.files import write_bytes
 from fmwc.metrics.crystals.candidates import key_of
 from fmwc.metrics.crystals.energy import Progress, calculator, energies, version
-from fmwc.metrics.crystals.hull import Hull
+from fmwc.metrics.crystals.hull import LARGEST, Hull
+from fmwc.readers import read_arrays
 
 __all__ = ["SHIPPED", "cache_folder", "folder_hull", "hull_for", "make_shipped", "reference_hull", "shipped_hull"]
 
@@ -86,11 +85,11 @@ def make_shipped(data: str | Path | None = None, path: str | Path = SHIPPED) -> 
 def _cached(path: Path, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Energies so far, and which are done; a file that cannot be read is begun anew."""
     try:
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
-            values, done = file["energies"], file["done"]
-        if values.shape == done.shape == (count,):
+        found = read_arrays(path, LARGEST)
+        values, done = found["energies"], found["done"]
+        if values.shape == done.shape == (count,) and values.dtype == np.float64 and done.dtype == bool:
             return values, done
-    except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile):
+    except (DataError, KeyError):
         pass
     return np.full(count, np.nan), np.zeros(count, bool)
 

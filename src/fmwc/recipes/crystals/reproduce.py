@@ -6,7 +6,6 @@ judging takes pymatgen and an energy model: with `--only` they are done where th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor
 
-from fmwc.errors import UsageError, pick
+from fmwc.errors import CheckpointError, UsageError, pick
 from fmwc.files import write_bytes, write_json, write_text
 from fmwc.metrics.crystals import Judgement
 from fmwc.metrics.crystals.table import csv_text
 from fmwc.propagate import Diagonal, Linearised
 from fmwc.randomness import derive
-from fmwc.recipes.comparing import Bench, Say, join, once, piece
+from fmwc.readers import anything, read_json, read_safetensors
+from fmwc.recipes.comparing import Bench, Say, join, once, piece, read_piece
 from fmwc.recipes.crystals.drawing import KS, draw_diagonal, draw_dispersion, draw_linearised, flops, run_batch, sweep
 from fmwc.recipes.crystals.reading import (
     good_of,
@@ -155,12 +155,12 @@ def _judged(desk: Desk, name: str, run: Trajectory) -> Judgement:
 def _read_field(desk: Desk, kind: str) -> dict[str, Any]:
     run, diagonal = desk.run(kind), desk.run(f"{kind}-diagonal")
     judgement = _judged(desk, kind, run)
-    drawn = json.loads(piece(desk.out, desk.seed, f"draw-{kind}").read_text())["numbers"]
+    drawn = read_piece(piece(desk.out, desk.seed, f"draw-{kind}"))["numbers"]
     found: dict[str, Any] = {**read_run(run, judgement), **drawn}
     good = good_of(judgement)
     if "own" not in found:  # nothing to tell apart
         return found
-    spread = load_file(desk.file(f"{kind}-dispersion"))["dispersion"]
+    spread = read_safetensors(desk.file(f"{kind}-dispersion"), error=CheckpointError)[0]["dispersion"]
     return {
         **found,
         "every_5th": lifts(scores_of(thinned(run, EVERY)), good),
@@ -188,9 +188,11 @@ def read_joint(desk: Desk) -> dict[str, Any]:
 
 
 def read_hutchinson(desk: Desk) -> list[dict[str, Any]]:
-    found: dict[str, Tensor] = load_file(desk.file("sweep"))
+    found: dict[str, Tensor] = read_safetensors(desk.file("sweep"), error=CheckpointError)[0]
     units = {name: channel.weight for name, channel in desk.recipe.space().channels.items()}
-    return hutchinson_rows(found, json.loads(desk.file("sweep").with_suffix(".json").read_text()), units)
+    return hutchinson_rows(
+        found, read_json(desk.file("sweep").with_suffix(".json"), anything, error=CheckpointError), units
+    )
 
 
 READINGS: dict[str, Callable[[Desk], Any]] = {

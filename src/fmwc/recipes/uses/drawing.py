@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from fmwc.confidence.editing import critical_time, edit, random_times
 from fmwc.confidence.rewinding import best_of, resample
-from fmwc.errors import UsageError
+from fmwc.errors import CheckpointError, UsageError
 from fmwc.files import write_bytes
+from fmwc.readers import anything, check, mapping, parse_json, read_safetensors
 from fmwc.recipes.uses.subject import Intent, Subject
 from fmwc.sampling import Controller, Damped, Ema, Extrapolated, Grid, Trajectory, Uniform, survey
 from fmwc.sampling.controllers import needs_variance
@@ -57,12 +57,17 @@ def save_drawn(path: Path, rows: dict[str, Drawn]) -> Path:
 
 
 def load_drawn(path: Path) -> dict[str, Drawn]:
-    with safe_open(path, framework="pt") as file:
-        about = json.loads(file.metadata()["rows"])
-        kept: dict[str, dict[str, Tensor]] = {label: {} for label in about}
-        for key in file.keys():  # noqa: SIM118
-            label, _, name = key.rpartition(APART)
-            kept[label][name] = file.get_tensor(key)
+    """Read what `save_drawn` wrote."""
+    tensors, metadata = read_safetensors(path, error=CheckpointError)
+    what = f"{path} is not a drawing of fmwc study"
+    found = parse_json(metadata.get("rows", ""), what, CheckpointError)
+    about = check(found, mapping(mapping(anything)), what, CheckpointError)
+    kept: dict[str, dict[str, Tensor]] = {label: {} for label in about}
+    for key, value in tensors.items():
+        label, _, name = key.rpartition(APART)
+        if label not in kept:
+            raise CheckpointError(f"{what}: it does not say what '{label[:60]}' is")
+        kept[label][name] = value
     return {label: Drawn(kept[label], info) for label, info in about.items()}
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from safetensors.torch import save
 from torch import nn
 
 from fmwc.data import fingerprint
 from fmwc.errors import CheckpointError, UsageError, pick
 from fmwc.files import write_bytes, write_json
+from fmwc.readers import read_safetensors
 from fmwc.recipes.comparing import Say, check_cell, once, piece, read_piece
 from fmwc.recipes.recipe import Clock, provenance
 from fmwc.recipes.uses.drawing import APART, DRAWINGS, STEPS, Drawn, load_drawn, save_drawn
@@ -83,12 +83,14 @@ def load_outcomes(path: Path, of: str = "") -> dict[str, dict[str, np.ndarray]] 
     if not path.exists():
         return None
     found: dict[str, dict[str, np.ndarray]] = {}
-    with safe_open(path, framework="pt") as file:
-        if of and (file.metadata() or {}).get("of") != of:
-            return None
-        for key in file.keys():  # noqa: SIM118
-            label, _, name = key.rpartition(APART)
-            found.setdefault(label, {})[name] = file.get_tensor(key).numpy()
+    tensors, metadata = read_safetensors(path, error=CheckpointError)
+    if of and metadata.get("of") != of:
+        return None
+    for key, value in tensors.items():
+        if value.dtype == torch.bfloat16:
+            raise CheckpointError(f"{path}: '{key[:60]}' is of {value.dtype}, which no judge writes; delete it")
+        label, _, name = key.rpartition(APART)
+        found.setdefault(label, {})[name] = value.numpy()
     return found
 
 
@@ -122,7 +124,8 @@ def _earlier(path: Path, about: dict[str, Any]) -> tuple[dict[str, Any], dict[st
     found = read_piece(path)
     origin = found["provenance"]
     same = all(origin.get(key) == value for key, value in about.items())
-    return (found["numbers"], origin["pieces"]) if same else ({}, {})
+    numbers, pieces = found.get("numbers"), origin.get("pieces")
+    return (numbers, pieces) if same and isinstance(numbers, dict) and isinstance(pieces, dict) else ({}, {})
 
 
 def study(
@@ -171,7 +174,7 @@ def study(
             check_cell(path, {"setting": subject.name, "wide": wide, **judge})
             pieces[f"{drawn}-{seed}"] = read_piece(path)["provenance"]
         made = [pieces[f"{drawn}-{seed}"] for seed in seeds]
-        if unlike := [key for key in ("field", "sizes") if any(m[key] != made[0][key] for m in made)]:
+        if unlike := [key for key in ("field", "sizes") if any(m.get(key) != made[0].get(key) for m in made)]:
             raise CheckpointError(
                 f"the seeds of draw:{drawn} in {out} differ in their {' and '.join(unlike)}; draw anew"
             )

@@ -12,7 +12,7 @@ from typing import Any
 
 from fmwc.errors import CheckpointError
 from fmwc.files import write_json, write_text
-from fmwc.recipes.comparing import cells
+from fmwc.recipes.comparing import cells, from_results
 from fmwc.report.paper.crystals_entries import Table, entry_at, lift_text, number, precisions, quality_text
 from fmwc.report.paper.crystals_rows import (
     AGREEMENT,
@@ -244,6 +244,7 @@ def tables(n: Numbers) -> dict[str, Table]:
     return {name: table for name, table in found.items() if table is not None and table.rows}
 
 
+@from_results
 def headline(out: Path) -> Rows:
     """The rows of the README's table of results, from the first cell."""
     n = _numbers(cells(out)[0], out)
@@ -310,6 +311,7 @@ def _origin(cell: Mapping[str, Any], table: Table) -> str:
     )
 
 
+@from_results
 def write_tables(out: Path) -> list[Path]:
     """Writes `summary.json` and `tables.md` from the first cell."""
     cell = cells(out)[0]

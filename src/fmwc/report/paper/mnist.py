@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmwc.errors import CheckpointError
 from fmwc.files import write_json, write_text
 from fmwc.metrics.ranking import Retention
-from fmwc.recipes.comparing import cells
+from fmwc.recipes.comparing import cells, from_results
 from fmwc.recipes.mnist.reading import HUTCHINSON, KEPT, PROBES, STATES, TIMES, WINDOWS
 from fmwc.report.images import Sweep
 from fmwc.report.paper.mnist_rows import (
@@ -232,15 +231,11 @@ def headline(n: Numbers) -> str:
     return markdown(rows, list(rows[0]))
 
 
+@from_results
 def write_tables(out: Path) -> list[Path]:
     """Writes `summary.json` and `tables.md` from the first cell."""
     cell = cells(out)[0]
-    try:
-        about, found = cell["provenance"], tables(cell["numbers"])
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"a cell in {out} lacks numbers ({error}); run fmwc reproduce mnist to the end"
-        ) from error
+    about, found = cell["provenance"], tables(cell["numbers"])
     lines = [
         "# MNIST: the paper's columns beside ours",
         "",

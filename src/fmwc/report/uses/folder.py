@@ -194,7 +194,7 @@ def read_study(folder: Path) -> Study:
             found["numbers"],
             found["provenance"],
         )
-    except (KeyError, TypeError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} is of an older study; read it again with fmwc study") from error
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from fmwc.files import write_bytes, write_text
+from fmwc.recipes.comparing import from_results
 from fmwc.report import tables
 from fmwc.report.look import png
 from fmwc.report.page import Section, facts, picture, write_page
@@ -128,6 +129,7 @@ def _section(study: Study, use: str, shown: dict[str, tuple[str, Figure]], found
     return Section(TITLES[use], body, sentence(study, use) or NOTHING)
 
 
+@from_results
 def write_study(folder: Path) -> Written:
     """Writes `tables.md`, `figures/*.png` and `report.html` from the folder that `fmwc study` filled."""
     study = read_study(folder)

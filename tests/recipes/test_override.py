@@ -1,0 +1,38 @@
+"""`--set key=value`: what cannot be used is one line, before anything is made."""
+
+import pytest
+
+from fmwc.errors import FmwcError, UsageError
+from fmwc.recipes.checkerboard.recipe import PRESETS as BOARD
+from fmwc.recipes.crystals.recipe import PRESETS as CRYSTALS
+from fmwc.recipes.mnist.recipe import PRESETS as MNIST
+from fmwc.recipes.recipe import override
+from fmwc.recipes.uses.subject import Sizes
+
+RECIPES = [BOARD["quick"], MNIST["quick"], CRYSTALS["quick"]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "lr=nan", "lr=inf", "lr=1e400", "lr=-1e400", "lr=1e10", "lr=", "lr=one", "iterations=0", "iterations=-5",
+        "iterations=1e3", "iterations=" + "9" * 30, "iterations=" + "9" * 5000, "batch=1.5", "batch=0",
+        "seed=" + "9" * 20,
+        "prior_rate=2", "prior_rate=nan", "width=1000000000", "beta=-inf", "warmup=-1", "cycles=0", "method=none",
+        "decay=\0", "method=" + "a" * 5000, "decay=a\nb", "=1", "seed", "", "seed\0=1", "nothing=1", "noise_steps=-1",
+    ],
+)  # fmt: skip
+def test_what_cannot_be_used_is_said(change):
+    for recipe in RECIPES:
+        with pytest.raises(FmwcError) as raised:
+            override(recipe, [change]).plan  # noqa: B018
+        assert "\n" not in str(raised.value)
+        assert len(str(raised.value)) < 1000
+
+
+def test_what_can_be_used_is():
+    for recipe in RECIPES:
+        made = override(recipe, ["lr=1e-4", "iterations=1_000", "seed=-3", "warmup=0"])
+        assert (made.lr, made.iterations, made.seed, made.warmup) == (1e-4, 1000, -3, 0.0)
+    with pytest.raises(UsageError, match="size 'samples' lies between 1 and"):
+        override(Sizes(1, 1, 1, 1, 1, 1), ["samples=99999999999"], "size")
