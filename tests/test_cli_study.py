@@ -63,7 +63,7 @@ def test_other_folders_and_other_sizes_are_left_alone(run, tmp_path):
     assert not (out / "uses.json").exists()
     code, _, err = run("study", "checkerboard", *only, "--set", "guided=3", "--out", out)
     assert code == 2
-    assert "made with other sizes" in one_line(err)
+    assert "made with other settings (sizes." in one_line(err)
     code, _, err = run("study", "checkerboard", "--only", "read:edit", "--seeds", "1", "--out", out)
     assert code == 2
     assert "holds no draw:edit of seed 1" in one_line(err)

@@ -79,14 +79,14 @@ def read_point(
     generator: torch.Generator,
 ) -> tuple[int, list[tuple[int, float]]]:
     """Restore what :func:`save_point` wrote; return the steps taken and (step, loss) along the way."""
-    tensors, metadata = read_safetensors(path, error=CheckpointError)
     try:
+        tensors, metadata = read_safetensors(path, error=CheckpointError)
         about = check(parse_json(metadata.get("fmwc", ""), "its description"), _ABOUT, "its description")
         if about.pop(SEAL) != digest_tensors(tensors, about):
             raise CheckpointError("its hash is not that of its content")
     except FmwcError as error:
         raise CheckpointError(
-            f"{path} is not a resume point, or was changed ({error}); delete it to start over"
+            f"{path} is not a resume point, or is cut off or changed ({error}); delete it to start over"
         ) from error
     if rows := difference(about["identity"], identity):
         raise MismatchError(f"{path} is of a training with other settings ({rows}); delete it, or use another --out")

@@ -174,8 +174,8 @@ def train(
         cond: What goes with each sample (its class), by the name the loss takes it under: `(N, *)` each.
         resume: A file for resume points. If it exists, training resumes from it, to the weights that an undisturbed run
             would have reached.
-        identity: What the result depends on beside the plan and the data, by name: a resume point of a training with
-            another identity is refused. If not given, the module's first weights stand for it.
+        identity: What the result depends on beside the plan and the data, by name (options of the module and the loss):
+            a resume point of a training with another identity is refused.
         progress: Called with the steps done and the latest loss,
         every: after so many steps.
     """
@@ -197,9 +197,7 @@ def train(
     parameters = [p for p in module.parameters() if p.requires_grad]
     device = parameters[0].device
     literals = {k: v for k, v in vars(plan).items() if k not in ("save_every", "minutes")}
-    if identity is None:
-        identity = {"first weights": digest_tensors(module.state_dict()) if resume else ""}
-    own = {**literals, "data": fingerprint(*rows.values()), "device": device.type, **identity}
+    own = {**literals, "data": fingerprint(*rows.values()), "device": device.type, **(identity or {})}
     rows = {name: each(lambda c: c.to(device), row) for name, row in rows.items()}
     cuda = device.type == "cuda"
     # A gradient's own noise is far larger than what TensorFloat-32 leaves out.
@@ -337,7 +335,6 @@ def fit_noise(
 
     about: dict[str, Any] = {}
     if resume:
-        first = {} if identity is not None else {"first weights": digest_tensors(field.noise.state_dict())}
         about = {
             "network": digest_tensors(field.network.state_dict()),
             "noise": field.noise.options,
@@ -345,7 +342,6 @@ def fit_noise(
             "prior_rate": field.prior_rate,
             "kl_factor": field.kl_factor,
             "space": field.space.describe() if field.space else None,
-            **first,
             **(identity or {}),
         }
     with _frozen(field.network), field.noise.hooked():

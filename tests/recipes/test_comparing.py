@@ -8,7 +8,7 @@ import torch
 
 import fmwc.training
 from fmwc.baselines import HeteroscedasticVariance
-from fmwc.errors import CheckpointError
+from fmwc.errors import CheckpointError, MismatchError
 from fmwc.recipes import comparing as room
 from fmwc.recipes.comparing import Bench, cells, check_cell, setting_of_results
 from fmwc.sampling import sample
@@ -107,18 +107,18 @@ def test_a_killed_training_goes_on_to_the_same_weights(method, recipe, tmp_path,
 def test_weights_of_another_recipe_are_refused(change, tmp_path):
     bench(BOARD, tmp_path)[0].flow(0)
     other, _ = bench(dataclasses.replace(BOARD, **change), tmp_path)
-    with pytest.raises(CheckpointError, match="trained by another recipe"):
+    with pytest.raises(MismatchError, match="trained by another recipe"):
         other.flow(0)
 
 
 def test_weights_of_another_size_or_cut_off_are_refused(tmp_path):
     bench(BOARD, tmp_path)[0].flow(0)
     other, _ = bench(dataclasses.replace(BOARD, hidden=12), tmp_path)
-    with pytest.raises(CheckpointError, match="does not fit the recipe, or is cut off"):
+    with pytest.raises(MismatchError, match=r"trained by another recipe \(hidden: 8 there, 12 here\)"):
         other.flow(0)
     file = tmp_path / "flow-cosine-0.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match="does not fit the recipe, or is cut off"):
+    with pytest.raises(CheckpointError, match="is not a safetensors file, or is cut off"):
         bench(BOARD, tmp_path)[0].flow(0)
 
 
@@ -155,8 +155,9 @@ def test_a_cell_made_with_other_settings_is_refused_by_what_differs(tmp_path):
     made = {"samples": 100, "steps": 50, "windows": (0.3, 0.7)}
     path = write(tmp_path / "0.json", {"provenance": {**made, "seconds": 3}})
     check_cell(path, made)
-    check_cell(path, {**made, "draws": 5})  # a cell from before this was recorded
-    with pytest.raises(CheckpointError, match="made with other steps, windows; delete it"):
+    with pytest.raises(MismatchError, match="draws: none there, 5 here"):  # it is not known with how many
+        check_cell(path, {**made, "draws": 5})
+    with pytest.raises(MismatchError, match=r"made with other settings \(steps: 50 there, 40 here; windows: "):
         check_cell(path, {**made, "steps": 40, "windows": (0.2, 0.7)})
 
 

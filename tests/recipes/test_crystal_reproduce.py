@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import fmwc.recipes.crystals.reproduce as room
 from fmwc.checkpoint import load
-from fmwc.errors import CheckpointError, UnknownNameError, UsageError
+from fmwc.errors import MismatchError, UnknownNameError, UsageError
 from fmwc.metrics import ranking
 from fmwc.metrics.crystals import Judgement
 from fmwc.metrics.crystals.candidates import candidates
@@ -133,7 +133,7 @@ def test_tasks_are_kept_one_by_one_and_not_done_again(again, tmp_path, quick):
 )
 def test_pieces_made_with_other_settings_are_refused(change, what, again):
     again(only="read:joint")
-    with pytest.raises(CheckpointError, match=rf"0-joint\.json was made with other {what}; delete it"):
+    with pytest.raises(MismatchError, match=rf"0-joint\.json was made with other settings \(.*{what}"):
         again(only="read:joint", **change)
 
 

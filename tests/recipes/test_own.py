@@ -147,7 +147,7 @@ def test_a_fit_that_diverges_writes_nothing(here, samples, monkeypatch):
         progress(1, 1.0)
 
     monkeypatch.setattr("fmwc.recipes.own.fit_noise", ruined)
-    with pytest.raises(UsageError, match="nothing was written; lower --lr"):
+    with pytest.raises(UsageError, match="no checkpoint was written; lower --lr"):
         retrofit(build("their_nets:made")[0], here / "field", samples, SMALL)
     assert not (here / "field").exists()
 
@@ -238,7 +238,11 @@ def test_the_verb(here, samples):
     assert "fmwc sample field --network their_nets:made" in done.output
     assert (here / "field" / "recipe.json").exists()
     again = run(app, [*words, "--device", "cpu"])
-    assert again.exit_code != 0
+    assert again.exit_code == 0  # it is there already
+    assert again.output.splitlines()[-3:] == done.output.splitlines()[-3:]
+    other = run(app, [*words, "--device", "cpu", "--seed", "1"])
+    assert isinstance(other.exception, OutputError)
+    assert "seed: 0 there, 1 here" in str(other.exception)
     refused = run(app, ["retrofit", "their_nets:made", "--exclude", "nothing*", "--data", "d.npz", "--out", "other"])
     assert isinstance(refused.exception, UsageError)
     assert not (here / "other").exists()

@@ -13,7 +13,7 @@ import fmwc.recipes.mnist.reading as reading
 import fmwc.recipes.mnist.recipe as recipe_room
 import fmwc.recipes.mnist.reproduce as room
 from fmwc.checkpoint import load, save_network
-from fmwc.errors import CheckpointError, FmwcError, UnknownNameError, UsageError
+from fmwc.errors import FmwcError, MismatchError, UnknownNameError, UsageError
 from fmwc.metrics.images import failed
 from fmwc.recipes.comparing import cells, setting_of_results
 from fmwc.recipes.mnist.recipe import Mnist, labels
@@ -149,14 +149,14 @@ def test_a_task_that_is_killed_leaves_those_before_it(again, tmp_path, quick, mo
 )
 def test_pieces_made_with_other_settings_are_refused(change, what, again):
     again(only="read:rivals")
-    with pytest.raises(CheckpointError, match=rf"0-rivals\.json was made with other {what}; delete it"):
+    with pytest.raises(MismatchError, match=rf"0-rivals\.json was made with other settings \(.*{what}"):
         again(only="read:rivals", **change)
 
 
 @pytest.mark.usefixtures("quick")
 def test_pieces_of_another_recipe_are_refused_and_where_the_data_is_may_change(again, digits, digits_file, tmp_path):
     again(only="read:rivals")
-    with pytest.raises(CheckpointError, match="made with other recipe"):
+    with pytest.raises(MismatchError, match=r"made with other settings \(.*recipe"):
         again(only="read:rivals", recipe=dataclasses.replace(digits, lr=2e-3))
     copy = tmp_path / "copy.npz"
     copy.write_bytes(digits_file.read_bytes())
@@ -170,14 +170,14 @@ def test_networks_and_pieces_of_other_data_or_another_judge_are_refused(again, d
     images = digits.images()
     np.savez(fewer, x=images.x[:500, 0].numpy(), y=images.y[:500].numpy())
     other = dataclasses.replace(digits, data=str(fewer))
-    with pytest.raises(CheckpointError, match="trained by another recipe"):
+    with pytest.raises(MismatchError, match="trained by another recipe"):
         again(only="flow:0", recipe=other)
-    with pytest.raises(CheckpointError, match="made with other data"):
+    with pytest.raises(MismatchError, match=r"made with other settings \(.*data"):
         again(only="read:rivals", recipe=other)
     judge = room.load_network(judge_folder)
     with torch.no_grad():
         judge.out.bias[0] += 1
-    with pytest.raises(CheckpointError, match="made with other judge"):
+    with pytest.raises(MismatchError, match=r"made with other settings \(.*judge"):
         again(only="read:rivals", judge=save_network(judge, tmp_path / "other"))
 
 

@@ -11,7 +11,7 @@ import torch
 
 import fmwc.recipes.uses.drawing as drawing
 import fmwc.recipes.uses.reading as reading
-from fmwc.errors import CheckpointError, UnknownNameError, UsageError
+from fmwc.errors import CheckpointError, MismatchError, UnknownNameError, UsageError
 from fmwc.recipes.uses.points import Points
 from fmwc.recipes.uses.reading import READINGS, gather, read_edit, read_filter, read_trust
 from fmwc.recipes.uses.study import NUMBERS, drawn_at, judged_at, study
@@ -159,11 +159,11 @@ def test_what_does_not_fit_is_said(done, points, tmp_path):
     with pytest.raises(CheckpointError, match="holds no draw:edit of seed 7; draw it first"):
         study(points, done, seeds=(7,), only="read:edit", say=quiet)
     larger = Points(points.field, dataclasses.replace(SIZES, edited=5))
-    with pytest.raises(CheckpointError, match="made with other sizes"):
+    with pytest.raises(MismatchError, match=r"made with other settings \(.*sizes"):
         study(larger, done, seeds=SEEDS, say=quiet)
-    with pytest.raises(CheckpointError, match="made with other field"):
+    with pytest.raises(MismatchError, match=r"made with other settings \(.*field"):
         study(Points(mlp_field(hidden=8, depth=1, seed=3), SIZES), done, seeds=SEEDS, say=quiet)
-    with pytest.raises(CheckpointError, match="made with other wide"):
+    with pytest.raises(MismatchError, match=r"made with other settings \(.*wide"):
         study(points, done, seeds=SEEDS, only="read:edit", wide=True, say=quiet)
     with pytest.raises(UsageError, match="got edited=0"):
         dataclasses.replace(SIZES, edited=0)

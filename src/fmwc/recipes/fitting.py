@@ -37,7 +37,8 @@ __all__ = [
     "take_flow",
 ]
 
-NEVER = ("data", "save_every", "minutes", "enough")  # a path, and how a training is cut into pieces
+# A path, how a training is cut into pieces, and what makes the same weights (to rounding), only faster.
+NEVER = ("data", "save_every", "minutes", "enough", "compiled", "noise_compiled")
 # What the weights of a network do not depend on: it is chosen after training.
 LATER = ("steps", "anneal", "references")
 
