@@ -114,7 +114,7 @@ def test_the_main_numbers_are_those_of_the_ranking(tmp_path, run):
     assert [value for _, value in tiles] == [
         f"{found['prevalence']:.1%}",
         "100.0%",
-        f"{found['lift']:.1f}×",
+        f"{found['lift']:.2f}",
         f"{np.mean(judgement['e_above_hull']):.2f}",
     ]
     assert found["precision_10%"] == 1
