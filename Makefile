@@ -26,7 +26,7 @@ test: install lint
 	touch $@
 
 test-interop: .venv-interop/installed
-	$(INTEROP)/pytest tests/interop
+	$(INTEROP)/pytest tests/interop tests/test_documents.py -k "interop or python_block"
 
 interop: .venv-interop/installed
 	$(INTEROP)/python benchmarks/foreign_networks.py

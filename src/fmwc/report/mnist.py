@@ -26,6 +26,7 @@ WORDS = Words(
     fate="are taken by a judge for another class than was asked for",
     again="are",
     unaided="The judge had no say in the ranking.",
+    kept=0.8,
 )
 STAGES = {  # of the UNet, in the order its signal takes
     "first": "first",

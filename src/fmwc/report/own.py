@@ -1,18 +1,24 @@
-"""The report of samples of a user's own network, which nobody judges: which the model is sure of, and since when."""
+"""The report on samples of a user's own network: what they look like, and which of them the model is sure of."""
 
 from __future__ import annotations
 
 from html import escape
+from itertools import islice
 from pathlib import Path
 
-from fmwc.report import figures, tables
+import numpy as np
+from torch import Tensor
+
+from fmwc.report import figures, samples, tables
 from fmwc.report.page import Section, picture, write_page
 from fmwc.report.plates import closing
 from fmwc.sampling import Trajectory
+from fmwc.state import channels
 
 __all__ = ["write_report"]
 
 ENDS = 10  # samples listed from either end
+WIDE = 8  # numbers of a sample that are listed where it is not drawn
 
 
 def write_report(out: Path, run: Trajectory, *, numbers: list[dict[str, str]], provenance: dict[str, str]) -> Path:
@@ -35,24 +41,51 @@ def write_report(out: Path, run: Trajectory, *, numbers: list[dict[str, str]], p
         "A sample is made by following a velocity from noise, and the model is not equally sure of it all the way. "
         "Thick lines are medians, bands hold eight samples in ten, thin lines are single samples.",
     )
-    sections = [history, *_ends(run), *closing(numbers, _LIMITS, provenance)]
+    drawn = _drawn(run, confidence)
+    sections = [*drawn, history, *_ends(run, bool(drawn)), *closing(numbers, _LIMITS, provenance)]
     return write_page(
         out / "report.html", "How far to trust each sample", f'<p class="lead">{escape(lead)}</p>', sections
     )
 
 
-def _ends(run: Trajectory) -> list[Section]:
+def _drawn(run: Trajectory, confidence: np.ndarray) -> list[Section]:
+    """The samples themselves, each channel whose shape says what it is."""
+    found = []
+    for name, value in channels(run.x).items():
+        made = samples.draw(value.detach().cpu().numpy(), confidence, "" if isinstance(run.x, Tensor) else name)
+        if made is not None:
+            found.append(Section(made.title, picture(made.figure, made.alt), made.caption))
+    return found
+
+
+def _ends(run: Trajectory, drawn: bool) -> list[Section]:
     """The surest samples and the most doubtful ones, by their numbers; all of them where they are few."""
     score, confidence = run.score().tolist(), run.confidence.tolist()
     order = run.score().argsort(stable=True).tolist()
+    states = {name: value.flatten(1).cpu() for name, value in channels(run.x).items()}
+    total = sum(value.shape[1] for value in states.values())
     lines = [
-        {"place": f"{place:,}", "sample": str(i), "score": f"{score[i]:.4g}", "confidence": f"{confidence[i]:.3f}"}
+        {
+            "place": f"{place:,}",
+            "sample": str(i),
+            "score": f"{score[i]:.4g}",
+            "confidence": f"{confidence[i]:.3f}",
+            **({} if drawn else _numbers(states, i)),
+        }
         for place, i in enumerate(order, 1)
+        if place <= ENDS or place > len(order) - ENDS
     ]
-    if len(lines) <= 2 * ENDS:
-        return [Section("All samples, the surest first", tables.html(lines, list(lines[0])))]
+    caption = "" if drawn or total <= WIDE else f"Of the {total:,} numbers of a sample, the first {WIDE} are listed."
+    if len(order) <= 2 * ENDS:
+        return [Section("All samples, the surest first", tables.html(lines, list(lines[0])), caption)]
     titles = {f"The {ENDS} surest": lines[:ENDS], f"The {ENDS} most doubtful": lines[-ENDS:]}
-    return [Section(title, tables.html(some, list(some[0]))) for title, some in titles.items()]
+    return [Section(title, tables.html(some, list(some[0])), caption) for title, some in titles.items()]
+
+
+def _numbers(states: dict[str, Tensor], sample: int) -> dict[str, str]:
+    """The first numbers of a sample whose shape does not say how to draw it."""
+    named = ((f"{name}[{i}]", v) for name, value in states.items() for i, v in enumerate(value[sample].tolist()))
+    return {name: f"{v:.4g}" for name, v in islice(named, WIDE)}
 
 
 _LIMITS = """\

@@ -9,15 +9,15 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from fmwc.metrics.ranking import ranking, retention
+from fmwc.metrics.headline import ranking_text, rate, rate_kept
+from fmwc.metrics.ranking import retention
 from fmwc.report import figures, tables
 from fmwc.report.curves import EXTREME, extremes
 from fmwc.report.page import Section, facts, picture, tiles
 from fmwc.report.run import Run
 
-__all__ = ["ENOUGH", "Plate", "Words", "closing", "history", "lead", "retained", "transport"]
+__all__ = ["ENOUGH", "Plate", "Words", "closing", "history", "lead", "retained", "tile", "transport"]
 
-KEPT = 0.9  # the headline's share: what a user who can spare one sample in ten would keep
 ENOUGH = 50  # samples whose ranking is worth a curve: of fewer, the surest tenth are four at most
 
 
@@ -31,6 +31,7 @@ class Words(NamedTuple):
         fate: What became of those, after "3% of them".
         again: The same in short, after "of the others, 1%".
         unaided: What the confidence did not need to find them.
+        kept: The share of samples that its headline keeps, on the page and in its short table.
     """
 
     samples: str
@@ -39,6 +40,7 @@ class Words(NamedTuple):
     fate: str
     again: str
     unaided: str
+    kept: float
 
 
 class Plate(NamedTuple):
@@ -57,24 +59,31 @@ class Plate(NamedTuple):
 
 def lead(run: Run, words: Words) -> str:
     """The page's first words and its main numbers, as HTML."""
-    count, rate = len(run.bad), float(run.bad.mean())
+    count, share = len(run.bad), float(run.bad.mean())
     what = f"{count:,} generated {words.samples}, each with the confidence the model itself puts in it."
     if not run.bad.any():
         none = f"{what} None of them {words.none}, so there is no mistake for a confidence to find."
         return f'<p class="lead">{escape(none)}</p>'
-    kept = retention(run.score, run.bad).at(KEPT)
-    found = ranking(run.score, run.bad)
+    kept = rate_kept(run.score, run.bad, words.kept)
     sentence = (
-        f"{what} {rate:.1%} of them {words.fate}; among the {KEPT:.0%} "
-        f"it is surest of, {kept:.1%} {words.again}. {words.unaided}"
+        f"{what} {share:.1%} of them {words.fate}; among the {words.kept:.0%} "
+        f"it is surest of, {kept.split()[0]} {words.again}. {words.unaided}"
     )
-    floor = f"(floor {found.prevalence:.2f}, best 1)"
     numbers = [
-        ("", f"{rate:.1%}", f"{words.bad}, of all {words.samples}"),
-        ("sure", f"{kept:.1%}", f"{words.bad}, of the surest {KEPT:.0%}"),
-        ("", f"{found.auprc:.2f}", f"AUPRC: how well doubt finds the {words.bad} {floor}"),
+        tile("", rate(run.bad), f"{words.bad}, of all {words.samples}"),
+        tile("sure", kept, f"{words.bad}, of the surest {words.kept:.0%}"),
+        tile("", ranking_text(run.score, run.bad, words.bad), f"AUPRC: how well doubt finds the {words.bad}", share),
     ]
     return f'<p class="lead">{escape(sentence)}</p>\n{tiles(numbers)}'
+
+
+def tile(kind: str, value: str, name: str, floor: float | None = None) -> tuple[str, str, str]:
+    """A main number, its interval below it; what is too little to tell has no number."""
+    if value.startswith("too few"):
+        return kind, "?", f"{name}: {value}"
+    number, _, interval = value.partition(" ")
+    chance = "" if floor is None else f" (a random order: {floor:.2f}, best 1)"
+    return kind, number, f"{name}{chance}, 90 % interval {interval}"
 
 
 def retained(run: Run, words: Words) -> list[Plate]:

@@ -20,11 +20,11 @@ from fmwc.recipes.checkerboard.reproduce import RIVALS, reproduce
 from fmwc.recipes.recipe import override
 from fmwc.recipes.uses.points import Points
 from fmwc.report.board import ways_turned
-from fmwc.report.checkerboard import write_figures, write_report
+from fmwc.report.checkerboard import WORDS, write_figures, write_report
 from fmwc.report.results import write_tables
 from fmwc.sampling import PILOT, Trajectory
 from fmwc.sampling.trajectory import DISPERSION
-from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr, shares
+from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr, shares, told
 
 __all__ = ["CheckerboardSetting"]
 
@@ -33,7 +33,7 @@ CLOSER = 250  # samples of a demonstration whose variance is computed at every s
 
 class CheckerboardSetting(Setting):
     name, presets = "checkerboard", PRESETS
-    bad, kept, others = "misplaced", 0.9, ("temporal_ratio",)
+    bad, kept, others = WORDS.bad, WORDS.kept, ("temporal_ratio",)
     draws, seeds = 64, "0,1,2"
     transported = DISPERSION
     demo_threads = 1  # products this small gain little from a second thread, which beside other work only waits
@@ -112,7 +112,8 @@ class CheckerboardSetting(Setting):
         for name, (rival, schedule) in RIVALS.items():
             run = self.draw(field, count, seed, progress, confidence=rival, schedule=schedule)
             found[f"auprc_{name}"] = reading.scores_of(run, bad)
-        return {**found, "heads": reading.heads_of(linear, bad)}
+        found["heads"] = reading.heads_of(linear, bad)
+        return told(found, bad, self.bad, linear.score().cpu())
 
     def reproduce(
         self, recipe: Any, out: Path, device: torch.device, seeds: Sequence[int], *, count: int, draws: int, only: str

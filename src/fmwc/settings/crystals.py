@@ -20,8 +20,9 @@ from fmwc.field import Field
 from fmwc.files import write_bytes
 from fmwc.metrics.crystals import CALCULATORS, Judgement, calculator
 from fmwc.metrics.crystals.edits import MODES, chemistry_changed, coordinate_rmsd, success
+from fmwc.metrics.headline import INTERVALS, ranking_text, rate, rate_kept
 from fmwc.randomness import derive
-from fmwc.recipes.crystals.reading import CHANNELS, crystals_of, good_of, judged, lift_of, read_run
+from fmwc.recipes.crystals.reading import CHANNELS, crystals_of, good_of, judged, read_run
 from fmwc.recipes.crystals.recipe import EVERY, PRESETS, READ_BY, SCORE, Mp20, batch_for
 from fmwc.recipes.crystals.reproduce import reproduce
 from fmwc.recipes.recipe import override
@@ -33,7 +34,7 @@ from fmwc.report.crystals_drawn import edited_pairs, sorted_by_confidence
 from fmwc.report.paper.crystals import write_tables
 from fmwc.sampling import Trajectory
 from fmwc.sampling.trajectory import DISPERSION
-from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr, shares
+from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr, shares, told
 
 __all__ = ["CrystalSetting"]
 
@@ -133,15 +134,16 @@ class CrystalSetting(Setting):
             {"": "structures", "value": f"{found['structures']}, of which {found['problems']} could not be judged"},
             {"": "mean energy above the hull, eV/atom", "value": f"{found['mean_e_above_hull']:.3f}"},
             {"": "valid by the distance rule", "value": f"{found['distances_ok_share']:.1%}"},
-            {"": "metastable (≤ 0.1 eV/atom)", "value": f"{found['metastable_share']:.1%}"},
+            {"": "metastable (≤ 0.1 eV/atom)", "value": rate(~bad)},
         ]
         if 0 < bad.sum() < len(bad):
-            read = lift_of(run.score().cpu(), ~bad)
+            score, floor = run.score().cpu(), (~bad).mean()
+            value = ranking_text(-score, ~bad, "metastable")
             rows += [
-                {"": "metastable among the surest 10 %", "value": f"{read['precision_10%']:.1%}"},
-                {"": f"AUPRC of {run.default_score} (floor {read['prevalence']:.2f})", "value": f"{read['auprc']:.2f}"},
+                {"": f"metastable, surest {self.kept:.0%}", "value": rate_kept(score, ~bad, self.kept)},
+                {"": f"AUPRC of {run.default_score} (floor {floor:.2f})", "value": value},
             ]
-        return rows
+        return [*rows, {"": "in brackets", "value": INTERVALS}]
 
     def page(self, field: Field, run: Trajectory, out: Path, numbers: Rows, about: dict[str, str]) -> Path:
         return write_report(out, run, self.judgement(run), numbers=numbers, provenance=about)
@@ -184,7 +186,8 @@ class CrystalSetting(Setting):
         few = min(count, batch_for(field.device))
         plain = self.draw(field, few, seed, None, confidence=False)  # a shorter run starts with the same structures
         same = all(torch.equal(run.x[c][:few], plain.x[c]) for c in CHANNELS)
-        return {"bit_for_bit": same, **read_run(run, self.judgement(run, data))}
+        found = {"bit_for_bit": same, **read_run(run, self.judgement(run, data))}
+        return told(found, ~self.judge(run), "metastable", -run.score().cpu())
 
     def reproduce(
         self, recipe: Any, out: Path, device: torch.device, seeds: Sequence[int], *, count: int, draws: int, only: str

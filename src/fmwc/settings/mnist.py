@@ -30,11 +30,11 @@ from fmwc.recipes.mnist.reproduce import reproduce
 from fmwc.recipes.recipe import override
 from fmwc.recipes.uses.digits import Digits
 from fmwc.report import figures, images
-from fmwc.report.mnist import write_figures, write_report
+from fmwc.report.mnist import WORDS, write_figures, write_report
 from fmwc.report.paper.mnist import retention_of, sweep_of, write_tables
 from fmwc.sampling import Trajectory
 from fmwc.sampling.scores import FEWEST
-from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr, shares, write_run
+from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr, shares, told, write_run
 
 __all__ = ["MnistSetting"]
 
@@ -55,7 +55,7 @@ class MnistSetting(Setting):
     """
 
     name, presets = "mnist", {**PRESETS, "judge": Judge()}
-    bad, kept = "failed", 0.8
+    bad, kept = WORDS.bad, WORDS.kept
     draws, seeds, large = 20, "0", 20_000
 
     def __init__(self, eye: str = JUDGE) -> None:
@@ -196,7 +196,7 @@ class MnistSetting(Setting):
             found["kept_80"] = {name: entry["kept_within"] for name, entry in read.items()}
             with suppress(UsageError):  # heads need more digits, and more failures, than a quick look has
                 found["heads"] = heads_of(run, bad)
-        return found
+        return told(found, bad, self.bad, run.score().cpu())
 
     def _test(self, data: str) -> mnist.Images | str:
         """The test split, or why it is not at hand; said only where nobody named a place."""

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from fmwc.errors import UsageError
 from fmwc.field import Field
 from fmwc.files import write_text, written
-from fmwc.metrics.ranking import auprc, retention
+from fmwc.metrics.headline import INTERVALS, ranking_text, rate, rate_kept, too_few, wilson
 from fmwc.randomness import derive
 from fmwc.readers import shown
 from fmwc.recipes.fitting import Progress, fit
@@ -36,8 +36,9 @@ from fmwc.sampling import (
 )
 from fmwc.state import channels
 
-__all__ = ["Rows", "Setting", "Show", "say_on_stderr", "shares", "write_run"]
+__all__ = ["Rows", "Setting", "Show", "say_on_stderr", "shares", "told", "write_run"]
 
+RANKINGS = ("auprc", "heads", "own", "linearised", "thresholds", "baselines", "beyond")  # numbers of an order
 WIDE = 32  # numbers of a sample, at most, that its table holds
 
 Rows = list[dict[str, str]]
@@ -46,6 +47,22 @@ Show = Callable[[int], None] | None  # told how many samples were done since the
 
 def say_on_stderr(text: str) -> None:
     print(shown(text), file=sys.stderr, flush=True)
+
+
+def told(found: dict[str, Any], positive: np.ndarray, what: str, score: Any) -> dict[str, Any]:
+    """Headline numbers with how many samples they rest on, and intervals; without rankings where those are too few.
+
+    Arguments:
+        found: The numbers by name.
+        positive: The samples that a ranking is to find.
+        what: The word for those.
+        score: What samples are ranked by, high where a sample is thought positive.
+    """
+    count = int(positive.sum())
+    rests = {f"{what}_samples": count, f"{what}_share_90%_interval": [*wilson(count, len(positive))]}
+    if said := too_few(positive, what):
+        return {**rests, **{k: said if k.startswith(RANKINGS) else v for k, v in found.items()}}
+    return {**rests, "auprc_with_90%_interval": ranking_text(score, positive, what), **found}
 
 
 def shares(table: Mapping[str, Sequence[Any]], columns: Mapping[str, str]) -> Rows:
@@ -265,15 +282,14 @@ class Setting(ABC):
 
     def numbers(self, run: Trajectory, bad: np.ndarray) -> Rows:
         """The short table: what confidence does for this run, by its own score and by others."""
-        rows = [{"": f"{self.bad}, all samples", "value": f"{bad.mean():.1%}"}]
+        rows = [{"": f"{self.bad}, all samples", "value": rate(bad)}]
         for name in (None, *(set(self.others) - {run.default_score})) if bad.any() else []:
             score, label = run.score(name).cpu(), name or run.default_score
-            kept = retention(score, bad).at(self.kept)
             rows += [
-                {"": f"{self.bad}, surest {self.kept:.0%} by {label}", "value": f"{kept:.1%}"},
-                {"": f"AUPRC of {label} (floor {bad.mean():.2f})", "value": f"{auprc(score, bad):.2f}"},
+                {"": f"{self.bad}, surest {self.kept:.0%} by {label}", "value": rate_kept(score, bad, self.kept)},
+                {"": f"AUPRC of {label} (floor {bad.mean():.2f})", "value": ranking_text(score, bad, self.bad)},
             ]
-        return rows
+        return [*rows, {"": "in brackets", "value": INTERVALS}]
 
     def check_format(self, format: str) -> None:
         """Raises where samples are not written in this format; empty is the setting's own."""

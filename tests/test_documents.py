@@ -1,0 +1,296 @@
+"""Every snippet and every command of every document runs.
+
+Fenced blocks run as they are printed, in order, each document in a folder of its own. An HTML comment before a block
+may say what the test does differently, and why:
+
+    <!-- needs: diffusers -->                             skipped, with this reason, where the package is not installed
+    <!-- test: given net, data; steps=500 -> steps=2; parse only: fmwc study (takes minutes) -->
+
+`given` names that a reader has already; `a -> b` makes a run smaller; a `parse only` command is checked up to its
+options. Code within a sentence is checked too: names exist, calls take the arguments, verbs have the options.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.foreign_networks import import_timm
+from safetensors.torch import save_file
+
+from tests.command import call
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+FENCE = re.compile(r"(?:^<!-- (needs|test): (.*?) -->\n)?^```(\w*)\n(.*?)^```$", re.M | re.S)
+SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+
+
+class Block(NamedTuple):
+    document: Path
+    line: int
+    note: str
+    said: str
+    language: str
+    code: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.document.name}:{self.line}"
+
+
+def blocks_of(document: Path) -> list[Block]:
+    text = document.read_text()
+    return [
+        Block(document, text.count("\n", 0, m.start(4)), m[1] or "", m[2] or "", m[3], m[4])
+        for m in FENCE.finditer(text)
+    ]
+
+
+BLOCKS = [block for document in DOCUMENTS for block in blocks_of(document)]
+PYTHON = [block for block in BLOCKS if block.language == "python"]
+COMMANDS = [block for block in BLOCKS if block.language in ("", "sh", "bash")]
+
+
+def test_every_block_is_found():
+    fences = sum(len(re.findall(r"^```", document.read_text(), re.M)) for document in DOCUMENTS)
+    assert 2 * len(BLOCKS) == fences
+    assert len(PYTHON) + len(COMMANDS) == len(BLOCKS), [b.id for b in BLOCKS if b not in PYTHON + COMMANDS]
+
+
+def changed(block: Block) -> tuple[str, list[str], list[str]]:
+    """The code with its sizes made small, the names that it is given, and the commands that are only parsed."""
+    code, given, parsed = block.code, [], []
+    for part in block.said.split("; ") if block.note == "test" else []:
+        if part.startswith("given "):
+            given = part.removeprefix("given ").split(", ")
+        elif part.startswith("parse only: "):
+            assert "(" in part, f"{block.id}: say why {part}"
+            parsed.append(part.removeprefix("parse only: ").partition(" (")[0])
+        else:
+            old, arrow, new = part.partition(" -> ")
+            assert arrow, f"{block.id}: {part}"
+            assert old in code, f"{block.id}: nothing to replace for '{part}'"
+            code = code.replace(old, new)
+    return code, given, parsed
+
+
+# ---- Python ------------------------------------------------------------------------------------------------------
+
+
+class Small(torch.nn.Module):
+    """What a reader has: a velocity network for points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.SiLU(), torch.nn.Linear(16, 2))
+
+    def forward(self, x, t):
+        return self.layers(torch.cat([x, t[:, None]], 1))
+
+
+@pytest.mark.filterwarnings("ignore")  # of other libraries, which are not ours to heed
+@pytest.mark.parametrize("block", PYTHON, ids=[block.id for block in PYTHON])
+def test_a_python_block_runs(block, tmp_path, monkeypatch, capsys):
+    if block.note == "needs":
+        if importlib.util.find_spec(block.said) is None:
+            pytest.skip(f"{block.said} is not installed (make test-interop has all but flow_matching)")
+        if block.said == "timm":
+            import_timm()
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    code, given, _ = changed(block)
+    known = {"net": Small(), "data": torch.randn(200, 2)}
+    names = {"__name__": "example", **{name: known[name] for name in given}}
+    exec(compile("\n" * block.line + code, str(block.document), "exec"), names)
+    if "print(" in code:
+        assert capsys.readouterr().out.strip()
+
+
+# ---- commands ----------------------------------------------------------------------------------------------------
+
+MODULE = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, x, t):
+        return self.layer(torch.cat([x, t[:, None]], 1))
+
+def build():
+    return Net()
+"""
+CIF = """data_NaCl
+_cell_length_a 3.49
+_cell_length_b 3.49
+_cell_length_c 3.49
+_cell_angle_alpha 90
+_cell_angle_beta 90
+_cell_angle_gamma 90
+_symmetry_space_group_name_H-M 'P 1'
+loop_
+_atom_site_label
+_atom_site_type_symbol
+_atom_site_fract_x
+_atom_site_fract_y
+_atom_site_fract_z
+Na1 Na 0 0 0
+Cl1 Cl 0.5 0.5 0.5
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder with the files that the documents' commands take."""
+    (tmp_path / "my_module.py").write_text(MODULE)
+    (tmp_path / "my").mkdir()
+    (tmp_path / "my" / "module.py").write_text(MODULE)
+    save_file({"layer.weight": torch.randn(2, 3), "layer.bias": torch.zeros(2)}, tmp_path / "w.safetensors")
+    np.savez(tmp_path / "samples.npz", x=np.random.default_rng(0).normal(size=(200, 2)).astype(np.float32))
+    (tmp_path / "a_folder").mkdir()
+    for path in (tmp_path / "their.cif", tmp_path / "a_folder" / "b.cif"):
+        path.write_text(CIF)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("my_module", "my", "my.module"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
+
+
+def the_command() -> Any:
+    """Imported here: the environment of other libraries (make test-interop) has no command line."""
+    import typer
+
+    from fmwc.cli import app
+
+    return typer.main.get_command(app)
+
+
+def lines_of(code: str) -> list[list[str]]:
+    """The commands of a block, without comments."""
+    return [words for line in code.splitlines() if (words := shlex.split(line, comments=True))]
+
+
+def parse(words: list[str]) -> None:
+    """Check a command up to its options, without running it."""
+    command = the_command()
+    context = command.make_context("fmwc", [words[1], "--help"], resilient_parsing=True)
+    command.get_command(context, words[1]).make_context(words[1], words[2:], parent=context)
+
+
+@pytest.mark.parametrize("block", COMMANDS, ids=[block.id for block in COMMANDS])
+def test_the_commands_of_a_block_run(block, folder):
+    code, _, parsed = changed(block)
+    if "structures" in code:
+        call("sample", "crystals", "-n", 2, "--steps", 3, "--device", "cpu", "--out", "structures")
+    for words in lines_of(code):
+        if words[0] == "make":
+            assert shutil.which("make"), "make is needed to check its targets"
+            subprocess.run(["make", "-n", *words[1:]], cwd=ROOT, check=True, capture_output=True)
+            continue
+        assert words[0] == "fmwc", words
+        if any(" ".join(words).startswith(start) for start in parsed):
+            parse(words)
+        else:
+            call(*words[1:])
+            assert Path(words[words.index("--out") + 1]).is_dir()
+
+
+# ---- code within sentences ---------------------------------------------------------------------------------------
+
+INLINE = [
+    (f"{document.name}: {span}", span)
+    for document in DOCUMENTS
+    for span in dict.fromkeys(SPAN.findall(FENCE.sub("", document.read_text())))
+]
+VERBS = [(name, span) for name, span in INLINE if re.match(r"(\.venv/bin/)?fmwc( |$)", span) and "|" not in span]
+STARTS = r"(\w+ = )?(fmwc\.|traj\.|field\.\w+\(|(attach|survey|Compiled|Linearised)\()"
+CALLS = [(name, span) for name, span in INLINE if re.match(STARTS, span)]
+
+
+@pytest.mark.parametrize("span", [span for _, span in VERBS], ids=[name for name, _ in VERBS])
+def test_a_command_in_a_sentence_has_its_verb_and_options(span):
+    _, *words = shlex.split(span)
+    command = the_command()
+    context = command.make_context("fmwc", ["rules", "--help"], resilient_parsing=True)
+    if words:
+        verb = command.get_command(context, words[0])
+        assert verb is not None, span
+        known = {option for parameter in verb.params for option in getattr(parameter, "opts", [])}
+        assert {word for word in words if re.match("-+[a-z]", word)} <= known
+
+
+CHECK = """
+import ast, inspect, json, sys
+import fmwc
+from fmwc import attach
+from fmwc.propagate import Linearised
+from fmwc.sampling import Compiled, survey
+
+NAMES = {"fmwc": fmwc, "attach": attach, "survey": survey, "Compiled": Compiled, "Linearised": Linearised}
+CLASSES = {"traj": fmwc.Trajectory, "field": fmwc.Field}
+
+def check(node):
+    if isinstance(node, ast.Name):
+        return NAMES.get(node.id)
+    if isinstance(node, ast.Attribute):
+        if isinstance(node.value, ast.Name) and node.value.id in CLASSES:
+            assert hasattr(CLASSES[node.value.id], node.attr) or node.attr in CLASSES[node.value.id].__annotations__ \
+                or node.attr in ("noise", "network", "schedule"), node.attr
+            return getattr(CLASSES[node.value.id], node.attr, None)
+        owner = check(node.value)
+        return None if owner is None else getattr(owner, node.attr)
+    if isinstance(node, ast.Call):
+        found = check(node.func)
+        for part in [*node.args, *(word.value for word in node.keywords)]:
+            check(part)
+        if found is not None:
+            method = isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name) \
+                and node.func.value.id in CLASSES
+            given = [None] * (len(node.args) + method)
+            inspect.signature(found).bind(*given, **{word.arg: None for word in node.keywords})
+        return None
+    for part in ast.iter_child_nodes(node):
+        check(part)
+    return None
+
+wrong = {}
+for span in json.loads(sys.stdin.read()):
+    try:
+        check(ast.parse(span))
+    except Exception as error:
+        wrong[span] = f"{type(error).__name__}: {error}"
+print(json.dumps(wrong))
+"""
+
+
+def test_code_in_sentences_names_what_there_is_and_calls_it_rightly():
+    """In a process of its own, which has imported no more than a reader who follows the page."""
+    wrong = ["fmwc.recipes.own.retrofit(net)", "fmwc.sample(field, 1, 2)", "traj.nothing()", "traj.score(1, 2, 3)"]
+    found = subprocess.run(
+        [sys.executable, "-c", CHECK],
+        input=json.dumps([*wrong, *(span for _, span in CALLS)]),
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert list(json.loads(found.stdout)) == wrong, found.stdout
+
+
+def test_every_file_that_is_linked_is_there():
+    for document in DOCUMENTS:
+        for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text()):
+            assert link.startswith("http") or (document.parent / link).exists(), f"{document.name}: {link}"
