@@ -14,9 +14,10 @@ from torch import Tensor, nn
 import fmwc
 from fmwc.baselines import Dropout
 from fmwc.field import attach
+from fmwc.nets import MLP
 from fmwc.modes import evaluating, tensor_float
 from fmwc.propagate import MonteCarlo
-from fmwc.sampling import Compiled, Ema
+from fmwc.sampling import Compiled, Ema, reread
 from fmwc.vad import Pass
 from tests.conftest import awaken, conv_field, dict_field, mlp_field
 
@@ -145,7 +146,7 @@ def test_the_users_own_calls_during_draws(build):
 
 def test_two_fields_on_one_network():
     torch.manual_seed(0)
-    network = fmwc.nets.MLP(2, 16, 2, 8)
+    network = MLP(2, 16, 2, 8)
     first = awaken(attach(network, space=(2,), width=8))
     second = awaken(attach(network, space=(2,), width=8, initial_log_alpha=-1.0), seed=1)
     check(lambda: sampled(first), lambda: sampled(second), lambda: sampled(first, confidence=MonteCarlo(4)))
@@ -157,7 +158,7 @@ def test_transport_rereading_and_controllers(mlp):
     controller = Ema(4)
     check(
         lambda: fmwc.sample(mlp, 8, steps=4, transport=True).transported.var,
-        lambda: fmwc.sampling.reread(mlp, run, "diagonal").var,
+        lambda: reread(mlp, run, "diagonal").var,
         lambda: fmwc.sample(mlp, 8, controller=controller, seed=3).x,
         lambda: fmwc.sample(mlp, 8, controller=controller, seed=4).x,
     )
