@@ -34,7 +34,9 @@ def test_states_of_any_kind(name, mlp):
 
 
 def test_whole_numbers_are_states_too(mlp):
-    assert torch.equal(fmwc.sample(mlp, x0=torch.ones(3, 2).long(), steps=2).x, fmwc.sample(mlp, x0=torch.ones(3, 2), steps=2).x)
+    assert torch.equal(
+        fmwc.sample(mlp, x0=torch.ones(3, 2).long(), steps=2).x, fmwc.sample(mlp, x0=torch.ones(3, 2), steps=2).x
+    )
 
 
 REFUSED = {
@@ -143,7 +145,7 @@ def test_an_error_of_the_network_is_its_own(mlp):
 
     mlp.network.forward = broken
     for call in (lambda: fmwc.sample(mlp, 3, steps=1), lambda: mlp.moments(X, 0.5), lambda: mlp.draw(X, 0.5)):
-        with pytest.raises(RuntimeError, match="^mine$"):
+        with pytest.raises(RuntimeError, match=r"^mine$"):
             call()
 
 

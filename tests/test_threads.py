@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import fmwc
 from fmwc.baselines import Dropout
 from fmwc.field import attach
+from fmwc.modes import SMALL, evaluating, one_thread, tensor_float
 from fmwc.nets import MLP
-from fmwc.modes import evaluating, tensor_float
 from fmwc.propagate import MonteCarlo
 from fmwc.sampling import Compiled, Ema, reread
 from fmwc.vad import Pass
@@ -307,3 +307,34 @@ def test_a_copied_context_does_not_keep_what_is_over(mlp):
     assert torch.equal(copies[0].run(lambda: mlp.moments(x, t).var), mlp.moments(x, t).var)
     with mlp.noise.hooked():
         torch.testing.assert_close(copies[0].run(mlp.network, x, t), plain * 3)
+
+
+def test_one_thread_for_small_work():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        first, second = one_thread(), one_thread(SMALL / 2)
+        first.open()
+        second.open()
+        first.close()
+        assert torch.get_num_threads() == 1
+        second.close()
+        assert torch.get_num_threads() == 2
+        with one_thread(SMALL):
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("build", [mlp_field, conv_field, dict_field])
+def test_samples_do_not_depend_on_the_number_of_threads(build):
+    field, before = build(), torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        two = fmwc.sample(field, 2048, steps=2)
+        with one_thread():
+            one = fmwc.sample(field, 2048, steps=2)
+    finally:
+        torch.set_num_threads(before)
+    assert same(one.x, two.x)
+    assert same(one.var, two.var)

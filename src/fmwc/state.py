@@ -111,7 +111,7 @@ def as_state(value: Any, what: str, network: Any = None, device: torch.device | 
 
 
 def blame_conditions(error: Exception, cond: dict[str, Any], count: int) -> None:
-    """Raises an error that names the condition which a network most likely failed on; returns where all are in order."""
+    """Raises an error that names the condition which a network most likely failed on; returns if all are in order."""
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     for name, value in cond.items():
         if isinstance(value, (int, float)) and not isinstance(value, bool):

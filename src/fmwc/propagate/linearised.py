@@ -253,7 +253,6 @@ class Tangent:
     def _pushed(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
         mean, var = None, None
 
-
         def pushed() -> tuple[Any, Any]:
             v = each(forward_ad.unpack_dual, field.run(Push(randomness), x, t, **cond))
             # Values are kept beyond the level, so they are copied out of their dual pairs.

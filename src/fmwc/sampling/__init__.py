@@ -74,7 +74,13 @@ PROJECTIONS = 8  # random projections of the endpoint, read once
 
 
 def noise(
-    space: Space | Sequence[int] | int, count: int, seed: int, device: torch.device | str = "cpu", *, first: int = 0, **cond: Any
+    space: Space | Sequence[int] | int,
+    count: int,
+    seed: int,
+    device: torch.device | str = "cpu",
+    *,
+    first: int = 0,
+    **cond: Any,
 ) -> Any:
     """x0 of `count` samples of a seed, the `first …`: a longer run starts with the same samples."""
     return as_space(space).given(cond).noise(count, Blocks(derive(seed, "x0"), first, count), device)

@@ -16,15 +16,17 @@ __all__ = ["Controller", "Grid", "Readings", "Uniform", "begin", "due", "follows
 
 
 class Controller(Protocol):
-    """`next_time(step, t, moments)` gives each sample's next time; `steps` says how many steps there are in all.
+    """`next_time(step, t, start, moments)` gives each sample's next time; `steps` is the number of steps.
 
     `moments` are those read at this step, or `None` where the schedule reads none. A batch may sit at different t.
 
     A controller may also have
 
     - `begin(space) -> controller`: the one to use for a batch, with state of its own; itself where there is none. The
-      space's channels carry the anti-annealing of the run;
-    - `follow(v, t, moments) -> v`: the velocity to follow, asked once a step after `next_time`, with anti-annealing in;
+      space's channels carry the anti-annealing of the run. One with state and without `begin` is shared by all
+      batches, and by threads that sample with it;
+    - `follow(v, t, moments, speeds) -> v`: the velocity to follow, asked once per step after `next_time`, with
+      anti-annealing in; `speeds` says by how much, for each annealed channel;
     - `needs_variance = True`: it reads `moments` at every step;
     - `foreseen = True`: its times follow from the start alone, whatever is read.
     """

@@ -5,7 +5,9 @@ network has none, so that whatever looks for hooks (torch.compile, a copy, a pic
 
 What runs is kept in context variables, so a hook acts only in the thread and task whose pass runs: other threads may
 sample the same field, or call the network, at the same time. A network that calls its layers from threads of its own
-must hand them its context (`contextvars.copy_context().run`); `nn.DataParallel` does not.
+must hand them its context (`contextvars.copy_context().run`); `nn.DataParallel` does not. torch looks for hooks before
+it uses its fused kernel for `nn.TransformerEncoderLayer`: while a pass runs in one thread, other threads compute such
+layers one by one, which may differ in the last digits.
 """
 
 from __future__ import annotations
@@ -267,8 +269,7 @@ class NoiseModel(nn.Module):
         self.names = list(chosen)
         self.running = _Running()
         self.layers = nn.ModuleList(
-            NoisyLayer(name, layer, self.running, width, initial_log_alpha, generator)
-            for name, layer in chosen.items()
+            NoisyLayer(name, layer, self.running, width, initial_log_alpha, generator) for name, layer in chosen.items()
         )
         parameter = next(iter(chosen.values())).weight
         self.to(device=parameter.device, dtype=parameter.dtype)
