@@ -107,7 +107,7 @@ def test_an_interrupt_at_every_point(build, call):
 
 
 def test_an_interrupt_of_hooks_that_are_kept():
-    """A `with` block can be interrupted before its end begins: what is left does nothing, and goes with the traceback."""
+    """A `with` block can be interrupted before its exit: what is left does nothing, and goes with the traceback."""
     field = mlp_field()
     x, t = torch.randn(3, 2), torch.rand(3)
     plain, before, number, more = field.network(x, t), states(field), 0, True

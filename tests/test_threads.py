@@ -14,9 +14,10 @@ from torch import Tensor, nn
 import fmwc
 from fmwc.baselines import Dropout
 from fmwc.field import attach
-from fmwc.modes import evaluating, tensor_float
+from fmwc.modes import SMALL, evaluating, one_thread, tensor_float
+from fmwc.nets import MLP
 from fmwc.propagate import MonteCarlo
-from fmwc.sampling import Compiled, Ema
+from fmwc.sampling import Compiled, Ema, reread
 from fmwc.vad import Pass
 from tests.conftest import awaken, conv_field, dict_field, mlp_field
 
@@ -145,7 +146,7 @@ def test_the_users_own_calls_during_draws(build):
 
 def test_two_fields_on_one_network():
     torch.manual_seed(0)
-    network = fmwc.nets.MLP(2, 16, 2, 8)
+    network = MLP(2, 16, 2, 8)
     first = awaken(attach(network, space=(2,), width=8))
     second = awaken(attach(network, space=(2,), width=8, initial_log_alpha=-1.0), seed=1)
     check(lambda: sampled(first), lambda: sampled(second), lambda: sampled(first, confidence=MonteCarlo(4)))
@@ -157,7 +158,7 @@ def test_transport_rereading_and_controllers(mlp):
     controller = Ema(4)
     check(
         lambda: fmwc.sample(mlp, 8, steps=4, transport=True).transported.var,
-        lambda: fmwc.sampling.reread(mlp, run, "diagonal").var,
+        lambda: reread(mlp, run, "diagonal").var,
         lambda: fmwc.sample(mlp, 8, controller=controller, seed=3).x,
         lambda: fmwc.sample(mlp, 8, controller=controller, seed=4).x,
     )
@@ -306,3 +307,34 @@ def test_a_copied_context_does_not_keep_what_is_over(mlp):
     assert torch.equal(copies[0].run(lambda: mlp.moments(x, t).var), mlp.moments(x, t).var)
     with mlp.noise.hooked():
         torch.testing.assert_close(copies[0].run(mlp.network, x, t), plain * 3)
+
+
+def test_one_thread_for_small_work():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        first, second = one_thread(), one_thread(SMALL / 2)
+        first.open()
+        second.open()
+        first.close()
+        assert torch.get_num_threads() == 1
+        second.close()
+        assert torch.get_num_threads() == 2
+        with one_thread(SMALL):
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("build", [mlp_field, conv_field, dict_field])
+def test_samples_do_not_depend_on_the_number_of_threads(build):
+    field, before = build(), torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        two = fmwc.sample(field, 2048, steps=2)
+        with one_thread():
+            one = fmwc.sample(field, 2048, steps=2)
+    finally:
+        torch.set_num_threads(before)
+    assert same(one.x, two.x)
+    assert same(one.var, two.var)

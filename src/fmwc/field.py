@@ -14,7 +14,7 @@ from fmwc.modes import Scope, eagerly, evaluating
 from fmwc.moments import Moments
 from fmwc.propagate import Estimator, as_estimator
 from fmwc.randomness import Randomness, as_randomness
-from fmwc.state import State, batch_size, channels, require_state
+from fmwc.state import State, as_state, batch_size, blame_conditions, channels, require_state
 from fmwc.vad import Draw, NoiseModel, Pass, kl
 
 __all__ = ["Field", "Reference", "Schedule", "attach"]
@@ -59,7 +59,7 @@ class Field(nn.Module):
         network: Any module called as `network(x, t, **cond)`. Where samples have different numbers of rows (atoms,
             edges), it has a method `rows(x, t, **cond)`: for each kind of rows, the sample each belongs to.
         noise: Its noise model.
-        space: Where the states live; learned from the first data it sees if not given.
+        space: Where the states live, or the shape of one sample; learned from the first data it sees if not given.
         prior_rate: The prior rate p of the KL.
         kl_factor: The leading factor of the KL; 1 is the paper's formula as printed.
     """
@@ -68,7 +68,7 @@ class Field(nn.Module):
         self,
         network: nn.Module,
         noise: NoiseModel,
-        space: Space | None = None,
+        space: Space | Sequence[int] | int | None = None,
         prior_rate: float = 0.3,
         kl_factor: float = 0.5,
     ) -> None:
@@ -78,7 +78,7 @@ class Field(nn.Module):
         self.kl_factor = kl_factor
         self.network = network
         self.noise = noise
-        self.space = space
+        self.space = None if space is None else as_space(space)
         self.prior_rate = prior_rate
         self.reference: Reference | None = None
         self.schedule: Schedule | None = None
@@ -99,9 +99,7 @@ class Field(nn.Module):
 
     def forward(self, x: Any, t: Any, **cond: Any) -> Any:
         """The network's own output, untouched. One time for all, as a solver gives it, is given to each."""
-        if isinstance(t, Tensor) and not t.ndim:
-            t = t.expand(batch_size(x))
-        return self.network(x, t, **cond)
+        return self.network(x, _for_each(x, t), **cond)
 
     def run(self, current: Pass, x: Any, t: Any, **cond: Any) -> Any:
         """The network's output with a pass running at its noisy layers."""
@@ -115,7 +113,7 @@ class Field(nn.Module):
     def _run(self, current: Pass, x: Any, t: Any, **cond: Any) -> Any:
         if not self.noise.attached:
             raise UsageError("the noise of this field was detached; attach the network again")
-        rows = getattr(self.network, "rows", None)
+        t, rows = _for_each(x, t), getattr(self.network, "rows", None)
         running = current, self._times(x, t), rows(x, t, **cond) if rows else ()
         if torch.compiler.is_dynamo_compiling():
             with self.noise.tracing(*running):
@@ -128,7 +126,11 @@ class Field(nn.Module):
     def draw(self, x: Any, t: Any, *, seed: Randomness | torch.Generator | int | None = None, **cond: Any) -> Any:
         """The velocity under one draw of the weights from the posterior, ω ~ q(ω | x, t)."""
         x, t = self._check(x, t)
-        return self.draw_with_kl(x, t, seed=seed, **cond)[0]
+        try:
+            return self.draw_with_kl(x, t, seed=seed, **cond)[0]
+        except (AttributeError, IndexError, RuntimeError, TypeError) as error:
+            blame_conditions(error, cond, batch_size(x))
+            raise
 
     def draw_with_kl(
         self, x: Any, t: Any, *, seed: Randomness | torch.Generator | int | None = None, **cond: Any
@@ -159,7 +161,12 @@ class Field(nn.Module):
             return torch.compiler.disable(self.moments)(x, t, propagation, seed=seed, **cond)
         estimator = as_estimator(propagation)
         x, t = self._check(x, t)
-        found: Moments = evaluating(self.network).call(estimator, self, x, t, cond, as_randomness(seed, self.device))
+        given = self, x, t, cond, as_randomness(seed, self.device)
+        try:
+            found: Moments = evaluating(self.network).call(estimator, *given)
+        except (AttributeError, IndexError, RuntimeError, TypeError) as error:
+            blame_conditions(error, cond, batch_size(x))
+            raise
         for name, var in channels(found.var).items():
             if not torch.isfinite(var).all():
                 self.check_finite()
@@ -186,14 +193,20 @@ class Field(nn.Module):
             require_finite(parameter, f"weight '{name}'")
 
     def _check(self, x: Any, t: Any) -> tuple[Any, Tensor]:
+        x = as_state(x, "the state", self.network, self.device)
+        if not batch_size(x):
+            raise ShapeError("a reading takes at least 1 sample")
         if self.space is not None:
             self.space.check(x)
         for name, value in channels(x).items():
             require_finite(value, f"the state's channel '{name}'")
         if not isinstance(t, Tensor):
             value = next(iter(channels(x).values()))
-            t = torch.full((batch_size(x),), float(t), device=value.device, dtype=value.dtype)
-        return x, t
+            try:
+                t = torch.as_tensor(t, device=value.device, dtype=value.dtype)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise UsageError(f"t is a number, or one per sample ({batch_size(x)}), got {t!r:.60}") from error
+        return x, _for_each(x, t)
 
     @staticmethod
     def _times(x: Any, t: Any) -> Tensor:
@@ -202,6 +215,11 @@ class Field(nn.Module):
         if t.numel() not in (1, count):
             raise ShapeError(f"t is one number or one a sample ({count}), got shape {tuple(t.shape)}")
         return t.reshape(-1).expand(count)
+
+
+def _for_each(x: Any, t: Any) -> Any:
+    """One time for all samples, as a solver gives it, as one per sample; anything else as it is."""
+    return t.expand(batch_size(x)) if isinstance(t, Tensor) and not t.ndim else t
 
 
 def attach(
@@ -238,7 +256,7 @@ def attach(
     if not isinstance(network, nn.Module):
         raise UsageError(f"noise is attached to the layers of a torch module, got {type(network).__name__}")
     include, exclude = ((names,) if isinstance(names, str) else names for names in (include, exclude))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        noise = NoiseModel(network, include, exclude, width, initial_log_alpha)
-    return Field(network, noise, None if space is None else as_space(space), prior_rate, kl_factor)
+    device = torch.get_default_device()
+    generator = torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
+    noise = NoiseModel(network, include, exclude, width, initial_log_alpha, generator)
+    return Field(network, noise, space, prior_rate, kl_factor)

@@ -16,7 +16,19 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
-__all__ = ["Bound", "Scope", "Scopes", "Shared", "as_compiled", "compiling", "eagerly", "evaluating", "tensor_float"]
+__all__ = [
+    "SMALL",
+    "Bound",
+    "Scope",
+    "Scopes",
+    "Shared",
+    "as_compiled",
+    "compiling",
+    "eagerly",
+    "evaluating",
+    "one_thread",
+    "tensor_float",
+]
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -196,9 +208,36 @@ def evaluating(network: Any) -> Scope:
 
 
 def tensor_float(on: bool = True) -> Scope:
-    """A scope in which a GPU's matrix products use TensorFloat-32 (ten bits of each factor), where `on`; in all threads,
-    because torch has one precision per process."""
+    """A scope in which a GPU's matrix products use TensorFloat-32 (ten bits of each factor), where `on`.
+
+    torch has one precision per process, so it holds for all threads.
+    """
     return _PRECISION.holding(["matmul"]) if on else Scope()
+
+
+SMALL = 1e7  # multiply-adds per evaluation, below which a second CPU thread gains nothing
+_THREADS: Shared[str] = Shared(
+    lambda _: torch.get_num_threads(),
+    lambda _: torch.set_num_threads(1),
+    lambda _, before: torch.set_num_threads(before),
+)
+
+
+def one_thread(work: float = 0.0) -> Scope:
+    """A scope in which torch computes on one CPU thread, where the work is small.
+
+    Two threads that wait for each other spin: on two idle cores they gain nothing below :data:`SMALL`, and beside other
+    work they take two to five times as long as one. Samples and variances are the same to the bit. Gradients of weights
+    are sums over the batch, which for larger batches depend on the number of threads.
+
+    For programs, such as the command line, and not for the library's own functions: torch has one number of threads per
+    process, and a thread whose first operation falls inside the scope keeps to one thread afterwards.
+
+    Arguments:
+        work: Multiply-adds per evaluation of the network, about its parameters times the batch (for convolutions, times
+            the pixels too); from :data:`SMALL` on, nothing is changed.
+    """
+    return _THREADS.holding(["threads"]) if work < SMALL else Scope()
 
 
 _COMPILING: ContextVar[Any] = ContextVar("compiling", default=None)

@@ -9,12 +9,25 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fmwc.errors import ShapeError, UsageError
 
-__all__ = ["State", "batch_size", "channels", "each", "per_sample", "precision_of", "require_state", "wide"]
+__all__ = [
+    "State",
+    "as_rows",
+    "as_state",
+    "batch_size",
+    "blame_conditions",
+    "channels",
+    "each",
+    "per_sample",
+    "precision_of",
+    "require_state",
+    "wide",
+]
 
 State = Tensor | dict[str, Tensor]
 
@@ -54,6 +67,67 @@ def precision_of(network: Any) -> torch.dtype:
             "torch.autocast around the call"
         )
     return dtype
+
+
+def as_rows(value: Any, what: str) -> Tensor:
+    """A tensor with a row per sample, from a tensor, an array, or a list of rows."""
+    if not isinstance(value, (Tensor, np.ndarray, list, tuple)):
+        raise UsageError(
+            f"{what} is one tensor with a row per sample, or a dict of channels, got {type(value).__name__}"
+        )
+    try:
+        if isinstance(value, (list, tuple)) and value and isinstance(value[0], (Tensor, np.ndarray)):
+            return torch.stack([torch.as_tensor(row) for row in value])
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ShapeError(
+            f"{what} is one tensor with a row per sample; the rows of this {type(value).__name__} are not numbers of "
+            "one shape"
+        ) from error
+
+
+def as_state(value: Any, what: str, network: Any = None, device: torch.device | None = None) -> Any:
+    """A state from tensors, arrays or lists, in the precision of a network's weights, where it has any, on a device.
+
+    >>> as_state([[1.0, 2.0]], "x0")
+    tensor([[1., 2.]])
+    """
+    weights = network.parameters() if isinstance(network, nn.Module) else ()
+    dtype = next((p.dtype for p in weights if p.dtype in (torch.float32, torch.float64)), None)
+
+    def one(value: Any) -> Tensor:
+        found = as_rows(value, what)
+        if found.is_complex() or found.dtype == torch.bool:
+            raise UsageError(f"{what} holds {found.dtype}, and a flow is of real numbers; x.float()")
+        if not found.ndim:
+            raise ShapeError(f"{what} is one tensor with a row per sample, got a single number")
+        if dtype is not None and found.dtype not in (torch.float16, torch.bfloat16):
+            found = found.to(dtype)
+        elif not found.is_floating_point():
+            found = found.float()
+        return found if device is None else found.to(device)
+
+    return each(one, value)
+
+
+def blame_conditions(error: Exception, cond: dict[str, Any], count: int) -> None:
+    """Raises an error that names the condition which a network most likely failed on; returns if all are in order."""
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    for name, value in cond.items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            raise UsageError(
+                f"the network does not take the number {name}={value} ({reason}); give one per sample: "
+                f"{name}=torch.full(({count},), {value})"
+            ) from error
+        if isinstance(value, (list, tuple, np.ndarray)):
+            raise UsageError(
+                f"the network does not take a {type(value).__name__} as condition '{name}' ({reason}); give a tensor"
+            ) from error
+        rows = value.shape[0] if isinstance(value, Tensor) and value.ndim else 1
+        if rows not in (1, count):
+            raise ShapeError(
+                f"condition '{name}' has {rows} rows for {count} samples; give one per sample ({reason})"
+            ) from error
 
 
 def wide(value: Tensor) -> Tensor:

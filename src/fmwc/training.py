@@ -24,7 +24,7 @@ from fmwc.modes import evaluating, tensor_float
 from fmwc.propagate import Linearised
 from fmwc.randomness import Stream
 from fmwc.resume import read_point, save_point
-from fmwc.state import State, batch_size, channels, each, precision_of, require_state
+from fmwc.state import State, as_rows, batch_size, channels, each, precision_of, require_state
 from fmwc.vad import cyclic
 
 __all__ = ["DECAYS", "Loss", "Plan", "fit_noise", "train"]
@@ -152,6 +152,8 @@ def _captured(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
     return graph
 
 
+@torch.inference_mode(False)  # also where the caller has switched gradients off
+@torch.enable_grad()
 def train(
     module: nn.Module,
     loss: Loss,
@@ -377,7 +379,7 @@ def _tensors(field: Field, data: Any) -> State:
             f"the data is one tensor with a row a sample, or a dict of channels, got {type(data).__name__}; of a data "
             "set, torch.stack([x for x, *_ in dataset])"
         )
-    found = each(torch.as_tensor, data) if isinstance(data, dict) else torch.as_tensor(data)
+    found = each(lambda c: as_rows(c, "the data"), data)
     if not all(value.is_floating_point() for value in channels(found).values()):
         raise UsageError("the data is of whole numbers, and a flow has no path between them; scale it, x.float() / 255")
     return each(lambda c: c.to(precision_of(field.network)), found)

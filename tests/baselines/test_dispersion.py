@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import nn
 
+import fmwc
 from fmwc.baselines import Dropout, dispersion, ensemble_ends, stochastic_ends
 from fmwc.errors import UsageError
 from fmwc.flow import Channel, FlatTorus, Space, euclidean
 from fmwc.sampling import sample
 from tests.baselines.test_rivals import Labelled
-from tests.conftest import PRODUCT, mlp_field
+from tests.conftest import PRODUCT, TwoChannels, awaken, mlp_field
 
 
 def test_by_hand():
@@ -77,3 +78,16 @@ def test_labels_and_options_reach_the_network_and_the_sampler():
     for member, end in zip(members, ends, strict=True):
         assert torch.equal(end, sample(member, x0=x0, steps=3, y=y, stepper="heun", confidence=False).x)
     assert not torch.allclose(ends, ensemble_ends(members, x0, steps=3, y=y))
+
+
+@pytest.mark.parametrize("projections", [True, 400])
+def test_transported_dispersion_is_the_limit_of_many_trajectories_where_channels_have_weights(projections):
+    """Two channels, one of which counts nine times as much: both dispersions add them up alike."""
+    torch.manual_seed(0)
+    space = Space({"place": Channel((2,), weight=9.0), "shape": Channel((3,))})
+    field = awaken(fmwc.attach(TwoChannels(), space=space, width=8, initial_log_alpha=-6.0), 0.1)
+    x0 = {"place": torch.randn(4, 2), "shape": torch.randn(4, 3)}
+    run = fmwc.sample(field, x0=x0, steps=5, confidence=False, transport=projections)
+    ends = stochastic_ends(field, x0, 400, steps=5)
+    torch.testing.assert_close(run.score("dispersion"), dispersion(ends, space), rtol=0.15, atol=0)
+    assert bool((dispersion(ends, space) > 1.5 * dispersion(ends)).all())

@@ -32,12 +32,57 @@ def test_the_velocity_is_the_plain_networks(estimator, mlp):
     assert torch.equal(fmwc.Watched(mlp, estimator)(x, 0.3), mlp(x, t))
 
 
-def test_solvers_may_go_back_and_forth_in_time(mlp):
-    x, times = torch.randn(6, 2), (0.0, 0.5, 0.25, 0.8)
+def test_a_rejected_step_is_not_counted(mlp):
+    x, times = torch.randn(6, 2), (0.0, 0.5, 0.25, 0.8, 0.8)
     watched = fmwc.Watched(mlp)
-    for t in times:
-        watched(x, t)
-    assert watched.trajectory(x).times[:, 0].tolist() == pytest.approx(sorted(times))
+    for k, t in enumerate(times):
+        watched(x * k, t)
+    run = watched.trajectory(x)
+    assert run.times[:, 0].tolist() == pytest.approx([0.0, 0.25, 0.8])
+    expected = [mlp.moments(x * k, t).var for k, t in ((0, 0.0), (2, 0.25), (4, 0.8))]
+    torch.testing.assert_close(run.var, torch.stack(expected))
+
+
+def adaptive(velocity, x, tolerance):
+    """Euler steps controlled by Heun's, halved where they are rejected; the times and states that were accepted."""
+    t, dt, times, states, rejected = 0.0, 0.5, [0.0], [x], 0
+    while t < 1:
+        x = x.detach()
+        dt = min(dt, 1 - t)
+        first = velocity(x, torch.tensor(t))
+        second = velocity(x + first * dt, torch.tensor(t + dt))
+        if float((second - first).detach().abs().max()) * dt / 2 > tolerance:
+            dt, rejected = dt / 2, rejected + 1
+            continue
+        x, t, dt = x + (first + second) * (dt / 2), t + dt, dt * 1.5
+        times.append(t)
+        states.append(x)
+    return torch.tensor(times), states, rejected
+
+
+def test_the_states_an_adaptive_solver_accepts(mlp):
+    """The score is the integral along the trajectory, however many steps were tried."""
+    x0 = torch.randn(6, 2)
+    times, states, rejected = adaptive(mlp, x0, 1e-3)
+    assert rejected > 0
+    run = fmwc.Watched(mlp).read(states, times)
+    assert run.x is states[-1]
+    assert torch.equal(run.x0, x0)
+    assert torch.equal(run.times[:, 0], times[:-1])
+    torch.testing.assert_close(run.var[2], mlp.moments(states[2], times[2]).var)
+    fine = fmwc.sample(mlp, x0=x0, steps=400)
+    torch.testing.assert_close(run.score("integrated"), fine.score("integrated"), rtol=0.1, atol=0)
+    watched = fmwc.Watched(mlp)
+    times, states, _ = adaptive(watched, x0, 1e-3)
+    recorded = watched.trajectory(states[-1])
+    torch.testing.assert_close(recorded.times[:-1, 0], times[:-1])  # and the end of the last step
+    torch.testing.assert_close(recorded.score("integrated"), fine.score("integrated"), rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("times", [[0.0, 0.5], [0.0, 0.5, 0.5, 1.0], [0.0, 1.0]])
+def test_states_without_their_times(times, mlp):
+    with pytest.raises(UsageError, match="one state for each"):
+        fmwc.Watched(mlp).read([torch.zeros(2, 2)] * (3 if len(times) < 4 else 4), times)
 
 
 def test_the_next_run_begins_anew(mlp):

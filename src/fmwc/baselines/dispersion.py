@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 
 from fmwc.errors import UsageError
-from fmwc.flow import Space
+from fmwc.flow import Space, as_space
 from fmwc.sampling import sample
 from fmwc.state import State, channels, each
 
 __all__ = ["dispersion", "ensemble_ends", "stochastic_ends"]
 
 
-def dispersion(ends: State, space: Space | None = None) -> Tensor:  # (k, B, *) -> (B,)
+def dispersion(ends: State, space: Space | Sequence[int] | int | None = None) -> Tensor:  # (k, B, *) -> (B,)
     """‖std_k(x₁)‖₂ over all channels, with the unbiased variance.
 
     With a space, ends are seen from the first of them along geodesics (two sides of a torus' border are close), and
     channels are added up by their weight in the loss.
     """
-    found = []
+    found, space = [], None if space is None else as_space(space)
     for name, values in channels(ends).items():
         if len(values) < 2:
             raise UsageError("dispersion takes at least 2 trajectories")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from fmwc.flow.space import Space
+from fmwc.flow.space import Space, as_space
 from fmwc.randomness import Randomness, as_randomness
 from fmwc.state import State, batch_size, channels, require_state
 
@@ -32,19 +32,21 @@ class Trainable(Protocol):
     def draw_with_kl(self, x: Any, t: Any, *, seed: Any = None, **cond: Any) -> tuple[Any, Tensor]: ...
 
 
-def path_sample(space: Space, x1: State, randomness: Randomness) -> PathSample:
+def path_sample(space: Space | Sequence[int] | int, x1: State, randomness: Randomness) -> PathSample:
     """t ~ U(0, 1), x0 ~ noise, and the geodesic between x0 and x1: linear in flat space."""
-    first = next(iter(channels(x1).values()))
+    space, first = as_space(space), next(iter(channels(x1).values()))
     count = batch_size(x1)
     t = randomness.uniform(torch.empty(count, device=first.device, dtype=first.dtype))
     x_t, u_t = space.path(space.noise(count, randomness, first.device), x1, t)
     return PathSample(t, x_t, u_t)
 
 
-def flow_matching(velocity: Callable[..., Any], space: Space, x1: State, *, seed: Any = None, **cond: Any) -> Tensor:
+def flow_matching(
+    velocity: Callable[..., Any], space: Space | Sequence[int] | int, x1: State, *, seed: Any = None, **cond: Any
+) -> Tensor:
     """The conditional flow-matching loss E‖v(x_t, t) − u_t‖² (eqn:fm_obj), per coordinate."""
     randomness = as_randomness(seed, next(iter(channels(x1).values())).device)
-    space = space.given(cond)
+    space = as_space(space).given(cond)
     t, x_t, u_t = path_sample(space, x1, randomness)
     v = velocity(x_t, t, **cond)
     require_state(v, "the network's velocity")

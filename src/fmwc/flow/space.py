@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 from fmwc.errors import ShapeError, UsageError, nearest, pick
 from fmwc.flow.manifolds import Euclidean, FlatTorus, Lattice, Manifold
 from fmwc.randomness import Randomness
-from fmwc.state import SINGLE, State, channels
+from fmwc.state import SINGLE, State, channels, require_state
 
 __all__ = ["NOISES", "Channel", "Space", "as_space", "euclidean"]
 
@@ -126,6 +127,7 @@ class Space:
 
     def check(self, x: State, whose: str = "") -> None:
         """Raises where a state (or a velocity) has other channels or other shapes than the space."""
+        require_state(x, f"{whose or 'the state: '}this")
         if isinstance(x, dict) == self.single:
             given = "a dict of channels" if isinstance(x, dict) else "a tensor"
             raise ShapeError(f"this space's states are channels {list(self.channels)}, got {given}")
@@ -241,8 +243,20 @@ def euclidean(shape: Sequence[int]) -> Space:
 
 
 def as_space(space: Space | Sequence[int] | int) -> Space:
-    """A space as it is, or flat space by the shape of a sample."""
-    return space if isinstance(space, Space) else euclidean((space,) if isinstance(space, int) else space)
+    """A space as it is, or flat space by the shape of a sample.
+
+    >>> as_space(2).channels["x"].shape, as_space([1, 28, 28]).channels["x"].shape
+    ((2,), (1, 28, 28))
+    """
+    if isinstance(space, Space):
+        return space
+    try:
+        shape = tuple(operator.index(n) for n in (space if isinstance(space, Sequence) else [space]))
+    except TypeError:
+        shape = (-1,)
+    if isinstance(space, bool) or any(n < 1 for n in shape):
+        raise UsageError(f"space is a Space, or the shape of one sample such as (2,) or (1, 28, 28), got {space!r:.80}")
+    return euclidean(shape)
 
 
 def _against(dt: Tensor, value: Tensor) -> Tensor:  # (B,) -> (B, 1, …)

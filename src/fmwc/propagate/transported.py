@@ -12,7 +12,7 @@ activations are ever held.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from fmwc.errors import UsageError
 from fmwc.propagate.linearised import Record, contributions, pulling, unit_probes
 from fmwc.randomness import Randomness
-from fmwc.state import batch_size, channels, each
+from fmwc.state import SINGLE, batch_size, channels, each
 
 __all__ = ["Transport", "Transported"]
 
@@ -34,7 +34,8 @@ class Transported:
     """What transport found.
 
     Attributes:
-        var: Variance of the endpoint, per coordinate or per random projection, `(B, probes)`.
+        var: Variance of the endpoint, per coordinate or per random projection, `(B, probes)`; each channel times its
+            weight, as channels add up in a score and in :func:`fmwc.baselines.dispersion`.
         profile: The same, summed over probes and split over steps and layers, `(steps, L, B)`.
         layers: The layers' names, in the order they ran.
     """
@@ -58,13 +59,23 @@ class Transport:
         if self.probes is not None and self.probes < 1:
             raise UsageError(f"probes is None (exact) or at least 1, got {self.probes}")
 
-    def __call__(self, advance: Advance, states: list[Any], randomness: Randomness) -> Transported:
+    def __call__(
+        self, advance: Advance, states: list[Any], randomness: Randomness, weights: Mapping[str, float] | None = None
+    ) -> Transported:
+        """Carry the probes back through the steps.
+
+        Arguments:
+            advance: Takes one step again.
+            states: The states of the run, the first and the last included.
+            randomness: For random directions.
+            weights: What the variance of each channel is multiplied by; 1 where not named.
+        """
         end = states[-1]
         count = batch_size(end)
         profile: list[Tensor] = []
         names: tuple[str, ...] = ()
         with torch.inference_mode(False), torch.enable_grad():
-            adjoints = self._ends(end, randomness)
+            adjoints = [_weighted(probe, weights or {}) for probe in self._ends(end, randomness)]
             total = next(iter(channels(end).values())).new_zeros(count, len(adjoints))
             for step in reversed(range(len(states) - 1)):
                 record = Record()
@@ -104,3 +115,9 @@ class Transport:
             return each(lambda c: c / norm[(slice(None), *[None] * (c.ndim - 1))], raw)
 
         return [direction() for _ in range(self.probes)]
+
+
+def _weighted(probe: Any, weights: Mapping[str, float]) -> Any:
+    """A probe whose channels are multiplied by the square root of their weight."""
+    scaled = {name: value * weights.get(name, 1.0) ** 0.5 for name, value in channels(probe).items()}
+    return scaled if isinstance(probe, dict) else scaled[SINGLE]

@@ -31,7 +31,7 @@ from fmwc.sampling.scores import EARLY, LATE, SCORES, Standard, standard_of
 from fmwc.sampling.steppers import STEPPERS, Stepper
 from fmwc.sampling.trajectory import Trajectory
 from fmwc.sampling.watched import Watched
-from fmwc.state import State, batch_size, each, precision_of
+from fmwc.state import State, as_state, batch_size, each, precision_of
 
 __all__ = [
     "DECODERS",
@@ -76,10 +76,16 @@ PROJECTIONS = 8  # random projections of the endpoint, read once
 
 
 def noise(
-    space: Space, count: int, seed: int, device: torch.device | str = "cpu", *, first: int = 0, **cond: Any
+    space: Space | Sequence[int] | int,
+    count: int,
+    seed: int,
+    device: torch.device | str = "cpu",
+    *,
+    first: int = 0,
+    **cond: Any,
 ) -> Any:
     """x0 of `count` samples of a seed, the `first …`: a longer run starts with the same samples."""
-    return space.given(cond).noise(count, Blocks(derive(seed, "x0"), first, count), device)
+    return as_space(space).given(cond).noise(count, Blocks(derive(seed, "x0"), first, count), device)
 
 
 def default_estimator(space: Space) -> Estimator:
@@ -110,7 +116,7 @@ def sample(
     decoder: str | Decoder = "map",
     x0: State | None = None,
     start: float | Tensor = 0.0,
-    space: Space | Sequence[int] | None = None,
+    space: Space | Sequence[int] | int | None = None,
     record: str = "full",
     anneal: Mapping[str, float] | None = None,
     keep_states: bool = False,
@@ -154,6 +160,9 @@ def sample(
         cond: Given to the network; tensors with a row for each sample are split with the batches.
     """
     where = getattr(field, "space", None) if space is None else as_space(space)
+    if x0 is not None:
+        device = _device(field) if hasattr(field, "parameters") or hasattr(field, "device") else None
+        x0 = as_state(x0, "x0", getattr(field, "network", field), device)
     if where is None:
         if not isinstance(x0, Tensor):
             raise UsageError("the shape of a sample is not known; give space=(...) here or to attach, or x0")

@@ -53,9 +53,10 @@ def _is_fast_in_half(device: torch.device) -> bool:
 class Compiled(nn.Module):
     """Creates a compiled field, to sample as the field itself: `sample(Compiled(field), 1000)`.
 
-    Threads may share it, and take turns. Hold on to it: what was compiled is kept here. Each batch size is compiled when it is first seen, so take a number
+    Hold on to it: what was compiled is kept here. Each batch size is compiled when it is first seen, so take a number
     of samples that the batch divides. Weights may change between runs. Samples are those of the field to rounding, and
     no longer bit for bit the same with and without confidence, because a reading is fused otherwise than a velocity.
+    Threads that share it take turns.
 
     Arguments:
         field: A field whose network does the same whatever the values of its inputs. One whose rows depend on them has

@@ -24,7 +24,8 @@ class Controller(Protocol):
     A controller may also have
 
     - `begin(space) -> controller`: the one to use for a batch, with state of its own; itself where there is none. The
-      space's channels carry the anti-annealing of the run;
+      space's channels carry the anti-annealing of the run. One with state and without `begin` is shared by all
+      batches, and by threads that sample with it;
     - `follow(v, t, moments, speeds) -> v`: the velocity to follow, called once per step after `next_time`;
       anti-annealing is in `v` already, and `speeds` holds its factor for each channel, `(B,)`;
     - `needs_variance = True`: it reads `moments` at every step;

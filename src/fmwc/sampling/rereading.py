@@ -45,6 +45,7 @@ def reread(
         raise UsageError("the run kept no states; sample with keep_states=True")
     if schedule < 1 if isinstance(schedule, int) else not schedule:
         raise UsageError(f"the schedule is every k-th step with k ≥ 1, or a list of times; got {schedule}")
+    states = run.states
     estimator, steps, count = as_estimator(confidence), len(run.grid) - 1, len(run)
     read = [k for k in range(steps) if due(schedule, k, steps, run.grid[k - 1] if k else None, run.grid[k])]
     means, vars_ = [], []
@@ -54,7 +55,7 @@ def reread(
             parts = []
             for first in range(0, count, batch):
                 rows = slice(first, min(first + batch, count))
-                x = each(lambda c: c[rows], run.states[step])  # noqa: B023
+                x = each(lambda c: c[rows], states[step])  # noqa: B023
                 cond = {name: value[rows] for name, value in run.cond.items()}
                 randomness = Blocks(derive(seed, "reread", step), first, batch_size(x))
                 parts.append(estimator(field, x, run.grid[step, rows], cond, randomness))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fmwc.errors import ShapeError, UsageError, pick, require_finite
-from fmwc.flow import Space
+from fmwc.flow import Space, as_space
 from fmwc.modes import Scope, evaluating
 from fmwc.propagate import Estimator, Record, Transport, Transported, as_estimator, outside
 from fmwc.randomness import Blocks, Randomness, derive
@@ -21,7 +21,7 @@ from fmwc.sampling.decoders import DECODERS, Decoder, cost_of, decode_map
 from fmwc.sampling.parts import Parts
 from fmwc.sampling.steppers import STEPPERS
 from fmwc.sampling.trajectory import Trajectory
-from fmwc.state import SINGLE, State, batch_size, channels, each, require_state
+from fmwc.state import SINGLE, State, batch_size, blame_conditions, channels, each, require_state
 
 __all__ = ["Sampler"]
 
@@ -74,6 +74,7 @@ class Sampler:
     parts: Parts | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "space", as_space(self.space))
         pick(STEPPERS, self.stepper, "stepper")
         pick(dict.fromkeys(("full", "total", "score")), self.record, "record")
         if self.parts and self.keep_states:
@@ -136,7 +137,11 @@ class Sampler:
                 part = evaluating(self.field).call(_steady(self.field).call, self._chunk, *chunk)
             except (RuntimeError, MemoryError) as error:
                 if not _out_of_memory(error) or b - a == 1:
+                    blame_conditions(error, here, b - a)
                     raise
+            except (AttributeError, IndexError, TypeError) as error:
+                blame_conditions(error, here, b - a)
+                raise
             if part is None:  # outside the handler, which holds on to all that the batch had computed
                 too_many, size = too_many or b - a, (b - a + 1) // 2
                 continue
@@ -271,7 +276,8 @@ class Sampler:
             return STEPPERS[steppers[step]].step(self.space.given(cond), velocity, x, velocity(x, t), t, dt)
 
         assert self.transport is not None
-        return self.transport(advance, states, randomness)
+        weights = {name: channel.weight for name, channel in self.space.channels.items()}
+        return self.transport(advance, states, randomness, weights)
 
 
 def _paced(v: Any, speeds: Mapping[str, Tensor]) -> Any:

@@ -18,7 +18,19 @@ __all__ = ["Watched"]
 
 
 class Watched(nn.Module):
-    """Creates a velocity `(x, t, **cond)` for any solver: that of the plain network, whose variance is kept as it goes.
+    """Creates a velocity `(x, t, **cond)` for any solver: that of the plain network, whose variance is recorded.
+
+    Every evaluation is recorded, and a solver does not say which states it accepts. One whose time does not come after
+    the one before it replaces what was recorded from that time on, so that rejected steps of an adaptive solver, and
+    the predictor of a two-stage one, are not counted. What a solver evaluates inside a step that it accepts cannot be
+    told from steps, and stays. To read the accepted states alone, give the solver the field itself, and :meth:`read`
+    the states that it returns:
+
+    >>> times = torch.linspace(0, 1, 21)
+    >>> states = odeint(lambda t, x: field(x, t), x0, times)  # doctest: +SKIP
+    >>> run = Watched(field).read(states, times)  # doctest: +SKIP
+
+    Use one for each run and thread: it holds what the run has recorded so far.
 
     Arguments:
         field: A field.
@@ -35,15 +47,40 @@ class Watched(nn.Module):
         self.x0: Any = None
 
     def forward(self, x: Any, t: Any, **cond: Any) -> Any:
-        count = batch_size(x)
-        times = torch.as_tensor(t, device=self.field.device).reshape(-1).expand(count)
-        with evaluating(self.field), torch.no_grad():
-            found = self.estimator(self.field, x, times, cond, self.randomness)
-            v = found.mean if self.estimator.plain_mean else self.field(x, times, **cond)
+        """Return the velocity, and record its variance."""
+        times = torch.as_tensor(t, device=self.field.device).reshape(-1).expand(batch_size(x))
+
+        def read() -> tuple[Any, Any]:
+            with torch.no_grad():
+                found = self.estimator(self.field, x, times, cond, self.randomness)
+                return (found.mean if self.estimator.plain_mean else self.field(x, times, **cond)), found.var
+
+        v, var = evaluating(self.field).call(read)
+        when = float(times[0])
+        self.readings = [reading for reading in self.readings if float(reading[0][0]) < when]
         if not self.readings:
             self.x0 = each(Tensor.clone, x)
-        self.readings.append((times, v, found.var))
+        self.readings.append((times, v, var))
         return v
+
+    def read(self, states: Any, times: Any, **cond: Any) -> Trajectory:
+        """Return the run through these states: those that a solver accepted, or was asked for.
+
+        Arguments:
+            states: A state for each time, in order: a list, or one tensor `(T, B, *)`. The last is the sample.
+            times: The times, rising from the start to 1.
+            cond: Given to the network.
+        """
+        when = torch.as_tensor(times).reshape(-1)
+        if len(when) != len(states) or len(when) < 2 or not bool((when.diff() > 0).all()):
+            raise UsageError(
+                f"one state for each of at least 2 rising times: got {len(states)} states and {len(when)} times"
+            )
+        self.readings = []
+        for x, t in zip(states, when[:-1], strict=False):
+            self(x, t, **cond)
+        options = {"cond": {n: c for n, c in cond.items() if isinstance(c, Tensor) and c.ndim}}
+        return self.trajectory(states[-1], **options)
 
     def trajectory(self, x: Any, **options: Any) -> Trajectory:
         """The run that ended at `x`, with its scores and confidence; the next call begins another run.
@@ -54,7 +91,7 @@ class Watched(nn.Module):
         """
         if not self.readings:
             raise UsageError("nothing was watched; give this to a solver as its velocity first")
-        readings, self.readings = sorted(self.readings, key=lambda reading: float(reading[0][0])), []
+        readings, self.readings = self.readings, []
         times, mean, var = zip(*readings, strict=True)
         when = torch.stack(times)
         return Trajectory(

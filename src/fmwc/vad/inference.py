@@ -21,6 +21,17 @@ def time_features(t: Tensor) -> Tensor:  # (B,) -> (B, F)
     return torch.cat([torch.cos(angle * k), torch.sin(angle * (k + 1))], -1)
 
 
+def _linear(inputs: int, outputs: int, generator: torch.Generator | None) -> nn.Linear:
+    """A linear layer with torch's usual first weights, drawn from a generator: torch's global one is left alone."""
+    layer = nn.utils.skip_init(nn.Linear, inputs, outputs, device=torch.get_default_device())
+    if layer.weight.is_meta:  # sizes alone
+        return layer
+    nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
+    bound = 1 / math.sqrt(inputs)
+    nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+    return layer
+
+
 class InferenceNetwork(nn.Module):
     r"""Creates E_γ, which gives log α per input channel of one layer from its input h and the time.
 
@@ -32,12 +43,19 @@ class InferenceNetwork(nn.Module):
         channels: The layer's input channels.
         width: The hidden width; the paper's is 64.
         initial_log_alpha: b₂ at the start.
+        generator: Draws the first weights; torch's own if `None`.
     """
 
-    def __init__(self, channels: int, width: int = 64, initial_log_alpha: float = -3.0) -> None:
+    def __init__(
+        self,
+        channels: int,
+        width: int = 64,
+        initial_log_alpha: float = -3.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
         super().__init__()
-        self.hidden = nn.Linear(channels + TIME_FEATURES, width)
-        self.out = nn.Linear(width, channels)
+        self.hidden = _linear(channels + TIME_FEATURES, width, generator)
+        self.out = _linear(width, channels, generator)
         nn.init.zeros_(self.out.weight)
         nn.init.constant_(self.out.bias, initial_log_alpha)
 

@@ -5,7 +5,9 @@ network has none, so that whatever looks for hooks (torch.compile, a copy, a pic
 
 What runs is kept in context variables, so a hook acts only in the thread and task whose pass runs: other threads may
 sample the same field, or call the network, at the same time. A network that calls its layers from threads of its own
-must hand them its context (`contextvars.copy_context().run`); `nn.DataParallel` does not.
+must hand them its context (`contextvars.copy_context().run`); `nn.DataParallel` does not. torch looks for hooks before
+it uses its fused kernel for `nn.TransformerEncoderLayer`: while a pass runs in one thread, other threads compute such
+layers one by one, which may differ in the last digits.
 """
 
 from __future__ import annotations
@@ -109,14 +111,22 @@ class NoisyLayer(nn.Module):
     It holds the inference network only; the layer itself stays where its author put it.
     """
 
-    def __init__(self, name: str, layer: Any, running: _Running, width: int, initial_log_alpha: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        layer: Any,
+        running: _Running,
+        width: int,
+        initial_log_alpha: float,
+        generator: torch.Generator | None = None,
+    ) -> None:
         super().__init__()
         self.name = name
         kind = kind_of(layer)
         assert kind is not None
         self.kind = kind
         self.running = running
-        self.inference = InferenceNetwork(getattr(layer, kind.channels), width, initial_log_alpha)
+        self.inference = InferenceNetwork(getattr(layer, kind.channels), width, initial_log_alpha, generator)
 
     def log_alpha(self, h: Tensor) -> Tensor:
         """log α per input channel, shaped to multiply `h`. Spatial inputs are pooled, so α is shared over space."""
@@ -236,6 +246,7 @@ class NoiseModel(nn.Module):
             projections of `nn.MultiheadAttention`: `q_proj`, `k_proj`, `v_proj`, `out_proj`.
         width: The width of the inference networks.
         initial_log_alpha: log α before training.
+        generator: Draws the first weights of the inference networks; torch's own if `None`.
     """
 
     def __init__(
@@ -245,6 +256,7 @@ class NoiseModel(nn.Module):
         exclude: Sequence[str] = (),
         width: int = 64,
         initial_log_alpha: float = -3.0,
+        generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         chosen = choose_layers(network, include, exclude)
@@ -257,7 +269,7 @@ class NoiseModel(nn.Module):
         self.names = list(chosen)
         self.running = _Running()
         self.layers = nn.ModuleList(
-            NoisyLayer(name, layer, self.running, width, initial_log_alpha) for name, layer in chosen.items()
+            NoisyLayer(name, layer, self.running, width, initial_log_alpha, generator) for name, layer in chosen.items()
         )
         parameter = next(iter(chosen.values())).weight
         self.to(device=parameter.device, dtype=parameter.dtype)
