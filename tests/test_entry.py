@@ -44,7 +44,7 @@ FUNCTIONS = {
     "asks = lambda x: x": "called without arguments",
     "def asks(): raise SystemExit": "failed: SystemExit",
     "def asks(): yield 1": "got generator",
-    "async def asks(): pass": "got coroutine",
+    "async def asks(): pass": "is asynchronous",
     "asks = int": "got int",
     "asks = 3": "function without arguments",
     "import torch; asks = torch.nn.Linear(2, 2)": "function without arguments",

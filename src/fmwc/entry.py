@@ -35,7 +35,11 @@ def called(entry: str, what: str) -> Any:
         if not callable(function) or (hasattr(function, "state_dict") and not isinstance(function, type)):
             raise UsageError(f"'{entry}' is to be a function without arguments that returns {what}")
         _require_no_arguments(entry, function)
-        return _guarded(function, f"'{entry}' failed")
+        found = _guarded(function, f"'{entry}' failed")
+        if inspect.iscoroutine(found):
+            found.close()  # else Python warns that nobody waited for it
+            raise UsageError(f"'{entry}' is asynchronous; give a plain function that returns {what}")
+        return found
 
 
 def one_line(error: BaseException, longest: int = 200) -> str:

@@ -89,7 +89,7 @@ def needed(max_risk: float, probability: float = 0.9) -> int:
     45
     """
     for name, value in (("the risk", max_risk), ("the probability", probability)):
-        if not 0 < value < 1:
+        if not 0 < value < 1 or 1 - value == 1:
             raise UsageError(f"{name} lies between 0 and 1, and is neither; got {value}")
     return math.ceil(round(math.log(1 - probability) / math.log(1 - max_risk), 9))
 

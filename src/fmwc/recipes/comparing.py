@@ -292,4 +292,4 @@ def cells(out: Path) -> list[dict[str, Any]]:
 
 def setting_of_results(out: Path) -> str:
     """Which setting a results folder is of; the Checkerboard's cells, which came first, do not say."""
-    return cells(out)[0].get("setting", "checkerboard")
+    return cells(out)[0].get("setting") or "checkerboard"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from pathlib import Path
 from typing import Any
@@ -41,8 +40,6 @@ def build(entry: str, weights: str | Path | None = None) -> tuple[nn.Module, Spa
             raise UsageError(f"'{entry}' returns the shape {str(tuple(space))[:100]}, which no sample can have")
         space = as_space(space)
     if not isinstance(network, nn.Module) or not (space is None or isinstance(space, Space)):
-        if inspect.iscoroutine(made):
-            made.close()  # else Python warns that nobody waited for it
         raise UsageError(
             f"'{entry}' returns a torch module, or a pair of one and its space: fmwc.flow.Space, or a shape; got "
             f"{type(made).__name__}"

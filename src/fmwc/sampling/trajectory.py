@@ -343,6 +343,8 @@ class Trajectory:
         found: dict[str, Any] = {}
         for key, value in flat.items():
             name, _, channel = key.partition(".")
+            if name in found and isinstance(found[name], dict) != bool(channel):
+                raise CheckpointError(f"it holds both '{name}' and channels of that name")
             if channel:
                 found.setdefault(name, {})[channel] = value
             else:
