@@ -14,7 +14,7 @@ import torch._dynamo  # noqa: F401  (the optimiser's: here, so that children nee
 import fmwc.cli
 import fmwc.settings.drawing  # noqa: F401
 from fmwc.__main__ import main
-from fmwc.files import MANIFEST
+from fmwc.files import LOCK, MANIFEST
 
 TINY = ["hidden=8", "time_features=4", "iterations=8", "batch=16", "noise_steps=4", "points=200", "save_every=4"]
 SETS = [part for change in TINY for part in ("--set", change)]
@@ -164,11 +164,29 @@ def test_killed_again_and_again_a_run_still_ends(verb, prepared, tmp_path, monke
     assert content(out) == content(straight)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda s: s.name)
+@pytest.mark.parametrize("verb", ["train", "sample"])
+def test_signals_end_a_run_in_one_line_and_it_resumes(verb, signum, prepared, tmp_path, monkeypatch):
+    monkeypatch.chdir(prepared)
+    straight, out = tmp_path / "straight", tmp_path / "out"
+    assert run_in_child(words_of(verb, prepared, straight))[0] == 0
+    for event in (6, 14, 22, 30, 38):
+        code, said = run_in_child(words_of(verb, prepared, out), kill_at=event, signum=signum)
+        assert code == 128 + signum, said
+        assert len([line for line in said.splitlines() if line.startswith("fmwc: interrupted")]) == 1
+        assert "Traceback" not in said
+        assert not [p for p in out.rglob("*") if p.name.startswith((".fmwc-tmp", ".fmwc-lock"))]
+    assert run_in_child(words_of(verb, prepared, out))[0] == 0
+    assert content(out) == content(straight)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_training_is_only_resumed_with_the_settings_it_was_begun_with(prepared, tmp_path, monkeypatch):
     monkeypatch.chdir(prepared)
     words = words_of("joint", prepared, tmp_path / "out")
     assert run_in_child([*words, "--set", "prior_rate=0.3"], kill_at=40)[0] == -signal.SIGKILL
-    before = sorted(Path(tmp_path / "out").rglob("*"))
+    before = sorted(p for p in Path(tmp_path / "out").rglob("*") if p.name != LOCK)  # which a killed run leaves
     code, said = run_in_child([*words, "--set", "prior_rate=0.9"])
     assert code == 2
     assert "prior_rate: 0.3 there, 0.9 here" in said

@@ -225,7 +225,8 @@ def claimed(
     finally:
         _CLAIM.reset(token)
         if not folder.finished and not any((path / name).exists() for name in folder.files):
-            _restore(path / MANIFEST, earlier)  # nothing was written: leave the folder as it was
+            folder.discard([*folder.files])  # nothing was written: leave the folder as it was
+            _restore(path / MANIFEST, earlier)
         with suppress(OSError):
             (path / LOCK).unlink()  # while it is held: whoever opened it in between finds that it is gone
         lock.release()
@@ -368,18 +369,3 @@ def _printable(text: str) -> str:
 
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-def check_folder(path: Path, *, force: bool = False) -> None:
-    """Raise where results must not be written. (Being replaced by :func:`claimed`.)"""
-    if path.exists() and not path.is_dir():
-        raise OutputError(f"{path} is a file; give --out a folder")
-    if not force and path.is_dir() and any(path.iterdir()):
-        raise OutputError(f"{path} is not empty and nothing in it was touched; choose another --out, or add --force")
-
-
-def new_folder(path: Path, *, force: bool = False) -> Path:
-    """A folder to write results into. (Being replaced by :func:`claimed`.)"""
-    check_folder(path, force=force)
-    path.mkdir(parents=True, exist_ok=True)
-    return path

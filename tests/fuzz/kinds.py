@@ -49,14 +49,12 @@ class Kind:
         prepare: Makes a good source in a folder, once.
         case: Changes it at random into a scratch folder, and reads it.
         share: How many cases it gets, relative to others: slow ones get fewer.
-        ready: Whether it is fuzzed.
     """
 
     name: str
     prepare: Callable[[Path], Any]
     case: Callable[[random.Random, Any, Path], Any]
     share: float = 1.0
-    ready: bool = True
 
 
 def emptied(folder: Path) -> Path:
@@ -118,6 +116,14 @@ def make_samples(folder: Path) -> Path:
 
 def fuzz_samples(rng: random.Random, source: Path, folder: Path) -> Any:
     path = emptied(folder) / "samples.safetensors"
+    _changed(rng, source, path)
+    run = fmwc.Trajectory.load(path)
+    run.score()
+    return run.confidence, run.take(torch.arange(1)), run.surest(0.5)
+
+
+def _changed(rng: random.Random, source: Path, path: Path) -> None:
+    """Write a file of tensors and their description, changed: in its bytes, or in what it says with hashes that fit."""
     if rng.random() < 0.3:
         path.write_bytes(change_bytes(rng, source.read_bytes()))
     else:
@@ -133,9 +139,6 @@ def fuzz_samples(rng: random.Random, source: Path, folder: Path) -> Any:
             about = {**about, **_seal_of(tensors, about)}
         text = json_text(rng, about).decode("utf-8", "replace")
         path.write_bytes(save({k: v.contiguous() for k, v in tensors.items()}, {"fmwc": text}))
-    run = fmwc.Trajectory.load(path)
-    run.score()
-    return run.confidence, run.take(torch.arange(1)), run.surest(0.5)
 
 
 def _seal_of(tensors: dict[str, Any], about: Any) -> dict[str, str]:
@@ -436,8 +439,54 @@ def nothing(folder: Path) -> None:
     return None
 
 
-def unread(rng: random.Random, source: Any, folder: Path) -> Any:
-    raise NotImplementedError
+def _fit(resume: Path) -> Any:
+    from fmwc.nets import MLP
+
+    field = fmwc.attach(MLP(dim=2, hidden=8, depth=1), space=(2,), width=4)
+    data = torch.zeros(8, 2)
+    return fmwc.fit_noise(field, data, 2, batch=4, resume=resume)
+
+
+def make_point(folder: Path) -> Path:
+    _fit(folder / "noise.resume")
+    return folder / "noise.resume"
+
+
+def fuzz_point(rng: random.Random, source: Path, folder: Path) -> Any:
+    path = emptied(folder) / "noise.resume"
+    _changed(rng, source, path)
+    return _fit(path)
+
+
+def make_claim(folder: Path) -> Path:
+    from fmwc.files import MANIFEST, claimed, write_text
+
+    with claimed(folder / "out", "draw", {"seed": 1}):
+        for name in ("a.txt", "deep/b.txt"):
+            write_text(folder / "out" / name, name)
+    return folder / "out" / MANIFEST
+
+
+def fuzz_claim(rng: random.Random, source: Path, folder: Path) -> Any:
+    from fmwc.files import claimed, write_text
+
+    out = emptied(folder) / "out"
+    shutil.copytree(source.parent, out)
+    kept = folder / "mine.txt"
+    kept.write_text("mine")
+    if rng.random() < 0.4:
+        content = change_bytes(rng, source.read_bytes())
+    else:
+        lines = [json.loads(line) for line in source.read_text().splitlines()]
+        content = b"\n".join(json_text(rng, change_json(rng, line)) for line in lines)
+    (out / source.name).write_bytes(content)
+    again, force = rng.random() < 0.5, rng.random() < 0.5
+    try:
+        with claimed(out, "draw", {"seed": rng.randrange(3)}, again=again, force=force) as claim:
+            if not claim.finished:
+                write_text(out / "a.txt", "new")
+    finally:
+        assert kept.read_text() == "mine"
 
 
 KINDS = [
@@ -446,7 +495,8 @@ KINDS = [
     Kind("samples", make_samples, fuzz_samples, 2.0),
     Kind("results cells", make_cells, fuzz_cells),
     Kind("studies", make_study, fuzz_study, 0.2),
-    Kind("resume points", nothing, unread, ready=False),  # the format is being rewritten
+    Kind("resume points", make_point, fuzz_point, 0.3),
+    Kind("manifests", make_claim, fuzz_claim, 0.3),
     Kind("data files", make_data, fuzz_data, 2.0),
     Kind("tables", make_filter, fuzz_table, 0.5),
     Kind("labels", make_filter, fuzz_labels, 0.5),

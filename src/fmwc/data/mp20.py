@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import secrets
 import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from fmwc.data.parsers import MOST_ATOMS, Cell, cell_of, has_volume
 from fmwc.data.sources import HELD, LABELS, OTHERS, SOURCES, SPLITS, Entry, dealt, entries_of, home_of, place_of
 from fmwc.data.structures import cells
 from fmwc.errors import DataError, OutputError, pick
-from fmwc.files import new_folder, write_bytes
+from fmwc.files import write_bytes
 from fmwc.readers import read_arrays
 
 __all__ = ["LABELS", "MOST_ATOMS", "SPLITS", "Progress", "Report", "build", "energies", "load", "prototypes"]
@@ -96,8 +96,8 @@ def build(source: str | Path, out: str | Path, *, progress: Progress | None = No
     """
     kind, home = home_of(place_of(source), {kind: held for kind, held in HELD.items() if kind != "npz"})
     target = Path(os.path.expanduser(out)).absolute()
-    if target.exists():
-        new_folder(target)  # refuses what is not empty, before the work
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):  # before the work
+        raise OutputError(f"{target} is a file, or a folder that is not empty, and was not touched; choose another")
     kept: dict[str, int] = {}
     left_out: dict[str, tuple[str, ...]] = {}
     files: dict[str, bytes] = {}
@@ -123,10 +123,10 @@ def _write_whole(target: Path, files: dict[str, bytes]) -> None:
     half = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        half = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+        half = target.parent / f".{target.name}.{secrets.token_hex(6)}"
+        half.mkdir()
         for name, content in files.items():
             write_bytes(half / name, content)
-        half.chmod(0o755)
         if target.exists():
             target.rmdir()  # empty, or it is somebody's work by now
         half.rename(target)
