@@ -356,7 +356,7 @@ def test_transported_variance_is_the_whole_jacobian_of_the_run(anneal):
             v = made.run(given, x, torch.full((2,), t, dtype=torch.float64), **cond)
             most = (1 - t) / 0.5  # no step goes past where its velocity points
             x = here.advance(x, {k: c * min(1 + anneal.get(k, 0) * t, most) for k, c in v.items()}, dt)
-        return flat(x)
+        return flat({k: c * made.space.channels[k].weight ** 0.5 for k, c in x.items()})  # as scores add them up
 
     var, calls = jacobian_var(rollout)
     torch.testing.assert_close(run.transported.var, var, rtol=1e-8, atol=1e-14)
