@@ -20,7 +20,7 @@ from fmwc.errors import DataError, NotFiniteError, ShapeError, UsageError, pick,
 from fmwc.field import Field
 from fmwc.flow import elbo
 from fmwc.identity import digest_tensors
-from fmwc.modes import evaluating, tensor_float
+from fmwc.modes import Scope, Scopes, Shared, evaluating, tensor_float
 from fmwc.propagate import Linearised
 from fmwc.randomness import Stream
 from fmwc.resume import read_point, save_point
@@ -385,17 +385,18 @@ def _tensors(field: Field, data: Any) -> State:
     return each(lambda c: c.to(precision_of(field.network)), found)
 
 
-@contextmanager
-def _frozen(network: nn.Module) -> Iterator[None]:
-    """Parameters without gradients, and modules in evaluation mode; both put back afterwards."""
-    gradients = {p: p.requires_grad for p in network.parameters()}
-    network.requires_grad_(False)
-    try:
-        with evaluating(network):
-            yield
-    finally:
-        for parameter, required in gradients.items():
-            parameter.requires_grad_(required)
+def _set_gradient(parameter: nn.Parameter, required: bool) -> None:
+    parameter.requires_grad_(required)
+
+
+_GRADIENTS: Shared[nn.Parameter] = Shared(
+    lambda parameter: parameter.requires_grad, lambda parameter: _set_gradient(parameter, False), _set_gradient
+)
+
+
+def _frozen(network: nn.Module) -> Scope:
+    """A scope in which parameters have no gradients, and modules are in evaluation mode."""
+    return Scopes(_GRADIENTS.holding(network.parameters()), evaluating(network))
 
 
 @contextmanager
