@@ -59,11 +59,11 @@ def written(path: Path) -> Iterator[BinaryIO]:
     _sync(path.parent)
 
 
-def note(path: Path) -> None:
-    """List a file in the manifest of every claimed folder it lies in; called before it is written."""
+def note(*paths: Path) -> None:
+    """List files in the manifest of every claimed folder they lie in; called before they are written."""
     folder = _CLAIM.get()
     while folder is not None:
-        folder.note(path)
+        folder.note(*paths)
         folder = folder.outer
 
 
@@ -116,17 +116,19 @@ class Folder:
         """The folder for what an interrupted run resumes from; deleted at the end."""
         return self.path / WORK
 
-    def note(self, path: Path) -> None:
-        """Add a file to the manifest; called before it is written."""
-        name = _relative(path, self.path)
-        if name is not None and name not in self.files:
-            if PurePosixPath(name).parts[0] in self.spared and path.exists():
+    def note(self, *paths: Path) -> None:
+        """Add files to the manifest; called before they are written."""
+        names = [_relative(path, self.path) for path in paths]
+        fresh = [name for name in names if name is not None and name not in self.files]
+        for name in fresh:
+            if PurePosixPath(name).parts[0] in self.spared and (self.path / name).exists():
                 raise OutputError(
-                    f"{shown(path)} is not a file of fmwc {self.by} and was not touched; choose another --out, or add "
-                    "--force"
+                    f"{shown(self.path / name)} is not a file of fmwc {self.by} and was not touched; choose another "
+                    "--out, or add --force"
                 )
-            self.files.add(name)
-            self._append({"file": name})
+        if fresh:
+            self.files.update(fresh)
+            self._append({"file": name} for name in fresh)
 
     def discard(self, names: Iterable[str]) -> None:
         """Delete some of the files that this folder's runs wrote, and the subfolders that this leaves empty."""
@@ -165,9 +167,9 @@ class Folder:
         finally:
             _CLAIM.reset(token)
 
-    def _append(self, line: Mapping[str, Any]) -> None:
+    def _append(self, lines: Iterable[Mapping[str, Any]]) -> None:
         with (self.path / MANIFEST).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write("".join(json.dumps(line) + "\n" for line in lines))
             file.flush()
             os.fsync(file.fileno())
 
@@ -217,8 +219,8 @@ def claimed(
     token = _CLAIM.set(folder)
     try:
         _take_over(folder, force, resumes, again, adds)
-        for name in folder.files if folder.outer else ():
-            folder.outer.note(path / name)  # type: ignore[union-attr]
+        if folder.outer:
+            folder.outer.note(*(path / name for name in folder.files))
         yield folder
         if not folder.finished:
             folder.finish()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fmwc.errors import DataError
-from fmwc.files import write_bytes, write_text
+from fmwc.files import note, write_bytes, write_text
 from fmwc.metrics.crystals.candidates import SYMBOLS, Candidate
 from fmwc.metrics.crystals.extras import need
 from fmwc.metrics.crystals.table import Columns, checked, csv_text, plain
@@ -70,19 +70,22 @@ def cif_text(candidate: Candidate, notes: Mapping[str, Any] | None = None) -> st
 def write_cifs(
     folder: str | Path, candidates: Sequence[Candidate], columns: Columns | None = None
 ) -> list[Path | None]:
-    """Writes one CIF a structure, named after it; None in place of one that cannot be written."""
-    written: list[Path | None] = []
+    """Write one CIF per structure, named after it; return `None` in place of one that cannot be written."""
+    paths: list[Path | None] = []
     taken: set[str] = set()
     for i, candidate in enumerate(candidates):
         if not _writable(candidate):
-            written.append(None)
+            paths.append(None)
             continue
         stem = re.sub(r"[^A-Za-z0-9_.+-]", "_", candidate.name).removesuffix(".cif").strip(".") or "structure"
         name = stem if stem.lower() not in taken else f"{stem}-{i}"
         taken.add(name.lower())
-        notes = {key: plain(values[i]) for key, values in (columns or {}).items()}
-        written.append(write_text(Path(folder) / f"{name}.cif", cif_text(candidate, notes)))
-    return written
+        paths.append(Path(folder) / f"{name}.cif")
+    note(*(path for path in paths if path))  # all at once: the manifest is synced for each call
+    for i, (path, candidate) in enumerate(zip(paths, candidates, strict=True)):
+        if path:
+            write_text(path, cif_text(candidate, {key: plain(values[i]) for key, values in (columns or {}).items()}))
+    return paths
 
 
 def _quoted(value: Any) -> str:
