@@ -76,7 +76,7 @@ def test_seeds_are_those_that_nothing_was_chosen_on(words, seeds, run, tmp_path,
     def instead(subject, out, **options):
         asked.update(options)
 
-    monkeypatch.setattr("fmwc.cli.studying.fill", instead)
+    monkeypatch.setattr("fmwc.recipes.uses.study.study", instead)
     code, _, err = run("study", "checkerboard", *words, *WORDS, "--out", tmp_path)
     assert code == 0, err
     assert list(asked["seeds"]) == list(seeds)
@@ -87,7 +87,7 @@ def test_a_study_without_the_digits_test_split_says_so(run, tmp_path, monkeypatc
     monkeypatch.delenv("FMWC_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     asked = []
-    monkeypatch.setattr("fmwc.cli.studying.fill", lambda subject, out, **options: asked.append(subject))
+    monkeypatch.setattr("fmwc.recipes.uses.study.study", lambda subject, out, **options: asked.append(subject))
     code, _, err = run("study", "mnist", *WORDS, "--out", tmp_path / "s")
     assert code == 0, err
     assert "FID not read" in err

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -196,6 +197,12 @@ def test_version():
     found = command("--version")
     assert found.returncode == 0
     assert found.stdout.split()[:2] == ["fmwc", __import__("fmwc").__version__]
+
+
+def test_version_names_the_commit_that_was_baked_in(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fmwc._commit", SimpleNamespace(COMMIT="0123456789ab"))
+    code, out, _ = run("--version")
+    assert (code, out.split()[2]) == (0, "(0123456789ab)")
 
 
 def test_every_summary_fits(run):

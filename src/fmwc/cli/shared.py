@@ -53,7 +53,7 @@ app = typer.Typer(
 def _built_from() -> str:
     """The commit that was written into the package when it was built; empty in a source tree."""
     try:
-        return str(import_module("fmwc._build").COMMIT)
+        return str(import_module("fmwc._commit").COMMIT)
     except (ImportError, AttributeError):
         return ""
 

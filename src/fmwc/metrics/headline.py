@@ -13,7 +13,7 @@ __all__ = ["FEWEST", "INTERVALS", "ranking_text", "rate", "rate_kept", "too_few"
 
 FEWEST = 10  # of the rarer kind of sample: an order of fewer is read from noise
 NORMAL = 1.6448536269514722  # quantile of a two-sided 90 % interval
-INTERVALS = "90 % intervals: of rates by Wilson, of AUPRC by bootstrap"
+INTERVALS = "90 % intervals"
 
 
 def wilson(count: int, total: int) -> tuple[float, float]:

@@ -79,9 +79,9 @@ def _points(x: np.ndarray, level: np.ndarray) -> Drawn:
     sure, doubtful = extremes(level)
     low, high = np.quantile(x, [0.001, 0.999], axis=0)
     middle, half = (low + high) / 2, 0.55 * max(float((high - low).max()), 1e-6)
-    figure = Figure(figsize=(1.32 * TWO[0], 4.2))
+    figure = Figure(figsize=(TWO[0], 3.4))
     panels = figure.subplots(1, 3, sharex=True, sharey=True)
-    size = float(np.clip(4_000 / len(some), 4, 26))
+    size = float(np.clip(3_000 / len(some), 2.5, 20))
     panels[0].scatter(*x[some].T, s=size, c=CONFIDENCE(level[some]), linewidths=0, rasterized=True)
     panels[0].set_title(f"all samples ({len(x):,})")
     for axes, which, colour, name in (
