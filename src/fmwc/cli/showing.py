@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,6 +54,7 @@ def demo(
 
     Uses the shipped weights. Called again with the same folder, it replaces the files that it wrote; other files stay.
     """
+    from fmwc.modes import one_thread
     from fmwc.recipes.recipe import Clock, pick_device
     from fmwc.settings import setting_named
 
@@ -69,7 +70,7 @@ def demo(
             with training_bar() as bar:
                 chosen.fit(recipe, folder.path / "model", where, bar, force=True)
         field = fmwc.load(setting if recipe is None else folder.path / "model", device=where)
-        with _threads(chosen.demo_threads):
+        with one_thread() if chosen.one_thread else nullcontext():
             _page(chosen, field, folder.path, seed, count, clock, f"{setting}, demonstration", chosen.glance)
 
 
@@ -109,19 +110,6 @@ def report(
     chosen.require_judge(field)
     with claimed(out, "report", force=force) as folder:
         _page(chosen, field, folder.path, seed, count, clock, source, chosen.shown)
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    """Use this many threads of the CPU; `None`: as many as torch has chosen."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _page(

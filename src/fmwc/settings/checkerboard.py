@@ -36,7 +36,7 @@ class CheckerboardSetting(Setting):
     bad, kept, others = WORDS.bad, WORDS.kept, ("temporal_ratio",)
     draws, seeds = 64, "0,1,2"
     transported = DISPERSION
-    demo_threads = 1  # products this small gain little from a second thread, which beside other work only waits
+    one_thread = True
 
     def count(self, device: torch.device) -> int:
         return 10_000

@@ -99,7 +99,8 @@ class Setting(ABC):
         others: Scores its short table reads beside a run's own.
         draws: Stochastic trajectories its dispersion is held against.
         seeds: The seeds its results are made with.
-        demo_threads: Threads of the CPU that a demonstration uses; `None` for torch's choice.
+        one_thread: Whether the command samples on one CPU thread: for products so small that a second one gains little,
+            and beside other work only waits.
         reproduced: Samples a reading of its results.
         judges: Whether samples are judged as they are written.
         has_judge: Whether there is a judge to ask at all.
@@ -124,7 +125,7 @@ class Setting(ABC):
     others: tuple[str, ...] = ()
     draws: int
     seeds: str
-    demo_threads: int | None = None
+    one_thread: bool = False
 
     def recipe(self, preset: str, changes: Sequence[str], data: str = "", own: bool = False) -> Any:
         """A preset with `key=value` changes, and data of the user's own where the setting takes any."""
