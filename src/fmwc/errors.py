@@ -101,6 +101,9 @@ def pick(table: Mapping[str, T], name: str, what: str) -> T:
 
 def require_finite(tensor: Tensor, what: str) -> None:
     """Raises where a tensor holds NaN or infinity."""
-    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-        count = int((~torch.isfinite(tensor)).sum())
+    if not tensor.is_floating_point():
+        return
+    finite = torch.isfinite(tensor if tensor.element_size() > 1 else tensor.float())  # torch has none for eight bits
+    if not finite.all():
+        count = int((~finite).sum())
         raise NotFiniteError(f"{what} holds {count} NaN or infinite values of {tensor.numel()}; all must be finite")
