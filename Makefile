@@ -3,7 +3,7 @@ BIN := .venv/bin
 
 INTEROP := .venv-interop/bin
 
-.PHONY: install demo test test-interop interop lint bench clean
+.PHONY: install demo test fuzz test-interop interop lint bench clean
 
 install: .venv/installed
 
@@ -17,6 +17,11 @@ demo: install
 
 test: install lint
 	$(BIN)/pytest -n 2
+
+# The readers, given files and options that were changed at random. Another seed: make fuzz FMWC_FUZZ_SEED=1
+fuzz: export FMWC_FUZZ_CASES ?= 10000
+fuzz: install
+	$(BIN)/pytest tests/fuzz
 
 # Other libraries' networks, in an environment of their own: nothing else needs them.
 .venv-interop/installed: pyproject.toml constraints.txt requirements-interop.txt

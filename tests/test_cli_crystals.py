@@ -239,7 +239,7 @@ def mixed(tmp_path):
 
 
 NAMES = ["a_salt.cif", "b_coincident.cif", "c_collapsed.cif", "d_needle.cif", "e_neon.cif", "f_text.cif"]
-SAID = ["", "", "collapsed", "needle", "no reference for Ne", "cannot be read"]
+SAID = ["", "", "collapsed", "needle", "no reference for Ne", "no structure in it"]
 
 
 def test_judge_gives_every_structure_a_row_and_says_what_is_wrong(run, mixed, tmp_path):

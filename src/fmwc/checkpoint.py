@@ -307,7 +307,7 @@ def load(
         raise CheckpointError(f"{folder} holds a network without noise; read it with fmwc.checkpoint.load_network")
     tensors = _read(folder, found)
     reference = {n.removeprefix(_REFERENCE): tensors.pop(n) for n in list(tensors) if n.startswith(_REFERENCE)}
-    if (width := tensors.get(_WIDTH)) is None or len(width) != found["noise"]["width"]:
+    if (width := tensors.get(_WIDTH)) is None or not width.ndim or len(width) != found["noise"]["width"]:
         raise CheckpointError(f"{folder}/{RECORD} and its weights disagree on the width of the inference networks")
     if network is None:
         _check_shapes(folder, _built(folder, found, None, space, meta=True), tensors)  # before memory is taken

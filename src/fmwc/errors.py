@@ -102,7 +102,10 @@ def pick(table: Mapping[str, T], name: str, what: str) -> T:
 
 def require_finite(tensor: Tensor, what: str) -> None:
     """Raise where a tensor holds NaN or infinity."""
-    if not tensor.is_floating_point() or math.isfinite(float(tensor.detach().sum())):  # one pass, without a mask
+    if not tensor.is_floating_point():
+        return
+    tensor = tensor.detach() if tensor.element_size() > 1 else tensor.detach().float()  # torch has none for eight bits
+    if math.isfinite(float(tensor.sum())):  # one pass, without a mask
         return
     if not (finite := tensor.isfinite()).all():  # a sum of finite numbers may overflow
         count = int((~finite).sum())

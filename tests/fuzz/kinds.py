@@ -13,6 +13,7 @@ import random
 import shutil
 import struct
 import sys
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -317,6 +318,61 @@ def fuzz_data(rng: random.Random, source: dict[str, bytes], folder: Path) -> Any
     return arrays.load(path)
 
 
+TYPES = ["u1", "i8", "f4", "f8", ">f8", "f2", "c8", "?", "S3", "U2", "M8[s]", "O", "i4,f4", "g", ">i2", "u4"]
+SHAPES = [(), (0,), (3,), (4, 8, 8), (4, 8, 8, 1), (4, 1, 8, 8), (4,), (2, 3), (1,) * 20, (0, 8, 8), (4, 0)]
+NAMES = ["x", "y", "x_train", "y_train", "images", "labels", "x.a", "x.", "", "a/b", "é", "num_atoms", "atomic_numbers"]
+NAMES += ["frac_coords", "lengths", "angles", "material_id", "energy_per_atom", "model", "elements", "energies"]
+
+
+def _array(rng: random.Random) -> np.ndarray:
+    shape, kind = rng.choice(SHAPES), np.dtype(rng.choice(TYPES))
+    found = np.zeros(shape, kind)
+    if kind.kind in "fgc" and rng.random() < 0.3 and found.size:
+        found.flat[0] = rng.choice([np.nan, np.inf, -1, 300])
+    return np.asfortranarray(found) if rng.random() < 0.2 else found
+
+
+def _saved(rng: random.Random) -> Any:
+    """What a user may have saved by torch: tensors of every kind, and what is none."""
+    x = torch.zeros(3, 2)
+    tensors: list[Any] = [x, x.double(), x.bool(), x.half(), x.to_sparse(), x * 1j, torch.tensor(1.0), x[:0], None, 3]
+    tensors += [
+        torch.zeros(2).expand(3, 2),
+        torch.zeros(3, 2, device="meta"),
+        torch.nn.Parameter(x),
+        "a",
+        b"bytes",
+        1e400,
+    ]
+    tensors += [x.to(torch.float8_e4m3fn), torch.quantize_per_tensor(x, 1, 0, torch.qint8), {"x": x}, [x], (x,), {1: x}]
+    keys: list[Any] = [*NAMES[:9], 1, None, (1, 2)]
+    whole = {rng.choice(keys): rng.choice(tensors) for _ in range(rng.choice([1, 2, 3]))}
+    return rng.choice([whole, whole, rng.choice(tensors)])
+
+
+def fuzz_arrays(rng: random.Random, source: Any, folder: Path) -> Any:
+    from fmwc.data import arrays, mnist, mp20
+    from fmwc.metrics.crystals import Hull
+
+    emptied(folder)
+    if rng.random() < 0.4:
+        torch.save(_saved(rng), folder / "x.pt")
+        return arrays.load(folder / "x.pt")
+    if rng.random() < 0.2:
+        np.save(folder / "x.npy", _array(rng))
+        return arrays.load(folder / "x.npy")
+    some = rng.sample(NAMES, rng.randrange(5))
+    names = rng.choice([some, ["x", "y"], ["x_train", "y_train"], NAMES[11:17], NAMES[17:]])
+    with zipfile.ZipFile(folder / "train.npz", "w") as archive:
+        for name in names:
+            with archive.open(f"{name}.npy", "w") as member:
+                np.lib.format.write_array(member, _array(rng))
+    path = folder / "train.npz"
+    readers: list[Callable[[], Any]] = [lambda: arrays.load(path), lambda: mnist.load(path, own=True)]
+    readers += [lambda: mp20.load(folder), lambda: Hull.load(path)]
+    return rng.choice(readers)()
+
+
 # ---- structures --------------------------------------------------------------------------------------------------
 
 CIF = """data_NaCl
@@ -498,6 +554,7 @@ KINDS = [
     Kind("resume points", make_point, fuzz_point, 0.3),
     Kind("manifests", make_claim, fuzz_claim, 0.3),
     Kind("data files", make_data, fuzz_data, 2.0),
+    Kind("data arrays", nothing, fuzz_arrays, 2.0),
     Kind("tables", make_filter, fuzz_table, 0.5),
     Kind("labels", make_filter, fuzz_labels, 0.5),
     Kind("promises", make_promise, fuzz_promise, 0.5),

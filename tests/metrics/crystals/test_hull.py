@@ -148,7 +148,7 @@ def test_other_models_need_references(monkeypatch):
     monkeypatch.delenv("FMWC_DATA", raising=False)
     with pytest.raises(DataError, match="FMWC_DATA"):
         hull_for("tests.metrics.crystals.test_energy:lennard_jones")
-    with pytest.raises(UsageError, match="cannot be found"):
+    with pytest.raises(UsageError, match="cannot be imported"):
         hull_for("no.module:function")
 
 
