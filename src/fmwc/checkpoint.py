@@ -62,6 +62,7 @@ def _score(value: Any, where: str) -> Any:
     return check(parsed(value)[1], choice(*SCORES, DISPERSION), where) and value
 
 
+_REAL = (torch.float32, torch.float64)  # the types of a reference
 _SIZE = whole(0, 1 << 20)
 _NAMES = array(text(1000), most=100_000)
 _QUANTILES = array(number(), 2, 1_000_000, rising=True)
@@ -344,7 +345,7 @@ def _reference(folder: Path, described: Mapping[str, Any] | None, tensors: dict[
 def _require_reference(reference: Reference, what: str) -> None:
     """Raise where a reference would give every sample the same confidence, or none that means anything."""
     q, standard = reference.quantiles, reference.standard
-    if not q.is_floating_point() or q.ndim != 1 or len(q) < 2:
+    if q.dtype not in _REAL or q.ndim != 1 or len(q) < 2:
         raise CheckpointError(f"{what} needs a list of at least 2 quantiles, got {q.dtype} of shape {tuple(q.shape)}")
     require_finite(q, f"{what}: the quantiles")
     if bool((q[1:] < q[:-1]).any()):
@@ -352,7 +353,12 @@ def _require_reference(reference: Reference, what: str) -> None:
     if standard is None:
         return
     centre, spread = standard.centre, standard.spread
-    if centre.ndim != 1 or centre.shape != spread.shape or not 1 <= len(spread) <= MOST:
+    if (
+        {centre.dtype, spread.dtype} - {*_REAL}
+        or centre.ndim != 1
+        or centre.shape != spread.shape
+        or not 1 <= len(spread) <= MOST
+    ):
         raise CheckpointError(f"{what} needs one centre and one spread per condition")
     seen = ~spread.isnan()
     if not bool(seen.any()) or not bool((centre[seen].isfinite() & spread[seen].isfinite() & (spread[seen] > 0)).all()):

@@ -446,7 +446,8 @@ def _require_run(found: dict[str, Any]) -> None:
         require_finite(value, f"the condition '{name}'")
     reference, standard, ends = (found.get(n) for n in ("reference", "standard", "transported"))
     if reference is not None:
-        need(reference.is_floating_point() and reference.ndim == 1 and len(reference) > 0, "'reference' is not a list")
+        real = reference.dtype in (torch.float32, torch.float64)
+        need(real and reference.ndim == 1 and len(reference) > 0, "'reference' is not a list of numbers")
         require_finite(reference, "'reference'")
         need(not bool((reference[1:] < reference[:-1]).any()), "'reference' is not sorted")
     if standard is not None:
