@@ -10,6 +10,8 @@ from safetensors.torch import load_file, save_file
 
 import fmwc
 from fmwc.__main__ import main
+from fmwc.files import WORK
+from fmwc.identity import seal
 from fmwc.weights import FOLDER, shipped
 
 TINY = ["hidden=16", "time_features=8", "iterations=40", "batch=64", "noise_steps=10", "points=2000", "save_every=20"]
@@ -59,7 +61,7 @@ def test_train_goes_on_where_it_was_killed(run, tmp_path, monkeypatch):
     words = ("train", "checkerboard", "--preset", "quick", "--device", "cpu", *SETS)
     monkeypatch.setattr(training, "save_point", killed)
     assert run(*words, "--out", tmp_path / "stopped")[0] != 0
-    assert list((tmp_path / "stopped").glob("*.resume"))
+    assert list((tmp_path / "stopped" / WORK).glob("*.resume"))
     monkeypatch.setattr(training, "save_point", real)
     assert run(*words, "--out", tmp_path / "stopped")[0] == 0
     assert run(*words, "--out", tmp_path / "straight")[0] == 0
@@ -155,9 +157,9 @@ BAD = {
     "recipe": (("train", "checkboard", "--out", "{out}"), "did you mean 'checkerboard'"),
     "preset": (("train", "checkerboard", "--preset", "papr", "--out", "{out}"), "did you mean 'paper'"),
     "field": (("train", "checkerboard", "--set", "hiden=3", "--out", "{out}"), "did you mean 'hidden'"),
-    "value": (("train", "checkerboard", "--set", "hidden=wide", "--out", "{out}"), "is of type int"),
+    "value": (("train", "checkerboard", "--set", "hidden=wide", "--out", "{out}"), "is a whole number, got 'wide'"),
     "no value": (("train", "checkerboard", "--set", "hidden", "--out", "{out}"), "key=value"),
-    "zero": (("train", "checkerboard", "--set", "hidden=0", "--out", "{out}"), "at least 1"),
+    "zero": (("train", "checkerboard", "--set", "hidden=0", "--out", "{out}"), "lies between 1 and"),
     "odd": (("train", "checkerboard", "--set", "time_features=7", "--out", "{out}"), "even"),
     "prior": (("train", "checkerboard", "--set", "prior_rate=2", "--out", "{out}"), "between 0 and 1"),
     "score": (("sample", "checkerboard", "--score", "peek", "--out", "{out}"), "did you mean 'peak'"),
@@ -204,9 +206,13 @@ def test_a_folder_that_is_not_empty_is_left_alone(run, trained, tmp_path):
         code, _, err = run(*words)
         assert code == 2
         assert "not empty" in err
-    code, _, err = run("train", "checkerboard", "--preset", "quick", "--out", trained, *SETS)
+    before = (trained / "recipe.json").read_bytes()
+    words = ("train", "checkerboard", "--preset", "quick", "--device", "cpu", "--out", trained, *SETS)
+    assert run(*words)[0] == 0  # it is there already
+    code, _, err = run(*words, "--seed", 1)
     assert code == 2
-    assert "already holds a checkpoint" in err
+    assert "fmwc train was finished there: seed: 0 there, 1 here" in err
+    assert (trained / "recipe.json").read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
 
@@ -261,15 +267,22 @@ def test_damaged_checkpoints_are_refused(run, trained, tmp_path):
     (cut / "model.safetensors").write_bytes((trained / "model.safetensors").read_bytes()[:1000])
     newer = copy("newer")
     record = json.loads((trained / "recipe.json").read_text())
-    (newer / "recipe.json").write_text(json.dumps(record | {"format": 99}))
-    other = copy("other")
+    (newer / "recipe.json").write_text(json.dumps(seal(record | {"format": 99})))
+    other, edited = copy("other"), copy("edited")
     record["network"]["config"]["hidden"] = 17
-    (other / "recipe.json").write_text(json.dumps(record))
+    (other / "recipe.json").write_text(json.dumps(seal(record)))
+    (edited / "recipe.json").write_text(json.dumps(record))
     nan = copy("nan")
     weights = load_file(trained / "model.safetensors")
     weights["network.out.bias"][0] = float("nan")
     save_file(weights, nan / "model.safetensors")
-    wanted = {cut: "cut off", newer: "upgrade fmwc", other: "another architecture", nan: "NaN"}
+    wanted = {
+        cut: "cut off",
+        newer: "upgrade fmwc",
+        other: "another architecture",
+        edited: "was changed after it was written",
+        nan: "is not the file that was saved",
+    }
     for folder, expected in wanted.items():
         code, _, err = run("sample", folder, "--device", "cpu", "--out", tmp_path / "out")
         assert code == 2

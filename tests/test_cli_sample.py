@@ -5,6 +5,7 @@ import torch
 
 import fmwc
 from fmwc.confidence.guidance import Guidance
+from fmwc.files import MANIFEST
 from fmwc.randomness import derive
 from fmwc.sampling import Damped, Ema, Extrapolated, Trajectory, Uniform, fit_schedule, survey
 from fmwc.sampling.controllers import follows, needs_variance
@@ -142,7 +143,7 @@ def test_very_many_samples_are_written_as_they_come_and_are_the_same(words, run,
         monkeypatch.setattr(board, "large", large)
         code, _, err = run("sample", "checkerboard", "-n", 21, *words, "--device", "cpu", "--out", tmp_path / name)
         assert code == 0, err
-        assert sorted(p.name for p in (tmp_path / name).iterdir()) == ["samples.csv", "samples.safetensors"]
+        assert sorted(p.name for p in (tmp_path / name).iterdir()) == [MANIFEST, "samples.csv", "samples.safetensors"]
     held, streamed = (Trajectory.load(tmp_path / name) for name in ("held", "streamed"))
     assert (tmp_path / "held" / "samples.csv").read_text() == (tmp_path / "streamed" / "samples.csv").read_text()
     assert torch.equal(streamed.x, held.x)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import fmwc
-from fmwc.errors import CheckpointError, NotFiniteError, ShapeError, UsageError
+from fmwc.errors import CheckpointError, MismatchError, NotFiniteError, ShapeError, UsageError
 from fmwc.recipes.checkerboard.recipe import PRESETS
 from fmwc.recipes.comparing import Bench, check_cell
 from fmwc.recipes.recipe import override
@@ -151,7 +151,7 @@ def test_weights_of_another_recipe_are_not_taken_for_ones_own(tmp_path):
     recipe = override(PRESETS["recommended"], TINY)
     Bench(recipe, tmp_path, torch.device("cpu"), lambda text: None).flow(0)
     Bench(recipe, tmp_path, torch.device("cpu"), lambda text: None).flow(0)
-    with pytest.raises(CheckpointError, match="another recipe"):
+    with pytest.raises(MismatchError, match="another recipe"):
         Bench(override(recipe, ["iterations=3"]), tmp_path, torch.device("cpu"), lambda text: None).flow(0)
 
 
@@ -159,10 +159,10 @@ def test_a_cell_made_otherwise_is_not_taken_for_ones_own(tmp_path):
     cell = tmp_path / "cosine-0.json"
     cell.write_text(json.dumps({"provenance": {"samples": 10, "steps": 50}}))
     check_cell(cell, {"samples": 10, "steps": 50})
-    with pytest.raises(CheckpointError, match="other samples"):
+    with pytest.raises(MismatchError, match="samples: 10 there, 11 here"):
         check_cell(cell, {"samples": 11, "steps": 50})
     cell.write_text("{")
-    with pytest.raises(CheckpointError, match="cut off"):
+    with pytest.raises(CheckpointError, match="is not JSON"):
         check_cell(cell, {})
 
 

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
-from fmwc.errors import FmwcError, OutputError
+from fmwc.errors import FmwcError, NotFiniteError, OutputError
 from fmwc.identity import difference, plain
 from fmwc.readers import read_text, shown
 
@@ -224,6 +224,9 @@ def claimed(
         yield folder
         if not folder.finished:
             folder.finish()
+    except NotFiniteError:  # the same settings would fail again, so there is nothing to resume
+        folder.discard([*folder.files])
+        raise
     finally:
         _CLAIM.reset(token)
         if not folder.finished and not any((path / name).exists() for name in folder.files):

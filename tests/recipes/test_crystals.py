@@ -16,6 +16,7 @@ from fmwc.checkpoint import about, load
 from fmwc.data.crystals import decode, encode
 from fmwc.eightbit import round_weights
 from fmwc.errors import StoppedError, UsageError
+from fmwc.files import MANIFEST
 from fmwc.flow import FlatTorus
 from fmwc.propagate import Linearised
 from fmwc.randomness import Stream, derive
@@ -256,7 +257,7 @@ def test_weights_are_settled(fitted):
     round_weights(field)
     assert identical(weights(field), before)
     assert list(about(out)["files"]) == ["model.safetensors"]
-    assert {p.name for p in out.iterdir()} == {"model.safetensors", "recipe.json"}
+    assert {p.name for p in out.iterdir()} == {"model.safetensors", "recipe.json", MANIFEST}
     kinds = {name: tensor.dtype for name, tensor in load_file(out / "model.safetensors").items()}
     for name, value in before.items():
         assert kinds[name] == (torch.int8 if value.ndim > 1 else value.dtype)

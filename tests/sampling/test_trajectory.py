@@ -13,7 +13,7 @@ from fmwc.field import Reference, attach
 from fmwc.flow import Space
 from fmwc.identity import SEAL, digest_tensors
 from fmwc.propagate import Diagonal, Linearised
-from fmwc.sampling import SCORES, Standard, Trajectory, sample, setting, standard_of
+from fmwc.sampling import SCORES, Parts, Standard, Trajectory, sample, setting, standard_of
 from fmwc.sampling.scores import within_groups
 from fmwc.state import channels
 from tests.conftest import PRODUCT, awaken
@@ -303,20 +303,31 @@ def test_a_compact_run_travels(product, tmp_path):
 # ---- as it goes -----------------------------------------------------------------------------------------------------
 
 
-def test_batches_are_handed_over_as_they_are_done(asked):
-    kept, done = [], []
+def test_batches_are_kept_as_they_are_done_and_not_drawn_again(asked, tmp_path):
+    parts, done = Parts(tmp_path / "parts"), []
+    options = {"steps": 4, "seed": 3, "batch": 4, "y": Y[:10]}
+    plain = sample(asked, 10, **options)
+    run = sample(asked, 10, parts=parts, progress=done.append, **options)
+    assert done == [4, 4, 2]
+    files = sorted((tmp_path / "parts").iterdir())
+    assert [path.name for path in files] == [f"{first:09d}.safetensors" for first in (0, 4, 8)]
+    files[1].unlink()
+    files[2].write_bytes(files[2].read_bytes()[:-1])  # a batch that cannot be read is drawn again
+    again = sample(asked, 10, parts=parts, progress=done.append, **options)
+    assert done == [4, 4, 2] * 2
+    for name in ("x", "x0", "times", "grid", "mean", "var", "index"):
+        assert torch.equal(getattr(run, name), getattr(plain, name))
+        assert torch.equal(getattr(again, name), getattr(plain, name))
+    assert torch.equal(again.confidence, plain.confidence)
+    assert torch.equal(again.cond["y"], Y[:10])
+    first = Trajectory.load(files[0])
+    assert sample(asked, 3, parts=parts, **{**options, "y": Y[:3]}).x.shape == (3, 2)  # four are there: too many
+    torch.testing.assert_close(Trajectory.load(files[0]).x, first.x[:3])
 
-    def keep(part):
-        assert sum(done) == sum(len(p) for p in kept)  # before the next one begins
-        kept.append(part)
 
-    run = sample(asked, 10, steps=4, seed=3, batch=4, keep=keep, progress=done.append, y=Y[:10])
-    assert [len(part) for part in kept] == done == [4, 4, 2]
-    assert {part.seed for part in kept} == {3}
-    for name in ("x", "x0"):
-        assert torch.equal(torch.cat([getattr(part, name) for part in kept]), getattr(run, name))
-    assert torch.equal(torch.cat([part.var for part in kept], 1), run.var)
-    assert torch.equal(torch.cat([part.cond["y"] for part in kept]), Y[:10])
+def test_batches_on_disk_do_not_hold_states(asked, tmp_path):
+    with pytest.raises(UsageError, match="leave out keep_states or parts"):
+        sample(asked, 4, steps=2, parts=Parts(tmp_path), keep_states=True, y=Y[:4])
 
 
 # ---- filtering ------------------------------------------------------------------------------------------------------

@@ -20,9 +20,9 @@ from fmwc.metrics.crystals.extras import quiet
 from fmwc.recipes.crystals.reading import crystals_of
 from fmwc.recipes.crystals.recipe import SCORE
 from fmwc.recipes.fitting import fit
-from fmwc.sampling import Trajectory
+from fmwc.sampling import Parts, Trajectory
 from fmwc.settings import SETTINGS
-from fmwc.settings.crystals import PARTS, CrystalSetting
+from fmwc.settings.crystals import CrystalSetting
 from tests.recipes.conftest import CPU
 from tests.recipes.test_crystals import CHANNELS, TINY, same
 
@@ -229,35 +229,23 @@ def test_crystals_have_no_classes(setting, field):
         setting.draw(field, 2, 0, None, 3)
 
 
-@pytest.mark.usefixtures("no_picture")
-def test_parts_are_kept_as_they_come_and_gone_at_the_end(setting, field, tmp_path):
-    seen = []
-
-    def look(done):
-        seen.append(sorted(p.name for p in (tmp_path / PARTS).iterdir()))
-
-    run = setting.draw(field, COUNT, 1, look, steps=4, batch=4, keep=setting.keep(tmp_path))
-    names = ["000000.safetensors", "000004.safetensors", "000008.safetensors"]
-    assert seen == [names[:1], names[:2], names]
-    for name, (a, b) in zip(names, ((0, 4), (4, 8), (8, 10)), strict=True):
-        part, expected = Trajectory.load(tmp_path / PARTS / name), run.take(torch.arange(a, b))
-        assert same(part.x, expected.x)
-        assert torch.equal(part.cond["atoms"], expected.cond["atoms"])
-        assert part.seed == 1
-        torch.testing.assert_close(part.score("type/integrated"), expected.score("type/integrated"))
-    setting.write_samples(run, tmp_path)
-    assert not (tmp_path / PARTS).exists()
-    assert (tmp_path / "samples.safetensors").is_file()
-
-
-def test_what_a_run_that_dies_had_is_there(setting, field, tmp_path):
+def test_an_interrupted_run_goes_on_from_its_compact_batches(setting, field, tmp_path):
     def die(done):
-        if len(list((tmp_path / PARTS).iterdir())) == 2:
+        if len(list((tmp_path / "killed").iterdir())) == 2:
             raise KeyboardInterrupt
 
+    options = {"steps": 4, "batch": 4}
+    whole = setting.draw(field, COUNT, 1, None, parts=Parts(tmp_path / "whole", compact=True), **options)
+    killed = Parts(tmp_path / "killed", compact=True)
     with pytest.raises(KeyboardInterrupt):
-        setting.draw(field, COUNT, 1, die, steps=4, batch=4, keep=setting.keep(tmp_path))
-    assert sum(len(Trajectory.load(p)) for p in (tmp_path / PARTS).iterdir()) == 8
+        setting.draw(field, COUNT, 1, die, parts=killed, **options)
+    resumed = setting.draw(field, COUNT, 1, None, parts=killed, **options)
+    assert same(resumed.x, whole.x)
+    assert same(resumed.var, whole.var)
+    assert same(whole.x, setting.draw(field, COUNT, 1, None, **options).x)
+    torch.testing.assert_close(
+        whole.score("type/integrated"), setting.draw(field, COUNT, 1, None, **options).score("type/integrated")
+    )
 
 
 # ---- the judge ------------------------------------------------------------------------------------------------------
