@@ -18,15 +18,28 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
-from fmwc.errors import FmwcError, NotFiniteError, OutputError
-from fmwc.identity import difference, plain
-from fmwc.readers import read_text, shown
+from fmwc.errors import CheckpointError, FmwcError, NotFiniteError, OutputError
+from fmwc.identity import SEAL, difference, digest_tensors, plain
+from fmwc.readers import Check, check, parse_json, read_safetensors, read_text, shown
 
-__all__ = ["Folder", "claimed", "note", "write_bytes", "write_json", "write_text", "written"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "Folder",
+    "claimed",
+    "note",
+    "read_tensors",
+    "write_bytes",
+    "write_json",
+    "write_tensors",
+    "write_text",
+    "written",
+]
 
 MANIFEST = ".fmwc-manifest"  # one JSON object per line: what the run is, then a line per file
 LOCK = ".fmwc-lock"
@@ -89,6 +102,37 @@ def write_text(path: Path, content: str) -> Path:
 
 def write_json(path: Path, content: Any) -> Path:
     return write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+# ---- files of tensors --------------------------------------------------------------------------------------------
+
+DESCRIPTION = "fmwc"  # the entry of a safetensors file's metadata that holds a JSON object
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
+    """Write tensors and a JSON object that describes them, with a hash of both."""
+    from safetensors.torch import save
+
+    sealed = {**about, SEAL: digest_tensors(tensors, about)}
+    return write_bytes(path, save(dict(tensors), {DESCRIPTION: json.dumps(sealed, allow_nan=False)}))
+
+
+def read_tensors(path: Path, schema: Check, what: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return what :func:`write_tensors` wrote: the tensors, and their description, which must pass a schema.
+
+    Arguments:
+        path: The file.
+        schema: For the description with its hash; a file without one is let through only if the schema does.
+        what: What the file is to be, for the error's message.
+    """
+    try:
+        tensors, metadata = read_safetensors(path, error=CheckpointError)
+        about = check(parse_json(metadata.get(DESCRIPTION, ""), "its description"), schema, "its description")
+        if (seal := about.pop(SEAL, None)) and seal != digest_tensors(tensors, about):
+            raise CheckpointError("its hash is not that of its content")
+    except FmwcError as error:
+        raise CheckpointError(f"{shown(path)} is not {what}, or is cut off or changed ({error})") from error
+    return tensors, about
 
 
 # ---- folders -----------------------------------------------------------------------------------------------------

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
-from fmwc.errors import CheckpointError, FmwcError, MismatchError
-from fmwc.files import write_bytes
-from fmwc.identity import SEAL, difference, digest_tensors, plain
+from fmwc.errors import CheckpointError, MismatchError
+from fmwc.files import read_tensors, write_tensors
+from fmwc.identity import SEAL, difference, plain
 from fmwc.readers import (
     anything,
     array,
-    check,
     mapping,
     number,
     optional,
-    parse_json,
-    read_safetensors,
     record,
     text,
     whole,
@@ -67,7 +62,7 @@ def save_point(
             tensors[f"optimiser.{i}.{name}"] = torch.as_tensor(value).detach().cpu().clone().contiguous()
     tensors["generator"] = generator.get_state().cpu()
     about = {"done": done, "identity": plain(identity), "history": [_row(*row) for row in history]}
-    write_bytes(path, save(tensors, {"fmwc": json.dumps({**about, SEAL: digest_tensors(tensors, about)})}))
+    write_tensors(path, tensors, about)
 
 
 def read_point(
@@ -79,15 +74,7 @@ def read_point(
     generator: torch.Generator,
 ) -> tuple[int, list[tuple[int, float]]]:
     """Restore what :func:`save_point` wrote; return the steps taken and (step, loss) along the way."""
-    try:
-        tensors, metadata = read_safetensors(path, error=CheckpointError)
-        about = check(parse_json(metadata.get("fmwc", ""), "its description"), _ABOUT, "its description")
-        if about.pop(SEAL) != digest_tensors(tensors, about):
-            raise CheckpointError("its hash is not that of its content")
-    except FmwcError as error:
-        raise CheckpointError(
-            f"{path} is not a resume point, or is cut off or changed ({error}); delete it to start over"
-        ) from error
+    tensors, about = read_tensors(path, _ABOUT, "a resume point")
     if rows := difference(about["identity"], identity):
         raise MismatchError(f"{path} is of a training with other settings ({rows}); delete it, or use another --out")
     try:

@@ -6,7 +6,6 @@ where it was.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property, wraps
@@ -14,23 +13,19 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
-from safetensors.torch import save as to_bytes
-from torch import Tensor, nn
+from torch import nn
 
 from fmwc.baselines import Dropout, HeteroscedasticHead
 from fmwc.checkpoint import about, load
 from fmwc.errors import CheckpointError, FmwcError, MismatchError
-from fmwc.files import write_bytes, write_json
-from fmwc.identity import SEAL, difference, digest_tensors, plain
+from fmwc.files import read_tensors, write_json, write_tensors
+from fmwc.identity import SEAL, difference, plain
 from fmwc.readers import (
     Check,
     anything,
     array,
-    check,
     mapping,
-    parse_json,
     read_json,
-    read_safetensors,
     record,
     text,
     whole,
@@ -79,6 +74,8 @@ OF_NOISE = (
     "noise_lr",
 )
 
+_WEIGHTS = record({"recipe": mapping(anything, 1000), "steps": whole(), SEAL: text(64, "[0-9a-f]{64}")})
+
 Say = Callable[[str], None]
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -102,7 +99,7 @@ class Bench:
         identity = plain(identity_of(recipe, self.data, aside))  # trained on one machine, it is read on others
         point = path.with_suffix(".resume")
         if path.exists():
-            tensors, about = read_weights(path)
+            tensors, about = read_tensors(path, _WEIGHTS, "a network of fmwc reproduce")
             if rows := difference(about["recipe"], identity):
                 raise MismatchError(f"{path} was trained by another recipe ({rows}); delete it, or use another --out")
             try:
@@ -115,7 +112,7 @@ class Bench:
         steps = fit(recipe, module, resume=point)
         tensors = {k: v.detach().cpu().clone().contiguous() for k, v in module.state_dict().items()}
         about = {"recipe": identity, "steps": steps or recipe.iterations}
-        write_bytes(path, to_bytes(tensors, {"fmwc": json.dumps({**about, SEAL: digest_tensors(tensors, about)})}))
+        write_tensors(path, tensors, about)
         point.unlink(missing_ok=True)
         self.say(f"trained {name}, {recipe.decay}, seed {recipe.seed}: {clock.seconds:.0f} s")
 
@@ -126,8 +123,9 @@ class Bench:
         if given:
             steps = about(given)["recipe"]["iterations"]
             return {"steps": steps, "of": steps}
-        _, about_weights = read_weights(self.models / f"{name}-{recipe.decay}-{seed}.safetensors")
-        return {"steps": about_weights["steps"], "of": recipe.iterations}
+        path = self.models / f"{name}-{recipe.decay}-{seed}.safetensors"
+        _, known = read_tensors(path, _WEIGHTS, "a network of fmwc reproduce")
+        return {"steps": known["steps"], "of": recipe.iterations}
 
     @cached_property
     def data(self) -> str:
@@ -186,23 +184,6 @@ class Bench:
         head.graft(self.flow(seed))
         self.made("variance", recipe, head, fit_variance)
         return head
-
-
-_WEIGHTS = record({"recipe": mapping(anything, 1000), "steps": whole(), SEAL: text(64, "[0-9a-f]{64}")})
-
-
-def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the weights of a network that the bench trained, and what is known of them."""
-    tensors, metadata = read_safetensors(path, error=CheckpointError)
-    try:
-        about = check(parse_json(metadata.get("fmwc", ""), "its description"), _WEIGHTS, "its description")
-        if about.pop(SEAL) != digest_tensors(tensors, about):
-            raise CheckpointError("its hash is not that of its content")
-    except FmwcError as error:
-        raise CheckpointError(
-            f"{path} is not a network of fmwc reproduce, or was changed ({error}); delete it"
-        ) from error
-    return tensors, about
 
 
 _SEED = whole(-(1 << 63), 1 << 64)

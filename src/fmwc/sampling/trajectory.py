@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -10,22 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import Tensor
 
 from fmwc.errors import CheckpointError, FmwcError, UsageError, nearest, require_finite
-from fmwc.files import write_bytes
-from fmwc.identity import SEAL, digest_tensors, plain
+from fmwc.files import read_tensors, write_tensors
+from fmwc.identity import SEAL, plain
 from fmwc.propagate import Transported
 from fmwc.readers import (
     anything,
     array,
-    check,
     choice,
     mapping,
     number,
-    parse_json,
-    read_safetensors,
     record,
     text,
     whole,
@@ -286,8 +281,7 @@ class Trajectory:
         """Write `samples.safetensors` (or the file named): all of it or nothing."""
         path = Path(path)
         path = path / "samples.safetensors" if path.is_dir() else path
-        tensors, about = self.tensors(), self.about()
-        return write_bytes(path, save(tensors, {"fmwc": json.dumps({**about, SEAL: digest_tensors(tensors, about)})}))
+        return write_tensors(path, self.tensors(), self.about())
 
     def tensors(self) -> dict[str, Tensor]:
         """What `save` writes."""
@@ -329,17 +323,14 @@ class Trajectory:
         """Read what `save` wrote; content that was changed since, or that is not a run, is refused."""
         path = Path(path)
         path = path / "samples.safetensors" if path.is_dir() else path
-        flat, metadata = read_safetensors(path, error=CheckpointError)
+        flat, about = read_tensors(path, _ABOUT, "a samples file of fmwc")
         try:
-            return cls._loaded(flat, parse_json(metadata.get("fmwc", ""), "its description"))
+            return cls._loaded(flat, about)
         except FmwcError as error:
             raise CheckpointError(f"{path} is not a samples file of fmwc, or was changed ({error})") from error
 
     @classmethod
-    def _loaded(cls, flat: dict[str, Tensor], about: Any) -> Trajectory:
-        about = check(about, _ABOUT, "its description")
-        if (seal := about.pop(SEAL, None)) and seal != digest_tensors(flat, about):
-            raise CheckpointError("its hash is not that of its content")
+    def _loaded(cls, flat: dict[str, Tensor], about: dict[str, Any]) -> Trajectory:
         found: dict[str, Any] = {}
         for key, value in flat.items():
             name, _, channel = key.partition(".")
