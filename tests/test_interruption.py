@@ -130,7 +130,7 @@ def words_of(verb, prepared, out):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "joint"])  # whose writes are those of train
 def test_killed_anywhere_and_called_again_a_run_ends_with_the_same_bytes(verb, prepared, tmp_path, monkeypatch):
     monkeypatch.chdir(prepared)
     large = 8 if verb == "stream" else None
@@ -171,7 +171,7 @@ def test_signals_end_a_run_in_one_line_and_it_resumes(verb, signum, prepared, tm
     monkeypatch.chdir(prepared)
     straight, out = tmp_path / "straight", tmp_path / "out"
     assert run_in_child(words_of(verb, prepared, straight))[0] == 0
-    for event in (6, 14, 22, 30, 38):
+    for event in (6, 22, 38):
         code, said = run_in_child(words_of(verb, prepared, out), kill_at=event, signum=signum)
         assert code == 128 + signum, said
         assert len([line for line in said.splitlines() if line.startswith("fmwc: interrupted")]) == 1
