@@ -591,3 +591,13 @@ def test_a_schedule_that_is_damaged(name, saved):
     record = json.loads((saved / "recipe.json").read_text())
     edit(saved, schedule={**record["schedule"], **SCHEDULES[name]})
     one_line(lambda: load(saved))
+
+
+def test_saving_deletes_no_file_of_others(tmp_path):
+    for name in ("schedule.json", "model-mine.safetensors"):
+        (tmp_path / name).write_text("mine")
+    for _ in range(2):
+        save(mlp_field(), tmp_path)
+    assert load(tmp_path).space is not None
+    for name in ("schedule.json", "model-mine.safetensors"):
+        assert (tmp_path / name).read_text() == "mine"

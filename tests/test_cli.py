@@ -211,7 +211,7 @@ def test_a_folder_that_is_not_empty_is_left_alone(run, trained, tmp_path):
     assert run(*words)[0] == 0  # it is there already
     code, _, err = run(*words, "--seed", 1)
     assert code == 2
-    assert "fmwc train was finished there: seed: 0 there, 1 here" in err
+    assert "fmwc train was finished there: seed: 0 before, 1 now" in err
     assert (trained / "recipe.json").read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fmwc.errors import OutputError
+from fmwc.errors import NotFiniteError, OutputError
 from fmwc.files import LOCK, MANIFEST, WORK, claimed, write_bytes, write_json, write_text
 
 
@@ -115,7 +115,7 @@ def test_again_replaces_what_the_same_verb_wrote_and_spares_the_rest(tmp_path):
     with pytest.raises(OutputError, match=r"notes\.txt is not a file of fmwc draw and was not touched"):
         fill(tmp_path, "page.html", "notes.txt", again=True)
     assert (tmp_path / "notes.txt").read_text() == "mine"
-    with pytest.raises(OutputError, match="not empty"):
+    with pytest.raises(OutputError, match="holds an unfinished fmwc draw and was not touched"):
         fill(tmp_path, "page.html", by="other", again=True)
 
 
@@ -148,7 +148,7 @@ def test_an_unfinished_run_is_resumed_with_its_identity_and_no_other(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert (tmp_path / WORK / "half").exists()
-    with pytest.raises(OutputError, match=r"unfinished fmwc draw \(seed: 1 there, 2 here\) and was not touched"):
+    with pytest.raises(OutputError, match=r"unfinished fmwc draw \(seed: 1 before, 2 now\) and was not touched"):
         fill(tmp_path, identity={"seed": 2}, resumes=True)
     with claimed(tmp_path, "draw", {"seed": 1}, resumes=True) as folder:
         assert folder.resumed
@@ -202,7 +202,7 @@ def test_a_claim_within_a_claim_is_listed_in_both(tmp_path):
 
 
 def test_results_are_added_to_and_nothing_is_deleted(tmp_path):
-    adds = {"by": "study", "adds": ("pieces",)}
+    adds = {"by": "study", "adds": ("pieces/*.json",)}
     fill(tmp_path, "pieces/1.json", **adds)
     fill(tmp_path, "pieces/2.json", **adds)
     assert names(tmp_path) == {"pieces", "pieces/1.json", "pieces/2.json", MANIFEST}
@@ -238,3 +238,65 @@ def test_temporary_files_of_killed_runs_are_cleared_and_others_stay(tmp_path):
     fill(tmp_path, "cif/a.cif", force=True)
     assert names(tmp_path) == {"cif", "cif/a.cif", ".fmwc-tmp-mine", MANIFEST}
     assert not (tmp_path / LOCK).exists()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs links")
+@pytest.mark.parametrize("where", ["stale", "before", "file"])
+def test_nothing_is_deleted_through_a_link(tmp_path, where):
+    out, victim = tmp_path / "out", tmp_path / "victim"
+    victim.mkdir()
+    (victim / "thesis.tex").write_text("mine")
+    (victim / ".fmwc-tmp-0123456789ab").write_text("mine")
+    out.mkdir()
+    (out / "d").symlink_to(victim)
+    head = {"by": "draw", "identity": None, "finished": where == "stale", where: ["d/thesis.tex"]}
+    files = '{"file": "d/thesis.tex"}\n' if where == "file" else ""
+    (out / MANIFEST).write_text(json.dumps(head) + "\n" + files)
+    for options in ({}, {"again": True}, {"force": True}):
+        try:
+            fill(out, "a.txt", **options)
+        except OutputError:
+            continue
+    assert {p.name for p in victim.iterdir()} == {"thesis.tex", ".fmwc-tmp-0123456789ab"}
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a fifo")
+def test_a_manifest_that_is_not_a_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / MANIFEST)
+    with pytest.raises(OutputError, match="device, pipe or socket, not a file"):
+        fill(tmp_path, "a.txt")
+    assert names(tmp_path) == {MANIFEST}
+
+
+def test_an_interrupted_run_is_resumed_beside_files_of_others(tmp_path):
+    def interrupted():
+        with claimed(tmp_path, "draw", {"seed": 1}, resumes=True) as folder:
+            write_text(folder.work / "half", "half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    (tmp_path / "notes.txt").write_text("mine")
+    with claimed(tmp_path, "draw", {"seed": 1}, resumes=True) as folder:
+        assert folder.resumed
+    assert names(tmp_path) == {"notes.txt", MANIFEST}
+
+
+def test_a_run_that_diverged_leaves_nothing_to_resume(tmp_path):
+    def diverges():
+        with claimed(tmp_path / "out", "train", {"lr": 9}, resumes=True) as folder:
+            write_text(folder.work / "half", "half")
+            raise NotFiniteError("the loss is NaN")
+
+    with pytest.raises(NotFiniteError):
+        diverges()
+    assert names(tmp_path) == set()
+
+
+def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: .*a\.bin"):
+        write_bytes(tmp_path / "a.bin", b"much")

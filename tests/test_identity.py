@@ -76,12 +76,12 @@ def test_differences_are_named():
     there = {"steps": 50, "network": {"hidden": 512}, "label": None, "window": [0, 1]}
     assert difference(there, there) == ""
     assert difference(there, {**there, "window": (0.0, 1.0)}) == ""  # as values, not as text
-    assert difference(there, {**there, "steps": 5}) == "steps: 50 there, 5 here"
-    assert difference(there, {**there, "network": {"hidden": 8}}) == "network.hidden: 512 there, 8 here"
-    assert difference(there, {**there, "label": 3}) == "label: none there, 3 here"
-    assert difference({"a": 1}, {"a": True}) == "a: 1 there, true here"
+    assert difference(there, {**there, "steps": 5}) == "steps: 50 before, 5 now"
+    assert difference(there, {**there, "network": {"hidden": 8}}) == "network.hidden: 512 before, 8 now"
+    assert difference(there, {**there, "label": 3}) == "label: none before, 3 now"
+    assert difference({"a": 1}, {"a": True}) == "a: 1 before, true now"
     many = difference(dict.fromkeys("abcde", 0), dict.fromkeys("abcde", 1))
     assert many.endswith("and 2 more")
     require_same(there, dict(there), "it was made for others")
-    with pytest.raises(MismatchError, match=r"it was made for others \(steps: 50 there, 5 here\)"):
+    with pytest.raises(MismatchError, match=r"it was made for others \(steps: 50 before, 5 now\)"):
         require_same(there, {**there, "steps": 5}, "it was made for others")

@@ -189,7 +189,7 @@ def test_a_training_is_only_resumed_with_the_settings_it_was_begun_with(prepared
     before = sorted(p for p in Path(tmp_path / "out").rglob("*") if p.name != LOCK)  # which a killed run leaves
     code, said = run_in_child([*words, "--set", "prior_rate=0.9"])
     assert code == 2
-    assert "prior_rate: 0.3 there, 0.9 here" in said
+    assert "prior_rate: 0.3 before, 0.9 now" in said
     assert sorted(Path(tmp_path / "out").rglob("*")) == before
     code, said = run_in_child([*words, "--set", "prior_rate=0.9", "--force"])
     assert code == 0, said

@@ -159,7 +159,7 @@ def test_a_cell_made_otherwise_is_not_taken_for_ones_own(tmp_path):
     cell = tmp_path / "cosine-0.json"
     cell.write_text(json.dumps({"provenance": {"samples": 10, "steps": 50}}))
     check_cell(cell, {"samples": 10, "steps": 50})
-    with pytest.raises(MismatchError, match="samples: 10 there, 11 here"):
+    with pytest.raises(MismatchError, match="samples: 10 before, 11 now"):
         check_cell(cell, {"samples": 11, "steps": 50})
     cell.write_text("{")
     with pytest.raises(CheckpointError, match="is not JSON"):

@@ -368,7 +368,7 @@ def test_bf16_is_for_a_gpu_and_a_cpu_trains_in_full():
 
 
 def test_another_precision_is_another_plan(point):
-    refused(point, mlp_field(), dataclasses.replace(PLAN, precision="bf16"), "precision: full there")
+    refused(point, mlp_field(), dataclasses.replace(PLAN, precision="bf16"), "precision: full before, bf16 now")
 
 
 def test_an_unknown_precision_is_refused():

@@ -195,11 +195,13 @@ def save_schedule(schedule: Schedule, folder: str | Path) -> Path:
     """Add a schedule to the record of the checkpoint it was fitted to; the weights are not touched."""
     folder = _find(folder)
     found = about(folder)
+    old = found["format"] == 1
     files = found.get("files") or {name: digest_file(folder / name) for name in _files(found.get("parts", 1))}
     found = {**found, "format": FORMAT, "files": files, "schedule": _described(schedule)}
     found.pop("parts", None)
     write_json(folder / RECORD, seal(found))
-    (folder / _SCHEDULE).unlink(missing_ok=True)  # of format 1
+    if old:
+        (folder / _SCHEDULE).unlink(missing_ok=True)
     return folder / RECORD
 
 
@@ -241,7 +243,7 @@ def _write(path: Path, tensors: dict[str, Tensor], found: dict[str, Any], eightb
             name = f"{Path(name).stem}-{hashed[:8]}.safetensors"
         write_bytes(path / name, content)
         files[name] = hashed
-    stale = [*(_own_files(path) - files.keys()), _SCHEDULE]
+    stale = _own_files(path) - files.keys()
     write_json(path / RECORD, seal(plain({"format": FORMAT, "files": files, **found})))
     for name in stale:
         (path / name).unlink(missing_ok=True)
@@ -249,12 +251,14 @@ def _write(path: Path, tensors: dict[str, Tensor], found: dict[str, Any], eightb
 
 
 def _own_files(folder: Path) -> set[str]:
-    """Return the files of weights that the record in a folder names."""
+    """Return the files of the checkpoint in a folder, by its record."""
     try:
         found = about(folder) if (folder / RECORD).is_file() else {}
     except FmwcError:
         return set()
-    return set(found.get("files") or _files(found.get("parts", 1))) if found else set()
+    if found.get("format") == 1:
+        return {*_files(found.get("parts", 1)), _SCHEDULE}
+    return set(found.get("files", ()))
 
 
 def _files(parts: int) -> list[str]:
@@ -316,7 +320,8 @@ def load(
     _fill(folder, field, tensors)
     if reference:
         field.reference = _reference(folder, found.get("reference"), reference)
-    if (described := found.get("schedule")) is None and (folder / _SCHEDULE).is_file():
+    described = found.get("schedule")
+    if described is None and found["format"] == 1 and (folder / _SCHEDULE).is_file():
         described = read_json(folder / _SCHEDULE, anything, error=CheckpointError)
     if described is not None:
         field.schedule = _schedule(folder, described)

@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 
 from fmwc.errors import CheckpointError, FmwcError, NotFiniteError, OutputError
 from fmwc.identity import SEAL, difference, digest_tensors, plain
-from fmwc.readers import Check, check, parse_json, read_safetensors, read_text, shown
+from fmwc.readers import Check, check, parse_json, read_bytes, read_safetensors, read_text, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +44,7 @@ __all__ = [
 MANIFEST = ".fmwc-manifest"  # one JSON object per line: what the run is, then a line per file
 LOCK = ".fmwc-lock"
 TEMPORARY = ".fmwc-tmp-"
+_TEMPORARY = re.compile(f"{re.escape(TEMPORARY)}[0-9a-f]{{12}}")
 WORK = ".fmwc-work"  # files that an interrupted run goes on from; deleted when it is finished
 LONGEST_MANIFEST = 1 << 26  # bytes
 
@@ -66,8 +67,10 @@ def written(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            error.filename = str(path)  # a full disk does not say which file it was
         raise
     _sync(path.parent)
 
@@ -178,6 +181,8 @@ class Folder:
         """Delete some of the files that this folder's runs wrote, and the subfolders that this leaves empty."""
         for name in names:
             path = self.path / name
+            if not _below(path.parent, self.path):
+                continue  # a link leads elsewhere
             with suppress(OSError):
                 path.unlink()
             for parent in path.relative_to(self.path).parents[:-1]:
@@ -233,7 +238,8 @@ def claimed(
 
     The folder must be new or empty. Exceptions that need no `force`: an interrupted run of the same verb and identity
     left its files there (`Folder.resumed`; they stay if `resumes`, else they are deleted and the run starts over); it
-    was finished there (`Folder.finished`: the caller has nothing left to do); and what `again` and `adds` say.
+    was finished there (`Folder.finished`: the caller has nothing left to do); and what `again` and `adds` say. Files
+    of others stay, and are not overwritten without `force`.
 
     Arguments:
         path: The folder.
@@ -244,8 +250,8 @@ def claimed(
         resumes: Whether the run goes on from the files of an interrupted one.
         again: Replace the files of an earlier run of the same verb, finished or not. Other files stay, and are not
             overwritten without `force`.
-        adds: Add to the files of earlier runs of the same verb, all of which stay, or to a folder that holds one of
-            these names.
+        adds: Add to the files of earlier runs of the same verb, all of which stay, or to a folder that holds a file
+            of one of these patterns (results that were copied without their manifest).
     """
     path = Path(path)
     if path.exists() and not path.is_dir():
@@ -259,9 +265,11 @@ def claimed(
     except (OSError, NotImplementedError) as error:
         reason = getattr(error, "strerror", "") or error
         raise OutputError(f"{shown(path)} cannot be written to ({reason}); choose another --out") from error
-    folder, earlier = Folder(path, by, identity, _CLAIM.get()), _content(path / MANIFEST)
+    folder, earlier, unchanged = Folder(path, by, identity, _CLAIM.get()), None, True
     token = _CLAIM.set(folder)
     try:
+        earlier = _content(path / MANIFEST)
+        unchanged = False
         _take_over(folder, force, resumes, again, adds)
         if folder.outer:
             folder.outer.note(*(path / name for name in folder.files))
@@ -273,7 +281,7 @@ def claimed(
         raise
     finally:
         _CLAIM.reset(token)
-        if not folder.finished and not any((path / name).exists() for name in folder.files):
+        if not unchanged and not folder.finished and not any((path / name).exists() for name in folder.files):
             folder.discard([*folder.files])  # nothing was written: leave the folder as it was
             _restore(path / MANIFEST, earlier)
         with suppress(OSError):
@@ -285,10 +293,8 @@ def claimed(
 
 
 def _content(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return None
+    """Return the manifest; raise where something else stands in its place."""
+    return read_bytes(path, LONGEST_MANIFEST, OutputError) if os.path.lexists(path) else None
 
 
 def _restore(path: Path, content: bytes | None) -> None:
@@ -316,49 +322,60 @@ def _take_over(folder: Folder, force: bool, resumes: bool, again: bool, adds: Se
     path = folder.path
     head, files = _read_manifest(path / MANIFEST)
     before, stale = ({name for name in head.get(key) or () if _inside(name)} for key in ("before", "stale"))
-    _clear_temporaries(path, files | before)
-    folder.discard(stale)
-    known = {PurePosixPath(name).parts[0] for name in files | before}
-    others = sorted(p.name for p in path.iterdir() if p.name not in (MANIFEST, LOCK))
+    known = {PurePosixPath(name).parts[0] for name in files | before | stale}
+    others = sorted(
+        p.name for p in path.iterdir() if p.name not in (MANIFEST, LOCK) and not _TEMPORARY.fullmatch(p.name)
+    )
     strange = [name for name in others if name not in known]
     same = head.get("by") == folder.by and folder.identity == head.get("identity")
-    if adds and (not others or head.get("by") == folder.by or {*adds} & {*others} or force):
-        folder.files, folder.resumed = files, True
-        return folder._begin()
+    spared = set() if force else {*strange}
+
+    def take(keep: bool, replaced: set[str]) -> None:
+        """Go on with the files that are there, or replace them."""
+        _clear_temporaries(path, files | before)
+        folder.discard(stale)
+        folder.files, folder.before = (files if keep else set()), replaced
+        folder._begin()
+
+    if adds and (not others or head.get("by") == folder.by or any(any(path.glob(name)) for name in adds) or force):
+        folder.resumed = True
+        return take(True, set())
     if again and head.get("by") == folder.by:
-        folder.before, folder.spared = files | before, set() if force else {*strange}
-        return folder._begin()
+        folder.spared = spared
+        return take(False, files | before)
     if head and not head.get("finished"):
-        if same and (force or not strange):
-            folder.files, folder.before, folder.resumed = files, before - files, resumes
+        if same:
+            folder.spared, folder.resumed = spared, resumes
             if not resumes:
-                folder.discard([*files])
-            return folder._begin()
-        if not strange and not force:
+                folder.discard(files)
+            return take(resumes, before - files)
+        if not force:
             raise OutputError(
-                f"{shown(path)} holds an unfinished fmwc {head.get('by')} ({_difference(head, folder)}) and was not "
-                "touched; repeat that command to resume it, choose another --out, or add --force to start over"
+                f"{shown(path)} holds an unfinished fmwc {head.get('by')}{_difference(head, folder, ' (', ')')} and "
+                "was not touched; repeat that command to resume it, choose another --out, or add --force to start over"
             )
     elif same and head and folder.identity is not None and not force and all((path / name).exists() for name in files):
-        folder.files, folder.finished = files, True
+        folder.finished = True
+        folder.discard(stale)
+        folder.files = files
         return None
     if others and not force:
         what = shown((strange or others)[0])
         if head and not strange:
-            what = f"fmwc {head.get('by')} was finished there: {_difference(head, folder)}"
+            what = f"fmwc {head.get('by')} was finished there{_difference(head, folder, ': ')}"
         raise OutputError(
             f"{shown(path)} is not empty ({what}) and nothing in it was touched; choose another --out, or add --force"
         )
     work = {name for name in files if name.startswith(f"{WORK}/")}
     folder.discard(work)
-    folder.before = files - work | before
-    return folder._begin()
+    return take(False, files - work | before)
 
 
-def _difference(head: Mapping[str, Any], folder: Folder) -> str:
+def _difference(head: Mapping[str, Any], folder: Folder, begin: str, end: str = "") -> str:
+    """What differs from the run that is in the folder, where both are of the same verb and say what they are."""
     if head.get("by") != folder.by or not isinstance(head.get("identity"), dict) or folder.identity is None:
-        return "another command"
-    return difference(head["identity"], folder.identity) or "some of its files are gone"
+        return ""
+    return begin + (difference(head["identity"], folder.identity) or "some of its files are gone") + end
 
 
 def _read_manifest(path: Path) -> tuple[dict[str, Any], set[str]]:
@@ -377,6 +394,13 @@ def _read_manifest(path: Path) -> tuple[dict[str, Any], set[str]]:
             if _inside(name):
                 files.add(name)
     return head, files
+
+
+def _below(path: Path, folder: Path) -> bool:
+    """Whether a path leads to a place within a folder, whatever links it goes through."""
+    with suppress(OSError, RuntimeError):
+        return path.resolve().is_relative_to(folder.resolve())
+    return False
 
 
 def _inside(name: Any) -> bool:
@@ -398,9 +422,11 @@ def _relative(path: Path, folder: Path) -> str | None:
 def _clear_temporaries(folder: Path, files: Iterable[str]) -> None:
     """Delete temporary files of killed runs, which lie beside the files that the manifest lists."""
     for parent in {folder, *((folder / name).parent for name in files)}:
+        if not _below(parent, folder):
+            continue
         with suppress(OSError):
             for path in [*parent.iterdir()]:
-                if re.fullmatch(f"{re.escape(TEMPORARY)}[0-9a-f]{{12}}", path.name):
+                if _TEMPORARY.fullmatch(path.name):
                     path.unlink(missing_ok=True)
 
 

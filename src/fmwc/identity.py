@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ def difference(expected: Any, found: Any, where: str = "") -> str:
     """What differs between two JSON values, in words; empty if nothing does.
 
     >>> difference({"steps": 50, "seed": 0}, {"steps": 5, "seed": 0})
-    'steps: 50 there, 5 here'
+    'steps: 50 before, 5 now'
     """
     rows = [*_differences(plain(expected), plain(found), where)]
     return "; ".join(rows[:SHOWN]) + (f"; and {len(rows) - SHOWN} more" if len(rows) > SHOWN else "")
@@ -124,11 +125,14 @@ def _differences(expected: Any, found: Any, where: str) -> Iterable[str]:
             inner = f"{where}.{key}" if where else key
             yield from _differences(expected.get(key), found.get(key), inner)
     elif expected != found or isinstance(expected, bool) != isinstance(found, bool):
-        yield f"{where or 'value'}: {_short(expected)} there, {_short(found)} here"
+        before, now = _short(expected), _short(found)
+        yield f"{where or 'value'}: {before} before, {now if now != before else 'another one'} now"
 
 
 def _short(value: Any) -> str:
     text = "none" if value is None or value == "" else value if isinstance(value, str) else json.dumps(value)
+    if re.fullmatch("[0-9a-f]{64}", text):
+        return text[:12]  # a hash
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 

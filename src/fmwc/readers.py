@@ -185,7 +185,7 @@ def whole(low: int = 0, high: int = 1 << 62) -> Check:
 
     def run(value: Any, where: str) -> Any:
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise _wrong(where, f"a whole number from {low} to {high}", value)
+            raise _wrong(where, f"{low}" if low == high else f"a whole number from {low} to {high}", value)
         return value
 
     return run

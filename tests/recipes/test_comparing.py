@@ -114,7 +114,7 @@ def test_weights_of_another_recipe_are_refused(change, tmp_path):
 def test_weights_of_another_size_or_cut_off_are_refused(tmp_path):
     bench(BOARD, tmp_path)[0].flow(0)
     other, _ = bench(dataclasses.replace(BOARD, hidden=12), tmp_path)
-    with pytest.raises(MismatchError, match=r"trained by another recipe \(hidden: 8 there, 12 here\)"):
+    with pytest.raises(MismatchError, match=r"trained by another recipe \(hidden: 8 before, 12 now\)"):
         other.flow(0)
     file = tmp_path / "flow-cosine-0.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
@@ -155,9 +155,9 @@ def test_a_cell_made_with_other_settings_is_refused_by_what_differs(tmp_path):
     made = {"samples": 100, "steps": 50, "windows": (0.3, 0.7)}
     path = write(tmp_path / "0.json", {"provenance": {**made, "seconds": 3}})
     check_cell(path, made)
-    with pytest.raises(MismatchError, match="draws: none there, 5 here"):  # it is not known with how many
+    with pytest.raises(MismatchError, match="draws: none before, 5 now"):  # it is not known with how many
         check_cell(path, {**made, "draws": 5})
-    with pytest.raises(MismatchError, match=r"made with other settings \(steps: 50 there, 40 here; windows: "):
+    with pytest.raises(MismatchError, match=r"made with other settings \(steps: 50 before, 40 now; windows: "):
         check_cell(path, {**made, "steps": 40, "windows": (0.2, 0.7)})
 
 

@@ -145,8 +145,34 @@ def test_a_killed_training_does_not_go_on_with_another_plan(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         fit(BOARD, tmp_path, CPU, kill)
-    with pytest.raises(OutputError, match=r"unfinished fmwc train \(iterations: 4 there, 5 here\)"):
+    with pytest.raises(OutputError, match=r"unfinished fmwc train \(iterations: 4 before, 5 now\)"):
         fit(dataclasses.replace(BOARD, iterations=5), tmp_path, CPU)
+
+
+@dataclasses.dataclass(frozen=True)
+class Limited(Checkerboard):
+    """A recipe with a clock, as crystals have."""
+
+    minutes: float = 0.0
+    enough: float = 1.0
+
+
+@pytest.mark.usefixtures("unreferenced")
+def test_a_stage_that_the_clock_ended_is_not_trained_further(tmp_path, monkeypatch):
+    recipe = Limited(**{**dataclasses.asdict(BOARD), "iterations": 50, "minutes": 1.0, "enough": 0.1})
+    now = iter(range(0, 10**6, 5))  # five seconds at each look: the clock ends the flow after a few steps
+
+    def kill(at, done, total, loss):
+        if at == "noise":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fmwc.training.time.monotonic", lambda: next(now))
+        with pytest.raises(KeyboardInterrupt):
+            fit(recipe, tmp_path / "killed", CPU, kill)
+    fit(recipe, tmp_path / "killed", CPU)
+    trained = about(tmp_path / "killed")["trained"]
+    assert 5 <= trained["steps"] < 50
 
 
 # ---- places that are not to be written to ---------------------------------------------------------------------------

@@ -242,7 +242,7 @@ def test_the_verb(here, samples):
     assert again.output.splitlines()[-3:] == done.output.splitlines()[-3:]
     other = run(app, [*words, "--device", "cpu", "--seed", "1"])
     assert isinstance(other.exception, OutputError)
-    assert "seed: 0 there, 1 here" in str(other.exception)
+    assert "seed: 0 before, 1 now" in str(other.exception)
     refused = run(app, ["retrofit", "their_nets:made", "--exclude", "nothing*", "--data", "d.npz", "--out", "other"])
     assert isinstance(refused.exception, UsageError)
     assert not (here / "other").exists()

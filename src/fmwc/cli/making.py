@@ -160,7 +160,9 @@ def reproduce(
     numbers = numbers_of(seeds or chosen.seeds)
     folder = out or Path("runs") / setting
     where = pick_device(device)
-    with claimed(folder, "reproduce", adds=("cells", "pieces", "models", "draws")):
+    with claimed(
+        folder, "reproduce", adds=("cells/*.json", "pieces/*.json", "models/*.safetensors", "draws/*.safetensors")
+    ):
         chosen.reproduce(
             recipe, folder, where, numbers, count=count or chosen.reproduced, draws=draws or chosen.draws, only=only
         )

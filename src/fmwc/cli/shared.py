@@ -144,4 +144,5 @@ def _print_table(rows: list[list[str]], header: list[str], title: str) -> None:
 
 
 def print_written(paths: list[Path]) -> None:
-    say(f"wrote {', '.join(map(str, paths))}")
+    if paths:
+        say(f"wrote {', '.join(map(shown, paths))}")

@@ -59,7 +59,7 @@ def study(
     changes = [change for given in sizes for change in given.split(",")]
     field = fmwc.load(name, device=pick_device(device))
     subject = chosen.subject(field, data, changes)
-    with claimed(out, "study", adds=("pieces", "draws")):
+    with claimed(out, "study", adds=("pieces/*.json", "draws/*.safetensors")):
         if fill(subject, out, seeds=numbers, only=only, wide=wide, say=say_on_stderr) is None:
             print_written([out / "draws"])
             return

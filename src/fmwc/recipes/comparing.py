@@ -31,6 +31,7 @@ from fmwc.readers import (
     whole,
 )
 from fmwc.recipes.fitting import (
+    ENDED,
     LATER,
     fit_dropout,
     fit_head,
@@ -106,14 +107,16 @@ class Bench:
                 module.load_state_dict(tensors)
             except RuntimeError as error:
                 raise CheckpointError(f"{path} is of another architecture; delete it, or use another --out") from error
-            point.unlink(missing_ok=True)
+            for left in (point, point.with_suffix(ENDED)):
+                left.unlink(missing_ok=True)
             return
         clock = Clock(self.device)
         steps = fit(recipe, module, resume=point)
         tensors = {k: v.detach().cpu().clone().contiguous() for k, v in module.state_dict().items()}
         about = {"recipe": identity, "steps": steps or recipe.iterations}
         write_tensors(path, tensors, about)
-        point.unlink(missing_ok=True)
+        for left in (point, point.with_suffix(ENDED)):
+            left.unlink(missing_ok=True)
         self.say(f"trained {name}, {recipe.decay}, seed {recipe.seed}: {clock.seconds:.0f} s")
 
     def trained(self, name: str, seed: int) -> dict[str, int]:

@@ -15,7 +15,7 @@ from fmwc.checkpoint import identity, load, save
 from fmwc.eightbit import round_weights
 from fmwc.errors import CheckpointError, StoppedError, UsageError
 from fmwc.field import Field, Reference
-from fmwc.files import claimed
+from fmwc.files import claimed, write_text
 from fmwc.flow import Space, elbo, flow_matching
 from fmwc.identity import digest_tensors
 from fmwc.randomness import Stream, derive
@@ -23,6 +23,7 @@ from fmwc.recipes.recipe import Clock, data_of, provenance, runtime
 from fmwc.training import Plan, fit_noise, train
 
 __all__ = [
+    "ENDED",
     "LATER",
     "Recipe",
     "finish",
@@ -39,6 +40,8 @@ __all__ = [
 
 # A path, how a training is cut into pieces, and what makes the same weights (to rounding), only faster.
 NEVER = ("data", "save_every", "minutes", "enough", "compiled", "noise_compiled")
+ENDED = ".ended"  # beside a resume point: the clock ended this stage, with enough steps
+INSTANT = 1e-9  # minutes
 # What the weights of a network do not depend on: it is chosen after training.
 LATER = ("steps", "anneal", "references")
 
@@ -88,12 +91,14 @@ def _train(
     data, cond = recipe.rows()
     show = _report(progress, stage, recipe.plan.iterations)
     about = identity_of(recipe, "", LATER) if resume else None  # the data is in the identity already
-    history = train(module, loss, data, recipe.plan, cond=cond, resume=resume, identity=about, progress=show)
-    done = history[-1][0] if history else recipe.plan.iterations  # a run that was complete already took none
-    if done < getattr(recipe, "enough", 1.0) * recipe.plan.iterations:
-        raise StoppedError(
-            f"the {stage} was stopped at step {done:,} of {recipe.plan.iterations:,}; run again to go on"
-        )
+    ended = resume.with_suffix(ENDED) if resume else None  # whether a clock has ended this stage already
+    plan = replace(recipe.plan, minutes=INSTANT) if ended and ended.exists() else recipe.plan
+    history = train(module, loss, data, plan, cond=cond, resume=resume, identity=about, progress=show)
+    done = history[-1][0]
+    if done < getattr(recipe, "enough", 1.0) * plan.iterations:
+        raise StoppedError(f"the {stage} was stopped at step {done:,} of {plan.iterations:,}; run again to resume it")
+    if ended and done < plan.iterations:
+        write_text(ended, f"{done}\n")
     _settle(recipe, module)
     return done
 

@@ -323,7 +323,7 @@ class Trajectory:
         """Read what `save` wrote; content that was changed since, or that is not a run, is refused."""
         path = Path(path)
         path = path / "samples.safetensors" if path.is_dir() else path
-        flat, about = read_tensors(path, _ABOUT, "a samples file of fmwc")
+        flat, about = read_tensors(path, _described, "a samples file of fmwc")
         try:
             return cls._loaded(flat, about)
         except FmwcError as error:
@@ -382,6 +382,14 @@ _ABOUT = record(
     },
     more=True,
 )
+
+
+def _described(value: Any, where: str) -> Any:
+    """The description of a run. Files of older versions have no hash; those that name their checkpoint's have one."""
+    found = _ABOUT(value, where)
+    if (found.get("made") or {}).get("identity") and SEAL not in found:
+        raise CheckpointError("its hash is missing")
+    return found
 
 
 def _require_run(found: dict[str, Any]) -> None:

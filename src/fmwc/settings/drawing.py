@@ -13,6 +13,7 @@ from fmwc.checkpoint import identity
 from fmwc.errors import CheckpointError, UsageError, pick
 from fmwc.field import Field
 from fmwc.files import Folder, claimed
+from fmwc.readers import shown
 from fmwc.recipes.recipe import runtime
 from fmwc.sampling import SCORES, Compiled, Controller, Parts, Uniform
 from fmwc.sampling.controllers import foreseen
@@ -135,10 +136,10 @@ def draw_samples(
     }
     with claimed(out, "sample", asked, force=force, resumes=True) as folder:
         if folder.finished:
-            say_on_stderr(f"{out} holds these samples already")
-            return [out / name for name in sorted(folder.files) if "/" not in name]
+            say_on_stderr(f"{shown(out)} holds these samples already")
+            return []
         if folder.resumed:
-            say_on_stderr(f"resuming in {out}")
+            say_on_stderr(f"resuming in {shown(out)}")
         return _draw(folder, chosen, field, way, confidence, asked, piloted=adaptive and not suited)
 
 

@@ -35,7 +35,7 @@ from fmwc.readers import (
     whole,
 )
 from fmwc.sampling import Trajectory
-from fmwc.settings.labels import NAME, Table, read_labels, read_table
+from fmwc.settings.labels import NAME, Labels, Table, read_labels, read_table
 from fmwc.settings.samples import find_samples
 from fmwc.settings.setting import Rows
 from fmwc.settings.way import Way
@@ -166,7 +166,9 @@ def filter_samples(
         made = None
         if max_risk is not None or promised is not None:
             _require_own_score(run, score)
-            population = Way.read(run.made).population(run, score or None)
+            way = Way.read(run.made)
+            _require_drawn(way)
+            population = way.population(run, score or None)
             if promised is not None:
                 made = _read_promise(promised, population)
             else:
@@ -183,7 +185,7 @@ def filter_samples(
             rank[scored] = ranks(values[scored])
             written += _write_rows(file, out, table, index, rank)
         if made is not None:
-            content = {"format": 2, "score": name, **made.as_dict(), "for": population}
+            content = {"format": 2, **made.as_dict(), "for": population}
             written.append(write_json(out / PROMISE, seal(content)))
         folder.finish()
     return Filtered(
@@ -196,13 +198,21 @@ def filter_samples(
         promise=made,
         written=written,
         unscored=len(run) - len(scored),
-        note="" if found is None else found.note,
+        note="" if found is None else _note(found, made),
     )
 
 
 def _counts(bad: np.ndarray) -> tuple[int, int]:
     known = bad[~np.isnan(bad)]
     return int(known.sum()), len(known)
+
+
+def _note(found: Labels, made: Promise | None) -> str:
+    missing = int(np.isnan(found.bad).sum())
+    partial = (
+        f"{missing} of {len(found.bad)} samples have no label: the promise holds if those with one are a random choice"
+    )
+    return "; ".join(filter(None, [found.note, partial if missing and made is not None else ""]))
 
 
 def _require_own_score(run: Trajectory, score: str) -> None:
@@ -215,13 +225,22 @@ def _require_own_score(run: Trajectory, score: str) -> None:
         )
 
 
+def _require_drawn(way: Way) -> None:
+    """Raise where samples are not a random choice of what a checkpoint draws, so that no promise can be about them."""
+    if way.selected:
+        raise UsageError(
+            f"these samples were selected ({way.selected}), so their failures are not those of what the checkpoint "
+            "draws; make and use promises on all samples of a run"
+        )
+    if way.by != "sample":
+        raise UsageError(
+            f"these samples come from fmwc {way.by}, and a promise is about samples as a checkpoint draws them; make "
+            "and use it on samples of fmwc sample"
+        )
+
+
 def _promise(run: Trajectory, score: Tensor, bad: np.ndarray, max_risk: float, probability: float) -> Promise:
     """Make a promise. Thresholds come from samples without a label, where there are enough of them."""
-    if run.made.get("selected"):
-        raise UsageError(
-            f"these samples were selected ({run.made['selected']}), so their failures are not those of what the "
-            "checkpoint draws; make the promise on all samples of a run, then keep by it"
-        )
     known = ~np.isnan(bad)
     if known.any() and not known.all() and (bad[known] == 1).all():
         raise UsageError(
@@ -233,9 +252,7 @@ def _promise(run: Trajectory, score: Tensor, bad: np.ndarray, max_risk: float, p
     return promise(doubt[known], bad[known] == 1, max_risk, probability, others=others)
 
 
-_PROMISE = record(
-    {"format": whole(2, 2), "score": text(1000), "for": mapping(anything, 100), SEAL: text(64)}, more=True
-)
+_PROMISE = record({"format": whole(2, 2), "for": mapping(anything, 100), SEAL: text(64)}, more=True)
 
 
 def _read_promise(path: Path, population: dict[str, Any]) -> Promise:

@@ -169,8 +169,14 @@ class Way:
         }
         if not self.identity:
             return {"samples": digest_tensors(run.tensors()), **scored}
-        apart = ("checkpoint", "few")  # a path, and what `read_at` says
-        return plain({**{n: v for n, v in asdict(self).items() if n not in apart}, **scored})
+        apart = (
+            "checkpoint",
+            "few",
+            "identity",
+        )  # a path; what `read_at` says; and what stands here under another name
+        return plain(
+            {"checkpoint": self.identity, **{n: v for n, v in asdict(self).items() if n not in apart}, **scored}
+        )
 
     @property
     def kind(self) -> Kind:
