@@ -41,3 +41,7 @@ def test_require_finite():
     for bad in (float("nan"), float("inf"), -float("inf")):
         with pytest.raises(NotFiniteError, match="the thing holds 2 NaN or infinite values of 3"):
             require_finite(torch.tensor([bad, 1.0, bad]), "the thing")
+
+
+def test_a_message_is_one_line_whatever_names_are_in_it():
+    assert str(UsageError("the file 'a\nb' is\n  not ours")) == "the file 'a b' is not ours"

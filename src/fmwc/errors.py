@@ -35,7 +35,10 @@ T = TypeVar("T")
 
 
 class FmwcError(Exception):
-    """Base of every error that is about what the user gave us."""
+    """Base of every error that is about what the user gave us. Its message is one line, whatever names are in it."""
+
+    def __str__(self) -> str:
+        return " ".join(line.strip() for line in super().__str__().splitlines())
 
 
 class UsageError(FmwcError, ValueError):
