@@ -222,7 +222,7 @@ def test_samples_that_cannot_be_gone_on_from(run, points, tmp_path):
     fmwc.sample(field, 4, steps=3).save(own)
     refused(own, "for a network of your own")
     fmwc.save(field, tmp_path / "model")
-    refused(own, "is not of a recipe of fmwc", "--checkpoint", tmp_path / "model")
+    refused(own, "is of a network of your own", "--checkpoint", tmp_path / "model")
 
     draw(tmp_path / "plain", "--propagation", "none")
     refused(tmp_path / "plain", "kept no variance")
@@ -251,7 +251,7 @@ BAD = {
     "before": (("--before=-1",), "at least 0"),
     "before of a number": (("--before", 0.1, "--at", 0.4), "with --at 0.4 leave it out"),
     "scale": (("--scale=-1",), "standard deviation"),
-    "replicates": (("--replicates", 0), "at least 1"),
+    "replicates": (("--replicates", 0), "lies between 1"),
     "label": (("--label", 3), "checkerboard has no classes"),
     "two ways": (("--surest", 3, "--only", "1"), "got --only and --surest"),
     "too many": (("--surest", COUNT + 1), f"the {COUNT} samples there are"),

@@ -85,7 +85,7 @@ def test_digits_are_rewound_within_their_class(run, tmp_path):
 
 
 BAD = {
-    "extra": (("--extra", 0), "--extra is at least 1"),
+    "extra": (("--extra", 0), "--extra lies between 1"),
     "share": (("--extra", 2, "--share", 0), "(0, 1]"),
     "before": (("--extra", 2, "--before=-0.1"), "at least 0"),
     "scale": (("--extra", 2, "--scale", "nan"), "at least 0"),

@@ -213,3 +213,15 @@ def test_what_makes_no_sense_is_one_line_and_writes_nothing(case, run, tmp_path)
     assert len(lines) == 1
     assert expected in lines[0]
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("-n", 10**12), ("-n", 10**20), ("--steps", 10**9), ("--every", 10**9), ("--seed", 10**25), ("-n", 0)],
+    ids=str,
+)
+def test_numbers_that_cannot_be_are_refused_before_anything_is_made(words, run, tmp_path):
+    code, _, err = run("sample", "checkerboard", *words, "--device", "cpu", "--out", tmp_path / "out")
+    assert code == 2
+    assert "Traceback" not in err
+    assert not (tmp_path / "out").exists()

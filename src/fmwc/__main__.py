@@ -21,6 +21,7 @@ __all__ = ["Interrupted", "main"]
 
 UNFORESEEN = 70  # EX_SOFTWARE of sysexits.h
 SIGPIPE = 13
+HINT = " (add --debug to see where)"
 LONGEST = 2000  # characters of a message that are printed
 
 
@@ -96,7 +97,7 @@ def _said(error: BaseException) -> tuple[str, int]:
     if isinstance(error, ImportError) and (package := (error.name or "").partition(".")[0]) not in ("", "fmwc"):
         return f"this command needs '{package}'; install it with: pip install 'fmwc[cli]'", 2
     first = next(iter(str(error).strip().splitlines()), "")
-    return f"unforeseen {type(error).__name__}: {first} (add --debug to see where)", UNFORESEEN
+    return f"unforeseen {type(error).__name__}: {first}{HINT}", UNFORESEEN
 
 
 def _usage(error: Any) -> str:
@@ -115,7 +116,7 @@ def _end(error: BaseException, message: str, code: int, debug: bool) -> int:
     """Print one line, after the traceback if it was asked for; the exit code."""
     if debug:
         traceback.print_exception(error)
-    line = " ".join(message.split())
+    line = " ".join(message.removesuffix(HINT if debug else "").split())
     line = "".join(c if c.isprintable() else "?" for c in line)
     with suppress(OSError, ValueError):  # nobody listens any more
         print(f"fmwc: {line[:LONGEST]}", file=sys.stderr, flush=True)

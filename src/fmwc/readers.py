@@ -345,10 +345,15 @@ def _npy(file: Any, size: int) -> np.ndarray:
     count = math.prod(shape)
     if count * dtype.itemsize > size:
         raise ValueError(f"its header claims {count * dtype.itemsize:,} bytes, and there are {size:,}")
-    content = file.read(count * dtype.itemsize)
-    if len(content) < count * dtype.itemsize:
-        raise ValueError("it is cut off")
-    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C").copy()
+    found = np.empty(count * dtype.itemsize, np.uint8)
+    done = 0
+    while done < len(found):  # piece by piece: one copy in memory
+        piece = file.read(min(16 * MEBIBYTE, len(found) - done))
+        if not piece:
+            raise ValueError("it is cut off")
+        found[done : done + len(piece)] = np.frombuffer(piece, np.uint8)
+        done += len(piece)
+    return found.view(dtype).reshape(shape, order="F" if fortran else "C")
 
 
 def read_pt(path: str | Path, limit: int = TENSOR_LIMIT, error: type[FmwcError] = DataError) -> Any:

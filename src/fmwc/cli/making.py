@@ -13,6 +13,7 @@ from fmwc.bars import training_bar
 from fmwc.cli.shared import Count, Data, Device, Force, JudgedBy, Out, Own, Seed, Set, Which, app, numbers_of, say
 from fmwc.errors import UsageError, pick
 from fmwc.files import claimed
+from fmwc.readers import shown
 
 __all__ = ["reproduce", "retrofit", "train"]
 
@@ -37,9 +38,11 @@ def train(
     pick(chosen.presets, preset, "preset")
     recipe = chosen.recipe(preset, [f"seed={seed}", *set_], data, own)
     where = pick_device(device)
+    there = (out / "recipe.json").is_file() and not force
     with training_bar() as bar:
         chosen.fit(recipe, out, where, bar, force=force)
-    say(f"wrote {out}: {fmwc.checkpoint.about(out)['metrics']}")
+    done = "was finished already" if there else "written"
+    say(f"{shown(out)} {done}: {fmwc.checkpoint.about(out)['metrics']}")
 
 
 @app.command()
@@ -106,6 +109,7 @@ def retrofit(
         captured=capture,
         seed=seed,
     )
+    there = (out / "recipe.json").is_file() and not force
     with training_bar() as bar:
         _, looks = fit_own(
             made,
@@ -118,7 +122,7 @@ def retrofit(
             progress=lambda done, total, loss, held: bar(f"noise (held out {held:.4g})", done, total, loss),
             force=force,
         )
-    say(f"wrote {out}: {advice(looks)}")
+    say(f"{shown(out)} {'was finished already' if there else 'written'}: {advice(looks)}")
     call = f"{network.replace(':', '.')}()"
     say(f"field = fmwc.load({str(out)!r}, network={call if space is None else f'{call}[0]'})")
     say(f"fmwc sample {shlex.quote(str(out))} --network {shlex.quote(network)} -n 100 --out samples")

@@ -95,7 +95,10 @@ def judge(
             say(json.dumps({k: None if v != v else v for k, v in row.items()}))
     else:
         print_table(judged_rows(found), "judged")
-        print_rows([{"": k, "value": v} for k, v in judged_summary(found).items()], f"{len(found)} structures")
+        print_rows(
+            [{"": k, "value": v} for k, v in judged_summary(found).items()],
+            f"{len(found)} structure{'s' * (len(found) != 1)}",
+        )
     if any(found["problem"]):
         raise typer.Exit(1)
 

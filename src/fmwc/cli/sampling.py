@@ -76,9 +76,9 @@ def sample(
 ) -> None:
     """Draw samples, each with a confidence.
 
-    Writes samples.safetensors, samples.csv and a picture of the samples, most confident first. For crystals, also
-    writes one CIF per structure (or one extended XYZ file) and adds the judge's results to the table, as CSV and
-    Parquet. For a network of your own, writes the table in both formats and no picture.
+    Writes samples.safetensors and samples.csv; for digits and crystals also a picture, most confident first. For
+    crystals, also writes one CIF per structure (or one extended XYZ file) and adds the judge's results to the table, as
+    CSV and Parquet. For a network of your own, writes the table in both formats.
 
     Resumes if interrupted: the same command draws only what is missing. Runs of more than 50,000 samples are written
     batch by batch with scores only, so that memory does not grow.

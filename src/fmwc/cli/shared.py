@@ -80,7 +80,7 @@ Which = Annotated[str, typer.Argument(help=f"Which setting: {' or '.join(SETTING
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")]
 Set = Annotated[list[str], typer.Option("--set", help="Change a recipe field: --set key=value. May be repeated.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-Seed = Annotated[int, typer.Option(help="Seed of the run.")]
+Seed = Annotated[int, typer.Option(min=-(1 << 63), max=(1 << 63) - 1, help="Seed of the run.")]
 Force = Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")]
 Count = Annotated[int, typer.Option("-n", "--count", help="Number of samples; 0: the setting's default.")]
 Data = Annotated[str, typer.Option(help="Where the data is; default: FMWC_DATA, or the cache (downloaded if needed).")]

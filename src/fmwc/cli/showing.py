@@ -102,6 +102,8 @@ def report(
         for path in setting_named(setting_of_results(Path(source))).tables(Path(source)):
             say(f"wrote {path}")
         return
+    if count < 0:
+        raise UsageError(f"-n is at least 1, or 0 for the setting's own number; got {count}")
     where = pick_device(device)
     clock = Clock(where)
     chosen, field = open_checkpoint(source, where, judge, network)

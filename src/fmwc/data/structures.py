@@ -30,7 +30,8 @@ BYTES = 64 << 20  # of a file
 CIF_BYTES = 1 << 20  # of a structure to train on, which has at most 20 atoms
 MOST = 1_000  # atoms of a structure: CHGNet and the comparison of structures take seconds for as many
 SECONDS = 20.0  # of a file, and
-SPEED = 100_000  # bytes that add another second; parsers read ten times as many
+SPEED = 100_000  # bytes that add another second (parsers read ten times as many), up to
+MORE = 100.0  # seconds
 MEMORY = 2 << 30  # bytes of a file, beyond those of the libraries
 PAYS = 500  # structures, at 2 ms each, from which on a second process is worth its start
 CHUNK = 50  # structures between two reports of progress
@@ -147,7 +148,7 @@ def read_structures(kind: str, text: str, *, most: int = MOST, seconds: float = 
         most: Atoms of a structure, at most.
         seconds: How long a short file may take; long files get more.
     """
-    return _SHARED.ask(kind, text, most, seconds + len(text) / SPEED)
+    return _SHARED.ask(kind, text, most, seconds + min(len(text) / SPEED, MORE))
 
 
 def cells(texts: Sequence[str], progress: Callable[[int, int], None] | None = None) -> list[Cell | str]:

@@ -27,7 +27,7 @@ from fmwc.recipes.recipe import Clock, provenance, runtime
 from fmwc.sampling import SCORES, Parts, default_estimator, noise, sample, setting
 from fmwc.sampling.adaptive import FEW, numbers
 from fmwc.sampling.scores import FEWEST, parsed
-from fmwc.state import State, batch_size, channels, each
+from fmwc.state import State, as_state, batch_size, channels, each
 from fmwc.training import fit_noise
 
 __all__ = ["Retrofit", "advice", "held_out_elbo", "retrofit"]
@@ -177,7 +177,8 @@ def _retrofit(
         data = _own(network, how, space, data, device, folder.work)
     assert data is not None
     assert data.x is not None
-    x: State = data.x
+    x: State = as_state(data.x, "the data", network)
+    data = arrays.Samples(x, data.cond)
     count = batch_size(x)
     aside = min(MOST_HELD_OUT, round(HELD_OUT * count))
     if aside < 1:
@@ -245,14 +246,17 @@ def _looks(path: Path) -> dict[int, float]:
 
 def _check(how: Retrofit) -> None:
     """What is wrong with the options is said before anything is computed."""
-    for name in ("steps", "batch", "width", "sampling_steps"):
-        if getattr(how, name) < 1:
-            raise UsageError(f"{name} is at least 1, got {getattr(how, name)}")
+    for name, most in (("steps", 10**8), ("batch", 10**7), ("width", 1 << 16), ("sampling_steps", 10**5)):
+        if not 1 <= getattr(how, name) <= most:
+            raise UsageError(f"{name} lies between 1 and {most:,}, got {getattr(how, name)}")
     for name in ("lr", "beta"):
         if not 0 < getattr(how, name) < math.inf:
             raise UsageError(f"{name} is positive, got {getattr(how, name)}")
-    if how.own_samples < 0:
-        raise UsageError(f"own_samples is not negative, got {how.own_samples}")
+    fewest = round(1 / HELD_OUT)
+    if how.own_samples and not fewest <= how.own_samples <= 10**8:
+        raise UsageError(
+            f"own_samples lies between {fewest} (a tenth is held out) and {10**8:,}, got {how.own_samples}"
+        )
     if how.score:
         pick(SCORES, parsed(how.score)[1], "score")
 

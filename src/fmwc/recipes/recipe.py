@@ -114,7 +114,7 @@ def pick_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"device '{name}' is not supported; use auto, cpu or cuda")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError("no CUDA GPU is to be had here; use --device cpu")
+        raise UsageError("CUDA is not available; use --device cpu")
     return device
 
 

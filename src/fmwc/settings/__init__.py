@@ -29,7 +29,10 @@ def setting_of(checkpoint: str, judge: str = "") -> Setting:
     """The setting a checkpoint was trained in; without its own judge where it was trained on a user's data."""
     recipe = about(checkpoint).get("recipe") or {}
     if recipe.get("name") not in SETTINGS:
-        raise UsageError(f"{checkpoint} is not of a recipe of fmwc; use it from Python: fmwc.sample(field, n)")
+        raise UsageError(
+            f"{checkpoint} is of a network of your own, which this verb does not take; use it from Python "
+            "(fmwc.sample, fmwc.confidence.editing, fmwc.confidence.rewinding)"
+        )
     chosen = setting_named(recipe["name"], judge)
     return chosen.unjudged() if recipe.get("own") and not judge else chosen
 

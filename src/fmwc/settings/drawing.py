@@ -91,10 +91,13 @@ def draw_samples(
         raise UsageError("--adaptive reads what the checkpoint's own score takes; leave out --score, or say --every 1")
     if named == DISPERSION and not transport:
         raise UsageError("--score dispersion is read from transported variance; add --transport")
-    if count < 1 or steps < 1 or every < 0:
-        raise UsageError(
-            f"-n and --steps are at least 1, and --every is not negative: got {count}, {steps} and {every}"
-        )
+    for option, value, least, most in (
+        ("-n", count, 1, 10**9),
+        ("--steps", steps, 1, 10**5),
+        ("--every", every, 0, 10**5),
+    ):
+        if not least <= value <= most:
+            raise UsageError(f"{option} lies between {least} and {most:,}, got {value}")
     field: Any
     chosen, field = open_checkpoint(checkpoint, device, judge, network)
     if compiled:

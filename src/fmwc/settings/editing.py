@@ -22,6 +22,7 @@ __all__ = ["edit_samples"]
 
 WHEN = {"critical": "variance", "transported": "transported"}  # and the kind of critical time each is
 RANDOM = "random"
+MOST_REPLICATES = 100_000
 
 
 def edit_samples(
@@ -69,8 +70,8 @@ def edit_samples(
         raise UsageError(f"--before goes back from a time that is found; with --at {at} leave it out")
     if not 0 <= scale < math.inf:
         raise UsageError(f"--scale is a standard deviation, at least 0; got {scale}")
-    if replicates < 1:
-        raise UsageError(f"--replicates is at least 1, got {replicates}")
+    if not 1 <= replicates <= MOST_REPLICATES:
+        raise UsageError(f"--replicates lies between 1 and {MOST_REPLICATES:,}, got {replicates}")
     opened = open_samples(samples, out, device, checkpoint, judge)
     setting, field, options = opened.setting, opened.field, opened.options
     if channel and field.space is not None:

@@ -149,7 +149,8 @@ def _by_name(called: list[str], cells: list[str], names: Sequence[str], where: s
 
     def sample(name: str) -> str:
         suffix = PurePath(name).suffix.lower()
-        return name if name in known or suffix not in SUFFIXES else name[: -len(suffix)]
+        name = name if name in known or suffix not in SUFFIXES else name[: -len(suffix)]
+        return name if name in known or not name.isdecimal() else f"{int(name):05d}"  # spreadsheets drop leading zeros
 
     rows = [(sample(name), cell) for name, cell in zip(called, cells, strict=True) if name or cell.strip()]
     if repeated := [name for name, often in Counter(name for name, _ in rows).items() if often > 1]:

@@ -16,6 +16,8 @@ from fmwc.settings.setting import say_on_stderr
 
 __all__ = ["rewind_samples"]
 
+MOST_EXTRA = 100_000
+
 
 def rewind_samples(
     samples: Path,
@@ -45,8 +47,8 @@ def rewind_samples(
         fresh: Start over from new noise in place of going back: the baseline.
         checkpoint, judge, seed, force: As `edit_samples` takes them.
     """
-    if extra < 1:
-        raise UsageError(f"--extra is at least 1 evaluation a sample, got {extra}")
+    if not 1 <= extra <= MOST_EXTRA:
+        raise UsageError(f"--extra lies between 1 and {MOST_EXTRA:,} evaluations per sample, got {extra}")
     if not 0 < share <= 1:
         raise UsageError(f"--share lies in (0, 1], got {share}")
     if not before >= 0 or not 0 <= scale < float("inf"):
@@ -85,7 +87,7 @@ def rewind_samples(
             "score_after": after.tolist(),
         }
         rows = [
-            {"": "evaluations a sample", "value": f"{found.evaluations / len(run):.2f} of {extra}"},
+            {"": "evaluations per sample", "value": f"{found.evaluations / len(run):.2f} of {extra}"},
             {"": "changed", "value": f"{(branch > 0).double().mean():.1%} of {len(run)} samples"},
             {"": f"{run.default_score}, mean", "value": f"{doubt.mean():.4g}, then {after.mean():.4g}"},
         ]
