@@ -117,8 +117,8 @@ def as_state(value: Any, what: str, network: Any = None, device: torch.device | 
 SEEDS = -(1 << 63), (1 << 64) - 1  # what torch's generators take, and files hold
 
 
-def as_whole(value: Any, name: str, low: int = SEEDS[0], high: int = SEEDS[1]) -> int:
-    """A whole number in a range, from an int or an integer of numpy's or torch's; its name is for the error.
+def as_whole(value: Any, name: str, low: int = SEEDS[0], high: int = SEEDS[1], unit: str = "") -> int:
+    """A whole number in a range, from an int or an integer of numpy's or torch's; name and unit are for the error.
 
     >>> as_whole(np.int64(5), "count", 1)
     5
@@ -128,7 +128,8 @@ def as_whole(value: Any, name: str, low: int = SEEDS[0], high: int = SEEDS[1]) -
     except TypeError:
         found = None
     if found is None or not low <= found <= high:
-        raise UsageError(f"{name} is a whole number, at least {low} and at most {high}, got {value!r:.60}")
+        least = f"{low} {unit}".strip()
+        raise UsageError(f"{name} is a whole number, at least {least} and at most {high}, got {value!r:.60}")
     return found
 
 

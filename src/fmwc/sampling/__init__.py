@@ -73,13 +73,17 @@ __all__ = [
 
 PROBES = 2  # random probes a reading for larger states; a score over many readings averages their noise
 PROJECTIONS = 8  # random projections of the endpoint, read once
-_BOUNDS = {  # of what is a whole number
-    "count": (1, 10**12),
-    "first": (0, 10**12),
-    "batch": (1, 10**12),
-    "steps": (1, 10**6),
-    "evaluations": (1, 10**7),  # of as many steps: a step takes two velocities at most, and a velocity five
-    "seed": SEEDS,
+_BOUNDS: dict[str, tuple[int, int, str]] = {  # of what is a whole number
+    "count": (1, 10**12, "sample"),
+    "first": (0, 10**12, ""),
+    "batch": (1, 10**12, "sample"),
+    "steps": (1, 10**6, "step"),
+    "evaluations": (
+        1,
+        10**7,
+        "evaluation",
+    ),  # of as many steps: a step takes two velocities at most, and a velocity five
+    "seed": (*SEEDS, ""),
 }
 
 

@@ -96,7 +96,7 @@ class Sampler:
         for name in self.anneal or {}:
             pick(self.space.channels, name, "channel")
         self._check_controller()
-        object.__setattr__(self, "batch", as_whole(self.batch, "batch", 1))
+        object.__setattr__(self, "batch", as_whole(self.batch, "batch", 1, unit="sample"))
 
     def _check_controller(self) -> None:
         name = type(self.controller).__name__
