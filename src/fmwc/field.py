@@ -226,7 +226,7 @@ def checked(field: Any, x: Any, t: Any) -> tuple[Any, Tensor]:
         raise UsageError(f"t is a number, or one per sample ({count}), got {t!r:.60}") from error
     if times.shape not in ((), (1,), (count,)):
         column = "; give t[:, 0]" if times.shape == (count, 1) else ""
-        raise ShapeError(f"t is a number, or one per sample ({count}), got shape {tuple(times.shape)}{column}")
+        raise ShapeError(f"t is one number or one a sample ({count}), got shape {tuple(times.shape)}{column}")
     require_finite(times, "t")
     return x, times.expand(count)
 
