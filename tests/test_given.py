@@ -11,6 +11,7 @@ from fmwc.errors import FmwcError, ShapeError, UsageError
 from fmwc.flow import euclidean, flow_matching
 from fmwc.nets import MLP, UNet
 from fmwc.sampling import Sampler, Uniform, noise
+from fmwc.state import blame_conditions
 from tests.conftest import mlp_field
 
 X = torch.linspace(-1, 1, 8).reshape(4, 2)
@@ -69,12 +70,27 @@ def test_one_time_for_all(t, mlp):
     assert torch.equal(mlp.moments(X, t).var, mlp.moments(X, times).var)
     assert torch.equal(mlp.moments(X, t, "monte_carlo", seed=0).var, mlp.moments(X, times, "monte_carlo", seed=0).var)
     assert torch.equal(mlp.draw(X, t, seed=0), mlp.draw(X, times, seed=0))
-    if isinstance(t, torch.Tensor):
+    if not isinstance(t, (list, np.ndarray)):
         assert torch.equal(mlp(X, t), mlp(X, times))
         assert torch.equal(mlp.draw_with_kl(X, t, seed=0)[0], mlp.draw_with_kl(X, times, seed=0)[0])
 
 
-@pytest.mark.parametrize("t", ["now", None, [0.5, 0.5], torch.zeros(3)])
+@pytest.mark.parametrize("t", [0.25, torch.tensor(0.25), torch.full((4,), 0.25), torch.full((1,), 0.25)], ids=str)
+def test_times_of_other_precisions(t, mlp):
+    expected = mlp.moments(X, torch.full((4,), 0.25)).var
+    assert torch.equal(mlp.moments(X, torch.as_tensor(t).double()).var, expected)
+    assert torch.equal(mlp.moments(X, torch.as_tensor(t).bfloat16()).var, expected)
+    double = mlp_field().double()
+    assert double.moments(X, t).var.dtype == double(X.double(), 0.25).dtype == torch.float64
+
+
+def test_a_column_of_times(mlp):
+    for call in (mlp.moments, mlp.draw, fmwc.Watched(mlp)):
+        with pytest.raises(ShapeError, match=r"t\[:, 0\]"):
+            call(X, torch.full((4, 1), 0.5))
+
+
+@pytest.mark.parametrize("t", ["now", None, [0.5, 0.5], torch.zeros(3), float("nan")])
 def test_times_that_cannot_be_used(t, mlp):
     for call in (lambda: mlp.moments(X, t), lambda: mlp.draw(X, t)):
         with pytest.raises(UsageError):
@@ -168,3 +184,98 @@ def test_lists_are_data_too():
 def test_a_shape_error_names_what_was_expected(mlp):
     with pytest.raises(ShapeError, match=r"takes states of shape \(B, 2\), got \(4, 3\)"):
         fmwc.sample(mlp, x0=torch.zeros(4, 3))
+
+
+WHOLE = {
+    "text": ("count", "5"),
+    "a float": ("count", 5.0),
+    "a truth value": ("count", True),
+    "none": ("count", 0),
+    "too many": ("count", 10**12 + 1),
+    "NaN": ("steps", float("nan")),
+    "a float of steps": ("steps", 2.0),
+    "no steps": ("steps", 0),
+    "too many steps": ("steps", 10**6 + 1),
+    "evaluations": ("evaluations", 2.0),
+    "no evaluations": ("evaluations", 0),
+    "no seed": ("seed", None),
+    "half a seed": ("seed", 1.5),
+    "a seed below": ("seed", -(2**63) - 1),
+    "a seed above": ("seed", 2**64),
+    "half a batch": ("batch", 1.5),
+    "no batch": ("batch", 0),
+    "the first": ("first", -1),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), WHOLE.values(), ids=WHOLE)
+def test_whole_numbers_that_are_none(name, value, mlp):
+    options = {"count": 3, name: value}
+    with pytest.raises(UsageError, match=f"^{name} is a whole number.* got "):
+        fmwc.sample(mlp, **options)
+    if name not in ("first", "evaluations"):
+        with pytest.raises(UsageError, match=f"^{name} is a whole number.* got "):
+            next(iter(fmwc.sampling.stream(mlp, **options)))
+    if name == "seed":
+        with pytest.raises(UsageError, match=r"^seed is a whole number"):
+            fmwc.attach(MLP(2, 8, 1, 4), seed=value)
+        with pytest.raises(UsageError, match=r"^seed is a whole number"):
+            Sampler(mlp, (2,), Uniform(2))(X, seed=value)
+    if name == "batch":
+        with pytest.raises(UsageError, match=r"^batch is a whole number"):
+            Sampler(mlp, (2,), Uniform(2), batch=value)
+
+
+@pytest.mark.parametrize("seed", [-(2**63), 2**64 - 1, np.int64(5), np.uint8(5)])
+def test_seeds_that_files_hold(seed, mlp, tmp_path):
+    run = fmwc.sample(mlp, np.int32(3), steps=np.int64(2), batch=np.int16(2), seed=seed)
+    run.save(tmp_path / "run.safetensors")
+    assert fmwc.Trajectory.load(tmp_path / "run.safetensors").seed == int(seed)
+    assert torch.equal(run.x, fmwc.sample(mlp, 3, steps=2, batch=2, seed=int(seed)).x)
+    fmwc.attach(MLP(2, 8, 1, 4), seed=seed)
+
+
+def test_an_argument_of_former_times(mlp, tmp_path):
+    with pytest.raises(UsageError, match=r"^keep was replaced by parts; parts=fmwc\.sampling\.Parts\(folder\)$"):
+        fmwc.sample(mlp, 3, steps=1, keep=tmp_path)
+
+
+class Failing(nn.Module):
+    """Takes conditions and fails for a reason of its own."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.layer, self.error = nn.Linear(2, 2), error
+
+    def forward(self, x, t, scale=1.0, basis=None, y=None):
+        self.layer(x)
+        raise self.error
+
+
+INNOCENT = {
+    "memory of a GPU": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3 GiB"),
+    "memory of a CPU": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 3 bytes"),
+    "memory": MemoryError("3"),
+    "a GPU": RuntimeError("CUDA error: an illegal memory access was encountered in kernel 3"),
+    "its own": RuntimeError("mine"),
+    "another keyword": TypeError("f() got an unexpected keyword argument 'float'"),
+}
+
+
+@pytest.mark.parametrize("error", INNOCENT.values(), ids=INNOCENT)
+def test_conditions_that_are_not_to_blame(error):
+    field, cond = fmwc.attach(Failing(error), space=(2,)), {"scale": 2.0, "basis": torch.zeros(3, 2)}
+    blame_conditions(error, cond, 4)
+    for call in (field.moments, field.draw, fmwc.Watched(field)):
+        with pytest.raises(type(error)) as raised:
+            call(X, 0.5, **cond)
+        assert raised.value is error
+
+
+def test_a_condition_that_the_network_does_not_take(mlp):
+    for call in (mlp.moments, mlp.draw, fmwc.Watched(mlp)):
+        with pytest.raises(UsageError, match=r"^the network takes no condition 'label'") as error:
+            call(X, 0.5, label=3)
+        assert "torch.full" not in str(error.value)
+    with pytest.raises(UsageError, match=r"^the network takes no condition 'label'"):
+        fmwc.sample(mlp, 3, steps=1, label=torch.arange(3))

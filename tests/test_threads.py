@@ -3,6 +3,8 @@
 import asyncio
 import contextvars
 import copy
+import os
+import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 import fmwc
 from fmwc.baselines import Dropout
 from fmwc.field import attach
-from fmwc.modes import SMALL, evaluating, one_thread, tensor_float
+from fmwc.modes import _MODES, SMALL, evaluating, one_thread, tensor_float
 from fmwc.nets import MLP
 from fmwc.propagate import MonteCarlo
 from fmwc.sampling import Compiled, Ema, reread
@@ -338,3 +340,40 @@ def test_samples_do_not_depend_on_the_number_of_threads(build):
         torch.set_num_threads(before)
     assert same(one.x, two.x)
     assert same(one.var, two.var)
+
+
+@pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="this platform does not fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_fork_while_another_thread_reads():
+    """The child has neither the locks nor the changes of threads that it does not have, and keeps its own."""
+    network, own = Dropping(), Dropping()
+    held, over = threading.Event(), threading.Event()
+
+    def reads():
+        with evaluating(network), _MODES.lock:
+            held.set()
+            over.wait()
+
+    reader = threading.Thread(target=reads)
+    ours = evaluating(own)
+    ours.open()
+    reader.start()
+    held.wait()
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)  # ends a child that waits for a lock
+        found = [network.training, not own.training]
+        with evaluating(network):
+            found.append(not network.drop.training)
+        ours.close()
+        os._exit(0 if all([*found, network.drop.training, own.drop.training]) else 1)
+    status = os.waitpid(child, 0)[1]
+    parent = network.training, own.training
+    over.set()
+    reader.join()
+    ours.close()
+    assert status == 0
+    assert parent == (False, False)
+    assert network.training
+    assert own.training

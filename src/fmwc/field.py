@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,10 +15,10 @@ from fmwc.modes import Scope, eagerly, evaluating
 from fmwc.moments import Moments
 from fmwc.propagate import Estimator, as_estimator
 from fmwc.randomness import Randomness, as_randomness
-from fmwc.state import State, as_state, batch_size, blame_conditions, channels, require_state
+from fmwc.state import State, as_state, as_whole, batch_size, blame_conditions, channels, require_state
 from fmwc.vad import Draw, NoiseModel, Pass, kl
 
-__all__ = ["Field", "Reference", "Schedule", "attach"]
+__all__ = ["Field", "Reference", "Schedule", "attach", "checked"]
 
 
 class Reference(NamedTuple):
@@ -125,7 +126,7 @@ class Field(nn.Module):
 
     def draw(self, x: Any, t: Any, *, seed: Randomness | torch.Generator | int | None = None, **cond: Any) -> Any:
         """The velocity under one draw of the weights from the posterior, ω ~ q(ω | x, t)."""
-        x, t = self._check(x, t)
+        x, t = checked(self, x, t)
         try:
             return self.draw_with_kl(x, t, seed=seed, **cond)[0]
         except (AttributeError, IndexError, RuntimeError, TypeError) as error:
@@ -160,7 +161,7 @@ class Field(nn.Module):
         if torch.compiler.is_dynamo_compiling():  # a reading runs between two compiled pieces
             return torch.compiler.disable(self.moments)(x, t, propagation, seed=seed, **cond)
         estimator = as_estimator(propagation)
-        x, t = self._check(x, t)
+        x, t = checked(self, x, t)
         given = self, x, t, cond, as_randomness(seed, self.device)
         try:
             found: Moments = evaluating(self.network).call(estimator, *given)
@@ -192,22 +193,6 @@ class Field(nn.Module):
         for name, parameter in self.named_parameters():
             require_finite(parameter, f"weight '{name}'")
 
-    def _check(self, x: Any, t: Any) -> tuple[Any, Tensor]:
-        x = as_state(x, "the state", self.network, self.device)
-        if not batch_size(x):
-            raise ShapeError("a reading takes at least 1 sample")
-        if self.space is not None:
-            self.space.check(x)
-        for name, value in channels(x).items():
-            require_finite(value, f"the state's channel '{name}'")
-        if not isinstance(t, Tensor):
-            value = next(iter(channels(x).values()))
-            try:
-                t = torch.as_tensor(t, device=value.device, dtype=value.dtype)
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise UsageError(f"t is a number, or one per sample ({batch_size(x)}), got {t!r:.60}") from error
-        return x, _for_each(x, t)
-
     @staticmethod
     def _times(x: Any, t: Any) -> Tensor:
         count = batch_size(x)
@@ -217,8 +202,41 @@ class Field(nn.Module):
         return t.reshape(-1).expand(count)
 
 
+def checked(field: Any, x: Any, t: Any) -> tuple[Any, Tensor]:
+    """A state and a time per sample as a field reads them: of its space, on its device, in its network's precision.
+
+    Arguments:
+        field: A field, compiled or not.
+        x: States: tensors, arrays or lists.
+        t: A number, or one time a sample.
+    """
+    x = as_state(x, "the state", field.network, field.device)
+    if not batch_size(x):
+        raise ShapeError("a reading takes at least 1 sample")
+    if field.space is not None:
+        field.space.check(x)
+    for name, value in channels(x).items():
+        require_finite(value, f"the state's channel '{name}'")
+    count, like = batch_size(x), next(iter(channels(x).values()))
+    # A state in half precision keeps the times it is given: half precision is too coarse for them.
+    dtype = torch.promote_types(like.dtype, torch.float32) if isinstance(t, Tensor) else like.dtype
+    try:
+        times = torch.as_tensor(t, device=like.device, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"t is a number, or one per sample ({count}), got {t!r:.60}") from error
+    if times.shape not in ((), (1,), (count,)):
+        column = "; give t[:, 0]" if times.shape == (count, 1) else ""
+        raise ShapeError(f"t is one number or one a sample ({count}), got shape {tuple(times.shape)}{column}")
+    require_finite(times, "t")
+    return x, times.expand(count)
+
+
 def _for_each(x: Any, t: Any) -> Any:
     """One time for all samples, as a solver gives it, as one per sample; anything else as it is."""
+    if isinstance(t, (int, float, np.number)) and not isinstance(t, bool):
+        like = next(iter(channels(x).values()))
+        dtype = like.dtype if like.is_floating_point() else None
+        return torch.full((batch_size(x),), float(t), dtype=dtype, device=like.device)
     return t.expand(batch_size(x)) if isinstance(t, Tensor) and not t.ndim else t
 
 
@@ -257,6 +275,6 @@ def attach(
         raise UsageError(f"noise is attached to the layers of a torch module, got {type(network).__name__}")
     include, exclude = ((names,) if isinstance(names, str) else names for names in (include, exclude))
     device = torch.get_default_device()
-    generator = torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
+    generator = torch.Generator("cpu" if device.type == "meta" else device).manual_seed(as_whole(seed, "seed"))
     noise = NoiseModel(network, include, exclude, width, initial_log_alpha, generator)
     return Field(network, noise, space, prior_rate, kl_factor)

@@ -7,11 +7,13 @@ is running belongs to one thread or task and lives in context variables (:class:
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Hashable, Iterable
 from contextvars import ContextVar
-from threading import RLock
+from threading import RLock, get_ident
 from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -123,7 +125,7 @@ class Bound(Scope):
 class _Entry:
     def __init__(self, before: Any) -> None:
         self.before = before
-        self.holders: set[int] = set()
+        self.holders: dict[int, int] = {}  # with the thread of each
 
 
 class Shared(Generic[K]):
@@ -139,6 +141,7 @@ class Shared(Generic[K]):
         self.read, self.write, self.restore = read, write, restore
         self.entries: dict[K, _Entry] = {}
         self.lock = RLock()
+        _ALL.add(self)
 
     def holding(self, keys: Iterable[K]) -> Scope:
         """A scope inside which these objects are changed."""
@@ -149,7 +152,7 @@ class Shared(Generic[K]):
             for key in keys:
                 if key not in self.entries:
                     self.entries[key] = _Entry(self.read(key))  # noted before it is changed
-                self.entries[key].holders.add(holder)
+                self.entries[key].holders[holder] = get_ident()
                 self.write(key)
 
     def release(self, holder: int, keys: list[K]) -> None:
@@ -157,10 +160,29 @@ class Shared(Generic[K]):
             for key in keys:
                 if (entry := self.entries.get(key)) is None:
                     continue
-                entry.holders.discard(holder)
+                entry.holders.pop(holder, None)
                 if not entry.holders:
                     self.restore(key, entry.before)
                     self.entries.pop(key, None)
+
+    def forked(self) -> None:
+        """Go on in the child of a fork, where the calling thread is the only one: what others held is released."""
+        self.lock = RLock()  # another thread may have had the old one
+        for key, entry in list(self.entries.items()):
+            for holder in [holder for holder, thread in entry.holders.items() if thread != get_ident()]:
+                self.release(holder, [key])
+
+
+_ALL: WeakSet[Shared[Any]] = WeakSet()
+
+
+def _forked() -> None:
+    for shared in list(_ALL):
+        shared.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 class _Hold(Scope, Generic[K]):

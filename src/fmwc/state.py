@@ -5,6 +5,8 @@ What is written for one tensor is lifted to both by :func:`each`; nothing else i
 
 from __future__ import annotations
 
+import operator
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -19,10 +21,12 @@ __all__ = [
     "State",
     "as_rows",
     "as_state",
+    "as_whole",
     "batch_size",
     "blame_conditions",
     "channels",
     "each",
+    "out_of_memory",
     "per_sample",
     "precision_of",
     "require_state",
@@ -110,11 +114,60 @@ def as_state(value: Any, what: str, network: Any = None, device: torch.device | 
     return each(one, value)
 
 
+SEEDS = -(1 << 63), (1 << 64) - 1  # what torch's generators take, and files hold
+
+
+def as_whole(value: Any, name: str, low: int = SEEDS[0], high: int = SEEDS[1], unit: str = "") -> int:
+    """A whole number in a range, from an int or an integer of numpy's or torch's; name and unit are for the error.
+
+    >>> as_whole(np.int64(5), "count", 1)
+    5
+    """
+    try:
+        found = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
+    except TypeError:
+        found = None
+    if found is None or not low <= found <= high:
+        least = f"{low} {unit}".strip()
+        raise UsageError(f"{name} is a whole number, at least {least} and at most {high}, got {value!r:.60}")
+    return found
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether that is what an error says: torch has a class of its own for it on a GPU, and words on a CPU."""
+    words = ("not enough memory", "can't allocate memory")
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in str(error) for word in words)
+
+
+_DEVICE = ("CUDA error", "cuDNN error", "CUBLAS", "CUDNN", "NCCL")  # in the text of errors of a GPU itself
+
+
 def blame_conditions(error: Exception, cond: dict[str, Any], count: int) -> None:
-    """Raises an error that names the condition which a network most likely failed on; returns if all are in order."""
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    """Raises an error that names the condition which a network failed on; returns if the error's text accuses none.
+
+    A condition is to blame where the network has no such argument, where a number or a list was used as a tensor (the
+    text names its type), or where its rows are not one per sample (the text names how many there are).
+    """
+    text = str(error)
+    if out_of_memory(error) or any(word in text for word in _DEVICE):
+        return
+    reason = (text.splitlines() or [type(error).__name__])[0]
+    if isinstance(error, TypeError) and (found := re.search(r"unexpected keyword argument '(\w+)'", text)):
+        if found[1] in cond:
+            raise UsageError(f"the network takes no condition '{found[1]}' ({reason}); leave it out") from error
+        return
     for name, value in cond.items():
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if isinstance(value, Tensor):
+            rows = value.shape[0] if value.ndim else 1
+            if rows not in (1, count) and re.search(rf"(?<!\d){rows}(?!\d)", text):
+                raise ShapeError(
+                    f"condition '{name}' has {rows} rows for {count} samples; give one per sample ({reason})"
+                ) from error
+            continue
+        used = isinstance(error, (AttributeError, TypeError)) and re.search(rf"\b{type(value).__name__}\b", text)
+        if not used or isinstance(value, bool):
+            continue
+        if isinstance(value, (int, float)):
             raise UsageError(
                 f"the network does not take the number {name}={value} ({reason}); give one per sample: "
                 f"{name}=torch.full(({count},), {value})"
@@ -122,11 +175,6 @@ def blame_conditions(error: Exception, cond: dict[str, Any], count: int) -> None
         if isinstance(value, (list, tuple, np.ndarray)):
             raise UsageError(
                 f"the network does not take a {type(value).__name__} as condition '{name}' ({reason}); give a tensor"
-            ) from error
-        rows = value.shape[0] if isinstance(value, Tensor) and value.ndim else 1
-        if rows not in (1, count):
-            raise ShapeError(
-                f"condition '{name}' has {rows} rows for {count} samples; give one per sample ({reason})"
             ) from error
 
 

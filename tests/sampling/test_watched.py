@@ -1,5 +1,6 @@
 """A field in somebody else's loop gives what ours gives."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -110,3 +111,68 @@ def test_a_network_in_training_mode_is_watched_in_evaluation_mode():
     field.train()
     fmwc.Watched(field)(torch.randn(3, 2), 0.5)
     assert field.network.training
+
+
+X = torch.linspace(-1, 1, 12).reshape(6, 2)
+
+
+@pytest.mark.parametrize(
+    "t", [0.25, np.float64(0.25), np.float32(0.25), torch.tensor(0.25).double(), [0.25] * 6], ids=str
+)
+@pytest.mark.parametrize("x", [X, X.double(), X.numpy(), X.tolist()], ids=["x", "double", "array", "list"])
+def test_states_and_times_of_other_kinds(x, t, mlp):
+    watched = fmwc.Watched(mlp)
+    expected = mlp.moments(X, 0.25)
+    assert torch.equal(watched(x, t), mlp(X, torch.full((6,), 0.25)))
+    run = watched.trajectory(X)
+    assert torch.equal(run.var[0], expected.var)
+    assert torch.equal(run.x0, X)
+
+
+def test_a_field_in_double_precision():
+    field = mlp_field().double()
+    assert fmwc.Watched(field)(X, 0.25).dtype == torch.float64
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor], ids=["list", "array", "tensor"])
+def test_arrays_are_read(kind, mlp):
+    times = np.linspace(0, 1, 5)
+    states = torch.stack([X * (1 + t) for t in times.tolist()])
+    expected = fmwc.Watched(mlp).read(states, torch.linspace(0, 1, 5))
+    run = fmwc.Watched(mlp).read(states.double().numpy(), kind(times.tolist()))
+    for name in ("x", "x0", "times", "var", "mean"):
+        assert torch.equal(getattr(run, name), getattr(expected, name))
+
+
+REFUSED = {
+    "nothing": (None, None),
+    "no states": (None, [0.0, 1.0]),
+    "no times": ([X, X], None),
+    "words": ([X, X], ["a", "b"]),
+    "a number": (torch.tensor(1.0), [0.0, 1.0]),
+    "another shape": ([X, torch.zeros(6, 3)], [0.0, 1.0]),
+    "states of nothing": ([None, None], [0.0, 1.0]),
+    "text": ("ab", [0.0, 1.0]),
+    "channels": ({"x": X, "y": X}, [0.0, 1.0]),
+}
+
+
+@pytest.mark.parametrize(("states", "times"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_read(states, times, mlp):
+    with pytest.raises(UsageError):
+        fmwc.Watched(mlp).read(states, times)
+    if isinstance(states, list):
+        with pytest.raises(UsageError):
+            fmwc.Watched(mlp)(states[-1], times and times[-1])
+
+
+def test_a_call_does_not_look_at_former_readings(mlp, monkeypatch):
+    looks = []
+    watched, look = fmwc.Watched(mlp), torch.Tensor.__float__
+    monkeypatch.setattr(torch.Tensor, "__float__", lambda t: looks.append(t) or look(t))
+    counts = []
+    for k in range(12):
+        looks.clear()
+        watched(X, k / 12)
+        counts.append(len(looks))
+    assert len(set(counts)) == 1

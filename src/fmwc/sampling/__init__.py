@@ -31,7 +31,7 @@ from fmwc.sampling.scores import EARLY, LATE, SCORES, Standard, standard_of
 from fmwc.sampling.steppers import STEPPERS, Stepper
 from fmwc.sampling.trajectory import Trajectory
 from fmwc.sampling.watched import Watched
-from fmwc.state import State, as_state, batch_size, each, precision_of
+from fmwc.state import SEEDS, State, as_state, as_whole, batch_size, each, precision_of
 
 __all__ = [
     "DECODERS",
@@ -73,6 +73,22 @@ __all__ = [
 
 PROBES = 2  # random probes a reading for larger states; a score over many readings averages their noise
 PROJECTIONS = 8  # random projections of the endpoint, read once
+_BOUNDS: dict[str, tuple[int, int, str]] = {  # of what is a whole number
+    "count": (1, 10**12, "sample"),
+    "first": (0, 10**12, ""),
+    "batch": (1, 10**12, "sample"),
+    "steps": (1, 10**6, "step"),
+    "evaluations": (
+        1,
+        10**7,
+        "evaluation",
+    ),  # of as many steps: a step takes two velocities at most, and a velocity five
+    "seed": (*SEEDS, ""),
+}
+
+
+def _whole(name: str, value: Any) -> int:
+    return as_whole(value, name, *_BOUNDS[name])
 
 
 def noise(
@@ -159,6 +175,13 @@ def sample(
             not drawn again, so that a run that was interrupted goes on.
         cond: Given to the network; tensors with a row for each sample are split with the batches.
     """
+    if "keep" in cond:
+        raise UsageError("keep was replaced by parts; parts=fmwc.sampling.Parts(folder)")
+    seed, first, batch = _whole("seed", seed), _whole("first", first), _whole("batch", batch)
+    count, steps, evaluations = (
+        None if value is None else _whole(name, value)
+        for name, value in (("count", count), ("steps", steps), ("evaluations", evaluations))
+    )
     where = getattr(field, "space", None) if space is None else as_space(space)
     if x0 is not None:
         device = _device(field) if hasattr(field, "parameters") or hasattr(field, "device") else None
@@ -167,8 +190,6 @@ def sample(
         if not isinstance(x0, Tensor):
             raise UsageError("the shape of a sample is not known; give space=(...) here or to attach, or x0")
         where = euclidean(x0.shape[1:])
-    if count is not None and count < 1:
-        raise UsageError(f"sampling takes at least 1 sample, got {count}")
     if count is None and x0 is None:
         raise UsageError("say how many samples: sample(field, 1000)")
     if x0 is not None and count is not None and count != batch_size(x0):
@@ -246,8 +267,7 @@ def stream(
         batch: Samples drawn together, and handed over.
         record, options: Those of :func:`sample`; tensors with a row for each sample are split.
     """
-    if count < 1:
-        raise UsageError(f"sampling takes at least 1 sample, got {count}")
+    count, batch = _whole("count", count), _whole("batch", batch)
     if "first" in options:
         raise UsageError("a stream begins with its first sample; leave out first")
     own = inspect.signature(sample).parameters  # others are conditions
@@ -378,8 +398,6 @@ def _controller(
         return Grid(tuple(float(t) for t in times)), 0
     if evaluations is None:
         return Uniform(50 if steps is None else steps), 0
-    if evaluations < 1:
-        raise UsageError(f"sampling takes at least 1 evaluation, got {evaluations}")
     velocities, rest = divmod(evaluations, cost)
     if rest:
         raise UsageError(f"this decoder takes {cost} evaluations a velocity, so {evaluations} cannot be spent exactly")

@@ -21,7 +21,17 @@ from fmwc.sampling.decoders import DECODERS, Decoder, cost_of, decode_map
 from fmwc.sampling.parts import Parts
 from fmwc.sampling.steppers import STEPPERS
 from fmwc.sampling.trajectory import Trajectory
-from fmwc.state import SINGLE, State, batch_size, blame_conditions, channels, each, require_state
+from fmwc.state import (
+    SINGLE,
+    State,
+    as_whole,
+    batch_size,
+    blame_conditions,
+    channels,
+    each,
+    out_of_memory,
+    require_state,
+)
 
 __all__ = ["Sampler"]
 
@@ -86,8 +96,7 @@ class Sampler:
         for name in self.anneal or {}:
             pick(self.space.channels, name, "channel")
         self._check_controller()
-        if self.batch < 1:
-            raise UsageError(f"the batch holds at least 1 sample, got {self.batch}")
+        object.__setattr__(self, "batch", as_whole(self.batch, "batch", 1, unit="sample"))
 
     def _check_controller(self) -> None:
         name = type(self.controller).__name__
@@ -103,6 +112,7 @@ class Sampler:
 
         These are the samples `first …` of a seed: their random numbers are those of a run that has the ones before too.
         """
+        seed, first = as_whole(seed, "seed"), as_whole(first, "first", 0)
         self.space.check(x0)
         count = batch_size(x0)
         if count < 1:
@@ -136,7 +146,7 @@ class Sampler:
                 chunk = each(lambda c: c[a:b], x0), starts[a:b], randomness, here  # noqa: B023
                 part = evaluating(self.field).call(_steady(self.field).call, self._chunk, *chunk)
             except (RuntimeError, MemoryError) as error:
-                if not _out_of_memory(error) or b - a == 1:
+                if not out_of_memory(error) or b - a == 1:
                     blame_conditions(error, here, b - a)
                     raise
             except (AttributeError, IndexError, TypeError) as error:
@@ -286,12 +296,6 @@ def _paced(v: Any, speeds: Mapping[str, Tensor]) -> Any:
         return v
     own = {n: c * speeds[n][(..., *[None] * (c.ndim - 1))] if n in speeds else c for n, c in channels(v).items()}
     return own if isinstance(v, dict) else own[SINGLE]
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """Whether that is what an error says: torch has a class of its own for it on a GPU, and words on a CPU."""
-    words = ("not enough memory", "can't allocate memory")
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in str(error) for word in words)
 
 
 def _steady(field: Any) -> Scope:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fmwc.errors import UsageError
+from fmwc.field import checked
 from fmwc.modes import evaluating
 from fmwc.propagate import Estimator, as_estimator
 from fmwc.randomness import as_randomness
 from fmwc.sampling.trajectory import Trajectory
-from fmwc.state import batch_size, each
+from fmwc.state import batch_size, blame_conditions, each
 
 __all__ = ["Watched"]
 
@@ -43,44 +46,55 @@ class Watched(nn.Module):
         self.field = field
         self.estimator = as_estimator(estimator)
         self.randomness = as_randomness(seed, field.device)
-        self.readings: list[tuple[Tensor, Any, Any]] = []  # times, velocity, variance
+        self.readings: list[tuple[float, Tensor, Any, Any]] = []  # time of the first sample, times, velocity, variance
         self.x0: Any = None
 
     def forward(self, x: Any, t: Any, **cond: Any) -> Any:
         """Return the velocity, and record its variance."""
-        times = torch.as_tensor(t, device=self.field.device).reshape(-1).expand(batch_size(x))
+        x, times = checked(self.field, x, t)
 
         def read() -> tuple[Any, Any]:
             with torch.no_grad():
                 found = self.estimator(self.field, x, times, cond, self.randomness)
                 return (found.mean if self.estimator.plain_mean else self.field(x, times, **cond)), found.var
 
-        v, var = evaluating(self.field).call(read)
+        try:
+            v, var = evaluating(self.field).call(read)
+        except (AttributeError, IndexError, RuntimeError, TypeError) as error:
+            blame_conditions(error, cond, batch_size(x))
+            raise
         when = float(times[0])
-        self.readings = [reading for reading in self.readings if float(reading[0][0]) < when]
+        while self.readings and self.readings[-1][0] >= when:  # their times rise
+            self.readings.pop()
         if not self.readings:
             self.x0 = each(Tensor.clone, x)
-        self.readings.append((times, v, var))
+        self.readings.append((when, times, v, var))
         return v
 
     def read(self, states: Any, times: Any, **cond: Any) -> Trajectory:
         """Return the run through these states: those that a solver accepted, or was asked for.
 
         Arguments:
-            states: A state for each time, in order: a list, or one tensor `(T, B, *)`. The last is the sample.
+            states: A state for each time, in order: a list, or one tensor or array `(T, B, *)`. The last is the sample.
             times: The times, rising from the start to 1.
             cond: Given to the network.
         """
-        when = torch.as_tensor(times).reshape(-1)
+        try:
+            when = torch.as_tensor(times).reshape(-1)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(f"the times of the states are numbers rising to 1, got {times!r:.60}") from error
+        if not isinstance(states, (Tensor, np.ndarray, Sequence)) or getattr(states, "ndim", 1) == 0:
+            raise UsageError(f"states is a list, or one tensor (T, B, *), got {type(states).__name__}")
         if len(when) != len(states) or len(when) < 2 or not bool((when.diff() > 0).all()):
             raise UsageError(
                 f"one state for each of at least 2 rising times: got {len(states)} states and {len(when)} times"
             )
+        last, _ = checked(self.field, states[-1], when[-1])
         self.readings = []
         for x, t in zip(states, when[:-1], strict=False):
             self(x, t, **cond)
         options = {"cond": {n: c for n, c in cond.items() if isinstance(c, Tensor) and c.ndim}}
-        return self.trajectory(states[-1], **options)
+        return self.trajectory(last, **options)
 
     def trajectory(self, x: Any, **options: Any) -> Trajectory:
         """The run that ended at `x`, with its scores and confidence; the next call begins another run.
@@ -92,7 +106,7 @@ class Watched(nn.Module):
         if not self.readings:
             raise UsageError("nothing was watched; give this to a solver as its velocity first")
         readings, self.readings = self.readings, []
-        times, mean, var = zip(*readings, strict=True)
+        _, times, mean, var = zip(*readings, strict=True)
         when = torch.stack(times)
         return Trajectory(
             x=x,
