@@ -201,7 +201,7 @@ def test_crystals_are_rewound(run, drawn, tmp_path):
     assert all(float(row["score_after"]) <= float(row["score_before"]) for row in rows)
     judged = [row["metastable"] != "true" for row in table(tmp_path / "r" / "samples.csv")]
     assert [row["bad_after"] == "true" for row in rows] == judged
-    assert "evaluations a sample" in out
+    assert "evaluations per sample" in out
 
 
 def test_a_channel_that_is_none_is_refused_with_those_that_are(run, drawn, tmp_path):

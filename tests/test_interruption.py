@@ -39,9 +39,9 @@ def build():
 VERBS = {
     "train": ["train", "checkerboard", "--preset", "quick", "--device", "cpu", *SETS],
     "joint": ["train", "checkerboard", "--preset", "paper", "--device", "cpu", *SETS],
-    "sample": ["sample", "{model}", "-n", "40", "--steps", "4", "--every", "1", "--device", "cpu"],
-    "stream": ["sample", "{model}", "-n", "40", "--device", "cpu"],
-    "retrofit": ["retrofit", "killed_net:build", "--own-samples", "40", "--steps", "8", "--batch", "16"],
+    "sample": ["sample", "{model}", "-n", "20", "--steps", "4", "--every", "1", "--device", "cpu"],
+    "stream": ["sample", "{model}", "-n", "20", "--device", "cpu"],
+    "retrofit": ["retrofit", "killed_net:build", "--own-samples", "20", "--steps", "8", "--batch", "16"],
 }
 EVENTS = ("open", "replace", "fsync", "unlink", "mkdir", "rmdir")  # around every write
 
@@ -56,7 +56,7 @@ def small_batches(patch):
     real = recipe.sample
     patch.setattr(recipe, "sample", lambda field, count, **options: real(field, 32, **options))
     patch.setattr(CheckerboardSetting, "batch", lambda self, device: 16)
-    patch.setattr(own, "REFERENCES", 32)
+    patch.setattr(own, "REFERENCES", 16)
     yield
 
 

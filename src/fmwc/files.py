@@ -355,9 +355,9 @@ def _take_over(folder: Folder, force: bool, resumes: bool, again: bool, adds: Se
                 "was not touched; repeat that command to resume it, choose another --out, or add --force to start over"
             )
     elif same and head and folder.identity is not None and not force and all((path / name).exists() for name in files):
-        folder.finished = True
-        folder.discard(stale)
-        folder.files = files
+        _clear_temporaries(path, files)
+        folder.discard(stale)  # of a run that was killed as it ended
+        folder.files, folder.finished = files, True
         return None
     if others and not force:
         what = shown((strange or others)[0])

@@ -316,7 +316,7 @@ def test_stopped_by_the_clock_and_called_again_it_reaches_the_same_weights(
     ticks = itertools.count()
     monkeypatch.setattr(fmwc.training, "time", SimpleNamespace(monotonic=lambda: next(ticks)))  # a second a look
     stopped = build(TINY)
-    with pytest.raises(StoppedError, match="run again to go on"):
+    with pytest.raises(StoppedError, match="run again to resume it"):
         train(dataclasses.replace(TINY, minutes=seconds / 60), stopped, resume=point)
     assert not identical(weights(stopped), weights(undisturbed))
     assert point.exists()
