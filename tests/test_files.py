@@ -86,6 +86,18 @@ def fill(folder, *files, **options):
     return found
 
 
+def interrupted(folder):
+    """Leave an unfinished run of seed 1 in a folder."""
+
+    def run():
+        with claimed(folder, "draw", {"seed": 1}, resumes=True) as claim:
+            write_text(claim.work / "half", "half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+
+
 def test_a_claimed_folder_is_new_or_empty_and_lists_what_was_written(tmp_path):
     out = tmp_path / "a" / "b"
     found = fill(out, "x.txt", "deep/y.txt")
@@ -140,13 +152,7 @@ def test_a_manifest_cannot_have_files_deleted_elsewhere(tmp_path, name):
 
 
 def test_an_unfinished_run_is_resumed_with_its_identity_and_no_other(tmp_path):
-    def interrupted():
-        with claimed(tmp_path, "draw", {"seed": 1}, resumes=True) as folder:
-            write_text(folder.work / "half", "half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
+    interrupted(tmp_path)
     assert (tmp_path / WORK / "half").exists()
     with pytest.raises(OutputError, match=r"unfinished fmwc draw \(seed: 1 before, 2 now\) and was not touched"):
         fill(tmp_path, identity={"seed": 2}, resumes=True)
@@ -269,13 +275,7 @@ def test_a_manifest_that_is_not_a_file_is_refused(tmp_path):
 
 
 def test_an_interrupted_run_is_resumed_beside_files_of_others(tmp_path):
-    def interrupted():
-        with claimed(tmp_path, "draw", {"seed": 1}, resumes=True) as folder:
-            write_text(folder.work / "half", "half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
+    interrupted(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
     with claimed(tmp_path, "draw", {"seed": 1}, resumes=True) as folder:
         assert folder.resumed

@@ -262,7 +262,7 @@ def claimed(
         lock.acquire()
     except Timeout as error:
         raise OutputError(f"{shown(path)} is in use by {_owner(path)}; wait for it, or choose another --out") from error
-    except (OSError, NotImplementedError) as error:
+    except (OSError, NotImplementedError) as error:  # the second: a file system that cannot lock
         reason = getattr(error, "strerror", "") or error
         raise OutputError(f"{shown(path)} cannot be written to ({reason}); choose another --out") from error
     folder, earlier, unchanged = Folder(path, by, identity, _CLAIM.get()), None, True

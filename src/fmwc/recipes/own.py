@@ -18,10 +18,10 @@ from fmwc.errors import CheckpointError, DataError, NotFiniteError, UsageError, 
 from fmwc.field import Field, Reference, attach
 from fmwc.files import Folder, claimed, write_json
 from fmwc.flow import Space, as_space, elbo, euclidean
-from fmwc.identity import digest_tensors, plain
+from fmwc.identity import digest_tensors
 from fmwc.modes import evaluating
 from fmwc.randomness import derive
-from fmwc.readers import anything, array, read_json
+from fmwc.readers import array, number, optional, read_json, record, whole
 from fmwc.recipes.named import try_once
 from fmwc.recipes.recipe import Clock, provenance, runtime
 from fmwc.sampling import SCORES, Parts, default_estimator, noise, sample, setting
@@ -201,7 +201,8 @@ def _retrofit(
 
     def look(done: int, loss: float) -> None:
         looks[done] = held_out_elbo(field, fresh, fresh_cond, how.beta, how.seed)
-        write_json(folder.work / LOOKED, [[step, plain(found)] for step, found in looks.items()])
+        rows = [{"step": step, "loss": found if math.isfinite(found) else None} for step, found in looks.items()]
+        write_json(folder.work / LOOKED, rows)
         if progress:
             progress(done, how.steps, loss, looks[done])
 
@@ -236,12 +237,15 @@ def _retrofit(
     return field, found
 
 
+_LOOKS = array(record({"step": whole(), "loss": optional(number())}), most=100_000)
+
+
 def _looks(path: Path) -> dict[int, float]:
     """Return the held-out losses of an interrupted run, by step; those after its resume point are read again."""
     if not path.is_file():
         return {}
-    rows = read_json(path, array(array(anything, 2, 2), most=100_000), error=CheckpointError)
-    return {int(step): float(loss) for step, loss in rows}
+    rows = read_json(path, _LOOKS, error=CheckpointError)
+    return {row["step"]: math.nan if row["loss"] is None else float(row["loss"]) for row in rows}
 
 
 def _check(how: Retrofit) -> None:
