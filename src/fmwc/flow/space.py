@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any
 
@@ -15,7 +15,9 @@ from fmwc.flow.manifolds import Euclidean, FlatTorus, Lattice, Manifold
 from fmwc.randomness import Randomness
 from fmwc.state import SINGLE, State, channels, require_state
 
-__all__ = ["NOISES", "Channel", "Space", "as_space", "euclidean"]
+__all__ = ["NOISES", "Channel", "Path", "Space", "as_space", "euclidean", "path_of"]
+
+Path = Callable[[Any, Any, Tensor], tuple[Any, Any]]  # (x0, x1, t) -> (x_t, its velocity u_t)
 
 NOISES = {
     "normal": lambda channel, r, like: r.normal(like),
@@ -261,3 +263,15 @@ def as_space(space: Space | Sequence[int] | int) -> Space:
 
 def _against(dt: Tensor, value: Tensor) -> Tensor:  # (B,) -> (B, 1, …)
     return dt.to(value.dtype)[(slice(None), *[None] * (value.ndim - 1))]
+
+
+def path_of(network: Any, space: Space) -> Path:
+    """The path between noise and data that a network was trained on: its own `path` where it has one, else the space's.
+
+    Arguments:
+        network: A network or a field. A method `path(x0, x1, t) -> (x_t, u_t)` says how noise and data are mixed
+            where that is not the geodesic of the space (an adapter of a variance-preserving denoiser).
+        space: Where states live, given the conditions (:meth:`Space.given`).
+    """
+    own: Path | None = getattr(getattr(network, "network", network), "path", None) or getattr(network, "path", None)
+    return own if callable(own) else space.path
