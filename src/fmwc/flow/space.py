@@ -273,5 +273,8 @@ def path_of(network: Any, space: Space) -> Path:
             where that is not the geodesic of the space (an adapter of a variance-preserving denoiser).
         space: Where states live, given the conditions (:meth:`Space.given`).
     """
-    own: Path | None = getattr(getattr(network, "network", network), "path", None) or getattr(network, "path", None)
-    return own if callable(own) else space.path
+    for module in (network, getattr(network, "network", None)):
+        own: Path | None = getattr(module, "path", None)
+        if callable(own):
+            return own
+    return space.path

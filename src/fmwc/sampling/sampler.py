@@ -18,6 +18,7 @@ from fmwc.propagate import Estimator, Record, Transport, Transported, as_estimat
 from fmwc.randomness import Blocks, Randomness, derive
 from fmwc.sampling.controllers import Controller, Readings, begin, due, follows, foreseen, needs_variance
 from fmwc.sampling.decoders import DECODERS, Decoder, cost_of, decode_map
+from fmwc.sampling.free import Free
 from fmwc.sampling.parts import Parts
 from fmwc.sampling.steppers import STEPPERS
 from fmwc.sampling.trajectory import Trajectory
@@ -64,6 +65,8 @@ class Sampler:
             space's channels say if `None`.
         progress: Called with the number of samples done since the last call.
         parts: Where batches are kept as they are drawn; those that are there already are not drawn again.
+        check: Called at the end of each batch with the field, the space, the samples, their conditions, the seed and
+            the number of the first sample; returns evidence by name, a row per sample (:mod:`fmwc.checks`).
     """
 
     field: Any
@@ -82,6 +85,7 @@ class Sampler:
     keep_states: bool = False
     progress: Callable[[int], None] | None = None
     parts: Parts | None = None
+    check: Callable[..., dict[str, Tensor]] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "space", as_space(self.space))
@@ -141,9 +145,10 @@ class Sampler:
             b = min(a + size, count)
             here = {k: v[a:b] if _one_a_sample(v, count) else v for k, v in cond.items()}
             randomness = Blocks(derive(seed, "sampler"), first + a, b - a)
+            place = seed, first + a
             part = None
             try:
-                chunk = each(lambda c: c[a:b], x0), starts[a:b], randomness, here  # noqa: B023
+                chunk = each(lambda c: c[a:b], x0), starts[a:b], randomness, here, place  # noqa: B023
                 part = evaluating(self.field).call(_steady(self.field).call, self._chunk, *chunk)
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error) or b - a == 1:
@@ -168,7 +173,9 @@ class Sampler:
             a = b
         return _join(parts)
 
-    def _chunk(self, x0: State, start: Tensor, randomness: Randomness, cond: dict[str, Any]) -> Trajectory:
+    def _chunk(
+        self, x0: State, start: Tensor, randomness: Randomness, cond: dict[str, Any], place: tuple[int, int]
+    ) -> Trajectory:
         estimator = None if self.estimator is None else as_estimator(self.estimator)
         if estimator and hasattr(self.field, "reader"):  # a compiled field has a reading of its own
             estimator = self.field.reader(estimator)
@@ -184,6 +191,7 @@ class Sampler:
 
         x, t, before = x0, start, None
         grid, states, steppers = [t], [x0], self._steppers()
+        free = Free(space, x0, len(steppers))
         times, means, vars_ = [], [], []
         with torch.no_grad():
             read = foreseen(self.schedule, controller, start) if estimator else None
@@ -206,10 +214,12 @@ class Sampler:
                     vars_.append(var)
                 after = controller.next_time(step, t, start, moments)
                 pace = partial(self._pace, dt=after - t)
+                free.guess(step, x, t, v)
                 v = _paced(v, speeds := pace(t))
                 if follows(controller):
                     v = controller.follow(v, t, moments, speeds)  # type: ignore[attr-defined]
                 x = STEPPERS[stepper].step(space, lambda x, t: _paced(velocity(x, t), pace(t)), x, v, t, after - t)  # noqa: B023
+                free.move(x)
                 before, t = t, after
                 if self.record == "score":
                     grid.clear()
@@ -239,6 +249,7 @@ class Sampler:
             states=states if self.keep_states else None,
             units={n: c.weight for n, c in space.channels.items() if c.weight != 1},
             rows={n: (c.rows, int(c.centred)) for n, c in space.channels.items() if c.rows},
+            evidence={**free.found(), **(self.check(self.field, self.space, x, cond, *place) if self.check else {})},
         )
 
     def _annealed(self) -> Space:
@@ -335,6 +346,7 @@ def _join(parts: list[Trajectory]) -> Trajectory:
     for name in ("scores", "index"):
         if getattr(parts[0], name) is not None:
             changes[name] = torch.cat([getattr(p, name) for p in parts])
+    changes["evidence"] = {n: torch.cat([p.evidence[n] for p in parts]) for n in parts[0].evidence}
     ends = [p.transported for p in parts if p.transported is not None]
     if ends:
         changes["transported"] = Transported(

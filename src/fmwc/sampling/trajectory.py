@@ -25,6 +25,7 @@ from fmwc.readers import (
     text,
     whole,
 )
+from fmwc.sampling.free import spread
 from fmwc.sampling.scores import PER_COORDINATE, SCORES, Standard, parsed, standard_of, within_groups
 from fmwc.sampling.scores import score as read
 from fmwc.state import SINGLE, batch_size, channels, each
@@ -32,6 +33,8 @@ from fmwc.state import SINGLE, batch_size, channels, each
 __all__ = ["DISPERSION", "Trajectory"]
 
 DISPERSION = "dispersion"
+SPREAD = "spread"
+EVIDENCE = (SPREAD, "detour", "echo", "contest", "nearest")  # scores that are read from the evidence
 _ROWS_FIRST = ("x", "x0")  # the others have steps before samples
 
 
@@ -60,6 +63,8 @@ class Trajectory:
         scores: The default score, where it was kept in place of the variance it was read from (`record="score"`).
         made: How it was made: the checkpoint, its identity and the settings, saved with the samples.
         index: The number of each sample within its run, `(B,)`, which its name is made from; 0, 1, … if `None`.
+        evidence: What is known of each sample beside its variance, by name and with a row per sample: the free signals
+            of its trajectory (:mod:`fmwc.sampling.free`), and what checks of the finished sample found.
     """
 
     x: Any
@@ -80,6 +85,7 @@ class Trajectory:
     scores: Tensor | None = None
     made: dict[str, Any] = field(default_factory=dict)
     index: Tensor | None = None
+    evidence: dict[str, Tensor] = field(default_factory=dict)
     states: list[Any] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
@@ -170,8 +176,10 @@ class Trajectory:
             # projections an unbiased estimate of it.
             dim = sum(c[0].numel() for c in channels(self.x).values())
             return (self.transported.var.mean(1) * dim).sqrt()
+        if name in (SPREAD, *self.evidence):
+            return self._evident(name, channel, options)
         if name not in SCORES:
-            raise UsageError(nearest(name, [*SCORES, DISPERSION], "score"))
+            raise UsageError(nearest(name, [*SCORES, DISPERSION, *EVIDENCE], "score"))
         if not len(self.times):
             raise UsageError("this run kept no variance; sample with confidence=True")
         if channel is not None and channel not in channels(self.var):
@@ -181,6 +189,18 @@ class Trajectory:
         else:
             std = self.std if channel is None else self._total(channel).sqrt()
         return read(name, std, self.times, self.weights, **options)
+
+    def _evident(self, name: str, channel: str | None, options: dict[str, float]) -> Tensor:
+        """A score that is read from the evidence."""
+        if channel is not None or (options and name != SPREAD):
+            raise UsageError(f"{name} is of the whole sample; leave out channel and window")
+        if name == SPREAD:
+            if "guess" not in self.evidence:
+                raise UsageError("this run did not keep what it predicted of its end, so there is no spread")
+            return spread(self.evidence["guess"], self.evidence["guess_t"], **options)
+        if self.evidence[name].ndim != 1:
+            raise UsageError(f"'{name}' is not one number per sample; choose another score")
+        return self.evidence[name]
 
     def ranked_by(self, score: str, *, within: str | None = None) -> Trajectory:
         """The same run with its confidence made from another score, among its own samples (of the same condition).
@@ -220,7 +240,10 @@ class Trajectory:
         """The run with a score in place of what it was read from: its memory does not depend on the steps."""
         nothing: dict[str, Any] = {n: each(lambda c: c[:0], getattr(self, n)) for n in ("times", "mean", "var")}
         scores = self._raw(score, None, {}) if len(self.times) else None
-        return replace(self, **nothing, grid=self.grid[-1:], states=None, default_score=score, scores=scores)
+        few = {name: value for name, value in self.evidence.items() if value.ndim == 1}
+        return replace(
+            self, **nothing, grid=self.grid[-1:], states=None, default_score=score, scores=scores, evidence=few
+        )
 
     def read_at(self, steps: Sequence[int]) -> Trajectory:
         """The run as it would be, had the variance been read at some of its times only."""
@@ -234,6 +257,7 @@ class Trajectory:
         for name in ("times", "mean", "var", "grid"):
             changes[name] = each(lambda c: c[:, index], getattr(self, name))
         changes["cond"] = {name: value[index] for name, value in self.cond.items()}
+        changes["evidence"] = {name: value[index] for name, value in self.evidence.items()}
         own = torch.arange(len(self)) if self.index is None else self.index
         changes["index"] = own[index.to(own.device)]
         if self.scores is not None:
@@ -257,6 +281,7 @@ class Trajectory:
 
         changes: dict[str, Any] = {n: moved(getattr(self, n)) for n in (*_ROWS_FIRST, "times", "mean", "var", "grid")}
         changes["cond"] = {name: value.to(device) for name, value in self.cond.items()}
+        changes["evidence"] = {name: value.to(device) for name, value in self.evidence.items()}
         if self.transported is not None:
             t = self.transported
             changes["transported"] = Transported(t.var.to(device), t.profile.to(device), t.layers)
@@ -291,6 +316,7 @@ class Trajectory:
                 key = f"{name}.{channel}" if isinstance(getattr(self, name), dict) else name
                 tensors[key] = value.contiguous().cpu()
         tensors |= {f"cond.{name}": value.cpu().clone().contiguous() for name, value in self.cond.items()}
+        tensors |= {f"evidence.{name}": value.cpu().clone().contiguous() for name, value in self.evidence.items()}
         if self.standard is not None:
             tensors |= {f"standard.{n}": v.cpu() for n, v in self.standard._asdict().items() if isinstance(v, Tensor)}
         with suppress(UsageError):  # a run too short for its score is still worth keeping
@@ -361,7 +387,7 @@ def _row_of(value: Any, where: str) -> Any:
 
 def _known_score(value: Any, where: str) -> Any:
     text(200)(value, where)
-    choice(*SCORES, DISPERSION)(parsed(value)[1], where)
+    choice(*SCORES, DISPERSION, *EVIDENCE)(parsed(value)[1], where)
     return value
 
 
@@ -443,6 +469,9 @@ def _require_run(found: dict[str, Any]) -> None:
     for name, value in (found.get("cond") or {}).items():
         need(value.ndim > 0 and len(value) == count, f"the condition '{name}' is not one row per sample")
         require_finite(value, f"the condition '{name}'")
+    for name, value in (found.get("evidence") or {}).items():
+        need(value.ndim > 0 and len(value) == count, f"the evidence '{name}' is not one row per sample")
+        require_finite(value, f"the evidence '{name}'")
     reference, standard, ends = (found.get(n) for n in ("reference", "standard", "transported"))
     if reference is not None:
         real = reference.dtype in (torch.float32, torch.float64)

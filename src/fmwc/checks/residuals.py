@@ -1,0 +1,245 @@
+r"""How well a flow's own velocity explains a finished sample: *echo* and *contest*.
+
+A finished sample x₁ is mixed with fresh noise x₀ on the path that the network was trained on, and the velocity of the
+network is compared with that of the path:
+
+.. math:: r(x_1, c; t) = \| v(x_t, t, c) - u_t \|^2, \quad (x_t, u_t) = \mathrm{path}(x_0, x_1, t)
+
+per channel, as a mean over its numbers. The **echo** is r under the sample's own condition, as a geometric mean over
+channels, times and draws. The **contest** is r under the condition that was asked for, minus the smallest r under its
+rivals, with the same noise for all of them. Neither needs a noise model, or the trajectory of the sample.
+
+The contest is the idea of diffusion classifiers (Li et al., "Your Diffusion Model is Secretly a Zero-Shot Classifier",
+ICCV 2023; Clark and Jaini, "Text-to-Image Diffusion Models are Zero-Shot Classifiers", NeurIPS 2023), applied to the
+model's own samples. The echo is a re-noising loss, as used to detect out-of-distribution images with diffusion models
+(Graham et al., "Denoising diffusion models for out-of-distribution detection", 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fmwc.errors import UsageError
+from fmwc.flow import Space, path_of
+from fmwc.randomness import Blocks, derive
+from fmwc.state import batch_size, channels, each, require_state
+
+__all__ = ["Contest", "Echo", "Found", "residuals", "same"]
+
+FINALISTS = 2  # rivals that are compared at every time; all of them only at the first
+TINY = 1e-30
+
+
+def _at(value: Any, rows: Any) -> Any:
+    return each(lambda c: c[rows], value)
+
+
+def residuals(
+    network: Callable[..., Any], space: Space, x0: Any, x1: Any, t: Tensor, cond: Mapping[str, Any]
+) -> Tensor:  # -> (C, B)
+    """Return r for each channel and sample: the mean of (v − u)² over the numbers that the channel has.
+
+    Arguments:
+        network: Called as `network(x, t, **cond)`.
+        space: The space of the samples, given their conditions.
+        x0: Noise, one state per sample.
+        x1: The finished samples.
+        t: One time per sample.
+        cond: The conditions of each sample.
+    """
+    x_t, u = path_of(network, space)(x0, x1, t)
+    v = network(x_t, t, **cond)
+    require_state(v, "the network's velocity")
+    space.check(v, "the network's velocity is of another shape: ")
+    v = space.tangent(x_t, v)
+    found = []
+    for name, channel in space.channels.items():
+        square = (channels(v)[name] - channels(u)[name]).square().flatten(1)
+        present = space.present.get(name)
+        count: Any = square.shape[1]
+        if present is not None:
+            rows = present.flatten(1).sum(1).to(square.dtype) - int(channel.centred)
+            count = rows.clamp_min(1) * (square.shape[1] / channel.shape[0])
+        found.append(square.sum(1) / count)
+    return torch.stack(found)
+
+
+def same(values: Tensor, rivals: Tensor) -> Tensor:  # (B, *), (K, *) -> (B, K)
+    """Return which rival is each sample's own condition."""
+    return (values[:, None] == rivals[None].to(values)).flatten(2).all(2)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a check found.
+
+    Attributes:
+        score: One number per sample, high = doubtful, `(B,)`.
+        rival: The number of the rival that came nearest to the condition asked for, `(B,)`; for a contest only.
+        margin: How much better the condition asked for explains the sample than that rival, per number of the state;
+            negative where the flow itself prefers the rival.
+    """
+
+    score: Tensor
+    rival: Tensor | None = None
+    margin: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Echo:
+    """A check of samples under their own condition: the mean logarithm of r over channels, times and draws.
+
+    Arguments:
+        times: The times t, each of them one evaluation of the network per draw.
+        draws: The number of noise draws per time.
+    """
+
+    times: tuple[float, ...] = (0.7, 0.8)
+    draws: int = 1
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations of the network per sample."""
+        return len(self.times) * self.draws
+
+    def __call__(self, network: Any, space: Space, x1: Any, cond: Mapping[str, Any], seed: int, first: int) -> Found:
+        own, logs = space.given(cond), []
+        for draw, t in ((d, t) for d in range(self.draws) for t in self.times):
+            found = residuals(network, own, *_noisy(own, x1, t, seed, first, draw, t), cond)
+            logs.append(_log_mean(found, own, x1))
+        return Found(torch.stack(logs).mean(0))
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A check of samples under the condition that was asked for, against its rivals.
+
+    The first `rounds` times are evaluated under every rival. At the others the condition asked for is compared with the
+    `finalists` rivals that explain the sample best so far. The score is the weighted sum over all times of r under the
+    condition asked for, minus the smallest such sum among the finalists.
+
+    Arguments:
+        cond: The name of the condition.
+        rivals: Its values, `(K, *)`. A sample's own value may be among them or not.
+        times: The times t in their order. A time that occurs again has a noise draw of its own.
+        rounds: The number of times that are evaluated under every rival.
+        finalists: The number of rivals that are compared at the other times.
+        weights: One weight per time; equal if empty.
+    """
+
+    cond: str
+    rivals: Tensor
+    times: tuple[float, ...] = (0.5, 0.3, 0.4, 0.2)
+    rounds: int = 1
+    finalists: int = FINALISTS
+    weights: tuple[float, ...] = ()
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations of the network per sample, at most: one more per first round if its own value is no rival."""
+        few = 1 + min(self.finalists, max(len(self.rivals) - 1, 1))
+        return self.rounds * len(self.rivals) + (len(self.times) - self.rounds) * few
+
+    def __call__(self, network: Any, space: Space, x1: Any, cond: Mapping[str, Any], seed: int, first: int) -> Found:
+        count, given = batch_size(x1), space.given(cond)
+        value = torch.as_tensor(cond[self.cond])
+        rivals = self.rivals.to(value.device, value.dtype)
+        own = same(value, rivals)  # (B, K)
+        listed = bool(own.any(1).all())
+        if not listed and bool(own.any()):
+            raise UsageError(
+                f"some samples have a '{self.cond}' that is one of the rivals and others do not; give rivals for all"
+            )
+        # Candidate 0 is the condition asked for; rivals that are the same condition count as infinitely bad.
+        scale = self.weights or (1.0,) * len(self.times)
+        everyone = torch.arange(len(rivals), device=value.device).expand(count, -1)
+        sums = value.new_zeros((count, len(rivals)), dtype=_real(x1))
+        asked = sums.new_zeros(count)
+        entered = everyone
+        seen: dict[float, int] = {}
+        for number, t in enumerate(self.times):
+            draw = seen[t] = seen.get(t, -1) + 1
+            noisy = _noisy(given, x1, t, seed, first, draw, t)
+            if number == self.rounds:
+                entered = sums.masked_fill(own, torch.inf).topk(min(self.finalists, len(rivals)), 1, largest=False)[1]
+            together = number < self.rounds and listed
+            values = rivals[entered] if together else torch.cat([value[:, None], rivals[entered]], 1)
+            r = self._tried(network, space, noisy, values, cond) * scale[number]  # (B, M)
+            mine = (r * own).sum(1) if together else r[:, 0]
+            asked = asked + mine
+            sums = sums.scatter_add(1, entered, r if together else r[:, 1:])
+        left = torch.full_like(sums, torch.inf).scatter(1, entered, sums.gather(1, entered)).masked_fill(own, torch.inf)
+        best, rival = left.min(1)
+        total = sum(scale)
+        return Found((asked - best) / total, rival, (best - asked) / total)
+
+    def _tried(
+        self, network: Any, space: Space, noisy: tuple[Any, Any, Tensor], values: Tensor, cond: Mapping[str, Any]
+    ) -> Tensor:  # -> (B, M)
+        """r of each sample under each of its M conditions, in one call of the network."""
+        count, several = values.shape[:2]
+        rows = torch.arange(count, device=values.device).repeat_interleave(several)
+        tried = {k: v[rows] if _per_sample(v, count) else v for k, v in cond.items()}
+        tried[self.cond] = values.flatten(0, 1)
+        x0, x1, t = (_at(part, rows) for part in noisy)
+        found = residuals(network, space.given(tried), x0, x1, t, tried)
+        weights = found.new_tensor([c.weight for c in space.channels.values()])[:, None]
+        return ((found * weights).sum(0) / weights.sum()).view(count, several)
+
+
+def _per_sample(value: Any, count: int) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0 and len(value) == count
+
+
+def _real(x: Any) -> torch.dtype:
+    return next(iter(channels(x).values())).dtype
+
+
+def _noisy(space: Space, x1: Any, t: float, seed: int, first: int, draw: int, label: float) -> tuple[Any, Any, Tensor]:
+    """Fresh noise for each sample, that depends on the seed, its number, the time and the draw alone."""
+    count, like = batch_size(x1), next(iter(channels(x1).values()))
+    randomness = Blocks(derive(seed, "check", f"{label:.6g}", draw), first, count)
+    x0 = each(lambda c: c.to(like.dtype), space.noise(count, randomness, like.device))
+    return x0, x1, like.new_full((count,), t)
+
+
+def _log_mean(found: Tensor, space: Space, x1: Any) -> Tensor:  # (C, B) -> (B,)
+    """The mean over channels of log r; a channel that cannot vary (the place of the only atom) has no say."""
+    logs, free = found.clamp_min(TINY).log(), torch.ones_like(found)
+    for row, (name, channel) in enumerate(space.channels.items()):
+        present = space.present.get(name)
+        if present is not None and channel.centred:
+            free[row] = (present.flatten(1).sum(1) > 1).to(found.dtype)
+    return (logs * free).sum(0) / free.sum(0).clamp_min(1)
+
+
+def batches(count: int, size: int) -> Iterator[slice]:
+    """Yield the rows of each batch."""
+    for a in range(0, count, size):
+        yield slice(a, min(a + size, count))
+
+
+def discrete(cond: Mapping[str, Any], space: Space, count: int) -> list[str]:
+    """The names of the conditions that are classes: whole numbers, one per sample, that count no rows."""
+    counted = {c.rows for c in space.channels.values()}
+    return [
+        name
+        for name, value in cond.items()
+        if name not in counted
+        and _per_sample(value, count)
+        and value.ndim == 1
+        and not value.is_floating_point()
+        and not value.is_complex()
+    ]
+
+
+def values_of(rivals: int | Sequence[Any] | Tensor, like: Tensor) -> Tensor:
+    """The values of rivals: of a number K, 0 … K − 1."""
+    if isinstance(rivals, int):
+        return torch.arange(rivals, device=like.device, dtype=like.dtype)
+    return torch.as_tensor(rivals, device=like.device).to(like.dtype)
