@@ -1,7 +1,7 @@
 """Digits: scikit-learn's 8 × 8 ones, and MNIST at 14 × 14, turned, inverted or with wrong labels, with their judges.
 
-Judges are classifiers trained on the right labels. Those of MNIST are the same for all seeds, and are kept in the folder
-`FMWC_ZOO_JUDGES` where that is set.
+Judges are classifiers trained on the right labels. Those of MNIST are the same for all seeds, and are kept in the
+folder `FMWC_ZOO_JUDGES` where that is set.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COUNT, HELD_OUT = 20_000, 2_000
 TURN = math.pi / 3  # the largest angle
 WRONG = 0.2  # the share of labels that are replaced
 REAL = 0.015  # the share of real digits that the unconditional rule may fail
-JUDGE = Plan(2_000, 256, 1e-3, "cosine")
+JUDGE = Plan(3_000, 128, 1e-3, "cosine")
 CHUNK = 2_000
 
 

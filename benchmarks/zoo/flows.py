@@ -42,11 +42,11 @@ TRAINING = {
     "torus": Training(1500),
     "undertrained": Training(1500),
     "overtrained": Training(10_000, 200),
-    "waves": Training(2500, 128),
+    "waves": Training(1500, 128),
     "melodies": Training(400, 128),
     "circles": Training(2000, 128),
     "graphs": Training(3000, 128, 2e-3),
-    "digits": Training(4000, 128),
+    "digits": Training(1500, 128),
     "mnist-rotated": Training(3000, 128),
     "mnist-inverted": Training(2000, 128),
     "mnist-noisy": Training(2500, 128),
@@ -121,10 +121,7 @@ class Flow:
         objective = getattr(network, "objective", None)
 
         def loss(x1: Tensor, randomness: Any, beta: Tensor, **cond: Tensor) -> Tensor:
-            if pairs is None:
-                x0 = space.noise(len(x1), randomness, x1.device)
-            else:
-                x0 = pairs(x1, randomness.generator)
+            x0 = pairs(x1, randomness.generator) if pairs else space.noise(len(x1), randomness, x1.device)
             t = randomness.uniform(torch.empty(len(x1), device=x1.device))
             if objective is not None:
                 return objective(space, x0, x1, t, randomness, **cond)
@@ -369,7 +366,7 @@ FLOWS = {
         Flow(
             "overtrained",
             "report",
-            "200 points on the fields of a 4 × 4 board, the class their colour; residual MLP that memorises; straight path",
+            "200 points on a 4 × 4 board, the class its colour; residual MLP that memorises them; straight path",
             OFF.format(0.32, "the centre of a field of its class (4 standard deviations)"),
             _curves(shapes.board(), 0.08, 0.32, labelled=True, count=200),
         ),

@@ -197,7 +197,7 @@ class Dilated(nn.Module):
 
 
 class SetTransformer(nn.Module):
-    """Creates a transformer for sets of points (B, N, D): pre-norm blocks, no positions, so the order does not matter."""
+    """Creates a transformer for sets of points (B, N, D): pre-norm blocks, and no positions, so order is ignored."""
 
     def __init__(self, dim: int, hidden: int = 48, heads: int = 4, depth: int = 3) -> None:
         super().__init__()
@@ -254,14 +254,14 @@ class GraphNet(nn.Module):
 
 
 class SmallUNet(nn.Module):
-    """Creates a small UNet for images (B, 1, H, W) with even sides: three resolutions' worth of work at two.
+    """Creates a small UNet for images (B, 1, H, W) with even sides: two blocks at full and two at half resolution.
 
     Arguments:
         classes: How many classes; 0 for none.
         width: Channels at full resolution; twice as many at half of it.
     """
 
-    def __init__(self, classes: int = 0, width: int = 24, features: int = 64) -> None:
+    def __init__(self, classes: int = 0, width: int = 16, features: int = 64) -> None:
         super().__init__()
         self.condition = Condition(features, classes)
         self.first = nn.Conv2d(1, width, 3, padding=1)
@@ -293,9 +293,9 @@ class Classifier(nn.Module):
     def __init__(self, classes: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64 * 9, 128),
-            nn.ReLU(), nn.Linear(128, classes),
+            nn.Conv2d(1, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(32 * 9, 128), nn.ReLU(), nn.Linear(128, classes),
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:

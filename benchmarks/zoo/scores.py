@@ -49,7 +49,7 @@ def variance(trained: Trained, field: fmwc.Field, run: Trajectory) -> Reading:
 READERS: tuple[Callable[[Trained, fmwc.Field, Trajectory], Reading], ...] = (variance,)
 
 
-def score(trained: Trained, seed: int, *, count: int = COUNT, noise_steps: int = NOISE_STEPS) -> dict[str, np.ndarray]:
+def score(trained: Trained, seed: int, *, count: int = COUNT) -> dict[str, np.ndarray]:
     """Draw samples, judge them and read every score.
 
     Returns:
@@ -59,7 +59,7 @@ def score(trained: Trained, seed: int, *, count: int = COUNT, noise_steps: int =
     device = next(trained.network.parameters()).device
     field = fmwc.attach(trained.network, space=trained.space).to(device)
     coupled = {} if trained.pairs is None else _coupling(trained)
-    fmwc.fit_noise(field, trained.data, noise_steps, batch=256, seed=derive(seed, "noise"), **coupled, **trained.cond)
+    fmwc.fit_noise(field, trained.data, NOISE_STEPS, batch=256, seed=derive(seed, "noise"), **coupled, **trained.cond)
     cond = trained.conditions(count)
     run = fmwc.sample(
         field,
