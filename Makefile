@@ -3,7 +3,7 @@ BIN := .venv/bin
 
 INTEROP := .venv-interop/bin
 
-.PHONY: install demo test fuzz test-interop interop lint bench clean
+.PHONY: install demo test fuzz test-interop interop lint bench zoo clean
 
 install: .venv/installed
 
@@ -44,6 +44,11 @@ lint: install
 
 bench: install
 	$(BIN)/fmwc bench --out runs/bench
+
+# Small flows that nothing was tuned on: scores against failure rules. MNIST is read from FMWC_DATA, or downloaded.
+zoo: export OMP_NUM_THREADS = 1
+zoo: install
+	$(BIN)/python -m benchmarks.zoo --out runs/zoo --jobs 2
 
 clean:
 	rm -rf .venv .venv-interop demo runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

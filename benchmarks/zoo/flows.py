@@ -1,0 +1,444 @@
+"""The flows of the zoo: data, network, path and failure rule of each, and how long it trains.
+
+Every flow belongs to one half, named here beforehand: scores are chosen on `choose` and reported on `report`. Both
+halves hold low-dimensional, sequence and image flows, with and without conditions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from benchmarks.zoo import digits, shapes
+from benchmarks.zoo.networks import ConvGru, Denoiser, Dilated, GraphNet, Guided, ResidualMLP, SetTransformer, SmallUNet
+from torch import Tensor, nn
+
+from fmwc.flow import Channel, FlatTorus, Space, euclidean
+from fmwc.randomness import derive
+from fmwc.state import SINGLE, State, each
+from fmwc.training import Plan, train
+
+__all__ = ["FLOWS", "TRAINING", "Flow", "Trained", "Training"]
+
+DATA, HELD_OUT = 10_000, 2_000  # of the flows whose data are drawn
+
+
+class Training(NamedTuple):
+    """How long a flow trains: Adam, with a cosine decay of the learning rate."""
+
+    steps: int
+    batch: int = 256
+    lr: float = 1e-3
+
+
+TRAINING = {
+    "moons": Training(1500),
+    "moons-ot": Training(2500, 128),
+    "moons-vp": Training(3000),
+    "rings": Training(4000),
+    "spirals": Training(4000),
+    "torus": Training(1500),
+    "undertrained": Training(400),
+    "overtrained": Training(10_000, 200),
+    "waves": Training(1300, 128, 2e-3),
+    "melodies": Training(330, 128),
+    "circles": Training(2000, 128),
+    "graphs": Training(3000, 128, 2e-3),
+    "digits": Training(350, 128),
+    "mnist-rotated": Training(3000, 128, 2e-3),
+    "mnist-inverted": Training(2000, 128, 2e-3),
+    "mnist-noisy": Training(2500, 128, 2e-3),
+    "mnist-unconditional": Training(4000, 128, 2e-3),
+    "mnist-guided": Training(1000, 128, 2e-3),
+}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained flow with what judging it needs.
+
+    Attributes:
+        network: Called as `network(x, t, **cond)`; noise at t = 0, data at t = 1; in evaluation mode.
+        space: Where states live.
+        data, cond: What it was trained on, `(N, *)`, and its conditions.
+        held_out, held_out_cond: Data of the same kind that it was not trained on.
+        conditions: The conditions for n samples: classes in turn, or nothing.
+        failed: The failure rule: `(state, conditions) -> (B,)`, true where a sample failed.
+        pairs: The coupling of training, `(x1, generator) -> x0`; `None` if noise and data are independent.
+        notes: Numbers that belong to the failure rule: the held-out accuracy of its classifier.
+    """
+
+    network: nn.Module
+    space: Space
+    data: State
+    cond: dict[str, Tensor]
+    held_out: State
+    held_out_cond: dict[str, Tensor]
+    conditions: Callable[[int], dict[str, Tensor]]
+    failed: Callable[[State, dict[str, Tensor]], Tensor]
+    pairs: Callable[[Tensor, torch.Generator | None], Tensor] | None = None
+    notes: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A flow of the zoo.
+
+    Attributes:
+        name: Its name in tables and files.
+        half: `choose` or `report`.
+        about: Data, network and path in one line.
+        rule: When a sample counts as failed, in one line.
+        build: Makes data, rule and the untrained network from a generator for the data and a device.
+    """
+
+    name: str
+    half: str
+    about: str
+    rule: str
+    build: Callable[[torch.Generator, torch.device], Trained]
+
+    def untrained(self, seed: int, device: torch.device) -> Trained:
+        """Everything but the training. The same seed makes the same data on every device."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(seed, self.name, "weights"))
+            made = self.build(torch.Generator().manual_seed(derive(seed, self.name, "data")), device)
+        conditions = {n: {k: v.to(device) for k, v in getattr(made, n).items()} for n in ("cond", "held_out_cond")}
+        return replace(
+            made,
+            network=made.network.to(device).eval(),
+            data=each(lambda c: c.to(device), made.data),
+            held_out=each(lambda c: c.to(device), made.held_out),
+            **conditions,
+        )
+
+    def train(self, seed: int, device: torch.device, progress: Callable[[int, float], None] | None = None) -> Trained:
+        """Train the flow, as long as `TRAINING` says."""
+        made, how = self.untrained(seed, device), TRAINING[self.name]
+        space, network, pairs = made.space, made.network, made.pairs
+        objective = getattr(network, "objective", None)
+
+        def loss(x1: Tensor, randomness: Any, beta: Tensor, **cond: Tensor) -> Tensor:
+            x0 = pairs(x1, randomness.generator) if pairs else space.noise(len(x1), randomness, x1.device)
+            t = randomness.uniform(torch.empty(len(x1), device=x1.device))
+            if objective is not None:
+                return objective(space, x0, x1, t, randomness, **cond)
+            x_t, u_t = space.path(x0, x1, t)
+            return space.squared_error(network(x_t, t, **cond), u_t)
+
+        plan = Plan(
+            how.steps,
+            how.batch,
+            how.lr,
+            "cosine",
+            seed=derive(seed, self.name, "train"),
+            captured=pairs is None,  # an assignment is solved on the CPU
+        )
+        train(network, loss, made.data, plan, cond=made.cond, progress=progress)
+        for parameter in network.parameters():
+            parameter.grad = None
+        return made
+
+    def restore(self, seed: int, device: torch.device, weights: Mapping[str, Tensor]) -> Trained:
+        """The trained flow from the weights of an earlier training with the same seed."""
+        made = self.untrained(seed, device)
+        made.network.load_state_dict(dict(weights))
+        return made
+
+
+# ---- what flows are made of --------------------------------------------------------------------------------------
+
+Rule = Callable[..., Tensor]  # (x) or (x, y) -> (B,) on the CPU
+
+
+def _drawn(
+    network: nn.Module,
+    space: Space,
+    draw: Callable[[int], Tensor | tuple[Tensor, Tensor]],
+    rule: Rule,
+    classes: int,
+    device: torch.device,
+    count: int = DATA,
+    **more: Any,
+) -> Trained:
+    """A flow whose data are drawn, with a class for each where there are any."""
+
+    def rows(count: int) -> tuple[Tensor, dict[str, Tensor]]:
+        found = draw(count)
+        return (found[0], {"y": found[1]}) if isinstance(found, tuple) else (found, {})
+
+    data, cond = rows(count)
+    held_out, held_out_cond = rows(HELD_OUT)
+    return Trained(
+        network, space, data, cond, held_out, held_out_cond, _in_turn(classes, device), _judged(rule), **more
+    )
+
+
+def _in_turn(classes: int, device: torch.device) -> Callable[[int], dict[str, Tensor]]:
+    def conditions(count: int) -> dict[str, Tensor]:
+        return {"y": torch.arange(count, device=device) % classes} if classes else {}
+
+    return conditions
+
+
+def _judged(rule: Rule) -> Callable[[State, dict[str, Tensor]], Tensor]:
+    def failed(x: State, cond: dict[str, Tensor]) -> Tensor:
+        assert isinstance(x, Tensor)
+        return rule(x, *cond.values()).to(x.device)
+
+    return failed
+
+
+def optimal_pairs(x1: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Noise for a batch of data, assigned so that the squared distances are least in sum (minibatch OT)."""
+    from scipy.optimize import linear_sum_assignment
+
+    x0 = torch.randn(x1.shape, generator=generator, device=x1.device, dtype=x1.dtype)
+    cost = torch.cdist(x1.flatten(1), x0.flatten(1)).square()
+    return x0[torch.as_tensor(linear_sum_assignment(cost.cpu().numpy())[1], device=x1.device)]
+
+
+def _curves(
+    curves: Tensor, noise: float, tolerance: float, *, labelled: bool = False, count: int = DATA, **more: Any
+) -> Callable[[torch.Generator, torch.device], Trained]:
+    """A flow of points near curves in the plane; off its curves, or off the one of its class, a sample failed."""
+    wrap, pairs = more.get("wrap", lambda network: network), more.get("pairs")
+
+    def build(generator: torch.Generator, device: torch.device) -> Trained:
+        classes = len(curves) if labelled else 0
+        network = wrap(ResidualMLP(2, more.get("hidden", 128), more.get("depth", 3), classes))
+
+        def draw(count: int) -> Any:
+            found = shapes.points_on(curves, count, noise, generator)
+            return found if labelled else found[0]
+
+        def rule(x: Tensor, y: Tensor | None = None) -> Tensor:
+            return shapes.nearest(x, curves, y) > tolerance
+
+        return _drawn(network, euclidean((2,)), draw, rule, classes, device, count, pairs=pairs)
+
+    return build
+
+
+def _torus(generator: torch.Generator, device: torch.device) -> Trained:
+    curve = shapes.torus_curve()
+    return _drawn(
+        ResidualMLP(2, 96, 2, periodic=True),
+        Space({SINGLE: Channel((2,), FlatTorus(), "uniform")}),
+        lambda count: shapes.points_on(curve, count, 0.015, generator)[0].remainder(1),
+        lambda x: shapes.nearest(x, curve, torus=True) > 0.06,
+        0,
+        device,
+    )
+
+
+def _waves(generator: torch.Generator, device: torch.device) -> Trained:
+    return _drawn(
+        ConvGru(),
+        euclidean((1, shapes.LENGTH)),
+        lambda count: shapes.waves(count, generator),
+        shapes.wrong_tones,
+        0,
+        device,
+    )
+
+
+def _melodies(generator: torch.Generator, device: torch.device) -> Trained:
+    classes = len(shapes.NOTES)
+    return _drawn(
+        Dilated(classes),
+        euclidean((1, shapes.LENGTH)),
+        lambda count: shapes.melodies(count, generator),
+        shapes.wrong_notes,
+        classes,
+        device,
+    )
+
+
+def _circles(generator: torch.Generator, device: torch.device) -> Trained:
+    return _drawn(
+        SetTransformer(2),
+        euclidean((shapes.POINTS, 2)),
+        lambda count: shapes.circles(count, generator),
+        shapes.off_circle,
+        0,
+        device,
+    )
+
+
+def _graphs(generator: torch.Generator, device: torch.device) -> Trained:
+    return _drawn(
+        GraphNet(shapes.BONDS, 2),
+        euclidean((shapes.NODES, 2)),
+        lambda count: shapes.bonded(count, generator),
+        shapes.broken,
+        len(shapes.BONDS),
+        device,
+    )
+
+
+def _digits(generator: torch.Generator, device: torch.device) -> Trained:
+    found = digits.small(generator)
+    network = ResidualMLP(64, 256, 3, 10)
+    return _pictures(network, found, 10, device)
+
+
+def _mnist(kind: str, network: Callable[[], nn.Module], labelled: bool = True) -> Callable[..., Trained]:
+    def build(generator: torch.Generator, device: torch.device) -> Trained:
+        return _pictures(network(), digits.mnist(kind, generator, device), 10 if labelled else 0, device)
+
+    return build
+
+
+def _pictures(network: nn.Module, found: digits.Pictures, classes: int, device: torch.device) -> Trained:
+    labels = [{"y": y} if classes else {} for y in (found.y, found.held_out_y)]
+    return Trained(
+        network,
+        euclidean(found.x.shape[1:]),
+        found.x,
+        labels[0],
+        found.held_out,
+        labels[1],
+        _in_turn(classes, device),
+        _judged(found.rule),
+        notes=found.notes,
+    )
+
+
+MOONS = shapes.moon_curves()
+OFF = "farther than {} from {}"
+TAKEN = "a classifier trained on the right labels ({}) takes it for another digit"
+
+FLOWS = {
+    flow.name: flow
+    for flow in (
+        Flow(
+            "moons",
+            "choose",
+            "two moons; residual MLP with LayerNorm; straight path, independent noise",
+            OFF.format(0.25, "the moons' curves"),
+            _curves(MOONS, 0.06, 0.25),
+        ),
+        Flow(
+            "moons-ot",
+            "report",
+            "two moons; residual MLP with LayerNorm; straight path, minibatch optimal transport",
+            OFF.format(0.25, "the moons' curves"),
+            _curves(MOONS, 0.06, 0.25, pairs=optimal_pairs),
+        ),
+        Flow(
+            "moons-vp",
+            "report",
+            "two moons; data-prediction denoiser; variance-preserving path, cosine schedule",
+            OFF.format(0.25, "the moons' curves"),
+            _curves(MOONS, 0.06, 0.25, wrap=Denoiser),
+        ),
+        Flow(
+            "rings",
+            "report",
+            "two concentric rings; residual MLP; straight path",
+            OFF.format(0.15, "the rings"),
+            _curves(shapes.ring_curves(), 0.04, 0.15),
+        ),
+        Flow(
+            "spirals",
+            "choose",
+            "two spiral arms, the class; residual MLP; straight path",
+            OFF.format(0.2, "the arm of its class"),
+            _curves(shapes.arms(2, 1.5, 0.2, 2.0), 0.05, 0.2, labelled=True),
+        ),
+        Flow(
+            "torus",
+            "choose",
+            "a closed curve on a flat torus; MLP of sines and cosines; geodesics from uniform noise",
+            OFF.format(0.06, "the curve"),
+            _torus,
+        ),
+        Flow(
+            "undertrained",
+            "choose",
+            "eight Gaussians on a circle; residual MLP, stopped early; straight path",
+            OFF.format(0.7, "the nearest centre (3.5 standard deviations)"),
+            _curves(shapes.CENTRES, 0.2, 0.7),
+        ),
+        Flow(
+            "overtrained",
+            "report",
+            "200 points on a 4 × 4 board, the class its colour; residual MLP that memorises them; straight path",
+            OFF.format(0.32, "the centre of a field of its class (4 standard deviations)"),
+            _curves(shapes.board(), 0.08, 0.32, labelled=True, count=200),
+        ),
+        Flow(
+            "waves",
+            "choose",
+            "sums of two tones that go together, length 64; convolutions and a GRU; straight path",
+            "the two strongest frequencies do not go together, or hold less than 85 % of the energy",
+            _waves,
+        ),
+        Flow(
+            "melodies",
+            "report",
+            "two notes one after the other, the class, length 64; dilated convolutions; straight path",
+            "either half's strongest frequency is not the note asked for, or holds less than 75 % of its energy",
+            _melodies,
+        ),
+        Flow(
+            "circles",
+            "report",
+            "sets of eight points on a circle of any place and size; transformer without positions; straight path",
+            "a point is off the best circle by more than 15 % of its radius",
+            _circles,
+        ),
+        Flow(
+            "graphs",
+            "choose",
+            "six nodes in the plane, bonded as the class says; graph network; straight path",
+            "a bond is not 0.7 to 1.3 long, or two nodes without a bond are nearer than 0.7",
+            _graphs,
+        ),
+        Flow(
+            "digits",
+            "report",
+            "scikit-learn's 8 × 8 digits with their class; residual MLP; straight path",
+            "a support vector machine trained on the held-out digits takes it for another digit",
+            _digits,
+        ),
+        Flow(
+            "mnist-rotated",
+            "choose",
+            "MNIST, 14 × 14, turned by −60° to 60°, with its class; small UNet; straight path",
+            TAKEN.format("turned digits"),
+            _mnist("rotated", lambda: SmallUNet(10)),
+        ),
+        Flow(
+            "mnist-inverted",
+            "report",
+            "MNIST, 14 × 14, dark on light, with its class; small UNet; straight path",
+            TAKEN.format("inverted digits"),
+            _mnist("inverted", lambda: SmallUNet(10)),
+        ),
+        Flow(
+            "mnist-noisy",
+            "choose",
+            "MNIST, 14 × 14, a fifth of the labels replaced; small UNet; straight path",
+            TAKEN.format("plain digits"),
+            _mnist("noisy", lambda: SmallUNet(10)),
+        ),
+        Flow(
+            "mnist-unconditional",
+            "choose",
+            "MNIST, 14 × 14, without classes; small UNet; straight path",
+            "a classifier of digits and non-digits gives no digit the probability that 98.5 % of real ones reach",
+            _mnist("unconditional", lambda: SmallUNet(), labelled=False),
+        ),
+        Flow(
+            "mnist-guided",
+            "report",
+            "MNIST, 14 × 14; small UNet trained with 15 % of labels dropped; classifier-free guidance, w = 2",
+            TAKEN.format("plain digits"),
+            _mnist("plain", lambda: Guided(SmallUNet(11), none=10)),
+        ),
+    )
+}

@@ -1,0 +1,302 @@
+"""Networks of the zoo, all made of standard layers and called as `network(x, t, **cond)`: noise at t = 0, data at 1.
+
+A network may define `objective(space, x0, x1, t, randomness, **cond)`, its training loss where that is not plain flow
+matching, and `path(x0, x1, t)`, its own path between noise and data where that is not the space's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fmwc.flow import Space
+from fmwc.nets.embedding import TimeEmbedding
+from fmwc.randomness import Randomness
+
+__all__ = [
+    "Classifier",
+    "ConvGru",
+    "Denoiser",
+    "Dilated",
+    "GraphNet",
+    "Guided",
+    "ResidualMLP",
+    "SetTransformer",
+    "SmallUNet",
+]
+
+
+class Condition(nn.Module):
+    """Creates the embedding of time, and of a class where there is one: (B,), (B,) -> (B, F)."""
+
+    def __init__(self, features: int, classes: int = 0) -> None:
+        super().__init__()
+        self.embed = TimeEmbedding(features)
+        self.time = nn.Linear(features, features)
+        self.label = nn.Embedding(classes, features) if classes else None
+
+    def forward(self, t: Tensor, y: Tensor | None) -> Tensor:
+        e = self.time(self.embed(t))
+        return F.silu(e if self.label is None else e + self.label(y))
+
+
+class ResidualMLP(nn.Module):
+    """Creates a residual MLP with LayerNorm for vectors.
+
+    Arguments:
+        dim: The numbers of a sample; a sample of another shape is flattened.
+        hidden, depth: The width, and the number of residual blocks.
+        classes: How many classes; 0 for none.
+        periodic: Whether coordinates have period 1 (a torus): the network then sees their sines and cosines.
+    """
+
+    def __init__(self, dim: int, hidden: int = 128, depth: int = 3, classes: int = 0, periodic: bool = False) -> None:
+        super().__init__()
+        self.periodic = periodic
+        self.condition = Condition(64, classes)
+        self.first = nn.Linear(4 * dim if periodic else dim, hidden)
+        self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(depth))
+        self.inner = nn.ModuleList(nn.Linear(hidden + 64, hidden) for _ in range(depth))
+        self.outer = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(depth))
+        self.out = nn.Linear(hidden, dim)
+
+    def forward(self, x: Tensor, t: Tensor, y: Tensor | None = None) -> Tensor:
+        flat = x.flatten(1)
+        if self.periodic:
+            angle = 2 * math.pi * flat
+            flat = torch.cat([angle.sin(), angle.cos(), (2 * angle).sin(), (2 * angle).cos()], -1)
+        e, h = self.condition(t, y), self.first(flat)
+        for norm, inner, outer in zip(self.norms, self.inner, self.outer, strict=True):
+            h = h + outer(F.silu(inner(torch.cat([norm(h), e], -1))))
+        return self.out(h).view_as(x)
+
+
+class Denoiser(nn.Module):
+    r"""Creates a velocity network from a denoiser E[x₁ | x_t] on a variance-preserving path with a cosine schedule.
+
+    x_t = α x₁ + σ x₀ with α = sin θ, σ = cos θ and θ = (π/2) · 0.98 · t: a little noise is left at t = 1, so that the
+    velocity stays finite. The velocity follows from x₀ = (x_t − α x₁)/σ:
+
+    .. math:: v = α' x_1 + σ' x_0 = \frac{θ'}{σ} E[x_1|x_t] - θ' \frac{α}{σ} x_t
+
+    Arguments:
+        network: Called as `network(x, t, **cond)`; gives the data it expects.
+    """
+
+    RATE = 0.98 * math.pi / 2
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor, t: Tensor, **cond: Any) -> Tensor:
+        alpha, sigma = self._scales(t, x)
+        return self.RATE / sigma * self.network(x, t, **cond) - self.RATE * alpha / sigma * x
+
+    def path(self, x0: Tensor, x1: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """x_t, and its velocity."""
+        alpha, sigma = self._scales(t, x1)
+        return alpha * x1 + sigma * x0, self.RATE * (sigma * x1 - alpha * x0)
+
+    def objective(self, space: Space, x0: Tensor, x1: Tensor, t: Tensor, randomness: Randomness, **cond: Any) -> Tensor:
+        """E‖E[x₁ | x_t] − x₁‖²: data prediction."""
+        return space.squared_error(self.network(self.path(x0, x1, t)[0], t, **cond), x1)
+
+    def _scales(self, t: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        angle = (self.RATE * t)[(..., *[None] * (like.ndim - 1))]
+        return angle.sin(), angle.cos()
+
+
+class Guided(nn.Module):
+    """Creates classifier-free guidance: v(∅) + w (v(y) − v(∅)), from one call with twice the batch.
+
+    Arguments:
+        network: Called as `network(x, t, y=labels)`, with one class more than there are, which stands for no label.
+        none: The number of that class.
+        weight: w.
+        dropped: The share of labels that training drops.
+    """
+
+    def __init__(self, network: nn.Module, none: int, weight: float = 2.0, dropped: float = 0.15) -> None:
+        super().__init__()
+        self.network, self.none, self.weight, self.dropped = network, none, weight, dropped
+
+    def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
+        # The two rows of a sample lie side by side, so that every layer sees the samples in their order.
+        both = torch.stack([y, torch.full_like(y, self.none)], 1).flatten()
+        v = self.network(x.repeat_interleave(2, 0), t.repeat_interleave(2, 0), y=both)
+        with_, without = v.reshape(len(x), 2, *x.shape[1:]).unbind(1)
+        return without + self.weight * (with_ - without)
+
+    def objective(self, space: Space, x0: Tensor, x1: Tensor, t: Tensor, randomness: Randomness, y: Tensor) -> Tensor:
+        """Flow matching of the unguided network, with labels dropped at random."""
+        x_t, u_t = space.path(x0, x1, t)
+        y = torch.where(randomness.uniform(torch.empty_like(t)) < self.dropped, self.none, y)
+        return space.squared_error(self.network(x_t, t, y=y), u_t)
+
+
+class ConvGru(nn.Module):
+    """Creates a network for waves (B, 1, L): strided convolutions, a GRU in both directions, and the way up again.
+
+    The GRU is written with linear layers, one step at a time, over L/4 places.
+    """
+
+    def __init__(self, hidden: int = 48, features: int = 32) -> None:
+        super().__init__()
+        self.condition = Condition(features)
+        self.join = nn.Linear(features, hidden)
+        self.first = nn.Conv1d(1, hidden, 5, padding=2)
+        self.down = nn.Conv1d(hidden, hidden, 8, stride=4, padding=2)
+        self.seen = nn.ModuleList(nn.Linear(hidden, 3 * hidden) for _ in range(2))
+        self.kept = nn.ModuleList(nn.Linear(hidden, 3 * hidden) for _ in range(2))
+        self.up = nn.ConvTranspose1d(2 * hidden, hidden, 8, stride=4, padding=2)
+        self.mix = nn.Conv1d(2 * hidden, hidden, 5, padding=2)
+        self.out = nn.Conv1d(hidden, 1, 5, padding=2)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        wide = F.silu(self.first(x) + self.join(self.condition(t, None))[:, :, None])
+        places = F.silu(self.down(wide)).unbind(2)
+        forth = self._scan(0, places)
+        back = self._scan(1, places[::-1])[::-1]
+        h = torch.stack([torch.cat(pair, 1) for pair in zip(forth, back, strict=True)], 2)
+        return self.out(F.silu(self.mix(torch.cat([wide, F.silu(self.up(h))], 1))))
+
+    def _scan(self, way: int, places: tuple[Tensor, ...]) -> list[Tensor]:
+        h, found = torch.zeros_like(places[0]), []
+        for place in places:
+            a, b, c = self.seen[way](place).chunk(3, 1)
+            p, q, r = self.kept[way](h).chunk(3, 1)
+            update = torch.sigmoid(a + p)
+            h = update * h + (1 - update) * torch.tanh(c + torch.sigmoid(b + q) * r)
+            found.append(h)
+        return found
+
+
+class Dilated(nn.Module):
+    """Creates a network for waves (B, 1, L) with a class: residual dilated convolutions at full length."""
+
+    def __init__(self, classes: int, hidden: int = 32, features: int = 32, dilations: tuple[int, ...] = (1, 4, 16, 2)):
+        super().__init__()
+        self.condition = Condition(features, classes)
+        self.first = nn.Conv1d(1, hidden, 1)
+        self.norms = nn.ModuleList(nn.GroupNorm(4, hidden) for _ in dilations)
+        self.wide = nn.ModuleList(nn.Conv1d(hidden, hidden, 5, padding=2 * d, dilation=d) for d in dilations)
+        self.join = nn.ModuleList(nn.Linear(features, hidden) for _ in dilations)
+        self.back = nn.ModuleList(nn.Conv1d(hidden, hidden, 1) for _ in dilations)
+        self.out = nn.Conv1d(hidden, 1, 1)
+
+    def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
+        e, h = self.condition(t, y), self.first(x)
+        for norm, wide, join, back in zip(self.norms, self.wide, self.join, self.back, strict=True):
+            h = h + back(F.gelu(wide(norm(h)) + join(e)[:, :, None]))
+        return self.out(h)
+
+
+class SetTransformer(nn.Module):
+    """Creates a transformer for sets of points (B, N, D): pre-norm blocks, and no positions, so order is ignored."""
+
+    def __init__(self, dim: int, hidden: int = 48, heads: int = 4, depth: int = 3) -> None:
+        super().__init__()
+        self.condition = Condition(hidden)
+        self.first = nn.Linear(dim, hidden)
+        self.attend = nn.ModuleList(nn.MultiheadAttention(hidden, heads, batch_first=True) for _ in range(depth))
+        self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(2 * depth + 1))
+        self.wide = nn.ModuleList(nn.Linear(hidden, 2 * hidden) for _ in range(depth))
+        self.back = nn.ModuleList(nn.Linear(2 * hidden, hidden) for _ in range(depth))
+        self.out = nn.Linear(hidden, dim)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        h = self.first(x) + self.condition(t, None)[:, None]
+        for i, (attend, wide, back) in enumerate(zip(self.attend, self.wide, self.back, strict=True)):
+            k = self.norms[2 * i](h)
+            h = h + attend(k, k, k, need_weights=False)[0]
+            h = h + back(F.gelu(wide(self.norms[2 * i + 1](h))))
+        return self.out(self.norms[-1](h))
+
+
+class GraphNet(nn.Module):
+    """Creates a graph network for nodes in space (B, N, D) whose class y says which of them are bonded.
+
+    Messages pass between all pairs; a pair is seen by its difference, its distance and its bond.
+
+    Arguments:
+        bonds: The adjacency of each class, `(C, N, N)`.
+        dim: The dimension of space.
+    """
+
+    def __init__(self, bonds: Tensor, dim: int, hidden: int = 64, depth: int = 3, features: int = 32) -> None:
+        super().__init__()
+        self.bonds: Tensor
+        self.register_buffer("bonds", bonds.float(), persistent=False)
+        self.condition = Condition(features)
+        self.first = nn.Linear(features + bonds.shape[1], hidden)  # time, and to whom a node is bonded
+        self.edge = nn.ModuleList(nn.Linear(2 * hidden + dim + 2, hidden) for _ in range(depth))
+        self.message = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(depth))
+        self.node = nn.ModuleList(nn.Linear(2 * hidden, hidden) for _ in range(depth))
+        self.place = nn.Linear(dim, hidden)
+        self.out = nn.Linear(hidden, dim)
+
+    def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
+        bonds, nodes = self.bonds[y], x.shape[1]  # (B, N, N)
+        e = self.condition(t, None)[:, None].expand(-1, nodes, -1)
+        h = self.first(torch.cat([e, bonds], -1)) + self.place(x)
+        apart = x[:, :, None] - x[:, None]  # (B, N, N, D)
+        pair = torch.cat([apart, (apart.square().sum(-1, keepdim=True) + 1e-4).sqrt(), bonds[..., None]], -1)
+        for edge, message, node in zip(self.edge, self.message, self.node, strict=True):
+            ends = torch.cat([h[:, :, None].expand(-1, -1, nodes, -1), h[:, None].expand(-1, nodes, -1, -1)], -1)
+            sent = F.silu(message(F.silu(edge(torch.cat([ends, pair], -1)))))
+            h = h + F.silu(node(torch.cat([h, sent.mean(2)], -1)))
+        return self.out(h)
+
+
+class SmallUNet(nn.Module):
+    """Creates a small UNet for images (B, 1, H, W) with even sides: two blocks at full and two at half resolution.
+
+    Arguments:
+        classes: How many classes; 0 for none.
+        width: Channels at full resolution; twice as many at half of it.
+    """
+
+    def __init__(self, classes: int = 0, width: int = 16, features: int = 64) -> None:
+        super().__init__()
+        self.condition = Condition(features, classes)
+        self.first = nn.Conv2d(1, width, 3, padding=1)
+        sizes = (width, 2 * width, 2 * width, width)
+        self.norms = nn.ModuleList(nn.GroupNorm(8, size) for size in sizes)
+        self.inner = nn.ModuleList(nn.Conv2d(size, size, 3, padding=1) for size in sizes)
+        self.join = nn.ModuleList(nn.Linear(features, size) for size in sizes)
+        self.outer = nn.ModuleList(nn.Conv2d(size, size, 3, padding=1) for size in sizes)
+        self.down = nn.Conv2d(width, 2 * width, 4, stride=2, padding=1)
+        self.up = nn.ConvTranspose2d(2 * width, width, 4, stride=2, padding=1)
+        self.mix = nn.Conv2d(2 * width, width, 1)
+        self.out = nn.Conv2d(width, 1, 3, padding=1)
+
+    def forward(self, x: Tensor, t: Tensor, y: Tensor | None = None) -> Tensor:
+        e = self.condition(t, y)
+        wide = self._block(0, self.first(x), e)
+        h = self._block(2, self._block(1, self.down(wide), e), e)
+        h = self._block(3, self.mix(torch.cat([wide, self.up(h)], 1)), e)
+        return self.out(F.silu(h))
+
+    def _block(self, i: int, h: Tensor, e: Tensor) -> Tensor:
+        inner = self.inner[i](F.silu(self.norms[i](h))) + self.join[i](e)[:, :, None, None]
+        return h + self.outer[i](F.silu(inner))
+
+
+class Classifier(nn.Module):
+    """Creates the judge of 14 × 14 images: three convolutions, two pools, two dense layers."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Flatten(), nn.Linear(32 * 9, 128), nn.ReLU(), nn.Linear(128, classes),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)

@@ -1,0 +1,58 @@
+"""One flow and seed from training to scores, and many of them side by side."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import torch
+from benchmarks.zoo.flows import FLOWS
+from benchmarks.zoo.scores import score
+from safetensors.torch import load_file, save
+
+from fmwc.files import write_bytes
+
+__all__ = ["one", "run"]
+
+
+def one(name: str, seed: int, device_name: str, out: Path, only: str, count: int) -> str:
+    """Do one flow and seed; return a line that says what was done."""
+    torch.set_num_threads(1)
+    device, flow = torch.device(device_name), FLOWS[name]
+    weights, scores = (out / f"{name}-{seed}.{kind}" for kind in ("safetensors", "npz"))
+    begun, said = time.perf_counter(), []
+    trained = None
+    if not weights.exists():
+        if only == "scores":
+            return f"{name} {seed}: no weights; train it first"
+        trained = flow.train(seed, device)
+        state = {k: v.detach().cpu().contiguous() for k, v in trained.network.state_dict().items()}
+        write_bytes(weights, save(state))
+        said.append(f"trained in {time.perf_counter() - begun:.0f} s")
+    if only == "scores" or (only != "train" and not scores.exists()):
+        begun = time.perf_counter()
+        trained = trained or flow.restore(seed, device, load_file(weights))
+        found = score(trained, seed, count=count)
+        file = io.BytesIO()
+        np.savez_compressed(file, **found)
+        write_bytes(scores, file.getvalue())
+        said.append(f"{100 * found['failed'].mean():.1f} % failed, scored in {time.perf_counter() - begun:.0f} s")
+    return f"{name} {seed}: {', '.join(said) or 'done already'}"
+
+
+def run(tasks: Sequence[tuple[str, int]], jobs: int, *how: object) -> None:
+    """Do all flows and seeds, several side by side, and print a line for each."""
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        waiting = {pool.submit(one, name, seed, *how): (name, seed) for name, seed in tasks}
+        for done, future in enumerate(as_completed(waiting), 1):
+            name, seed = waiting[future]
+            try:
+                said = future.result()
+            except Exception as error:  # the others go on
+                said = f"{name} {seed}: FAILED, {type(error).__name__}: {error}"
+            print(f"[{done}/{len(tasks)}] {said}", flush=True)

@@ -1,0 +1,152 @@
+"""The zoo: failure rules accept data and refuse noise, paths agree with velocities, and a run ends with a table."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.zoo import digits, flows, scores
+from benchmarks.zoo.flows import FLOWS, TRAINING
+from benchmarks.zoo.networks import Denoiser, Guided, ResidualMLP
+from benchmarks.zoo.runner import one
+from benchmarks.zoo.shapes import BONDS, broken, off_circle, wrong_notes, wrong_tones
+from benchmarks.zoo.table import auroc, collect, summary, tables
+from sklearn.metrics import roc_auc_score
+
+import fmwc
+from fmwc.randomness import Stream
+
+CPU = torch.device("cpu")
+DRAWN = [name for name in FLOWS if not name.startswith("mnist")]
+SHARED = Path(__file__).parents[2] / "shared" / "data" / "mnist"
+MNIST = os.environ.get("FMWC_DATA") or (str(SHARED) if SHARED.exists() else "")
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Flows that train for a few steps, on few data."""
+    monkeypatch.setattr(flows, "TRAINING", {name: how._replace(steps=20, batch=64) for name, how in TRAINING.items()})
+
+
+def _judge(made, least):
+    noise = made.space.noise(1000, Stream(torch.Generator().manual_seed(0)))
+    assert float(made.failed(made.data, made.cond).float().mean()) <= 1 - least
+    assert float(made.failed(made.held_out, made.held_out_cond).float().mean()) <= 1 - least
+    assert float(made.failed(noise, made.conditions(1000)).float().mean()) > 0.5
+
+
+def test_halves_are_equal_and_every_flow_has_a_training():
+    halves = [flow.half for flow in FLOWS.values()]
+    assert len(FLOWS) >= 14
+    assert halves.count("choose") == halves.count("report") == len(FLOWS) // 2
+    assert TRAINING.keys() == FLOWS.keys()
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_rule_accepts_data_and_the_field_reads(name):
+    made = FLOWS[name].untrained(0, CPU)
+    _judge(made, 0.97)
+    made.space.check(made.data)
+    field, cond = fmwc.attach(made.network, space=made.space), made.conditions(3)
+    found = field.moments(made.data[:3], 0.5, seed=0, **cond)
+    assert float(found.var.min()) >= 0
+    assert float(found.var.max()) > 0
+    again = FLOWS[name].untrained(0, CPU)
+    assert torch.equal(made.data, again.data)
+    assert all(torch.equal(a, b) for a, b in zip(made.network.parameters(), again.network.parameters(), strict=True))
+
+
+@pytest.mark.skipif(not MNIST, reason="MNIST is not here; set FMWC_DATA")
+def test_mnist_rule_accepts_data(monkeypatch, tmp_path):
+    monkeypatch.setenv("FMWC_DATA", MNIST)
+    monkeypatch.setenv(digits.JUDGES, str(tmp_path))
+    whole = digits._split
+    monkeypatch.setattr(digits, "_split", lambda split: tuple(c[:3000] for c in whole(split)))
+    monkeypatch.setattr(digits, "JUDGE", digits.Plan(120, 128, 3e-3, "cosine"))
+    made = FLOWS["mnist-inverted"].untrained(0, CPU)
+    _judge(made, 0.8)  # a judge of 3,000 images and 120 steps; that of the zoo has its accuracy in the table's notes
+    assert float(made.data.median()) == 1.0  # light background
+    again = FLOWS["mnist-inverted"].untrained(1, CPU)  # its judge is read from the file
+    assert again.notes == made.notes
+    assert not torch.equal(again.data, made.data)
+
+
+def test_labels_are_replaced_in_the_stated_share():
+    y = torch.arange(20_000) % 10
+    wrong = digits._replaced(y, torch.Generator().manual_seed(0)) != y
+    assert float(wrong.float().mean()) == pytest.approx(digits.WRONG, abs=0.01)
+
+
+def test_variance_preserving_path_is_that_of_the_velocity():
+    """With the true data as its prediction, the denoiser's velocity is the path's, which is the path's slope."""
+    network = Denoiser(ResidualMLP(2, 16, 1)).double()
+    x0, x1 = torch.randn(2, 50, 2, dtype=torch.float64)
+    t = torch.rand(50, dtype=torch.float64)
+    x_t, u_t = network.path(x0, x1, t)
+    slope = (network.path(x0, x1, t + 1e-6)[0] - network.path(x0, x1, t - 1e-6)[0]) / 2e-6
+    assert torch.allclose(slope, u_t, atol=1e-6)
+    network.network.forward = lambda x, t: x1
+    assert torch.allclose(network(x_t, t), u_t, atol=1e-9)
+    assert torch.allclose(network.path(x0, x1, 0 * t)[0], x0)
+    assert float((network.path(x0, x1, 0 * t + 1)[0] - x1).norm(dim=1).max()) < 0.2
+
+
+def test_guidance_is_two_calls_combined():
+    network = Guided(ResidualMLP(2, 16, 1, classes=4), none=3, weight=2.0)
+    x, t, y = torch.randn(5, 2), torch.rand(5), torch.arange(5) % 3
+    with_, without = network.network(x, t, y), network.network(x, t, torch.full((5,), 3))
+    assert torch.allclose(network(x, t, y), 2 * with_ - without, atol=1e-5)
+
+
+def test_optimal_pairs_are_a_permutation_that_costs_less():
+    x1 = torch.randn(64, 2, generator=torch.Generator().manual_seed(1))
+    x0 = flows.optimal_pairs(x1, torch.Generator().manual_seed(0))
+    drawn = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(x0.sort(0).values, drawn.sort(0).values)
+    assert (x1 - x0).square().sum() < 0.5 * (x1 - drawn).square().sum()
+
+
+def test_rules_catch_the_failure_they_name():
+    s = torch.arange(64) / 64
+    tone = lambda f: (2 * torch.pi * f * s).sin()  # noqa: E731
+    waves = torch.stack([tone(2) + tone(7), tone(2) + tone(11), tone(2) + tone(7) + tone(20)])[:, None]
+    assert wrong_tones(waves).tolist() == [False, True, True]
+    half = torch.stack([torch.cat([tone(4)[:32], tone(10)[32:]]), torch.cat([tone(10)[:32], tone(4)[32:]])])[:, None]
+    assert wrong_notes(half, torch.tensor([0, 1])).tolist() == [False, False]
+    assert wrong_notes(half, torch.tensor([1, 0])).tolist() == [True, True]
+    angle = torch.arange(8) * torch.pi / 4
+    circle = 3 + torch.stack([angle.cos(), angle.sin()], 1)
+    dented = circle.clone()
+    dented[0, 0] -= 0.5
+    assert off_circle(torch.stack([circle, dented])).tolist() == [False, True]
+    ring = torch.stack([(angle * 4 / 3)[:6].cos(), (angle * 4 / 3)[:6].sin()], 1)
+    longer = ring.clone()
+    longer[0] *= 1.5
+    assert broken(torch.stack([ring, longer, ring]), torch.tensor([0, 0, 2])).tolist() == [False, True, True]
+    assert torch.equal(BONDS, BONDS.transpose(1, 2))
+
+
+def test_auroc_is_that_of_scikit_learn():
+    generator = np.random.default_rng(0)
+    score, failed = generator.integers(0, 20, 300).astype(float), generator.random(300) < 0.2
+    assert auroc(score, failed) == pytest.approx(roc_auc_score(failed, score))
+
+
+def test_from_training_to_the_table_and_again(few, monkeypatch, tmp_path):
+    monkeypatch.setattr(scores, "NOISE_STEPS", 5)
+    monkeypatch.setattr(scores, "STEPS", 10)
+    assert "trained" in one("torus", 0, "cpu", tmp_path, "", 60)
+    with np.load(tmp_path / "torus-0.npz") as file:
+        first = dict(file)
+    assert first["failed"].shape == first["score.integrated"].shape == first["score.dispersion"].shape == (60,)
+    assert first["cost.integrated"] == 10 * 2 * 2  # ten readings, two numbers, a backward pass counted twice
+    assert "done already" in one("torus", 0, "cpu", tmp_path, "", 60)
+    assert "scored" in one("torus", 0, "cpu", tmp_path, "scores", 60)  # from the weights alone
+    with np.load(tmp_path / "torus-0.npz") as file:
+        assert all(np.array_equal(first[key], file[key]) for key in file.files)
+    found = collect(tmp_path)
+    expected = auroc(first["score.integrated"], first["failed"])
+    assert found["torus"]["scores"]["integrated"]["auroc"]["mean"] == pytest.approx(expected)
+    assert summary(found)["choose"]["integrated"]["worst_flow"] == "torus"
+    assert "| torus | choose |" in tables(found)
