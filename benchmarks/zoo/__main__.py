@@ -46,12 +46,14 @@ def main() -> None:
     os.environ.setdefault(JUDGES, str(out / "judges"))
     if arguments.data:
         os.environ["FMWC_DATA"] = arguments.data
-    clock = Clock(device)
+    clock, errors = Clock(device), 0
     if arguments.only != "table":
         tasks = [(name, int(seed)) for seed in arguments.seeds.split(",") for name in names]
-        run(tasks, arguments.jobs, str(device), out, arguments.only or "", arguments.count)
+        errors = run(tasks, arguments.jobs, str(device), out, arguments.only or "", arguments.count)
     if arguments.only != "train":
         write(out, out, provenance(device, clock.seconds, samples=arguments.count))
+    if errors:
+        raise SystemExit(f"{errors} of {len(tasks)} flows and seeds raised an error; the same command does them again")
 
 
 if __name__ == "__main__":

@@ -44,14 +44,14 @@ TRAINING = {
     "overtrained": Training(10_000, 200),
     "waves": Training(1300, 128, 2e-3),
     "melodies": Training(330, 128),
-    "circles": Training(2000, 128),
+    "circles": Training(1500, 128),
     "graphs": Training(3000, 128, 2e-3),
     "digits": Training(350, 128),
-    "mnist-rotated": Training(3000, 128, 2e-3),
-    "mnist-inverted": Training(2000, 128, 2e-3),
-    "mnist-noisy": Training(2500, 128, 2e-3),
-    "mnist-unconditional": Training(4000, 128, 2e-3),
-    "mnist-guided": Training(1000, 128, 2e-3),
+    "mnist-rotated": Training(5000, 128, 2e-3),
+    "mnist-inverted": Training(4000, 128, 2e-3),
+    "mnist-noisy": Training(6000, 128, 2e-3),
+    "mnist-unconditional": Training(5000, 128, 2e-3),
+    "mnist-guided": Training(900, 128, 2e-3),
 }
 
 

@@ -45,8 +45,9 @@ def one(name: str, seed: int, device_name: str, out: Path, only: str, count: int
     return f"{name} {seed}: {', '.join(said) or 'done already'}"
 
 
-def run(tasks: Sequence[tuple[str, int]], jobs: int, *how: object) -> None:
-    """Do all flows and seeds, several side by side, and print a line for each."""
+def run(tasks: Sequence[tuple[str, int]], jobs: int, *how: object) -> int:
+    """Do all flows and seeds, several side by side, and print a line for each; return how many raised an error."""
+    errors = 0
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         waiting = {pool.submit(one, name, seed, *how): (name, seed) for name, seed in tasks}
         for done, future in enumerate(as_completed(waiting), 1):
@@ -54,5 +55,6 @@ def run(tasks: Sequence[tuple[str, int]], jobs: int, *how: object) -> None:
             try:
                 said = future.result()
             except Exception as error:  # the others go on
-                said = f"{name} {seed}: FAILED, {type(error).__name__}: {error}"
+                said, errors = f"{name} {seed}: ERROR, {type(error).__name__}: {error}", errors + 1
             print(f"[{done}/{len(tasks)}] {said}", flush=True)
+    return errors
