@@ -114,6 +114,8 @@ class Field(nn.Module):
     def _run(self, current: Pass, x: Any, t: Any, **cond: Any) -> Any:
         if not self.noise.attached:
             raise UsageError("the noise of this field was detached; attach the network again")
+        if not torch.compiler.is_dynamo_compiling():
+            self.check_layers()
         t, rows = _for_each(x, t), getattr(self.network, "rows", None)
         running = current, self._times(x, t), rows(x, t, **cond) if rows else ()
         if torch.compiler.is_dynamo_compiling():
@@ -187,6 +189,10 @@ class Field(nn.Module):
             self.space = euclidean(x1.shape[1:])
         self.space.check(x1)
         return self.space
+
+    def check_layers(self) -> None:
+        """Raise where a layer that carries noise was replaced after :func:`attach`."""
+        self.noise.check_layers(self.network)
 
     def check_finite(self) -> None:
         """Raises where a weight of the network or of the noise model is NaN or infinite."""

@@ -29,7 +29,7 @@ from fmwc.errors import ShapeError, UsageError
 from fmwc.modes import Bound, Scope, Scopes, Shared
 from fmwc.vad.attention import Call, Projection, WrittenOut, projections
 from fmwc.vad.inference import InferenceNetwork, time_features
-from fmwc.vad.layers import kind_of
+from fmwc.vad.layers import kind_of, kind_of_forward
 from fmwc.vad.passes import Pass
 
 __all__ = ["NoiseModel", "NoisyLayer", "choose_layers"]
@@ -122,11 +122,9 @@ class NoisyLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.name = name
-        kind = kind_of(layer)
-        assert kind is not None
-        self.kind = kind
+        self.kind = kind_of_forward(name, layer)
         self.running = running
-        self.inference = InferenceNetwork(getattr(layer, kind.channels), width, initial_log_alpha, generator)
+        self.inference = InferenceNetwork(getattr(layer, self.kind.channels), width, initial_log_alpha, generator)
 
     def log_alpha(self, h: Tensor) -> Tensor:
         """log α per input channel, shaped to multiply `h`. Spatial inputs are pooled, so α is shared over space."""
@@ -144,8 +142,11 @@ class NoisyLayer(nn.Module):
 
     def output_var(self, layer: Any, h: Tensor, log_alpha: Tensor) -> Tensor:
         """θ²(α h²): the variance the noise adds to the layer's output. Exact for a known input."""
+        return self.kind.apply(layer, log_alpha.exp() * h.square(), self._square(layer))
+
+    def _square(self, layer: Any) -> Tensor:
         square = self.running.squares.get(self.name)
-        return self.kind.apply(layer, log_alpha.exp() * h.square(), layer.weight.square() if square is None else square)
+        return self.kind.weight(layer).square() if square is None else square
 
     def before(self, layer: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         current = self.running.state.current
@@ -276,6 +277,7 @@ class NoiseModel(nn.Module):
         # The user's own layers, which are not this module's: a tuple keeps them from being registered.
         self._places: tuple[tuple[Any, Any], ...] = tuple(zip(self.layers, chosen.values(), strict=True))
         self._attentions = tuple(m for m in network.modules() if isinstance(m, nn.MultiheadAttention))
+        self._network: tuple[nn.Module, ...] = (network,)
 
     @property
     def fused(self) -> bool:
@@ -294,12 +296,31 @@ class NoiseModel(nn.Module):
 
     def remove(self) -> None:
         """Lets go of the network: no pass can run on it any more."""
-        self._places, self._attentions = (), ()
+        self._places, self._attentions, self._network = (), (), ()
+
+    def check_layers(self, network: nn.Module | None = None) -> None:
+        """Raise where a layer that carries noise is no longer in the network under its name.
+
+        A layer that was replaced after the noise was attached would run without noise, and its variance be missing.
+
+        Arguments:
+            network: The network that runs, where it may be another one; it may wrap the one noise was attached to.
+        """
+        for root in self._network:
+            if network is not None and not any(module is root for module in network.modules()):
+                raise UsageError("the field's network was replaced after attach; attach noise to the new one")
+            for noisy, layer in self._places:
+                if (now := _at(root, noisy.name, layer)) is not None:
+                    raise UsageError(
+                        f"layer '{noisy.name}' was {now} after attach, so its noise would be missing; attach the "
+                        "network again: fmwc.attach(field.detach())"
+                    )
 
     def squares(self) -> dict[str, Tensor]:
         """θ² of every noisy layer, as the weights are now."""
+        self.check_layers()
         with torch.inference_mode(False), torch.no_grad():
-            return {noisy.name: layer.weight.square() for noisy, layer in self._places}
+            return {noisy.name: noisy.kind.weight(layer).square() for noisy, layer in self._places}
 
     def steady(self, squares: Mapping[str, Tensor] | None = None) -> Scope:
         """A scope in which the weights are constant, as while sampling: θ² is computed once, here, or is what is given.
@@ -374,6 +395,18 @@ class NoiseModel(nn.Module):
 
     def _hooked_places(self) -> list[tuple[NoisyLayer, Any]]:
         return [(noisy, layer) for noisy, layer in self._places if not isinstance(layer, Projection)]
+
+
+def _at(network: nn.Module, name: str, layer: Any) -> str | None:
+    """What became of a layer in words, or `None` where it is still in its place."""
+    expected = layer.attention if isinstance(layer, Projection) else layer
+    path = name.split(".")[: -1 if isinstance(layer, Projection) else None]
+    found: Any = network
+    for part in filter(None, path):
+        found = getattr(found, part, None)
+    if found is expected:
+        return None
+    return "removed" if found is None else f"replaced by another {type(found).__name__}"
 
 
 def _own(hooks: Mapping[int, Any], noisy: NoisyLayer) -> list[int]:
