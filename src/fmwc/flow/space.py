@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fmwc.errors import ShapeError, UsageError, nearest, pick
 from fmwc.flow.manifolds import Euclidean, FlatTorus, Lattice, Manifold
@@ -274,4 +274,4 @@ def path_of(network: Any, space: Space) -> Path:
         space: Where states live, given the conditions (:meth:`Space.given`).
     """
     own: Path | None = getattr(getattr(network, "network", network), "path", None) or getattr(network, "path", None)
-    return own if callable(own) else space.path
+    return own if callable(own) and not isinstance(own, nn.Module) else space.path  # a layer may be named so
