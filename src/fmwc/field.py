@@ -58,7 +58,8 @@ class Field(nn.Module):
 
     Arguments:
         network: Any module called as `network(x, t, **cond)`. Where samples have different numbers of rows (atoms,
-            edges), it has a method `rows(x, t, **cond)`: for each kind of rows, the sample each belongs to.
+            edges), it has a method `rows(x, t, **cond)`: for each kind of rows, the sample each belongs to. One that
+            evaluates sample i twice, as 2i and 2i + 1 with the same weights, says so by a true `doubled`.
         noise: Its noise model.
         space: Where the states live, or the shape of one sample; learned from the first data it sees if not given.
         prior_rate: The prior rate p of the KL.
@@ -117,7 +118,8 @@ class Field(nn.Module):
         if not torch.compiler.is_dynamo_compiling():
             self.check_layers()
         t, rows = _for_each(x, t), getattr(self.network, "rows", None)
-        running = current, self._times(x, t), rows(x, t, **cond) if rows else ()
+        doubled = bool(getattr(self.network, "doubled", False))
+        running = current, self._times(x, t), rows(x, t, **cond) if rows else (), doubled
         if torch.compiler.is_dynamo_compiling():
             with self.noise.tracing(*running):
                 v = self.network(x, t, **cond)
