@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -248,6 +249,24 @@ def _for_each(x: Any, t: Any) -> Any:
     return t.expand(batch_size(x)) if isinstance(t, Tensor) and not t.ndim else t
 
 
+TIME_NAMES = {"t", "time", "times", "timestep", "timesteps"}
+
+
+def _check_call(network: nn.Module) -> None:
+    """Raise where a network's own signature says that it takes the time first."""
+    try:
+        names = [
+            p.name for p in inspect.signature(network.forward).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD
+        ]
+    except (TypeError, ValueError):
+        return
+    if len(names) > 1 and names[0] in TIME_NAMES and names[1] not in TIME_NAMES:
+        raise UsageError(
+            f"the network is called as ({names[0]}, {names[1]}), and fields call it as (x, t); use "
+            "fmwc.adapters.adapt(net, time_first=True)"
+        )
+
+
 def attach(
     network: nn.Module,
     *,
@@ -281,6 +300,7 @@ def attach(
     """
     if not isinstance(network, nn.Module):
         raise UsageError(f"noise is attached to the layers of a torch module, got {type(network).__name__}")
+    _check_call(network)
     include, exclude = ((names,) if isinstance(names, str) else names for names in (include, exclude))
     device = torch.get_default_device()
     generator = torch.Generator("cpu" if device.type == "meta" else device).manual_seed(as_whole(seed, "seed"))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
+from fmwc.conventions import check_conventions
 from fmwc.data import fingerprint
 from fmwc.errors import DataError, NotFiniteError, ShapeError, UsageError, pick, require_finite
 from fmwc.field import Field
@@ -288,6 +289,7 @@ def fit_noise(
     captured: bool = True,
     stratified: bool = False,
     pairs: Pairs = None,
+    conventions: bool = True,
     resume: str | Path | None = None,
     identity: Mapping[str, Any] | None = None,
     progress: Callable[[int, float], None] | None = None,
@@ -307,6 +309,8 @@ def fit_noise(
         pairs: Which noise goes with which data, as in the network's training: `None` (independent), `"ot"` (optimal
             transport within each batch), a function `(x1, randomness) -> x0`, or tensors x0 with a row per sample.
             With other pairs than the network's, the noise learns to move its velocity towards that of those pairs.
+        conventions: Whether to check on a batch that the network is called as it was trained
+            (:func:`fmwc.conventions.check_conventions`).
         resume: A file for resume points. A function of your own is not part of its identity.
         identity: What the result depends on beside these arguments, the network's weights and the noise model
             (:func:`train`).
@@ -343,6 +347,9 @@ def fit_noise(
 
     given = isinstance(pairs, (Tensor, dict, np.ndarray, list, tuple))
     rows = {**cond, PAIRED: _paired(field, pairs, data)} if given else cond
+    if conventions:
+        assert field.space is not None
+        check_conventions(field, field.space, data, cond, seed=seed, pairs=rows.get(PAIRED, pairs))
 
     def loss(x1: State, randomness: Stream, weight: Tensor, **cond: Any) -> Tensor:
         return elbo(field, x1, weight, seed=randomness, pairs=cond.pop(PAIRED, pairs), **cond)

@@ -81,6 +81,9 @@ def retrofit(
             "transport within each batch)."
         ),
     ] = "independent",
+    conventions: Annotated[
+        bool, typer.Option(help="Check on a batch that the network is called as it was trained.")
+    ] = True,
     capture: Annotated[
         bool,
         typer.Option(help="On a GPU, replay steps as a CUDA graph; not for networks whose shapes depend on values."),
@@ -116,6 +119,7 @@ def retrofit(
         captured=capture,
         seed=seed,
         pairs=pairs,
+        conventions=conventions,
     )
     there = (out / "recipe.json").is_file() and not force
     with training_bar() as bar:

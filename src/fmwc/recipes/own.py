@@ -62,6 +62,7 @@ class Retrofit:
         captured: On a GPU a step is a CUDA graph; not for a network that waits for the GPU to know a shape.
         seed: Seeds everything.
         pairs: How the network was trained: `independent` noise and data, or `ot` (optimal transport in each batch).
+        conventions: Whether to check that the network is called as it was trained.
     """
 
     steps: int = 2_000
@@ -78,10 +79,12 @@ class Retrofit:
     captured: bool = True
     seed: int = 0
     pairs: str = "independent"
+    conventions: bool = True
 
     def about(self) -> dict[str, Any]:
         """What is recorded; an option that came later only where it was used, so that older runs resume."""
-        return {name: value for name, value in vars(self).items() if (name, value) != ("pairs", "independent")}
+        later = {"pairs": "independent", "conventions": True}
+        return {name: value for name, value in vars(self).items() if name not in later or value != later[name]}
 
 
 def held_out_elbo(
@@ -226,6 +229,7 @@ def _retrofit(
         lr=how.lr,
         captured=how.captured,
         pairs=None if how.pairs == "independent" else how.pairs,
+        conventions=how.conventions,
         seed=derive(how.seed, "retrofit"),
         resume=folder.work / "noise.resume",
         progress=look,
