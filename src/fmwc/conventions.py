@@ -196,10 +196,12 @@ class _Look:
     ) -> Reading | None:
         """The best of the conventions that have clearly less loss on the same path."""
         found: list[tuple[Reading, str, str, Tensor]] = []
+        # The best constant: what an untrained network can come near to by chance.
+        constant = self._errors(each(lambda c: c.mean(0, keepdim=True).expand_as(c), u_t), u_t)
         for reading, what, options, v, least in self._readings(x_t, first, asked=not loss < GOOD):
             where, theirs = TURNED[what](self.t), self._errors(v, u_t)
             # A prediction of nothing is a velocity, too: x / t, where data are wide.
-            bars = [ours, *([] if least is None else [self._errors(least, u_t)])]
+            bars = [ours, constant, *([] if least is None else [self._errors(least, u_t)])]
             if all(_clearly(theirs[where], bar[where]) for bar in bars):
                 found.append((reading._replace(loss=_ratio(theirs[where], nothing[where])), what, options, theirs))
         velocities = [one for one in found if not one[1]]
@@ -283,7 +285,7 @@ class _Look:
                 for what, target in (("data", self.x1), ("noise", self.x0)):
                     centre = each(lambda c: c.mean(0, keepdim=True).expand_as(c), target)
                     left = _ratio(self._errors(output, target), self._errors(centre, target))
-                    share = left / float(linear[what])
+                    share = left / max(float(linear[what]), 1e-12)
                     if what == (known or what) and left < EXPLAINED and share < best[0]:
                         asks = f"does it predict the {what}?"
                         best = share, Reading(_predicting(what, schedule, options), asks, left)

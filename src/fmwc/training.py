@@ -193,10 +193,7 @@ def train(
     if reserved := {"x1", "randomness", "beta"} & (cond or {}).keys():
         raise UsageError(f"a condition cannot be named {reserved.pop()}, which is the loss's own word; rename it")
     rows: dict[str, State] = {"x1": data, **(cond or {})}
-    for name, row in rows.items():
-        for value in channels(row).values():
-            if len(value) != total:
-                raise ShapeError(f"one row of '{name}' a sample: got {len(value)} for {total} samples")
+    _check_rows(rows, total)
     resume = Path(resume) if resume else None
     parameters = [p for p in module.parameters() if p.requires_grad]
     device = parameters[0].device
@@ -347,6 +344,7 @@ def fit_noise(
 
     given = isinstance(pairs, (Tensor, dict, np.ndarray, list, tuple))
     rows = {**cond, PAIRED: _paired(field, pairs, data)} if given else cond
+    _check_rows(rows, batch_size(data))
     if conventions:
         assert field.space is not None
         check_conventions(field, field.space, data, cond, seed=seed, pairs=rows.get(PAIRED, pairs))
@@ -370,6 +368,13 @@ def fit_noise(
         return train(
             field.noise, loss, data, plan, cond=rows, resume=resume, identity=about, progress=progress, every=every
         )
+
+
+def _check_rows(rows: Mapping[str, State], total: int) -> None:
+    for name, row in rows.items():
+        for value in channels(row).values():
+            if len(value) != total:
+                raise ShapeError(f"one row of '{name}' a sample: got {len(value)} for {total} samples")
 
 
 def _paired(field: Field, x0: Any, data: State) -> State:
