@@ -9,13 +9,19 @@ A network called like that needs no adapter. For the others, what differs is sai
 | diffusers' SD3 | `net(x, timestep=1000·(1 − t)).sample`, velocity towards noise | `timestepped(net, backwards=True)` |
 | diffusers' Flux | the same, but it multiplies by 1000 itself | `timestepped(net, backwards=True, scale=1.0)` |
 | azula's denoisers | `net(x, 1 − t).mean`, an estimate of the data | `Denoised(net)` |
+| a network that predicts the noise | `net(x, 1 − t) ≈ x0` | `predicting(net, "noise", "vp", backwards=True)` |
+| a network that predicts the data | `net(x, t) ≈ x1` | `predicting(net, "data")` |
+| a time of shape (B, 1) | `net(x, t[:, None])` | `adapt(net, column=True)` |
+| classifier-free guidance | two calls, with and without the condition | `Guided(net, 2.0, y=10)` |
 | a module that returns a tuple | `net(x, t)[0]` | `adapt(net, output=lambda found: found[0])` |
 
-The network itself stays as it is; its layers are those of the adapter under the name `network`.
+The network itself stays as it is; its layers are those of the adapter under the name `network`. Adapters of networks
+that were trained on another path than the straight one have a method `path`, and noise is fitted on that.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
@@ -23,9 +29,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fmwc.errors import UsageError
+from fmwc.errors import UsageError, pick
+from fmwc.state import batch_size, each
 
-__all__ = ["Adapted", "Denoised", "adapt", "timestepped"]
+__all__ = [
+    "PREDICTIONS",
+    "SCHEDULES",
+    "Adapted",
+    "Denoised",
+    "Guided",
+    "Predicting",
+    "adapt",
+    "predicting",
+    "timestepped",
+]
 
 
 class Adapted(nn.Module):
@@ -40,13 +57,14 @@ class Adapted(nn.Module):
         backwards: bool = False,
         output: Callable[[Any], Tensor] | None = None,
         always: dict[str, Any] | None = None,
+        column: bool = False,
     ) -> None:
         super().__init__()
         if time_first and time is not None:
             raise UsageError(f"the time comes first or by the name '{time}', not both")
         self.network = network
         self.time_first, self.time = time_first, time
-        self.scale, self.backwards, self.output = scale, backwards, output
+        self.scale, self.backwards, self.output, self.column = scale, backwards, output, column
         self.always = {k: v for k, v in (always or {}).items() if not isinstance(v, Tensor)}
         # Tensors move with the module, and are none of its weights.
         self.fixed = [name for name in (always or {}) if name not in self.always]
@@ -55,14 +73,19 @@ class Adapted(nn.Module):
 
     def forward(self, x: Any, t: Tensor, **cond: Any) -> Any:
         """The velocity towards data."""
+        v = self.called(x, t, **cond)
+        return each(lambda c: -c, v) if self.backwards else v
+
+    def called(self, x: Any, t: Tensor, **cond: Any) -> Any:
+        """What the network returns, called in its own way."""
         own = (1 - t if self.backwards else t) * self.scale
+        own = own[:, None] if self.column else own
         cond = {**self.always, **{name: getattr(self, f"_always_{name}") for name in self.fixed}, **cond}
         if self.time is not None:
             found = self.network(x, **{self.time: own}, **cond)
         else:
             found = self.network(*((own, x) if self.time_first else (x, own)), **cond)
-        v = found if self.output is None else self.output(found)
-        return -v if self.backwards else v
+        return found if self.output is None else self.output(found)
 
 
 def adapt(
@@ -73,6 +96,7 @@ def adapt(
     scale: float = 1.0,
     backwards: bool = False,
     output: Callable[[Any], Tensor] | None = None,
+    column: bool = False,
     **always: Any,
 ) -> Adapted:
     """A network that is called another way, as one that is called `(x, t, **cond)`.
@@ -88,9 +112,10 @@ def adapt(
         scale: Its time runs to this number (1000 timesteps).
         backwards: Its time runs from noise at 1 to data at 0, and its velocity points to the noise.
         output: Takes the velocity out of what it returns (`lambda found: found.sample`).
+        column: It takes times of shape (B, 1).
         always: Given to it at every call (`return_dict=False`, positions that all samples share).
     """
-    return Adapted(network, time_first, time, scale, backwards, output, always)
+    return Adapted(network, time_first, time, scale, backwards, output, always, column)
 
 
 def timestepped(network: nn.Module, *, scale: float = 1000.0, backwards: bool = False, **always: Any) -> Adapted:
@@ -105,6 +130,114 @@ def timestepped(network: nn.Module, *, scale: float = 1000.0, backwards: bool = 
     """
     always = {"return_dict": False, **always}
     return Adapted(network, False, "timestep", scale, backwards, itemgetter(0), always)
+
+
+# ---- networks that predict data or noise ---------------------------------------------------------------------------
+
+FLOOR = 1e-2  # how near to the ends of time a prediction is turned into a velocity: there, it is divided by zero
+
+Schedule = Callable[[Tensor], tuple[Tensor, Tensor]]  # t -> scales α of data and σ of noise, x_t = α x1 + σ x0
+
+
+def _vp(t: Tensor, low: float = 0.1, high: float = 20.0) -> tuple[Tensor, Tensor]:
+    s = 1 - t
+    alpha = torch.exp(-0.25 * s.square() * (high - low) - 0.5 * s * low)
+    return alpha, (1 - alpha.square()).clamp_min(0).sqrt()
+
+
+SCHEDULES: dict[str, Schedule] = {
+    "linear": lambda t: (t, 1 - t),
+    "cosine": lambda t: (torch.sin(math.pi / 2 * t), torch.cos(math.pi / 2 * t)),
+    "vp": _vp,  # β from 0.1 to 20, as in DDPM and score-based models
+}
+# How a velocity is made of a state x and what is predicted, for scales α, σ and their slopes. The prediction appears
+# once, so that what is uncertain about it is counted once (diagonal propagation).
+PREDICTIONS: dict[str, Callable[..., Tensor]] = {
+    "data": lambda x, found, a, s, da, ds: (da - ds * a / s) * found + ds / s * x,
+    "noise": lambda x, found, a, s, da, ds: (ds - da * s / a) * found + da / a * x,
+}
+
+
+def _scales(schedule: Schedule, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """α, σ and their slopes."""
+    with torch.inference_mode(False):
+        (alpha, sigma), pull = torch.func.vjp(schedule, t.clone())  # type: ignore[misc]
+        one, none = torch.ones_like(t), torch.zeros_like(t)
+        return alpha, sigma, pull((one, none))[0], pull((none, one))[0]
+
+
+def _against(scale: Tensor, x: Tensor) -> Tensor:  # (B,) -> (B, 1, …)
+    return scale[(..., *[None] * (x.ndim - scale.ndim))].to(x.dtype)
+
+
+def _mixed(x0: Any, x1: Any, scales: tuple[Tensor, ...]) -> tuple[Any, Any]:
+    """α x1 + σ x0, and the same with their slopes."""
+
+    def weighed(data: Tensor, noise: Tensor) -> Any:
+        return each(lambda a, b: _against(data, a) * a + _against(noise, b) * b, x1, x0)
+
+    return weighed(*scales[:2]), weighed(*scales[2:])
+
+
+class Predicting(Adapted):
+    """Creates a velocity network from one that predicts the data or the noise; see :func:`predicting`."""
+
+    def __init__(
+        self, network: nn.Module, predicts: str, schedule: str | Schedule = "linear", floor: float = FLOOR, **call: Any
+    ) -> None:
+        super().__init__(network, **call)
+        self.velocity = pick(PREDICTIONS, predicts, "prediction")
+        self.schedule = pick(SCHEDULES, schedule, "schedule") if isinstance(schedule, str) else schedule
+        if not 0 < floor < 0.5:
+            raise UsageError(f"floor lies between 0 and 0.5, got {floor}")
+        self.floor = floor
+
+    def forward(self, x: Any, t: Tensor, **cond: Any) -> Any:
+        """The velocity towards data."""
+        t = t.clamp(self.floor, 1 - self.floor)
+        scales = _scales(self.schedule, t)
+        found = self.called(x, t, **cond)
+        return each(lambda x, found: self.velocity(x, found, *(_against(scale, x) for scale in scales)), x, found)
+
+    def path(self, x0: Any, x1: Any, t: Tensor) -> tuple[Any, Any]:
+        """The path the network was trained on: α x1 + σ x0 at t, and its velocity."""
+        return _mixed(x0, x1, _scales(self.schedule, t.clamp(self.floor, 1 - self.floor)))
+
+
+def predicting(
+    network: nn.Module,
+    predicts: str,
+    schedule: str | Schedule = "linear",
+    *,
+    floor: float = FLOOR,
+    time_first: bool = False,
+    time: str | None = None,
+    scale: float = 1.0,
+    backwards: bool = False,
+    output: Callable[[Any], Tensor] | None = None,
+    column: bool = False,
+    **always: Any,
+) -> Predicting:
+    r"""A network that predicts the data or the noise of x = α x1 + σ x0, as a velocity network.
+
+    .. math:: v = α' x_1 + σ' x_0, \quad x_0 = (x - α x_1) / σ \text{ or } x_1 = (x - σ x_0) / α
+
+    >>> denoiser = nn.Bilinear(2, 1, 2)  # called as (x, s), s of shape (B, 1), noise at s = 1
+    >>> net = predicting(denoiser, "noise", "cosine", backwards=True, column=True)
+    >>> net(torch.zeros(3, 2), torch.rand(3)).shape
+    torch.Size([3, 2])
+
+    Arguments:
+        network: Any torch module.
+        predicts: `data` (x₁; often named x₀ in diffusion models) or `noise` (ε).
+        schedule: `linear` (α = t, σ = 1 − t), `cosine`, `vp` (DDPM's), or a function that gives (α, σ) for our time t,
+            data at t = 1.
+        floor: Times are kept so far from 0 and 1, where a prediction is divided by a scale of zero.
+        time_first, time, scale, output, column, always: How the network is called (:func:`adapt`).
+        backwards: The network's own time runs from noise at 1 to data at 0. What it predicts has no direction.
+    """
+    call: dict[str, Any] = {"time_first": time_first, "time": time, "scale": scale, "backwards": backwards}
+    return Predicting(network, predicts, schedule, floor, **call, output=output, column=column, always=always)
 
 
 class Denoised(nn.Module):
@@ -131,14 +264,92 @@ class Denoised(nn.Module):
     def forward(self, x: Tensor, t: Tensor, **cond: Any) -> Tensor:
         """The velocity towards data."""
         s = (1 - t).to(x.dtype)
-        alpha, sigma, d_alpha, d_sigma = (scale[(..., *[None] * (x.ndim - s.ndim))] for scale in self._scales(s))
+        alpha, sigma, d_alpha, d_sigma = (_against(scale, x) for scale in self._scales(s))
         data = self.network(x, s, **cond).mean
         # The data appear once, so that what is uncertain about them is counted once (diagonal propagation).
         return (d_sigma * alpha / sigma - d_alpha) * data - d_sigma / sigma * x
 
+    def path(self, x0: Any, x1: Any, t: Tensor) -> tuple[Any, Any]:
+        """The path of its schedule: α x1 + σ x0 at t, and its velocity."""
+        alpha, sigma, d_alpha, d_sigma = self._scales(1 - t)
+        return _mixed(x0, x1, (alpha, sigma, -d_alpha, -d_sigma))
+
     def _scales(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """α, σ and their slopes."""
-        with torch.inference_mode(False):
-            (alpha, sigma), pull = torch.func.vjp(self.network.schedule, s.clone())  # type: ignore[arg-type, misc]
-            one, none = torch.ones_like(s), torch.zeros_like(s)
-            return alpha, sigma, *pull((one, none)), *pull((none, one))
+        return _scales(self.network.schedule, s)  # type: ignore[arg-type]
+
+
+# ---- guidance ------------------------------------------------------------------------------------------------------
+
+
+class Guided(nn.Module):
+    r"""Creates a network with classifier-free guidance, v = v_∅ + w (v_c − v_∅), from one call on a doubled batch.
+
+    Both evaluations of a sample use the same weights, so their noise is one draw: errors that they share cancel in the
+    difference. Two calls with noise of their own would give another variance. Estimators that keep correlations
+    (`linearised`, `tangent`, `monte_carlo`) account for it; `diagonal` does not, and refuses.
+
+    Arguments:
+        network: Called as `network(x, t, **cond)`.
+        weight: The weight w: 1 is the network under its condition, 0 without.
+        null: By name, the value of each condition that stands for none: a number, or a tensor of one row's shape.
+            Conditions that are not named are the same in both evaluations.
+    """
+
+    doubled = True
+
+    def __init__(self, network: nn.Module, weight: float = 2.0, **null: Any) -> None:
+        super().__init__()
+        if not null:
+            raise UsageError("guidance needs the value of a condition that stands for none: Guided(net, 2.0, y=10)")
+        self.network, self.weight, self.nulls = network, weight, list(null)
+        for name, value in null.items():
+            self.register_buffer(f"_null_{name}", torch.as_tensor(value), persistent=False)
+
+    @property
+    def rows(self) -> Callable[..., Any] | None:
+        """For each kind of rows of a ragged network, which of the 2B evaluations each belongs to."""
+        return self._rows if callable(getattr(self.network, "rows", None)) else None
+
+    @property
+    def path(self) -> Callable[..., Any] | None:
+        """The path the network was trained on, where it has one of its own."""
+        own = getattr(self.network, "path", None)
+        return own if callable(own) and not isinstance(own, nn.Module) else None
+
+    def forward(self, x: Any, t: Tensor, **cond: Any) -> Any:
+        """The guided velocity."""
+        v = self.network(*self._twice(x, t), **self._both(cond, batch_size(x)))
+        return each(lambda c: self._guided(c.unflatten(0, (-1, 2))), v)
+
+    def conditional(self, x: Any, t: Tensor, **cond: Any) -> Any:
+        """The velocity under the condition, without guidance: what the network was trained for."""
+        return self.network(x, t, **cond)
+
+    def _guided(self, v: Tensor) -> Tensor:  # (B, 2, *)
+        return v[:, 1] + self.weight * (v[:, 0] - v[:, 1])
+
+    def _rows(self, x: Any, t: Tensor, **cond: Any) -> Any:
+        return self.network.rows(*self._twice(x, t), **self._both(cond, batch_size(x)))  # type: ignore[operator]
+
+    def _twice(self, x: Any, t: Tensor) -> tuple[Any, Tensor]:
+        # Side by side, so that a sample's rows are together, as noise is counted.
+        return each(lambda c: c.repeat_interleave(2, 0), x), t.expand(batch_size(x)).repeat_interleave(2)
+
+    def _both(self, cond: dict[str, Any], count: int) -> dict[str, Any]:
+        if missing := [name for name in self.nulls if name not in cond]:
+            raise UsageError(f"guidance is by the condition '{missing[0]}', which was not given; give {missing[0]}=...")
+        return {name: self._pair(name, value, count) for name, value in cond.items()}
+
+    def _pair(self, name: str, value: Any, count: int) -> Any:
+        if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != count:
+            if name in self.nulls:
+                raise UsageError(
+                    f"the condition '{name}' that guides is a tensor with a row per sample, got {value!r:.60}"
+                )
+            return value
+        twice = value.repeat_interleave(2, 0)
+        if name not in self.nulls:
+            return twice
+        null = getattr(self, f"_null_{name}").to(value.dtype).expand(value[0].shape)
+        second = (torch.arange(len(twice), device=value.device) % 2 == 1)[(..., *[None] * (value.ndim - 1))]
+        return torch.where(second, null, twice)

@@ -167,6 +167,7 @@ def save(
             network. Weights that were not rounded before are rounded by it.
         extra: More to record: metrics, the data's fingerprint.
     """
+    field.check_layers()
     network = field.network
     known = NETS.get(type(network).__name__) is type(network)
     found = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -58,7 +59,8 @@ class Field(nn.Module):
 
     Arguments:
         network: Any module called as `network(x, t, **cond)`. Where samples have different numbers of rows (atoms,
-            edges), it has a method `rows(x, t, **cond)`: for each kind of rows, the sample each belongs to.
+            edges), it has a method `rows(x, t, **cond)`: for each kind of rows, the sample each belongs to. One that
+            evaluates sample i twice, as 2i and 2i + 1 with the same weights, says so by a true `doubled`.
         noise: Its noise model.
         space: Where the states live, or the shape of one sample; learned from the first data it sees if not given.
         prior_rate: The prior rate p of the KL.
@@ -114,8 +116,11 @@ class Field(nn.Module):
     def _run(self, current: Pass, x: Any, t: Any, **cond: Any) -> Any:
         if not self.noise.attached:
             raise UsageError("the noise of this field was detached; attach the network again")
+        if not torch.compiler.is_dynamo_compiling():
+            self.check_layers()
         t, rows = _for_each(x, t), getattr(self.network, "rows", None)
-        running = current, self._times(x, t), rows(x, t, **cond) if rows else ()
+        doubled = bool(getattr(self.network, "doubled", False))
+        running = current, self._times(x, t), rows(x, t, **cond) if rows else (), doubled
         if torch.compiler.is_dynamo_compiling():
             with self.noise.tracing(*running):
                 v = self.network(x, t, **cond)
@@ -188,6 +193,10 @@ class Field(nn.Module):
         self.space.check(x1)
         return self.space
 
+    def check_layers(self) -> None:
+        """Raise where a layer that carries noise was replaced after :func:`attach`."""
+        self.noise.check_layers(self.network)
+
     def check_finite(self) -> None:
         """Raises where a weight of the network or of the noise model is NaN or infinite."""
         for name, parameter in self.named_parameters():
@@ -240,6 +249,24 @@ def _for_each(x: Any, t: Any) -> Any:
     return t.expand(batch_size(x)) if isinstance(t, Tensor) and not t.ndim else t
 
 
+TIME_NAMES = {"t", "time", "times", "timestep", "timesteps"}
+
+
+def _check_call(network: nn.Module) -> None:
+    """Raise where a network's own signature says that it takes the time first."""
+    try:
+        names = [
+            p.name for p in inspect.signature(network.forward).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD
+        ]
+    except (TypeError, ValueError):
+        return
+    if len(names) > 1 and names[0] in TIME_NAMES and names[1] not in TIME_NAMES:
+        raise UsageError(
+            f"the network is called as ({names[0]}, {names[1]}), and fields call it as (x, t); use "
+            "fmwc.adapters.adapt(net, time_first=True)"
+        )
+
+
 def attach(
     network: nn.Module,
     *,
@@ -273,6 +300,7 @@ def attach(
     """
     if not isinstance(network, nn.Module):
         raise UsageError(f"noise is attached to the layers of a torch module, got {type(network).__name__}")
+    _check_call(network)
     include, exclude = ((names,) if isinstance(names, str) else names for names in (include, exclude))
     device = torch.get_default_device()
     generator = torch.Generator("cpu" if device.type == "meta" else device).manual_seed(as_whole(seed, "seed"))

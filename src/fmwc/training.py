@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
+from fmwc.conventions import check_conventions
 from fmwc.data import fingerprint
 from fmwc.errors import DataError, NotFiniteError, ShapeError, UsageError, pick, require_finite
 from fmwc.field import Field
-from fmwc.flow import elbo
+from fmwc.flow import COUPLINGS, Pairs, couple, elbo
 from fmwc.identity import digest_tensors
 from fmwc.modes import Scope, Scopes, Shared, evaluating, tensor_float
 from fmwc.propagate import Linearised
@@ -35,6 +36,7 @@ DECAYS: dict[str, Callable[[float], float]] = {
 }
 PAUSE = 60  # seconds between two resume points, at most; they are also written every `Plan.save_every` steps
 EVERY = 200  # steps between looks at the loss, which on a GPU wait for it
+PAIRED = "paired noise"  # the name of rows that are noise, which no condition of a network can have
 WARM = 3  # eager steps before a CUDA graph is captured, so that the optimiser's state exists; they are real steps
 
 
@@ -160,7 +162,7 @@ def train(
     data: State,
     plan: Plan,
     *,
-    cond: Mapping[str, Tensor] | None = None,
+    cond: Mapping[str, State] | None = None,
     resume: str | Path | None = None,
     identity: Mapping[str, Any] | None = None,
     progress: Callable[[int, float], None] | None = None,
@@ -191,10 +193,7 @@ def train(
     if reserved := {"x1", "randomness", "beta"} & (cond or {}).keys():
         raise UsageError(f"a condition cannot be named {reserved.pop()}, which is the loss's own word; rename it")
     rows: dict[str, State] = {"x1": data, **(cond or {})}
-    for name, row in rows.items():
-        for value in channels(row).values():
-            if len(value) != total:
-                raise ShapeError(f"one row of '{name}' a sample: got {len(value)} for {total} samples")
+    _check_rows(rows, total)
     resume = Path(resume) if resume else None
     parameters = [p for p in module.parameters() if p.requires_grad]
     device = parameters[0].device
@@ -286,6 +285,8 @@ def fit_noise(
     compiled: bool = False,
     captured: bool = True,
     stratified: bool = False,
+    pairs: Pairs = None,
+    conventions: bool = True,
     resume: str | Path | None = None,
     identity: Mapping[str, Any] | None = None,
     progress: Callable[[int, float], None] | None = None,
@@ -302,7 +303,12 @@ def fit_noise(
         steps: Steps of the optimiser.
         beta: The weight of the KL.
         captured: On a GPU a step is a CUDA graph; switch it off for a network that waits for the GPU to know a shape.
-        resume: A file for resume points.
+        pairs: Which noise goes with which data, as in the network's training: `None` (independent), `"ot"` (optimal
+            transport within each batch), a function `(x1, randomness) -> x0`, or tensors x0 with a row per sample.
+            With other pairs than the network's, the noise learns to move its velocity towards that of those pairs.
+        conventions: Whether to check on a batch that the network is called as it was trained
+            (:func:`fmwc.conventions.check_conventions`).
+        resume: A file for resume points. A function of your own is not part of its identity.
         identity: What the result depends on beside these arguments, the network's weights and the noise model
             (:func:`train`).
         progress: Called with the steps done and the latest loss,
@@ -316,6 +322,10 @@ def fit_noise(
         _learn_space(field, data, cond)
     field.check_finite()
     batch = min(batch, batch_size(data))
+    if isinstance(pairs, str):
+        pick(COUPLINGS, pairs, "coupling")
+    if isinstance(pairs, str) and pairs != "independent":  # solved on the host, which a graph cannot wait for
+        compiled = captured = False
     rooms = getattr(field.network, "rooms", None)  # for how many rows a graph has room, by batch; it has no more
     plan = Plan(
         steps,
@@ -332,8 +342,15 @@ def fit_noise(
         stratified=stratified,
     )
 
+    given = isinstance(pairs, (Tensor, dict, np.ndarray, list, tuple))
+    rows = {**cond, PAIRED: _paired(field, pairs, data)} if given else cond
+    _check_rows(rows, batch_size(data))
+    if conventions:
+        assert field.space is not None
+        check_conventions(field, field.space, data, cond, seed=seed, pairs=rows.get(PAIRED, pairs))
+
     def loss(x1: State, randomness: Stream, weight: Tensor, **cond: Any) -> Tensor:
-        return elbo(field, x1, weight, seed=randomness, **cond)
+        return elbo(field, x1, weight, seed=randomness, pairs=cond.pop(PAIRED, pairs), **cond)
 
     about: dict[str, Any] = {}
     if resume:
@@ -344,12 +361,27 @@ def fit_noise(
             "prior_rate": field.prior_rate,
             "kl_factor": field.kl_factor,
             "space": field.space.describe() if field.space else None,
+            **({"pairs": pairs} if isinstance(pairs, str) else {}),
             **(identity or {}),
         }
     with _frozen(field.network), field.noise.hooked():
         return train(
-            field.noise, loss, data, plan, cond=cond, resume=resume, identity=about, progress=progress, every=every
+            field.noise, loss, data, plan, cond=rows, resume=resume, identity=about, progress=progress, every=every
         )
+
+
+def _check_rows(rows: Mapping[str, State], total: int) -> None:
+    for name, row in rows.items():
+        for value in channels(row).values():
+            if len(value) != total:
+                raise ShapeError(f"one row of '{name}' a sample: got {len(value)} for {total} samples")
+
+
+def _paired(field: Field, x0: Any, data: State) -> State:
+    """Noise that was given with the data, as tensors; checked against it."""
+    x0 = _tensors(field, x0)
+    assert field.space is not None
+    return couple(x0, field.space, data, Stream())
 
 
 def _learn_space(field: Field, data: State, cond: Mapping[str, Tensor]) -> None:

@@ -52,6 +52,23 @@ def test_own_samples_stand_in_for_data(here):
         retrofit(build("their_nets:made")[0], here / "other", None, SMALL)
 
 
+def test_pairs_are_those_of_the_networks_training(here, samples):
+    small = Retrofit(steps=8, batch=32, sampling_steps=5)
+    runs = {}
+    for pairs in ("independent", "ot"):
+        network, _ = build("their_nets:made")
+        _, runs[pairs] = retrofit(network, here / pairs, samples, replace(small, pairs=pairs))
+        assert fmwc.checkpoint.about(here / pairs)["recipe"].get("pairs") == (None if pairs == "independent" else "ot")
+    assert runs["ot"][0][1] < runs["independent"][0][1]  # shorter paths have the smaller loss
+    with pytest.raises(UsageError, match="did you mean 'ot'"):
+        retrofit(build("their_nets:made")[0], here / "other", samples, replace(small, pairs="to"))
+    np.savez(here / "points.npz", x=samples.x.numpy())
+    made = ["retrofit", "their_nets:made", "-o", str(here / "cli"), "--data", str(here / "points.npz")]
+    result = CliRunner().invoke(app, [*made, "--steps", "8", "--batch", "32", "--pairs", "ot", "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    assert fmwc.checkpoint.about(here / "cli")["recipe"]["pairs"] == "ot"
+
+
 def test_conditions_go_along(here):
     network, _ = build("their_nets:conditional")
     data = arrays.Samples(checkerboard.sample(90, 0), {"y": torch.arange(90) % 3})

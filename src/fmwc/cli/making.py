@@ -74,6 +74,16 @@ def retrofit(
     ] = [],  # noqa: B006
     exclude: Annotated[list[str], typer.Option(help="Glob of layers that do not carry noise. May be repeated.")] = [],  # noqa: B006
     score: Annotated[str, typer.Option(help="Score to compute confidence from; default: by sample size.")] = "",
+    pairs: Annotated[
+        str,
+        typer.Option(
+            help="Coupling of noise and data the network was trained with: independent, or ot (optimal "
+            "transport within each batch)."
+        ),
+    ] = "independent",
+    conventions: Annotated[
+        bool, typer.Option(help="Check on a batch that the network is called as it was trained.")
+    ] = True,
     capture: Annotated[
         bool,
         typer.Option(help="On a GPU, replay steps as a CUDA graph; not for networks whose shapes depend on values."),
@@ -108,6 +118,8 @@ def retrofit(
         score=score,
         captured=capture,
         seed=seed,
+        pairs=pairs,
+        conventions=conventions,
     )
     there = (out / "recipe.json").is_file() and not force
     with training_bar() as bar:

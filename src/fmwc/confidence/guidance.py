@@ -9,12 +9,12 @@ of the network and several passes back through it.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fmwc.errors import UsageError, nearest
@@ -22,7 +22,6 @@ from fmwc.propagate import Record, outside, unit_probes
 from fmwc.propagate.linearised import contributions, pulling
 from fmwc.randomness import Randomness, signs
 from fmwc.state import batch_size, channels, each
-from fmwc.vad import NoisyLayer
 
 __all__ = ["OBJECTIVES", "Guidance", "variance_gradient"]
 
@@ -32,14 +31,7 @@ OBJECTIVES = ("log_var", "std")
 class _Open(Record):
     """Creates a record whose variances can themselves be differentiated."""
 
-    def after(self, noisy: NoisyLayer, layer: Any, h: Tensor, y: Tensor) -> Tensor:
-        self.vars.append(noisy.output_var(layer, h, noisy.log_alpha(h)))
-        if not y.requires_grad:
-            y = y.detach().requires_grad_()
-        self.outputs.append(get_gradient_edge(y))
-        self.layers.append(noisy)
-        self.owners.append(noisy.owner(h))
-        return y.clone() if y.is_leaf else y
+    following = nullcontext
 
 
 def variance_gradient(

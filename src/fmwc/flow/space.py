@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fmwc.errors import ShapeError, UsageError, nearest, pick
 from fmwc.flow.manifolds import Euclidean, FlatTorus, Lattice, Manifold
@@ -275,6 +275,6 @@ def path_of(network: Any, space: Space) -> Path:
     """
     for module in (network, getattr(network, "network", None)):
         own: Path | None = getattr(module, "path", None)
-        if callable(own):
+        if callable(own) and not isinstance(own, nn.Module):  # a layer may be named so
             return own
     return space.path

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fmwc.errors import NoRuleError
+from fmwc.errors import NoRuleError, UsageError
 from fmwc.moments import Closure, GaussHermite, Gaussian, Moments, as_closure, moments_of
 from fmwc.propagate.estimator import Noisy
 from fmwc.randomness import Randomness
@@ -54,6 +54,11 @@ class Diagonal:
     rounds = True
 
     def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
+        if getattr(getattr(field, "network", None), "doubled", False):
+            raise UsageError(
+                "diagonal propagation takes the two evaluations of a guided network for independent, and they share "
+                "their weights; read it with linearised"
+            )
         inflate = Inflate(as_closure(self.closure))
         with torch.no_grad():
             try:

@@ -10,8 +10,8 @@ Nothing is assumed of the network but that torch can differentiate it, and its m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from threading import RLock
 from typing import Any
@@ -30,7 +30,7 @@ from fmwc.moments import Moments
 from fmwc.propagate.estimator import Noisy, plain_output
 from fmwc.randomness import Randomness, signs
 from fmwc.state import SINGLE, batch_size, channels, each, per_sample, wide
-from fmwc.vad import NoisyLayer, Pass
+from fmwc.vad import NoisyLayer, Pass, Weights
 
 __all__ = ["Linearised", "Record", "Tangent", "contributions", "outside", "pulling", "require_own_rows", "unit_probes"]
 
@@ -43,30 +43,71 @@ class Record(Pass):
     Layer outputs open the graph that probes are pulled back through; inputs before the first noisy layer stay out
     of it. An output is remembered as its place in the graph, which a network that overwrites it in place (a ReLU with
     inplace=True) does not move.
+
+    Arguments:
+        shared: Whether all rows, positions and calls of a layer share one draw of its weights; if not, each unit has
+            noise of its own.
     """
 
-    def __init__(self) -> None:
+    following: Callable[[], AbstractContextManager[Any]] = torch.no_grad  # how variances are computed
+
+    def __init__(self, shared: bool = False) -> None:
+        self.shared = shared
         self.outputs: list[GradientEdge] = []
-        self.vars: list[Tensor] = []
+        self.noises: list[Tensor] = []  # variances of outputs; scaled inputs where weights are shared
+        self.covs: list[tuple[Tensor, Tensor] | None] = []  # with each row's twin, and which row that is
         self.layers: list[NoisyLayer] = []
+        self.modules: list[Any] = []
         self.owners: list[Tensor | None] = []
 
     def after(self, noisy: NoisyLayer, layer: Any, h: Tensor, y: Tensor) -> Tensor:
-        with torch.no_grad():
-            self.vars.append(noisy.output_var(layer, h, noisy.log_alpha(h)))
+        with self.following():
+            log_alpha = noisy.log_alpha(h)
+            noise = (0.5 * log_alpha).exp() * h if self.shared else noisy.output_var(layer, h, log_alpha)
+            cov = None if self.shared else noisy.output_cov(layer, h, log_alpha)
+        self.noises.append(noise)
+        twins = None if cov is None else noisy.twins(h)
+        self.covs.append(None if cov is None or twins is None else (cov, twins[0]))
         if not y.requires_grad:
             y = y.detach().requires_grad_()
         self.outputs.append(get_gradient_edge(y))
         self.layers.append(noisy)
+        self.modules.append(layer)
         self.owners.append(noisy.owner(h))
         return y.clone() if y.is_leaf else y  # a leaf may not be overwritten, and the network may want to
 
 
 def contributions(gradients: list[Tensor | None], record: Record, count: int) -> Tensor:  # -> (L, B)
-    """s² (∂(w·v)/∂y)², summed over the units of each layer: one probe's variance, layer by layer."""
-    zero = wide(record.vars[0]).new_zeros(count)
-    rows = zip(gradients, record.vars, record.owners, strict=True)
-    return torch.stack([zero if g is None else per_sample(wide(g).square() * wide(s), count, o) for g, s, o in rows])
+    """s² (∂(w·v)/∂y)², summed over the units of each layer: one probe's variance, layer by layer.
+
+    Where weights are shared, Σ θ² (Σ √α h ∂(w·v)/∂y)² over the weights of each layer, the inner sum over rows,
+    positions and calls; a layer that is called several times has its sum in the place of its first call.
+    """
+    zero = wide(record.noises[0]).new_zeros(count)
+    if record.shared:
+        return _shared_contributions(gradients, record, zero)
+    rows = zip(gradients, record.noises, record.covs, record.owners, strict=True)
+    return torch.stack([zero if g is None else per_sample(_squared(wide(g), s, c), count, o) for g, s, c, o in rows])
+
+
+def _squared(gradient: Tensor, var: Tensor, cov: tuple[Tensor, Tensor] | None) -> Tensor:
+    own = gradient.square() * wide(var)
+    return own if cov is None else own + gradient * gradient[cov[1]] * wide(cov[0])
+
+
+def _shared_contributions(gradients: list[Tensor | None], record: Record, zero: Tensor) -> Tensor:
+    found = [zero] * len(record.layers)
+    slopes: dict[NoisyLayer, tuple[int, Tensor]] = {}
+    calls = zip(record.layers, record.modules, record.noises, record.owners, gradients, strict=True)
+    for place, (noisy, layer, scaled, owner, gradient) in enumerate(calls):
+        if gradient is not None:
+            slope = noisy.weight_slope(layer, wide(scaled), wide(gradient), len(zero), owner)
+            first, before = slopes.get(noisy, (place, None))
+            slopes[noisy] = first, slope if before is None else before + slope
+    for noisy, (first, slope) in slopes.items():
+        weight = noisy.kind.weight(record.modules[first]).detach()
+        found[first] = (slope * weight).square().flatten(1).sum(1)
+    return torch.stack(found)
 
 
 def require_own_rows(v: Any, record: Record) -> None:
@@ -133,7 +174,7 @@ def _gradients(v: Any, record: Record, probe: Any) -> list[Tensor | None]:
     return list(found)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Linearised:
     """Creates the linearised estimator by pulling probes back through the network (adjoint).
 
@@ -143,9 +184,12 @@ class Linearised:
 
     Arguments:
         probes: `None`, or the number K of random probes.
+        shared: Whether positions (pixels, tokens, steps of a recurrence) share one draw of a layer's weights; if not,
+            each has noise of its own, as in training. Costs the memory of one weight gradient per sample and layer.
     """
 
     probes: int | None = None
+    shared: bool = False
     plain_mean = True
     rounds = True
 
@@ -153,8 +197,11 @@ class Linearised:
         if self.probes is not None and self.probes < 1:
             raise UsageError(f"probes is None (exact) or at least 1, got {self.probes}")
 
+    def __repr__(self) -> str:  # references are compared by it, so what is not used is not in it
+        return f"Linearised(probes={self.probes}{', shared=True' if self.shared else ''})"
+
     def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
-        record = Record()
+        record = Record(self.shared)
         with torch.inference_mode(False), torch.enable_grad():
             x, t, cond = each(outside, x), outside(t), {k: outside(c) for k, c in cond.items()}
             # Derivatives begin at the state, so that a checkpointed block, which is computed again on the way back and
@@ -193,13 +240,19 @@ class Linearised:
 class Push(Pass):
     """Creates a pass that pushes one random direction of the noise forward with the values (forward mode)."""
 
-    def __init__(self, randomness: Randomness) -> None:
+    def __init__(self, randomness: Randomness, shared: bool = False) -> None:
         self.randomness = randomness
+        self.weights = Weights(randomness) if shared else None
 
     def after(self, noisy: NoisyLayer, layer: Any, h: Tensor, y: Tensor) -> Tensor:
         value, tangent = forward_ad.unpack_dual(y)
         known = forward_ad.unpack_dual(h).primal
-        direction = noisy.output_var(layer, known, noisy.log_alpha(known)).sqrt() * self.randomness.normal(value)
+        log_alpha = noisy.log_alpha(known)
+        if self.weights is not None:
+            direction = self.weights(noisy, layer, known, log_alpha)
+        else:
+            std = noisy.output_var(layer, known, log_alpha).sqrt()
+            direction = std * noisy.joined(layer, known, log_alpha, std, self.randomness.normal(value))
         return forward_ad.make_dual(value, direction if tangent is None else tangent + direction)
 
 
@@ -223,7 +276,7 @@ class _Level(Scope):
             self.opened = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tangent:
     """Creates the linearised estimator by forward mode: one pass gives an unbiased variance of every coordinate.
 
@@ -232,11 +285,16 @@ class Tangent:
 
     Arguments:
         probes: The number of random directions that are averaged.
+        shared: As in :class:`Linearised`.
     """
 
     probes: int = 1
+    shared: bool = False
     plain_mean = True
     rounds = True
+
+    def __repr__(self) -> str:
+        return f"Tangent(probes={self.probes}{', shared=True' if self.shared else ''})"
 
     def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
         if self.probes < 1:
@@ -254,7 +312,7 @@ class Tangent:
         mean, var = None, None
 
         def pushed() -> tuple[Any, Any]:
-            v = each(forward_ad.unpack_dual, field.run(Push(randomness), x, t, **cond))
+            v = each(forward_ad.unpack_dual, field.run(Push(randomness, self.shared), x, t, **cond))
             # Values are kept beyond the level, so they are copied out of their dual pairs.
             tangent = each(lambda c: wide(torch.zeros_like(c.primal) if c.tangent is None else c.tangent), v)
             return each(lambda c: c.primal.clone(), v), each(torch.square, tangent)

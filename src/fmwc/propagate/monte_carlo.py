@@ -18,17 +18,20 @@ from fmwc.vad import Draw
 __all__ = ["MonteCarlo"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MonteCarlo:
     """Creates the Monte Carlo estimator: sample mean and unbiased sample variance of `draws` posterior draws.
 
     Arguments:
         draws: The number k of draws, at least 2.
         abreast: How many draws are run side by side in one batch; it must divide `draws`.
+        shared: Draw whole weights, once per draw and sample, which every position and call of a layer shares; if not,
+            each output has noise of its own, as in training.
     """
 
     draws: int = 64
     abreast: int = 1
+    shared: bool = False
     plain_mean = False
 
     def __post_init__(self) -> None:
@@ -36,6 +39,9 @@ class MonteCarlo:
             raise UsageError(f"a variance takes at least 2 draws, got {self.draws}")
         if self.abreast < 1 or self.draws % self.abreast:
             raise UsageError(f"abreast divides the {self.draws} draws, got {self.abreast}")
+
+    def __repr__(self) -> str:
+        return f"MonteCarlo(draws={self.draws}, abreast={self.abreast}{', shared=True' if self.shared else ''})"
 
     def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
         count, side = batch_size(x), self.abreast
@@ -49,7 +55,7 @@ class MonteCarlo:
             centre = field(x, t, **cond)  # sums are taken about the plain output, so that no digits are lost
             first = second = each(lambda c: torch.zeros_like(wide(c)), centre)
             for _ in range(self.draws // side):
-                drawn = field.run(Draw(randomness), wide_x, wide_t, **wide_cond)
+                drawn = field.run(Draw(randomness, self.shared), wide_x, wide_t, **wide_cond)
                 shift = each(lambda d, c: wide(d).reshape(side, *c.shape) - c, drawn, centre)
                 first = each(lambda s, d: s + d.sum(0), first, shift)
                 second = each(lambda s, d: s + d.square().sum(0), second, shift)

@@ -17,7 +17,7 @@ from fmwc.data import arrays, fingerprint
 from fmwc.errors import CheckpointError, DataError, NotFiniteError, UsageError, pick, require_finite
 from fmwc.field import Field, Reference, attach
 from fmwc.files import Folder, claimed, write_json
-from fmwc.flow import Space, as_space, elbo, euclidean
+from fmwc.flow import COUPLINGS, Pairs, Space, as_space, elbo, euclidean
 from fmwc.identity import digest_tensors
 from fmwc.modes import evaluating
 from fmwc.randomness import derive
@@ -61,6 +61,8 @@ class Retrofit:
             if empty.
         captured: On a GPU a step is a CUDA graph; not for a network that waits for the GPU to know a shape.
         seed: Seeds everything.
+        pairs: How the network was trained: `independent` noise and data, or `ot` (optimal transport in each batch).
+        conventions: Whether to check that the network is called as it was trained.
     """
 
     steps: int = 2_000
@@ -76,17 +78,26 @@ class Retrofit:
     score: str = ""
     captured: bool = True
     seed: int = 0
+    pairs: str = "independent"
+    conventions: bool = True
+
+    def about(self) -> dict[str, Any]:
+        """What is recorded; an option that came later only where it was used, so that older runs resume."""
+        later = {"pairs": "independent", "conventions": True}
+        return {name: value for name, value in vars(self).items() if name not in later or value != later[name]}
 
 
-def held_out_elbo(field: Field, x: State, cond: dict[str, Any], beta: float, seed: int = 0) -> float:
+def held_out_elbo(
+    field: Field, x: State, cond: dict[str, Any], beta: float, seed: int = 0, pairs: Pairs = None
+) -> float:
     """The loss of the evidence lower bound on samples the noise was not fitted to; the same draws at each look."""
     total = 0.0
     with evaluating(field.network), torch.no_grad():
         for look in range(PAIRS):
             for rows in torch.arange(batch_size(x), device=field.device).split(CHUNK):
                 part = {k: v[rows] for k, v in cond.items()}
-                loss = elbo(field, each(lambda c: c[rows], x), beta, seed=derive(seed, look, int(rows[0])), **part)  # noqa: B023
-                total += float(loss) * len(rows)
+                x1, own = each(lambda c: c[rows], x), derive(seed, look, int(rows[0]))  # noqa: B023
+                total += float(elbo(field, x1, beta, seed=own, pairs=pairs, **part)) * len(rows)
     return total / (PAIRS * batch_size(x))
 
 
@@ -147,7 +158,7 @@ def retrofit(
             f"give data (an array x in the file{held}), or draw the network's own samples: --own-samples N"
         )
     about = {
-        **vars(how),
+        **how.about(),
         "network": digest_tensors(network.state_dict(), type(network).__qualname__),
         "data": None if data is None else fingerprint(*(v for v in (data.x, *data.cond.values()) if v is not None)),
         "conditions": None if data is None else list(data.cond),
@@ -200,7 +211,7 @@ def _retrofit(
     looks = _looks(folder.work / LOOKED)
 
     def look(done: int, loss: float) -> None:
-        looks[done] = held_out_elbo(field, fresh, fresh_cond, how.beta, how.seed)
+        looks[done] = held_out_elbo(field, fresh, fresh_cond, how.beta, how.seed, how.pairs)
         rows = [{"step": step, "loss": found if math.isfinite(found) else None} for step, found in looks.items()]
         write_json(folder.work / LOOKED, rows)
         if progress:
@@ -208,7 +219,7 @@ def _retrofit(
 
     try_once(network, fresh, fresh_cond)
     if 0 not in looks:
-        look(0, held_out_elbo(field, fresh, fresh_cond, how.beta, how.seed))
+        look(0, held_out_elbo(field, fresh, fresh_cond, how.beta, how.seed, how.pairs))
     fit_noise(
         field,
         rest,
@@ -217,6 +228,8 @@ def _retrofit(
         batch=how.batch,
         lr=how.lr,
         captured=how.captured,
+        pairs=None if how.pairs == "independent" else how.pairs,
+        conventions=how.conventions,
         seed=derive(how.seed, "retrofit"),
         resume=folder.work / "noise.resume",
         progress=look,
@@ -230,7 +243,7 @@ def _retrofit(
     save(
         field,
         folder.path,
-        recipe={"name": "own", "network": entry, **vars(how)},
+        recipe={"name": "own", "network": entry, **how.about()},
         metrics={"held_out": found},
         provenance=provenance(device, clock.seconds, seeds=[how.seed]),
     )
@@ -261,6 +274,7 @@ def _check(how: Retrofit) -> None:
         raise UsageError(
             f"own_samples lies between {fewest} (a tenth is held out) and {10**8:,}, got {how.own_samples}"
         )
+    pick(COUPLINGS, how.pairs, "coupling")
     if how.score:
         pick(SCORES, parsed(how.score)[1], "score")
 

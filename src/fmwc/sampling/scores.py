@@ -14,7 +14,18 @@ from torch import Tensor
 
 from fmwc.errors import UsageError, pick
 
-__all__ = ["EARLY", "LATE", "PER_COORDINATE", "SCORES", "Standard", "parsed", "score", "standard_of", "within_groups"]
+__all__ = [
+    "EARLY",
+    "LATE",
+    "PER_COORDINATE",
+    "SCORES",
+    "Standard",
+    "parsed",
+    "require_varied",
+    "score",
+    "standard_of",
+    "within_groups",
+]
 
 # The windows of the temporal ratio: the best and steadiest over validation seeds with the linearised variance
 # (results/checkerboard, windows).
@@ -102,6 +113,21 @@ def score(name: str, std: Tensor, times: Tensor, weights: Tensor, **options: flo
     if unknown := options.keys() - {"early", "late"}:
         raise UsageError(f"the options of a score are early and late, got {', '.join(sorted(unknown))}")
     return read(std, times, weights, **options)
+
+
+def require_varied(score: Tensor, name: str = "the score") -> Tensor:  # (B,) -> (B,)
+    """Return a score, or raise where it is the same for all of two or more samples and so ranks none of them.
+
+    >>> require_varied(torch.tensor([1.0, 2.0]))
+    tensor([1., 2.])
+    """
+    low, high = (float(end) for end in score.aminmax()) if score.numel() else (0.0, 0.0)
+    if score.numel() > 1 and high - low <= 4 * torch.finfo(score.dtype).eps * max(abs(low), abs(high)):
+        raise UsageError(
+            f"{name} is {low:.4g} for all of {score.numel()} samples, so it ranks none of them; choose another score, "
+            "and if every variance is 0 look at which layers carry noise (attach's include and exclude)"
+        )
+    return score
 
 
 # ---- between conditions ------------------------------------------------------------------------------------------

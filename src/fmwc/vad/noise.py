@@ -29,7 +29,7 @@ from fmwc.errors import ShapeError, UsageError
 from fmwc.modes import Bound, Scope, Scopes, Shared
 from fmwc.vad.attention import Call, Projection, WrittenOut, projections
 from fmwc.vad.inference import InferenceNetwork, time_features
-from fmwc.vad.layers import kind_of
+from fmwc.vad.layers import kind_of, kind_of_forward
 from fmwc.vad.passes import Pass
 
 __all__ = ["NoiseModel", "NoisyLayer", "choose_layers"]
@@ -44,8 +44,10 @@ class _State:
         features: Tensor | None = None,
         owners: Mapping[int, Tensor] = MappingProxyType({}),  # by their number of rows
         squares: Mapping[str, Tensor] = MappingProxyType({}),  # by layer
+        twins: Mapping[int, tuple[Tensor, Tensor]] | None = None,  # by their number of rows
     ) -> None:
         self.current, self.features, self.owners, self.squares = current, features, owners, squares
+        self.twins = twins
         self.differentiable = torch.is_grad_enabled()  # whether the pass began where derivatives are kept
         self.over = False
 
@@ -122,11 +124,9 @@ class NoisyLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.name = name
-        kind = kind_of(layer)
-        assert kind is not None
-        self.kind = kind
+        self.kind = kind_of_forward(name, layer)
         self.running = running
-        self.inference = InferenceNetwork(getattr(layer, kind.channels), width, initial_log_alpha, generator)
+        self.inference = InferenceNetwork(getattr(layer, self.kind.channels), width, initial_log_alpha, generator)
 
     def log_alpha(self, h: Tensor) -> Tensor:
         """log α per input channel, shaped to multiply `h`. Spatial inputs are pooled, so α is shared over space."""
@@ -144,8 +144,72 @@ class NoisyLayer(nn.Module):
 
     def output_var(self, layer: Any, h: Tensor, log_alpha: Tensor) -> Tensor:
         """θ²(α h²): the variance the noise adds to the layer's output. Exact for a known input."""
+        return self.kind.apply(layer, log_alpha.exp() * h.square(), self._square(layer))
+
+    def _square(self, layer: Any) -> Tensor:
         square = self.running.squares.get(self.name)
-        return self.kind.apply(layer, log_alpha.exp() * h.square(), layer.weight.square() if square is None else square)
+        return self.kind.weight(layer).square() if square is None else square
+
+    @property
+    def samples(self) -> int:
+        """The number of samples in the pass that runs."""
+        features = self.running.state.features
+        assert features is not None
+        return len(features)
+
+    def twins(self, h: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Where a network evaluates each sample twice with the same weights (:class:`fmwc.adapters.Guided`): for each
+        row of the layer's input, the row of the other evaluation, and whether it is the second one. Else `None`."""
+        state = self.running.state
+        if state.twins is None:
+            return None
+        if (known := state.twins.get(h.shape[0])) is not None:
+            return known
+        if h.shape[0] % (2 * self.samples):
+            raise ShapeError(f"layer '{self.name}' saw {h.shape[0]} rows for {self.samples} samples, each twice")
+        rows = torch.arange(h.shape[0], device=h.device).view(self.samples, 2, -1)
+        return rows.flip(1).flatten(), (rows > rows.flip(1)).flatten()
+
+    def output_cov(self, layer: Any, h: Tensor, log_alpha: Tensor) -> Tensor | None:
+        """θ²(√α h · √α' h'): the covariance of each output with that of its twin; `None` where there are none."""
+        if (twins := self.twins(h)) is None:
+            return None
+        scaled = (0.5 * log_alpha).exp() * h
+        return self.kind.apply(layer, scaled * scaled[twins[0]], self._square(layer))
+
+    def joined(self, layer: Any, h: Tensor, log_alpha: Tensor, std: Tensor, noise: Tensor) -> Tensor:
+        """Standard normal numbers, one per output, as one draw of the weights gives them to twins: the second of two
+        rows has the first's numbers as far as their inputs are alike."""
+        if (cov := self.output_cov(layer, h, log_alpha)) is None:
+            return noise
+        twins = self.twins(h)
+        assert twins is not None
+        other, second = twins
+        alike = (cov / (std * std[other]).clamp_min(torch.finfo(std.dtype).tiny)).clamp(-1, 1)
+        rest = (1 - alike.square()).clamp_min(torch.finfo(std.dtype).eps).sqrt()  # the floor keeps its slope finite
+        return torch.where(second[(..., *[None] * (noise.ndim - 1))], alike * noise[other] + rest * noise, noise)
+
+    def whole(self, layer: Any, h: Tensor, log_alpha: Tensor, noise: Tensor) -> Tensor:  # noise: (B, *weight)
+        """(θ √α ε) h: what one draw of the weights per sample adds to every row of the sample. Exact."""
+        scaled, place = _by_sample((0.5 * log_alpha).exp() * h, self.samples, self.owner(h))
+        weight = self.kind.weight(layer)
+        found = torch.func.vmap(lambda h, e: self.kind.apply(layer, h, weight * e))(scaled, noise).flatten(0, 1)
+        return found if place is None else torch.cat([found, torch.zeros_like(found[:1])])[place]
+
+    def weight_slope(
+        self, layer: Any, scaled: Tensor, gradient: Tensor, count: int, owner: Tensor | None
+    ) -> Tensor:  # -> (B, *weight)
+        """∂/∂ε of what gradients at the layer's outputs are of, over θ: a sum over each sample's rows and positions.
+
+        Arguments:
+            scaled: √α h.
+        """
+        weight = self.kind.weight(layer)
+
+        def slope(h: Tensor, g: Tensor) -> Tensor:
+            return torch.func.vjp(lambda w: self.kind.apply(layer, h, w), weight)[1](g)[0]
+
+        return torch.func.vmap(slope)(_by_sample(scaled, count, owner)[0], _by_sample(gradient, count, owner)[0])
 
     def before(self, layer: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         current = self.running.state.current
@@ -180,6 +244,44 @@ class NoisyLayer(nn.Module):
                 "noise cannot be followed; say use_reentrant=False, or exclude the layer from the noise"
             )
         return current.after(self, layer, h, y)
+
+
+def _by_sample(value: Tensor, count: int, owner: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Rows of a layer as `(B, k, …)`, and the place of each row among those B·k; `None` where they are in order.
+
+    Samples that have fewer rows than others are filled up with zeros; the place of a row of no sample is the last.
+    """
+    if owner is None:
+        return value.reshape(count, -1, *value.shape[1:]), None
+    rank = _rank(owner, count)
+    most = int(torch.where(owner < count, rank, 0).max()) + 1
+    place = torch.where(owner < count, owner * most + rank, count * most)
+    filled = value.new_zeros(count * most + 1, *value.shape[1:]).index_copy(0, place, value)
+    return filled[:-1].view(count, most, *value.shape[1:]), place
+
+
+def _rank(owner: Tensor, count: int) -> Tensor:  # (R,) -> (R,)
+    """For each row, how many rows of the same sample come before it."""
+    order, start = _starts(owner, count)
+    rank = torch.arange(len(owner), device=owner.device) - start[owner[order]]
+    return torch.empty_like(rank).index_copy(0, order, rank)
+
+
+def _starts(owner: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The order of rows by sample, and where each sample begins in it."""
+    number = owner.new_zeros(count + 1).index_add(0, owner, torch.ones_like(owner))
+    return owner.argsort(stable=True), number.cumsum(0) - number
+
+
+def _twins(owner: Tensor, evaluations: int) -> tuple[Tensor, Tensor]:  # owner: of 2B evaluations
+    """For each row, that of the sample's other evaluation, and whether it is of the second."""
+    number = owner.bincount(minlength=evaluations)[:evaluations]
+    if not torch.equal(number[::2], number[1::2]):
+        raise ShapeError("the two evaluations of a guided sample have different numbers of rows; they must have equal")
+    order, start = _starts(owner, evaluations)
+    there = owner < evaluations
+    other = torch.where(there, owner ^ 1, owner)
+    return order[start[other] + _rank(owner, evaluations)], there & (owner % 2 == 1)
 
 
 def _rows(features: Tensor, h: Tensor, owner: Tensor | None = None) -> Tensor:  # (B, F) -> (*h.shape[:-1], F)
@@ -276,6 +378,7 @@ class NoiseModel(nn.Module):
         # The user's own layers, which are not this module's: a tuple keeps them from being registered.
         self._places: tuple[tuple[Any, Any], ...] = tuple(zip(self.layers, chosen.values(), strict=True))
         self._attentions = tuple(m for m in network.modules() if isinstance(m, nn.MultiheadAttention))
+        self._network: tuple[nn.Module, ...] = (network,)
 
     @property
     def fused(self) -> bool:
@@ -294,12 +397,31 @@ class NoiseModel(nn.Module):
 
     def remove(self) -> None:
         """Lets go of the network: no pass can run on it any more."""
-        self._places, self._attentions = (), ()
+        self._places, self._attentions, self._network = (), (), ()
+
+    def check_layers(self, network: nn.Module | None = None) -> None:
+        """Raise where a layer that carries noise is no longer in the network under its name.
+
+        A layer that was replaced after the noise was attached would run without noise, and its variance be missing.
+
+        Arguments:
+            network: The network that runs, where it may be another one; it may wrap the one noise was attached to.
+        """
+        for root in self._network:
+            if network is not None and not any(module is root for module in network.modules()):
+                raise UsageError("the field's network was replaced after attach; attach noise to the new one")
+            for noisy, layer in self._places:
+                if (now := _at(root, noisy.name, layer)) is not None:
+                    raise UsageError(
+                        f"layer '{noisy.name}' was {now} after attach, so its noise would be missing; attach the "
+                        "network again: fmwc.attach(field.detach())"
+                    )
 
     def squares(self) -> dict[str, Tensor]:
         """θ² of every noisy layer, as the weights are now."""
+        self.check_layers()
         with torch.inference_mode(False), torch.no_grad():
-            return {noisy.name: layer.weight.square() for noisy, layer in self._places}
+            return {noisy.name: noisy.kind.weight(layer).square() for noisy, layer in self._places}
 
     def steady(self, squares: Mapping[str, Tensor] | None = None) -> Scope:
         """A scope in which the weights are constant, as while sampling: θ² is computed once, here, or is what is given.
@@ -314,23 +436,26 @@ class NoiseModel(nn.Module):
         which cannot put them in."""
         return Scopes(_HOOKS.holding([self]), _Kept(self.running))
 
-    def during(self, current: Pass, t: Tensor, owners: Sequence[Tensor] = ()) -> Scope:  # t: (B,)
+    def during(
+        self, current: Pass, t: Tensor, owners: Sequence[Tensor] = (), doubled: bool = False
+    ) -> Scope:  # t: (B,)
         """A scope in which a pass runs: the hooks act, in this thread and task. A pass inside a pass replaces it.
 
         Arguments:
             owners: For each kind of rows that layers may see, the sample each row belongs to; `B` for none. A layer's
                 rows are recognised by their number, so two kinds must not have the same.
+            doubled: The network evaluates sample i twice, as 2i and 2i + 1, with the same weights; owners are of those.
         """
-        inside: Scope = _Within(_PASSES, self.running, self._state(current, t, owners))
+        inside: Scope = _Within(_PASSES, self.running, self._state(current, t, owners, doubled))
         if self._attentions and self.running.state.current is None:
             inside = Scopes(WrittenOut(self._calls()).scope(), inside)
         return inside if self.kept else Scopes(_HOOKS.holding([self]), inside)
 
     @contextmanager
-    def tracing(self, current: Pass, t: Tensor, owners: Sequence[Tensor] = ()) -> Iterator[None]:
+    def tracing(self, current: Pass, t: Tensor, owners: Sequence[Tensor] = (), doubled: bool = False) -> Iterator[None]:
         """The same where torch.compile traces it, with the hooks kept in."""
         running, outer = self.running, self.running.traced
-        running.traced = self._state(current, t, owners)
+        running.traced = self._state(current, t, owners, doubled)
         try:
             if self._attentions and outer is None:
                 with WrittenOut(self._calls()):
@@ -340,14 +465,17 @@ class NoiseModel(nn.Module):
         finally:
             running.traced = outer
 
-    def _state(self, current: Pass, t: Tensor, owners: Sequence[Tensor]) -> _State:
-        by_number = {len(owner): owner for owner in owners}
+    def _state(self, current: Pass, t: Tensor, owners: Sequence[Tensor], doubled: bool) -> _State:
+        by_number, count = {len(owner): owner for owner in owners}, len(t) * (2 if doubled else 1)
         if len(by_number) < len(owners):
             raise ShapeError(f"two kinds of rows have the same number, {sorted(map(len, owners))}; pad one of them")
-        if (same := by_number.get(len(t))) is not None and not torch.equal(same.cpu(), torch.arange(len(t))):
-            raise ShapeError(f"a kind of rows has as many as there are samples, {len(t)}; pad it, to tell them apart")
-        dtype = next(self.layers.parameters()).dtype
-        return _State(current, time_features(t.to(dtype)), by_number)
+        if (same := by_number.get(count)) is not None and not torch.equal(same.cpu(), torch.arange(count)):
+            raise ShapeError(f"a kind of rows has as many as there are samples, {count}; pad it, to tell them apart")
+        features = time_features(t.to(next(self.layers.parameters()).dtype))
+        if not doubled:
+            return _State(current, features, by_number)
+        twins = {number: _twins(owner, count) for number, owner in by_number.items()}
+        return _State(current, features, {number: o // 2 for number, o in by_number.items()}, twins=twins)
 
     def _calls(self) -> dict[nn.MultiheadAttention, dict[str, Call]]:
         """How the projections of each attention that carry noise are called."""
@@ -374,6 +502,18 @@ class NoiseModel(nn.Module):
 
     def _hooked_places(self) -> list[tuple[NoisyLayer, Any]]:
         return [(noisy, layer) for noisy, layer in self._places if not isinstance(layer, Projection)]
+
+
+def _at(network: nn.Module, name: str, layer: Any) -> str | None:
+    """What became of a layer in words, or `None` where it is still in its place."""
+    expected = layer.attention if isinstance(layer, Projection) else layer
+    path = name.split(".")[: -1 if isinstance(layer, Projection) else None]
+    found: Any = network
+    for part in filter(None, path):
+        found = getattr(found, part, None)
+    if found is expected:
+        return None
+    return "removed" if found is None else f"replaced by another {type(found).__name__}"
 
 
 def _own(hooks: Mapping[int, Any], noisy: NoisyLayer) -> list[int]:

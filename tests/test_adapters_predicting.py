@@ -1,0 +1,309 @@
+"""Networks that predict data or noise, take times as a column, or are guided: velocities in closed form."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import fmwc
+from fmwc.adapters import SCHEDULES, Denoised, Guided, adapt, predicting
+from fmwc.errors import UnknownNameError, UsageError
+from fmwc.flow import flow_matching, path_of, path_sample
+from fmwc.propagate import Linearised, MonteCarlo, Tangent
+from fmwc.randomness import as_randomness
+from fmwc.vad import Pass
+
+WIDE = 2.0  # data are N(1, WIDE²)
+
+
+class Optimal(nn.Module):
+    """E[x1 | x] or E[x0 | x] of x = α x1 + σ x0 for Gaussian data, at the network's own time."""
+
+    def __init__(self, what, schedule, own=lambda t: t):
+        super().__init__()
+        self.what, self.schedule, self.own = what, schedule, own
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, x, t):
+        a, s = (scale.reshape(-1, 1) for scale in self.schedule(self.own(t)))
+        gain = (x - a) / (a**2 * WIDE**2 + s**2)
+        return 1 + a * WIDE**2 * gain if self.what == "data" else s * gain
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("what", ["data", "noise"])
+def test_the_velocity_is_that_of_the_schedule(what, schedule):
+    """E[u | x] in closed form: both expectations of one Gaussian, times their slopes."""
+    scales = SCHEDULES[schedule]
+    net = predicting(Optimal(what, scales), what, schedule)
+    x, t = torch.randn(64, 1).double(), torch.rand(64).double() * 0.9 + 0.05
+    d = 1e-6
+    da, ds = ((after - before) / (2 * d) for after, before in zip(scales(t + d), scales(t - d), strict=True))
+    x1, x0 = (Optimal(w, scales)(x, t) for w in ("data", "noise"))
+    torch.testing.assert_close(net(x, t), da[:, None] * x1 + ds[:, None] * x0, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("what", ["data", "noise"])
+def test_samples_have_the_moments_of_the_data(what, schedule):
+    net = predicting(
+        Optimal(what, SCHEDULES[schedule], own=lambda s: 1 - s[:, 0] / 1000),
+        what,
+        schedule,
+        backwards=True,
+        scale=1000.0,
+        column=True,
+    )
+    run = fmwc.sample(net, 4000, steps=100, space=1, confidence=False)
+    assert float(run.x.mean()) == pytest.approx(1, abs=0.15)
+    assert float(run.x.std()) == pytest.approx(WIDE, rel=0.06)
+
+
+def test_the_path_is_the_schedules_and_ends_are_finite():
+    net = predicting(Optimal("noise", SCHEDULES["cosine"]), "noise", "cosine")
+    x0, x1, t = torch.randn(5, 1), torch.randn(5, 1), torch.linspace(0.1, 0.9, 5)
+    x_t, u_t = net.path(x0, x1, t)
+    angle = (math.pi / 2 * t)[:, None]
+    torch.testing.assert_close(x_t, torch.sin(angle) * x1 + torch.cos(angle) * x0)
+    torch.testing.assert_close(u_t, math.pi / 2 * (torch.cos(angle) * x1 - torch.sin(angle) * x0))
+    assert path_of(fmwc.attach(net), None) == net.path
+    for end in (0.0, 1.0):
+        assert net(x0, torch.full((5,), end)).isfinite().all()
+        assert net.path(x0, x1, torch.full((5,), end))[1].isfinite().all()
+
+
+def test_on_its_own_path_a_network_has_the_least_loss():
+    """The optimal velocity's loss is less than that of any other on the path of the schedule."""
+    data = 1 + WIDE * torch.randn(20_000, 1, generator=torch.Generator().manual_seed(0))
+    net = predicting(Optimal("data", SCHEDULES["cosine"]), "data", "cosine")
+    best = flow_matching(net, 1, data, seed=1)
+    t, x_t, u_t = path_sample(1, data, as_randomness(1, torch.device("cpu")), net)
+    for wrong in (lambda v: 1.2 * v, lambda v: 0.8 * v, lambda v: v + 0.2, torch.zeros_like):
+        assert (wrong(net(x_t, t)) - u_t).square().mean() > best
+
+
+def test_denoisers_of_azula_have_their_path_too():
+    class Azula(Optimal):
+        def forward(self, x, s):
+            return type("Posterior", (), {"mean": super().forward(x, s)})
+
+    net = Denoised(Azula("data", lambda s: (1 - s, s)))
+    x0, x1, t = torch.randn(5, 1), torch.randn(5, 1), torch.rand(5)
+    x_t, u_t = net.path(x0, x1, t)
+    torch.testing.assert_close(x_t, t[:, None] * x1 + (1 - t[:, None]) * x0)
+    torch.testing.assert_close(u_t, x1 - x0)
+
+
+def test_a_time_as_a_column():
+    class Column(nn.Module):
+        def forward(self, x, t):
+            assert t.shape == (len(x), 1)
+            return x * t
+
+    x, t = torch.randn(3, 2), torch.rand(3)
+    torch.testing.assert_close(adapt(Column(), column=True)(x, t), x * t[:, None])
+    torch.testing.assert_close(adapt(Column(), column=True, backwards=True)(x, t), -x * (1 - t[:, None]))
+
+
+def test_wrong_words_are_named():
+    with pytest.raises(UnknownNameError, match="did you mean 'noise'"):
+        predicting(nn.Linear(1, 1), "noises")
+    with pytest.raises(UnknownNameError, match="did you mean 'cosine'"):
+        predicting(nn.Linear(1, 1), "noise", "cosin")
+    with pytest.raises(UsageError, match="floor"):
+        predicting(nn.Linear(1, 1), "noise", floor=0.0)
+
+
+# ---- guidance ----------------------------------------------------------------------------------------------------
+
+W = 2.5
+
+
+class Classes(nn.Module):
+    """An MLP with a class; tokens if `x` has them."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(4, 6)
+        self.first, self.middle, self.last = nn.Linear(3, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x, t, y):
+        shape = (len(x), *[1] * (x.ndim - 2), 1)
+        h = torch.cat([x, t.view(shape).expand(*x.shape[:-1], 1)], -1)
+        h = torch.tanh(self.first(h) + self.embed(y).view(len(x), *[1] * (x.ndim - 2), -1))
+        return self.last(torch.tanh(self.middle(h)))
+
+
+class Pictures(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(4, 5)
+        self.a, self.b = nn.Conv2d(1, 5, 3, padding=1), nn.Conv2d(5, 1, 3, padding=1)
+
+    def forward(self, x, t, y):
+        return self.b(torch.tanh(self.a(x) + self.embed(y)[..., None, None]))
+
+
+class Ragged(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(4, 6)
+        self.a, self.b = nn.Linear(2, 6), nn.Linear(6, 2)
+
+    def _flat(self, n):
+        return torch.arange(len(n)).repeat_interleave(n), torch.cat([torch.arange(int(k)) for k in n])
+
+    def rows(self, x, t, y, n):
+        return [torch.cat([self._flat(n)[0], torch.full((3,), len(n))])]
+
+    def forward(self, x, t, y, n):
+        sample, place = self._flat(n)
+        h = self.a(torch.cat([x[sample, place], torch.ones(3, 2)]))
+        h = self.b(torch.tanh(h + torch.cat([self.embed(y)[sample], torch.ones(3, 6)])))[: len(sample)]
+        return torch.zeros_like(x).index_put((sample, place), h)
+
+
+CASES = {
+    "points": (Classes, (2,)),
+    "tokens": (Classes, (3, 2)),
+    "pictures": (Pictures, (1, 4, 4)),
+    "ragged": (Ragged, (3, 2)),
+}
+
+
+def made(case, log_alpha=-6.0):
+    kind, shape = CASES[case]
+    torch.manual_seed(0)
+    space = fmwc.flow.Space({"x": fmwc.flow.Channel(shape, rows="n")}) if case == "ragged" else shape
+    field = fmwc.attach(Guided(kind(), W, y=3), space=space, initial_log_alpha=log_alpha)
+    for noisy in field.noise.layers:
+        nn.init.normal_(noisy.inference.out.weight, std=0.3)
+    x, cond = torch.randn(4, *shape), {"y": torch.tensor([0, 1, 2, 0])}
+    if case == "ragged":
+        cond["n"] = torch.tensor([3, 1, 2, 2])
+        x = x * (torch.arange(3) < cond["n"][:, None])[..., None]
+    return field, x, cond
+
+
+class Both(Pass):
+    """Draws noise of its own at every position, from whole weights that both evaluations of a sample share.
+
+    Rows are positions of evaluations in turn; each position of a sample has weights of its own, as in training.
+    """
+
+    def __init__(self, generator):
+        self.generator = generator
+
+    def after(self, noisy, layer, h, y):
+        scaled = noisy.log_alpha(h).exp().sqrt() * h
+        if noisy.kind.spatial:  # a convolution as a product with the patch around each position
+            patches = torch.nn.functional.unfold(scaled, 3, padding=1).mT.flatten(0, 1)
+            weight = layer.weight.flatten(1)
+        else:
+            patches, weight = scaled.flatten(0, -2), layer.weight
+        noise = torch.randn(len(patches), *weight.shape, generator=self.generator)
+        partner, second = self.places(noisy, h, len(patches))
+        noise = torch.where(second[:, None, None], noise[partner], noise)
+        drawn = torch.einsum("rc,roc,oc->ro", patches, noise, weight)
+        if noisy.kind.spatial:
+            return y + drawn.view(len(h), -1, drawn.shape[-1]).mT.reshape(y.shape)
+        return y + drawn.view(y.shape)
+
+    def places(self, noisy, h, rows):
+        partner, second = noisy.twins(h)
+        if noisy.name.endswith(("a", "first")):  # the condition comes later: both evaluations see the same
+            assert torch.equal(h[partner], h)
+            assert torch.equal(~second, second[partner]) or len(h) == 19  # where three rows belong to no sample
+        each = torch.arange(rows // len(h))
+        return (partner[:, None] * len(each) + each).flatten(), second.repeat_interleave(len(each))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_velocity_is_guided_and_is_one_call(case):
+    field, x, cond = made(case)
+    net, t = field.network.network, torch.rand(4)
+    calls = []
+    net.register_forward_hook(lambda *args: calls.append(1))
+    v = field(x, t, **cond)
+    assert len(calls) == 1
+    with_, without = (net(x, t, **{**cond, "y": y}) for y in (cond["y"], torch.full((4,), 3)))
+    torch.testing.assert_close(v, without + W * (with_ - without))
+    torch.testing.assert_close(field.network.conditional(x, t, **cond), with_)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_evaluations_share_one_draw_of_the_weights(case):
+    """Linearised and our draws against draws of weights written out row by row; independent noise is far off."""
+    field, x, cond = made(case)
+    exact = field.moments(x, 0.3, Linearised(), **cond).var
+    where = exact > 0
+    generator, draws = torch.Generator().manual_seed(1), 1500
+    with torch.no_grad():
+        hand = torch.stack([field.run(Both(generator), x, 0.3, **cond) for _ in range(draws)]).var(0)
+    assert ((hand / exact)[where] - 1).abs().max() < 5.5 * (2 / draws) ** 0.5
+    own = field.moments(x, 0.3, MonteCarlo(4000, 100), seed=0, **cond).var
+    assert ((own / exact)[where] - 1).abs().max() < 5.5 * (2 / 4000) ** 0.5
+    pushed = field.moments(x, 0.3, Tangent(1500), seed=0, **cond).var
+    assert ((pushed / exact)[where] - 1).abs().max() < 5.5 * (2 / 1500) ** 0.5
+
+    # Two calls, each with noise of its own.
+    alone = fmwc.attach(field.network.network, space=field.space)
+    alone.noise.load_state_dict(field.noise.state_dict())
+    with_, without = (
+        alone.moments(x, 0.3, Linearised(), **{**cond, "y": y}).var for y in (cond["y"], torch.full((4,), 3))
+    )
+    ratio = (W**2 * with_ + (W - 1) ** 2 * without)[where] / exact[where]
+    assert ratio.log().abs().median() > math.log(1.2)
+
+
+def test_guidance_with_the_weights_of_every_position_shared():
+    field, x, cond = made("tokens")
+    exact = field.moments(x, 0.3, Linearised(shared=True), **cond).var
+    own = field.moments(x, 0.3, MonteCarlo(4000, 100, shared=True), seed=0, **cond).var
+    assert ((own / exact) - 1).abs().max() < 5.5 * (2 / 4000) ** 0.5
+
+
+def test_weight_one_and_zero_are_the_network_itself():
+    """A weight of 1 leaves the condition's velocity and its variance; a weight of 0 those of none."""
+    field, x, cond = made("points")
+    alone = fmwc.attach(field.network.network, space=2)
+    alone.noise.load_state_dict(field.noise.state_dict())
+    for weight, y in ((1.0, cond["y"]), (0.0, torch.full((4,), 3))):
+        field.network.weight = weight
+        a, b = field.moments(x, 0.3, **cond), alone.moments(x, 0.3, y=y)
+        torch.testing.assert_close(a.mean, b.mean)
+        torch.testing.assert_close(a.var, b.var)
+
+
+def test_guided_fields_sample_fit_copy_and_pickle(tmp_path):
+    field, x, cond = made("points")
+    run = fmwc.sample(field, 8, steps=4, y=torch.arange(8) % 3)
+    assert run.score("integrated").std() > 0
+    fmwc.fit_noise(field, torch.randn(32, 2), 3, batch=16, y=torch.arange(32) % 3)
+    for again in (copy.deepcopy(field), pickle.loads(pickle.dumps(field))):
+        assert torch.equal(again.moments(x, 0.4, **cond).var, field.moments(x, 0.4, **cond).var)
+    fmwc.save(field, tmp_path / "field")
+    loaded = fmwc.load(tmp_path / "field", network=Guided(Classes(), W, y=3))
+    assert torch.equal(loaded.moments(x, 0.4, **cond).var, field.moments(x, 0.4, **cond).var)
+
+
+def test_the_path_of_a_guided_network_is_its_networks():
+    net = predicting(nn.Linear(2, 2), "noise", "vp")
+    assert path_of(Guided(net, y=1), None) == net.path
+    assert path_of(fmwc.attach(Guided(net, y=1)), None) == net.path
+    assert path_of(Guided(Classes(), y=1), fmwc.flow.as_space(2)).__name__ == "path"
+
+
+def test_what_guidance_cannot_do_is_said():
+    field, x, cond = made("points")
+    with pytest.raises(UsageError, match="stands for none"):
+        Guided(Classes())
+    with pytest.raises(UsageError, match="'y', which was not given"):
+        field(x, 0.3)
+    with pytest.raises(UsageError, match="a tensor with a row per sample"):
+        field(x, 0.3, y=1)
+    with pytest.raises(UsageError, match="read it with linearised"):
+        field.moments(x, 0.3, "diagonal", **cond)

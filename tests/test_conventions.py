@@ -1,0 +1,220 @@
+"""Networks that are called otherwise than they were trained are found by their loss; good ones never are."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import fmwc
+from fmwc.adapters import SCHEDULES, Guided, adapt, predicting
+from fmwc.conventions import check_conventions, examine_conventions
+from fmwc.data import arrays, checkerboard
+from fmwc.errors import UsageError
+from fmwc.flow import as_space
+from fmwc.nets import MLP
+from fmwc.recipes.own import Retrofit, retrofit
+
+SPREAD = 0.3
+CENTRES = 2.0 * torch.tensor([[math.cos(a), math.sin(a)] for a in torch.arange(3) * 2 * math.pi / 3])
+
+
+def points(count, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    which = torch.randint(3, (count,), generator=generator)
+    return CENTRES[which] + SPREAD * torch.randn(count, 2, generator=generator)
+
+
+class Exact(nn.Module):
+    """Of three clusters, in closed form: E[x1 | x], E[x0 | x] or the velocity of a schedule, at a time of its own."""
+
+    def __init__(self, predicts, schedule="linear", backwards=False, scale=1.0, shift=0.0, stretch=1.0):
+        super().__init__()
+        self.predicts, self.schedule = predicts, SCHEDULES[schedule]
+        self.backwards, self.scale = backwards, scale
+        self.shift, self.stretch = shift, stretch
+        self.layer = nn.Linear(2, 2, bias=False)  # something to carry noise
+        with torch.no_grad():
+            self.layer.weight.copy_(torch.eye(2))
+
+    def forward(self, x, t):
+        t = (t / self.scale).clamp(1e-3, 1 - 1e-3)
+        t = 1 - t if self.backwards else t
+        x = self.layer(x)
+        a, s = (scale[:, None] for scale in self.schedule(t))
+        centres, spread = self.stretch * CENTRES + self.shift, self.stretch * SPREAD
+        var = (a * spread) ** 2 + s**2
+        away = x[:, None] - a[..., None] * centres
+        share = torch.softmax(-away.square().sum(2) / (2 * var), 1)
+        gain = (share[..., None] * away).sum(1) / var
+        data = (share[..., None] * centres).sum(1) + a * spread**2 * gain
+        if self.predicts == "data":
+            return data
+        noise = s * gain
+        return noise if self.predicts == "noise" else (data - noise) * (-1 if self.backwards else 1)
+
+
+CALLS = {
+    "": {},
+    "backwards=True": {"backwards": True},
+    "scale=1000.0": {"scale": 1000.0},
+    "scale=1000.0, backwards=True": {"scale": 1000.0, "backwards": True},
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_velocity_called_otherwise_is_named(call, seed):
+    net, data = Exact("velocity", **CALLS[call]), points(2000)
+    found = examine_conventions(net, as_space(2), data, seed=seed)
+    if not call:
+        assert found.better is None
+        assert found.message == ""
+        return
+    assert found.better.fix == f"adapt(net, {call})"
+    fixed = examine_conventions(adapt(net, **CALLS[call]), as_space(2), data, seed=seed)
+    assert fixed.better is None
+    assert fixed.loss == pytest.approx(found.better.loss, rel=1e-3)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize("what", ["noise", "data"])
+def test_predictions_are_named_with_their_schedule(what, schedule, call):
+    net, data = Exact(what, schedule, **CALLS[call]), points(2000)
+    found = examine_conventions(net, as_space(2), data)
+    named = ", ".join(filter(None, ["net", f'"{what}"', '"cosine"' if schedule == "cosine" else "", call]))
+    assert found.better.fix == f"predicting({named})"
+    fixed = examine_conventions(predicting(net, what, schedule, **CALLS[call]), as_space(2), data)
+    assert fixed.better is None
+    assert not fixed.useless
+
+
+def test_a_path_of_its_own_is_the_one_that_is_looked_at():
+    """A VP network behind its adapter is good; the same network taken for a velocity is refused."""
+    net, data = Exact("noise", "vp", backwards=True), points(2000)
+    assert not examine_conventions(predicting(net, "noise", "vp", backwards=True), as_space(2), data).message
+    assert examine_conventions(net, as_space(2), data).message
+
+
+@pytest.mark.parametrize(
+    ("net", "data", "fix"),
+    [
+        (Exact("velocity"), 20 * points(2000) + 5, "x.mean"),
+        (Exact("velocity", stretch=20.0, shift=5.0), points(2000), None),
+    ],
+    ids=["raw data", "raw training"],
+)
+def test_data_of_another_scale_are_named(net, data, fix):
+    found = examine_conventions(net, as_space(2), data)
+    assert found.loss > 1
+    assert (fix is None and found.message) or fix in found.better.fix
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_untrained_network_is_told_and_not_blamed(seed):
+    torch.manual_seed(seed)
+    net = MLP(dim=2, hidden=64, depth=2)
+    found = examine_conventions(net, as_space(2), points(1000), seed=seed)
+    assert found.better is None
+    assert found.useless
+    with pytest.warns(UserWarning, match=r"times the loss of a zero velocity: is it untrained"):
+        assert check_conventions(net, as_space(2), points(1000), seed=seed) == found
+
+
+class Transport(nn.Module):
+    """The optimal-transport flow to N(0, 3²)."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2, bias=False)
+        with torch.no_grad():
+            self.layer.weight.copy_(2 * torch.eye(2))
+
+    def forward(self, x, t):
+        return self.layer(x) / (1 + 2 * t)[:, None]
+
+
+@pytest.mark.parametrize("pairs", ["ot", "function", "tensors"])
+def test_an_optimal_transport_flow_is_good_on_its_pairs(pairs):
+    data = 3 * torch.randn(1000, 2, generator=torch.Generator().manual_seed(0))
+    given = {"ot": "ot", "function": lambda x1, r: x1 / 3, "tensors": data / 3}[pairs]
+    found = check_conventions(Transport(), as_space(2), data, pairs=given)
+    assert found.loss < 0.1
+    assert examine_conventions(Transport(), as_space(2), data).better is None  # and is not blamed without
+    reversed_ = adapt(Transport(), backwards=True)
+    assert examine_conventions(reversed_, as_space(2), data, pairs=given).better.fix == "adapt(net, backwards=True)"
+
+
+@pytest.mark.parametrize("name", ["checkerboard", "checkerboard-joint"])
+def test_the_shipped_checkerboards_are_good(name):
+    field = fmwc.load(name)
+    for seed in range(3):
+        assert not check_conventions(field, field.space, checkerboard.sample(1000, seed), seed=seed).message
+    turned = adapt(field.network, backwards=True)
+    with pytest.raises(UsageError, match=r"use adapt\(net, backwards=True\)"):
+        check_conventions(turned, field.space, checkerboard.sample(1000, 0))
+
+
+def test_the_shipped_digits_are_good():
+    field, y = fmwc.load("mnist"), torch.arange(16) % 10
+    x = fmwc.sample(field, 16, steps=8, confidence=False, y=y).x
+    assert check_conventions(field, field.space, x, {"y": y}).loss < 0.2
+    guided = Guided(field.network, 6.0, y=0)  # guidance this strong is no velocity of the path
+    assert check_conventions(guided, field.space, x, {"y": y}).loss < 0.2
+    assert examine_conventions(field, field.space, 2 * x - 1, {"y": y}).better.fix == "(x + 1) / 2"
+
+
+def test_the_shipped_crystals_are_good():
+    field, atoms = fmwc.load("crystals"), torch.tensor([3, 5, 4, 2] * 4)
+    x = fmwc.sample(field, 16, steps=10, confidence=False, atoms=atoms).x
+    found = check_conventions(field, field.space, x, {"atoms": atoms})
+    assert found.loss < 0.6
+
+    class Backwards(nn.Module):
+        def forward(self, x, t, atoms):
+            return {name: -v for name, v in field.network(x, 1 - t, atoms=atoms).items()}
+
+    turned = examine_conventions(Backwards(), field.space, x, {"atoms": atoms})
+    assert turned.better.fix == "adapt(net, backwards=True)"
+
+
+def test_fitting_and_retrofitting_refuse_and_can_be_told_to_go_on(tmp_path):
+    net, data = Exact("velocity", backwards=True), points(400)
+    words = r"worse than predicting nothing .*noise at t = 1\? use adapt\(net, backwards=True\); conventions=False"
+    with pytest.raises(UsageError, match=words):
+        fmwc.fit_noise(fmwc.attach(net, space=2), data, 2)
+    fmwc.fit_noise(fmwc.attach(net, space=2), data, 2, conventions=False)
+    fmwc.fit_noise(fmwc.attach(adapt(net, backwards=True), space=2), data, 2)
+    how, samples = Retrofit(steps=8, batch=32, sampling_steps=4), arrays.Samples(data, {})
+    with pytest.raises(UsageError, match=words):
+        retrofit(net, tmp_path / "field", samples, how)
+    retrofit(net, tmp_path / "told", samples, Retrofit(steps=8, batch=32, sampling_steps=4, conventions=False))
+
+
+def test_the_check_leaves_randomness_modes_and_training_alone():
+    """The noise that is fitted is the same with and without it."""
+    data = points(200)
+    net = MLP(dim=2, hidden=8, depth=1).train()
+    fields = [fmwc.attach(net, space=2) for _ in range(2)]
+    state = torch.get_rng_state()
+    fmwc.fit_noise(fields[0], data, 3)
+    fmwc.fit_noise(fields[1], data, 3, conventions=False)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert net.training
+    for a, b in zip(fields[0].noise.parameters(), fields[1].noise.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_network_that_takes_the_time_first_is_refused_by_its_signature():
+    class TimeFirst(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, t, x):
+            return self.layer(x) * t[:, None]
+
+    with pytest.raises(UsageError, match=r"called as \(t, x\).*time_first=True"):
+        fmwc.attach(TimeFirst())
+    fmwc.attach(adapt(TimeFirst(), time_first=True))
