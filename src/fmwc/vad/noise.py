@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fmwc.errors import ShapeError, UsageError
-from fmwc.modes import Bound, Scope, Scopes, Shared
+from fmwc.modes import Bound, Scope, Scopes, Shared, compiling
 from fmwc.vad.attention import Call, Projection, WrittenOut, projections
 from fmwc.vad.inference import InferenceNetwork, time_features
 from fmwc.vad.layers import kind_of, kind_of_forward
@@ -253,6 +253,10 @@ def _by_sample(value: Tensor, count: int, owner: Tensor | None) -> tuple[Tensor,
     """
     if owner is None:
         return value.reshape(count, -1, *value.shape[1:]), None
+    if compiling():  # the largest number of rows would be written down as it is now
+        raise UsageError(
+            "shared noise of samples with different numbers of rows is not compiled; read the field itself"
+        )
     rank = _rank(owner, count)
     most = int(torch.where(owner < count, rank, 0).max()) + 1
     place = torch.where(owner < count, owner * most + rank, count * most)
