@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from fmwc import vad as vad
     from fmwc.checkpoint import load as load
     from fmwc.checkpoint import save as save
+    from fmwc.checks import check as check
+    from fmwc.choosing import fit_confidence as fit_confidence
     from fmwc.errors import FmwcError as FmwcError
     from fmwc.field import Field as Field
     from fmwc.field import attach as attach
@@ -36,7 +38,9 @@ __all__ = [
     "Watched",
     "adapters",
     "attach",
+    "check",
     "elbo",
+    "fit_confidence",
     "fit_noise",
     "flow_matching",
     "load",
@@ -50,7 +54,9 @@ _HOME = {
     "Trajectory": "sampling",
     "Watched": "sampling",
     "attach": "field",
+    "check": "checks",
     "elbo": "flow",
+    "fit_confidence": "choosing",
     "fit_noise": "training",
     "flow_matching": "flow",
     "load": "checkpoint",

@@ -6,6 +6,8 @@ of itself (:mod:`fmwc.identity`), so a checkpoint is read as it was saved, or re
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,10 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from fmwc.checks import Contest, Echo, Nearest
 from fmwc.eightbit import decode, encode
 from fmwc.errors import CheckpointError, FmwcError, nearest, require_finite
-from fmwc.field import Field, Reference, Schedule, attach
+from fmwc.field import Field, Part, ReadWith, Reference, Schedule, attach
 from fmwc.files import write_bytes, write_json
 from fmwc.flow import Space
 from fmwc.identity import digest, digest_bytes, digest_file, plain, seal, sealed
@@ -37,14 +40,14 @@ from fmwc.readers import (
     text,
     whole,
 )
-from fmwc.sampling import SCORES, Standard
-from fmwc.sampling.scores import MOST, parsed
-from fmwc.sampling.trajectory import DISPERSION
+from fmwc.sampling import SCORES, Standard, read_times
+from fmwc.sampling.scores import MOST, names_of, parsed
+from fmwc.sampling.trajectory import DISPERSION, EVIDENCE
 from fmwc.weights import shipped
 
 __all__ = ["FORMAT", "about", "identity", "load", "load_network", "save", "save_network", "save_schedule"]
 
-FORMAT = 2  # 1 has no hashes, and its schedule in a file of its own
+FORMAT = 3  # 1 has no hashes, and its schedule in a file of its own; 2 has its reference among the tensors
 RECORD = "recipe.json"
 PART = 5_000_000  # bytes per file, at most, where a checkpoint is in parts: what a repository takes without complaint
 LARGEST = 8 << 30  # bytes per file
@@ -58,15 +61,49 @@ _WIDTH = "noise.layers.0.inference.hidden.weight"  # whose rows are the width of
 
 
 def _score(value: Any, where: str) -> Any:
-    text(200)(value, where)
-    return check(parsed(value)[1], choice(*SCORES, DISPERSION), where) and value
+    text(1000)(value, where)
+    for name in names_of(value):
+        check(parsed(name)[1], choice(*SCORES, DISPERSION, *EVIDENCE), where)
+    return value
 
 
 _REAL = (torch.float32, torch.float64)  # the types of a reference
 _SIZE = whole(0, 1 << 20)
 _NAMES = array(text(1000), most=100_000)
 _QUANTILES = array(number(), 2, 1_000_000, rising=True)
-_ABOUT_REFERENCE = {"score": _score, "setting": text()}
+_TIMES = array(number(0, 1, open_high=True), most=100_000, rising=True)
+_STANDARD = {
+    "within": text(1000),
+    "centre": array(optional(number()), 1, MOST),
+    "spread": array(optional(number(0, open_low=True)), 1, MOST),
+}
+_ECHO = record({"times": array(number(0, 1), 1, 10_000), "draws": whole(1, 10**6)})
+_CONTEST = record(
+    {
+        "cond": text(1000),
+        "rivals": array(anything, 2, 100_000),
+        "times": array(number(0, 1), 1, 100_000),
+        "rounds": whole(1, 100_000),
+        "finalists": whole(1, 100_000),
+    }
+)
+_REFERENCE_SCHEMA = record(
+    {"score": _score, "quantiles": _QUANTILES},
+    {
+        "read_with": optional(
+            record({"estimator": text(1000), "steps": whole(1, 10**6), "stepper": text(100), "times": _TIMES})
+        ),
+        "setting": text(),  # of format 2, as one line of text
+        "parts": array(record({"score": _score, "weight": number(), "quantiles": _QUANTILES}, _STANDARD), most=100),
+        "checks": record(
+            {}, {"echo": _ECHO, "contest": _CONTEST, "nearest": record({"points": whole(1), "cond": text(1000)})}
+        ),
+        "reason": text(10_000),
+        "withheld": text(10_000),
+        "candidates": array(mapping(anything, 100), most=1000),
+        **_STANDARD,
+    },
+)
 _CHANNEL = record(
     {"shape": array(_SIZE, most=8), "manifold": text(100), "noise": text(100)},
     {
@@ -98,7 +135,7 @@ _SCHEMA = record(
         "kl_factor": number(0),
         "space": mapping(_CHANNEL, 100),
         "recipe": mapping(anything, 1000),
-        "reference": record(_ABOUT_REFERENCE, {"within": text(1000)}),
+        "reference": anything,  # by _REFERENCE_SCHEMA; in format 2 its numbers are among the tensors
         "schedule": anything,  # by _SCHEDULE_SCHEMA, as that of its own file
     },
     more=True,
@@ -107,14 +144,7 @@ _SCHEDULE_SCHEMA = record(
     {
         "times": array(number(0, 1, open_high=True), 1, 1000, rising=True),
         "agreement": number(-1, 1),
-        "reference": record(
-            {**_ABOUT_REFERENCE, "quantiles": _QUANTILES},
-            {
-                "within": text(1000),
-                "centre": array(number(), 1, MOST),
-                "spread": array(number(0, open_low=True), 1, MOST),
-            },
-        ),
+        "reference": anything,
     },
     {"weights": text(64)},
 )
@@ -181,14 +211,12 @@ def save(
     }
     tensors = dict(field.state_dict())
     if field.reference is not None:
-        _require_reference(field.reference, "the reference")
-        found["reference"] = {"score": field.reference.score, "setting": field.reference.setting}
-        tensors[f"{_REFERENCE}quantiles"] = field.reference.quantiles
-        if (standard := field.reference.standard) is not None:
-            found["reference"]["within"] = standard.cond
-            tensors |= {f"{_REFERENCE}centre": standard.centre, f"{_REFERENCE}spread": standard.spread}
+        found["reference"] = _described(field.reference, "the reference")
+        if (near := field.reference.checks.get("nearest")) is not None:
+            tensors[f"{_REFERENCE}points"] = near.points
+            tensors |= {} if near.labels is None else {f"{_REFERENCE}labels": near.labels}
     if field.schedule is not None:
-        found["schedule"] = _described(field.schedule)
+        found["schedule"] = _planned(field.schedule)
     return _write(Path(path), tensors, found, eightbit)
 
 
@@ -198,7 +226,7 @@ def save_schedule(schedule: Schedule, folder: str | Path) -> Path:
     found = about(folder)
     old = found["format"] == 1
     files = found.get("files") or {name: digest_file(folder / name) for name in _files(found.get("parts", 1))}
-    found = {**found, "format": FORMAT, "files": files, "schedule": _described(schedule)}
+    found = {**found, "format": FORMAT, "files": files, "schedule": _planned(schedule)}
     found.pop("parts", None)
     write_json(folder / RECORD, seal(found))
     if old:
@@ -206,17 +234,45 @@ def save_schedule(schedule: Schedule, folder: str | Path) -> Path:
     return folder / RECORD
 
 
-def _described(schedule: Schedule) -> dict[str, Any]:
-    reference, standard = schedule.reference, schedule.reference.standard
-    _require_reference(reference, "the schedule's reference")
-    found = {"score": reference.score, "setting": reference.setting, "quantiles": _digits(reference.quantiles)}
-    if standard is not None:
-        found |= {"within": standard.cond, "centre": _digits(standard.centre), "spread": _digits(standard.spread)}
-    return {"times": list(schedule.times), "agreement": round(schedule.agreement, 4), "reference": found}
+def _planned(schedule: Schedule) -> dict[str, Any]:
+    return {
+        "times": list(schedule.times),
+        "agreement": round(schedule.agreement, 4),
+        "reference": _described(schedule.reference, "the schedule's reference"),
+    }
 
 
-def _digits(values: Tensor) -> list[float]:
-    return [float(f"{value:.6g}") for value in values.tolist()]
+def _described(reference: Reference, what: str) -> dict[str, Any]:
+    """Return a reference as the record of a checkpoint holds it."""
+    _require_reference(reference, what)
+    made, near = reference.read_with, reference.checks.get("nearest")
+    if getattr(near, "features", None) is not None:
+        raise CheckpointError("a checkpoint cannot hold the features that nearest training points are compared by")
+    return {
+        "score": reference.score,
+        "read_with": None if made is None else {**made._asdict(), "times": list(made.times)},
+        "quantiles": _digits(reference.quantiles),
+        **_standard(reference.standard),
+        "parts": [
+            {"score": p.score, "weight": p.weight, "quantiles": _digits(p.quantiles), **_standard(p.standard)}
+            for p in reference.parts
+        ],
+        "checks": {name: own.describe() for name, own in reference.checks.items()},
+        "reason": reference.reason,
+        "withheld": reference.withheld,
+        "candidates": list(reference.candidates),
+    }
+
+
+def _standard(standard: Standard | None) -> dict[str, Any]:
+    if standard is None:
+        return {}
+    return {"within": standard.cond, "centre": _digits(standard.centre), "spread": _digits(standard.spread)}
+
+
+def _digits(values: Tensor) -> list[float | None]:
+    """Numbers in as many digits as single precision has; a condition that was never seen has none."""
+    return [None if math.isnan(value) else float(f"{value:.9g}") for value in values.tolist()]
 
 
 def save_network(network: nn.Module, path: str | Path, *, recipe: dict[str, Any] | None = None, **extra: Any) -> Path:
@@ -319,7 +375,7 @@ def load(
         _check_shapes(folder, _built(folder, found, None, space, meta=True), tensors)  # before memory is taken
     field = _built(folder, found, network, space)
     _fill(folder, field, tensors)
-    if reference:
+    if reference or found.get("reference"):
         field.reference = _reference(folder, found.get("reference"), reference)
     described = found.get("schedule")
     if described is None and found["format"] == 1 and (folder / _SCHEDULE).is_file():
@@ -331,21 +387,83 @@ def load(
 
 def _schedule(folder: Path, described: Any) -> Schedule:
     found = check(described, _SCHEDULE_SCHEMA, f"the schedule of {folder}", CheckpointError)
-    own = {name: torch.tensor(v) for name, v in found["reference"].items() if isinstance(v, list)}
-    return Schedule(tuple(found["times"]), _reference(folder, found["reference"], own), float(found["agreement"]))
+    return Schedule(tuple(found["times"]), _reference(folder, found["reference"], {}), float(found["agreement"]))
 
 
-def _reference(folder: Path, described: Mapping[str, Any] | None, tensors: dict[str, Tensor]) -> Reference:
+def _reference(folder: Path, described: Any, tensors: dict[str, Tensor]) -> Reference:
+    """Return the reference of a record. In format 2 its numbers are tensors, and how it was made is a line of text."""
     try:
         if described is None:
             raise CheckpointError("what it is made from is not recorded")
-        within = described.get("within")
-        standard = Standard(within, tensors["centre"], tensors["spread"]) if within else None
-        found = Reference(described["score"], described["setting"], tensors["quantiles"], standard)
+        if isinstance(described, Mapping) and "quantiles" not in described:
+            own = {name: _digits(v) for name, v in tensors.items() if name in ("quantiles", "centre", "spread")}
+            described = {**described, **own}
+        given = check(described, _REFERENCE_SCHEMA, "it", CheckpointError)
+        made = given.get("read_with") or (_made(given["setting"]) if "setting" in given else None)
+        parts = tuple(
+            Part(p["score"], float(p["weight"]), torch.tensor(p["quantiles"]), _standardised(p))
+            for p in given.get("parts", ())
+        )
+        found = Reference(
+            given["score"],
+            None if made is None else ReadWith(made["estimator"], made["steps"], made["stepper"], tuple(made["times"])),
+            torch.tensor(given["quantiles"]),
+            _standardised(given),
+            parts,
+            _checks(given.get("checks", {}), tensors),
+            given.get("reason", ""),
+            given.get("withheld", ""),
+            tuple(given.get("candidates", ())),
+        )
         _require_reference(found, "it")
         return found
-    except (KeyError, FmwcError) as error:
+    except (KeyError, ValueError, FmwcError) as error:
         raise CheckpointError(f"the reference of {folder} cannot be used: {error}") from error
+
+
+def _standardised(given: Mapping[str, Any]) -> Standard | None:
+    if "within" not in given:
+        return None
+    centre, spread = (
+        torch.tensor([math.nan if v is None else float(v) for v in given[name]]) for name in ("centre", "spread")
+    )
+    return Standard(given["within"], centre, spread)
+
+
+def _checks(given: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The checks of a reference; training points are among the tensors."""
+    found: dict[str, Any] = {}
+    for name, options in given.items():
+        if name == "echo":
+            found[name] = Echo(tuple(options["times"]), options["draws"])
+        elif name == "contest":
+            times = tuple(options["times"])
+            rivals = torch.tensor(options["rivals"])
+            found[name] = Contest(options["cond"], rivals, times, options["rounds"], options["finalists"])
+        else:
+            points, labels = tensors["points"], tensors.get("labels")
+            if points.ndim != 2 or not points.is_floating_point() or len(points) != options["points"]:
+                raise CheckpointError("its training points are not one row each")
+            require_finite(points, "the training points")
+            if labels is not None and tuple(labels.shape) != (len(points),):
+                raise CheckpointError("its training points do not have one label each")
+            found[name] = Nearest(points, labels, options["cond"])
+    return found
+
+
+def _made(setting: str) -> dict[str, Any]:
+    """How a reference of format 2 was made, from its line of text."""
+    found = re.fullmatch(r"(.+), (\d+) (\w+) steps, read at (.+)", setting)
+    if found is None:
+        raise CheckpointError(f"how it was made cannot be read: '{setting:.200}'")
+    estimator, steps, stepper, read = found.groups()
+    schedule: Any = int(read) if read.isdigit() else [float(t) for t in read.strip("()[] ").replace(",", " ").split()]
+    return {
+        "estimator": estimator,
+        "steps": int(steps),
+        "stepper": stepper,
+        "times": read_times(int(steps), schedule),
+    }
 
 
 def _require_reference(reference: Reference, what: str) -> None:

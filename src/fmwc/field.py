@@ -19,24 +19,85 @@ from fmwc.randomness import Randomness, as_randomness
 from fmwc.state import State, as_state, as_whole, batch_size, blame_conditions, channels, require_state
 from fmwc.vad import Draw, NoiseModel, Pass, kl
 
-__all__ = ["Field", "Reference", "Schedule", "attach", "checked"]
+__all__ = ["Field", "Part", "ReadWith", "Reference", "Schedule", "attach", "checked"]
+
+
+class ReadWith(NamedTuple):
+    """How a run was made and what was read on the way: scores of runs that were made otherwise are not comparable.
+
+    Attributes:
+        estimator: The estimator of the variance with its options, as text; empty where none was read.
+        steps: The number of steps.
+        stepper: The name of the stepper.
+        times: When the variance was read.
+    """
+
+    estimator: str
+    steps: int
+    stepper: str
+    times: tuple[float, ...]
+
+    def differs(self, other: ReadWith, *, variance: bool = True) -> str:
+        """Return what is different in another run, in words; empty if nothing is.
+
+        Arguments:
+            other: How the other run was made.
+            variance: Whether the score is read from the variance, so that it matters how that was read.
+        """
+        if (self.steps, self.stepper) != (other.steps, other.stepper):
+            return f"{self.steps} {self.stepper} steps, not {other.steps} {other.stepper} steps"
+        if variance and self.estimator != other.estimator:
+            return f"the variance by {self.estimator or 'no estimator'}, not by {other.estimator or 'none'}"
+        near = len(self.times) == len(other.times) and all(
+            abs(a - b) < 1e-4 for a, b in zip(self.times, other.times, strict=True)
+        )
+        if variance and not near:
+            return f"the variance at {len(self.times)} times, not at {len(other.times)} (or at others)"
+        return ""
+
+
+class Part(NamedTuple):
+    """One of the scores that a combined score is made of.
+
+    Attributes:
+        score: Its name.
+        weight: Its weight in the sum.
+        quantiles: Its quantiles over reference samples, at evenly spaced levels from 0 to 1.
+        standard: Makes it comparable between conditions, applied before the quantiles were taken.
+    """
+
+    score: str
+    weight: float
+    quantiles: Tensor
+    standard: Any = None
 
 
 class Reference(NamedTuple):
     """Scores of reference samples, so that one sample alone has a confidence. Kept in the checkpoint.
 
     Attributes:
-        score: The name of the score.
-        setting: What the score was read with; a run read otherwise is not comparable.
+        score: The name of the score, or the sum of several: `contest + 0.3 spread@0.3-0.8`.
+        read_with: How the reference samples were made; `None` for a check of samples from anywhere.
         quantiles: The score's quantiles at evenly spaced levels from 0 to 1.
         standard: A function `(score, condition) -> score` that makes it comparable between conditions, with the name of
             the condition as `cond` (:class:`fmwc.sampling.Standard`); applied before the quantiles were taken.
+        parts: What a sum is made of.
+        checks: The checks of finished samples that the score reads, by name (:class:`fmwc.checks.Echo`,
+            :class:`fmwc.checks.Contest`).
+        reason: Why this score was chosen, in words.
+        withheld: Why there is no confidence, where the evidence is at chance; else empty.
+        candidates: What was compared, a row each: name, and numbers by name.
     """
 
     score: str
-    setting: str
+    read_with: ReadWith | None
     quantiles: Tensor
     standard: Any = None
+    parts: tuple[Part, ...] = ()
+    checks: dict[str, Any] = {}  # noqa: RUF012
+    reason: str = ""
+    withheld: str = ""
+    candidates: tuple[dict[str, Any], ...] = ()
 
 
 class Schedule(NamedTuple):

@@ -17,7 +17,7 @@ model's own samples. The echo is a re-noising loss, as used to detect out-of-dis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +27,12 @@ from torch import Tensor
 from fmwc.errors import UsageError
 from fmwc.flow import Space, path_of
 from fmwc.randomness import Blocks, derive
-from fmwc.state import batch_size, channels, each, require_state
+from fmwc.state import as_whole, batch_size, channels, each, require_state
 
-__all__ = ["Contest", "Echo", "Found", "residuals", "same"]
+__all__ = ["CONTEST_TIMES", "ECHO_TIMES", "Contest", "Described", "Echo", "Found", "discrete", "residuals", "same"]
 
+ECHO_TIMES = (0.7, 0.8, 0.6, 0.9)  # in the order in which a growing budget takes them
+CONTEST_TIMES = (0.5, 0.4, 0.3, 0.6, 0.45, 0.35, 0.55, 0.25, 0.65, 0.2)
 FINALISTS = 2  # rivals that are compared at every time; all of them only at the first
 TINY = 1e-30
 
@@ -71,7 +73,8 @@ def residuals(
 
 def same(values: Tensor, rivals: Tensor) -> Tensor:  # (B, *), (K, *) -> (B, K)
     """Return which rival is each sample's own condition."""
-    return (values[:, None] == rivals[None].to(values)).flatten(2).all(2)
+    alike = values[:, None] == rivals[None].to(values)
+    return alike.reshape(*alike.shape[:2], -1).all(2)
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,21 @@ class Found:
     margin: Tensor | None = None
 
 
-@dataclass(frozen=True)
-class Echo:
+class Described:
+    """A check that equals another if their descriptions do."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return the options as a checkpoint records them."""
+        return {k: v.tolist() if isinstance(v, Tensor) else v for k, v in vars(self).items()}
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.describe() == other.describe()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, eq=False)
+class Echo(Described):
     """A check of samples under their own condition: the mean logarithm of r over channels, times and draws.
 
     Arguments:
@@ -101,6 +117,19 @@ class Echo:
 
     times: tuple[float, ...] = (0.7, 0.8)
     draws: int = 1
+    name = "echo"
+
+    def __post_init__(self) -> None:
+        _require_times(self.times)
+        as_whole(self.draws, "draws", 1)
+
+    @classmethod
+    def planned(cls, evaluations: int) -> Echo:
+        """Return an echo that spends at most this many evaluations per sample."""
+        if evaluations < 1:
+            raise UsageError(f"an echo takes at least 1 evaluation per sample, got {evaluations}")
+        times = ECHO_TIMES[: min(evaluations, len(ECHO_TIMES))]
+        return cls(tuple(sorted(times)), evaluations // len(times))
 
     @property
     def evaluations(self) -> int:
@@ -115,8 +144,8 @@ class Echo:
         return Found(torch.stack(logs).mean(0))
 
 
-@dataclass(frozen=True)
-class Contest:
+@dataclass(frozen=True, eq=False)
+class Contest(Described):
     """A check of samples under the condition that was asked for, against its rivals.
 
     The first `rounds` times are evaluated under every rival. At the others the condition asked for is compared with the
@@ -129,7 +158,10 @@ class Contest:
         times: The times t in their order. A time that occurs again has a noise draw of its own.
         rounds: The number of times that are evaluated under every rival.
         finalists: The number of rivals that are compared at the other times.
-        weights: One weight per time; equal if empty.
+
+    A time has the weight t / (1 − t), with which the sum estimates a difference of log likelihoods: that of an integral
+    over log signal-to-noise ratios, for the path x_t = t x₁ + (1 − t) x₀ (the continuous-time evidence lower bound of
+    Kingma et al., "Variational Diffusion Models", NeurIPS 2021).
     """
 
     cond: str
@@ -137,7 +169,33 @@ class Contest:
     times: tuple[float, ...] = (0.5, 0.3, 0.4, 0.2)
     rounds: int = 1
     finalists: int = FINALISTS
-    weights: tuple[float, ...] = ()
+    name = "contest"
+
+    def __post_init__(self) -> None:
+        _require_times(self.times)
+        as_whole(self.rounds, "rounds", 1, len(self.times))
+        as_whole(self.finalists, "finalists", 1)
+        if len(self.rivals) < 2:
+            raise UsageError(
+                f"a contest of '{self.cond}' takes at least 2 values, got {len(self.rivals)}; the echo needs none"
+            )
+
+    @classmethod
+    def planned(cls, cond: str, rivals: Tensor, evaluations: int) -> Contest:
+        """Return a contest that spends at most this many evaluations per sample.
+
+        Up to half of them go to rounds of all rivals, and the rest to the best two.
+        """
+        several, few = len(rivals), 1 + min(FINALISTS, max(len(rivals) - 1, 1))
+        if evaluations < several:
+            raise UsageError(
+                f"a contest between {several} values of '{cond}' takes at least {several} evaluations per sample, got "
+                f"{evaluations}; give fewer rivals, or take the echo"
+            )
+        rounds = max(1, evaluations // (2 * several))
+        number = rounds + (evaluations - rounds * several) // few
+        times = tuple(CONTEST_TIMES[i % len(CONTEST_TIMES)] for i in range(number))
+        return cls(cond, rivals, times, rounds)
 
     @property
     def evaluations(self) -> int:
@@ -156,7 +214,7 @@ class Contest:
                 f"some samples have a '{self.cond}' that is one of the rivals and others do not; give rivals for all"
             )
         # Candidate 0 is the condition asked for; rivals that are the same condition count as infinitely bad.
-        scale = self.weights or (1.0,) * len(self.times)
+        scale = [t / (1 - t) for t in self.times]
         everyone = torch.arange(len(rivals), device=value.device).expand(count, -1)
         sums = value.new_zeros((count, len(rivals)), dtype=_real(x1))
         asked = sums.new_zeros(count)
@@ -218,10 +276,9 @@ def _log_mean(found: Tensor, space: Space, x1: Any) -> Tensor:  # (C, B) -> (B,)
     return (logs * free).sum(0) / free.sum(0).clamp_min(1)
 
 
-def batches(count: int, size: int) -> Iterator[slice]:
-    """Yield the rows of each batch."""
-    for a in range(0, count, size):
-        yield slice(a, min(a + size, count))
+def _require_times(times: Sequence[float]) -> None:
+    if not times or not all(0 < t < 1 for t in times):
+        raise UsageError(f"a check takes times strictly between 0 and 1, got {times}")
 
 
 def discrete(cond: Mapping[str, Any], space: Space, count: int) -> list[str]:
@@ -236,10 +293,3 @@ def discrete(cond: Mapping[str, Any], space: Space, count: int) -> list[str]:
         and not value.is_floating_point()
         and not value.is_complex()
     ]
-
-
-def values_of(rivals: int | Sequence[Any] | Tensor, like: Tensor) -> Tensor:
-    """The values of rivals: of a number K, 0 … K − 1."""
-    if isinstance(rivals, int):
-        return torch.arange(rivals, device=like.device, dtype=like.dtype)
-    return torch.as_tensor(rivals, device=like.device).to(like.dtype)

@@ -24,7 +24,7 @@ from fmwc.randomness import derive
 from fmwc.readers import array, number, optional, read_json, record, whole
 from fmwc.recipes.named import try_once
 from fmwc.recipes.recipe import Clock, provenance, runtime
-from fmwc.sampling import SCORES, Parts, default_estimator, noise, sample, setting
+from fmwc.sampling import SCORES, Parts, default_estimator, noise, read_with, sample
 from fmwc.sampling.adaptive import FEW, numbers
 from fmwc.sampling.scores import FEWEST, parsed
 from fmwc.state import State, as_state, batch_size, channels, each
@@ -360,5 +360,5 @@ def _reference(field: Field, how: Retrofit, cond: dict[str, Tensor], work: Path)
     run = run.ranked_by(score, within=within)
     scores = run.score()  # in the network's precision, which may be double
     levels = torch.linspace(0, 1, 1001, device=field.device, dtype=scores.dtype)
-    read_with = setting(default_estimator(field.space), how.sampling_steps, "euler", 1)
-    return Reference(score, read_with, scores.quantile(levels), run.standard)
+    made = read_with(default_estimator(field.space), how.sampling_steps, "euler")
+    return Reference(score, made, scores.quantile(levels), run.standard)

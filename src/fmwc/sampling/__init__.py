@@ -6,20 +6,22 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fmwc.checks import run_checks, suited
 from fmwc.errors import UsageError, pick
-from fmwc.field import Reference, Schedule
+from fmwc.field import ReadWith, Reference, Schedule
 from fmwc.flow import Space, as_space, euclidean
 from fmwc.propagate import Estimator, Linearised, Transport, as_estimator
 from fmwc.randomness import Blocks, derive
 from fmwc.sampling.adaptive import FEW, Damped, Ema, numbers
 from fmwc.sampling.compiled import Compiled
-from fmwc.sampling.controllers import Controller, Grid, Uniform
+from fmwc.sampling.controllers import Controller, Grid, Uniform, foreseen
 from fmwc.sampling.decoders import DECODERS, Decoder, cost_of, decode_mean
 from fmwc.sampling.growing import growing
 from fmwc.sampling.parts import Parts
@@ -27,7 +29,7 @@ from fmwc.sampling.planned import Extrapolated, Planned, Profile
 from fmwc.sampling.rereading import reread
 from fmwc.sampling.sampler import Sampler
 from fmwc.sampling.schedules import READINGS, fitted
-from fmwc.sampling.scores import EARLY, LATE, SCORES, Standard, standard_of
+from fmwc.sampling.scores import EARLY, LATE, SCORES, Standard, combined, names_of, parsed, standard_of
 from fmwc.sampling.steppers import STEPPERS, Stepper
 from fmwc.sampling.trajectory import Trajectory
 from fmwc.sampling.watched import Watched
@@ -62,10 +64,12 @@ __all__ = [
     "fit_grid",
     "fit_schedule",
     "growing",
+    "needs_variance",
     "noise",
+    "read_times",
+    "read_with",
     "reread",
     "sample",
-    "setting",
     "standard_of",
     "stream",
     "survey",
@@ -109,10 +113,22 @@ def default_estimator(space: Space) -> Estimator:
     return Linearised(None if numbers(space) <= FEW else PROBES)
 
 
-def setting(estimator: Estimator | str | None, steps: int, stepper: str, schedule: int | Sequence[float]) -> str:
-    """In words, what a score was read with: scores read otherwise are not comparable."""
-    reads = None if estimator is None else as_estimator(estimator)
-    return f"{reads}, {steps} {stepper} steps, read at {schedule}"
+def read_with(
+    estimator: Estimator | str | None, steps: int, stepper: str, schedule: int | Sequence[float] = 1
+) -> ReadWith:
+    """How a run of equal steps from t = 0 is made and read."""
+    reads = "" if estimator is None else str(as_estimator(estimator))
+    return ReadWith(reads, steps, stepper, read_times(steps, schedule) if reads else ())
+
+
+def read_times(steps: int, schedule: int | Sequence[float]) -> tuple[float, ...]:
+    """The times that a run of equal steps is read at.
+
+    >>> read_times(10, 5), read_times(10, [0.2, 0.35])
+    ((0.4, 0.9), (0.2, 0.4))
+    """
+    read = foreseen(schedule, Uniform(steps), torch.zeros(1)) or set()
+    return tuple(round(step / steps, 6) for step in sorted(read))
 
 
 def sample(
@@ -128,7 +144,8 @@ def sample(
     confidence: bool | str | Estimator = True,
     transport: bool | int = False,
     stepper: str = "euler",
-    schedule: int | Sequence[float] | Schedule | str = 1,
+    schedule: int | Sequence[float] | Schedule | str | None = None,
+    check: bool | int | Any = True,
     decoder: str | Decoder = "map",
     x0: State | None = None,
     start: float | Tensor = 0.0,
@@ -154,13 +171,18 @@ def sample(
         seed: Seeds the noise; the same samples come however the run is split into batches (to rounding, and with the
             stochastic decoder only where a network sees as many rows of every sample).
         first: The number of the first sample: a run may be drawn in pieces, which are those of the whole.
-        confidence: `True` (linearised; by random probes where a state is more than a few numbers), `False`, or an
-            estimator by name or with options.
+        confidence: `True` for what the field's score takes (:func:`fmwc.fit_confidence`), which may need no variance; a
+            field without a reference reads the variance (linearised; by random probes where a state is more than a few
+            numbers). `False` for none, or an estimator by name or with options.
         transport: `True` adds the transported dispersion (by random projections where a state is more than a few
             numbers); a number takes so many random projections.
         stepper: `euler`, `midpoint` or `heun`.
         schedule: Read the variance at every k-th step, or at a list of times, or `adaptive`: at the few that tell most
-            of the score, by the field's own schedule (:func:`fit_schedule` makes one).
+            of the score, by the field's own schedule (:func:`fit_schedule` makes one). By default as the field's
+            reference was read, or at every step.
+        check: Check the finished samples by the flow's own velocity (:mod:`fmwc.checks`): `True` for the checks that
+            the field's score takes, `False` for none, a number of evaluations per sample to spend on the check that
+            suits the conditions, or a check of your own (`Echo(...)`, `Contest(...)`).
         decoder: `map`, `stochastic` or `mean5`.
         x0, start: Start from these states, at this t (a number, or one a sample).
         space: The shape of a sample, where the field does not know it.
@@ -205,7 +227,10 @@ def sample(
     estimator = (
         None if confidence is False else default_estimator(where) if confidence is True else as_estimator(confidence)
     )
-    schedule, reference = _schedule(field, schedule)
+    schedule, reference = _schedule(field, schedule, chosen)
+    if confidence is True and reference is not None and not needs_variance(reference.score):
+        estimator = None
+    checks = _checks(field, where, reference, check, cond, confidence is not False)
     projections = (None if numbers(where) <= FEW else PROJECTIONS) if transport is True else int(transport)
     sampler = Sampler(
         field,
@@ -217,7 +242,8 @@ def sample(
         schedule=schedule,
         transport=Transport(projections) if transport else None,
         record=record,
-        score=getattr(reference, "score", "temporal_ratio"),
+        score=_kept(reference),
+        check=partial(run_checks, checks) if checks else None,
         batch=batch,
         tail=tail,
         anneal=anneal,
@@ -235,25 +261,84 @@ def sample(
         precision = precision_of(getattr(field, "network", field))
         begin = each(lambda c: c.to(precision), noise(where, count, seed, device, first=first, **cond))  # type: ignore[arg-type]
     trajectory = sampler(begin, start=times[0] if times else start, seed=seed, first=first, **cond)
-    if reference is None or estimator is None:
+    if reference is None or (confidence is False and not checks):
         return trajectory
     usual = times is None and controller is None and isinstance(start, (int, float)) and start == 0
-    ordinary = usual and anneal is None and decoder == "map"
-    comparable = ordinary and reference.setting == setting(estimator, chosen.steps, stepper, schedule)
-    return compared(trajectory, reference, comparable)
+    without = ""
+    if not (usual and anneal is None and decoder == "map"):
+        without = "the reference is of runs with equal steps from t = 0, without changes of the velocity"
+    elif reference.checks != checks and any(name in checks or name not in checks for name in reference.checks):
+        without = "" if all(checks.get(name) == own for name, own in reference.checks.items()) else OTHER_CHECK
+    if reference.read_with is not None and not without:
+        made = read_with(estimator, chosen.steps, stepper, schedule)
+        differs = reference.read_with.differs(made, variance=needs_variance(reference.score))
+        without = f"the reference was made with {differs}" if differs else ""
+    return compared(trajectory, reference, without)
 
 
-def compared(run: Trajectory, reference: Reference, comparable: bool) -> Trajectory:
-    """The run by the reference's score: beside its samples where it was read as they were, else within itself."""
-    if comparable:
+OTHER_CHECK = "the samples were not checked as the reference was; leave out check"
+
+
+def needs_variance(score: str) -> bool:
+    """Whether a score, or a part of a sum, is read from the variance of the velocity."""
+    return any(parsed(name)[1] in SCORES for name in names_of(score))
+
+
+def _kept(reference: Reference | None) -> str | Callable[[Trajectory], Trajectory]:
+    """The score that a run keeps which keeps nothing else."""
+    if reference is None:
+        return "temporal_ratio"
+    return partial(_scored, reference) if reference.parts else reference.score
+
+
+def _scored(reference: Reference, run: Trajectory) -> Trajectory:
+    """A run with the sum of scores that the reference is made of; without a score where a part of it was not read."""
+    found = []
+    for part in reference.parts:
+        raw = run.score(part.score)
+        if part.standard is not None:
+            raw = part.standard(raw, run.cond[part.standard.cond])
+        found.append((raw, part.weight, part.quantiles))
+    return replace(run, scores=combined(found), default_score=reference.score)
+
+
+def compared(run: Trajectory, reference: Reference, without: str = "") -> Trajectory:
+    """The run by the reference's score.
+
+    Arguments:
+        without: Why the run cannot be compared with the reference; its confidence is then withheld.
+    """
+    if reference.parts and run.scores is None:
+        with suppress(UsageError):  # a part that this run did not read
+            run = _scored(reference, run)
+        if run.scores is None:
+            return replace(run, without=without or f"this run did not read all of {reference.score}")
+    elif not reference.parts:
+        run = replace(run, default_score=reference.score)
+    without = reference.withheld or without
+    if not without:
         standard = reference.standard and reference.standard._replace(source="checkpoint")
-        return replace(run, reference=reference.quantiles, standard=standard, default_score=reference.score)
-    standard, run = None, replace(run, default_score=reference.score)
+        return replace(run, reference=reference.quantiles, standard=standard)
+    standard = None
     if reference.standard is not None:
         name = reference.standard.cond
         with suppress(UsageError, KeyError):  # across conditions only where it is too small for more
             standard = standard_of(name, run.score(), run.cond[name])
-    return replace(run, standard=standard)
+    return replace(run, standard=standard, without=without)
+
+
+def _checks(
+    field: Any, space: Space, reference: Reference | None, check: Any, cond: Mapping[str, Any], scored: bool
+) -> dict[str, Any]:
+    """The checks to run, by name."""
+    if check is True:
+        return dict(reference.checks) if reference is not None and scored else {}
+    if check is False or check is None:
+        return {}
+    if isinstance(check, int):
+        known = getattr(getattr(field, "reference", None), "checks", {})
+        check = suited(space, cond, check, known)
+    return {check.name: check}
 
 
 def stream(
@@ -279,8 +364,8 @@ def stream(
         part = sample(field, size, first=first, batch=batch, record=record, **here)
         if part.reference is None and (len(part.times) or part.scores is not None):
             raise UsageError(
-                "samples that are not held together are ranked among a checkpoint's reference, and there is none for "
-                "this setting; draw them with sample(), or as the reference was read"
+                "samples that are not held together have their confidence by a checkpoint's reference; "
+                f"{part.withheld.partition('; rank')[0]}"
             )
         yield part
 
@@ -289,18 +374,34 @@ def _rows(value: Any) -> int:
     return len(value) if isinstance(value, Tensor) and value.ndim else 0
 
 
-def _schedule(field: Any, schedule: int | Sequence[float] | Schedule | str) -> tuple[int | Sequence[float], Any]:
+def _schedule(
+    field: Any, schedule: int | Sequence[float] | Schedule | str | None, controller: Controller
+) -> tuple[int | Sequence[float], Any]:
     """When to read, and the reference for what is read then."""
+    schedule = tuple(float(t) for t in schedule) if isinstance(schedule, (list, np.ndarray, Tensor)) else schedule
+    reference, own = getattr(field, "reference", None), getattr(field, "schedule", None)
     if isinstance(schedule, str):
         pick({"adaptive": 0}, schedule, "schedule")
-        if getattr(field, "schedule", None) is None:
+        if own is None:
             raise UsageError(
                 "this field has no schedule of its own; field.schedule = fmwc.sampling.fit_schedule(field)"
             )
-        return _schedule(field, field.schedule)
+        schedule = own
     if isinstance(schedule, Schedule):
         return schedule.times, schedule.reference
-    return schedule, getattr(field, "reference", None)
+    if schedule is None and reference is not None and reference.read_with is not None and reference.read_with.times:
+        same = isinstance(controller, Uniform) and reference.read_with.steps == controller.steps
+        schedule = reference.read_with.times if same else None
+    schedule = 1 if schedule is None else schedule
+    # The times of the field's own schedule, given as a list, have the schedule's reference.
+    if own is not None and isinstance(schedule, tuple) and _alike(schedule, own.times):
+        same = reference is not None and reference.read_with is not None and _alike(schedule, reference.read_with.times)
+        return schedule, reference if same or (reference and not needs_variance(reference.score)) else own.reference
+    return schedule, reference
+
+
+def _alike(times: Sequence[float], others: Sequence[float]) -> bool:
+    return len(times) == len(others) and all(abs(a - b) < 1e-4 for a, b in zip(times, others, strict=True))
 
 
 PILOT = 1000  # samples whose variance says where steps go
@@ -370,7 +471,11 @@ def fit_schedule(
     else:
         how: dict[str, Any] = {"steps": steps, "seed": seed, "stepper": stepper, "record": "total", **options}
         run = sample(field, pilot, confidence=estimator, **how)
-    return fitted(run, readings, setting(estimator, steps, stepper, "{}"))  # type: ignore[arg-type]
+    if needs_variance(run.default_score):
+        return fitted(
+            run, readings, lambda times: read_with(None if estimator is False else estimator, steps, stepper, times)
+        )
+    raise UsageError(f"the field's score, {run.default_score}, reads no variance, so it takes no schedule")
 
 
 def _device(field: Any) -> torch.device:

@@ -58,7 +58,7 @@ class Sampler:
         transport: Also carries endpoint probes back through the whole run.
         record: `full` keeps the variance of every coordinate, `total` one number a sample and channel, and `score` a
             sample's score alone, so that what a run holds does not grow with its steps.
-        score: The score that is kept then.
+        score: The score that is kept then: its name, or a function that gives a trajectory its default score.
         batch: Samples integrated together, at most: where they do not fit in memory, half of them, and so on.
         tail: Euler steps to end with, for an exact number of evaluations.
         anneal: Anti-annealing: the velocity of the named channels is followed at 1 + s·t times its speed; as the
@@ -78,7 +78,7 @@ class Sampler:
     schedule: Readings = 1
     transport: Transport | None = None
     record: str = "full"
-    score: str = "temporal_ratio"
+    score: str | Callable[[Trajectory], Trajectory] = "temporal_ratio"
     batch: int = 16384
     tail: int = 0
     anneal: Mapping[str, float] | None = None
@@ -166,7 +166,8 @@ class Sampler:
                 )
                 too_many = 0
             part = replace(part, seed=seed, cond=_conditions(here, b - a), index=torch.arange(first + a, first + b))
-            part = part.scored(self.score) if self.record == "score" else part
+            if self.record == "score":
+                part = part.scored(self.score) if isinstance(self.score, str) else self.score(part).scored()
             parts.append(self.parts.put(part) if self.parts else part)
             if self.progress:
                 self.progress(b - a)

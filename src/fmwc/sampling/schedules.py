@@ -12,14 +12,14 @@ stands until the next, as everywhere (:attr:`Trajectory.weights`); the times are
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from fmwc.errors import UsageError
-from fmwc.field import Reference, Schedule
+from fmwc.field import ReadWith, Reference, Schedule
 from fmwc.sampling.scores import standard_of
 from fmwc.sampling.trajectory import Trajectory
 
@@ -29,13 +29,13 @@ READINGS = 3  # makes 50 steps 1.2 times as long (results/bench)
 LEVELS = 201  # quantiles of the pilot's scores
 
 
-def fitted(run: Trajectory, readings: int, read_with: str) -> Schedule:
+def fitted(run: Trajectory, readings: int, read_with: Callable[[tuple[float, ...]], ReadWith]) -> Schedule:
     """The schedule that a pilot's score asks for.
 
     Arguments:
         run: The pilot, read at every step.
         readings: K.
-        read_with: Estimator and steps, as in :func:`fmwc.sampling.setting`; `{}` stands for the times.
+        read_with: How a run that is read at these times is made (:func:`fmwc.sampling.read_with`).
     """
     every = range(len(run.times))
     if not 1 <= readings <= len(every):
@@ -70,7 +70,7 @@ def fitted(run: Trajectory, readings: int, read_with: str) -> Schedule:
         standard = standard_of(name, few.score(run.default_score), run.cond[name])
     score = replace(few, standard=standard).score()
     quantiles = score.quantile(torch.linspace(0, 1, LEVELS, device=score.device, dtype=score.dtype))
-    return Schedule(times, Reference(run.default_score, read_with.format(times), quantiles, standard), agreement)
+    return Schedule(times, Reference(run.default_score, read_with(times), quantiles, standard), agreement)
 
 
 def score_at(run: Trajectory, steps: Iterable[int]) -> Tensor:  # (B,)

@@ -6,7 +6,7 @@ times it was read (for `geometric` its root mean square), those times, and how m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,6 +20,8 @@ __all__ = [
     "PER_COORDINATE",
     "SCORES",
     "Standard",
+    "combined",
+    "names_of",
     "parsed",
     "require_varied",
     "score",
@@ -179,6 +181,38 @@ def parsed(name: str) -> tuple[str | None, str, dict[str, float]]:
         raise UsageError(f"a window is two times, integrated@0.6-0.9; got '@{window}'") from error
     _require_rising(early, late, may_meet=score == "temporal_ratio")  # here too: said before anything is drawn
     return channel or None, score, {"early": early, "late": late}
+
+
+def names_of(score: str) -> list[str]:
+    """The names in a sum of scores.
+
+    >>> names_of("contest + 0.3 spread@0.3-0.8"), names_of("integrated")
+    (['contest', 'spread@0.3-0.8'], ['integrated'])
+    """
+    return [part.strip().rpartition(" ")[2] for part in score.split(" + ")]
+
+
+def combined(scores: Sequence[tuple[Tensor, float, Tensor]]) -> Tensor:  # (B,), weight, (Q,) -> (B,)
+    """The weighted sum of scores by their ranks among reference samples, each as a standard normal number.
+
+    Arguments:
+        scores: For each, the score, its weight, and its quantiles over reference samples at evenly spaced levels.
+            Beyond the largest and the smallest of those the order of samples is kept.
+    """
+    total: Tensor | None = None
+    for score, weight, quantiles in scores:
+        levels = quantiles.to(score).contiguous()
+        last = len(levels) - 1
+        at = torch.searchsorted(levels, score.contiguous()).clamp(1, last)
+        low, high = levels[at - 1], levels[at]
+        inside = ((score - low) / (high - low).clamp_min(torch.finfo(score.dtype).tiny)).clamp(0, 1)
+        share = ((at - 1 + inside) / last).clamp(0.5 / last, 1 - 0.5 / last)
+        width = (levels[-1] - levels[0]).clamp_min(torch.finfo(score.dtype).tiny)
+        beyond = (score - levels[-1]).clamp_min(0) + (score - levels[0]).clamp_max(0)
+        normal = torch.special.ndtri(share) + (beyond / width).clamp(-1, 1)
+        total = normal * weight if total is None else total + normal * weight
+    assert total is not None
+    return total
 
 
 def standard_of(cond: str, raw: Tensor, groups: Tensor) -> Standard:  # (B,), (B,)

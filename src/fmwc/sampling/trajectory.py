@@ -26,12 +26,22 @@ from fmwc.readers import (
     whole,
 )
 from fmwc.sampling.free import spread
-from fmwc.sampling.scores import PER_COORDINATE, SCORES, Standard, parsed, standard_of, within_groups
+from fmwc.sampling.scores import (
+    PER_COORDINATE,
+    SCORES,
+    Standard,
+    names_of,
+    parsed,
+    require_varied,
+    standard_of,
+    within_groups,
+)
 from fmwc.sampling.scores import score as read
 from fmwc.state import SINGLE, batch_size, channels, each
 
 __all__ = ["DISPERSION", "Trajectory"]
 
+NO_REFERENCE = "there is no reference for runs like this; fmwc.fit_confidence(field, data) makes one"
 DISPERSION = "dispersion"
 SPREAD = "spread"
 EVIDENCE = (SPREAD, "detour", "echo", "contest", "nearest")  # scores that are read from the evidence
@@ -65,6 +75,8 @@ class Trajectory:
         index: The number of each sample within its run, `(B,)`, which its name is made from; 0, 1, … if `None`.
         evidence: What is known of each sample beside its variance, by name and with a row per sample: the free signals
             of its trajectory (:mod:`fmwc.sampling.free`), and what checks of the finished sample found.
+        without: Why the run has no confidence, where it has a checkpoint's reference but cannot be compared with it.
+        ranks: The sorted scores of the run that these samples were taken from, if they were.
     """
 
     x: Any
@@ -86,6 +98,8 @@ class Trajectory:
     made: dict[str, Any] = field(default_factory=dict)
     index: Tensor | None = None
     evidence: dict[str, Tensor] = field(default_factory=dict)
+    without: str = ""
+    ranks: Tensor | None = None
     states: list[Any] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
@@ -161,11 +175,9 @@ class Trajectory:
         return raw
 
     def _raw(self, asked: str, channel: str | None, options: dict[str, float]) -> Tensor:
-        of, name, window = parsed(asked)
-        if self.scores is not None:
-            if (asked, channel, options) != (self.default_score, None, {}):
-                raise UsageError(f"this run kept its score {self.default_score} alone; sample with record='full'")
+        if self.scores is not None and (asked, channel, options) == (self.default_score, None, {}):
             return self.scores
+        of, name, window = parsed(asked)
         channel, options = channel or of, {**window, **options}
         if name == DISPERSION:
             if channel is not None or options:
@@ -181,7 +193,8 @@ class Trajectory:
         if name not in SCORES:
             raise UsageError(nearest(name, [*SCORES, DISPERSION, *EVIDENCE], "score"))
         if not len(self.times):
-            raise UsageError("this run kept no variance; sample with confidence=True")
+            kept = f", but its score {self.default_score}" if self.scores is not None else ""
+            raise UsageError(f"this run kept no variance{kept}; sample with confidence='linearised' and record='full'")
         if channel is not None and channel not in channels(self.var):
             raise UsageError(nearest(channel, channels(self.var), "channel"))
         if name in PER_COORDINATE:
@@ -212,7 +225,8 @@ class Trajectory:
             return self
         self._raw(score, None, {})  # what cannot be read is said here
         standard = None if within is None else standard_of(within, self.score(score), self._groups(within))
-        return replace(self, default_score=score, reference=None, standard=standard)
+        found = replace(self, default_score=score, reference=None, standard=standard, ranks=None, scores=None)
+        return replace(found, without=f"the run is ranked by {score}, which has no reference")
 
     def _groups(self, within: str) -> Tensor:
         if within not in self.cond:
@@ -223,12 +237,26 @@ class Trajectory:
     def confidence(self) -> Tensor:  # (B,)
         """In [0, 1], high = trust it: the share of reference samples with a higher score.
 
-        The reference is the checkpoint's where it was read in the same setting, else this run itself.
+        The reference is that of the checkpoint, for runs that were made as it was. For others confidence is withheld:
+        this raises an error that says why, as :attr:`withheld` does. :attr:`rank` orders the samples of any run.
         """
+        if self.withheld:
+            raise UsageError(self.withheld)
+        assert self.reference is not None
+        return _place(self.score(), self.reference)
+
+    @property
+    def withheld(self) -> str:
+        """Why this run has no confidence; empty if it has one."""
+        if self.reference is None or self.without:
+            return f"confidence is withheld: {self.without or NO_REFERENCE}; rank orders the samples of this run"
+        return ""
+
+    @property
+    def rank(self) -> Tensor:  # (B,)
+        """In [0, 1], high = surer: the share of the samples of this run with a higher score."""
         own = self.score()
-        reference = own.sort().values if self.reference is None else self.reference.to(own)
-        rank = torch.searchsorted(reference, own.contiguous(), right=True)
-        return 1 - rank.to(own.dtype) / len(reference)
+        return _place(own, require_varied(own, self.default_score).sort().values if self.ranks is None else self.ranks)
 
     def compact(self) -> Trajectory:
         """The run with one variance a sample and channel in place of a velocity a coordinate: the same scores."""
@@ -236,13 +264,20 @@ class Trajectory:
         var = totals if isinstance(self.var, dict) else totals[SINGLE]
         return replace(self, mean=each(torch.zeros_like, var), var=var, states=None)
 
-    def scored(self, score: str) -> Trajectory:
-        """The run with a score in place of what it was read from: its memory does not depend on the steps."""
+    def scored(self, score: str = "") -> Trajectory:
+        """The run with a score in place of what it was read from: its memory does not depend on the steps.
+
+        Arguments:
+            score: The name of the score; the run's own if empty.
+        """
         nothing: dict[str, Any] = {n: each(lambda c: c[:0], getattr(self, n)) for n in ("times", "mean", "var")}
-        scores = self._raw(score, None, {}) if len(self.times) else None
-        few = {name: value for name, value in self.evidence.items() if value.ndim == 1}
+        name = score or self.default_score
+        scores = None
+        with suppress(UsageError):
+            scores = self._raw(name, None, {})
+        few = {n: value for n, value in self.evidence.items() if n not in ("guess", "guess_t")}
         return replace(
-            self, **nothing, grid=self.grid[-1:], states=None, default_score=score, scores=scores, evidence=few
+            self, **nothing, grid=self.grid[-1:], states=None, default_score=name, scores=scores, evidence=few
         )
 
     def read_at(self, steps: Sequence[int]) -> Trajectory:
@@ -267,10 +302,10 @@ class Trajectory:
             changes["transported"] = Transported(t.var[index], t.profile[:, :, index], t.layers)
         if self.states is not None:
             changes["states"] = [each(lambda c: c[index], s) for s in self.states]
-        if self.reference is None:
-            # Samples keep the confidence they had: their place among all of this run, not among those taken.
+        if self.ranks is None:
+            # Samples keep the rank they had: their place among all of this run, not among those taken.
             with suppress(UsageError):
-                changes["reference"] = self.score().sort().values
+                changes["ranks"] = self.score().sort().values
         return replace(self, **changes)
 
     def to(self, device: torch.device | str) -> Trajectory:
@@ -287,7 +322,7 @@ class Trajectory:
             changes["transported"] = Transported(t.var.to(device), t.profile.to(device), t.layers)
         if self.states is not None:
             changes["states"] = [moved(state) for state in self.states]
-        for name in ("reference", "scores"):
+        for name in ("reference", "scores", "ranks"):
             if (value := getattr(self, name)) is not None:
                 changes[name] = value.to(device)
         if self.standard is not None:
@@ -321,11 +356,12 @@ class Trajectory:
             tensors |= {f"standard.{n}": v.cpu() for n, v in self.standard._asdict().items() if isinstance(v, Tensor)}
         with suppress(UsageError):  # a run too short for its score is still worth keeping
             tensors["score"] = self.score().contiguous().cpu()
+            tensors["rank"] = self.rank.contiguous().cpu()
             tensors["confidence"] = self.confidence.contiguous().cpu()
         if self.transported is not None:
             tensors["transported.var"] = self.transported.var.contiguous().cpu()
             tensors["transported.profile"] = self.transported.profile.contiguous().cpu()
-        for name in ("reference", "scores", "index"):
+        for name in ("reference", "scores", "ranks", "index"):
             if (value := getattr(self, name)) is not None:
                 tensors[name] = value.cpu().clone()  # what it was ranked by may be the same numbers
         return tensors
@@ -341,6 +377,7 @@ class Trajectory:
             "layers": list(self.transported.layers) if self.transported else [],
             "within": self.standard.cond if self.standard else None,
             "standardised_by": self.standard.source if self.standard else None,
+            "without": self.without,
             "made": plain(self.made),
         }
 
@@ -377,6 +414,12 @@ class Trajectory:
         return cls(**{k: v for k, v in (found | about | {"rows": rows}).items() if k in known})
 
 
+def _place(score: Tensor, reference: Tensor) -> Tensor:  # (B,), (N,) -> (B,)
+    """The share of a sorted reference that is higher."""
+    at = torch.searchsorted(reference.to(score), score.contiguous(), right=True)
+    return 1 - at.to(score.dtype) / len(reference)
+
+
 # ---- what a file of samples holds --------------------------------------------------------------------------------
 
 
@@ -386,8 +429,9 @@ def _row_of(value: Any, where: str) -> Any:
 
 
 def _known_score(value: Any, where: str) -> Any:
-    text(200)(value, where)
-    choice(*SCORES, DISPERSION, *EVIDENCE)(parsed(value)[1], where)
+    text(1000)(value, where)
+    for name in names_of(value):
+        choice(*SCORES, DISPERSION, *EVIDENCE)(parsed(name)[1], where)
     return value
 
 
@@ -403,6 +447,7 @@ _ABOUT = record(
     {
         "within": text(1000),
         "standardised_by": choice("checkpoint", "run"),
+        "without": text(10_000),
         "made": mapping(anything, 100),
         SEAL: text(64),
     },
@@ -457,7 +502,7 @@ def _require_run(found: dict[str, Any]) -> None:
             var.ndim == mean.ndim and all(a in (1, b) for a, b in zip(var.shape, mean.shape, strict=True)), "odd 'var'"
         )
         need(not bool((var < 0).any()), "a variance is negative")
-    for name in ("scores", "score", "confidence", "index"):
+    for name in ("scores", "score", "confidence", "rank", "index"):
         value = found.get(name)
         need(
             value is None or (isinstance(value, Tensor) and value.shape == (count,)), f"'{name}' is not one per sample"
@@ -473,11 +518,12 @@ def _require_run(found: dict[str, Any]) -> None:
         need(value.ndim > 0 and len(value) == count, f"the evidence '{name}' is not one row per sample")
         require_finite(value, f"the evidence '{name}'")
     reference, standard, ends = (found.get(n) for n in ("reference", "standard", "transported"))
-    if reference is not None:
-        real = reference.dtype in (torch.float32, torch.float64)
-        need(real and reference.ndim == 1 and len(reference) > 0, "'reference' is not a list of numbers")
-        require_finite(reference, "'reference'")
-        need(not bool((reference[1:] < reference[:-1]).any()), "'reference' is not sorted")
+    for name, levels in (("reference", reference), ("ranks", found.get("ranks"))):
+        if levels is not None:
+            real = isinstance(levels, Tensor) and levels.dtype in (torch.float32, torch.float64)
+            need(real and levels.ndim == 1 and len(levels) > 0, f"'{name}' is not a list of numbers")
+            require_finite(levels, f"'{name}'")
+            need(not bool((levels[1:] < levels[:-1]).any()), f"'{name}' is not sorted")
     if standard is not None:
         need(standard.keys() == {"centre", "spread"}, "'standard' is odd")
         need(standard["centre"].ndim == 1 and standard["centre"].shape == standard["spread"].shape, "'standard' is odd")

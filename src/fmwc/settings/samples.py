@@ -13,7 +13,7 @@ from fmwc.errors import CheckpointError, DataError, MismatchError, OutputError, 
 from fmwc.field import Field
 from fmwc.files import write_text
 from fmwc.metrics.crystals.table import csv_text
-from fmwc.sampling import Trajectory, compared, reread, setting
+from fmwc.sampling import Trajectory, compared, needs_variance, read_with, reread
 from fmwc.sampling.trajectory import DISPERSION
 from fmwc.settings import Setting, setting_of
 from fmwc.settings.setting import Rows
@@ -73,8 +73,10 @@ class Opened(NamedTuple):
         )
         if reference is None:
             return found
-        read_with = setting(estimator, len(run.grid) - 1, self.way.stepper, every)
-        return compared(found, reference, reference.setting == read_with)
+        made = read_with(estimator, len(run.grid) - 1, self.way.stepper, every)
+        variance = needs_variance(reference.score)
+        differs = reference.read_with.differs(made, variance=variance) if reference.read_with else ""
+        return compared(found, reference, f"the reference was made with {differs}" if differs else "")
 
 
 def write_rows(path: Path, table: dict[str, list[Any]]) -> Path:

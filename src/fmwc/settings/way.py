@@ -24,7 +24,7 @@ from fmwc.sampling import (
     Profile,
     Trajectory,
     Uniform,
-    setting,
+    read_with,
 )
 from fmwc.sampling.adaptive import FEW, numbers
 
@@ -206,7 +206,8 @@ class Way:
         schedule = field.schedule
         if schedule is None or self.controller != "uniform" or self.guide or estimator is False:
             return False
-        return schedule.reference.setting == setting(estimator, steps, self.stepper, schedule.times)
+        made = read_with(estimator, steps, self.stepper, schedule.times)
+        return schedule.reference.read_with is not None and not schedule.reference.read_with.differs(made)
 
     def confidence(self, own: Any) -> Any:
         """The estimator, as `sample` takes it. By its name alone, linearised is read as the setting's own choice."""

@@ -17,7 +17,7 @@ from fmwc.metrics.points import misplacement
 from fmwc.nets import MLP
 from fmwc.randomness import derive
 from fmwc.recipes.recipe import plan_of
-from fmwc.sampling import sample, setting
+from fmwc.sampling import read_with, sample
 from fmwc.training import Plan
 
 __all__ = ["PRESETS", "SPACE", "Checkerboard"]
@@ -97,8 +97,9 @@ class Checkerboard:
         samples = sample(field, 10_000, steps=50, seed=derive(self.seed, "reference"))
         levels = torch.linspace(0, 1, 1001, device=field.device)
         quantiles = samples.score("temporal_ratio").quantile(levels)
-        read_with = setting("linearised", 50, "euler", 1)
-        return Reference("temporal_ratio", read_with, quantiles), {"misplacement": misplacement(samples.x)}
+        return Reference("temporal_ratio", read_with("linearised", 50, "euler"), quantiles), {
+            "misplacement": misplacement(samples.x)
+        }
 
 
 PRESETS: dict[str, Checkerboard] = {

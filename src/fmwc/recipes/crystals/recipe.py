@@ -19,7 +19,7 @@ from fmwc.nets import CSPNet
 from fmwc.propagate import Linearised
 from fmwc.randomness import Stream, derive
 from fmwc.recipes.recipe import plan_of
-from fmwc.sampling import sample, setting
+from fmwc.sampling import read_with, sample
 from fmwc.sampling.scores import parsed
 from fmwc.training import Plan
 
@@ -161,7 +161,7 @@ class Mp20:
         """Crystals of a seed of their own, read at every fifth step: what two cores can do in minutes."""
         run = self.draw(field, self.references, derive(self.seed, "reference"), schedule=EVERY, confidence=READ_BY)
         quantiles = run.score(SCORE).quantile(torch.linspace(0, 1, 1001, device=field.device))
-        return Reference(SCORE, setting(READ_BY, self.steps, "euler", EVERY), quantiles), {}
+        return Reference(SCORE, read_with(READ_BY, self.steps, "euler", EVERY), quantiles), {}
 
 
 def _space(crystals: Crystals, type_weight: float, coord_weight: float, anneal: float) -> Space:

@@ -19,7 +19,7 @@ from fmwc.metrics.images import failed
 from fmwc.nets import UNet
 from fmwc.randomness import derive
 from fmwc.recipes.recipe import plan_of
-from fmwc.sampling import default_estimator, sample, setting, standard_of
+from fmwc.sampling import default_estimator, read_with, sample, standard_of
 from fmwc.sampling.scores import FEWEST
 from fmwc.training import Plan
 
@@ -132,9 +132,9 @@ class Mnist:
         raw = samples.score(SCORE)
         standard = standard_of(WITHIN, raw, y)
         quantiles = standard(raw, y).quantile(torch.linspace(0, 1, 1001, device=raw.device))
-        read_with = setting(default_estimator(self.space()), 50, "euler", 1)
+        made = read_with(default_estimator(self.space()), 50, "euler")
         metrics = {} if self.own else {"failure": float(failed(load_network(JUDGE), samples.x, y).mean())}
-        return Reference(SCORE, read_with, quantiles, standard), metrics
+        return Reference(SCORE, made, quantiles, standard), metrics
 
 
 PRESETS: dict[str, Mnist] = {

@@ -1,0 +1,88 @@
+"""The distance to the nearest training points: evidence of its own where the data are at hand.
+
+On states of a few numbers it is hard to beat. It knows nothing of a flow, and it rewards copies of the training data: a
+sample that is new and good counts as doubtful.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fmwc.checks.residuals import Described, Found
+from fmwc.errors import UsageError
+from fmwc.flow import FlatTorus, Space
+from fmwc.state import batch_size, channels
+
+__all__ = ["Nearest", "embedded"]
+
+TOGETHER = 1 << 24  # distances computed together
+
+
+def embedded(space: Space, x: Any) -> Tensor:  # -> (B, D)
+    """A state as one vector, in which distances are those of the space: an angle is a point of a circle."""
+    parts = []
+    for name, channel in space.channels.items():
+        if channel.rows:
+            raise UsageError(
+                f"samples differ in their number of rows of '{name}', so they have no distances; give features="
+            )
+        flat = channels(x)[name].flatten(1)
+        if isinstance(channel.manifold, FlatTorus):
+            angle = 2 * math.pi * flat
+            flat = torch.cat([angle.sin(), angle.cos()], 1) / (2 * math.pi)
+        parts.append(flat * math.sqrt(channel.weight))
+    return torch.cat(parts, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Nearest(Described):
+    """The logarithm of the distance to the nearest training point, of the same condition where points have labels.
+
+    With labels, the distance to the nearest point of another condition is subtracted: a sample should be nearer to the
+    points of its own.
+
+    Arguments:
+        points: Training points, `(N, D)`, as `features` gives them.
+        labels: Their condition, `(N,)`; `None` if there is none.
+        cond: The name of the condition.
+        features: A function of states that gives one vector per sample, in which points are near if samples are alike;
+            the numbers of the state if `None`.
+    """
+
+    points: Tensor
+    labels: Tensor | None = None
+    cond: str = ""
+    features: Callable[[Any], Tensor] | None = None
+    name = "nearest"
+    evaluations = 0
+
+    def describe(self) -> dict[str, Any]:
+        """Return the options as a checkpoint records them; the points are in its tensors."""
+        return {"points": len(self.points), "cond": self.cond}
+
+    def __call__(self, network: Any, space: Space, x1: Any, cond: Mapping[str, Any], seed: int, first: int) -> Found:
+        own = embedded(space, x1) if self.features is None else self.features(x1).flatten(1)
+        points = self.points.to(own)
+        if own.shape[1] != points.shape[1]:
+            raise UsageError(f"samples have {own.shape[1]} numbers and the training points {points.shape[1]}")
+        labels = None if self.labels is None else self.labels.to(own.device)
+        found = []
+        for rows in torch.arange(batch_size(x1), device=own.device).split(max(1, TOGETHER // len(points))):
+            far = torch.cdist(own[rows], points)
+            tiny = torch.finfo(far.dtype).tiny
+            if labels is None:
+                found.append(far.amin(1).clamp_min(tiny).log())
+                continue
+            alike = cond[self.cond][rows][:, None] == labels[None]
+            mine, others = (far.masked_fill(mask, torch.inf).amin(1).clamp_min(tiny).log() for mask in (~alike, alike))
+            found.append(2 * mine - others)
+        score = torch.cat(found)
+        if not bool(score.isfinite().all()):
+            raise UsageError(f"the training points hold none of some '{self.cond}' that was asked for")
+        return Found(score)
