@@ -1,4 +1,4 @@
-"""Scores of a trained flow's samples: one run, read by every score, and judged by the flow's failure rule."""
+"""Scores of a trained flow's samples: one run, read by every score and rival, and judged by the flow's failure rule."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ import torch
 from benchmarks.zoo.flows import Trained
 
 import fmwc
+from fmwc.checks import Contest, Echo, Nearest, embedded, run_checks
+from fmwc.choosing import POINTS
 from fmwc.randomness import derive
 from fmwc.sampling import PROBES, Trajectory
 from fmwc.sampling.adaptive import FEW, numbers
 from fmwc.sampling.scores import SCORES
 from fmwc.sampling.trajectory import DISPERSION
+from fmwc.state import each
 
-__all__ = ["BACKWARD", "Reading", "score", "variance"]
+__all__ = ["BACKWARD", "Reading", "score"]
 
-COUNT, STEPS = 4_000, 50
+COUNT, STEPS = 3_000, 50
 NOISE_STEPS = 1_000  # of fit_noise
-BATCH = {"cpu": 500, "cuda": 2_000}
+BATCH = {"cpu": 500, "cuda": 1_500}
 BACKWARD = 2  # evaluations that one backward pass counts as
-TRANSPORTED = 64  # numbers of a state, at most, whose dispersion is read on a CPU
+FREE = ("spread", "spread@0.3-0.8", "spread@0.6-1", "detour")
 
 
 class Reading(NamedTuple):
@@ -46,7 +49,45 @@ def variance(trained: Trained, field: fmwc.Field, run: Trajectory) -> Reading:
     return Reading(scores, costs)
 
 
-READERS: tuple[Callable[[Trained, fmwc.Field, Trajectory], Reading], ...] = (variance,)
+def free(trained: Trained, field: fmwc.Field, run: Trajectory) -> Reading:
+    """What the trajectory says of its end without another evaluation."""
+    return Reading({name: run.score(name) for name in FREE}, dict.fromkeys(FREE, 0.0))
+
+
+def checks(trained: Trained, field: fmwc.Field, run: Trajectory) -> Reading:
+    """Echo, contest and nearest training points, each by itself."""
+    found: dict[str, Any] = {"echo": Echo.planned(4), "echo, late": Echo((0.8, 0.85, 0.9, 0.95))}
+    data = each(lambda c: c[:POINTS], trained.data)
+    labels = trained.cond.get("y")
+    points = embedded(trained.space, data)
+    found["nearest, any class" if labels is not None else "nearest"] = Nearest(points)
+    if labels is not None:
+        found["nearest"] = Nearest(points, labels[:POINTS].to(points.device), "y")
+        found["contest"] = Contest.planned("y", labels.unique(), 20)
+    scores, costs = {}, {}
+    for name, own in found.items():
+        read = run_checks({own.name: own}, trained.network, trained.space, run.x, run.cond, run.seed, 0)
+        scores[name], costs[name] = read[own.name], float(own.evaluations)
+    return Reading(scores, costs)
+
+
+def default(trained: Trained, field: fmwc.Field, run: Trajectory) -> Reading:
+    """What confidence is made from as it comes: chosen with the training data, and without any."""
+    scores, costs = {}, {}
+    for name, data in (("default", trained.data), ("default, no data", None)):
+        with_pairs = trained.pairs is not None  # whose loss on independent pairs says nothing
+        reference = fmwc.fit_confidence(
+            field, data, cond=trained.cond, steps=STEPS, pilot=1_000, seed=run.seed, conventions=not with_pairs
+        )
+        own = fmwc.sample(field, x0=run.x0, steps=STEPS, seed=run.seed, batch=BATCH[run.grid.device.type], **run.cond)
+        scores[name] = own.score()
+        costs[name] = float(sum(check.evaluations for check in reference.checks.values()))
+        CHOSEN[name] = f"{reference.score}{' (withheld)' if reference.withheld else ''}: {reference.reason}"
+    return Reading(scores, costs)
+
+
+CHOSEN: dict[str, str] = {}  # what was chosen, in words
+READERS: tuple[Callable[[Trained, fmwc.Field, Trajectory], Reading], ...] = (variance, free, checks, default)
 
 
 def score(trained: Trained, seed: int, *, count: int = COUNT) -> dict[str, np.ndarray]:
@@ -59,16 +100,24 @@ def score(trained: Trained, seed: int, *, count: int = COUNT) -> dict[str, np.nd
     device = next(trained.network.parameters()).device
     field = fmwc.attach(trained.network, space=trained.space).to(device)
     coupled = {} if trained.pairs is None else _coupling(trained)
-    fmwc.fit_noise(field, trained.data, NOISE_STEPS, batch=256, seed=derive(seed, "noise"), **coupled, **trained.cond)
+    fmwc.fit_noise(
+        field,
+        trained.data,
+        NOISE_STEPS,
+        batch=256,
+        seed=derive(seed, "noise"),
+        confidence=False,
+        **coupled,
+        **trained.cond,
+    )
     cond = trained.conditions(count)
     run = fmwc.sample(
         field,
         count,
         steps=STEPS,
         seed=derive(seed, "zoo"),
-        transport=device.type == "cuda" or numbers(trained.space) <= TRANSPORTED,
+        transport=numbers(trained.space) <= FEW,
         record="total",
-        keep_states=True,
         batch=BATCH[device.type],
         **cond,
     )
@@ -78,14 +127,13 @@ def score(trained: Trained, seed: int, *, count: int = COUNT) -> dict[str, np.nd
         found |= {f"score.{name}": value for name, value in scores.items()}
         found |= {f"cost.{name}": value for name, value in costs.items()}
     found |= {f"note.{name}": value for name, value in _notes(trained).items()}
-    return {name: np.asarray(torch.as_tensor(value).detach().cpu()) for name, value in found.items()}
+    arrays = {name: np.asarray(torch.as_tensor(value).detach().cpu()) for name, value in found.items()}
+    return {**arrays, **{f"chosen.{name}": np.array(text) for name, text in CHOSEN.items()}}
 
 
 def _coupling(trained: Trained) -> Mapping[str, Any]:
-    """The coupling of training for fit_noise, once the library takes it."""
-    import inspect
-
-    return {"pairs": trained.pairs} if "pairs" in inspect.signature(fmwc.fit_noise).parameters else {}
+    """The coupling of training, for fit_noise."""
+    return {"pairs": trained.pairs, "captured": False}
 
 
 def _notes(trained: Trained) -> dict[str, float]:

@@ -45,7 +45,17 @@ from fmwc.sampling.scores import MOST, names_of, parsed
 from fmwc.sampling.trajectory import DISPERSION, EVIDENCE
 from fmwc.weights import shipped
 
-__all__ = ["FORMAT", "about", "identity", "load", "load_network", "save", "save_network", "save_schedule"]
+__all__ = [
+    "FORMAT",
+    "about",
+    "identity",
+    "load",
+    "load_network",
+    "save",
+    "save_network",
+    "save_reference",
+    "save_schedule",
+]
 
 FORMAT = 3  # 1 has no hashes, and its schedule in a file of its own; 2 has its reference among the tensors
 RECORD = "recipe.json"
@@ -222,14 +232,25 @@ def save(
 
 def save_schedule(schedule: Schedule, folder: str | Path) -> Path:
     """Add a schedule to the record of the checkpoint it was fitted to; the weights are not touched."""
+    return _amended(folder, {"schedule": _planned(schedule)})
+
+
+def save_reference(reference: Reference, folder: str | Path) -> Path:
+    """Replace the reference in the record of the checkpoint it was fitted to; the weights are not touched."""
+    if "nearest" in reference.checks:
+        raise CheckpointError("this reference holds training points, which are among the weights; save the field again")
+    return _amended(folder, {"reference": _described(reference, "the reference")})
+
+
+def _amended(folder: str | Path, changes: dict[str, Any]) -> Path:
     folder = _find(folder)
     found = about(folder)
     old = found["format"] == 1
     files = found.get("files") or {name: digest_file(folder / name) for name in _files(found.get("parts", 1))}
-    found = {**found, "format": FORMAT, "files": files, "schedule": _planned(schedule)}
+    found = {**found, "format": FORMAT, "files": files, **changes}
     found.pop("parts", None)
     write_json(folder / RECORD, seal(found))
-    if old:
+    if old and "schedule" in changes:
         (folder / _SCHEDULE).unlink(missing_ok=True)
     return folder / RECORD
 

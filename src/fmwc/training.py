@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
+from fmwc.choosing import fit_confidence
 from fmwc.conventions import check_conventions
 from fmwc.data import fingerprint
 from fmwc.errors import DataError, NotFiniteError, ShapeError, UsageError, pick, require_finite
@@ -23,7 +24,7 @@ from fmwc.flow import COUPLINGS, Pairs, couple, elbo
 from fmwc.identity import digest_tensors
 from fmwc.modes import Scope, Scopes, Shared, evaluating, tensor_float
 from fmwc.propagate import Linearised
-from fmwc.randomness import Stream
+from fmwc.randomness import Stream, derive
 from fmwc.resume import read_point, save_point
 from fmwc.state import State, as_rows, batch_size, channels, each, precision_of, require_state
 from fmwc.vad import cyclic
@@ -287,15 +288,17 @@ def fit_noise(
     stratified: bool = False,
     pairs: Pairs = None,
     conventions: bool = True,
+    confidence: bool = True,
     resume: str | Path | None = None,
     identity: Mapping[str, Any] | None = None,
     progress: Callable[[int, float], None] | None = None,
     every: int = EVERY,
     **cond: Tensor,
 ) -> list[tuple[int, float]]:
-    """Retrofits confidence: the backbone is frozen as it is, and only the inference networks learn.
+    """Fit the noise of a trained network: it is frozen as it is, and only the inference networks learn.
 
-    Afterwards the field's samples are still the network's own, bit for bit.
+    Afterwards the field's samples are still the network's own, bit for bit. It ends by choosing what the confidence is
+    made from (:func:`fmwc.fit_confidence`), unless `confidence=False`.
 
     Arguments:
         field: An attached field.
@@ -365,9 +368,12 @@ def fit_noise(
             **(identity or {}),
         }
     with _frozen(field.network), field.noise.hooked():
-        return train(
+        history = train(
             field.noise, loss, data, plan, cond=rows, resume=resume, identity=about, progress=progress, every=every
         )
+    if confidence:
+        fit_confidence(field, data, cond=cond, seed=derive(seed, "confidence"), conventions=False)
+    return history
 
 
 def _check_rows(rows: Mapping[str, State], total: int) -> None:

@@ -21,6 +21,7 @@ from fmwc.state import batch_size, channels
 
 __all__ = ["Nearest", "embedded"]
 
+NEIGHBOURS = 10  # of one point alone the distance is mostly chance
 TOGETHER = 1 << 24  # distances computed together
 
 
@@ -42,10 +43,10 @@ def embedded(space: Space, x: Any) -> Tensor:  # -> (B, D)
 
 @dataclass(frozen=True, eq=False)
 class Nearest(Described):
-    """The logarithm of the distance to the nearest training point, of the same condition where points have labels.
+    """The logarithm of the mean distance to the ten nearest training points, of the same condition if they have labels.
 
-    With labels, the distance to the nearest point of another condition is subtracted: a sample should be nearer to the
-    points of its own.
+    With labels it counts twice, and that to the nearest points of other conditions is subtracted: a sample should be
+    nearer to the points of its own.
 
     Arguments:
         points: Training points, `(N, D)`, as `features` gives them.
@@ -75,14 +76,21 @@ class Nearest(Described):
         found = []
         for rows in torch.arange(batch_size(x1), device=own.device).split(max(1, TOGETHER // len(points))):
             far = torch.cdist(own[rows], points)
-            tiny = torch.finfo(far.dtype).tiny
             if labels is None:
-                found.append(far.amin(1).clamp_min(tiny).log())
+                found.append(self._near(far))
                 continue
             alike = cond[self.cond][rows][:, None] == labels[None]
-            mine, others = (far.masked_fill(mask, torch.inf).amin(1).clamp_min(tiny).log() for mask in (~alike, alike))
+            mine, others = (self._near(far.masked_fill(mask, torch.inf)) for mask in (~alike, alike))
             found.append(2 * mine - others)
         score = torch.cat(found)
         if not bool(score.isfinite().all()):
-            raise UsageError(f"the training points hold none of some '{self.cond}' that was asked for")
+            raise UsageError(
+                f"the training points hold fewer than {NEIGHBOURS} of some '{self.cond}', or of all others"
+            )
         return Found(score)
+
+    @staticmethod
+    def _near(far: Tensor) -> Tensor:  # (B, N) -> (B,)
+        """The logarithm of the mean distance to the nearest few."""
+        few = far.topk(min(NEIGHBOURS, far.shape[1]), 1, largest=False).values
+        return few.mean(1).clamp_min(torch.finfo(far.dtype).tiny).log()

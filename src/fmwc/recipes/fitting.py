@@ -183,6 +183,7 @@ def fit_retrofit(recipe: Recipe, field: Field, progress: Progress | None = None,
         batch=getattr(recipe, "noise_batch", recipe.plan.batch),
         lr=recipe.noise_lr,
         seed=derive(recipe.seed, "retrofit"),
+        confidence=False,  # by the recipe, on samples of its own seed
         precision=recipe.plan.precision,
         stratified=recipe.plan.stratified,
         compiled=getattr(recipe, "noise_compiled", False),

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fmwc.checkpoint import about as checkpoint_about
 from fmwc.checkpoint import load, save
+from fmwc.choosing import fit_confidence
 from fmwc.data import arrays, fingerprint
 from fmwc.errors import CheckpointError, DataError, NotFiniteError, UsageError, pick, require_finite
 from fmwc.field import Field, Reference, attach
@@ -25,7 +26,6 @@ from fmwc.readers import array, number, optional, read_json, record, whole
 from fmwc.recipes.named import try_once
 from fmwc.recipes.recipe import Clock, provenance, runtime
 from fmwc.sampling import SCORES, Parts, default_estimator, noise, read_with, sample
-from fmwc.sampling.adaptive import FEW, numbers
 from fmwc.sampling.scores import FEWEST, parsed
 from fmwc.state import State, as_state, batch_size, channels, each
 from fmwc.training import fit_noise
@@ -57,8 +57,7 @@ class Retrofit:
         include, exclude: Globs over the names of layers that carry noise.
         own_samples: Draw so many samples of the network's own in place of data.
         sampling_steps: Euler steps of those, and of the reference.
-        score: What confidence is made from; `temporal_ratio` for states of a few numbers and `integrated` for others,
-            if empty.
+        score: What confidence is made from; chosen by a pilot run if empty (:func:`fmwc.fit_confidence`).
         captured: On a GPU a step is a CUDA graph; not for a network that waits for the GPU to know a shape.
         seed: Seeds everything.
         pairs: How the network was trained: `independent` noise and data, or `ot` (optimal transport in each batch).
@@ -239,7 +238,7 @@ def _retrofit(
     found = sorted(looks.items())
     if not math.isfinite(found[-1][1]):
         raise NotFiniteError("the held-out loss is not finite, and no checkpoint was written; lower --lr")
-    field.reference = _reference(field, how, data.cond, folder.work)
+    field.reference = _reference(field, how, x, data.cond, folder.work)
     save(
         field,
         folder.path,
@@ -339,10 +338,20 @@ def _in_turn(y: Tensor, count: int) -> Tensor:  # (N,) -> (count,)
     return torch.stack([of[row] for of, row in zip(members, rows, strict=True)], 1).flatten()[:count]
 
 
-def _reference(field: Field, how: Retrofit, cond: dict[str, Tensor], work: Path) -> Reference:
-    """Scores of samples of a seed of their own, compared within a class where the data has classes."""
+def _reference(field: Field, how: Retrofit, x: State, cond: dict[str, Tensor], work: Path) -> Reference:
+    """What the confidence is made from: the choice of a pilot run, or the score that was asked for."""
     assert field.space is not None
-    score = how.score or ("temporal_ratio" if numbers(field.space) <= FEW else "integrated")
+    if not how.score:
+        return fit_confidence(
+            field,
+            None if how.own_samples else x,
+            cond=cond,
+            steps=how.sampling_steps,
+            seed=derive(how.seed, "reference"),
+            batch=how.batch,
+            conventions=False,
+        )
+    score = how.score
     within, count = _class(field, cond), REFERENCES
     if within is not None:
         count = max(count, FEWEST * len(cond[within].unique()))

@@ -393,6 +393,7 @@ def _schedule(
         same = isinstance(controller, Uniform) and reference.read_with.steps == controller.steps
         schedule = reference.read_with.times if same else None
     schedule = 1 if schedule is None else schedule
+    assert not isinstance(schedule, str)
     # The times of the field's own schedule, given as a list, have the schedule's reference.
     if own is not None and isinstance(schedule, tuple) and _alike(schedule, own.times):
         same = reference is not None and reference.read_with is not None and _alike(schedule, reference.read_with.times)

@@ -2,8 +2,8 @@ r"""Free signals: what a trajectory says of its end without a noise model and wi
 
 At every step the velocity predicts the end, x̂₁ = x_t + (1 − t) v. A flow that changes its mind on the way is doubtful:
 
-- `spread`: the root mean square of ‖x̂₁(t) − x₁‖ per number over ten times of the trajectory, or over those in a
-  window, as the geometric mean over channels.
+- `spread`: the geometric mean of the root mean square over numbers of x̂₁(t) − x₁, over ten times of the trajectory, or
+  those in a window, and over channels.
 - `detour`: the length of the trajectory divided by the distance between its ends, likewise.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fmwc.errors import UsageError
 from fmwc.flow import Space
 from fmwc.state import channels
 
@@ -79,6 +80,11 @@ class Free:
 
 
 def spread(guess: Tensor, times: Tensor, early: float = 0.0, late: float = 1.0) -> Tensor:  # (B, G), (B, G) -> (B,)
-    """The root mean square of the distance to the end over the predictions with early ≤ t < late."""
+    """The geometric mean of the distance to the end over the predictions with early ≤ t < late.
+
+    Not the arithmetic one, which would be that of the first predictions alone.
+    """
     inside = ((times >= early - 1e-6) & (times < late - 1e-6)).to(guess.dtype)
-    return ((guess * inside).sum(1) / inside.sum(1)).sqrt()
+    if not bool((inside.sum(1) > 0).all()):
+        raise UsageError(f"no predicted end is known for {early} ≤ t < {late}; take more steps, or another window")
+    return ((guess.clamp_min(TINY).log() * inside).sum(1) / inside.sum(1) / 2).exp()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fmwc.choosing import fit_confidence
 from fmwc.data import checkerboard
 from fmwc.errors import UsageError, pick
 from fmwc.field import Field, Reference, attach
@@ -17,7 +18,7 @@ from fmwc.metrics.points import misplacement
 from fmwc.nets import MLP
 from fmwc.randomness import derive
 from fmwc.recipes.recipe import plan_of
-from fmwc.sampling import read_with, sample
+from fmwc.sampling import sample
 from fmwc.training import Plan
 
 __all__ = ["PRESETS", "SPACE", "Checkerboard"]
@@ -93,13 +94,11 @@ class Checkerboard:
         )
 
     def reference(self, field: Field) -> tuple[Reference, dict[str, float]]:
-        """10⁴ samples of a seed of their own: those reported on are ranked among others, not among themselves."""
-        samples = sample(field, 10_000, steps=50, seed=derive(self.seed, "reference"))
-        levels = torch.linspace(0, 1, 1001, device=field.device)
-        quantiles = samples.score("temporal_ratio").quantile(levels)
-        return Reference("temporal_ratio", read_with("linearised", 50, "euler"), quantiles), {
-            "misplacement": misplacement(samples.x)
-        }
+        """10⁴ samples of a seed of their own: those reported on are placed among others, not among themselves."""
+        seed = derive(self.seed, "reference")
+        reference = fit_confidence(field, self.rows()[0], pilot=10_000, seed=seed, batch=16384, conventions=False)
+        samples = sample(field, 10_000, seed=seed, confidence=False)
+        return reference, {"misplacement": misplacement(samples.x)}
 
 
 PRESETS: dict[str, Checkerboard] = {

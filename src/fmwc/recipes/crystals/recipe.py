@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fmwc.choosing import fit_confidence
 from fmwc.data import mp20
 from fmwc.data.crystals import BITS, Crystals, encode
 from fmwc.errors import UsageError, pick
@@ -19,7 +20,7 @@ from fmwc.nets import CSPNet
 from fmwc.propagate import Linearised
 from fmwc.randomness import Stream, derive
 from fmwc.recipes.recipe import plan_of
-from fmwc.sampling import read_with, sample
+from fmwc.sampling import sample
 from fmwc.sampling.scores import parsed
 from fmwc.training import Plan
 
@@ -158,10 +159,18 @@ class Mp20:
         return sample(field, count, seed=seed, space=self.space(), atoms=atoms.to(device), **options)
 
     def reference(self, field: Field) -> tuple[Reference, dict[str, float]]:
-        """Crystals of a seed of their own, read at every fifth step: what two cores can do in minutes."""
-        run = self.draw(field, self.references, derive(self.seed, "reference"), schedule=EVERY, confidence=READ_BY)
-        quantiles = run.score(SCORE).quantile(torch.linspace(0, 1, 1001, device=field.device))
-        return Reference(SCORE, read_with(READ_BY, self.steps, "euler", EVERY), quantiles), {}
+        """Crystals of a seed of their own."""
+        network: Any = field.network
+        atoms = network.draw_sizes(self.references, derive(self.seed, "atoms"))
+        reference = fit_confidence(
+            field,
+            cond={"atoms": atoms},
+            steps=self.steps,
+            pilot=self.references,
+            seed=derive(self.seed, "reference"),
+            batch=batch_for(field.device),
+        )
+        return reference, {}
 
 
 def _space(crystals: Crystals, type_weight: float, coord_weight: float, anneal: float) -> Space:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fmwc.checkpoint import load_network
+from fmwc.choosing import fit_confidence
 from fmwc.data import mnist
 from fmwc.errors import DataError, UsageError, pick
 from fmwc.field import Field, Reference, attach
@@ -19,13 +20,14 @@ from fmwc.metrics.images import failed
 from fmwc.nets import UNet
 from fmwc.randomness import derive
 from fmwc.recipes.recipe import plan_of
-from fmwc.sampling import default_estimator, read_with, sample, standard_of
+from fmwc.sampling import sample
 from fmwc.sampling.scores import FEWEST
 from fmwc.training import Plan
 
 __all__ = ["JUDGE", "PRESETS", "SCORE", "WITHIN", "Mnist", "batch_for", "labels"]
 
 JUDGE = "mnist-judge"  # the shipped classifier
+REFERENCED = 20_000  # images that the choice of the confidence looks at
 SCORE, WITHIN = "integrated", "y"  # the best label-free reading on validation seed 100 (results/mnist/NOTES.md)
 
 
@@ -125,16 +127,25 @@ class Mnist:
         )
 
     def reference(self, field: Field) -> tuple[Reference, dict[str, float]]:
-        """Digits of a seed of their own, as many of each class; scores are compared within a class."""
+        """Digits of a seed of their own, as many of each class."""
+        x, rows = self.rows()
+        few = slice(0, REFERENCED)
+        reference = fit_confidence(
+            field,
+            x[few],
+            cond={WITHIN: rows[WITHIN][few]},
+            pilot=self.references,
+            seed=derive(self.seed, "reference"),
+            batch=batch_for(field.device),
+            conventions=False,
+        )
+        if self.own:
+            return reference, {}
         y = labels(self.references, self.classes).to(field.device)
-        seed = derive(self.seed, "reference")
-        samples = sample(field, len(y), steps=50, seed=seed, batch=batch_for(field.device), y=y)
-        raw = samples.score(SCORE)
-        standard = standard_of(WITHIN, raw, y)
-        quantiles = standard(raw, y).quantile(torch.linspace(0, 1, 1001, device=raw.device))
-        made = read_with(default_estimator(self.space()), 50, "euler")
-        metrics = {} if self.own else {"failure": float(failed(load_network(JUDGE), samples.x, y).mean())}
-        return Reference(SCORE, made, quantiles, standard), metrics
+        samples = sample(
+            field, len(y), seed=derive(self.seed, "judged"), batch=batch_for(field.device), check=False, y=y
+        )
+        return reference, {"failure": float(failed(load_network(JUDGE), samples.x, y).mean())}
 
 
 PRESETS: dict[str, Mnist] = {

@@ -1,0 +1,240 @@
+"""How well confidence finds failures as it comes, beside its parts, its rivals and larger budgets, on fresh seeds.
+
+    python benchmarks/lifts.py draw mnist --seeds 200,201,202 --count 10000 --device cuda --out runs/lifts/mnist
+    python benchmarks/lifts.py draw runs/fashion --setting mnist --judge runs/fashion-judge --data fashion.npz --refit …
+    python benchmarks/lifts.py judge runs/lifts/crystals      # crystals are judged on a CPU, after they were drawn
+    python benchmarks/lifts.py table runs/lifts --out results/lifts
+
+`draw` writes one file per seed with every score, and the seconds that plain sampling and the default took. `--refit`
+chooses the confidence anew (fmwc.fit_confidence), with the data that is given, and writes it into `reference.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fmwc import fit_confidence, load, sample
+from fmwc.checkpoint import _described, load_network
+from fmwc.checks import Contest, Echo, run_checks
+from fmwc.data import mnist
+from fmwc.files import write_json, write_text
+from fmwc.propagate import Linearised
+from fmwc.randomness import derive
+from fmwc.recipes.recipe import Clock, provenance
+from fmwc.sampling import Trajectory
+from fmwc.sampling.scores import combined
+
+BATCH = {"mnist": 2500, "crystals": 1000, "checkerboard": 10_000}
+VARIANCE = {
+    "mnist": ("integrated", "temporal_ratio", "peak"),
+    "crystals": ("geometric@0.6-0.9", "integrated"),
+    "checkerboard": ("temporal_ratio", "integrated", "dispersion"),
+}
+FREE = ("spread", "spread@0.3-0.8", "spread@0.6-1", "detour")
+
+
+def conditions(field: Any, setting: str, count: int, seed: int) -> dict[str, Any]:
+    """Conditions of fresh samples, as `fmwc sample` draws them."""
+    if setting == "mnist":
+        return {"y": torch.arange(count, device=field.device) % field.network.config["classes"]}
+    if setting == "crystals":
+        return {"atoms": field.network.draw_sizes(count, derive(seed, "atoms")).to(field.device)}
+    return {}
+
+
+def larger(setting: str, field: Any) -> dict[str, Any]:
+    """Checks with larger budgets than the default's."""
+    if setting == "mnist":
+        values = torch.arange(field.network.config["classes"])
+        return {f"contest, {n}": Contest.planned("y", values, n) for n in (10, 40, 120)}
+    if setting == "crystals":
+        late = (0.5, 0.6, 0.7, 0.75)
+        return {f"echo, {4 * n}": Echo(late, n) for n in (1, 6, 12)} | {"echo, 2": Echo((0.7, 0.8))}
+    return {}
+
+
+def seconds(device: torch.device, call: Any) -> tuple[float, Any]:
+    """The seconds that a call takes, and what it returns."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    begun = time.perf_counter()
+    found = call()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - begun, found
+
+
+def draw(args: argparse.Namespace) -> None:
+    """Draw fresh samples, and read every score."""
+    device, setting, clock = (
+        torch.device(args.device),
+        args.setting or args.checkpoint,
+        Clock(torch.device(args.device)),
+    )
+    field: Any = load(args.checkpoint, device=device)
+    args.out.mkdir(parents=True, exist_ok=True)
+    batch = args.batch or BATCH[setting]
+    if args.refit:
+        options: dict[str, Any] = {"pilot": args.pilot, "batch": batch, "seed": derive(0, "reference")}
+        data = mnist.load(args.data, "train", own=True) if setting == "mnist" else None
+        if data is not None:
+            options |= {"data": mnist.unit(data.x[:20_000]), "cond": {"y": data.y[:20_000]}}
+        if setting == "crystals":
+            options["cond"] = {"atoms": field.network.draw_sizes(args.pilot, derive(0, "atoms"))}
+        fit_confidence(field, conventions=False, **options)
+        write_json(args.out / "reference.json", _described(field.reference, "the reference"))
+    judge = load_network(args.judge, device=device) if setting == "mnist" else None
+    for seed in (int(s) for s in args.seeds.split(",")):
+        cond = conditions(field, setting, args.count, seed)
+        how: dict[str, Any] = {"steps": 50, "seed": seed, "batch": batch, **cond}
+        sample(field, min(args.count, batch), **{**how, **{k: v[:batch] for k, v in cond.items()}})  # warm
+        plain_s, plain = seconds(device, lambda: sample(field, args.count, confidence=False, check=False, **how))  # noqa: B023
+        default_s, run = seconds(device, lambda: sample(field, args.count, **how))  # noqa: B023
+        assert all(torch.equal(a, b) for a, b in zip(_parts(plain.x), _parts(run.x), strict=True))
+        scores = {"default": run.score()} | {name: run.score(name) for name in FREE}
+        scores |= {name: run.evidence[name] for name in ("contest", "echo", "nearest") if name in run.evidence}
+        reads = Linearised(None if setting == "checkerboard" else 2)
+        every = 5 if setting == "crystals" else 1
+        few = {**how, "record": "total", "check": False, "schedule": every, "transport": setting == "checkerboard"}
+        variance_s, read = seconds(device, lambda: sample(field, args.count, confidence=reads, **few))  # noqa: B023
+        scores |= {name: read.score(name) for name in VARIANCE[setting]}
+        for name, own in larger(setting, field).items():
+            for a in range(0, args.count, batch):
+                rows = slice(a, a + batch)
+                x = {k: v[rows] for k, v in run.x.items()} if isinstance(run.x, dict) else run.x[rows]
+                part = run_checks(
+                    {own.name: own}, field, field.space, x, {k: v[rows] for k, v in cond.items()}, seed, a
+                )
+                scores.setdefault(name, []).append(part[own.name])  # type: ignore[union-attr]
+            scores[name] = torch.cat(scores[name])  # type: ignore[arg-type]
+            beside, weight = ("spread@0.3-0.8", 0.3) if own.name == "contest" else ("spread@0.6-1", 0.5)
+            scores[f"{name} + {weight:g} {beside}"] = _summed([(scores[name], 1.0), (scores[beside], weight)])
+        found = {f"score.{n}": v.float().cpu().numpy() for n, v in scores.items()}
+        if setting == "mnist":
+            from fmwc.metrics.images import failed, predictions
+
+            found["failed"] = failed(judge, run.x, cond["y"])
+            rival = run.evidence.get("rival")
+            if rival is not None:
+                found |= {"rival": rival.cpu().numpy(), "taken": predictions(judge, run.x).cpu().numpy()}
+        elif setting == "checkerboard":
+            from fmwc.metrics.points import misplaced
+
+            found["failed"] = misplaced(run.x)
+        else:
+            run.compact().to("cpu").save(args.out / f"{seed}.safetensors")
+        about = {"plain_s": plain_s, "default_s": default_s, "variance_s": variance_s, "chosen": field.reference.score}
+        about |= {"reason": field.reference.reason, "checkpoint": Path(args.checkpoint).name, "count": args.count}
+        about |= {"extra": sum(own.evaluations for own in field.reference.checks.values())}
+        np.savez_compressed(args.out / f"{seed}.npz", about=np.array(json.dumps(about)), **found)
+        print(f"{args.out.name} {seed}: {json.dumps(about)}", flush=True)
+    write_json(
+        args.out / "provenance.json", provenance(device, clock.seconds, seeds=[int(s) for s in args.seeds.split(",")])
+    )
+
+
+def _parts(x: Any) -> list[torch.Tensor]:
+    return list(x.values()) if isinstance(x, dict) else [x]
+
+
+def _summed(scores: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
+    levels = torch.linspace(0, 1, 1001, device=scores[0][0].device)
+    return combined([(s, w, s.quantile(levels.to(s))) for s, w in scores])
+
+
+def judge(args: argparse.Namespace) -> None:
+    """Judge crystals that were drawn before: failed are those that are not metastable."""
+    from fmwc.settings.crystals import CrystalSetting
+
+    setting = CrystalSetting()
+    for path in sorted(args.folder.glob("*.safetensors")):
+        found = dict(np.load(path.with_suffix(".npz")))
+        found["failed"] = setting.judge(Trajectory.load(path))
+        np.savez_compressed(path.with_suffix(".npz"), **found)
+        print(f"{path.stem}: {100 * (1 - found['failed'].mean()):.1f} % metastable", flush=True)
+
+
+def table(args: argparse.Namespace) -> None:
+    """Write the table of every setting below a folder."""
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
+    lines, rows = ["# Confidence as it comes, on fresh seeds", ""], []
+    for folder in sorted(p for p in args.folder.iterdir() if list(p.glob("*.npz"))):
+        files = [dict(np.load(path)) for path in sorted(folder.glob("*.npz"))]
+        good = "crystals" in folder.name  # where most fail, a ranking is to find those that do not
+        about = [json.loads(str(f["about"])) for f in files]
+        rate = np.mean([1 - f["failed"].mean() if good else f["failed"].mean() for f in files])
+        lines += [
+            f"## {folder.name}",
+            "",
+            f"{'Metastable' if good else 'Failed'}: {rate:.2%}. Default: {about[0]['chosen']} ({about[0]['reason']}). "
+            f"{len(files)} seeds of {about[0]['count']:,} samples. Seconds: plain "
+            f"{np.mean([a['plain_s'] for a in about]):.2f}, default {np.mean([a['default_s'] for a in about]):.2f}.",
+            "",
+            "| score | AUROC | AUPRC | lift | "
+            + ("metastable among the surest 10 %" if good else "failed of surest 80 %")
+            + " |",
+            "| --- | ---: | ---: | ---: | ---: |",
+        ]
+        names = [n for n in files[0] if n.startswith("score.")]
+        for name in names:
+            found = []
+            for f in files:
+                positive, score = (~f["failed"], -f[name]) if good else (f["failed"], f[name])
+                precision = average_precision_score(positive, score)
+                order = np.argsort(f[name], kind="stable")
+                kept = order[: round((0.1 if good else 0.8) * len(order))]
+                found.append(
+                    (roc_auc_score(positive, score), precision, precision / positive.mean(), positive[kept].mean())
+                )
+            mean, std = np.mean(found, 0), np.std(found, 0, ddof=1) if len(found) > 1 else np.zeros(4)
+            last = f"{mean[3]:.1%} ± {std[3]:.1%}" if good else f"{mean[3]:.2%} ± {std[3]:.2%}"
+            cells = [f"{m:.3f} ± {s:.3f}" for m, s in zip(mean[:2], std[:2], strict=True)]
+            lines.append(f"| {name[6:]} | {cells[0]} | {cells[1]} | {mean[2]:.2f} ± {std[2]:.2f} | {last} |")
+            rows.append({"setting": folder.name, "score": name[6:], "mean": mean.tolist(), "std": std.tolist()})
+        lines.append("")
+        about_file = folder / "provenance.json"
+        if about_file.exists():
+            lines += [f"`{about_file.read_text().strip()}`".replace("\n", " "), ""]
+    args.out.mkdir(parents=True, exist_ok=True)
+    write_text(args.out / "tables.md", "\n".join(lines))
+    write_json(args.out / "lifts.json", rows)
+    print("\n".join(lines))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(required=True)
+    one = verbs.add_parser("draw")
+    one.set_defaults(run=draw)
+    one.add_argument("checkpoint")
+    one.add_argument("--setting", default="", choices=["", *BATCH])
+    one.add_argument("--judge", default="mnist-judge")
+    one.add_argument("--data", default="")
+    one.add_argument("--seeds", default="200,201,202")
+    one.add_argument("--count", type=int, default=10_000)
+    one.add_argument("--pilot", type=int, default=2_000)
+    one.add_argument("--batch", type=int, default=0)
+    one.add_argument("--refit", action="store_true")
+    one.add_argument("--device", default="cpu")
+    one.add_argument("--out", type=Path, required=True)
+    two = verbs.add_parser("judge")
+    two.set_defaults(run=judge)
+    two.add_argument("folder", type=Path)
+    three = verbs.add_parser("table")
+    three.set_defaults(run=table)
+    three.add_argument("folder", type=Path)
+    three.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    args.run(args)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,379 @@
+"""Choosing what confidence is made from: which evidence a model has, by a pilot run, with or without labels.
+
+No single score works on every model. Without labels, the choice asks three questions that have answers on the model's
+own samples, in this order:
+
+1. *Are the training points dense?* If new data lie much nearer to training points than to one another (a hundredth of
+   the distance on a plane, more than half of it for images), the distance to the nearest training points tells samples
+   that lie off the data. It is not asked where no data are given.
+2. *Does the contest know its classes?* Own samples are asked for a wrong class: the contest has to notice it. It also
+   has to be lost by some samples as they are: where the condition decides everything, none turns into a rival.
+3. *Does the echo notice a disturbance?* Own samples are mixed with a little noise: the echo has to notice it. Its times
+   are those that notice it best.
+
+The contest and the echo are combined with the free `spread` of the trajectory, by ranks. If no question is answered
+with yes, confidence is withheld. `benchmarks/zoo` says how often this chose right on flows that it was not made for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fmwc.checks import Contest, Echo, Nearest, embedded, run_checks
+from fmwc.checks.residuals import discrete
+from fmwc.conventions import check_conventions
+from fmwc.errors import ShapeError, UsageError
+from fmwc.field import Field, Part, Reference
+from fmwc.flow import Space
+from fmwc.randomness import Blocks, derive
+from fmwc.sampling import Trajectory, default_estimator, needs_variance, read_with, sample, standard_of
+from fmwc.sampling.adaptive import FEW, numbers
+from fmwc.sampling.scores import FEWEST, SCORES, combined
+from fmwc.state import as_state, as_whole, batch_size, channels, each
+
+__all__ = ["Candidate", "fit_confidence"]
+
+PILOT = 1_000  # samples; more where there are more classes
+PILOT_CPU = 200  # of states that are more than a few numbers, on a CPU
+POINTS = 20_000  # training points that are kept, at most,
+BYTES = 1 << 22  # and what they may take
+TRIED = 400  # samples that are disturbed or asked for a wrong class
+EXTRA = 0.4  # of the steps: evaluations that a contest may take
+ECHO = 4  # evaluations of an echo
+ECHOES = ((0.5, 0.6, 0.7, 0.8), (0.6, 0.7, 0.8, 0.9), (0.8, 0.85, 0.9, 0.95))  # times that an echo may take
+DENSE = 0.25  # of the distance between data: how near training points are where they are dense
+KNOWS = 0.85  # AUROC of the contest for wrong classes
+LOST = 0.005  # share of own samples that lose a contest
+NOTICES = 0.6  # AUROC of the echo for disturbed samples
+DISTURBED = 0.9  # the time on the path to which samples are put back
+WEIGHTS = {"contest": ("spread@0.3-0.8", 0.3), "echo": ("spread@0.6-1", 0.5)}
+LEVELS = 1001
+SURE = 1.0  # standard errors by which labels have to prefer another candidate
+
+
+class Candidate(NamedTuple):
+    """A score that confidence may be made from.
+
+    Attributes:
+        parts: The names of its scores, with their weights.
+        why: What speaks for it, or against it, in words.
+        use: Whether it may be chosen without labels.
+    """
+
+    parts: tuple[tuple[str, float], ...]
+    why: str
+    use: bool
+
+    @property
+    def name(self) -> str:
+        """The sum in words: `contest + 0.3 spread@0.3-0.8`."""
+        return " + ".join(name if weight == 1 else f"{weight:g} {name}" for name, weight in self.parts)
+
+
+def fit_confidence(
+    field: Field,
+    data: Any = None,
+    labels: Callable[..., Any] | None = None,
+    *,
+    cond: Mapping[str, Any] | None = None,
+    judged: int = 100,
+    evaluations: int | None = None,
+    steps: int = 50,
+    stepper: str = "euler",
+    pilot: int | None = None,
+    seed: int = 0,
+    batch: int = 4096,
+    keep_data: bool = True,
+    conventions: bool = True,
+    progress: Callable[[int], None] | None = None,
+) -> Reference:
+    """Choose what the confidence of a field is made from, and leave the reference that one sample alone is placed in.
+
+    >>> field = fmwc.attach(net, space=(2,))  # doctest: +SKIP
+    >>> fmwc.fit_confidence(field, data).reason  # doctest: +SKIP
+    >>> fmwc.sample(field, 1).confidence  # doctest: +SKIP
+
+    It needs no fitted noise; without labels it reads no variance. The choice is kept in `field.reference`, saved with
+    the field, and used by :func:`fmwc.sample`.
+
+    Arguments:
+        field: A field that knows its space, or learns it from the data.
+        data: Training data, `(N, *)` or a dict of channels, if it is at hand.
+        labels: A function `(x, cond) -> (B,)` that says which samples failed. With it every score is a candidate, also
+            those of the variance, and the choice is by AUROC on `judged` samples: another score has to be better than
+            the choice without labels by more than the standard error.
+        cond: The conditions of the data, by name, one row each; without data, conditions to draw samples under.
+        judged: How many samples the labels are asked for.
+        evaluations: Evaluations per sample that a check may take; 0.4 times the steps for a contest and 4 for an echo
+            if not given.
+        steps, stepper: How samples will be drawn.
+        pilot: The number of pilot samples.
+        seed: Seeds the pilot run.
+        batch: Samples drawn together.
+        keep_data: Whether the field may keep training points (at most 20,000, and 4 MiB) to compare samples with.
+        conventions: Whether to make sure first that the network is called as it was trained, where data are given.
+        progress: Called with the number of pilot samples done since the last call.
+    """
+    if not isinstance(field, Field):
+        raise UsageError(f"confidence is fitted to a field, got {type(field).__name__}; fmwc.attach(network) makes one")
+    if data is not None:
+        data = as_state(data, "the data", field.network)
+        field.learn_space(data)
+    if field.space is None:
+        raise UsageError("the shape of a sample is not known; give data, or space=(...) to attach")
+    space, device = field.space, field.device
+    given = {k: torch.as_tensor(v) for k, v in (cond or {}).items()}
+    if data is not None and any(len(v) != batch_size(data) for v in given.values()):
+        raise ShapeError(f"a condition has one row for each of the {batch_size(data)} data")
+    if data is not None and conventions:
+        few = each(lambda c: c[:1024].to(device), data)
+        check_conventions(field, space, few, {k: v[:1024].to(device) for k, v in given.items()}, seed=seed)
+    classes = discrete(given, space, len(next(iter(given.values()), ())))
+    within = classes[0] if len(classes) == 1 else ""
+    count = _count(field, pilot, given, within)
+    drawn: dict[str, Any] = {k: v.to(device) for k, v in _conditions(given, within, count).items()}
+    checks = _checks(field, data, given, within, evaluations, steps, keep_data)
+    options: dict[str, Any] = {"steps": steps, "stepper": stepper, "batch": batch, "check": False, "progress": progress}
+    old, field.reference = field.reference, None
+    try:
+        reads: Any = False if labels is None else default_estimator(space)
+        record = "full" if labels is None else "total"
+        run = sample(
+            field, count, seed=derive(seed, "pilot"), confidence=reads, schedule=1, record=record, **options, **drawn
+        )
+    finally:
+        field.reference = old
+    echo = checks.pop("echo")
+    found = _run(checks, field, run, derive(seed, "check"), batch)
+    candidates = _asked(field, run, checks, found, data, given, within, derive(seed, "asked"))
+    times, notices = _noticed(field, run, echo, derive(seed, "disturbed"))
+    checks["echo"] = Echo(times, echo.draws)
+    found |= _run({"echo": checks["echo"]}, field, run, derive(seed, "check"), batch)
+    name, weight = WEIGHTS["echo"]
+    why = f"the echo tells disturbed samples from own ones with AUROC {notices:.2f} (at least {NOTICES} is asked for)"
+    candidates.append(Candidate((("echo", 1.0), (name, weight)), why, notices >= NOTICES))
+    run = Trajectory(**{**vars(run), "evidence": {**run.evidence, **found}})
+    chosen = next((c for c in candidates if c.use), candidates[-1])
+    rows = [{"score": c.name, "why": c.why, "usable": c.use} for c in candidates]
+    reason = chosen.why
+    if labels is not None:
+        chosen, reason, rows = _by_labels(run, candidates, chosen, labels, min(judged, count))
+    reference = _reference(run, chosen, checks, reads, steps, stepper, within)
+    blind = "" if chosen.use else f"no evidence is better than chance on this model ({chosen.why})"
+    field.reference = reference._replace(reason=reason, withheld=blind, candidates=tuple(rows))
+    return field.reference
+
+
+# ---- the pilot ---------------------------------------------------------------------------------------------------
+
+
+def _count(field: Field, pilot: int | None, cond: Mapping[str, Tensor], within: str) -> int:
+    assert field.space is not None
+    small = field.device.type == "cpu" and numbers(field.space) > FEW
+    count = as_whole(pilot, "pilot", 8) if pilot is not None else PILOT_CPU if small else PILOT
+    return max(count, FEWEST * len(cond[within].unique())) if within else count
+
+
+def _conditions(cond: Mapping[str, Tensor], within: str, count: int) -> dict[str, Tensor]:
+    """Conditions of the data for the pilot: classes in turn, as many of each however rare it is."""
+    if not cond:
+        return {}
+    total = len(next(iter(cond.values())))
+    rows = torch.arange(count) % total
+    if within:
+        members = [(cond[within] == label).nonzero()[:, 0] for label in cond[within].unique()]
+        each_class = -(-count // len(members))
+        rows = torch.stack([of[torch.arange(each_class) % len(of)] for of in members], 1).flatten()[:count]
+    return {name: value[rows] for name, value in cond.items()}
+
+
+def _checks(
+    field: Field, data: Any, cond: Mapping[str, Tensor], within: str, evaluations: int | None, steps: int, keep: bool
+) -> dict[str, Any]:
+    """The checks to try, by name."""
+    assert field.space is not None
+    found: dict[str, Any] = {"echo": Echo.planned(ECHO if evaluations is None else min(max(1, evaluations), 10**4))}
+    if within:
+        values = cond[within].unique()
+        budget = max(1, int(EXTRA * steps)) if evaluations is None else evaluations
+        if 2 <= len(values) <= budget:
+            found["contest"] = Contest.planned(within, values, budget)
+    ragged = any(channel.rows for channel in field.space.channels.values())
+    if data is not None and keep and not ragged:
+        found["nearest"] = _points(field.space, data, cond.get(within) if within else None, within)
+    return found
+
+
+def _points(space: Space, data: Any, labels: Tensor | None, within: str) -> Nearest:
+    """Some of the training points, and as many as may be kept."""
+    points = embedded(space, each(lambda c: c[: 4 * POINTS], data)).float()
+    most = min(POINTS, max(100, BYTES // (4 * points.shape[1])), len(points) - len(points) // 10)
+    rows = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:most]
+    return Nearest(points[rows], None if labels is None else labels[rows], within)
+
+
+def _run(checks: Mapping[str, Any], field: Field, run: Trajectory, seed: int, batch: int) -> dict[str, Tensor]:
+    parts = []
+    for a in range(0, len(run), batch):
+        rows = slice(a, min(a + batch, len(run)))
+        cond = {k: v[rows] for k, v in run.cond.items()}
+        parts.append(run_checks(checks, field, field.space, each(lambda c: c[rows], run.x), cond, seed, a))  # type: ignore[arg-type]  # noqa: B023
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+# ---- the questions -----------------------------------------------------------------------------------------------
+
+
+def _asked(
+    field: Field,
+    run: Trajectory,
+    checks: Mapping[str, Any],
+    found: Mapping[str, Tensor],
+    data: Any,
+    cond: Mapping[str, Tensor],
+    within: str,
+    seed: int,
+) -> list[Candidate]:
+    """The candidates of nearest training points and of the contest, with the answers to their questions."""
+    candidates = []
+    if "nearest" in checks:
+        share = _density(field.space, checks["nearest"], data)  # type: ignore[arg-type]
+        why = f"new data are as far from training points as {share:.2f} of the distance between data ({DENSE} at most)"
+        candidates.append(Candidate((("nearest", 1.0),), why, share <= DENSE))
+    if "contest" in checks:
+        lost = float((found["contest"] > 0).float().mean())
+        few = slice(0, min(TRIED, len(run)))
+        values = checks["contest"].rivals.to(run.cond[within])
+        own = (run.cond[within][few, None] == values).float().argmax(1)
+        shift = torch.randint(1, len(values), own.shape, generator=torch.Generator().manual_seed(seed)).to(own)
+        wrong = {**{k: v[few] for k, v in run.cond.items()}, within: values[(own + shift) % len(values)]}
+        part = each(lambda c: c[few], run.x)
+        space: Any = field.space
+        changed = run_checks({"contest": checks["contest"]}, field, space, part, wrong, seed, 0)["contest"]
+        knows = _auroc(changed, found["contest"][few])
+        why = (
+            f"the contest tells wrong classes from those asked for with AUROC {knows:.2f} (at least {KNOWS}), and "
+            f"{lost:.1%} of the samples lose it (at least {LOST:.1%})"
+        )
+        name, weight = WEIGHTS["contest"]
+        parts = (("contest", 1.0), (name, weight))
+        candidates.append(Candidate(parts, why, knows >= KNOWS and LOST <= lost <= 0.5))
+    return candidates
+
+
+def _density(space: Space, near: Nearest, data: Any) -> float:
+    """How far data are from the training points, of the distance that they are from one another."""
+    points = embedded(space, each(lambda c: c[: 4 * POINTS], data)).float()
+    rows = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[len(near.points) :][:TRIED]
+    new = points[rows]
+    if len(new) < 2:
+        return 1.0
+    apart = torch.cdist(new, new)[~torch.eye(len(new), dtype=torch.bool)].median()
+    return float(torch.cdist(new, near.points).amin(1).median() / apart.clamp_min(1e-12))
+
+
+def _noticed(field: Field, run: Trajectory, echo: Echo, seed: int) -> tuple[tuple[float, ...], float]:
+    """The times at which an echo tells own samples from disturbed ones best, and how well."""
+    few = slice(0, min(TRIED, len(run)))
+    cond = {k: v[few] for k, v in run.cond.items()}
+    own = each(lambda c: c[few], run.x)
+    space: Any = field.space
+    given, like = space.given(cond), next(iter(channels(own).values()))
+    count = len(like)
+    noise = each(lambda c: c.to(like.dtype), given.noise(count, Blocks(seed, 0, count), like.device))
+    disturbed, _ = given.path(noise, own, like.new_full((count,), DISTURBED))
+    best: tuple[float, tuple[float, ...]] = (-1.0, ECHOES[0])
+    for several in ECHOES:
+        times: tuple[float, ...] = several[: len(echo.times)]
+        tried = {"echo": Echo(times, 1)}
+        scores = [run_checks(tried, field, space, x, cond, seed, 0)["echo"] for x in (disturbed, own)]
+        best = max(best, (_auroc(*scores), times))
+    return best[1], best[0]
+
+
+def _auroc(high: Tensor, low: Tensor) -> float:
+    """The chance that a number of the first is higher than one of the second."""
+    both = torch.cat([high, low]).double()
+    order = both.sort().values
+    first = torch.searchsorted(order, both)
+    ranks = (first + torch.searchsorted(order, both, right=True) + 1) / 2.0
+    return float((ranks[: len(high)].sum() - len(high) * (len(high) + 1) / 2) / (len(high) * len(low)))
+
+
+def _by_labels(
+    run: Trajectory, candidates: Sequence[Candidate], chosen: Candidate, labels: Callable[..., Any], judged: int
+) -> tuple[Candidate, str, list[dict[str, Any]]]:
+    """The candidate that labels prefer, if they do so by more than the standard error."""
+    few = run.take(torch.arange(judged, device=run.grid.device))
+    failed = torch.as_tensor(labels(few.x, few.cond)).to(few.grid.device).bool()
+    if failed.shape != (judged,):
+        raise ShapeError(f"labels say of each of {judged} samples whether it failed, got shape {tuple(failed.shape)}")
+    bad = int(failed.sum())
+    others = [
+        Candidate(((name, 1.0),), "", True) for name in (*SCORES, "spread", "detour", "echo", "contest", "nearest")
+    ]
+    every = [*candidates, *others]
+    rows: list[dict[str, Any]] = []
+    scored: list[tuple[float, Candidate]] = []
+    for candidate in every:
+        try:
+            score = _summed(run, candidate)[:judged]
+        except UsageError:
+            continue
+        value = _auroc(score[failed], score[~failed]) if 0 < bad < judged else 0.5
+        rows.append({"score": candidate.name, "why": candidate.why, "usable": candidate.use, "auroc": round(value, 4)})
+        scored.append((value, candidate))
+    if not 0 < bad < judged:
+        reason = f"{bad} of the {judged} labels are failures, which tells nothing; {chosen.why}"
+        return chosen, reason, rows
+    own = next(value for value, candidate in scored if candidate.name == chosen.name)
+    best, better = max(scored, key=lambda pair: pair[0])
+    error = (best * (1 - best) / min(bad, judged - bad)) ** 0.5
+    if best - SURE * max(error, 1e-3) > own or not chosen.use:
+        use = best - SURE * error > 0.5
+        reason = f"of {judged} labels with {bad} failures, {better.name} has AUROC {best:.2f}"
+        return better._replace(why=reason, use=use), reason, rows
+    reason = f"{judged} labels with {bad} failures (AUROC {own:.2f}) do not prefer another score; {chosen.why}"
+    return chosen, reason, rows
+
+
+# ---- the reference -----------------------------------------------------------------------------------------------
+
+
+def _summed(run: Trajectory, candidate: Candidate) -> Tensor:
+    levels = torch.linspace(0, 1, LEVELS, device=run.grid.device)
+    scores = [(run.score(name), weight) for name, weight in candidate.parts]
+    return combined([(s, w, s.quantile(levels.to(s))) for s, w in scores])
+
+
+def _reference(
+    run: Trajectory,
+    chosen: Candidate,
+    checks: Mapping[str, Any],
+    estimator: Any,
+    steps: int,
+    stepper: str,
+    within: str,
+) -> Reference:
+    """The scores of the pilot's samples; those of the variance are compared within a class."""
+    levels = torch.linspace(0, 1, LEVELS, device=run.grid.device)
+    parts, scores = [], []
+    for name, weight in chosen.parts:
+        raw = run.score(name)
+        standard = standard_of(within, raw, run.cond[within]) if within and needs_variance(name) else None
+        raw = raw if standard is None else standard(raw, run.cond[within])
+        quantiles = raw.quantile(levels.to(raw))
+        parts.append(Part(name, weight, quantiles, standard and standard._replace(source="checkpoint")))
+        scores.append((raw, weight, quantiles))
+    total = combined(scores)
+    names = {name.partition("@")[0] for name, _ in chosen.parts}
+    used = {name: own for name, own in checks.items() if name in names}
+    variance = needs_variance(chosen.name)
+    made = None
+    if names - used.keys():  # a part of it is of the trajectory
+        made = read_with(estimator if variance else None, steps, stepper)
+    return Reference(chosen.name, made, total.quantile(levels.to(total)), None, tuple(parts), used)
