@@ -12,7 +12,7 @@ import fmwc
 from fmwc.confidence.editing import edit
 from fmwc.errors import UsageError
 from fmwc.field import Reference, attach
-from fmwc.sampling import Standard, Trajectory, growing, sample, setting, stream
+from fmwc.sampling import Standard, Trajectory, growing, read_with, sample, stream
 from fmwc.state import channels
 from tests.conftest import conv_field, dict_field, mlp_field
 
@@ -24,7 +24,7 @@ def referred(field, steps=10, score="temporal_ratio", estimator=None):
     """The field with a reference, read as it will be."""
     run = sample(field, 50, steps=steps, seed=9)
     estimator = estimator or fmwc.sampling.default_estimator(field.space)
-    field.reference = Reference(score, setting(estimator, steps, "euler", 1), run.score(score).sort().values)
+    field.reference = Reference(score, read_with(estimator, steps, "euler", 1), run.score(score).sort().values)
     return field
 
 

@@ -13,7 +13,7 @@ from fmwc.field import Reference, attach
 from fmwc.flow import Space
 from fmwc.identity import SEAL, digest_tensors
 from fmwc.propagate import Diagonal, Linearised
-from fmwc.sampling import SCORES, Parts, Standard, Trajectory, sample, setting, standard_of
+from fmwc.sampling import SCORES, Parts, Standard, Trajectory, read_with, sample, standard_of
 from fmwc.sampling.scores import within_groups
 from fmwc.state import channels
 from tests.conftest import PRODUCT, awaken
@@ -42,7 +42,7 @@ def test_confidence_is_the_place_among_the_run_reversed(mlp):
 
 def test_confidence_against_a_reference(mlp):
     run = sample(mlp, 40, steps=10)
-    mlp.reference = Reference("peak", setting("linearised", 10, "euler", 1), torch.linspace(0, 1, 101) * 2)
+    mlp.reference = Reference("peak", read_with("linearised", 10, "euler", 1), torch.linspace(0, 1, 101) * 2)
     same_setting = sample(mlp, 5, steps=10)
     assert same_setting.default_score == "peak"
     own = same_setting.score("peak")
@@ -66,7 +66,7 @@ def test_confidence_against_a_reference(mlp):
     ids=str,
 )
 def test_a_reference_read_otherwise_is_not_used(options, mlp):
-    mlp.reference = Reference("peak", setting("linearised", 10, "euler", 1), torch.linspace(0, 1, 101))
+    mlp.reference = Reference("peak", read_with("linearised", 10, "euler", 1), torch.linspace(0, 1, 101))
     run = sample(mlp, 4, **options)
     assert run.reference is None
     assert run.default_score == "peak"
@@ -74,9 +74,9 @@ def test_a_reference_read_otherwise_is_not_used(options, mlp):
 
 
 def test_settings_tell_estimators_and_their_options_apart():
-    settings = [setting(e, 10, "euler", 1) for e in ("linearised", "diagonal", Diagonal("taylor1"), None)]
+    settings = [read_with(e, 10, "euler", 1) for e in ("linearised", "diagonal", Diagonal("taylor1"), None)]
     assert len(set(settings)) == 4
-    assert setting("diagonal", 10, "euler", 1) == setting(Diagonal(), 10, "euler", 1)
+    assert read_with("diagonal", 10, "euler", 1) == read_with(Diagonal(), 10, "euler", 1)
 
 
 # ---- within a condition ---------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def referenced(field, steps=10):
     standard = standard_of("y", raw, run.cond["y"])
     levels = torch.linspace(0, 1, 31)
     quantiles = standard(raw, run.cond["y"]).quantile(levels)
-    field.reference = Reference("peak", setting("linearised", steps, "euler", 1), quantiles, standard)
+    field.reference = Reference("peak", read_with("linearised", steps, "euler", 1), quantiles, standard)
     return field
 
 
