@@ -95,8 +95,8 @@ class Way:
     Arguments:
         checkpoint: A shipped name or a folder.
         stepper: Of the integrator.
-        propagation: The estimator of the variance, by name; `none` reads none, and empty is for a checkpoint whose score
-            takes none.
+        propagation: The estimator of the variance, by name; `none` reads none. Empty: none is read, because the
+            checkpoint's score takes none.
         controller: What picks the times, by name.
         guide: How strongly the velocity is steered away from doubt.
         window: When it is.
