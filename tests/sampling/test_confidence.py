@@ -1,4 +1,4 @@
-"""One meaning of confidence: the place among a comparable reference, else withheld; rank is the place within the run."""
+"""One meaning of confidence: the place among a comparable reference, else withheld; rank is that within the run."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ def referred(field, score="peak", steps=10, schedule=1, **reference):
 
 def test_one_sample_of_a_fresh_field_has_no_confidence_and_says_why(mlp):
     run = sample(mlp, 1, steps=10)
-    with pytest.raises(UsageError, match="confidence is withheld: there is no reference.*fit_confidence") as raised:
+    with pytest.raises(UsageError, match=r"confidence is withheld: there is no reference.*fit_confidence") as raised:
         run.confidence  # noqa: B018
     assert str(raised.value) == run.withheld
     assert "\n" not in run.withheld
@@ -107,7 +107,7 @@ def test_constant_scores_are_not_ranked(mlp):
     run = sample(mlp, 6, steps=10)
     still = dataclasses.replace(run, var=torch.full_like(run.var, 0.25))
     for found in (still, still.take(torch.arange(3)), still.surest(0.5)):
-        with pytest.raises(UsageError, match="is .* for all of 6 samples, so it ranks none of them"):
+        with pytest.raises(UsageError, match=r"is .* for all of 6 samples, so it ranks none of them"):
             found.rank  # noqa: B018
     assert "rank" not in still.tensors()
     assert "score" in still.tensors()
