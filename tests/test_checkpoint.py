@@ -11,11 +11,13 @@ import fmwc.checkpoint
 from fmwc.checkpoint import FORMAT, about, identity, load, load_network, save, save_network, save_schedule
 from fmwc.eightbit import decode, encode, round_weights
 from fmwc.errors import CheckpointError, NotFiniteError
-from fmwc.field import Reference, Schedule, attach
+from fmwc.field import ReadWith, Reference, Schedule, attach
 from fmwc.identity import digest_file, seal
 from fmwc.nets import MLP, LeNet, UNet
-from fmwc.sampling import default_estimator, sample, setting, standard_of
+from fmwc.sampling import default_estimator, read_with, sample, standard_of
 from tests.conftest import TinyConv, TwoChannels, awaken, conv_field, dict_field, mlp_field
+
+MADE = ReadWith("Linearised(probes=None)", 50, "euler", (0.2, 0.8))
 
 
 def one_line(call, error=CheckpointError, match=None):
@@ -52,9 +54,9 @@ def test_round_trip(name, tmp_path):
 
 def test_the_reference_travels(tmp_path):
     field = mlp_field()
-    field.reference = Reference("peak", "some setting", torch.linspace(0, 1, 7))
+    field.reference = Reference("peak", MADE, torch.linspace(0, 1, 7))
     again = load(save(field, tmp_path)).reference
-    assert (again.score, again.setting) == ("peak", "some setting")
+    assert (again.score, again.read_with) == ("peak", MADE)
     assert torch.equal(again.quantiles, field.reference.quantiles)
 
 
@@ -68,7 +70,7 @@ def digits(seed=0):
     standard = standard_of("y", raw, y)
     quantiles = standard(raw, y).quantile(torch.linspace(0, 1, 11))
     field.reference = Reference(
-        "integrated", setting(default_estimator(field.space), 4, "euler", 1), quantiles, standard
+        "integrated", read_with(default_estimator(field.space), 4, "euler", 1), quantiles, standard
     )
     return field
 
@@ -77,7 +79,7 @@ def test_a_reference_within_a_class_travels_and_gives_the_same_confidence(tmp_pa
     field = digits()
     again = load(save(field, tmp_path))
     before, after = (f.reference for f in (field, again))
-    assert (after.score, after.setting, after.standard.cond) == ("integrated", before.setting, "y")
+    assert (after.score, after.read_with, after.standard.cond) == ("integrated", before.read_with, "y")
     assert torch.equal(after.quantiles, before.quantiles)
     assert torch.equal(after.standard.centre, before.standard.centre)
     assert torch.equal(after.standard.spread, before.standard.spread)
@@ -149,7 +151,7 @@ def rounded(**options):
 
 def test_rounded_weights_come_back_bit_for_bit_from_eight_bits(tmp_path):
     field = rounded()
-    field.reference = Reference("peak", "some setting", torch.linspace(0, 1, 7))  # numbers, and no weight
+    field.reference = Reference("peak", MADE, torch.linspace(0, 1, 7))  # numbers, and no weight
     again = load(save(field, tmp_path, eightbit=True))
     assert same_weights(again, field)
     assert torch.equal(again.reference.quantiles, field.reference.quantiles)
@@ -370,7 +372,7 @@ def test_a_reference_that_is_damaged(name, tmp_path):
 
 def test_a_reference_that_lacks_its_standard(tmp_path):
     field = mlp_field()
-    field.reference = Reference("peak", "some setting", torch.linspace(0, 1, 7))
+    field.reference = Reference("peak", MADE, torch.linspace(0, 1, 7))
     save(field, tmp_path)
     edit(tmp_path, reference={"score": "peak", "setting": "some setting", "within": "y"})
     one_line(lambda: load(tmp_path), match=r"reference of .* cannot be used: 'centre'")
@@ -495,10 +497,10 @@ def test_weights_in_double_precision_come_back_in_double_precision(tmp_path):
 )
 def test_a_reference_that_says_nothing_is_neither_saved_nor_loaded(quantiles, tmp_path):
     field = mlp_field()
-    field.reference = Reference("peak", "some setting", quantiles)
+    field.reference = Reference("peak", MADE, quantiles)
     with pytest.raises(fmwc.FmwcError):
         save(field, tmp_path / "a")
-    field.reference = Reference("peak", "some setting", torch.linspace(0, 1, 7))
+    field.reference = Reference("peak", MADE, torch.linspace(0, 1, 7))
     save(field, tmp_path / "b")
     rewrite(tmp_path / "b", lambda t: t.update({"reference.quantiles": quantiles}))
     one_line(lambda: load(tmp_path / "b"), match="reference")
@@ -539,7 +541,7 @@ def test_loading_leaves_torchs_random_numbers_alone(saved):
 
 
 def test_a_schedule_is_part_of_the_record(saved):
-    reference = Reference("temporal_ratio", "some setting", torch.linspace(0, 1, 5))
+    reference = Reference("temporal_ratio", MADE, torch.linspace(0, 1, 5))
     same = identity(saved)
     save_schedule(Schedule((0.2, 0.8), reference, 0.9), saved)
     again = load(saved)
@@ -563,7 +565,7 @@ def to_format_1(path):
 
 
 def test_checkpoints_of_the_first_release_load(saved):
-    save_schedule(Schedule((0.2, 0.8), Reference("peak", "some setting", torch.linspace(0, 1, 5)), 0.9), saved)
+    save_schedule(Schedule((0.2, 0.8), Reference("peak", MADE, torch.linspace(0, 1, 5)), 0.9), saved)
     same = identity(saved)
     to_format_1(saved)
     again = load(saved)
@@ -587,7 +589,7 @@ SCHEDULES = {
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_that_is_damaged(name, saved):
-    save_schedule(Schedule((0.2, 0.8), Reference("peak", "some setting", torch.linspace(0, 1, 5)), 0.9), saved)
+    save_schedule(Schedule((0.2, 0.8), Reference("peak", MADE, torch.linspace(0, 1, 5)), 0.9), saved)
     record = json.loads((saved / "recipe.json").read_text())
     edit(saved, schedule={**record["schedule"], **SCHEDULES[name]})
     one_line(lambda: load(saved))

@@ -78,11 +78,11 @@ def test_wrong_data_does_not_spoil_the_field():
     fmwc.fit_noise(field, torch.randn(16, 2), steps=1)
 
 
-def test_samples_keep_their_confidence_when_others_are_dropped():
+def test_samples_keep_their_rank_when_others_are_dropped():
     run = fmwc.sample(mlp_field(), 40, steps=10)
     kept = run.score().argsort(stable=True)[:10].sort().values
     # To a rank: sums over fewer samples may round otherwise, and a score then falls on the other side of itself.
-    torch.testing.assert_close(run.surest(0.25).confidence, run.confidence[kept], rtol=0, atol=1.01 / 40)
+    torch.testing.assert_close(run.surest(0.25).rank, run.rank[kept], rtol=0, atol=1.01 / 40)
 
 
 def test_a_reference_read_in_another_setting_is_not_used():

@@ -73,7 +73,7 @@ def make_checkpoint(folder: Path) -> Path:
 
     field = fmwc.attach(MLP(2, 4, 1), space=(2,), width=4)
     field.reference = fmwc.field.Reference(
-        "temporal_ratio", "linearised, 10 euler steps, every 1", torch.linspace(0, 1, 11)
+        "temporal_ratio", fmwc.sampling.read_with("linearised", 10, "euler"), torch.linspace(0, 1, 11)
     )
     fmwc.save(field, folder / "checkpoint", recipe={"name": "checkerboard", "iterations": 3})
     return folder / "checkpoint"

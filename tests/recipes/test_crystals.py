@@ -23,7 +23,7 @@ from fmwc.randomness import Stream, derive
 from fmwc.recipes.comparing import Bench
 from fmwc.recipes.crystals.recipe import EVERY, PRESETS, SCORE, Mp20, _room
 from fmwc.recipes.fitting import fit, fit_joint, fit_network
-from fmwc.sampling import setting
+from fmwc.sampling import read_with
 from fmwc.training import Plan
 from tests.recipes.conftest import CPU, identical, weights
 
@@ -243,7 +243,7 @@ def test_the_reference_is_of_crystals_of_its_own_seed(fitted):
     assert run.times[:, 0].tolist() == [0.75]
     for reference in (field.reference, load(out).reference):
         assert reference.score == SCORE
-        assert reference.setting == setting(Linearised(1), 4, "euler", 5)
+        assert reference.read_with == read_with(Linearised(1), 4, "euler", 5)
         torch.testing.assert_close(reference.quantiles[0], run.score(SCORE).min())
         torch.testing.assert_close(reference.quantiles[-1], run.score(SCORE).max())
         assert reference.quantiles.shape == (1001,)

@@ -14,7 +14,7 @@ from fmwc.files import MANIFEST, WORK
 from fmwc.recipes.checkerboard.recipe import Checkerboard
 from fmwc.recipes.fitting import fit, fit_dropout, fit_head, fit_network, fit_variance
 from fmwc.recipes.mnist.recipe import Mnist, labels
-from fmwc.sampling import default_estimator, sample, setting
+from fmwc.sampling import default_estimator, read_with, sample
 from tests.recipes.conftest import BOARD, CPU, identical, weights
 
 
@@ -48,7 +48,7 @@ def test_the_reference_is_read_within_the_class(fitted, digits):
     field, out = fitted
     for reference in (field.reference, load(out).reference):
         assert reference.score == "integrated"
-        assert reference.setting == setting(default_estimator(digits.space()), 50, "euler", 1)
+        assert reference.read_with == read_with(default_estimator(digits.space()), 50, "euler", 1)
         assert reference.standard.cond == "y"
         assert reference.standard.centre.shape == (10,)
         assert reference.quantiles.shape == (1001,)
@@ -74,7 +74,7 @@ def test_the_record_says_how_it_was_made_and_holds_no_path_of_this_machine(fitte
 
 def test_the_board_has_a_reference_of_its_own(tmp_path):
     field = fit(BOARD, tmp_path / "model", CPU)
-    assert load(tmp_path / "model").reference.setting == setting("linearised", 50, "euler", 1)
+    assert load(tmp_path / "model").reference.read_with == read_with("linearised", 50, "euler", 1)
     assert field.reference.standard is None
     assert 0 <= about(tmp_path / "model")["metrics"]["misplacement"] <= 1
     assert sample(field, 20).reference is not None

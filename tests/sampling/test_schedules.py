@@ -116,7 +116,7 @@ def test_a_schedule_travels_with_its_field(tmp_path):
     fmwc.save(field, tmp_path)
     back = fmwc.load(tmp_path).schedule
     assert isinstance(back, Schedule)
-    assert (back.times, back.reference.setting) == (field.schedule.times, field.schedule.reference.setting)
+    assert (back.times, back.reference.read_with) == (field.schedule.times, field.schedule.reference.read_with)
     torch.testing.assert_close(back.reference.quantiles, field.schedule.reference.quantiles, rtol=1e-5, atol=0)
     field.schedule = None
     fmwc.save(field, tmp_path)

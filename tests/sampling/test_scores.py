@@ -221,7 +221,7 @@ def test_a_name_with_a_window_that_does_not_rise_is_refused_before_anything_is_d
 def test_a_run_without_variance_has_no_score(mlp):
     run = sample(mlp, 3, steps=2, confidence=False)
     for name in SCORES:
-        with pytest.raises(UsageError, match="confidence=True"):
+        with pytest.raises(UsageError, match="confidence='linearised'"):
             run.score(name)
 
 

@@ -13,7 +13,7 @@ from fmwc.field import Reference, attach
 from fmwc.flow import Space
 from fmwc.identity import SEAL, digest_tensors
 from fmwc.propagate import Diagonal, Linearised
-from fmwc.sampling import SCORES, Parts, Standard, Trajectory, sample, setting, standard_of
+from fmwc.sampling import SCORES, Parts, Standard, Trajectory, read_with, sample, standard_of
 from fmwc.sampling.scores import within_groups
 from fmwc.state import channels
 from tests.conftest import PRODUCT, awaken
@@ -31,9 +31,9 @@ def same(a, b):
 # ---- confidence -----------------------------------------------------------------------------------------------------
 
 
-def test_confidence_is_the_place_among_the_run_reversed(mlp):
+def test_the_rank_is_the_place_among_the_run_reversed(mlp):
     run = sample(mlp, 40, steps=10)
-    own, found = run.score(), run.confidence
+    own, found = run.score(), run.rank
     for i in range(40):
         assert found[i].item() == pytest.approx((own > own[i]).double().mean().item(), abs=1e-6)
     assert found.min() >= 0
@@ -42,7 +42,7 @@ def test_confidence_is_the_place_among_the_run_reversed(mlp):
 
 def test_confidence_against_a_reference(mlp):
     run = sample(mlp, 40, steps=10)
-    mlp.reference = Reference("peak", setting("linearised", 10, "euler", 1), torch.linspace(0, 1, 101) * 2)
+    mlp.reference = Reference("peak", read_with("linearised", 10, "euler", 1), torch.linspace(0, 1, 101) * 2)
     same_setting = sample(mlp, 5, steps=10)
     assert same_setting.default_score == "peak"
     own = same_setting.score("peak")
@@ -66,17 +66,18 @@ def test_confidence_against_a_reference(mlp):
     ids=str,
 )
 def test_a_reference_read_otherwise_is_not_used(options, mlp):
-    mlp.reference = Reference("peak", setting("linearised", 10, "euler", 1), torch.linspace(0, 1, 101))
+    mlp.reference = Reference("peak", read_with("linearised", 10, "euler", 1), torch.linspace(0, 1, 101))
     run = sample(mlp, 4, **options)
     assert run.reference is None
     assert run.default_score == "peak"
-    assert sorted(run.confidence.tolist()) == pytest.approx([0, 0.25, 0.5, 0.75])
+    assert run.withheld
+    assert sorted(run.rank.tolist()) == pytest.approx([0, 0.25, 0.5, 0.75])
 
 
 def test_settings_tell_estimators_and_their_options_apart():
-    settings = [setting(e, 10, "euler", 1) for e in ("linearised", "diagonal", Diagonal("taylor1"), None)]
+    settings = [read_with(e, 10, "euler", 1) for e in ("linearised", "diagonal", Diagonal("taylor1"), None)]
     assert len(set(settings)) == 4
-    assert setting("diagonal", 10, "euler", 1) == setting(Diagonal(), 10, "euler", 1)
+    assert read_with("diagonal", 10, "euler", 1) == read_with(Diagonal(), 10, "euler", 1)
 
 
 # ---- within a condition ---------------------------------------------------------------------------------------------
@@ -109,7 +110,7 @@ def referenced(field, steps=10):
     standard = standard_of("y", raw, run.cond["y"])
     levels = torch.linspace(0, 1, 31)
     quantiles = standard(raw, run.cond["y"]).quantile(levels)
-    field.reference = Reference("peak", setting("linearised", steps, "euler", 1), quantiles, standard)
+    field.reference = Reference("peak", read_with("linearised", steps, "euler", 1), quantiles, standard)
     return field
 
 
@@ -173,7 +174,7 @@ def test_no_class_is_trusted_less_than_another(asked):
     means = torch.stack([run.confidence[y == label].mean() for label in range(3)])
     assert float((means - 0.5).abs().max()) < 0.2
     raw = run.ranked_by("integrated")
-    assert raw.confidence[y == 0].mean() > 0.8 > 0.2 > raw.confidence[y == 2].mean()
+    assert raw.rank[y == 0].mean() > 0.8 > 0.2 > raw.rank[y == 2].mean()
 
 
 @pytest.mark.parametrize("options", [{"steps": 11}, {"steps": 10, "confidence": "diagonal"}], ids=str)
@@ -186,7 +187,7 @@ def test_a_run_read_otherwise_is_compared_within_itself(options, asked):
     few = sample(field, 12, y=Y[:12], **options)  # four a class
     assert few.standard is None
     assert torch.equal(few.score(), few.score("peak"))
-    assert sorted(few.confidence.tolist()) == pytest.approx([i / 12 for i in range(12)])
+    assert sorted(few.rank.tolist()) == pytest.approx([i / 12 for i in range(12)])
 
 
 def test_ranking_by_another_score_leaves_the_reference_behind(asked):
@@ -199,7 +200,9 @@ def test_ranking_by_another_score_leaves_the_reference_behind(asked):
     assert (other.default_score, other.reference, other.standard) == ("integrated", None, None)
     assert torch.equal(other.score(), run.score("integrated"))
     own = other.score()
-    torch.testing.assert_close(other.confidence, torch.stack([(own > s).float().mean() for s in own]))
+    with pytest.raises(UsageError, match="withheld: the run is ranked by integrated, which has no reference"):
+        other.confidence  # noqa: B018
+    torch.testing.assert_close(other.rank, torch.stack([(own > s).float().mean() for s in own]))
     assert torch.equal(other.x, run.x)
     assert run.default_score == "peak"
 
@@ -225,7 +228,7 @@ def test_a_score_of_one_channel_by_its_name(product):
     assert not torch.equal(run.score("place/peak"), run.score("shape/peak"))
     ranked = run.ranked_by("shape/integrated")
     assert torch.equal(ranked.score(), run.score("integrated", channel="shape"))
-    assert torch.equal(ranked.confidence.argsort(), run.score("shape/integrated").argsort(descending=True))
+    assert torch.equal(ranked.rank.argsort(), run.score("shape/integrated").argsort(descending=True))
     assert torch.equal(run.surest(0.5, "shape/peak").x["place"], run.ranked_by("shape/peak").surest(0.5).x["place"])
 
 
@@ -279,7 +282,7 @@ def test_a_compact_run_keeps_every_score(transport, product, mlp):
         for name in [*names, *(["dispersion"] if transport else [])]:
             torch.testing.assert_close(small.score(name), run.score(name))
         torch.testing.assert_close(small.std, run.std)
-        assert torch.equal(small.confidence.argsort(), run.confidence.argsort())
+        assert torch.equal(small.rank.argsort(), run.rank.argsort())
         assert all(value.shape == (10, 7, 1) for value in channels(small.var).values())
         assert small.states is None
         assert same(small.x, run.x)
@@ -318,7 +321,7 @@ def test_batches_are_kept_as_they_are_done_and_not_drawn_again(asked, tmp_path):
     for name in ("x", "x0", "times", "grid", "mean", "var", "index"):
         assert torch.equal(getattr(run, name), getattr(plain, name))
         assert torch.equal(getattr(again, name), getattr(plain, name))
-    assert torch.equal(again.confidence, plain.confidence)
+    assert torch.equal(again.rank, plain.rank)
     assert torch.equal(again.cond["y"], Y[:10])
     first = Trajectory.load(files[0])
     assert sample(asked, 3, parts=parts, **{**options, "y": Y[:3]}).x.shape == (3, 2)  # four are there: too many
@@ -363,17 +366,20 @@ def test_take_by_mask_and_of_channels(full, product):
 
 
 @pytest.mark.parametrize("reference", [True, False], ids=["reference", "its own"])
-def test_what_is_taken_keeps_its_conditions_and_its_confidence(reference, asked):
+def test_what_is_taken_keeps_its_conditions_its_confidence_and_its_rank(reference, asked):
     run = sample(referenced(asked) if reference else asked, 36, steps=10, y=Y)
+    names = ["rank", *(["confidence"] if reference else [])]
     index = torch.tensor([8, 3, 35])
     found = run.take(index)
     assert torch.equal(found.cond["y"], Y[index])
     place = 1.01 / 36  # the last bit of a score depends on its company, and can cost a sample one place
-    torch.testing.assert_close(found.confidence, run.confidence[index], rtol=0, atol=place)
-    torch.testing.assert_close(found.take(torch.tensor([2])).confidence, run.confidence[35:], rtol=0, atol=place)
     surest = run.surest(0.25)
     assert len(surest) == 9
-    assert surest.confidence.min() >= run.confidence.sort().values[-9] - place
+    for name in names:
+        whole = getattr(run, name)
+        torch.testing.assert_close(getattr(found, name), whole[index], rtol=0, atol=place)
+        torch.testing.assert_close(getattr(found.take(torch.tensor([2])), name), whole[35:], rtol=0, atol=place)
+        assert getattr(surest, name).min() >= whole.sort().values[-9] - place
     places = [(run.x == x).all(1).nonzero().item() for x in surest.x]
     assert torch.equal(surest.cond["y"], Y[places])
 

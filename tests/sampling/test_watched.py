@@ -94,7 +94,7 @@ def test_the_next_run_begins_anew(mlp):
         x0 = torch.randn(count, 2)
         run = watched.trajectory(euler(watched, x0, 4), default_score="integrated")
         assert torch.equal(run.x0, x0)
-        assert run.confidence.shape == (count,)
+        assert run.rank.shape == (count,)
 
 
 def test_states_of_channels():

@@ -27,8 +27,12 @@ def sample(
     steps: Annotated[int, typer.Option(help="Integration steps.")] = 50,
     stepper: Annotated[str, typer.Option(help="euler, midpoint or heun.")] = "euler",
     propagation: Annotated[
-        str, typer.Option(help="linearised, diagonal, tangent, monte_carlo or none.")
-    ] = "linearised",
+        str,
+        typer.Option(
+            help="Estimator of the variance: linearised, diagonal, tangent, monte_carlo or none; default: what the "
+            "checkpoint's confidence takes."
+        ),
+    ] = "",
     controller: Annotated[
         str,
         typer.Option(
@@ -43,23 +47,22 @@ def sample(
     every: Annotated[
         int,
         typer.Option(
-            help="Compute the variance at every k-th step, for example to use another score; default: at the few steps "
-            "that the checkpoint's schedule names, if it has one."
+            help="Compute the variance at every k-th step, for example to use another score; default: as the "
+            "checkpoint's confidence takes it."
         ),
     ] = 0,
     adaptive: Annotated[
         bool,
         typer.Option(
             "--adaptive",
-            help="Compute the variance at a few steps only, chosen by a pilot run if the checkpoint has no schedule.",
+            help="Compute the variance at a few steps only: those of the checkpoint's schedule, or chosen by a pilot "
+            "run.",
         ),
     ] = False,
     transport: Annotated[bool, typer.Option("--transport", help="Also compute the transported dispersion.")] = False,
     score: Annotated[
         str,
-        typer.Option(
-            help="Score to compute confidence from; default: the checkpoint's, or dispersion with --transport."
-        ),
+        typer.Option(help="Score to rank samples by; default: the checkpoint's, or dispersion with --transport."),
     ] = "",
     keep: Annotated[float, typer.Option(help="Share of samples to keep, most confident first.")] = 1.0,
     compiled: Annotated[
@@ -75,6 +78,9 @@ def sample(
     force: Force = False,
 ) -> None:
     """Draw samples, each with a confidence.
+
+    Confidence is a sample's place among the checkpoint's reference. It is withheld where samples are drawn otherwise
+    than that was, for example with other steps; their rank within the run is there in any case.
 
     Writes samples.safetensors and samples.csv; for digits and crystals also a picture, most confident first. For
     crystals, also writes one CIF per structure (or one extended XYZ file) and adds the judge's results to the table, as

@@ -51,7 +51,7 @@ def critical_time(run: Trajectory, channel: str | None = None, kind: str = "vari
         profile = run.transported.profile.sum(1) / lengths.square()
         return run.grid.gather(0, profile.argmax(0, keepdim=True))[0]
     if not len(run.times):
-        raise UsageError("this run kept no variance; sample with confidence=True")
+        raise UsageError("this run kept no variance; sample with confidence='linearised'")
     if channel is None:
         doubt = run.std
     else:

@@ -16,7 +16,7 @@ from fmwc.randomness import derive
 from fmwc.sampling import Sampler, Trajectory, default_estimator
 from fmwc.state import State, channels, each
 
-__all__ = ["Along", "one_a_sample", "resume", "snapped", "space_of", "states_of"]
+__all__ = ["Along", "ended_elsewhere", "one_a_sample", "resume", "snapped", "space_of", "states_of"]
 
 SLACK = 1e-6  # a time this little before a step's start is the step's start: times pass through float32
 ASTRAY = 1e-2  # a run that is made again ends within this of itself, for most samples, or was made otherwise
@@ -64,7 +64,7 @@ def resume(
     for name in ("steps", "times", "evaluations", "x0", "start", "transport", "keep_states", "record"):
         if name in options:
             raise UsageError(f"the run says its own {name}; leave it out")
-    if run.scores is not None:
+    if len(run.grid) < 2:
         raise UsageError("this run kept its scores alone, not its times; sample with record='full'")
     steps = len(run.grid) - 1
     read = list(range(steps))
@@ -113,7 +113,12 @@ def resume(
             late = first[rows] <= begin + offset
             assert passed is not None
             _put(passed[begin + offset], rows[late], each(lambda c: c[late], state))  # noqa: B023
-    return replace(run, **kept, states=passed, transported=None), spent
+    return ended_elsewhere(replace(run, **kept, states=passed)), spent
+
+
+def ended_elsewhere(run: Trajectory) -> Trajectory:
+    """The run without all that was read of the ends that its samples had before."""
+    return replace(run, transported=None, evidence={}, scores=None)
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from fmwc.confidence.editing import critical_time, edit
-from fmwc.confidence.resuming import one_a_sample, resume, snapped, states_of
+from fmwc.confidence.resuming import ended_elsewhere, one_a_sample, resume, snapped, states_of
 from fmwc.errors import ShapeError, UsageError, pick
 from fmwc.randomness import derive
 from fmwc.sampling import STEPPERS, Trajectory, noise, sample
 from fmwc.sampling.decoders import cost_of
+from fmwc.sampling.scores import of_variance
 from fmwc.state import each
 
 __all__ = ["Rewound", "Score", "best_of", "resample", "rewind"]
@@ -70,6 +71,7 @@ def rewind(
         options: As :func:`edit` takes them.
     """
     index = _indices(which, len(run))
+    _require_carried(run, score)
     if branches < 2:
         raise UsageError(f"there are at least 2 branches, the original and another; got {branches}")
     if not before >= 0:
@@ -125,6 +127,7 @@ def resample(
         raise UsageError(f"a budget is at least 1 evaluation, got {budget}")
     if not 0 < share <= 1:
         raise UsageError(f"the share of a round lies in (0, 1], got {share}")
+    _require_carried(run, score)
     spent, turn, kept = 0, 0, run
     branch = torch.zeros(len(run), dtype=torch.long, device=run.grid.device)
     if run.states is None and not fresh:
@@ -210,6 +213,12 @@ def _read(run: Trajectory, score: Score) -> Tensor:
     return run.score(score)
 
 
+def _require_carried(run: Trajectory, score: Score) -> None:
+    """Raise where a score cannot be read of a sample that ends elsewhere: only the variance is read on its new way."""
+    if not callable(score) and not of_variance(name := score or run.default_score):
+        raise UsageError(f"{name} is not read when samples are rewound; give a score of the variance: score='peak'")
+
+
 def _indices(which: Tensor, count: int) -> Tensor:
     which = torch.as_tensor(which)
     if which.dtype == torch.bool:
@@ -235,4 +244,4 @@ def _replaced(run: Trajectory, index: Tensor, others: Trajectory) -> Trajectory:
     changes |= {n: put(getattr(run, n), getattr(others, n), 1) for n in ("times", "mean", "var", "grid")}
     if run.states is not None and others.states is not None:
         changes["states"] = [put(o, n, 0) for o, n in zip(run.states, others.states, strict=True)]
-    return replace(run, **changes, transported=None)
+    return ended_elsewhere(replace(run, **changes))

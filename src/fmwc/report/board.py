@@ -42,13 +42,14 @@ def _board(axes: Axes, extent: float, **style: object) -> None:
 
 
 @look
-def samples_by_confidence(x: ArrayLike, confidence: ArrayLike, bad: ArrayLike) -> Figure:
+def samples_by_confidence(x: ArrayLike, confidence: ArrayLike, bad: ArrayLike, called: str = "confidence") -> Figure:
     """Samples on the board, coloured by confidence; misplaced ones ringed. The doubtful lie on top.
 
     Arguments:
         x: Samples, `(B, 2)`.
         confidence: In [0, 1], `(B,)`.
         bad: The misplaced ones, `(B,)`.
+        called: What it is called: `rank` where confidence is withheld.
     """
     order = np.argsort(-np.asarray(confidence), kind="stable")
     points, level, wrong = (np.asarray(a)[order] for a in (x, confidence, bad))
@@ -63,7 +64,7 @@ def samples_by_confidence(x: ArrayLike, confidence: ArrayLike, bad: ArrayLike) -
     label = f"misplaced ({wrong.mean():.1%})"
     axes.scatter([], [], s=22, facecolors="none", edgecolors=INK, linewidths=0.8, label=label)
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderpad=0, handletextpad=0.2)
-    bar = figure.colorbar(ScalarMappable(cmap=CONFIDENCE), ax=axes, shrink=0.8, label="confidence", ticks=[0, 0.5, 1])
+    bar = figure.colorbar(ScalarMappable(cmap=CONFIDENCE), ax=axes, shrink=0.8, label=called, ticks=[0, 0.5, 1])
     bar.outline.set_visible(False)  # type: ignore[operator]
     return figure
 

@@ -46,10 +46,10 @@ def _plates(run: Run, field: Field, closer: Run | None = None) -> list[Plate]:
             "Grey squares are where samples belong; colour is how sure the model is of each one. "
             "If its confidence means anything, the ringed samples, which are misplaced, are the bright ones.",
             "Samples on the checkerboard, coloured by confidence, misplaced ones ringed.",
-            board.samples_by_confidence(run.x, run.confidence, run.bad),
+            board.samples_by_confidence(run.x, run.confidence, run.bad, run.called),
         ),
         *retained(run, WORDS),
-        history(run if closer is None else closer, WORDS),
+        *history(run if closer is None else closer, WORDS),
         Plate(
             "divergence",
             "Doubt, and where paths part",
@@ -102,7 +102,7 @@ def write_report(
     again = None if closer is None else replace(_read(closer), confidence=_every(run, stride))
     way = run if again is None else again
     sections = [
-        explorer(run.x, run.score, run.confidence, run.bad, way.times, way.std, stride if again else 1),
+        explorer(run.x, run.score, run.confidence, run.bad, way.times, way.std, stride if again else 1, run.called),
         *[plate.section for plate in _plates(run, field, again)],
         *closing(numbers, _LIMITS, provenance),
     ]

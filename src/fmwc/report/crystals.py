@@ -25,9 +25,10 @@ from fmwc.report.crystals_drawn import METASTABLE
 from fmwc.report.elements import formula
 from fmwc.report.page import Section, tiles, write_page
 from fmwc.report.paper.table import NONE, dig
-from fmwc.report.plates import ENOUGH, Plate, closing, tile
-from fmwc.report.run import NAMES
+from fmwc.report.plates import ENOUGH, Plate, closing, noted, tile
+from fmwc.report.run import NAMES, level_of
 from fmwc.sampling import SCORES, Trajectory
+from fmwc.sampling.scores import names_of
 from fmwc.state import channels
 
 __all__ = ["write_figures", "write_report"]
@@ -43,12 +44,13 @@ class Ranked(NamedTuple):
     Attributes:
         crystals: The structures.
         scores: High = doubtful, `(N,)` each, by a reader's name; the run's own comes first.
-        confidence: In [0, 1], `(N,)`.
+        confidence: In [0, 1], `(N,)`: the rank within the run where confidence is withheld.
         energy: Above the hull, eV/atom, `(N,)`; NaN where there is none.
         apart: Which have no atoms inside one another, `(N,)`.
         times: When the variance was read, `(R, N)`.
         std: ‖σ_t‖ there by channel, `(R, N)` each.
         by: What it is ranked by, in words.
+        called, note: What `confidence` is, and why, as :class:`fmwc.report.run.Level` has it.
     """
 
     crystals: Crystals
@@ -59,6 +61,8 @@ class Ranked(NamedTuple):
     times: np.ndarray
     std: dict[str, np.ndarray]
     by: str
+    called: str = "confidence"
+    note: str = ""
 
     @classmethod
     def read(cls, run: Trajectory, energy: Sequence[float], apart: Sequence[bool]) -> Ranked:
@@ -66,16 +70,19 @@ class Ranked(NamedTuple):
             raise UsageError("this report needs the number of atoms of each structure: sample(..., atoms=counts)")
         if not len(run) == len(energy) == len(apart):
             raise ShapeError(f"one judgement a structure: {len(run)} structures, {len(energy)} judgements")
-        present = [channel for channel in CHANNELS if channel in channels(run.var)]
+        present = [channel for channel in CHANNELS if len(run.times) and channel in channels(run.var)]
+        level = level_of(run)
         return cls(
             crystals_of(run),
             {name: _array(score) for name, score in _scores(run, present).items()},
-            _array(run.confidence),
+            _array(level.values),
             np.asarray(energy, dtype=float),
             np.asarray(apart, dtype=bool),
             _array(run.times),
             {channel: _array(run._total(channel).sqrt()) for channel in present},
             _by(run),
+            level.called,
+            level.note,
         )
 
     @property
@@ -100,17 +107,23 @@ def _array(tensor: Any) -> np.ndarray:
 
 def _scores(run: Trajectory, present: Sequence[str]) -> dict[str, Tensor]:
     """The run's own score, and beside it the same reading of every channel alone and of all together."""
-    channel, _, score = run.default_score.rpartition("/")
+    channel, score = _parted(run.default_score)
     words = crystals_drawn.CHANNELS
     single = score if score.partition("@")[0] in SCORES else "integrated"  # what is read off one channel
     found = {f"the run's own: {words.get(channel, channel) or 'all channels'}": run.score()}
     found |= {words[c]: run.score(single, channel=c) for c in present if run.standard or c != channel}
-    return found if not channel else {**found, "all channels": run.score(single)}
+    return found if not channel or not present else {**found, "all channels": run.score(single)}
+
+
+def _parted(score: str) -> tuple[str, str]:
+    """The channel that a score reads, if it is one, and the rest of its name; a sum of scores is of no channel."""
+    channel, _, rest = ("", "", score) if len(names_of(score)) > 1 else score.rpartition("/")
+    return channel, rest
 
 
 def _by(run: Trajectory) -> str:
     """What the run is ranked by, in words."""
-    channel, _, score = run.default_score.rpartition("/")
+    channel, score = _parted(run.default_score)
     kind, _, window = score.partition("@")
     name = NAMES.get(kind, kind)
     if window and kind == "integrated":
@@ -134,10 +147,19 @@ def _plates(run: Ranked) -> list[Plate]:
             "Unit cells of generated structures from the surest to the most doubtful, framed by their energy above the "
             "hull; below, that energy and the share of metastable structures along the ranking.",
             crystals_drawn.sorted_by_confidence(
-                run.crystals, run.confidence, run.energy, run.apart, score=run.score, rows=4
+                run.crystals, run.confidence, run.energy, run.apart, score=run.score, rows=4, called=run.called
             ),
         ),
         *_precision(run),
+        *_channels(run),
+    ]
+
+
+def _channels(run: Ranked) -> list[Plate]:
+    """The variance over time, if it was read."""
+    if not len(run.times):
+        return []
+    return [
         Plate(
             "channels",
             "When the model is unsure, channel by channel",
@@ -169,13 +191,14 @@ def _precision(run: Ranked) -> list[Plate]:
 def _lead(run: Ranked) -> str:
     """The page's first words and its main numbers, as HTML."""
     good, known = run.good, run.energy[np.isfinite(run.energy)]
-    what = f"{len(good):,} generated structures, each with the confidence the model itself puts in it."
+    what = f"{len(good):,} generated structures, each with the {run.called} the model itself puts in it."
     if not len(known):
-        return _words(f"{what} None of them could be judged, so there is nothing to hold the confidence against.")
+        none = f"{what} None of them could be judged, so there is nothing to hold the {run.called} against."
+        return f"{_words(none)}{noted(run.note)}"
     mean = ("", f"{known.mean():.2f}", f"eV/atom above the hull, mean of the {len(known):,} that could be judged")
     if not good.any():
         none = f"None of them is within {METASTABLE} eV/atom of the hull, so there is no good one for it to find."
-        return f"{_words(f'{what} {none}')}\n{tiles([mean])}"
+        return f"{_words(f'{what} {none}')}{noted(run.note)}\n{tiles([mean])}"
     among = rate_kept(run.score, good, KEPT)
     lift = ranking_text(-run.score, good, "metastable", "lift")
     sentence = (
@@ -188,7 +211,7 @@ def _lead(run: Ranked) -> str:
         tile("", lift, f"lift: AUPRC over that of a random order (best {1 / good.mean():.1f})"),
         mean,
     ]
-    return f"{_words(sentence)}\n{tiles(numbers)}"
+    return f"{_words(sentence)}{noted(run.note)}\n{tiles(numbers)}"
 
 
 def _words(text: str) -> str:
@@ -207,7 +230,7 @@ def _list(run: Ranked, judgement: Judgement) -> list[Section]:
             "name": str(judgement["name"][index]),
             "formula": formula(run.crystals.numbers[index, :count].tolist()) or NONE,
             "atoms": f"{count}",
-            "confidence": f"{run.confidence[index]:.3f}",
+            run.called: f"{run.confidence[index]:.3f}",
             "eV/atom above hull": f"{energy:.3f}".replace("-", "−") if np.isfinite(energy) else NONE,
             "valid": "yes" if judgement["valid"][index] else f"no: {', '.join(broken)}" if broken else "no",
             "problem": shorten(judgement["problem"][index] or "", 64, placeholder=" …"),  # the table of files has all

@@ -60,6 +60,7 @@ def sorted_by_confidence(
     rows: int = 3,
     columns: int = 6,
     score: ArrayLike | None = None,
+    called: str = "confidence",
 ) -> Figure:
     """Structures from the surest to the most doubtful at even steps of the ranking, framed by their energy above hull;
     below, that energy and the share of metastable structures along the whole ranking.
@@ -71,6 +72,7 @@ def sorted_by_confidence(
         valid: Which structures passed the checks, `(N,)`.
         rows, columns: Of the structures shown.
         score: High = doubtful, `(N,)`; orders those of equal confidence.
+        called: What it is called: `rank` where confidence is withheld.
     """
     level, energy = np.asarray(confidence, dtype=float), np.asarray(e_above_hull, dtype=float)
     kind = _classes(energy, np.asarray(valid, dtype=bool))
@@ -94,7 +96,7 @@ def sorted_by_confidence(
         _card(sheet, x + 0.04, y + 0.04, wide - 0.08, tall - 0.08, int(kind[one]))
         sheet.text(x + 0.11, y + 0.14, f"{place + 1:,}", fontsize=6.5, color=FAINT)
         inner = _axes(sheet, x + 0.12, y + 0.39, wide - 0.24, tall - 0.79)
-        draw_crystal(inner, crystals, one, _caption(energy[one], level[one]), size=8.5)
+        draw_crystal(inner, crystals, one, _caption(energy[one], level[one], called), size=8.5)
     top = heading + rows * tall + 0.22
     half = TWO[0] / 2
     _energies(_axes(sheet, 0.72, top, half - 0.95, strip - 0.80), energy[order], kind[order], places)
@@ -158,8 +160,8 @@ def _axes(sheet: Sheet, left: float, top: float, width: float, height: float) ->
     return sheet.figure.add_axes((left / across, 1 - (top + height) / down, width / across, height / down))
 
 
-def _caption(energy: float, confidence: float) -> str:
-    return rf"$E_\mathrm{{hull}}$ {_number(energy)} eV/atom" + f"\nconfidence {_number(confidence)}"
+def _caption(energy: float, level: float, called: str) -> str:
+    return rf"$E_\mathrm{{hull}}$ {_number(energy)} eV/atom" + f"\n{called} {_number(level)}"
 
 
 def _number(value: float) -> str:

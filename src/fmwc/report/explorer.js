@@ -150,7 +150,7 @@ for (const root of document.querySelectorAll(".explorer")) {
   function describe() {
     if (chosen < 0) return;
     const fate = wrong[chosen] ? "misplaced" : "in its place";
-    find(".detail").innerHTML = `<b>Confidence ${confidence(chosen).toFixed(2)}</b>, ${fate}<br>` +
+    find(".detail").innerHTML = `<b>${data.called} ${confidence(chosen).toFixed(2)}</b>, ${fate}<br>` +
       `Number ${number.format(chosen + 1)} of ${number.format(count)} from the surest`;
   }
 

@@ -52,6 +52,7 @@ def explorer(
     times: ArrayLike,
     std: ArrayLike,
     stride: int = 1,
+    called: str = "confidence",
 ) -> Section:
     """The interactive section.
 
@@ -63,6 +64,7 @@ def explorer(
         times: When the variance was read, `(R,)` or `(R, B)`.
         std: ‖σ_t‖ there, `(R, B)`.
         stride: If above 1, `times` and `std` are of every `stride`-th sample in the order of the score, in that order.
+        called: What `confidence` is called: `rank` where confidence is withheld.
     """
     order = np.argsort(np.asarray(score), kind="stable")
     points, level, wrong = (np.asarray(a)[order] for a in (x, confidence, bad))
@@ -76,6 +78,7 @@ def explorer(
         "count": len(points),
         "extent": extent,
         "points": _pack(points / extent, -1.0, 1.0, np.uint16),
+        "called": called.capitalize(),
         "confidence": _pack(level, 0.0, 1.0, np.uint16),
         "bad": _pack(wrong, 0, 255, np.uint8),
         "times": [round(float(v), 4) for v in t],

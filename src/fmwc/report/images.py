@@ -235,7 +235,13 @@ def edited_pairs(
 
 @look
 def pixel_std(
-    states: ArrayLike, std: ArrayLike, times: ArrayLike, confidence: ArrayLike, x: ArrayLike, bad: ArrayLike
+    states: ArrayLike,
+    std: ArrayLike,
+    times: ArrayLike,
+    confidence: ArrayLike,
+    x: ArrayLike,
+    bad: ArrayLike,
+    called: str = "confidence",
 ) -> Figure:
     """How a few digits came about, and below each state the standard deviation of every pixel's velocity.
 
@@ -246,6 +252,7 @@ def pixel_std(
         confidence: In [0, 1], `(n,)`; the surer half is drawn on the left.
         x: The digits at t = 1, `(n, 1, H, W)` or `(n, H, W)`.
         bad: The failed ones, `(n,)`.
+        called: What it is called: `rank` where confidence is withheld.
     """
     t, level, wrong = np.asarray(times), np.asarray(confidence, dtype=float), np.asarray(bad, dtype=bool)
     paths = np.concatenate([np.asarray(states, dtype=float), _images(x)[None]]).swapaxes(0, 1)  # (n, T + 1, H, W)
@@ -272,7 +279,7 @@ def pixel_std(
             shown = sheet.images(
                 doubts[one], start, top + 1, len(t), np.nan, cmap="plasma", vmax=ceiling, interpolation="nearest"
             )
-            sheet.text(start + columns - 0.5, top + 1.36, "confidence", ha="center", color=FAINT, fontsize=6.5)
+            sheet.text(start + columns - 0.5, top + 1.36, called, ha="center", color=FAINT, fontsize=6.5)
             sheet.text(start + columns - 0.5, top + 1.68, f"{level[one]:.2f}", ha="center")
     for row in range(half):
         top = heading + row * (2 + gap)

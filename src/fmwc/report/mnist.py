@@ -98,9 +98,17 @@ def _plates(run: Run, asked: np.ndarray, pixels: Pixels, sweep: Sweep | None) ->
             "whether the stroke is there at all another.",
             "The state and the standard deviation of each pixel's velocity at several times, for a few sure and a few "
             "doubtful digits.",
-            images.pixel_std(pixels.states, pixels.std, pixels.times, run.confidence[some], run.x[some], run.bad[some]),
+            images.pixel_std(
+                pixels.states,
+                pixels.std,
+                pixels.times,
+                run.confidence[some],
+                run.x[some],
+                run.bad[some],
+                run.called,
+            ),
         ),
-        history(run, WORDS),
+        *history(run, WORDS),
     ]
     if run.profile is not None:
         parts, stages = by_stage(run.profile, run.layers)

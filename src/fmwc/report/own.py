@@ -6,12 +6,12 @@ from html import escape
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 from torch import Tensor
 
 from fmwc.report import figures, samples, tables
 from fmwc.report.page import Section, picture, write_page
-from fmwc.report.plates import closing
+from fmwc.report.plates import closing, noted
+from fmwc.report.run import Level, level_of
 from fmwc.sampling import Trajectory
 from fmwc.state import channels
 
@@ -30,37 +30,48 @@ def write_report(out: Path, run: Trajectory, *, numbers: list[dict[str, str]], p
         numbers: Rows of the table, each from column to cell.
         provenance: Where the numbers come from: commit, device, seed, time.
     """
-    lead = f"{len(run):,} generated samples, each with the confidence the model itself puts in it. Nobody judged them."
-    times, std, confidence = (value.cpu().numpy() for value in (run.times, run.std, run.confidence))
-    history = Section(
-        "Doubt has a history",
-        picture(
-            figures.variance_trajectories(times, std, confidence),
-            "Uncertainty of the velocity over time, for the surest and the most doubtful tenth of the samples.",
-        ),
-        "A sample is made by following a velocity from noise, and the model is not equally sure of it all the way. "
-        "Thick lines are medians, bands hold eight samples in ten, thin lines are single samples.",
+    level = level_of(run)
+    lead = (
+        f"{len(run):,} generated samples, each with the {level.called} the model itself puts in it. Nobody judged them."
     )
-    drawn = _drawn(run, confidence)
-    sections = [*drawn, history, *_ends(run, bool(drawn)), *closing(numbers, _LIMITS, provenance)]
-    return write_page(
-        out / "report.html", "How far to trust each sample", f'<p class="lead">{escape(lead)}</p>', sections
-    )
+    drawn = _drawn(run, level)
+    sections = [*drawn, *_history(run, level), *_ends(run, level, bool(drawn)), *closing(numbers, _LIMITS, provenance)]
+    words = f'<p class="lead">{escape(lead)}</p>{noted(level.note)}'
+    return write_page(out / "report.html", "How far to trust each sample", words, sections)
 
 
-def _drawn(run: Trajectory, confidence: np.ndarray) -> list[Section]:
+def _history(run: Trajectory, level: Level) -> list[Section]:
+    """The variance over time, if it was read."""
+    if not len(run.times):
+        return []
+    times, std, values = (value.cpu().numpy() for value in (run.times, run.std, level.values))
+    return [
+        Section(
+            "Doubt has a history",
+            picture(
+                figures.variance_trajectories(times, std, values),
+                "Uncertainty of the velocity over time, for the surest and the most doubtful tenth of the samples.",
+            ),
+            "A sample is made by following a velocity from noise, and the model is not equally sure of it all the way. "
+            "Thick lines are medians, bands hold eight samples in ten, thin lines are single samples.",
+        )
+    ]
+
+
+def _drawn(run: Trajectory, level: Level) -> list[Section]:
     """The samples themselves, each channel whose shape says what it is."""
-    found = []
+    found, values = [], level.values.cpu().numpy()
     for name, value in channels(run.x).items():
-        made = samples.draw(value.detach().cpu().numpy(), confidence, "" if isinstance(run.x, Tensor) else name)
+        label = "" if isinstance(run.x, Tensor) else name
+        made = samples.draw(value.detach().cpu().numpy(), values, label, level.called)
         if made is not None:
             found.append(Section(made.title, picture(made.figure, made.alt), made.caption))
     return found
 
 
-def _ends(run: Trajectory, drawn: bool) -> list[Section]:
+def _ends(run: Trajectory, level: Level, drawn: bool) -> list[Section]:
     """The surest samples and the most doubtful ones, by their numbers; all of them where they are few."""
-    score, confidence = run.score().tolist(), run.confidence.tolist()
+    score, values = run.score().tolist(), level.values.tolist()
     order = run.score().argsort(stable=True).tolist()
     states = {name: value.flatten(1).cpu() for name, value in channels(run.x).items()}
     total = sum(value.shape[1] for value in states.values())
@@ -69,7 +80,7 @@ def _ends(run: Trajectory, drawn: bool) -> list[Section]:
             "place": f"{place:,}",
             "sample": str(i),
             "score": f"{score[i]:.4g}",
-            "confidence": f"{confidence[i]:.3f}",
+            level.called: f"{values[i]:.3f}",
             **({} if drawn else _numbers(states, i)),
         }
         for place, i in enumerate(order, 1)

@@ -16,7 +16,7 @@ from fmwc.report.curves import EXTREME, extremes
 from fmwc.report.page import Section, facts, picture, tiles
 from fmwc.report.run import Run
 
-__all__ = ["ENOUGH", "Plate", "Words", "closing", "history", "lead", "retained", "tile", "transport"]
+__all__ = ["ENOUGH", "Plate", "Words", "closing", "history", "lead", "noted", "retained", "tile", "transport"]
 
 ENOUGH = 50  # samples whose ranking is worth a curve: of fewer, the surest tenth are four at most
 
@@ -60,10 +60,10 @@ class Plate(NamedTuple):
 def lead(run: Run, words: Words) -> str:
     """The page's first words and its main numbers, as HTML."""
     count, share = len(run.bad), float(run.bad.mean())
-    what = f"{count:,} generated {words.samples}, each with the confidence the model itself puts in it."
+    what = f"{count:,} generated {words.samples}, each with the {run.called} the model itself puts in it."
     if not run.bad.any():
         none = f"{what} None of them {words.none}, so there is no mistake for a confidence to find."
-        return f'<p class="lead">{escape(none)}</p>'
+        return f'<p class="lead">{escape(none)}</p>{noted(run.note)}'
     kept = rate_kept(run.score, run.bad, words.kept)
     sentence = (
         f"{what} {share:.1%} of them {words.fate}; among the {words.kept:.0%} "
@@ -74,7 +74,12 @@ def lead(run: Run, words: Words) -> str:
         tile("sure", kept, f"{words.bad}, of the surest {words.kept:.0%}"),
         tile("", ranking_text(run.score, run.bad, words.bad), f"AUPRC: how well doubt finds the {words.bad}", share),
     ]
-    return f'<p class="lead">{escape(sentence)}</p>\n{tiles(numbers)}'
+    return f'<p class="lead">{escape(sentence)}</p>{noted(run.note)}\n{tiles(numbers)}'
+
+
+def noted(note: str) -> str:
+    """Why samples have a rank in place of a confidence, as HTML."""
+    return f"\n<p>Ordered by {escape(note)}.</p>" if note else ""
 
 
 def tile(kind: str, value: str, name: str, floor: float | None = None) -> tuple[str, str, str]:
@@ -103,16 +108,20 @@ def retained(run: Run, words: Words) -> list[Plate]:
     ]
 
 
-def history(run: Run, words: Words) -> Plate:
-    """The variance over time."""
-    return Plate(
-        "trajectories",
-        "Doubt has a history",
-        "A sample is made by following a velocity from noise, and the model is not equally sure of it all the way. "
-        "Thick lines are medians, bands hold eight samples in ten, thin lines are single samples.",
-        "Uncertainty of the velocity over time, for the surest and the most doubtful tenth of the samples.",
-        figures.variance_trajectories(run.times, run.std, run.confidence, run.bad, words.bad),
-    )
+def history(run: Run, words: Words) -> list[Plate]:
+    """The variance over time, if it was read."""
+    if not len(run.times):
+        return []
+    return [
+        Plate(
+            "trajectories",
+            "Doubt has a history",
+            "A sample is made by following a velocity from noise, and the model is not equally sure of it all the way. "
+            "Thick lines are medians, bands hold eight samples in ten, thin lines are single samples.",
+            "Uncertainty of the velocity over time, for the surest and the most doubtful tenth of the samples.",
+            figures.variance_trajectories(run.times, run.std, run.confidence, run.bad, words.bad),
+        )
+    ]
 
 
 def transport(

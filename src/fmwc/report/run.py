@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+from torch import Tensor
 
+from fmwc.errors import UsageError
 from fmwc.sampling import Trajectory
 from fmwc.sampling.trajectory import DISPERSION
 
-__all__ = ["Run"]
+__all__ = ["Level", "Run", "level_of", "note_of"]
 
 NAMES = {
     "temporal_ratio": "late over early uncertainty",
@@ -20,7 +23,36 @@ NAMES = {
     "integrated": "uncertainty over the whole way",
     "peak": "highest uncertainty on the way",
     DISPERSION: "spread of the endpoint",
+    "spread": "spread of the predicted endpoint",
+    "detour": "length of the way over its distance",
+    "contest": "how well another condition explains the sample",
+    "echo": "how badly the flow explains the sample",
+    "nearest": "distance to the nearest training samples",
 }
+
+
+class Level(NamedTuple):
+    """How sure a model is of each sample, in [0, 1].
+
+    Attributes:
+        values: The confidence, or the rank within the run where that is withheld, `(B,)`.
+        called: `confidence` or `rank`.
+        note: Why it is a rank, in words; empty for a confidence.
+    """
+
+    values: Tensor
+    called: str
+    note: str
+
+
+def level_of(run: Trajectory) -> Level:
+    """What the samples of a run are ordered and coloured by."""
+    return Level(run.rank, "rank", note) if (note := note_of(run)) else Level(run.confidence, "confidence", "")
+
+
+def note_of(run: Trajectory) -> str:
+    """Why samples are ordered by their rank, in words; empty where they have a confidence."""
+    return f"rank within this run; {run.withheld.partition('; rank')[0]}" if run.withheld else ""
 
 
 @dataclass(frozen=True)
@@ -30,12 +62,13 @@ class Run:
     Arguments:
         x: Samples, `(B, *)`.
         scores: From a reader's name to the score, `(B,)` each; the run's own choice comes first.
-        confidence: In [0, 1], `(B,)`.
+        confidence: In [0, 1], `(B,)`: the rank within the run where confidence is withheld.
         bad: The samples to discard, `(B,)`.
         times, std: When the variance was read, and ‖σ_t‖ there, `(R, B)`.
         grid: Every time of the run, `(steps + 1, B)`.
         profile: The endpoint's variance, summed over coordinates and split over steps and layers, `(steps, L, B)`.
         layers: The names of the layers.
+        called, note: What `confidence` is, and why, as :class:`Level` has it.
     """
 
     x: np.ndarray
@@ -47,6 +80,8 @@ class Run:
     grid: np.ndarray
     profile: np.ndarray | None
     layers: tuple[str, ...]
+    called: str = "confidence"
+    note: str = ""
 
     @classmethod
     def read(cls, trajectory: Trajectory, bad: ArrayLike, also: Iterable[str] = ()) -> Run:
@@ -55,7 +90,7 @@ class Run:
         Arguments:
             trajectory: The run.
             bad: The samples to discard, `(B,)`.
-            also: Scores to read beside the run's own.
+            also: Scores to read beside the run's own, as far as the run has what they are read from.
         """
 
         def array(tensor: Any) -> np.ndarray:
@@ -65,7 +100,9 @@ class Run:
         own += ", for its class" if trajectory.standard is not None else ""
         scores = {own: array(trajectory.score())}
         for name in also:
-            scores.setdefault(NAMES.get(name, name), array(trajectory.score(name)))
+            with suppress(UsageError):
+                scores.setdefault(NAMES.get(name, name), array(trajectory.score(name)))
+        level = level_of(trajectory)
         profile, layers = None, tuple[str, ...]()
         if (transported := trajectory.transported) is not None:
             # Random projections are a few of all coordinates; scaled up they estimate the sum over all.
@@ -74,13 +111,15 @@ class Run:
         return cls(
             array(trajectory.x),
             scores,
-            array(trajectory.confidence),
+            array(level.values),
             np.asarray(bad, dtype=bool),
             array(trajectory.times),
             array(trajectory.std),
             array(trajectory.grid),
             profile,
             layers,
+            level.called,
+            level.note,
         )
 
     @property

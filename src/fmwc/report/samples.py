@@ -52,7 +52,7 @@ def kind_of(shape: tuple[int, ...]) -> str:
     return ""
 
 
-def draw(x: ArrayLike, confidence: ArrayLike, name: str = "") -> Drawn | None:
+def draw(x: ArrayLike, confidence: ArrayLike, name: str = "", called: str = "confidence") -> Drawn | None:
     """Draw samples; `None` where their shape says nothing of what they are.
 
     Arguments:
@@ -67,13 +67,13 @@ def draw(x: ArrayLike, confidence: ArrayLike, name: str = "") -> Drawn | None:
         return None
     left_out = "" if finite.all() else f" {(~finite).sum():,} samples with NaN or infinity are left out."
     title, caption, alt, figure = {"points": _points, "images": _images, "curves": _curves}[kind](
-        values[finite], level[finite]
+        values[finite], level[finite], called
     )
     return Drawn(f"{title}: {name}" if name else title, caption + left_out, alt, figure)
 
 
 @look
-def _points(x: np.ndarray, level: np.ndarray) -> Drawn:
+def _points(x: np.ndarray, level: np.ndarray, called: str) -> Drawn:
     order = np.argsort(-level, kind="stable")  # the doubtful lie on top
     some = order[np.unique(np.linspace(0, len(order) - 1, min(MANY, len(order))).round().astype(int))]
     sure, doubtful = extremes(level)
@@ -95,19 +95,19 @@ def _points(x: np.ndarray, level: np.ndarray) -> Drawn:
         axes.set(xlim=(middle[0] - half, middle[0] + half), ylim=(middle[1] - half, middle[1] + half), aspect="equal")
         axes.set_xlabel("first number of the state")
     panels[0].set_ylabel("second number of the state")
-    bar = figure.colorbar(ScalarMappable(cmap=CONFIDENCE), ax=panels, shrink=0.8, label="confidence", ticks=[0, 0.5, 1])
+    bar = figure.colorbar(ScalarMappable(cmap=CONFIDENCE), ax=panels, shrink=0.8, label=called, ticks=[0, 0.5, 1])
     bar.outline.set_visible(False)  # type: ignore[operator]
     return Drawn(
         "The samples",
-        "Each point is a sample, coloured by its confidence; the doubtful are drawn on top. Beside it, the surest and "
+        f"Each point is a sample, coloured by its {called}; the doubtful are drawn on top. Beside it, the surest and "
         "the most doubtful tenth in front of all others. A few far outliers may lie outside of the frame.",
-        "Scatter plots of the samples: all by confidence, the surest tenth, and the most doubtful tenth.",
+        f"Scatter plots of the samples: all by {called}, the surest tenth, and the most doubtful tenth.",
         figure,
     )
 
 
 @look
-def _images(x: np.ndarray, level: np.ndarray) -> Drawn:
+def _images(x: np.ndarray, level: np.ndarray, called: str) -> Drawn:
     images = x if x.ndim == 3 else x[:, 0] if x.shape[1] == 1 else np.moveaxis(x, 1, -1)  # (B, H, W) or (B, H, W, 3)
     order = np.argsort(-level, kind="stable")
     count = max(1, min(GRID * GRID, len(order) // 2))
@@ -120,11 +120,11 @@ def _images(x: np.ndarray, level: np.ndarray) -> Drawn:
     sheet = Sheet(right + columns + 0.2, heading + rows + foot, side=0.62)
     for start, which, name in ((left, order[:count], "surest"), (right, order[-count:], "most doubtful")):
         first, last = level[which[0]], level[which[-1]]
-        words = f"the {len(which)} {name} (confidence {first:.2f} to {last:.2f})"
+        words = f"the {len(which)} {name} ({called} {first:.2f} to {last:.2f})"
         sheet.text(start + 0.06, heading / 2, words, fontsize=10)
         _grid(sheet.axes, (images[which] - low) / span, start, heading, columns, rows)
     ink = "in colour" if images.ndim == 4 else "black is low, white is high"
-    scale = f"values from {low:.3g} to {high:.3g} ({ink}); from left to right and down, confidence falls"
+    scale = f"values from {low:.3g} to {high:.3g} ({ink}); from left to right and down, {called} falls"
     sheet.text(left + 0.06, heading + rows + foot / 2, scale, color=FAINT)
     return Drawn(
         "The samples",
@@ -154,7 +154,7 @@ def _grid(axes: Axes, images: np.ndarray, left: float, top: float, columns: int,
 
 
 @look
-def _curves(x: np.ndarray, level: np.ndarray) -> Drawn:
+def _curves(x: np.ndarray, level: np.ndarray, called: str) -> Drawn:
     curves = x[:, None] if x.ndim == 2 else x  # (B, C, L)
     channels, length = curves.shape[1:]
     order = np.argsort(-level, kind="stable")
@@ -175,7 +175,7 @@ def _curves(x: np.ndarray, level: np.ndarray) -> Drawn:
             axes.set_xlim(0, length - 1)
             if row == 0:
                 first, last = level[which[0]], level[which[-1]]
-                axes.set_title(f"the {count} {name} (confidence {first:.2f} to {last:.2f})")
+                axes.set_title(f"the {count} {name} ({called} {first:.2f} to {last:.2f})")
         panels[row, 0].set_ylabel("value" if channels == 1 else f"channel {row}")
     for axes in panels[-1]:
         axes.set_xlabel("position in the signal")

@@ -17,7 +17,7 @@ from fmwc.checks import run_checks, suited
 from fmwc.errors import UsageError, pick
 from fmwc.field import ReadWith, Reference, Schedule
 from fmwc.flow import Space, as_space, euclidean
-from fmwc.propagate import Estimator, Linearised, Transport, as_estimator
+from fmwc.propagate import Estimator, Linearised, Transport, as_estimator, estimator_of
 from fmwc.randomness import Blocks, derive
 from fmwc.sampling.adaptive import FEW, Damped, Ema, numbers
 from fmwc.sampling.compiled import Compiled
@@ -224,12 +224,8 @@ def sample(
         raise UsageError(
             "a plain network has no noise to read confidence from; attach it first, or say confidence=False"
         )
-    estimator = (
-        None if confidence is False else default_estimator(where) if confidence is True else as_estimator(confidence)
-    )
     schedule, reference = _schedule(field, schedule, chosen)
-    if confidence is True and reference is not None and not needs_variance(reference.score):
-        estimator = None
+    estimator = _estimator(where, reference, confidence)
     checks = _checks(field, where, reference, check, cond, confidence is not False)
     projections = (None if numbers(where) <= FEW else PROJECTIONS) if transport is True else int(transport)
     sampler = Sampler(
@@ -274,6 +270,16 @@ def sample(
         differs = reference.read_with.differs(made, variance=needs_variance(reference.score))
         without = f"the reference was made with {differs}" if differs else ""
     return compared(trajectory, reference, without)
+
+
+def _estimator(space: Space, reference: Reference | None, confidence: bool | str | Estimator) -> Estimator | None:
+    """What reads the variance: if nothing is said, what the reference was read by."""
+    if not isinstance(confidence, bool):
+        return as_estimator(confidence)
+    if not confidence or (reference is not None and not needs_variance(reference.score)):
+        return None
+    text = reference.read_with.estimator if reference is not None and reference.read_with is not None else ""
+    return estimator_of(text) or default_estimator(space)
 
 
 OTHER_CHECK = "the samples were not checked as the reference was; leave out check"

@@ -51,6 +51,7 @@ def growing(path: Path, count: int) -> Iterator[Callable[[Trajectory], None]]:
         def add(part: Trajectory) -> None:
             nonlocal done, kinds, header, about, entries
             tensors, about = part.tensors(), about or part.about()
+            tensors.pop("rank", None)  # which is among all samples, not among those of a part
             own = {name: (t.dtype, t.nbytes // (1 if _shared(name) else len(part))) for name, t in tensors.items()}
             kinds = kinds or own
             if own != kinds:

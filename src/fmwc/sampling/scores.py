@@ -22,6 +22,7 @@ __all__ = [
     "Standard",
     "combined",
     "names_of",
+    "of_variance",
     "parsed",
     "require_varied",
     "score",
@@ -190,6 +191,15 @@ def names_of(score: str) -> list[str]:
     (['contest', 'spread@0.3-0.8'], ['integrated'])
     """
     return [part.strip().rpartition(" ")[2] for part in score.split(" + ")]
+
+
+def of_variance(score: str) -> bool:
+    """Whether a score, or every part of a sum, is read from the variance of the velocity.
+
+    >>> of_variance("type/integrated@0.6-0.9"), of_variance("contest + 0.3 integrated")
+    (True, False)
+    """
+    return all(parsed(name)[1] in SCORES for name in names_of(score))
 
 
 def combined(scores: Sequence[tuple[Tensor, float, Tensor]]) -> Tensor:  # (B,), weight, (Q,) -> (B,)

@@ -256,7 +256,8 @@ class Trajectory:
     def rank(self) -> Tensor:  # (B,)
         """In [0, 1], high = surer: the share of the samples of this run with a higher score."""
         own = self.score()
-        return _place(own, require_varied(own, self.default_score).sort().values if self.ranks is None else self.ranks)
+        among = own.sort().values if self.ranks is None else self.ranks
+        return _place(own, require_varied(among, self.default_score))
 
     def compact(self) -> Trajectory:
         """The run with one variance a sample and channel in place of a velocity a coordinate: the same scores."""

@@ -85,7 +85,7 @@ class CheckerboardSetting(Setting):
 
     def shown(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
         # The page asks for the best score there is; its samples are ranked among themselves.
-        return self.draw(field, count, seed, progress, transport=True).ranked_by(DISPERSION)
+        return self.draw(field, count, seed, progress, transport=True, schedule=self.every).ranked_by(DISPERSION)
 
     def glance(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
         """The variance of a few steps, as fmwc sample has it: a fifth of the time of all steps with transport."""
@@ -99,12 +99,12 @@ class CheckerboardSetting(Setting):
         # What the page shows of whole trajectories is drawn again for some samples, evenly along the ranking.
         stride = -(-len(run) // CLOSER)
         some = run.score().argsort(stable=True)[::stride]
-        closer = self.draw(field, len(some), run.seed, None, x0=run.x0[some], transport=True)
+        closer = self.draw(field, len(some), run.seed, None, x0=run.x0[some], transport=True, schedule=1)
         return write_report(out, field, run, numbers=numbers, provenance=about, closer=closer, stride=stride)
 
     def evaluate(self, field: Field, count: int, seed: int, data: str, progress: Show) -> dict[str, Any]:
         plain = self.draw(field, count, seed, progress, confidence=False)
-        linear = self.draw(field, count, seed, progress, transport=True)
+        linear = self.draw(field, count, seed, progress, transport=True, schedule=self.every)
         diagonal = self.draw(field, count, seed, progress, confidence="diagonal")
         bad = misplaced(plain.x)
         found = reading.headline(field, linear, plain.x)
@@ -120,7 +120,7 @@ class CheckerboardSetting(Setting):
     ) -> None:
         reproduce(recipe, out, device, seeds=seeds, count=count, draws=draws, say=say_on_stderr)
         field = load(out / "models" / "checkerboard", device=device)
-        write_figures(out / "figures", field, self.draw(field, count, 2026, None, transport=True))
+        write_figures(out / "figures", field, self.draw(field, count, 2026, None, transport=True, schedule=self.every))
 
     def subject(self, field: Field, data: str, sizes: Sequence[str]) -> Points:
         if data:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +31,9 @@ from fmwc.report.crystal_files import write_cifs, write_extxyz, write_table
 from fmwc.report.crystals import write_figures, write_report
 from fmwc.report.crystals_drawn import edited_pairs, sorted_by_confidence
 from fmwc.report.paper.crystals import write_tables
-from fmwc.sampling import Trajectory
-from fmwc.sampling.trajectory import DISPERSION
+from fmwc.report.run import level_of
+from fmwc.sampling import Trajectory, needs_variance
+from fmwc.sampling.scores import names_of
 from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr, shares, told
 
 __all__ = ["CrystalSetting"]
@@ -143,7 +143,7 @@ class CrystalSetting(Setting):
                 {"": f"metastable, surest {self.kept:.0%}", "value": rate_kept(score, ~bad, self.kept)},
                 {"": f"AUPRC of {run.default_score} (floor {floor:.2f})", "value": value},
             ]
-        return [*rows, {"": "in brackets", "value": INTERVALS}]
+        return [*rows, *self.noted(run), {"": "in brackets", "value": INTERVALS}]
 
     def page(self, field: Field, run: Trajectory, out: Path, numbers: Rows, about: dict[str, str]) -> Path:
         return write_report(out, run, self.judgement(run), numbers=numbers, provenance=about)
@@ -152,11 +152,10 @@ class CrystalSetting(Setting):
         """One row a structure: what it is, how sure the model is, and what the judge says."""
         columns = dict(self.judgement(run).columns)
         first = {name: columns.pop(name) for name in ("name", "formula", "atoms")}
-        own: dict[str, list[Any]] = {}
-        with suppress(UsageError):  # a run without a variance, or too short for its score, has no confidence
-            own = {"confidence": run.confidence.tolist(), "score": run.score().tolist()}
+        own = self.sureness(run)
         if own and len(run.times):
-            name = SCORE if run.default_score == DISPERSION else run.default_score.rpartition("/")[2]
+            single = needs_variance(run.default_score) and len(names_of(run.default_score)) == 1
+            name = run.default_score.rpartition("/")[2] if single else SCORE
             own |= {f"score_{c}": run.score(f"{c}/{name}").tolist() for c in CHANNELS}
         return {**first, **own, **columns}
 
@@ -171,10 +170,11 @@ class CrystalSetting(Setting):
         else:
             written.append(write_extxyz(out / "samples.xyz", judgement.candidates, table))
         written += write_table(out / "samples", table)
-        if "confidence" in table:
-            order = run.confidence.cpu().numpy(), np.array(judgement["e_above_hull"], float)
-            valid = np.array(judgement["distances_ok"], bool)
-            picture = sorted_by_confidence(crystals_of(run), *order, valid, score=run.score().cpu().numpy())
+        if "rank" in table:
+            level, energy = level_of(run), np.array(judgement["e_above_hull"], float)
+            order = level.values.cpu().numpy(), energy, np.array(judgement["distances_ok"], bool)
+            score = run.score().cpu().numpy()
+            picture = sorted_by_confidence(crystals_of(run), *order, score=score, called=level.called)
             written.append(write_bytes(out / "crystals.png", figures.png(picture)))
         return written
 
@@ -182,7 +182,7 @@ class CrystalSetting(Setting):
         pick(FORMATS, format or "cif", "format")
 
     def evaluate(self, field: Field, count: int, seed: int, data: str, progress: Show) -> dict[str, Any]:
-        run = self.draw(field, count, seed, progress)
+        run = self.draw(field, count, seed, progress, schedule=self.every)
         few = min(count, batch_for(field.device))
         plain = self.draw(field, few, seed, None, confidence=False)  # a shorter run starts with the same structures
         same = all(torch.equal(run.x[c][:few], plain.x[c]) for c in CHANNELS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from fmwc.field import Field
 from fmwc.files import Folder, claimed
 from fmwc.readers import shown
 from fmwc.recipes.recipe import runtime
-from fmwc.sampling import SCORES, Compiled, Controller, Parts, Uniform
+from fmwc.sampling import SCORES, Compiled, Controller, Parts, Uniform, needs_variance, read_times
 from fmwc.sampling.controllers import foreseen
-from fmwc.sampling.scores import parsed
+from fmwc.sampling.scores import names_of, parsed
 from fmwc.sampling.scores import score as read_score
 from fmwc.sampling.trajectory import DISPERSION
 from fmwc.settings import Setting, open_checkpoint
@@ -38,7 +39,7 @@ def draw_samples(
     network: str = "",
     steps: int = 50,
     stepper: str = "euler",
-    propagation: str = "linearised",
+    propagation: str = "",
     controller: str = "uniform",
     guide: float = 0.0,
     guide_window: str = "",
@@ -64,9 +65,10 @@ def draw_samples(
         label: The class to draw; every class in turn if `None`.
         judge: A judge of the user's own.
         network: `module:function` that builds the network, where that is the user's own.
-        steps, stepper, propagation, controller, guide, guide_window: How the flow is integrated (:class:`Way`).
-        every: Read the variance at every k-th step; 0 is the checkpoint's or the setting's own choice.
-        adaptive: Let a pilot run choose the times to read the variance at.
+        steps, stepper, controller, guide, guide_window: How the flow is integrated (:class:`Way`).
+        propagation: The estimator of the variance; if empty, what the checkpoint's reference was read by, if by any.
+        every: Read the variance at every k-th step; 0 is as the checkpoint's reference was read.
+        adaptive: Read the variance at the few times of the checkpoint's schedule, or at those that a pilot run chooses.
         transport: Add the transported dispersion.
         score: What confidence is made from; the checkpoint's own if empty.
         keep: The share of the samples to keep, the surest first.
@@ -78,7 +80,7 @@ def draw_samples(
     if guide_window and not guide:
         raise UsageError("--guide-window says when to steer; add --guide and how strongly")
     window = window_of(guide_window) if guide_window else (0.0, 1.0)
-    way = Way(checkpoint, stepper, propagation, controller, guide, window)
+    way = Way(checkpoint, stepper, propagation or "linearised", controller, guide, window)
     way.check(every, transport, adaptive)
     if not 0 < keep <= 1:
         raise UsageError(f"--keep lies in (0, 1], got {keep}")
@@ -108,18 +110,23 @@ def draw_samples(
         pick(field.space.channels, channel, "channel")
     if judge or chosen.judges:
         chosen.require_judge(field)
+    way, every, few = _usual(
+        chosen, field, way, steps, every, propagation, own=not (adaptive or score or way.kind.reads)
+    )
     confidence = way.confidence(chosen.estimator(field))
     suited = way.suits(field, steps, confidence)
+    if adaptive and not suited and field.reference is not None and not needs_variance(field.reference.score):
+        raise UsageError(f"--adaptive is for scores of the variance, and not for {field.reference.score}; leave it out")
     way = replace(
         way,
-        few=adaptive or (suited and not (every or score or transport)),
+        few=adaptive or bool(few),
         identity=identity(checkpoint),
         steps=steps,
         label=label,
         transport=transport,
         selected=f"surest {keep:g}" if keep < 1 else "",
     )
-    if not way.few:
+    if not way.few and way.propagation:
         by = score or (chosen.transported if transport else "")
         every = _readings(field, way, chosen, every, by, required=bool(score) or keep < 1)
     asked = {  # everything that changes the files
@@ -143,7 +150,23 @@ def draw_samples(
             return []
         if folder.resumed:
             say_on_stderr(f"resuming in {shown(out)}")
-        return _draw(folder, chosen, field, way, confidence, asked, piloted=adaptive and not suited)
+        return _draw(folder, chosen, field, way, confidence, few, asked, piloted=adaptive and not suited)
+
+
+def _usual(
+    chosen: Setting, field: Any, way: Way, steps: int, every: int, propagation: str, *, own: bool
+) -> tuple[Way, int, tuple[float, ...]]:
+    """Return how a run reads what the checkpoint's reference is made from, if nothing else is asked for.
+
+    That is the way, k of "every k-th step" or 0 for the setting's own choice, and else the times to read at, if any.
+    """
+    options = {"steps": steps} if way.controller == "uniform" else {"controller": way.controller}
+    if every or propagation or not own or not chosen.reads_as_reference(field, options):
+        return way, every, ()
+    if not needs_variance(field.reference.score):
+        return replace(way, propagation=""), 0, ()
+    times = field.reference.read_with.times
+    return way, 0, () if times == read_times(steps, chosen.every) else times
 
 
 def _content(judge: str) -> str:
@@ -160,15 +183,20 @@ def _draw(
     field: Any,
     way: Way,
     confidence: Any,
+    few: tuple[float, ...],
     asked: dict[str, Any],
     *,
     piloted: bool,
 ) -> list[Path]:
-    """Draw and write what was asked for, which was checked before."""
+    """Draw and write what was asked for, which was checked before.
+
+    Arguments:
+        few: The times to read the variance at, where they are neither every k-th nor those of a schedule.
+    """
     out, count, seed, label = folder.path, asked["count"], asked["seed"], way.label
     score, keep = asked["score"], asked["keep"]
     profile = None
-    schedule: str | int | tuple[float, ...] = "adaptive" if way.few else asked["every"]
+    schedule: str | int | tuple[float, ...] | None = few or ("adaptive" if way.few else asked["every"] or None)
     if way.kind.piloted or piloted:
         with sampling_bar("pilot run: where the variance is", chosen.pilot(field.device)) as bar:
             if way.kind.piloted:
@@ -178,7 +206,7 @@ def _draw(
                 # Its times alone: a pilot is too small to be a reference, so confidence is among the samples drawn.
                 schedule = chosen.fit_schedule(field, seed, bar, label, **how).times
         way = replace(way, pilot=seed)
-    way = replace(way, read_at=field.schedule.times if isinstance(schedule, str) else schedule)
+    way = replace(way, read_at=field.schedule.times if isinstance(schedule, str) else schedule or 0)
     options = {
         **way.times(way.steps, profile),
         "stepper": way.stepper,
@@ -199,6 +227,10 @@ def _draw(
         run = run.ranked_by(by)
     elif label is None and len(run.times) and getattr(field.reference, "standard", None) and run.standard is None:
         say_on_stderr("too few samples of each class to compare them within it: ranked across classes")
+    with suppress(UsageError):  # where there is no score, there is nothing to say of it
+        run.score()
+        if run.withheld:
+            say_on_stderr(run.withheld)
     return chosen.write_samples(run.surest(keep) if keep < 1 else run, out, asked["format"])
 
 
@@ -220,15 +252,13 @@ def _readings(field: Field, way: Way, chosen: Setting, every: int, score: str, *
     if problem and required:
         raise UsageError(f"{name} cannot be read in {way.steps} steps: {problem}")
     if problem:
-        say_on_stderr(f"these samples will have no confidence: {problem}")
+        say_on_stderr(f"these samples will have neither confidence nor rank: {problem}")
     return usual
 
 
 def _problem(name: str, controller: Controller, every: int) -> str:
     """Return why a score cannot be read at every k-th step of a run; empty if it can."""
-    _, plain, window = parsed(name)
-    if plain == DISPERSION:
-        return ""
+    parts = [part[1:] for part in map(parsed, names_of(name)) if part[1] in SCORES]
     times = [torch.zeros(1)]
     for step in range(controller.steps - 1):
         times.append(controller.next_time(step, times[-1], times[0], None))
@@ -236,7 +266,8 @@ def _problem(name: str, controller: Controller, every: int) -> str:
     read = torch.stack([times[step] for step in sorted(steps)])
     spans = torch.cat([read[1:], torch.ones_like(read[:1])]) - read
     try:
-        read_score(plain, torch.ones_like(read), read, spans, **window)
+        for plain, window in parts:
+            read_score(plain, torch.ones_like(read), read, spans, **window)
     except UsageError as error:
         return str(error)
     return ""

@@ -44,7 +44,7 @@ __all__ = ["Filtered", "filter_samples"]
 
 PROMISE = "promise.json"
 SHARE = 0.9  # the interval of an observed rate
-RANK = "rank"  # the column of a sample's place among all
+PLACE = "place"  # the column of a sample's place among all
 
 
 # ---- what is kept ------------------------------------------------------------------------------------------------
@@ -275,12 +275,12 @@ def _read_promise(path: Path, population: dict[str, Any]) -> Promise:
 def _write_rows(file: Path, out: Path, table: Table, index: Tensor, rank: Tensor) -> list[Path]:
     """The kept rows with their rank, and the kept structures where each row is one."""
     kept, places = index.tolist(), rank[index].tolist()
-    columns = [name for name in table.head if name != RANK]  # of samples that were filtered before
+    columns = [name for name in table.head if name != PLACE]  # of samples that were filtered before
     rows = list(zip(*(table.column(name) for name in columns), strict=True))
     chosen = [rows[i] for i in kept]
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
-    writer.writerows([[*columns, RANK], *([*row, place] for row, place in zip(chosen, places, strict=True))])
+    writer.writerows([[*columns, PLACE], *([*row, place] for row, place in zip(chosen, places, strict=True))])
     written = [write_text(out / "samples.csv", lines.getvalue())]
     if (path := _own(file.with_suffix(".parquet"), file.parent)).is_file():
         written.append(write_bytes(out / "samples.parquet", _parquet(path, columns, kept, places)))
@@ -310,7 +310,7 @@ def _parquet(path: Path, columns: list[str], kept: list[int], places: list[int])
     arrow, parquet = need("pyarrow"), need("pyarrow.parquet")
     try:
         table = parquet.read_table(io.BytesIO(read_bytes(path)))
-        found = table.select(columns).take(kept).append_column(RANK, arrow.array(places))
+        found = table.select(columns).take(kept).append_column(PLACE, arrow.array(places))
     except (arrow.ArrowException, KeyError, IndexError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise DataError(f"{path} is not the table of the samples beside it ({reason[:100]})") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,8 @@ from fmwc.recipes.uses.digits import Digits
 from fmwc.report import figures, images
 from fmwc.report.mnist import WORDS, write_figures, write_report
 from fmwc.report.paper.mnist import retention_of, sweep_of, write_tables
-from fmwc.sampling import Trajectory
+from fmwc.report.run import level_of
+from fmwc.sampling import Trajectory, compared
 from fmwc.sampling.scores import FEWEST
 from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr, shares, told, write_run
 
@@ -173,17 +173,17 @@ class MnistSetting(Setting):
         written = write_run(run, table, out)
         asked = run.cond["y"].cpu().numpy()
         taken = np.array(table.get("taken_for", asked))
-        with suppress(UsageError):  # digits without a confidence have no order
-            confidence = run.confidence.cpu().numpy()
+        with suppress(UsageError):  # digits without a score have no order
+            level = level_of(run).values.cpu().numpy()
             x = run.x[:, 0].clamp(0, 1).cpu().numpy()
-            grid = images.sorted_grid(x, confidence, taken != asked, asked)
+            grid = images.sorted_grid(x, level, taken != asked, asked)
             written.append(write_bytes(out / "digits.png", figures.png(grid)))
         return written
 
     def evaluate(self, field: Field, count: int, seed: int, data: str, progress: Show) -> dict[str, Any]:
         judge = self._eye(field.device)
         plain = self.draw(field, count, seed, progress, confidence=False)
-        run = self.draw(field, count, seed, progress)
+        run = self.draw(field, count, seed, progress, schedule=self.every)
         bad, y = failed(judge, run.x, run.cond["y"]), run.cond["y"]
         found: dict[str, Any] = {"failure": float(bad.mean()), "bit_for_bit": bool(torch.equal(run.x, plain.x))}
         found["fid"] = self._fid(judge, run, data) if count >= ENOUGH else f"not read: it takes {ENOUGH:,} digits"
@@ -228,9 +228,7 @@ class MnistSetting(Setting):
         run, reference = Trajectory.load(out / "samples.safetensors"), field.reference
         assert reference is not None
         # The samples were drawn before the field had a reference, in the setting the reference was read in.
-        run = replace(
-            run, default_score=reference.score, standard=reference.standard, reference=reference.quantiles.cpu()
-        )
+        run = compared(run, reference)
         numbers = cells(out)[0]["numbers"]
         pixels = images.read_pixels(field, run, probes=64)
         written = write_figures(out / "figures", run, self.judge(run), pixels, sweep_of(numbers))

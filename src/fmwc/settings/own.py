@@ -67,11 +67,12 @@ class OwnSetting(Setting):
     def numbers(self, run: Trajectory, bad: np.ndarray) -> Rows:
         low, middle, high = np.quantile(run.score().cpu().numpy(), [0.1, 0.5, 0.9])
         within = f" within {run.standard.cond}" if run.standard is not None else ""
-        compared = "the checkpoint's reference" if run.reference is not None else "one another"
+        compared = "one another" if run.withheld else "the checkpoint's reference"
         return [
             {"": "samples", "value": f"{len(run):,}"},
             {"": "ranked by", "value": f"{run.default_score}{within}, among {compared}"},
             {"": "score, median (80 % of samples)", "value": f"{middle:.4g} ({low:.4g} to {high:.4g})"},
+            *self.noted(run),
         ]
 
     def page(self, field: Field, run: Trajectory, out: Path, numbers: Rows, about: dict[str, str]) -> Path:

@@ -10,11 +10,11 @@ import torch
 from fmwc.checkpoint import identity, load
 from fmwc.confidence.resuming import states_of
 from fmwc.errors import CheckpointError, DataError, MismatchError, OutputError, UsageError
-from fmwc.field import Field
+from fmwc.field import Field, Schedule
 from fmwc.files import write_text
 from fmwc.metrics.crystals.table import csv_text
-from fmwc.sampling import Trajectory, compared, needs_variance, read_with, reread
-from fmwc.sampling.trajectory import DISPERSION
+from fmwc.sampling import Trajectory, compared, read_with, reread
+from fmwc.sampling.scores import of_variance
 from fmwc.settings import Setting, setting_of
 from fmwc.settings.setting import Rows
 from fmwc.settings.way import Way
@@ -59,7 +59,8 @@ class Opened(NamedTuple):
         """
         try:
             found, spent = states_of(self.field, run, **self.options)
-            return self._read_often(found) if self.way.few else found, spent
+            often = self.way.few or not len(run.times)
+            return self._read_often(found) if often and self.options["confidence"] is not False else found, spent
         except UsageError as error:
             raise UsageError(
                 f"made again from their noise, these samples end elsewhere, so {self.way.checkpoint} is not what drew "
@@ -71,11 +72,10 @@ class Opened(NamedTuple):
         found = reread(
             self.field, run, estimator, schedule=every, seed=run.seed, batch=min(READ_TOGETHER, self.options["batch"])
         )
-        if reference is None:
-            return found
+        if reference is None or not of_variance(reference.score):
+            return ranked_by_variance(found, self.field)
         made = read_with(estimator, len(run.grid) - 1, self.way.stepper, every)
-        variance = needs_variance(reference.score)
-        differs = reference.read_with.differs(made, variance=variance) if reference.read_with else ""
+        differs = reference.read_with.differs(made) if reference.read_with else ""
         return compared(found, reference, f"the reference was made with {differs}" if differs else "")
 
 
@@ -106,7 +106,7 @@ def open_samples(samples: Path, out: Path, device: torch.device, checkpoint: str
     """
     file = find_samples(samples, out)
     run = Trajectory.load(file)
-    if run.scores is not None:
+    if len(run.grid) < 2:
         raise UsageError(f"{file} holds very many samples with their scores alone, not their way; draw fewer")
     way = Way.read(run.made, checkpoint)
     if not way.checkpoint:
@@ -135,7 +135,9 @@ def open_samples(samples: Path, out: Path, device: torch.device, checkpoint: str
 
 
 def ranked_by_variance(run: Trajectory, field: Field) -> Trajectory:
-    """The run by a score that can be read on a new way: transported variance is not carried along an edit."""
-    if run.default_score != DISPERSION or not len(run.times):
+    """The run by a score that can be read on a new way: an edit carries neither transported variance nor checks."""
+    if of_variance(run.default_score) or not len(run.times):
         return run
-    return run.ranked_by(field.reference.score if field.reference else "temporal_ratio")
+    owns = [one.reference if isinstance(one, Schedule) else one for one in (field.reference, field.schedule)]
+    known = [own.score for own in owns if own is not None and of_variance(own.score)]
+    return run.ranked_by([*known, "temporal_ratio"][0])

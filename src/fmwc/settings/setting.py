@@ -22,6 +22,7 @@ from fmwc.readers import shown
 from fmwc.recipes.fitting import Progress, fit
 from fmwc.recipes.recipe import override
 from fmwc.recipes.uses.subject import Subject
+from fmwc.report.run import note_of
 from fmwc.sampling import (
     Compiled,
     Profile,
@@ -30,6 +31,7 @@ from fmwc.sampling import (
     default_estimator,
     fit_schedule,
     growing,
+    needs_variance,
     sample,
     stream,
     survey,
@@ -252,17 +254,37 @@ class Setting(ABC):
         if self.large is None or count <= self.large:
             return False
         one = {**options, "parts": None}
-        return options["confidence"] is False or self.draw(field, 1, 0, None, label, **one).reference is not None
+        return options["confidence"] is False or not self.draw(field, 1, 0, None, label, **one).withheld
 
     def _options(
         self, field: Field, count: int, seed: int, label: int | None, options: dict[str, Any]
     ) -> dict[str, Any]:
         cond = {k: v.to(field.device) for k, v in self.conditions(field, count, label, seed).items()}
-        if options.get("confidence", True) is True:
-            options["confidence"] = self.estimator(field)
         if "controller" not in options:  # which knows its steps
             options = {"steps": 50, **options}
-        return {"schedule": self.every, "batch": self.batch(field.device), **cond, **options}
+        own = self.reads_as_reference(field, options)
+        if options.get("confidence", True) is True and not own:
+            options["confidence"] = self.estimator(field)
+        return {
+            "schedule": None if own else self.every,
+            "batch": self.batch(field.device),
+            **cond,
+            **{name: value for name, value in options.items() if name != "schedule" or value is not None},
+        }
+
+    def reads_as_reference(self, field: Field, options: Mapping[str, Any]) -> bool:
+        """Whether a run with these options of `sample` reads what the field's reference is made from.
+
+        A reference that is read from the variance says when it was read, in so many steps; others read none.
+        """
+        reference = field.reference
+        asked = options.get("schedule") is not None or options.get("confidence", True) is not True
+        if reference is None or asked:
+            return False
+        if not needs_variance(reference.score):
+            return True
+        made = reference.read_with
+        return made is not None and "controller" not in options and options.get("steps", 50) == made.steps
 
     def survey(self, field: Field, seed: int, progress: Show, label: int | None = None) -> Profile:
         """Where on the way the variance is, from a pilot run with samples of its own."""
@@ -285,12 +307,19 @@ class Setting(ABC):
         """The short table: what confidence does for this run, by its own score and by others."""
         rows = [{"": f"{self.bad}, all samples", "value": rate(bad)}]
         for name in (None, *(set(self.others) - {run.default_score})) if bad.any() else []:
-            score, label = run.score(name).cpu(), name or run.default_score
+            try:
+                score, label = run.score(name).cpu(), name or run.default_score
+            except UsageError:  # this run did not read it
+                continue
             rows += [
                 {"": f"{self.bad}, surest {self.kept:.0%} by {label}", "value": rate_kept(score, bad, self.kept)},
                 {"": f"AUPRC of {label} (floor {bad.mean():.2f})", "value": ranking_text(score, bad, self.bad)},
             ]
-        return [*rows, {"": "in brackets", "value": INTERVALS}]
+        return [*rows, *self.noted(run), {"": "in brackets", "value": INTERVALS}]
+
+    def noted(self, run: Trajectory) -> Rows:
+        """Why a run has no confidence, where it has none."""
+        return [{"": "ordered by", "value": note}] if (note := note_of(run)) else []
 
     def check_format(self, format: str) -> None:
         """Raises where samples are not written in this format; empty is the setting's own."""
@@ -298,13 +327,20 @@ class Setting(ABC):
             raise UsageError(f"samples of {self.name} have one format; leave out --format")
 
     def table(self, run: Trajectory) -> dict[str, list[Any]]:
-        """One row per sample: its name, its numbers where they are few, what was asked for, and the confidence."""
+        """One row per sample: its name, its numbers where they are few, what was asked for, and how sure it is."""
         flat = {name: value for name, value in channels(run.x).items() if value.ndim == 2 and value.shape[1] <= WIDE}
         columns: dict[str, list[Any]] = {"name": run.names}
         columns |= {f"{name}_{i}": column.tolist() for name, value in flat.items() for i, column in enumerate(value.T)}
         columns |= {name: value.tolist() for name, value in run.cond.items() if value.ndim == 1}
-        with suppress(UsageError):  # a run too short for its score is still worth having
-            columns |= {"score": run.score().tolist(), "confidence": run.confidence.tolist()}
+        return columns | self.sureness(run)
+
+    def sureness(self, run: Trajectory) -> dict[str, list[Any]]:
+        """The columns of how sure a run is of its samples: score, rank, confidence, as far as it has them."""
+        columns: dict[str, list[Any]] = {}
+        with suppress(UsageError):  # a run without a score is still worth having
+            columns["score"] = run.score().tolist()
+            columns["rank"] = run.rank.tolist()
+            columns["confidence"] = run.confidence.tolist()
         return columns
 
     def write_samples(self, run: Trajectory, out: Path, format: str = "") -> list[Path]:
@@ -317,7 +353,9 @@ class Setting(ABC):
         with written(table) as file, growing(samples, count) as add:  # which fails first where some are missing
             for part in parts:
                 add(part)
-                file.write(_csv(self.table(part), header=not file.tell()).encode())
+                columns = self.table(part)
+                columns.pop("rank", None)  # which is among all samples, not among those of a part
+                file.write(_csv(columns, header=not file.tell()).encode())
         return [samples, table]
 
 

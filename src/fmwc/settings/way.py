@@ -95,7 +95,8 @@ class Way:
     Arguments:
         checkpoint: A shipped name or a folder.
         stepper: Of the integrator.
-        propagation: The estimator of the variance, by name; `none` reads none.
+        propagation: The estimator of the variance, by name; `none` reads none. Empty: none is read, because the
+            checkpoint's score takes none.
         controller: What picks the times, by name.
         guide: How strongly the velocity is steered away from doubt.
         window: When it is.
@@ -128,7 +129,7 @@ class Way:
 
     def __post_init__(self) -> None:
         pick(STEPPERS, self.stepper, "stepper")
-        if self.propagation != "none":
+        if self.propagation not in ("", "none"):
             pick(ESTIMATORS, self.propagation, "propagation")
         pick(CONTROLLERS, self.controller, "controller")
         if not 0 <= self.guide < math.inf:
@@ -211,7 +212,7 @@ class Way:
 
     def confidence(self, own: Any) -> Any:
         """The estimator, as `sample` takes it. By its name alone, linearised is read as the setting's own choice."""
-        return {"none": False, "linearised": own}.get(self.propagation, self.propagation)
+        return {"": True, "none": False, "linearised": own}.get(self.propagation, self.propagation)
 
     def decoder(self, field: Field) -> str | Guidance:
         if not self.guide:
@@ -241,7 +242,8 @@ class Way:
                 "these samples were guided by random probes, so their way cannot be made again; draw them without "
                 "--guide"
             )
-        return {"stepper": self.stepper, "decoder": decoder, "confidence": self.confidence(own)}
+        confidence = self.confidence(own) if self.propagation else own
+        return {"stepper": self.stepper, "decoder": decoder, "confidence": confidence}
 
 
 def window_of(text: str) -> tuple[float, float]:

@@ -130,8 +130,8 @@ def read_field(
     """
     say("linearised")
     plain = sample(field, count, steps=steps, seed=seed, confidence=False, keep_states=True)
-    linear = sample(field, count, steps=steps, seed=seed, transport=True)
-    diagonal = sample(field, count, steps=steps, seed=seed, confidence="diagonal")
+    linear = sample(field, count, steps=steps, seed=seed, confidence="linearised", transport=True, schedule=1)
+    diagonal = sample(field, count, steps=steps, seed=seed, confidence="diagonal", schedule=1)
     bad = misplaced(linear.x)
     fits: dict[str, Future[dict[str, float]]] = {}
     if pool:
@@ -148,10 +148,13 @@ def read_field(
         }
         for early, late in WINDOWS
     }
-    every5 = sample(field, count, steps=steps, seed=seed, schedule=5)
+    every5 = sample(field, count, steps=steps, seed=seed, confidence="linearised", schedule=5)
     found["every_5th"] = auprc(every5.score("temporal_ratio").cpu(), bad)
     found["closures"] = {
-        name: auprc(sample(field, count, steps=steps, seed=seed, confidence=Diagonal(c)).score("endpoint").cpu(), bad)
+        name: auprc(
+            sample(field, count, steps=steps, seed=seed, confidence=Diagonal(c), schedule=1).score("endpoint").cpu(),
+            bad,
+        )
         for name, c in CLOSURES.items()
     }
     say("decoders")

@@ -57,7 +57,7 @@ def cell(bench: Bench, seed: int, count: int, steps: int, draws: int, say: Say) 
 
     say("reading output-only")
     output = bench.joint(seed, "output", layers="out")
-    on = sample(output, count, steps=steps, seed=fresh)
+    on = sample(output, count, steps=steps, seed=fresh, confidence="linearised", schedule=1)
     off = sample(output, count, steps=steps, seed=fresh, confidence=False)
     found["output_only"] = {
         **headline(output, on, off.x),

@@ -34,7 +34,7 @@ def run_batch(device: torch.device) -> int:
 
 def draw_linearised(recipe: Mp20, field: Field, count: int, seed: int, **options: Any) -> Trajectory:
     """The run most numbers are read from: variance at every step."""
-    options = {"confidence": Linearised(2), "batch": run_batch(field.device), **options}
+    options = {"confidence": Linearised(2), "schedule": 1, "batch": run_batch(field.device), **options}
     return recipe.draw(field, count, seed, **options).compact()
 
 

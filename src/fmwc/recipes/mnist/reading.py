@@ -21,7 +21,7 @@ from fmwc.metrics.images import activations, failed, frechet
 from fmwc.metrics.ranking import auprc, retention
 from fmwc.propagate import Linearised, MonteCarlo
 from fmwc.recipes.mnist.recipe import SCORE, WITHIN, batch_for, labels
-from fmwc.sampling import SCORES, Trajectory, sample
+from fmwc.sampling import SCORES, Trajectory, default_estimator, sample
 from fmwc.sampling.scores import within_groups
 
 __all__ = ["KEPT", "RIVALS", "STEPS", "TIMES", "Examiner", "lifts", "read_field"]
@@ -88,7 +88,9 @@ class Examiner:
         """Digits of this seed, each class in turn; the first ones are the same however many are drawn."""
         device = next(self.judge.parameters()).device
         y = labels(count or self.count, self.judge.config["classes"]).to(device)
-        options = {"steps": self.steps, "confidence": False, "batch": batch_for(device), **options}
+        options = {"steps": self.steps, "confidence": False, "batch": batch_for(device), "schedule": 1, **options}
+        if options["confidence"] is True:  # also where the field's own score takes no variance
+            options["confidence"] = default_estimator(field.space)
         if "x0" not in options:
             options["count"] = len(y)
         return sample(field, seed=self.seed, y=y, **options)

@@ -22,7 +22,7 @@ from fmwc.metrics.crystals.validity import validity
 from fmwc.randomness import derive
 from fmwc.recipes.crystals.recipe import READ_BY, batch_for
 from fmwc.recipes.uses.subject import Intent, Metric, Outcome, Sizes, Subject
-from fmwc.sampling import Trajectory, sample
+from fmwc.sampling import Trajectory
 
 __all__ = ["Crystals"]
 
@@ -88,12 +88,10 @@ class Crystals(Subject):
     def draw(self, count: int, seed: int, **options: Any) -> Trajectory:
         network: Any = self.field.network
         atoms = network.draw_sizes(count, derive(seed, "atoms")).to(self.field.device)
-        if options.get("confidence", True) is True:
-            options["confidence"] = READ_BY
-        return sample(self.field, count, seed=seed, **{**self.options(), "atoms": atoms, **options})
+        return self.drawn(count, seed, atoms=atoms, **options)
 
     def options(self) -> dict[str, Any]:
-        return {"batch": min(1_000, batch_for(self.field.device)), "confidence": READ_BY}
+        return {**super().options(), "batch": min(1_000, batch_for(self.field.device)), "confidence": READ_BY}
 
     def kept(self, x: Any, cond: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found = decode(x, cond["atoms"])

@@ -19,7 +19,7 @@ from fmwc.metrics.images import activations, frechet, predictions
 from fmwc.randomness import derive
 from fmwc.recipes.mnist.recipe import JUDGE, WITHIN, batch_for, labels
 from fmwc.recipes.uses.subject import OWN, Intent, Metric, Outcome, Sizes, Subject
-from fmwc.sampling import SCORES, Trajectory, sample
+from fmwc.sampling import SCORES, Trajectory
 from fmwc.sampling.trajectory import DISPERSION
 
 __all__ = ["Digits", "ink_of", "style_of", "without_specks"]
@@ -108,10 +108,10 @@ class Digits(Subject):
 
     def draw(self, count: int, seed: int, **options: Any) -> Trajectory:
         y = labels(count, self.judge.config["classes"]).to(self.field.device)
-        return sample(self.field, count, seed=seed, **{**self.options(), "y": y, **options})
+        return self.drawn(count, seed, y=y, **options)
 
     def options(self) -> dict[str, Any]:
-        return {"batch": batch_for(self.field.device)}
+        return {**super().options(), "batch": batch_for(self.field.device)}
 
     def kept(self, x: Any, cond: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {

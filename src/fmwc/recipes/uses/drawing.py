@@ -26,6 +26,7 @@ from fmwc.readers import anything, check, mapping, parse_json, read_safetensors
 from fmwc.recipes.uses.subject import Intent, Subject
 from fmwc.sampling import Controller, Damped, Ema, Extrapolated, Grid, Trajectory, Uniform, survey
 from fmwc.sampling.controllers import needs_variance
+from fmwc.sampling.scores import of_variance
 
 __all__ = ["DRAWINGS", "PILOT_SEED", "STEPS", "SWEEP", "Drawn", "load_drawn", "save_drawn"]
 
@@ -96,11 +97,11 @@ def _row(subject: Subject, run: Trajectory, evaluations: float, seconds: float, 
 
 
 def draw_samples(subject: Subject, seed: int, wide: bool) -> Rows:
-    """Samples with every score, and their confidence by the checkpoint's reference."""
+    """Samples with every score, and their confidence; their rank where the checkpoint's reference gives none."""
     watch = _Watch(subject)
     run = subject.draw(subject.sizes.samples, seed, transport=subject.dispersion, schedule=subject.usual)
     row = _row(subject, run, run.evaluations, watch.seconds)
-    row.kept["confidence"] = run.confidence.float()
+    row.kept["confidence"] = (run.rank if run.withheld else run.confidence).float()
     for name, score in subject.scores(run).items():
         row.kept[f"score {name}"] = score.float()
     yield "samples", row
@@ -220,6 +221,8 @@ def draw_rewinds(subject: Subject, seed: int, wide: bool) -> Rows:
     yield "plain", _row(subject, run, STEPS, watch.seconds)
     watch = _Watch(subject)
     pool = subject.draw(count * (STEPS + most) // STEPS, seed, schedule=subject.every, keep_states=True)
+    if not of_variance(pool.default_score):  # only the variance is read when samples are rewound
+        pool = pool.ranked_by("temporal_ratio")
     first = watch.seconds * count / len(pool)
     run = pool.take(torch.arange(count, device=pool.grid.device))
 

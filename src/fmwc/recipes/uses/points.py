@@ -16,7 +16,7 @@ from fmwc.data import checkerboard
 from fmwc.metrics.points import misplaced, symmetric_kl
 from fmwc.randomness import derive
 from fmwc.recipes.uses.subject import Intent, Metric, Outcome, Sizes, Subject
-from fmwc.sampling import Trajectory, sample
+from fmwc.sampling import Trajectory
 from fmwc.sampling.trajectory import DISPERSION
 
 __all__ = ["Points"]
@@ -98,7 +98,7 @@ class Points(Subject):
         )
 
     def draw(self, count: int, seed: int, **options: Any) -> Trajectory:
-        return sample(self.field, count, seed=seed, **options)
+        return self.drawn(count, seed, **options)
 
     def kept(self, x: Any, cond: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"x": x}

@@ -17,7 +17,7 @@ from torch import Tensor
 from fmwc.confidence.guidance import Guidance
 from fmwc.errors import UsageError
 from fmwc.field import Field
-from fmwc.sampling import SCORES, Trajectory
+from fmwc.sampling import SCORES, Trajectory, default_estimator, sample
 
 __all__ = ["OWN", "Intent", "Metric", "Outcome", "Sizes", "Subject"]
 
@@ -160,8 +160,15 @@ class Subject(ABC):
         return {}
 
     def options(self) -> dict[str, Any]:
-        """How samples are integrated, beside their steps."""
-        return {}
+        """How samples are integrated, and by what the variance is read."""
+        return {"confidence": default_estimator(self.field.space)}  # type: ignore[arg-type]
+
+    def drawn(self, count: int, seed: int, **options: Any) -> Trajectory:
+        """Samples with these options in place of the usual ones; the variance is read at every step."""
+        usual = {"schedule": 1, **self.options()}
+        if options.get("confidence") is True:
+            options["confidence"] = usual["confidence"]
+        return sample(self.field, count, seed=seed, **{**usual, **options})
 
     def scores(self, run: Trajectory) -> dict[str, Tensor]:
         """Label-free scores, high = doubtful; the field's own first, and not again under its name alone."""

@@ -1,0 +1,179 @@
+"""One meaning of confidence: the place among a comparable reference, else withheld; rank is that within the run."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import fmwc
+from fmwc.checks import Echo
+from fmwc.errors import UsageError
+from fmwc.field import Part, ReadWith, Reference
+from fmwc.propagate import Linearised, estimator_of
+from fmwc.sampling import Schedule, Trajectory, fit_schedule, read_times, read_with, sample, stream
+from fmwc.sampling.scores import combined
+from tests.conftest import dict_field, mlp_field
+
+LEVELS = torch.linspace(0, 1, 101)
+
+
+def referred(field, score="peak", steps=10, schedule=1, **reference):
+    """The field with a reference of its own samples, of another seed."""
+    made = read_with("linearised", steps, "euler", schedule)
+    run = sample(field, 60, steps=steps, seed=9, schedule=schedule)
+    field.reference = Reference(score, made, run.score(score).quantile(LEVELS), **reference)
+    return field
+
+
+def test_one_sample_of_a_fresh_field_has_no_confidence_and_says_why(mlp):
+    run = sample(mlp, 1, steps=10)
+    with pytest.raises(UsageError, match=r"confidence is withheld: there is no reference.*fit_confidence") as raised:
+        run.confidence  # noqa: B018
+    assert str(raised.value) == run.withheld
+    assert "\n" not in run.withheld
+    assert run.rank.tolist() == [0.0]  # no other sample is more doubtful
+
+
+OTHERWISE = {
+    "10 euler steps, not 11 euler steps": {"steps": 11},
+    "10 euler steps, not 10 heun steps": {"steps": 10, "stepper": "heun"},
+    "not by Diagonal": {"steps": 10, "confidence": "diagonal"},
+    r"not by Linearised\(probes=3\)": {"steps": 10, "confidence": Linearised(3)},
+    "at 10 times, not at 5": {"steps": 10, "schedule": 2},
+    r"at 10 times, not at 10 \(or at others\)": {"steps": 10, "schedule": [i / 10 for i in range(9)] + [0.85]},
+    "equal steps from t = 0": {"steps": 10, "start": 0.1},
+}
+
+
+@pytest.mark.parametrize("difference", [d for d in OTHERWISE if "or at others" not in d])
+def test_a_run_made_otherwise_names_the_difference(difference, mlp):
+    run = sample(referred(mlp), 6, **OTHERWISE[difference])
+    with pytest.raises(UsageError, match=difference):
+        run.confidence  # noqa: B018
+    assert sorted(run.rank.tolist()) == pytest.approx([i / 6 for i in range(6)])
+    assert run.default_score == "peak"
+
+
+def test_a_reference_without_evidence_says_so(mlp):
+    run = sample(referred(mlp, withheld="the evidence is at chance"), 4, steps=10)
+    assert "the evidence is at chance" in run.withheld
+    with pytest.raises(UsageError, match="at chance"):
+        run.confidence  # noqa: B018
+
+
+def test_by_default_a_run_is_read_as_the_reference_was(mlp):
+    referred(mlp, schedule=[0.2, 0.5, 0.9])
+    run = sample(mlp, 4, steps=10)
+    assert run.times[:, 0].tolist() == pytest.approx([0.2, 0.5, 0.9])
+    assert not run.withheld
+    assert len(sample(mlp, 4, steps=20).times) == 20  # its times are those of ten steps
+    mlp.reference = mlp.reference._replace(read_with=read_with(Linearised(3), 10, "euler"))
+    assert not sample(mlp, 4, steps=10).withheld  # also by its estimator
+
+
+@pytest.mark.parametrize("text", ["Linearised(probes=3)", "Tangent(probes=2)", "MonteCarlo(draws=5, abreast=1)"])
+def test_an_estimator_is_read_from_its_text(text):
+    assert str(estimator_of(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "Linearised", "Linearised(probes=x)", "print(1)", "Linearised(nothing=1)", "("])
+def test_text_that_names_no_estimator(text):
+    assert estimator_of(text) is None
+
+
+def test_a_schedules_own_times_as_a_list_keep_its_reference(mlp):
+    mlp.schedule = fit_schedule(mlp, 4, pilot=40, steps=10)
+    few = sample(mlp, 5, steps=10, schedule="adaptive")
+    for times in (list(mlp.schedule.times), tuple(mlp.schedule.times), [t - 1e-6 for t in mlp.schedule.times]):
+        listed = sample(mlp, 5, steps=10, schedule=times)
+        torch.testing.assert_close(listed.confidence, few.confidence)
+    other = [t for t in read_times(10, 1) if t not in mlp.schedule.times][:4]
+    mlp.schedule = Schedule(mlp.schedule.times, mlp.schedule.reference, 1.0)
+    with pytest.raises(UsageError, match="withheld"):
+        sample(mlp, 5, steps=10, schedule=sorted({*other, 0.0, 0.9})).confidence  # noqa: B018
+
+
+@pytest.mark.parametrize("field", [mlp_field, dict_field])
+def test_one_sample_has_the_confidence_that_it_has_in_a_batch(field):
+    field = referred(field())
+    together = sample(field, 7, steps=10)
+    for i in range(7):
+        alone = sample(field, 1, first=i, steps=10)
+        torch.testing.assert_close(alone.confidence, together.confidence[i : i + 1], rtol=0, atol=0.011)
+        assert alone.rank.tolist() == [0.0]
+
+
+def test_constant_scores_are_not_ranked(mlp):
+    run = sample(mlp, 6, steps=10)
+    still = dataclasses.replace(run, var=torch.full_like(run.var, 0.25))
+    for found in (still, still.take(torch.arange(3)), still.surest(0.5)):
+        with pytest.raises(UsageError, match=r"is .* for all of 6 samples, so it ranks none of them"):
+            found.rank  # noqa: B018
+    assert "rank" not in still.tensors()
+    assert "score" in still.tensors()
+
+
+@pytest.mark.parametrize("how", ["reference", "fresh", "steps"])
+def test_files_keep_rank_evidence_and_why_there_is_no_confidence(how, mlp, tmp_path):
+    field = mlp if how == "fresh" else referred(mlp)
+    run = sample(field, 6, steps=11 if how == "steps" else 10, check=Echo((0.3, 0.7))).take(torch.tensor([4, 1, 2]))
+    run.save(tmp_path / "run.safetensors")
+    back = Trajectory.load(tmp_path / "run.safetensors")
+    assert back.withheld == run.withheld
+    assert bool(back.withheld) == (how != "reference")
+    assert torch.equal(back.rank, run.rank)
+    assert back.evidence.keys() == run.evidence.keys() >= {"guess", "guess_t", "detour", "echo"}
+    for name, value in run.evidence.items():
+        assert torch.equal(back.evidence[name], value)
+    for name in ("spread", "detour", "echo"):
+        assert torch.equal(back.score(name), run.score(name))
+    if how == "reference":
+        assert torch.equal(back.confidence, run.confidence)
+
+
+# ---- scores that read no variance ------------------------------------------------------------------------------------
+
+
+def summed(field, *names, checks=None, **cond):
+    """The field with a reference that is the sum of scores of free signals and checks."""
+    checks = checks or {}
+    run = sample(field, 60, steps=10, seed=9, confidence=False, **cond)
+    for one in checks.values():
+        other = sample(field, 60, steps=10, seed=9, confidence=False, check=one, **cond)
+        run = dataclasses.replace(run, evidence={**run.evidence, **other.evidence})
+    parts = tuple(Part(name, 1.0, run.score(name).quantile(LEVELS)) for name in names)
+    total = combined([(run.score(p.score), p.weight, p.quantiles) for p in parts])
+    made = ReadWith("", 10, "euler", ())
+    field.reference = Reference(" + ".join(names), made, total.quantile(LEVELS), None, parts, checks)
+    return field
+
+
+@pytest.mark.parametrize("names", [("spread@0.2-0.9", "detour"), ("echo", "spread@0.2-0.9")], ids=" + ".join)
+def test_a_stream_takes_references_of_free_signals_and_checks(names, mlp):
+    field = summed(mlp, *names, checks={"echo": Echo((0.3, 0.7))} if "echo" in names else None)
+    whole = sample(field, 11, steps=10, seed=3)
+    assert not len(whole.times)  # no variance is read
+    assert whole.default_score == " + ".join(names)
+    parts = list(stream(field, 11, batch=4, steps=10, seed=3))
+    torch.testing.assert_close(torch.cat([part.confidence for part in parts]), whole.confidence, rtol=0, atol=0.011)
+    torch.testing.assert_close(sample(field, 1, steps=10, seed=3).confidence, whole.confidence[:1], rtol=0, atol=0.011)
+    with pytest.raises(UsageError, match="10 euler steps, not 12 euler steps"):
+        next(stream(field, 11, steps=12))
+
+
+def test_a_part_that_was_not_read_is_named(mlp):
+    field = summed(mlp, "echo", "spread@0.2-0.9", checks={"echo": Echo((0.3, 0.7))})
+    run = sample(field, 5, steps=10, check=False)
+    assert "check" in run.withheld
+    other = sample(field, 5, steps=10, check=Echo((0.5,)))
+    assert "not checked as the reference was" in other.withheld
+
+
+def test_the_variance_can_still_be_asked_for(mlp):
+    field = summed(mlp, "spread@0.2-0.9", "detour")
+    plain, read = (sample(field, 5, steps=10, confidence=how) for how in (True, "linearised"))
+    assert len(read.times) == 10
+    assert torch.equal(plain.x, read.x)
+    torch.testing.assert_close(plain.confidence, read.confidence)
+    assert read.ranked_by("peak").withheld
+    assert fmwc.sample(field, 5, steps=10, confidence=False).withheld
