@@ -158,6 +158,6 @@ def checks_of(field: Any, options: dict[str, Any]) -> dict[str, Any]:
         reference = schedule.reference if isinstance(schedule, Schedule) else reference
         return dict(reference.checks) if reference is not None and options.get("confidence", True) is not False else {}
     if isinstance(check, int):
-        space = options.get("space") if options.get("space") is not None else field.space
+        space: Any = options.get("space") if options.get("space") is not None else field.space
         check = suited(as_space(space), options, check, getattr(reference, "checks", {}))
     return {check.name: check}
