@@ -303,6 +303,7 @@ class Setting(ABC):
         columns: dict[str, list[Any]] = {"name": run.names}
         columns |= {f"{name}_{i}": column.tolist() for name, value in flat.items() for i, column in enumerate(value.T)}
         columns |= {name: value.tolist() for name, value in run.cond.items() if value.ndim == 1}
+        columns |= {name: run.evidence[name].tolist() for name in ("rival", "margin") if name in run.evidence}
         with suppress(UsageError):  # a run too short for its score is still worth having
             columns |= {"score": run.score().tolist(), "confidence": run.confidence.tolist()}
         return columns
