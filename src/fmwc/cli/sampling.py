@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from fmwc.cli.shared import Device, Force, JudgedBy, Network, Out, Seed, app, print_written
+from fmwc.errors import UsageError
 
 __all__ = ["sample"]
 
@@ -65,6 +66,21 @@ def sample(
         typer.Option(help="Score to rank samples by; default: the checkpoint's, or dispersion with --transport."),
     ] = "",
     keep: Annotated[float, typer.Option(help="Share of samples to keep, most confident first.")] = 1.0,
+    check: Annotated[
+        int,
+        typer.Option(
+            help="Check finished samples by the flow itself, with at most this many evaluations each; default: as the "
+            "checkpoint's confidence needs."
+        ),
+    ] = 0,
+    no_check: Annotated[
+        bool, typer.Option("--no-check", help="Leave out the checks that the checkpoint's confidence needs.")
+    ] = False,
+    best_of: Annotated[int, typer.Option(help="Draw this many candidates per sample and keep the surest.")] = 1,
+    budget: Annotated[
+        int,
+        typer.Option(help="In place of --best-of: evaluations per sample, for as many candidates as they allow."),
+    ] = 0,
     compiled: Annotated[
         bool,
         typer.Option(
@@ -92,6 +108,8 @@ def sample(
     from fmwc.recipes.recipe import pick_device
     from fmwc.settings.drawing import draw_samples
 
+    if check and no_check:
+        raise UsageError("--check and --no-check contradict each other; give one")
     print_written(
         draw_samples(
             checkpoint,
@@ -112,6 +130,9 @@ def sample(
             transport=transport,
             score=score,
             keep=keep,
+            check=False if no_check else check or True,
+            best_of=best_of,
+            budget=budget,
             compiled=compiled,
             format=format,
             seed=seed,

@@ -6,25 +6,22 @@ variance costs comes on top, as it does for every sample that has a score.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fmwc.confidence.best import Score, price, read
 from fmwc.confidence.editing import critical_time, edit
 from fmwc.confidence.resuming import ended_elsewhere, one_a_sample, resume, snapped, states_of
-from fmwc.errors import ShapeError, UsageError, pick
+from fmwc.errors import ShapeError, UsageError
 from fmwc.randomness import derive
-from fmwc.sampling import STEPPERS, Trajectory, noise, sample
-from fmwc.sampling.decoders import cost_of
+from fmwc.sampling import Trajectory, noise
 from fmwc.sampling.scores import of_variance
 from fmwc.state import each
 
-__all__ = ["Rewound", "Score", "best_of", "resample", "rewind"]
-
-Score = str | Callable[[Trajectory], Any] | None  # by name, a function such as a head's, or the run's own
+__all__ = ["Rewound", "resample", "rewind"]
 
 
 class Rewound(NamedTuple):
@@ -87,7 +84,7 @@ def rewind(
     tries = branches - 1
     tried = edit(field, origin, channel, at=start, scale=scale, seed=seed, replicates=tries, together=False, **options)
     left = len(run.grid) - 1 - snapped(origin, start)
-    spent += int(left.sum()) * tries * _price(options)
+    spent += int(left.sum()) * tries * price(options)
     scores = torch.cat([_read(origin, score)[:, None], _read(tried, score).reshape(len(index), tries)], 1)
     best = scores.argmin(1)  # of equal ones the first: the original
     branch[index] = best
@@ -131,7 +128,7 @@ def resample(
     spent, turn, kept = 0, 0, run
     branch = torch.zeros(len(run), dtype=torch.long, device=run.grid.device)
     if run.states is None and not fresh:
-        cost = len(run) * (len(run.grid) - 1) * _price(options)
+        cost = len(run) * (len(run.grid) - 1) * price(options)
         if cost > budget:
             raise UsageError(f"the run kept no states, and making them again takes {cost} of {budget} evaluations")
         kept, spent = states_of(field, run, **options)
@@ -143,7 +140,7 @@ def resample(
         if not fresh:
             some = kept.take(most)
             first = snapped(some, critical_time(some, channel, kind) - before)
-        cost_each = (len(run.grid) - 1 - first) * _price(options)
+        cost_each = (len(run.grid) - 1 - first) * price(options)
         most = most[spent + cost_each.cumsum(0) <= budget]
         if not len(most):
             break
@@ -167,20 +164,6 @@ def resample(
     return Rewound(kept if run.states is not None else replace(kept, states=None), spent, branch)
 
 
-def best_of(field: Any, count: int, n: int, *, score: Score = None, seed: int = 0, **options: Any) -> Rewound:
-    """The baseline: `count` samples, each the surest of n drawn apart. `options` are those of `sample`.
-
-    A condition with one row a sample is given to all n of its draws.
-    """
-    if n < 1:
-        raise UsageError(f"the best is chosen of at least 1, got {n}")
-    options = {k: v.repeat_interleave(n, 0) if one_a_sample(v, count) else v for k, v in options.items()}
-    run = sample(field, count * n, seed=seed, **options)
-    best = _read(run, score).reshape(count, n).argmin(1)
-    rows = torch.arange(count, device=best.device) * n + best
-    return Rewound(run.take(rows), run.evaluations * len(run), best)
-
-
 # ---- parts ------------------------------------------------------------------------------------------------------
 
 
@@ -198,19 +181,9 @@ def _anew(field: Any, run: Trajectory, index: Tensor, score: Score, seed: int, o
     return Rewound(_replaced(run, index[better], tried.take(better.nonzero()[:, 0])), spent, branch)
 
 
-def _price(options: dict[str, Any]) -> int:
-    """Evaluations of the network a step."""
-    stages = pick(STEPPERS, options.get("stepper", "euler"), "stepper").evaluations
-    return stages * cost_of(options.get("decoder", "map"))
-
-
 def _read(run: Trajectory, score: Score) -> Tensor:
-    if callable(score):
-        read = torch.as_tensor(score(run), device=run.grid.device)
-        if read.shape != (len(run),):
-            raise ShapeError(f"a score is one number a sample ({len(run)}), got shape {tuple(read.shape)}")
-        return read
-    return run.score(score)
+    """A score of each sample; the run's own comparable between conditions."""
+    return run.score() if score is None else read(run, score)
 
 
 def _require_carried(run: Trajectory, score: Score) -> None:

@@ -14,7 +14,7 @@ from fmwc.errors import DataError
 from fmwc.readers import read_arrays, read_pt, read_safetensors, shown
 from fmwc.state import SINGLE, State, channels
 
-__all__ = ["READERS", "Samples", "load", "read"]
+__all__ = ["READERS", "Samples", "load", "read", "samples_of"]
 
 LIMIT = 8 << 30  # bytes of a file and of its numbers in single precision: all of them are held in memory
 
@@ -72,7 +72,11 @@ def read(path: str | Path) -> dict[str, Tensor]:
 
 def load(path: str | Path) -> Samples:
     """Reads samples: `x`, or `x.channel` for each channel, and every other array as a condition of that name."""
-    found = read(path)
+    return samples_of(read(path), path)
+
+
+def samples_of(found: Mapping[str, Tensor], path: str | Path) -> Samples:
+    """Return the tensors of a file as samples and conditions; raise where they do not fit together."""
     parts = {name.removeprefix("x."): v for name, v in found.items() if name.startswith("x.")}
     if parts and SINGLE in found:
         raise DataError(f"{path} holds both x and x.{next(iter(parts))}; samples are one or the other")

@@ -23,7 +23,7 @@ from fmwc.errors import DataError, UsageError, pick
 from fmwc.files import write_bytes
 from fmwc.readers import open_regular, read_arrays, read_bytes, unpacked
 
-__all__ = ["FILES", "MIRRORS", "Images", "load", "unit"]
+__all__ = ["FILES", "MIRRORS", "Images", "load", "pictures", "unit"]
 
 FILES = {  # split: images, labels
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
@@ -77,6 +77,7 @@ class _Found(NamedTuple):
     x_from: str
     y_from: str
     split: bool = True  # whether this is one split, rather than the whole data
+    names: tuple[str, ...] = ()  # of image files, with their folder
 
 
 def unit(x: Tensor) -> Tensor:
@@ -118,6 +119,16 @@ def load(
         raise DataError(f"{error.filename or place} cannot be read or written ({error.strerror or error})") from error
     images = _checked(found, classes)
     return images if found.split else _dealt(images, split, place)
+
+
+def pictures(folder: str | Path, classes: int = 10) -> tuple[Images, tuple[str, ...]]:
+    """Read every image of a folder with one subfolder for each class, and the names of their files."""
+    place = Path(os.path.expanduser(folder))
+    try:
+        found = _pictures(place, "train", classes)
+    except OSError as error:
+        raise DataError(f"{error.filename or place} cannot be read ({error.strerror or error})") from error
+    return _checked(found, classes), found.names
 
 
 def _official(place: Path, split: str, download: bool) -> _Found:
@@ -246,6 +257,7 @@ def _pictures(folder: Path, split: str, classes: int) -> _Found:
         raise DataError(f"{kinds[odd[0]]} is not named by a label, 0 to {classes - 1}; rename it or move it away")
     x: list[np.ndarray] = []
     y: list[int] = []
+    names: list[str] = []
     for label in sorted(map(int, kinds)):
         inside = sorted(kinds[str(label)].iterdir(), key=lambda file: file.name)
         files = [file for file in inside if file.suffix.lower() in PICTURES and not file.name.startswith(".")]
@@ -254,11 +266,12 @@ def _pictures(folder: Path, split: str, classes: int) -> _Found:
         for file in files:
             x.append(_grey(file))
             y.append(label)
+            names.append(f"{label}/{file.name}")
             if len(x) * x[0].size > LIMIT:
                 raise DataError(f"{top} holds more than {LIMIT:,} pixels; make the images smaller, or give fewer")
             if x[-1].shape != x[0].shape:
                 raise DataError(f"{file} is {x[-1].shape} and the images before it {x[0].shape}; make all of one size")
-    return _Found(np.stack(x), np.array(y), str(top), str(top), bool(parts))
+    return _Found(np.stack(x), np.array(y), str(top), str(top), bool(parts), tuple(names))
 
 
 def _grey(file: Path) -> np.ndarray:
@@ -283,7 +296,7 @@ def _grey(file: Path) -> np.ndarray:
 
 
 def _checked(found: _Found, classes: int) -> Images:
-    x, y, x_from, y_from, _ = found
+    x, y, x_from, y_from = found[:4]
     if x.ndim == 4 and x.shape[1] != 1 and x.shape[3] == 1:
         x = x.transpose(0, 3, 1, 2)
     x = x[:, None] if x.ndim == 3 else x

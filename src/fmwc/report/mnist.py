@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from fmwc.errors import UsageError
 from fmwc.files import write_bytes
 from fmwc.report import figures, images
+from fmwc.report.checks import contest_plate
 from fmwc.report.images import Pixels, Sweep
 from fmwc.report.page import write_page
 from fmwc.report.plates import Plate, Words, closing, history, lead, retained, transport
@@ -131,7 +132,7 @@ def write_figures(
     folder: Path, trajectory: Trajectory, bad: ArrayLike, pixels: Pixels, sweep: Sweep | None = None
 ) -> list[Path]:
     """Writes the figures as PNG files into a folder; the arguments are those of `write_report`."""
-    plates = _plates(*_read(trajectory, bad), pixels, sweep)
+    plates = [*_plates(*_read(trajectory, bad), pixels, sweep), *contest_plate(trajectory)]
     return [write_bytes(folder / f"{plate.name}.png", figures.png(plate.figure)) for plate in plates]
 
 
@@ -159,7 +160,7 @@ def write_report(
     """
     run, asked = _read(trajectory, bad)
     sections = [
-        *[plate.section for plate in _plates(run, asked, pixels, sweep)],
+        *[plate.section for plate in (*_plates(run, asked, pixels, sweep), *contest_plate(trajectory))],
         *closing(numbers, _LIMITS if trajectory.standard is None else f"{_WITHIN}\n{_LIMITS}", provenance),
     ]
     return write_page(out / "report.html", "MNIST: how far to trust each digit", lead(run, WORDS), sections)

@@ -34,7 +34,7 @@ from fmwc.state import (
     require_state,
 )
 
-__all__ = ["Sampler"]
+__all__ = ["Sampler", "join"]
 
 
 class VelocityField(Protocol):
@@ -172,7 +172,7 @@ class Sampler:
             if self.progress:
                 self.progress(b - a)
             a = b
-        return _join(parts)
+        return join(parts)
 
     def _chunk(
         self, x0: State, start: Tensor, randomness: Randomness, cond: dict[str, Any], place: tuple[int, int]
@@ -332,7 +332,7 @@ def _stack(values: list[Any], like: Any) -> Any:
     return each(lambda *c: torch.stack(c), *values)
 
 
-def _join(parts: list[Trajectory]) -> Trajectory:
+def join(parts: list[Trajectory]) -> Trajectory:
     """One trajectory from those of the batches."""
     if len(parts) == 1:
         return parts[0]

@@ -11,21 +11,25 @@ import torch
 
 from fmwc.bars import sampling_bar
 from fmwc.checkpoint import identity
+from fmwc.confidence.best import MOST, candidate_seed, checks_of, cost, fitting, surest_of
 from fmwc.errors import CheckpointError, UsageError, pick
 from fmwc.field import Field
 from fmwc.files import Folder, claimed
 from fmwc.readers import shown
 from fmwc.recipes.recipe import runtime
-from fmwc.sampling import SCORES, Compiled, Controller, Parts, Uniform, needs_variance, read_times
+from fmwc.sampling import SCORES, Compiled, Controller, Parts, Trajectory, Uniform, needs_variance, read_times
 from fmwc.sampling.controllers import foreseen
 from fmwc.sampling.scores import names_of, parsed
 from fmwc.sampling.scores import score as read_score
-from fmwc.sampling.trajectory import DISPERSION
+from fmwc.sampling.trajectory import DISPERSION, EVIDENCE
 from fmwc.settings import Setting, open_checkpoint
+from fmwc.settings.checking import planned_check
 from fmwc.settings.setting import say_on_stderr
 from fmwc.settings.way import Way, window_of
 
 __all__ = ["draw_samples"]
+
+CHECKS = ("contest", "echo")
 
 
 def draw_samples(
@@ -48,6 +52,9 @@ def draw_samples(
     transport: bool = False,
     score: str = "",
     keep: float = 1.0,
+    check: bool | int = True,
+    best_of: int = 1,
+    budget: int = 0,
     compiled: bool = False,
     format: str = "",
     seed: int = 0,
@@ -72,6 +79,10 @@ def draw_samples(
         transport: Add the transported dispersion.
         score: What confidence is made from; the checkpoint's own if empty.
         keep: The share of the samples to keep, the surest first.
+        check: The checks of finished samples: those of the checkpoint's confidence (`True`), none (`False`), or one
+            with a number of evaluations per sample.
+        best_of: The number of candidates per sample, of which the surest is kept.
+        budget: In place of `best_of`, the evaluations per sample.
         compiled: Compile the field first.
         format: The format of structure files.
         seed: Seeds the samples.
@@ -88,7 +99,7 @@ def draw_samples(
         raise UsageError("--keep needs a confidence to go by; leave out --propagation none")
     channel, named, _ = parsed(score)  # type/integrated@0.6-0.9: of a channel, in a window
     if score:
-        pick(dict.fromkeys([*SCORES, DISPERSION]), named, "score")
+        pick(dict.fromkeys([*SCORES, DISPERSION, *EVIDENCE]), named, "score")
     if adaptive and score:
         raise UsageError("--adaptive reads what the checkpoint's own score takes; leave out --score, or say --every 1")
     if named == DISPERSION and not transport:
@@ -97,6 +108,9 @@ def draw_samples(
         ("-n", count, 1, 10**9),
         ("--steps", steps, 1, 10**5),
         ("--every", every, 0, 10**5),
+        ("--check", int(check), 0, 10**5),
+        ("--best-of", best_of, 1, MOST),
+        ("--budget", budget, 0, 10**7),
     ):
         if not least <= value <= most:
             raise UsageError(f"{option} lies between {least} and {most:,}, got {value}")
@@ -110,10 +124,22 @@ def draw_samples(
         pick(field.space.channels, channel, "channel")
     if judge or chosen.judges:
         chosen.require_judge(field)
+    if best_of > 1 and budget:
+        raise UsageError("--best-of says how many candidates, and --budget how many evaluations; give one")
+    if (best_of > 1 or budget) and propagation == "none" and not score:
+        raise UsageError(
+            "--best-of and --budget need a score to choose by; leave out --propagation none, or add --score"
+        )
     way, every, few = _usual(
         chosen, field, way, steps, every, propagation, own=not (adaptive or score or way.kind.reads)
     )
     confidence = way.confidence(chosen.estimator(field))
+    checked = planned_check(chosen, field, check) if check is not True and check else check
+    if named in CHECKS and named not in checks_of(field, {"check": checked, "confidence": confidence}):
+        raise UsageError(f"--score {named} is read from a check that this run does not make; add --check 20")
+    if budget:
+        each = cost(field, {"steps": steps, "stepper": stepper, "decoder": way.decoder(field), "check": checked})
+        best_of = fitting(budget, each)
     suited = way.suits(field, steps, confidence)
     if adaptive and not suited and field.reference is not None and not needs_variance(field.reference.score):
         raise UsageError(f"--adaptive is for scores of the variance, and not for {field.reference.score}; leave it out")
@@ -124,7 +150,8 @@ def draw_samples(
         steps=steps,
         label=label,
         transport=transport,
-        selected=f"surest {keep:g}" if keep < 1 else "",
+        selected=", ".join([f"best of {best_of}"] * (best_of > 1) + [f"surest {keep:g}"] * (keep < 1)),
+        checked="" if checked is True else f"{checked.name}, {checked.evaluations} evaluations" if checked else "none",
     )
     if not way.few and way.propagation:
         by = score or (chosen.transported if transport else "")
@@ -142,6 +169,7 @@ def draw_samples(
         "network": network,
         "compiled": compiled,
         "batch": chosen.batch(device),
+        **({} if best_of == 1 else {"best_of": best_of}),
         **runtime(device),
     }
     with claimed(out, "sample", asked, force=force, resumes=True) as folder:
@@ -150,7 +178,9 @@ def draw_samples(
             return []
         if folder.resumed:
             say_on_stderr(f"resuming in {shown(out)}")
-        return _draw(folder, chosen, field, way, confidence, few, asked, piloted=adaptive and not suited)
+        return _draw(
+            folder, chosen, field, way, confidence, few, asked, checked, best_of, piloted=adaptive and not suited
+        )
 
 
 def _usual(
@@ -185,6 +215,8 @@ def _draw(
     confidence: Any,
     few: tuple[float, ...],
     asked: dict[str, Any],
+    check: Any,
+    best_of: int,
     *,
     piloted: bool,
 ) -> list[Path]:
@@ -213,17 +245,26 @@ def _draw(
         "decoder": way.decoder(field),
         "schedule": schedule,
         "confidence": confidence,
+        "check": check,
         "parts": Parts(folder.work / "parts", compact=chosen.compact),
     }
-    together = way.transport or score or keep < 1
+    together = way.transport or score or keep < 1 or best_of > 1
     if not together and chosen.streams(field, count, label, **options):
         with sampling_bar("drawing samples", count) as bar:
             parts = chosen.stream(field, count, seed, bar, label, **options)
             return chosen.write_stream((replace(p, made=way.record()) for p in parts), count, out)
-    with sampling_bar("drawing samples", count) as bar:
-        run = chosen.draw(field, count, seed, bar, label, **options, transport=way.transport)
+    by = score or (chosen.transported if way.transport else "")
+    with sampling_bar("drawing samples", count * best_of) as bar:
+        cond = {k: v.to(field.device) for k, v in chosen.conditions(field, count, label, seed).items()}
+
+        def candidate(number: int) -> Trajectory:
+            own = {"parts": Parts(folder.work / f"parts-{number}", compact=chosen.compact)} if number else {}
+            how = {**options, **own, **cond, "transport": way.transport}
+            return chosen.draw(field, count, candidate_seed(seed, number), bar, label, **how)
+
+        run = candidate(0) if best_of == 1 else surest_of(map(candidate, range(best_of)), by or None)[0]
     run = replace(run, made=way.record())
-    if by := score or (chosen.transported if way.transport else ""):
+    if by:
         run = run.ranked_by(by)
     elif label is None and len(run.times) and getattr(field.reference, "standard", None) and run.standard is None:
         say_on_stderr("too few samples of each class to compare them within it: ranked across classes")

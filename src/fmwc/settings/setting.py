@@ -332,6 +332,7 @@ class Setting(ABC):
         columns: dict[str, list[Any]] = {"name": run.names}
         columns |= {f"{name}_{i}": column.tolist() for name, value in flat.items() for i, column in enumerate(value.T)}
         columns |= {name: value.tolist() for name, value in run.cond.items() if value.ndim == 1}
+        columns |= {name: run.evidence[name].tolist() for name in ("rival", "margin") if name in run.evidence}
         return columns | self.sureness(run)
 
     def sureness(self, run: Trajectory) -> dict[str, list[Any]]:

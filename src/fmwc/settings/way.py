@@ -80,6 +80,7 @@ _MADE = record(
         "transport": boolean,
         "pilot": whole(-(1 << 63)),
         "selected": text(1000),
+        "checked": text(1000),
     },
     more=True,
 )
@@ -109,6 +110,7 @@ class Way:
         transport: Whether variance was transported.
         pilot: The seed of the pilot run that chose times or steps, if there was one.
         selected: How samples were selected after they were drawn; empty if all were kept.
+        checked: The check that was asked for in place of the checkpoint's own, with its evaluations, or `none`.
     """
 
     checkpoint: str
@@ -126,6 +128,7 @@ class Way:
     transport: bool = False
     pilot: int | None = None
     selected: str = ""
+    checked: str = ""
 
     def __post_init__(self) -> None:
         pick(STEPPERS, self.stepper, "stepper")
@@ -148,9 +151,13 @@ class Way:
         """For :attr:`fmwc.Trajectory.made`; a folder by its full path, because samples are used from elsewhere too."""
         folder = Path(self.checkpoint)
         return {
-            **asdict(self),
+            **self._fields(),
             "checkpoint": str(folder.resolve()) if (folder / "recipe.json").is_file() else self.checkpoint,
         }
+
+    def _fields(self) -> dict[str, Any]:
+        """The fields by name; one that came later only where it was used, so that older runs and promises hold."""
+        return {n: v for n, v in asdict(self).items() if n != "checked" or v}
 
     def population(self, run: Trajectory, score: str | None = None) -> dict[str, Any]:
         """What a guarantee is bound to: everything that the distribution of samples and of their scores depends on.
@@ -176,7 +183,7 @@ class Way:
             "identity",
         )  # a path; what `read_at` says; and what stands here under another name
         return plain(
-            {"checkpoint": self.identity, **{n: v for n, v in asdict(self).items() if n not in apart}, **scored}
+            {"checkpoint": self.identity, **{n: v for n, v in self._fields().items() if n not in apart}, **scored}
         )
 
     @property

@@ -18,8 +18,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from fmwc.confidence.best import best_of
 from fmwc.confidence.editing import critical_time, edit, random_times
-from fmwc.confidence.rewinding import best_of, resample
+from fmwc.confidence.rewinding import resample
 from fmwc.errors import CheckpointError, UsageError
 from fmwc.files import write_bytes
 from fmwc.readers import anything, check, mapping, parse_json, read_safetensors

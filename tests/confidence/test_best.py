@@ -1,0 +1,117 @@
+"""Best of n keeps the surest candidate of each sample, and its evaluations are those that the network saw."""
+
+import pytest
+import torch
+from torch import nn
+
+import fmwc
+from fmwc.checks import Contest, Echo
+from fmwc.confidence.best import best_of, candidate_seed, fitting
+from fmwc.errors import ShapeError, UsageError
+from tests import cells
+
+STEPS = 10
+
+
+class Spy:
+    """Counts the samples that pass through a network."""
+
+    def __init__(self, network):
+        self.rows = 0
+        network.register_forward_pre_hook(self.count, with_kwargs=True)
+
+    def count(self, module, args, kwargs):
+        x = args[0]
+        self.rows += len(next(iter(x.values())) if isinstance(x, dict) else x)
+
+
+class Classes(nn.Module):
+    """The exact velocity to a point per class, with a slip that depends on the state: some samples end elsewhere."""
+
+    def __init__(self, classes=3):
+        super().__init__()
+        self.register_buffer("ends", torch.stack([torch.arange(classes) * 2.0, torch.zeros(classes)], 1))
+
+    def forward(self, x, t, y):
+        end = self.ends[y] + 0.8 * torch.sin(3 * x)
+        return (end - x) / (1 - t[:, None]).clamp_min(0.05)
+
+
+@pytest.mark.parametrize("stepper", ["euler", "heun"])
+def test_the_kept_candidate_is_the_surest_and_all_are_counted(mlp, stepper):
+    spy = Spy(mlp.network)
+    done = best_of(mlp, 8, 3, score="peak", steps=STEPS, stepper=stepper, seed=2)
+    assert done.evaluations == spy.rows
+    assert done.evaluations == 8 * 3 * STEPS * (2 if stepper == "heun" else 1)
+    every = [fmwc.sample(mlp, 8, steps=STEPS, stepper=stepper, seed=candidate_seed(2, j)) for j in range(3)]
+    scores = torch.stack([run.score("peak") for run in every])
+    assert torch.equal(done.run.score("peak"), scores.amin(0))
+    assert torch.equal(done.branch, scores.argmin(0))
+    assert len(done.branch.unique()) > 1
+    assert torch.equal(torch.stack([run.x for run in every])[done.branch, torch.arange(8)], done.run.x)
+    assert torch.equal(every[0].x, fmwc.sample(mlp, 8, steps=STEPS, stepper=stepper, seed=2).x)
+
+
+def test_checks_are_counted_and_are_those_of_the_kept_sample():
+    network, y = Classes(), torch.arange(12) % 3
+    spy = Spy(network)
+    contest = Contest.planned("y", torch.arange(3), 9)
+    how = {"steps": STEPS, "confidence": False, "check": contest, "y": y, "space": (2,)}
+    done = best_of(network, 12, 4, score="contest", **how)
+    assert contest.evaluations == 9
+    assert done.evaluations == spy.rows == 12 * 4 * (STEPS + 9)
+    every = [fmwc.sample(network, 12, seed=candidate_seed(0, j), **how) for j in range(4)]
+    scores = torch.stack([run.score("contest") for run in every])
+    assert torch.equal(done.run.score("contest"), scores.amin(0))
+    margins = torch.stack([run.evidence["margin"] for run in every])
+    assert torch.equal(done.run.evidence["margin"], margins[done.branch, torch.arange(12)])
+    assert torch.equal(done.run.cond["y"], y)  # of each class as many as were asked for
+
+
+@pytest.mark.parametrize("batch", [1, 5, 100])
+def test_candidates_do_not_depend_on_the_batch_or_on_the_count(mlp, batch):
+    whole = best_of(mlp, 12, 2, steps=STEPS, score="peak", seed=1)
+    split = best_of(mlp, 12, 2, steps=STEPS, score="peak", seed=1, batch=batch)
+    fewer = best_of(mlp, 7, 2, steps=STEPS, score="peak", seed=1)
+    torch.testing.assert_close(split.run.x, whole.run.x)
+    torch.testing.assert_close(fewer.run.x, whole.run.x[:7])
+    assert torch.equal(split.branch, whole.branch)
+
+
+def test_a_budget_is_kept_to():
+    network = Classes()
+    how = {"steps": STEPS, "confidence": False, "check": Echo((0.7, 0.8)), "y": torch.zeros(5, dtype=torch.long)}
+    for budget, n in ((12, 1), (35, 2), (36, 3)):
+        spy = Spy(network)
+        done = best_of(network, 5, budget=budget, score="echo", space=(2,), **how)
+        assert done.evaluations == spy.rows == 5 * n * 12
+    with pytest.raises(UsageError, match="takes 12 evaluations, more than the budget of 11"):
+        best_of(network, 5, budget=11, score="echo", space=(2,), **how)
+    assert fitting(100, 50) == 2
+
+
+def test_a_run_of_candidates_is_ranked_among_its_own(mlp):
+    done = best_of(mlp, 20, 3, steps=STEPS, score="peak")
+    run = done.run.ranked_by("peak")
+    assert run.rank.max() == pytest.approx(0.95)
+    assert run.names == [f"{i:05d}" for i in range(20)]
+    assert len(run.surest(0.5)) == 10
+
+
+def test_crystals_keep_their_atoms():
+    field, atoms = cells.field(torch.float32), torch.tensor([2, 5, 3, 1, 4, 2])
+    one = best_of(field, 6, 2, atoms=atoms, steps=4, score="peak")
+    assert torch.equal(one.run.cond["atoms"], atoms)
+    assert (one.run.x["type"][~cells.present(atoms)] == 0).all()
+
+
+def test_errors_say_what_to_do(mlp):
+    for words in ({}, {"n": 2, "budget": 30}):
+        with pytest.raises(UsageError, match="give the number of candidates"):
+            best_of(mlp, 4, **words)
+    with pytest.raises(UsageError, match="n "):
+        best_of(mlp, 4, -1)
+    with pytest.raises(UsageError, match="leave out x0"):
+        best_of(mlp, 4, 2, x0=torch.zeros(4, 2))
+    with pytest.raises(ShapeError, match="one number per sample"):
+        best_of(mlp, 4, 2, steps=4, score=lambda run: torch.zeros(3))

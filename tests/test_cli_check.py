@@ -1,0 +1,264 @@
+"""`fmwc check` as a user meets it: each kind of input, what it writes, bad input; and the checks of `fmwc sample`."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import fmwc
+from fmwc.checks import Contest, check
+from fmwc.confidence.best import best_of
+from fmwc.sampling import Trajectory
+from tests.command import call, one_line, rows
+
+COUNT = 12
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """What `fmwc sample mnist` writes."""
+    folder = tmp_path_factory.mktemp("digits")
+    call("sample", "mnist", "-n", COUNT, "--steps", 8, "--device", "cpu", "--out", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def arrays(digits):
+    """The same digits as arrays, the first three under a wrong label."""
+    run = Trajectory.load(digits)
+    y = run.cond["y"].clone()
+    y[:3] = (y[:3] + 5) % 10
+    return run.x.numpy(), y.numpy()
+
+
+def checked(run, samples, out, *words):
+    code, text, err = run("check", samples, *words, "--device", "cpu", "--out", out)
+    assert code == 0, err
+    return rows(out / "checks.csv"), text
+
+
+def test_samples_of_ours_are_checked_by_what_drew_them(run, digits, tmp_path):
+    table, text = checked(run, digits, tmp_path / "c", "--seed", 3)
+    drawn = Trajectory.load(digits)
+    found = check(fmwc.load("mnist"), drawn.x, drawn.cond, rivals={"y": 10}, seed=3)
+    assert [float(row["score"]) for row in table] == pytest.approx(found.score.tolist(), rel=1e-4, abs=1e-6)
+    assert [int(row["rival"]) for row in table] == found.rival.tolist()
+    assert [float(row["margin"]) for row in table] == pytest.approx(found.margin.tolist(), rel=1e-4, abs=1e-6)
+    assert [row["name"] for row in table] == drawn.names
+    assert [int(row["y"]) for row in table] == drawn.cond["y"].tolist()
+    ranks = [float(row["rank"]) for row in table]
+    assert sorted(ranks) == pytest.approx([i / COUNT for i in range(COUNT)], abs=1e-5)
+    assert ranks[int(found.score.argmax())] == 0
+    said = json.loads((tmp_path / "c" / "checks.json").read_text())
+    assert (said["samples"], said["evidence"], said["evaluations"]) == (COUNT, "contest", 19)
+    assert said["provenance"]["checkpoint"] == "mnist"
+    assert "contest" in text
+
+
+def test_arrays_with_wrong_labels_are_found(run, arrays, tmp_path):
+    np.savez(tmp_path / "a.npz", x=arrays[0], y=arrays[1])
+    table, text = checked(run, tmp_path / "a.npz", tmp_path / "c", "--checkpoint", "mnist")
+    wrong = [int(row["rival"]) for row in table[:3]]
+    assert wrong == [0, 1, 2]
+    assert all(float(row["margin"]) < 0 for row in table[:3])
+    assert all(float(row["margin"]) > 0 for row in table[3:])
+    assert sorted(range(COUNT), key=lambda i: float(table[i]["rank"]))[:3] == sorted(
+        range(3), key=lambda i: -float(table[i]["score"])
+    )
+    assert "the flow itself reads 0" in " ".join(text.replace("│", " ").split())
+    assert "asked for 5, the flow itself reads 0" in (tmp_path / "c" / "checks.html").read_text()
+    assert (tmp_path / "c" / "checks.png").stat().st_size > 1000
+    assert json.loads((tmp_path / "c" / "checks.json").read_text())["read_as_something_else"] == 3
+
+
+def test_pixels_and_image_folders_are_the_same_samples(run, arrays, tmp_path):
+    pixels = (arrays[0][:, 0].clip(0, 1) * 255).round().astype(np.uint8)
+    np.savez(tmp_path / "a.npz", images=pixels, labels=arrays[1])
+    order = []
+    for label in sorted(set(arrays[1].tolist())):
+        folder = tmp_path / "images" / str(label)
+        folder.mkdir(parents=True)
+        for i in np.flatnonzero(arrays[1] == label):
+            Image.fromarray(pixels[i]).save(folder / f"{i:03d}.png")
+            order.append((label, i))
+    a, _ = checked(run, tmp_path / "a.npz", tmp_path / "c", "--checkpoint", "mnist", "--evidence", "echo")
+    b, _ = checked(run, tmp_path / "images", tmp_path / "d", "--checkpoint", "mnist", "--evidence", "echo")
+    assert [row["name"] for row in b] == [f"{label}/{i:03d}.png" for label, i in order]
+    # A sample's noise goes by its number, so that the scores are near and not the same.
+    apart = [float(row["score"]) - float(a[i]["score"]) for row, (_, i) in zip(b, order, strict=True)]
+    assert np.abs(apart).max() < 0.2
+    assert "rival" not in a[0]
+
+
+def test_crystals_are_read_from_cifs(run, tmp_path):
+    structures = pytest.importorskip("pymatgen.core")
+    salt = structures.Structure.from_spacegroup(
+        "Fm-3m", structures.Lattice.cubic(5.64), ["Na", "Cl"], [[0, 0, 0], [0.5, 0.5, 0.5]]
+    )
+    crowded = salt.copy()
+    crowded.translate_sites(range(4), [0.37, 0.41, 0.43])
+    large = salt.copy()
+    large.make_supercell([2, 2, 1])
+    for name, one in {"a": salt, "b": crowded, "c": large}.items():
+        (tmp_path / f"{name}.cif").write_text(one.to(fmt="cif"))
+    (tmp_path / "d.cif").write_text("nothing")
+    table, text = checked(run, tmp_path, tmp_path / "c", "--checkpoint", "crystals")
+    scores = {row["name"]: row["score"] for row in table}
+    assert float(scores["a.cif"]) < float(scores["b.cif"])
+    assert [scores["c.cif"], scores["d.cif"]] == ["", ""]
+    problems = {row["name"]: row["problem"] for row in table}
+    assert "atoms" in problems["c.cif"]
+    assert problems["d.cif"]
+    assert table[0]["atoms"] == "8"
+    assert "echo" in text
+    one, _ = checked(run, tmp_path / "a.cif", tmp_path / "one", "--checkpoint", "crystals")
+    assert float(one[0]["score"]) == pytest.approx(float(scores["a.cif"]), abs=1e-4)
+    code, _, err = run(
+        "check", tmp_path / "c.cif", "--checkpoint", "crystals", "--device", "cpu", "--out", tmp_path / "o"
+    )
+    assert code == 2
+    assert "c.cif: " in one_line(err)
+    assert "atoms" in one_line(err)
+
+
+NETWORK = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, x, t, y=None):
+        target = torch.zeros_like(x) if y is None else y[:, None] * torch.ones_like(x)
+        return (target - x) / (1 - t[:, None]) + 0 * self.layer(torch.cat([x, t[:, None]], 1))
+
+
+def build():
+    return Net(), (2,)
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_net_for_check.py").write_text(NETWORK)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "own_net_for_check:build"
+
+
+def test_a_network_of_ones_own_needs_no_checkpoint(run, own, tmp_path):
+    y = torch.arange(20) % 2
+    x = y[:, None] + 0.01 * torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
+    asked = y.clone()
+    asked[:2] = 1 - asked[:2]
+    np.savez(tmp_path / "a.npz", x=x.numpy(), y=asked.numpy())
+    table, _ = checked(run, tmp_path / "a.npz", tmp_path / "c", "--network", own)
+    assert [float(row["margin"]) < 0 for row in table] == [True] * 2 + [False] * 18
+    # One class only: there is nothing to contest, and the echo is taken, or offered.
+    np.savez(tmp_path / "one.npz", x=x.numpy(), y=np.zeros(20, np.int64))
+    table, _ = checked(run, tmp_path / "one.npz", tmp_path / "d", "--network", own)
+    assert "rival" not in table[0]
+    words = ("--network", own, "--evidence", "contest", "--device", "cpu", "--out", tmp_path / "e")
+    code, _, err = run("check", tmp_path / "one.npz", *words)
+    assert code == 2
+    assert "evidence='echo'" in one_line(err)
+
+
+def test_one_class_of_digits_is_contested_with_all(run, arrays, tmp_path):
+    np.savez(tmp_path / "one.npz", x=arrays[0], y=np.zeros(COUNT, np.int64))
+    table, _ = checked(run, tmp_path / "one.npz", tmp_path / "c", "--checkpoint", "mnist")
+    assert sum(float(row["margin"]) < 0 for row in table) >= COUNT - 3
+
+
+BAD = {
+    "nan": ({"x": lambda x: np.where(np.arange(COUNT)[:, None, None, None] == 2, np.nan, x)}, (), "784 NaN"),
+    "shape": ({"x": lambda x: x[:, :, :20]}, (), "(B, 1, 28, 28), got (12, 1, 20, 28)"),
+    "rows": ({"y": lambda y: y[:5]}, (), "one row a sample"),
+    "class": ({"y": lambda y: y + 12}, (), "none of the 10 classes"),
+    "fractions": ({"y": lambda y: y + 0.5}, (), "whole number per sample"),
+    "no class": ({"y": lambda y: None}, (), "no 'y'"),
+    "no samples": ({"x": lambda x: None}, (), "no samples"),
+    "budget": ({}, ("--evaluations", 9), "at least 10 evaluations"),
+    "negative": ({}, ("--evaluations=-1",), "--evaluations lies between"),
+    "evidence": ({}, ("--evidence", "contset"), "did you mean 'contest'"),
+    "checkpoint": ({}, ("--checkpoint", "mnits"), "unknown checkpoint"),
+    "other checkpoint": ({}, ("--checkpoint", "checkerboard"), "takes states of shape (B, 2)"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_touches_nothing(case, run, arrays, tmp_path):
+    changes, words, expected = BAD[case]
+    held = {name: changes.get(name, lambda v: v)(value) for name, value in zip("xy", arrays, strict=True)}
+    np.savez(tmp_path / "a.npz", **{name: value for name, value in held.items() if value is not None})
+    words = words if "--checkpoint" in words else ("--checkpoint", "mnist", *words)
+    code, _, err = run("check", tmp_path / "a.npz", *words, "--device", "cpu", "--out", tmp_path / "out")
+    assert code == 2
+    assert expected in one_line(err)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_holds_no_samples_is_refused(run, digits, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.txt").write_text("x")
+    np.savez(tmp_path / "a.npz", x=np.zeros((2, 1, 28, 28)))
+    for path, expected in (("nowhere", "does not exist"), ("empty", "holds no samples"), ("a.txt", "not read")):
+        code, _, err = run("check", tmp_path / path, "--checkpoint", "mnist", "--out", tmp_path / "out")
+        assert code == 2
+        assert expected in one_line(err)
+    code, _, err = run("check", tmp_path / "a.npz", "--out", tmp_path / "out")
+    assert code == 2
+    assert "give --checkpoint" in one_line(err)
+    code, _, err = run("check", digits, "--out", digits)
+    assert code == 2
+    assert "holds the samples themselves" in one_line(err)
+
+
+# ---- fmwc sample -------------------------------------------------------------------------------------------------
+
+
+def test_sampling_ends_with_a_check(run, tmp_path):
+    words = ("-n", 4, "--steps", 4, "--label", 4, "--check", 20, "--device", "cpu", "--out", tmp_path / "s")
+    code, _, err = run("sample", "mnist", *words)
+    assert code == 0, err
+    made = Trajectory.load(tmp_path / "s")
+    contest = Contest.planned("y", torch.arange(10), 20)
+    expected = fmwc.sample(fmwc.load("mnist"), 4, steps=4, check=contest, confidence=False, y=torch.full((4,), 4))
+    torch.testing.assert_close(made.evidence["margin"], expected.evidence["margin"], atol=1e-5, rtol=1e-3)
+    assert made.made["checked"] == "contest, 19 evaluations"
+    table = rows(tmp_path / "s" / "samples.csv")
+    assert [int(row["rival"]) for row in table] == made.evidence["rival"].tolist()
+    code, _, err = run("sample", "mnist", *[19 if word == 20 else word for word in words])
+    assert code == 0, err  # the same check
+    code, _, err = run("sample", "mnist", *[40 if word == 20 else word for word in words])
+    assert code == 2
+    assert "checked" in one_line(err)
+    code, _, err = run("sample", "mnist", *words, "--no-check")
+    assert code == 2
+    assert "contradict" in one_line(err)
+
+
+def test_the_best_of_candidates_is_the_librarys(run, tmp_path):
+    words = ("-n", 30, "--steps", 10, "--every", 1, "--device", "cpu")
+    for name, how in {"n": ("--best-of", 3), "budget": ("--budget", 35)}.items():
+        code, _, err = run("sample", "checkerboard", *words, *how, "--out", tmp_path / name)
+        assert code == 0, err
+        made = Trajectory.load(tmp_path / name)
+        expected = best_of(fmwc.load("checkerboard"), 30, 3, steps=10, schedule=1)
+        torch.testing.assert_close(made.x, expected.run.x)
+        assert made.made["selected"] == "best of 3"
+    bad = {
+        "more than the budget of 9": ("--budget", 9),
+        "give one": ("--budget", 20, "--best-of", 2),
+        "--best-of lies between 1": ("--best-of", 0),
+        "need a score": ("--best-of", 2, "--propagation", "none"),
+        "add --check": ("--score", "echo"),
+    }
+    for expected, how in bad.items():
+        code, _, err = run("sample", "checkerboard", *words, *how, "--out", tmp_path / "bad")
+        assert code == 2
+        assert expected in one_line(err)
+        assert not (tmp_path / "bad").exists()
