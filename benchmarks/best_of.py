@@ -11,7 +11,8 @@ comes on top where a method is ranked by it.
 
 Early stop integrates n candidates to t_stop, keeps the one with the best signal there, and goes on with it alone:
 `variance` is the standard deviation of the velocity summed over the steps so far, `last` that of the last step,
-`change` how far the predicted end moved between 0.6 t_stop and t_stop, `check` the setting's check of the predicted end.
+`change` how far the predicted end moved between 0.6 t_stop and t_stop, `check` the check of the predicted
+end.
 """
 
 from __future__ import annotations
