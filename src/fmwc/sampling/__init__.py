@@ -304,7 +304,7 @@ def _scored(reference: Reference, run: Trajectory) -> Trajectory:
         raw = run.score(part.score)
         if part.standard is not None:
             raw = part.standard(raw, run.cond[part.standard.cond])
-        found.append((raw, part.weight, part.quantiles))
+        found.append((raw, part.weight, part.quantiles, part.group))
     return replace(run, scores=combined(found), default_score=reference.score)
 
 
