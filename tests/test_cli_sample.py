@@ -11,6 +11,7 @@ from fmwc.sampling import Damped, Ema, Extrapolated, Trajectory, Uniform, fit_sc
 from fmwc.sampling.controllers import follows, needs_variance
 from fmwc.settings import SETTINGS
 from fmwc.settings.way import CONTROLLERS, Way
+from tests.command import rows
 
 PILOT = 50
 

@@ -173,7 +173,7 @@ def test_the_order_is_the_runs_own(tmp_path, run):
     assert int(first) == int(within.score().argmin())
 
 
-@pytest.mark.parametrize("score", ["type/integrated", "integrated@0.6-0.9", "coord/peak", "temporal_ratio"])
+@pytest.mark.parametrize("score", ["type/integrated", "integrated@0.6-0.9", "coord/peak", "endpoint"])
 def test_the_score_of_a_channel_stands_beside_the_others(tmp_path, run, monkeypatch, score):
     seen = {}
     drawn = crystals_drawn.precision_curve

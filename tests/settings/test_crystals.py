@@ -132,7 +132,7 @@ def test_cifs_and_the_table_are_read_by_others(salts, written):
             assert len(structure) == int(row["atoms"])
             assert structure.lattice.abc == pytest.approx(crystals.lengths[i].tolist(), rel=1e-5)
         assert float(row["score"]) == pytest.approx(8 - i)
-        assert float(row["confidence"]) == pytest.approx(i / 8)
+        assert float(row["rank"]) == pytest.approx(i / 8)
         for k, c in enumerate(CHANNELS, 1):
             assert float(row[f"score_{c}"]) == pytest.approx(math.sqrt(k) * (8 - i), rel=1e-5)
     assert "coincide" in rows[0]["problem"]
@@ -204,7 +204,7 @@ def test_a_run_without_confidence_is_still_written(setting, field, tmp_path):
 
 def test_the_table_begins_with_what_it_is_and_ends_with_what_is_wrong(setting, drawn):
     table = setting.table(drawn)
-    assert list(table) == [*FIRST, *OWN, *JUDGED]
+    assert list(table) == [*FIRST, *OWN[:2], "confidence", *OWN[2:], *JUDGED]  # drawn as its reference was
     assert all(len(column) == COUNT for column in table.values())
     assert table["score_coord"] == drawn.score(f"coord/{SCORE}").tolist()
     assert table["score"] == drawn.score(SCORE).tolist()
