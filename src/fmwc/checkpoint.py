@@ -402,7 +402,7 @@ def load(
         _check_shapes(folder, _built(folder, found, None, space, meta=True), tensors)  # before memory is taken
     field = _built(folder, found, network, space)
     _fill(folder, field, tensors)
-    if reference or found.get("reference"):
+    if reference or found.get("reference") is not None:
         field.reference = _reference(folder, found.get("reference"), reference)
     described = found.get("schedule")
     if described is None and found["format"] == 1 and (folder / _SCHEDULE).is_file():

@@ -11,9 +11,10 @@ own samples, in this order:
 3. *Does the echo notice a disturbance?* Own samples are mixed with a little noise: the echo has to notice it. Its times
    are the earliest of those that notice it best.
 
-The contest and the echo are combined with the free `spread` of the trajectory, by ranks. Where training points are dense
-and the echo notices disturbances too, the more doubtful of both counts: a distance alone can point the wrong way. If no
-question is answered with yes, confidence is withheld. `benchmarks/zoo` says how often this chose right on flows that it was not made for.
+The contest and the echo are combined with the free `spread` of the trajectory, by ranks. Where training points are
+dense and the echo notices disturbances too, the more doubtful of both counts: a distance alone can point the wrong way.
+If no question is answered with yes, confidence is withheld. `benchmarks/zoo` says how often this chose right on flows
+that it was not made for.
 """
 
 from __future__ import annotations
