@@ -122,8 +122,6 @@ def rewound(subject: Subject, count: int, seed: int, cond: dict[str, Tensor]) ->
         checks += len(some)
         return checked(subject, some.x, some.cond, seed)
 
-    # A branch takes about 30 of 50 steps and a check; the run is checked once before, which is in its cost already.
-    budget = round(count * subject.cost * 30 / (30 + own)) if own else count * STEPS
     known: dict[int, Tensor] = {}
 
     def cached(some: Trajectory) -> Tensor:
@@ -135,8 +133,19 @@ def rewound(subject: Subject, count: int, seed: int, cond: dict[str, Tensor]) ->
             known.update(zip([keys[i] for i in fresh], score(some.take(index)), strict=True))
         return torch.stack([known[key] for key in keys])
 
-    done = resample(subject.field, run, budget, score=cached if own else None, seed=seed, batch=subject.batch)
-    return done.run, STEPS + done.evaluations / count + checks * own / count
+    if not own:
+        done = resample(subject.field, run, count * STEPS, seed=seed, batch=subject.batch)
+        return done.run, STEPS + done.evaluations / count
+    cached(run)
+    spent, turn, few = STEPS * count, 0, max(1, count // 20) * STEPS  # velocities, rounds, and those of a round
+    # A round ends within its velocities, and a branch of a step or more has one check.
+    while spent + checks * own + few + few // 10 * own <= 2 * subject.cost * count:
+        turn += 1
+        done = resample(
+            subject.field, run, few, share=0.1, score=cached, seed=derive(seed, "round", turn), batch=subject.batch
+        )
+        run, spent = done.run, spent + done.evaluations
+    return run, (spent + checks * own) / count
 
 
 @dataclass(frozen=True)
