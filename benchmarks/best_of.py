@@ -2,17 +2,16 @@
 
 python benchmarks/best_of.py checkerboard --count 2000 --seeds 0 1 2 --out OUT
 python benchmarks/best_of.py mnist --count 2000 --seeds 100 --device cuda --out OUT
-python benchmarks/best_of.py crystals --count 500 --seeds 100 --device cuda --out OUT  # writes samples, to be judged by
-python benchmarks/best_of.py crystals --judge --out OUT                                 # on a machine with CHGNet
+python benchmarks/best_of.py crystals --count 500 --seeds 100 --device cuda --out OUT   # writes samples
+python benchmarks/best_of.py crystals --judge --out OUT                # judges them, on a machine with CHGNet
 
 A candidate takes 50 evaluations and those of the check at its end; every method has twice as many per sample, but
 plain sampling, which has 50. The columns `evaluations` are what was spent: velocities and checks. Reading the variance
 comes on top where a method is ranked by it.
 
 Early stop integrates n candidates to t_stop, keeps the one with the best signal there, and goes on with it alone:
-`variance` is the standard deviation of the velocity summed over the steps so far, `last` that of the last step,
-`change` how far the predicted end moved between 0.6 t_stop and t_stop, `check` the check of the predicted
-end.
+`variance` is the standard deviation of the velocity summed over the readings so far, `last` that of the last step,
+`change` how far the predicted end moved between 0.6 t_stop and t_stop, `check` the check of the predicted end.
 """
 
 from __future__ import annotations
@@ -123,8 +122,6 @@ def rewound(subject: Subject, count: int, seed: int, cond: dict[str, Tensor]) ->
         checks += len(some)
         return checked(subject, some.x, some.cond, seed)
 
-    # A branch takes about 30 of 50 steps and a check; the run is checked once before, which is in its cost already.
-    budget = round(count * subject.cost * 30 / (30 + own)) if own else count * STEPS
     known: dict[int, Tensor] = {}
 
     def cached(some: Trajectory) -> Tensor:
@@ -136,8 +133,19 @@ def rewound(subject: Subject, count: int, seed: int, cond: dict[str, Tensor]) ->
             known.update(zip([keys[i] for i in fresh], score(some.take(index)), strict=True))
         return torch.stack([known[key] for key in keys])
 
-    done = resample(subject.field, run, budget, score=cached if own else None, seed=seed, batch=subject.batch)
-    return done.run, STEPS + done.evaluations / count + checks * own / count
+    if not own:
+        done = resample(subject.field, run, count * STEPS, seed=seed, batch=subject.batch)
+        return done.run, STEPS + done.evaluations / count
+    cached(run)
+    spent, turn, few = STEPS * count, 0, max(1, count // 20) * STEPS  # velocities, rounds, and those of a round
+    # A round ends within its velocities, and a branch of a step or more has one check.
+    while spent + checks * own + few + few // 10 * own <= 2 * subject.cost * count:
+        turn += 1
+        done = resample(
+            subject.field, run, few, share=0.1, score=cached, seed=derive(seed, "round", turn), batch=subject.batch
+        )
+        run, spent = done.run, spent + done.evaluations
+    return run, (spent + checks * own) / count
 
 
 @dataclass(frozen=True)
@@ -160,7 +168,13 @@ def stopped(
 ) -> tuple[Trajectory, float]:
     """The candidate with the best signal at t_stop, integrated to its end, and the evaluations per sample."""
     own, space, k = subject.field, subject.field.space, round(stop * STEPS)
-    read = range(k) if signal == "variance" else [k - 1] if signal == "last" else sorted({round(0.6 * k), k - 1})
+    read = (
+        [*range(k - 1, -1, -subject.every)][::-1]
+        if signal == "variance"
+        else [k - 1]
+        if signal == "last"
+        else sorted({round(0.6 * k), k - 1})
+    )
     estimator = default_estimator(space)
     least, best, start, spent = None, None, None, 0
     for number in range(n):
@@ -202,7 +216,11 @@ def stopped(
     return rest(best, start=k / STEPS, seed=seed, **cond), spent + STEPS - k
 
 
-def methods(subject: Subject, count: int, seed: int) -> Iterator[tuple[str, Trajectory, float]]:
+def _classes(y: Tensor) -> list[Tensor]:
+    return [(y == label).nonzero()[:, 0] for label in y.unique()]
+
+
+def methods(subject: Subject, count: int, seed: int, stops: list[float]) -> Iterator[tuple[str, Trajectory, float]]:
     """Each method's name, its samples and its evaluations per sample that is kept."""
     own, cond, budget = subject.field, subject.conditions(count, seed), 2 * subject.cost
     plain = {"confidence": False, "check": False, "batch": subject.batch, "seed": seed, **cond}
@@ -212,12 +230,13 @@ def methods(subject: Subject, count: int, seed: int) -> Iterator[tuple[str, Traj
     pool = sample(own, 2 * count, steps=STEPS, seed=seed, **subject.options, **twice)
     yield "drop half", pool.surest(0.5, subject.score), budget
     if "y" in cond:
-        yield "drop half of each class", pool.surest(0.5, subject.score, within="y"), budget
+        keep = [rows[pool.score(subject.score)[rows].argsort()[: len(rows) // 2]] for rows in _classes(pool.cond["y"])]
+        yield "drop half of each class", pool.take(torch.cat(keep)), budget
     run, spent = rewound(subject, count, seed, cond)
     yield "rewind", run, spent
     done = best_of(own, count, 2, score=subject.score, seed=seed, steps=STEPS, **subject.options, **cond)
     yield "best of 2", done.run, done.evaluations / count
-    for stop in STOPS:
+    for stop in stops:
         for signal in SIGNALS[: 4 if subject.check else 3]:
             k = round(stop * STEPS)
             each_one = k + (subject.check.evaluations if signal == "check" else 0)
@@ -265,6 +284,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=2000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--stops", type=float, nargs="*", default=list(STOPS))
     parser.add_argument("--judge", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -275,7 +295,7 @@ def main() -> None:
         subject, rows = subject_of(args.setting, torch.device(args.device)), []
         for seed in args.seeds:
             began = time.perf_counter()
-            for number, (name, run, spent) in enumerate(methods(subject, args.count, seed)):
+            for number, (name, run, spent) in enumerate(methods(subject, args.count, seed, args.stops)):
                 seconds = time.perf_counter() - began
                 row = {"setting": args.setting, "seed": seed, "method": name, "evaluations": spent, "seconds": seconds}
                 if subject.bad:

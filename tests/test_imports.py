@@ -21,7 +21,7 @@ def test_an_import_waits_for_nothing():
 
 
 VERBS = (
-    *("demo", "report", "train", "retrofit", "reproduce", "sample", "filter"),
+    *("demo", "report", "train", "retrofit", "reproduce", "sample", "check", "filter"),
     *("edit", "rewind", "evaluate", "judge", "rules", "study", "bench"),
 )
 

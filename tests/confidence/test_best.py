@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from benchmarks.best_of import Subject, stopped
 from torch import nn
 
 import fmwc
@@ -115,3 +116,15 @@ def test_errors_say_what_to_do(mlp):
         best_of(mlp, 4, 2, x0=torch.zeros(4, 2))
     with pytest.raises(ShapeError, match="one number per sample"):
         best_of(mlp, 4, 2, steps=4, score=lambda run: torch.zeros(3))
+
+
+@pytest.mark.parametrize("signal", ["variance", "last", "change"])
+@pytest.mark.parametrize(("n", "stop"), [(1, 0.5), (3, 0.3)])
+def test_early_stop_of_the_benchmark_is_counted(mlp, signal, n, stop):
+    spy = Spy(mlp.network)
+    run, spent = stopped(Subject("points", mlp), 6, n, stop, signal, 2, {})
+    k = round(50 * stop)
+    assert spent == n * k + 50 - k
+    assert spy.rows == 6 * spent
+    if n == 1:  # nothing to choose from: the plain samples
+        torch.testing.assert_close(run.x, fmwc.sample(mlp, 6, steps=50, seed=2, confidence=False).x)

@@ -29,6 +29,7 @@ from fmwc.recipes.mnist.reproduce import reproduce
 from fmwc.recipes.recipe import override
 from fmwc.recipes.uses.digits import Digits
 from fmwc.report import figures, images
+from fmwc.report.checks import contest_plate
 from fmwc.report.mnist import WORDS, write_figures, write_report
 from fmwc.report.paper.mnist import retention_of, sweep_of, write_tables
 from fmwc.report.run import level_of
@@ -168,7 +169,7 @@ class MnistSetting(Setting):
         return {**super().table(run), "taken_for": taken.tolist(), "as_asked": as_asked}
 
     def write_samples(self, run: Trajectory, out: Path, format: str = "") -> list[Path]:
-        """Also digits.png, from the surest to the most doubtful."""
+        """Also digits.png, from the surest to the most doubtful, and contest.png after a contest."""
         table = self.table(run)
         written = write_run(run, table, out)
         asked = run.cond["y"].cpu().numpy()
@@ -178,6 +179,8 @@ class MnistSetting(Setting):
             x = run.x[:, 0].clamp(0, 1).cpu().numpy()
             grid = images.sorted_grid(x, level, taken != asked, asked)
             written.append(write_bytes(out / "digits.png", figures.png(grid)))
+        for plate in contest_plate(run):
+            written.append(write_bytes(out / "contest.png", figures.png(plate.figure)))
         return written
 
     def evaluate(self, field: Field, count: int, seed: int, data: str, progress: Show) -> dict[str, Any]:

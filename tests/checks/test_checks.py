@@ -1,0 +1,196 @@
+"""Echo, contest and nearest training points, against closed forms, and their invariances."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import fmwc
+from fmwc.checks import Contest, Echo, Nearest, check, run_checks
+from fmwc.checks.residuals import residuals
+from fmwc.errors import NotFiniteError, ShapeError, UsageError
+from fmwc.flow import Channel, FlatTorus, Space, euclidean
+
+
+class Gaussians(nn.Module):
+    """The exact velocity of a flow to N(mean of the class, σ²): counts its calls and rows."""
+
+    def __init__(self, means: torch.Tensor, sigma: float = 0.1) -> None:
+        super().__init__()
+        self.means, self.sigma = means, sigma
+        self.evaluated = 0
+
+    def forward(self, x, t, y):
+        self.evaluated += len(x)
+        t = t[:, None]
+        mean, var = self.means[y], t**2 * self.sigma**2 + (1 - t) ** 2
+        # E[x1 − x0 | x_t] of jointly Gaussian x1, x0.
+        return mean + (t * self.sigma**2 - (1 - t)) / var * (x - t * mean)
+
+
+MEANS = torch.tensor([[2.0, 0.0], [-2.0, 0.0], [0.0, 2.0], [0.0, -2.0]])
+
+
+def exact(x0, x1, t, mean, sigma=0.1):
+    """(v − u)² per number by the closed form, computed apart from the library."""
+    x_t = t * x1 + (1 - t) * x0
+    v = mean + (t * sigma**2 - (1 - t)) / (t**2 * sigma**2 + (1 - t) ** 2) * (x_t - t * mean)
+    return (v - (x1 - x0)).square().mean(1)
+
+
+def test_residuals_are_the_closed_form_of_a_gaussian_flow():
+    g = torch.Generator().manual_seed(0)
+    x0, x1 = (torch.randn(64, 2, generator=g) for _ in range(2))
+    y, t = torch.arange(64) % 4, torch.rand(64, generator=g) * 0.9
+    found = residuals(Gaussians(MEANS), euclidean((2,)), x0, x1, t, {"y": y})
+    assert found.shape == (1, 64)
+    torch.testing.assert_close(found[0], exact(x0, x1, t[:, None], MEANS[y]), rtol=1e-4, atol=1e-5)
+
+
+def test_the_expected_residual_of_a_sample_of_the_flow_is_the_posterior_variance():
+    """For x1 ~ the data, E‖v − u‖² per number is the variance of x1 − x0 given x_t: σ² / (t²σ² + (1 − t)²)."""
+    g = torch.Generator().manual_seed(1)
+    count, sigma, t = 40_000, 0.5, 0.6
+    x1 = MEANS[0] + sigma * torch.randn(count, 2, generator=g)
+    net, y = Gaussians(MEANS, sigma), torch.zeros(count, dtype=torch.long)
+    x0 = torch.randn(count, 2, generator=g)
+    r = residuals(net, euclidean((2,)), x0, x1, torch.full((count,), t), {"y": y})[0].mean()
+    expected = sigma**2 / (t**2 * sigma**2 + (1 - t) ** 2)
+    assert abs(float(r) - expected) < 0.02 * expected
+
+
+def test_a_contest_names_the_class_that_a_sample_belongs_to():
+    y = torch.arange(200) % 4
+    x = MEANS[y] + 0.1 * torch.randn(200, 2, generator=torch.Generator().manual_seed(2))
+    right = check(Gaussians(MEANS), x, {"y": y}, evaluations=16)
+    assert right.evidence == "contest"
+    assert bool((right.score < 0).all())
+    assert bool((right.margin > 0).all())
+    wrong = check(Gaussians(MEANS), x, {"y": (y + 1) % 4}, evaluations=16, conventions=False)
+    assert bool((wrong.score > 0).all())
+    assert torch.equal(wrong.rival, y)
+
+
+def test_a_flow_trained_to_mislabel_one_class_is_caught():
+    """The network draws class 1 where class 0 is asked for; the flow of class 1 explains those samples better."""
+    swapped = Gaussians(MEANS)
+    y = torch.arange(400) % 4
+    drawn = fmwc.sample(Gaussians(MEANS[[1, 1, 2, 3]]), 400, space=(2,), y=y, confidence=False, steps=20).x
+    assert float((drawn[y == 0] - MEANS[1]).norm(dim=1).mean()) < 0.5
+    found = check(swapped, drawn, {"y": y}, evaluations=16, conventions=False)
+    assert bool((found.score[y == 0] > 0).all())
+    assert bool((found.rival[y == 0] == 1).all())
+    assert bool((found.score[y == 2] < 0).all())
+
+
+@pytest.mark.parametrize("evaluations", [4, 7, 10, 16, 40])
+def test_evaluations_are_what_is_said(evaluations):
+    y = torch.arange(24) % 4
+    net = Gaussians(MEANS)
+    found = check(net, MEANS[y], {"y": y}, evaluations=evaluations, conventions=False)
+    assert found.evaluations <= evaluations
+    assert net.evaluated == 24 * found.evaluations
+    net = Gaussians(MEANS)
+    found = check(net, MEANS[y], {"y": y}, evaluations=evaluations, evidence="echo", conventions=False)
+    assert net.evaluated == 24 * found.evaluations <= 24 * evaluations
+
+
+def test_rivals_that_are_not_the_own_condition_cost_one_more_a_round():
+    net, y = Gaussians(torch.cat([MEANS, MEANS * 2])), torch.zeros(8, dtype=torch.long)
+    own = Contest("y", torch.tensor([1, 2, 3]), (0.5, 0.4), 1)
+    found = run_checks({"contest": own}, net, euclidean((2,)), MEANS[y], {"y": y}, 0, 0)
+    assert bool((found["contest"] < 0).all())
+    assert net.evaluated == 8 * (4 + 3)
+
+
+@pytest.mark.parametrize("evidence", ["echo", "contest"])
+def test_scores_do_not_depend_on_batch_or_order(evidence):
+    y = torch.arange(50) % 4
+    x = MEANS[y] + 0.3 * torch.randn(50, 2, generator=torch.Generator().manual_seed(3))
+    options = {"evidence": evidence, "evaluations": 16, "conventions": False, "rivals": {"y": 4}}
+    options = {k: v for k, v in options.items() if evidence == "contest" or k != "rivals"}
+    whole = check(Gaussians(MEANS), x, {"y": y}, **options)
+    small = check(Gaussians(MEANS), x, {"y": y}, batch=7, **options)
+    torch.testing.assert_close(whole.score, small.score)
+    later = check(Gaussians(MEANS), x[20:], {"y": y[20:]}, first=20, **options)
+    torch.testing.assert_close(later.score, whole.score[20:])
+
+
+def test_padding_of_ragged_samples_is_not_counted():
+    class Still(nn.Module):
+        def forward(self, x, t, atoms):
+            return torch.zeros_like(x)
+
+    def score(rows):
+        space = Space({"x": Channel((rows, 3), rows="atoms")})
+        x = torch.zeros(5, rows, 3)
+        x[:, :2] = torch.arange(30.0).reshape(5, 2, 3) / 30
+        own = space.given({"atoms": torch.full((5,), 2)})
+        x0 = torch.zeros(5, rows, 3)
+        return residuals(Still(), own, x0, x, torch.full((5,), 0.5), {"atoms": torch.full((5,), 2)})
+
+    torch.testing.assert_close(score(4), score(9))
+
+
+def test_a_torus_is_looked_at_the_short_way_round():
+    space = Space({"x": Channel((1,), FlatTorus(), "uniform")})
+    near = Nearest(torch.tensor([[math.sin(0.0), math.cos(0.0)]]) / (2 * math.pi))
+    found = near(None, space, torch.tensor([[0.02], [0.98], [0.5]]), {}, 0, 0).score
+    assert float(found[0]) == pytest.approx(float(found[1]), abs=1e-4)
+    assert float(found[2]) > float(found[0])
+
+
+def test_nearest_points_are_those_of_the_own_class():
+    points = torch.cat([MEANS[0] + 0.01 * torch.randn(20, 2), MEANS[1] + 0.01 * torch.randn(20, 2)])
+    labels = torch.cat([torch.zeros(20), torch.ones(20)]).long()
+    near = Nearest(points, labels, "y")
+    own = near(None, euclidean((2,)), MEANS[:1], {"y": torch.tensor([0])}, 0, 0).score
+    other = near(None, euclidean((2,)), MEANS[:1], {"y": torch.tensor([1])}, 0, 0).score
+    assert float(other) > float(own)
+
+
+def test_what_cannot_be_checked_is_said_in_one_line():
+    net, x, y = Gaussians(MEANS), MEANS, torch.arange(4)
+    with pytest.raises(NotFiniteError, match="channel"):
+        check(net, x * math.nan, {"y": y})
+    with pytest.raises(ShapeError, match="3 rows for 4 samples"):
+        check(net, x, {"y": y[:3]})
+    with pytest.raises(UsageError, match="at least 4 evaluations"):
+        check(net, x, {"y": y}, evaluations=3)
+    with pytest.raises(UsageError, match="one value, so there is no contest"):
+        check(net, x, {"y": torch.zeros(4, dtype=torch.long)}, evidence="contest", conventions=False)
+    assert check(net, x, {"y": torch.zeros(4, dtype=torch.long)}, conventions=False).evidence == "echo"
+    with pytest.raises(UsageError, match="give rivals"):
+        check(lambda x, t, c: x, x, {"c": torch.rand(4)}, evidence="contest", conventions=False)
+    with pytest.raises(UsageError, match="contest"):
+        check(net, x, {"y": y}, evidence="contets", conventions=False)
+    torus = Space({"x": Channel((2,), FlatTorus(), "uniform")})
+    with pytest.raises(UsageError, match="outside the space"):
+        check(lambda x, t: x, x, space=torus, conventions=False)
+    with pytest.raises(UsageError, match="strictly between 0 and 1"):
+        Echo((0.0, 0.5))
+    with pytest.raises(UsageError, match="at least 2 values"):
+        Contest("y", torch.tensor([1]))
+
+
+def test_continuous_conditions_are_contested_by_the_rivals_that_are_given():
+    class Shifted(nn.Module):
+        def forward(self, x, t, c):
+            return Gaussians(torch.zeros(1, 2))(x - t[:, None] * c, t, torch.zeros(len(x), dtype=torch.long)) + c
+
+    c = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).repeat(10, 1)
+    found = check(Shifted(), c, {"c": c}, rivals={"c": [[1.0, 0.0], [0.0, 1.0], [3.0, 3.0]]}, conventions=False)
+    assert found.evidence == "contest"
+    assert bool((found.score < 0).all())
+
+
+def test_sample_checks_its_samples_at_the_end():
+    y = torch.arange(40) % 4
+    net = Gaussians(MEANS)
+    run = fmwc.sample(net, 40, space=(2,), y=y, confidence=False, check=16, steps=10)
+    alone = check(net, run.x, {"y": y}, evaluations=16, conventions=False)
+    torch.testing.assert_close(run.evidence["contest"], alone.score)
+    assert torch.equal(run.evidence["rival"], alone.rival)
+    split = fmwc.sample(net, 40, space=(2,), y=y, confidence=False, check=16, steps=10, batch=9)
+    torch.testing.assert_close(split.evidence["contest"], run.evidence["contest"])

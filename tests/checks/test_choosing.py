@@ -1,0 +1,144 @@
+"""What confidence is made from: the questions, the choice, and what it leaves in the field and its checkpoint."""
+
+import pytest
+import torch
+from torch import nn
+
+import fmwc
+from fmwc.choosing import _auroc
+from fmwc.errors import UsageError
+from fmwc.sampling import stream
+from fmwc.sampling.scores import combined
+
+from .test_checks import MEANS, Gaussians
+
+
+class Points(nn.Module):
+    """A flow to points on the unit circle whose velocity is exact: towards the mean of the data x_t may come from."""
+
+    def __init__(self, data: torch.Tensor) -> None:
+        super().__init__()
+        self.data = data
+        self.layer = nn.Linear(2, 2)  # something that noise is attached to
+
+    def forward(self, x, t):
+        t = t[:, None].clamp_max(0.98)
+        far = (x[:, None] - t[:, None] * self.data[None]).square().sum(2) / (2 * (1 - t) ** 2)
+        mean = torch.softmax(-far, 1) @ self.data
+        return (mean - x) / (1 - t) + 0.0 * self.layer(x)
+
+
+def circle(count: int, seed: int = 0) -> torch.Tensor:
+    angle = 6.2832 * torch.rand(count, generator=torch.Generator().manual_seed(seed))
+    return torch.stack([angle.cos(), angle.sin()], 1)
+
+
+def test_auroc_is_the_chance_of_a_pair():
+    high, low = torch.tensor([3.0, 2.0, 2.0]), torch.tensor([1.0, 2.0])
+    pairs = [(a > b) + 0.5 * (a == b) for a in high for b in low]
+    assert _auroc(high, low) == pytest.approx(float(sum(pairs)) / 6)
+
+
+def test_scores_are_combined_by_ranks_and_the_larger_of_groups_counts():
+    levels = torch.linspace(0, 1, 101)
+    a, b = torch.tensor([0.1, 0.5, 0.9, 2.0]), torch.tensor([0.9, 0.5, 0.1, 0.5])
+    alone = combined([(a, 1.0, levels, 0)])
+    assert bool((alone.diff() > 0).all())
+    assert float(alone[1]) == pytest.approx(0.0, abs=1e-6)
+    torch.testing.assert_close(combined([(a**3, 1.0, levels**3, 0)]), alone, atol=0.05, rtol=0.05)
+    both = combined([(a, 1.0, levels, 0), (b, 1.0, levels, 1)])
+    assert float(both[0]) == pytest.approx(float(both[2]), abs=1e-4)
+    added = combined([(a, 1.0, levels, 0), (b, 1.0, levels, 0)])
+    assert float(added[0]) == pytest.approx(0.0, abs=1e-4)
+
+
+def test_dense_training_points_are_chosen_and_one_sample_has_a_confidence(tmp_path):
+    data = circle(2_000)
+    field = fmwc.attach(Points(data[:400]), space=(2,))
+    reference = fmwc.fit_confidence(field, data, pilot=200, steps=20)
+    assert "nearest" in reference.score
+    assert not reference.withheld
+    assert reference.reason
+    one = fmwc.sample(field, 1, steps=20)
+    many = fmwc.sample(field, 50, steps=20)
+    assert float(one.confidence[0]) == pytest.approx(float(many.confidence[0]), abs=2e-3)
+    off = fmwc.check(field, torch.tensor([[3.0, 3.0]]), evidence=reference.checks["nearest"], conventions=False)
+    assert float(off.confidence[0]) == 0.0
+    fmwc.save(field, tmp_path / "x")
+    again = fmwc.load(tmp_path / "x", Points(data[:400]))
+    assert again.reference.score == reference.score
+    assert again.reference.reason == reference.reason
+    assert again.reference.checks == reference.checks
+    torch.testing.assert_close(fmwc.sample(again, 50, steps=20).confidence, many.confidence)
+    parts = list(stream(again, 50, batch=20, steps=20))
+    torch.testing.assert_close(torch.cat([p.confidence for p in parts]), many.confidence)
+
+
+class Asked(Gaussians):
+    def __init__(self) -> None:
+        super().__init__(MEANS * 0.35, 0.3)
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x, t, y):
+        return super().forward(x, t, y) + 0.0 * self.layer(x)
+
+
+def test_a_contest_is_chosen_where_classes_overlap_and_no_data_are_given():
+    field = fmwc.attach(Asked(), space=(2,))
+    reference = fmwc.fit_confidence(field, cond={"y": torch.arange(4)}, pilot=400)
+    contest = next(row for row in reference.candidates if row["score"].startswith("contest"))
+    assert "wrong classes" in contest["why"]
+    run = fmwc.sample(field, 20, y=torch.arange(20) % 4)
+    assert run.withheld == "" or reference.withheld
+
+
+def test_confidence_is_withheld_where_nothing_is_seen():
+    class Blind(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x, t):
+            return torch.zeros_like(x) + 0.0 * self.layer(x)
+
+    field = fmwc.attach(Blind(), space=(2,))
+    reference = fmwc.fit_confidence(field, pilot=400, steps=10)
+    assert "no evidence is better than chance" in reference.withheld
+    run = fmwc.sample(field, 10, steps=10)
+    assert "no evidence" in run.withheld
+    with pytest.raises(UsageError, match="withheld"):
+        _ = run.confidence
+    assert run.rank.shape == (10,)
+
+
+def test_labels_can_prefer_another_score():
+    data = circle(2_000)
+    field = fmwc.attach(Points(data[:400]), space=(2,))
+    plain = fmwc.fit_confidence(field, data, pilot=300, steps=20)
+
+    def failed(x, cond):
+        return x[:, 0] > 0.5  # nothing that a flow could know
+
+    labelled = fmwc.fit_confidence(field, data, failed, judged=100, pilot=300, steps=20)
+    assert all("auroc" in row for row in labelled.candidates)
+    assert "100 labels" in labelled.reason
+    none = fmwc.fit_confidence(field, data, lambda x, cond: torch.zeros(len(x), dtype=torch.bool), pilot=300, steps=20)
+    assert none.score == plain.score
+
+
+def test_fit_noise_ends_with_it_and_the_same_choice_comes_by_hand():
+    data = circle(1_000)
+    field = fmwc.attach(Points(data[:300]), space=(2,))
+    fmwc.fit_noise(field, data, 3, batch=64, conventions=False)
+    assert field.reference is not None
+    again = fmwc.attach(Points(data[:300]), space=(2,))
+    fmwc.fit_noise(again, data, 3, batch=64, conventions=False, confidence=False)
+    assert again.reference is None
+    assert fmwc.fit_confidence(again, data, conventions=False).score == field.reference.score
+
+
+def test_what_cannot_be_fitted_is_said():
+    with pytest.raises(UsageError, match="fitted to a field"):
+        fmwc.fit_confidence(nn.Linear(2, 2), circle(10))
+    with pytest.raises(UsageError, match="shape of a sample is not known"):
+        fmwc.fit_confidence(fmwc.attach(Points(circle(10))))
