@@ -10,9 +10,11 @@ from torch import nn
 
 import fmwc
 from fmwc.errors import CheckpointError, MismatchError, NotFiniteError, ShapeError, UsageError
+from fmwc.field import Reference
 from fmwc.recipes.checkerboard.recipe import PRESETS
 from fmwc.recipes.comparing import Bench, check_cell
 from fmwc.recipes.recipe import override
+from fmwc.sampling import read_with
 from tests.conftest import mlp_field
 
 TINY = ["hidden=8", "time_features=4", "batch=8", "points=100", "noise_steps=2", "iterations=2"]
@@ -87,6 +89,8 @@ def test_samples_keep_their_rank_when_others_are_dropped():
 
 def test_a_reference_read_in_another_setting_is_not_used():
     field = fmwc.load("checkerboard")
+    made = read_with("linearised", 50, "euler")
+    field.reference = Reference("temporal_ratio", made, torch.linspace(0, 1, 101))
     assert fmwc.sample(field, 3, steps=50).reference is not None
     for options in ({"start": 0.1}, {"decoder": "stochastic"}, {"schedule": 5}, {"confidence": "diagonal"}):
         assert fmwc.sample(field, 3, steps=50, **options).reference is None
