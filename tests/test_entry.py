@@ -132,5 +132,5 @@ def test_a_network_in_double_precision_is_retrofitted(tmp_path):
         network, tmp_path, Samples(torch.randn(40, 2), {}), Retrofit(steps=2, batch=8, sampling_steps=10)
     )
     again = fmwc.load(tmp_path, network=fmwc.nets.MLP(2, 8, 1).double())
-    assert again.reference.quantiles.dtype == torch.float64
+    assert fmwc.sample(again, 5, steps=10).score().dtype == torch.float64
     assert torch.equal(fmwc.sample(again, 5, steps=10).x, fmwc.sample(field, 5, steps=10).x)

@@ -426,10 +426,10 @@ def _reference(folder: Path, described: Any, tensors: dict[str, Tensor]) -> Refe
             own = {name: _digits(v) for name, v in tensors.items() if name in ("quantiles", "centre", "spread")}
             described = {**described, **own}
         given = check(described, _REFERENCE_SCHEMA, "it", CheckpointError)
-        made = given.get("read_with") or (_made(given["setting"]) if "setting" in given else None)
+        made = given.get("read_with") or (_made(given["setting"]) if given.get("setting") else None)
         parts = tuple(
-            Part(p["score"], float(p["weight"]), torch.tensor(p["quantiles"]), _standardised(p), p.get("group", 0))
-            for p in given.get("parts", ())
+            Part(p["score"], float(p["weight"]), torch.tensor(p["quantiles"]), _standardised(p), p.get("group") or 0)
+            for p in given.get("parts") or ()
         )
         found = Reference(
             given["score"],
@@ -437,19 +437,19 @@ def _reference(folder: Path, described: Any, tensors: dict[str, Tensor]) -> Refe
             torch.tensor(given["quantiles"]),
             _standardised(given),
             parts,
-            _checks(given.get("checks", {}), tensors),
-            given.get("reason", ""),
-            given.get("withheld", ""),
-            tuple(given.get("candidates", ())),
+            _checks(given.get("checks") or {}, tensors),
+            given.get("reason") or "",
+            given.get("withheld") or "",
+            tuple(given.get("candidates") or ()),
         )
         _require_reference(found, "it")
         return found
-    except (KeyError, ValueError, FmwcError) as error:
+    except (KeyError, TypeError, ValueError, FmwcError) as error:
         raise CheckpointError(f"the reference of {folder} cannot be used: {error}") from error
 
 
 def _standardised(given: Mapping[str, Any]) -> Standard | None:
-    if "within" not in given:
+    if not given.get("within"):
         return None
     centre, spread = (
         torch.tensor([math.nan if v is None else float(v) for v in given[name]]) for name in ("centre", "spread")

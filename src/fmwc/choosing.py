@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from fmwc.checks import Contest, Echo, Nearest, embedded, run_checks
+from fmwc.checks.nearest import NEIGHBOURS
 from fmwc.checks.residuals import discrete
 from fmwc.conventions import check_conventions
 from fmwc.errors import ShapeError, UsageError
@@ -218,7 +219,10 @@ def _checks(
             found["contest"] = Contest.planned(within, values, budget)
     ragged = any(channel.rows for channel in field.space.channels.values())
     if data is not None and keep and not ragged:
-        found["nearest"] = _points(field.space, data, cond.get(within) if within else None, within)
+        near = _points(field.space, data, cond.get(within) if within else None, within)
+        few = [len(near.points)] if near.labels is None else near.labels.unique(return_counts=True)[1].tolist()
+        if min(few) >= NEIGHBOURS:
+            found["nearest"] = near
     return found
 
 

@@ -68,7 +68,7 @@ def test_confidence_leaves_the_samples_alone(foreign):
     plain = fmwc.sample(field, 4, steps=4, confidence=False, **cond)
     run = fmwc.sample(field, 4, steps=4, **cond)
     assert torch.equal(run.x, plain.x)
-    assert run.confidence.shape == (4,)
+    assert run.rank.shape == (4,)
     assert bool((run.std > 0).all())
 
 
