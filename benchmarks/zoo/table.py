@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.zoo.flows import FLOWS
+from benchmarks.zoo.flows import FLOWS, HALVES
 from scipy.stats import rankdata
 
 from fmwc.files import write_json, write_text
@@ -106,7 +106,7 @@ def summary(found: Mapping[str, Any]) -> dict[str, Any]:
     """For each half and score: the median and the worst AUROC over flows, with the flow it is of, and how many have
     it."""
     halves: dict[str, Any] = {}
-    for half in ("choose", "report"):
+    for half in HALVES:
         by_score: dict[str, dict[str, float]] = defaultdict(dict)
         for name, flow in found.items():
             for score, numbers in flow["scores"].items():
