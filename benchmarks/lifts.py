@@ -97,7 +97,7 @@ def draw(args: argparse.Namespace) -> None:
         sample(field, min(args.count, batch), **{**how, **{k: v[:batch] for k, v in cond.items()}})  # warm
         plain_s, plain = seconds(device, lambda: sample(field, args.count, confidence=False, check=False, **how))  # noqa: B023
         default_s, run = seconds(device, lambda: sample(field, args.count, **how))  # noqa: B023
-        assert all(torch.equal(a, b) for a, b in zip(_parts(plain.x), _parts(run.x), strict=True))
+        same = all(torch.equal(a, b) for a, b in zip(_parts(plain.x), _parts(run.x), strict=True))
         scores = {"default": run.score()} | {name: run.score(name) for name in FREE}
         scores |= {name: run.evidence[name] for name in ("contest", "echo", "nearest") if name in run.evidence}
         reads = Linearised(None if setting == "checkerboard" else 2)
@@ -131,7 +131,12 @@ def draw(args: argparse.Namespace) -> None:
         else:
             run.compact().to("cpu").save(args.out / f"{seed}.safetensors")
         about = {"plain_s": plain_s, "default_s": default_s, "variance_s": variance_s, "chosen": field.reference.score}
-        about |= {"reason": field.reference.reason, "checkpoint": Path(args.checkpoint).name, "count": args.count}
+        about |= {
+            "reason": field.reference.reason,
+            "checkpoint": Path(args.checkpoint).name,
+            "count": args.count,
+            "same": same,
+        }
         about |= {"extra": sum(own.evaluations for own in field.reference.checks.values())}
         np.savez_compressed(args.out / f"{seed}.npz", about=np.array(json.dumps(about)), **found)
         print(f"{args.out.name} {seed}: {json.dumps(about)}", flush=True)
@@ -146,7 +151,7 @@ def _parts(x: Any) -> list[torch.Tensor]:
 
 def _summed(scores: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
     levels = torch.linspace(0, 1, 1001, device=scores[0][0].device)
-    return combined([(s, w, s.quantile(levels.to(s))) for s, w in scores])
+    return combined([(s, w, s.quantile(levels.to(s)), 0) for s, w in scores])
 
 
 def judge(args: argparse.Namespace) -> None:

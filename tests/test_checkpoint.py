@@ -349,7 +349,6 @@ def test_another_width_of_the_noise(saved):
 
 
 REFERENCES = {
-    "missing": None,
     "empty": {},
     "no setting": {"score": "integrated", "within": "y"},
     "no score": {"setting": "", "within": "y"},
@@ -363,9 +362,7 @@ REFERENCES = {
 def test_a_reference_that_is_damaged(name, tmp_path):
     save(digits(), tmp_path)
     record = json.loads((tmp_path / "recipe.json").read_text())
-    del record["reference"]
-    if name != "missing":
-        record["reference"] = REFERENCES[name]
+    record["reference"] = REFERENCES[name]
     (tmp_path / "recipe.json").write_text(json.dumps(seal(record)))
     one_line(lambda: load(tmp_path), match="reference")
 
@@ -374,7 +371,8 @@ def test_a_reference_that_lacks_its_standard(tmp_path):
     field = mlp_field()
     field.reference = Reference("peak", MADE, torch.linspace(0, 1, 7))
     save(field, tmp_path)
-    edit(tmp_path, reference={"score": "peak", "setting": "some setting", "within": "y"})
+    record = json.loads((tmp_path / "recipe.json").read_text())
+    edit(tmp_path, reference={**record["reference"], "within": "y"})
     one_line(lambda: load(tmp_path), match=r"reference of .* cannot be used: 'centre'")
 
 
@@ -491,9 +489,8 @@ def test_weights_in_double_precision_come_back_in_double_precision(tmp_path):
         torch.linspace(1, 0, 7),
         torch.zeros(3, 7),
         torch.zeros(0),
-        torch.arange(7),
     ],
-    ids=["inf", "nan", "falling", "2-d", "empty", "whole"],
+    ids=["inf", "nan", "falling", "2-d", "empty"],
 )
 def test_a_reference_that_says_nothing_is_neither_saved_nor_loaded(quantiles, tmp_path):
     field = mlp_field()
@@ -502,7 +499,8 @@ def test_a_reference_that_says_nothing_is_neither_saved_nor_loaded(quantiles, tm
         save(field, tmp_path / "a")
     field.reference = Reference("peak", MADE, torch.linspace(0, 1, 7))
     save(field, tmp_path / "b")
-    rewrite(tmp_path / "b", lambda t: t.update({"reference.quantiles": quantiles}))
+    record = json.loads((tmp_path / "b" / "recipe.json").read_text())
+    edit(tmp_path / "b", reference={**record["reference"], "quantiles": quantiles.tolist()})
     one_line(lambda: load(tmp_path / "b"), match="reference")
 
 

@@ -73,7 +73,7 @@ def test_sample_writes_files_for_elsewhere(run, trained, tmp_path):
     code, _, err = run("sample", trained, "-n", 50, "--steps", 10, "--keep", 0.8, "--device", "cpu", "--out", tmp_path)
     assert code == 0, err
     lines = (tmp_path / "samples.csv").read_text().splitlines()
-    assert lines[0] == "name,x_0,x_1,score,confidence,misplaced"
+    assert lines[0] == "name,x_0,x_1,score,rank,misplaced"  # of other steps than the reference's
     assert len(lines) == 41
     assert len(fmwc.Trajectory.load(tmp_path)) == 40
 

@@ -51,7 +51,7 @@ def is_picture(path):
 
 def test_a_run_of_few_readings_is_read_again_to_find_when_it_was_decided(run, tmp_path):
     way = ("sample", "checkerboard", "-n", COUNT, "--device", "cpu")
-    for name, words in (("few", ()), ("every", ("--every", 1))):
+    for name, words in (("few", ("--adaptive",)), ("every", ("--every", 1))):
         call(*way, "--out", tmp_path / name, *words)
         code, _, err = run(
             "edit", tmp_path / name, "--scale", 0, "--device", "cpu", "--out", tmp_path / f"{name}-edited"
@@ -146,7 +146,7 @@ def test_transported_times_are_of_runs_that_have_them(run, points, tmp_path):
     before, after = Trajectory.load(tmp_path / "t"), Trajectory.load(tmp_path / "e")
     start = (critical_time(before, kind="transported") - 0.1).clamp_min(0)
     torch.testing.assert_close(after.x, edit(fmwc.load("checkerboard"), before, None, at=start, scale=0.2).x)
-    assert after.confidence.shape == (COUNT,)  # by a score that an edit has, too
+    assert after.rank.shape == (COUNT,)  # by a score that an edit has, too
     code, _, err = run("edit", points, *words, "--out", tmp_path / "x")
     assert code == 2
     assert "transport" in one_line(err)

@@ -89,13 +89,13 @@ def test_a_share_of_points(run, points, tmp_path):
     before, kept = Trajectory.load(points), Trajectory.load(tmp_path / "kept")
     expected = before.surest(0.8)
     assert torch.equal(kept.x, expected.x)
-    assert torch.allclose(kept.confidence, expected.confidence)  # their place among all, as before
+    assert torch.allclose(kept.rank, expected.rank)  # their place among all, as before
     table, old = rows(tmp_path / "kept" / "samples.csv"), rows(points / "samples.csv")
-    assert [*table[0]] == [*old[0], "rank"]
-    left = [{k: v for k, v in row.items() if k != "rank"} for row in table]
+    assert [*table[0]] == [*old[0], "place"]
+    left = [{k: v for k, v in row.items() if k != "place"} for row in table]
     assert left == [row for row in old if row in left]  # in their order, as they were
-    assert sorted(int(row["rank"]) for row in table) == list(range(1, 481))
-    ranked = sorted(table, key=lambda row: int(row["rank"]))
+    assert sorted(int(row["place"]) for row in table) == list(range(1, 481))
+    ranked = sorted(table, key=lambda row: int(row["place"]))
     assert [float(row["score"]) for row in ranked] == sorted(float(row["score"]) for row in table)
 
 
@@ -109,7 +109,7 @@ def test_a_budget_by_another_score_of_the_file_itself(run, points, tmp_path):
     code, _, err = run("filter", tmp_path, "--budget", 10, "--out", tmp_path / "again")
     assert code == 0, err
     again = rows(tmp_path / "again" / "samples.csv")
-    assert sorted(int(row["rank"]) for row in again) == list(range(1, 11))
+    assert sorted(int(row["place"]) for row in again) == list(range(1, 11))
 
 
 @pytest.fixture
@@ -198,9 +198,9 @@ def test_crystals_keep_their_rows_and_files(run, crystals, tmp_path):
     surest = sorted(order[:5].tolist())
     table = rows(tmp_path / "kept" / "samples.csv")
     assert [row["name"] for row in table] == [f"{i:05d}" for i in surest]
-    assert [int(row["rank"]) for row in table] == [order.tolist().index(i) + 1 for i in surest]
+    assert [int(row["place"]) for row in table] == [order.tolist().index(i) + 1 for i in surest]
     old = {row["name"]: row for row in rows(folder / "samples.csv")}
-    assert all({k: v for k, v in row.items() if k != "rank"} == old[row["name"]] for row in table)
+    assert all({k: v for k, v in row.items() if k != "place"} == old[row["name"]] for row in table)
     writable = {f"{i:05d}" for i in surest if i != 2}
     assert {p.stem for p in (tmp_path / "kept" / "cif").iterdir()} == writable
     assert all(p.read_text() == (folder / "cif" / p.name).read_text() for p in (tmp_path / "kept" / "cif").iterdir())
@@ -224,7 +224,7 @@ def test_parquet_keeps_its_types(run, crystals, tmp_path):
     assert code == 0, err
     assert "samples.parquet" in out
     kept = parquet.read_table(tmp_path / "kept" / "samples.parquet")
-    assert kept.column_names == [*table, "rank"]
+    assert kept.column_names == [*table, "place"]
     assert kept["name"].to_pylist() == [row["name"] for row in rows(tmp_path / "kept" / "samples.csv")]
     assert set(map(type, kept["metastable"].to_pylist())) == {bool}
 

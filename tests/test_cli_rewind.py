@@ -47,7 +47,7 @@ def test_rewinding_is_the_librarys_and_the_table_says_what_it_did(run, points, t
 
 @pytest.mark.parametrize("words", [(), ("--fresh",)], ids=["rewound", "anew"])
 def test_a_run_of_few_readings_is_rewound_by_one_score(words, run, tmp_path):
-    call("sample", "checkerboard", "-n", COUNT, "--device", "cpu", "--out", tmp_path / "few")
+    call("sample", "checkerboard", "-n", COUNT, "--adaptive", "--device", "cpu", "--out", tmp_path / "few")
     assert Trajectory.load(tmp_path / "few").made["few"]
     code, _, err = run("rewind", tmp_path / "few", "--extra", 10, *words, "--device", "cpu", "--out", tmp_path / "r")
     assert code == 0, err

@@ -104,7 +104,12 @@ _REFERENCE_SCHEMA = record(
             record({"estimator": text(1000), "steps": whole(1, 10**6), "stepper": text(100), "times": _TIMES})
         ),
         "setting": text(),  # of format 2, as one line of text
-        "parts": array(record({"score": _score, "weight": number(), "quantiles": _QUANTILES}, _STANDARD), most=100),
+        "parts": array(
+            record(
+                {"score": _score, "weight": number(), "quantiles": _QUANTILES}, {**_STANDARD, "group": whole(0, 100)}
+            ),
+            most=100,
+        ),
         "checks": record(
             {}, {"echo": _ECHO, "contest": _CONTEST, "nearest": record({"points": whole(1), "cond": text(1000)})}
         ),
@@ -276,6 +281,7 @@ def _described(reference: Reference, what: str) -> dict[str, Any]:
         **_standard(reference.standard),
         "parts": [
             {"score": p.score, "weight": p.weight, "quantiles": _digits(p.quantiles), **_standard(p.standard)}
+            | ({"group": p.group} if p.group else {})
             for p in reference.parts
         ],
         "checks": {name: own.describe() for name, own in reference.checks.items()},
@@ -396,7 +402,7 @@ def load(
         _check_shapes(folder, _built(folder, found, None, space, meta=True), tensors)  # before memory is taken
     field = _built(folder, found, network, space)
     _fill(folder, field, tensors)
-    if reference or found.get("reference"):
+    if reference or found.get("reference") is not None:
         field.reference = _reference(folder, found.get("reference"), reference)
     described = found.get("schedule")
     if described is None and found["format"] == 1 and (folder / _SCHEDULE).is_file():
@@ -422,7 +428,7 @@ def _reference(folder: Path, described: Any, tensors: dict[str, Tensor]) -> Refe
         given = check(described, _REFERENCE_SCHEMA, "it", CheckpointError)
         made = given.get("read_with") or (_made(given["setting"]) if "setting" in given else None)
         parts = tuple(
-            Part(p["score"], float(p["weight"]), torch.tensor(p["quantiles"]), _standardised(p))
+            Part(p["score"], float(p["weight"]), torch.tensor(p["quantiles"]), _standardised(p), p.get("group", 0))
             for p in given.get("parts", ())
         )
         found = Reference(

@@ -11,8 +11,10 @@ own samples, in this order:
 3. *Does the echo notice a disturbance?* Own samples are mixed with a little noise: the echo has to notice it. Its times
    are the earliest of those that notice it best.
 
-The contest and the echo are combined with the free `spread` of the trajectory, by ranks. If no question is answered
-with yes, confidence is withheld. `benchmarks/zoo` says how often this chose right on flows that it was not made for.
+The contest and the echo are combined with the free `spread` of the trajectory, by ranks. Where training points are
+dense and the echo notices disturbances too, the more doubtful of both counts: a distance alone can point the wrong way.
+If no question is answered with yes, confidence is withheld. `benchmarks/zoo` says how often this chose right on flows
+that it was not made for.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ __all__ = ["Candidate", "fit_confidence"]
 
 PILOT = 1_000  # samples; more where there are more classes
 PILOT_CPU = 200  # of states that are more than a few numbers, on a CPU
-POINTS = 20_000  # training points that are kept, at most,
+POINTS = 16_000  # training points that are kept, at most,
 BYTES = 1 << 22  # and what they may take
 TRIED = 400  # samples that are disturbed or asked for a wrong class
 EXTRA = 0.4  # of the steps: evaluations that a contest may take
@@ -60,19 +62,25 @@ class Candidate(NamedTuple):
     """A score that confidence may be made from.
 
     Attributes:
-        parts: The names of its scores, with their weights.
+        groups: The names of its scores with their weights; of several groups the largest sum counts.
         why: What speaks for it, or against it, in words.
         use: Whether it may be chosen without labels.
     """
 
-    parts: tuple[tuple[str, float], ...]
+    groups: tuple[tuple[tuple[str, float], ...], ...]
     why: str
     use: bool
 
     @property
     def name(self) -> str:
-        """The sum in words: `contest + 0.3 spread@0.3-0.8`."""
-        return " + ".join(name if weight == 1 else f"{weight:g} {name}" for name, weight in self.parts)
+        """The score in words: `contest + 0.3 spread@0.3-0.8`."""
+        sums = (" + ".join(n if weight == 1 else f"{weight:g} {n}" for n, weight in group) for group in self.groups)
+        return " or ".join(sums)
+
+    @property
+    def parts(self) -> list[tuple[str, float, int]]:
+        """The name, weight and group of each of its scores."""
+        return [(name, weight, group) for group, own in enumerate(self.groups) for name, weight in own]
 
 
 def fit_confidence(
@@ -115,7 +123,7 @@ def fit_confidence(
         pilot: The number of pilot samples.
         seed: Seeds the pilot run.
         batch: Samples drawn together.
-        keep_data: Whether the field may keep training points (at most 20,000, and 4 MiB) to compare samples with.
+        keep_data: Whether the field may keep training points (at most 16,000, and 4 MiB) to compare samples with.
         conventions: Whether to make sure first that the network is called as it was trained, where data are given.
         progress: Called with the number of pilot samples done since the last call.
     """
@@ -156,7 +164,12 @@ def fit_confidence(
     found |= _run({"echo": checks["echo"]}, field, run, derive(seed, "check"), batch)
     name, weight = WEIGHTS["echo"]
     why = f"the echo tells disturbed samples from own ones with AUROC {notices:.2f} (at least {NOTICES} is asked for)"
-    candidates.append(Candidate((("echo", 1.0), (name, weight)), why, notices >= NOTICES))
+    echoes = Candidate(((("echo", 1.0), (name, weight)),), why, notices >= NOTICES)
+    candidates.append(echoes)
+    near = next((c for c in candidates if c.name == "nearest" and c.use), None)
+    if near is not None and echoes.use:
+        both = Candidate((*near.groups, *echoes.groups), f"{near.why}; {echoes.why}", True)
+        candidates.insert(0, both)
     run = Trajectory(**{**vars(run), "evidence": {**run.evidence, **found}})
     chosen = next((c for c in candidates if c.use), candidates[-1])
     rows = [{"score": c.name, "why": c.why, "usable": c.use} for c in candidates]
@@ -244,7 +257,7 @@ def _asked(
     if "nearest" in checks:
         share = _density(field.space, checks["nearest"], data)  # type: ignore[arg-type]
         why = f"new data are as far from training points as {share:.2f} of the distance between data ({DENSE} at most)"
-        candidates.append(Candidate((("nearest", 1.0),), why, share <= DENSE))
+        candidates.append(Candidate(((("nearest", 1.0),),), why, share <= DENSE))
     if "contest" in checks:
         lost = float((found["contest"] > 0).float().mean())
         few = slice(0, min(TRIED, len(run)))
@@ -262,7 +275,7 @@ def _asked(
         )
         name, weight = WEIGHTS["contest"]
         parts = (("contest", 1.0), (name, weight))
-        candidates.append(Candidate(parts, why, knows >= KNOWS and LOST <= lost <= 0.5))
+        candidates.append(Candidate((parts,), why, knows >= KNOWS and LOST <= lost <= 0.5))
     return candidates
 
 
@@ -315,9 +328,8 @@ def _by_labels(
     if failed.shape != (judged,):
         raise ShapeError(f"labels say of each of {judged} samples whether it failed, got shape {tuple(failed.shape)}")
     bad = int(failed.sum())
-    others = [
-        Candidate(((name, 1.0),), "", True) for name in (*SCORES, "spread", "detour", "echo", "contest", "nearest")
-    ]
+    names = (*SCORES, "spread", "detour", "echo", "contest", "nearest")
+    others = [Candidate((((name, 1.0),),), "", True) for name in names]
     every = [*candidates, *others]
     rows: list[dict[str, Any]] = []
     scored: list[tuple[float, Candidate]] = []
@@ -348,8 +360,8 @@ def _by_labels(
 
 def _summed(run: Trajectory, candidate: Candidate) -> Tensor:
     levels = torch.linspace(0, 1, LEVELS, device=run.grid.device)
-    scores = [(run.score(name), weight) for name, weight in candidate.parts]
-    return combined([(s, w, s.quantile(levels.to(s))) for s, w in scores])
+    scores = [(run.score(name), weight, group) for name, weight, group in candidate.parts]
+    return combined([(s, weight, s.quantile(levels.to(s)), group) for s, weight, group in scores])
 
 
 def _reference(
@@ -364,15 +376,15 @@ def _reference(
     """The scores of the pilot's samples; those of the variance are compared within a class."""
     levels = torch.linspace(0, 1, LEVELS, device=run.grid.device)
     parts, scores = [], []
-    for name, weight in chosen.parts:
+    for name, weight, group in chosen.parts:
         raw = run.score(name)
         standard = standard_of(within, raw, run.cond[within]) if within and needs_variance(name) else None
         raw = raw if standard is None else standard(raw, run.cond[within])
         quantiles = raw.quantile(levels.to(raw))
-        parts.append(Part(name, weight, quantiles, standard and standard._replace(source="checkpoint")))
-        scores.append((raw, weight, quantiles))
+        parts.append(Part(name, weight, quantiles, standard and standard._replace(source="checkpoint"), group))
+        scores.append((raw, weight, quantiles, group))
     total = combined(scores)
-    names = {name.partition("@")[0] for name, _ in chosen.parts}
+    names = {name.partition("@")[0] for name, _, _ in chosen.parts}
     used = {name: own for name, own in checks.items() if name in names}
     variance = needs_variance(chosen.name)
     made = None

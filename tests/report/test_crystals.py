@@ -126,7 +126,7 @@ def test_structures_are_listed_from_both_ends(tmp_path, run):
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", sure + doubtful)]
     assert [row[0] for row in rows] == [str(i) for i in (*range(1, 21), *range(COUNT - 9, COUNT + 1))]
     assert [row[1] for row in rows[:2]] == ["00000", "00001"]
-    assert rows[0][2:6] == ["NaCl", "2", f"{run.confidence[0]:.3f}", "−0.020"]
+    assert rows[0][2:6] == ["NaCl", "2", f"{run.rank[0]:.3f}", "−0.020"]
     assert '<th scope="col">problem</th>' not in page  # there was none
 
 
@@ -156,7 +156,7 @@ def test_a_run_without_a_good_structure_has_a_page(tmp_path, run):
 def test_what_cannot_be_ranked_is_refused(tmp_path, run):
     empty = {c: v[:0] for c, v in run.var.items()}
     bare = replace(run, times=run.times[:0], mean=empty, var=empty)
-    with pytest.raises(UsageError, match="confidence=True"):
+    with pytest.raises(UsageError, match="confidence='linearised'"):
         page_of(tmp_path, bare, judged(run))
     with pytest.raises(UsageError, match="atoms=counts"):
         page_of(tmp_path, replace(run, cond={}), judged(run))
@@ -173,7 +173,7 @@ def test_the_order_is_the_runs_own(tmp_path, run):
     assert int(first) == int(within.score().argmin())
 
 
-@pytest.mark.parametrize("score", ["type/integrated", "integrated@0.6-0.9", "coord/peak", "temporal_ratio"])
+@pytest.mark.parametrize("score", ["type/integrated", "integrated@0.6-0.9", "coord/peak", "endpoint"])
 def test_the_score_of_a_channel_stands_beside_the_others(tmp_path, run, monkeypatch, score):
     seen = {}
     drawn = crystals_drawn.precision_curve

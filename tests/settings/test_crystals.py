@@ -28,7 +28,7 @@ from tests.recipes.test_crystals import CHANNELS, TINY, same
 
 COUNT = 10
 FIRST = ["name", "formula", "atoms"]
-OWN = ["confidence", "score", "score_type", "score_coord", "score_lattice"]
+OWN = ["score", "rank", "score_type", "score_coord", "score_lattice"]
 JUDGED = [
     "energy_per_atom", "e_above_hull", "distances_ok", "apart_ok", "charge_ok", "density_ok", "valid", "unique",
     "novel", "stable", "metastable", "sun", "msun", "problem",
@@ -123,7 +123,7 @@ def test_cifs_and_the_table_are_read_by_others(salts, written):
     crystals = crystals_of(salts)
     for i, row in enumerate(rows):
         file = out / "cif" / f"{row['name']}.cif"
-        assert f"# confidence: {float(row['confidence'])}" in file.read_text()
+        assert f"# rank: {float(row['rank'])}" in file.read_text()
         assert int(row["atoms"]) == crystals.atoms[i]
         if i > 0:  # pymatgen takes no two atoms in one place
             with quiet():
@@ -132,7 +132,7 @@ def test_cifs_and_the_table_are_read_by_others(salts, written):
             assert len(structure) == int(row["atoms"])
             assert structure.lattice.abc == pytest.approx(crystals.lengths[i].tolist(), rel=1e-5)
         assert float(row["score"]) == pytest.approx(8 - i)
-        assert float(row["confidence"]) == pytest.approx(i / 8)
+        assert float(row["rank"]) == pytest.approx(i / 8)
         for k, c in enumerate(CHANNELS, 1):
             assert float(row[f"score_{c}"]) == pytest.approx(math.sqrt(k) * (8 - i), rel=1e-5)
     assert "coincide" in rows[0]["problem"]
@@ -168,7 +168,7 @@ def test_extended_xyz_is_read_by_ase(setting, salts, tmp_path):
         assert str(frame.info["name"]).zfill(5) == row["name"]
         assert len(frame) == int(row["atoms"])
         assert frame.pbc.all()
-        assert frame.info["confidence"] == pytest.approx(float(row["confidence"]))
+        assert frame.info["rank"] == pytest.approx(float(row["rank"]))
         assert bool(frame.info["distances_ok"]) == (row["distances_ok"] == "true")
     assert frames[1].info["e_above_hull"] == pytest.approx(float(rows[1]["e_above_hull"]))
     assert "e_above_hull" not in frames[0].info
@@ -204,7 +204,7 @@ def test_a_run_without_confidence_is_still_written(setting, field, tmp_path):
 
 def test_the_table_begins_with_what_it_is_and_ends_with_what_is_wrong(setting, drawn):
     table = setting.table(drawn)
-    assert list(table) == [*FIRST, *OWN, *JUDGED]
+    assert list(table) == [*FIRST, *OWN[:2], "confidence", *OWN[2:], *JUDGED]  # drawn as its reference was
     assert all(len(column) == COUNT for column in table.values())
     assert table["score_coord"] == drawn.score(f"coord/{SCORE}").tolist()
     assert table["score"] == drawn.score(SCORE).tolist()
@@ -300,8 +300,8 @@ def test_numbers_in_words(setting, salts):
 
 def test_numbers_where_none_is_good_say_nothing_of_confidence(setting, salts):
     found = [row[""] for row in setting.numbers(salts, np.ones(8, bool))]
-    assert found[-2:] == ["metastable (≤ 0.1 eV/atom)", "in brackets"]
-    assert len(found) == 5
+    assert found[-3:] == ["metastable (≤ 0.1 eV/atom)", "ordered by", "in brackets"]
+    assert len(found) == 6
 
 
 def test_evaluation_reads_quality_and_says_that_no_crystal_changed(setting, field):

@@ -21,6 +21,9 @@ from fmwc.state import as_state, as_whole, batch_size, blame_conditions, channel
 __all__ = ["Check", "Contest", "Echo", "Found", "Nearest", "check", "embedded", "residuals", "run_checks", "suited"]
 
 
+TOGETHER = 3  # a call of all rivals has so many times the rows of a step: the calls of the best two are smaller
+
+
 @dataclass(frozen=True)
 class Check:
     """What a check says of samples.
@@ -208,7 +211,7 @@ def run_checks(
     with evaluating(network), torch.no_grad():
         for name, own in checks.items():
             several = len(own.rivals) if isinstance(own, Contest) else 1
-            size = -(-count // several)  # so that a call has as many rows as a step of the flow
+            size = -(-TOGETHER * count // several)
             parts = []
             for a in range(0, count, size):
                 rows = slice(a, min(a + size, count))

@@ -304,7 +304,7 @@ def _scored(reference: Reference, run: Trajectory) -> Trajectory:
         raw = run.score(part.score)
         if part.standard is not None:
             raw = part.standard(raw, run.cond[part.standard.cond])
-        found.append((raw, part.weight, part.quantiles))
+        found.append((raw, part.weight, part.quantiles, part.group))
     return replace(run, scores=combined(found), default_score=reference.score)
 
 
@@ -398,13 +398,12 @@ def _schedule(
     if schedule is None and reference is not None and reference.read_with is not None and reference.read_with.times:
         same = isinstance(controller, Uniform) and reference.read_with.steps == controller.steps
         schedule = reference.read_with.times if same else None
-    schedule = 1 if schedule is None else schedule
-    assert not isinstance(schedule, str)
+    when: Any = 1 if schedule is None else schedule
     # The times of the field's own schedule, given as a list, have the schedule's reference.
-    if own is not None and isinstance(schedule, tuple) and _alike(schedule, own.times):
-        same = reference is not None and reference.read_with is not None and _alike(schedule, reference.read_with.times)
-        return schedule, reference if same or (reference and not needs_variance(reference.score)) else own.reference
-    return schedule, reference
+    if own is not None and isinstance(when, tuple) and _alike(when, own.times):
+        same = reference is not None and reference.read_with is not None and _alike(when, reference.read_with.times)
+        return when, reference if same or (reference and not needs_variance(reference.score)) else own.reference
+    return when, reference
 
 
 def _alike(times: Sequence[float], others: Sequence[float]) -> bool:

@@ -185,12 +185,12 @@ def parsed(name: str) -> tuple[str | None, str, dict[str, float]]:
 
 
 def names_of(score: str) -> list[str]:
-    """The names in a sum of scores.
+    """The names in a score that is made of several.
 
-    >>> names_of("contest + 0.3 spread@0.3-0.8"), names_of("integrated")
-    (['contest', 'spread@0.3-0.8'], ['integrated'])
+    >>> names_of("contest + 0.3 spread@0.3-0.8"), names_of("nearest or echo")
+    (['contest', 'spread@0.3-0.8'], ['nearest', 'echo'])
     """
-    return [part.strip().rpartition(" ")[2] for part in score.split(" + ")]
+    return [part.strip().rpartition(" ")[2] for group in score.split(" or ") for part in group.split(" + ")]
 
 
 def of_variance(score: str) -> bool:
@@ -202,15 +202,19 @@ def of_variance(score: str) -> bool:
     return all(parsed(name)[1] in SCORES for name in names_of(score))
 
 
-def combined(scores: Sequence[tuple[Tensor, float, Tensor]]) -> Tensor:  # (B,), weight, (Q,) -> (B,)
-    """The weighted sum of scores by their ranks among reference samples, each as a standard normal number.
+def combined(scores: Sequence[tuple[Tensor, float, Tensor, int]]) -> Tensor:  # (B,), weight, (Q,), group -> (B,)
+    """Scores combined by their ranks among reference samples, each as a standard normal number.
+
+    Within a group it is the weighted sum, over the root of the sum of squared weights. Of several groups it is the
+    largest: a sample is as doubtful as the evidence that doubts it most.
 
     Arguments:
-        scores: For each, the score, its weight, and its quantiles over reference samples at evenly spaced levels.
-            Beyond the largest and the smallest of those the order of samples is kept.
+        scores: For each, the score, its weight, its quantiles over reference samples at evenly spaced levels, and its
+            group. Beyond the largest and the smallest quantile the order of samples is kept.
     """
-    total: Tensor | None = None
-    for score, weight, quantiles in scores:
+    sums: dict[int, Tensor] = {}
+    squares: dict[int, float] = {}
+    for score, weight, quantiles, group in scores:
         levels = quantiles.to(score).contiguous()
         last = len(levels) - 1
         at = torch.searchsorted(levels, score.contiguous()).clamp(1, last)
@@ -220,9 +224,9 @@ def combined(scores: Sequence[tuple[Tensor, float, Tensor]]) -> Tensor:  # (B,),
         width = (levels[-1] - levels[0]).clamp_min(torch.finfo(score.dtype).tiny)
         beyond = (score - levels[-1]).clamp_min(0) + (score - levels[0]).clamp_max(0)
         normal = torch.special.ndtri(share) + (beyond / width).clamp(-1, 1)
-        total = normal * weight if total is None else total + normal * weight
-    assert total is not None
-    return total
+        sums[group] = normal * weight + sums.get(group, 0.0)
+        squares[group] = weight**2 + squares.get(group, 0.0)
+    return torch.stack([total / squares[group] ** 0.5 for group, total in sums.items()]).amax(0)
 
 
 def standard_of(cond: str, raw: Tensor, groups: Tensor) -> Standard:  # (B,), (B,)

@@ -81,11 +81,13 @@ def edit_samples(
     asked = {} if label is None else setting.conditions(field, len(run), label)
     options = {**options, **{name: value.to(device) for name, value in asked.items()}}
     into = channel or None
-    when = _times(run, time, into, before, seed, replicates)
+    again = opened.reads_again(run)
+    if not (again and time == "critical"):  # what is missing is said before anything is computed
+        when = _times(run, time, into, before, seed, replicates)
     with claimed(out, "edit", force=force):
         say_on_stderr(f"recomputing {len(run)} trajectories, and {len(run) * replicates} edits of them")
         origin = opened.with_states(run)[0]
-        if opened.way.few:  # now it is known
+        if again:  # now it is known
             when = _times(origin, time, into, before, seed, replicates)
         done = edit(field, origin, into, at=when, scale=scale, seed=seed, replicates=replicates, **options)
         done = replace(done, made=replace(opened.way, by="edit").record())

@@ -59,13 +59,16 @@ class Opened(NamedTuple):
         """
         try:
             found, spent = states_of(self.field, run, **self.options)
-            often = self.way.few or not len(run.times)
-            return self._read_often(found) if often and self.options["confidence"] is not False else found, spent
+            return self._read_often(found) if self.reads_again(run) else found, spent
         except UsageError as error:
             raise UsageError(
                 f"made again from their noise, these samples end elsewhere, so {self.way.checkpoint} is not what drew "
                 "them, or was trained again since; give --checkpoint"
             ) from error
+
+    def reads_again(self, run: Trajectory) -> bool:
+        """Whether the variance is read anew along the trajectories: it was read seldom, or not at all."""
+        return (self.way.few or not len(run.times)) and self.options["confidence"] is not False
 
     def _read_often(self, run: Trajectory) -> Trajectory:
         estimator, every, reference = self.options["confidence"], self.setting.every, self.field.reference
