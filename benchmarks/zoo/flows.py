@@ -55,12 +55,12 @@ TRAINING = {
     "mnist-noisy": Training(6000, 128, 2e-3),
     "mnist-unconditional": Training(5000, 128, 2e-3),
     "mnist-guided": Training(900, 128, 2e-3),
-    "squares": Training(3000),
-    "lissajous": Training(2500),
-    "clouds": Training(800),
-    "segments": Training(1200, 128),
+    "squares": Training(5000),
+    "lissajous": Training(4000),
+    "clouds": Training(400),
+    "segments": Training(1000, 128),
     "triangles-ot": Training(2000, 128),
-    "pulses": Training(800, 128, 2e-3),
+    "pulses": Training(1200, 128, 2e-3),
 }
 
 
@@ -294,7 +294,7 @@ def _clouds(generator: torch.Generator, device: torch.device) -> Trained:
         ResidualMLP(centres.shape[2], 96, 2, len(centres)),
         euclidean((centres.shape[2],)),
         lambda count: shapes.points_on(centres, count, 0.4, generator),
-        lambda x, y: shapes.nearer_another(x, y, centres, 0.2),
+        lambda x, y: shapes.nearer_another(x, y, centres, 0.4),
         len(centres),
         device,
     )
@@ -499,21 +499,21 @@ FLOWS = {
             "squares",
             "fresh",
             "outlines of three squares; residual MLP; straight path",
-            OFF.format(0.12, "the outlines"),
-            _curves(shapes.square_curves(), 0.03, 0.12),
+            OFF.format(0.15, "the outlines"),
+            _curves(shapes.square_curves(), 0.03, 0.15),
         ),
         Flow(
             "lissajous",
             "fresh",
             "a closed Lissajous curve in space; residual MLP; straight path",
-            OFF.format(0.25, "the curve"),
-            _curves(shapes.lissajous(), 0.05, 0.25),
+            OFF.format(0.3, "the curve"),
+            _curves(shapes.lissajous(), 0.05, 0.3),
         ),
         Flow(
             "clouds",
             "fresh",
             "two Gaussian clouds in four dimensions for each of six classes, partly overlapping; residual MLP; straight",
-            "another class's centre is nearer than both of its own by more than 0.2 (half a standard deviation)",
+            "another class's centre is nearer than both of its own by more than 0.4 (a standard deviation)",
             _clouds,
         ),
         Flow(
