@@ -55,7 +55,7 @@ TRAINING = {
     "mnist-noisy": Training(6000, 128, 2e-3),
     "mnist-unconditional": Training(5000, 128, 2e-3),
     "mnist-guided": Training(900, 128, 2e-3),
-    "squares": Training(5000),
+    "squares": Training(6500),
     "lissajous": Training(4000),
     "clouds": Training(400),
     "segments": Training(1000, 128),
