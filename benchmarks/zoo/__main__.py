@@ -27,7 +27,9 @@ STAGES = ("train", "scores", "table")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--flows", default=",".join(FLOWS), help="names, separated by commas; or one of " + ", ".join(HALVES))
+    parser.add_argument(
+        "--flows", default=",".join(FLOWS), help="names, separated by commas; or one of " + ", ".join(HALVES)
+    )
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("runs/zoo"))

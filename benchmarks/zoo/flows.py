@@ -512,7 +512,7 @@ FLOWS = {
         Flow(
             "clouds",
             "fresh",
-            "two Gaussian clouds in four dimensions for each of six classes, partly overlapping; residual MLP; straight",
+            "two Gaussian clouds in 4-D for each of six classes, partly overlapping; residual MLP; straight path",
             "another class's centre is nearer than both of its own by more than 0.4 (a standard deviation)",
             _clouds,
         ),
