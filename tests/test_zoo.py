@@ -112,10 +112,17 @@ def test_guidance_is_two_calls_combined():
 
 def test_optimal_pairs_are_a_permutation_that_costs_less():
     x1 = torch.randn(64, 2, generator=torch.Generator().manual_seed(1))
-    x0 = flows.optimal_pairs(x1, torch.Generator().manual_seed(0))
+    x0 = flows.optimal_pairs(x1, Stream(torch.Generator().manual_seed(0)))
     drawn = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
     assert torch.equal(x0.sort(0).values, drawn.sort(0).values)
     assert (x1 - x0).square().sum() < 0.5 * (x1 - drawn).square().sum()
+
+
+def test_the_noise_of_a_coupled_flow_is_fitted(few):
+    made = FLOWS["triangles-ot"].train(0, CPU)
+    field = fmwc.attach(made.network, space=made.space)
+    fmwc.fit_noise(field, made.data, 2, batch=32, seed=0, confidence=False, **scores._coupling(made))
+    assert all(bool(p.isfinite().all()) for p in field.parameters())
 
 
 def test_rules_catch_the_failure_they_name():

@@ -18,7 +18,7 @@ from benchmarks.zoo.networks import ConvGru, Denoiser, Dilated, GraphNet, Guided
 from torch import Tensor, nn
 
 from fmwc.flow import Channel, FlatTorus, Space, euclidean
-from fmwc.randomness import derive
+from fmwc.randomness import Randomness, derive
 from fmwc.state import SINGLE, State, each
 from fmwc.training import Plan, train
 
@@ -75,7 +75,7 @@ class Trained:
         held_out, held_out_cond: Data of the same kind that it was not trained on.
         conditions: The conditions for n samples: classes in turn, or nothing.
         failed: The failure rule: `(state, conditions) -> (B,)`, true where a sample failed.
-        pairs: The coupling of training, `(x1, generator) -> x0`; `None` if noise and data are independent.
+        pairs: The coupling of training, `(x1, randomness) -> x0`; `None` if noise and data are independent.
         notes: Numbers that belong to the failure rule: the held-out accuracy of its classifier.
     """
 
@@ -87,7 +87,7 @@ class Trained:
     held_out_cond: dict[str, Tensor]
     conditions: Callable[[int], dict[str, Tensor]]
     failed: Callable[[State, dict[str, Tensor]], Tensor]
-    pairs: Callable[[Tensor, torch.Generator | None], Tensor] | None = None
+    pairs: Callable[[Tensor, Randomness], Tensor] | None = None
     notes: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -130,7 +130,7 @@ class Flow:
         objective = getattr(network, "objective", None)
 
         def loss(x1: Tensor, randomness: Any, beta: Tensor, **cond: Tensor) -> Tensor:
-            x0 = pairs(x1, randomness.generator) if pairs else space.noise(len(x1), randomness, x1.device)
+            x0 = pairs(x1, randomness) if pairs else space.noise(len(x1), randomness, x1.device)
             t = randomness.uniform(torch.empty(len(x1), device=x1.device))
             if objective is not None:
                 return objective(space, x0, x1, t, randomness, **cond)
@@ -200,11 +200,11 @@ def _judged(rule: Rule) -> Callable[[State, dict[str, Tensor]], Tensor]:
     return failed
 
 
-def optimal_pairs(x1: Tensor, generator: torch.Generator | None) -> Tensor:
+def optimal_pairs(x1: Tensor, randomness: Randomness) -> Tensor:
     """Noise for a batch of data, assigned so that the squared distances are least in sum (minibatch OT)."""
     from scipy.optimize import linear_sum_assignment
 
-    x0 = torch.randn(x1.shape, generator=generator, device=x1.device, dtype=x1.dtype)
+    x0 = randomness.normal(x1)
     cost = torch.cdist(x1.flatten(1), x0.flatten(1)).square()
     return x0[torch.as_tensor(linear_sum_assignment(cost.cpu().numpy())[1], device=x1.device)]
 
