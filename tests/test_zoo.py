@@ -7,10 +7,20 @@ import numpy as np
 import pytest
 import torch
 from benchmarks.zoo import digits, flows, scores
-from benchmarks.zoo.flows import FLOWS, TRAINING
+from benchmarks.zoo.flows import FLOWS, HALVES, TRAINING
 from benchmarks.zoo.networks import Denoiser, Guided, ResidualMLP
 from benchmarks.zoo.runner import one
-from benchmarks.zoo.shapes import BONDS, broken, off_circle, wrong_notes, wrong_tones
+from benchmarks.zoo.shapes import (
+    BONDS,
+    broken,
+    nearer_another,
+    not_right,
+    off_circle,
+    off_line,
+    wrong_count,
+    wrong_notes,
+    wrong_tones,
+)
 from benchmarks.zoo.table import auroc, collect, summary, tables
 from sklearn.metrics import roc_auc_score
 
@@ -38,8 +48,9 @@ def _judge(made, least):
 
 def test_halves_are_equal_and_every_flow_has_a_training():
     halves = [flow.half for flow in FLOWS.values()]
-    assert len(FLOWS) >= 14
-    assert halves.count("choose") == halves.count("report") == len(FLOWS) // 2
+    assert halves.count("choose") == halves.count("report") >= 7
+    assert halves.count("fresh") >= 5
+    assert set(halves) == set(HALVES)
     assert TRAINING.keys() == FLOWS.keys()
 
 
@@ -101,10 +112,17 @@ def test_guidance_is_two_calls_combined():
 
 def test_optimal_pairs_are_a_permutation_that_costs_less():
     x1 = torch.randn(64, 2, generator=torch.Generator().manual_seed(1))
-    x0 = flows.optimal_pairs(x1, torch.Generator().manual_seed(0))
+    x0 = flows.optimal_pairs(x1, Stream(torch.Generator().manual_seed(0)))
     drawn = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
     assert torch.equal(x0.sort(0).values, drawn.sort(0).values)
     assert (x1 - x0).square().sum() < 0.5 * (x1 - drawn).square().sum()
+
+
+def test_the_noise_of_a_coupled_flow_is_fitted(few):
+    made = FLOWS["triangles-ot"].train(0, CPU)
+    field = fmwc.attach(made.network, space=made.space)
+    fmwc.fit_noise(field, made.data, 2, batch=32, seed=0, confidence=False, **scores._coupling(made))
+    assert all(bool(p.isfinite().all()) for p in field.parameters())
 
 
 def test_rules_catch_the_failure_they_name():
@@ -125,6 +143,33 @@ def test_rules_catch_the_failure_they_name():
     longer[0] *= 1.5
     assert broken(torch.stack([ring, longer, ring]), torch.tensor([0, 0, 2])).tolist() == [False, True, True]
     assert torch.equal(BONDS, BONDS.transpose(1, 2))
+
+
+def test_fresh_rules_catch_the_failure_they_name():
+    line = torch.linspace(-1, 1, 6)[:, None] * torch.tensor([0.6, 0.8])
+    bent = line.clone()
+    bent[0, 0] += 0.6
+    assert off_line(torch.stack([3 + line, bent])).tolist() == [False, True]
+    right = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.5]])
+    short, slanted = right * torch.tensor([0.5, 1.0]), right + torch.tensor([[0.0, 0.0], [0.0, 0.0], [0.5, 0.0]])
+    assert not_right(torch.stack([right, short, slanted, right[[0, 2, 1]]])).tolist() == [False, True, True, True]
+    track = torch.zeros(3, 1, 32)
+    track[:, 0, [0, 10, 11]] = 1.5
+    track[1, 0, 20] = 0.5  # too low to count
+    track[2, 0, 31] = 1.5
+    assert wrong_count(track, torch.tensor([1, 1, 1])).tolist() == [False, False, True]
+    centres = torch.tensor([[[0.0, 0.0], [4.0, 0.0]], [[1.0, 0.0], [9.0, 0.0]]])
+    points = torch.tensor([[4.0, 0.0], [0.6, 0.0], [0.9, 0.0], [0.9, 0.0]])
+    assert nearer_another(points, torch.tensor([0, 0, 0, 1]), centres, 0.4).tolist() == [False, False, True, False]
+
+
+def test_summary_has_the_three_halves():
+    names = {half: next(name for name, flow in FLOWS.items() if flow.half == half) for half in HALVES}
+    numbers = {metric: {"mean": 0.8, "std": None} for metric in ("auroc", "auprc", "lift", "cost")}
+    rest = {"about": "", "rule": "", "failed": {"mean": 0.1, "std": None}}
+    found = {name: {"half": half, **rest, "scores": {"echo": numbers}} for half, name in names.items()}
+    assert {half: part["echo"]["worst_flow"] for half, part in summary(found).items()} == names
+    assert all(f"## Half `{half}`" in tables(found) for half in HALVES)
 
 
 def test_auroc_is_that_of_scikit_learn():

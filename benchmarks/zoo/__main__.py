@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 
 from benchmarks.zoo.digits import JUDGES
-from benchmarks.zoo.flows import FLOWS
+from benchmarks.zoo.flows import FLOWS, HALVES
 from benchmarks.zoo.runner import run
 from benchmarks.zoo.scores import COUNT
 from benchmarks.zoo.table import write
@@ -27,7 +27,9 @@ STAGES = ("train", "scores", "table")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--flows", default=",".join(FLOWS), help="names, separated by commas; or choose, or report")
+    parser.add_argument(
+        "--flows", default=",".join(FLOWS), help="names, separated by commas; or one of " + ", ".join(HALVES)
+    )
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("runs/zoo"))
@@ -36,7 +38,7 @@ def main() -> None:
     parser.add_argument("--only", choices=STAGES, help="train without scores; scores again, from weights; or the table")
     parser.add_argument("--count", type=int, default=COUNT, help="samples of each flow and seed")
     arguments = parser.parse_args()
-    names = [n for n, flow in FLOWS.items() if arguments.flows in ("choose", "report") and flow.half == arguments.flows]
+    names = [n for n, flow in FLOWS.items() if flow.half == arguments.flows]
     names = names or arguments.flows.split(",")
     if unknown := [name for name in names if name not in FLOWS]:
         parser.error(f"unknown flow '{unknown[0]}'; the flows are: {', '.join(FLOWS)}")

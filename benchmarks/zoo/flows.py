@@ -1,7 +1,9 @@
 """The flows of the zoo: data, network, path and failure rule of each, and how long it trains.
 
 Every flow belongs to one half, named here beforehand: scores are chosen on `choose` and reported on `report`. Both
-halves hold low-dimensional, sequence and image flows, with and without conditions.
+halves hold low-dimensional, sequence and image flows, with and without conditions. The rule that chooses confidence was
+changed once after `report` had been seen; the flows of `fresh` were added after that change, with training lengths
+chosen by the share of failures alone.
 """
 
 from __future__ import annotations
@@ -16,12 +18,13 @@ from benchmarks.zoo.networks import ConvGru, Denoiser, Dilated, GraphNet, Guided
 from torch import Tensor, nn
 
 from fmwc.flow import Channel, FlatTorus, Space, euclidean
-from fmwc.randomness import derive
+from fmwc.randomness import Randomness, derive
 from fmwc.state import SINGLE, State, each
 from fmwc.training import Plan, train
 
-__all__ = ["FLOWS", "TRAINING", "Flow", "Trained", "Training"]
+__all__ = ["FLOWS", "HALVES", "TRAINING", "Flow", "Trained", "Training"]
 
+HALVES = ("choose", "report", "fresh")
 DATA, HELD_OUT = 10_000, 2_000  # of the flows whose data are drawn
 
 
@@ -52,6 +55,12 @@ TRAINING = {
     "mnist-noisy": Training(6000, 128, 2e-3),
     "mnist-unconditional": Training(5000, 128, 2e-3),
     "mnist-guided": Training(900, 128, 2e-3),
+    "squares": Training(6500),
+    "lissajous": Training(4000),
+    "clouds": Training(400),
+    "segments": Training(1000, 128),
+    "triangles-ot": Training(2000, 128),
+    "pulses": Training(1200, 128, 2e-3),
 }
 
 
@@ -66,7 +75,7 @@ class Trained:
         held_out, held_out_cond: Data of the same kind that it was not trained on.
         conditions: The conditions for n samples: classes in turn, or nothing.
         failed: The failure rule: `(state, conditions) -> (B,)`, true where a sample failed.
-        pairs: The coupling of training, `(x1, generator) -> x0`; `None` if noise and data are independent.
+        pairs: The coupling of training, `(x1, randomness) -> x0`; `None` if noise and data are independent.
         notes: Numbers that belong to the failure rule: the held-out accuracy of its classifier.
     """
 
@@ -78,7 +87,7 @@ class Trained:
     held_out_cond: dict[str, Tensor]
     conditions: Callable[[int], dict[str, Tensor]]
     failed: Callable[[State, dict[str, Tensor]], Tensor]
-    pairs: Callable[[Tensor, torch.Generator | None], Tensor] | None = None
+    pairs: Callable[[Tensor, Randomness], Tensor] | None = None
     notes: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -88,7 +97,7 @@ class Flow:
 
     Attributes:
         name: Its name in tables and files.
-        half: `choose` or `report`.
+        half: `choose`, `report` or `fresh`.
         about: Data, network and path in one line.
         rule: When a sample counts as failed, in one line.
         build: Makes data, rule and the untrained network from a generator for the data and a device.
@@ -121,7 +130,7 @@ class Flow:
         objective = getattr(network, "objective", None)
 
         def loss(x1: Tensor, randomness: Any, beta: Tensor, **cond: Tensor) -> Tensor:
-            x0 = pairs(x1, randomness.generator) if pairs else space.noise(len(x1), randomness, x1.device)
+            x0 = pairs(x1, randomness) if pairs else space.noise(len(x1), randomness, x1.device)
             t = randomness.uniform(torch.empty(len(x1), device=x1.device))
             if objective is not None:
                 return objective(space, x0, x1, t, randomness, **cond)
@@ -191,11 +200,11 @@ def _judged(rule: Rule) -> Callable[[State, dict[str, Tensor]], Tensor]:
     return failed
 
 
-def optimal_pairs(x1: Tensor, generator: torch.Generator | None) -> Tensor:
+def optimal_pairs(x1: Tensor, randomness: Randomness) -> Tensor:
     """Noise for a batch of data, assigned so that the squared distances are least in sum (minibatch OT)."""
     from scipy.optimize import linear_sum_assignment
 
-    x0 = torch.randn(x1.shape, generator=generator, device=x1.device, dtype=x1.dtype)
+    x0 = randomness.normal(x1)
     cost = torch.cdist(x1.flatten(1), x0.flatten(1)).square()
     return x0[torch.as_tensor(linear_sum_assignment(cost.cpu().numpy())[1], device=x1.device)]
 
@@ -203,12 +212,12 @@ def optimal_pairs(x1: Tensor, generator: torch.Generator | None) -> Tensor:
 def _curves(
     curves: Tensor, noise: float, tolerance: float, *, labelled: bool = False, count: int = DATA, **more: Any
 ) -> Callable[[torch.Generator, torch.device], Trained]:
-    """A flow of points near curves in the plane; off its curves, or off the one of its class, a sample failed."""
+    """A flow of points near curves; off its curves, or off the one of its class, a sample failed."""
     wrap, pairs = more.get("wrap", lambda network: network), more.get("pairs")
 
     def build(generator: torch.Generator, device: torch.device) -> Trained:
-        classes = len(curves) if labelled else 0
-        network = wrap(ResidualMLP(2, more.get("hidden", 128), more.get("depth", 3), classes))
+        classes, dim = len(curves) if labelled else 0, curves.shape[2]
+        network = wrap(ResidualMLP(dim, more.get("hidden", 128), more.get("depth", 3), classes))
 
         def draw(count: int) -> Any:
             found = shapes.points_on(curves, count, noise, generator)
@@ -217,7 +226,7 @@ def _curves(
         def rule(x: Tensor, y: Tensor | None = None) -> Tensor:
             return shapes.nearest(x, curves, y) > tolerance
 
-        return _drawn(network, euclidean((2,)), draw, rule, classes, device, count, pairs=pairs)
+        return _drawn(network, euclidean((dim,)), draw, rule, classes, device, count, pairs=pairs)
 
     return build
 
@@ -275,6 +284,52 @@ def _graphs(generator: torch.Generator, device: torch.device) -> Trained:
         lambda count: shapes.bonded(count, generator),
         shapes.broken,
         len(shapes.BONDS),
+        device,
+    )
+
+
+def _clouds(generator: torch.Generator, device: torch.device) -> Trained:
+    centres = shapes.cloud_centres()
+    return _drawn(
+        ResidualMLP(centres.shape[2], 96, 2, len(centres)),
+        euclidean((centres.shape[2],)),
+        lambda count: shapes.points_on(centres, count, 0.4, generator),
+        lambda x, y: shapes.nearer_another(x, y, centres, 0.4),
+        len(centres),
+        device,
+    )
+
+
+def _segments(generator: torch.Generator, device: torch.device) -> Trained:
+    return _drawn(
+        SetTransformer(2),
+        euclidean((6, 2)),
+        lambda count: shapes.segments(count, generator),
+        shapes.off_line,
+        0,
+        device,
+    )
+
+
+def _triangles(generator: torch.Generator, device: torch.device) -> Trained:
+    return _drawn(
+        ResidualMLP(6, 128, 3),
+        euclidean((3, 2)),
+        lambda count: shapes.triangles(count, generator),
+        shapes.not_right,
+        0,
+        device,
+        pairs=optimal_pairs,
+    )
+
+
+def _pulses(generator: torch.Generator, device: torch.device) -> Trained:
+    return _drawn(
+        Dilated(shapes.PULSES, dilations=(1, 2, 4, 1)),
+        euclidean((1, shapes.TRACK)),
+        lambda count: shapes.pulses(count, generator),
+        shapes.wrong_count,
+        shapes.PULSES,
         device,
     )
 
@@ -439,6 +494,48 @@ FLOWS = {
             "MNIST, 14 × 14; small UNet trained with 15 % of labels dropped; classifier-free guidance, w = 2",
             TAKEN.format("plain digits"),
             _mnist("plain", lambda: Guided(SmallUNet(11), none=10)),
+        ),
+        Flow(
+            "squares",
+            "fresh",
+            "outlines of three squares; residual MLP; straight path",
+            OFF.format(0.15, "the outlines"),
+            _curves(shapes.square_curves(), 0.03, 0.15),
+        ),
+        Flow(
+            "lissajous",
+            "fresh",
+            "a closed Lissajous curve in space; residual MLP; straight path",
+            OFF.format(0.3, "the curve"),
+            _curves(shapes.lissajous(), 0.05, 0.3),
+        ),
+        Flow(
+            "clouds",
+            "fresh",
+            "two Gaussian clouds in 4-D for each of six classes, partly overlapping; residual MLP; straight path",
+            "another class's centre is nearer than both of its own by more than 0.4 (a standard deviation)",
+            _clouds,
+        ),
+        Flow(
+            "segments",
+            "fresh",
+            "sets of six points on a line segment; transformer without positions; straight path",
+            "a point is farther than 0.2 from the best line",
+            _segments,
+        ),
+        Flow(
+            "triangles-ot",
+            "fresh",
+            "right-angled triangles in the plane; residual MLP; straight path, minibatch optimal transport",
+            "the angle is not 90° ± 12°, or a leg is not 0.7 to 2.1 long",
+            _triangles,
+        ),
+        Flow(
+            "pulses",
+            "fresh",
+            "one to four pulses on a track, the class their number, length 32; dilated convolutions; straight path",
+            "the number of pulses is not the one asked for",
+            _pulses,
         ),
     )
 }

@@ -21,14 +21,24 @@ __all__ = [
     "bonded",
     "broken",
     "circles",
+    "cloud_centres",
+    "lissajous",
     "melodies",
     "moon_curves",
+    "nearer_another",
     "nearest",
+    "not_right",
     "off_circle",
+    "off_line",
     "points_on",
+    "pulses",
     "ring_curves",
+    "segments",
+    "square_curves",
     "torus_curve",
+    "triangles",
     "waves",
+    "wrong_count",
     "wrong_notes",
     "wrong_tones",
 ]
@@ -36,7 +46,7 @@ __all__ = [
 PLACES = 400  # of a curve, which distances are measured to
 
 
-# ---- curves in the plane -----------------------------------------------------------------------------------------
+# ---- curves ------------------------------------------------------------------------------------------------------
 
 
 def _circle(start: float, end: float, radius: float = 1.0) -> Tensor:
@@ -68,6 +78,28 @@ def torus_curve() -> Tensor:  # (1, P, 2)
     return torch.stack([s, 2 * s + 0.1 * (2 * math.pi * s).sin()], 1).remainder(1)[None]
 
 
+def square_curves() -> Tensor:  # (3, P, 2)
+    """The outlines of three squares with sides of 1.4 that do not touch; the upper one stands on a corner."""
+    side = torch.linspace(-1, 1, PLACES // 4 + 1)[:-1]
+    one = torch.ones_like(side)
+    pairs = ((side, -one), (one, side), (-side, one), (-one, -side))
+    outline = 0.7 * torch.cat([torch.stack(pair, 1) for pair in pairs])
+    turned = outline @ torch.tensor([[1.0, 1.0], [-1.0, 1.0]]) / math.sqrt(2)
+    lower = [outline + torch.tensor([place, -0.9]) for place in (-1.1, 1.1)]
+    return torch.stack([*lower, turned + torch.tensor([0.0, 1.0])])
+
+
+def lissajous() -> Tensor:  # (1, P, 3)
+    """A closed Lissajous curve in space that does not meet itself."""
+    s = 2 * math.pi * torch.arange(PLACES)[:, None] / PLACES
+    return 1.5 * (torch.tensor([2.0, 3.0, 5.0]) * s + torch.tensor([0.0, 0.5, 0.2])).sin()[None]
+
+
+def cloud_centres(classes: int = 6, each: int = 2, dim: int = 4) -> Tensor:  # (classes, each, dim)
+    """The centres of Gaussian clouds, a few for each class; neighbours are one to two apart."""
+    return 1.2 * torch.randn(classes, each, dim, generator=Generator().manual_seed(0))
+
+
 def board() -> Tensor:  # (2, 8, 2): a curve may be a few points
     """The fields of a board of four by four, black and white."""
     place = torch.cartesian_prod(torch.arange(4), torch.arange(4))
@@ -78,13 +110,13 @@ CENTRES = 2 * _circle(0, 2 * math.pi)[:: PLACES // 8][:8, None]  # (8, 1, 2)
 
 
 def points_on(curves: Tensor, count: int, noise: float, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Points near curves: (count, 2), and which curve each is of; all as likely, and evenly along it."""
+    """Points near curves: (count, D), and which curve each is of; all as likely, and evenly along it."""
     which = torch.randint(len(curves), (count,), generator=generator)
     place = torch.randint(curves.shape[1], (count,), generator=generator)
-    return curves[which, place] + noise * torch.randn(count, 2, generator=generator), which
+    return curves[which, place] + noise * torch.randn(count, curves.shape[2], generator=generator), which
 
 
-def nearest(x: Tensor, curves: Tensor, which: Tensor | None = None, torus: bool = False) -> Tensor:  # (B, 2) -> (B,)
+def nearest(x: Tensor, curves: Tensor, which: Tensor | None = None, torus: bool = False) -> Tensor:  # (B, D) -> (B,)
     """The distance from each point to the curves, or to its own one."""
     x = x.cpu()
     found = []
@@ -94,6 +126,13 @@ def nearest(x: Tensor, curves: Tensor, which: Tensor | None = None, torus: bool 
         found.append(apart.square().sum(-1).amin(1).sqrt())
     distance = torch.stack(found, 1)  # (B, curves)
     return distance.amin(1) if which is None else distance.gather(1, which.cpu()[:, None])[:, 0]
+
+
+def nearer_another(x: Tensor, which: Tensor, curves: Tensor, margin: float) -> Tensor:  # (B, D), (B,) -> (B,)
+    """Whether another curve is nearer than the own one by more than a margin."""
+    every = torch.stack([nearest(x, curve[None]) for curve in curves], 1)
+    own = torch.arange(len(curves)) == which.cpu()[:, None]
+    return every[own] > every.masked_fill(own, math.inf).amin(1) + margin
 
 
 # ---- waves -------------------------------------------------------------------------------------------------------
@@ -139,6 +178,32 @@ def wrong_notes(x: Tensor, y: Tensor) -> Tensor:  # (B, 1, 64), (B,) -> (B,)
     return ((asked < energy.amax(2)) | (asked < 0.75 * energy.sum(2))).any(1)
 
 
+# ---- pulses ------------------------------------------------------------------------------------------------------
+
+PULSES, TRACK = 4, 32  # the most pulses of a track, and its length
+_APART = 6  # the least distance of two pulses
+
+
+def pulses(count: int, generator: Generator) -> tuple[Tensor, Tensor]:  # (count, 1, 32), (count,)
+    """One to four pulses of any place and height on a track; the class is their number less 1."""
+    y = torch.randint(PULSES, (count,), generator=generator)
+    there = torch.arange(PULSES) <= y[:, None]
+    room = TRACK - 5 - _APART * y[:, None]
+    place = torch.rand(count, PULSES, generator=generator).masked_fill(~there, 1.0).sort(1).values * room
+    place = place + 2 + _APART * torch.arange(PULSES)
+    height = torch.where(there, 1.5 + 0.5 * torch.rand(count, PULSES, generator=generator), 0.0)
+    bumps = (-(torch.arange(TRACK)[:, None] - place[:, None]).square() / (2 * 1.2**2)).exp()
+    x = (height[:, None] * bumps).sum(2)
+    return (x + 0.05 * torch.randn(count, TRACK, generator=generator))[:, None], y
+
+
+def wrong_count(x: Tensor, y: Tensor, level: float = 0.75) -> Tensor:  # (B, 1, 32), (B,) -> (B,)
+    """Whether the track does not rise above a level, half the height of a low pulse, as often as the class says."""
+    above = x.cpu()[:, 0] > level
+    rises = above[:, 0].long() + (above[:, 1:] & ~above[:, :-1]).sum(1)
+    return rises != y.cpu() + 1
+
+
 # ---- sets and graphs of points -----------------------------------------------------------------------------------
 
 POINTS = 8
@@ -165,6 +230,48 @@ def off_circle(x: Tensor, tolerance: float = 0.15) -> Tensor:  # (B, 8, 2) -> (B
     centre, radius = solved[:, :2], (solved[:, 2] + solved[:, :2].square().sum(1)).clamp_min(1e-12).sqrt()
     away = ((x - centre[:, None]).norm(dim=-1) - radius[:, None]).abs().amax(1)
     return away > tolerance * radius
+
+
+def _directions(count: int, generator: Generator) -> Tensor:  # (count, 2)
+    angle = 2 * math.pi * torch.rand(count, generator=generator)
+    return torch.stack([angle.cos(), angle.sin()], 1)
+
+
+def segments(count: int, generator: Generator) -> Tensor:  # (count, 6, 2)
+    """Sets of six points anywhere on a line segment of any place, direction and length."""
+    centre = 0.4 * torch.randn(count, 1, 2, generator=generator)
+    along = _directions(count, generator) * (2 + 2 * torch.rand(count, 1, generator=generator))
+    on = centre + (torch.rand(count, 6, 1, generator=generator) - 0.5) * along[:, None]
+    return on + 0.02 * torch.randn(count, 6, 2, generator=generator)
+
+
+def off_line(x: Tensor, tolerance: float = 0.2) -> Tensor:  # (B, N, 2) -> (B,)
+    """Whether a point is farther from the line of least squared distances than a tolerance."""
+    x = x.cpu().double()
+    x = x - x.mean(1, keepdim=True)
+    across = torch.linalg.eigh(x.transpose(1, 2) @ x).eigenvectors[..., 0]
+    return (x @ across[..., None])[..., 0].abs().amax(1) > tolerance
+
+
+def triangles(count: int, generator: Generator) -> Tensor:  # (count, 3, 2)
+    """Right-angled triangles of any place and direction with legs of 0.8 to 2; the right angle is at the first vertex,
+    and the second leg is to the left of the first."""
+    along = _directions(count, generator)
+    legs = 0.8 + 1.2 * torch.rand(count, 2, 1, generator=generator)
+    left = torch.stack([-along[:, 1], along[:, 0]], 1)
+    x = torch.stack([torch.zeros_like(along), legs[:, 0] * along, legs[:, 1] * left], 1)
+    x = x - x.mean(1, keepdim=True) + 0.3 * torch.randn(count, 1, 2, generator=generator)
+    return x + 0.02 * torch.randn(count, 3, 2, generator=generator)
+
+
+def not_right(x: Tensor, degrees: float = 12) -> Tensor:  # (B, 3, 2) -> (B,)
+    """Whether the angle at the first vertex, counterclockwise, is not 90° within some degrees, or a leg is not 0.7 to
+    2.1 long."""
+    legs = x.cpu()[:, 1:] - x.cpu()[:, :1]
+    turned = torch.atan2(legs[..., 1], legs[..., 0])
+    angle = (turned[:, 1] - turned[:, 0]).remainder(2 * math.pi).rad2deg()
+    length = legs.norm(dim=2)
+    return ((angle - 90).abs() > degrees) | ((length < 0.7) | (length > 2.1)).any(1)
 
 
 NODES = 6
