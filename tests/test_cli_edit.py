@@ -36,6 +36,12 @@ def points(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def read(tmp_path_factory):
+    """The same points, drawn with their variance."""
+    return draw(tmp_path_factory.mktemp("read"), "--score", "temporal_ratio")
+
+
+@pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("digits")
     call("sample", "mnist", "-n", 3, "--steps", 4, "--seed", 5, "--device", "cpu", "--out", folder)
@@ -75,12 +81,13 @@ def test_digits_carry_what_the_judge_says(digits):
         assert row["as_asked"] == str(int(row["taken_for"] == row["y"]))
 
 
-def test_edits_are_the_librarys_and_the_table_says_what_they_did(run, points, tmp_path):
+def test_edits_are_the_librarys_and_the_table_says_what_they_did(run, points, read, tmp_path):
     words = ("--before", 0.2, "--scale", 0.5, "--replicates", 2, "--seed", 3, "--device", "cpu")
     code, out, err = run("edit", points, "--out", tmp_path / "e", *words)
     assert code == 0, err
     assert "in another square" in out
-    before, after = Trajectory.load(points), Trajectory.load(tmp_path / "e")
+    before, after = Trajectory.load(read), Trajectory.load(tmp_path / "e")
+    torch.testing.assert_close(before.x, Trajectory.load(points).x)
     field = fmwc.load("checkerboard")
     start = (critical_time(before) - 0.2).clamp_min(0)
     expected = edit(field, before, None, at=start, scale=0.5, replicates=2, seed=3)
@@ -114,11 +121,12 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_without_noise_an_edit_is_the_run_itself_however_it_was_made(way, run, tmp_path):
     draw(tmp_path / "a", *WAYS[way])
+    draw(tmp_path / "read", *WAYS[way], "--score", "temporal_ratio")
     code, _, err = run("edit", tmp_path / "a", "--scale", 0, "--at", 0.3, "--device", "cpu", "--out", tmp_path / "b")
     assert code == 0, err
-    before, after = (Trajectory.load(tmp_path / name) for name in "ab")
+    before, after, read = (Trajectory.load(tmp_path / name) for name in ("a", "b", "read"))
     torch.testing.assert_close(after.x, before.x, rtol=0, atol=1e-5)
-    torch.testing.assert_close(after.score(), before.score(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(after.score(), read.score(), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

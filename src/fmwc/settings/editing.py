@@ -87,10 +87,10 @@ def edit_samples(
     with claimed(out, "edit", force=force):
         say_on_stderr(f"recomputing {len(run)} trajectories, and {len(run) * replicates} edits of them")
         origin = opened.with_states(run)[0]
-        if again:  # now it is known
+        if again and time == "critical":  # now it is known
             when = _times(origin, time, into, before, seed, replicates)
         done = edit(field, origin, into, at=when, scale=scale, seed=seed, replicates=replicates, **options)
-        done = replace(done, made=replace(opened.way, by="edit").record())
+        done = replace(done, made=replace(opened.way_read_again if again else opened.way, by="edit").record())
         index = torch.arange(len(run), device=which.device).repeat_interleave(replicates)
         seeds = origin.take(index)
         starts = seeds.grid.gather(0, snapped(seeds, when.reshape(-1))[None])[0]

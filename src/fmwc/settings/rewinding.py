@@ -11,7 +11,7 @@ import torch
 from fmwc.confidence.rewinding import resample
 from fmwc.errors import UsageError
 from fmwc.files import claimed
-from fmwc.settings.samples import Outcome, open_samples, ranked_by_variance, write_rows
+from fmwc.settings.samples import Outcome, open_samples, ranked_by_variance, within_condition, write_rows
 from fmwc.settings.setting import say_on_stderr
 
 __all__ = ["rewind_samples"]
@@ -55,13 +55,18 @@ def rewind_samples(
         raise UsageError(f"--before and --scale are at least 0; got {before} and {scale}")
     opened = open_samples(samples, out, device, checkpoint, judge)
     setting, field, options = opened.setting, opened.field, opened.options
-    run = origin = ranked_by_variance(opened.run, field)
-    doubt, again = run.score(), 0  # what is missing for a score is said before anything is computed
+    run = ranked_by_variance(opened.run, field)
+    read_again = opened.reads_again(run) and not (fresh and len(run.times))
+    if not read_again and not len(run.times):
+        raise UsageError("this run kept no variance to rewind by; draw the samples without --propagation none")
+    run.score()  # what is missing for a score is said before anything is computed
+    origin, again = run, 0
     with claimed(out, "rewind", force=force):
-        if not fresh:
+        if read_again or not fresh:
             say_on_stderr(f"recomputing {len(run)} trajectories")
             origin, again = opened.with_states(run)
-            doubt = origin.score()
+        origin = within_condition(origin, field)
+        doubt = origin.score()
         say_on_stderr(f"rewinding with {extra * len(run)} evaluations")
         found = resample(
             field,
@@ -74,11 +79,9 @@ def rewind_samples(
             seed=seed,
             **options,
         )
-        done = replace(
-            found.run,
-            states=None,
-            made=replace(opened.way, by="sample" if fresh else "rewind", selected="rewind").record(),
-        )
+        way = opened.way_read_again if read_again else opened.way
+        made = replace(way, by="sample" if fresh else "rewind", selected="rewind").record()
+        done = replace(found.run, states=None, made=made)
         branch, after = found.branch.cpu(), done.score()
         table = {
             "sample": list(range(len(run))),
@@ -89,7 +92,7 @@ def rewind_samples(
         rows = [
             {"": "evaluations per sample", "value": f"{found.evaluations / len(run):.2f} of {extra}"},
             {"": "changed", "value": f"{(branch > 0).double().mean():.1%} of {len(run)} samples"},
-            {"": f"{run.default_score}, mean", "value": f"{doubt.mean():.4g}, then {after.mean():.4g}"},
+            {"": f"{origin.default_score}, mean", "value": f"{doubt.mean():.4g}, then {after.mean():.4g}"},
         ]
         if again:
             rows.insert(1, {"": "… and to recompute the trajectories", "value": f"{again / len(run):.0f}"})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +12,7 @@ import torch
 from fmwc.checkpoint import identity, load
 from fmwc.confidence.resuming import states_of
 from fmwc.errors import CheckpointError, DataError, MismatchError, OutputError, UsageError
-from fmwc.field import Field, Schedule
+from fmwc.field import Field, Reference, Schedule
 from fmwc.files import write_text
 from fmwc.metrics.crystals.table import csv_text
 from fmwc.sampling import Trajectory, compared, read_with, reread
@@ -19,7 +21,7 @@ from fmwc.settings import Setting, setting_of
 from fmwc.settings.setting import Rows
 from fmwc.settings.way import Way
 
-__all__ = ["Opened", "Outcome", "find_samples", "open_samples", "ranked_by_variance", "write_rows"]
+__all__ = ["Opened", "Outcome", "find_samples", "open_samples", "ranked_by_variance", "within_condition", "write_rows"]
 
 READ_TOGETHER = 1024  # samples whose activations are held at a time
 
@@ -69,6 +71,12 @@ class Opened(NamedTuple):
     def reads_again(self, run: Trajectory) -> bool:
         """Whether the variance is read anew along the trajectories: it was read seldom, or not at all."""
         return (self.way.few or not len(run.times)) and self.options["confidence"] is not False
+
+    @property
+    def way_read_again(self) -> Way:
+        """How the samples were made, once their variance is read anew."""
+        propagation = self.way.propagation or "linearised"
+        return replace(self.way, propagation=propagation, few=False, read_at=self.setting.every)
 
     def _read_often(self, run: Trajectory) -> Trajectory:
         estimator, every, reference = self.options["confidence"], self.setting.every, self.field.reference
@@ -141,6 +149,20 @@ def ranked_by_variance(run: Trajectory, field: Field) -> Trajectory:
     """The run by a score that can be read on a new way: an edit carries neither transported variance nor checks."""
     if of_variance(run.default_score) or not len(run.times):
         return run
+    return run.ranked_by(next((own.score for own in _of_variance(field)), "temporal_ratio"))
+
+
+def within_condition(run: Trajectory, field: Field) -> Trajectory:
+    """The run by the same score, comparable between conditions where the checkpoint's is and samples are enough."""
+    known = [own.standard.cond for own in _of_variance(field) if own.standard and own.score == run.default_score]
+    if not known or run.standard is not None or not run.withheld:
+        return run
+    with suppress(UsageError):  # too few of a condition
+        return run.ranked_by(run.default_score, within=known[0])
+    return run
+
+
+def _of_variance(field: Field) -> list[Reference]:
+    """What the field knows of scores of the variance."""
     owns = [one.reference if isinstance(one, Schedule) else one for one in (field.reference, field.schedule)]
-    known = [own.score for own in owns if own is not None and of_variance(own.score)]
-    return run.ranked_by([*known, "temporal_ratio"][0])
+    return [own for own in owns if own is not None and of_variance(own.score)]
