@@ -55,7 +55,7 @@ def rewind_samples(
         raise UsageError(f"--before and --scale are at least 0; got {before} and {scale}")
     opened = open_samples(samples, out, device, checkpoint, judge)
     setting, field, options = opened.setting, opened.field, opened.options
-    run = origin = ranked_by_variance(opened.run, field)
+    run = origin = ranked_by_variance(opened.run, field, setting)
     doubt, again = run.score(), 0  # what is missing for a score is said before anything is computed
     with claimed(out, "rewind", force=force):
         if not fresh:
