@@ -50,7 +50,7 @@ class CrystalSetting(Setting):
 
     name, presets = "crystals", PRESETS
     bad, kept = "above 0.1 eV/atom or not to be judged", 0.1
-    large, compact = None, True  # they are judged together
+    large, compact, variance = None, True, SCORE  # they are judged together
     draws, seeds, every, reading, judges, reproduced = 5, "0", EVERY, READ_BY, True, 2_500
 
     def __init__(self, calculator: str = "chgnet") -> None:

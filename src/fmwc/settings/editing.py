@@ -77,7 +77,7 @@ def edit_samples(
     if channel and field.space is not None:
         pick(field.space.channels, channel, "channel")
     which = _chosen(opened.run, only, surest, doubtful)
-    run = ranked_by_variance(opened.run.take(which), field)
+    run = ranked_by_variance(opened.run.take(which), field, setting)
     asked = {} if label is None else setting.conditions(field, len(run), label)
     options = {**options, **{name: value.to(device) for name, value in asked.items()}}
     into = channel or None

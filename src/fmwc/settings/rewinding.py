@@ -55,7 +55,7 @@ def rewind_samples(
         raise UsageError(f"--before and --scale are at least 0; got {before} and {scale}")
     opened = open_samples(samples, out, device, checkpoint, judge)
     setting, field, options = opened.setting, opened.field, opened.options
-    run = ranked_by_variance(opened.run, field)
+    run = ranked_by_variance(opened.run, field, setting)
     read_again = opened.reads_again(run) and not (fresh and len(run.times))
     if not read_again and not len(run.times):
         raise UsageError("this run kept no variance to rewind by; draw the samples without --propagation none")

@@ -61,12 +61,12 @@ class Opened(NamedTuple):
         """
         try:
             found, spent = states_of(self.field, run, **self.options)
-            return self._read_often(found) if self.reads_again(run) else found, spent
         except UsageError as error:
             raise UsageError(
                 f"made again from their noise, these samples end elsewhere, so {self.way.checkpoint} is not what drew "
                 "them, or was trained again since; give --checkpoint"
             ) from error
+        return self._read_often(found) if self.reads_again(run) else found, spent
 
     def reads_again(self, run: Trajectory) -> bool:
         """Whether the variance is read anew along the trajectories: it was read seldom, or not at all."""
@@ -84,7 +84,7 @@ class Opened(NamedTuple):
             self.field, run, estimator, schedule=every, seed=run.seed, batch=min(READ_TOGETHER, self.options["batch"])
         )
         if reference is None or not of_variance(reference.score):
-            return ranked_by_variance(found, self.field)
+            return ranked_by_variance(found, self.field, self.setting)
         made = read_with(estimator, len(run.grid) - 1, self.way.stepper, every)
         differs = reference.read_with.differs(made) if reference.read_with else ""
         return compared(found, reference, f"the reference was made with {differs}" if differs else "")
@@ -145,11 +145,11 @@ def open_samples(samples: Path, out: Path, device: torch.device, checkpoint: str
     return Opened(run.to(device), setting, field, way, options)
 
 
-def ranked_by_variance(run: Trajectory, field: Field) -> Trajectory:
+def ranked_by_variance(run: Trajectory, field: Field, setting: Setting) -> Trajectory:
     """The run by a score that can be read on a new way: an edit carries neither transported variance nor checks."""
     if of_variance(run.default_score) or not len(run.times):
         return run
-    return run.ranked_by(next((own.score for own in _of_variance(field)), "temporal_ratio"))
+    return run.ranked_by(next((own.score for own in _of_variance(field)), setting.variance))
 
 
 def within_condition(run: Trajectory, field: Field) -> Trajectory:

@@ -98,6 +98,7 @@ class Setting(ABC):
         bad: The word for samples to discard.
         kept: The share kept in its short table.
         transported: The score a run with transported variance is ranked by; empty for the field's own.
+        variance: The score of the variance that samples are edited and rewound by, where the field's own is another.
         others: Scores its short table reads beside a run's own.
         draws: Stochastic trajectories its dispersion is held against.
         seeds: The seeds its results are made with.
@@ -124,6 +125,7 @@ class Setting(ABC):
     bad: str
     kept: float
     transported: str = ""
+    variance: str = "temporal_ratio"
     others: tuple[str, ...] = ()
     draws: int
     seeds: str
