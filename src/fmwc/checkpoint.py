@@ -116,6 +116,7 @@ _REFERENCE_SCHEMA = record(
         "reason": text(10_000),
         "withheld": text(10_000),
         "candidates": array(mapping(anything, 100), most=1000),
+        "classes": mapping(array(whole(-(1 << 62)), 1, 100_000), 1),
         **_STANDARD,
     },
 )
@@ -288,6 +289,7 @@ def _described(reference: Reference, what: str) -> dict[str, Any]:
         "reason": reference.reason,
         "withheld": reference.withheld,
         "candidates": list(reference.candidates),
+        **({"classes": {n: list(v) for n, v in reference.classes.items()}} if reference.classes else {}),
     }
 
 
@@ -441,6 +443,7 @@ def _reference(folder: Path, described: Any, tensors: dict[str, Tensor]) -> Refe
             given.get("reason", ""),
             given.get("withheld", ""),
             tuple(given.get("candidates", ())),
+            {name: tuple(values) for name, values in given.get("classes", {}).items()},
         )
         _require_reference(found, "it")
         return found
