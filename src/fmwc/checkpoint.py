@@ -116,6 +116,7 @@ _REFERENCE_SCHEMA = record(
         "reason": text(10_000),
         "withheld": text(10_000),
         "candidates": array(mapping(anything, 100), most=1000),
+        "classes": mapping(array(whole(-(1 << 62)), 1, 100_000), 1),
         **_STANDARD,
     },
 )
@@ -288,6 +289,7 @@ def _described(reference: Reference, what: str) -> dict[str, Any]:
         "reason": reference.reason,
         "withheld": reference.withheld,
         "candidates": list(reference.candidates),
+        **({"classes": {n: list(v) for n, v in reference.classes.items()}} if reference.classes else {}),
     }
 
 
@@ -437,10 +439,18 @@ def _reference(folder: Path, described: Any, tensors: dict[str, Tensor]) -> Refe
             torch.tensor(given["quantiles"]),
             _standardised(given),
             parts,
+<<<<<<< HEAD
             _checks(given.get("checks") or {}, tensors),
             given.get("reason") or "",
             given.get("withheld") or "",
             tuple(given.get("candidates") or ()),
+=======
+            _checks(given.get("checks", {}), tensors),
+            given.get("reason", ""),
+            given.get("withheld", ""),
+            tuple(given.get("candidates", ())),
+            {name: tuple(values) for name, values in given.get("classes", {}).items()},
+>>>>>>> fixc
         )
         _require_reference(found, "it")
         return found

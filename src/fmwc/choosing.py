@@ -41,6 +41,7 @@ from fmwc.state import as_state, as_whole, batch_size, channels, each
 __all__ = ["Candidate", "fit_confidence"]
 
 PILOT = 1_000  # samples; more where there are more classes
+FEWEST_PILOT = 8
 PILOT_CPU = 200  # of states that are more than a few numbers, on a CPU
 POINTS = 16_000  # training points that are kept, at most,
 BYTES = 1 << 22  # and what they may take
@@ -179,7 +180,8 @@ def fit_confidence(
         chosen, reason, rows = _by_labels(run, candidates, chosen, labels, min(judged, count))
     reference = _reference(run, chosen, checks, reads, steps, stepper, within)
     blind = "" if chosen.use else f"no evidence is better than chance on this model ({chosen.why})"
-    field.reference = reference._replace(reason=reason, withheld=blind, candidates=tuple(rows))
+    known = {within: tuple(given[within].unique().tolist())} if within else {}
+    field.reference = reference._replace(reason=reason, withheld=blind, candidates=tuple(rows), classes=known)
     return field.reference
 
 
@@ -189,7 +191,7 @@ def fit_confidence(
 def _count(field: Field, pilot: int | None, cond: Mapping[str, Tensor], within: str) -> int:
     assert field.space is not None
     small = field.device.type == "cpu" and numbers(field.space) > FEW
-    count = as_whole(pilot, "pilot", 8) if pilot is not None else PILOT_CPU if small else PILOT
+    count = as_whole(pilot, "pilot", FEWEST_PILOT) if pilot is not None else PILOT_CPU if small else PILOT
     return max(count, FEWEST * len(cond[within].unique())) if within else count
 
 
@@ -227,11 +229,13 @@ def _checks(
 
 
 def _points(space: Space, data: Any, labels: Tensor | None, within: str) -> Nearest:
-    """Some of the training points, and as many as may be kept."""
+    """Some of the training points, and as many as may be kept; by class where each has enough of them."""
     points = embedded(space, each(lambda c: c[: 4 * POINTS], data)).float()
     most = min(POINTS, max(100, BYTES // (4 * points.shape[1])), len(points) - len(points) // 10)
     rows = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:most]
-    return Nearest(points[rows], None if labels is None else labels[rows], within)
+    if labels is None or min(labels[rows].eq(label).sum() for label in labels.unique()) < NEIGHBOURS:
+        return Nearest(points[rows])
+    return Nearest(points[rows], labels[rows], within)
 
 
 def _run(checks: Mapping[str, Any], field: Field, run: Trajectory, seed: int, batch: int) -> dict[str, Tensor]:

@@ -90,6 +90,7 @@ class Reference(NamedTuple):
         reason: Why this score was chosen, in words.
         withheld: Why there is no confidence, where the evidence is at chance; else empty.
         candidates: What was compared, a row each: name, and numbers by name.
+        classes: The classes that the reference samples are of, by the name of the condition; empty if it has none.
     """
 
     score: str
@@ -101,6 +102,7 @@ class Reference(NamedTuple):
     reason: str = ""
     withheld: str = ""
     candidates: tuple[dict[str, Any], ...] = ()
+    classes: dict[str, tuple[int, ...]] = {}  # noqa: RUF012
 
 
 class Schedule(NamedTuple):

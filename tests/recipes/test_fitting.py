@@ -14,7 +14,7 @@ from fmwc.files import MANIFEST, WORK
 from fmwc.recipes.checkerboard.recipe import Checkerboard
 from fmwc.recipes.fitting import fit, fit_dropout, fit_head, fit_network, fit_variance
 from fmwc.recipes.mnist.recipe import Mnist, labels
-from fmwc.sampling import default_estimator, read_with, sample
+from fmwc.sampling import read_with, sample
 from tests.recipes.conftest import BOARD, CPU, identical, weights
 
 
@@ -44,19 +44,19 @@ def test_a_folder_holds_the_checkpoint_and_nothing_else(fitted, digits):
     assert again.space.describe() == digits.space().describe()
 
 
-def test_the_reference_is_read_within_the_class(fitted, digits):
+def test_the_reference_is_what_a_pilot_run_chose(fitted):
     field, out = fitted
     for reference in (field.reference, load(out).reference):
-        assert reference.score == "integrated"
-        assert reference.read_with == read_with(default_estimator(digits.space()), 50, "euler", 1)
-        assert reference.standard.cond == "y"
-        assert reference.standard.centre.shape == (10,)
+        assert {row["score"] for row in reference.candidates} >= {"contest + 0.3 spread@0.3-0.8", reference.score}
+        assert reference.read_with == read_with(None, 50, "euler")
+        assert reference.standard is None  # neither the echo nor the contest is standardised within a class
+        assert reference.classes == {"y": tuple(range(10))}
         assert reference.quantiles.shape == (1001,)
         assert bool((reference.quantiles.diff() >= 0).all())
-        assert abs(reference.quantiles[500].item()) < 0.3  # the median of each class is its zero
     run = sample(load(out), 40, y=labels(40))  # in the setting of the reference, which is the default
-    assert torch.equal(run.standard.centre, field.reference.standard.centre)
-    assert 0.3 < run.confidence.mean() < 0.7
+    assert run.default_score == field.reference.score
+    assert not len(run.times)
+    assert bool(run.withheld) == bool(field.reference.withheld)
 
 
 def test_the_record_says_how_it_was_made_and_holds_no_path_of_this_machine(fitted, digits):
@@ -74,7 +74,10 @@ def test_the_record_says_how_it_was_made_and_holds_no_path_of_this_machine(fitte
 
 def test_the_board_has_a_reference_of_its_own(tmp_path):
     field = fit(BOARD, tmp_path / "model", CPU)
-    assert load(tmp_path / "model").reference.read_with == read_with("linearised", 50, "euler", 1)
+    again = load(tmp_path / "model").reference
+    assert again.score == field.reference.score == "nearest"  # points of the plane are dense
+    assert again.read_with is None  # which needs no trajectory
+    assert torch.equal(again.checks["nearest"].points, field.reference.checks["nearest"].points)
     assert field.reference.standard is None
     assert 0 <= about(tmp_path / "model")["metrics"]["misplacement"] <= 1
     assert sample(field, 20).reference is not None

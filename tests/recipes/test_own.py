@@ -83,7 +83,7 @@ def test_confidence_is_within_a_class_where_there_are_classes(here):
     network, _ = build("their_nets:conditional")
     y = (torch.arange(200) >= 190).int() * 2
     data = arrays.Samples(checkerboard.sample(200, 0), {"y": y})
-    retrofit(network, here / "field", data, Retrofit(steps=8, batch=32, sampling_steps=5))
+    retrofit(network, here / "field", data, Retrofit(steps=8, batch=32, sampling_steps=5, score="integrated"))
     again = fmwc.load(here / "field", network=build("their_nets:conditional")[0])
     assert again.reference.standard.cond == "y"
     asked = torch.tensor([0, 2]).repeat(100)
@@ -93,6 +93,19 @@ def test_confidence_is_within_a_class_where_there_are_classes(here):
         assert abs(float(run.confidence[asked == label].mean()) - 0.5) < 0.15
     with pytest.raises(UsageError, match="no samples with y = 1"):
         fmwc.sample(again, 3, steps=5, y=torch.tensor([0, 1, 2])).score()
+
+
+def test_a_class_that_is_rare_in_the_data_is_no_obstacle(here):
+    """Its training points are too few to tell a distance to them: all points are taken together."""
+    torch.manual_seed(0)
+    data = arrays.Samples(checkerboard.sample(200, 0), {"y": (torch.arange(200) >= 190).int() * 2})
+    how = Retrofit(steps=8, batch=32, sampling_steps=5)
+    field, _ = retrofit(build("their_nets:conditional")[0], here / "field", data, how)
+    assert "nearest" in {row["score"] for row in field.reference.candidates}
+    again = fmwc.load(here / "field", network=build("their_nets:conditional")[0])
+    assert again.reference.classes == field.reference.classes == {"y": (0, 2)}
+    run = fmwc.sample(again, 20, steps=5, y=torch.tensor([0, 2]).repeat(10))
+    assert bool(run.score().isfinite().all())
 
 
 @pytest.mark.parametrize(
@@ -186,7 +199,7 @@ def test_a_retrofitted_field_is_sampled_from_the_command_line(here):
     assert torch.equal(run.confidence, expected.confidence)
     assert torch.equal(run.reference, field.reference.quantiles)
     table = rows(here / "drawn" / "samples.csv")
-    assert list(table[0]) == ["name", "x_0", "x_1", "score", "confidence"]
+    assert list(table[0]) == ["name", "x_0", "x_1", "score", "rank", "confidence"]
     assert [float(row["confidence"]) for row in table] == pytest.approx(run.confidence.tolist(), abs=1e-5)
     parquet = pytest.importorskip("pyarrow.parquet").read_table(here / "drawn" / "samples.parquet").to_pydict()
     assert parquet["score"] == pytest.approx(run.score().tolist())

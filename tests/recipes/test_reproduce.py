@@ -18,7 +18,7 @@ from fmwc.metrics.images import failed
 from fmwc.recipes.comparing import cells, setting_of_results
 from fmwc.recipes.mnist.recipe import Mnist, labels
 from fmwc.recipes.mnist.reproduce import TASKS, reproduce
-from fmwc.sampling import SCORES, Trajectory, sample
+from fmwc.sampling import SCORES, Trajectory, default_estimator, sample
 from tests.recipes.conftest import CPU, identical, weights
 
 SIZE = {"count": 160, "steps": 6, "draws": 5, "few": 80}
@@ -272,7 +272,8 @@ def test_the_samples_shown_have_the_scores_of_the_retrofit(whole, digits, judge_
     assert torch.equal(shown.cond["y"], labels(160))
     assert shown.transported.var.shape == (160, 8)
     field = load(whole / "models" / "mnist")
-    run = sample(field, 160, steps=6, seed=shown.seed, batch=160, y=labels(160))
+    read = default_estimator(field.space)
+    run = sample(field, 160, steps=6, seed=shown.seed, batch=160, confidence=read, y=labels(160))
     torch.testing.assert_close(run.x, shown.x)
     for name in ("integrated", "endpoint", "temporal_ratio"):
         torch.testing.assert_close(shown.score(name), run.score(name), rtol=1e-3, atol=1e-5)
@@ -281,9 +282,9 @@ def test_the_samples_shown_have_the_scores_of_the_retrofit(whole, digits, judge_
     assert failed(judge, shown.x, shown.cond["y"]).mean() == pytest.approx(cell["failure"], abs=0.02)
 
 
-def test_checkpoints_are_left_with_a_reference_within_the_class(whole):
+def test_checkpoints_are_left_with_a_reference_of_all_classes(whole):
     for name in ("mnist", "mnist-joint"):
-        assert load(whole / "models" / name).reference.standard.cond == "y"
+        assert load(whole / "models" / name).reference.classes == {"y": tuple(range(10))}
 
 
 def test_no_file_of_results_holds_a_path(whole, digits):

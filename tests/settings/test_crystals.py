@@ -16,11 +16,12 @@ import fmwc.settings.crystals as room
 from fmwc.checkpoint import load
 from fmwc.data.crystals import encode
 from fmwc.errors import UnknownNameError, UsageError
+from fmwc.field import Reference
 from fmwc.metrics.crystals.extras import quiet
 from fmwc.recipes.crystals.reading import crystals_of
 from fmwc.recipes.crystals.recipe import SCORE
 from fmwc.recipes.fitting import fit
-from fmwc.sampling import Parts, Trajectory
+from fmwc.sampling import Parts, Trajectory, read_with
 from fmwc.settings import SETTINGS
 from fmwc.settings.crystals import CrystalSetting
 from tests.recipes.conftest import CPU
@@ -49,7 +50,12 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def field(checkpoint):
-    return load(checkpoint)
+    """With confidence from the variance: a pilot run finds nothing better than chance on so poor a network."""
+    field = load(checkpoint)
+    run = TINY.draw(field, 16, 5, confidence=room.READ_BY, schedule=room.EVERY)
+    quantiles = run.score(SCORE).quantile(torch.linspace(0, 1, 101))
+    field.reference = Reference(SCORE, read_with(room.READ_BY, TINY.steps, "euler", room.EVERY), quantiles)
+    return field
 
 
 @pytest.fixture
@@ -222,6 +228,13 @@ def test_draws_are_those_of_the_recipe(setting, field, drawn):
     run = setting.draw(field, COUNT, 1, told.append, steps=4, batch=4)
     assert told == [4, 4, 2]
     assert torch.equal(run.cond["atoms"], drawn.cond["atoms"])
+
+
+def test_where_confidence_is_withheld_the_table_has_ranks_and_no_scores_of_channels(setting, checkpoint):
+    run = setting.draw(load(checkpoint), COUNT, 1, None, steps=4)
+    assert not len(run.times)
+    assert run.withheld
+    assert list(setting.table(run)) == [*FIRST, "score", "rank", *JUDGED]
 
 
 def test_crystals_have_no_classes(setting, field):

@@ -229,6 +229,7 @@ def _retrofit(
         captured=how.captured,
         pairs=None if how.pairs == "independent" else how.pairs,
         conventions=how.conventions,
+        confidence=False,  # below, with the steps and the score that are asked for
         seed=derive(how.seed, "retrofit"),
         resume=folder.work / "noise.resume",
         progress=look,

@@ -38,15 +38,16 @@ class OwnSetting(Setting):
         return cond
 
     def _classes(self, field: Field, count: int, label: int | None) -> dict[str, Tensor]:
-        standard = getattr(field.reference, "standard", None)
-        if standard is None:
+        standard, classes = (getattr(field.reference, name, None) for name in ("standard", "classes"))
+        if standard is not None:
+            classes = {standard.cond: (~standard.spread.isnan()).nonzero()[:, 0].tolist()}
+        if not classes:
             return super().conditions(field, count, label)
-        known = (~standard.spread.isnan()).nonzero()[:, 0].cpu()
-        if label is not None and label not in known.tolist():
-            raise UsageError(f"--label is one of the classes {', '.join(map(str, known.tolist()))}, got {label}")
-        return {
-            standard.cond: known[torch.arange(count) % len(known)] if label is None else torch.full((count,), label)
-        }
+        ((name, values),) = classes.items()
+        if label is not None and label not in values:
+            raise UsageError(f"--label is one of the classes {', '.join(map(str, values))}, got {label}")
+        known = torch.tensor(values)
+        return {name: known[torch.arange(count) % len(known)] if label is None else torch.full((count,), label)}
 
     def count(self, device: torch.device) -> int:
         return 1_000 if device.type == "cuda" else 100

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fmwc.choosing import fit_confidence
+from fmwc.choosing import FEWEST_PILOT, fit_confidence
 from fmwc.data import mp20
 from fmwc.data.crystals import BITS, Crystals, encode
 from fmwc.errors import UsageError, pick
@@ -91,10 +91,11 @@ class Mp20:
             "noise_steps",
             "noise_batch",
             "steps",
-            "references",
         ):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} is at least 1, got {getattr(self, name)}")
+        if self.references < FEWEST_PILOT:
+            raise UsageError(f"references is at least {FEWEST_PILOT}, got {self.references}")
         if not 0 < self.enough <= 1 or self.minutes < 0 or self.anneal < 0:
             raise UsageError("enough lies in (0, 1], and minutes and anneal are not negative")
         if not 0 < self.prior_rate < 1:
