@@ -439,18 +439,11 @@ def _reference(folder: Path, described: Any, tensors: dict[str, Tensor]) -> Refe
             torch.tensor(given["quantiles"]),
             _standardised(given),
             parts,
-<<<<<<< HEAD
             _checks(given.get("checks") or {}, tensors),
             given.get("reason") or "",
             given.get("withheld") or "",
             tuple(given.get("candidates") or ()),
-=======
-            _checks(given.get("checks", {}), tensors),
-            given.get("reason", ""),
-            given.get("withheld", ""),
-            tuple(given.get("candidates", ())),
-            {name: tuple(values) for name, values in given.get("classes", {}).items()},
->>>>>>> fixc
+            {name: tuple(values) for name, values in (given.get("classes") or {}).items()},
         )
         _require_reference(found, "it")
         return found
