@@ -69,11 +69,20 @@ def test_train_goes_on_where_it_was_killed(run, tmp_path, monkeypatch):
     assert all(torch.equal(ours[k], theirs[k]) for k in theirs)
 
 
-def test_sample_writes_files_for_elsewhere(run, trained, tmp_path):
-    code, _, err = run("sample", trained, "-n", 50, "--steps", 10, "--keep", 0.8, "--device", "cpu", "--out", tmp_path)
+@pytest.mark.parametrize(
+    ("words", "columns"),
+    [
+        ((), "name,x_0,x_1,score,rank,confidence,misplaced"),  # a check of finished samples, of any steps
+        (("--score", "temporal_ratio"), "name,x_0,x_1,score,rank,misplaced"),  # which has no reference
+    ],
+    ids=str,
+)
+def test_sample_writes_files_for_elsewhere(words, columns, run, trained, tmp_path):
+    small = ("-n", 50, "--steps", 10, "--keep", 0.8, "--device", "cpu")
+    code, _, err = run("sample", trained, *small, *words, "--out", tmp_path)
     assert code == 0, err
     lines = (tmp_path / "samples.csv").read_text().splitlines()
-    assert lines[0] == "name,x_0,x_1,score,rank,misplaced"  # of other steps than the reference's
+    assert lines[0] == columns
     assert len(lines) == 41
     assert len(fmwc.Trajectory.load(tmp_path)) == 40
 

@@ -30,10 +30,11 @@ def wide(monkeypatch):
 
 @pytest.fixture(scope="module")
 def points(tmp_path_factory):
-    """What `fmwc sample checkerboard` writes."""
+    """What `fmwc sample checkerboard` writes by a score of the variance."""
     folder = tmp_path_factory.mktemp("points")
     with pytest.MonkeyPatch.context() as patch:
-        words = ["sample", "checkerboard", "-n", COUNT, "--steps", 10, "--device", "cpu", "--out", folder]
+        words = ["sample", "checkerboard", "-n", COUNT, "--steps", 10, "--score", "temporal_ratio"]
+        words += ["--device", "cpu", "--out", folder]
         patch.setattr(sys, "argv", ["fmwc", *map(str, words)])
         with pytest.raises(SystemExit) as stop:
             main()
@@ -342,14 +343,15 @@ def drawn(tmp_path_factory):
     with torch.no_grad():
         field.network.out.bias[0] += 1e-3
     fmwc.save(field, base / "trained-again", recipe=fmwc.checkpoint.about("checkerboard")["recipe"])
-    small = ("-n", 300, "--steps", 10, "--device", "cpu")
+    few = ("-n", 300, "--device", "cpu")
+    small = (*few, "--steps", 10, "--every", 1)
     every = {
         "first": ("checkerboard", *small),
         "another seed": ("checkerboard", *small, "--seed", 1),
         "other weights": (base / "trained-again", *small),
-        "other steps": ("checkerboard", "-n", 300, "--steps", 5, "--device", "cpu"),
+        "other steps": ("checkerboard", *few, "--steps", 5, "--every", 1),
         "another stepper": ("checkerboard", *small, "--stepper", "midpoint"),
-        "other readings": ("checkerboard", *small, "--every", 2),
+        "other readings": ("checkerboard", *few, "--steps", 10, "--every", 2),
         "selected": ("checkerboard", *small, "--keep", 0.5, "--seed", 2),
     }
     for name, words in every.items():

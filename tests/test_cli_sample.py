@@ -5,9 +5,10 @@ import torch
 
 import fmwc
 from fmwc.confidence.guidance import Guidance
+from fmwc.field import Reference
 from fmwc.files import MANIFEST
 from fmwc.randomness import derive
-from fmwc.sampling import Damped, Ema, Extrapolated, Trajectory, Uniform, fit_schedule, survey
+from fmwc.sampling import Damped, Ema, Extrapolated, Trajectory, Uniform, fit_schedule, read_with, survey
 from fmwc.sampling.controllers import follows, needs_variance
 from fmwc.settings import SETTINGS
 from fmwc.settings.way import CONTROLLERS, Way
@@ -19,6 +20,18 @@ PILOT = 50
 @pytest.fixture(autouse=True)
 def _small_pilot(monkeypatch):
     monkeypatch.setattr(type(SETTINGS["checkerboard"]), "pilot", lambda self, device: PILOT)
+
+
+@pytest.fixture(scope="module")
+def by_variance(tmp_path_factory):
+    """The shipped checkpoint with confidence from the variance, read at every step."""
+    field = fmwc.load("checkerboard")
+    run = fmwc.sample(field, 200, seed=1, confidence="linearised", check=False)
+    quantiles = run.score("temporal_ratio").quantile(torch.linspace(0, 1, 101))
+    field.reference = Reference("temporal_ratio", read_with("linearised", 50, "euler"), quantiles)
+    folder = tmp_path_factory.mktemp("by-variance") / "model"
+    fmwc.save(field, folder, recipe=fmwc.checkpoint.about("checkerboard")["recipe"])
+    return folder
 
 
 def profile(field):
@@ -105,29 +118,29 @@ def test_compiled_samples_are_the_same_to_rounding(run, tmp_path):
 
 
 @pytest.mark.parametrize("case", FEW)
-def test_few_readings_are_taken_where_they_were_chosen_for_what_is_asked(case, run, tmp_path):
+def test_few_readings_are_taken_where_they_were_chosen_for_what_is_asked(case, run, by_variance, tmp_path):
     words, expected = FEW[case]
-    code, _, err = run("sample", "checkerboard", "-n", 30, *words, "--device", "cpu", "--out", tmp_path / "drawn")
+    code, _, err = run("sample", by_variance, "-n", 30, *words, "--device", "cpu", "--out", tmp_path / "drawn")
     assert code == 0, err
     made = Trajectory.load(tmp_path / "drawn")
     assert (len(made.times) == 3) == made.made["few"] == expected
     code, _, err = run("filter", tmp_path / "drawn", "--keep", 0.5, "--score", "endpoint", "--out", tmp_path / "kept")
     assert (code == 2) == expected
     assert ("chosen for temporal_ratio" in err) == expected
-    own = fmwc.load("checkerboard").schedule.reference.quantiles
+    own = fmwc.load(by_variance).schedule.reference.quantiles
     if expected:
         torch.testing.assert_close(made.reference, own)
 
 
-def test_few_readings_are_the_checkpoints_own_or_a_pilots(run, tmp_path):
+def test_few_readings_are_the_checkpoints_own_or_a_pilots(run, by_variance, tmp_path):
     words = ("-n", 30, "--adaptive", "--device", "cpu")
-    code, _, err = run("sample", "checkerboard", *words, "--out", tmp_path / "own")
+    code, _, err = run("sample", by_variance, *words, "--out", tmp_path / "own")
     assert code == 0, err
     assert "pilot run" not in err
-    made, own = Trajectory.load(tmp_path / "own"), fmwc.load("checkerboard").schedule
+    made, own = Trajectory.load(tmp_path / "own"), fmwc.load(by_variance).schedule
     assert made.times[:, 0].tolist() == pytest.approx(own.times)
     torch.testing.assert_close(made.reference, own.reference.quantiles)
-    field = fmwc.load("checkerboard")
+    field = fmwc.load(by_variance)
     field.schedule = None
     fmwc.save(field, tmp_path / "model", recipe=fmwc.checkpoint.about("checkerboard")["recipe"])
     code, _, err = run("sample", tmp_path / "model", *words, "--out", tmp_path / "pilot")
@@ -179,10 +192,10 @@ def test_digits_that_come_are_read_by_the_judge(run, tmp_path, monkeypatch):
     assert [row.split(",")[1] for row in held.splitlines()[1:]] == ["0", "1", "2", "3", "4"]
 
 
-def test_what_is_ranked_among_one_another_is_held_together(run, tmp_path, monkeypatch):
+def test_what_is_ranked_among_one_another_is_held_together(run, by_variance, tmp_path, monkeypatch):
     monkeypatch.setattr(type(SETTINGS["checkerboard"]), "large", 5)
     for i, words in enumerate([("--steps", 8), ("--keep", 0.5), ("--score", "peak")]):
-        code, _, err = run("sample", "checkerboard", "-n", 8, *words, "--device", "cpu", "--out", tmp_path / str(i))
+        code, _, err = run("sample", by_variance, "-n", 8, *words, "--device", "cpu", "--out", tmp_path / str(i))
         assert code == 0, err
         assert len(Trajectory.load(tmp_path / str(i)).times)
 

@@ -43,7 +43,7 @@ def check(
     device: Device = "auto",
     force: Force = False,
 ) -> None:
-    """Ask a flow for its own opinion of finished samples from anywhere.
+    """Check finished samples from anywhere by the flow itself.
 
     Writes checks.csv (what was asked for, score, rank, and for a contest the rival and the margin), checks.json, and a
     page, checks.html. For images, also checks.png with the most doubtful.

@@ -22,6 +22,7 @@ from fmwc.randomness import Blocks, derive
 from fmwc.sampling.adaptive import FEW, Damped, Ema, numbers
 from fmwc.sampling.compiled import Compiled
 from fmwc.sampling.controllers import Controller, Grid, Uniform, foreseen
+from fmwc.sampling.controllers import needs_variance as reads_variance
 from fmwc.sampling.decoders import DECODERS, Decoder, cost_of, decode_mean
 from fmwc.sampling.growing import growing
 from fmwc.sampling.parts import Parts
@@ -173,7 +174,7 @@ def sample(
         first: The number of the first sample: a run may be drawn in pieces, which are those of the whole.
         confidence: `True` for what the field's score takes (:func:`fmwc.fit_confidence`), which may need no variance; a
             field without a reference reads the variance (linearised; by random probes where a state is more than a few
-            numbers). `False` for none, or an estimator by name or with options.
+            numbers), and so does a controller that goes by it. `False` for none, or an estimator (or its name).
         transport: `True` adds the transported dispersion (by random projections where a state is more than a few
             numbers); a number takes so many random projections.
         stepper: `euler`, `midpoint` or `heun`.
@@ -225,7 +226,7 @@ def sample(
             "a plain network has no noise to read confidence from; attach it first, or say confidence=False"
         )
     schedule, reference = _schedule(field, schedule, chosen)
-    estimator = _estimator(where, reference, confidence)
+    estimator = _estimator(where, reference, confidence, always=reads_variance(chosen))
     checks = _checks(field, where, reference, check, cond, confidence is not False)
     projections = (None if numbers(where) <= FEW else PROJECTIONS) if transport is True else int(transport)
     sampler = Sampler(
@@ -272,11 +273,17 @@ def sample(
     return compared(trajectory, reference, without)
 
 
-def _estimator(space: Space, reference: Reference | None, confidence: bool | str | Estimator) -> Estimator | None:
-    """What reads the variance: if nothing is said, what the reference was read by."""
+def _estimator(
+    space: Space, reference: Reference | None, confidence: bool | str | Estimator, *, always: bool
+) -> Estimator | None:
+    """What reads the variance: if nothing is said, what the reference was read by.
+
+    Arguments:
+        always: Whether the variance is read for something else too, and so where the reference takes none.
+    """
     if not isinstance(confidence, bool):
         return as_estimator(confidence)
-    if not confidence or (reference is not None and not needs_variance(reference.score)):
+    if not confidence or not (always or reference is None or needs_variance(reference.score)):
         return None
     text = reference.read_with.estimator if reference is not None and reference.read_with is not None else ""
     return estimator_of(text) or default_estimator(space)
@@ -301,7 +308,10 @@ def _scored(reference: Reference, run: Trajectory) -> Trajectory:
     """A run with the sum of scores that the reference is made of; without a score where a part of it was not read."""
     found = []
     for part in reference.parts:
-        raw = run.score(part.score)
+        try:
+            raw = run.score(part.score)
+        except UsageError:
+            return run
         if part.standard is not None:
             raw = part.standard(raw, run.cond[part.standard.cond])
         found.append((raw, part.weight, part.quantiles, part.group))
@@ -315,8 +325,7 @@ def compared(run: Trajectory, reference: Reference, without: str = "") -> Trajec
         without: Why the run cannot be compared with the reference; its confidence is then withheld.
     """
     if reference.parts and run.scores is None:
-        with suppress(UsageError):  # a part that this run did not read
-            run = _scored(reference, run)
+        run = _scored(reference, run)
         if run.scores is None:
             return replace(run, without=without or f"this run did not read all of {reference.score}")
     elif not reference.parts:
@@ -425,7 +434,13 @@ def survey(
         power: p of the measure, the mean over samples of σ^p.
         steps, seed, options: Those of :func:`sample`, for the pilot (`y=…`).
     """
-    run = pilot if isinstance(pilot, Trajectory) else sample(field, pilot, steps=steps, seed=seed, **options)
+    if isinstance(pilot, Trajectory):
+        run = pilot
+    else:
+        how: dict[str, Any] = {"steps": steps, "seed": seed, "check": False, **options}
+        if how.get("confidence", True) is True and field.space is not None:  # also where the field's score takes none
+            how["confidence"] = _estimator(field.space, field.reference, True, always=True)
+        run = sample(field, pilot, **how)
     if not len(run.times) or not bool((run.times == run.times[:, :1]).all()):
         raise UsageError("a pilot reads the variance, at the same times for every sample")
     return Profile(run.times[:, 0], run.std, power)

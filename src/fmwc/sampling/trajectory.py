@@ -190,6 +190,8 @@ class Trajectory:
             return (self.transported.var.mean(1) * dim).sqrt()
         if name in (SPREAD, *self.evidence):
             return self._evident(name, channel, options)
+        if name in EVIDENCE:
+            raise UsageError(f"this run did not read {name}; sample with the check that reads it (check=...)")
         if name not in SCORES:
             raise UsageError(nearest(name, [*SCORES, DISPERSION, *EVIDENCE], "score"))
         if not len(self.times):

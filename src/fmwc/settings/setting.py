@@ -290,7 +290,9 @@ class Setting(ABC):
 
     def survey(self, field: Field, seed: int, progress: Show, label: int | None = None) -> Profile:
         """Where on the way the variance is, from a pilot run with samples of its own."""
-        run = self.draw(field, self.pilot(field.device), derive(seed, "pilot"), progress, label, schedule=1)
+        run = self.draw(
+            field, self.pilot(field.device), derive(seed, "pilot"), progress, label, schedule=1, check=False
+        )
         return survey(field, pilot=run)
 
     def fit_schedule(
