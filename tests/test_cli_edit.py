@@ -8,10 +8,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import fmwc
+from fmwc.checkpoint import about
 from fmwc.confidence.editing import critical_time, edit
 from fmwc.confidence.resuming import states_of
+from fmwc.field import Reference
 from fmwc.metrics.points import misplaced, squares
-from fmwc.sampling import Trajectory
+from fmwc.sampling import Trajectory, read_with
 from fmwc.settings import SETTINGS
 from tests.command import call, one_line, rows
 from tests.conftest import mlp_field
@@ -55,8 +57,15 @@ def is_picture(path):
 # ---- few readings ------------------------------------------------------------------------------------------------
 
 
-def test_a_run_of_few_readings_is_read_again_to_find_when_it_was_decided(run, tmp_path):
-    way = ("sample", "checkerboard", "-n", COUNT, "--device", "cpu")
+@pytest.mark.parametrize("of_variance", [True, False], ids=["by the variance", "by a check"])
+def test_a_run_of_few_readings_is_read_again_to_find_when_it_was_decided(of_variance, run, tmp_path):
+    checkpoint = "checkerboard"
+    if of_variance:
+        field, recipe = fmwc.load(checkpoint), about(checkpoint)["recipe"]
+        made = read_with("linearised", 50, "euler")
+        field.reference = Reference("temporal_ratio", made, torch.linspace(0, 1, 101))
+        checkpoint = fmwc.save(field, tmp_path / "model", recipe=recipe)
+    way = ("sample", checkpoint, "-n", COUNT, "--device", "cpu")
     for name, words in (("few", ("--adaptive",)), ("every", ("--every", 1))):
         call(*way, "--out", tmp_path / name, *words)
         code, _, err = run(
@@ -69,8 +78,8 @@ def test_a_run_of_few_readings_is_read_again_to_find_when_it_was_decided(run, tm
     assert times[0] == times[1]
     assert len({*times[0]}) > 3
     edited = Trajectory.load(tmp_path / "few-edited")
-    assert edited.reference is not None  # beside the checkpoint's samples, read as often as they were
-    torch.testing.assert_close(edited.score(), every.score())
+    assert (edited.reference is not None) == of_variance  # beside the checkpoint's samples, read as often as they were
+    torch.testing.assert_close(edited.score(), every.score("temporal_ratio"))
 
 
 # ---- what is written ---------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """`fmwc rewind` as a user meets it: what is spent, what is kept, and bad input."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,6 +10,8 @@ from fmwc.confidence.resuming import states_of
 from fmwc.confidence.rewinding import resample
 from fmwc.metrics.points import misplaced
 from fmwc.sampling import Trajectory
+from fmwc.sampling.scores import Standard
+from fmwc.settings.samples import ranked_by_variance, within_condition
 from tests.command import call, one_line, rows
 
 COUNT = 60
@@ -96,6 +100,20 @@ def test_digits_are_rewound_within_their_class(run, tmp_path):
     assert any(row["branch"] != "0" for row in table)
     for row in table:
         assert (float(row["score_after"]) < float(row["score_before"])) == (row["branch"] != "0")
+
+
+def test_a_score_is_comparable_between_classes_where_samples_are_enough():
+    field, count = fmwc.load("checkerboard"), 40
+    known = field.schedule.reference._replace(standard=Standard("y", torch.zeros(2), torch.ones(2)))
+    field.schedule = field.schedule._replace(reference=known)
+    run = fmwc.sample(field, count, steps=10, confidence="linearised")
+    run = replace(run, cond={"y": torch.arange(count) % 2})
+    plain = ranked_by_variance(run, field)
+    within = within_condition(plain, field)
+    assert (plain.standard, within.default_score) == (None, "temporal_ratio")
+    torch.testing.assert_close(within.score(), plain.score("temporal_ratio", within="y"))
+    few = plain.take(torch.arange(6))
+    assert within_condition(few, field) is few
 
 
 BAD = {
