@@ -57,7 +57,9 @@ NEARLY = 0.02  # of AUROC: earlier times are taken if they notice it nearly as w
 DISTURBED = 0.9  # the time on the path to which samples are put back
 WEIGHTS = {"contest": ("spread@0.3-0.8", 0.3), "echo": ("spread@0.6-1", 0.5)}
 LEVELS = 1001
-SURE = 1.0  # standard errors by which labels have to prefer another candidate
+SURE = 1.0  # standard errors by which labels have to prefer another candidate,
+CLEARLY = 2.7  # and by which the best of all has to be better than chance where nothing was usable without labels
+FEWEST_LABELS = 5  # failures, and others, that it takes
 
 
 class Candidate(NamedTuple):
@@ -233,7 +235,8 @@ def _points(space: Space, data: Any, labels: Tensor | None, within: str) -> Near
     points = embedded(space, each(lambda c: c[: 4 * POINTS], data)).float()
     most = min(POINTS, max(100, BYTES // (4 * points.shape[1])), len(points) - len(points) // 10)
     rows = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:most]
-    if labels is None or min(labels[rows].eq(label).sum() for label in labels.unique()) < NEIGHBOURS:
+    kinds = () if labels is None else labels.unique()
+    if labels is None or len(kinds) < 2 or min(labels[rows].eq(label).sum() for label in kinds) < NEIGHBOURS:
         return Nearest(points[rows])
     return Nearest(points[rows], labels[rows], within)
 
@@ -352,11 +355,13 @@ def _by_labels(
     if not 0 < bad < judged:
         reason = f"{bad} of the {judged} labels are failures, which tells nothing; {chosen.why}"
         return chosen, reason, rows
-    own = next(value for value, candidate in scored if candidate.name == chosen.name)
+    own = next((value for value, candidate in scored if candidate.name == chosen.name), 0.5)
     best, better = max(scored, key=lambda pair: pair[0])
-    error = (best * (1 - best) / min(bad, judged - bad)) ** 0.5
-    if best - SURE * max(error, 1e-3) > own or not chosen.use:
-        use = best - SURE * error > 0.5
+    least = min(bad, judged - bad)
+    capped = min(best, 1 - 1 / (2 * least))  # a few labels can be told apart by chance
+    error = (capped * (1 - capped) / least) ** 0.5
+    if best - SURE * error > own or not chosen.use:
+        use = least >= FEWEST_LABELS and best - CLEARLY * error > 0.5
         reason = f"of {judged} labels with {bad} failures, {better.name} has AUROC {best:.2f}"
         return better._replace(why=reason, use=use), reason, rows
     reason = f"{judged} labels with {bad} failures (AUROC {own:.2f}) do not prefer another score; {chosen.why}"

@@ -194,3 +194,9 @@ def test_sample_checks_its_samples_at_the_end():
     assert torch.equal(run.evidence["rival"], alone.rival)
     split = fmwc.sample(net, 40, space=(2,), y=y, confidence=False, check=16, steps=10, batch=9)
     torch.testing.assert_close(split.evidence["contest"], run.evidence["contest"])
+
+
+def test_a_contest_of_two_classes_spends_what_it_says():
+    net, y = Gaussians(MEANS[:2]), torch.arange(20) % 2
+    found = check(net, MEANS[y], {"y": y}, evaluations=12, conventions=False)
+    assert net.evaluated == 20 * found.evaluations <= 20 * 12

@@ -142,3 +142,24 @@ def test_what_cannot_be_fitted_is_said():
         fmwc.fit_confidence(nn.Linear(2, 2), circle(10))
     with pytest.raises(UsageError, match="shape of a sample is not known"):
         fmwc.fit_confidence(fmwc.attach(Points(circle(10))))
+
+
+def test_a_check_of_a_blind_model_has_no_confidence():
+    data = circle(2_000)
+    field = fmwc.attach(Points(data[:400]), space=(2,))
+    reference = fmwc.fit_confidence(field, data, pilot=100, steps=20)
+    field.reference = reference._replace(withheld="no evidence")
+    found = fmwc.check(field, data[:5], evidence=reference.checks["nearest"], conventions=False)
+    assert found.confidence is None
+    assert found.withheld == "no evidence"
+
+
+def test_one_class_is_no_obstacle():
+    data = circle(500)
+
+    class One(Points):
+        def forward(self, x, t, y):
+            return super().forward(x, t)
+
+    field = fmwc.attach(One(data[:200]), space=(2,))
+    assert "nearest" in fmwc.fit_confidence(field, data, cond={"y": torch.zeros(500).long()}, pilot=50, steps=10).score

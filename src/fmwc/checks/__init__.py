@@ -135,6 +135,8 @@ def _confidence(reference: Any, chosen: Any, score: Tensor) -> tuple[Tensor | No
     """The place among the reference's scores of the same check."""
     if reference is None:
         return None, "the network has no reference; fmwc.fit_confidence(field, data) makes one"
+    if reference.withheld:
+        return None, reference.withheld
     for part in reference.parts:
         if part.score == chosen.name and reference.checks.get(chosen.name) == chosen:
             at = torch.searchsorted(part.quantiles.to(score).contiguous(), score.contiguous(), right=True)

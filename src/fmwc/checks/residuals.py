@@ -224,7 +224,8 @@ class Contest(Described):
             draw = seen[t] = seen.get(t, -1) + 1
             noisy = _noisy(given, x1, t, seed, first, draw, t)
             if number == self.rounds:
-                entered = sums.masked_fill(own, torch.inf).topk(min(self.finalists, len(rivals)), 1, largest=False)[1]
+                best_few = min(self.finalists, len(rivals) - int(listed))  # of two listed classes one is the rival
+                entered = sums.masked_fill(own, torch.inf).topk(best_few, 1, largest=False)[1]
             together = number < self.rounds and listed
             values = rivals[entered] if together else torch.cat([value[:, None], rivals[entered]], 1)
             r = self._tried(network, space, noisy, values, cond) * scale[number]  # (B, M)

@@ -107,7 +107,7 @@ def check_samples(
     try_once(field, x, cond)
     known = getattr(getattr(field, "reference", None), "checks", {})
     if not evaluations:
-        own = known.get(evidence) if evidence else next(iter(known.values()), None)
+        own = known.get(evidence) if evidence else next((c for c in known.values() if c.evaluations), None)
         evaluations = own.evaluations if own is not None else EVALUATIONS
     rivals = {n: v for n, v in classes.items() if n in cond and len(v) > 1}
     rivals = rivals if len(rivals) == 1 and evidence != "echo" else {}
