@@ -11,6 +11,7 @@ from fmwc.confidence.rewinding import resample
 from fmwc.metrics.points import misplaced
 from fmwc.sampling import Trajectory
 from fmwc.sampling.scores import Standard
+from fmwc.settings import setting_named
 from fmwc.settings.samples import ranked_by_variance, within_condition
 from tests.command import call, one_line, rows
 
@@ -108,7 +109,7 @@ def test_a_score_is_comparable_between_classes_where_samples_are_enough():
     field.schedule = field.schedule._replace(reference=known)
     run = fmwc.sample(field, count, steps=10, confidence="linearised")
     run = replace(run, cond={"y": torch.arange(count) % 2})
-    plain = ranked_by_variance(run, field)
+    plain = ranked_by_variance(run, field, setting_named("checkerboard"))
     within = within_condition(plain, field)
     assert (plain.standard, within.default_score) == (None, "temporal_ratio")
     torch.testing.assert_close(within.score(), plain.score("temporal_ratio", within="y"))
