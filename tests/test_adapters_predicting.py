@@ -283,7 +283,7 @@ def test_guided_fields_sample_fit_copy_and_pickle(tmp_path):
     run = fmwc.sample(field, 8, steps=4, y=torch.arange(8) % 3)
     assert run.score("integrated").std() > 0
     fmwc.fit_noise(field, torch.randn(32, 2), 3, batch=16, y=torch.arange(32) % 3)
-    for again in (copy.deepcopy(field), pickle.loads(pickle.dumps(field))):
+    for again in (copy.deepcopy(field), pickle.loads(pickle.dumps(field))):  # our own bytes
         assert torch.equal(again.moments(x, 0.4, **cond).var, field.moments(x, 0.4, **cond).var)
     fmwc.save(field, tmp_path / "field")
     loaded = fmwc.load(tmp_path / "field", network=Guided(Classes(), W, y=3))

@@ -31,7 +31,7 @@ from fmwc.checks.residuals import discrete
 from fmwc.conventions import check_conventions
 from fmwc.errors import ShapeError, UsageError
 from fmwc.field import Field, Part, Reference
-from fmwc.flow import Space
+from fmwc.flow import Space, path_of
 from fmwc.randomness import Blocks, derive
 from fmwc.sampling import Trajectory, default_estimator, needs_variance, read_with, sample, standard_of
 from fmwc.sampling.adaptive import FEW, numbers
@@ -169,6 +169,10 @@ def fit_confidence(
     name, weight = WEIGHTS["echo"]
     why = f"the echo tells disturbed samples from own ones with AUROC {notices:.2f} (at least {NOTICES} is asked for)"
     echoes = Candidate(((("echo", 1.0), (name, weight)),), why, notices >= NOTICES)
+    if within and "contest" not in checks:
+        kinds = len(given[within].unique())
+        why = f"a contest between {kinds} classes does not fit in the evaluations; give evaluations={kinds} or more"
+        candidates.append(Candidate(((("contest", 1.0),),), why, False))
     candidates.append(echoes)
     near = next((c for c in candidates if c.name == "nearest" and c.use), None)
     if near is not None and echoes.use:
@@ -232,13 +236,18 @@ def _checks(
 
 def _points(space: Space, data: Any, labels: Tensor | None, within: str) -> Nearest:
     """Some of the training points, and as many as may be kept; by class where each has enough of them."""
-    points = embedded(space, each(lambda c: c[: 4 * POINTS], data)).float()
-    most = min(POINTS, max(100, BYTES // (4 * points.shape[1])), len(points) - len(points) // 10)
-    rows = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:most]
+    total, each_one = batch_size(data), embedded(space, each(lambda c: c[:1], data)).shape[1]
+    rows = _shuffled(total)[: min(POINTS, BYTES // (4 * each_one), total - total // 10)]
+    points = embedded(space, each(lambda c: c[rows], data)).float()
     kinds = () if labels is None else labels.unique()
     if labels is None or len(kinds) < 2 or min(labels[rows].eq(label).sum() for label in kinds) < NEIGHBOURS:
-        return Nearest(points[rows])
-    return Nearest(points[rows], labels[rows], within)
+        return Nearest(points)
+    return Nearest(points, labels[rows], within)
+
+
+def _shuffled(total: int) -> Tensor:
+    """The rows of the data in a random order, always the same: the first are kept, the next are new to them."""
+    return torch.randperm(total, generator=torch.Generator().manual_seed(0))
 
 
 def _run(checks: Mapping[str, Any], field: Field, run: Trajectory, seed: int, batch: int) -> dict[str, Tensor]:
@@ -292,9 +301,8 @@ def _asked(
 
 def _density(space: Space, near: Nearest, data: Any) -> float:
     """How far data are from the training points, of the distance that they are from one another."""
-    points = embedded(space, each(lambda c: c[: 4 * POINTS], data)).float()
-    rows = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[len(near.points) :][:TRIED]
-    new = points[rows]
+    rows = _shuffled(batch_size(data))[len(near.points) :][:TRIED]
+    new = embedded(space, each(lambda c: c[rows], data)).float()
     if len(new) < 2:
         return 1.0
     apart = torch.cdist(new, new)[~torch.eye(len(new), dtype=torch.bool)].median()
@@ -310,7 +318,7 @@ def _noticed(field: Field, run: Trajectory, echo: Echo, seed: int) -> tuple[tupl
     given, like = space.given(cond), next(iter(channels(own).values()))
     count = len(like)
     noise = each(lambda c: c.to(like.dtype), given.noise(count, Blocks(seed, 0, count), like.device))
-    disturbed, _ = given.path(noise, own, like.new_full((count,), DISTURBED))
+    disturbed, _ = path_of(field, given)(noise, own, like.new_full((count,), DISTURBED))
     found: list[tuple[tuple[float, ...], float]] = []
     for several in ECHOES:
         times = several[: len(echo.times)]

@@ -19,7 +19,12 @@ from fmwc.randomness import Randomness, as_randomness
 from fmwc.state import State, as_state, as_whole, batch_size, blame_conditions, channels, require_state
 from fmwc.vad import Draw, NoiseModel, Pass, kl
 
-__all__ = ["Field", "Part", "ReadWith", "Reference", "Schedule", "attach", "checked"]
+__all__ = ["Field", "Part", "ReadWith", "Reference", "Schedule", "attach", "checked", "same_times"]
+
+
+def same_times(times: Sequence[float], others: Sequence[float]) -> bool:
+    """Return whether two lists of times are the same, but for rounding."""
+    return len(times) == len(others) and all(abs(a - b) < 1e-4 for a, b in zip(times, others, strict=True))
 
 
 class ReadWith(NamedTuple):
@@ -48,10 +53,7 @@ class ReadWith(NamedTuple):
             return f"{self.steps} {self.stepper} steps, not {other.steps} {other.stepper} steps"
         if variance and self.estimator != other.estimator:
             return f"the variance by {self.estimator or 'no estimator'}, not by {other.estimator or 'none'}"
-        near = len(self.times) == len(other.times) and all(
-            abs(a - b) < 1e-4 for a, b in zip(self.times, other.times, strict=True)
-        )
-        if variance and not near:
+        if variance and not same_times(self.times, other.times):
             return f"the variance at {len(self.times)} times, not at {len(other.times)} (or at others)"
         return ""
 

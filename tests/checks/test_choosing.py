@@ -45,7 +45,10 @@ def test_scores_are_combined_by_ranks_and_the_larger_of_groups_counts():
     alone = combined([(a, 1.0, levels, 0)])
     assert bool((alone.diff() > 0).all())
     assert float(alone[1]) == pytest.approx(0.0, abs=1e-6)
-    torch.testing.assert_close(combined([(a**3, 1.0, levels**3, 0)]), alone, atol=0.05, rtol=0.05)
+    inside = a[:3]  # ranks do not change with the scale of a score
+    torch.testing.assert_close(combined([(inside**3, 1.0, levels**3, 0)]), alone[:3], atol=0.05, rtol=0.05)
+    beyond = combined([(torch.tensor([1.0, 2.0, 3.0, 10.0]), 1.0, levels, 0)])
+    assert bool((beyond.diff() > 0).all())  # the order is kept beyond the reference
     both = combined([(a, 1.0, levels, 0), (b, 1.0, levels, 1)])
     assert float(both[0]) == pytest.approx(float(both[2]), abs=1e-4)
     added = combined([(a, 1.0, levels, 0), (b, 1.0, levels, 0)])
@@ -163,3 +166,20 @@ def test_one_class_is_no_obstacle():
 
     field = fmwc.attach(One(data[:200]), space=(2,))
     assert "nearest" in fmwc.fit_confidence(field, data, cond={"y": torch.zeros(500).long()}, pilot=50, steps=10).score
+
+
+def test_points_are_of_all_of_the_data_and_within_their_limit():
+    from fmwc.choosing import BYTES, _points
+    from fmwc.flow import euclidean
+
+    data = torch.arange(100_000.0)[:, None]
+    points = _points(euclidean((1,)), data, None, "").points
+    assert float(points.max()) > 95_000
+    wide = _points(euclidean((4096,)), torch.zeros(1_000, 4096), None, "").points
+    assert wide.numel() * 4 <= BYTES
+
+
+def test_lists_are_conditions_as_tensors_are():
+    y = [0, 1, 2, 3]
+    run = fmwc.sample(Gaussians(MEANS), 4, space=(2,), y=y, confidence=False, check=8, steps=5)
+    assert "contest" in run.evidence

@@ -67,6 +67,14 @@ class Nearest(Described):
         """Return the options as a checkpoint records them; the points are in its tensors."""
         return {"points": len(self.points), "cond": self.cond}
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Nearest) or (self.cond, self.features) != (other.cond, other.features):
+            return False
+        pairs = ((self.points, other.points), (self.labels, other.labels))
+        return all(a is b or (a is not None and b is not None and torch.equal(a.cpu(), b.cpu())) for a, b in pairs)
+
+    __hash__ = None
+
     def __call__(self, network: Any, space: Space, x1: Any, cond: Mapping[str, Any], seed: int, first: int) -> Found:
         own = embedded(space, x1) if self.features is None else self.features(x1).flatten(1)
         points = self.points.to(own)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fmwc.checks import run_checks, suited
 from fmwc.errors import UsageError, pick
-from fmwc.field import ReadWith, Reference, Schedule
+from fmwc.field import ReadWith, Reference, Schedule, same_times
 from fmwc.flow import Space, as_space, euclidean
 from fmwc.propagate import Estimator, Linearised, Transport, as_estimator, estimator_of
 from fmwc.randomness import Blocks, derive
@@ -225,6 +225,10 @@ def sample(
         raise UsageError(
             "a plain network has no noise to read confidence from; attach it first, or say confidence=False"
         )
+    device = _device(field)
+    cond = {
+        k: torch.as_tensor(v, device=device) if isinstance(v, (list, tuple, np.ndarray)) else v for k, v in cond.items()
+    }
     schedule, reference = _schedule(field, schedule, chosen)
     estimator = _estimator(where, reference, confidence, always=reads_variance(chosen))
     checks = _checks(field, where, reference, check, cond, confidence is not False)
@@ -248,10 +252,6 @@ def sample(
         progress=progress,
         parts=parts,
     )
-    device = _device(field)
-    cond = {
-        k: torch.as_tensor(v, device=device) if isinstance(v, (list, tuple, np.ndarray)) else v for k, v in cond.items()
-    }
     where.check_rows(cond, batch_size(x0) if count is None else count)  # type: ignore[arg-type]
     begin: Any = x0
     if x0 is None:
@@ -409,14 +409,10 @@ def _schedule(
         schedule = reference.read_with.times if same else None
     when: Any = 1 if schedule is None else schedule
     # The times of the field's own schedule, given as a list, have the schedule's reference.
-    if own is not None and isinstance(when, tuple) and _alike(when, own.times):
-        same = reference is not None and reference.read_with is not None and _alike(when, reference.read_with.times)
+    if own is not None and isinstance(when, tuple) and same_times(when, own.times):
+        same = reference is not None and reference.read_with is not None and same_times(when, reference.read_with.times)
         return when, reference if same or (reference and not needs_variance(reference.score)) else own.reference
     return when, reference
-
-
-def _alike(times: Sequence[float], others: Sequence[float]) -> bool:
-    return len(times) == len(others) and all(abs(a - b) < 1e-4 for a, b in zip(times, others, strict=True))
 
 
 PILOT = 1000  # samples whose variance says where steps go

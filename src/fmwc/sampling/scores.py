@@ -223,7 +223,7 @@ def combined(scores: Sequence[tuple[Tensor, float, Tensor, int]]) -> Tensor:  # 
         share = ((at - 1 + inside) / last).clamp(0.5 / last, 1 - 0.5 / last)
         width = (levels[-1] - levels[0]).clamp_min(torch.finfo(score.dtype).tiny)
         beyond = (score - levels[-1]).clamp_min(0) + (score - levels[0]).clamp_max(0)
-        normal = torch.special.ndtri(share) + (beyond / width).clamp(-1, 1)
+        normal = torch.special.ndtri(share) + beyond.sign() * (beyond.abs() / width).log1p()
         sums[group] = normal * weight + sums.get(group, 0.0)
         squares[group] = weight**2 + squares.get(group, 0.0)
     return torch.stack([total / squares[group] ** 0.5 for group, total in sums.items()]).amax(0)

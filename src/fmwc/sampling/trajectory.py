@@ -287,7 +287,7 @@ class Trajectory:
         """The run as it would be, had the variance been read at some of its times only."""
         index = torch.as_tensor(steps, device=self.times.device)
         fewer = {name: each(lambda c: c[index], getattr(self, name)) for name in ("times", "mean", "var")}
-        return replace(self, **fewer)
+        return replace(self, **fewer, scores=None)  # which were read at all of them
 
     def take(self, index: Tensor) -> Trajectory:
         """The trajectory of some of the samples."""
