@@ -151,7 +151,7 @@ def _parts(x: Any) -> list[torch.Tensor]:
 
 def _summed(scores: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
     levels = torch.linspace(0, 1, 1001, device=scores[0][0].device)
-    return combined([(s, w, s.quantile(levels.to(s)), 0) for s, w in scores])
+    return combined([(s, w, s.quantile(levels.to(s))) for s, w in scores])
 
 
 def judge(args: argparse.Namespace) -> None:

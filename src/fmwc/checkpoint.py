@@ -105,9 +105,7 @@ _REFERENCE_SCHEMA = record(
         ),
         "setting": text(),  # of format 2, as one line of text
         "parts": array(
-            record(
-                {"score": _score, "weight": number(), "quantiles": _QUANTILES}, {**_STANDARD, "group": whole(0, 100)}
-            ),
+            record({"score": _score, "weight": number(), "quantiles": _QUANTILES}, _STANDARD),
             most=100,
         ),
         "checks": record(
@@ -282,7 +280,6 @@ def _described(reference: Reference, what: str) -> dict[str, Any]:
         **_standard(reference.standard),
         "parts": [
             {"score": p.score, "weight": p.weight, "quantiles": _digits(p.quantiles), **_standard(p.standard)}
-            | ({"group": p.group} if p.group else {})
             for p in reference.parts
         ],
         "checks": {name: own.describe() for name, own in reference.checks.items()},
@@ -430,7 +427,7 @@ def _reference(folder: Path, described: Any, tensors: dict[str, Tensor]) -> Refe
         given = check(described, _REFERENCE_SCHEMA, "it", CheckpointError)
         made = given.get("read_with") or (_made(given["setting"]) if given.get("setting") else None)
         parts = tuple(
-            Part(p["score"], float(p["weight"]), torch.tensor(p["quantiles"]), _standardised(p), p.get("group") or 0)
+            Part(p["score"], float(p["weight"]), torch.tensor(p["quantiles"]), _standardised(p))
             for p in given.get("parts") or ()
         )
         found = Reference(

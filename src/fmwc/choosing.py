@@ -5,16 +5,15 @@ own samples, in this order:
 
 1. *Are the training points dense?* If new data lie much nearer to training points than to one another (a hundredth of
    the distance on a plane, more than half of it for images), the distance to the nearest training points tells samples
-   that lie off the data. It is not asked where no data are given.
+   that lie off the data. It is not asked where no data are given. A distance can still point the wrong way, so it
+   has to notice a disturbance (see 3) nearly as well as the echo does.
 2. *Does the contest know its classes?* Own samples are asked for a wrong class: the contest has to notice it. It also
    has to be lost by some samples as they are: where the condition decides everything, none turns into a rival.
 3. *Does the echo notice a disturbance?* Own samples are mixed with a little noise: the echo has to notice it. Its times
    are the earliest of those that notice it best.
 
-The contest and the echo are combined with the free `spread` of the trajectory, by ranks. Where training points are
-dense and the echo notices disturbances too, the more doubtful of both counts: a distance alone can point the wrong way.
-If no question is answered with yes, confidence is withheld. `benchmarks/zoo` says how often this chose right on flows
-that it was not made for.
+The contest and the echo are combined with the free `spread` of the trajectory, by ranks. If no question is answered
+with yes, confidence is withheld. `benchmarks/zoo` says how often this chose right on flows that it was not made for.
 """
 
 from __future__ import annotations
@@ -53,6 +52,7 @@ DENSE = 0.25  # of the distance between data: how near training points are where
 KNOWS = 0.85  # AUROC of the contest for wrong classes
 LOST = 0.005  # share of own samples that lose a contest
 NOTICES = 0.6  # AUROC of the echo for disturbed samples
+BEHIND = 0.1  # of AUROC: how much less than the echo nearest points may notice a disturbance
 NEARLY = 0.02  # of AUROC: earlier times are taken if they notice it nearly as well, because they see more of a sample
 DISTURBED = 0.9  # the time on the path to which samples are put back
 WEIGHTS = {"contest": ("spread@0.3-0.8", 0.3), "echo": ("spread@0.6-1", 0.5)}
@@ -66,25 +66,19 @@ class Candidate(NamedTuple):
     """A score that confidence may be made from.
 
     Attributes:
-        groups: The names of its scores with their weights; of several groups the largest sum counts.
+        parts: The names of its scores with their weights.
         why: What speaks for it, or against it, in words.
         use: Whether it may be chosen without labels.
     """
 
-    groups: tuple[tuple[tuple[str, float], ...], ...]
+    parts: tuple[tuple[str, float], ...]
     why: str
     use: bool
 
     @property
     def name(self) -> str:
         """The score in words: `contest + 0.3 spread@0.3-0.8`."""
-        sums = (" + ".join(n if weight == 1 else f"{weight:g} {n}" for n, weight in group) for group in self.groups)
-        return " or ".join(sums)
-
-    @property
-    def parts(self) -> list[tuple[str, float, int]]:
-        """The name, weight and group of each of its scores."""
-        return [(name, weight, group) for group, own in enumerate(self.groups) for name, weight in own]
+        return " + ".join(name if weight == 1 else f"{weight:g} {name}" for name, weight in self.parts)
 
 
 def fit_confidence(
@@ -160,24 +154,21 @@ def fit_confidence(
         )
     finally:
         field.reference = old
-    echo = checks.pop("echo")
+    pair = _disturbed(field, run, derive(seed, "disturbed"))
+    checks["echo"], noticed = _echo(checks["echo"], field, pair, seed)
     found = _run(checks, field, run, derive(seed, "check"), batch)
-    candidates = _asked(field, run, checks, found, data, given, within, derive(seed, "asked"))
-    times, notices = _noticed(field, run, echo, derive(seed, "disturbed"))
-    checks["echo"] = Echo(times, echo.draws)
-    found |= _run({"echo": checks["echo"]}, field, run, derive(seed, "check"), batch)
-    name, weight = WEIGHTS["echo"]
-    why = f"the echo tells disturbed samples from own ones with AUROC {notices:.2f} (at least {NOTICES} is asked for)"
-    echoes = Candidate(((("echo", 1.0), (name, weight)),), why, notices >= NOTICES)
-    if within and "contest" not in checks:
+    candidates = []
+    if "nearest" in checks:
+        near = _notices(checks["nearest"], field, pair, seed)
+        candidates.append(_near(field.space, checks["nearest"], data, near, noticed))
+    if "contest" in checks:
+        candidates.append(_contest(field, run, checks["contest"], found["contest"], within, derive(seed, "asked")))
+    elif within:
         kinds = len(given[within].unique())
         why = f"a contest between {kinds} classes does not fit in the evaluations; give evaluations={kinds} or more"
-        candidates.append(Candidate(((("contest", 1.0),),), why, False))
-    candidates.append(echoes)
-    near = next((c for c in candidates if c.name == "nearest" and c.use), None)
-    if near is not None and echoes.use:
-        both = Candidate((*near.groups, *echoes.groups), f"{near.why}; {echoes.why}", True)
-        candidates.insert(0, both)
+        candidates.append(Candidate((("contest", 1.0),), why, False))
+    why = f"the echo tells disturbed samples from own ones with AUROC {noticed:.2f} (at least {NOTICES} is asked for)"
+    candidates.append(Candidate((("echo", 1.0), WEIGHTS["echo"]), why, noticed >= NOTICES))
     run = Trajectory(**{**vars(run), "evidence": {**run.evidence, **found}})
     chosen = next((c for c in candidates if c.use), candidates[-1])
     rows = [{"score": c.name, "why": c.why, "usable": c.use} for c in candidates]
@@ -262,41 +253,32 @@ def _run(checks: Mapping[str, Any], field: Field, run: Trajectory, seed: int, ba
 # ---- the questions -----------------------------------------------------------------------------------------------
 
 
-def _asked(
-    field: Field,
-    run: Trajectory,
-    checks: Mapping[str, Any],
-    found: Mapping[str, Tensor],
-    data: Any,
-    cond: Mapping[str, Tensor],
-    within: str,
-    seed: int,
-) -> list[Candidate]:
-    """The candidates of nearest training points and of the contest, with the answers to their questions."""
-    candidates = []
-    if "nearest" in checks:
-        share = _density(field.space, checks["nearest"], data)  # type: ignore[arg-type]
-        why = f"new data are as far from training points as {share:.2f} of the distance between data ({DENSE} at most)"
-        candidates.append(Candidate(((("nearest", 1.0),),), why, share <= DENSE))
-    if "contest" in checks:
-        lost = float((found["contest"] > 0).float().mean())
-        few = slice(0, min(TRIED, len(run)))
-        values = checks["contest"].rivals.to(run.cond[within])
-        own = (run.cond[within][few, None] == values).float().argmax(1)
-        shift = torch.randint(1, len(values), own.shape, generator=torch.Generator().manual_seed(seed)).to(own)
-        wrong = {**{k: v[few] for k, v in run.cond.items()}, within: values[(own + shift) % len(values)]}
-        part = each(lambda c: c[few], run.x)
-        space: Any = field.space
-        changed = run_checks({"contest": checks["contest"]}, field, space, part, wrong, seed, 0)["contest"]
-        knows = _auroc(changed, found["contest"][few])
-        why = (
-            f"the contest tells wrong classes from those asked for with AUROC {knows:.2f} (at least {KNOWS}), and "
-            f"{lost:.1%} of the samples lose it (at least {LOST:.1%})"
-        )
-        name, weight = WEIGHTS["contest"]
-        parts = (("contest", 1.0), (name, weight))
-        candidates.append(Candidate((parts,), why, knows >= KNOWS and LOST <= lost <= 0.5))
-    return candidates
+def _near(space: Space, check: Nearest, data: Any, noticed: float, by_echo: float) -> Candidate:
+    """Nearest training points, with how dense they are and how well they notice a disturbance, beside the echo."""
+    share = _density(space, check, data)
+    why = (
+        f"new data are as far from training points as {share:.2f} of the distance between data ({DENSE} at most), and "
+        f"the distance tells disturbed samples from own ones with AUROC {noticed:.2f} (the echo: {by_echo:.2f})"
+    )
+    return Candidate((("nearest", 1.0),), why, share <= DENSE and noticed >= by_echo - BEHIND)
+
+
+def _contest(field: Field, run: Trajectory, check: Contest, found: Tensor, within: str, seed: int) -> Candidate:
+    """The contest, with how well it tells wrong classes, and how many samples lose it."""
+    lost = float((found > 0).float().mean())
+    few = slice(0, min(TRIED, len(run)))
+    values = check.rivals.to(run.cond[within])
+    own = (run.cond[within][few, None] == values).float().argmax(1)
+    shift = torch.randint(1, len(values), own.shape, generator=torch.Generator().manual_seed(seed)).to(own)
+    wrong = {**{k: v[few] for k, v in run.cond.items()}, within: values[(own + shift) % len(values)]}
+    space: Any = field.space
+    changed = run_checks({"contest": check}, field, space, each(lambda c: c[few], run.x), wrong, seed, 0)["contest"]
+    knows = _auroc(changed, found[few])
+    why = (
+        f"the contest tells wrong classes from those asked for with AUROC {knows:.2f} (at least {KNOWS}), and "
+        f"{lost:.1%} of the samples lose it (at least {LOST:.1%})"
+    )
+    return Candidate((("contest", 1.0), WEIGHTS["contest"]), why, knows >= KNOWS and LOST <= lost <= 0.5)
 
 
 def _density(space: Space, near: Nearest, data: Any) -> float:
@@ -309,8 +291,16 @@ def _density(space: Space, near: Nearest, data: Any) -> float:
     return float(torch.cdist(new, near.points).amin(1).median() / apart.clamp_min(1e-12))
 
 
-def _noticed(field: Field, run: Trajectory, echo: Echo, seed: int) -> tuple[tuple[float, ...], float]:
-    """The times at which an echo tells own samples from disturbed ones best, and how well."""
+class Pair(NamedTuple):
+    """Own samples, the same samples disturbed, and their conditions."""
+
+    own: Any
+    disturbed: Any
+    cond: dict[str, Any]
+
+
+def _disturbed(field: Field, run: Trajectory, seed: int) -> Pair:
+    """Some of the samples, and the same put back on their path to a time before the end."""
     few = slice(0, min(TRIED, len(run)))
     cond = {k: v[few] for k, v in run.cond.items()}
     own = each(lambda c: c[few], run.x)
@@ -319,14 +309,27 @@ def _noticed(field: Field, run: Trajectory, echo: Echo, seed: int) -> tuple[tupl
     count = len(like)
     noise = each(lambda c: c.to(like.dtype), given.noise(count, Blocks(seed, 0, count), like.device))
     disturbed, _ = path_of(field, given)(noise, own, like.new_full((count,), DISTURBED))
-    found: list[tuple[tuple[float, ...], float]] = []
-    for several in ECHOES:
-        times = several[: len(echo.times)]
-        tried = {"echo": Echo(times, 1)}
-        scores = [run_checks(tried, field, space, x, cond, seed, 0)["echo"] for x in (disturbed, own)]
-        found.append((times, _auroc(*scores)))
+    return Pair(own, disturbed, cond)
+
+
+def _notices(check: Any, field: Field, pair: Pair, seed: int) -> float:
+    """How well a check tells disturbed samples from own ones."""
+    space: Any = field.space
+    at = derive(seed, "disturbed")
+    scores = [
+        run_checks({check.name: check}, field, space, x, pair.cond, at, 0)[check.name]
+        for x in (pair.disturbed, pair.own)
+    ]
+    return _auroc(*scores)
+
+
+def _echo(check: Echo, field: Field, pair: Pair, seed: int) -> tuple[Echo, float]:
+    """The echo at the times at which it tells disturbed samples best, and how well."""
+    tried = [several[: len(check.times)] for several in ECHOES]
+    found = [(times, _notices(Echo(times), field, pair, seed)) for times in tried]
     most = max(notices for _, notices in found)
-    return next((times, notices) for times, notices in found if notices >= most - NEARLY)
+    times, notices = next(one for one in found if one[1] >= most - NEARLY)
+    return Echo(times, check.draws), notices
 
 
 def _auroc(high: Tensor, low: Tensor) -> float:
@@ -348,7 +351,7 @@ def _by_labels(
         raise ShapeError(f"labels say of each of {judged} samples whether it failed, got shape {tuple(failed.shape)}")
     bad = int(failed.sum())
     names = (*SCORES, "spread", "detour", "echo", "contest", "nearest")
-    others = [Candidate((((name, 1.0),),), "", True) for name in names]
+    others = [Candidate(((name, 1.0),), "", True) for name in names]
     every = [*candidates, *others]
     rows: list[dict[str, Any]] = []
     scored: list[tuple[float, Candidate]] = []
@@ -381,8 +384,8 @@ def _by_labels(
 
 def _summed(run: Trajectory, candidate: Candidate) -> Tensor:
     levels = torch.linspace(0, 1, LEVELS, device=run.grid.device)
-    scores = [(run.score(name), weight, group) for name, weight, group in candidate.parts]
-    return combined([(s, weight, s.quantile(levels.to(s)), group) for s, weight, group in scores])
+    scores = [(run.score(name), weight) for name, weight in candidate.parts]
+    return combined([(s, weight, s.quantile(levels.to(s))) for s, weight in scores])
 
 
 def _reference(
@@ -397,15 +400,15 @@ def _reference(
     """The scores of the pilot's samples; those of the variance are compared within a class."""
     levels = torch.linspace(0, 1, LEVELS, device=run.grid.device)
     parts, scores = [], []
-    for name, weight, group in chosen.parts:
+    for name, weight in chosen.parts:
         raw = run.score(name)
         standard = standard_of(within, raw, run.cond[within]) if within and needs_variance(name) else None
         raw = raw if standard is None else standard(raw, run.cond[within])
         quantiles = raw.quantile(levels.to(raw))
-        parts.append(Part(name, weight, quantiles, standard and standard._replace(source="checkpoint"), group))
-        scores.append((raw, weight, quantiles, group))
+        parts.append(Part(name, weight, quantiles, standard and standard._replace(source="checkpoint")))
+        scores.append((raw, weight, quantiles))
     total = combined(scores)
-    names = {name.partition("@")[0] for name, _, _ in chosen.parts}
+    names = {name.partition("@")[0] for name, _ in chosen.parts}
     used = {name: own for name, own in checks.items() if name in names}
     variance = needs_variance(chosen.name)
     made = None

@@ -66,22 +66,19 @@ class Part(NamedTuple):
         weight: Its weight in the sum.
         quantiles: Its quantiles over reference samples, at evenly spaced levels from 0 to 1.
         standard: Makes it comparable between conditions, applied before the quantiles were taken.
-        group: Scores of a group are added up; of several groups the largest counts.
     """
 
     score: str
     weight: float
     quantiles: Tensor
     standard: Any = None
-    group: int = 0
 
 
 class Reference(NamedTuple):
     """Scores of reference samples, so that one sample alone has a confidence. Kept in the checkpoint.
 
     Attributes:
-        score: The name of the score, the sum of several (`contest + 0.3 spread@0.3-0.8`), or the larger of two
-            (`nearest or echo`).
+        score: The name of the score, or the sum of several (`contest + 0.3 spread@0.3-0.8`).
         read_with: How the reference samples were made; `None` for a check of samples from anywhere.
         quantiles: The score's quantiles at evenly spaced levels from 0 to 1.
         standard: A function `(score, condition) -> score` that makes it comparable between conditions, with the name of

@@ -5,8 +5,10 @@ import torch
 from torch import nn
 
 import fmwc
-from fmwc.choosing import _auroc
+from fmwc.checks import Nearest
+from fmwc.choosing import Pair, _auroc, _near, _notices
 from fmwc.errors import UsageError
+from fmwc.flow import euclidean
 from fmwc.sampling import stream
 from fmwc.sampling.scores import combined
 
@@ -39,19 +41,17 @@ def test_auroc_is_the_chance_of_a_pair():
     assert _auroc(high, low) == pytest.approx(float(sum(pairs)) / 6)
 
 
-def test_scores_are_combined_by_ranks_and_the_larger_of_groups_counts():
+def test_scores_are_combined_by_ranks():
     levels = torch.linspace(0, 1, 101)
     a, b = torch.tensor([0.1, 0.5, 0.9, 2.0]), torch.tensor([0.9, 0.5, 0.1, 0.5])
-    alone = combined([(a, 1.0, levels, 0)])
+    alone = combined([(a, 1.0, levels)])
     assert bool((alone.diff() > 0).all())
     assert float(alone[1]) == pytest.approx(0.0, abs=1e-6)
     inside = a[:3]  # ranks do not change with the scale of a score
-    torch.testing.assert_close(combined([(inside**3, 1.0, levels**3, 0)]), alone[:3], atol=0.05, rtol=0.05)
-    beyond = combined([(torch.tensor([1.0, 2.0, 3.0, 10.0]), 1.0, levels, 0)])
+    torch.testing.assert_close(combined([(inside**3, 1.0, levels**3)]), alone[:3], atol=0.05, rtol=0.05)
+    beyond = combined([(torch.tensor([1.0, 2.0, 3.0, 10.0]), 1.0, levels)])
     assert bool((beyond.diff() > 0).all())  # the order is kept beyond the reference
-    both = combined([(a, 1.0, levels, 0), (b, 1.0, levels, 1)])
-    assert float(both[0]) == pytest.approx(float(both[2]), abs=1e-4)
-    added = combined([(a, 1.0, levels, 0), (b, 1.0, levels, 0)])
+    added = combined([(a, 1.0, levels), (b, 1.0, levels)])
     assert float(added[0]) == pytest.approx(0.0, abs=1e-4)
 
 
@@ -75,6 +75,37 @@ def test_dense_training_points_are_chosen_and_one_sample_has_a_confidence(tmp_pa
     torch.testing.assert_close(fmwc.sample(again, 50, steps=20).confidence, many.confidence)
     parts = list(stream(again, 50, batch=20, steps=20))
     torch.testing.assert_close(torch.cat([p.confidence for p in parts]), many.confidence)
+
+
+@pytest.mark.parametrize(("noticed", "by_echo", "usable"), [(0.7, 0.6, True), (0.55, 0.6, True), (0.4, 0.85, False)])
+def test_a_distance_that_notices_a_disturbance_less_than_the_echo_is_not_trusted(noticed, by_echo, usable):
+    data = circle(2_000)
+    candidate = _near(euclidean((2,)), Nearest(data[:1_500]), data, noticed, by_echo)
+    assert candidate.use is usable
+    assert f"{noticed:.2f} (the echo: {by_echo:.2f})" in candidate.why
+
+
+def test_a_distance_that_points_the_wrong_way_is_noticed():
+    """Small sets lie near one another, so a disturbance that makes sets smaller brings them nearer to the data."""
+    generator = torch.Generator().manual_seed(0)
+    radius = 0.1 + 2 * torch.rand(3_000, 1, generator=generator)
+    data = radius * torch.randn(3_000, 12, generator=generator)
+    field = fmwc.attach(Straight(12), space=(12,))
+    near, rows = Nearest(data[:2_000]), data[2_000:2_400]
+    noise = 0.1 * torch.randn(rows.shape, generator=generator)
+    assert _notices(near, field, Pair(rows, rows + 10 * noise, {}), 0) > 0.6
+    assert _notices(near, field, Pair(rows, 0.5 * rows + noise, {}), 0) < 0.4
+
+
+class Straight(nn.Module):
+    """A velocity of zero; the distance does not look at it."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(dim, dim)
+
+    def forward(self, x, t):
+        return 0.0 * self.layer(x)
 
 
 class Asked(Gaussians):

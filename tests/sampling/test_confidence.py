@@ -142,7 +142,7 @@ def summed(field, *names, checks=None, **cond):
         other = sample(field, 60, steps=10, seed=9, confidence=False, check=one, **cond)
         run = dataclasses.replace(run, evidence={**run.evidence, **other.evidence})
     parts = tuple(Part(name, 1.0, run.score(name).quantile(LEVELS)) for name in names)
-    total = combined([(run.score(p.score), p.weight, p.quantiles, p.group) for p in parts])
+    total = combined([(run.score(p.score), p.weight, p.quantiles) for p in parts])
     made = ReadWith("", 10, "euler", ())
     field.reference = Reference(" + ".join(names), made, total.quantile(LEVELS), None, parts, checks)
     return field

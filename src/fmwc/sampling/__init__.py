@@ -314,7 +314,7 @@ def _scored(reference: Reference, run: Trajectory) -> Trajectory:
             return run
         if part.standard is not None:
             raw = part.standard(raw, run.cond[part.standard.cond])
-        found.append((raw, part.weight, part.quantiles, part.group))
+        found.append((raw, part.weight, part.quantiles))
     return replace(run, scores=combined(found), default_score=reference.score)
 
 

@@ -187,10 +187,10 @@ def parsed(name: str) -> tuple[str | None, str, dict[str, float]]:
 def names_of(score: str) -> list[str]:
     """The names in a score that is made of several.
 
-    >>> names_of("contest + 0.3 spread@0.3-0.8"), names_of("nearest or echo")
-    (['contest', 'spread@0.3-0.8'], ['nearest', 'echo'])
+    >>> names_of("contest + 0.3 spread@0.3-0.8")
+    ['contest', 'spread@0.3-0.8']
     """
-    return [part.strip().rpartition(" ")[2] for group in score.split(" or ") for part in group.split(" + ")]
+    return [part.rpartition(" ")[2] for part in score.split(" + ")]
 
 
 def of_variance(score: str) -> bool:
@@ -202,19 +202,15 @@ def of_variance(score: str) -> bool:
     return all(parsed(name)[1] in SCORES for name in names_of(score))
 
 
-def combined(scores: Sequence[tuple[Tensor, float, Tensor, int]]) -> Tensor:  # (B,), weight, (Q,), group -> (B,)
-    """Scores combined by their ranks among reference samples, each as a standard normal number.
-
-    Within a group it is the weighted sum, over the root of the sum of squared weights. Of several groups it is the
-    largest: a sample is as doubtful as the evidence that doubts it most.
+def combined(scores: Sequence[tuple[Tensor, float, Tensor]]) -> Tensor:  # (B,), weight, (Q,) -> (B,)
+    """Return the weighted sum of scores, each as a standard normal number by its rank among reference samples.
 
     Arguments:
-        scores: For each, the score, its weight, its quantiles over reference samples at evenly spaced levels, and its
-            group. Beyond the largest and the smallest quantile the order of samples is kept.
+        scores: For each, the score, its weight, and its quantiles over reference samples at evenly spaced levels.
+            Beyond the largest and the smallest quantile the order of samples is kept.
     """
-    sums: dict[int, Tensor] = {}
-    squares: dict[int, float] = {}
-    for score, weight, quantiles, group in scores:
+    total: Tensor | float = 0.0
+    for score, weight, quantiles in scores:
         levels = quantiles.to(score).contiguous()
         last = len(levels) - 1
         at = torch.searchsorted(levels, score.contiguous()).clamp(1, last)
@@ -224,9 +220,8 @@ def combined(scores: Sequence[tuple[Tensor, float, Tensor, int]]) -> Tensor:  # 
         width = (levels[-1] - levels[0]).clamp_min(torch.finfo(score.dtype).tiny)
         beyond = (score - levels[-1]).clamp_min(0) + (score - levels[0]).clamp_max(0)
         normal = torch.special.ndtri(share) + beyond.sign() * (beyond.abs() / width).log1p()
-        sums[group] = normal * weight + sums.get(group, 0.0)
-        squares[group] = weight**2 + squares.get(group, 0.0)
-    return torch.stack([total / squares[group] ** 0.5 for group, total in sums.items()]).amax(0)
+        total = total + normal * weight
+    return total / sum(weight**2 for _, weight, _ in scores) ** 0.5
 
 
 def standard_of(cond: str, raw: Tensor, groups: Tensor) -> Standard:  # (B,), (B,)
