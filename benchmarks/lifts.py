@@ -1,12 +1,14 @@
 """How well confidence finds failures as it comes, beside its parts, its rivals and larger budgets, on fresh seeds.
 
-    python benchmarks/lifts.py draw mnist --seeds 200,201,202 --count 10000 --device cuda --out runs/lifts/mnist
-    python benchmarks/lifts.py draw runs/fashion --setting mnist --judge runs/fashion-judge --data fashion.npz --refit …
-    python benchmarks/lifts.py judge runs/lifts/crystals      # crystals are judged on a CPU, after they were drawn
-    python benchmarks/lifts.py table runs/lifts --out results/lifts
+    python -m benchmarks.lifts draw mnist --seeds 200,201,202 --count 10000 --device cuda --out runs/lifts/mnist
+    python -m benchmarks.lifts draw runs/fashion --setting mnist --judge runs/fashion-judge --data fashion.npz --refit …
+    python -m benchmarks.lifts judge runs/lifts/crystals      # crystals are judged on a CPU, after they were drawn
+    python -m benchmarks.lifts table runs/lifts --out results/lifts
 
 `draw` writes one file per seed with every score, and the seconds that plain sampling and the default took. `--refit`
 chooses the confidence anew (fmwc.fit_confidence), with the data that is given, and writes it into `reference.json`.
+`--early` is a checkpoint of the same network after a fifth of its training, which some of the leads need
+(benchmarks/leads.py); `--leads` reads the others too.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks import leads
 
 from fmwc import fit_confidence, load, sample
 from fmwc.checkpoint import _described, load_network
@@ -108,14 +111,14 @@ def draw(args: argparse.Namespace) -> None:
         for name, own in larger(setting, field).items():
             for a in range(0, args.count, batch):
                 rows = slice(a, a + batch)
-                x = {k: v[rows] for k, v in run.x.items()} if isinstance(run.x, dict) else run.x[rows]
-                part = run_checks(
-                    {own.name: own}, field, field.space, x, {k: v[rows] for k, v in cond.items()}, seed, a
-                )
+                here = {k: v[rows] for k, v in cond.items()}
+                part = run_checks({own.name: own}, field, field.space, _rows(run.x, rows), here, seed, a)
                 scores.setdefault(name, []).append(part[own.name])  # type: ignore[union-attr]
             scores[name] = torch.cat(scores[name])  # type: ignore[arg-type]
             beside, weight = ("spread@0.3-0.8", 0.3) if own.name == "contest" else ("spread@0.6-1", 0.5)
             scores[f"{name} + {weight:g} {beside}"] = _summed([(scores[name], 1.0), (scores[beside], weight)])
+        if args.leads or args.early:
+            scores |= led(args, field, run, cond, batch)
         found = {f"score.{n}": v.float().cpu().numpy() for n, v in scores.items()}
         if setting == "mnist":
             from fmwc.metrics.images import failed, predictions
@@ -143,6 +146,25 @@ def draw(args: argparse.Namespace) -> None:
     write_json(
         args.out / "provenance.json", provenance(device, clock.seconds, seeds=[int(s) for s in args.seeds.split(",")])
     )
+
+
+def led(args: argparse.Namespace, field: Any, run: Trajectory, cond: dict[str, Any], batch: int) -> dict[str, Any]:
+    """The scores of leads that were tried."""
+    early: Any = load(args.early, device=field.device) if args.early else None
+    classes = torch.arange(field.network.config["classes"], device=field.device) if "y" in cond else None
+    parts: list[leads.Found] = []
+    for a in range(0, len(run), batch):
+        rows = slice(a, a + batch)
+        here, x0, x = {k: v[rows] for k, v in cond.items()}, _rows(run.x0, rows), _rows(run.x, rows)
+        found = leads.read(field, field.space, x0, here, seed=run.seed, first=a, early=early, classes=classes)
+        if "atoms" in cond:
+            found |= leads.cells(field, field.space, x, here, seed=run.seed, first=a)
+        parts.append(found)
+    return {f"{n} ({parts[0][n][1]:.0f})": torch.cat([p[n][0] for p in parts]) for n in parts[0]}
+
+
+def _rows(x: Any, rows: slice) -> Any:
+    return {k: v[rows] for k, v in x.items()} if isinstance(x, dict) else x[rows]
 
 
 def _parts(x: Any) -> list[torch.Tensor]:
@@ -228,6 +250,8 @@ def main() -> None:
     one.add_argument("--pilot", type=int, default=2_000)
     one.add_argument("--batch", type=int, default=0)
     one.add_argument("--refit", action="store_true")
+    one.add_argument("--early", default="", help="a checkpoint after a fifth of the training")
+    one.add_argument("--leads", action="store_true", help="read the leads too")
     one.add_argument("--device", default="cpu")
     one.add_argument("--out", type=Path, required=True)
     two = verbs.add_parser("judge")

@@ -8,6 +8,7 @@ chosen by the share of failures alone.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -22,10 +23,13 @@ from fmwc.randomness import Randomness, derive
 from fmwc.state import SINGLE, State, each
 from fmwc.training import Plan, train
 
-__all__ = ["FLOWS", "HALVES", "TRAINING", "Flow", "Trained", "Training"]
+__all__ = ["FLOWS", "HALVES", "OTHERS", "TRAINING", "Flow", "Trained", "Training"]
 
 HALVES = ("choose", "report", "fresh")
 DATA, HELD_OUT = 10_000, 2_000  # of the flows whose data are drawn
+# Rivals need other networks, trained on the same data: from other initial weights, or a fifth as long.
+OTHERS = ("early", "second", "third")
+EARLY = 0.2
 
 
 class Training(NamedTuple):
@@ -77,6 +81,7 @@ class Trained:
         failed: The failure rule: `(state, conditions) -> (B,)`, true where a sample failed.
         pairs: The coupling of training, `(x1, randomness) -> x0`; `None` if noise and data are independent.
         notes: Numbers that belong to the failure rule: the held-out accuracy of its classifier.
+        others: The networks of `OTHERS` that there are, by name.
     """
 
     network: nn.Module
@@ -89,6 +94,7 @@ class Trained:
     failed: Callable[[State, dict[str, Tensor]], Tensor]
     pairs: Callable[[Tensor, Randomness], Tensor] | None = None
     notes: Mapping[str, float] = field(default_factory=dict)
+    others: Mapping[str, nn.Module] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -109,10 +115,10 @@ class Flow:
     rule: str
     build: Callable[[torch.Generator, torch.device], Trained]
 
-    def untrained(self, seed: int, device: torch.device) -> Trained:
+    def untrained(self, seed: int, device: torch.device, other: str = "") -> Trained:
         """Everything but the training. The same seed makes the same data on every device."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(seed, self.name, "weights"))
+            torch.manual_seed(derive(seed, self.name, "weights", *_member(other)))
             made = self.build(torch.Generator().manual_seed(derive(seed, self.name, "data")), device)
         conditions = {n: {k: v.to(device) for k, v in getattr(made, n).items()} for n in ("cond", "held_out_cond")}
         return replace(
@@ -123,9 +129,15 @@ class Flow:
             **conditions,
         )
 
-    def train(self, seed: int, device: torch.device, progress: Callable[[int, float], None] | None = None) -> Trained:
-        """Train the flow, as long as `TRAINING` says."""
-        made, how = self.untrained(seed, device), TRAINING[self.name]
+    def train(
+        self,
+        seed: int,
+        device: torch.device,
+        other: str = "",
+        progress: Callable[[int, float], None] | None = None,
+    ) -> Trained:
+        """Train the flow, as long as `TRAINING` says, or one of `OTHERS`."""
+        made, how = self.untrained(seed, device, other), TRAINING[self.name]
         space, network, pairs = made.space, made.network, made.pairs
         objective = getattr(network, "objective", None)
 
@@ -138,11 +150,11 @@ class Flow:
             return space.squared_error(network(x_t, t, **cond), u_t)
 
         plan = Plan(
-            how.steps,
+            max(1, round(EARLY * how.steps)) if other == "early" else how.steps,
             how.batch,
             how.lr,
             "cosine",
-            seed=derive(seed, self.name, "train"),
+            seed=derive(seed, self.name, "train", *_member(other)),
             captured=pairs is None,  # an assignment is solved on the CPU
         )
         train(network, loss, made.data, plan, cond=made.cond, progress=progress)
@@ -150,11 +162,25 @@ class Flow:
             parameter.grad = None
         return made
 
-    def restore(self, seed: int, device: torch.device, weights: Mapping[str, Tensor]) -> Trained:
-        """The trained flow from the weights of an earlier training with the same seed."""
+    def restore(
+        self,
+        seed: int,
+        device: torch.device,
+        weights: Mapping[str, Tensor],
+        others: Mapping[str, Mapping[str, Tensor]] | None = None,
+    ) -> Trained:
+        """The trained flow, and others, from the weights of an earlier training with the same seed."""
         made = self.untrained(seed, device)
         made.network.load_state_dict(dict(weights))
-        return made
+        networks = {name: copy.deepcopy(made.network) for name in others or {}}
+        for name, network in networks.items():
+            network.load_state_dict(dict((others or {})[name]))
+        return replace(made, others=networks)
+
+
+def _member(other: str) -> tuple[str, ...]:
+    """What sets the seeds of a network apart: the early one differs in nothing but its length."""
+    return () if other in ("", "early") else (other,)
 
 
 # ---- what flows are made of --------------------------------------------------------------------------------------

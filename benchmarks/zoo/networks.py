@@ -132,6 +132,10 @@ class Guided(nn.Module):
         with_, without = v.reshape(len(x), 2, *x.shape[1:]).unbind(1)
         return without + self.weight * (with_ - without)
 
+    def unconditional(self, x: Tensor, t: Tensor) -> Tensor:
+        """v(∅)."""
+        return self.network(x, t, y=torch.full((len(x),), self.none, device=x.device))
+
     def objective(self, space: Space, x0: Tensor, x1: Tensor, t: Tensor, randomness: Randomness, y: Tensor) -> Tensor:
         """Flow matching of the unguided network, with labels dropped at random."""
         x_t, u_t = space.path(x0, x1, t)

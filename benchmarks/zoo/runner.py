@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from benchmarks.zoo.flows import FLOWS
+from benchmarks.zoo.flows import FLOWS, OTHERS
 from benchmarks.zoo.scores import score
 from safetensors.torch import load_file, save
 
@@ -24,19 +24,22 @@ def one(name: str, seed: int, device_name: str, out: Path, only: str, count: int
     """Do one flow and seed; return a line that says what was done."""
     torch.set_num_threads(1)
     device, flow = torch.device(device_name), FLOWS[name]
-    weights, scores = (out / f"{name}-{seed}.{kind}" for kind in ("safetensors", "npz"))
+    weights = {other: out / f"{name}-{seed}{other and '.'}{other}.safetensors" for other in ("", *OTHERS)}
+    scores = out / f"{name}-{seed}.npz"
     begun, said = time.perf_counter(), []
-    trained = None
-    if not weights.exists():
+    if missing := [other for other, path in weights.items() if not path.exists()]:
         if only == "scores":
             return f"{name} {seed}: no weights; train it first"
-        trained = flow.train(seed, device)
-        state = {k: v.detach().cpu().contiguous() for k, v in trained.network.state_dict().items()}
-        write_bytes(weights, save(state))
+        for other in missing:
+            network = flow.train(seed, device, other).network
+            write_bytes(
+                weights[other], save({k: v.detach().cpu().contiguous() for k, v in network.state_dict().items()})
+            )
         said.append(f"trained in {time.perf_counter() - begun:.0f} s")
     if only == "scores" or (only != "train" and not scores.exists()):
         begun = time.perf_counter()
-        trained = trained or flow.restore(seed, device, load_file(weights))
+        others = {other: load_file(weights[other]) for other in OTHERS}
+        trained = flow.restore(seed, device, load_file(weights[""]), others)
         found = score(trained, seed, count=count)
         file = io.BytesIO()
         np.savez_compressed(file, **found)

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from benchmarks import leads
 from benchmarks.zoo.flows import Trained
+from benchmarks.zoo.networks import Guided
 
 import fmwc
 from fmwc.checks import Contest, Echo, Nearest, embedded, run_checks
@@ -86,8 +88,35 @@ def default(trained: Trained, field: fmwc.Field, run: Trajectory) -> Reading:
     return Reading(scores, costs)
 
 
+def others(trained: Trained, field: fmwc.Field, run: Trajectory) -> Reading:
+    """Leads and rivals that need other networks, draws of the weights or a velocity without a class."""
+    inner, labels = trained.network, trained.cond.get("y")
+    null = inner.unconditional if isinstance(inner, Guided) else None
+    given: dict[str, Any] = {
+        "early": trained.others.get("early"),
+        "members": [network for name, network in trained.others.items() if name != "early"],
+        "classes": None if labels is None else labels.unique(),
+        "null": null,
+    }
+    parts = []
+    for rows in torch.arange(len(run), device=run.grid.device).split(BATCH[run.grid.device.type]):
+        cond = {k: v[rows] for k, v in run.cond.items()}
+        x0 = each(lambda c: c[rows], run.x0)  # noqa: B023
+        parts.append(
+            leads.read(field, trained.space, x0, cond, seed=run.seed, first=int(rows[0]), steps=STEPS, **given)
+        )
+    scores = {name: torch.cat([part[name][0] for part in parts]) for name in parts[0]}
+    return Reading(scores, {name: cost for name, (_, cost) in parts[0].items()})
+
+
 CHOSEN: dict[str, str] = {}  # what was chosen, in words
-READERS: tuple[Callable[[Trained, fmwc.Field, Trajectory], Reading], ...] = (variance, free, checks, default)
+READERS: tuple[Callable[[Trained, fmwc.Field, Trajectory], Reading], ...] = (
+    variance,
+    free,
+    checks,
+    others,
+    default,
+)
 
 
 def score(trained: Trained, seed: int, *, count: int = COUNT) -> dict[str, np.ndarray]:
