@@ -8,16 +8,24 @@ import pytest
 import torch
 from benchmarks.zoo import digits, flows, scores
 from benchmarks.zoo.flows import FLOWS, HALVES, TRAINING
-from benchmarks.zoo.networks import Denoiser, Guided, ResidualMLP
+from benchmarks.zoo.networks import Denoiser, Equivariant, Guided, Recurrent, ResidualMLP
 from benchmarks.zoo.runner import one
 from benchmarks.zoo.shapes import (
     BONDS,
+    CORNERS,
+    Sphere,
     broken,
+    emblems,
+    hunts,
     nearer_another,
+    no_hunt,
+    no_octahedron,
     not_right,
     off_circle,
     off_line,
+    unbalanced,
     wrong_count,
+    wrong_emblem,
     wrong_notes,
     wrong_tones,
 )
@@ -50,6 +58,7 @@ def test_halves_are_equal_and_every_flow_has_a_training():
     halves = [flow.half for flow in FLOWS.values()]
     assert halves.count("choose") == halves.count("report") >= 7
     assert halves.count("fresh") >= 5
+    assert halves.count("fresh2") >= 5
     assert set(halves) == set(HALVES)
     assert TRAINING.keys() == FLOWS.keys()
 
@@ -163,7 +172,55 @@ def test_fresh_rules_catch_the_failure_they_name():
     assert nearer_another(points, torch.tensor([0, 0, 0, 1]), centres, 0.4).tolist() == [False, False, True, False]
 
 
-def test_summary_has_the_three_halves():
+def test_second_fresh_rules_catch_the_failure_they_name():
+    bent = CORNERS.clone()
+    bent[0] = Sphere().projx(torch.tensor([1.0, 0.4, 0.0]))
+    assert no_octahedron(torch.stack([CORNERS[torch.arange(5, -1, -1)], bent])).tolist() == [False, True]
+    words = ["([])[()]", "([)][()]", "(((((())", "()()()()", "))))(((("]
+    letters = torch.tensor([["([)]".index(letter) for letter in word] for word in words])
+    assert unbalanced(torch.nn.functional.one_hot(letters, 4)).tolist() == [False, True, True, False, True]
+    series = hunts(2, torch.Generator().manual_seed(0))
+    series[1, 5] += 0.5
+    assert no_hunt(series).tolist() == [False, True]
+    x, y = emblems(50, torch.Generator().manual_seed(0))
+    assert not wrong_emblem(x, y).any()
+    assert wrong_emblem(x, (y + 1) % 9).all()  # another colour, or another figure
+    assert wrong_emblem(x, (y + 3) % 9).all()  # another figure
+    assert wrong_emblem(torch.zeros_like(x), y).all()  # no figure
+
+
+def test_geodesics_of_the_sphere_reach_their_end_at_constant_speed():
+    sphere, generator = Sphere(), torch.Generator().manual_seed(0)
+    x, y = (sphere.projx(torch.randn(50, 3, generator=generator, dtype=torch.float64)) for _ in range(2))
+    u = sphere.logmap(x, y)
+    assert torch.allclose(sphere.expmap(x, u), y)
+    assert torch.allclose(u.norm(dim=1), (x * y).sum(1).acos())
+    assert torch.allclose((x * u).sum(1), torch.zeros(50, dtype=torch.float64), atol=1e-12)
+
+
+def test_one_layer_more_or_less_reads_every_place():
+    """A place of the output depends on all places before and after it, for an even or an odd number of LSTM layers."""
+    for depth in (1, 2, 3):
+        network = Recurrent(2, 8, depth)
+        x = torch.randn(1, 6, 2, requires_grad=True)
+        network(x, torch.tensor([0.5]))[0, 2].sum().backward()
+        seen = x.grad[0].abs().sum(1) > 0
+        assert seen[2:].all()  # the first layer reads backwards
+        assert seen.all() == (depth > 1)
+
+
+def test_vectors_of_the_equivariant_network_turn_and_reorder():
+    network, generator = Equivariant(8, 2).double(), torch.Generator().manual_seed(0)
+    x = Sphere().projx(torch.randn(3, 6, 3, generator=generator, dtype=torch.float64))
+    turn = torch.linalg.qr(torch.randn(3, 3, generator=generator, dtype=torch.float64)).Q
+    order, t = torch.randperm(6, generator=generator), torch.rand(3, dtype=torch.float64)
+    v = network(x, t)
+    assert torch.allclose(network(x @ turn, t), v @ turn)
+    assert torch.allclose(network(x[:, order], t), v[:, order])
+    assert torch.allclose((v * x).sum(-1), torch.zeros(3, 6, dtype=torch.float64), atol=1e-12)
+
+
+def test_summary_has_every_half():
     names = {half: next(name for name, flow in FLOWS.items() if flow.half == half) for half in HALVES}
     numbers = {metric: {"mean": 0.8, "std": None} for metric in ("auroc", "auprc", "lift", "cost")}
     rest = {"about": "", "rule": "", "failed": {"mean": 0.1, "std": None}}

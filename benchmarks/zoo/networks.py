@@ -22,8 +22,14 @@ __all__ = [
     "ConvGru",
     "Denoiser",
     "Dilated",
+    "Endpoint",
+    "Equivariant",
+    "GatedMLP",
     "GraphNet",
     "Guided",
+    "Mixer",
+    "PatchTransformer",
+    "Recurrent",
     "ResidualMLP",
     "SetTransformer",
     "SmallUNet",
@@ -289,6 +295,156 @@ class SmallUNet(nn.Module):
     def _block(self, i: int, h: Tensor, e: Tensor) -> Tensor:
         inner = self.inner[i](F.silu(self.norms[i](h))) + self.join[i](e)[:, :, None, None]
         return h + self.outer[i](F.silu(inner))
+
+
+class GatedMLP(nn.Module):
+    """Creates an MLP of gated blocks (SwiGLU) for vectors with a class, which scales and shifts every block's input."""
+
+    def __init__(self, dim: int, classes: int, hidden: int = 96, depth: int = 3, features: int = 64) -> None:
+        super().__init__()
+        self.condition = Condition(features, classes)
+        self.first = nn.Linear(dim, hidden)
+        self.film = nn.ModuleList(nn.Linear(features, 2 * hidden) for _ in range(depth))
+        self.gate = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(depth))
+        self.value = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(depth))
+        self.back = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(depth))
+        self.out = nn.Linear(hidden, dim)
+
+    def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
+        e, h = self.condition(t, y), self.first(x)
+        for film, gate, value, back in zip(self.film, self.gate, self.value, self.back, strict=True):
+            scale, shift = film(e).chunk(2, 1)
+            k = h * (1 + scale) + shift
+            h = h + back(F.silu(gate(k)) * value(k))
+        return self.out(h)
+
+
+class Mixer(nn.Module):
+    """Creates an MLP-Mixer for sequences (B, L, A): dense layers along the places and along the features in turn."""
+
+    def __init__(self, length: int, letters: int, hidden: int = 48, depth: int = 3) -> None:
+        super().__init__()
+        self.condition = Condition(hidden)
+        self.first = nn.Linear(letters, hidden)
+        self.norms = nn.ModuleList(nn.LayerNorm(hidden) for _ in range(2 * depth + 1))
+        self.along = nn.ModuleList(_dense(length, 4 * length) for _ in range(depth))
+        self.across = nn.ModuleList(_dense(hidden, 2 * hidden) for _ in range(depth))
+        self.out = nn.Linear(hidden, letters)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        h = self.first(x) + self.condition(t, None)[:, None]
+        for i, (along, across) in enumerate(zip(self.along, self.across, strict=True)):
+            h = h + along(self.norms[2 * i](h).transpose(1, 2)).transpose(1, 2)
+            h = h + across(self.norms[2 * i + 1](h))
+        return self.out(self.norms[-1](h))
+
+
+def _dense(size: int, hidden: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(size, hidden), nn.GELU(), nn.Linear(hidden, size))
+
+
+class Endpoint(nn.Module):
+    """Creates the velocity (E[x₁ | x_t] − x_t) / (1 − t) for one-hot letters, from a network that gives their logits.
+
+    The loss is cross entropy (variational flow matching). The denominator is at least 0.02, the last of 50 steps.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        return (self.network(x, t).softmax(-1) - x) / (1 - t).clamp_min(0.02)[:, None, None]
+
+    def objective(self, space: Space, x0: Tensor, x1: Tensor, t: Tensor, randomness: Randomness) -> Tensor:
+        """Cross entropy of the letters."""
+        return -(x1 * self.network(space.path(x0, x1, t)[0], t).log_softmax(-1)).sum(-1).mean()
+
+
+class Recurrent(nn.Module):
+    """Creates a network for series (B, L, D): LSTM layers that read backwards and forwards in turn.
+
+    The LSTM is written with linear layers, one step at a time.
+    """
+
+    def __init__(self, dim: int, hidden: int = 48, depth: int = 2) -> None:
+        super().__init__()
+        self.condition = Condition(hidden)
+        self.first = nn.Linear(dim, hidden)
+        self.seen = nn.ModuleList(nn.Linear(hidden, 4 * hidden) for _ in range(depth))
+        self.kept = nn.ModuleList(nn.Linear(hidden, 4 * hidden) for _ in range(depth))
+        self.out = nn.Linear(2 * hidden, dim)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        wide = self.first(x) + self.condition(t, None)[:, None]
+        h = wide
+        for seen, kept in zip(self.seen, self.kept, strict=True):
+            h = self._scan(seen(h).unbind(1)[::-1], kept)  # the next layer reads the other way
+        h = h if len(self.seen) % 2 == 0 else h.flip(1)
+        return self.out(torch.cat([wide, h], -1))
+
+    def _scan(self, places: tuple[Tensor, ...], kept: nn.Module) -> Tensor:
+        h = c = torch.zeros_like(places[0].chunk(4, 1)[0])
+        found = []
+        for place in places:
+            take, forget, show, new = (place + kept(h)).chunk(4, 1)
+            c = torch.sigmoid(forget + 1) * c + torch.sigmoid(take) * torch.tanh(new)
+            h = torch.sigmoid(show) * torch.tanh(c)
+            found.append(h)
+        return torch.stack(found, 1)
+
+
+class Equivariant(nn.Module):
+    """Creates a network for sets of unit vectors (B, N, D) that turns and reorders with them.
+
+    It sees inner products only; the velocity of each vector is the tangent part of a weighted sum of all of them.
+    """
+
+    def __init__(self, hidden: int = 32, depth: int = 3) -> None:
+        super().__init__()
+        self.condition = Condition(hidden)
+        self.edge = nn.ModuleList(nn.Linear(2 * hidden + 1, hidden) for _ in range(depth))
+        self.node = nn.ModuleList(nn.Linear(2 * hidden, hidden) for _ in range(depth))
+        self.weight = nn.Sequential(nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, 1))
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        count = x.shape[1]
+        inner = (x @ x.transpose(1, 2))[..., None]  # (B, N, N, 1)
+        h = self.condition(t, None)[:, None].expand(-1, count, -1)
+        for edge, node in zip(self.edge, self.node, strict=True):
+            ends = [h[:, :, None].expand(-1, -1, count, -1), h[:, None].expand(-1, count, -1, -1)]
+            sent = F.silu(edge(torch.cat([*ends, inner], -1)))
+            h = h + F.silu(node(torch.cat([h, sent.mean(2)], -1)))
+        v = self.weight(sent)[..., 0] @ x
+        return v - (x * v).sum(-1, keepdim=True) * x
+
+
+class PatchTransformer(nn.Module):
+    """Creates a transformer over patches of images (B, C, S, S); time and class scale, shift and gate every block."""
+
+    def __init__(
+        self, channels: int, side: int, patch: int, classes: int, hidden: int = 64, heads: int = 4, depth: int = 3
+    ) -> None:
+        super().__init__()
+        self.condition = Condition(hidden, classes)
+        self.first = nn.Conv2d(channels, hidden, patch, stride=patch)
+        self.place = nn.Parameter(0.02 * torch.randn(1, (side // patch) ** 2, hidden))
+        self.norm = nn.LayerNorm(hidden, elementwise_affine=False)
+        self.film = nn.ModuleList(nn.Linear(hidden, 6 * hidden) for _ in range(depth))
+        self.attend = nn.ModuleList(nn.MultiheadAttention(hidden, heads, batch_first=True) for _ in range(depth))
+        self.across = nn.ModuleList(_dense(hidden, 2 * hidden) for _ in range(depth))
+        self.out = nn.ConvTranspose2d(hidden, channels, patch, stride=patch)
+
+    def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
+        e, h = self.condition(t, y), self.first(x)
+        wide = h.shape
+        h = h.flatten(2).transpose(1, 2) + self.place
+        for film, attend, across in zip(self.film, self.attend, self.across, strict=True):
+            a, b, c, d, g, k = film(e)[:, None].chunk(6, -1)
+            seen = self.norm(h) * (1 + a) + b
+            h = h + c * attend(seen, seen, seen, need_weights=False)[0]
+            h = h + d * across(self.norm(h) * (1 + g) + k)
+        return self.out(self.norm(h).transpose(1, 2).reshape(wide))
 
 
 class Classifier(nn.Module):

@@ -14,31 +14,47 @@ from fmwc.flow import FlatTorus
 __all__ = [
     "BONDS",
     "CENTRES",
+    "CORNERS",
+    "EMBLEMS",
+    "LETTERS",
     "NOTES",
+    "SIDE",
+    "STEPS",
     "TONES",
+    "WORD",
+    "Sphere",
     "arms",
     "board",
     "bonded",
+    "brackets",
     "broken",
     "circles",
     "cloud_centres",
+    "emblems",
+    "hunts",
     "lissajous",
     "melodies",
     "moon_curves",
     "nearer_another",
     "nearest",
+    "no_hunt",
+    "no_octahedron",
     "not_right",
+    "octahedra",
     "off_circle",
     "off_line",
     "points_on",
     "pulses",
+    "rare",
     "ring_curves",
     "segments",
     "square_curves",
     "torus_curve",
     "triangles",
+    "unbalanced",
     "waves",
     "wrong_count",
+    "wrong_emblem",
     "wrong_notes",
     "wrong_tones",
 ]
@@ -319,3 +335,173 @@ def broken(x: Tensor, y: Tensor) -> Tensor:  # (B, 6, 2), (B,) -> (B,)
     pairs = torch.tensor(list(combinations(range(NODES), 2)))
     apart, bonds = apart[:, pairs[:, 0], pairs[:, 1]], bonds[:, pairs[:, 0], pairs[:, 1]]
     return torch.where(bonds, (apart - 1).abs() > 0.3, apart < 0.7).any(1)
+
+
+# ---- vectors on a sphere -----------------------------------------------------------------------------------------
+
+
+class Sphere:
+    """Creates the unit sphere of the last dimension; normal noise, put on it, is uniform."""
+
+    def expmap(self, x: Tensor, u: Tensor) -> Tensor:
+        size = u.square().sum(-1, keepdim=True).clamp_min(1e-20).sqrt()
+        return size.cos() * x + size.sin() / size * u
+
+    def logmap(self, x: Tensor, y: Tensor) -> Tensor:
+        across = self.proju(x, y)
+        size = across.square().sum(-1, keepdim=True).clamp_min(1e-20).sqrt()
+        return torch.atan2(size, (x * y).sum(-1, keepdim=True)) / size * across
+
+    def projx(self, x: Tensor) -> Tensor:
+        return x / x.square().sum(-1, keepdim=True).clamp_min(1e-20).sqrt()
+
+    def proju(self, x: Tensor, u: Tensor) -> Tensor:
+        return u - (x * u).sum(-1, keepdim=True) * x
+
+
+CORNERS = torch.cat([torch.eye(3), -torch.eye(3)])  # (6, 3)
+
+
+def octahedra(count: int, generator: Generator) -> Tensor:  # (count, 6, 3)
+    """The corners of an octahedron, as directions from its centre, turned at random and in any order."""
+    turn = torch.linalg.qr(torch.randn(count, 3, 3, generator=generator)).Q
+    order = torch.rand(count, len(CORNERS), generator=generator).argsort(1)
+    return Sphere().projx(CORNERS[order] @ turn + 0.02 * torch.randn(count, len(CORNERS), 3, generator=generator))
+
+
+def no_octahedron(x: Tensor, tolerance: float = 0.3) -> Tensor:  # (B, 6, 3) -> (B,)
+    """Whether a corner's inner products with the others, in order, are not an octahedron's within a tolerance."""
+    found, wanted = ((c @ c.transpose(-1, -2)).sort(-1).values for c in (x.cpu(), CORNERS))
+    return (found - wanted).abs().amax((1, 2)) > tolerance
+
+
+# ---- words -------------------------------------------------------------------------------------------------------
+
+WORD, LETTERS = 8, 4  # the length of a word, and its letters: ( [ ) ]
+
+
+def brackets(count: int, generator: Generator) -> Tensor:  # (count, 8, 4)
+    """Balanced words of two kinds of brackets, one-hot."""
+    opens = torch.rand(count, WORD, generator=generator) < 0.5
+    kinds = torch.randint(2, (count, WORD), generator=generator)
+    words, stack, depth, rows = torch.zeros_like(kinds), torch.zeros_like(kinds), kinds[:, 0] * 0, torch.arange(count)
+    for i in range(WORD):
+        opened = (depth == 0) | (opens[:, i] & (depth < WORD - i))  # every open bracket has still room to be closed
+        top = (depth - 1).clamp_min(0)
+        words[:, i] = torch.where(opened, kinds[:, i], 2 + stack[rows, top])
+        stack[rows, depth] = torch.where(opened, kinds[:, i], stack[rows, depth])
+        depth = depth + torch.where(opened, 1, -1)
+    return torch.nn.functional.one_hot(words, LETTERS).float()
+
+
+def unbalanced(x: Tensor) -> Tensor:  # (B, 8, 4) -> (B,)
+    """Whether the largest numbers do not spell a balanced word."""
+
+    def wrong(word: list[int]) -> bool:
+        stack: list[int] = []
+        for letter in word:
+            if letter < 2:
+                stack.append(letter)
+            elif not stack or stack.pop() != letter - 2:
+                return True
+        return bool(stack)
+
+    return torch.tensor([wrong(word) for word in x.cpu().argmax(2).tolist()])
+
+
+# ---- hunters and their prey --------------------------------------------------------------------------------------
+
+STEPS = 16  # of a series, each 0.4 units of time
+
+
+def _later(x: Tensor) -> Tensor:  # (..., 2)
+    """Logarithms of prey and hunters one step later, by Lotka and Volterra's equations (two Runge–Kutta steps)."""
+
+    def speed(x: Tensor) -> Tensor:
+        return torch.stack([1 - x[..., 1].exp(), x[..., 0].exp() - 1], -1)
+
+    for _ in range(2):
+        a = speed(x)
+        b = speed(x + 0.1 * a)
+        c = speed(x + 0.1 * b)
+        x = x + 0.2 / 6 * (a + 2 * b + 2 * c + speed(x + 0.2 * c))
+    return x
+
+
+def hunts(count: int, generator: Generator) -> Tensor:  # (count, 16, 2)
+    """Series of the logarithms of prey and hunters from any start near their balance."""
+    found = [_directions(count, generator) * (0.5 + torch.rand(count, 1, generator=generator))]
+    for _ in range(STEPS - 1):
+        found.append(_later(found[-1]))
+    return torch.stack(found, 1) + 0.02 * torch.randn(count, STEPS, 2, generator=generator)
+
+
+def no_hunt(x: Tensor, tolerance: float = 0.3) -> Tensor:  # (B, 16, 2) -> (B,)
+    """Whether a state is farther than a tolerance from where the equations take the one before it."""
+    x = x.cpu().double().clamp(-5, 5)
+    return (x[:, 1:] - _later(x[:, :-1])).norm(dim=2).amax(1) > tolerance
+
+
+# ---- rare modes --------------------------------------------------------------------------------------------------
+
+
+def rare(
+    centres: Tensor, count: int, noise: float, generator: Generator
+) -> tuple[Tensor, Tensor]:  # (C, M, D) -> (count, D), (count,)
+    """Points about the centres of a class; each centre is half as likely as the one before it."""
+    y = torch.randint(len(centres), (count,), generator=generator)
+    shares = 0.5 ** torch.arange(centres.shape[1])
+    mode = torch.multinomial(shares, count, replacement=True, generator=generator)
+    return centres[y, mode] + noise * torch.randn(count, centres.shape[2], generator=generator), y
+
+
+# ---- emblems -----------------------------------------------------------------------------------------------------
+
+SIDE = 12
+EMBLEMS = 9  # three figures in three colours
+_AT = torch.arange(SIDE) + 0.5
+
+
+def _figures(place: Tensor, size: Tensor) -> Tensor:  # (B, 2), (B,) -> (B, 3, 12, 12)
+    """Masks of a disc, two bars and a cross, with soft edges."""
+    right, down = (_AT - place[:, :1])[:, None].abs(), (_AT - place[:, 1:])[:, :, None].abs()
+    size = size[:, None, None]
+    disc = size - (right.square() + down.square()).sqrt()
+    bars = torch.minimum(size - right, 0.8 - (down - size + 0.8).abs())
+    cross = torch.minimum(size - torch.maximum(right, down), 0.8 - torch.minimum(right, down))
+    return (4 * torch.stack([disc, bars, cross], 1)).sigmoid()
+
+
+def _coloured(mask: Tensor, colour: Tensor) -> Tensor:  # (B, 12, 12), (B,) -> (B, 3, 12, 12)
+    ink = 2 * torch.nn.functional.one_hot(colour, 3) - 0.5  # 1.5 of its own colour less 0.5 of the others
+    return mask[:, None] * ink[:, :, None, None]
+
+
+def emblems(count: int, generator: Generator) -> tuple[Tensor, Tensor]:  # (count, 3, 12, 12), (count,)
+    """A disc, two bars or a cross of any place and size in one of three colours; the class is figure and colour."""
+    y = torch.randint(EMBLEMS, (count,), generator=generator)
+    place = 4 + 4 * torch.rand(count, 2, generator=generator)
+    size = 2.5 + torch.rand(count, generator=generator)
+    mask = _figures(place, size)[torch.arange(count), y // 3]
+    return _coloured(mask, y % 3) + 0.05 * torch.randn(count, 3, SIDE, SIDE, generator=generator), y
+
+
+def wrong_emblem(x: Tensor, y: Tensor, tolerance: float = 0.2) -> Tensor:  # (B, 3, 12, 12), (B,) -> (B,)
+    """Whether the nearest drawing is of another class, or differs by more than a tolerance (root mean square).
+
+    Drawings are on a grid of places half a pixel apart, in five sizes.
+    """
+    half = torch.linspace(4, 8, 9)
+    grid = torch.cartesian_prod(half, half, torch.linspace(2.5, 3.5, 5))
+    masks = _figures(grid[:, :2], grid[:, 2])  # (G, 3, 12, 12)
+    apart = torch.stack(
+        [
+            torch.cdist(
+                x.cpu().flatten(1), _coloured(masks[:, kind // 3], torch.full((len(grid),), kind % 3)).flatten(1)
+            ).amin(1)
+            for kind in range(EMBLEMS)
+        ],
+        1,
+    )  # (B, 9)
+    nearest, kind = apart.min(1)
+    return (kind != y.cpu()) | (nearest > tolerance * math.sqrt(3 * SIDE * SIDE))

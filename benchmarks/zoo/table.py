@@ -144,7 +144,7 @@ def tables(found: Mapping[str, Any]) -> str:
         "",
         "Small flows; mean ± standard deviation over seeds. Scores were chosen on `choose`. The rule",
     ]
-    lines += ["was changed once after `report` had been seen; nothing was tuned on `fresh`.", ""]
+    lines += ["was changed once after `report` had been seen; nothing was tuned on `fresh` and `fresh2`.", ""]
     lines += [_row("flow", "half", "about", "fails if", "failed, %"), "|---|---|---|---|---:|"]
     for name, flow in found.items():
         share = {key: None if v is None else 100 * v for key, v in flow["failed"].items()}
