@@ -78,7 +78,7 @@ def _plates(run: Run, field: Field, closer: Run | None = None) -> list[Plate]:
         Plate(
             "samples",
             "Where the doubt lies",
-            f"Grey squares are where samples belong; colour is how sure of each one a score is. {both}"
+            f"Grey squares are where samples belong; colour shows how sure a score is of each sample. {both}"
             "If a score means anything, the ringed samples, which are misplaced, are the bright ones.",
             "Samples on the checkerboard, coloured by confidence, misplaced ones ringed.",
             board.samples_by_confidence(run.x, levels, run.bad),
