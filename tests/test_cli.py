@@ -1,9 +1,12 @@
 """The command line, as a user meets it: tiny runs end to end, and every kind of bad input."""
 
 import json
+import re
 import sys
+from base64 import b64decode
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -12,6 +15,7 @@ import fmwc
 from fmwc.__main__ import main
 from fmwc.files import WORK
 from fmwc.identity import seal
+from fmwc.metrics.points import misplaced
 from fmwc.weights import FOLDER, shipped
 
 TINY = ["hidden=16", "time_features=8", "iterations=40", "batch=64", "noise_steps=10", "points=2000", "save_every=20"]
@@ -95,6 +99,29 @@ def test_demo_writes_one_page_with_everything_inside(run, tmp_path):
     assert "<canvas" in page
     assert "misplaced, surest 90" in out
     assert not (tmp_path / "demo" / "model").exists()
+
+
+def test_demo_ranks_by_the_fields_confidence_and_shows_the_variance_beside_it(run, tmp_path):
+    code, out, err = run("demo", "--out", tmp_path, "--device", "cpu", "-n", 400)
+    assert code == 0, err
+    made = fmwc.Trajectory.load(tmp_path)
+    as_it_comes = fmwc.sample(fmwc.load("checkerboard"), 400)
+    assert made.default_score == "nearest"
+    torch.testing.assert_close(made.confidence, as_it_comes.confidence, atol=2e-3, rtol=0)
+    for name in ("nearest", "temporal_ratio"):
+        assert f"AUPRC of {name}" in out
+    rows = {row[""]: row["value"] for row in json.loads((tmp_path / "numbers.json").read_text())["numbers"]}
+    assert rows["nearest: the confidence"] == "distance to the nearest training samples"
+    assert rows["temporal_ratio: the variance"] == "late over early uncertainty"
+    # Pictures and numbers are of the same ranking: the curves' legend, the table and the explorer.
+    page = (tmp_path / "report.html").read_text()
+    data = json.loads(re.search(r'class="data">(.*?)</script>', page)[1])
+    bad = np.frombuffer(b64decode(data["bad"]), np.uint8) > 0
+    worst = misplaced(made.x)[made.score().argsort(descending=True, stable=True)[:40].numpy()]
+    assert bad[-40:].sum() == worst.sum()
+    ranks = np.frombuffer(b64decode(data["beside"]), "<u2") / 65535
+    expected = made.ranked_by("temporal_ratio").rank[made.score().argsort(stable=True)]
+    np.testing.assert_allclose(ranks, expected.numpy(), atol=1e-4)
 
 
 def test_demo_trains_when_asked_to(run, tmp_path):

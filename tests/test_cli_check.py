@@ -241,6 +241,17 @@ def test_sampling_ends_with_a_check(run, tmp_path):
     assert "contradict" in one_line(err)
 
 
+def test_the_best_of_candidates_is_chosen_by_the_check_that_is_given(run, tmp_path):
+    out = tmp_path / "x"
+    how = ("--best-of", 2, "--check", 2, "--propagation", "none", "--steps", 10, "-n", 20, "--out", out)
+    code, _, err = run("sample", "checkerboard", *how)
+    assert code == 0, err
+    made = Trajectory.load(out)
+    assert made.default_score == "echo"
+    expected = best_of(fmwc.load("checkerboard"), 20, 2, steps=10, check=2, confidence=False)
+    torch.testing.assert_close(made.score(), expected.run.score())
+
+
 def test_the_best_of_candidates_is_the_librarys(run, tmp_path):
     words = ("-n", 30, "--steps", 10, "--every", 1, "--device", "cpu")
     for name, how in {"n": ("--best-of", 3), "budget": ("--budget", 35)}.items():

@@ -239,11 +239,17 @@ def save_schedule(schedule: Schedule, folder: str | Path) -> Path:
     return _amended(folder, {"schedule": _planned(schedule)})
 
 
-def save_reference(reference: Reference, folder: str | Path) -> Path:
-    """Replace the reference in the record of the checkpoint it was fitted to; the weights are not touched."""
+def save_reference(reference: Reference, folder: str | Path, **extra: Any) -> Path:
+    """Replace the reference in the record of the checkpoint it was fitted to; the weights are not touched.
+
+    Arguments:
+        reference: The reference.
+        folder: The checkpoint.
+        extra: What else to replace in the record: its provenance.
+    """
     if "nearest" in reference.checks:
         raise CheckpointError("this reference holds training points, which are among the weights; save the field again")
-    return _amended(folder, {"reference": _described(reference, "the reference")})
+    return _amended(folder, {"reference": _described(reference, "the reference"), **plain(extra)})
 
 
 def _amended(folder: str | Path, changes: dict[str, Any]) -> Path:

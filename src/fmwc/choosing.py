@@ -42,6 +42,7 @@ __all__ = ["Candidate", "fit_confidence"]
 PILOT = 1_000  # samples; more where there are more classes
 FEWEST_PILOT = 8
 PILOT_CPU = 200  # of states that are more than a few numbers, on a CPU
+LARGEST_PILOT = 2_000  # samples, at most, that a pilot grows to because of its classes
 POINTS = 16_000  # training points that are kept, at most,
 BYTES = 1 << 22  # and what they may take
 TRIED = 400  # samples that are disturbed or asked for a wrong class
@@ -118,7 +119,8 @@ def fit_confidence(
         evaluations: Evaluations per sample that a check may take; 0.4 times the steps for a contest and 4 for an echo
             if not given.
         steps, stepper: How samples will be drawn.
-        pilot: The number of pilot samples.
+        pilot: The number of pilot samples; more if there are many classes, up to 2,000. A condition that needs a larger
+            pilot, or that has a value of its own in most rows of the data (an id), is not used as a class.
         seed: Seeds the pilot run.
         batch: Samples drawn together.
         keep_data: Whether the field may keep training points (at most 16,000, and 4 MiB) to compare samples with.
@@ -139,9 +141,10 @@ def fit_confidence(
     if data is not None and conventions:
         few = each(lambda c: c[:1024].to(device), data)
         check_conventions(field, space, few, {k: v[:1024].to(device) for k, v in given.items()}, seed=seed)
-    classes = discrete(given, space, len(next(iter(given.values()), ())))
+    count = _count(field, pilot)
+    classes, ids = _classes(given, space, count, data is not None)
     within = classes[0] if len(classes) == 1 else ""
-    count = _count(field, pilot, given, within)
+    count = max(count, FEWEST * len(given[within].unique())) if within else count
     drawn: dict[str, Any] = {k: v.to(device) for k, v in _conditions(given, within, count).items()}
     checks = _checks(field, data, given, within, evaluations, steps, keep_data)
     options: dict[str, Any] = {"steps": steps, "stepper": stepper, "batch": batch, "check": False, "progress": progress}
@@ -167,6 +170,7 @@ def fit_confidence(
         kinds = len(given[within].unique())
         why = f"a contest between {kinds} classes does not fit in the evaluations; give evaluations={kinds} or more"
         candidates.append(Candidate((("contest", 1.0),), why, False))
+    candidates += [Candidate((("contest", 1.0),), why, False) for why in ids.values()]
     why = f"the echo tells disturbed samples from own ones with AUROC {noticed:.2f} (at least {NOTICES} is asked for)"
     candidates.append(Candidate((("echo", 1.0), WEIGHTS["echo"]), why, noticed >= NOTICES))
     run = Trajectory(**{**vars(run), "evidence": {**run.evidence, **found}})
@@ -185,11 +189,35 @@ def fit_confidence(
 # ---- the pilot ---------------------------------------------------------------------------------------------------
 
 
-def _count(field: Field, pilot: int | None, cond: Mapping[str, Tensor], within: str) -> int:
+def _count(field: Field, pilot: int | None) -> int:
+    """The number of pilot samples that is asked for, or that the device affords."""
     assert field.space is not None
     small = field.device.type == "cpu" and numbers(field.space) > FEW
-    count = as_whole(pilot, "pilot", FEWEST_PILOT) if pilot is not None else PILOT_CPU if small else PILOT
-    return max(count, FEWEST * len(cond[within].unique())) if within else count
+    return as_whole(pilot, "pilot", FEWEST_PILOT) if pilot is not None else PILOT_CPU if small else PILOT
+
+
+def _classes(cond: Mapping[str, Tensor], space: Space, count: int, of_data: bool) -> tuple[list[str], dict[str, str]]:
+    """The conditions that are classes, and why others of whole numbers are none.
+
+    Arguments:
+        cond: The conditions, one row each.
+        space: The space of the samples.
+        count: The number of pilot samples, before it grows with the classes.
+        of_data: Whether the conditions are those of data: classes then occur more than once.
+    """
+    rows = len(next(iter(cond.values()), ()))
+    classes, ids = [], {}
+    for name in discrete(cond, space, rows):
+        values = len(cond[name].unique())
+        so = "so it is not used as a class: there is no contest, and samples are not compared within it"
+        if of_data and rows > 1 and 2 * values > rows:
+            ids[name] = f"'{name}' has {values:,} values in {rows:,} rows of data, {so}"
+        elif FEWEST * values > max(count, LARGEST_PILOT):
+            least = f"a pilot of {FEWEST} per value has more than {max(count, LARGEST_PILOT):,} samples"
+            ids[name] = f"'{name}' has {values:,} values and {least}, {so}; give pilot={FEWEST * values} to use it"
+        else:
+            classes.append(name)
+    return classes, ids
 
 
 def _conditions(cond: Mapping[str, Tensor], within: str, count: int) -> dict[str, Tensor]:
@@ -358,7 +386,8 @@ def _by_labels(
     for candidate in every:
         try:
             score = _summed(run, candidate)[:judged]
-        except UsageError:
+        except UsageError:  # this run did not read it
+            rows += [{"score": candidate.name, "why": candidate.why, "usable": False}] if candidate.why else []
             continue
         value = _auroc(score[failed], score[~failed]) if 0 < bad < judged else 0.5
         rows.append({"score": candidate.name, "why": candidate.why, "usable": candidate.use, "auroc": round(value, 4)})

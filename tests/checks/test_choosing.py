@@ -214,3 +214,76 @@ def test_lists_are_conditions_as_tensors_are():
     y = [0, 1, 2, 3]
     run = fmwc.sample(Gaussians(MEANS), 4, space=(2,), y=y, confidence=False, check=8, steps=5)
     assert "contest" in run.evidence
+
+
+class Named(Points):
+    """Takes an id with each sample, and looks away."""
+
+    def forward(self, x, t, id, y=None):
+        return super().forward(x, t)
+
+
+def piloted(monkeypatch, field, *given, **options):
+    """The reference, and the number of samples that its pilot drew."""
+    import fmwc.choosing as choosing
+
+    drawn = []
+
+    def spy(field, count, **how):
+        drawn.append(count)
+        return fmwc.sample(field, count, **how)
+
+    monkeypatch.setattr(choosing, "sample", spy)
+    return fmwc.fit_confidence(field, *given, steps=5, conventions=False, **options), drawn
+
+
+@pytest.mark.parametrize("with_data", [True, False])
+def test_ids_are_no_classes_and_do_not_enlarge_the_pilot(monkeypatch, with_data):
+    data = circle(3_000)
+    field = fmwc.attach(Named(data[:50]), space=(2,))
+    given = [data] if with_data else []
+    reference, drawn = piloted(monkeypatch, field, *given, cond={"id": torch.arange(3_000)}, pilot=60)
+    assert drawn == [60]
+    why = next(row["why"] for row in reference.candidates if row["score"] == "contest")
+    assert "'id' has 3,000 values" in why
+    assert "not used as a class" in why
+    assert reference.classes == {}
+    assert "contest" not in reference.checks
+    assert not with_data or reference.checks["nearest"].labels is None
+    run = fmwc.sample(field, 5, steps=5, id=torch.tensor([7, 7, 8, -1, 9_999]))  # any id is as good as another
+    assert bool(run.withheld) == bool(reference.withheld)
+
+
+def test_a_few_rows_with_an_id_each_have_no_classes_either(monkeypatch):
+    data = circle(40)
+    field = fmwc.attach(Named(data), space=(2,))
+    reference, drawn = piloted(monkeypatch, field, data, cond={"id": torch.arange(40)}, pilot=20)
+    assert drawn == [20]
+    assert reference.classes == {}
+
+
+def test_a_class_beside_an_id_is_still_one(monkeypatch):
+    data = circle(2_000)
+    field = fmwc.attach(Named(data[:50]), space=(2,))
+    cond = {"id": torch.arange(2_000), "y": torch.arange(2_000) % 12}
+    reference, drawn = piloted(monkeypatch, field, data, cond=cond, pilot=60)
+    assert drawn == [96]  # eight of each class
+    assert reference.classes == {"y": tuple(range(12))}
+
+
+def test_many_classes_are_used_where_the_pilot_is_large_enough(monkeypatch):
+    field = fmwc.attach(Named(circle(50)), space=(2,))
+    cond = {"id": torch.arange(260)}
+    reference, drawn = piloted(monkeypatch, field, cond=cond)
+    assert drawn == [1_000]
+    assert "give pilot=2080" in next(row["why"] for row in reference.candidates if row["score"] == "contest")
+    reference, drawn = piloted(monkeypatch, field, cond=cond, pilot=2_080)
+    assert drawn == [2_080]
+    assert len(reference.classes["id"]) == 260
+
+
+def test_reasons_stay_beside_labels(monkeypatch):
+    field = fmwc.attach(Named(circle(50)), space=(2,))
+    cond = {"id": torch.arange(3_000)}
+    reference, _ = piloted(monkeypatch, field, None, lambda x, cond: x[:, 0] > 0.5, cond=cond, pilot=60, judged=40)
+    assert any("not used as a class" in row["why"] for row in reference.candidates)

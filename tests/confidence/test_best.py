@@ -6,9 +6,10 @@ from benchmarks.best_of import Subject, stopped
 from torch import nn
 
 import fmwc
-from fmwc.checks import Contest, Echo
+from fmwc.checks import Contest, Echo, Nearest
 from fmwc.confidence.best import best_of, candidate_seed, fitting
 from fmwc.errors import ShapeError, UsageError
+from fmwc.field import Part, Reference
 from tests import cells
 
 STEPS = 10
@@ -67,6 +68,34 @@ def test_checks_are_counted_and_are_those_of_the_kept_sample():
     margins = torch.stack([run.evidence["margin"] for run in every])
     assert torch.equal(done.run.evidence["margin"], margins[done.branch, torch.arange(12)])
     assert torch.equal(done.run.cond["y"], y)  # of each class as many as were asked for
+
+
+@pytest.mark.parametrize("check", [9, Contest("y", torch.arange(3)), Echo((0.7, 0.8))])
+@pytest.mark.parametrize("kind", ["network", "field", "referred"])
+def test_without_confidence_the_check_that_was_given_ranks(check, kind):
+    field = Classes()
+    if kind != "network":
+        field.layer = nn.Linear(2, 2)
+        field = fmwc.attach(field, space=(2,))
+    if kind == "referred":
+        levels = torch.linspace(0, 1, 11)
+        near = Nearest(torch.randn(50, 2))
+        field.reference = Reference("nearest", None, levels, None, (Part("nearest", 1.0, levels),), {"nearest": near})
+    y = [i % 3 for i in range(12)]
+    how = {"steps": STEPS, "confidence": False, "check": check, "y": y, "space": (2,)}
+    done = best_of(field, 12, 3, **how)
+    name = "echo" if isinstance(check, Echo) else "contest"
+    every = torch.stack([fmwc.sample(field, 12, seed=candidate_seed(0, j), **how).evidence[name] for j in range(3)])
+    assert torch.equal(done.run.score(), every.amin(0))
+    assert torch.equal(done.branch, every.argmin(0))
+    assert done.run.default_score == name
+    assert done.run.rank.shape == (12,)
+    assert done.evaluations == 12 * 3 * (STEPS + (check if isinstance(check, int) else check.evaluations))
+
+
+def test_without_a_check_there_is_nothing_to_rank_by():
+    with pytest.raises(UsageError, match="kept no variance"):
+        best_of(Classes(), 3, 2, steps=STEPS, confidence=False, check=False, y=torch.arange(3), space=(2,))
 
 
 @pytest.mark.parametrize("batch", [1, 5, 100])

@@ -5,7 +5,10 @@ import pytest
 
 from fmwc.metrics.ranking import retention
 from fmwc.report import board, figures, images
+from fmwc.report.checkerboard import WORDS
 from fmwc.report.images import Sweep
+from fmwc.report.plates import history
+from fmwc.report.run import Run
 
 CASES = {"two digits": (2, None), "all good": (30, False), "all bad": (30, True), "many": (260, None)}
 
@@ -75,9 +78,28 @@ def test_shared_figures_say_what_is_bad(run, word):
     figure = figures.retention_curve(curves, float(bad.mean()), word)
     assert figure.axes[0].get_ylabel() == f"{word} among the kept"
     std = np.random.default_rng(1).random((5, len(bad)))
-    figure = figures.variance_trajectories(np.linspace(0, 0.9, 5), std, confidence, bad, word)
-    assert all(text.endswith(f"{word})") for text in words(figure))
+    figure = figures.variance_trajectories(np.linspace(0, 0.9, 5), std, confidence, (0.01, 0.25), word)
+    assert words(figure) == [
+        f"most doubtful 10% of samples (25.0% {word})",
+        f"surest 10% of samples (1.0% {word})",
+    ]
     assert drawn(figure)
+
+
+def test_curves_of_some_samples_have_the_shares_of_all():
+    def made(score, bad):
+        steps = np.linspace(0, 0.9, 5)[:, None].repeat(len(score), 1)
+        return Run(score[:, None], {"a score": score}, -score, bad, steps, np.ones_like(steps), steps, None, ())
+
+    score = np.arange(200.0)
+    every = made(score, score >= 190)  # half of the most doubtful tenth
+    some = made(score[::40], np.ones(5, bool))
+    (plate,) = history(every, WORDS, some)
+    assert words(plate.figure) == [
+        "most doubtful 10% of samples (50.0% misplaced)",
+        "surest 10% of samples (0.0% misplaced)",
+    ]
+    assert "5 of the 200 samples" in plate.caption
 
 
 @pytest.mark.parametrize("count", [1, 3, 100])

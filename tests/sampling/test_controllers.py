@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fmwc.errors import UsageError
 from fmwc.flow import euclidean
-from fmwc.sampling import Ema, Grid, Sampler, Uniform, sample
+from fmwc.sampling import Ema, Grid, Sampler, Uniform, read_times, sample
 from fmwc.sampling.controllers import due, foreseen
 from tests.conftest import mlp_field
 
@@ -163,3 +163,9 @@ def test_batches_that_would_be_read_differently_are_refused(mlp):
 def test_a_schedule_reads_something(mlp):
     with pytest.raises(UsageError, match="k ≥ 1"):
         sample(mlp, 3, steps=10, schedule=0)
+
+
+def test_recorded_times_are_the_steps_they_were_recorded_at():
+    for steps in range(1, 120):
+        recorded = read_times(steps, 1)  # rounded
+        assert read_times(steps, recorded) == recorded

@@ -166,7 +166,9 @@ def suited(
         raise UsageError(nearest(evidence, ("contest", "echo"), "check"))
     for name in ("contest", "echo"):
         own = (known or {}).get(name)
-        if own is not None and evidence in ("", name) and not rivals and own.evaluations == evaluations:
+        if own is None or rivals or evidence not in ("", name) or own.evaluations != evaluations:
+            continue
+        if name == "echo" or own.cond in cond:
             return own
     if evidence == "echo":
         return Echo.planned(evaluations)

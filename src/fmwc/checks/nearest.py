@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fmwc.checks.residuals import Described, Found
+from fmwc.checks.residuals import Described, Found, asked_for
 from fmwc.errors import UsageError
 from fmwc.flow import FlatTorus, Space
 from fmwc.state import batch_size, channels
@@ -87,7 +87,7 @@ class Nearest(Described):
             if labels is None:
                 found.append(self._near(far))
                 continue
-            alike = cond[self.cond][rows][:, None] == labels[None]
+            alike = asked_for(cond, self.cond, self.name)[rows][:, None] == labels[None]
             mine, others = (self._near(far.masked_fill(mask, torch.inf)) for mask in (~alike, alike))
             found.append(2 * mine - others)
         score = torch.cat(found)

@@ -29,7 +29,18 @@ from fmwc.flow import Space, path_of
 from fmwc.randomness import Blocks, derive
 from fmwc.state import as_whole, batch_size, channels, each, require_state
 
-__all__ = ["CONTEST_TIMES", "ECHO_TIMES", "Contest", "Described", "Echo", "Found", "discrete", "residuals", "same"]
+__all__ = [
+    "CONTEST_TIMES",
+    "ECHO_TIMES",
+    "Contest",
+    "Described",
+    "Echo",
+    "Found",
+    "asked_for",
+    "discrete",
+    "residuals",
+    "same",
+]
 
 ECHO_TIMES = (0.7, 0.8, 0.6, 0.9)  # in the order in which a growing budget takes them
 CONTEST_TIMES = (0.5, 0.4, 0.3, 0.6, 0.45, 0.35, 0.55, 0.25, 0.65, 0.2)
@@ -205,7 +216,7 @@ class Contest(Described):
 
     def __call__(self, network: Any, space: Space, x1: Any, cond: Mapping[str, Any], seed: int, first: int) -> Found:
         count, given = batch_size(x1), space.given(cond)
-        value = torch.as_tensor(cond[self.cond])
+        value = torch.as_tensor(asked_for(cond, self.cond, self.name))
         rivals = self.rivals.to(value.device, value.dtype)
         own = same(value, rivals)  # (B, K)
         listed = bool(own.any(1).all())
@@ -249,6 +260,13 @@ class Contest(Described):
         found = residuals(network, space.given(tried), x0, x1, t, tried)
         weights = found.new_tensor([c.weight for c in space.channels.values()])[:, None]
         return ((found * weights).sum(0) / weights.sum()).view(count, several)
+
+
+def asked_for(cond: Mapping[str, Any], name: str, check: str) -> Any:
+    """Return the condition that a check compares samples by, or raise where they have none of that name."""
+    if cond.get(name) is None:
+        raise UsageError(f"the check '{check}' compares samples by '{name}', which is not among their conditions")
+    return cond[name]
 
 
 def _per_sample(value: Any, count: int) -> bool:

@@ -7,10 +7,12 @@ does for every sample that has a score.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +26,19 @@ from fmwc.sampling.decoders import cost_of
 from fmwc.sampling.sampler import join
 from fmwc.state import as_whole
 
-__all__ = ["MOST", "Best", "Score", "best_of", "candidate_seed", "checks_of", "cost", "fitting", "price", "surest_of"]
+__all__ = [
+    "MOST",
+    "Best",
+    "Score",
+    "best_of",
+    "by_check",
+    "candidate_seed",
+    "checks_of",
+    "cost",
+    "fitting",
+    "price",
+    "surest_of",
+]
 
 MOST = 1_000  # candidates per sample
 
@@ -58,7 +72,8 @@ def best_of(
         count: The number of samples to keep.
         n: The number of candidates per sample.
         budget: In place of n: the evaluations per sample, at most.
-        score: By which the surest is chosen: a name, a function of a trajectory (`head.score`), or the run's own.
+        score: By which the surest is chosen: a name, a function of a trajectory (`head.score`), or the run's own. A run
+            that has none (`confidence=False`) is ranked by the check that it was given.
         seed: Seeds the candidates.
         options: Those of :func:`fmwc.sample`. A condition with one row per sample is given to all of its candidates.
     """
@@ -67,11 +82,37 @@ def best_of(
     for name in ("x0", "first", "parts"):
         if name in options:
             raise UsageError(f"candidates have noise of their own; leave out {name}")
+    options = _as_tensors(options)
     n = as_whole(n, "n", 1, MOST) if n else fitting(budget, cost(field, options))
-    runs = (sample(field, count, seed=candidate_seed(seed, j), **options) for j in range(n))
+    drawn = (sample(field, count, seed=candidate_seed(seed, j), **options) for j in range(n))
+    runs = (by_check(run, options.get("check", True)) if score is None else run for run in drawn)
     run, branch = surest_of(runs, score)
     checked = sum(own.evaluations for name, own in checks_of(field, options).items() if name in run.evidence)
     return Best(run, n * (run.evaluations + checked) * len(run), branch)
+
+
+def by_check(run: Trajectory, check: Any) -> Trajectory:
+    """Return a run ranked by the check that was asked for, if it has no score of its own; else the run as it is.
+
+    Arguments:
+        run: A run.
+        check: The option of :func:`fmwc.sample` that it was drawn with.
+    """
+    try:
+        run.score()
+    except UsageError:
+        names = (getattr(check, "name", ""), "contest", "echo")  # a number of evaluations is one of these two
+        given = next((name for name in names if name in run.evidence), "")
+        if given and not isinstance(check, bool):  # which names no check
+            return run.ranked_by(given)
+    return run
+
+
+def _as_tensors(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a run, with conditions that are lists as the tensors that they are drawn with."""
+    own = inspect.signature(sample).parameters  # others are conditions
+    lists = {k: v for k, v in options.items() if k not in own and isinstance(v, (list, tuple, np.ndarray))}
+    return options | {k: torch.as_tensor(v) for k, v in lists.items()}
 
 
 def candidate_seed(seed: int, number: int) -> int:

@@ -42,29 +42,37 @@ def _board(axes: Axes, extent: float, **style: object) -> None:
 
 
 @look
-def samples_by_confidence(x: ArrayLike, confidence: ArrayLike, bad: ArrayLike, called: str = "confidence") -> Figure:
+def samples_by_confidence(x: ArrayLike, levels: Mapping[str, ArrayLike], bad: ArrayLike) -> Figure:
     """Samples on the board, coloured by confidence; misplaced ones ringed. The doubtful lie on top.
 
     Arguments:
         x: Samples, `(B, 2)`.
-        confidence: In [0, 1], `(B,)`.
+        levels: What they are coloured by, in [0, 1], `(B,)` each, by name: a board each.
         bad: The misplaced ones, `(B,)`.
-        called: What it is called: `rank` where confidence is withheld.
     """
-    order = np.argsort(-np.asarray(confidence), kind="stable")
-    points, level, wrong = (np.asarray(a)[order] for a in (x, confidence, bad))
-    figure = Figure(figsize=(5.8, 4.9))
-    axes = figure.add_subplot()
-    _board(axes, max(EXTENT, float(np.abs(points).max()) + 0.1), facecolor="#eef0f4", edgecolor="none", zorder=0)
-
-    colours = CONFIDENCE(level)
-    across, up = points.T
-    axes.scatter(across[~wrong], up[~wrong], s=5, c=colours[~wrong], linewidths=0, rasterized=True)
-    axes.scatter(across[wrong], up[wrong], s=11, c=colours[wrong], linewidths=0.5, edgecolors=INK, rasterized=True)
-    label = f"misplaced ({wrong.mean():.1%})"
-    axes.scatter([], [], s=22, facecolors="none", edgecolors=INK, linewidths=0.8, label=label)
-    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderpad=0, handletextpad=0.2)
-    bar = figure.colorbar(ScalarMappable(cmap=CONFIDENCE), ax=axes, shrink=0.8, label=called, ticks=[0, 0.5, 1])
+    one = len(levels) == 1
+    figure = Figure(figsize=(5.8, 4.9) if one else (TWO[0], 4.9))
+    boards = np.atleast_1d(figure.subplots(1, len(levels), sharey=True))
+    for axes, (name, level) in zip(boards, levels.items(), strict=True):
+        order = np.argsort(-np.asarray(level), kind="stable")
+        points, shade, wrong = (np.asarray(a)[order] for a in (x, level, bad))
+        _board(axes, max(EXTENT, float(np.abs(points).max()) + 0.1), facecolor="#eef0f4", edgecolor="none", zorder=0)
+        colours = CONFIDENCE(shade)
+        across, up = points.T
+        axes.scatter(across[~wrong], up[~wrong], s=5, c=colours[~wrong], linewidths=0, rasterized=True)
+        axes.scatter(across[wrong], up[wrong], s=11, c=colours[wrong], linewidths=0.5, edgecolors=INK, rasterized=True)
+        if not one:
+            axes.set_title(name, fontsize=10)
+    label = f"misplaced ({np.asarray(bad).mean():.1%})"
+    boards[-1].scatter([], [], s=22, facecolors="none", edgecolors=INK, linewidths=0.8, label=label)
+    if one:
+        boards[-1].legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderpad=0, handletextpad=0.2)
+    else:
+        figure.legend(loc="outside upper right", borderpad=0, handletextpad=0.2)
+    called = next(iter(levels)) if one else ""
+    bar = figure.colorbar(ScalarMappable(cmap=CONFIDENCE), ax=list(boards), shrink=0.8, label=called, ticks=[0, 0.5, 1])
+    if not one:
+        bar.ax.set_yticklabels(["doubtful", "", "sure"])
     bar.outline.set_visible(False)  # type: ignore[operator]
     return figure
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import numpy as np
 
 from fmwc.field import Field
 from fmwc.files import write_bytes
+from fmwc.metrics.headline import ranking_text, rate_kept
 from fmwc.metrics.points import misplaced
 from fmwc.report import board, figures
 from fmwc.report.explorer import explorer
 from fmwc.report.page import write_page
 from fmwc.report.plates import Plate, Words, closing, history, lead, retained, transport
-from fmwc.report.run import Run
+from fmwc.report.run import NAMES, Run, explained
 from fmwc.sampling import Trajectory
 from fmwc.sampling.trajectory import DISPERSION
 
@@ -33,23 +35,56 @@ WORDS = Words(
 )
 
 
+VARIANCE = "temporal_ratio"  # the score of the variance that is shown beside others
+
+
 def _read(trajectory: Trajectory) -> Run:
     dispersion = [] if trajectory.transported is None else [DISPERSION]
-    return Run.read(trajectory, misplaced(trajectory.x), ["temporal_ratio", *dispersion])
+    return Run.read(trajectory, misplaced(trajectory.x), [VARIANCE, *dispersion])
+
+
+def _beside(run: Run) -> np.ndarray | None:  # -> (B,)
+    """The rank of each sample by the variance, in [0, 1]; `None` where the run is ranked by the variance itself."""
+    if next(iter(run.scores)) in (NAMES[VARIANCE], NAMES[DISPERSION]) or NAMES[VARIANCE] not in run.scores:
+        return None
+    score = run.scores[NAMES[VARIANCE]]
+    return 1 - np.searchsorted(np.sort(score), score, side="right") / len(score)
+
+
+def _sources(run: Run, score: str) -> str:
+    """What the confidence is made from, and what is shown beside it, as HTML."""
+    if _beside(run) is None:
+        return ""
+    what = f"{run.called.capitalize()} is made from {explained(score)}. "
+    if not run.bad.any():
+        return f"\n<p>{escape(what)}</p>"
+    other = run.scores[NAMES[VARIANCE]]
+    what += (
+        f"Shown beside it, for comparison, is a score of the variance: {explained(VARIANCE)}. It needs no training "
+        f"data. Among the {WORDS.kept:.0%} that the variance is surest of, "
+        f"{rate_kept(other, run.bad, WORDS.kept).split()[0]} are {WORDS.bad}; its AUPRC is "
+        f"{ranking_text(other, run.bad, WORDS.bad)}."
+    )
+    return f"\n<p>{escape(what)}</p>"
 
 
 def _plates(run: Run, field: Field, closer: Run | None = None) -> list[Plate]:
+    beside, own = _beside(run), next(iter(run.scores))
+    levels = {run.called: run.confidence}
+    if beside is not None:
+        levels = {f"{run.called}: {own}": run.confidence, f"variance: {NAMES[VARIANCE]}": beside}
+    both = "" if beside is None else "The left board is coloured by confidence, the right one by the variance score. "
     plates = [
         Plate(
             "samples",
             "Where the doubt lies",
-            "Grey squares are where samples belong; colour is how sure the model is of each one. "
-            "If its confidence means anything, the ringed samples, which are misplaced, are the bright ones.",
+            f"Grey squares are where samples belong; colour shows how sure a score is of each sample. {both}"
+            "If a score means anything, the ringed samples, which are misplaced, are the bright ones.",
             "Samples on the checkerboard, coloured by confidence, misplaced ones ringed.",
-            board.samples_by_confidence(run.x, run.confidence, run.bad, run.called),
+            board.samples_by_confidence(run.x, levels, run.bad),
         ),
         *retained(run, WORDS),
-        *history(run if closer is None else closer, WORDS),
+        *history(run, WORDS, closer),
         Plate(
             "divergence",
             "Doubt, and where paths part",
@@ -102,11 +137,22 @@ def write_report(
     again = None if closer is None else replace(_read(closer), confidence=_every(run, stride))
     way = run if again is None else again
     sections = [
-        explorer(run.x, run.score, run.confidence, run.bad, way.times, way.std, stride if again else 1, run.called),
+        explorer(
+            run.x,
+            run.score,
+            run.confidence,
+            run.bad,
+            way.times,
+            way.std,
+            stride if again else 1,
+            run.called,
+            _beside(run),
+        ),
         *[plate.section for plate in _plates(run, field, again)],
-        *closing(numbers, _LIMITS, provenance),
+        *closing(numbers, _LIMITS + (_NEAREST if "nearest" in trajectory.default_score else ""), provenance),
     ]
-    return write_page(out / "report.html", "Checkerboard: how far to trust each sample", lead(run, WORDS), sections)
+    first = lead(run, WORDS, _sources(run, trajectory.default_score))
+    return write_page(out / "report.html", "Checkerboard: how far to trust each sample", first, sections)
 
 
 _LIMITS = """\
@@ -114,3 +160,5 @@ _LIMITS = """\
 compared by AUPRC alone.</li>
 <li>This is one run with one seed, on a toy whose truth is known. It does not show how far the numbers move between
 seeds.</li>"""
+_NEAREST = """
+<li>The distance to training samples rewards copies of them: a sample that is new and good counts as doubtful.</li>"""

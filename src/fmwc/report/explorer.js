@@ -15,6 +15,7 @@ for (const root of document.querySelectorAll(".explorer")) {
   const { count, extent, times, stride, colours } = data;
   const points = unpack(data.points, Uint16Array), level = unpack(data.confidence, Uint16Array);
   const codes = unpack(data.curves, Uint8Array), steps = times.length;
+  const beside = data.beside && unpack(data.beside, Uint16Array);
   const wrong = unpack(data.bad, Uint8Array);
   const wrongUpTo = new Uint32Array(count + 1); // samples come surest first: the misplaced among the first n
   for (let i = 0; i < count; i++) wrongUpTo[i + 1] = wrongUpTo[i] + wrong[i];
@@ -151,7 +152,8 @@ for (const root of document.querySelectorAll(".explorer")) {
     if (chosen < 0) return;
     const fate = wrong[chosen] ? "misplaced" : "in its place";
     find(".detail").innerHTML = `<b>${data.called} ${confidence(chosen).toFixed(2)}</b>, ${fate}<br>` +
-      `Number ${number.format(chosen + 1)} of ${number.format(count)} from the surest`;
+      `Number ${number.format(chosen + 1)} of ${number.format(count)} from the surest` +
+      (beside ? `<br>By the variance: surer than ${percent(beside[chosen], 65535)} of the samples` : "");
   }
 
   let waiting = false;

@@ -53,6 +53,7 @@ def explorer(
     std: ArrayLike,
     stride: int = 1,
     called: str = "confidence",
+    beside: ArrayLike | None = None,
 ) -> Section:
     """The interactive section.
 
@@ -65,6 +66,7 @@ def explorer(
         std: ‖σ_t‖ there, `(R, B)`.
         stride: If above 1, `times` and `std` are of every `stride`-th sample in the order of the score, in that order.
         called: What `confidence` is called: `rank` where confidence is withheld.
+        beside: The rank by the variance, shown beside it, in [0, 1], `(B,)`.
     """
     order = np.argsort(np.asarray(score), kind="stable")
     points, level, wrong = (np.asarray(a)[order] for a in (x, confidence, bad))
@@ -80,6 +82,7 @@ def explorer(
         "points": _pack(points / extent, -1.0, 1.0, np.uint16),
         "called": called.capitalize(),
         "confidence": _pack(level, 0.0, 1.0, np.uint16),
+        "beside": None if beside is None else _pack(np.asarray(beside)[order], 0.0, 1.0, np.uint16),
         "bad": _pack(wrong, 0, 255, np.uint8),
         "times": [round(float(v), 4) for v in t],
         "stride": stride,
@@ -92,7 +95,7 @@ def explorer(
         "Give up the doubtful ones",
         _MARKUP.format(data=json.dumps(data, separators=(",", ":")), script=script),
         "Each point is one generated sample; a perfect model would fill the grey cells and nothing else. "
-        "Drag the slider to discard the samples the model is least sure of, "
+        f"Drag the slider to discard the samples with the lowest {called}, "
         "and watch how many of the mistakes go with them.",
     )
 

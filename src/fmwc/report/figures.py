@@ -22,7 +22,11 @@ PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.3g}%")
 
 @look
 def variance_trajectories(
-    times: ArrayLike, std: ArrayLike, confidence: ArrayLike, bad: ArrayLike | None = None, what: str = "misplaced"
+    times: ArrayLike,
+    std: ArrayLike,
+    confidence: ArrayLike,
+    shares: tuple[float, float] | None = None,
+    what: str = "misplaced",
 ) -> Figure:
     """‖σ_t‖ over time: median and 10–90 % band of the surest and of the most doubtful tenth, and a few single samples.
 
@@ -30,19 +34,20 @@ def variance_trajectories(
         times: When the variance was read, `(R,)` or `(R, B)`.
         std: ‖σ_t‖ there, `(R, B)`.
         confidence: High = sure, `(B,)`; only its order is used.
-        bad: The samples to discard, `(B,)`, if that is known.
+        shares: The share of samples to discard among the surest tenth and among the most doubtful, if that is known.
         what: The word for those.
     """
     t, curves = on_common_times(np.asarray(times), np.asarray(std))
     sure, doubtful = extremes(np.asarray(confidence))
+    among = ("", "") if shares is None else tuple(f" ({share:.1%} {what})" for share in shares)
     figure = Figure(figsize=ONE)
     axes = figure.add_subplot()
-    for which, colour, name in ((doubtful, DOUBTFUL, "most doubtful"), (sure, SURE, "surest")):
+    ends = ((doubtful, DOUBTFUL, "most doubtful", among[1]), (sure, SURE, "surest", among[0]))
+    for which, colour, name, share in ends:
         low, middle, high = np.quantile(curves[:, which], [0.1, 0.5, 0.9], axis=1)
         axes.fill_between(t, low, high, color=colour, alpha=0.18, linewidth=0)
         singles = which[np.linspace(0, len(which) - 1, 6).round().astype(int)]
         axes.plot(t, curves[:, singles], color=colour, linewidth=0.6, alpha=0.55)
-        share = "" if bad is None else f" ({np.asarray(bad)[which].mean():.1%} {what})"
         label = f"{name} {EXTREME:.0%} of samples{share}"
         axes.plot(t, middle, color=colour, linewidth=2.4, label=label)
     axes.set(xlabel=TIME, ylabel=r"uncertainty of the velocity  $\|\sigma_t\|$", xlim=(0, 1), ylim=(0, None))

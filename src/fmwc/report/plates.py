@@ -57,24 +57,24 @@ class Plate(NamedTuple):
         return Section(self.title, picture(self.figure, self.alt), self.caption)
 
 
-def lead(run: Run, words: Words) -> str:
-    """The page's first words and its main numbers, as HTML."""
+def lead(run: Run, words: Words, more: str = "") -> str:
+    """The page's first words and its main numbers, as HTML; `more` comes between them."""
     count, share = len(run.bad), float(run.bad.mean())
-    what = f"{count:,} generated {words.samples}, each with the {run.called} the model itself puts in it."
+    what = f"{count:,} generated {words.samples}, each with its {run.called}."
     if not run.bad.any():
         none = f"{what} None of them {words.none}, so there is no mistake for a confidence to find."
-        return f'<p class="lead">{escape(none)}</p>{noted(run.note)}'
+        return f'<p class="lead">{escape(none)}</p>{noted(run.note)}{more}'
     kept = rate_kept(run.score, run.bad, words.kept)
     sentence = (
-        f"{what} {share:.1%} of them {words.fate}; among the {words.kept:.0%} "
-        f"it is surest of, {kept.split()[0]} {words.again}. {words.unaided}"
+        f"{what} {share:.1%} of them {words.fate}; among the surest {words.kept:.0%}, "
+        f"{kept.split()[0]} {words.again}. {words.unaided}"
     )
     numbers = [
         tile("", rate(run.bad), f"{words.bad}, of all {words.samples}"),
         tile("sure", kept, f"{words.bad}, of the surest {words.kept:.0%}"),
         tile("", ranking_text(run.score, run.bad, words.bad), f"AUPRC: how well doubt finds the {words.bad}", share),
     ]
-    return f'<p class="lead">{escape(sentence)}</p>{noted(run.note)}\n{tiles(numbers)}'
+    return f'<p class="lead">{escape(sentence)}</p>{noted(run.note)}{more}\n{tiles(numbers)}'
 
 
 def noted(note: str) -> str:
@@ -108,18 +108,29 @@ def retained(run: Run, words: Words) -> list[Plate]:
     ]
 
 
-def history(run: Run, words: Words) -> list[Plate]:
-    """The variance over time, if it was read."""
-    if not len(run.times):
+def history(run: Run, words: Words, closer: Run | None = None) -> list[Plate]:
+    """The variance over time, if it was read.
+
+    Arguments:
+        run: All samples.
+        words: How the setting speaks of them.
+        closer: Some of them, whose variance is drawn, where that of all was read at a few times only.
+    """
+    drawn = run if closer is None else closer
+    if not len(drawn.times):
         return []
+    sure, doubtful = (float(run.bad[which].mean()) for which in extremes(-run.score))
+    some = "" if closer is None else f"They are of {len(drawn.bad):,} of the {len(run.bad):,} samples, drawn again. "
     return [
         Plate(
             "trajectories",
             "Doubt has a history",
             "A sample is made by following a velocity from noise, and the model is not equally sure of it all the way. "
+            f"The samples are the surest and the most doubtful tenth by {run.called}; the curves are the variance of "
+            f"their velocity. {some}"
             "Thick lines are medians, bands hold eight samples in ten, thin lines are single samples.",
             "Uncertainty of the velocity over time, for the surest and the most doubtful tenth of the samples.",
-            figures.variance_trajectories(run.times, run.std, run.confidence, run.bad, words.bad),
+            figures.variance_trajectories(drawn.times, drawn.std, drawn.confidence, (sure, doubtful), words.bad),
         )
     ]
 
@@ -164,5 +175,5 @@ _LIMITS = """\
 right nine times in ten.</li>
 <li>It judges the samples that were made. Whether the model leaves out a part of the data altogether, it cannot
 say.</li>
-<li>A model that has learned the wrong thing well is sure of it. The doubt here is the model's own, to first order in
-its noise.</li>"""
+<li>A model that has learned the wrong thing well is sure of it: the variance is the model's own doubt, to first order
+in its noise.</li>"""

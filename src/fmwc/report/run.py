@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,9 +13,10 @@ from torch import Tensor
 
 from fmwc.errors import UsageError
 from fmwc.sampling import Trajectory
+from fmwc.sampling.scores import names_of, parsed
 from fmwc.sampling.trajectory import DISPERSION
 
-__all__ = ["Level", "Run", "level_of", "note_of"]
+__all__ = ["NAMES", "Level", "Run", "explained", "level_of", "note_of"]
 
 NAMES = {
     "temporal_ratio": "late over early uncertainty",
@@ -29,6 +30,26 @@ NAMES = {
     "echo": "how badly the flow explains the sample",
     "nearest": "distance to the nearest training samples",
 }
+
+
+EXPLAINED = {
+    "nearest": "the distance from a sample to the nearest training samples (the network is not asked)",
+    "contest": "how much better the flow explains a sample under another condition than under the one asked for",
+    "echo": "how badly the flow's velocity explains a sample that is mixed with fresh noise",
+    "spread": "how much the predicted endpoint changes along the trajectory",
+    "temporal_ratio": "the standard deviation of the velocity late in the trajectory, divided by that early in it",
+    DISPERSION: "the standard deviation of the endpoint, to first order in the noise of the weights",
+}
+
+
+def explained(score: str, words: Mapping[str, str] = EXPLAINED) -> str:
+    """What a score, or each part of it, is in words: `EXPLAINED`, or `NAMES` for a few of them.
+
+    >>> explained("nearest or echo", NAMES)
+    'distance to the nearest training samples, and how badly the flow explains the sample'
+    """
+    names = dict.fromkeys(parsed(name)[1] for name in names_of(score))
+    return ", and ".join(words.get(name, NAMES.get(name, name)) for name in names)
 
 
 class Level(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fmwc.checks import run_checks, suited
+from fmwc.checks.residuals import same
 from fmwc.errors import UsageError, pick
 from fmwc.field import ReadWith, Reference, Schedule, same_times
 from fmwc.flow import Space, as_space, euclidean
@@ -64,6 +65,7 @@ __all__ = [
     "default_estimator",
     "fit_grid",
     "fit_schedule",
+    "for_each",
     "growing",
     "needs_variance",
     "noise",
@@ -231,7 +233,11 @@ def sample(
     }
     schedule, reference = _schedule(field, schedule, chosen)
     estimator = _estimator(where, reference, confidence, always=reads_variance(chosen))
-    checks = _checks(field, where, reference, check, cond, confidence is not False)
+    total: int = batch_size(x0) if count is None else count  # type: ignore[arg-type]
+    cond = for_each(cond, _compared_by(reference), total, device)
+    strange = _strange(reference, cond, total)
+    checks = _checks(field, where, reference, check, cond, confidence is not False and not strange)
+    cond = for_each(cond, {getattr(own, "cond", "") for own in checks.values()}, total, device)
     projections = (None if numbers(where) <= FEW else PROJECTIONS) if transport is True else int(transport)
     sampler = Sampler(
         field,
@@ -252,7 +258,7 @@ def sample(
         progress=progress,
         parts=parts,
     )
-    where.check_rows(cond, batch_size(x0) if count is None else count)  # type: ignore[arg-type]
+    where.check_rows(cond, total)
     begin: Any = x0
     if x0 is None:
         precision = precision_of(getattr(field, "network", field))
@@ -260,6 +266,8 @@ def sample(
     trajectory = sampler(begin, start=times[0] if times else start, seed=seed, first=first, **cond)
     if reference is None or (confidence is False and not checks):
         return trajectory
+    if strange:
+        return compared(trajectory, reference, strange)
     usual = times is None and controller is None and isinstance(start, (int, float)) and start == 0
     without = ""
     if not (usual and anneal is None and decoder == "map"):
@@ -289,6 +297,53 @@ def _estimator(
     return estimator_of(text) or default_estimator(space)
 
 
+def _compared_by(reference: Reference | None) -> dict[str, Tensor]:
+    """The conditions that a reference compares samples by, each with the values that it knows."""
+    if reference is None:
+        return {}
+    known: dict[str, Tensor] = {}
+    for own in reference.checks.values():
+        values = getattr(own, "rivals", getattr(own, "labels", None))
+        if values is not None:
+            known[own.cond] = values.unique(dim=0)
+    for standard in (reference.standard, *(part.standard for part in reference.parts)):
+        if standard is not None:
+            known[standard.cond] = (~standard.spread.isnan()).nonzero()[:, 0]
+    return known
+
+
+def for_each(cond: Mapping[str, Any], names: Iterable[str], count: int, device: torch.device | str) -> dict[str, Any]:
+    """Conditions of which the named ones have one row per sample, where one value is given for all samples."""
+
+    def spread(value: Any) -> Any:
+        if isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
+            value = torch.as_tensor(value, device=device)
+        if isinstance(value, Tensor) and (not value.ndim or len(value) == 1 < count):
+            value = torch.atleast_1d(value)
+            return value.expand(count, *value.shape[1:])
+        return value
+
+    return {name: spread(value) if name in names else value for name, value in cond.items()}
+
+
+def _strange(reference: Reference | None, cond: Mapping[str, Any], count: int) -> str:
+    """Why samples with these conditions cannot be compared with the reference; empty if they can."""
+    for name, known in _compared_by(reference).items():
+        value = cond.get(name)
+        if not isinstance(value, Tensor):
+            return f"the reference compares samples by '{name}', which this run was not given; give {name}=..."
+        if len(value) != count:
+            continue  # which sampling refuses
+        if value.shape[1:] != known.shape[1:]:
+            shapes = f"{tuple(known.shape[1:])} per sample, not {tuple(value.shape[1:])}"
+            return f"the reference knows '{name}' with shape {shapes}"
+        seen = value.unique(dim=0)
+        missing = seen[~same(seen, known.to(value.device)).any(1)]
+        if len(missing):
+            return f"the reference holds no samples with {name} = {missing[0].tolist()}"
+    return ""
+
+
 OTHER_CHECK = "the samples were not checked as the reference was; leave out check"
 
 
@@ -305,15 +360,15 @@ def _kept(reference: Reference | None) -> str | Callable[[Trajectory], Trajector
 
 
 def _scored(reference: Reference, run: Trajectory) -> Trajectory:
-    """A run with the sum of scores that the reference is made of; without a score where a part of it was not read."""
+    """A run with the sum of scores that the reference is made of; without a score where a part of it cannot be read."""
     found = []
     for part in reference.parts:
         try:
             raw = run.score(part.score)
-        except UsageError:
+            if part.standard is not None:
+                raw = part.standard(raw, run.cond[part.standard.cond])
+        except (KeyError, UsageError):
             return run
-        if part.standard is not None:
-            raw = part.standard(raw, run.cond[part.standard.cond])
         found.append((raw, part.weight, part.quantiles))
     return replace(run, scores=combined(found), default_score=reference.score)
 

@@ -92,6 +92,9 @@ class Grid:
 Readings = int | Sequence[float] | frozenset[int]  # every k-th step; chosen times; or the numbers of chosen steps
 
 
+ROUNDING = 1e-6  # of times that were recorded: the step at 1/6 is the one that 0.166667 means
+
+
 def due(schedule: Readings, step: int, steps: int, before: Tensor | None, t: Tensor) -> bool:
     """Whether the variance is read at a step, which starts at t after one that started at `before`.
 
@@ -102,7 +105,7 @@ def due(schedule: Readings, step: int, steps: int, before: Tensor | None, t: Ten
         return step in schedule
     if isinstance(schedule, int):
         return (steps - 1 - step) % schedule == 0
-    chosen = t.new_tensor(list(schedule))[:, None]
+    chosen = t.new_tensor(list(schedule))[:, None] - ROUNDING
     reached = (t >= chosen) | (step == steps - 1)
     fresh = reached if before is None else reached & (before < chosen)
     return bool(fresh.any())  # on a GPU it waits
@@ -121,7 +124,7 @@ def foreseen(schedule: Readings, controller: Controller, start: Tensor) -> set[i
     times = [start]
     for step in range(steps - 1):
         times.append(controller.next_time(step, times[-1], start, None))
-    chosen, t = start.new_tensor(list(schedule))[:, None], torch.stack(times)
+    chosen, t = start.new_tensor(list(schedule))[:, None] - ROUNDING, torch.stack(times)
     reached = t[:, None] >= chosen  # (steps, K, B)
     reached[-1] = True
     fresh = reached & ~torch.cat([torch.zeros_like(reached[:1]), t[:-1, None] >= chosen])

@@ -250,9 +250,13 @@ class Trajectory:
     @property
     def withheld(self) -> str:
         """Why this run has no confidence; empty if it has one."""
-        if self.reference is None or self.without:
-            return f"confidence is withheld: {self.without or NO_REFERENCE}; rank orders the samples of this run"
-        return ""
+        if self.reference is not None and not self.without:
+            return ""
+        ranked = ""
+        with suppress(UsageError):
+            self._raw(self.default_score, None, {})
+            ranked = "; rank orders the samples of this run"
+        return f"confidence is withheld: {self.without or NO_REFERENCE}{ranked}"
 
     @property
     def rank(self) -> Tensor:  # (B,)

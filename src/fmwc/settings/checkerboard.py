@@ -22,7 +22,9 @@ from fmwc.recipes.uses.points import Points
 from fmwc.report.board import ways_turned
 from fmwc.report.checkerboard import WORDS, write_figures, write_report
 from fmwc.report.results import write_tables
+from fmwc.report.run import NAMES, explained
 from fmwc.sampling import PILOT, Trajectory
+from fmwc.sampling.scores import of_variance
 from fmwc.sampling.trajectory import DISPERSION
 from fmwc.settings.setting import Rows, Setting, Show, say_on_stderr, shares, told
 
@@ -88,10 +90,21 @@ class CheckerboardSetting(Setting):
         return self.draw(field, count, seed, progress, transport=True, schedule=self.every).ranked_by(DISPERSION)
 
     def glance(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
-        """The variance of a few steps, as fmwc sample has it: a fifth of the time of all steps with transport."""
+        """The field's own confidence, with the variance of a few steps: a fifth of the time of all with transport."""
         if field.schedule is None:
-            return self.shown(field, count, seed, progress)
-        return self.draw(field, count, seed, progress, schedule="adaptive")
+            return self.draw(field, count, seed, progress, schedule=self.every, transport=True)
+        return self.draw(field, count, seed, progress, schedule=list(field.schedule.times))
+
+    def numbers(self, run: Trajectory, bad: np.ndarray) -> Rows:
+        """The short table; where it holds the variance beside the run's own score, it says what each of them is."""
+        rows = super().numbers(run, bad)
+        beside = [name for name in self.others if any(row[""].startswith(f"AUPRC of {name} ") for row in rows)]
+        if of_variance(run.default_score) or run.default_score == DISPERSION or not beside:
+            return rows
+        own = "confidence" if not run.withheld else "rank"
+        said = [{"": f"{run.default_score}: the {own}", "value": explained(run.default_score, NAMES)}]
+        said += [{"": f"{name}: the variance", "value": explained(name, NAMES)} for name in beside]
+        return [*rows[:-1], *said, rows[-1]]
 
     def page(self, field: Field, run: Trajectory, out: Path, numbers: Rows, about: dict[str, str]) -> Path:
         if len(run.times) == len(run.grid) - 1:

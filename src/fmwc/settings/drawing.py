@@ -11,7 +11,7 @@ import torch
 
 from fmwc.bars import sampling_bar
 from fmwc.checkpoint import identity
-from fmwc.confidence.best import MOST, candidate_seed, checks_of, cost, fitting, surest_of
+from fmwc.confidence.best import MOST, by_check, candidate_seed, checks_of, cost, fitting, surest_of
 from fmwc.errors import CheckpointError, UsageError, pick
 from fmwc.field import Field
 from fmwc.files import Folder, claimed
@@ -126,9 +126,9 @@ def draw_samples(
         chosen.require_judge(field)
     if best_of > 1 and budget:
         raise UsageError("--best-of says how many candidates, and --budget how many evaluations; give one")
-    if (best_of > 1 or budget) and propagation == "none" and not score:
+    if (best_of > 1 or budget) and propagation == "none" and not score and isinstance(check, bool):
         raise UsageError(
-            "--best-of and --budget need a score to choose by; leave out --propagation none, or add --score"
+            "--best-of and --budget need a score to choose by; leave out --propagation none, or add --check 20"
         )
     way, every, few = _usual(
         chosen, field, way, steps, every, propagation, own=not (adaptive or score or way.kind.reads)
@@ -262,7 +262,8 @@ def _draw(
             how = {**options, **own, **cond, "transport": way.transport}
             return chosen.draw(field, count, candidate_seed(seed, number), bar, label, **how)
 
-        run = candidate(0) if best_of == 1 else surest_of(map(candidate, range(best_of)), by or None)[0]
+        runs = (candidate(j) if by else by_check(candidate(j), check) for j in range(best_of))
+        run = candidate(0) if best_of == 1 else surest_of(runs, by or None)[0]
     run = replace(run, made=way.record())
     if by:
         run = run.ranked_by(by)

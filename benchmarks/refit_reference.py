@@ -1,0 +1,98 @@
+"""Chooses again what the confidence of a shipped checkpoint is made from, and writes the reference into its folder.
+
+    .venv/bin/python benchmarks/refit_reference.py mnist-joint --data DIR --device cuda
+    .venv/bin/python benchmarks/refit_reference.py mnist-joint --data DIR --references 80 --out /tmp/mnist-joint
+
+It runs `fmwc.fit_confidence` by the checkpoint's own recipe, as training does at its end, with the training data and
+the recipe's seed. The weights stay as they are, and data other than those the checkpoint was trained on are refused.
+A reference that holds training points is saved with the weights, in a file of another name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from dataclasses import fields, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import fmwc
+from fmwc.checkpoint import about, save_reference
+from fmwc.errors import DataError, FmwcError, UsageError
+from fmwc.recipes.recipe import Clock, data_of, describe_device, pick_device, provenance
+from fmwc.weights import shipped
+
+RECIPES = {name: f"fmwc.recipes.{name}.recipe" for name in ("checkerboard", "mnist", "crystals")}
+KEPT = ("data", "metrics", "trained")  # of a record, beside its recipe and its provenance
+
+
+def recipe_of(record: dict[str, Any], data: str = "", references: int = 0) -> Any:
+    """Return the recipe that a checkpoint was made by.
+
+    Arguments:
+        record: The checkpoint's record.
+        data: Where the training data are; `FMWC_DATA` or the cache if empty.
+        references: The number of pilot samples; the recipe's own if 0.
+    """
+    recipe = import_module(RECIPES[record["recipe"]["name"]]).PRESETS["recommended"]
+    known = {field.name for field in fields(recipe)}
+    values = {name: value for name, value in record["recipe"].items() if name in known}
+    for name, value in {"data": data, "references": references}.items():
+        if value and name not in known:
+            raise UsageError(f"the recipe of {record['recipe']['name']} takes no {name}; leave out --{name}")
+        values |= {name: value} if value else {}
+    return replace(recipe, **values)
+
+
+def refit(name: str, out: Path, device: str = "auto", data: str = "", references: int = 0) -> fmwc.Field:
+    """Fit the reference of a checkpoint again and write it into a folder.
+
+    Arguments:
+        name: The checkpoint: a shipped name, or a folder.
+        out: Its folder, or a new one, into which it is copied first.
+        device: Where to draw the pilot samples.
+        data, references: As :func:`recipe_of` takes them.
+    """
+    where, record = pick_device(device), about(name)
+    recipe, clock = recipe_of(record, data, references), Clock(where)
+    found = data_of(recipe)
+    if found != record["data"]["fingerprint"]:
+        raise DataError(f"{name} was trained on data {record['data']['fingerprint']}, and these are {found}")
+    field = fmwc.load(name, device=where)
+    reference, _ = recipe.reference(field)
+    field.reference = reference
+    made = provenance(where, clock.seconds)
+    drawn = f"{getattr(recipe, 'references', 10_000):,} samples, {describe_device(where)}, commit {made['commit']}"
+    about_it = {**record["provenance"], "reference": drawn}
+    if not out.exists():
+        shutil.copytree(shipped().get(name, name), out)
+    if "nearest" in reference.checks:
+        kept = {key: record[key] for key in KEPT if key in record}
+        fmwc.save(field, out, recipe=record["recipe"], **kept, provenance=about_it)
+    else:
+        save_reference(reference, out, provenance=about_it)
+    return field
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", choices=[name for name in shipped() if about(name).get("noise")])
+    parser.add_argument("--data", default="", help="the folder of the training data; FMWC_DATA if not given")
+    parser.add_argument("--references", type=int, default=0, help="pilot samples; the recipe's own number if not given")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--out", type=Path, help="the checkpoint's folder; the shipped one if not given")
+    arguments = parser.parse_args()
+    out = arguments.out or shipped()[arguments.name]
+    try:
+        field = refit(arguments.name, out, arguments.device, arguments.data, arguments.references)
+    except FmwcError as error:
+        raise SystemExit(f"error: {error}") from error
+    assert field.reference is not None
+    for row in field.reference.candidates:
+        print(f"{row['score']}: {row['why']}{'' if row['usable'] else ' (not used)'}")
+    print(f"{arguments.name}: {field.reference.withheld or field.reference.score}; wrote {out}")
+
+
+if __name__ == "__main__":
+    main()
