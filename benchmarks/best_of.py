@@ -109,6 +109,7 @@ def rewound(subject: Subject, count: int, seed: int, cond: dict[str, Tensor]) ->
         subject.field,
         count,
         seed=seed,
+        confidence=default_estimator(subject.field.space),
         schedule=subject.every,
         keep_states=True,
         check=False,

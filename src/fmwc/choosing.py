@@ -6,7 +6,7 @@ own samples, in this order:
 1. *Are the training points dense?* If new data lie much nearer to training points than to one another (a hundredth of
    the distance on a plane, more than half of it for images), the distance to the nearest training points tells samples
    that lie off the data. It is not asked where no data are given. A distance can still point the wrong way, so it
-   has to notice a disturbance (see 3) nearly as well as the echo does.
+   has to notice a disturbance (see 3), or nearly as much of it as the echo does.
 2. *Does the contest know its classes?* Own samples are asked for a wrong class: the contest has to notice it. It also
    has to be lost by some samples as they are: where the condition decides everything, none turns into a rival.
 3. *Does the echo notice a disturbance?* Own samples are mixed with a little noise: the echo has to notice it. Its times
@@ -52,8 +52,8 @@ ECHOES = ((0.5, 0.6, 0.7, 0.8), (0.6, 0.7, 0.8, 0.9), (0.8, 0.85, 0.9, 0.95))  #
 DENSE = 0.25  # of the distance between data: how near training points are where they are dense
 KNOWS = 0.85  # AUROC of the contest for wrong classes
 LOST = 0.005  # share of own samples that lose a contest
-NOTICES = 0.6  # AUROC of the echo for disturbed samples
-BEHIND = 0.1  # of AUROC: how much less than the echo nearest points may notice a disturbance
+NOTICES = 0.6  # AUROC of the echo, and of nearest points, for disturbed samples
+BEHIND = 0.1  # of AUROC: how much less than the echo nearest points may notice, where they notice less than that
 NEARLY = 0.02  # of AUROC: earlier times are taken if they notice it nearly as well, because they see more of a sample
 DISTURBED = 0.9  # the time on the path to which samples are put back
 WEIGHTS = {"contest": ("spread@0.3-0.8", 0.3), "echo": ("spread@0.6-1", 0.5)}
@@ -288,7 +288,7 @@ def _near(space: Space, check: Nearest, data: Any, noticed: float, by_echo: floa
         f"new data are as far from training points as {share:.2f} of the distance between data ({DENSE} at most), and "
         f"the distance tells disturbed samples from own ones with AUROC {noticed:.2f} (the echo: {by_echo:.2f})"
     )
-    return Candidate((("nearest", 1.0),), why, share <= DENSE and noticed >= by_echo - BEHIND)
+    return Candidate((("nearest", 1.0),), why, share <= DENSE and noticed >= min(NOTICES, by_echo - BEHIND))
 
 
 def _contest(field: Field, run: Trajectory, check: Contest, found: Tensor, within: str, seed: int) -> Candidate:

@@ -77,8 +77,8 @@ def test_dense_training_points_are_chosen_and_one_sample_has_a_confidence(tmp_pa
     torch.testing.assert_close(torch.cat([p.confidence for p in parts]), many.confidence)
 
 
-@pytest.mark.parametrize(("noticed", "by_echo", "usable"), [(0.7, 0.6, True), (0.55, 0.6, True), (0.4, 0.85, False)])
-def test_a_distance_that_notices_a_disturbance_less_than_the_echo_is_not_trusted(noticed, by_echo, usable):
+@pytest.mark.parametrize(("noticed", "by_echo", "usable"), [(0.7, 0.9, True), (0.55, 0.6, True), (0.4, 0.85, False)])
+def test_a_distance_that_does_not_notice_a_disturbance_is_not_trusted(noticed, by_echo, usable):
     data = circle(2_000)
     candidate = _near(euclidean((2,)), Nearest(data[:1_500]), data, noticed, by_echo)
     assert candidate.use is usable
