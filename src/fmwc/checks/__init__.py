@@ -111,8 +111,8 @@ def check(
     reference = getattr(field, "reference", None)
     known = getattr(reference, "checks", {})
     chosen = evidence if callable(evidence) else suited(where, given, evaluations, known, evidence, rivals or {})
-    if conventions and isinstance(network, nn.Module) and count > 1:
-        check_conventions(field, where, x, given, seed=seed)
+    if conventions and reference is None and isinstance(network, nn.Module) and count > 1:
+        check_conventions(field, where, x, given, seed=seed, refuse=False)
     parts: list[dict[str, Tensor]] = []
     for a in range(0, count, batch):
         rows = slice(a, min(a + batch, count))
