@@ -111,6 +111,54 @@ def test_data_of_another_scale_are_named(net, data, fix):
     assert (fix is None and found.message) or fix in found.better.fix
 
 
+@pytest.mark.parametrize("robust", [False, True])
+@pytest.mark.parametrize("scale", [1.5, 2.0, 2.5, 3.0, 5.0])
+def test_a_wrong_scale_is_not_taken_for_a_turned_network(scale, robust):
+    found = examine_conventions(Exact("velocity"), as_space(2), scale * points(2000), robust=robust)
+    assert found.better is None or "adapt" not in found.better.fix
+    assert scale < 2 or found.better
+
+
+BAD = {
+    "half far": torch.cat([points(200), 4 * points(200)]),
+    "box": 8 * torch.rand(400, 2, generator=torch.Generator().manual_seed(1)) - 4,
+    "noise": torch.randn(400, 2, generator=torch.Generator().manual_seed(1)),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.filterwarnings("ignore:the network's loss")
+def test_bad_samples_are_checked_and_the_network_is_not_blamed(name):
+    assert len(fmwc.check(Exact("velocity"), BAD[name])) == 400
+    assert examine_conventions(Exact("velocity"), as_space(2), BAD[name], robust=True).better is None
+
+
+def test_a_check_of_good_samples_warns_of_a_turned_network():
+    with pytest.warns(UserWarning, match=r"use adapt\(net, backwards=True\)"):
+        fmwc.check(Exact("velocity", backwards=True), points(400))
+
+
+def test_a_check_by_a_field_with_a_reference_looks_at_no_conventions(recwarn):
+    field = fmwc.attach(Exact("velocity"), space=2)
+    fmwc.fit_confidence(field, points(400), pilot=50)
+    fmwc.check(field, 3 * points(400))
+    assert not recwarn.list
+
+
+class Rough(Exact):
+    """With an error such as a trained network has."""
+
+    def forward(self, x, t):
+        return super().forward(x, t) + 0.1 * torch.sin(3 * x)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize("what", ["noise", "data"])
+def test_a_prediction_is_not_judged_where_it_is_divided_by_nearly_zero(what, schedule):
+    net = predicting(Rough(what, schedule), what, schedule)
+    assert not examine_conventions(net, as_space(2), points(2000)).message
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_an_untrained_network_is_told_and_not_blamed(seed):
     torch.manual_seed(seed)

@@ -21,7 +21,7 @@ from fmwc.errors import UsageError
 from fmwc.flow import Euclidean, Pairs, Space, couple, path_of
 from fmwc.modes import evaluating
 from fmwc.randomness import Stream, derive
-from fmwc.state import State, batch_size, channels, each, precision_of
+from fmwc.state import State, batch_size, channels, each, precision_of, require_state
 
 __all__ = ["Conventions", "check_conventions", "examine_conventions"]
 
@@ -33,9 +33,12 @@ SURE = 4.0  # standard errors between two losses
 GOOD = 0.5  # of a zero velocity's loss: a network that has less is not asked further questions
 USELESS = 0.9  # of a zero velocity's loss: a network that has more has not learned the velocity (a linear one has 0.79)
 EXPLAINED = 0.75  # of the variance of data or noise: what a prediction of them leaves at most
+LINEAR = 1.25  # of the loss of a linear guess: what another reading of the network has at most (0.9 for samples)
 RESCALED = 0.6  # of the loss on the data as they are: what those on rescaled data have at most
 RATIOS = 2.0  # of data to noise, as logarithms: paths are compared from −2 to 2
+FACTORS = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 2, 2, 3, 4)  # of the data
 FAR = 4.0  # a standard deviation of data that is not one's own choice
+ENDS = 0.15  # of time: left out at both ends where a path of the network's own divides by a scale that ends at zero
 
 TIMES: dict[str, Callable[[Tensor], Tensor]] = {
     "": lambda t: t,
@@ -58,11 +61,13 @@ class Reading(NamedTuple):
         fix: The adapter, or the change of the data, that makes it so.
         asks: What is asked of the user, in words.
         loss: Its loss, as a multiple of a zero velocity's.
+        share: Its loss, as a multiple of that of the best linear guess, by which readings are compared.
     """
 
     fix: str
     asks: str
     loss: float
+    share: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ class Conventions:
         if self.useless:
             return (
                 f"the network's loss is {times}: is it untrained, or trained with other pairs (pairs='ot'), another "
-                "path, or data of another scale? conventions=False skips this check"
+                "path, or data unlike these (in scale, say)? conventions=False skips this check"
             )
         return ""
 
@@ -108,6 +113,7 @@ def check_conventions(
     *,
     seed: int = 0,
     pairs: Pairs = None,
+    refuse: bool = True,
 ) -> Conventions:
     """Raise where another convention explains a network clearly better than ours; warn where it has learned nothing.
 
@@ -118,11 +124,13 @@ def check_conventions(
         cond: Its conditions, a row per sample.
         seed: Seeds the choice of samples, and their noise.
         pairs: Which noise goes with which data (:func:`fmwc.flow.couple`).
+        refuse: Whether to raise. If not, `x1` are samples of any quality: losses are medians over samples, and a
+            better convention is a warning.
     """
-    found = examine_conventions(network, space, x1, cond, seed=seed, pairs=pairs)
-    if found.better is not None:
+    found = examine_conventions(network, space, x1, cond, seed=seed, pairs=pairs, robust=not refuse)
+    if refuse and found.better is not None:
         raise UsageError(found.message)
-    if found.useless:
+    if found.message:
         warnings.warn(found.message, stacklevel=3)
     return found
 
@@ -135,6 +143,7 @@ def examine_conventions(
     *,
     seed: int = 0,
     pairs: Pairs = None,
+    robust: bool = False,
 ) -> Conventions:
     """Compare a network's loss with those of other conventions, without raising; see :func:`check_conventions`."""
     network = getattr(network, "network", network) if hasattr(network, "noise") else network
@@ -142,15 +151,24 @@ def examine_conventions(
     called = getattr(network, "conditional", network)
     modes = evaluating(network) if isinstance(network, nn.Module) else nullcontext()
     with modes, torch.inference_mode(False), torch.no_grad():
-        return _Look(network, called, space, x1, dict(cond or {}), seed, pairs).found()
+        return _Look(network, called, space, x1, dict(cond or {}), seed, pairs, robust).found()
 
 
 class _Look:
     """One batch of data on paths from noise, and the network's outputs there."""
 
     def __init__(
-        self, network: Any, called: Any, space: Space, x1: State, cond: dict[str, Any], seed: int, pairs: Pairs
+        self,
+        network: Any,
+        called: Any,
+        space: Space,
+        x1: State,
+        cond: dict[str, Any],
+        seed: int,
+        pairs: Pairs,
+        robust: bool,
     ) -> None:
+        self.robust, self.most = robust, USELESS if robust else LINEAR
         total, size = batch_size(x1), sum(c[0].numel() for c in channels(x1).values())
         count = max(min(total, MOST, NUMBERS // size), min(total, 16))
         count *= max(1, min(MOST * TIMES_EACH, NUMBERS // size) // count)
@@ -160,6 +178,8 @@ class _Look:
         device = next((p.device for p in weights), next(iter(channels(x1).values())).device)
 
         def taken(value: Any) -> Any:
+            if isinstance(value, (list, tuple)) and len(value) == total:  # texts
+                return [value[row] for row in rows.tolist()]
             several = isinstance(value, Tensor) and value.ndim > 0 and len(value) == total
             return value[rows.to(value.device)].to(device) if several else value
 
@@ -175,21 +195,25 @@ class _Look:
         self.t = ((order.to(device, dtype) + 0.5) / count).to(dtype)
         self.path = path_of(network, self.space)
         flat = all(isinstance(c.manifold, Euclidean) for c in space.channels.values())
-        self.straight = flat and getattr(self.path, "__self__", None) is self.space
+        ours = getattr(self.path, "__self__", None) is self.space
+        self.straight = flat and ours
+        self.t = self.t if ours else ENDS + (1 - 2 * ENDS) * self.t
 
     def found(self) -> Conventions:
         x_t, u_t = self.path(self.x0, self.x1, self.t)
         first = self._output(x_t, self.t)
         assert first is not None
+        require_state(first, "the network's velocity")
+        self.space.check(first, "the network's velocity is of another shape: ")
         ours, nothing = self._errors(first, u_t), self._errors(each(torch.zeros_like, u_t), u_t)
-        loss = _ratio(ours, nothing)
+        loss = self._ratio(ours, nothing)
+        called = self._called_otherwise(x_t, u_t, first, ours, nothing, loss)
+        rescaled, least = self._rescaled(loss)
         spread = float(sum(c.std() for c in channels(self.x1).values()) / len(channels(self.x1)))
         far = not 1 / FAR < spread < FAR
-        tried = (self._rescaled, self._called_otherwise) if far else (self._called_otherwise, self._rescaled)
-        for others in tried:
-            if (found := others(x_t, u_t, first, ours, nothing, loss)) is not None:
-                return Conventions(loss, found)
-        return Conventions(loss)
+        if called is not None and (least < called.share or (far and rescaled is not None)):
+            called = None
+        return Conventions(loss, called or rescaled)
 
     def _called_otherwise(
         self, x_t: Any, u_t: Any, first: Any, ours: Tensor, nothing: Tensor, loss: float
@@ -198,17 +222,22 @@ class _Look:
         found: list[tuple[Reading, str, str, Tensor]] = []
         # The best constant: what an untrained network can come near to by chance.
         constant = self._errors(each(lambda c: c.mean(0, keepdim=True).expand_as(c), u_t), u_t)
+        linear = self._errors(self._linear(x_t, self.x1), u_t) if self.straight else None
         for reading, what, options, v, least in self._readings(x_t, first, asked=not loss < GOOD):
             where, theirs = TURNED[what](self.t), self._errors(v, u_t)
             # A prediction of nothing is a velocity, too: x / t, where data are wide.
             bars = [ours, constant, *([] if least is None else [self._errors(least, u_t)])]
-            if all(_clearly(theirs[where], bar[where]) for bar in bars):
-                found.append((reading._replace(loss=_ratio(theirs[where], nothing[where])), what, options, theirs))
+            if not all(self._clearly(theirs[where], bar[where]) for bar in bars):
+                continue
+            share = 1.0 if linear is None else self._ratio(theirs[where], linear[where])
+            if what or share < self.most:
+                reading = reading._replace(loss=self._ratio(theirs[where], nothing[where]), share=share)
+                found.append((reading, what, options, theirs))
         velocities = [one for one in found if not one[1]]
         best = min(velocities, key=lambda one: one[0].loss, default=None)
         for other in sorted((one for one in found if one[1]), key=lambda one: one[0].loss):
             where = TURNED[other[1]](self.t)  # compared where a prediction can be
-            if best is None or _clearly(other[3][where], best[3][where]):
+            if best is None or self._clearly(other[3][where], best[3][where]):
                 return self._predictions(other[1], other[2])[1] or other[0]
         if best is None and loss < USELESS:
             return None
@@ -271,10 +300,7 @@ class _Look:
         best: tuple[float, Reading | None] = math.inf, None
         if not self.straight:
             return best
-        spread = sum(c.var() for c in channels(self.x1).values()) / len(channels(self.x1))
         signal = (RATIOS * (2 * self.t - 1)).exp()
-        total = 1 + signal.square() * spread
-        linear = {"data": (1 / total).mean(), "noise": (1 - 1 / total).mean()}
         for schedule, scales in SCHEDULES.items():
             t = _time_of(scales, signal)
             alpha, sigma = scales(t)
@@ -284,18 +310,27 @@ class _Look:
                     continue
                 for what, target in (("data", self.x1), ("noise", self.x0)):
                     centre = each(lambda c: c.mean(0, keepdim=True).expand_as(c), target)
-                    left = _ratio(self._errors(output, target), self._errors(centre, target))
-                    share = left / max(float(linear[what]), 1e-12)
-                    if what == (known or what) and left < EXPLAINED and share < best[0]:
+                    theirs, guess = self._errors(output, target), _guess(what, x_t, self.x1, alpha, sigma)
+                    left = self._ratio(theirs, self._errors(centre, target))
+                    share = self._ratio(theirs, self._errors(guess, target))
+                    if what == (known or what) and left < EXPLAINED and share < min(best[0], self.most):
                         asks = f"does it predict the {what}?"
-                        best = share, Reading(_predicting(what, schedule, options), asks, left)
+                        best = share, Reading(_predicting(what, schedule, options), asks, left, share)
         return best
 
-    def _rescaled(self, x_t: Any, u_t: Any, first: Any, ours: Tensor, nothing: Tensor, loss: float) -> Reading | None:
-        """A scale of the data at which the network has clearly less loss, in a flat space of one channel."""
+    def _linear(self, x_t: Any, x1: Any) -> Any:
+        """The best velocity that is linear in each number of the state."""
+        data, noise = (_guess(what, x_t, x1, self.t, 1 - self.t) for what in ("data", "noise"))
+        return each(torch.sub, data, noise)
+
+    def _rescaled(self, loss: float) -> tuple[Reading | None, float]:
+        """A scale of the data at which the network has clearly less loss, in a flat space of one channel.
+
+        Also returns the least loss at any scale, as a multiple of a linear guess's.
+        """
         if loss < GOOD or not self.straight or not isinstance(self.x1, Tensor):
-            return None
-        x1, found = self.x1, []
+            return None, math.inf
+        x1, found, least = self.x1, [], math.inf
         low, high, spread = float(x1.min()), float(x1.max()), float(x1.std().clamp_min(1e-12))
         most = RESCALED * loss if loss < USELESS else USELESS
         candidates = [
@@ -305,14 +340,18 @@ class _Look:
             ("x / 127.5 - 1", x1 / 127.5 - 1, low > -25 and 200 < high < 280, most),
             ("(x - x.mean()) / x.std()", (x1 - x1.mean()) / spread, not 1 / 1.5 < spread < 1.5, most),
             ("(x - x.mean(0)) / x.std(0)", (x1 - x1.mean(0)) / x1.std(0).clamp_min(1e-6 * spread), x1.ndim == 2, most),
+            *((f"{factor:.3g} * x", factor * x1, True, RESCALED * loss) for factor in FACTORS),
         ]
         for words, rescaled, fits, enough in candidates:
             x_t, u_t = self.path(self.x0, rescaled, self.t)
             if fits and (output := self._output(x_t, self.t.clone())) is not None:
-                other = _ratio(self._errors(output, u_t), self._errors(torch.zeros_like(u_t), u_t))
-                if other < enough:
-                    found.append(Reading(words, "data of another scale?", other))
-        return min(found, key=lambda reading: reading.loss, default=None)
+                theirs = self._errors(output, u_t)
+                other = self._ratio(theirs, self._errors(torch.zeros_like(u_t), u_t))
+                share = self._ratio(theirs, self._errors(self._linear(x_t, rescaled), u_t))
+                least = min(least, share)
+                if other < enough and share < LINEAR:
+                    found.append(Reading(words, "data of another scale?", other, share))
+        return min(found, key=lambda reading: reading.share, default=None), least
 
     def _errors(self, v: Any, u: Any) -> Tensor:  # -> (B,)
         """The squared error of each sample, channels weighted as in the training loss."""
@@ -328,17 +367,17 @@ class _Look:
             total, weights = total + channel.weight * error, weights + channel.weight
         return (total / weights).nan_to_num(math.inf)
 
+    def _clearly(self, theirs: Tensor, ours: Tensor) -> bool:
+        """Whether errors of the same samples are less on average, beyond chance and by a share that matters."""
+        gain = ours - theirs
+        gain = gain.sign() if self.robust else gain
+        return bool(gain.mean() > SURE * gain.std() / len(gain) ** 0.5) and self._ratio(theirs, ours) < CLEAR
 
-def _clearly(theirs: Tensor, ours: Tensor) -> bool:
-    """Whether errors of the same samples are less on average, beyond chance and by a share that matters."""
-    gain = ours - theirs
-    return bool(gain.mean() > SURE * gain.std() / len(gain) ** 0.5 and theirs.mean() < CLEAR * ours.mean())
-
-
-def _ratio(a: Tensor, b: Tensor) -> float:
-    """The ratio of two means; infinite where it is not a number."""
-    ratio = float(a.mean() / b.mean().clamp_min(torch.finfo(b.dtype).tiny))
-    return ratio if math.isfinite(ratio) else math.inf
+    def _ratio(self, a: Tensor, b: Tensor) -> float:
+        """The ratio of two means, or medians; infinite where it is not a number."""
+        above, below = (one.median() if self.robust else one.mean() for one in (a, b))
+        ratio = float(above / below.clamp_min(torch.finfo(b.dtype).tiny))
+        return ratio if math.isfinite(ratio) else math.inf
 
 
 def _time_of(schedule: Callable[[Tensor], tuple[Tensor, Tensor]], ratio: Tensor) -> Tensor:
@@ -346,6 +385,17 @@ def _time_of(schedule: Callable[[Tensor], tuple[Tensor, Tensor]], ratio: Tensor)
     grid = torch.linspace(0, 1, 10_001, dtype=ratio.dtype, device=ratio.device)[1:-1]
     alpha, sigma = schedule(grid)
     return grid[torch.searchsorted(alpha / sigma.clamp_min(1e-12), ratio).clamp_max(len(grid) - 1)]
+
+
+def _guess(what: str, x_t: Any, x1: Any, alpha: Tensor, sigma: Tensor) -> Any:
+    """The best guess of data or noise that is linear in each number of the state x_t = αx₁ + σx₀."""
+
+    def one(x: Tensor, data: Tensor) -> Tensor:
+        mean, var, a, s = data.mean(0), data.var(0), _by(alpha, x), _by(sigma, x)
+        away = (x - a * mean) / (a.square() * var + s.square())
+        return mean + a * var * away if what == "data" else s * away
+
+    return each(one, x_t, x1)
 
 
 def _by(scale: Tensor, x: Tensor) -> Tensor:  # (B,) -> (B, 1, …)

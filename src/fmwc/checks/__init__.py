@@ -11,16 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from fmwc.checks.nearest import Nearest, embedded
-from fmwc.checks.residuals import Contest, Echo, Found, discrete, residuals
+from fmwc.checks.residuals import Contest, Echo, Found, as_values, discrete, is_text, residuals, same, taken
 from fmwc.conventions import check_conventions
-from fmwc.errors import ShapeError, UsageError, nearest, require_finite
+from fmwc.errors import FmwcError, ShapeError, UsageError, nearest, require_finite
 from fmwc.flow import Space, as_space, euclidean
 from fmwc.modes import evaluating
-from fmwc.state import as_state, as_whole, batch_size, blame_conditions, channels, each
+from fmwc.state import as_state, as_whole, batch_size, blame_conditions, channels, each, out_of_memory
 
 __all__ = ["Check", "Contest", "Echo", "Found", "Nearest", "check", "embedded", "residuals", "run_checks", "suited"]
 
 
+EVALUATIONS = 20  # per sample, where the field's reference has no check
 TOGETHER = 3  # a call of all rivals has so many times the rows of a step: the calls of the best two are smaller
 
 
@@ -29,7 +30,7 @@ class Check:
     """What a check says of samples.
 
     Attributes:
-        evidence: The name of the check: `contest` or `echo`.
+        evidence: The name of the check: `contest`, `echo` or `nearest`.
         score: One number per sample, high = doubtful.
         confidence: In [0, 1], high = trust it: the place of the score among the field's reference samples; `None` where
             the field has no reference for this check, as `withheld` says.
@@ -44,7 +45,7 @@ class Check:
     score: Tensor
     confidence: Tensor | None
     withheld: str
-    rival: Tensor | None
+    rival: Tensor | list[str] | None
     margin: Tensor | None
     evaluations: int
 
@@ -57,7 +58,7 @@ def check(
     x: Any,
     cond: Mapping[str, Any] | None = None,
     *,
-    evaluations: int = 20,
+    evaluations: int | None = None,
     seed: int = 0,
     evidence: str | Any = "",
     rivals: Mapping[str, Any] | None = None,
@@ -80,10 +81,12 @@ def check(
     Arguments:
         field: A field, or any network called as `network(x, t, **cond)`: nothing needs to be attached or trained.
         x: The samples, `(B, *)` or a dict of channels.
-        cond: The conditions of the samples, by name, one row per sample.
-        evaluations: Evaluations of the network to spend per sample, at most.
+        cond: The conditions of the samples, by name, one row per sample; texts as a list of strings.
+        evaluations: Evaluations of the network to spend per sample, at most. By default the check is that of the
+            field's reference, so that there is a confidence; where there is none, it spends 20.
         seed: Seeds the noise that samples are mixed with. A sample's noise does not depend on the batch.
-        evidence: `contest`, `echo`, or a check with its options; chosen by the conditions if empty.
+        evidence: `contest`, `echo`, `nearest` (where the field's reference holds training points), or a check with
+            its options; chosen by the conditions if empty.
         rivals: The condition to contest and its values, `{"y": torch.arange(10)}`, or their number, `{"y": 10}`; by
             default the values that the field's reference or the samples themselves have. Continuous and text
             conditions need it.
@@ -91,8 +94,16 @@ def check(
         batch: Samples checked together.
         first: The number of the first sample, which its noise depends on.
         progress: Called with the number of samples done since the last call.
-        conventions: Whether to make sure first that the network explains the samples better than a zero velocity does.
+        conventions: Whether to warn if the network explains the samples no better than a zero velocity does. A field
+            with a reference is not asked.
     """
+    if not callable(field):
+        hint = "; fmwc.load(name) opens a checkpoint" if isinstance(field, str) else ""
+        raise UsageError(
+            f"a check takes a field or a network, called as network(x, t, **cond), got {field!r:.60}{hint}"
+        )
+    if cond is not None and not isinstance(cond, Mapping):
+        raise UsageError(f"conditions are given by name, cond={{'y': y}}, got {type(cond).__name__}")
     network = getattr(field, "network", field)
     device = next((p.device for p in network.parameters()), None) if isinstance(network, nn.Module) else None
     x = as_state(x, "x", network, device)
@@ -106,29 +117,48 @@ def check(
     given = {k: _row(k, v, count, channels(x)) for k, v in (cond or {}).items()}
     where.check_rows(given, count)
     _require_inside(where, x)
-    evaluations, seed = as_whole(evaluations, "evaluations", 1, 10**6), as_whole(seed, "seed")
+    seed = as_whole(seed, "seed")
     batch, first = as_whole(batch, "batch", 1), as_whole(first, "first", 0)
     reference = getattr(field, "reference", None)
     known = getattr(reference, "checks", {})
     chosen = evidence if callable(evidence) else suited(where, given, evaluations, known, evidence, rivals or {})
-    if conventions and isinstance(network, nn.Module) and count > 1:
-        check_conventions(field, where, x, given, seed=seed)
+    spent = chosen.given(given).evaluations if isinstance(chosen, Contest) else chosen.evaluations
     parts: list[dict[str, Tensor]] = []
-    for a in range(0, count, batch):
-        rows = slice(a, min(a + batch, count))
-        here = _taken(given, rows, count)
-        part = each(lambda c: c[rows], x)  # noqa: B023
-        try:
-            parts.append(run_checks({chosen.name: chosen}, field, where, part, here, seed, first + a))
-        except (AttributeError, IndexError, RuntimeError, TypeError) as error:
-            blame_conditions(error, here, batch_size(part))
-            raise
-        if progress:
-            progress(rows.stop - rows.start)
+    try:
+        if conventions and reference is None and isinstance(network, nn.Module) and count > 1:
+            check_conventions(field, where, x, given, seed=seed, refuse=False)
+        for a in range(0, count, batch):
+            rows = slice(a, min(a + batch, count))
+            part = each(lambda c: c[rows], x)  # noqa: B023
+            parts.append(
+                run_checks({chosen.name: chosen}, field, where, part, taken(given, rows, count), seed, first + a)
+            )
+            if progress:
+                progress(rows.stop - rows.start)
+    except FmwcError:
+        raise
+    except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        _blame(error, x, given)
+        raise
     found = {name: torch.cat([p[name] for p in parts]) for name in parts[0]}
-    score = found[chosen.name]
+    score, rival = found[chosen.name], found.get("rival")
     confidence, withheld = _confidence(reference, chosen, score)
-    return Check(chosen.name, score, confidence, withheld, found.get("rival"), found.get("margin"), chosen.evaluations)
+    named = [chosen.rivals[i] for i in rival.tolist()] if rival is not None and is_text(chosen.rivals) else rival
+    return Check(chosen.name, score, confidence, withheld, named, found.get("margin"), spent)
+
+
+def _blame(error: Exception, x: Any, cond: dict[str, Any]) -> None:
+    """Raise an error of one line for what a network raised; return where the machine is to blame."""
+    blame_conditions(error, cond, batch_size(x))
+    if out_of_memory(error) or "CUDA" in str(error):
+        return
+    shapes = ", ".join(f"{name} {tuple(c.shape)}" for name, c in channels(x).items())
+    names = f"conditions {', '.join(cond)}" if cond else "no conditions"
+    reason = (str(error).strip().splitlines() or [""])[0]
+    raise UsageError(
+        f"the network, called as network(x, t, **cond), fails on samples of shape {shapes} with {names}: "
+        f"{type(error).__name__}: {reason}; fmwc.adapters.adapt is for networks that are called otherwise"
+    ) from error
 
 
 def _confidence(reference: Any, chosen: Any, score: Tensor) -> tuple[Tensor | None, str]:
@@ -141,13 +171,19 @@ def _confidence(reference: Any, chosen: Any, score: Tensor) -> tuple[Tensor | No
         if part.score == chosen.name and reference.checks.get(chosen.name) == chosen:
             at = torch.searchsorted(part.quantiles.to(score).contiguous(), score.contiguous(), right=True)
             return 1 - at.to(score.dtype) / len(part.quantiles), ""
-    return None, f"the field's reference, {reference.score}, was not made with this check"
+    if not reference.checks:
+        return None, f"the field's reference, {reference.score}, is of trajectories; fmwc.sample gives confidence by it"
+    own = " and ".join(reference.checks)
+    return None, (
+        f"the field's reference, {reference.score}, was not made with this check; leave out evaluations, evidence and "
+        f"rivals to take its own ({own})"
+    )
 
 
 def suited(
     space: Space,
     cond: Mapping[str, Any],
-    evaluations: int,
+    evaluations: int | None,
     known: Mapping[str, Any] | None = None,
     evidence: str = "",
     rivals: Mapping[str, Any] | None = None,
@@ -157,48 +193,77 @@ def suited(
     Arguments:
         space: The space of the samples.
         cond: Their conditions.
-        evaluations: Evaluations per sample, at most.
+        evaluations: Evaluations per sample, at most; `None` for those of a check that is known, else 20.
         known: Checks of the field's reference: one with the same budget is taken as it is.
-        evidence: `contest` or `echo`; chosen if empty.
+        evidence: `contest`, `echo` or `nearest`; chosen if empty.
         rivals: The condition to contest, with its values or their number.
     """
-    if evidence not in ("", "contest", "echo"):
-        raise UsageError(nearest(evidence, ("contest", "echo"), "check"))
-    for name in ("contest", "echo"):
-        own = (known or {}).get(name)
-        if own is None or rivals or evidence not in ("", name) or own.evaluations != evaluations:
+    known = known or {}
+    if evidence not in ("", "contest", "echo", "nearest"):
+        raise UsageError(nearest(str(evidence), ("contest", "echo", "nearest"), "check"))
+    if evidence == "nearest":
+        if "nearest" not in known:
+            raise UsageError(
+                "the field's reference holds no training points; give evidence=fmwc.checks.Nearest(points), or make "
+                "one with fmwc.fit_confidence(field, data)"
+            )
+        return known["nearest"]
+    for name in ("contest", "echo") if evaluations is not None else known:
+        own = known.get(name)
+        if own is None or rivals or evidence not in ("", name) or evaluations not in (None, own.evaluations):
             continue
-        if name == "echo" or own.cond in cond:
+        if not getattr(own, "cond", "") or own.cond in cond:
             return own
+    evaluations = as_whole(EVALUATIONS if evaluations is None else evaluations, "evaluations", 1, 10**6)
     if evidence == "echo":
         return Echo.planned(evaluations)
     count = next((len(v) for v in cond.values() if isinstance(v, Tensor) and v.ndim), 0)
-    name, values = _rivals(space, cond, count, known or {}, rivals or {})
-    if values is not None and len(values) > 1:
-        return Contest.planned(name, values, evaluations)
+    name, values = _rivals(space, cond, count, known, rivals or {})
+    if values is not None and (rivals or len(values) > 1):
+        return Contest.planned(name, values, evaluations, _listed(cond[name], values))
     if evidence == "contest":
-        reason = f"'{name}' has one value" if values is not None else "there is no discrete condition"
-        raise UsageError(f"{reason}, so there is no contest; give rivals={{...}}, or take evidence='echo'")
+        reason = f"'{name}' has one value" if values is not None else "there is no one discrete condition"
+        raise UsageError(
+            f"{reason}, so there is no contest; give rivals={{...}}, which text and continuous conditions need, or "
+            "take evidence='echo'"
+        )
     return Echo.planned(evaluations)
+
+
+def _listed(own: Any, rivals: Any) -> bool:
+    """Whether the samples' own values are among the rivals; `True` where they are not known yet."""
+    if not is_text(own) and not (isinstance(own, Tensor) and own.ndim):
+        return True
+    value, others, _ = as_values(own, rivals)
+    return bool(same(value, others).any())
 
 
 def _rivals(
     space: Space, cond: Mapping[str, Any], count: int, known: Mapping[str, Any], rivals: Mapping[str, Any]
-) -> tuple[str, Tensor | None]:
+) -> tuple[str, Any]:
     if len(rivals) > 1:
         raise UsageError(f"one condition is contested, got rivals of {', '.join(rivals)}")
     for name, given in rivals.items():
         if name not in cond:
             raise UsageError(nearest(name, cond, "condition") if cond else "the samples have no conditions to contest")
+        if is_text(cond[name]) or is_text(given):
+            if not (is_text(cond[name]) and is_text(given)):
+                raise UsageError(f"rivals of a text condition are a list of strings, {{'{name}': ['a', 'b']}}")
+            return name, list(dict.fromkeys(given))
         like = torch.as_tensor(cond[name])
-        if isinstance(given, int):
-            return name, torch.arange(given, dtype=like.dtype, device=like.device)
-        values = torch.as_tensor(given, device=like.device).to(like.dtype)
-        if values.shape[1:] != like.shape[1:]:
+        if isinstance(given, (int, np.integer)):
+            number = as_whole(given, f"the number of rivals of '{name}'", 2)
+            return name, torch.arange(number, dtype=like.dtype, device=like.device)
+        try:
+            values = torch.as_tensor(given, device=like.device).to(like.dtype)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(f"rivals of '{name}' are its values or their number, got {given!r:.60}") from error
+        if not values.ndim or values.shape[1:] != like.shape[1:]:
             raise ShapeError(
-                f"rivals of '{name}' have shape {tuple(values.shape[1:])}, and its values {like.shape[1:]}"
+                f"rivals of '{name}' have shape {tuple(values.shape[1:])}, and its values {tuple(like.shape[1:])}"
             )
-        return name, values
+        earlier = same(values, values).tril(-1).any(1)  # the order is the user's: a rival may be named by its number
+        return name, values[~earlier]
     names = discrete(cond, space, count)
     if "contest" in known and known["contest"].cond in names:
         return known["contest"].cond, known["contest"].rivals
@@ -219,23 +284,16 @@ def run_checks(
             parts = []
             for a in range(0, count, size):
                 rows = slice(a, min(a + size, count))
-                here = {
-                    k: v[rows] if isinstance(v, Tensor) and v.ndim and len(v) == count else v for k, v in cond.items()
-                }
+                here = taken(cond, rows, count)
                 parts.append(own(network, space, each(lambda c: c[rows], x), here, seed, first + a))  # noqa: B023
             found[name] = torch.cat([part.score for part in parts])
             require_finite(found[name], f"the {name}")
             if parts[0].rival is not None:
-                values = own.rivals.to(found[name].device)
                 index = torch.cat([part.rival for part in parts])
-                found["rival"] = values[index] if values.ndim == 1 else index
+                plain = isinstance(own.rivals, Tensor) and own.rivals.ndim == 1
+                found["rival"] = own.rivals.to(index.device)[index] if plain else index
                 found["margin"] = torch.cat([part.margin for part in parts])
     return found
-
-
-def _taken(cond: Mapping[str, Any], rows: slice, count: int) -> dict[str, Any]:
-    """The conditions of some of the samples."""
-    return {k: v[rows] if isinstance(v, (Tensor, list, tuple)) and len(v) == count else v for k, v in cond.items()}
 
 
 def _space(field: Any, x: Any, space: Any) -> Space:
@@ -246,13 +304,19 @@ def _space(field: Any, x: Any, space: Any) -> Space:
         return own
     if isinstance(x, dict):
         raise UsageError("samples of several channels need their space: check(..., space=...)")
+    if x.ndim < 2:
+        raise ShapeError(
+            f"x has a row per sample, (B, *), got shape {tuple(x.shape)}; x[:, None] if each is one number"
+        )
     return euclidean(x.shape[1:])
 
 
 def _row(name: str, value: Any, count: int, like: Mapping[str, Tensor]) -> Any:
     """A condition as a tensor on the samples' device; text stays as it is."""
-    if isinstance(value, (list, tuple)) and value and isinstance(value[0], str):
-        return value
+    if is_text(value):
+        if len(value) != count:
+            raise ShapeError(f"condition '{name}' has {len(value)} rows for {count} samples")
+        return list(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         value = torch.full((count,), value)
     if isinstance(value, (list, tuple, np.ndarray, Tensor)):

@@ -18,7 +18,7 @@ model's own samples. The echo is a re-noising loss, as used to detect out-of-dis
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,10 +36,13 @@ __all__ = [
     "Described",
     "Echo",
     "Found",
+    "as_values",
     "asked_for",
     "discrete",
+    "is_text",
     "residuals",
     "same",
+    "taken",
 ]
 
 ECHO_TIMES = (0.7, 0.8, 0.6, 0.9)  # in the order in which a growing budget takes them
@@ -165,10 +168,11 @@ class Contest(Described):
 
     Arguments:
         cond: The name of the condition.
-        rivals: Its values, `(K, *)`. A sample's own value may be among them or not.
+        rivals: Its values, `(K, *)`, or a list of texts. A sample's own value may be among them or not.
         times: The times t in their order. A time that occurs again has a noise draw of its own.
         rounds: The number of times that are evaluated under every rival.
         finalists: The number of rivals that are compared at the other times.
+        listed: Whether the samples' own values are among the rivals; if not, a round takes one more evaluation.
 
     A time has the weight t / (1 − t), with which the sum estimates a difference of log likelihoods: that of an integral
     over log signal-to-noise ratios, for the path x_t = t x₁ + (1 − t) x₀ (the continuous-time evidence lower bound of
@@ -176,28 +180,35 @@ class Contest(Described):
     """
 
     cond: str
-    rivals: Tensor
+    rivals: Any
     times: tuple[float, ...] = (0.5, 0.3, 0.4, 0.2)
     rounds: int = 1
     finalists: int = FINALISTS
+    listed: bool = True
     name = "contest"
 
     def __post_init__(self) -> None:
         _require_times(self.times)
         as_whole(self.rounds, "rounds", 1, len(self.times))
         as_whole(self.finalists, "finalists", 1)
-        if len(self.rivals) < 2:
+        if len(self.rivals) < 1 + self.listed:
             raise UsageError(
-                f"a contest of '{self.cond}' takes at least 2 values, got {len(self.rivals)}; the echo needs none"
+                f"a contest of '{self.cond}' takes at least {1 + self.listed} values, got {len(self.rivals)}; the echo "
+                "needs none"
             )
 
+    def describe(self) -> dict[str, Any]:
+        """Return the options as a checkpoint records them, where the samples' own values are always listed."""
+        return {k: v for k, v in super().describe().items() if k != "listed"}
+
     @classmethod
-    def planned(cls, cond: str, rivals: Tensor, evaluations: int) -> Contest:
+    def planned(cls, cond: str, rivals: Any, evaluations: int, listed: bool = True) -> Contest:
         """Return a contest that spends at most this many evaluations per sample.
 
         Up to half of them go to rounds of all rivals, and the rest to the best two.
         """
-        several, few = len(rivals), 1 + min(FINALISTS, max(len(rivals) - 1, 1))
+        one = cls(cond, rivals, CONTEST_TIMES[:1], listed=listed)
+        several, few = one._costs
         if evaluations < several:
             raise UsageError(
                 f"a contest between {several} values of '{cond}' takes at least {several} evaluations per sample, got "
@@ -206,24 +217,36 @@ class Contest(Described):
         rounds = max(1, evaluations // (2 * several))
         number = rounds + (evaluations - rounds * several) // few
         times = tuple(CONTEST_TIMES[i % len(CONTEST_TIMES)] for i in range(number))
-        return cls(cond, rivals, times, rounds)
+        return cls(cond, rivals, times, rounds, listed=listed)
+
+    @property
+    def _costs(self) -> tuple[int, int]:
+        """Evaluations of a round of all rivals, and of a time of the best few."""
+        count = len(self.rivals)
+        return count + (not self.listed), 1 + min(self.finalists, count - self.listed)
 
     @property
     def evaluations(self) -> int:
-        """Evaluations of the network per sample, at most: one more per first round if its own value is no rival."""
-        few = 1 + min(self.finalists, max(len(self.rivals) - 1, 1))
-        return self.rounds * len(self.rivals) + (len(self.times) - self.rounds) * few
+        """Evaluations of the network per sample."""
+        several, few = self._costs
+        return self.rounds * several + (len(self.times) - self.rounds) * few
 
-    def __call__(self, network: Any, space: Space, x1: Any, cond: Mapping[str, Any], seed: int, first: int) -> Found:
-        count, given = batch_size(x1), space.given(cond)
-        value = torch.as_tensor(asked_for(cond, self.cond, self.name))
-        rivals = self.rivals.to(value.device, value.dtype)
-        own = same(value, rivals)  # (B, K)
-        listed = bool(own.any(1).all())
+    def given(self, cond: Mapping[str, Any], device: Any = None) -> Contest:
+        """Return the same contest for samples with these conditions: it knows whether their values are listed."""
+        own = same(*as_values(asked_for(cond, self.cond, self.name), self.rivals, device)[:2]).any(1)
+        listed = bool(own.all())
         if not listed and bool(own.any()):
             raise UsageError(
                 f"some samples have a '{self.cond}' that is one of the rivals and others do not; give rivals for all"
             )
+        return replace(self, listed=listed)
+
+    def __call__(self, network: Any, space: Space, x1: Any, cond: Mapping[str, Any], seed: int, first: int) -> Found:
+        count, given = batch_size(x1), space.given(cond)
+        device = next(iter(channels(x1).values())).device
+        listed = self.given(cond, device).listed
+        value, rivals, texts = as_values(asked_for(cond, self.cond, self.name), self.rivals, device)
+        own = same(value, rivals)  # (B, K)
         # Candidate 0 is the condition asked for; rivals that are the same condition count as infinitely bad.
         scale = [t / (1 - t) for t in self.times]
         everyone = torch.arange(len(rivals), device=value.device).expand(count, -1)
@@ -239,7 +262,7 @@ class Contest(Described):
                 entered = sums.masked_fill(own, torch.inf).topk(best_few, 1, largest=False)[1]
             together = number < self.rounds and listed
             values = rivals[entered] if together else torch.cat([value[:, None], rivals[entered]], 1)
-            r = self._tried(network, space, noisy, values, cond) * scale[number]  # (B, M)
+            r = self._tried(network, space, noisy, values, cond, texts) * scale[number]  # (B, M)
             mine = (r * own).sum(1) if together else r[:, 0]
             asked = asked + mine
             sums = sums.scatter_add(1, entered, r if together else r[:, 1:])
@@ -249,13 +272,19 @@ class Contest(Described):
         return Found((asked - best) / total, rival, (best - asked) / total)
 
     def _tried(
-        self, network: Any, space: Space, noisy: tuple[Any, Any, Tensor], values: Tensor, cond: Mapping[str, Any]
+        self,
+        network: Any,
+        space: Space,
+        noisy: tuple[Any, Any, Tensor],
+        values: Tensor,
+        cond: Mapping[str, Any],
+        texts: Sequence[str],
     ) -> Tensor:  # -> (B, M)
         """r of each sample under each of its M conditions, in one call of the network."""
         count, several = values.shape[:2]
         rows = torch.arange(count, device=values.device).repeat_interleave(several)
-        tried = {k: v[rows] if _per_sample(v, count) else v for k, v in cond.items()}
-        tried[self.cond] = values.flatten(0, 1)
+        tried = taken(cond, rows, count)
+        tried[self.cond] = [texts[i] for i in values.flatten().tolist()] if texts else values.flatten(0, 1)
         x0, x1, t = (_at(part, rows) for part in noisy)
         found = residuals(network, space.given(tried), x0, x1, t, tried)
         weights = found.new_tensor([c.weight for c in space.channels.values()])[:, None]
@@ -267,6 +296,32 @@ def asked_for(cond: Mapping[str, Any], name: str, check: str) -> Any:
     if cond.get(name) is None:
         raise UsageError(f"the check '{check}' compares samples by '{name}', which is not among their conditions")
     return cond[name]
+
+
+def is_text(value: Any) -> bool:
+    """Return whether a condition is a list of texts."""
+    return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(one, str) for one in value)
+
+
+def as_values(own: Any, rivals: Any, device: Any = None) -> tuple[Tensor, Tensor, list[str]]:
+    """Return the samples' own values and their rivals as tensors; texts are numbers in a list, which is the third."""
+    if not is_text(rivals):
+        value = torch.as_tensor(own)
+        return value, torch.as_tensor(rivals).to(value.device, value.dtype), []
+    texts = list(dict.fromkeys([*rivals, *own]))
+    value, others = (torch.tensor([texts.index(one) for one in several], device=device) for several in (own, rivals))
+    return value, others, texts
+
+
+def taken(cond: Mapping[str, Any], rows: Any, count: int) -> dict[str, Any]:
+    """Return the conditions of some of the samples: rows of a tensor, or of a list of texts, with a row per sample."""
+
+    def one(value: Any) -> Any:
+        if isinstance(value, (list, tuple)) and len(value) == count:
+            return value[rows] if isinstance(rows, slice) else [value[row] for row in rows.tolist()]
+        return value[rows] if _per_sample(value, count) else value
+
+    return {name: one(value) for name, value in cond.items()}
 
 
 def _per_sample(value: Any, count: int) -> bool:

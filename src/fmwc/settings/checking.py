@@ -51,7 +51,13 @@ def planned_check(setting: Setting, field: Any, evaluations: int) -> Any:
     classes = classes_of(setting, field)
     cond = {name: values for name, values in classes.items() if len(values) > 1}
     known = getattr(getattr(field, "reference", None), "checks", {})
-    return suited(field.space, cond, evaluations, known, rivals=cond if len(cond) == 1 else {})
+    return suited(
+        field.space,
+        cond,
+        evaluations,
+        known,
+        rivals=cond if len(cond) == 1 and len(next(iter(cond.values()))) > 1 else {},
+    )
 
 
 def check_samples(
@@ -205,7 +211,8 @@ def _table(given: Given, found: Check) -> dict[str, list[Any]]:
     if found.confidence is not None:
         table["confidence"] = found.confidence.tolist()
     if found.rival is not None and found.margin is not None:
-        table |= {"rival": found.rival.tolist(), "margin": found.margin.tolist()}
+        rival = found.rival if isinstance(found.rival, list) else found.rival.tolist()
+        table |= {"rival": rival, "margin": found.margin.tolist()}
     return table
 
 

@@ -1,0 +1,97 @@
+"""Mistakes in what a check is given are answered in one line; rivals, texts and references work as they are meant."""
+
+import pytest
+import torch
+from torch import nn
+
+import fmwc
+from fmwc.checks import Nearest, check
+from fmwc.errors import UsageError
+
+X = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(40) % 3
+WORDS = ["a", "b", "c"]
+
+
+class Net(nn.Module):
+    """Takes a class or a text, and counts its evaluations."""
+
+    def __init__(self, output=lambda v: v):
+        super().__init__()
+        self.layer, self.embedding = nn.Linear(3, 2), nn.Embedding(3, 2)
+        self.output, self.evaluated = output, 0
+
+    def forward(self, x, t, y):
+        self.evaluated += len(x)
+        y = torch.tensor([WORDS.index(word) for word in y]) if isinstance(y, list) else y
+        return self.output(self.layer(torch.cat([x, t[:, None]], 1)) + self.embedding(y))
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:the network's loss")
+
+
+@pytest.mark.parametrize(
+    ("net", "x", "cond", "options"),
+    [
+        (Net(lambda v: {"velocity": v}), X, {"y": Y}, {}),
+        (Net(lambda v: (v, None)), X, {"y": Y}, {}),
+        (Net(lambda v: v[:, :1]), X, {"y": Y}, {}),
+        (Net(), X, {}, {}),
+        (Net(), X, {"y": Y.float()}, {}),
+        (Net(), X, {"y": Y + 7}, {}),
+        (Net(), X[:, 0], {"y": Y}, {}),
+        (Net(), X, Y, {}),
+        (5, X, {}, {}),
+        ("mnist", X, {}, {}),
+        (Net(), X, {}, {"evidence": Nearest(X, Y, "y")}),
+        (Net(), X, {"y": Y}, {"evidence": "nearest"}),
+        (Net(), X, {"y": Y}, {"rivals": {"y": [1]}}),
+        (Net(), X, {"y": Y}, {"rivals": {"y": 1}}),
+        (Net(), X, {"y": Y}, {"rivals": {"y": 0}}),
+        (Net(), X, {"y": Y}, {"rivals": {"y": -3}}),
+        (Net(), X, {"y": Y}, {"rivals": {"y": ["a", "b"]}}),
+        (Net(), X, {"y": ["a"] * 40}, {"evidence": "contest"}),
+        (Net(), X, {"y": ["a"] * 5}, {}),
+    ],
+)
+def test_mistakes_are_answered_in_one_line(net, x, cond, options):
+    with pytest.raises(UsageError) as error:
+        check(net, x, cond, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_texts_are_contested_as_their_classes_are():
+    net = Net()
+    text = check(net, X, {"y": [WORDS[i] for i in Y]}, rivals={"y": WORDS}, batch=7)
+    number = check(net, X, {"y": Y}, rivals={"y": 3}, batch=7)
+    torch.testing.assert_close(text.score, number.score)
+    assert text.rival == [WORDS[i] for i in number.rival]
+
+
+@pytest.mark.parametrize("rivals", [[1], [1, 2], [2, 1, 2]])
+@pytest.mark.parametrize("budget", [3, 8, 20])
+def test_rivals_without_the_own_value_keep_to_the_budget(rivals, budget):
+    net = Net()
+    found = check(net, X, {"y": 0 * Y}, rivals={"y": rivals}, evaluations=budget, conventions=False)
+    assert found.evidence == "contest"
+    assert net.evaluated == 40 * found.evaluations <= 40 * budget
+
+
+def test_a_field_is_checked_as_its_reference_was():
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x, t):
+            return -x / (1.01 - t[:, None]) + 0 * self.layer(x)
+
+    field = fmwc.attach(Plain(), space=2)
+    data = 0.05 * torch.randn(2000, 2, generator=torch.Generator().manual_seed(1))
+    reference = fmwc.fit_confidence(field, data, pilot=50, conventions=False)
+    own = next(iter(reference.checks))
+    if not reference.withheld:
+        assert check(field, X).confidence is not None
+        assert "leave out evaluations" in check(field, X, evaluations=7).withheld
+    assert check(field, X).evidence == own
+    assert check(field, X, evidence=own).evidence == own
