@@ -346,6 +346,9 @@ def for_each(cond: Mapping[str, Any], names: Iterable[str], count: int, device: 
 
 def _strange(reference: Reference | None, cond: Mapping[str, Any], count: int) -> str:
     """Why samples with these conditions cannot be compared with the reference; empty if they can."""
+    for own in getattr(reference, "checks", {}).values():
+        if missing := getattr(own, "missing", ""):
+            return missing
     for name, known in _compared_by(reference).items():
         value = cond.get(name)
         if not isinstance(value, Tensor):

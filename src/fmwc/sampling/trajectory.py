@@ -240,8 +240,8 @@ class Trajectory:
         """In [0, 1], high = trust it: the share of reference samples with a higher score.
 
         The reference is that of the checkpoint, for runs that were made as it was. For others confidence is withheld:
-        this raises an error that says why, as :attr:`withheld` does. :attr:`rank` orders the samples of any run that has
-        a score.
+        this raises an error that says why, as :attr:`withheld` does. :attr:`rank` orders the samples of any run
+        that has a score.
         """
         if self.withheld:
             raise UsageError(self.withheld)
