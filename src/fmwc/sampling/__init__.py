@@ -264,8 +264,10 @@ def sample(
         precision = precision_of(getattr(field, "network", field))
         begin = each(lambda c: c.to(precision), noise(where, count, seed, device, first=first, **cond))  # type: ignore[arg-type]
     trajectory = sampler(begin, start=times[0] if times else start, seed=seed, first=first, **cond)
-    if reference is None or (confidence is False and not checks):
+    if reference is None:
         return _by_evidence(trajectory, checks)
+    if confidence is False and not checks:
+        return replace(trajectory, without=NOT_ASKED)
     if strange:
         return _by_evidence(compared(trajectory, reference, strange), checks)
     usual = times is None and controller is None and isinstance(start, (int, float)) and start == 0
@@ -365,7 +367,8 @@ def _strange(reference: Reference | None, cond: Mapping[str, Any], count: int) -
     return ""
 
 
-OTHER_CHECK = "the samples were not checked as the reference was; leave out check"
+OTHER_CHECK = "the samples were not checked as the reference was; leave out check (--check and --no-check)"
+NOT_ASKED = "the run was drawn without it; leave out confidence=False (--propagation none)"
 
 
 def needs_variance(score: str) -> bool:
