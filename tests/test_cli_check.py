@@ -8,8 +8,9 @@ import torch
 from PIL import Image
 
 import fmwc
-from fmwc.checks import Contest, check
+from fmwc.checks import Contest, Nearest, check
 from fmwc.confidence.best import best_of
+from fmwc.field import Part, Reference
 from fmwc.sampling import Trajectory
 from tests.command import call, one_line, rows
 
@@ -273,3 +274,75 @@ def test_the_best_of_candidates_is_the_librarys(run, tmp_path):
         assert code == 2
         assert expected in one_line(err)
         assert not (tmp_path / "bad").exists()
+
+
+# ---- what confidence is made from ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def loose(tmp_path, monkeypatch):
+    """A network whose samples end at different places."""
+    (tmp_path / "loose_net_for_check.py").write_text(NETWORK.replace("(target - x) / (1 - t[:, None])", "-0.5 * x"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "loose_net_for_check:build"
+
+
+@pytest.fixture
+def near(loose, tmp_path):
+    """A checkpoint of a network of one's own whose confidence is made from the nearest training points."""
+    from loose_net_for_check import build
+
+    net, space = build()
+    field = fmwc.attach(net, space=space)
+    data = 0.1 * torch.randn(400, 2, generator=torch.Generator().manual_seed(0))
+    found = fmwc.fit_confidence(field, data, pilot=50, conventions=False)
+    check = found.checks.get("nearest") or Nearest(data[:300])
+    levels = torch.linspace(-5, 5, 11)
+    parts = (Part("nearest", 1.0, levels),)
+    field.reference = Reference("nearest", None, levels, None, parts, {"nearest": check}, "points are dense")
+    fmwc.save(field, tmp_path / "near")
+    return tmp_path / "near"
+
+
+def test_withheld_confidence_is_said_and_the_rank_is_kept(run, near, loose, tmp_path):
+    words = ("sample", near, "--network", loose, "-n", 6, "--device", "cpu", "--out")
+    code, _, err = run(*words, tmp_path / "a")
+    assert code == 0, err
+    assert "confidence is made from nearest, because points are dense" in err
+    assert {"score", "rank", "confidence"} <= rows(tmp_path / "a" / "samples.csv")[0].keys()
+    assert "points are dense" in Trajectory.load(tmp_path / "a").made["made_from"]
+    code, _, err = run(*words, tmp_path / "b", "--check", 20)
+    assert code == 0, err
+    assert err.count("confidence is withheld: the samples were not checked as the reference was") == 1
+    table = rows(tmp_path / "b" / "samples.csv")[0]
+    assert {"score", "rank"} <= table.keys()
+    assert "confidence" not in table
+    code, _, err = run(*words, tmp_path / "c", "--no-check")
+    assert code == 0, err
+    assert err.count("confidence is withheld: the samples were not checked as the reference was") == 1
+    assert "rank orders" not in err
+    assert "rank" not in rows(tmp_path / "c" / "samples.csv")[0]
+    code, _, err = run(*words, tmp_path / "d", "--propagation", "none")
+    assert code == 0, err
+    assert err.count("confidence is withheld: the run was drawn without it") == 1
+
+
+def test_pages_and_checks_say_what_confidence_is_made_from(run, near, loose, tmp_path):
+    said = "confidence is made from nearest, because points are dense"
+    code, _, err = run("report", near, "--network", loose, "-n", 12, "--device", "cpu", "--out", tmp_path / "r")
+    assert code == 0, err
+    assert said in (tmp_path / "r" / "report.html").read_text()
+    np.savez(tmp_path / "a.npz", x=np.zeros((4, 2), np.float32) + np.arange(4, dtype=np.float32)[:, None])
+    checked(run, tmp_path / "a.npz", tmp_path / "k", "--checkpoint", near, "--network", loose)
+    assert json.loads((tmp_path / "k" / "checks.json").read_text())["checkpoint_confidence"] == said
+    assert said in (tmp_path / "k" / "checks.html").read_text()
+
+
+def test_retrofit_says_what_confidence_is_made_from(run, own, tmp_path):
+    np.savez(tmp_path / "d.npz", x=0.1 * np.random.default_rng(0).normal(size=(200, 2)).astype(np.float32))
+    words = ("--data", tmp_path / "d.npz", "--steps", 8, "--batch", 32, "--no-conventions", "--device", "cpu")
+    code, out, err = run("retrofit", own, *words, "--out", tmp_path / "f")
+    assert code == 0, err
+    reference = fmwc.checkpoint.about(tmp_path / "f")["reference"]
+    why = reference["withheld"] or reference["reason"]
+    assert f", because {why}" in " ".join((out + err).split())

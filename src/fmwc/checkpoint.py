@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fmwc.checks import Contest, Echo, Nearest
+from fmwc.checks.nearest import missing_features
 from fmwc.eightbit import decode, encode
 from fmwc.errors import CheckpointError, FmwcError, nearest, require_finite
 from fmwc.field import Field, Part, ReadWith, Reference, Schedule, attach
@@ -97,6 +98,7 @@ _CONTEST = record(
         "finalists": whole(1, 100_000),
     }
 )
+_NEAREST = record({"points": whole(1), "cond": text(1000)}, {"features": boolean})
 _REFERENCE_SCHEMA = record(
     {"score": _score, "quantiles": _QUANTILES},
     {
@@ -108,9 +110,7 @@ _REFERENCE_SCHEMA = record(
             record({"score": _score, "weight": number(), "quantiles": _QUANTILES}, _STANDARD),
             most=100,
         ),
-        "checks": record(
-            {}, {"echo": _ECHO, "contest": _CONTEST, "nearest": record({"points": whole(1), "cond": text(1000)})}
-        ),
+        "checks": record({}, {"echo": _ECHO, "contest": _CONTEST, "nearest": _NEAREST}),
         "reason": text(10_000),
         "withheld": text(10_000),
         "candidates": array(mapping(anything, 100), most=1000),
@@ -276,9 +276,7 @@ def _planned(schedule: Schedule) -> dict[str, Any]:
 def _described(reference: Reference, what: str) -> dict[str, Any]:
     """Return a reference as the record of a checkpoint holds it."""
     _require_reference(reference, what)
-    made, near = reference.read_with, reference.checks.get("nearest")
-    if getattr(near, "features", None) is not None:
-        raise CheckpointError("a checkpoint cannot hold the features that nearest training points are compared by")
+    made = reference.read_with
     return {
         "score": reference.score,
         "read_with": None if made is None else {**made._asdict(), "times": list(made.times)},
@@ -480,7 +478,8 @@ def _checks(given: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str
             require_finite(points, "the training points")
             if labels is not None and tuple(labels.shape) != (len(points),):
                 raise CheckpointError("its training points do not have one label each")
-            found[name] = Nearest(points, labels, options["cond"])
+            features = missing_features if options.get("features") else None
+            found[name] = Nearest(points, labels, options["cond"], features)
     return found
 
 

@@ -18,24 +18,27 @@ with yes, confidence is withheld. `benchmarks/zoo` says how often this chose rig
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fmwc.checks import Contest, Echo, Nearest, embedded, run_checks
-from fmwc.checks.nearest import NEIGHBOURS
+from fmwc.checks import Contest, Echo, Nearest, run_checks
+from fmwc.checks.nearest import NEIGHBOURS, vectors
 from fmwc.checks.residuals import discrete
 from fmwc.conventions import check_conventions
-from fmwc.errors import ShapeError, UsageError
+from fmwc.entry import one_line
+from fmwc.errors import FmwcError, ShapeError, UsageError, require_finite
 from fmwc.field import Field, Part, Reference
 from fmwc.flow import Space, path_of
+from fmwc.modes import evaluating
 from fmwc.randomness import Blocks, derive
-from fmwc.sampling import Trajectory, default_estimator, needs_variance, read_with, sample, standard_of
+from fmwc.sampling import Trajectory, default_estimator, needs_variance, noise, read_with, sample, standard_of
 from fmwc.sampling.adaptive import FEW, numbers
 from fmwc.sampling.scores import FEWEST, SCORES, combined
-from fmwc.state import as_state, as_whole, batch_size, channels, each
+from fmwc.state import as_state, as_whole, batch_size, channels, each, precision_of
 
 __all__ = ["Candidate", "fit_confidence"]
 
@@ -45,6 +48,7 @@ PILOT_CPU = 200  # of states that are more than a few numbers, on a CPU
 LARGEST_PILOT = 2_000  # samples, at most, that a pilot grows to because of its classes
 POINTS = 16_000  # training points that are kept, at most,
 BYTES = 1 << 22  # and what they may take
+TOGETHER = 256  # samples whose features are computed together
 TRIED = 400  # samples that are disturbed or asked for a wrong class
 EXTRA = 0.4  # of the steps: evaluations that a contest may take
 ECHO = 4  # evaluations of an echo
@@ -88,6 +92,7 @@ def fit_confidence(
     labels: Callable[..., Any] | None = None,
     *,
     cond: Mapping[str, Any] | None = None,
+    features: Callable[[Any], Tensor] | None = None,
     judged: int = 100,
     evaluations: int | None = None,
     steps: int = 50,
@@ -115,6 +120,10 @@ def fit_confidence(
             those of the variance, and the choice is by AUROC on `judged` samples: another score has to be better than
             the choice without labels by more than the standard error.
         cond: The conditions of the data, by name, one row each; without data, conditions to draw samples under.
+        features: A function of states that gives one vector per sample, `(B, D)`, in which samples that are alike are
+            near one another. Distances to training points are then computed there, also for samples that differ in
+            their number of rows (crystals). A checkpoint cannot hold the function: a field that is loaded withholds its
+            confidence, if it is made from these distances, until it is fitted again.
         judged: How many samples the labels are asked for.
         evaluations: Evaluations per sample that a check may take; 0.4 times the steps for a contest and 4 for an echo
             if not given.
@@ -129,15 +138,29 @@ def fit_confidence(
     """
     if not isinstance(field, Field):
         raise UsageError(f"confidence is fitted to a field, got {type(field).__name__}; fmwc.attach(network) makes one")
+    evaluations = None if evaluations is None else as_whole(evaluations, "evaluations", 1, 10**6)
+    judged = as_whole(judged, "judged", 1)
+    for name, function, takes in (("labels", labels, "(x, cond)"), ("features", features, "states")):
+        if function is not None and not callable(function):
+            raise UsageError(f"{name} is a function of {takes}, got {type(function).__name__}")
+    if features is not None and (data is None or not keep_data):
+        raise UsageError("features= compares samples with training points; give data, and leave out keep_data=False")
     if data is not None:
         data = as_state(data, "the data", field.network)
+        for name, value in channels(data).items():
+            require_finite(value, "the data" if isinstance(data, Tensor) else f"the data's channel '{name}'")
         field.learn_space(data)
+        data = data if features is None else each(lambda c: c.to(field.device), data)
     if field.space is None:
         raise UsageError("the shape of a sample is not known; give data, or space=(...) to attach")
     space, device = field.space, field.device
     given = {k: torch.as_tensor(v) for k, v in (cond or {}).items()}
     if data is not None and any(len(v) != batch_size(data) for v in given.values()):
         raise ShapeError(f"a condition has one row for each of the {batch_size(data)} data")
+    for name, value in given.items():
+        require_finite(value, f"the condition '{name}'")
+    if not given:
+        _try_without_conditions(field)
     if data is not None and conventions:
         few = each(lambda c: c[:1024].to(device), data)
         check_conventions(field, space, few, {k: v[:1024].to(device) for k, v in given.items()}, seed=seed)
@@ -146,7 +169,7 @@ def fit_confidence(
     within = classes[0] if len(classes) == 1 else ""
     count = max(count, FEWEST * len(given[within].unique())) if within else count
     drawn: dict[str, Any] = {k: v.to(device) for k, v in _conditions(given, within, count).items()}
-    checks = _checks(field, data, given, within, evaluations, steps, keep_data)
+    checks = _checks(field, data, given, within, evaluations, steps, keep_data, features)
     options: dict[str, Any] = {"steps": steps, "stepper": stepper, "batch": batch, "check": False, "progress": progress}
     old, field.reference = field.reference, None
     try:
@@ -169,6 +192,7 @@ def fit_confidence(
     elif within:
         kinds = len(given[within].unique())
         why = f"a contest between {kinds} classes does not fit in the evaluations; give evaluations={kinds} or more"
+        why = why if kinds > 1 else f"'{within}' has one value, so there is no other class to contest it"
         candidates.append(Candidate((("contest", 1.0),), why, False))
     candidates += [Candidate((("contest", 1.0),), why, False) for why in ids.values()]
     why = f"the echo tells disturbed samples from own ones with AUROC {noticed:.2f} (at least {NOTICES} is asked for)"
@@ -184,6 +208,27 @@ def fit_confidence(
     known = {within: tuple(given[within].unique().tolist())} if within else {}
     field.reference = reference._replace(reason=reason, withheld=blind, candidates=tuple(rows), classes=known)
     return field.reference
+
+
+def _try_without_conditions(field: Field) -> None:
+    """Raise in one line where a network needs conditions, of which none were given."""
+    space: Any = field.space
+    if any(channel.rows for channel in space.channels.values()):
+        return  # which takes a condition, as the space says
+    x = each(lambda c: c.to(precision_of(field.network)), noise(space, 2, 0, field.device))
+    value = next(iter(channels(x).values()))
+    try:
+        with evaluating(field.network), torch.no_grad():
+            field.network(x, value.new_full((2,), 0.5))
+    except FmwcError:
+        raise
+    except Exception as error:  # whatever the user's own code raises
+        takes = list(inspect.signature(field.network.forward).parameters)[2:]
+        named = f"; its other arguments are {', '.join(takes)}" if takes else ""
+        raise UsageError(
+            f"the network does not run as network(x, t) without conditions ({one_line(error)}){named}; give "
+            "cond={name: values}, one row for each of the data"
+        ) from error
 
 
 # ---- the pilot ---------------------------------------------------------------------------------------------------
@@ -234,7 +279,14 @@ def _conditions(cond: Mapping[str, Tensor], within: str, count: int) -> dict[str
 
 
 def _checks(
-    field: Field, data: Any, cond: Mapping[str, Tensor], within: str, evaluations: int | None, steps: int, keep: bool
+    field: Field,
+    data: Any,
+    cond: Mapping[str, Tensor],
+    within: str,
+    evaluations: int | None,
+    steps: int,
+    keep: bool,
+    features: Callable[[Any], Tensor] | None,
 ) -> dict[str, Any]:
     """The checks to try, by name."""
     assert field.space is not None
@@ -245,23 +297,35 @@ def _checks(
         if 2 <= len(values) <= budget:
             found["contest"] = Contest.planned(within, values, budget)
     ragged = any(channel.rows for channel in field.space.channels.values())
-    if data is not None and keep and not ragged:
-        near = _points(field.space, data, cond.get(within) if within else None, within)
+    if data is not None and keep and (features is not None or not ragged):
+        near = _points(field.space, data, cond.get(within) if within else None, within, features)
         few = [len(near.points)] if near.labels is None else near.labels.unique(return_counts=True)[1].tolist()
         if min(few) >= NEIGHBOURS:
             found["nearest"] = near
     return found
 
 
-def _points(space: Space, data: Any, labels: Tensor | None, within: str) -> Nearest:
+def _points(
+    space: Space,
+    data: Any,
+    labels: Tensor | None,
+    within: str,
+    features: Callable[[Any], Tensor] | None = None,
+) -> Nearest:
     """Some of the training points, and as many as may be kept; by class where each has enough of them."""
-    total, each_one = batch_size(data), embedded(space, each(lambda c: c[:1], data)).shape[1]
+    total, each_one = batch_size(data), vectors(space, each(lambda c: c[:1], data), features).shape[1]
     rows = _shuffled(total)[: min(POINTS, BYTES // (4 * each_one), total - total // 10)]
-    points = embedded(space, each(lambda c: c[rows], data)).float()
+    points = _vectors(space, data, rows, features)
     kinds = () if labels is None else labels.unique()
     if labels is None or len(kinds) < 2 or min(labels[rows].eq(label).sum() for label in kinds) < NEIGHBOURS:
-        return Nearest(points)
-    return Nearest(points, labels[rows], within)
+        return Nearest(points, features=features)
+    return Nearest(points, labels[rows], within, features)
+
+
+def _vectors(space: Space, data: Any, rows: Tensor, features: Callable[[Any], Tensor] | None) -> Tensor:
+    """Some of the data as vectors; features may take much memory, so they are computed of a few at a time."""
+    parts = rows.split(TOGETHER if features is not None else max(1, len(rows)))
+    return torch.cat([vectors(space, each(lambda c: c[part], data), features).float() for part in parts])  # noqa: B023
 
 
 def _shuffled(total: int) -> Tensor:
@@ -312,9 +376,9 @@ def _contest(field: Field, run: Trajectory, check: Contest, found: Tensor, withi
 def _density(space: Space, near: Nearest, data: Any) -> float:
     """How far data are from the training points, of the distance that they are from one another."""
     rows = _shuffled(batch_size(data))[len(near.points) :][:TRIED]
-    new = embedded(space, each(lambda c: c[rows], data)).float()
-    if len(new) < 2:
+    if len(rows) < 2:
         return 1.0
+    new = _vectors(space, data, rows, near.features).to(near.points)
     apart = torch.cdist(new, new)[~torch.eye(len(new), dtype=torch.bool)].median()
     return float(torch.cdist(new, near.points).amin(1).median() / apart.clamp_min(1e-12))
 

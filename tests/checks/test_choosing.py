@@ -5,12 +5,13 @@ import torch
 from torch import nn
 
 import fmwc
-from fmwc.checks import Nearest
+from fmwc.checks import Nearest, embedded
 from fmwc.choosing import Pair, _auroc, _near, _notices
-from fmwc.errors import UsageError
+from fmwc.errors import FmwcError, UsageError
 from fmwc.flow import euclidean
 from fmwc.sampling import stream
 from fmwc.sampling.scores import combined
+from tests import cells
 
 from .test_checks import MEANS, Gaussians
 
@@ -287,3 +288,110 @@ def test_reasons_stay_beside_labels(monkeypatch):
     cond = {"id": torch.arange(3_000)}
     reference, _ = piloted(monkeypatch, field, None, lambda x, cond: x[:, 0] > 0.5, cond=cond, pilot=60, judged=40)
     assert any("not used as a class" in row["why"] for row in reference.candidates)
+
+
+# ---- features --------------------------------------------------------------------------------------------------------
+
+
+def test_nearest_points_can_be_compared_by_features(tmp_path):
+    data = circle(2_000)
+    wide = torch.cat([data, 5 * torch.randn(2_000, 6, generator=torch.Generator().manual_seed(1))], 1)
+
+    class Wide(Points):
+        def forward(self, x, t):
+            return torch.cat([super().forward(x[:, :2], t), 0.0 * x[:, 2:]], 1)
+
+    calls = []
+
+    def features(x):
+        calls.append(len(x))
+        return x[:, :2]
+
+    field = fmwc.attach(Wide(data[:400]), space=(8,))
+    plain = fmwc.fit_confidence(field, wide, pilot=100, steps=20, conventions=False)
+    assert plain.score != "nearest"  # the other numbers are noise
+    reference = fmwc.fit_confidence(field, wide, features=features, pilot=100, steps=20, conventions=False)
+    assert reference.score == "nearest"
+    assert reference.checks["nearest"].points.shape[1] == 2
+    assert calls
+    run = fmwc.sample(field, 20, steps=20)
+    assert not run.withheld
+    fmwc.save(field, tmp_path / "x")
+    again = fmwc.load(tmp_path / "x", Wide(data[:400]))
+    blind = fmwc.sample(again, 20, steps=20)
+    torch.testing.assert_close(blind.x, run.x)
+    assert "a checkpoint cannot hold the function" in blind.withheld
+    assert "\n" not in blind.withheld
+    with pytest.raises(UsageError, match="cannot hold the function"):
+        fmwc.check(again, wide[:4], evidence=again.reference.checks["nearest"], conventions=False)
+    fmwc.save(again, tmp_path / "y")  # what is missing stays so
+    assert fmwc.load(tmp_path / "y", Wide(data[:400])).reference.checks["nearest"].missing
+
+
+def test_crystals_have_nearest_points_by_features():
+    x, _, atoms = cells.batch(*[1 + i % 5 for i in range(60)])
+    field = cells.field()
+    options = {"cond": {"atoms": atoms}, "pilot": 16, "steps": 4, "conventions": False}
+    names = {row["score"] for row in fmwc.fit_confidence(field, x, **options).candidates}
+    assert "nearest" not in names
+    found = fmwc.fit_confidence(field, x, features=lambda state: state["lattice"], **options)
+    assert "nearest" in {row["score"] for row in found.candidates}
+    with pytest.raises(UsageError, match="give features="):
+        embedded(field.space, x)
+
+
+@pytest.mark.parametrize(
+    ("features", "said"),
+    [
+        (3, "features is a function of states, got int"),
+        (lambda x: x.numpy(), r"one row per sample \(1, D\), got ndarray"),
+        (lambda x: x.sum(), "got torch.float32"),
+        (lambda x: x * torch.nan, "features of samples holds"),
+    ],
+)
+def test_features_that_are_none_are_said(features, said):
+    with pytest.raises(FmwcError, match=said):
+        fmwc.fit_confidence(fmwc.attach(Points(circle(50)), space=(2,)), circle(100), features=features)
+
+
+def test_features_need_training_points():
+    field = fmwc.attach(Points(circle(50)), space=(2,))
+    for given in ({}, {"data": circle(100), "keep_data": False}):
+        with pytest.raises(UsageError, match="compares samples with training points"):
+            fmwc.fit_confidence(field, features=lambda x: x, **given)
+
+
+# ---- what is refused before the pilot --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"data": torch.full((50, 2), torch.nan)}, "the data holds 100 NaN"),
+        ({"evaluations": 0}, "evaluations is a whole number, at least 1"),
+        ({"judged": 0, "labels": lambda x, cond: x[:, 0] > 0}, "judged is a whole number, at least 1"),
+        ({"labels": [0, 1]}, r"labels is a function of \(x, cond\), got list"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_drawn(options, said, monkeypatch):
+    monkeypatch.setattr("fmwc.choosing.sample", lambda *a, **k: pytest.fail("drew a pilot"))
+    with pytest.raises(FmwcError, match=said):
+        fmwc.fit_confidence(fmwc.attach(Points(circle(50)), space=(2,)), **options)
+
+
+@pytest.mark.parametrize("data", [None, circle(100)], ids=["no data", "data"])
+def test_a_network_that_needs_a_condition_names_it(data):
+    class Needs(Points):
+        def forward(self, x, t, y=None):
+            return super().forward(x, t) + 0.0 * y[:, None]
+
+    with pytest.raises(UsageError, match=r"without conditions .*its other arguments are y; give cond=") as raised:
+        fmwc.fit_confidence(fmwc.attach(Needs(circle(50)), space=(2,)), data)
+    assert "\n" not in str(raised.value)
+
+
+def test_one_class_has_no_contest():
+    field = fmwc.attach(Named(circle(50)), space=(2,))
+    found = fmwc.fit_confidence(field, cond={"id": torch.zeros(50).long()}, pilot=20, steps=5)
+    (why,) = [row["why"] for row in found.candidates if row["score"] == "contest"]
+    assert why == "'id' has one value, so there is no other class to contest it"

@@ -157,3 +157,8 @@ def test_early_stop_of_the_benchmark_is_counted(mlp, signal, n, stop):
     assert spy.rows == 6 * spent
     if n == 1:  # nothing to choose from: the plain samples
         torch.testing.assert_close(run.x, fmwc.sample(mlp, 6, steps=50, seed=2, confidence=False).x)
+
+
+def test_candidates_with_the_same_score_are_not_chosen_between(mlp):
+    with pytest.raises(UsageError, match=r"is 1 for all of 8 samples, so it ranks none of them"):
+        best_of(mlp, 4, 2, score=lambda run: torch.ones(len(run)), steps=STEPS)

@@ -106,9 +106,13 @@ def test_one_sample_has_the_confidence_that_it_has_in_a_batch(field):
 def test_constant_scores_are_not_ranked(mlp):
     run = sample(mlp, 6, steps=10)
     still = dataclasses.replace(run, var=torch.full_like(run.var, 0.25))
-    for found in (still, still.take(torch.arange(3)), still.surest(0.5)):
+    assert len(still.surest(1.0)) == 6  # nothing is chosen
+    with pytest.raises(UsageError, match=r"is .* for all of 6 samples, so it ranks none of them"):
+        still.surest(0.5)
+    for found in (still, still.take(torch.arange(3))):
         with pytest.raises(UsageError, match=r"is .* for all of 6 samples, so it ranks none of them"):
             found.rank  # noqa: B018
+    assert "rank orders" not in still.withheld
     assert "rank" not in still.tensors()
     assert "score" in still.tensors()
 
@@ -177,3 +181,42 @@ def test_the_variance_can_still_be_asked_for(mlp):
     torch.testing.assert_close(plain.confidence, read.confidence)
     assert read.ranked_by("peak").withheld
     assert fmwc.sample(field, 5, steps=10, confidence=False).withheld
+
+
+# ---- evidence of checks alone ----------------------------------------------------------------------------------------
+
+
+def test_a_run_is_ranked_by_the_only_check_it_has(mlp):
+    for network in (mlp, mlp.network):
+        run = sample(network, 6, steps=10, space=(2,), confidence=False, check=8)
+        assert run.default_score == "echo"
+        assert torch.equal(run.rank.argsort(), (-run.evidence["echo"]).argsort())
+        assert run.withheld.endswith("rank orders the samples of this run")
+    bare = sample(mlp, 6, steps=10, confidence=False)
+    assert "rank" not in bare.withheld
+    with pytest.raises(UsageError, match="kept no variance"):
+        bare.rank  # noqa: B018
+
+
+def test_a_check_in_place_of_the_references_score_ranks_and_has_no_confidence(mlp):
+    field = referred(mlp)
+    field.reference = field.reference._replace(read_with=None)
+    run = sample(field, 6, steps=10, confidence=False, check=8)
+    assert run.default_score == "echo"
+    assert "did not read peak" in run.withheld
+    summed(mlp, "echo", "spread@0.2-0.9", checks={"echo": Echo((0.3, 0.7))})
+    for check, score in ((Echo((0.5,)), "echo + spread@0.2-0.9"), (False, "spread@0.2-0.9")):
+        run = sample(mlp, 6, steps=10, check=check)
+        assert run.default_score == score
+        assert "not checked as the reference was" in run.withheld
+        assert len(run.rank.unique()) == 6
+
+
+def test_checks_of_finished_samples_do_not_depend_on_how_they_were_drawn(mlp):
+    summed(mlp, "echo", checks={"echo": Echo((0.3, 0.7))})
+    mlp.reference = mlp.reference._replace(read_with=None)
+    equal = sample(mlp, 6, steps=4)
+    given = sample(mlp, 6, times=[0.0, 0.25, 0.5, 0.75, 1.0])
+    torch.testing.assert_close(equal.confidence, given.confidence)
+    assert not sample(mlp, 6, times=[0.0, 0.3, 1.0]).withheld
+    assert sample(mlp, 6, steps=4, check=False).withheld

@@ -15,14 +15,18 @@ import torch
 from torch import Tensor
 
 from fmwc.checks.residuals import Described, Found, asked_for
-from fmwc.errors import UsageError
+from fmwc.errors import UsageError, require_finite
 from fmwc.flow import FlatTorus, Space
 from fmwc.state import batch_size, channels
 
-__all__ = ["Nearest", "embedded"]
+__all__ = ["Nearest", "embedded", "missing_features", "vectors"]
 
 NEIGHBOURS = 10  # of one point alone the distance is mostly chance
 TOGETHER = 1 << 24  # distances computed together
+MISSING = (
+    "the reference compares features of samples, and a checkpoint cannot hold the function that computes them; call "
+    "fmwc.fit_confidence(field, data, features=...) again"
+)
 
 
 def embedded(space: Space, x: Any) -> Tensor:  # -> (B, D)
@@ -31,7 +35,8 @@ def embedded(space: Space, x: Any) -> Tensor:  # -> (B, D)
     for name, channel in space.channels.items():
         if channel.rows:
             raise UsageError(
-                f"samples differ in their number of rows of '{name}', so they have no distances; give features="
+                f"samples differ in their number of rows of '{name}', so they have no distances; give features=, a "
+                "function of states"
             )
         flat = channels(x)[name].flatten(1)
         if isinstance(channel.manifold, FlatTorus):
@@ -39,6 +44,23 @@ def embedded(space: Space, x: Any) -> Tensor:  # -> (B, D)
             flat = torch.cat([angle.sin(), angle.cos()], 1) / (2 * math.pi)
         parts.append(flat * math.sqrt(channel.weight))
     return torch.cat(parts, 1)
+
+
+def vectors(space: Space, x: Any, features: Callable[[Any], Tensor] | None = None) -> Tensor:  # -> (B, D)
+    """Return one vector per sample: what `features` gives, or the numbers of the state."""
+    if features is None:
+        return embedded(space, x)
+    found, count = features(x), batch_size(x)
+    if not isinstance(found, Tensor) or found.ndim < 2 or len(found) != count or not found.is_floating_point():
+        came = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise UsageError(f"features gives a tensor of real numbers with one row per sample ({count}, D), got {came}")
+    require_finite(found, "features of samples")
+    return found.detach().flatten(1)
+
+
+def missing_features(x: Any) -> Tensor:
+    """Raise: stands for the features of a reference that was read from a checkpoint."""
+    raise UsageError(MISSING)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +86,13 @@ class Nearest(Described):
     evaluations = 0
 
     def describe(self) -> dict[str, Any]:
-        """Return the options as a checkpoint records them; the points are in its tensors."""
-        return {"points": len(self.points), "cond": self.cond}
+        """Return the options as a checkpoint records them; the points are in its tensors, and features are not kept."""
+        return {"points": len(self.points), "cond": self.cond, **({} if self.features is None else {"features": True})}
+
+    @property
+    def missing(self) -> str:
+        """Why samples cannot be compared, where the features were not read with the checkpoint; else empty."""
+        return MISSING if self.features is missing_features else ""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Nearest) or (self.cond, self.features) != (other.cond, other.features):
@@ -76,7 +103,7 @@ class Nearest(Described):
     __hash__ = None
 
     def __call__(self, network: Any, space: Space, x1: Any, cond: Mapping[str, Any], seed: int, first: int) -> Found:
-        own = embedded(space, x1) if self.features is None else self.features(x1).flatten(1)
+        own = vectors(space, x1, self.features)
         points = self.points.to(own)
         if own.shape[1] != points.shape[1]:
             raise UsageError(f"samples have {own.shape[1]} numbers and the training points {points.shape[1]}")

@@ -47,6 +47,10 @@ def check(
 
     Writes checks.csv (what was asked for, score, rank, and for a contest the rival and the margin), checks.json, and a
     page, checks.html. For images, also checks.png with the most doubtful.
+
+    Confidence in checks.csv is the place of the check's score alone among the checkpoint's reference samples. The
+    confidence of fmwc sample may also use the trajectory (its spread), which finished samples do not have, so the two
+    numbers can differ for the same sample.
     """
     from fmwc.recipes.recipe import pick_device
     from fmwc.settings.checking import check_samples

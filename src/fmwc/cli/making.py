@@ -32,6 +32,7 @@ def train(
 ) -> None:
     """Train a model with confidence; resumes if interrupted."""
     from fmwc.recipes.recipe import pick_device
+    from fmwc.report.run import made_from
     from fmwc.settings import setting_named
 
     chosen = setting_named(setting)
@@ -42,7 +43,10 @@ def train(
     with training_bar() as bar:
         chosen.fit(recipe, out, where, bar, force=force)
     done = "was finished already" if there else "written"
-    say(f"{shown(out)} {done}: {fmwc.checkpoint.about(out)['metrics']}")
+    about = fmwc.checkpoint.about(out)
+    say(f"{shown(out)} {done}: {about['metrics']}")
+    if about.get("noise") is not None:  # a judge has no confidence
+        say(made_from(about.get("reference")))
 
 
 @app.command()
@@ -103,6 +107,7 @@ def retrofit(
     from fmwc.recipes.own import Retrofit, advice
     from fmwc.recipes.own import retrofit as fit_own
     from fmwc.recipes.recipe import pick_device
+    from fmwc.report.run import made_from
 
     where = pick_device(device)
     made, space = build(network, weights or None)
@@ -123,7 +128,7 @@ def retrofit(
     )
     there = (out / "recipe.json").is_file() and not force
     with training_bar() as bar:
-        _, looks = fit_own(
+        field, looks = fit_own(
             made,
             out,
             samples,
@@ -135,6 +140,7 @@ def retrofit(
             force=force,
         )
     say(f"{shown(out)} {'was finished already' if there else 'written'}: {advice(looks)}")
+    say(made_from(field.reference))
     call = f"{network.replace(':', '.')}()"
     say(f"field = fmwc.load({str(out)!r}, network={call if space is None else f'{call}[0]'})")
     say(f"fmwc sample {shlex.quote(str(out))} --network {shlex.quote(network)} -n 100 --out samples")

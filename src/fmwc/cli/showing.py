@@ -126,11 +126,12 @@ def _page(
 ) -> None:
     """Draw samples, print the short table and write samples, numbers and report."""
     from fmwc.recipes.recipe import provenance
+    from fmwc.report.run import made_from
 
     count = count or chosen.count(field.device)
     with sampling_bar("drawing samples with confidence", count) as bar:
         run = draw(field, count, seed, bar)
-    rows = chosen.numbers(run, chosen.judge(run))
+    rows = [*chosen.numbers(run, chosen.judge(run)), {"": "in this checkpoint", "value": made_from(field.reference)}]
     about = {k: str(v) for k, v in provenance(field.device, clock.seconds, seed=seed).items()}
     chosen.write_samples(run, out)
     write_json(out / "numbers.json", {"numbers": rows, "provenance": about})

@@ -24,6 +24,7 @@ from fmwc.randomness import derive
 from fmwc.sampling import STEPPERS, Trajectory, sample, standard_of
 from fmwc.sampling.decoders import cost_of
 from fmwc.sampling.sampler import join
+from fmwc.sampling.scores import require_varied
 from fmwc.state import as_whole
 
 __all__ = [
@@ -128,8 +129,10 @@ def surest_of(runs: Iterable[Trajectory], score: Score = None) -> tuple[Trajecto
         score: As :func:`best_of` takes it. Scores are compared as they were read: candidates share their condition.
     """
     best: Trajectory | None = None
+    doubts = []
     for number, run in enumerate(runs):
         doubt = read(run, score)
+        doubts.append(doubt)
         if best is None:
             best, least = run, doubt
             branch = torch.zeros(len(run), dtype=torch.long, device=doubt.device)
@@ -141,6 +144,8 @@ def surest_of(runs: Iterable[Trajectory], score: Score = None) -> tuple[Trajecto
         branch = torch.where(better, number, branch)
     if best is None:
         raise UsageError("the best is chosen of at least 1 candidate, got none")
+    if len(doubts) > 1:
+        require_varied(torch.cat(doubts), "this score" if callable(score) else score or best.default_score)
     if best.standard is not None and best.standard.source == "run":
         name = best.standard.cond
         best = replace(best, standard=standard_of(name, read(best, best.default_score), best.cond[name]))

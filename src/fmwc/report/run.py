@@ -16,7 +16,7 @@ from fmwc.sampling import Trajectory
 from fmwc.sampling.scores import names_of, parsed
 from fmwc.sampling.trajectory import DISPERSION
 
-__all__ = ["NAMES", "Level", "Run", "explained", "level_of", "note_of"]
+__all__ = ["NAMES", "Level", "Run", "explained", "level_of", "made_from", "note_of"]
 
 NAMES = {
     "temporal_ratio": "late over early uncertainty",
@@ -50,6 +50,24 @@ def explained(score: str, words: Mapping[str, str] = EXPLAINED) -> str:
     """
     names = dict.fromkeys(parsed(name)[1] for name in names_of(score))
     return ", and ".join(words.get(name, NAMES.get(name, name)) for name in names)
+
+
+def made_from(reference: Any) -> str:
+    """What the confidence of a checkpoint is made from and why, or why it is withheld, in one sentence.
+
+    >>> made_from({"score": "echo", "reason": "it notices a disturbance"})
+    'confidence is made from echo, because it notices a disturbance'
+
+    Arguments:
+        reference: A :class:`fmwc.field.Reference`, its record in a checkpoint, or `None`.
+    """
+    if reference is None:
+        return "confidence is withheld, because the checkpoint has no reference; fmwc.fit_confidence makes one"
+    get = reference.get if isinstance(reference, Mapping) else lambda name: getattr(reference, name)
+    if withheld := get("withheld"):
+        return f"confidence is withheld, because {withheld}"
+    reason = get("reason")
+    return f"confidence is made from {get('score')}{f', because {reason}' if reason else ''}"
 
 
 class Level(NamedTuple):

@@ -264,13 +264,15 @@ def sample(
         precision = precision_of(getattr(field, "network", field))
         begin = each(lambda c: c.to(precision), noise(where, count, seed, device, first=first, **cond))  # type: ignore[arg-type]
     trajectory = sampler(begin, start=times[0] if times else start, seed=seed, first=first, **cond)
-    if reference is None or (confidence is False and not checks):
-        return trajectory
+    if reference is None:
+        return _by_evidence(trajectory, checks)
+    if confidence is False and not checks:
+        return replace(trajectory, without=NOT_ASKED)
     if strange:
-        return compared(trajectory, reference, strange)
+        return _by_evidence(compared(trajectory, reference, strange), checks)
     usual = times is None and controller is None and isinstance(start, (int, float)) and start == 0
     without = ""
-    if not (usual and anneal is None and decoder == "map"):
+    if not (usual and anneal is None and decoder == "map") and not _of_samples(reference):
         without = "the reference is of runs with equal steps from t = 0, without changes of the velocity"
     elif any(checks.get(name) != own for name, own in reference.checks.items()):
         without = OTHER_CHECK
@@ -278,7 +280,25 @@ def sample(
         made = read_with(estimator, chosen.steps, stepper, schedule)
         differs = reference.read_with.differs(made, variance=needs_variance(reference.score))
         without = f"the reference was made with {differs}" if differs else ""
-    return compared(trajectory, reference, without)
+    return _by_evidence(compared(trajectory, reference, without), [*checks, *names_of(reference.score)])
+
+
+def _of_samples(reference: Reference) -> bool:
+    """Whether a reference is made of checks of finished samples alone, however those were drawn."""
+    return reference.read_with is None and {part.score for part in reference.parts} <= reference.checks.keys() != set()
+
+
+def _by_evidence(run: Trajectory, names: Iterable[str]) -> Trajectory:
+    """The run ranked by the first of these scores that it has, if it has not read its own."""
+    own = run.default_score
+    for name in (own, *names):
+        with suppress(UsageError):
+            run.score(name)
+            if name == own:
+                return run
+            without = run.without or (f"this run did not read {own}" if run.reference is not None else "")
+            return replace(run, default_score=name, reference=None, standard=None, without=without)
+    return run
 
 
 def _estimator(
@@ -328,6 +348,9 @@ def for_each(cond: Mapping[str, Any], names: Iterable[str], count: int, device: 
 
 def _strange(reference: Reference | None, cond: Mapping[str, Any], count: int) -> str:
     """Why samples with these conditions cannot be compared with the reference; empty if they can."""
+    for own in getattr(reference, "checks", {}).values():
+        if missing := getattr(own, "missing", ""):
+            return missing
     for name, known in _compared_by(reference).items():
         value = cond.get(name)
         if not isinstance(value, Tensor):
@@ -344,7 +367,8 @@ def _strange(reference: Reference | None, cond: Mapping[str, Any], count: int) -
     return ""
 
 
-OTHER_CHECK = "the samples were not checked as the reference was; leave out check"
+OTHER_CHECK = "the samples were not checked as the reference was; leave out check (--check and --no-check)"
+NOT_ASKED = "the run was drawn without it; leave out confidence=False (--propagation none)"
 
 
 def needs_variance(score: str) -> bool:

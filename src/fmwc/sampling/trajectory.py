@@ -240,7 +240,8 @@ class Trajectory:
         """In [0, 1], high = trust it: the share of reference samples with a higher score.
 
         The reference is that of the checkpoint, for runs that were made as it was. For others confidence is withheld:
-        this raises an error that says why, as :attr:`withheld` does. :attr:`rank` orders the samples of any run.
+        this raises an error that says why, as :attr:`withheld` does. :attr:`rank` orders the samples of any run
+        that has a score.
         """
         if self.withheld:
             raise UsageError(self.withheld)
@@ -254,7 +255,7 @@ class Trajectory:
             return ""
         ranked = ""
         with suppress(UsageError):
-            self._raw(self.default_score, None, {})
+            self.rank  # noqa: B018
             ranked = "; rank orders the samples of this run"
         return f"confidence is withheld: {self.without or NO_REFERENCE}{ranked}"
 
@@ -342,7 +343,10 @@ class Trajectory:
         if not 0 < fraction <= 1:
             raise UsageError(f"the fraction to keep lies in (0, 1], got {fraction}")
         keep = max(1, round(fraction * len(self)))
-        return self.take(self.score(score, within=within).argsort(stable=True)[:keep].sort().values)
+        own = self.score(score, within=within)
+        if keep < len(self):
+            require_varied(own, score or self.default_score)
+        return self.take(own.argsort(stable=True)[:keep].sort().values)
 
     def save(self, path: str | Path) -> Path:
         """Write `samples.safetensors` (or the file named): all of it or nothing."""

@@ -20,6 +20,7 @@ from fmwc.readers import shown
 from fmwc.recipes.named import build, try_once
 from fmwc.recipes.recipe import Clock, provenance
 from fmwc.report.checks import write_checks
+from fmwc.report.run import made_from
 from fmwc.sampling import Trajectory
 from fmwc.settings import Setting, open_checkpoint
 from fmwc.settings.given import Given, kind_of, read_given
@@ -124,7 +125,8 @@ def check_samples(
         found = check(field, x, cond, evaluations=evaluations, batch=batch, progress=bar, **how)
         table = _table(given, found)
         written = [write_rows(out / "checks.csv", _with_problems(table, given.problems))]
-        rows = _summary(given, found)
+        said_of = "" if setting is None else made_from(field.reference)
+        rows = _summary(given, found, said_of)
         origin = provenance(device, clock.seconds, seed=seed, samples=shown(samples), checkpoint=name)
         written += write_checks(out, given.x, table, found, rows, {k: str(v) for k, v in origin.items()})
         said = {
@@ -134,6 +136,7 @@ def check_samples(
             "evaluations": found.evaluations,
             "read_as_something_else": None if found.margin is None else int((found.margin < 0).sum()),
             "withheld": found.withheld,
+            "checkpoint_confidence": said_of,
             "identity": identity(name) if setting is not None else "",
             "provenance": origin,
         }
@@ -224,7 +227,7 @@ def _with_problems(table: dict[str, list[Any]], problems: dict[str, str]) -> dic
     return {**longer, "name": [*table["name"], *problems], "problem": [*[None] * count, *problems.values()]}
 
 
-def _summary(given: Given, found: Check) -> Rows:
+def _summary(given: Given, found: Check, said_of: str) -> Rows:
     rows = [
         {"": "samples", "value": f"{len(given.names):,}"},
         {"": "evidence", "value": found.evidence},
@@ -237,6 +240,8 @@ def _summary(given: Given, found: Check) -> Rows:
         rows.append({"": "the flow reads as something else", "value": f"{other:,} ({other / len(given.names):.1%})"})
     if found.confidence is None:
         rows.append({"": "confidence", "value": f"withheld: {found.withheld}"})
+    if said_of:
+        rows.append({"": "in this checkpoint", "value": said_of})
     return rows
 
 

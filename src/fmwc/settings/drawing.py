@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from fmwc.field import Field
 from fmwc.files import Folder, claimed
 from fmwc.readers import shown
 from fmwc.recipes.recipe import runtime
+from fmwc.report.run import made_from
 from fmwc.sampling import SCORES, Compiled, Controller, Parts, Trajectory, Uniform, needs_variance, read_times
 from fmwc.sampling.controllers import foreseen
 from fmwc.sampling.scores import names_of, parsed
@@ -248,11 +248,15 @@ def _draw(
         "check": check,
         "parts": Parts(folder.work / "parts", compact=chosen.compact),
     }
+    said, made = made_from(field.reference), way.record()
+    made |= {"made_from": said}
     together = way.transport or score or keep < 1 or best_of > 1
     if not together and chosen.streams(field, count, label, **options):
         with sampling_bar("drawing samples", count) as bar:
             parts = chosen.stream(field, count, seed, bar, label, **options)
-            return chosen.write_stream((replace(p, made=way.record()) for p in parts), count, out)
+            files = chosen.write_stream((replace(p, made=made) for p in parts), count, out)
+        say_on_stderr(said if confidence is not False else "these samples have no confidence: none was asked for")
+        return files
     by = score or (chosen.transported if way.transport else "")
     with sampling_bar("drawing samples", count * best_of) as bar:
         cond = {k: v.to(field.device) for k, v in chosen.conditions(field, count, label, seed).items()}
@@ -264,15 +268,12 @@ def _draw(
 
         runs = (candidate(j) if by else by_check(candidate(j), check) for j in range(best_of))
         run = candidate(0) if best_of == 1 else surest_of(runs, by or None)[0]
-    run = replace(run, made=way.record())
+    run = replace(run, made=made)
     if by:
         run = run.ranked_by(by)
     elif label is None and len(run.times) and getattr(field.reference, "standard", None) and run.standard is None:
         say_on_stderr("too few samples of each class to compare them within it: ranked across classes")
-    with suppress(UsageError):  # where there is no score, there is nothing to say of it
-        run.score()
-        if run.withheld:
-            say_on_stderr(run.withheld)
+    say_on_stderr(run.withheld or said)
     return chosen.write_samples(run.surest(keep) if keep < 1 else run, out, asked["format"])
 
 
