@@ -91,8 +91,8 @@ def test_confidence_is_within_a_class_where_there_are_classes(here):
     assert run.reference is not None
     for label in (0, 2):
         assert abs(float(run.confidence[asked == label].mean()) - 0.5) < 0.15
-    with pytest.raises(UsageError, match="no samples with y = 1"):
-        fmwc.sample(again, 3, steps=5, y=torch.tensor([0, 1, 2])).score()
+    with pytest.raises(UsageError, match="withheld: the reference holds no samples with y = 1"):
+        _ = fmwc.sample(again, 3, steps=5, y=torch.tensor([0, 1, 2])).confidence
 
 
 def test_a_class_that_is_rare_in_the_data_is_no_obstacle(here):

@@ -45,7 +45,7 @@ EXPLAINED = {
 def explained(score: str, words: Mapping[str, str] = EXPLAINED) -> str:
     """What a score, or each part of it, is in words: `EXPLAINED`, or `NAMES` for a few of them.
 
-    >>> explained("nearest or echo", NAMES)
+    >>> explained("nearest + echo", NAMES)
     'distance to the nearest training samples, and how badly the flow explains the sample'
     """
     names = dict.fromkeys(parsed(name)[1] for name in names_of(score))
