@@ -38,7 +38,7 @@ from fmwc.randomness import Blocks, derive
 from fmwc.sampling import Trajectory, default_estimator, needs_variance, noise, read_with, sample, standard_of
 from fmwc.sampling.adaptive import FEW, numbers
 from fmwc.sampling.scores import FEWEST, SCORES, combined
-from fmwc.state import as_state, as_whole, batch_size, channels, each, precision_of
+from fmwc.state import as_numbers, as_state, as_whole, batch_size, channels, each, precision_of
 
 __all__ = ["Candidate", "fit_confidence"]
 
@@ -154,7 +154,7 @@ def fit_confidence(
     if field.space is None:
         raise UsageError("the shape of a sample is not known; give data, or space=(...) to attach")
     space, device = field.space, field.device
-    given = {k: torch.as_tensor(v) for k, v in (cond or {}).items()}
+    given = {k: as_numbers(v, f"the condition '{k}'") for k, v in (cond or {}).items()}
     if data is not None and any(len(v) != batch_size(data) for v in given.values()):
         raise ShapeError(f"a condition has one row for each of the {batch_size(data)} data")
     for name, value in given.items():
@@ -349,8 +349,8 @@ def _near(space: Space, check: Nearest, data: Any, noticed: float, by_echo: floa
     """Nearest training points, with how dense they are and how well they notice a disturbance, beside the echo."""
     share = _density(space, check, data)
     why = (
-        f"new data are as far from training points as {share:.2f} of the distance between data ({DENSE} at most), and "
-        f"the distance tells disturbed samples from own ones with AUROC {noticed:.2f} (the echo: {by_echo:.2f})"
+        f"new data lie {share:.2f} of the distance between data away from the training points (at most {DENSE}), and "
+        f"that distance tells disturbed samples from own ones with AUROC {noticed:.2f} (the echo: {by_echo:.2f})"
     )
     return Candidate((("nearest", 1.0),), why, share <= DENSE and noticed >= min(NOTICES, by_echo - BEHIND))
 

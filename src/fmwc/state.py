@@ -19,6 +19,7 @@ from fmwc.errors import ShapeError, UsageError
 
 __all__ = [
     "State",
+    "as_numbers",
     "as_rows",
     "as_state",
     "as_whole",
@@ -115,6 +116,19 @@ def as_state(value: Any, what: str, network: Any = None, device: torch.device | 
 
 
 SEEDS = -(1 << 63), (1 << 64) - 1  # what torch's generators take, and files hold
+
+
+def as_numbers(value: Any, what: str, device: torch.device | str | None = None) -> Tensor:
+    """A list or array as a tensor; text is refused in one line.
+
+    >>> as_numbers(["cat", "dog"], "the condition 'y'")
+    Traceback (most recent call last):
+    fmwc.errors.UsageError: the condition 'y' is not made of numbers; give a number for each text
+    """
+    try:
+        return torch.as_tensor(value, device=device)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{what} is not made of numbers; give a number for each text") from error
 
 
 def as_whole(value: Any, name: str, low: int = SEEDS[0], high: int = SEEDS[1], unit: str = "") -> int:

@@ -7,6 +7,7 @@ from torch import nn
 import fmwc
 from fmwc.checks import Nearest, check
 from fmwc.errors import UsageError
+from fmwc.sampling import stream
 
 X = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(40) % 3
@@ -95,3 +96,21 @@ def test_a_field_is_checked_as_its_reference_was():
         assert "leave out evaluations" in check(field, X, evaluations=7).withheld
     assert check(field, X).evidence == own
     assert check(field, X, evidence=own).evidence == own
+
+
+@pytest.mark.parametrize("strange", ["echo", 2.5, object()])
+def test_what_is_no_check_is_refused_by_sample(strange):
+    field = fmwc.attach(Net(), space=(2,))
+    with pytest.raises(UsageError, match="check is True, False, a number of evaluations, or a check"):
+        fmwc.sample(field, 4, steps=3, check=strange, y=Y[:4])
+
+
+def test_text_conditions_of_a_run_are_refused_in_one_line():
+    field = fmwc.attach(Net(), space=(2,))
+    for call in (
+        lambda: fmwc.sample(field, 3, steps=3, y=WORDS),
+        lambda: fmwc.fit_confidence(field, X[:3], cond={"y": WORDS}, conventions=False),
+        lambda: next(stream(field, 3, steps=3, y=WORDS)),
+    ):
+        with pytest.raises(UsageError, match="the condition 'y' is not made of numbers"):
+            call()

@@ -35,7 +35,7 @@ from fmwc.sampling.scores import EARLY, LATE, SCORES, Standard, combined, names_
 from fmwc.sampling.steppers import STEPPERS, Stepper
 from fmwc.sampling.trajectory import Trajectory
 from fmwc.sampling.watched import Watched
-from fmwc.state import SEEDS, State, as_state, as_whole, batch_size, each, precision_of
+from fmwc.state import SEEDS, State, as_numbers, as_state, as_whole, batch_size, each, precision_of
 
 __all__ = [
     "DECODERS",
@@ -229,7 +229,8 @@ def sample(
         )
     device = _device(field)
     cond = {
-        k: torch.as_tensor(v, device=device) if isinstance(v, (list, tuple, np.ndarray)) else v for k, v in cond.items()
+        k: as_numbers(v, f"the condition '{k}'", device) if isinstance(v, (list, tuple, np.ndarray)) else v
+        for k, v in cond.items()
     }
     schedule, reference = _schedule(field, schedule, chosen)
     estimator = _estimator(where, reference, confidence, always=reads_variance(chosen))
@@ -432,6 +433,10 @@ def _checks(
     if isinstance(check, int):
         known = getattr(getattr(field, "reference", None), "checks", {})
         check = suited(space, cond, check, known)
+    if not hasattr(check, "name"):
+        raise UsageError(
+            f"check is True, False, a number of evaluations, or a check such as fmwc.checks.Echo(...), got {check!r}"
+        )
     return {check.name: check}
 
 
@@ -450,7 +455,11 @@ def stream(
     if "first" in options:
         raise UsageError("a stream begins with its first sample; leave out first")
     own = inspect.signature(sample).parameters  # others are conditions
-    lists = {k: torch.as_tensor(v) for k, v in options.items() if k not in own and isinstance(v, (list, np.ndarray))}
+    lists = {
+        k: as_numbers(v, f"the condition '{k}'")
+        for k, v in options.items()
+        if k not in own and isinstance(v, (list, np.ndarray))
+    }
     options |= lists
     for first in range(0, count, batch):
         size = min(batch, count - first)
