@@ -229,6 +229,17 @@ def test_summary_has_every_half():
     assert all(f"## Half `{half}`" in tables(found) for half in HALVES)
 
 
+def test_default_stands_beside_the_best_score_or_is_withheld():
+    def flow(**auroc):
+        known = {"auprc": {"mean": 0.5, "std": None}, "lift": {"mean": 2.0, "std": None}}
+        scores = {name: {"auroc": {"mean": value, "std": None}, **known} for name, value in auroc.items()}
+        return {"half": "choose", "about": "", "rule": "", "failed": {"mean": 0.1, "std": None}, "scores": scores}
+
+    text = tables({"moons": flow(echo=0.8, contest=0.9, default=0.85), "rings": flow(echo=0.5)})
+    assert "| moons | choose | 0.85 | contest 0.90 | -0.05 |" in text
+    assert "| rings | choose | withheld | echo 0.50 |" in text
+
+
 def test_auroc_is_that_of_scikit_learn():
     generator = np.random.default_rng(0)
     score, failed = generator.integers(0, 20, 300).astype(float), generator.random(300) < 0.2

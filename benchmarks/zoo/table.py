@@ -125,6 +125,19 @@ def summary(found: Mapping[str, Any]) -> dict[str, Any]:
     return halves
 
 
+def against_best(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """For each flow: the default's AUROC (None where confidence is withheld), and the best single score, which is
+    picked with the labels."""
+    rows = []
+    for name, flow in found.items():
+        mean = {score: numbers["auroc"]["mean"] for score, numbers in flow["scores"].items()}
+        known = {score: value for score, value in mean.items() if value is not None and not score.startswith("default")}
+        if known:
+            best = max(known, key=lambda score: known[score])
+            rows.append({"flow": name, "default": mean.get("default"), "best": best, "auroc": known[best]})
+    return rows
+
+
 def _cell(value: Mapping[str, float | None] | None, digits: int) -> str:
     if value is None or value["mean"] is None:
         return "–"
@@ -136,15 +149,37 @@ def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def _halves(found: Mapping[str, Any]) -> list[str]:
+    lines: list[str] = []
+    for half, by_score in summary(found).items():
+        lines += ["", f"## Half `{half}`", "", _row("score", "flows", "median AUROC", "worst AUROC", "median lift")]
+        lines.append("|---|---:|---:|---|---:|")
+        for score, numbers in sorted(by_score.items(), key=lambda item: -item[1]["median"]):
+            worst = f"{numbers['worst']:.2f} ({numbers['worst_flow']})"
+            lines.append(
+                _row(score, str(numbers["flows"]), f"{numbers['median']:.2f}", worst, f"{numbers['median_lift']:.1f}")
+            )
+    return lines
+
+
 def tables(found: Mapping[str, Any]) -> str:
-    """Markdown: the flows, a table for each metric with a row for each flow, and the summary of the halves."""
+    """Markdown: the flows, a table for each metric with a row for each flow; the summaries come first."""
     scores = list(dict.fromkeys(score for flow in found.values() for score in flow["scores"]))
     lines = [
         "# The zoo",
         "",
-        "Small flows; mean ± standard deviation over seeds. Scores were chosen on `choose`. The rule",
+        "Small flows; mean ± standard deviation over seeds. NOTES.md says what was tuned on which.",
+        "",
     ]
-    lines += ["was changed once after `report` had been seen; nothing was tuned on `fresh` and `fresh2`.", ""]
+    lines += ["## The default, and the best score of each flow (picked with the labels), AUROC", ""]
+    lines += [_row("flow", "half", "default", "best", "difference"), "|---|---|---:|---|---:|"]
+    for row in against_best(found):
+        flow, withheld = found[row["flow"]], row["default"] is None
+        default = "withheld" if withheld else _cell(flow["scores"]["default"]["auroc"], 2)
+        behind = "" if withheld else f"{row['default'] - row['auroc']:+.2f}"
+        lines.append(_row(row["flow"], flow["half"], default, f"{row['best']} {row['auroc']:.2f}", behind))
+    lines += _halves(found)
+    lines += ["", "## The flows", ""]
     lines += [_row("flow", "half", "about", "fails if", "failed, %"), "|---|---|---|---|---:|"]
     for name, flow in found.items():
         share = {key: None if v is None else 100 * v for key, v in flow["failed"].items()}
@@ -160,14 +195,6 @@ def tables(found: Mapping[str, Any]) -> str:
     for name, flow in found.items():
         costs = ({**flow["scores"].get(score, {}).get("cost", {"mean": None}), "std": None} for score in scores)
         lines.append(_row(name, *(_cell(cost, 0) for cost in costs)))
-    for half, by_score in summary(found).items():
-        lines += ["", f"## Half `{half}`", "", _row("score", "flows", "median AUROC", "worst AUROC", "median lift")]
-        lines.append("|---|---:|---:|---|---:|")
-        for score, numbers in sorted(by_score.items(), key=lambda item: -item[1]["median"]):
-            worst = f"{numbers['worst']:.2f} ({numbers['worst_flow']})"
-            lines.append(
-                _row(score, str(numbers["flows"]), f"{numbers['median']:.2f}", worst, f"{numbers['median_lift']:.1f}")
-            )
     return "\n".join(lines) + "\n"
 
 
