@@ -213,7 +213,7 @@ def table(args: argparse.Namespace) -> None:
         names = [n for n in files[0] if n.startswith("score.")]
         for name in names:
             found = []
-            for f in files:
+            for f in (f for f in files if name in f):  # a lead may have been read on some of the seeds
                 positive, score = (~f["failed"], -f[name]) if good else (f["failed"], f[name])
                 precision = average_precision_score(positive, score)
                 order = np.argsort(f[name], kind="stable")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import pytest
@@ -17,6 +18,12 @@ from fmwc.nets import MLP
 torch.set_num_threads(1)
 settings.register_profile("fmwc", max_examples=25, deadline=None, derandomize=True, database=None)
 settings.load_profile("fmwc")
+
+
+# A shell that starts the tests in the background, or nohup, has them ignore these signals; what they start inherits it.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (getattr(signal, "SIGHUP", None), signal.SIG_DFL)):
+    if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
