@@ -511,7 +511,7 @@ def picture(result: dict[str, Any]) -> Figure:
                     axes.axvline(100 * row[kind]["mean"], color=colour, lw=1, ls=":")
         for name, value in PAPER.items():
             axes.axvline(100 * value, color="#8a8f99", lw=0.8)
-            axes.text(100 * value, len(rows) - 0.4, f"paper, {name}", rotation=90, va="top", ha="right", size=7)
+            axes.text(100 * value, -0.4, f"paper, {name}", rotation=90, va="bottom", ha="right", size=7)
         axes.set_yticks(places, [row["cell"] for row in rows], size=7)
         counts = ", ".join(sorted({str(len(row["seeds"])) for row in rows}))
         steps = ", ".join(sorted({f"{row['iterations']:,}" for row in rows}))
@@ -519,7 +519,7 @@ def picture(result: dict[str, Any]) -> Figure:
         ticks = [t for t in (2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 50) if axes.get_xlim()[0] <= t <= axes.get_xlim()[1]]
         axes.set_xticks(ticks, [str(t) for t in ticks])
         axes.minorticks_off()
-    figure.axes[0].legend(loc="lower right")
+    figure.axes[0].legend(loc="upper right")
     return figure
 
 
