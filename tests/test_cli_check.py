@@ -338,6 +338,17 @@ def test_pages_and_checks_say_what_confidence_is_made_from(run, near, loose, tmp
     assert said in (tmp_path / "k" / "checks.html").read_text()
 
 
+def test_confidence_from_nearest_points_is_given_to_finished_samples(run, tmp_path):
+    x = fmwc.sample(fmwc.load("checkerboard"), 5).x
+    np.savez(tmp_path / "a.npz", x=x.numpy())
+    expected = check(fmwc.load("checkerboard"), x)
+    for words in ((), ("--evidence", "nearest")):
+        table, _ = checked(run, tmp_path / "a.npz", tmp_path / f"c{len(words)}", "--checkpoint", "checkerboard", *words)
+        assert [float(row["confidence"]) for row in table] == pytest.approx(expected.confidence.tolist(), abs=1e-4)
+    table, _ = checked(run, tmp_path / "a.npz", tmp_path / "e", "--checkpoint", "checkerboard", "--evidence", "echo")
+    assert "confidence" not in table[0]
+
+
 def test_retrofit_says_what_confidence_is_made_from(run, own, tmp_path):
     np.savez(tmp_path / "d.npz", x=0.1 * np.random.default_rng(0).normal(size=(200, 2)).astype(np.float32))
     words = ("--data", tmp_path / "d.npz", "--steps", 8, "--batch", 32, "--no-conventions", "--device", "cpu")

@@ -35,8 +35,8 @@ def check(
     evidence: Annotated[
         str,
         typer.Option(
-            help="contest (the condition asked for against the others) or echo; default: contest where there are "
-            "classes."
+            help="contest (the condition asked for against the others), echo, or nearest (training points that the "
+            "checkpoint holds); default: that of the checkpoint's reference, or contest where there are classes."
         ),
     ] = "",
     seed: Seed = 0,

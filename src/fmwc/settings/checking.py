@@ -29,9 +29,8 @@ from fmwc.settings.setting import Rows, say_on_stderr
 from fmwc.settings.way import Way
 from fmwc.state import each
 
-__all__ = ["EVALUATIONS", "check_samples", "planned_check"]
+__all__ = ["check_samples", "planned_check"]
 
-EVALUATIONS = 20  # per sample, where the checkpoint's reference has no check
 MOST = 100_000
 SHOWN = 5  # samples in the printed table, most doubtful first
 ASKED = 1000  # samples whose conditions say which values there are
@@ -82,7 +81,7 @@ def check_samples(
         network: `module:function` that builds the network, where that is the user's own; without a checkpoint, the
             network is checked with as it is.
         evaluations: Evaluations per sample, at most; 0 is as many as the checkpoint's reference has, else 20.
-        evidence: `contest` or `echo`; chosen by the conditions if empty.
+        evidence: `contest`, `echo` or `nearest`; the reference's own if empty, or else chosen by the conditions.
         seed: Seeds the noise that samples are mixed with.
         force: Write into a folder that is not empty.
     """
@@ -113,16 +112,14 @@ def check_samples(
         space.check_rows(cond, len(given.names))
     try_once(field, x, cond)
     known = getattr(getattr(field, "reference", None), "checks", {})
-    if not evaluations:
-        own = known.get(evidence) if evidence else next((c for c in known.values() if c.evaluations), None)
-        evaluations = own.evaluations if own is not None else EVALUATIONS
-    rivals = {n: v for n, v in classes.items() if n in cond and len(v) > 1}
-    rivals = rivals if len(rivals) == 1 and evidence != "echo" else {}
+    own = not evaluations and (evidence in known if evidence else bool(known))  # the reference's check, as it is
+    rivals = {} if own else {n: v for n, v in classes.items() if n in cond and len(v) > 1}
+    rivals = rivals if len(rivals) == 1 and evidence in ("", "contest") else {}
     how: dict[str, Any] = {"evidence": evidence, "rivals": rivals, "seed": seed, "space": space}
     batch = setting.batch(device) if setting is not None else 256
     with claimed(out, "check", force=force) as folder, sampling_bar("checking samples", len(given.names)) as bar:
         del folder
-        found = check(field, x, cond, evaluations=evaluations, batch=batch, progress=bar, **how)
+        found = check(field, x, cond, evaluations=evaluations or None, batch=batch, progress=bar, **how)
         table = _table(given, found)
         written = [write_rows(out / "checks.csv", _with_problems(table, given.problems))]
         said_of = "" if setting is None else made_from(field.reference)
