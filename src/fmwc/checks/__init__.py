@@ -104,6 +104,8 @@ def check(
         )
     if cond is not None and not isinstance(cond, Mapping):
         raise UsageError(f"conditions are given by name, cond={{'y': y}}, got {type(cond).__name__}")
+    if rivals is not None and not isinstance(rivals, Mapping):
+        raise UsageError(f"rivals are given by name, rivals={{'y': values}}, got {type(rivals).__name__}")
     network = getattr(field, "network", field)
     device = next((p.device for p in network.parameters()), None) if isinstance(network, nn.Module) else None
     x = as_state(x, "x", network, device)
@@ -255,9 +257,16 @@ def _rivals(
             number = as_whole(given, f"the number of rivals of '{name}'", 2)
             return name, torch.arange(number, dtype=like.dtype, device=like.device)
         try:
-            values = torch.as_tensor(given, device=like.device).to(like.dtype)
+            values = torch.as_tensor(given, device=like.device)
         except (TypeError, ValueError, RuntimeError) as error:
             raise UsageError(f"rivals of '{name}' are its values or their number, got {given!r:.60}") from error
+        if not values.numel():
+            raise UsageError(f"a contest of '{name}' takes at least 1 rival, got none; the echo needs none")
+        if values.is_floating_point():
+            require_finite(values, f"rivals of '{name}'")
+        if not bool((values.to(like.dtype) == values).all()):
+            raise UsageError(f"rivals of '{name}' are whole numbers as its values are, got {given!r:.60}")
+        values = values.to(like.dtype)
         if not values.ndim or values.shape[1:] != like.shape[1:]:
             raise ShapeError(
                 f"rivals of '{name}' have shape {tuple(values.shape[1:])}, and its values {tuple(like.shape[1:])}"
