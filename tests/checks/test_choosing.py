@@ -395,3 +395,14 @@ def test_one_class_has_no_contest():
     found = fmwc.fit_confidence(field, cond={"id": torch.zeros(50).long()}, pilot=20, steps=5)
     (why,) = [row["why"] for row in found.candidates if row["score"] == "contest"]
     assert why == "'id' has one value, so there is no other class to contest it"
+
+
+def test_equal_steps_that_are_given_as_times_have_the_reference():
+    times = [i / 50 for i in range(51)]
+    field = fmwc.load("mnist")
+    y = torch.arange(2)
+    expected = fmwc.sample(field, 2, y=y).confidence
+    for given in (times, torch.tensor(times)):
+        torch.testing.assert_close(fmwc.sample(field, 2, times=given, y=y).confidence, expected)
+    other = torch.tensor(times) ** 2
+    assert "equal steps" in fmwc.sample(field, 2, times=other, y=y).withheld

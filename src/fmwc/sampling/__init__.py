@@ -207,6 +207,10 @@ def sample(
         None if value is None else _whole(name, value)
         for name, value in (("count", count), ("steps", steps), ("evaluations", evaluations))
     )
+    times = times.tolist() if isinstance(times, (Tensor, np.ndarray)) else times
+    stepped = steps is None and evaluations is None and controller is None and _equal(times)
+    if stepped:
+        steps, times = len(times) - 1, None  # type: ignore[arg-type]
     where = getattr(field, "space", None) if space is None else as_space(space)
     if x0 is not None:
         device = _device(field) if hasattr(field, "parameters") or hasattr(field, "device") else None
@@ -219,7 +223,7 @@ def sample(
         raise UsageError("say how many samples: sample(field, 1000)")
     if x0 is not None and count is not None and count != batch_size(x0):
         raise UsageError(f"x0 holds {batch_size(x0)} states, and {count} samples were asked for")
-    if times is not None and not (isinstance(start, (int, float)) and start == 0):
+    if (times is not None or stepped) and not (isinstance(start, (int, float)) and start == 0):
         raise UsageError("times say where to start; leave start out")
     how = pick(STEPPERS, stepper, "stepper")
     chosen, tail = _controller(steps, evaluations, times, controller, how, cost_of(decoder))
@@ -282,6 +286,14 @@ def sample(
         differs = reference.read_with.differs(made, variance=needs_variance(reference.score))
         without = f"the reference was made with {differs}" if differs else ""
     return _by_evidence(compared(trajectory, reference, without), [*checks, *names_of(reference.score)])
+
+
+def _equal(times: Any) -> bool:
+    """Whether times that were given are those of equal steps from 0 to 1."""
+    if not isinstance(times, (list, tuple)) or len(times) < 2:
+        return False
+    steps = len(times) - 1
+    return all(isinstance(t, (int, float)) and abs(t - i / steps) < 1e-6 for i, t in enumerate(times))
 
 
 def _of_samples(reference: Reference) -> bool:
