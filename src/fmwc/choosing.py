@@ -139,7 +139,7 @@ def fit_confidence(
     if not isinstance(field, Field):
         raise UsageError(f"confidence is fitted to a field, got {type(field).__name__}; fmwc.attach(network) makes one")
     evaluations = None if evaluations is None else as_whole(evaluations, "evaluations", 1, 10**6)
-    judged = as_whole(judged, "judged", 1)
+    judged, seed = as_whole(judged, "judged", 1), as_whole(seed, "seed")
     for name, function, takes in (("labels", labels, "(x, cond)"), ("features", features, "states")):
         if function is not None and not callable(function):
             raise UsageError(f"{name} is a function of {takes}, got {type(function).__name__}")
@@ -147,6 +147,8 @@ def fit_confidence(
         raise UsageError("features= compares samples with training points; give data, and leave out keep_data=False")
     if data is not None:
         data = as_state(data, "the data", field.network)
+        if not batch_size(data):
+            raise ShapeError("the data hold no samples")
         for name, value in channels(data).items():
             require_finite(value, "the data" if isinstance(data, Tensor) else f"the data's channel '{name}'")
         field.learn_space(data)
@@ -438,7 +440,10 @@ def _by_labels(
 ) -> tuple[Candidate, str, list[dict[str, Any]]]:
     """The candidate that labels prefer, if they do so by more than the standard error."""
     few = run.take(torch.arange(judged, device=run.grid.device))
-    failed = torch.as_tensor(labels(few.x, few.cond)).to(few.grid.device).bool()
+    said = torch.as_tensor(labels(few.x, few.cond)).to(few.grid.device)
+    if said.is_floating_point():
+        require_finite(said, "what labels say")
+    failed = said.bool()
     if failed.shape != (judged,):
         raise ShapeError(f"labels say of each of {judged} samples whether it failed, got shape {tuple(failed.shape)}")
     bad = int(failed.sum())

@@ -406,3 +406,18 @@ def test_equal_steps_that_are_given_as_times_have_the_reference():
         torch.testing.assert_close(fmwc.sample(field, 2, times=given, y=y).confidence, expected)
     other = torch.tensor(times) ** 2
     assert "equal steps" in fmwc.sample(field, 2, times=other, y=y).withheld
+
+
+@pytest.mark.parametrize(
+    ("data", "options"),
+    [
+        (torch.zeros(0, 2), {}),
+        (torch.zeros(20, 2), {"seed": "a"}),
+        (torch.zeros(20, 2), {"labels": lambda x, cond: x[:, 0] * float("nan")}),
+    ],
+)
+def test_no_data_a_wrong_seed_and_labels_that_are_not_numbers_are_refused(data, options):
+    field = fmwc.attach(Points(torch.randn(9, 2)), space=(2,))
+    with pytest.raises(FmwcError) as error:
+        fmwc.fit_confidence(field, data, pilot=20, conventions=False, **options)
+    assert "\n" not in str(error.value)
