@@ -125,6 +125,10 @@ def test_errors_of_the_network_are_raised(made):
 def test_a_reason_promises_a_rank_only_where_there_is_one():
     withheld = fmwc.sample(contested(Classes()), 6, steps=STEPS)
     assert "rank" not in withheld.withheld
+    with pytest.raises(UsageError, match="compares samples by 'y', which this run was not given"):
+        _ = withheld.rank
+    with pytest.raises(UsageError, match="compares samples by 'y', which this run was not given"):
+        best_of(contested(Classes()), 6, 2, steps=STEPS)
     ranked = fmwc.sample(standardised(Classes()), 6, steps=STEPS)
     assert ranked.withheld.endswith("rank orders the samples of this run")
     assert ranked.rank.shape == (6,)

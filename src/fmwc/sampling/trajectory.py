@@ -196,7 +196,9 @@ class Trajectory:
             raise UsageError(nearest(name, [*SCORES, DISPERSION, *EVIDENCE], "score"))
         if not len(self.times):
             kept = f", but its score {self.default_score}" if self.scores is not None else ""
-            raise UsageError(f"this run kept no variance{kept}; sample with confidence='linearised' and record='full'")
+            why = f"confidence is withheld: {self.without}; " if self.without and asked == self.default_score else ""
+            how = "sample with confidence='linearised' and record='full'"
+            raise UsageError(f"{why}this run kept no variance{kept}; {how}")
         if channel is not None and channel not in channels(self.var):
             raise UsageError(nearest(channel, channels(self.var), "channel"))
         if name in PER_COORDINATE:
