@@ -324,6 +324,7 @@ def test_nearest_points_can_be_compared_by_features(tmp_path):
     assert "\n" not in blind.withheld
     with pytest.raises(UsageError, match="cannot hold the function"):
         fmwc.check(again, wide[:4], evidence=again.reference.checks["nearest"], conventions=False)
+    assert "cannot hold the function" in fmwc.check(again, wide[:4], conventions=False).withheld
     fmwc.save(again, tmp_path / "y")  # what is missing stays so
     assert fmwc.load(tmp_path / "y", Wide(data[:400])).reference.checks["nearest"].missing
 

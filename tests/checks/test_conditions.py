@@ -141,4 +141,6 @@ def test_a_check_without_its_condition_says_so():
         fmwc.check(field, x, evidence=field.reference.checks["contest"], conventions=False)
     with pytest.raises(UsageError, match="compares samples by 'y'"):
         fmwc.check(field, x, evidence=near(Classes()).reference.checks["nearest"], conventions=False)
-    assert fmwc.check(field, x, evaluations=8, conventions=False).evidence == "echo"
+    found = fmwc.check(field, x, evaluations=8, conventions=False)
+    assert found.evidence == "echo"
+    assert "compares samples by 'y', which these have not" in found.withheld

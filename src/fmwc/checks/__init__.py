@@ -144,7 +144,7 @@ def check(
         raise
     found = {name: torch.cat([p[name] for p in parts]) for name in parts[0]}
     score, rival = found[chosen.name], found.get("rival")
-    confidence, withheld = _confidence(reference, chosen, score)
+    confidence, withheld = _confidence(reference, chosen, score, given)
     named = [chosen.rivals[i] for i in rival.tolist()] if rival is not None and is_text(chosen.rivals) else rival
     return Check(chosen.name, score, confidence, withheld, named, found.get("margin"), spent)
 
@@ -163,7 +163,7 @@ def _blame(error: Exception, x: Any, cond: dict[str, Any]) -> None:
     ) from error
 
 
-def _confidence(reference: Any, chosen: Any, score: Tensor) -> tuple[Tensor | None, str]:
+def _confidence(reference: Any, chosen: Any, score: Tensor, cond: Mapping[str, Any]) -> tuple[Tensor | None, str]:
     """The place among the reference's scores of the same check."""
     if reference is None:
         return None, "the network has no reference; fmwc.fit_confidence(field, data) makes one"
@@ -175,6 +175,14 @@ def _confidence(reference: Any, chosen: Any, score: Tensor) -> tuple[Tensor | No
             return 1 - at.to(score.dtype) / len(part.quantiles), ""
     if not reference.checks:
         return None, f"the field's reference, {reference.score}, is of trajectories; fmwc.sample gives confidence by it"
+    for one in reference.checks.values():
+        if getattr(one, "missing", ""):
+            return None, one.missing
+        if (name := getattr(one, "cond", "")) and cond.get(name) is None:
+            return (
+                None,
+                f"the reference compares samples by '{name}', which these have not; give cond={{'{name}': ...}}",
+            )
     own = " and ".join(reference.checks)
     return None, (
         f"the field's reference, {reference.score}, was not made with this check; leave out evaluations, evidence and "
@@ -214,7 +222,8 @@ def suited(
         own = known.get(name)
         if own is None or rivals or evidence not in ("", name) or evaluations not in (None, own.evaluations):
             continue
-        if not getattr(own, "cond", "") or own.cond in cond:
+        here = not getattr(own, "cond", "") or own.cond in cond
+        if here and not getattr(own, "missing", ""):
             return own
     evaluations = as_whole(EVALUATIONS if evaluations is None else evaluations, "evaluations", 1, 10**6)
     if evidence == "echo":
