@@ -266,3 +266,17 @@ def test_a_network_that_takes_the_time_first_is_refused_by_its_signature():
     with pytest.raises(UsageError, match=r"called as \(t, x\).*time_first=True"):
         fmwc.attach(TimeFirst())
     fmwc.attach(adapt(TimeFirst(), time_first=True))
+
+
+def test_a_network_that_wants_its_time_as_a_column_is_refused_in_one_line():
+    class Column(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x, t):
+            assert t.ndim == 2
+            return self.layer(x) * t
+
+    with pytest.raises(UsageError, match="does not run on data of shape"):
+        fmwc.fit_noise(fmwc.attach(Column(), space=2), points(20), 2)

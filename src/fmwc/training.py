@@ -401,9 +401,9 @@ def _learn_space(field: Field, data: State, cond: Mapping[str, Tensor]) -> None:
             v = field(x, torch.zeros(batch_size(x), device=field.device), **few)
         require_state(v, "the network's velocity")
         field.learn_space(v)
-    except (RuntimeError, TypeError, IndexError, ShapeError) as error:
+    except (AssertionError, RuntimeError, TypeError, IndexError, ShapeError, ValueError) as error:
         field.space = before
-        reason = str(error).splitlines()[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         shapes = ", ".join(str(tuple(c.shape)) for c in channels(data).values())
         raise ShapeError(f"the network does not run on data of shape {shapes}: {reason}") from error
     if not field.rows_known and batch_size(x) > 1:
