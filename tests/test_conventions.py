@@ -119,6 +119,16 @@ def test_a_wrong_scale_is_not_taken_for_a_turned_network(scale, robust):
     assert scale < 2 or found.better
 
 
+@pytest.mark.parametrize("robust", [False, True])
+@pytest.mark.parametrize("scale", [0.01, 0.03, 0.1])
+def test_data_of_a_much_smaller_scale_are_named(scale, robust):
+    """Loss that is less than a zero velocity's says nothing there: of such data nearly all is known."""
+    found = examine_conventions(Exact("velocity"), as_space(2), scale * points(2000), robust=robust)
+    assert "data of another scale?" in found.message
+    weak = MLP(dim=2, hidden=8, depth=1)  # untrained, which no scale of the data mends
+    assert examine_conventions(weak, as_space(2), scale * points(2000), robust=robust).better is None
+
+
 BAD = {
     "half far": torch.cat([points(200), 4 * points(200)]),
     "box": 8 * torch.rand(400, 2, generator=torch.Generator().manual_seed(1)) - 4,

@@ -35,8 +35,10 @@ USELESS = 0.9  # of a zero velocity's loss: a network that has more has not lear
 EXPLAINED = 0.75  # of the variance of data or noise: what a prediction of them leaves at most
 LINEAR = 1.25  # of the loss of a linear guess: what another reading of the network has at most (0.9 for samples)
 RESCALED = 0.6  # of the loss on the data as they are: what those on rescaled data have at most
+WORSE = 2.0  # of the loss of a linear guess: a network that has more wants rescaled data, if it has
+LEARNED = 1.1  # at most of it there (an untrained network has 1.2 and more on data of any scale)
 RATIOS = 2.0  # of data to noise, as logarithms: paths are compared from −2 to 2
-FACTORS = (1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 2, 2, 3, 4)  # of the data
+FACTORS = (1 / 100, 1 / 10, 1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 2, 2, 3, 4, 10, 100)  # of the data
 FAR = 4.0  # a standard deviation of data that is not one's own choice
 ENDS = 0.15  # of time: left out at both ends where a path of the network's own divides by a scale that ends at zero
 
@@ -339,9 +341,11 @@ class _Look:
             ("x / 255", x1 / 255, low > -25 and 200 < high < 280, most),
             ("x / 127.5 - 1", x1 / 127.5 - 1, low > -25 and 200 < high < 280, most),
             ("(x - x.mean()) / x.std()", (x1 - x1.mean()) / spread, not 1 / 1.5 < spread < 1.5, most),
+            ("x / x.std()", x1 / spread, not 1 / 1.5 < spread < 1.5, most),
             ("(x - x.mean(0)) / x.std(0)", (x1 - x1.mean(0)) / x1.std(0).clamp_min(1e-6 * spread), x1.ndim == 2, most),
             *((f"{factor:.3g} * x", factor * x1, True, RESCALED * loss) for factor in FACTORS),
         ]
+        ours = self._share(loss)
         for words, rescaled, fits, enough in candidates:
             x_t, u_t = self.path(self.x0, rescaled, self.t)
             if fits and (output := self._output(x_t, self.t.clone())) is not None:
@@ -349,9 +353,15 @@ class _Look:
                 other = self._ratio(theirs, self._errors(torch.zeros_like(u_t), u_t))
                 share = self._ratio(theirs, self._errors(self._linear(x_t, rescaled), u_t))
                 least = min(least, share)
-                if other < enough and share < LINEAR:
+                if (other < enough and share < LINEAR) or (ours > WORSE and share < LEARNED):
                     found.append(Reading(words, "data of another scale?", other, share))
         return min(found, key=lambda reading: reading.share, default=None), least
+
+    def _share(self, loss: float) -> float:
+        """The network's loss as a multiple of that of the best linear guess, on the data as they are."""
+        x_t, u_t = self.path(self.x0, self.x1, self.t)
+        nothing, linear = (self._errors(v, u_t) for v in (each(torch.zeros_like, u_t), self._linear(x_t, self.x1)))
+        return loss * self._ratio(nothing, linear)
 
     def _errors(self, v: Any, u: Any) -> Tensor:  # -> (B,)
         """The squared error of each sample, channels weighted as in the training loss."""
