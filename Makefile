@@ -3,7 +3,7 @@ BIN := .venv/bin
 
 INTEROP := .venv-interop/bin
 
-.PHONY: install demo test fuzz test-interop interop lint bench zoo clean
+.PHONY: install demo test fuzz test-interop interop lint reproduce study evaluate bench report documents zoo clean
 
 install: .venv/installed
 
@@ -37,13 +37,32 @@ interop: .venv-interop/installed
 	$(INTEROP)/python benchmarks/foreign_networks.py
 
 lint: install
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src experiments tests benchmarks
+	$(BIN)/ruff format --check src experiments tests benchmarks
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	PYTHONPATH=. $(BIN)/lint-imports
+
+# The paper: make reproduce EXPERIMENT=checkerboard (or mnist, crystals), and likewise the others. More options: OPTIONS=…
+EXPERIMENT ?= checkerboard
+
+reproduce: install
+	$(BIN)/python -m experiments reproduce $(EXPERIMENT) --out runs/$(EXPERIMENT) $(OPTIONS)
+
+study: install
+	$(BIN)/python -m experiments study $(EXPERIMENT) --out runs/uses-$(EXPERIMENT) $(OPTIONS)
+
+evaluate: install
+	$(BIN)/python -m experiments evaluate $(EXPERIMENT) $(OPTIONS)
 
 bench: install
-	$(BIN)/fmwc bench --out runs/bench
+	$(BIN)/python -m experiments bench --out runs/bench $(OPTIONS)
+
+report: install
+	$(BIN)/python -m experiments report runs/$(EXPERIMENT)
+
+# The tables in docs/ and results/, from the committed numbers.
+documents: install
+	$(BIN)/python -m experiments.documents
 
 # Small flows that nothing was tuned on: scores against failure rules. MNIST is read from FMWC_DATA, or downloaded.
 zoo: export OMP_NUM_THREADS = 1

@@ -17,7 +17,7 @@ class CommitHook(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         root = Path(self.root)
-        spec = importlib.util.spec_from_file_location("fmwc_commit", root / "src/fmwc/recipes/commit.py")
+        spec = importlib.util.spec_from_file_location("fmwc_provenance", root / "src/fmwc/provenance.py")
         assert spec is not None
         assert spec.loader is not None
         found = importlib.util.module_from_spec(spec)

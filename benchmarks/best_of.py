@@ -30,12 +30,13 @@ from torch import Tensor
 
 import fmwc
 from fmwc.checks import Contest, Echo, run_checks
-from fmwc.confidence.best import best_of
-from fmwc.confidence.rewinding import resample
 from fmwc.metrics.points import misplaced, symmetric_kl
 from fmwc.randomness import derive
-from fmwc.sampling import Sampler, Trajectory, default_estimator, noise, sample
-from fmwc.state import channels, each
+from fmwc.references import Schedule
+from fmwc.sampling import Sampler, SamplingConfig, Trajectory, default_estimator, noise, sample
+from fmwc.state import channels, tree_map
+from fmwc.uses.best_of import best_of
+from fmwc.uses.rewind import resample
 
 STEPS = 50
 STOPS = (0.3, 0.5, 0.8)
@@ -59,8 +60,8 @@ class Subject:
 
     @property
     def options(self) -> dict[str, Any]:
-        how: dict[str, Any] = {"batch": self.batch, "check": self.check or False}
-        return {**how, "confidence": False} if self.check else {**how, "schedule": self.every}
+        how: dict[str, Any] = {"config": SamplingConfig(batch=self.batch), "check": self.check or False}
+        return {**how, "confidence": None} if self.check else {**how, "schedule": Schedule.every(self.every)}
 
     @property
     def score(self) -> str | None:
@@ -96,7 +97,7 @@ def subject_of(name: str, device: torch.device) -> Subject:
 def checked(subject: Subject, x: Any, cond: dict[str, Tensor], seed: int) -> Tensor:
     parts = []
     for rows in torch.arange(len(next(iter(channels(x).values()))), device=subject.field.device).split(subject.batch):
-        part, here = each(lambda c: c[rows], x), {k: v[rows] for k, v in cond.items()}  # noqa: B023
+        part, here = tree_map(lambda c: c[rows], x), {k: v[rows] for k, v in cond.items()}  # noqa: B023
         found = run_checks({"own": subject.check}, subject.field, subject.field.space, part, here, seed, int(rows[0]))
         parts.append(found["own"])
     return torch.cat(parts)
@@ -110,11 +111,10 @@ def rewound(subject: Subject, count: int, seed: int, cond: dict[str, Tensor]) ->
         count,
         seed=seed,
         confidence=default_estimator(subject.field.space),
-        schedule=subject.every,
-        keep_states=True,
+        schedule=Schedule.every(subject.every),
         check=False,
-        batch=subject.batch,
-        **cond,
+        cond=cond,
+        config=SamplingConfig(keep_states=True, batch=subject.batch),
     )
     checks = 0
 
@@ -135,7 +135,7 @@ def rewound(subject: Subject, count: int, seed: int, cond: dict[str, Tensor]) ->
         return torch.stack([known[key] for key in keys])
 
     if not own:
-        done = resample(subject.field, run, count * STEPS, seed=seed, batch=subject.batch)
+        done = resample(subject.field, run, count * STEPS, seed=seed, config=SamplingConfig(batch=subject.batch))
         return done.run, STEPS + done.evaluations / count
     cached(run)
     spent, turn, few = STEPS * count, 0, max(1, count // 20) * STEPS  # velocities, rounds, and those of a round
@@ -143,7 +143,13 @@ def rewound(subject: Subject, count: int, seed: int, cond: dict[str, Tensor]) ->
     while spent + checks * own + few + few // 10 * own <= 2 * subject.cost * count:
         turn += 1
         done = resample(
-            subject.field, run, few, share=0.1, score=cached, seed=derive(seed, "round", turn), batch=subject.batch
+            subject.field,
+            run,
+            few,
+            share=0.1,
+            score=cached,
+            seed=derive(seed, "round", turn),
+            config=SamplingConfig(batch=subject.batch),
         )
         run, spent = done.run, spent + done.evaluations
     return run, (spent + checks * own) / count
@@ -180,11 +186,10 @@ def stopped(
     least, best, start, spent = None, None, None, 0
     for number in range(n):
         at = derive(seed, "candidate", number) if number else seed
-        x0 = noise(space, count, at, own.device, **cond)
-        sampler = Sampler(
-            own, space, Until(k), estimator=estimator, schedule=frozenset(read), batch=subject.batch, keep_states=True
-        )
-        run = sampler(x0, seed=at, **cond)
+        x0 = noise(space, count, at, own.device, cond=cond)
+        config = SamplingConfig(controller=Until(k), batch=subject.batch, keep_states=True)
+        sampler = Sampler(own, config, estimator=estimator, schedule=Schedule.steps(read))
+        run = sampler(x0, seed=at, cond=cond)
         spent += k
         assert run.states is not None
         if signal in ("variance", "last"):
@@ -192,7 +197,7 @@ def stopped(
         else:
             given = space.given(run.cond)
             ends = [
-                given.advance(run.states[step], each(lambda c: c[row], run.mean), 1 - run.times[row])  # noqa: B023
+                given.advance(run.states[step], tree_map(lambda c: c[row], run.mean), 1 - run.times[row])  # noqa: B023
                 for row, step in enumerate(read)
             ]
             if signal == "check":
@@ -210,11 +215,11 @@ def stopped(
         better = doubt < least
         least = torch.where(better, doubt, least)
         best, start = (
-            each(lambda a, b: torch.where(better.reshape(-1, *[1] * (a.ndim - 1)), b, a), *pair)  # noqa: B023
+            tree_map(lambda a, b: torch.where(better.reshape(-1, *[1] * (a.ndim - 1)), b, a), *pair)  # noqa: B023
             for pair in ((best, run.x), (start, x0))
         )
-    rest = Sampler(own, space, fmwc.sampling.Uniform(STEPS - k), estimator=None, batch=subject.batch)
-    return rest(best, start=k / STEPS, seed=seed, **cond), spent + STEPS - k
+    config = SamplingConfig(controller=fmwc.sampling.Uniform(STEPS - k), batch=subject.batch, start=k / STEPS)
+    return Sampler(own, config)(best, seed=seed, cond=cond), spent + STEPS - k
 
 
 def _classes(y: Tensor) -> list[Tensor]:
@@ -224,18 +229,24 @@ def _classes(y: Tensor) -> list[Tensor]:
 def methods(subject: Subject, count: int, seed: int, stops: list[float]) -> Iterator[tuple[str, Trajectory, float]]:
     """Each method's name, its samples and its evaluations per sample that is kept."""
     own, cond, budget = subject.field, subject.conditions(count, seed), 2 * subject.cost
-    plain = {"confidence": False, "check": False, "batch": subject.batch, "seed": seed, **cond}
+    plain = {
+        "confidence": None,
+        "check": False,
+        "config": SamplingConfig(batch=subject.batch),
+        "seed": seed,
+        "cond": cond,
+    }
     yield "plain", sample(own, count, steps=STEPS, **plain), STEPS
     yield "more steps", sample(own, count, steps=budget, **plain), budget
     twice = {name: torch.cat([value, value]) for name, value in cond.items()}
-    pool = sample(own, 2 * count, steps=STEPS, seed=seed, **subject.options, **twice)
+    pool = sample(own, 2 * count, steps=STEPS, seed=seed, **subject.options, cond=twice)
     yield "drop half", pool.surest(0.5, subject.score), budget
     if "y" in cond:
         keep = [rows[pool.score(subject.score)[rows].argsort()[: len(rows) // 2]] for rows in _classes(pool.cond["y"])]
         yield "drop half of each class", pool.take(torch.cat(keep)), budget
     run, spent = rewound(subject, count, seed, cond)
     yield "rewind", run, spent
-    done = best_of(own, count, 2, score=subject.score, seed=seed, steps=STEPS, **subject.options, **cond)
+    done = best_of(own, count, 2, score=subject.score, seed=seed, steps=STEPS, **subject.options, cond=cond)
     yield "best of 2", done.run, done.evaluations / count
     for stop in stops:
         for signal in SIGNALS[: 4 if subject.check else 3]:
@@ -254,14 +265,14 @@ def methods(subject: Subject, count: int, seed: int, stops: list[float]) -> Iter
 
 def judged(folder: Path) -> list[dict[str, Any]]:
     """Judge crystals that were drawn elsewhere."""
-    from fmwc.recipes.crystals.reading import good_of
-    from fmwc.recipes.crystals.reading import judged as judge
+    from fmwc.crystals import judge
+    from fmwc.crystals.structures import crystals_of
 
     rows = json.loads((folder / "crystals.json").read_text())
     for row in rows:
         run = Trajectory.load(folder / row["file"])
-        found = judge(run, None, "chgnet")
-        row["bad"] = float((~good_of(found)).mean())
+        found = judge(crystals_of(run))
+        row["bad"] = float((~found.good).mean())
         row["unique"] = float(np.mean(found["unique"]))
         print(row["method"], row["bad"], row["unique"], flush=True)
     return rows

@@ -1,6 +1,6 @@
 """Small checks behind results/mnist/NOTES.md: noise of probes, sign of the divergence, how far a small run goes.
 
-.venv/bin/python benchmarks/digit_checks.py [--run runs/mnist]   # samples of fmwc reproduce mnist
+.venv/bin/python benchmarks/digit_checks.py [--run runs/mnist]   # samples of python -m experiments reproduce mnist
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor
 
 import fmwc
 from fmwc.checkpoint import load_network
-from fmwc.diagnostics.divergence import along
+from fmwc.estimators import Record, contributions
+from fmwc.metrics.divergence import along
 from fmwc.metrics.images import failed
 from fmwc.metrics.ranking import ranking
-from fmwc.propagate.linearised import Record, contributions
 from fmwc.randomness import Stream, signs
-from fmwc.recipes.mnist.recipe import JUDGE, SCORE, WITHIN, labels
-from fmwc.sampling import Trajectory
+from fmwc.recipes.mnist import JUDGE, SCORE, WITHIN, labels
+from fmwc.sampling import SamplingConfig, Trajectory
 
 FIELDS = ("mnist", "mnist-joint")
 
@@ -29,12 +29,14 @@ FIELDS = ("mnist", "mnist-joint")
 def probe_noise(name: str, images: int = 48) -> None:
     """Relative noise of K probes of all pixels, and of K probes that take every K-th pixel each."""
     field, y, randomness = fmwc.load(name), labels(images), Stream(torch.Generator().manual_seed(0))
-    run = fmwc.sample(field, images, steps=50, seed=5, confidence=False, keep_states=True, y=y)
+    run = fmwc.sample(
+        field, images, steps=50, seed=5, confidence=None, cond={"y": y}, config=SamplingConfig(keep_states=True)
+    )
     assert run.states is not None
     for time in (0.0, 0.2, 0.8):
         record = Record()
         with torch.enable_grad():
-            v = field.run(record, run.states[round(50 * time)], torch.full((images,), time), y=y)
+            v = field.run(record, run.states[round(50 * time)], torch.full((images,), time), cond={"y": y})
         place = torch.arange(v[0].numel()).view_as(v[0])
 
         def pull(probe: Tensor, v: Tensor = v, record: Record = record) -> Tensor:
@@ -56,10 +58,12 @@ def probe_noise(name: str, images: int = 48) -> None:
 
 def divergence_sign(name: str, images: int = 60) -> None:
     field, y = fmwc.load(name), labels(images)
-    run = fmwc.sample(field, images, steps=50, seed=11, confidence=False, keep_states=True, y=y)
+    run = fmwc.sample(
+        field, images, steps=50, seed=11, confidence=None, cond={"y": y}, config=SamplingConfig(keep_states=True)
+    )
     assert run.states is not None
     steps = [*range(0, 50, 10), 50]
-    found = along(field, [run.states[i] for i in steps], run.grid[steps], 16, seed=1, y=y)
+    found = along(field, [run.states[i] for i in steps], run.grid[steps], 16, seed=1, cond={"y": y})
     print(f"{name}: ∇·v is negative in {(found < 0).sum()} of {found.numel()} states")
 
 
@@ -71,7 +75,14 @@ def small_runs(folder: Path, halves: int = 300, again: int = 60) -> None:
     picks = [random.choice(len(bad), len(bad) // 2, replace=False) for _ in range(halves)]
     low, high = np.quantile([ranking(score[i], bad[i]).lift for i in picks], [0.05, 0.95])
     print(f"{len(bad)} digits, {bad.sum()} failed: lift {ranking(score, bad).lift:.1f}, halves {low:.1f} to {high:.1f}")
-    here = fmwc.sample(fmwc.load("mnist"), x0=run.x0[:again], steps=50, seed=9, batch=30, y=run.cond["y"][:again])
+    here = fmwc.sample(
+        fmwc.load("mnist"),
+        x0=run.x0[:again],
+        steps=50,
+        seed=9,
+        cond={"y": run.cond["y"][:again]},
+        config=SamplingConfig(batch=30),
+    )
     own, saved = here.score(SCORE), run.score(SCORE)[:again]
     rank = spearmanr(own, saved)[0]
     pixels = float((here.x - run.x[:again]).abs().max())

@@ -13,13 +13,14 @@ import argparse
 from pathlib import Path
 
 import fmwc
-from fmwc.bars import sampling_bar
 from fmwc.checkpoint import save_schedule
-from fmwc.recipes.recipe import Clock, pick_device
-from fmwc.sampling import Trajectory, fit_schedule
+from fmwc.domains import DOMAINS, domain_named
+from fmwc.progress import sampling_bar
+from fmwc.provenance import Clock, pick_device
+from fmwc.references import Schedule
+from fmwc.sampling import SamplingConfig, Trajectory, fit_schedule
 from fmwc.sampling.schedules import READINGS
 from fmwc.sampling.scores import parsed
-from fmwc.settings import SETTINGS, setting_named
 
 STEPS, SEED = 50, 100
 FEWER = {"mnist": 2}  # each of two probes, and so dearer
@@ -28,14 +29,14 @@ WEIGHTS = Path(fmwc.__file__).parent / "weights"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("setting", choices=list(SETTINGS))
+    parser.add_argument("setting", choices=list(DOMAINS))
     parser.add_argument("--pilot", type=int, default=1000, help="samples")
     parser.add_argument("--readings", type=int, default=0, help="how many; the setting's own number if not given")
     parser.add_argument("--draws", type=Path, help="a pilot at hand, read at every step by the setting's own estimator")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, help="a checkpoint's folder; the shipped one if not given")
     arguments = parser.parse_args()
-    device, setting = pick_device(arguments.device), setting_named(arguments.setting)
+    device, setting = pick_device(arguments.device), domain_named(arguments.setting)
     chosen = arguments.readings or FEWER.get(setting.name, READINGS)
     clock, field = Clock(device), fmwc.load(setting.name, device=device)
     reading = setting.estimator(field)
@@ -48,7 +49,13 @@ def main() -> None:
     else:
         with sampling_bar("a pilot run", arguments.pilot) as bar:
             run = setting.draw(
-                field, arguments.pilot, SEED, bar, confidence=reading, schedule=times if window else 1, record="total"
+                field,
+                arguments.pilot,
+                SEED,
+                bar,
+                confidence=reading,
+                schedule=Schedule.at(times) if window else Schedule.every(1),
+                config=SamplingConfig(record="total"),
             )
     for readings in range(1, 7):
         try:

@@ -30,10 +30,10 @@ from torch import Tensor, nn
 import fmwc
 from fmwc.adapters import Denoised, adapt, timestepped
 from fmwc.errors import NoRuleError
+from fmwc.estimators import Linearised, MonteCarlo
 from fmwc.files import write_json
-from fmwc.nets import MLP
-from fmwc.propagate import Linearised, MonteCarlo
-from fmwc.recipes.recipe import Clock, provenance
+from fmwc.networks import MLP
+from fmwc.provenance import Clock, provenance
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results/interop/exactness.json"
@@ -428,11 +428,11 @@ def compare(
     """The linearised and the diagonal variance against posterior draws: ratio of means, median ratio, Spearman."""
 
     def drawn(seed: int) -> Tensor:
-        return field.moments(x, t, MonteCarlo(draws, ABREAST), seed=seed, **cond).var
+        return field.moments(x, t, MonteCarlo(draws, ABREAST), seed=seed, cond=cond).var
 
     truth = drawn(0)
-    exact = field.moments(x, t, **cond).var
-    probed = field.moments(x, t, Linearised(16), seed=0, **cond).var
+    exact = field.moments(x, t, cond=cond).var
+    probed = field.moments(x, t, Linearised(16), seed=0, cond=cond).var
     found: dict[str, Any] = {
         "ratio": float(exact.mean() / truth.mean()),
         "median": float((exact / truth).median()),
@@ -442,7 +442,7 @@ def compare(
     if ceiling:
         found["spearman of draws with other draws"] = spearman(drawn(1), truth)
     try:
-        diagonal = field.moments(x, t, "diagonal", **cond).var
+        diagonal = field.moments(x, t, "diagonal", cond=cond).var
         found["diagonal"] = {"ratio": float(diagonal.mean() / truth.mean()), "spearman": spearman(diagonal, truth)}
     except NoRuleError as error:
         found["diagonal"] = {"refused": refused(str(error))}

@@ -35,15 +35,14 @@ from fmwc.field import Field
 from fmwc.files import write_bytes, write_json, write_text
 from fmwc.metrics.points import misplaced
 from fmwc.modes import tensor_float
-from fmwc.nets.embedding import TimeEmbedding
+from fmwc.networks import TimeEmbedding
+from fmwc.noise import LOG_ALPHA_RANGE, cyclic, time_features
+from fmwc.provenance import Clock, pick_device, provenance
 from fmwc.randomness import derive
-from fmwc.recipes.checkerboard.recipe import PRESETS, SPACE, Checkerboard
-from fmwc.recipes.recipe import Clock, pick_device, provenance
-from fmwc.report.look import look, png
+from fmwc.recipes.checkerboard import PRESETS, SPACE, Checkerboard
+from fmwc.report.page import png, styled
 from fmwc.sampling import noise
 from fmwc.training import DECAYS
-from fmwc.vad import cyclic
-from fmwc.vad.inference import LOG_ALPHA_RANGE, time_features
 
 PAPER = {"fm": 0.059, "joint": 0.046}
 VALIDATION, FRESH = (100, 101, 102), tuple(range(10))
@@ -335,7 +334,7 @@ class Models:
         """
         source = iter(self.average if averaged else self.weights)
         layers = [Layer(*(next(source) for _ in layer)) for layer in self.layers]
-        fresh = [derive(seed, "evaluation") % 2**31 for seed in self.seeds]  # as in fmwc reproduce
+        fresh = [derive(seed, "evaluation") % 2**31 for seed in self.seeds]  # as in python -m experiments reproduce
         x = torch.stack([noise(SPACE, count, seed, self.device) for seed in fresh])[self.about.which]
         generators = [torch.Generator(self.device).manual_seed(derive(seed, "weights")) for seed in fresh]
         shape, epsilon = (len(self.seeds), count), None
@@ -489,7 +488,7 @@ def tables(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-@look
+@styled
 def picture(result: dict[str, Any]) -> Figure:
     """Misplacement of each cell with its interval; the line is FM of the same stage."""
     stages = [stage for stage in ("final", "screening") if result[stage]]

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import torch
 
-from fmwc.data import mp20
+from fmwc.crystals import energies, hull_for, judge, mp20
 from fmwc.files import write_json
-from fmwc.metrics.crystals import energies, hull_for, judge
-from fmwc.recipes.recipe import provenance
+from fmwc.provenance import provenance
 
 
 def main() -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fmwc.checks.residuals import _noisy, residuals
+from fmwc.checks.residuals import renoised, residuals
 from fmwc.flow import Space, path_of
 from fmwc.randomness import derive
-from fmwc.sampling import sample
-from fmwc.state import batch_size, channels, each
+from fmwc.sampling import SamplingConfig, sample
+from fmwc.state import batch_size, channels, tree_map
 
 __all__ = ["cells", "read"]
 
@@ -79,7 +79,13 @@ def read(
         classes: The values of the condition `y`.
     """
     run = sample(
-        field, x0=x0, steps=steps, confidence=False, check=False, keep_states=True, batch=batch_size(x0), **cond
+        field,
+        x0=x0,
+        steps=steps,
+        confidence=None,
+        check=False,
+        cond=cond,
+        config=SamplingConfig(keep_states=True, batch=batch_size(x0)),
     )
     own, x1, states = space.given(cond), run.x, []
     assert run.states is not None
@@ -89,7 +95,7 @@ def read(
         )
     noisy = []
     for t in TIMES:
-        mixed = _noisy(own, x1, t, seed, first, 0, t)
+        mixed = renoised(own, x1, t, seed, first)
         noisy.append((mixed, path_of(field, own)(*mixed)[0], mixed[2]))
     found: Found = {}
     with torch.no_grad():
@@ -118,7 +124,7 @@ def _drawn(field: Any, space: Space, noisy: Sequence[Any], cond: Mapping[str, An
     generator = torch.Generator(field.device).manual_seed(seed)
     echoes, gaps = [], []
     for mixed, x, t in noisy:
-        velocities = [field.draw(x, t, seed=generator, **cond) for _ in range(DRAWS)]
+        velocities = [field.draw(x, t, seed=generator, cond=cond) for _ in range(DRAWS)]
         for v in velocities:
             echoes.append(_log(residuals(Fixed(field, v), space, *mixed, cond)))
         gaps.append(disagreement([field(x, t, **cond), *velocities], space))
@@ -158,7 +164,7 @@ def _unconditional(
             return null(x, t)
         rest = {k: v for k, v in cond.items() if k != "y"}
         every = [field(x, t, y=value.expand(batch_size(x)).to(cond["y"]), **rest) for value in classes]
-        return each(lambda *v: torch.stack(v).mean(0), *every)
+        return tree_map(lambda *v: torch.stack(v).mean(0), *every)
 
     each_one = 1 if null is not None else len(classes)
     gaps = [disagreement([field(x, t, **cond), without(x, t)], space) for _, x, t in noisy]
@@ -176,7 +182,7 @@ def cells(field: Any, space: Space, x1: Any, cond: Mapping[str, Any], *, seed: i
     own, gaps, echoes = space.given(cond), [], []
     with torch.no_grad():
         for t in TIMES[2:]:
-            mixed = _noisy(own, x1, t, seed, first, 0, t)
+            mixed = renoised(own, x1, t, seed, first)
             x, _ = path_of(field, own)(*mixed)
             velocities = [_turned(field(_turned(x, turn), mixed[2], **cond), -turn) for turn in range(3)]
             gaps.append(disagreement(velocities, own))

@@ -21,17 +21,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks import leads
 
+from benchmarks import leads
 from fmwc import fit_confidence, load, sample
-from fmwc.checkpoint import _described, load_network
+from fmwc.checkpoint import describe_reference, load_network
 from fmwc.checks import Contest, Echo, run_checks
 from fmwc.data import mnist
+from fmwc.estimators import Linearised
 from fmwc.files import write_json, write_text
-from fmwc.propagate import Linearised
+from fmwc.provenance import Clock, provenance
 from fmwc.randomness import derive
-from fmwc.recipes.recipe import Clock, provenance
-from fmwc.sampling import Trajectory
+from fmwc.references import Schedule
+from fmwc.sampling import SamplingConfig, Trajectory
 from fmwc.sampling.scores import combined
 
 BATCH = {"mnist": 2500, "crystals": 1000, "checkerboard": 10_000}
@@ -92,20 +93,21 @@ def draw(args: argparse.Namespace) -> None:
         if setting == "crystals":
             options["cond"] = {"atoms": field.network.draw_sizes(args.pilot, derive(0, "atoms"))}
         fit_confidence(field, conventions=False, **options)
-        write_json(args.out / "reference.json", _described(field.reference, "the reference"))
+        write_json(args.out / "reference.json", describe_reference(field.reference, "the reference"))
     judge = load_network(args.judge, device=device) if setting == "mnist" else None
     for seed in (int(s) for s in args.seeds.split(",")):
         cond = conditions(field, setting, args.count, seed)
-        how: dict[str, Any] = {"steps": 50, "seed": seed, "batch": batch, **cond}
-        sample(field, min(args.count, batch), **{**how, **{k: v[:batch] for k, v in cond.items()}})  # warm
-        plain_s, plain = seconds(device, lambda: sample(field, args.count, confidence=False, check=False, **how))  # noqa: B023
+        how: dict[str, Any] = {"steps": 50, "seed": seed, "cond": cond, "config": SamplingConfig(batch=batch)}
+        sample(field, min(args.count, batch), **{**how, "cond": {k: v[:batch] for k, v in cond.items()}})  # warm
+        plain_s, plain = seconds(device, lambda: sample(field, args.count, confidence=None, check=False, **how))  # noqa: B023
         default_s, run = seconds(device, lambda: sample(field, args.count, **how))  # noqa: B023
         same = all(torch.equal(a, b) for a, b in zip(_parts(plain.x), _parts(run.x), strict=True))
         scores = {"default": run.score()} | {name: run.score(name) for name in FREE}
         scores |= {name: run.evidence[name] for name in ("contest", "echo", "nearest") if name in run.evidence}
         reads = Linearised(None if setting == "checkerboard" else 2)
         every = 5 if setting == "crystals" else 1
-        few = {**how, "record": "total", "check": False, "schedule": every, "transport": setting == "checkerboard"}
+        few = {**how, "check": False, "schedule": Schedule.every(every), "transport": setting == "checkerboard"}
+        few["config"] = SamplingConfig(batch=batch, record="total")
         variance_s, read = seconds(device, lambda: sample(field, args.count, confidence=reads, **few))  # noqa: B023
         scores |= {name: read.score(name) for name in VARIANCE[setting]}
         for name, own in larger(setting, field).items():
@@ -178,9 +180,9 @@ def _summed(scores: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
 
 def judge(args: argparse.Namespace) -> None:
     """Judge crystals that were drawn before: failed are those that are not metastable."""
-    from fmwc.settings.crystals import CrystalSetting
+    from fmwc.domains.crystals import CrystalDomain
 
-    setting = CrystalSetting()
+    setting = CrystalDomain()
     for path in sorted(args.folder.glob("*.safetensors")):
         found = dict(np.load(path.with_suffix(".npz")))
         found["failed"] = setting.judge(Trajectory.load(path))

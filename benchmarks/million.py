@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from fmwc.files import write_json
-from fmwc.recipes.recipe import provenance
+from fmwc.provenance import provenance
 
 COUNTS = (10_000, 100_000, 1_000_000)
 

@@ -5,7 +5,7 @@
 
 Each digit is read at every step, by four probes one after another, so that every number of probes and of readings is a
 part of one run; one probe can be taken in four ways, two in two. Times to read at are chosen on digits of another seed,
-with as many probes, and see no outcome. Costs are those of `fmwc bench`: few readings of two
+with as many probes, and see no outcome. Costs are those of `python -m experiments bench`: few readings of two
 probes, every step of one and of two, and a line between; four probes are two and twice the difference.
 """
 
@@ -25,14 +25,14 @@ from safetensors.torch import save
 from torch import Tensor
 
 import fmwc
+from fmwc.domains import domain_named
+from fmwc.estimators import Linearised
 from fmwc.files import write_bytes, write_json
 from fmwc.metrics.ranking import auprc
-from fmwc.propagate import Linearised
-from fmwc.recipes.recipe import Clock, pick_device, provenance
-from fmwc.report.look import png
-from fmwc.sampling import Trajectory, reread
+from fmwc.provenance import Clock, pick_device, provenance
+from fmwc.report.page import png
+from fmwc.sampling import SamplingConfig, Trajectory, reread
 from fmwc.sampling.schedules import fitted, score_at
-from fmwc.settings import setting_named
 
 STEPS, SETS = 50, 4
 RUNS = {"pilot": (2_000, 100), "run": (10_000, 2027)}  # digits and seed; nothing was chosen on the second
@@ -41,10 +41,10 @@ READINGS = (1, 2, 3, 5, 10)
 
 def draw(path: Path, device: torch.device) -> None:
     """Writes each run's variance (probes, steps, digits), classes, and which digits failed."""
-    setting, field, clock = setting_named("mnist"), fmwc.load("mnist", device=device), Clock(device)
+    setting, field, clock = domain_named("mnist"), fmwc.load("mnist", device=device), Clock(device)
     found: dict[str, Tensor] = {}
     for name, (count, seed) in RUNS.items():
-        run = setting.draw(field, count, seed, None, confidence=False, keep_states=True)
+        run = setting.draw(field, count, seed, None, confidence=None, config=SamplingConfig(keep_states=True))
         reads = [
             reread(field, run, Linearised(1), seed=k, batch=1000).var.flatten(2).mean(2).cpu() for k in range(SETS)
         ]
@@ -135,7 +135,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draw", type=Path, help="write readings to this file, and stop")
     parser.add_argument("--probes", type=Path, default=Path("runs/probes.safetensors"), help="such a file")
-    parser.add_argument("--costs", type=Path, default=Path("results/bench/h200/mnist.json"), help="of fmwc bench")
+    parser.add_argument(
+        "--costs", type=Path, default=Path("results/bench/h200/mnist.json"), help="of python -m experiments bench"
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("results/bench"))
     arguments = parser.parse_args()

@@ -2,7 +2,8 @@
 
     python benchmarks/profile_reading.py mnist --kernels 12 --out results/bench/h200/evaluations
 
-Ratios are to the plain velocity of the same batch. What they come to in a run is for `fmwc bench` to measure.
+Ratios are to the plain velocity of the same batch. What they come to in a run is for
+`python -m experiments bench` to measure.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import fmwc
-from fmwc.costs import SIZES
+from experiments.cost.costs import SIZES
+from experiments.cost.meter import Meter
+from fmwc.compiled import Compiled
+from fmwc.domains import DOMAINS, domain_named
+from fmwc.estimators import Diagonal, Linearised
 from fmwc.files import write_json
-from fmwc.meter import Meter
 from fmwc.modes import tensor_float
-from fmwc.propagate import Diagonal, Linearised
+from fmwc.provenance import Clock, pick_device, provenance
 from fmwc.randomness import Stream
-from fmwc.recipes.recipe import Clock, pick_device, provenance
-from fmwc.sampling import Compiled, noise
-from fmwc.settings import SETTINGS, setting_named
+from fmwc.sampling import noise
 
 CALLS = 10  # timed together
 
@@ -42,7 +44,7 @@ def ways(own: Linearised) -> dict[str, tuple[Any, bool]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("setting", choices=list(SETTINGS))
+    parser.add_argument("setting", choices=list(DOMAINS))
     parser.add_argument("-n", "--count", type=int, default=0, help="samples in the batch")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kernels", type=int, default=0, help="print those that take most of the time")
@@ -51,12 +53,12 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, help="a folder")
     arguments = parser.parse_args()
-    device, setting = pick_device(arguments.device), setting_named(arguments.setting)
+    device, setting = pick_device(arguments.device), domain_named(arguments.setting)
     clock, field = Clock(device), fmwc.load(setting.name, device=device)
     count = arguments.count or SIZES[setting.name][device.type][0]
     cond = {k: v.to(device) for k, v in setting.conditions(field, count).items()}
-    x, t = noise(field.space, count, 0, device, **cond), torch.full((count,), 0.5, device=device)
-    by = [Compiled(field, half=half) for half in (False, True)]
+    x, t = noise(field.space, count, 0, device, cond=cond), torch.full((count,), 0.5, device=device)
+    by = [Compiled(field, half=half, cuda_graph=True) for half in (False, True)]
 
     def evaluate(estimator: Any, half: bool, calls: int) -> None:
         fast = by[half]
@@ -69,7 +71,7 @@ def main() -> None:
 
     kind = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
     say = partial(print, flush=True)
-    with torch.no_grad(), tensor_float(arguments.tf32), by[0].steady(), by[1].steady():
+    with torch.no_grad(), tensor_float(arguments.tf32), by[0].constant_weights(), by[1].constant_weights():
         chosen = {n: way for n, way in ways(setting.estimator(field)).items() if arguments.only in n or n == "plain"}
         tasks = {name: partial(evaluate, *way, CALLS) for name, way in chosen.items()}
         found = Meter(device, arguments.rounds, math.inf, say)(tasks, f"{CALLS} evaluations")

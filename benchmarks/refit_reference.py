@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import fmwc
-from fmwc.checkpoint import about, save_reference
+from fmwc.checkpoint import about, save_reference, shipped
 from fmwc.errors import DataError, FmwcError, UsageError
-from fmwc.recipes.recipe import Clock, data_of, describe_device, pick_device, provenance
-from fmwc.weights import shipped
+from fmwc.provenance import Clock, describe_device, pick_device, provenance
+from fmwc.recipes.recipe import data_of
 
-RECIPES = {name: f"fmwc.recipes.{name}.recipe" for name in ("checkerboard", "mnist", "crystals")}
+RECIPES = {name: f"fmwc.recipes.{name}" for name in ("checkerboard", "mnist", "crystals")}
 KEPT = ("data", "metrics", "trained")  # of a record, beside its recipe and its provenance
 
 

@@ -34,22 +34,24 @@ from safetensors.torch import save
 from torch import Tensor
 
 import fmwc
+from experiments.crystals.experiment import CrystalExperiment
 from fmwc.checkpoint import load_network
+from fmwc.domains import domain_named
+from fmwc.estimators import Estimator, Linearised
 from fmwc.files import write_bytes, write_json
 from fmwc.metrics.images import predictions
 from fmwc.metrics.points import misplaced
 from fmwc.metrics.ranking import auprc, bootstrap
-from fmwc.propagate import Estimator, Linearised
+from fmwc.provenance import Clock, pick_device, provenance
 from fmwc.randomness import derive
-from fmwc.recipes.checkerboard.recipe import PRESETS as BOARD
-from fmwc.recipes.crystals.recipe import READ_BY, SCORE, Mp20
-from fmwc.recipes.mnist.recipe import JUDGE, WITHIN, Mnist, labels
-from fmwc.recipes.own import held_out_elbo
-from fmwc.recipes.recipe import Clock, pick_device, provenance
-from fmwc.recipes.uses.crystals import Crystals
-from fmwc.report.look import FAINT, LINES, look, png
-from fmwc.sampling import Trajectory, reread, sample
-from fmwc.state import each
+from fmwc.recipes.checkerboard import PRESETS as BOARD
+from fmwc.recipes.crystals import READ_BY, SCORE, Mp20
+from fmwc.recipes.mnist import JUDGE, WITHIN, Mnist, labels
+from fmwc.references import Schedule
+from fmwc.report.page import FAINT, LINES, png, styled
+from fmwc.retrofit import held_out_elbo
+from fmwc.sampling import SamplingConfig, Trajectory, reread, sample
+from fmwc.state import tree_map
 
 STEPS = (10, 30, 100, 300, 1000, 3000)
 SEED, OWN_SEED, HELD_OUT = 2026, 7, 1000  # nothing was chosen on the samples; the network's own are others
@@ -116,13 +118,13 @@ def digits(data: str, device: torch.device) -> Case:
 
 def crystals(data: str, device: torch.device) -> Case:
     recipe, field = Mp20(data=data), fmwc.load("crystals", device=device)
-    subject, network = Crystals(field, data=data), field.network
+    experiment, network = CrystalExperiment(domain_named("crystals"), field, data=data), field.network
     return Case(
         "",
         recipe.rows,
         lambda count, seed: {"atoms": network.draw_sizes(count, derive(seed, "atoms")).to(device)},
-        lambda run: subject.kept(run.x, run.cond),
-        lambda kept: ~subject.read(kept)["bad"],
+        lambda run: experiment.keep(run.x, run.cond),
+        lambda kept: ~experiment.judge(kept)["bad"],
         False,
         SCORE,
         None,
@@ -153,7 +155,7 @@ def fitted(
         prior_rate=shipped.prior_rate,
     ).to(device)
     if steps:  # 0 is the noise that every layer is attached with
-        fmwc.fit_noise(field, x, steps, batch=batch or case.batch, lr=case.lr, **cond)
+        fmwc.fit_noise(field, x, steps, batch=batch or case.batch, lr=case.lr, cond=cond)
     return field
 
 
@@ -202,14 +204,21 @@ def draw(case: Case, arguments: Any, device: torch.device, save_to: Path | None)
     x, cond = case.rows()
     order = torch.randperm(len(next(iter(cond.values()), x)), generator=torch.Generator().manual_seed(SEED))
     fresh, kept_back = order[:HELD_OUT], order[HELD_OUT:]
-    held = each(lambda c: c[fresh].to(device), x), {k: v[fresh].to(device) for k, v in cond.items()}
-    x, cond = each(lambda c: c[kept_back], x), {k: v[kept_back] for k, v in cond.items()}
-    make = partial(sample, steps=50, confidence=False, batch=arguments.read)
-    read = partial(reread, confidence=case.estimator, schedule=arguments.times or arguments.every, batch=arguments.read)
+    held = tree_map(lambda c: c[fresh].to(device), x), {k: v[fresh].to(device) for k, v in cond.items()}
+    x, cond = tree_map(lambda c: c[kept_back], x), {k: v[kept_back] for k, v in cond.items()}
+    make = partial(sample, steps=50, confidence=None, config=SamplingConfig(batch=arguments.read))
+    when = Schedule.at(arguments.times) if arguments.times else Schedule.every(arguments.every)
+    read = partial(reread, confidence=case.estimator, schedule=when, batch=arguments.read)
     flow, count = fmwc.load(arguments.setting, device=device), arguments.count
     here = case.conditions(arguments.own, OWN_SEED)
-    sources = {DATA: lambda: (x, cond), OWN: lambda: (make(flow, arguments.own, seed=OWN_SEED, **here).x, here)}
-    run = make(flow, count, seed=SEED, keep_states=True, **case.conditions(count, SEED))
+    sources = {DATA: lambda: (x, cond), OWN: lambda: (make(flow, arguments.own, seed=OWN_SEED, cond=here).x, here)}
+    run = make(
+        flow,
+        count,
+        seed=SEED,
+        config=SamplingConfig(batch=arguments.read, keep_states=True),
+        cond=case.conditions(count, SEED),
+    )
     drawn = Drawn({"flow": case.kept(run)}, {}, {"rows": {}})
 
     def note(name: str, field: fmwc.Field, way: Trajectory, **about: Any) -> None:
@@ -227,7 +236,13 @@ def draw(case: Case, arguments: Any, device: torch.device, save_to: Path | None)
 
     if source := arguments.joint or case.joint:
         joint = fmwc.load(source, device=device)
-        theirs = make(joint, count, seed=SEED, keep_states=True, **case.conditions(count, SEED))
+        theirs = make(
+            joint,
+            count,
+            seed=SEED,
+            config=SamplingConfig(batch=arguments.read, keep_states=True),
+            cond=case.conditions(count, SEED),
+        )
         drawn.samples[JOINT] = case.kept(theirs)
         note(JOINT, joint, theirs, of=JOINT, steps=case.trained)
     note(SHIPPED, flow, run, of="flow", steps=case.retrofitted)
@@ -268,7 +283,7 @@ def printed(rows: Mapping[str, Any]) -> None:
         print(f"{name}: lift {row['lift']:.2f} [{low:.2f}, {high:.2f}]{elbo}")
 
 
-@look
+@styled
 def picture(folder: Path) -> Figure:
     """Lift and held-out ELBO against steps, a column a setting."""
     found = {path.stem: json.loads(path.read_text())["numbers"] for path in sorted(folder.glob("*.json"))}

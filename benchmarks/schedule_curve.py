@@ -8,8 +8,9 @@ Digits have `probe_curve.py`, where the number of probes is a choice too. With -
 
 One run is read at every step, and every schedule is a part of its readings, so that schedules differ by when they read
 alone. Adaptive ones are chosen on a pilot run of another seed, which sees no outcome. Times are of sampling with that
-many readings, in one process, interleaved, beside plain sampling; or, with --costs, those that `fmwc bench` has
-measured on another machine (compiled), and a line between two of its numbers of readings.
+many readings, in one process, interleaved, beside plain sampling; or, with --costs, those that
+`python -m experiments bench` has measured on another machine (compiled),
+and a line between two of its numbers of readings.
 """
 
 from __future__ import annotations
@@ -26,21 +27,24 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 import fmwc
-from fmwc.costs import SIZES
+from experiments.cost.costs import SIZES
+from experiments.cost.meter import Meter
+from fmwc.compiled import Compiled
+from fmwc.domains import domain_named
+from fmwc.domains.domain import Domain
+from fmwc.estimators import Linearised
 from fmwc.files import write_bytes, write_json
-from fmwc.meter import Meter
 from fmwc.metrics.ranking import auprc, bootstrap
-from fmwc.propagate import Linearised
-from fmwc.recipes.recipe import Clock, pick_device, provenance
-from fmwc.report.look import png
-from fmwc.sampling import Compiled, Trajectory, noise, sample
+from fmwc.provenance import Clock, pick_device, provenance
+from fmwc.references import Schedule
+from fmwc.report.page import png
+from fmwc.sampling import SamplingConfig, Trajectory, noise, sample
 from fmwc.sampling.schedules import fitted, score_at
-from fmwc.settings import Setting, setting_named
 
 STEPS = 50
 EVERY = (1, 2, 3, 5, 7, 10, 16, 25)
 READINGS = (2, 3, 4, 5, 8, 12)
-BENCHED = {  # readings of `STEPS` steps that fmwc bench measures, beside the few of the checkpoint
+BENCHED = {  # readings of `STEPS` steps that python -m experiments bench measures, beside the few of the checkpoint
     5: "linearised, every 10th step",
     10: "linearised, every 5th step",
     50: "linearised, every step",
@@ -60,7 +64,7 @@ def schedules(pilot: Trajectory) -> dict[str, list[int]]:
     return found
 
 
-def quality(setting: Setting, run: Trajectory, bad: np.ndarray, steps: dict[str, list[int]]) -> dict[str, Any]:
+def quality(setting: Domain, run: Trajectory, bad: np.ndarray, steps: dict[str, list[int]]) -> dict[str, Any]:
     """AUPRC, its difference to that of every step with 90 % of resamples, and Spearman with the score of every step."""
     few = setting.name == "crystals"  # where good ones are few, they are what is looked for
 
@@ -88,17 +92,19 @@ def quality(setting: Setting, run: Trajectory, bad: np.ndarray, steps: dict[str,
     return rows
 
 
-def overheads(setting: Setting, field: Any, reading: Any, rows: dict[str, Any], rounds: int, size: int) -> None:
+def overheads(setting: Domain, field: Any, reading: Any, rows: dict[str, Any], rounds: int, size: int) -> None:
     """Adds the time of each number of readings, as a ratio to plain sampling."""
     device = field.device
     size = size or SIZES[setting.name][device.type][0]
     cond = {k: v.to(device) for k, v in setting.conditions(field, size).items()}
-    x0 = noise(field.space, size, 0, device, **cond)
-    drawn = Compiled(field) if device.type == "cuda" else field
-    draw = partial(sample, drawn, x0=x0, steps=STEPS, batch=size, record="total", **cond)
-    tasks: dict[str, Any] = {"plain": partial(draw, confidence=False)}
+    x0 = noise(field.space, size, 0, device, cond=cond)
+    drawn = Compiled(field, cuda_graph=True) if device.type == "cuda" else field
+    draw = partial(sample, drawn, x0=x0, steps=STEPS, cond=cond, config=SamplingConfig(batch=size, record="total"))
+    tasks: dict[str, Any] = {"plain": partial(draw, confidence=None)}
     times = {row["readings"]: row["times"] for row in rows.values()}  # where they are does not change what they cost
-    tasks |= {str(n): partial(draw, confidence=reading, schedule=when) for n, when in sorted(times.items())}
+    tasks |= {
+        str(n): partial(draw, confidence=reading, schedule=Schedule.at(when)) for n, when in sorted(times.items())
+    }
     meter = Meter(device, rounds, time.perf_counter() + 3600, partial(print, flush=True))
     costs = meter(tasks, f"{size} samples")
     for row in rows.values():
@@ -106,7 +112,7 @@ def overheads(setting: Setting, field: Any, reading: Any, rows: dict[str, Any], 
 
 
 def measured(rows: dict[str, Any], path: Path) -> None:
-    """Adds the times that `fmwc bench` found, of as many steps."""
+    """Adds the times that `python -m experiments bench` found, of as many steps."""
     found = json.loads(path.read_text())
     assert found["provenance"]["steps"] == STEPS
     named = BENCHED | {len(found["provenance"]["few"]): "linearised, few readings"}
@@ -148,18 +154,27 @@ def main() -> None:
     parser.add_argument("--probes", type=int, default=0, help="random probes a reading; the setting's own if not given")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--timed", type=int, default=0, help="samples in the batch that is timed")
-    parser.add_argument("--costs", type=Path, help="a file of fmwc bench --steps 50, in place of measuring")
+    parser.add_argument(
+        "--costs", type=Path, help="a file of python -m experiments bench --steps 50, in place of measuring"
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("results/bench"))
     arguments = parser.parse_args()
     device = pick_device(arguments.device)
-    clock, setting = Clock(device), setting_named(arguments.setting)
+    clock, setting = Clock(device), domain_named(arguments.setting)
     field = fmwc.load(setting.name, device=device)
     reading = Linearised(arguments.probes) if arguments.probes else setting.estimator(field)
     gpu = int(device.type == "cuda")
-    draw = partial(setting.draw, field, progress=None, confidence=reading, schedule=1, record="total")
+    draw = partial(
+        setting.draw,
+        field,
+        progress=None,
+        confidence=reading,
+        schedule=Schedule.every(1),
+        config=SamplingConfig(record="total"),
+    )
     if gpu:
-        draw = partial(draw, batch=2048)  # that fills it, uncompiled
+        draw = partial(draw, config=SamplingConfig(record="total", batch=2048))  # that fills it, uncompiled
     runs = []
     for name, count, seed in (
         ("pilot", arguments.pilot or PILOT[setting.name][gpu], PILOT_SEED),

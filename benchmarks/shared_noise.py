@@ -18,8 +18,9 @@ import numpy as np
 import torch
 
 import fmwc
-from fmwc.propagate import Linearised
-from fmwc.settings import setting_named
+from fmwc.domains import domain_named
+from fmwc.estimators import Linearised
+from fmwc.sampling import SamplingConfig
 
 SCORES = ("integrated", "endpoint", "peak", "temporal_ratio", "integrated@0.6-0.9")
 
@@ -29,7 +30,9 @@ def read(field: Any, count: int, steps: int, seed: int, shared: bool, batch: int
     y = (torch.arange(count) % 10).to(field.device)
     begin = time.perf_counter()
     estimator = Linearised(probes, shared=shared)
-    run = fmwc.sample(field, count, steps=steps, seed=seed, confidence=estimator, batch=batch, y=y)
+    run = fmwc.sample(
+        field, count, steps=steps, seed=seed, confidence=estimator, cond={"y": y}, config=SamplingConfig(batch=batch)
+    )
     return run, time.perf_counter() - begin
 
 
@@ -60,7 +63,7 @@ def main() -> None:
     run, scores, seconds = compare(field, args.count, args.steps, args.seed, args.batch, args.probes)
     args.out.mkdir(parents=True, exist_ok=True)
     label = (torch.arange(args.count) % 10).numpy()
-    bad = setting_named("mnist").judge(run) if args.judge else None
+    bad = domain_named("mnist").judge(run) if args.judge else None
     judged = {} if bad is None else {"bad": bad}
     np.savez(args.out / "scores.npz", label=label, x=run.x.cpu().numpy(), **judged, **scores)
     print("seconds", {name: round(taken, 1) for name, taken in seconds.items()})

@@ -20,14 +20,14 @@ import torch
 
 import fmwc
 from fmwc.files import write_json
-from fmwc.recipes.recipe import provenance
+from fmwc.provenance import provenance
 
 COUNT = 1024
 
 
 def measure(steps: int) -> float:
     """Peak resident memory of one run, MiB."""
-    fmwc.sample(fmwc.load("checkerboard"), COUNT, steps=steps, confidence=False, transport=True)
+    fmwc.sample(fmwc.load("checkerboard"), COUNT, steps=steps, confidence=None, transport=True)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fmwc.field import Field, attach
 from fmwc.flow import Channel, FlatTorus, Lattice, Space
-from fmwc.nets import CSPNet
+from fmwc.networks import CSPNet
 from tests.conftest import awaken
 
 WIDTH, TYPES = 5, 3

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from fmwc.__main__ import main
 from fmwc.field import Field, attach
 from fmwc.flow import Channel, FlatTorus, Space
-from fmwc.nets import MLP
+from fmwc.networks import MLP
+from tests.command import runner
 
 torch.set_num_threads(1)
 settings.register_profile("fmwc", max_examples=25, deadline=None, derandomize=True, database=None)
@@ -115,9 +116,10 @@ def run(monkeypatch, capsys):
     """Calls the command and gives (exit code, stdout, stderr)."""
 
     def call(*words):
-        monkeypatch.setattr(sys, "argv", ["fmwc", *map(str, words)])
+        argv, command = runner(words)
+        monkeypatch.setattr(sys, "argv", argv)
         with pytest.raises(SystemExit) as stop:
-            main()
+            main(*command)
         out, err = capsys.readouterr()
         code = stop.value.code
         return (0 if code is None else code), out, err

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fmwc.field import Field
-from fmwc.vad import Pass
+from fmwc.noise import Pass
 
 # ---- moments -------------------------------------------------------------------------------------------------------
 

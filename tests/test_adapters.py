@@ -10,7 +10,8 @@ from torch import nn
 import fmwc
 from fmwc.adapters import Denoised, adapt, timestepped
 from fmwc.errors import UsageError
-from fmwc.nets import MLP
+from fmwc.networks import MLP
+from fmwc.sampling import SamplingConfig
 
 
 class Told(nn.Module):
@@ -104,7 +105,7 @@ def test_the_manner_of_diffusers():
 
 def test_flow_matching_trains_through_an_adapter():
     velocity = timestepped(Diffuser(), backwards=True)
-    fmwc.flow_matching(velocity, fmwc.attach(velocity, space=(2,)).space, torch.randn(8, 2)).backward()
+    fmwc.flow_matching_loss(velocity, fmwc.attach(velocity, space=(2,)).space, torch.randn(8, 2)).backward()
     assert velocity.network.net.out.weight.grad.abs().sum() > 0
 
 
@@ -116,14 +117,14 @@ def test_a_network_that_returns_something_else_is_told_how(output):
     for call in (
         lambda: field.moments(x, t),
         lambda: field.draw(x, t),
-        lambda: fmwc.elbo(field, x),
+        lambda: fmwc.elbo_loss(field, x),
         lambda: fmwc.sample(field, 3, steps=2),
-        lambda: fmwc.sample(field, 3, steps=2, confidence=False),
-        lambda: fmwc.flow_matching(net, field.space, x),
+        lambda: fmwc.sample(field, 3, steps=2, confidence=None),
+        lambda: fmwc.flow_matching_loss(net, field.space, x),
         lambda: fmwc.fit_noise(field, x, steps=1),
     ):
         with pytest.raises(
-            UsageError, match=r"velocity is a tensor .* got (tuple|Output); .*adapt\(net, output="
+            UsageError, match=r"velocity must be a tensor .* got (tuple|Output); .*adapt\(net, output="
         ) as said:
             call()
         assert "\n" not in str(said.value)
@@ -160,7 +161,7 @@ SCHEDULES = {
 def test_a_denoiser_flows_from_noise_to_its_data(name):
     velocity = Denoised(Denoiser(SCHEDULES[name]))
     x0 = torch.randn(64, 2)
-    run = fmwc.sample(velocity, x0=x0, steps=400, stepper="heun", space=(2,), confidence=False)
+    run = fmwc.sample(velocity, x0=x0, steps=400, confidence=None, config=SamplingConfig(stepper="heun", space=(2,)))
     torch.testing.assert_close(run.x, 2 * x0, rtol=0.02, atol=0.01)  # the flow between Gaussians scales
 
 

@@ -11,10 +11,11 @@ from torch import nn
 import fmwc
 from fmwc.adapters import SCHEDULES, Denoised, Guided, adapt, predicting
 from fmwc.errors import UnknownNameError, UsageError
-from fmwc.flow import flow_matching, path_of, path_sample
-from fmwc.propagate import Linearised, MonteCarlo, Tangent
+from fmwc.estimators import Linearised, MonteCarlo, Tangent
+from fmwc.flow import flow_matching_loss, path_of, path_sample
+from fmwc.noise import Pass
 from fmwc.randomness import as_randomness
-from fmwc.vad import Pass
+from fmwc.sampling import SamplingConfig
 
 WIDE = 2.0  # data are N(1, WIDE²)
 
@@ -57,7 +58,7 @@ def test_samples_have_the_moments_of_the_data(what, schedule):
         scale=1000.0,
         column=True,
     )
-    run = fmwc.sample(net, 4000, steps=100, space=1, confidence=False)
+    run = fmwc.sample(net, 4000, steps=100, confidence=None, config=SamplingConfig(space=1))
     assert float(run.x.mean()) == pytest.approx(1, abs=0.15)
     assert float(run.x.std()) == pytest.approx(WIDE, rel=0.06)
 
@@ -79,7 +80,7 @@ def test_on_its_own_path_a_network_has_the_least_loss():
     """The optimal velocity's loss is less than that of any other on the path of the schedule."""
     data = 1 + WIDE * torch.randn(20_000, 1, generator=torch.Generator().manual_seed(0))
     net = predicting(Optimal("data", SCHEDULES["cosine"]), "data", "cosine")
-    best = flow_matching(net, 1, data, seed=1)
+    best = flow_matching_loss(net, 1, data, seed=1)
     t, x_t, u_t = path_sample(1, data, as_randomness(1, torch.device("cpu")), net)
     for wrong in (lambda v: 1.2 * v, lambda v: 0.8 * v, lambda v: v + 0.2, torch.zeros_like):
         assert (wrong(net(x_t, t)) - u_t).square().mean() > best
@@ -213,7 +214,7 @@ class Both(Pass):
         return y + drawn.view(y.shape)
 
     def places(self, noisy, h, rows):
-        partner, second = noisy.twins(h)
+        partner, second = noisy.partners(h)
         if noisy.name.endswith(("a", "first")):  # the condition comes later: both evaluations see the same
             assert torch.equal(h[partner], h)
             assert torch.equal(~second, second[partner]) or len(h) == 19  # where three rows belong to no sample
@@ -238,22 +239,22 @@ def test_the_velocity_is_guided_and_is_one_call(case):
 def test_both_evaluations_share_one_draw_of_the_weights(case):
     """Linearised and our draws against draws of weights written out row by row; independent noise is far off."""
     field, x, cond = made(case)
-    exact = field.moments(x, 0.3, Linearised(), **cond).var
+    exact = field.moments(x, 0.3, Linearised(), cond=cond).var
     where = exact > 0
     generator, draws = torch.Generator().manual_seed(1), 1500
     with torch.no_grad():
-        hand = torch.stack([field.run(Both(generator), x, 0.3, **cond) for _ in range(draws)]).var(0)
+        hand = torch.stack([field.run(Both(generator), x, 0.3, cond=cond) for _ in range(draws)]).var(0)
     assert ((hand / exact)[where] - 1).abs().max() < 5.5 * (2 / draws) ** 0.5
-    own = field.moments(x, 0.3, MonteCarlo(4000, 100), seed=0, **cond).var
+    own = field.moments(x, 0.3, MonteCarlo(4000, 100), seed=0, cond=cond).var
     assert ((own / exact)[where] - 1).abs().max() < 5.5 * (2 / 4000) ** 0.5
-    pushed = field.moments(x, 0.3, Tangent(1500), seed=0, **cond).var
+    pushed = field.moments(x, 0.3, Tangent(1500), seed=0, cond=cond).var
     assert ((pushed / exact)[where] - 1).abs().max() < 5.5 * (2 / 1500) ** 0.5
 
     # Two calls, each with noise of its own.
     alone = fmwc.attach(field.network.network, space=field.space)
     alone.noise.load_state_dict(field.noise.state_dict())
     with_, without = (
-        alone.moments(x, 0.3, Linearised(), **{**cond, "y": y}).var for y in (cond["y"], torch.full((4,), 3))
+        alone.moments(x, 0.3, Linearised(), cond={**cond, "y": y}).var for y in (cond["y"], torch.full((4,), 3))
     )
     ratio = (W**2 * with_ + (W - 1) ** 2 * without)[where] / exact[where]
     assert ratio.log().abs().median() > math.log(1.2)
@@ -261,8 +262,8 @@ def test_both_evaluations_share_one_draw_of_the_weights(case):
 
 def test_guidance_with_the_weights_of_every_position_shared():
     field, x, cond = made("tokens")
-    exact = field.moments(x, 0.3, Linearised(shared=True), **cond).var
-    own = field.moments(x, 0.3, MonteCarlo(4000, 100, shared=True), seed=0, **cond).var
+    exact = field.moments(x, 0.3, Linearised(shared=True), cond=cond).var
+    own = field.moments(x, 0.3, MonteCarlo(4000, 100, shared=True), seed=0, cond=cond).var
     assert ((own / exact) - 1).abs().max() < 5.5 * (2 / 4000) ** 0.5
 
 
@@ -273,21 +274,21 @@ def test_weight_one_and_zero_are_the_network_itself():
     alone.noise.load_state_dict(field.noise.state_dict())
     for weight, y in ((1.0, cond["y"]), (0.0, torch.full((4,), 3))):
         field.network.weight = weight
-        a, b = field.moments(x, 0.3, **cond), alone.moments(x, 0.3, y=y)
+        a, b = field.moments(x, 0.3, cond=cond), alone.moments(x, 0.3, cond={"y": y})
         torch.testing.assert_close(a.mean, b.mean)
         torch.testing.assert_close(a.var, b.var)
 
 
 def test_guided_fields_sample_fit_copy_and_pickle(tmp_path):
     field, x, cond = made("points")
-    run = fmwc.sample(field, 8, steps=4, y=torch.arange(8) % 3)
+    run = fmwc.sample(field, 8, steps=4, cond={"y": torch.arange(8) % 3})
     assert run.score("integrated").std() > 0
-    fmwc.fit_noise(field, torch.randn(32, 2), 3, batch=16, y=torch.arange(32) % 3)
+    fmwc.fit_noise(field, torch.randn(32, 2), 3, batch=16, cond={"y": torch.arange(32) % 3})
     for again in (copy.deepcopy(field), pickle.loads(pickle.dumps(field))):  # our own bytes
-        assert torch.equal(again.moments(x, 0.4, **cond).var, field.moments(x, 0.4, **cond).var)
+        assert torch.equal(again.moments(x, 0.4, cond=cond).var, field.moments(x, 0.4, cond=cond).var)
     fmwc.save(field, tmp_path / "field")
     loaded = fmwc.load(tmp_path / "field", network=Guided(Classes(), W, y=3))
-    assert torch.equal(loaded.moments(x, 0.4, **cond).var, field.moments(x, 0.4, **cond).var)
+    assert torch.equal(loaded.moments(x, 0.4, cond=cond).var, field.moments(x, 0.4, cond=cond).var)
 
 
 def test_the_path_of_a_guided_network_is_its_networks():
@@ -305,5 +306,5 @@ def test_what_guidance_cannot_do_is_said():
         field(x, 0.3)
     with pytest.raises(UsageError, match="a tensor with a row per sample"):
         field(x, 0.3, y=1)
-    with pytest.raises(UsageError, match="read it with linearised"):
-        field.moments(x, 0.3, "diagonal", **cond)
+    with pytest.raises(UsageError, match="share their weights"):
+        field.moments(x, 0.3, "diagonal", cond=cond)

@@ -7,10 +7,14 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fmwc
-from fmwc.data import fingerprint
+from fmwc.data.arrays import fingerprint
 from fmwc.errors import UsageError
-from fmwc.nets import MLP
-from fmwc.propagate import Linearised, MonteCarlo, Tangent
+from fmwc.estimators import Linearised, MonteCarlo, Tangent
+from fmwc.metrics.divergence import divergence
+from fmwc.networks import MLP
+from fmwc.sampling import Grid, SamplingConfig
+from fmwc.uses.best_of import best_of
+from fmwc.uses.edit import edit
 
 SHAPE = (5, 3)
 
@@ -57,7 +61,7 @@ def test_how_an_output_lies_in_memory_changes_nothing(made, shape):
     one, other = (field.moments(x, t).var for field in fields)
     torch.testing.assert_close(other, one)
     assert bool((one > 0).all())
-    slopes = [fmwc.diagnostics.divergence(field, x, t) for field in fields]
+    slopes = [divergence(field, x, t) for field in fields]
     torch.testing.assert_close(*slopes)
 
 
@@ -93,7 +97,7 @@ def test_rows_in_another_order_than_samples_are_refused_wherever_they_are_read(n
     for call in (
         lambda field: field.moments(torch.randn(2, *SHAPE), 0.5),
         lambda field: fmwc.sample(field, 4, steps=2, confidence=Linearised(2)),
-        lambda field: fmwc.sample(fmwc.sampling.Compiled(field, "eager", print), 5, steps=2, confidence=Linearised(1)),
+        lambda field: fmwc.sample(fmwc.compiled.Compiled(field, "eager", print), 5, steps=2, confidence=Linearised(1)),
         lambda field: fmwc.fit_noise(field, torch.randn(8, *SHAPE), steps=1),
     ):
         with pytest.raises(UsageError, match="put samples first"):
@@ -103,9 +107,9 @@ def test_rows_in_another_order_than_samples_are_refused_wherever_they_are_read(n
 def test_rows_in_the_order_of_samples_are_looked_at_once():
     field = fmwc.attach(Sequence(batch_first=True), space=SHAPE)
     fmwc.sample(field, 1, steps=1)
-    assert not field.rows_known  # one sample does not tell
+    assert not field.row_order_checked  # one sample does not tell
     fmwc.sample(field, 2, steps=1)
-    assert field.rows_known
+    assert field.row_order_checked
     field = fmwc.attach(Sequence(batch_first=True).eval(), space=SHAPE, initial_log_alpha=-8.0)
     x, t = torch.randn(4, *SHAPE), torch.rand(4)
     ratio = field.moments(x, t).var.sum((1, 2)) / field.moments(x, t, MonteCarlo(2048), seed=0).var.sum((1, 2))
@@ -115,7 +119,7 @@ def test_rows_in_the_order_of_samples_are_looked_at_once():
 def test_a_network_whose_samples_see_one_another_is_refused():
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False))
     net.forward = lambda x, t: nn.Sequential.forward(net, x)
-    with pytest.raises(UsageError, match="see one another"):
+    with pytest.raises(UsageError, match="samples that interact"):
         fmwc.attach(net, space=(2,)).moments(torch.randn(3, 2), 0.5)
 
 
@@ -141,7 +145,7 @@ def test_a_network_in_double_precision_is_sampled_and_fitted_in_it():
 def test_a_network_in_half_precision_says_what_to_do(dtype):
     field = fmwc.attach(MLP(2, 8, 2).to(dtype), space=(2,))
     for call in (lambda: fmwc.sample(field, 4), lambda: fmwc.fit_noise(field, torch.randn(8, 2, dtype=dtype), steps=1)):
-        with pytest.raises(UsageError, match=r"net.float\(\), and speed by torch.autocast"):
+        with pytest.raises(UsageError, match=r"use net.float\(\), with torch.autocast"):
             call()
 
 
@@ -171,9 +175,9 @@ def test_arrays_and_lists_are_data(kind):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (TensorDataset(torch.randn(4, 2)), "torch.stack"),
-        (iter([torch.randn(2)]), "torch.stack"),
-        (torch.zeros(4, 2, dtype=torch.uint8), "whole numbers"),
+        (TensorDataset(torch.randn(4, 2), torch.arange(4)), "a batch is x, or a pair"),
+        (iter([torch.randn(2)]), "takes states of shape"),
+        (torch.zeros(4, 2, dtype=torch.uint8), "the data are integers"),
     ],
     ids=["data set", "iterator", "bytes"],
 )
@@ -207,8 +211,8 @@ class Held(nn.Module):
     ("call", "said"),
     [
         (lambda: fmwc.attach(lambda x, t: x), "layers of a torch module, got function"),
-        (lambda: fmwc.attach(Held()), "held by GRU: write one of them as nn.Linear"),
-        (lambda: fmwc.attach(MLP(2, 8, 2), include=[]), "include names no layer; the layers are"),
+        (lambda: fmwc.attach(Held()), "its weights are in GRU"),
+        (lambda: fmwc.attach(MLP(2, 8, 2), include=[]), "include is empty; the layers are"),
     ],
     ids=["function", "no layer", "no pattern"],
 )
@@ -221,3 +225,60 @@ def test_forward_mode_needs_no_look_at_rows():
     """A direction of the noise goes where the rows go."""
     field = fmwc.attach(Tokens(), space=SHAPE)
     assert bool((field.moments(torch.randn(2, *SHAPE), 0.5, Tangent(), seed=0).var >= 0).all())
+
+
+# ---- conditions ------------------------------------------------------------------------------------------------------
+
+
+class Named(nn.Module):
+    """Creates a network whose conditions have the names of options of this library."""
+
+    NAMES = ("batch", "times", "start", "keep", "steps")
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
+
+    def forward(self, x, t, *, batch, times, start, keep, steps):
+        given = [t, batch, times, start, keep, steps]
+        return self.layers(torch.cat([x, torch.stack([c.to(x.dtype) for c in given], 1)], 1))
+
+
+def test_conditions_may_have_the_names_of_options():
+    field = fmwc.attach(Named(), space=(2,))
+    data, classes = torch.randn(40, 2), torch.arange(40) % 2
+    cond = {name: torch.rand(40) for name in Named.NAMES} | {"keep": classes}
+    few = {name: value[:6] for name, value in cond.items()}
+    fmwc.fit_noise(field, data, 3, batch=8, conventions=False, confidence=False, cond=cond)
+    reference = fmwc.fit_confidence(field, data, cond=cond, pilot=16, steps=4, conventions=False)
+    assert reference.classes == {"keep": (0, 1)}
+
+    run = fmwc.sample(field, 6, steps=4, confidence=Linearised(), cond=few, config=SamplingConfig(batch=4))
+    assert run.cond.keys() == set(Named.NAMES)
+    x, t = run.x0, torch.zeros(6)
+    torch.testing.assert_close(field.moments(x, t, cond=few).mean, field.network(x, t, **few))
+    plain = fmwc.sample(
+        field.network, x0=x, confidence=None, cond=few, config=SamplingConfig(controller=Grid([0, 0.5, 1]), space=(2,))
+    ).x
+    half = x + field.network(x, t, **few) / 2
+    torch.testing.assert_close(plain, half + field.network(half, t + 0.5, **few) / 2)
+    streamed = torch.cat(
+        [part.x for part in fmwc.sampling.stream(field, 6, steps=4, cond=few, config=SamplingConfig(batch=4))]
+    )
+    torch.testing.assert_close(streamed, run.x)
+
+    found = fmwc.check(field, run.x, few, evaluations=6)
+    assert found.evidence == "contest"
+    assert torch.isfinite(found.score).all()
+    loss = fmwc.elbo_loss(field, data, cond=cond) + fmwc.flow.flow_matching_loss(field, 2, data, cond=cond)
+    assert torch.isfinite(loss)
+    watched = fmwc.VarianceRecorder(field).read([x, run.x], [0.0, 1.0], cond=few)
+    assert watched.cond.keys() == set(Named.NAMES)
+    changed = edit(field, run, None, at=0.5, scale=0.1, cond={"start": few["start"] + 1})
+    torch.testing.assert_close(changed.cond["start"], few["start"] + 1)
+    assert len(best_of(field, 6, 2, steps=4, cond=few).run) == 6
+    assert fmwc.sampling.fit_grid(field, 3, pilot=6, cond=few).steps == 3
+    with pytest.raises(UsageError, match="conditions are given by name"):
+        fmwc.sample(field, 6, cond=classes[:6])
+    with pytest.raises(TypeError, match="unexpected keyword argument 'y'"):
+        edit(field, run, None, at=0.5, scale=0.1, y=classes[:6])

@@ -9,11 +9,12 @@ from torch import nn
 
 import fmwc.checkpoint
 from fmwc.checkpoint import FORMAT, about, identity, load, load_network, save, save_network, save_schedule
-from fmwc.eightbit import decode, encode, round_weights
 from fmwc.errors import CheckpointError, NotFiniteError
-from fmwc.field import ReadWith, Reference, Schedule, attach
+from fmwc.field import attach
 from fmwc.identity import digest_file, seal
-from fmwc.nets import MLP, LeNet, UNet
+from fmwc.networks import MLP, LeNet, UNet
+from fmwc.quantise import decode, encode, round_weights
+from fmwc.references import ReadWith, Reference, Schedule
 from fmwc.sampling import default_estimator, read_with, sample, standard_of
 from tests.conftest import TinyConv, TwoChannels, awaken, conv_field, dict_field, mlp_field
 
@@ -65,12 +66,12 @@ def digits(seed=0):
     torch.manual_seed(seed)
     field = awaken(attach(UNet(base=8, stages=(1, 2), cond=8, classes=3), space=(1, 4, 4), width=8))
     y = torch.arange(30) % 3
-    run = sample(field, 30, steps=4, seed=1, y=y)
+    run = sample(field, 30, steps=4, seed=1, cond={"y": y})
     raw = run.score("integrated")
     standard = standard_of("y", raw, y)
     quantiles = standard(raw, y).quantile(torch.linspace(0, 1, 11))
     field.reference = Reference(
-        "integrated", read_with(default_estimator(field.space), 4, "euler", 1), quantiles, standard
+        "integrated", read_with(default_estimator(field.space), 4, "euler"), quantiles, standard
     )
     return field
 
@@ -84,7 +85,7 @@ def test_a_reference_within_a_class_travels_and_gives_the_same_confidence(tmp_pa
     assert torch.equal(after.standard.centre, before.standard.centre)
     assert torch.equal(after.standard.spread, before.standard.spread)
     y = torch.tensor([2, 0, 1, 1, 2])
-    first, second = (sample(f, 5, steps=4, y=y) for f in (field, again))
+    first, second = (sample(f, 5, steps=4, cond={"y": y}) for f in (field, again))
     assert first.standard is not None
     assert torch.equal(first.x, second.x)
     assert torch.equal(first.score(), second.score())

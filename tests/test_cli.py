@@ -1,5 +1,6 @@
 """The command line, as a user meets it: tiny runs end to end, and every kind of bad input."""
 
+import functools
 import json
 import re
 import sys
@@ -11,12 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import experiments.checkerboard.reproduce as reproduction
 import fmwc
 from fmwc.__main__ import main
+from fmwc.checkpoint import shipped
 from fmwc.files import WORK
 from fmwc.identity import seal
 from fmwc.metrics.points import misplaced
-from fmwc.weights import FOLDER, shipped
+from tests.options import reader
 
 TINY = ["hidden=16", "time_features=8", "iterations=40", "batch=64", "noise_steps=10", "points=2000", "save_every=20"]
 SETS = [part for change in TINY for part in ("--set", change)]
@@ -112,7 +115,7 @@ def test_demo_ranks_by_the_fields_confidence_and_shows_the_variance_beside_it(ru
         assert f"AUPRC of {name}" in out
     rows = {row[""]: row["value"] for row in json.loads((tmp_path / "numbers.json").read_text())["numbers"]}
     assert rows["nearest: the confidence"] == "distance to the nearest training samples"
-    assert rows["temporal_ratio: the variance"] == "late over early uncertainty"
+    assert rows["temporal_ratio: the variance"] == "late / early uncertainty"
     # Pictures and numbers are of the same ranking: the curves' legend, the table and the explorer.
     page = (tmp_path / "report.html").read_text()
     data = json.loads(re.search(r'class="data">(.*?)</script>', page)[1])
@@ -147,7 +150,12 @@ def test_evaluate_prints_json(run, trained):
     assert found["provenance"]["commit"]
 
 
-def test_reproduce_writes_every_table_and_goes_on(run, tmp_path):
+def test_reproduce_writes_every_table_and_goes_on(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("experiments.checkerboard.evaluate.POINTS", 20)
+    monkeypatch.setattr("experiments.checkerboard.evaluate.DRAWS", 16)
+    monkeypatch.setattr(reproduction, "SCHEDULES", {"cosine": reproduction.SCHEDULES["cosine"]})
+    short = functools.partial(reproduction.reproduce, steps=15)
+    monkeypatch.setattr("experiments.checkerboard.experiment.reproduce", short)
     words = (
         "reproduce",
         "checkerboard",
@@ -176,13 +184,13 @@ def test_reproduce_writes_every_table_and_goes_on(run, tmp_path):
     assert code == 0
     assert "is there already" in err
     assert (tmp_path / "cells" / "cosine-0.json").read_bytes() == before
-    assert run("report", tmp_path)[0] == 0
+    assert run("experiments", "report", tmp_path)[0] == 0
 
 
 @pytest.mark.parametrize("name", ["checkerboard", "checkerboard-joint"])
 def test_shipped_weights_load_and_sample(name):
     field = fmwc.load(name)
-    on, off = (fmwc.sample(field, 200, steps=50, seed=1, confidence=c) for c in (True, False))
+    on, off = (fmwc.sample(field, 200, steps=50, seed=1, confidence=reader(c)) for c in (True, False))
     assert torch.equal(on.x, off.x)
     assert on.reference is not None
     assert 0 <= float(on.confidence.min()) <= float(on.confidence.max()) <= 1
@@ -193,7 +201,7 @@ BAD = {
     "recipe": (("train", "checkboard", "--out", "{out}"), "did you mean 'checkerboard'"),
     "preset": (("train", "checkerboard", "--preset", "papr", "--out", "{out}"), "did you mean 'paper'"),
     "field": (("train", "checkerboard", "--set", "hiden=3", "--out", "{out}"), "did you mean 'hidden'"),
-    "value": (("train", "checkerboard", "--set", "hidden=wide", "--out", "{out}"), "is a whole number, got 'wide'"),
+    "value": (("train", "checkerboard", "--set", "hidden=wide", "--out", "{out}"), "'hidden' is a whole number of at most 64 bits, got 'wide'"),
     "no value": (("train", "checkerboard", "--set", "hidden", "--out", "{out}"), "key=value"),
     "zero": (("train", "checkerboard", "--set", "hidden=0", "--out", "{out}"), "lies between 1 and"),
     "odd": (("train", "checkerboard", "--set", "time_features=7", "--out", "{out}"), "even"),
@@ -327,4 +335,4 @@ def test_damaged_checkpoints_are_refused(run, trained, tmp_path):
 
 
 def test_shipped_weights_are_small():
-    assert all(p.stat().st_size < 6e6 for p in FOLDER.rglob("*.safetensors"))
+    assert all(p.stat().st_size < 6e6 for p in Path(fmwc.weights.__file__).parent.rglob("*.safetensors"))

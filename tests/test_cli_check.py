@@ -9,9 +9,9 @@ from PIL import Image
 
 import fmwc
 from fmwc.checks import Contest, Nearest, check
-from fmwc.confidence.best import best_of
-from fmwc.field import Part, Reference
+from fmwc.references import Part, Reference, Schedule
 from fmwc.sampling import Trajectory
+from fmwc.uses.best_of import best_of
 from tests.command import call, one_line, rows
 
 COUNT = 12
@@ -68,8 +68,8 @@ def test_arrays_with_wrong_labels_are_found(run, arrays, tmp_path):
     assert sorted(range(COUNT), key=lambda i: float(table[i]["rank"]))[:3] == sorted(
         range(3), key=lambda i: -float(table[i]["score"])
     )
-    assert "the flow itself reads 0" in " ".join(text.replace("│", " ").split())
-    assert "asked for 5, the flow itself reads 0" in (tmp_path / "c" / "checks.html").read_text()
+    assert "explained better as 0" in " ".join(text.replace("│", " ").split())
+    assert "requested 5, explained better as 0" in (tmp_path / "c" / "checks.html").read_text()
     assert (tmp_path / "c" / "checks.png").stat().st_size > 1000
     assert json.loads((tmp_path / "c" / "checks.json").read_text())["read_as_something_else"] == 3
 
@@ -177,13 +177,13 @@ def test_one_class_of_digits_is_contested_with_all(run, arrays, tmp_path):
 BAD = {
     "nan": ({"x": lambda x: np.where(np.arange(COUNT)[:, None, None, None] == 2, np.nan, x)}, (), "784 NaN"),
     "shape": ({"x": lambda x: x[:, :, :20]}, (), "(B, 1, 28, 28), got (12, 1, 20, 28)"),
-    "rows": ({"y": lambda y: y[:5]}, (), "one row a sample"),
-    "class": ({"y": lambda y: y + 12}, (), "none of the 10 classes"),
+    "rows": ({"y": lambda y: y[:5]}, (), "one row per sample"),
+    "class": ({"y": lambda y: y + 12}, (), "the 10 classes 0 to 9"),
     "fractions": ({"y": lambda y: y + 0.5}, (), "whole number per sample"),
     "no class": ({"y": lambda y: None}, (), "no 'y'"),
     "no samples": ({"x": lambda x: None}, (), "no samples"),
     "budget": ({}, ("--evaluations", 9), "at least 10 evaluations"),
-    "negative": ({}, ("--evaluations=-1",), "--evaluations lies between"),
+    "negative": ({}, ("--evaluations=-1",), "--evaluations must be between"),
     "evidence": ({}, ("--evidence", "contset"), "did you mean 'contest'"),
     "checkpoint": ({}, ("--checkpoint", "mnits"), "unknown checkpoint"),
     "other checkpoint": ({}, ("--checkpoint", "checkerboard"), "takes states of shape (B, 2)"),
@@ -206,16 +206,20 @@ def test_what_holds_no_samples_is_refused(run, digits, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.txt").write_text("x")
     np.savez(tmp_path / "a.npz", x=np.zeros((2, 1, 28, 28)))
-    for path, expected in (("nowhere", "does not exist"), ("empty", "holds no samples"), ("a.txt", "not read")):
+    for path, expected in (
+        ("nowhere", "does not exist"),
+        ("empty", "holds no samples"),
+        ("a.txt", "not a supported"),
+    ):
         code, _, err = run("check", tmp_path / path, "--checkpoint", "mnist", "--out", tmp_path / "out")
         assert code == 2
         assert expected in one_line(err)
     code, _, err = run("check", tmp_path / "a.npz", "--out", tmp_path / "out")
     assert code == 2
-    assert "give --checkpoint" in one_line(err)
+    assert "add --checkpoint" in one_line(err)
     code, _, err = run("check", digits, "--out", digits)
     assert code == 2
-    assert "holds the samples themselves" in one_line(err)
+    assert "holds the samples; nothing in it was touched" in one_line(err)
 
 
 # ---- fmwc sample -------------------------------------------------------------------------------------------------
@@ -227,7 +231,9 @@ def test_sampling_ends_with_a_check(run, tmp_path):
     assert code == 0, err
     made = Trajectory.load(tmp_path / "s")
     contest = Contest.planned("y", torch.arange(10), 20)
-    expected = fmwc.sample(fmwc.load("mnist"), 4, steps=4, check=contest, confidence=False, y=torch.full((4,), 4))
+    expected = fmwc.sample(
+        fmwc.load("mnist"), 4, steps=4, check=contest, confidence=None, cond={"y": torch.full((4,), 4)}
+    )
     torch.testing.assert_close(made.evidence["margin"], expected.evidence["margin"], atol=1e-5, rtol=1e-3)
     assert made.made["checked"] == "contest, 19 evaluations"
     table = rows(tmp_path / "s" / "samples.csv")
@@ -249,7 +255,7 @@ def test_the_best_of_candidates_is_chosen_by_the_check_that_is_given(run, tmp_pa
     assert code == 0, err
     made = Trajectory.load(out)
     assert made.default_score == "echo"
-    expected = best_of(fmwc.load("checkerboard"), 20, 2, steps=10, check=2, confidence=False)
+    expected = best_of(fmwc.load("checkerboard"), 20, 2, steps=10, check=2, confidence=None)
     torch.testing.assert_close(made.score(), expected.run.score())
 
 
@@ -259,7 +265,7 @@ def test_the_best_of_candidates_is_the_librarys(run, tmp_path):
         code, _, err = run("sample", "checkerboard", *words, *how, "--out", tmp_path / name)
         assert code == 0, err
         made = Trajectory.load(tmp_path / name)
-        expected = best_of(fmwc.load("checkerboard"), 30, 3, steps=10, schedule=1)
+        expected = best_of(fmwc.load("checkerboard"), 30, 3, steps=10, schedule=Schedule.every(1))
         torch.testing.assert_close(made.x, expected.run.x)
         assert made.made["selected"] == "best of 3"
     bad = {
@@ -308,7 +314,7 @@ def test_withheld_confidence_is_said_and_the_rank_is_kept(run, near, loose, tmp_
     words = ("sample", near, "--network", loose, "-n", 6, "--device", "cpu", "--out")
     code, _, err = run(*words, tmp_path / "a")
     assert code == 0, err
-    assert "confidence is made from nearest, because points are dense" in err
+    assert "confidence is based on nearest, because points are dense" in err
     assert {"score", "rank", "confidence"} <= rows(tmp_path / "a" / "samples.csv")[0].keys()
     assert "points are dense" in Trajectory.load(tmp_path / "a").made["made_from"]
     code, _, err = run(*words, tmp_path / "b", "--check", 20)
@@ -328,7 +334,7 @@ def test_withheld_confidence_is_said_and_the_rank_is_kept(run, near, loose, tmp_
 
 
 def test_pages_and_checks_say_what_confidence_is_made_from(run, near, loose, tmp_path):
-    said = "confidence is made from nearest, because points are dense"
+    said = "confidence is based on nearest, because points are dense"
     code, _, err = run("report", near, "--network", loose, "-n", 12, "--device", "cpu", "--out", tmp_path / "r")
     assert code == 0, err
     assert said in (tmp_path / "r" / "report.html").read_text()

@@ -11,11 +11,11 @@ pytest.importorskip("pymatgen.core", exc_type=ImportError)
 pytest.importorskip("chgnet", exc_type=ImportError)
 
 import fmwc
-import fmwc.settings.crystals
+import fmwc.domains.crystals
 from fmwc.__main__ import main
-from fmwc.report.crystal_files import cif_text
+from fmwc.crystals.files import cif_text
 from tests.command import one_line
-from tests.metrics.crystals.conftest import crystal, rock_salt
+from tests.crystals.conftest import crystal, rock_salt
 
 TINY = [
     "hidden=16", "layers=1", "frequencies=4", "time_features=8", "iterations=6", "batch=16", "noise_steps=2", "width=8",
@@ -44,8 +44,8 @@ def trained(tmp_path_factory):
 @pytest.fixture
 def no_picture(monkeypatch):
     """Drawing one takes longer than all the rest."""
-    monkeypatch.setattr(fmwc.settings.crystals, "sorted_by_confidence", lambda *args, **options: None)
-    monkeypatch.setattr(fmwc.settings.crystals.figures, "png", lambda picture: b"")
+    monkeypatch.setattr(fmwc.domains.crystals, "sorted_by_confidence", lambda *args, **options: None)
+    monkeypatch.setattr(fmwc.domains.crystals, "png", lambda picture: b"")
 
 
 def table(path):
@@ -151,8 +151,8 @@ def drawn(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("drawn")
     words = ["sample", trained, "-n", 4, "--steps", 4, "--device", "cpu", "--out", folder]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fmwc.settings.crystals, "sorted_by_confidence", lambda *args, **options: None)
-        patch.setattr(fmwc.settings.crystals.figures, "png", lambda picture: b"")
+        patch.setattr(fmwc.domains.crystals, "sorted_by_confidence", lambda *args, **options: None)
+        patch.setattr(fmwc.domains.crystals, "png", lambda picture: b"")
         patch.setattr(sys, "argv", ["fmwc", *map(str, words)])
         with pytest.raises(SystemExit) as stop:
             main()
@@ -243,7 +243,7 @@ def mixed(tmp_path):
 
 
 NAMES = ["a_salt.cif", "b_coincident.cif", "c_collapsed.cif", "d_needle.cif", "e_neon.cif", "f_text.cif"]
-SAID = ["", "", "collapsed", "needle", "no reference for Ne", "no structure in it"]
+SAID = ["", "", "collapsed", "needle", "no reference for Ne", "contains no structure"]
 
 
 def test_judge_gives_every_structure_a_row_and_says_what_is_wrong(run, mixed, tmp_path):
@@ -298,14 +298,14 @@ def test_judge_of_a_file_that_is_not_there(run, tmp_path):
     code, out, _ = run("judge", tmp_path / "nowhere.cif", "--json")
     assert code == 1
     row = json.loads(out)
-    assert (row["name"], row["problem"]) == ("nowhere.cif", "there is no such file")
+    assert (row["name"], row["problem"]) == ("nowhere.cif", "no such file")
 
 
 def test_judge_of_a_folder_without_structures(run, tmp_path):
     (tmp_path / "notes.txt").write_text("nothing")
     code, _, err = run("judge", tmp_path)
     assert code == 2
-    assert "holds no CIF, extended XYZ or POSCAR file" in one_line(err)
+    assert "contains no CIF, extended XYZ or POSCAR file" in one_line(err)
 
 
 def test_a_calculator_that_is_not_installed_says_how_to_get_it(run, mixed, monkeypatch, tmp_path):

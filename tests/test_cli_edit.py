@@ -9,12 +9,12 @@ from safetensors.torch import load_file, save_file
 
 import fmwc
 from fmwc.checkpoint import about
-from fmwc.confidence.editing import critical_time, edit
-from fmwc.confidence.resuming import states_of
-from fmwc.field import Reference
+from fmwc.domains import DOMAINS
 from fmwc.metrics.points import misplaced, squares
+from fmwc.references import Reference
 from fmwc.sampling import Trajectory, read_with
-from fmwc.settings import SETTINGS
+from fmwc.uses.continuation import with_states
+from fmwc.uses.edit import critical_time, edit
 from tests.command import call, one_line, rows
 from tests.conftest import mlp_field
 
@@ -28,7 +28,7 @@ def draw(folder, *words):
 
 @pytest.fixture(autouse=True)
 def _small_pilot(monkeypatch):
-    monkeypatch.setattr(type(SETTINGS["checkerboard"]), "pilot", lambda self, device: 50)
+    monkeypatch.setattr(type(DOMAINS["checkerboard"]), "pilot", lambda self, device: 50)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_a_run_of_few_readings_is_read_again_to_find_when_it_was_decided(of_vari
 
 def test_digits_carry_what_the_judge_says(digits):
     for row in rows(digits / "samples.csv"):
-        assert row["as_asked"] == str(int(row["taken_for"] == row["y"]))
+        assert row["correct"] == str(int(row["predicted"] == row["y"]))
 
 
 def test_edits_are_the_librarys_and_the_table_says_what_they_did(run, points, read, tmp_path):
@@ -173,7 +173,7 @@ def test_a_digit_under_another_class_from_the_edit_on(run, digits, tmp_path):
     words = ("--label", 3, "--scale", 0, "--device", "cpu")
     code, out, err = run("edit", digits, "--at", 0, *words, "--out", tmp_path / "all")
     assert code == 0, err
-    assert "taken for what was asked" in out
+    assert "classified as asked for" in out
     call(
         "sample", "mnist", "-n", 3, "--steps", 4, "--seed", 5, "--label", 3, "--device", "cpu", "--out", tmp_path / "3"
     )
@@ -239,7 +239,7 @@ def test_samples_that_cannot_be_gone_on_from(run, points, tmp_path):
     fmwc.sample(field, 4, steps=3).save(own)
     refused(own, "for a network of your own")
     fmwc.save(field, tmp_path / "model")
-    refused(own, "is of a network of your own", "--checkpoint", tmp_path / "model")
+    refused(own, "holds a network of your own", "--checkpoint", tmp_path / "model")
 
     draw(tmp_path / "plain", "--propagation", "none")
     refused(tmp_path / "plain", "kept no variance")
@@ -262,20 +262,20 @@ def test_digits_guided_by_probes_cannot_be_made_again(run, tmp_path):
 BAD = {
     "channel": (("--channel", "type"), "unknown channel 'type'. Known: x"),
     "time": (("--at", "critcal"), "did you mean 'critical'?"),
-    "late": (("--at", "1"), "--at lies in [0, 1), got 1"),
-    "early": (("--at=-0.1",), "--at lies in [0, 1)"),
-    "no number": (("--at", "nan"), "--at lies in [0, 1)"),
+    "late": (("--at", "1"), "--at must be in [0, 1); got 1"),
+    "early": (("--at=-0.1",), "--at must be in [0, 1)"),
+    "no number": (("--at", "nan"), "--at must be in [0, 1)"),
     "before": (("--before=-1",), "at least 0"),
-    "before of a number": (("--before", 0.1, "--at", 0.4), "with --at 0.4 leave it out"),
+    "before of a number": (("--before", 0.1, "--at", 0.4), "leave it out with --at 0.4"),
     "scale": (("--scale=-1",), "standard deviation"),
-    "replicates": (("--replicates", 0), "lies between 1"),
+    "replicates": (("--replicates", 0), "must be between 1"),
     "label": (("--label", 3), "checkerboard has no classes"),
-    "two ways": (("--surest", 3, "--only", "1"), "got --only and --surest"),
-    "too many": (("--surest", COUNT + 1), f"the {COUNT} samples there are"),
-    "none": (("--doubtful", 0), "--doubtful lies between 1"),
+    "two ways": (("--surest", 3, "--only", "1"), "--only and --surest contradict"),
+    "too many": (("--surest", COUNT + 1), f"--surest must be between 1 and {COUNT}; got {COUNT + 1}"),
+    "none": (("--doubtful", 0), "--doubtful must be between 1"),
     "words": (("--only", "a,b"), "separated by commas"),
     "beyond": (("--only", COUNT), f"from 0 to {COUNT - 1}"),
-    "twice": (("--only", "1,1"), "each once"),
+    "twice": (("--only", "1,1"), "distinct sample numbers"),
     "judge": (("--judge", "me"), "needs no judge"),
     "device": (("--device", "cdua"), "auto, cpu or cuda"),
 }
@@ -312,4 +312,4 @@ def test_a_class_that_is_none(run, digits, tmp_path):
 
 def test_a_field_made_again_elsewhere_is_noticed(points):
     with pytest.raises(fmwc.errors.UsageError, match="ends elsewhere"):
-        states_of(fmwc.load("checkerboard-joint"), Trajectory.load(points))
+        with_states(fmwc.load("checkerboard-joint"), Trajectory.load(points))

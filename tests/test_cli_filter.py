@@ -11,12 +11,12 @@ import torch
 
 import fmwc
 from fmwc.__main__ import main
+from fmwc.crystals import Candidate
+from fmwc.crystals.files import write_cifs, write_extxyz, write_table
 from fmwc.files import write_text
 from fmwc.identity import seal
-from fmwc.metrics.crystals.candidates import Candidate
-from fmwc.metrics.crystals.table import csv_text
 from fmwc.metrics.points import misplaced
-from fmwc.report.crystal_files import write_cifs, write_extxyz, write_table
+from fmwc.report.table import Table
 from fmwc.sampling import Trajectory, standard_of
 from tests.command import one_line, rows
 
@@ -74,7 +74,7 @@ def crystals(tmp_path):
         "metastable": [i < 6 and i != 2 for i in range(8)],
         "problem": ["a comma, and a \"quote\"" if i == 2 else "" for i in range(8)],
     }  # fmt: skip
-    write_text(folder / "samples.csv", csv_text(table))
+    write_text(folder / "samples.csv", Table.from_columns(table).csv())
     write_cifs(folder / "cif", candidates, table)
     write_extxyz(folder / "samples.xyz", candidates, table)
     return folder, made, table
@@ -179,12 +179,12 @@ def test_labels_of_some_and_in_every_form(run, points, labels, tmp_path):
         seen.add((tmp_path / name / "samples.csv").read_text())
         code, out, err = run("filter", points, "--max-risk", 0.3, "--labels", file, "--out", tmp_path / f"{name}-risk")
         assert code == 0, err
-        assert "by 300 labels" in out  # thresholds come from those without one
+        assert "based on 300 labels" in out  # thresholds come from those without one
     assert len(seen) == 1
     none = write_text(tmp_path / "none.txt", "\n" * 600)
     code, out, err = run("filter", points, "--keep", 0.5, "--labels", none, "--out", tmp_path / "none")
     assert code == 0, err
-    assert "none is labelled" in out
+    assert "no labels" in out
 
 
 # ---- crystals ----------------------------------------------------------------------------------------------------
@@ -245,30 +245,30 @@ BAD = {
         ("--max-risk", 0.05, "--labels", "{labels}", "--probability", 90),
         "between 0 and 1",
     ),
-    "too few labels": (("--max-risk", 0.001, "--labels", "{labels}"), "at least 2402 are needed"),
-    "no promise": (("--max-risk", 0.012, "--labels", "{all}"), "cannot be promised"),
+    "too few labels": (("--max-risk", 0.001, "--labels", "{labels}"), "label at least 2402"),
+    "no promise": (("--max-risk", 0.012, "--labels", "{all}"), "cannot be certified"),
     "labels of another length": (
         ("--keep", 0.5, "--labels", "{short}"),
-        "has 3 labels and no column 'name', and there are 600 samples",
+        "has 3 labels and no column 'name', but there are 600 samples",
     ),
     "labels that are none": (("--keep", 0.5, "--labels", "{words}"), "label 2 in"),
     "a table without labels": (
         ("--keep", 0.5, "--labels", "{columns}"),
-        "has the columns a, b; say which holds the labels by --good or --bad",
+        "has the columns a, b; name the one with the labels with --good or --bad",
     ),
-    "both kinds": (("--keep", 0.5, "--labels", "{both}"), "say which by --bad or --good"),
+    "both kinds": (("--keep", 0.5, "--labels", "{both}"), "choose one with --bad or --good"),
     "an empty file": (("--keep", 0.5, "--labels", "{empty}"), "has 0 labels"),
     "no file, no column": (
         ("--keep", 0.5, "--labels", "metastable"),
         "nor a column of the samples' table (name, x_0, x_1",
     ),
-    "a column of numbers": (("--keep", 0.5, "--labels", "x_0"), "labels are 0, 1, true, false"),
+    "a column of numbers": (("--keep", 0.5, "--labels", "x_0"), "labels must be 0, 1, true, false"),
     "labels that are no text": (("--keep", 0.5, "--labels", "{samples}"), "is not UTF-8 text"),
     "score": (("--keep", 0.5, "--score", "peek"), "did you mean 'peak'"),
     "dispersion": (("--keep", 0.5, "--score", "dispersion"), "transport"),
     "channel": (("--keep", 0.5, "--score", "type/peak"), "unknown channel 'type'"),
     "promise": (("--promise", "{words}"), "is not JSON"),
-    "a promise of another kind": (("--promise", "{json}"), "is not a promise that fmwc filter wrote"),
+    "a promise of another kind": (("--promise", "{json}"), "is not a certificate that fmwc filter wrote"),
     "no promise there": (("--promise", "{out}/nothing"), "cannot be read"),
 }
 
@@ -309,10 +309,10 @@ def test_samples_that_are_none(run, points, tmp_path):
     other.mkdir()
     (other / "samples.safetensors").write_bytes((points / "samples.safetensors").read_bytes())
     write_text(other / "samples.csv", "x_0\n1\n")
-    refused(other, "is not the table of the 600 samples beside it: it has 1 rows")
+    refused(other, "is not a table of the 600 samples in its folder: it has 1 rows")
     plain = tmp_path / "plain"
     plain.mkdir()
-    fmwc.sample(fmwc.load("checkerboard"), 5, steps=2, confidence=False).save(plain)
+    fmwc.sample(fmwc.load("checkerboard"), 5, steps=2, confidence=None).save(plain)
     refused(plain, "kept no variance")
     assert not (tmp_path / "out").exists()
     before = (points / "samples.csv").read_bytes()
@@ -425,7 +425,7 @@ def test_a_promise_of_an_older_release_is_refused(run, drawn, tmp_path):
     file = write_text(tmp_path / "promise.json", json.dumps(old))
     code, _, err = run("filter", drawn / "first", "--promise", file, "--out", tmp_path / "kept")
     assert code == 2
-    assert "does not say what it was made for" in one_line(err)
+    assert "does not say which samples it is for" in one_line(err)
 
 
 def standardised(tmp_path, source):
@@ -441,7 +441,7 @@ def test_scores_standardised_within_their_run_promise_nothing(run, tmp_path):
     words = ("filter", tmp_path / "run", "--max-risk", 0.1, "--labels", labels, "--out", tmp_path / "kept")
     code, _, err = run(*words)
     assert code == 2
-    assert "standardised within y among the samples of their own run" in one_line(err)
+    assert "standardised within y over this run" in one_line(err)
     code, _, err = run(*words, "--score", "integrated")
     assert code == 0, err
 
@@ -483,7 +483,7 @@ def test_some_labels_by_name_and_some_of_others(run, points, tmp_path):
     )
     assert code == 0, err
     assert "of 200 (" in out
-    assert "1 labels are of names that are not among the samples (77777)" in out
+    assert "1 labels are for names that are not among the samples (77777)" in out
 
 
 def test_names_twice_or_of_no_sample(run, points, tmp_path):
@@ -529,7 +529,7 @@ def test_files_from_elsewhere_are_not_copied(run, crystals, tmp_path, name):
     (folder / "samples.csv").write_text(text.replace("00003,", f"{name},", 1))
     code, _, err = run("filter", folder, "--keep", 1.0, "--out", tmp_path / "kept")
     assert code == 2
-    assert "cannot be a file's" in one_line(err)
+    assert "is not a valid file name" in one_line(err)
 
 
 @pytest.mark.parametrize("what", ["cif/00000.cif", "cif", "samples.xyz"])
@@ -562,7 +562,7 @@ def test_a_sample_without_a_finite_score_is_never_kept(run, crystals, tmp_path, 
     code, out, err = run("filter", folder, "--keep", 1, "--out", tmp_path / "kept")
     assert code == 0, err
     assert "6 of 8" in out
-    assert "2, whose score is not finite; none of them is kept" in out
+    assert "2 (score not finite; not kept)" in out
     assert {row["name"] for row in rows(tmp_path / "kept" / "samples.csv")}.isdisjoint({"00003", "00004"})
 
 
@@ -577,7 +577,7 @@ HOSTILE = {
     "long row": (b"name,bad\n00000,1,1,1\n", "4 cells in row 2"),
     "word": (b"name,bad\n00000,perhaps\n", "'perhaps'"),
     "escape": (b"name,bad\n00000,\x1b[31m\n", "'?[31m'"),
-    "no labels": (b"name\n00000\n", "say which holds the labels"),
+    "no labels": (b"name\n00000\n", "name the one with the labels"),
     "empty": (b"", "0 labels"),
 }
 

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 import fmwc
-from fmwc.confidence.resuming import states_of
-from fmwc.confidence.rewinding import resample
+from fmwc.commands.inputs import ranked_by_variance, within_condition
+from fmwc.domains import domain_named
+from fmwc.estimators import Linearised
 from fmwc.metrics.points import misplaced
 from fmwc.sampling import Trajectory
 from fmwc.sampling.scores import Standard
-from fmwc.settings import setting_named
-from fmwc.settings.samples import ranked_by_variance, within_condition
+from fmwc.uses.continuation import with_states
+from fmwc.uses.rewind import resample
 from tests.command import call, one_line, rows
 
 COUNT = 60
@@ -40,7 +41,7 @@ def test_rewinding_is_the_librarys_and_the_table_says_what_it_did(run, points, r
     code, out, err = run("rewind", points, *words, "--out", tmp_path / "r")
     assert code == 0, err
     before, after, field = Trajectory.load(read), Trajectory.load(tmp_path / "r"), fmwc.load("checkerboard")
-    whole, spent = states_of(field, before)
+    whole, spent = with_states(field, before)
     expected = resample(field, whole, 3 * COUNT, share=0.2, before=0.3, scale=0.4, seed=1)
     torch.testing.assert_close(after.x, expected.run.x)
     table = rows(tmp_path / "r" / "rewound.csv")
@@ -106,10 +107,10 @@ def test_digits_are_rewound_within_their_class(run, tmp_path):
 def test_a_score_is_comparable_between_classes_where_samples_are_enough():
     field, count = fmwc.load("checkerboard"), 40
     known = field.schedule.reference._replace(standard=Standard("y", torch.zeros(2), torch.ones(2)))
-    field.schedule = field.schedule._replace(reference=known)
-    run = fmwc.sample(field, count, steps=10, confidence="linearised")
+    field.schedule = replace(field.schedule, reference=known)
+    run = fmwc.sample(field, count, steps=10, confidence=Linearised())
     run = replace(run, cond={"y": torch.arange(count) % 2})
-    plain = ranked_by_variance(run, field, setting_named("checkerboard"))
+    plain = ranked_by_variance(run, field, domain_named("checkerboard"))
     within = within_condition(plain, field)
     assert (plain.standard, within.default_score) == (None, "temporal_ratio")
     torch.testing.assert_close(within.score(), plain.score("temporal_ratio", within="y"))
@@ -118,7 +119,7 @@ def test_a_score_is_comparable_between_classes_where_samples_are_enough():
 
 
 BAD = {
-    "extra": (("--extra", 0), "--extra lies between 1"),
+    "extra": (("--extra", 0), "--extra must be between 1"),
     "share": (("--extra", 2, "--share", 0), "(0, 1]"),
     "before": (("--extra", 2, "--before=-0.1"), "at least 0"),
     "scale": (("--extra", 2, "--scale", "nan"), "at least 0"),
@@ -141,5 +142,5 @@ def test_samples_without_a_score_cannot_be_rewound(run, tmp_path):
     assert run("sample", "checkerboard", *words)[0] == 0
     code, _, err = run("rewind", tmp_path / "plain", "--extra", 2, "--device", "cpu", "--out", tmp_path / "out")
     assert code == 2
-    assert "kept no variance" in one_line(err)
+    assert "drawn without their variance" in one_line(err)
     assert not (tmp_path / "out").exists()

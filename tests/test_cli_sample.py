@@ -4,29 +4,41 @@ import pytest
 import torch
 
 import fmwc
-from fmwc.confidence.guidance import Guidance
-from fmwc.field import Reference
+from fmwc.commands.config import CONTROLLERS, RunRecord
+from fmwc.domains import DOMAINS
+from fmwc.estimators import Linearised
 from fmwc.files import MANIFEST
 from fmwc.randomness import derive
-from fmwc.sampling import Damped, Ema, Extrapolated, Trajectory, Uniform, fit_schedule, read_with, survey
+from fmwc.references import Reference
+from fmwc.sampling import (
+    Damped,
+    Ema,
+    Extrapolated,
+    SamplingConfig,
+    Trajectory,
+    Uniform,
+    fit_schedule,
+    read_with,
+    survey,
+)
 from fmwc.sampling.controllers import follows, needs_variance
-from fmwc.settings import SETTINGS
-from fmwc.settings.way import CONTROLLERS, Way
+from fmwc.uses.guidance import Guidance
 from tests.command import rows
+from tests.options import arguments
 
 PILOT = 50
 
 
 @pytest.fixture(autouse=True)
 def _small_pilot(monkeypatch):
-    monkeypatch.setattr(type(SETTINGS["checkerboard"]), "pilot", lambda self, device: PILOT)
+    monkeypatch.setattr(type(DOMAINS["checkerboard"]), "pilot", lambda self, device: PILOT)
 
 
 @pytest.fixture(scope="module")
 def by_variance(tmp_path_factory):
     """The shipped checkpoint with confidence from the variance, read at every step."""
     field = fmwc.load("checkerboard")
-    run = fmwc.sample(field, 200, seed=1, confidence="linearised", check=False)
+    run = fmwc.sample(field, 200, seed=1, confidence=Linearised(), check=False)
     quantiles = run.score("temporal_ratio").quantile(torch.linspace(0, 1, 101))
     field.reference = Reference("temporal_ratio", read_with("linearised", 50, "euler"), quantiles)
     folder = tmp_path_factory.mktemp("by-variance") / "model"
@@ -35,7 +47,7 @@ def by_variance(tmp_path_factory):
 
 
 def profile(field):
-    return survey(field, pilot=PILOT, seed=derive(0, "pilot"), batch=2048)
+    return survey(field, pilot=PILOT, seed=derive(0, "pilot"), config=SamplingConfig(batch=2048))
 
 
 LIBRARY = {
@@ -55,7 +67,7 @@ def test_a_controller_by_name_is_the_librarys(name, run, tmp_path):
     assert code == 0, err
     field = fmwc.load("checkerboard")
     made = Trajectory.load(tmp_path)
-    torch.testing.assert_close(made.x, fmwc.sample(field, 20, seed=0, **LIBRARY[name](field)).x)
+    torch.testing.assert_close(made.x, fmwc.sample(field, 20, **arguments(seed=0, **LIBRARY[name](field))).x)
     assert made.made["controller"] == name
     assert ("pilot run" in err) == CONTROLLERS[name].piloted
 
@@ -73,13 +85,15 @@ def test_guidance_is_the_librarys(run, tmp_path):
     words = ("-n", 20, "--steps", 6, "--guide", 0.2, "--guide-window", "0.5-0.9", "--device", "cpu")
     code, _, err = run("sample", "checkerboard", *words, "--out", tmp_path)
     assert code == 0, err
-    guided = fmwc.sample(fmwc.load("checkerboard"), 20, steps=6, seed=0, decoder=Guidance(0.2, 0.5, 0.9))
+    guided = fmwc.sample(
+        fmwc.load("checkerboard"), 20, steps=6, seed=0, config=SamplingConfig(decoder=Guidance(0.2, 0.5, 0.9))
+    )
     torch.testing.assert_close(Trajectory.load(tmp_path).x, guided.x)
-    assert Way.read(Trajectory.load(tmp_path).made).window == (0.5, 0.9)
+    assert RunRecord.read(Trajectory.load(tmp_path).made).window == (0.5, 0.9)
 
 
 def test_images_are_guided_by_a_few_probes():
-    decoder = Way("mnist", guide=0.2).decoder(fmwc.load("mnist"))
+    decoder = RunRecord("mnist", guide=0.2).decoder(fmwc.load("mnist"))
     assert isinstance(decoder, Guidance)
     assert decoder.probes is not None
     assert decoder.probes < 10
@@ -146,13 +160,13 @@ def test_few_readings_are_the_checkpoints_own_or_a_pilots(run, by_variance, tmp_
     code, _, err = run("sample", tmp_path / "model", *words, "--out", tmp_path / "pilot")
     assert code == 0, err
     assert "pilot run" in err
-    found = fit_schedule(field, pilot=PILOT, seed=derive(0, "pilot"), batch=2048)
+    found = fit_schedule(field, pilot=PILOT, seed=derive(0, "pilot"), config=SamplingConfig(batch=2048))
     assert Trajectory.load(tmp_path / "pilot").times[:, 0].tolist() == pytest.approx(found.times)
 
 
 @pytest.mark.parametrize("words", [(), ("--adaptive",), ("--propagation", "none")], ids=str)
 def test_very_many_samples_are_written_as_they_come_and_are_the_same(words, run, tmp_path, monkeypatch):
-    board = type(SETTINGS["checkerboard"])
+    board = type(DOMAINS["checkerboard"])
     monkeypatch.setattr(board, "batch", lambda self, device: 8)
     for name, large in (("held", 100), ("streamed", 20)):
         monkeypatch.setattr(board, "large", large)
@@ -179,7 +193,7 @@ def test_very_many_samples_are_written_as_they_come_and_are_the_same(words, run,
 
 
 def test_digits_that_come_are_read_by_the_judge(run, tmp_path, monkeypatch):
-    digits = type(SETTINGS["mnist"])
+    digits = type(DOMAINS["mnist"])
     monkeypatch.setattr(digits, "batch", lambda self, device: 3)
     for name, large in (("held", 100), ("streamed", 2)):
         monkeypatch.setattr(digits, "large", large)
@@ -188,12 +202,12 @@ def test_digits_that_come_are_read_by_the_judge(run, tmp_path, monkeypatch):
         assert code == 0, err
     held, streamed = ((tmp_path / name / "samples.csv").read_text() for name in ("held", "streamed"))
     assert held == streamed
-    assert held.splitlines()[0] == "name,y,taken_for,as_asked"
+    assert held.splitlines()[0] == "name,y,predicted,correct"
     assert [row.split(",")[1] for row in held.splitlines()[1:]] == ["0", "1", "2", "3", "4"]
 
 
 def test_what_is_ranked_among_one_another_is_held_together(run, by_variance, tmp_path, monkeypatch):
-    monkeypatch.setattr(type(SETTINGS["checkerboard"]), "large", 5)
+    monkeypatch.setattr(type(DOMAINS["checkerboard"]), "large", 5)
     for i, words in enumerate([("--steps", 8), ("--keep", 0.5), ("--score", "peak")]):
         code, _, err = run("sample", by_variance, "-n", 8, *words, "--device", "cpu", "--out", tmp_path / str(i))
         assert code == 0, err

@@ -1,11 +1,11 @@
-"""`fmwc study` and `fmwc report` on its folder as a user meets them."""
+"""`python -m experiments study` and `fmwc report` on its folder as a user meets them."""
 
 import json
 
 import pytest
 
+from experiments.uses.study import REPORTED, VALIDATION, study
 from fmwc.files import MANIFEST
-from fmwc.recipes.uses.study import REPORTED, VALIDATION, study
 from tests.command import one_line
 
 SIZES = "samples=20,edited=2,replicates=1,swept=2,rewound=2,guided=4"
@@ -19,13 +19,14 @@ def test_a_study_is_drawn_read_and_reported(run, tmp_path):
     assert code == 0, err
     assert "seed 201, guide: drew none in" in err
     assert "wrote 201-draw-guide.json" in err
-    assert "Guidance" in text
+    assert "tables.md" in text
+    assert "Guidance" in (out / "tables.md").read_text()
     names = {path.name for path in out.iterdir() if path.name != MANIFEST}
     assert names == {"draws", "outcomes", "pieces", "figures", "uses.json", "tables.md", "report.html"}
     page = (out / "report.html").read_bytes()
     (out / "report.html").unlink()
     (out / "tables.md").unlink()
-    code, text, err = run("report", out)
+    code, text, err = run("experiments", "report", out)
     assert code == 0, err
     assert (out / "report.html").read_bytes() == page
     assert (out / "tables.md").exists()
@@ -34,14 +35,14 @@ def test_a_study_is_drawn_read_and_reported(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--only", "draw:edits"), "unknown experiment 'edits'; did you mean 'edit'?"),
+        (("--only", "draw:edits"), "unknown drawing 'edits'; did you mean 'edit'?"),
         (("--only", "paint:edit"), "unknown task 'paint'"),
-        (("--seeds", "1,two"), "--seeds takes whole numbers separated by commas, got '1,two'"),
+        (("--seeds", "1,two"), "--seeds must be whole numbers separated by commas; got '1,two'"),
         (("--set", "edit=3"), "unknown size 'edit'; did you mean 'edited'?"),
-        (("--set", "edited=few"), "size 'edited' is a whole number, got 'few'"),
+        (("--set", "edited=few"), "size 'edited' is a whole number"),
         (("--set", "edited=0"), "size 'edited' lies between 1 and"),
         (("--data", "here"), "checkerboard makes its own data"),
-        (("--checkpoint", "mnist"), "mnist is of mnist; say fmwc study mnist"),
+        (("--checkpoint", "mnist"), "mnist is of mnist; say python -m experiments study mnist"),
         (("--judge", "mnist-judge"), "needs no judge"),
     ],
 )
@@ -74,10 +75,10 @@ def test_other_folders_and_other_sizes_are_left_alone(run, tmp_path):
 def test_seeds_are_those_that_nothing_was_chosen_on(words, seeds, run, tmp_path, monkeypatch):
     asked = {}
 
-    def instead(subject, out, **options):
+    def instead(experiment, out, **options):
         asked.update(options)
 
-    monkeypatch.setattr("fmwc.recipes.uses.study.study", instead)
+    monkeypatch.setattr("experiments.uses.study.study", instead)
     code, _, err = run("study", "checkerboard", *words, *WORDS, "--out", tmp_path)
     assert code == 0, err
     assert list(asked["seeds"]) == list(seeds)
@@ -88,7 +89,7 @@ def test_a_study_without_the_digits_test_split_says_so(run, tmp_path, monkeypatc
     monkeypatch.delenv("FMWC_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     asked = []
-    monkeypatch.setattr("fmwc.recipes.uses.study.study", lambda subject, out, **options: asked.append(subject))
+    monkeypatch.setattr("experiments.uses.study.study", lambda experiment, out, **options: asked.append(experiment))
     code, _, err = run("study", "mnist", *WORDS, "--out", tmp_path / "s")
     assert code == 0, err
     assert "FID not read" in err
@@ -97,15 +98,15 @@ def test_a_study_without_the_digits_test_split_says_so(run, tmp_path, monkeypatc
 
 
 def test_the_numbers_are_the_librarys(run, tmp_path):
+    from experiments.common.experiment import Sizes
     from fmwc.checkpoint import load
-    from fmwc.recipes.uses.points import Points
-    from fmwc.recipes.uses.subject import Sizes
+    from tests.recipes.studies import points
 
     only = "draw:guide,read:guide"
     code, _, err = run("study", "checkerboard", "--seeds", "1", "--only", only, *WORDS, "--out", tmp_path / "a")
     assert code == 0, err
-    subject = Points(load("checkerboard"), Sizes(20, 2, 1, 2, 2, 4))
-    study(subject, tmp_path / "b", seeds=(1,), only=only, say=lambda text: None)
+    experiment = points(load("checkerboard"), Sizes(20, 2, 1, 2, 2, 4))
+    study(experiment, tmp_path / "b", seeds=(1,), only=only, say=lambda text: None)
     found = [json.loads((tmp_path / name / "uses.json").read_text())["numbers"] for name in "ab"]
     for numbers in found:
         for row in numbers["guide"].values():

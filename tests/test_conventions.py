@@ -12,8 +12,8 @@ from fmwc.conventions import check_conventions, examine_conventions
 from fmwc.data import arrays, checkerboard
 from fmwc.errors import UsageError
 from fmwc.flow import as_space
-from fmwc.nets import MLP
-from fmwc.recipes.own import Retrofit, retrofit
+from fmwc.networks import MLP
+from fmwc.retrofit import Retrofit, retrofit
 
 SPREAD = 0.3
 CENTRES = 2.0 * torch.tensor([[math.cos(a), math.sin(a)] for a in torch.arange(3) * 2 * math.pi / 3])
@@ -216,7 +216,7 @@ def test_the_shipped_checkerboards_are_good(name):
 
 def test_the_shipped_digits_are_good():
     field, y = fmwc.load("mnist"), torch.arange(16) % 10
-    x = fmwc.sample(field, 16, steps=8, confidence=False, y=y).x
+    x = fmwc.sample(field, 16, steps=8, confidence=None, cond={"y": y}).x
     assert check_conventions(field, field.space, x, {"y": y}).loss < 0.2
     guided = Guided(field.network, 6.0, y=0)  # guidance this strong is no velocity of the path
     assert check_conventions(guided, field.space, x, {"y": y}).loss < 0.2
@@ -225,7 +225,7 @@ def test_the_shipped_digits_are_good():
 
 def test_the_shipped_crystals_are_good():
     field, atoms = fmwc.load("crystals"), torch.tensor([3, 5, 4, 2] * 4)
-    x = fmwc.sample(field, 16, steps=10, confidence=False, atoms=atoms).x
+    x = fmwc.sample(field, 16, steps=10, confidence=None, cond={"atoms": atoms}).x
     found = check_conventions(field, field.space, x, {"atoms": atoms})
     assert found.loss < 0.6
 

@@ -4,7 +4,7 @@ Fenced blocks run as they are printed, in order, each document in a folder of it
 may say what the test does differently, and why:
 
     <!-- needs: diffusers -->                             skipped, with this reason, where the package is not installed
-    <!-- test: given net, data; steps=500 -> steps=2; parse only: fmwc study (takes minutes) -->
+    <!-- test: given net, data; steps=500 -> steps=2; parse only: python -m experiments study (takes minutes) -->
 
 `given` names that a reader has already; `a -> b` makes a run smaller; a `parse only` command is checked up to its
 options. Code within a sentence is checked too: names exist, calls take the arguments, verbs have the options.
@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from benchmarks.foreign_networks import import_timm
 from safetensors.torch import save_file
 
+from benchmarks.foreign_networks import import_timm
 from tests.command import call
 
 ROOT = Path(__file__).parents[1]
@@ -170,13 +170,11 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def the_command() -> Any:
+def the_command(module: str = "fmwc.cli") -> Any:
     """Imported here: the environment of other libraries (make test-interop) has no command line."""
     import typer
 
-    from fmwc.cli import app
-
-    return typer.main.get_command(app)
+    return typer.main.get_command(importlib.import_module(module).app)
 
 
 def lines_of(code: str) -> list[list[str]]:
@@ -216,17 +214,21 @@ INLINE = [
     for document in DOCUMENTS
     for span in dict.fromkeys(SPAN.findall(FENCE.sub("", document.read_text())))
 ]
-VERBS = [(name, span) for name, span in INLINE if re.match(r"(\.venv/bin/)?fmwc( |$)", span) and "|" not in span]
+VERBS = [
+    (name, span)
+    for name, span in INLINE
+    if re.match(r"((\.venv/bin/)?fmwc|(\.venv/bin/)?python -m experiments)( |$)", span) and "|" not in span
+]
 STARTS = r"(\w+ = )?(fmwc\.|traj\.|field\.\w+\(|(attach|survey|Compiled|Linearised)\()"
 CALLS = [(name, span) for name, span in INLINE if re.match(STARTS, span)]
 
 
 @pytest.mark.parametrize("span", [span for _, span in VERBS], ids=[name for name, _ in VERBS])
 def test_a_command_in_a_sentence_has_its_verb_and_options(span):
-    _, *words = shlex.split(span)
-    command = the_command()
+    _, *words = shlex.split(re.sub("python -m experiments", "experiments", span))
+    command = the_command("experiments.cli" if "experiments" in span.partition(" --")[0] else "fmwc.cli")
     context = command.make_context("fmwc", ["rules", "--help"], resilient_parsing=True)
-    if words:
+    if words and not words[0].startswith("-"):
         verb = command.get_command(context, words[0])
         assert verb is not None, span
         known = {option for parameter in verb.params for option in getattr(parameter, "opts", [])}
@@ -237,8 +239,9 @@ CHECK = """
 import ast, inspect, json, sys
 import fmwc
 from fmwc import attach
-from fmwc.propagate import Linearised
-from fmwc.sampling import Compiled, survey
+from fmwc.estimators import Linearised
+from fmwc.compiled import Compiled
+from fmwc.sampling import survey
 
 NAMES = {"fmwc": fmwc, "attach": attach, "survey": survey, "Compiled": Compiled, "Linearised": Linearised}
 CLASSES = {"traj": fmwc.Trajectory, "field": fmwc.Field}
@@ -279,7 +282,7 @@ print(json.dumps(wrong))
 
 def test_code_in_sentences_names_what_there_is_and_calls_it_rightly():
     """In a process of its own, which has imported no more than a reader who follows the page."""
-    wrong = ["fmwc.recipes.own.retrofit(net)", "fmwc.sample(field, 1, 2)", "traj.nothing()", "traj.score(1, 2, 3)"]
+    wrong = ["fmwc.retrofit.retrofit(net)", "fmwc.sample(field, 1, 2)", "traj.nothing()", "traj.score(1, 2, 3)"]
     found = subprocess.run(
         [sys.executable, "-c", CHECK],
         input=json.dumps([*wrong, *(span for _, span in CALLS)]),

@@ -7,10 +7,9 @@ import torch
 
 import fmwc
 from fmwc.data.arrays import Samples
-from fmwc.entry import called
+from fmwc.entry import build, called, try_once
 from fmwc.errors import UsageError
-from fmwc.recipes.named import build, try_once
-from fmwc.recipes.own import Retrofit, retrofit
+from fmwc.retrofit import Retrofit, retrofit
 
 BODIES = {
     "raise SystemExit(0)": "SystemExit",
@@ -54,8 +53,8 @@ FUNCTIONS = {
     "import torch; asks = lambda: (torch.nn.Linear(2, 2), '')": "got tuple",
     "import torch; asks = lambda: (torch.nn.Linear(2, 2), (-1,))": "which no sample can have",
     "import torch; asks = lambda: (torch.nn.Linear(2, 2), (10**12,))": "which no sample can have",
-    "import torch; asks = lambda: torch.nn.LazyLinear(2)": "has no numbers yet",
-    "import torch; asks = lambda: torch.nn.Linear(2, 2, device='meta')": "has no numbers yet",
+    "import torch; asks = lambda: torch.nn.LazyLinear(2)": "has no values yet",
+    "import torch; asks = lambda: torch.nn.Linear(2, 2, device='meta')": "has no values yet",
     "def __getattr__(name): raise KeyError(name)": "KeyError",
 }
 
@@ -120,17 +119,17 @@ def test_a_network_that_does_not_run(body):
 
     exec(f"def forward(self, x, t):\n    {body}", scope := {})
     Net.forward = scope["forward"]
-    with pytest.raises(UsageError, match=r"the network (does not run|returns)") as raised:
+    with pytest.raises(UsageError, match=r"the network (does not run|must return)") as raised:
         try_once(Net(), torch.zeros(3, 2), {})
     assert "\n" not in str(raised.value)
 
 
 def test_a_network_in_double_precision_is_retrofitted(tmp_path):
     torch.manual_seed(0)
-    network = fmwc.nets.MLP(2, 8, 1).double()
+    network = fmwc.networks.MLP(2, 8, 1).double()
     field, _ = retrofit(
         network, tmp_path, Samples(torch.randn(40, 2), {}), Retrofit(steps=2, batch=8, sampling_steps=10)
     )
-    again = fmwc.load(tmp_path, network=fmwc.nets.MLP(2, 8, 1).double())
+    again = fmwc.load(tmp_path, network=fmwc.networks.MLP(2, 8, 1).double())
     assert fmwc.sample(again, 5, steps=10).score().dtype == torch.float64
     assert torch.equal(fmwc.sample(again, 5, steps=10).x, fmwc.sample(field, 5, steps=10).x)

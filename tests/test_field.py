@@ -6,7 +6,7 @@ import torch
 from fmwc.errors import NotFiniteError, ShapeError, UnknownNameError
 from fmwc.field import attach
 from fmwc.flow import euclidean
-from fmwc.nets import MLP
+from fmwc.networks import MLP
 
 REFUSED = {
     "a wrong shape": (torch.zeros(3, 3), 0.5, ShapeError, r"\(B, 2\), got \(3, 3\)"),

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import fmwc
-from fmwc.nets import MLP
-from fmwc.propagate import ESTIMATORS
-from fmwc.sampling import fit_schedule
+from fmwc.estimators import ESTIMATORS
+from fmwc.networks import MLP
+from fmwc.sampling import SamplingConfig, fit_schedule
 from tests.conftest import mlp_field
 
 
@@ -22,10 +22,12 @@ CALLS = {
     "save": lambda field, path: fmwc.save(field, path.with_name("other")),
     "load": lambda field, path: fmwc.load(path),
     "load with a network": lambda field, path: fmwc.load(path, network=field.network),
-    "sample": lambda field, path: fmwc.sample(field, 8, steps=2, transport=True, decoder="stochastic"),
+    "sample": lambda field, path: fmwc.sample(
+        field, 8, steps=2, transport=True, config=SamplingConfig(decoder="stochastic")
+    ),
     "moments": lambda field, path: [field.moments(torch.zeros(3, 2), 0.5, e, seed=0) for e in ESTIMATORS],
     "draw": lambda field, path: field.draw(torch.zeros(3, 2), 0.5, seed=0),
-    "watched": lambda field, path: fmwc.Watched(field, "tangent")(torch.zeros(3, 2), 0.5),
+    "watched": lambda field, path: fmwc.VarianceRecorder(field, "tangent")(torch.zeros(3, 2), 0.5),
     "fit_noise": lambda field, path: fmwc.fit_noise(field, torch.zeros(8, 2), 2),
     "fit_schedule": lambda field, path: fit_schedule(field, 2, pilot=16, steps=4),
 }

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+
+import fmwc
 from benchmarks import headline
 from benchmarks.headline import (
     FM,
@@ -24,16 +26,12 @@ from benchmarks.headline import (
     stack,
     summary,
 )
-
-import fmwc
 from fmwc.errors import MismatchError
-from fmwc.flow import elbo, flow_matching
-from fmwc.nets.embedding import TimeEmbedding
+from fmwc.flow import elbo_loss, flow_matching_loss
+from fmwc.networks import TimeEmbedding
+from fmwc.noise import Draw, divergence_from_prior, time_features
 from fmwc.randomness import Given, derive
-from fmwc.recipes.checkerboard.recipe import PRESETS, SPACE
-from fmwc.vad import divergence_from_prior
-from fmwc.vad.inference import time_features
-from fmwc.vad.passes import Draw
+from fmwc.recipes.checkerboard import PRESETS, SPACE
 
 CPU = torch.device("cpu")
 TINY = replace(PRESETS["paper"], points=500, hidden=12, time_features=6, width=5, iterations=8, batch=16)
@@ -91,7 +89,7 @@ def test_losses_and_gradients_are_the_librarys(draws):
     loss, gradients, _ = stacked(fields, [Cell(beta=BETA)] * 2, draws)
     for i, field in enumerate(fields):
         x1, *rest = draws[i]
-        wanted = elbo(field, x1, BETA * SHARE, seed=Given(rest))
+        wanted = elbo_loss(field, x1, BETA * SHARE, seed=Given(rest))
         wanted.backward()
         torch.testing.assert_close(loss[i], wanted, rtol=1e-5, atol=1e-6)
         for mine, own in zip(gradients, own_gradients(field), strict=True):
@@ -102,7 +100,7 @@ def test_plain_flow_matching_is_a_cell(draws):
     fields = [field_of(0), field_of(1)]
     loss, gradients, _ = stacked(fields, [FM, Cell(beta=BETA)], draws)
     x1, *rest = draws[0]
-    wanted = flow_matching(fields[0].network, SPACE, x1, seed=Given(rest))
+    wanted = flow_matching_loss(fields[0].network, SPACE, x1, seed=Given(rest))
     wanted.backward()
     torch.testing.assert_close(loss[0], wanted, rtol=1e-5, atol=1e-6)
     for mine, own in zip(gradients, own_gradients(fields[0]), strict=True):
@@ -196,7 +194,7 @@ def test_samples_are_those_of_fmwc_sample():
     for i, seed in enumerate((0, 1)):
         recipe = replace(TINY, seed=seed)
         own = fmwc.sample(
-            recipe.attach(recipe.network()), 40, steps=6, seed=derive(seed, "evaluation") % 2**31, confidence=False
+            recipe.attach(recipe.network()), 40, steps=6, seed=derive(seed, "evaluation") % 2**31, confidence=None
         )
         torch.testing.assert_close(models.ends(40, 6)[i], own.x, rtol=1e-5, atol=1e-5)
     drawn = models.ends(40, 6, drawn=True)

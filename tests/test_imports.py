@@ -21,9 +21,10 @@ def test_an_import_waits_for_nothing():
 
 
 VERBS = (
-    *("demo", "report", "train", "retrofit", "reproduce", "sample", "check", "filter"),
-    *("edit", "rewind", "evaluate", "judge", "rules", "study", "bench"),
+    *("demo", "report", "train", "retrofit", "sample", "check", "filter"),
+    *("edit", "rewind", "judge", "rules"),
 )
+OF_EXPERIMENTS = ("bench", "evaluate", "report", "reproduce", "study")
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
@@ -31,6 +32,15 @@ def test_help_waits_for_nothing(words):
     run = (
         f"sys.argv[1:] = {words}\nfrom fmwc.__main__ import main\n"
         "try: main()\nexcept SystemExit as stop: assert not stop.code"
+    )
+    assert not modules_after(run) & SLOW
+
+
+@pytest.mark.parametrize("words", [["--help"], *([verb, "--help"] for verb in OF_EXPERIMENTS)], ids=" ".join)
+def test_help_of_experiments_waits_for_nothing(words):
+    run = (
+        f"sys.argv[1:] = {words}\nfrom fmwc.__main__ import main\n"
+        "try: main('experiments.cli', 'python -m experiments')\nexcept SystemExit as stop: assert not stop.code"
     )
     assert not modules_after(run) & SLOW
 
@@ -45,11 +55,11 @@ def test_the_core_needs_nothing_optional(statement):
 
 
 def test_verbs_are_those_that_are_tested():
-    from fmwc.cli.shared import SETTINGS, app
-    from fmwc.settings import SETTINGS as real
+    from experiments.cli import app as experiments
+    from fmwc.cli import app
 
     assert {c.name or c.callback.__name__ for c in app.registered_commands} == set(VERBS)
-    assert tuple(real) == SETTINGS
+    assert {c.callback.__name__ for c in experiments.registered_commands} == set(OF_EXPERIMENTS)
 
 
 def test_the_public_names_are_there():
@@ -66,7 +76,7 @@ def test_the_public_names_are_there():
 
 def test_submodules_are_attributes_and_others_are_not():
     code = (
-        "import fmwc\nassert fmwc.sampling.sample is fmwc.sample\nassert fmwc.recipes and fmwc.propagate.Linearised\n"
+        "import fmwc\nassert fmwc.sampling.sample is fmwc.sample\nassert fmwc.recipes and fmwc.estimators.Linearised\n"
         "assert not hasattr(fmwc, 'nothing') and not hasattr(fmwc, '__main__')"
     )
     assert "torch" in modules_after(code)
@@ -75,8 +85,9 @@ def test_submodules_are_attributes_and_others_are_not():
 def test_verbs_load_where_there_is_no_resource_module():
     """Windows has none."""
     statement = (
-        "sys.modules['resource'] = None\nimport fmwc.cli, fmwc.costs, fmwc.settings, torch\nfrom pathlib import Path\n"
+        "sys.modules['resource'] = None\nimport fmwc.cli, experiments.cost.costs, fmwc.domains, torch\n"
+        "from pathlib import Path\n"
         "Path.read_text = lambda *a, **k: (_ for _ in ()).throw(OSError())\n"
-        "assert fmwc.meter.peak(torch.device('cpu')) is None"
+        "assert experiments.cost.meter.peak(torch.device('cpu')) is None"
     )
     assert "torch" in modules_after(statement)

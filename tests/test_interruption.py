@@ -1,18 +1,23 @@
-"""Runs that are killed at any write, and called again: they end with the same bytes, and leave nothing else behind."""
+"""Runs that are killed at a write and repeated end with the same bytes, and leave nothing else behind.
+
+Each verb is killed at a few of its system calls, spread evenly; FMWC_KILLS=1000 kills it at every one.
+"""
 
 import io
 import json
 import os
+import random
 import signal
 import sys
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch._dynamo  # noqa: F401  (the optimiser's: here, so that children need not import it)
 
 import fmwc.cli
-import fmwc.settings.drawing  # noqa: F401
+import fmwc.commands.sample  # noqa: F401
 from fmwc.__main__ import main
 from fmwc.files import LOCK, MANIFEST
 
@@ -35,33 +40,39 @@ def build():
     return Net(), (2,)
 """
 
-# Verbs by name, with what they take beside --out. Small enough that a run is a fraction of a second.
+# Verbs by name, with their options beside --out; each run takes a fraction of a second.
 VERBS = {
     "train": ["train", "checkerboard", "--preset", "quick", "--device", "cpu", *SETS],
     "joint": ["train", "checkerboard", "--preset", "paper", "--device", "cpu", *SETS],
     "sample": ["sample", "{model}", "-n", "20", "--steps", "4", "--every", "1", "--device", "cpu"],
     "stream": ["sample", "{model}", "-n", "20", "--device", "cpu"],
-    "retrofit": ["retrofit", "killed_net:build", "--own-samples", "20", "--steps", "8", "--batch", "16"],
-}
+    "retrofit": [
+        "retrofit", "killed_net:build", "--own-samples", "20", "--steps", "8", "--batch", "16", "--score", "peak",
+        "--device", "cpu",
+    ],
+}  # fmt: skip
+KILLS = int(os.environ.get("FMWC_KILLS", "12"))
+LARGE = {"stream": 8}  # samples from which a run is streamed to its files
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 EVENTS = ("open", "replace", "fsync", "unlink", "mkdir", "rmdir")  # around every write
 
 
 @contextmanager
 def small_batches(patch):
-    """Several batches per run, and streams of few samples, without more work."""
-    from fmwc.recipes import own
-    from fmwc.recipes.checkerboard import recipe
-    from fmwc.settings.checkerboard import CheckerboardSetting
+    """Use small batches, so that even a small run has several."""
+    from fmwc import retrofit as own
+    from fmwc.domains.checkerboard import CheckerboardDomain
+    from fmwc.recipes import checkerboard as recipe
 
     real = recipe.sample
     patch.setattr(recipe, "sample", lambda field, count, **options: real(field, 32, **options))
-    patch.setattr(CheckerboardSetting, "batch", lambda self, device: 16)
+    patch.setattr(CheckerboardDomain, "batch", lambda self, device: 16)
     patch.setattr(own, "REFERENCES", 16)
     yield
 
 
 def run_in_child(words, kill_at=None, large=None, signum=signal.SIGKILL):
-    """Run the command in a forked process that a signal ends at its n-th event; return its exit status and events."""
+    """Run the command in a fork that a signal ends at its n-th event; return its status, and events and output."""
     read, write = os.pipe()
     child = os.fork()
     if child:
@@ -88,9 +99,9 @@ def run_in_child(words, kill_at=None, large=None, signum=signal.SIGKILL):
         patch = pytest.MonkeyPatch()
         with small_batches(patch), redirect_stdout(said), redirect_stderr(said):
             if large is not None:
-                from fmwc.settings.checkerboard import CheckerboardSetting
+                from fmwc.domains.checkerboard import CheckerboardDomain
 
-                patch.setattr(CheckerboardSetting, "large", large)
+                patch.setattr(CheckerboardDomain, "large", large)
             for name in EVENTS:
                 patch.setattr(os, name, counted(getattr(os, name)))
             sys.argv = ["fmwc", *map(str, words)]
@@ -103,7 +114,7 @@ def run_in_child(words, kill_at=None, large=None, signum=signal.SIGKILL):
 
 
 def content(folder):
-    """Every file by name, less what tells when and by whom it was made."""
+    """Return every file by name, without the time and process that made it."""
     found = {}
     for path in sorted(p for p in folder.rglob("*") if p.name != MANIFEST):
         name = path.relative_to(folder).as_posix()
@@ -117,7 +128,7 @@ def content(folder):
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """A checkpoint to sample from, and a network to retrofit."""
+    """Return a folder with a checkpoint to sample from and a network to retrofit."""
     here = tmp_path_factory.mktemp("killed")
     (here / "killed_net.py").write_text(NETWORK)
     code, said = run_in_child([*VERBS["train"], "--out", here / "model"])
@@ -129,48 +140,61 @@ def words_of(verb, prepared, out):
     return [word.format(model=prepared / "model") for word in VERBS[verb]] + ["--out", str(out)]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "joint"])  # whose writes are those of train
-def test_killed_anywhere_and_called_again_a_run_ends_with_the_same_bytes(verb, prepared, tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def undisturbed(prepared):
+    """What each verb writes, and its number of events, when nothing kills it."""
+    found = {}
+
+    def run(verb):
+        if verb not in found:
+            straight = prepared / f"straight-{verb}"
+            code, said = run_in_child(words_of(verb, prepared, straight), large=LARGE.get(verb))
+            assert code == 0, said
+            found[verb] = content(straight), int(said.splitlines()[0])
+        return found[verb]
+
+    return run
+
+
+def kill_points(verb, events):
+    """Return one random event of each of `KILLS` equal parts of a run; the same ones in every run of the test."""
+    draw = random.Random(verb)
+    edges = [round(i * events / min(KILLS, events)) for i in range(min(KILLS, events) + 1)]
+    return [draw.randint(low + 1, high) for low, high in pairwise(edges)]
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "joint"])  # which writes as `train` does
+def test_a_killed_run_that_is_repeated_ends_with_the_same_bytes(verb, prepared, undisturbed, tmp_path, monkeypatch):
     monkeypatch.chdir(prepared)
-    large = 8 if verb == "stream" else None
-    straight = tmp_path / "straight"
-    code, said = run_in_child(words_of(verb, prepared, straight), large=large)
-    assert code == 0, said
-    expected, events = content(straight), int(said.splitlines()[0])
+    expected, events = undisturbed(verb)
     assert not [name for name in expected if ".fmwc" in name or "resume" in name]
-    killed = 0
-    for event in range(1, events + 1):
+    assert events > 10
+    for event in kill_points(verb, events):
         out = tmp_path / f"killed-{event}"
-        code, said = run_in_child(words_of(verb, prepared, out), kill_at=event, large=large)
+        code, said = run_in_child(words_of(verb, prepared, out), kill_at=event, large=LARGE.get(verb))
         assert code == -signal.SIGKILL, said
-        killed += 1
-        code, said = run_in_child(words_of(verb, prepared, out), large=large)
+        code, said = run_in_child(words_of(verb, prepared, out), large=LARGE.get(verb))
         assert code == 0, f"killed at event {event}: {said}"
         assert content(out) == expected, f"killed at event {event}"
-    assert killed == events > 10
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("verb", ["train", "sample"])
-def test_killed_again_and_again_a_run_still_ends(verb, prepared, tmp_path, monkeypatch):
+def test_a_run_that_is_killed_again_and_again_still_ends(verb, prepared, undisturbed, tmp_path, monkeypatch):
     monkeypatch.chdir(prepared)
-    straight, out = tmp_path / "straight", tmp_path / "out"
-    assert run_in_child(words_of(verb, prepared, straight))[0] == 0
-    for event in (5, 11, 17, 23, 29, 12, 18):
+    out = tmp_path / "out"
+    for event in (5, 17, 29, 12, 18):
         assert run_in_child(words_of(verb, prepared, out), kill_at=event)[0] in (-signal.SIGKILL, 0)
     code, said = run_in_child(words_of(verb, prepared, out))
     assert code == 0, said
-    assert content(out) == content(straight)
+    assert content(out) == undisturbed(verb)[0]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda s: s.name)
-@pytest.mark.parametrize("verb", ["train", "sample"])
-def test_signals_end_a_run_in_one_line_and_it_resumes(verb, signum, prepared, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("verb", "signum"), [("train", signal.SIGINT), ("sample", signal.SIGTERM), ("train", signal.SIGHUP)]
+)
+def test_a_signal_ends_a_run_with_one_line_and_it_resumes(verb, signum, prepared, undisturbed, tmp_path, monkeypatch):
     monkeypatch.chdir(prepared)
-    straight, out = tmp_path / "straight", tmp_path / "out"
-    assert run_in_child(words_of(verb, prepared, straight))[0] == 0
+    out = tmp_path / "out"
     for event in (6, 22, 38):
         code, said = run_in_child(words_of(verb, prepared, out), kill_at=event, signum=signum)
         assert code == 128 + signum, said
@@ -178,11 +202,10 @@ def test_signals_end_a_run_in_one_line_and_it_resumes(verb, signum, prepared, tm
         assert "Traceback" not in said
         assert not [p for p in out.rglob("*") if p.name.startswith((".fmwc-tmp", ".fmwc-lock"))]
     assert run_in_child(words_of(verb, prepared, out))[0] == 0
-    assert content(out) == content(straight)
+    assert content(out) == undisturbed(verb)[0]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_training_is_only_resumed_with_the_settings_it_was_begun_with(prepared, tmp_path, monkeypatch):
+def test_a_training_only_resumes_with_its_own_settings(prepared, tmp_path, monkeypatch):
     monkeypatch.chdir(prepared)
     words = words_of("joint", prepared, tmp_path / "out")
     assert run_in_child([*words, "--set", "prior_rate=0.3"], kill_at=40)[0] == -signal.SIGKILL

@@ -13,18 +13,18 @@ from torch.overrides import _get_current_function_mode_stack
 
 import fmwc
 from fmwc import modes
+from fmwc.estimators import MonteCarlo
 from fmwc.field import attach
-from fmwc.propagate import MonteCarlo
-from fmwc.vad import noise
+from fmwc.noise import model as noise
 from tests.conftest import awaken, mlp_field
-from tests.vad.test_compiling import Attends
+from tests.noise.test_compiling import Attends
 
 # Python raises asynchronous exceptions when a function is entered, and when one written in C returns. What happens in a
 # function of ours is tried at every such point; in torch's and the network's, at every so many.
 # Python swallows one that comes while it finalises an object, and says so.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 POINTS = ("call", "return", "c_return")
-OWN = ("fmwc/modes.py", "fmwc/vad/noise.py", "fmwc/vad/attention.py", "fmwc/field.py")
+OWN = ("fmwc/modes.py", "fmwc/noise/model.py", "fmwc/noise/attention.py", "fmwc/field.py")
 OTHERS = 101
 
 
@@ -39,7 +39,7 @@ def states(field) -> list:
         torch.get_float32_matmul_precision(),
         field.noise.running.state.current,
         dict(field.noise.running.squares),
-        field.noise.kept,
+        field.noise.hooks_kept,
         [len(shared.entries) for shared in (modes._MODES, modes._STANCE, modes._PRECISION, noise._HOOKS)],
     ]
 
@@ -76,7 +76,7 @@ CALLS = {
     "tangent": lambda field, x, t: field.moments(x, t, "tangent", seed=0),
     "draw": lambda field, x, t: field.draw(x, t, seed=0),
     "sample": lambda field, x, t: fmwc.sample(field, x0=x, steps=1, confidence=MonteCarlo(2)),
-    "transport": lambda field, x, t: fmwc.sample(field, x0=x, steps=1, confidence=False, transport=True),
+    "transport": lambda field, x, t: fmwc.sample(field, x0=x, steps=1, confidence=None, transport=True),
 }
 
 
@@ -86,7 +86,7 @@ CALLS = {
 def test_an_interrupt_at_every_point(build, call):
     field = build()
     field.train()
-    field.rows_known = True
+    field.row_order_checked = True
     next(field.network.children()).eval()
     x, t = torch.randn(3, *field.space.channels["x"].shape), torch.rand(3)
     before, number, more = states(field), 0, True
@@ -113,7 +113,7 @@ def test_an_interrupt_of_hooks_that_are_kept():
     plain, before, number, more = field.network(x, t), states(field), 0, True
 
     def kept():
-        with field.noise.hooked(), modes.evaluating(field), field.steady():
+        with field.noise.keep_hooks(), modes.evaluating(field), field.constant_weights():
             field.draw(x, t, seed=0)
 
     while more:
@@ -132,7 +132,7 @@ def test_interrupts_from_outside():
     field, stop, hits = mlp_field(), threading.Event(), 0
     field.train()
     before, me = states(field), threading.get_ident()
-    run = fmwc.sample(field, 4, steps=3, confidence="monte_carlo")
+    run = fmwc.sample(field, 4, steps=3, confidence=MonteCarlo())
     armed = threading.Event()
 
     def interrupts():
@@ -150,7 +150,7 @@ def test_interrupts_from_outside():
             try:
                 armed.set()
                 while armed.is_set():
-                    fmwc.sample(field, 4, steps=3, confidence="monte_carlo")
+                    fmwc.sample(field, 4, steps=3, confidence=MonteCarlo())
                 time.sleep(0.01)  # it comes here at the latest
             except KeyboardInterrupt:
                 hits += 1
@@ -159,7 +159,7 @@ def test_interrupts_from_outside():
         stop.set()
         thread.join()
     assert hits > 100
-    assert torch.equal(fmwc.sample(field, 4, steps=3, confidence="monte_carlo").var, run.var)
+    assert torch.equal(fmwc.sample(field, 4, steps=3, confidence=MonteCarlo()).var, run.var)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -15,10 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import fmwc
-from fmwc.confidence.guidance import variance_gradient
 from fmwc.errors import UsageError
-from fmwc.nets import MLP
-from fmwc.propagate import Linearised, MonteCarlo
+from fmwc.estimators import Linearised, MonteCarlo
+from fmwc.networks import MLP
+from fmwc.sampling import SamplingConfig
+from fmwc.uses.guidance import variance_gradient
 from tests.conftest import awaken, conv_field, mlp_field
 
 
@@ -60,7 +61,7 @@ def test_noise_reaches_a_network_that_was_compiled_before(place):
     assert bool((alone > 0).all())
     torch.testing.assert_close(field.moments(*place).var, alone)
     assert not torch.equal(field.draw(*place, seed=0), network(*place))
-    plain = fmwc.sample(network, 4, steps=3, space=(2,), confidence=False)
+    plain = fmwc.sample(network, 4, steps=3, confidence=None, config=SamplingConfig(space=(2,)))
     torch.testing.assert_close(fmwc.sample(field, 4, steps=3).x, plain.x)
 
 
@@ -103,10 +104,10 @@ def test_a_network_in_half_precision(place):
 def test_training_under_autocast(mlp):
     data = torch.randn(32, 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = fmwc.elbo(mlp, data, seed=0)
+        loss = fmwc.elbo_loss(mlp, data, seed=0)
     loss.backward()
     assert all(torch.isfinite(p.grad).all() for p in mlp.parameters())
-    assert abs(loss - fmwc.elbo(mlp, data, seed=0)) < 0.05
+    assert abs(loss - fmwc.elbo_loss(mlp, data, seed=0)) < 0.05
 
 
 # ---- distributed -----------------------------------------------------------------------------------------------------
@@ -120,7 +121,7 @@ class Loss(nn.Module):
         self.field = field
 
     def forward(self, x1, seed):
-        return fmwc.elbo(self.field, x1, seed=seed)
+        return fmwc.elbo_loss(self.field, x1, seed=seed)
 
 
 RANK = textwrap.dedent("""
@@ -205,7 +206,7 @@ def test_a_draw_has_derivatives_with_the_same_noise(mlp, place):
 
 
 def _noise(field):
-    return fmwc.vad.Draw(fmwc.randomness.as_randomness(0, field.device))
+    return fmwc.noise.Draw(fmwc.randomness.as_randomness(0, field.device))
 
 
 # ---- gradient checkpointing ------------------------------------------------------------------------------------------
@@ -263,11 +264,11 @@ def test_plain_training_with_checkpointing(place):
 def test_noise_cannot_learn_through_a_checkpoint_and_says_so(place):
     """What is computed again would lack its noise. Torch notices; a silent wrong gradient would be the worse thing."""
     with pytest.raises(CheckpointError, match="different number of tensors"):
-        fmwc.elbo(blocks(False), torch.randn(8, 2), seed=0).backward()
-    with pytest.raises(UsageError, match="switch gradient checkpointing off while the noise learns"):
+        fmwc.elbo_loss(blocks(False), torch.randn(8, 2), seed=0).backward()
+    with pytest.raises(UsageError, match="gradient checkpointing, .* switch it off while the noise is fitted"):
         fmwc.fit_noise(blocks(False), torch.randn(8, 2), steps=1)
     with pytest.raises(UsageError, match=r"'first\.0' runs without derivatives .* use_reentrant=False"):
-        fmwc.elbo(blocks(True), torch.randn(8, 2), seed=0)
+        fmwc.elbo_loss(blocks(True), torch.randn(8, 2), seed=0)
     with pytest.raises(UsageError, match="runs without derivatives"):
         blocks(True).moments(*place)
 
@@ -349,7 +350,7 @@ def test_one_process_of_ddp_wraps_a_field(mlp, place, tmp_path):
 def test_a_pass_does_not_load_torchs_compiler():
     """It takes seconds, for those who compile nothing."""
     code = (
-        "import sys, torch, fmwc; from fmwc.nets import MLP; field = fmwc.attach(MLP(2, 8, 1, 4), space=(2,)); "
+        "import sys, torch, fmwc; from fmwc.networks import MLP; field = fmwc.attach(MLP(2, 8, 1, 4), space=(2,)); "
         "fmwc.sample(field, 2, steps=2); sys.exit('torch._dynamo' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}

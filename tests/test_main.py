@@ -21,7 +21,7 @@ def command(*words, **options):
 
 def stubbed(body: str) -> list[str]:
     """The command with another body in place of its verbs: what surrounds the verbs is real, and starts at once."""
-    code = f"import sys, time, fmwc.__main__ as m\ndef run(words):\n{body}\n    return 0\nm._run = run\nm.main()"
+    code = f"import sys, time, fmwc.__main__ as m\ndef run(words, *_):\n{body}\n    return 0\nm._run = run\nm.main()"
     return [sys.executable, "-c", code]
 
 
@@ -147,7 +147,7 @@ TITLES = ("runs[/old]", "[bold]x[/bold]", "a:smile:b", "{task.description}", "1,
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
 def test_text_of_the_user_is_printed_as_it_is(encoding):
     code = (
-        "from fmwc.cli.shared import say, print_rows, print_table, print_written; from fmwc.bars import *\n"
+        "from fmwc.cli.shared import say, print_rows, print_table, print_written; from fmwc.progress import *\n"
         f"for title in {TITLES!r}:\n"
         "    say(title); print_rows([{'': title, 'value': title}], title); print_written([title])\n"
         "    print_table([{title: title}], title)\n"
@@ -156,7 +156,8 @@ def test_text_of_the_user_is_printed_as_it_is(encoding):
         "    with training_bar() as bar: bar(title, 1, 2, 0.5)\n"
     )
     found = subprocess.run(
-        [sys.executable, "-c", f"import sys, fmwc.__main__ as m\ndef run(words):\n    exec({code!r})\n    return 0\n"
+        [sys.executable, "-c", f"import sys, fmwc.__main__ as m\ndef run(words, *_):\n    exec({code!r})\n"
+         "    return 0\n"
          "m._run = run\nm.main()"],
         capture_output=True,
         env=os.environ | {"PYTHONIOENCODING": encoding, "COLUMNS": "100"},

@@ -9,13 +9,15 @@ import torch
 from torch import nn
 
 import fmwc
+from experiments.common.store import Networks, check_settings
 from fmwc.errors import CheckpointError, MismatchError, NotFiniteError, ShapeError, UsageError
-from fmwc.field import Reference
-from fmwc.recipes.checkerboard.recipe import PRESETS
-from fmwc.recipes.comparing import Bench, check_cell
+from fmwc.estimators import Diagonal
+from fmwc.recipes.checkerboard import PRESETS
 from fmwc.recipes.recipe import override
-from fmwc.sampling import read_with
+from fmwc.references import Reference, Schedule
+from fmwc.sampling import Grid, SamplingConfig, read_with
 from tests.conftest import mlp_field
+from tests.options import arguments, reader
 
 TINY = ["hidden=8", "time_features=4", "batch=8", "points=100", "noise_steps=2", "iterations=2"]
 
@@ -58,7 +60,7 @@ def test_a_broken_inference_network_is_named_when_sampling(propagation, bad):
     with torch.no_grad():
         field.noise.layers[0].inference.hidden.weight[0, 0] = bad
     with pytest.raises(NotFiniteError, match=r"noise\.layers\.0\.inference\.hidden\.weight"):
-        fmwc.sample(field, 4, steps=2, confidence=propagation)
+        fmwc.sample(field, 4, steps=2, confidence=reader(propagation))
 
 
 def test_a_velocity_of_another_shape_is_not_broadcast():
@@ -66,7 +68,7 @@ def test_a_velocity_of_another_shape_is_not_broadcast():
     data = torch.randn(16, 2)
     for call in (
         lambda: fmwc.sample(field, 4, steps=2),
-        lambda: fmwc.elbo(field, data),
+        lambda: fmwc.elbo_loss(field, data),
         lambda: fmwc.fit_noise(field, data, steps=1),
     ):
         with pytest.raises(ShapeError):
@@ -92,9 +94,14 @@ def test_a_reference_read_in_another_setting_is_not_used():
     made = read_with("linearised", 50, "euler")
     field.reference = Reference("temporal_ratio", made, torch.linspace(0, 1, 101))
     assert fmwc.sample(field, 3, steps=50).reference is not None
-    for options in ({"start": 0.1}, {"decoder": "stochastic"}, {"schedule": 5}, {"confidence": "diagonal"}):
-        assert fmwc.sample(field, 3, steps=50, **options).reference is None
-    assert fmwc.sample(field, 3, times=[0.0, 0.5, 1.0]).reference is None
+    for options in (
+        {"start": 0.1},
+        {"decoder": "stochastic"},
+        {"schedule": Schedule.every(5)},
+        {"confidence": Diagonal()},
+    ):
+        assert fmwc.sample(field, 3, **arguments(steps=50, **options)).reference is None
+    assert fmwc.sample(field, 3, config=SamplingConfig(controller=Grid([0.0, 0.5, 1.0]))).reference is None
 
 
 def test_numpy_seeds_are_seeds():
@@ -121,15 +128,17 @@ def test_a_detached_field_and_a_plain_network_have_no_confidence():
     with pytest.raises(UsageError, match="detached"):
         field.moments(torch.randn(3, 2), 0.5)
     with pytest.raises(UsageError, match="attach it first"):
-        fmwc.sample(network, 3, space=(2,))
-    assert fmwc.sample(network, 3, space=(2,), confidence=False).x.shape == (3, 2)
+        fmwc.sample(network, 3, config=SamplingConfig(space=(2,)))
+    assert fmwc.sample(network, 3, confidence=None, config=SamplingConfig(space=(2,))).x.shape == (3, 2)
 
 
 def test_a_mean_of_five_draws_costs_five_evaluations():
     field = mlp_field()
-    assert fmwc.sample(field, 3, evaluations=10, decoder="mean5", confidence=False).evaluations == 10
+    assert (
+        fmwc.sample(field, 3, confidence=None, config=SamplingConfig(evaluations=10, decoder="mean5")).evaluations == 10
+    )
     with pytest.raises(UsageError, match="cannot be spent exactly"):
-        fmwc.sample(field, 3, evaluations=11, decoder="mean5", confidence=False)
+        fmwc.sample(field, 3, confidence=None, config=SamplingConfig(evaluations=11, decoder="mean5"))
 
 
 def test_options_of_another_score_are_refused():
@@ -153,21 +162,21 @@ def test_attaching_is_seeded_and_leaves_torchs_generator_alone():
 
 def test_weights_of_another_recipe_are_not_taken_for_ones_own(tmp_path):
     recipe = override(PRESETS["recommended"], TINY)
-    Bench(recipe, tmp_path, torch.device("cpu"), lambda text: None).flow(0)
-    Bench(recipe, tmp_path, torch.device("cpu"), lambda text: None).flow(0)
+    Networks(recipe, tmp_path, torch.device("cpu"), lambda text: None).flow(0)
+    Networks(recipe, tmp_path, torch.device("cpu"), lambda text: None).flow(0)
     with pytest.raises(MismatchError, match="another recipe"):
-        Bench(override(recipe, ["iterations=3"]), tmp_path, torch.device("cpu"), lambda text: None).flow(0)
+        Networks(override(recipe, ["iterations=3"]), tmp_path, torch.device("cpu"), lambda text: None).flow(0)
 
 
 def test_a_cell_made_otherwise_is_not_taken_for_ones_own(tmp_path):
     cell = tmp_path / "cosine-0.json"
     cell.write_text(json.dumps({"provenance": {"samples": 10, "steps": 50}}))
-    check_cell(cell, {"samples": 10, "steps": 50})
+    check_settings(cell, {"samples": 10, "steps": 50})
     with pytest.raises(MismatchError, match="samples: 10 before, 11 now"):
-        check_cell(cell, {"samples": 11, "steps": 50})
+        check_settings(cell, {"samples": 11, "steps": 50})
     cell.write_text("{")
     with pytest.raises(CheckpointError, match="is not JSON"):
-        check_cell(cell, {})
+        check_settings(cell, {})
 
 
 class InTraining(torch.nn.Module):
@@ -186,10 +195,12 @@ def test_a_network_left_in_training_mode_is_sampled_as_it_would_be_used():
     torch.manual_seed(0)
     field = fmwc.attach(InTraining(), space=(2,))
     before = {k: v.clone() for k, v in field.network.state_dict().items()}
-    plain = fmwc.sample(field, 12, steps=5, seed=1, confidence=False).x
+    plain = fmwc.sample(field, 12, steps=5, seed=1, confidence=None).x
     assert torch.equal(fmwc.sample(field, 12, steps=5, seed=1).x, plain)
-    torch.testing.assert_close(fmwc.sample(field, 12, steps=5, seed=1, batch=5).x, plain)
-    torch.testing.assert_close(fmwc.sample(field.network, 12, steps=5, seed=1, confidence=False, space=(2,)).x, plain)
+    torch.testing.assert_close(fmwc.sample(field, 12, steps=5, seed=1, config=SamplingConfig(batch=5)).x, plain)
+    torch.testing.assert_close(
+        fmwc.sample(field.network, 12, steps=5, seed=1, confidence=None, config=SamplingConfig(space=(2,))).x, plain
+    )
     field.moments(torch.zeros(3, 2), 0.5)
     assert all(torch.equal(v, before[k]) for k, v in field.network.state_dict().items())
     assert all(m.training for m in field.network.modules())

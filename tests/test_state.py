@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fmwc.errors import ShapeError
-from fmwc.state import batch_size, channels, each, per_sample
+from fmwc.state import batch_size, channels, per_sample, tree_map
 
 
 def test_channels():
@@ -17,11 +17,11 @@ def test_channels():
 
 def test_each():
     a, b = torch.ones(2), torch.full((2,), 3.0)
-    assert each(torch.add, a, b).tolist() == [4, 4]
-    assert each(torch.add, {"p": a, "q": b}, {"p": b, "q": b})["q"].tolist() == [6, 6]
-    shared = each(torch.add, {"p": a, "q": b}, a)
+    assert tree_map(torch.add, a, b).tolist() == [4, 4]
+    assert tree_map(torch.add, {"p": a, "q": b}, {"p": b, "q": b})["q"].tolist() == [6, 6]
+    shared = tree_map(torch.add, {"p": a, "q": b}, a)
     assert (shared["p"].tolist(), shared["q"].tolist()) == ([2, 2], [4, 4])
-    assert each(torch.add, a, {"p": b})["p"].tolist() == [4, 4]
+    assert tree_map(torch.add, a, {"p": b})["p"].tolist() == [4, 4]
 
 
 def test_per_sample():

@@ -15,13 +15,15 @@ from torch import Tensor, nn
 
 import fmwc
 from fmwc.baselines import Dropout
+from fmwc.compiled import Compiled
+from fmwc.estimators import MonteCarlo
 from fmwc.field import attach
 from fmwc.modes import _MODES, SMALL, evaluating, one_thread, tensor_float
-from fmwc.nets import MLP
-from fmwc.propagate import MonteCarlo
-from fmwc.sampling import Compiled, Ema, reread
-from fmwc.vad import Pass
+from fmwc.networks import MLP
+from fmwc.noise import Pass
+from fmwc.sampling import Ema, SamplingConfig, reread
 from tests.conftest import awaken, conv_field, dict_field, mlp_field
+from tests.options import arguments, reader
 
 ROUNDS = 8
 
@@ -60,7 +62,7 @@ def same(a, b) -> bool:
 
 
 def sampled(field, **options):
-    run = fmwc.sample(field, 16, steps=4, **options)
+    run = fmwc.sample(field, 16, **arguments(steps=4, **options))
     return run.x, run.var, run.score() if len(run.times) else run.x
 
 
@@ -127,7 +129,7 @@ def test_each_estimator_in_two_threads(confidence, mlp):
 def test_the_users_own_calls_during_draws(build):
     field = build()
     field.network.eval()
-    x = fmwc.sample(field, 8, steps=2, confidence=False).x
+    x = fmwc.sample(field, 8, steps=2, confidence=None).x
     t = torch.rand(8)
     with torch.no_grad():
         expected = field.network(x, t)
@@ -156,13 +158,13 @@ def test_two_fields_on_one_network():
 
 
 def test_transport_rereading_and_controllers(mlp):
-    run = fmwc.sample(mlp, 8, steps=4, keep_states=True)
+    run = fmwc.sample(mlp, 8, steps=4, config=SamplingConfig(keep_states=True))
     controller = Ema(4)
     check(
         lambda: fmwc.sample(mlp, 8, steps=4, transport=True).transported.var,
-        lambda: reread(mlp, run, "diagonal").var,
-        lambda: fmwc.sample(mlp, 8, controller=controller, seed=3).x,
-        lambda: fmwc.sample(mlp, 8, controller=controller, seed=4).x,
+        lambda: reread(mlp, run, reader("diagonal")).var,
+        lambda: fmwc.sample(mlp, 8, seed=3, config=SamplingConfig(controller=controller)).x,
+        lambda: fmwc.sample(mlp, 8, seed=4, config=SamplingConfig(controller=controller)).x,
     )
 
 
@@ -270,7 +272,7 @@ def test_tasks_have_squares_of_their_own(mlp):
     x, t = torch.randn(4, 2), torch.rand(4)
 
     async def holds(told, changed):
-        with mlp.steady():
+        with mlp.constant_weights():
             told.set()
             await changed.wait()
             return mlp.moments(x, t).var
@@ -301,13 +303,13 @@ def test_a_copied_context_does_not_keep_what_is_over(mlp):
             copies.append(contextvars.copy_context())
             return y + 1
 
-    with mlp.steady():
+    with mlp.constant_weights():
         mlp.run(Copies(), x, t)
     with torch.no_grad():
         mlp.network.out.weight.mul_(3)
         mlp.network.out.bias.mul_(3)
     assert torch.equal(copies[0].run(lambda: mlp.moments(x, t).var), mlp.moments(x, t).var)
-    with mlp.noise.hooked():
+    with mlp.noise.keep_hooks():
         torch.testing.assert_close(copies[0].run(mlp.network, x, t), plain * 3)
 
 

@@ -16,11 +16,11 @@ from fmwc.errors import (
     UsageError,
 )
 from fmwc.field import attach
-from fmwc.flow import elbo, euclidean, flow_matching
-from fmwc.nets import MLP, UNet
+from fmwc.flow import elbo_loss, euclidean, flow_matching_loss
+from fmwc.networks import MLP, UNet
+from fmwc.noise import cyclic
 from fmwc.sampling import sample
 from fmwc.training import DECAYS, PRECISIONS, Plan, fit_noise, train
-from fmwc.vad import cyclic
 from tests.conftest import awaken, mlp_field
 
 PLAN = Plan(60, batch=16, lr=1e-2, decay="cosine", seed=3, save_every=20)
@@ -33,12 +33,12 @@ def data():
 def objective(field, stop_at=None):
     calls = 0
 
-    def loss(x1, randomness, beta):
+    def loss(x1, randomness, beta, cond):
         nonlocal calls
         calls += 1
         if calls == stop_at:
             raise KeyboardInterrupt
-        return elbo(field, x1, 1e-2 * beta, seed=randomness)
+        return elbo_loss(field, x1, 1e-2 * beta, seed=randomness)
 
     return loss
 
@@ -160,12 +160,12 @@ def test_it_learns():
     network = MLP(2, 16, 2, 8)
     field = mlp_field()
 
-    def loss(x1, randomness, beta):
-        return flow_matching(network, field.space, x1, seed=randomness)
+    def loss(x1, randomness, beta, cond):
+        return flow_matching_loss(network, field.space, x1, seed=randomness)
 
-    before = flow_matching(network, field.space, data(), seed=0).item()
+    before = flow_matching_loss(network, field.space, data(), seed=0).item()
     history = train(network, loss, data(), Plan(200, batch=32, lr=1e-2))
-    after = flow_matching(network, field.space, data(), seed=0).item()
+    after = flow_matching_loss(network, field.space, data(), seed=0).item()
     assert after < 0.8 * before
     assert [step for step, _ in history] == [200]
 
@@ -174,10 +174,10 @@ def test_the_loss_is_handed_the_annealed_weight():
     seen = []
     field = mlp_field()
 
-    def loss(x1, randomness, beta):
+    def loss(x1, randomness, beta, cond):
         seen.append(float(beta))
         assert x1.shape == (16, 2)
-        return elbo(field, x1, 1e-2, seed=randomness)
+        return elbo_loss(field, x1, 1e-2, seed=randomness)
 
     train(field, loss, data(), dataclasses.replace(PLAN, iterations=40))
     assert seen == pytest.approx([PLAN.beta * cyclic(s, 40) for s in range(40)], abs=1e-9)
@@ -187,8 +187,8 @@ def test_progress_and_history():
     told = []
     network, field = MLP(2, 8, 1, 4), mlp_field()
 
-    def loss(x1, randomness, beta):
-        return flow_matching(network, field.space, x1, seed=randomness)
+    def loss(x1, randomness, beta, cond):
+        return flow_matching_loss(network, field.space, x1, seed=randomness)
 
     history = train(network, loss, data(), Plan(450, batch=4), progress=lambda n, value: told.append((n, value)))
     assert [n for n, _ in history] == [200, 400, 450]
@@ -236,7 +236,7 @@ def test_no_data_is_refused(mlp):
 
 def test_a_loss_that_runs_away_is_said_to(mlp):
     with pytest.raises(NotFiniteError, match="the loss is nan at step 60; lower lr"):
-        train(mlp, lambda x1, r, beta: elbo(mlp, x1, seed=r) * float("nan"), data(), PLAN)
+        train(mlp, lambda x1, r, beta, cond: elbo_loss(mlp, x1, seed=r) * float("nan"), data(), PLAN)
 
 
 @pytest.mark.parametrize(
@@ -270,12 +270,12 @@ def labels():
 def conditional(network, stop_at=None):
     calls = 0
 
-    def loss(x1, randomness, beta, y):
+    def loss(x1, randomness, beta, cond):
         nonlocal calls
         calls += 1
         if calls == stop_at:
             raise KeyboardInterrupt
-        return flow_matching(network, euclidean((2,)), x1, seed=randomness, y=y)
+        return flow_matching_loss(network, euclidean((2,)), x1, seed=randomness, cond=cond)
 
     return loss
 
@@ -284,7 +284,8 @@ def test_conditions_reach_the_loss_beside_their_own_data():
     rows = torch.arange(40)
     seen, parameter = [], nn.Linear(1, 1)
 
-    def loss(x1, randomness, beta, y, pair):
+    def loss(x1, randomness, beta, cond):
+        y, pair = cond["y"], cond["pair"]
         assert torch.equal(x1[:, 0].long(), y)
         assert torch.equal(pair, torch.stack([y, -y], 1))
         seen.append(y)
@@ -300,7 +301,7 @@ def test_conditions_do_not_move_what_is_drawn():
     parameter = nn.Linear(2, 1)
 
     def loss(name):
-        def keep(x1, randomness, beta, **cond):
+        def keep(x1, randomness, beta, cond):
             seen[name].append(torch.cat([x1, randomness.normal(x1)], 1))
             return parameter(x1).square().mean()
 
@@ -316,16 +317,21 @@ def test_conditions_of_another_length_are_refused(count):
     network = Labelled()
     before = weights(network)
     wrong = torch.zeros(count, dtype=torch.long)
-    with pytest.raises(ShapeError, match=f"one row of 'y' a sample: got {count} for 40 samples"):
+    with pytest.raises(ShapeError, match=f"'y' needs one row per sample: got {count} for 40 samples"):
         train(network, conditional(network), data(), PLAN, cond={"y": wrong})
     assert identical(weights(network), before)
 
 
-@pytest.mark.parametrize("name", ["x1", "randomness", "beta"])
-def test_a_condition_cannot_take_a_word_of_the_loss(name):
-    network = Labelled()
-    with pytest.raises(UsageError, match=f"cannot be named {name}"):
-        train(network, conditional(network), data(), PLAN, cond={name: labels()})
+@pytest.mark.parametrize("name", ["x1", "randomness", "beta", "cond"])
+def test_a_condition_may_have_any_name(name):
+    seen, parameter = [], nn.Linear(2, 1)
+
+    def loss(x1, randomness, beta, cond):
+        seen.append(list(cond))
+        return parameter(x1).square().mean()
+
+    train(parameter, loss, data(), PLAN, cond={name: labels()})
+    assert seen == [[name]] * PLAN.iterations
 
 
 def labelled(seed=0):
@@ -391,7 +397,7 @@ def test_training_leaves_torchs_own_generator_and_settings_alone(mlp):
 
 def bound(field):
     with torch.no_grad():
-        return sum(elbo(field, data(), 0.1, seed=s).item() for s in range(20)) / 20
+        return sum(elbo_loss(field, data(), 0.1, seed=s).item() for s in range(20)) / 20
 
 
 def test_fitting_the_noise_leaves_the_backbone_and_its_samples_alone():
@@ -454,12 +460,12 @@ def images():
 def test_fitting_the_noise_with_labels_leaves_the_network_bit_for_bit():
     field, (x, y) = image_field(), images()
     before, noise = weights(field.network), weights(field.noise)
-    samples = sample(field, 4, steps=3, y=y[:4]).x
-    fit_noise(field, x, 5, batch=6, y=y)
+    samples = sample(field, 4, steps=3, cond={"y": y[:4]}).x
+    fit_noise(field, x, 5, batch=6, cond={"y": y})
     assert identical(weights(field.network), before)
     assert all(p.grad is None for p in field.network.parameters())
     assert not identical(weights(field.noise), noise)
-    assert torch.equal(sample(field, 4, steps=3, y=y[:4]).x, samples)
+    assert torch.equal(sample(field, 4, steps=3, cond={"y": y[:4]}).x, samples)
 
 
 def test_the_labels_are_what_the_noise_is_fitted_with():
@@ -467,7 +473,7 @@ def test_the_labels_are_what_the_noise_is_fitted_with():
     fitted = []
     for given in (y, y, y.flip(0)):
         field = image_field()
-        fit_noise(field, x, 3, batch=6, y=given)
+        fit_noise(field, x, 3, batch=6, cond={"y": given})
         fitted.append(weights(field.noise))
     assert identical(fitted[0], fitted[1])
     assert not identical(fitted[0], fitted[2])
@@ -478,8 +484,8 @@ def test_labels_missing_or_too_few_are_refused_before_any_step():
     noise = weights(field.noise)
     with pytest.raises(UsageError, match="needs the class of every image"):
         fit_noise(field, x, 3)
-    with pytest.raises(ShapeError, match="one row of 'y' a sample: got 11 for 12 samples"):
-        fit_noise(field, x, 3, y=y[:11])
+    with pytest.raises(ShapeError, match="'y' needs one row per sample: got 11 for 12 samples"):
+        fit_noise(field, x, 3, cond={"y": y[:11]})
     assert identical(weights(field.noise), noise)
 
 

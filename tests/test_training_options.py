@@ -9,11 +9,12 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from fmwc.errors import MismatchError, NotFiniteError, ShapeError, UsageError
-from fmwc.flow import flow_matching
+from fmwc.flow import flow_matching_loss
 from fmwc.sampling import sample
 from fmwc.training import Plan, fit_noise, train
 from tests import cells
 from tests.conftest import PRODUCT, TwoChannels
+from tests.options import arguments
 
 PLAN = Plan(30, batch=8, lr=1e-2, decay="cosine", seed=3, save_every=10)
 
@@ -30,7 +31,7 @@ def network(seed=0):
 def objective(net, stop_at=None):
     calls = 0
 
-    def loss(x1, randomness, beta, **cond):
+    def loss(x1, randomness, beta, cond):
         nonlocal calls
         calls += 1
         if calls == stop_at:
@@ -154,7 +155,7 @@ def test_weights_shrink_where_nothing_pulls_at_them(decay, spy):
     net = nn.Linear(2, 1)
     start = net.weight.detach().clone()
     plan = Plan(20, batch=4, lr=1e-2, decay="cosine", weight_decay=decay)
-    train(net, lambda x1, r, beta: 0 * net(x1).sum() + net.bias.square().sum(), points(), plan)
+    train(net, lambda x1, r, beta, cond: 0 * net(x1).sum() + net.bias.square().sum(), points(), plan)
     share = math.prod(1 - plan.lr_at(n) * decay for n in range(20))
     torch.testing.assert_close(net.weight.detach(), start * share)
     assert (share < 0.98) == (decay > 0)
@@ -166,7 +167,7 @@ def test_gradients_are_bounded_entry_by_entry(clip, spy):
     net = nn.Linear(2, 1)
     pull = torch.tensor([[1e6, -0.1]])
     plan = Plan(5, batch=4, clip=clip)
-    train(net, lambda x1, r, beta: (net.weight * pull).sum() - 3 * net.bias.sum(), points(), plan)
+    train(net, lambda x1, r, beta, cond: (net.weight * pull).sum() - 3 * net.bias.sum(), points(), plan)
     weight, bias = ([[0.25, -0.1]], [-0.25]) if clip else ([[1e6, -0.1]], [-3.0])
     for gradients in spy["gradients"]:
         torch.testing.assert_close(gradients, [torch.tensor(weight), torch.tensor(bias)])
@@ -232,7 +233,8 @@ def test_slices_are_the_data_in_its_order():
 def test_a_stratified_run_sees_one_of_each_slice_with_its_condition():
     seen, net = [], nn.Linear(1, 1)
 
-    def loss(x1, randomness, beta, y):
+    def loss(x1, randomness, beta, cond):
+        y = cond["y"]
         assert torch.equal(x1[:, 0].long(), y)
         seen.append(y // 5)
         return net(x1 / 40).square().mean()
@@ -264,12 +266,12 @@ def channels(count=40):
 def product_loss(net, stop_at=None):
     calls = 0
 
-    def loss(x1, randomness, beta):
+    def loss(x1, randomness, beta, cond):
         nonlocal calls
         calls += 1
         if calls == stop_at:
             raise KeyboardInterrupt
-        return flow_matching(net, PRODUCT, x1, seed=randomness)
+        return flow_matching_loss(net, PRODUCT, x1, seed=randomness)
 
     return loss
 
@@ -283,13 +285,14 @@ def test_channels_and_conditions_are_drawn_together():
     net, seen = two_channels(), []
     rows = torch.arange(40)
 
-    def loss(x1, randomness, beta, y, pair):
+    def loss(x1, randomness, beta, cond):
+        y, pair = cond["y"], cond["pair"]
         assert list(x1) == ["place", "shape"]
         assert torch.equal((x1["place"][:, 0] * 40).round().long(), y)
         assert torch.equal((x1["shape"][:, 2] * 40).round().long(), y)
         assert torch.equal(pair["a"], -y)
         seen.append(y)
-        return flow_matching(net, PRODUCT, x1, seed=randomness)
+        return flow_matching_loss(net, PRODUCT, x1, seed=randomness)
 
     train(net, loss, channels(), dataclasses.replace(PLAN, iterations=60), cond={"y": rows, "pair": {"a": -rows}})
     assert torch.cat(seen).unique().tolist() == rows.tolist()
@@ -301,7 +304,7 @@ def test_channels_do_not_move_what_is_drawn():
     seen = {"plain": [], "channels": []}
 
     def loss(name, net):
-        def keep(x1, randomness, beta):
+        def keep(x1, randomness, beta, cond):
             seen[name].append(x1 if name == "plain" else x1["shape"])
             return net(seen[name][-1]).square().mean()
 
@@ -315,10 +318,10 @@ def test_channels_do_not_move_what_is_drawn():
 
 def test_training_of_channels_learns_and_resumes(tmp_path):
     net = two_channels()
-    before = sum(flow_matching(net, PRODUCT, channels(), seed=s).item() for s in range(10))
+    before = sum(flow_matching_loss(net, PRODUCT, channels(), seed=s).item() for s in range(10))
     plan = dataclasses.replace(PLAN, iterations=300, save_every=100, average=0.9)
     train(net, product_loss(net), channels(), plan)
-    assert sum(flow_matching(net, PRODUCT, channels(), seed=s).item() for s in range(10)) < 0.9 * before
+    assert sum(flow_matching_loss(net, PRODUCT, channels(), seed=s).item() for s in range(10)) < 0.9 * before
     path = tmp_path / "resume.safetensors"
     killed, resumed = two_channels(), two_channels(5)
     with pytest.raises(KeyboardInterrupt):
@@ -334,7 +337,7 @@ def test_training_of_channels_learns_and_resumes(tmp_path):
 def test_channels_of_another_length_or_not_finite_are_refused():
     net, short, wrong = two_channels(), channels(), channels()
     short["shape"] = short["shape"][:39]
-    with pytest.raises(ShapeError, match="one row of 'x1' a sample: got 39 for 40 samples"):
+    with pytest.raises(ShapeError, match="'x1' needs one row per sample: got 39 for 40 samples"):
         train(net, product_loss(net), short, PLAN)
     wrong["shape"][3, 1] = math.nan
     with pytest.raises(NotFiniteError, match="the training data holds 1 NaN"):
@@ -353,28 +356,30 @@ def crystals(count=12):
 def test_a_network_of_crystals_trains():
     net, (data, atoms) = cells.small(dtype=torch.float32), crystals()
 
-    def loss(x1, randomness, beta, atoms):
-        return flow_matching(net, cells.space(), x1, seed=randomness, atoms=atoms)
+    def loss(x1, randomness, beta, cond):
+        return flow_matching_loss(net, cells.space(), x1, seed=randomness, cond=cond)
 
     def error():
-        return sum(flow_matching(net, cells.space(), data, seed=s, atoms=atoms).item() for s in range(10))
+        return sum(
+            flow_matching_loss(net, cells.space(), data, seed=s, cond={"atoms": atoms}).item() for s in range(10)
+        )
 
     before = error()
     plan = Plan(60, batch=6, lr=3e-3, clip=0.5, weight_decay=5e-3, average=0.9, stratified=True)
     train(net, loss, data, plan, cond={"atoms": atoms})
     assert error() < before
-    with pytest.raises(UsageError, match="give atoms="):
-        train(net, lambda x1, r, b: flow_matching(net, cells.space(), x1, seed=r), data, plan)
+    with pytest.raises(UsageError, match=r"give cond=\{'atoms': \.\.\.\}"):
+        train(net, lambda x1, r, b, cond: flow_matching_loss(net, cells.space(), x1, seed=r), data, plan)
 
 
 def test_the_noise_of_crystals_is_fitted_and_leaves_their_samples_alone():
     made, (data, atoms) = cells.field(torch.float32), crystals()
     before, noise = weights(made.network), weights(made.noise)
-    options = {"steps": 3, "confidence": False, "atoms": atoms}
-    samples = sample(made, 12, **options).x
-    history = fit_noise(made, data, 10, batch=6, beta=1e-2, stratified=True, atoms=atoms)
+    options = {"steps": 3, "confidence": None, "cond": {"atoms": atoms}}
+    samples = sample(made, 12, **arguments(**options)).x
+    history = fit_noise(made, data, 10, batch=6, beta=1e-2, stratified=True, cond={"atoms": atoms})
     assert identical(weights(made.network), before)
     assert not identical(weights(made.noise), noise)
-    after = sample(made, 12, **options).x
+    after = sample(made, 12, **arguments(**options)).x
     assert all(torch.equal(after[k], samples[k]) for k in samples)
     assert math.isfinite(history[-1][1])

@@ -6,6 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
+
+import fmwc
 from benchmarks.zoo import digits, flows, scores
 from benchmarks.zoo.flows import FLOWS, HALVES, TRAINING
 from benchmarks.zoo.networks import Denoiser, Equivariant, Guided, Recurrent, ResidualMLP
@@ -30,9 +33,6 @@ from benchmarks.zoo.shapes import (
     wrong_tones,
 )
 from benchmarks.zoo.table import auroc, collect, summary, tables
-from sklearn.metrics import roc_auc_score
-
-import fmwc
 from fmwc.randomness import Stream
 
 CPU = torch.device("cpu")
@@ -69,7 +69,7 @@ def test_rule_accepts_data_and_the_field_reads(name):
     _judge(made, 0.97)
     made.space.check(made.data)
     field, cond = fmwc.attach(made.network, space=made.space), made.conditions(3)
-    found = field.moments(made.data[:3], 0.5, seed=0, **cond)
+    found = field.moments(made.data[:3], 0.5, seed=0, cond=cond)
     assert float(found.var.min()) >= 0
     assert float(found.var.max()) > 0
     again = FLOWS[name].untrained(0, CPU)

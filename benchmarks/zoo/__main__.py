@@ -19,8 +19,7 @@ from benchmarks.zoo.flows import FLOWS, HALVES
 from benchmarks.zoo.runner import run
 from benchmarks.zoo.scores import COUNT
 from benchmarks.zoo.table import write
-
-from fmwc.recipes.recipe import Clock, pick_device, provenance
+from fmwc.provenance import Clock, pick_device, provenance
 
 STAGES = ("train", "scores", "table")
 

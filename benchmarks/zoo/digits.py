@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from benchmarks.zoo.networks import Classifier
 from safetensors.torch import load_file, save
 from torch import Generator, Tensor, nn
 
+from benchmarks.zoo.networks import Classifier
 from fmwc.data.mnist import load, unit
 from fmwc.files import write_bytes
 from fmwc.modes import evaluating
@@ -141,8 +141,8 @@ def _classifier(kind: str, device: torch.device, generator: Generator) -> nn.Mod
         bad = _spoilt(x, generator)
         x, y = torch.cat([x, bad]), torch.cat([y, torch.full((len(bad),), 10)])
 
-    def loss(x1: Tensor, randomness: object, beta: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(network(x1), y)
+    def loss(x1: Tensor, randomness: object, beta: Tensor, cond: dict[str, Tensor]) -> Tensor:
+        return F.cross_entropy(network(x1), cond["y"])
 
     train(network, loss, x, JUDGE, cond={"y": y})
     if path:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
+
 from benchmarks.zoo import digits, shapes
 from benchmarks.zoo.networks import (
     ConvGru,
@@ -32,11 +34,9 @@ from benchmarks.zoo.networks import (
     SetTransformer,
     SmallUNet,
 )
-from torch import Tensor, nn
-
 from fmwc.flow import Channel, FlatTorus, Space, euclidean
 from fmwc.randomness import Randomness, derive
-from fmwc.state import SINGLE, State, each
+from fmwc.state import SINGLE, State, tree_map
 from fmwc.training import Plan, train
 
 __all__ = ["FLOWS", "HALVES", "OTHERS", "TRAINING", "Flow", "Trained", "Training"]
@@ -145,8 +145,8 @@ class Flow:
         return replace(
             made,
             network=made.network.to(device).eval(),
-            data=each(lambda c: c.to(device), made.data),
-            held_out=each(lambda c: c.to(device), made.held_out),
+            data=tree_map(lambda c: c.to(device), made.data),
+            held_out=tree_map(lambda c: c.to(device), made.held_out),
             **conditions,
         )
 
@@ -162,7 +162,7 @@ class Flow:
         space, network, pairs = made.space, made.network, made.pairs
         objective = getattr(network, "objective", None)
 
-        def loss(x1: Tensor, randomness: Any, beta: Tensor, **cond: Tensor) -> Tensor:
+        def loss(x1: Tensor, randomness: Any, beta: Tensor, cond: dict[str, Tensor]) -> Tensor:
             x0 = pairs(x1, randomness) if pairs else space.noise(len(x1), randomness, x1.device)
             t = randomness.uniform(torch.empty(len(x1), device=x1.device))
             if objective is not None:

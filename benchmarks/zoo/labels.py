@@ -12,10 +12,10 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+
 from benchmarks.zoo.flows import FLOWS, HALVES
 from benchmarks.zoo.table import auroc
-
-from fmwc.choosing import SURE
+from fmwc.calibration import SURE
 from fmwc.files import write_text
 
 NUMBERS = (0, 30, 100, 300)

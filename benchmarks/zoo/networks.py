@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fmwc.flow import Space
-from fmwc.nets.embedding import TimeEmbedding
+from fmwc.networks import TimeEmbedding
 from fmwc.randomness import Randomness
 
 __all__ = [

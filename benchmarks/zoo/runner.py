@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from benchmarks.zoo.flows import FLOWS, OTHERS
-from benchmarks.zoo.scores import score
 from safetensors.torch import load_file, save
 
+from benchmarks.zoo.flows import FLOWS, OTHERS
+from benchmarks.zoo.scores import score
 from fmwc.files import write_bytes
 
 __all__ = ["one", "run"]

@@ -7,19 +7,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+import fmwc
 from benchmarks import leads
 from benchmarks.zoo.flows import Trained
 from benchmarks.zoo.networks import Guided
-
-import fmwc
+from fmwc.calibration import POINTS
 from fmwc.checks import Contest, Echo, Nearest, embedded, run_checks
-from fmwc.choosing import POINTS
 from fmwc.randomness import derive
-from fmwc.sampling import PROBES, Trajectory
-from fmwc.sampling.adaptive import FEW, numbers
+from fmwc.sampling import SamplingConfig, Trajectory
+from fmwc.sampling.confidence import PROBES
+from fmwc.sampling.controllers import FEW, numbers
 from fmwc.sampling.scores import SCORES
 from fmwc.sampling.trajectory import DISPERSION
-from fmwc.state import each
+from fmwc.state import tree_map
 
 __all__ = ["BACKWARD", "Reading", "score"]
 
@@ -59,7 +60,7 @@ def free(trained: Trained, field: fmwc.Field, run: Trajectory) -> Reading:
 def checks(trained: Trained, field: fmwc.Field, run: Trajectory) -> Reading:
     """Echo, contest and nearest training points, each by itself."""
     found: dict[str, Any] = {"echo": Echo.planned(4), "echo, late": Echo((0.8, 0.85, 0.9, 0.95))}
-    data = each(lambda c: c[:POINTS], trained.data)
+    data = tree_map(lambda c: c[:POINTS], trained.data)
     labels = trained.cond.get("y")
     points = embedded(trained.space, data)
     found["nearest, any class" if labels is not None else "nearest"] = Nearest(points)
@@ -81,7 +82,14 @@ def default(trained: Trained, field: fmwc.Field, run: Trajectory) -> Reading:
         reference = fmwc.fit_confidence(
             field, data, cond=trained.cond, steps=STEPS, pilot=1_000, seed=run.seed, conventions=not with_pairs
         )
-        own = fmwc.sample(field, x0=run.x0, steps=STEPS, seed=run.seed, batch=BATCH[run.grid.device.type], **run.cond)
+        own = fmwc.sample(
+            field,
+            x0=run.x0,
+            steps=STEPS,
+            seed=run.seed,
+            cond=run.cond,
+            config=SamplingConfig(batch=BATCH[run.grid.device.type]),
+        )
         scores[name] = own.score()
         costs[name] = float(sum(check.evaluations for check in reference.checks.values()))
         CHOSEN[name] = f"{reference.score}{' (withheld)' if reference.withheld else ''}: {reference.reason}"
@@ -101,7 +109,7 @@ def others(trained: Trained, field: fmwc.Field, run: Trajectory) -> Reading:
     parts = []
     for rows in torch.arange(len(run), device=run.grid.device).split(BATCH[run.grid.device.type]):
         cond = {k: v[rows] for k, v in run.cond.items()}
-        x0 = each(lambda c: c[rows], run.x0)  # noqa: B023
+        x0 = tree_map(lambda c: c[rows], run.x0)  # noqa: B023
         parts.append(
             leads.read(field, trained.space, x0, cond, seed=run.seed, first=int(rows[0]), steps=STEPS, **given)
         )
@@ -137,7 +145,7 @@ def score(trained: Trained, seed: int, *, count: int = COUNT) -> dict[str, np.nd
         seed=derive(seed, "noise"),
         confidence=False,
         **coupled,
-        **trained.cond,
+        cond=trained.cond,
     )
     cond = trained.conditions(count)
     run = fmwc.sample(
@@ -146,9 +154,8 @@ def score(trained: Trained, seed: int, *, count: int = COUNT) -> dict[str, np.nd
         steps=STEPS,
         seed=derive(seed, "zoo"),
         transport=numbers(trained.space) <= FEW,
-        record="total",
-        batch=BATCH[device.type],
-        **cond,
+        cond=cond,
+        config=SamplingConfig(record="total", batch=BATCH[device.type]),
     )
     found: dict[str, Any] = {"failed": trained.failed(run.x, cond)}
     for read in READERS:

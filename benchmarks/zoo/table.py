@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from benchmarks.zoo.flows import FLOWS, HALVES
 from scipy.stats import rankdata
 
+from benchmarks.zoo.flows import FLOWS, HALVES
 from fmwc.files import write_json, write_text
 from fmwc.metrics.ranking import ranking
 

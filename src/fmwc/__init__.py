@@ -11,22 +11,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fmwc import adapters as adapters
     from fmwc import checkpoint as checkpoint
+    from fmwc import estimators as estimators
     from fmwc import flow as flow
     from fmwc import moments as moments
-    from fmwc import propagate as propagate
+    from fmwc import noise as noise
     from fmwc import sampling as sampling
-    from fmwc import vad as vad
+    from fmwc.calibration import fit_confidence as fit_confidence
     from fmwc.checkpoint import load as load
     from fmwc.checkpoint import save as save
     from fmwc.checks import check as check
-    from fmwc.choosing import fit_confidence as fit_confidence
     from fmwc.errors import FmwcError as FmwcError
     from fmwc.field import Field as Field
     from fmwc.field import attach as attach
-    from fmwc.flow import elbo as elbo
-    from fmwc.flow import flow_matching as flow_matching
+    from fmwc.flow import elbo_loss as elbo_loss
+    from fmwc.flow import flow_matching_loss as flow_matching_loss
+    from fmwc.references import Schedule as Schedule
+    from fmwc.sampling import SamplingConfig as SamplingConfig
     from fmwc.sampling import Trajectory as Trajectory
-    from fmwc.sampling import Watched as Watched
+    from fmwc.sampling import VarianceRecorder as VarianceRecorder
     from fmwc.sampling import sample as sample
     from fmwc.training import fit_noise as fit_noise
 
@@ -34,15 +36,17 @@ __version__ = "0.1.0"
 __all__ = [
     "Field",
     "FmwcError",
+    "SamplingConfig",
+    "Schedule",
     "Trajectory",
-    "Watched",
+    "VarianceRecorder",
     "adapters",
     "attach",
     "check",
-    "elbo",
+    "elbo_loss",
     "fit_confidence",
     "fit_noise",
-    "flow_matching",
+    "flow_matching_loss",
     "load",
     "sample",
     "save",
@@ -51,14 +55,16 @@ __all__ = [
 _HOME = {
     "Field": "field",
     "FmwcError": "errors",
+    "SamplingConfig": "sampling",
+    "Schedule": "references",
     "Trajectory": "sampling",
-    "Watched": "sampling",
+    "VarianceRecorder": "sampling",
     "attach": "field",
     "check": "checks",
-    "elbo": "flow",
-    "fit_confidence": "choosing",
+    "elbo_loss": "flow",
+    "fit_confidence": "calibration",
     "fit_noise": "training",
-    "flow_matching": "flow",
+    "flow_matching_loss": "flow",
     "load": "checkpoint",
     "sample": "sampling",
     "save": "checkpoint",

@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from types import FrameType
 from typing import Any
 
@@ -37,15 +38,20 @@ class Interrupted(KeyboardInterrupt):
         self.number = number
 
 
-def main() -> None:
-    """Run the command line and exit: errors are one line on stderr (see the exit codes above)."""
+def main(module: str = "fmwc.cli", name: str = "fmwc") -> None:
+    """Run a command line and exit: errors are one line on stderr (see the exit codes above).
+
+    Arguments:
+        module: The module whose `app` holds the verbs.
+        name: What the command is called in its help.
+    """
     words, debug = _debugging(sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):  # a name that the terminal's encoding lacks must not end a run
         with suppress(AttributeError, ValueError, OSError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         with _signals():
-            code = _run(words)
+            code = _run(words, module, name)
             sys.stdout.flush()
     except SystemExit:
         raise
@@ -69,15 +75,13 @@ def _debugging(words: Sequence[str]) -> tuple[list[str], bool]:
     return [*kept, *words[end:]], asked
 
 
-def _run(words: list[str]) -> int:
+def _run(words: list[str], module: str, name: str) -> int:
     """Call the verb; the exit code of one that ends early."""
     import typer
 
-    from fmwc.cli import app
-
-    command: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(import_module(module).app)
     try:
-        with command.make_context("fmwc", words) as context:
+        with command.make_context(name, words) as context:
             command.invoke(context)
     except typer.Exit as stop:
         return stop.exit_code

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from fmwc.errors import UsageError, pick
-from fmwc.state import batch_size, each
+from fmwc.state import batch_size, tree_map
 
 __all__ = [
     "PREDICTIONS",
@@ -74,7 +74,7 @@ class Adapted(nn.Module):
     def forward(self, x: Any, t: Tensor, **cond: Any) -> Any:
         """The velocity towards data."""
         v = self.called(x, t, **cond)
-        return each(lambda c: -c, v) if self.backwards else v
+        return tree_map(lambda c: -c, v) if self.backwards else v
 
     def called(self, x: Any, t: Tensor, **cond: Any) -> Any:
         """What the network returns, called in its own way."""
@@ -174,7 +174,7 @@ def _mixed(x0: Any, x1: Any, scales: tuple[Tensor, ...]) -> tuple[Any, Any]:
     """α x1 + σ x0, and the same with their slopes."""
 
     def weighed(data: Tensor, noise: Tensor) -> Any:
-        return each(lambda a, b: _against(data, a) * a + _against(noise, b) * b, x1, x0)
+        return tree_map(lambda a, b: _against(data, a) * a + _against(noise, b) * b, x1, x0)
 
     return weighed(*scales[:2]), weighed(*scales[2:])
 
@@ -197,7 +197,7 @@ class Predicting(Adapted):
         t = t.clamp(self.floor, 1 - self.floor)
         scales = _scales(self.schedule, t)
         found = self.called(x, t, **cond)
-        return each(lambda x, found: self.velocity(x, found, *(_against(scale, x) for scale in scales)), x, found)
+        return tree_map(lambda x, found: self.velocity(x, found, *(_against(scale, x) for scale in scales)), x, found)
 
     def path(self, x0: Any, x1: Any, t: Tensor) -> tuple[Any, Any]:
         """The path the network was trained on: α x1 + σ x0 at t, and its velocity."""
@@ -319,7 +319,7 @@ class Guided(nn.Module):
     def forward(self, x: Any, t: Tensor, **cond: Any) -> Any:
         """The guided velocity."""
         v = self.network(*self._twice(x, t), **self._both(cond, batch_size(x)))
-        return each(lambda c: self._guided(c.unflatten(0, (-1, 2))), v)
+        return tree_map(lambda c: self._guided(c.unflatten(0, (-1, 2))), v)
 
     def conditional(self, x: Any, t: Tensor, **cond: Any) -> Any:
         """The velocity under the condition, without guidance: what the network was trained for."""
@@ -333,11 +333,12 @@ class Guided(nn.Module):
 
     def _twice(self, x: Any, t: Tensor) -> tuple[Any, Tensor]:
         # Side by side, so that a sample's rows are together, as noise is counted.
-        return each(lambda c: c.repeat_interleave(2, 0), x), t.expand(batch_size(x)).repeat_interleave(2)
+        return tree_map(lambda c: c.repeat_interleave(2, 0), x), t.expand(batch_size(x)).repeat_interleave(2)
 
     def _both(self, cond: dict[str, Any], count: int) -> dict[str, Any]:
         if missing := [name for name in self.nulls if name not in cond]:
-            raise UsageError(f"guidance is by the condition '{missing[0]}', which was not given; give {missing[0]}=...")
+            give = f"give cond={{'{missing[0]}': ...}}"
+            raise UsageError(f"guidance is by the condition '{missing[0]}', which was not given; {give}")
         return {name: self._pair(name, value, count) for name, value in cond.items()}
 
     def _pair(self, name: str, value: Any, count: int) -> Any:

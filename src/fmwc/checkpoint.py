@@ -1,7 +1,7 @@
 """Checkpoints: a folder with `recipe.json` (the record) and `model.safetensors` (or parts of it).
 
-The record is written last and replaces the old one in one step. It holds the hash of each file of weights and a hash
-of itself (:mod:`fmwc.identity`), so a checkpoint is read as it was saved, or refused.
+The record is written last and replaces the old one atomically. It holds the hash of each file of weights and a hash of
+itself (:mod:`fmwc.identity`), so a checkpoint that was changed is refused.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch.overrides import TorchFunctionMode
 
 from fmwc.checks import Contest, Echo, Nearest
 from fmwc.checks.nearest import missing_features
-from fmwc.eightbit import decode, encode
 from fmwc.errors import CheckpointError, FmwcError, nearest, require_finite
-from fmwc.field import Field, Part, ReadWith, Reference, Schedule, attach
+from fmwc.field import Field, attach
 from fmwc.files import write_bytes, write_json
 from fmwc.flow import Space
 from fmwc.identity import digest, digest_bytes, digest_file, plain, seal, sealed
-from fmwc.nets import NETS
+from fmwc.networks import MLP, CSPNet, LeNet, UNet
+from fmwc.quantise import decode, encode
 from fmwc.readers import (
     anything,
     array,
@@ -41,14 +41,15 @@ from fmwc.readers import (
     text,
     whole,
 )
+from fmwc.references import Part, ReadWith, Reference, Schedule
 from fmwc.sampling import SCORES, Standard, read_times
 from fmwc.sampling.scores import MOST, names_of, parsed
 from fmwc.sampling.trajectory import DISPERSION, EVIDENCE
-from fmwc.weights import shipped
 
 __all__ = [
     "FORMAT",
     "about",
+    "describe_reference",
     "identity",
     "load",
     "load_network",
@@ -56,15 +57,19 @@ __all__ = [
     "save_network",
     "save_reference",
     "save_schedule",
+    "shipped",
 ]
 
-FORMAT = 3  # 1 has no hashes, and its schedule in a file of its own; 2 has its reference among the tensors
+FORMAT = 3  # format 1 has no hashes, and its schedule in a separate file; 2 has its reference among the tensors
 RECORD = "recipe.json"
-PART = 5_000_000  # bytes per file, at most, where a checkpoint is in parts: what a repository takes without complaint
+PART = 5_000_000  # bytes per file of a checkpoint in eight bits, which is split so that a repository can hold it
 LARGEST = 8 << 30  # bytes per file
 _REFERENCE = "reference."
 _SCHEDULE = "schedule.json"
 _SCALE = ":scale"  # of a matrix in eight bits
+NETS: dict[str, type[nn.Module]] = {
+    net.__name__: net for net in (CSPNet, LeNet, MLP, UNet)
+}  # that a checkpoint records by name
 _WIDTH = "noise.layers.0.inference.hidden.weight"  # whose rows are the width of the inference networks
 
 
@@ -78,7 +83,6 @@ def _score(value: Any, where: str) -> Any:
     return value
 
 
-_REAL = (torch.float32, torch.float64)  # the types of a reference
 _SIZE = whole(0, 1 << 20)
 _NAMES = array(text(1000), most=100_000)
 _QUANTILES = array(number(), 2, 1_000_000, rising=True)
@@ -178,9 +182,18 @@ def about(path: str | Path) -> dict[str, Any]:
 def identity(path: str | Path) -> str:
     """Return the hash of what a checkpoint's samples and scores depend on: its weights, noise, space and reference."""
     folder, found = _find(path), about(path)
-    files = found.get("files") or {name: digest_file(folder / name) for name in _files(found.get("parts", 1))}
     parts = ("network", "noise", "space", "reference")
-    return digest({"files": list(files.values()), **{name: found.get(name) for name in parts}})
+    return digest({"files": list(_hashes(folder, found).values()), **{name: found.get(name) for name in parts}})
+
+
+def _hashes(folder: Path, found: dict[str, Any]) -> dict[str, str]:
+    """Return the hash of each file of weights; format 1 does not record them."""
+    return found.get("files") or {name: digest_file(folder / name) for name in _files(found.get("parts", 1))}
+
+
+def shipped() -> dict[str, Path]:
+    """Return the folders of the shipped checkpoints by name."""
+    return {p.parent.name: p.parent for p in sorted((Path(__file__).parent / "weights").glob("*/recipe.json"))}
 
 
 def _find(path: str | Path) -> Path:
@@ -201,15 +214,15 @@ def _find(path: str | Path) -> Path:
 def save(
     field: Field, path: str | Path, *, recipe: dict[str, Any] | None = None, eightbit: bool = False, **extra: Any
 ) -> Path:
-    """Write a field to a folder. A checkpoint that is there stays whole until the new one replaces it.
+    """Write a field to a folder. An existing checkpoint stays complete until the new one replaces it.
 
     Arguments:
-        field: The field; its network is rebuilt on loading if it is one of `fmwc.nets`, else `load` must be given one.
+        field: The field. A network of `fmwc.networks` is rebuilt on loading; any other is given to `load`.
         path: The folder.
-        recipe: How it was made.
-        eightbit: Write matrices in eight bits (:mod:`fmwc.eightbit`), in files of a few megabytes: for shipping a large
-            network. Weights that were not rounded before are rounded by it.
-        extra: More to record: metrics, the data's fingerprint.
+        recipe: How the field was made.
+        eightbit: Write matrices in eight bits (:mod:`fmwc.quantise`), in files of a few megabytes. Weights are rounded
+            if they were not rounded before.
+        extra: More to record, such as metrics and the data's fingerprint.
     """
     field.check_layers()
     network = field.network
@@ -225,88 +238,100 @@ def save(
     }
     tensors = dict(field.state_dict())
     if field.reference is not None:
-        found["reference"] = _described(field.reference, "the reference")
+        found["reference"] = describe_reference(field.reference, "the reference")
         if (near := field.reference.checks.get("nearest")) is not None:
             tensors[f"{_REFERENCE}points"] = near.points
             tensors |= {} if near.labels is None else {f"{_REFERENCE}labels": near.labels}
     if field.schedule is not None:
-        found["schedule"] = _planned(field.schedule)
+        found["schedule"] = _describe_schedule(field.schedule)
     return _write(Path(path), tensors, found, eightbit)
 
 
 def save_schedule(schedule: Schedule, folder: str | Path) -> Path:
-    """Add a schedule to the record of the checkpoint it was fitted to; the weights are not touched."""
-    return _amended(folder, {"schedule": _planned(schedule)})
+    """Add a schedule to the record of the checkpoint it was fitted to."""
+    return _amend(folder, {"schedule": _describe_schedule(schedule)})
 
 
 def save_reference(reference: Reference, folder: str | Path, **extra: Any) -> Path:
-    """Replace the reference in the record of the checkpoint it was fitted to; the weights are not touched.
+    """Replace the reference in the record of the checkpoint it was fitted to.
 
     Arguments:
         reference: The reference.
         folder: The checkpoint.
-        extra: What else to replace in the record: its provenance.
+        extra: What else to replace in the record, such as the provenance.
     """
     if "nearest" in reference.checks:
-        raise CheckpointError("this reference holds training points, which are among the weights; save the field again")
-    return _amended(folder, {"reference": _described(reference, "the reference"), **plain(extra)})
+        raise CheckpointError("this reference holds training points, which are stored with the weights; use fmwc.save")
+    return _amend(folder, {"reference": describe_reference(reference, "the reference"), **plain(extra)})
 
 
-def _amended(folder: str | Path, changes: dict[str, Any]) -> Path:
+def _amend(folder: str | Path, changes: dict[str, Any]) -> Path:
     folder = _find(folder)
     found = about(folder)
-    old = found["format"] == 1
-    files = found.get("files") or {name: digest_file(folder / name) for name in _files(found.get("parts", 1))}
-    found = {**found, "format": FORMAT, "files": files, **changes}
-    found.pop("parts", None)
-    write_json(folder / RECORD, seal(found))
-    if old and "schedule" in changes:
+    new = {**found, "format": FORMAT, "files": _hashes(folder, found), **changes}
+    new.pop("parts", None)
+    write_json(folder / RECORD, seal(new))
+    if found["format"] == 1 and "schedule" in changes:
         (folder / _SCHEDULE).unlink(missing_ok=True)
     return folder / RECORD
 
 
-def _planned(schedule: Schedule) -> dict[str, Any]:
+def _describe_schedule(schedule: Schedule) -> dict[str, Any]:
+    assert schedule.reference is not None  # fit_schedule makes one
     return {
         "times": list(schedule.times),
         "agreement": round(schedule.agreement, 4),
-        "reference": _described(schedule.reference, "the schedule's reference"),
+        "reference": describe_reference(schedule.reference, "the schedule's reference"),
     }
 
 
-def _described(reference: Reference, what: str) -> dict[str, Any]:
-    """Return a reference as the record of a checkpoint holds it."""
-    _require_reference(reference, what)
+def describe_reference(reference: Reference, what: str) -> dict[str, Any]:
+    """Return a reference as the record of a checkpoint holds it; raise if it could not be read again."""
     made = reference.read_with
-    return {
-        "score": reference.score,
-        "read_with": None if made is None else {**made._asdict(), "times": list(made.times)},
-        "quantiles": _digits(reference.quantiles),
-        **_standard(reference.standard),
-        "parts": [
-            {"score": p.score, "weight": p.weight, "quantiles": _digits(p.quantiles), **_standard(p.standard)}
-            for p in reference.parts
-        ],
-        "checks": {name: own.describe() for name, own in reference.checks.items()},
-        "reason": reference.reason,
-        "withheld": reference.withheld,
-        "candidates": list(reference.candidates),
-        **({"classes": {n: list(v) for n, v in reference.classes.items()}} if reference.classes else {}),
-    }
+    found: dict[str, Any] = plain(
+        {
+            "score": reference.score,
+            "read_with": None if made is None else made._asdict(),
+            "quantiles": _digits(reference.quantiles, what),
+            **_describe_standard(reference.standard, what),
+            "parts": [
+                {
+                    "score": part.score,
+                    "weight": part.weight,
+                    "quantiles": _digits(part.quantiles, what),
+                    **_describe_standard(part.standard, what),
+                }
+                for part in reference.parts
+            ],
+            "checks": {name: own.describe() for name, own in reference.checks.items()},
+            "reason": reference.reason,
+            "withheld": reference.withheld,
+            "candidates": reference.candidates,
+            **({"classes": reference.classes} if reference.classes else {}),
+        }
+    )
+    check(found, _REFERENCE_SCHEMA, what, CheckpointError)
+    for part in (found, *found["parts"]):
+        _standard(part)
+    return found
 
 
-def _standard(standard: Standard | None) -> dict[str, Any]:
+def _describe_standard(standard: Standard | None, what: str) -> dict[str, Any]:
     if standard is None:
         return {}
-    return {"within": standard.cond, "centre": _digits(standard.centre), "spread": _digits(standard.spread)}
+    spread = _digits(standard.spread, what)
+    return {"within": standard.cond, "centre": _digits(standard.centre, what), "spread": spread}
 
 
-def _digits(values: Tensor) -> list[float | None]:
-    """Numbers in as many digits as single precision has; a condition that was never seen has none."""
+def _digits(values: Tensor, what: str) -> list[float | None]:
+    """Return numbers with the digits of single precision; NaN, of a condition that was never seen, is `None`."""
+    if values.ndim != 1 or not values.is_floating_point():
+        raise CheckpointError(f"{what} needs lists of numbers, got {values.dtype} of shape {tuple(values.shape)}")
     return [None if math.isnan(value) else float(f"{value:.9g}") for value in values.tolist()]
 
 
 def save_network(network: nn.Module, path: str | Path, *, recipe: dict[str, Any] | None = None, **extra: Any) -> Path:
-    """Write a network of `fmwc.nets` that has no noise (a judge), in the same format."""
+    """Write a network of `fmwc.networks` without noise, such as a classifier, in the same format."""
     kind = type(network).__name__
     if NETS.get(kind) is not type(network):
         raise CheckpointError(f"{kind} is not one of fmwc's networks, so it could not be built again")
@@ -317,16 +342,16 @@ def save_network(network: nn.Module, path: str | Path, *, recipe: dict[str, Any]
 def _write(path: Path, tensors: dict[str, Tensor], found: dict[str, Any], eightbit: bool = False) -> Path:
     if path.exists() and not path.is_dir():
         raise CheckpointError(f"{path} is a file; a checkpoint is a folder")
-    # Copies, because weights that are tied share memory, which the format does not know.
+    # Copies: tied weights share memory, which the format does not support.
     tensors = {k: v.detach().cpu().clone().contiguous() for k, v in tensors.items()}
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not name.startswith(_REFERENCE):  # NaN there is a condition never seen
+        if tensor.is_floating_point() and not name.startswith(_REFERENCE):
             require_finite(tensor, f"weight '{name}'")
     parts = [to_bytes(part) for part in (_parts(_compressed(tensors)) if eightbit else [tensors])]
     files: dict[str, str] = {}
     for name, content in zip(_files(len(parts)), parts, strict=True):
         hashed = digest_bytes(content)
-        if (path / name).exists() and digest_file(path / name) != hashed:  # what is there is needed, or not ours
+        if (path / name).exists() and digest_file(path / name) != hashed:  # needed until the record is replaced
             name = f"{Path(name).stem}-{hashed[:8]}.safetensors"
         write_bytes(path / name, content)
         files[name] = hashed
@@ -338,7 +363,7 @@ def _write(path: Path, tensors: dict[str, Tensor], found: dict[str, Any], eightb
 
 
 def _own_files(folder: Path) -> set[str]:
-    """Return the files of the checkpoint in a folder, by its record."""
+    """Return the names of the files that the record of a folder lists."""
     try:
         found = about(folder) if (folder / RECORD).is_file() else {}
     except FmwcError:
@@ -389,10 +414,10 @@ def load(
     """Read a field from a folder, or by the name of shipped weights.
 
     Arguments:
-        path: `"checkerboard"` and the like, or a folder that `save` wrote.
-        network: The network to load into, where it is one of your own; its weights are overwritten.
-        space: Its space, where that is made of manifolds of your own.
-        device: Where to put it.
+        path: A name such as `"checkerboard"`, or a folder that `save` wrote.
+        network: The network to load into, unless it is one of `fmwc.networks`; its weights are overwritten.
+        space: Its space, if it has manifolds that are not in `fmwc.flow`.
+        device: Where to put the field.
     """
     folder, found = _find(path), about(path)
     if found.get("noise") is None:
@@ -421,48 +446,48 @@ def _schedule(folder: Path, described: Any) -> Schedule:
 
 
 def _reference(folder: Path, described: Any, tensors: dict[str, Tensor]) -> Reference:
-    """Return the reference of a record. In format 2 its numbers are tensors, and how it was made is a line of text."""
+    """Return the reference of a record. In format 2 its numbers are tensors, and how it was read is a line of text."""
     try:
         if described is None:
             raise CheckpointError("what it is made from is not recorded")
         if isinstance(described, Mapping) and "quantiles" not in described:
-            own = {name: _digits(v) for name, v in tensors.items() if name in ("quantiles", "centre", "spread")}
+            own = {n: _digits(v, "it") for n, v in tensors.items() if n in ("quantiles", "centre", "spread")}
             described = {**described, **own}
         given = check(described, _REFERENCE_SCHEMA, "it", CheckpointError)
         made = given.get("read_with") or (_made(given["setting"]) if given.get("setting") else None)
-        parts = tuple(
-            Part(p["score"], float(p["weight"]), torch.tensor(p["quantiles"]), _standardised(p))
-            for p in given.get("parts") or ()
-        )
-        found = Reference(
+        parts = given.get("parts") or ()
+        return Reference(
             given["score"],
             None if made is None else ReadWith(made["estimator"], made["steps"], made["stepper"], tuple(made["times"])),
-            torch.tensor(given["quantiles"]),
-            _standardised(given),
-            parts,
+            torch.tensor([float(q) for q in given["quantiles"]]),
+            _standard(given),
+            tuple(
+                Part(p["score"], float(p["weight"]), torch.tensor([float(q) for q in p["quantiles"]]), _standard(p))
+                for p in parts
+            ),
             _checks(given.get("checks") or {}, tensors),
             given.get("reason") or "",
             given.get("withheld") or "",
             tuple(given.get("candidates") or ()),
             {name: tuple(values) for name, values in (given.get("classes") or {}).items()},
         )
-        _require_reference(found, "it")
-        return found
     except (KeyError, TypeError, ValueError, FmwcError) as error:
         raise CheckpointError(f"the reference of {folder} cannot be used: {error}") from error
 
 
-def _standardised(given: Mapping[str, Any]) -> Standard | None:
+def _standard(given: Mapping[str, Any]) -> Standard | None:
+    """Return the centres and spreads of a description; raise where no condition has both."""
     if not given.get("within"):
         return None
-    centre, spread = (
-        torch.tensor([math.nan if v is None else float(v) for v in given[name]]) for name in ("centre", "spread")
-    )
+    rows = list(zip(given["centre"], given["spread"], strict=True))
+    if not any(spread is not None for _, spread in rows) or any(c is None and s is not None for c, s in rows):
+        raise CheckpointError("centres must be finite and spreads positive")
+    centre, spread = (torch.tensor([math.nan if v is None else float(v) for v in c]) for c in zip(*rows, strict=True))
     return Standard(given["within"], centre, spread)
 
 
 def _checks(given: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The checks of a reference; training points are among the tensors."""
+    """Return the checks of a reference, whose training points are among the tensors."""
     found: dict[str, Any] = {}
     for name, options in given.items():
         if name == "echo":
@@ -484,41 +509,19 @@ def _checks(given: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str
 
 
 def _made(setting: str) -> dict[str, Any]:
-    """How a reference of format 2 was made, from its line of text."""
+    """Parse how a reference of format 2 was read, from its line of text."""
     found = re.fullmatch(r"(.+), (\d+) (\w+) steps, read at (.+)", setting)
     if found is None:
         raise CheckpointError(f"how it was made cannot be read: '{setting:.200}'")
     estimator, steps, stepper, read = found.groups()
-    schedule: Any = int(read) if read.isdigit() else [float(t) for t in read.strip("()[] ").replace(",", " ").split()]
+    times = [float(t) for t in read.strip("()[] ").replace(",", " ").split()]
+    schedule = Schedule.every(int(read)) if read.isdigit() else Schedule.at(times)
     return {
         "estimator": estimator,
         "steps": int(steps),
         "stepper": stepper,
         "times": read_times(int(steps), schedule),
     }
-
-
-def _require_reference(reference: Reference, what: str) -> None:
-    """Raise where a reference would give every sample the same confidence, or none that means anything."""
-    q, standard = reference.quantiles, reference.standard
-    if q.dtype not in _REAL or q.ndim != 1 or len(q) < 2:
-        raise CheckpointError(f"{what} needs a list of at least 2 quantiles, got {q.dtype} of shape {tuple(q.shape)}")
-    require_finite(q, f"{what}: the quantiles")
-    if bool((q[1:] < q[:-1]).any()):
-        raise CheckpointError(f"{what}: the quantiles are not sorted")
-    if standard is None:
-        return
-    centre, spread = standard.centre, standard.spread
-    if (
-        {centre.dtype, spread.dtype} - {*_REAL}
-        or centre.ndim != 1
-        or centre.shape != spread.shape
-        or not 1 <= len(spread) <= MOST
-    ):
-        raise CheckpointError(f"{what} needs one centre and one spread per condition")
-    seen = ~spread.isnan()
-    if not bool(seen.any()) or not bool((centre[seen].isfinite() & spread[seen].isfinite() & (spread[seen] > 0)).all()):
-        raise CheckpointError(f"{what}: centres must be finite and spreads positive")
 
 
 def load_network(path: str | Path, *, device: torch.device | str = "cpu") -> Any:
@@ -557,7 +560,7 @@ def _read(folder: Path, found: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _fill(folder: Path, module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Copy weights into a module of the same names, shapes and types; one in double precision if they are."""
+    """Copy weights into a module with the same names, shapes and types, or into its double precision."""
     _check_shapes(folder, module, tensors)
     floating = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     if floating == {torch.float64}:
@@ -578,7 +581,7 @@ def _fill(folder: Path, module: nn.Module, tensors: dict[str, Tensor]) -> None:
 def _built(
     folder: Path, found: dict[str, Any], network: nn.Module | None, space: Space | None, *, meta: bool = False
 ) -> Field:
-    """The field that a record describes; `meta` gives its shapes alone, without memory."""
+    """Build the field that a record describes; with `meta`, its shapes only, without memory."""
     noise = found["noise"]
     try:
         where = space or (Space.from_description(found["space"]) if found.get("space") else None)
@@ -603,7 +606,7 @@ def _built(
 
 
 class _ShapesOnly(TorchFunctionMode):
-    """Inside, tensors have shapes and no memory, and no first weights are drawn."""
+    """A context in which tensors have shapes but no memory, and no initial weights are drawn."""
 
     def __enter__(self) -> Any:
         self.device = torch.device("meta")
@@ -621,21 +624,21 @@ class _ShapesOnly(TorchFunctionMode):
 
 
 def _network(folder: Path, found: dict[str, Any], *, meta: bool = False) -> nn.Module:
-    """One of fmwc's own networks, with fresh weights; torch's global random numbers are left alone."""
+    """Build one of fmwc's own networks, without a change of torch's global random state."""
     kind, config = found["network"]["kind"], found["network"]["config"]
     if config is None or kind not in NETS:
         raise CheckpointError(f"{folder} holds a {kind}, not one of ours; give it: load(path, network=net)")
     try:
-        check(config, mapping(_setting), "its configuration")
+        check(config, mapping(_option), "its configuration")
         with torch.random.fork_rng(devices=[]), _ShapesOnly() if meta else torch.device("cpu"):
             return NETS[kind](**config)
-    except Exception as error:  # whatever a network's constructor makes of wrong settings
+    except Exception as error:  # whatever the constructor raises
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"the network of {folder} cannot be built: {reason}") from error
 
 
-def _setting(value: Any, where: str) -> Any:
-    """A network's setting: a size, a rate, a name, or a short list of sizes."""
+def _option(value: Any, where: str) -> Any:
+    """Check one option of a network: a size, a rate, a name, or a short list of sizes."""
     if isinstance(value, list):
         return array(whole(0, 1 << 16), most=64)(value, where)
     if isinstance(value, int) and not isinstance(value, bool):

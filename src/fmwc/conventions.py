@@ -21,7 +21,7 @@ from fmwc.errors import UsageError
 from fmwc.flow import Euclidean, Pairs, Space, couple, path_of
 from fmwc.modes import evaluating
 from fmwc.randomness import Stream, derive
-from fmwc.state import State, batch_size, channels, each, precision_of, require_state
+from fmwc.state import State, as_conditions, batch_size, channels, precision_of, require_state, tree_map
 
 __all__ = ["Conventions", "check_conventions", "examine_conventions"]
 
@@ -153,7 +153,7 @@ def examine_conventions(
     called = getattr(network, "conditional", network)
     modes = evaluating(network) if isinstance(network, nn.Module) else nullcontext()
     with modes, torch.inference_mode(False), torch.no_grad():
-        return _Look(network, called, space, x1, dict(cond or {}), seed, pairs, robust).found()
+        return _Look(network, called, space, x1, as_conditions(cond), seed, pairs, robust).found()
 
 
 class _Look:
@@ -186,12 +186,12 @@ class _Look:
             return value[rows.to(value.device)].to(device) if several else value
 
         dtype = precision_of(network)
-        self.x1 = each(lambda c: taken(c).to(dtype), x1)
+        self.x1 = tree_map(lambda c: taken(c).to(dtype), x1)
         self.cond = {name: taken(value) for name, value in cond.items()}
         self.network, self.called, self.space = network, called, space.given(self.cond)
-        given = pairs if pairs is None or isinstance(pairs, str) or callable(pairs) else each(taken, pairs)
+        given = pairs if pairs is None or isinstance(pairs, str) or callable(pairs) else tree_map(taken, pairs)
         randomness = Stream(torch.Generator(device).manual_seed(derive(seed, "noise")))
-        self.x0 = each(lambda c: c.to(dtype), couple(given, self.space, self.x1, randomness))
+        self.x0 = tree_map(lambda c: c.to(dtype), couple(given, self.space, self.x1, randomness))
         # Evenly spaced times, in an order of their own.
         order = torch.randperm(count, generator=torch.Generator().manual_seed(derive(seed, "times")))
         self.t = ((order.to(device, dtype) + 0.5) / count).to(dtype)
@@ -207,7 +207,7 @@ class _Look:
         assert first is not None
         require_state(first, "the network's velocity")
         self.space.check(first, "the network's velocity is of another shape: ")
-        ours, nothing = self._errors(first, u_t), self._errors(each(torch.zeros_like, u_t), u_t)
+        ours, nothing = self._errors(first, u_t), self._errors(tree_map(torch.zeros_like, u_t), u_t)
         loss = self._ratio(ours, nothing)
         called = self._called_otherwise(x_t, u_t, first, ours, nothing, loss)
         rescaled, least = self._rescaled(loss)
@@ -223,7 +223,7 @@ class _Look:
         """The best of the conventions that have clearly less loss on the same path."""
         found: list[tuple[Reading, str, str, Tensor]] = []
         # The best constant: what an untrained network can come near to by chance.
-        constant = self._errors(each(lambda c: c.mean(0, keepdim=True).expand_as(c), u_t), u_t)
+        constant = self._errors(tree_map(lambda c: c.mean(0, keepdim=True).expand_as(c), u_t), u_t)
         linear = self._errors(self._linear(x_t, self.x1), u_t) if self.straight else None
         for reading, what, options, v, least in self._readings(x_t, first, asked=not loss < GOOD):
             where, theirs = TURNED[what](self.t), self._errors(v, u_t)
@@ -274,10 +274,10 @@ class _Look:
                 if options or sign == -1:
                     turned = "output=lambda v: -v" if back != (sign == -1) else ""
                     fix = f"adapt({', '.join(filter(None, ['net', options, turned]))})"
-                    yield Reading(fix, asks, math.nan), "", options, each(lambda c: sign * c, output), None  # noqa: B023
+                    yield Reading(fix, asks, math.nan), "", options, tree_map(lambda c: sign * c, output), None  # noqa: B023
             for what in PREDICTIONS if self.straight else ():
                 reading = Reading(_predicting(what, "linear", options), f"does it predict the {what}?", math.nan)
-                least = self._as_velocity(what, x_t, each(torch.zeros_like, output))
+                least = self._as_velocity(what, x_t, tree_map(torch.zeros_like, output))
                 yield reading, what, options, self._as_velocity(what, x_t, output), least
 
     def _as_velocity(self, what: str, x_t: Any, output: Any) -> Any:
@@ -287,7 +287,7 @@ class _Look:
             scales = (scale[(..., *[None] * (x.ndim - 1))] for scale in (self.t, 1 - self.t, ones, -ones))
             return PREDICTIONS[what](x, found, *scales)
 
-        return each(one, x_t, output)
+        return tree_map(one, x_t, output)
 
     def _predictions(self, known: str = "", called: str | None = None) -> tuple[float, Reading | None]:
         """The best prediction of data or noise on any path, if one leaves little of their variance unexplained.
@@ -306,12 +306,12 @@ class _Look:
         for schedule, scales in SCHEDULES.items():
             t = _time_of(scales, signal)
             alpha, sigma = scales(t)
-            x_t = each(lambda a, b: _by(alpha, a) * a + _by(sigma, b) * b, self.x1, self.x0)  # noqa: B023
+            x_t = tree_map(lambda a, b: _by(alpha, a) * a + _by(sigma, b) * b, self.x1, self.x0)  # noqa: B023
             for options in TIMES if called is None else (called,):
                 if (output := self._output(x_t, TIMES[options](t))) is None:
                     continue
                 for what, target in (("data", self.x1), ("noise", self.x0)):
-                    centre = each(lambda c: c.mean(0, keepdim=True).expand_as(c), target)
+                    centre = tree_map(lambda c: c.mean(0, keepdim=True).expand_as(c), target)
                     theirs, guess = self._errors(output, target), _guess(what, x_t, self.x1, alpha, sigma)
                     left = self._ratio(theirs, self._errors(centre, target))
                     share = self._ratio(theirs, self._errors(guess, target))
@@ -323,7 +323,7 @@ class _Look:
     def _linear(self, x_t: Any, x1: Any) -> Any:
         """The best velocity that is linear in each number of the state."""
         data, noise = (_guess(what, x_t, x1, self.t, 1 - self.t) for what in ("data", "noise"))
-        return each(torch.sub, data, noise)
+        return tree_map(torch.sub, data, noise)
 
     def _rescaled(self, loss: float) -> tuple[Reading | None, float]:
         """A scale of the data at which the network has clearly less loss, in a flat space of one channel.
@@ -360,7 +360,7 @@ class _Look:
     def _share(self, loss: float) -> float:
         """The network's loss as a multiple of that of the best linear guess, on the data as they are."""
         x_t, u_t = self.path(self.x0, self.x1, self.t)
-        nothing, linear = (self._errors(v, u_t) for v in (each(torch.zeros_like, u_t), self._linear(x_t, self.x1)))
+        nothing, linear = (self._errors(v, u_t) for v in (tree_map(torch.zeros_like, u_t), self._linear(x_t, self.x1)))
         return loss * self._ratio(nothing, linear)
 
     def _errors(self, v: Any, u: Any) -> Tensor:  # -> (B,)
@@ -405,7 +405,7 @@ def _guess(what: str, x_t: Any, x1: Any, alpha: Tensor, sigma: Tensor) -> Any:
         away = (x - a * mean) / (a.square() * var + s.square())
         return mean + a * var * away if what == "data" else s * away
 
-    return each(one, x_t, x1)
+    return tree_map(one, x_t, x1)
 
 
 def _by(scale: Tensor, x: Tensor) -> Tensor:  # (B,) -> (B, 1, …)

@@ -1,73 +1,88 @@
-"""What a user names as `module:function`: imported, called without arguments, and whatever goes wrong is one line."""
+"""Networks and other objects that a user names as `module:function`, and the weights that go into them."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
-from fmwc.errors import UsageError
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-__all__ = ["called", "one_line"]
+from fmwc.adapters import Adapted, Denoised
+from fmwc.data import arrays
+from fmwc.errors import CheckpointError, FmwcError, UsageError
+from fmwc.flow import Space, as_space
+from fmwc.modes import evaluating
+from fmwc.readers import shown
+from fmwc.state import State, batch_size, channels, precision_of, tree_map
+
+__all__ = ["build", "called", "one_line", "try_once"]
 
 T = TypeVar("T")
 
+LARGEST = 1 << 28  # numbers per sample
+
+
+# ---- functions ---------------------------------------------------------------------------------------------------
+
 
 def called(entry: str, what: str) -> Any:
-    """What the function of a module returns. The module is looked for where Python looks, and in the working directory.
+    """Import `package.module:function`, call it without arguments, and return its result.
+
+    The module is looked up where Python looks and in the working directory. Whatever goes wrong raises one line.
 
     Arguments:
-        entry: `package.module:function`; the function takes no arguments.
-        what: What it is to return, for messages.
+        entry: The function's name.
+        what: What it should return, for messages.
     """
     module_name, colon, name = entry.partition(":")
     if not colon or not name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
-        raise UsageError(f"{what} is named module:function, such as my_models:make, got '{_printable(entry)}'")
+        raise UsageError(f"{what} is named module:function, such as my_models:make; got '{shown(entry)[:200]}'")
     with _importing_from(os.getcwd()):
         module = _guarded(lambda: importlib.import_module(module_name), f"module '{module_name}' cannot be imported")
         function = _guarded(lambda: getattr(module, name, None), f"'{entry}' cannot be looked up")
         if function is None:
             raise UsageError(f"module '{module_name}' has no '{name}'")
         if not callable(function) or (hasattr(function, "state_dict") and not isinstance(function, type)):
-            raise UsageError(f"'{entry}' is to be a function without arguments that returns {what}")
+            raise UsageError(f"'{entry}' must be a function without arguments that returns {what}")
         _require_no_arguments(entry, function)
         found = _guarded(function, f"'{entry}' failed")
         if inspect.iscoroutine(found):
-            found.close()  # else Python warns that nobody waited for it
+            found.close()  # otherwise Python warns that it was never awaited
             raise UsageError(f"'{entry}' is asynchronous; give a plain function that returns {what}")
         return found
 
 
 def one_line(error: BaseException, longest: int = 200) -> str:
-    """What an exception says, in one line of bounded length."""
+    """Return the message of an exception as one line of bounded length."""
     try:
         words = " ".join(str(error).split())
-    except Exception:  # of a class of the user's own
+    except Exception:  # of a user's own class
         words = ""
-    return _printable(f"{type(error).__name__}: {words}"[:longest]).removesuffix(": ")
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)[:200]
+    return shown(f"{type(error).__name__}: {words}"[:longest]).removesuffix(": ")
 
 
 def _require_no_arguments(entry: str, function: Callable[..., Any]) -> None:
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # what is built in may have none
+    except (TypeError, ValueError):  # of some built-in functions
         return
     try:
         signature.bind()
     except TypeError as error:
-        raise UsageError(f"'{entry}' is called without arguments, and it has some: {error}") from error
+        raise UsageError(f"'{entry}' is called without arguments, but it takes some: {error}") from error
 
 
 def _guarded(function: Callable[[], T], problem: str) -> T:
-    """Call a user's code. It may raise anything, SystemExit too; only an interrupt is passed on."""
+    """Call a user's code. It may raise anything, even SystemExit; only an interrupt passes through."""
     try:
         return function()
     except KeyboardInterrupt:
@@ -78,10 +93,78 @@ def _guarded(function: Callable[[], T], problem: str) -> T:
 
 @contextmanager
 def _importing_from(folder: str) -> Iterator[None]:
-    """Inside, modules are also looked for in a folder: also those that a function imports when it is called."""
+    """Look for modules in a folder too, also for the imports inside a function that is called meanwhile."""
     sys.path.insert(0, folder)
     try:
         yield
     finally:
-        with suppress(ValueError):  # a module may have put its own in order
+        with suppress(ValueError):  # a module may have changed the path itself
             sys.path.remove(folder)
+
+
+# ---- networks ----------------------------------------------------------------------------------------------------
+
+
+def build(entry: str, weights: str | Path | None = None) -> tuple[nn.Module, Space | None]:
+    """Return the network that `module:function` builds, with weights from a file if one is given, and its space.
+
+    Arguments:
+        entry: `package.module:function`; the function returns the network, or a pair of the network and its space.
+        weights: A state dict: .safetensors, or .pt that holds tensors only.
+    """
+    made = called(entry, "a network")
+    network, space = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if isinstance(space, (tuple, list)) and all(isinstance(size, int) for size in space):
+        if not all(1 <= size <= LARGEST for size in space) or not 1 <= math.prod(space) <= LARGEST:
+            raise UsageError(f"'{entry}' returns the shape {str(tuple(space))[:100]}, which no sample can have")
+        space = as_space(space)
+    if not isinstance(network, nn.Module) or not (space is None or isinstance(space, Space)):
+        raise UsageError(
+            f"'{entry}' must return a torch module, or a pair of a module and its space (fmwc.flow.Space or a shape); "
+            f"got {type(made).__name__}"
+        )
+    for name, weight in (*network.named_parameters(), *network.named_buffers()):
+        if is_lazy(weight) or weight.is_meta:
+            raise UsageError(f"'{entry}' returns a network whose '{name}' has no values yet; run it once, or load it")
+    if weights is not None:
+        try:
+            _load_weights(network, arrays.read(weights))
+        except RuntimeError as error:
+            reason = " ".join(line.strip() for line in str(error).splitlines()[1:3])[:300]
+            raise CheckpointError(f"{weights} does not fit the network of {entry}: {reason}") from error
+    return network, space
+
+
+def _load_weights(network: nn.Module, found: dict[str, Tensor]) -> None:
+    """Load a state dict, saved with or without an adapter, `torch.compile` or `DataParallel` around the network."""
+    for wrapper in ("_orig_mod.", "module."):
+        if all(name.startswith(wrapper) for name in found):
+            found = {name.removeprefix(wrapper): value for name, value in found.items()}
+    if isinstance(network, (Adapted, Denoised)) and isinstance(network.network, nn.Module):
+        inner = network.network
+        network = inner if found.keys() == inner.state_dict().keys() else network
+    network.load_state_dict(found)
+
+
+def try_once(network: nn.Module, x: State, cond: dict[str, Any]) -> None:
+    """Run the network on two samples; raise a readable error if it cannot be called as `network(x, t, **cond)`."""
+    few = tree_map(lambda c: c[:2].to(precision_of(network)), x)
+    value = next(iter(channels(few).values()))
+    half = torch.full((batch_size(few),), 0.5, device=value.device, dtype=value.dtype)
+    shapes = ", ".join(f"{name} {tuple(value.shape[1:])}" for name, value in channels(x).items())
+    given = f" and conditions {', '.join(cond)}" if cond else ""
+    try:
+        with evaluating(network), torch.no_grad():
+            velocity = network(few, half, **{k: v[:2] for k, v in cond.items()})
+    except FmwcError:
+        raise
+    except Exception as error:  # whatever the user's own code raises
+        raise UsageError(
+            f"the network does not run as network(x, t) on samples of {shapes}{given}: {one_line(error)}; if it has "
+            "another signature, adapt it, such as fmwc.adapters.adapt(net, time_first=True)"
+        ) from error
+    alike = isinstance(velocity, (Tensor, dict)) and isinstance(velocity, dict) == isinstance(few, dict)
+    found = {name: getattr(v, "shape", None) for name, v in channels(velocity).items()} if alike else {}
+    if found != {name: value.shape for name, value in channels(few).items()}:
+        came = {name: tuple(shape or ()) for name, shape in found.items()} or type(velocity).__name__
+        raise UsageError(f"the network must return a velocity of the samples' shape, {shapes}{given}; got {came}")

@@ -1,7 +1,7 @@
-"""The exceptions a user can meet.
+"""The exceptions of fmwc.
 
-Every message is one line that says what was expected, what came, and what to do; the command line prints it as it
-is and exits with 2.
+Every message is one line that says what was expected, what was found, and what to do. The command line prints it and
+exits with status 2.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ T = TypeVar("T")
 
 
 class FmwcError(Exception):
-    """Base of every error that is about what the user gave us. Its message is one line, whatever names are in it."""
+    """Base class of every error about input. Its message is always printed as one line."""
 
     def __str__(self) -> str:
         return " ".join(line.strip() for line in super().__str__().splitlines())
 
 
 class UsageError(FmwcError, ValueError):
-    """A value that cannot be used as it is."""
+    """An invalid value."""
 
 
 class ShapeError(UsageError):
@@ -50,22 +50,22 @@ class ShapeError(UsageError):
 
 
 class NotFiniteError(UsageError):
-    """NaN or infinity where a number was expected."""
+    """NaN or infinity instead of a finite number."""
 
 
 class UnknownNameError(UsageError):
-    """A name that is in no table; the message lists the table and the nearest match."""
+    """An unknown name; the message lists the known names and the nearest match."""
 
 
 class NoRuleError(FmwcError):
-    """An operation that cannot carry a variance.
+    """An operation that has no rule for variances.
 
-    Not a TypeError: torch's operators turn that into NotImplemented, and `x += 1` would quietly become `x = x + 1`.
+    Not a TypeError: torch's operators turn one into NotImplemented, and `x += 1` would silently become `x = x + 1`.
     """
 
 
 class CheckpointError(FmwcError):
-    """A checkpoint that cannot be read, or not by this version, or not into this network."""
+    """A checkpoint that cannot be read, by this version or into this network."""
 
 
 class MismatchError(FmwcError):
@@ -73,19 +73,19 @@ class MismatchError(FmwcError):
 
 
 class DataError(FmwcError):
-    """Data that is missing, cut off or of another kind."""
+    """Data that is missing, truncated or of another kind."""
 
 
 class StoppedError(FmwcError):
-    """Work that a clock stopped, and that goes on where it was when it is asked for again."""
+    """Work that a time limit stopped; repeating the command resumes it."""
 
 
 class OutputError(FmwcError):
-    """A place that must not be written to."""
+    """A path that cannot or must not be written to."""
 
 
 def nearest(name: str, names: Iterable[str], what: str) -> str:
-    """The message for an unknown name.
+    """Return the message for an unknown name.
 
     >>> nearest("peek", ["peak", "endpoint"], "score")
     "unknown score 'peek'; did you mean 'peak'? Known: endpoint, peak"
@@ -97,17 +97,17 @@ def nearest(name: str, names: Iterable[str], what: str) -> str:
 
 
 def pick(table: Mapping[str, T], name: str, what: str) -> T:
-    """The entry of a table of named choices, or an error that names the right ones."""
+    """Return the entry of a table of named choices; raise an error that lists the names if there is none."""
     if name not in table:
         raise UnknownNameError(nearest(name, table, what))
     return table[name]
 
 
 def require_finite(tensor: Tensor, what: str) -> None:
-    """Raise where a tensor holds NaN or infinity."""
+    """Raise if a tensor holds NaN or infinity."""
     if not tensor.is_floating_point():
         return
-    tensor = tensor.detach() if tensor.element_size() > 1 else tensor.detach().float()  # torch has none for eight bits
+    tensor = tensor.detach() if tensor.element_size() > 1 else tensor.detach().float()  # 8-bit floats have no sum
     if math.isfinite(float(tensor.sum())):  # one pass, without a mask
         return
     if not (finite := tensor.isfinite()).all():  # a sum of finite numbers may overflow

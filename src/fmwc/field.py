@@ -3,120 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fmwc.errors import NotFiniteError, ShapeError, UsageError, require_finite
+from fmwc.estimators import Estimator, as_estimator
 from fmwc.flow import Space, as_space, euclidean
 from fmwc.modes import Scope, eagerly, evaluating
 from fmwc.moments import Moments
-from fmwc.propagate import Estimator, as_estimator
+from fmwc.noise import Draw, NoiseModel, Pass, kl
 from fmwc.randomness import Randomness, as_randomness
-from fmwc.state import State, as_state, as_whole, batch_size, blame_conditions, channels, require_state
-from fmwc.vad import Draw, NoiseModel, Pass, kl
+from fmwc.references import Reference, Schedule
+from fmwc.state import State, as_conditions, as_state, as_whole, batch_size, blame_conditions, channels, require_state
 
-__all__ = ["Field", "Part", "ReadWith", "Reference", "Schedule", "attach", "checked", "same_times"]
-
-
-def same_times(times: Sequence[float], others: Sequence[float]) -> bool:
-    """Return whether two lists of times are the same, but for rounding."""
-    return len(times) == len(others) and all(abs(a - b) < 1e-4 for a, b in zip(times, others, strict=True))
-
-
-class ReadWith(NamedTuple):
-    """How a run was made and what was read on the way: scores of runs that were made otherwise are not comparable.
-
-    Attributes:
-        estimator: The estimator of the variance with its options, as text; empty where none was read.
-        steps: The number of steps.
-        stepper: The name of the stepper.
-        times: When the variance was read.
-    """
-
-    estimator: str
-    steps: int
-    stepper: str
-    times: tuple[float, ...]
-
-    def differs(self, other: ReadWith, *, variance: bool = True) -> str:
-        """Return what is different in another run, in words; empty if nothing is.
-
-        Arguments:
-            other: How the other run was made.
-            variance: Whether the score is read from the variance, so that it matters how that was read.
-        """
-        if (self.steps, self.stepper) != (other.steps, other.stepper):
-            return f"{self.steps} {self.stepper} steps, not {other.steps} {other.stepper} steps"
-        if variance and self.estimator != other.estimator:
-            return f"the variance by {self.estimator or 'no estimator'}, not by {other.estimator or 'none'}"
-        if variance and not same_times(self.times, other.times):
-            return f"the variance at {len(self.times)} times, not at {len(other.times)} (or at others)"
-        return ""
-
-
-class Part(NamedTuple):
-    """One of the scores that a combined score is made of.
-
-    Attributes:
-        score: Its name.
-        weight: Its weight in the sum.
-        quantiles: Its quantiles over reference samples, at evenly spaced levels from 0 to 1.
-        standard: Makes it comparable between conditions, applied before the quantiles were taken.
-    """
-
-    score: str
-    weight: float
-    quantiles: Tensor
-    standard: Any = None
-
-
-class Reference(NamedTuple):
-    """Scores of reference samples, so that one sample alone has a confidence. Kept in the checkpoint.
-
-    Attributes:
-        score: The name of the score, or the sum of several (`contest + 0.3 spread@0.3-0.8`).
-        read_with: How the reference samples were made; `None` for a check of samples from anywhere.
-        quantiles: The score's quantiles at evenly spaced levels from 0 to 1.
-        standard: A function `(score, condition) -> score` that makes it comparable between conditions, with the name of
-            the condition as `cond` (:class:`fmwc.sampling.Standard`); applied before the quantiles were taken.
-        parts: What a sum is made of.
-        checks: The checks of finished samples that the score reads, by name (:class:`fmwc.checks.Echo`,
-            :class:`fmwc.checks.Contest`).
-        reason: Why this score was chosen, in words.
-        withheld: Why there is no confidence, where the evidence is at chance; else empty.
-        candidates: What was compared, a row each: name, and numbers by name.
-        classes: The classes that the reference samples are of, by the name of the condition; empty if it has none.
-    """
-
-    score: str
-    read_with: ReadWith | None
-    quantiles: Tensor
-    standard: Any = None
-    parts: tuple[Part, ...] = ()
-    checks: dict[str, Any] = {}  # noqa: RUF012
-    reason: str = ""
-    withheld: str = ""
-    candidates: tuple[dict[str, Any], ...] = ()
-    classes: dict[str, tuple[int, ...]] = {}  # noqa: RUF012
-
-
-class Schedule(NamedTuple):
-    """Few times that tell most of a score, chosen by a pilot run (:func:`fmwc.sampling.fit_schedule`). Kept in the
-    checkpoint.
-
-    Attributes:
-        times: When to read the variance.
-        reference: The pilot's scores, read at these times.
-        agreement: The correlation of those scores with the pilot's read at every step.
-    """
-
-    times: tuple[float, ...]
-    reference: Reference
-    agreement: float
+__all__ = ["Field", "attach", "checked"]
 
 
 class Field(nn.Module):
@@ -150,7 +54,7 @@ class Field(nn.Module):
         self.prior_rate = prior_rate
         self.reference: Reference | None = None
         self.schedule: Schedule | None = None
-        self.rows_known = False  # that layers see samples in their order: looked at when first read
+        self.row_order_checked = False  # that layers see samples in their order: looked at when first read
 
     @property
     def device(self) -> torch.device:
@@ -161,24 +65,24 @@ class Field(nn.Module):
         """Whether torch may compute the plain network otherwise than layer by layer, as a pass does."""
         return self.noise.fused
 
-    def steady(self) -> Scope:
+    def constant_weights(self) -> Scope:
         """A scope that caches terms that depend on the weights alone, while the weights are constant."""
-        return self.noise.steady()
+        return self.noise.constant_weights()
 
     def forward(self, x: Any, t: Any, **cond: Any) -> Any:
         """The network's own output, untouched. One time for all, as a solver gives it, is given to each."""
         return self.network(x, _for_each(x, t), **cond)
 
-    def run(self, current: Pass, x: Any, t: Any, **cond: Any) -> Any:
+    def run(self, current: Pass, x: Any, t: Any, *, cond: Mapping[str, Any] | None = None) -> Any:
         """The network's output with a pass running at its noisy layers."""
         if not torch.compiler.is_dynamo_compiling():
-            return eagerly(self._run)(current, x, t, **cond)
-        if self.noise.kept:
-            return self._run(current, x, t, **cond)
+            return eagerly(self._run)(current, x, t, cond or {})
+        if self.noise.hooks_kept:
+            return self._run(current, x, t, cond or {})
         # Hooks come and go here, so the pass runs between two compiled pieces.
-        return torch.compiler.disable(self.run)(current, x, t, **cond)
+        return torch.compiler.disable(self.run)(current, x, t, cond=cond)
 
-    def _run(self, current: Pass, x: Any, t: Any, **cond: Any) -> Any:
+    def _run(self, current: Pass, x: Any, t: Any, cond: Mapping[str, Any]) -> Any:
         if not self.noise.attached:
             raise UsageError("the noise of this field was detached; attach the network again")
         if not torch.compiler.is_dynamo_compiling():
@@ -194,21 +98,34 @@ class Field(nn.Module):
         require_state(v, "the network's velocity")
         return v
 
-    def draw(self, x: Any, t: Any, *, seed: Randomness | torch.Generator | int | None = None, **cond: Any) -> Any:
+    def draw(
+        self,
+        x: Any,
+        t: Any,
+        *,
+        seed: Randomness | torch.Generator | int | None = None,
+        cond: Mapping[str, Any] | None = None,
+    ) -> Any:
         """The velocity under one draw of the weights from the posterior, ω ~ q(ω | x, t)."""
         x, t = checked(self, x, t)
+        cond = as_conditions(cond)
         try:
-            return self.draw_with_kl(x, t, seed=seed, **cond)[0]
+            return self.draw_with_kl(x, t, seed=seed, cond=cond)[0]
         except (AttributeError, IndexError, RuntimeError, TypeError) as error:
             blame_conditions(error, cond, batch_size(x))
             raise
 
     def draw_with_kl(
-        self, x: Any, t: Any, *, seed: Randomness | torch.Generator | int | None = None, **cond: Any
+        self,
+        x: Any,
+        t: Any,
+        *,
+        seed: Randomness | torch.Generator | int | None = None,
+        cond: Mapping[str, Any] | None = None,
     ) -> tuple[Any, Tensor]:
         """The same, with the KL of the posterior it was drawn from: what training needs. Values are not checked."""
         draw = Draw(as_randomness(seed, self.device))
-        v = self.run(draw, x, t, **cond)
+        v = self.run(draw, x, t, cond=cond)
         return v, kl(draw.log_alphas, self.prior_rate, self.kl_factor, draw.owners, batch_size(x))
 
     def moments(
@@ -218,7 +135,7 @@ class Field(nn.Module):
         propagation: str | Estimator = "linearised",
         *,
         seed: Randomness | torch.Generator | int | None = None,
-        **cond: Any,
+        cond: Mapping[str, Any] | None = None,
     ) -> Moments:
         """Mean and variance of the velocity at (x, t).
 
@@ -227,11 +144,13 @@ class Field(nn.Module):
             t: A number, or one time a sample.
             propagation: `linearised`, `diagonal`, `tangent`, `monte_carlo`, or an estimator with its own options.
             seed: Randomness for the estimators that need it.
+            cond: The conditions, by name; given to the network.
         """
         if torch.compiler.is_dynamo_compiling():  # a reading runs between two compiled pieces
-            return torch.compiler.disable(self.moments)(x, t, propagation, seed=seed, **cond)
+            return torch.compiler.disable(self.moments)(x, t, propagation, seed=seed, cond=cond)
         estimator = as_estimator(propagation)
         x, t = checked(self, x, t)
+        cond = as_conditions(cond)
         given = self, x, t, cond, as_randomness(seed, self.device)
         try:
             found: Moments = evaluating(self.network).call(estimator, *given)
@@ -346,7 +265,7 @@ def attach(
 ) -> Field:
     """Gives a velocity network a noise model, and leaves it as its author wrote it.
 
-    >>> from fmwc.nets import MLP
+    >>> from fmwc.networks import MLP
     >>> net = MLP(dim=2, hidden=16, depth=2)
     >>> field = attach(net, space=(2,))
     >>> x, t = torch.zeros(3, 2), torch.full((3,), 0.5)

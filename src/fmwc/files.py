@@ -1,8 +1,8 @@
 """Atomic writes, and folders that one run owns.
 
-A run claims the folder it writes to (:func:`claimed`). While it holds the claim, no other run can write there, and
-every file it writes is noted in a manifest before it appears. So a run that was killed can go on in its own folder,
-and nothing that a run did not write itself is ever deleted.
+A run claims its output folder (:func:`claimed`). While it holds the claim, no other run can write there, and every file
+is listed in a manifest before it is written. So a run that was killed can resume in its folder, and only files that a
+run wrote are ever deleted.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ MANIFEST = ".fmwc-manifest"  # one JSON object per line: what the run is, then a
 LOCK = ".fmwc-lock"
 TEMPORARY = ".fmwc-tmp-"
 _TEMPORARY = re.compile(f"{re.escape(TEMPORARY)}[0-9a-f]{{12}}")
-WORK = ".fmwc-work"  # files that an interrupted run goes on from; deleted when it is finished
+WORK = ".fmwc-work"  # files that an interrupted run resumes from; deleted when it has finished
 LONGEST_MANIFEST = 1 << 26  # bytes
 
-_CLAIM: ContextVar[Folder | None] = ContextVar("fmwc_claim", default=None)  # the innermost, where claims are nested
+_CLAIM: ContextVar[Folder | None] = ContextVar("fmwc_claim", default=None)  # the innermost claim, if claims are nested
 
 
 # ---- files -------------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ _CLAIM: ContextVar[Folder | None] = ContextVar("fmwc_claim", default=None)  # th
 
 @contextmanager
 def written(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces `path` at the end: a reader sees all of the new content or none of it."""
+    """Open a temporary file that replaces `path` at the end, so that readers see all of the new content or none."""
     note(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
@@ -70,13 +70,13 @@ def written(path: Path) -> Iterator[BinaryIO]:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno and error.filename is None:
-            error.filename = str(path)  # a full disk does not say which file it was
+            error.filename = str(path)  # the error of a full disk does not name the file
         raise
     _sync(path.parent)
 
 
 def note(*paths: Path) -> None:
-    """List files in the manifest of every claimed folder they lie in; called before they are written."""
+    """List files in the manifest of every claimed folder that contains them, before they are written."""
     folder = _CLAIM.get()
     while folder is not None:
         folder.note(*paths)
@@ -84,7 +84,7 @@ def note(*paths: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Make a rename durable. Windows cannot open folders, and some file systems cannot sync them."""
+    """Make a rename durable, if the system can: Windows cannot open folders, and some file systems cannot sync them."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -113,7 +113,7 @@ DESCRIPTION = "fmwc"  # the entry of a safetensors file's metadata that holds a 
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
-    """Write tensors and a JSON object that describes them, with a hash of both."""
+    """Write tensors, a JSON object that describes them, and a hash of both."""
     from safetensors.torch import save
 
     sealed = {**about, SEAL: digest_tensors(tensors, about)}
@@ -125,14 +125,14 @@ def read_tensors(path: Path, schema: Check, what: str) -> tuple[dict[str, Tensor
 
     Arguments:
         path: The file.
-        schema: For the description with its hash; a file without one is let through only if the schema does.
-        what: What the file is to be, for the error's message.
+        schema: For the description and its hash; it decides whether a file without a hash is accepted.
+        what: What the file should be, for messages.
     """
     try:
         tensors, metadata = read_safetensors(path, error=CheckpointError)
         about = check(parse_json(metadata.get(DESCRIPTION, ""), "its description"), schema, "its description")
         if (seal := about.pop(SEAL, None)) and seal != digest_tensors(tensors, about):
-            raise CheckpointError("its hash is not that of its content")
+            raise CheckpointError("its hash does not match its content")
     except FmwcError as error:
         raise CheckpointError(f"{shown(path)} is not {what}, or is cut off or changed ({error})") from error
     return tensors, about
@@ -147,24 +147,24 @@ class Folder:
     Attributes:
         path: The folder.
         resumed: Whether an interrupted run with the same identity left its files here.
-        finished: Whether that run was finished, so that there is nothing left to do.
+        finished: Whether that run has finished, so that nothing is left to do.
     """
 
     def __init__(self, path: Path, by: str, identity: Mapping[str, Any] | None, outer: Folder | None = None) -> None:
         self.path, self.by, self.identity = path, by, None if identity is None else plain(identity)
-        self.outer = outer  # the claim that this one is made within
+        self.outer = outer  # the claim around this one
         self.resumed = self.finished = False
         self.files: set[str] = set()
-        self.before: set[str] = set()  # files of an earlier run that this one replaces
-        self.spared: set[str] = set()  # what others put here: it must not be replaced
+        self.before: set[str] = set()  # files of an earlier run, which this one replaces
+        self.spared: set[str] = set()  # files of others, which must not be replaced
 
     @property
     def work(self) -> Path:
-        """The folder for what an interrupted run resumes from; deleted at the end."""
+        """The folder of files that an interrupted run resumes from; deleted at the end."""
         return self.path / WORK
 
     def note(self, *paths: Path) -> None:
-        """Add files to the manifest; called before they are written."""
+        """Add files to the manifest, before they are written."""
         names = [_relative(path, self.path) for path in paths]
         fresh = [name for name in names if name is not None and name not in self.files]
         for name in fresh:
@@ -178,11 +178,11 @@ class Folder:
             self._append({"file": name} for name in fresh)
 
     def discard(self, names: Iterable[str]) -> None:
-        """Delete some of the files that this folder's runs wrote, and the subfolders that this leaves empty."""
+        """Delete files that runs wrote in this folder, and the subfolders that become empty."""
         for name in names:
             path = self.path / name
             if not _below(path.parent, self.path):
-                continue  # a link leads elsewhere
+                continue  # through a link
             with suppress(OSError):
                 path.unlink()
             for parent in path.relative_to(self.path).parents[:-1]:
@@ -191,12 +191,12 @@ class Folder:
             self.files.discard(name)
 
     def finish(self) -> None:
-        """Record that the run is complete; then delete its work files, and what it replaced but did not write again."""
+        """Record that the run is complete; then delete its work files and the replaced files that it did not write."""
         stale = {*(self.before - self.files), *(name for name in self.files if name.startswith(f"{WORK}/"))}
         self.files = {name for name in self.files - stale if os.path.lexists(self.path / name)}
         self.finished = True
         self._begin(finished=True, stale=stale)
-        if stale:  # a run that is killed here is finished, and the next one deletes the rest
+        if stale:  # if the run is killed here, the next one deletes the rest
             self.discard(stale)
             self._begin(finished=True)
 
@@ -234,24 +234,23 @@ def claimed(
     again: bool = False,
     adds: Sequence[str] = (),
 ) -> Iterator[Folder]:
-    """Own a folder while a run writes to it. Raises :class:`OutputError` before any work where that is impossible.
+    """Own a folder while a run writes to it; raise :class:`OutputError` before any work if that is impossible.
 
-    The folder must be new or empty. Exceptions that need no `force`: an interrupted run of the same verb and identity
-    left its files there (`Folder.resumed`; they stay if `resumes`, else they are deleted and the run starts over); it
-    was finished there (`Folder.finished`: the caller has nothing left to do); and what `again` and `adds` say. Files
-    of others stay, and are not overwritten without `force`.
+    The folder must be new or empty, unless `force`, `again` or `adds` apply, or a run of the same verb and identity
+    wrote there. If that run was interrupted (`Folder.resumed`), its files are kept with `resumes`, and deleted without.
+    If it has finished (`Folder.finished`), the caller has nothing left to do. Files of others are kept, and never
+    overwritten without `force`.
 
     Arguments:
         path: The folder.
         by: The verb that writes.
-        identity: Everything that changes the result; `None` where runs are not told apart.
-        force: Write into a folder that holds other files. Files of an earlier run that are not written again are
-            deleted at the end; other files stay.
-        resumes: Whether the run goes on from the files of an interrupted one.
-        again: Replace the files of an earlier run of the same verb, finished or not. Other files stay, and are not
-            overwritten without `force`.
-        adds: Add to the files of earlier runs of the same verb, all of which stay, or to a folder that holds a file
-            of one of these patterns (results that were copied without their manifest).
+        identity: Everything that changes the result; `None` if runs are not distinguished.
+        force: Write into a folder that holds other files. Files of an earlier run are deleted at the end unless they
+            were written again; other files are kept.
+        resumes: Resume from the files of an interrupted run.
+        again: Replace the files of an earlier run of the same verb, finished or not.
+        adds: Add to the files of earlier runs of the same verb, or to a folder that contains a file that matches one of
+            these patterns (results that were copied without their manifest).
     """
     path = Path(path)
     if path.exists() and not path.is_dir():
@@ -262,7 +261,7 @@ def claimed(
         lock.acquire()
     except Timeout as error:
         raise OutputError(f"{shown(path)} is in use by {_owner(path)}; wait for it, or choose another --out") from error
-    except (OSError, NotImplementedError) as error:  # the second: a file system that cannot lock
+    except (OSError, NotImplementedError) as error:  # the second on a file system without locks
         reason = getattr(error, "strerror", "") or error
         raise OutputError(f"{shown(path)} cannot be written to ({reason}); choose another --out") from error
     folder, earlier, unchanged = Folder(path, by, identity, _CLAIM.get()), None, True
@@ -276,7 +275,7 @@ def claimed(
         yield folder
         if not folder.finished:
             folder.finish()
-    except NotFiniteError:  # the same settings would fail again, so there is nothing to resume
+    except NotFiniteError:  # the same settings would fail again
         folder.discard([*folder.files])
         raise
     finally:
@@ -285,7 +284,7 @@ def claimed(
             folder.discard([*folder.files])  # nothing was written: leave the folder as it was
             _restore(path / MANIFEST, earlier)
         with suppress(OSError):
-            (path / LOCK).unlink()  # while it is held: whoever opened it in between finds that it is gone
+            (path / LOCK).unlink()  # while it is held, so that no other process locks a file that is then deleted
         lock.release()
         for parent in made:
             with suppress(OSError):
@@ -293,7 +292,7 @@ def claimed(
 
 
 def _content(path: Path) -> bytes | None:
-    """Return the manifest; raise where something else stands in its place."""
+    """Return the content of the manifest; raise if it is not a regular file."""
     return read_bytes(path, LONGEST_MANIFEST, OutputError) if os.path.lexists(path) else None
 
 
@@ -318,7 +317,7 @@ def _make(path: Path) -> list[Path]:
 
 
 def _take_over(folder: Folder, force: bool, resumes: bool, again: bool, adds: Sequence[str]) -> None:
-    """Decide what to do with the files that are there."""
+    """Resume, replace, extend or refuse the files in the folder."""
     path = folder.path
     head, files = _read_manifest(path / MANIFEST)
     before, stale = ({name for name in head.get(key) or () if _inside(name)} for key in ("before", "stale"))
@@ -331,7 +330,7 @@ def _take_over(folder: Folder, force: bool, resumes: bool, again: bool, adds: Se
     spared = set() if force else {*strange}
 
     def take(keep: bool, replaced: set[str]) -> None:
-        """Go on with the files that are there, or replace them."""
+        """Start the run, with the existing files or in place of them."""
         _clear_temporaries(path, files | before)
         folder.discard(stale)
         folder.files, folder.before = (files if keep else set()), replaced
@@ -356,7 +355,7 @@ def _take_over(folder: Folder, force: bool, resumes: bool, again: bool, adds: Se
             )
     elif same and head and folder.identity is not None and not force and all((path / name).exists() for name in files):
         _clear_temporaries(path, files)
-        folder.discard(stale)  # of a run that was killed as it ended
+        folder.discard(stale)  # of a run that was killed at its end
         folder.files, folder.finished = files, True
         return None
     if others and not force:
@@ -372,14 +371,14 @@ def _take_over(folder: Folder, force: bool, resumes: bool, again: bool, adds: Se
 
 
 def _difference(head: Mapping[str, Any], folder: Folder, begin: str, end: str = "") -> str:
-    """What differs from the run that is in the folder, where both are of the same verb and say what they are."""
+    """Describe the difference from the earlier run in the folder, if both have the same verb and an identity."""
     if head.get("by") != folder.by or not isinstance(head.get("identity"), dict) or folder.identity is None:
         return ""
     return begin + (difference(head["identity"], folder.identity) or "some of its files are gone") + end
 
 
 def _read_manifest(path: Path) -> tuple[dict[str, Any], set[str]]:
-    """Return what a manifest says and the files it lists; nothing where there is none that can be read."""
+    """Return the head of a manifest and the files it lists; both empty if it cannot be read."""
     try:
         lines = read_text(path, LONGEST_MANIFEST).splitlines()
         head = json.loads(lines[0])
@@ -397,14 +396,14 @@ def _read_manifest(path: Path) -> tuple[dict[str, Any], set[str]]:
 
 
 def _below(path: Path, folder: Path) -> bool:
-    """Whether a path leads to a place within a folder, whatever links it goes through."""
+    """Whether a path lies within a folder after links are resolved."""
     with suppress(OSError, RuntimeError):
         return path.resolve().is_relative_to(folder.resolve())
     return False
 
 
 def _inside(name: Any) -> bool:
-    """Whether a name of a manifest is of a file below its folder: a manifest may be copied, or written by others."""
+    """Whether a name in a manifest, which may be forged, is that of a file below its folder."""
     if not isinstance(name, str) or not name or "\0" in name:
         return False
     parts = PurePosixPath(name)
@@ -412,7 +411,7 @@ def _inside(name: Any) -> bool:
 
 
 def _relative(path: Path, folder: Path) -> str | None:
-    """Return the name of a file in a manifest; `None` if it lies elsewhere."""
+    """Return the name of a file relative to a folder; `None` if it lies elsewhere."""
     try:
         return PurePosixPath(*path.absolute().relative_to(folder.absolute()).parts).as_posix()
     except ValueError:

@@ -1,8 +1,8 @@
-"""Content hashes: what binds a checkpoint, its reference and schedule, samples and guarantees to one another.
+"""Content hashes, which bind a checkpoint, its reference and schedule, samples and certificates to one another.
 
-A checkpoint's record holds the hash of each of its files and a hash of itself. Samples hold the identity of the
-checkpoint that drew them and the settings they were drawn with, and a hash of their content. A guarantee holds the
-identity of what it was made for. Readers compare, and whatever differs is refused with the difference named.
+A checkpoint's record holds the hash of each of its files and a hash of itself. A samples file holds the identity of its
+checkpoint, its sampling configuration, and a hash of its content. A certificate holds the identity of what it was made
+for. Readers compare hashes and refuse what differs, with an error that names the difference.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ __all__ = [
     "sealed",
 ]
 
-SEAL = "sha256"  # the name of a record's hash of itself
+SEAL = "sha256"  # the key of a record's hash of itself
 CHUNK = 1 << 20
 SHOWN = 3  # differences that a message names
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON holds it: tuples become lists, numpy's numbers Python's, infinite numbers text."""
+    """Return a value as JSON holds it: tuples become lists, numpy numbers Python numbers, infinities text."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -54,7 +54,7 @@ def plain(value: Any) -> Any:
 
 
 def digest(value: Any) -> str:
-    """The SHA-256 of a JSON value, whatever the order of its keys.
+    """Return the SHA-256 of a JSON value, independent of the order of keys.
 
     >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1})
     True
@@ -64,12 +64,12 @@ def digest(value: Any) -> str:
 
 
 def digest_bytes(content: bytes) -> str:
-    """The SHA-256 of bytes."""
+    """Return the SHA-256 of bytes."""
     return hashlib.sha256(content).hexdigest()
 
 
 def digest_file(path: Path) -> str:
-    """The SHA-256 of a file's content."""
+    """Return the SHA-256 of a file's content."""
     found = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
@@ -78,8 +78,8 @@ def digest_file(path: Path) -> str:
 
 
 def digest_tensors(tensors: Mapping[str, Any], about: Any = None) -> str:
-    """The SHA-256 of named tensors (names, types, shapes and values) and of a JSON value beside them."""
-    import torch  # here, because hashing records needs none
+    """Return the SHA-256 of named tensors (names, types, shapes, values) and of a JSON value."""
+    import torch  # slow to import, and not needed to hash records
 
     def content(tensor: Any) -> Iterable[Any]:
         yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
@@ -88,7 +88,7 @@ def digest_tensors(tensors: Mapping[str, Any], about: Any = None) -> str:
 
 
 def digest_parts(parts: Mapping[str, tuple[str, tuple[int, ...], Iterable[Any]]], about: Any = None) -> str:
-    """The same from types, shapes and the bytes of each tensor, piece by piece."""
+    """Return the same hash from the type, shape and pieces of the bytes of each tensor."""
     found = hashlib.sha256(digest(about).encode())
     for name in sorted(parts):
         dtype, shape, content = parts[name]
@@ -99,18 +99,18 @@ def digest_parts(parts: Mapping[str, tuple[str, tuple[int, ...], Iterable[Any]]]
 
 
 def seal(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record with its own hash."""
+    """Return a record with its own hash."""
     bare = {key: value for key, value in record.items() if key != SEAL}
     return {**bare, SEAL: digest(bare)}
 
 
 def sealed(record: Mapping[str, Any]) -> bool:
-    """Whether a record's hash is that of its content."""
+    """Whether a record's hash matches its content."""
     return record.get(SEAL) == digest({key: value for key, value in record.items() if key != SEAL})
 
 
 def difference(expected: Any, found: Any, where: str = "") -> str:
-    """What differs between two JSON values, in words; empty if nothing does.
+    """Describe the differences between two JSON values; empty if they are equal.
 
     >>> difference({"steps": 50, "seed": 0}, {"steps": 5, "seed": 0})
     'steps: 50 before, 5 now'
@@ -137,6 +137,6 @@ def _short(value: Any) -> str:
 
 
 def require_same(expected: Any, found: Any, what: str) -> None:
-    """Raise :class:`MismatchError` where two identities differ; `what` begins the sentence that names how."""
+    """Raise :class:`MismatchError` if two identities differ; `what` begins the message."""
     if rows := difference(expected, found):
         raise MismatchError(f"{what} ({rows})")

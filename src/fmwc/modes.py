@@ -1,8 +1,8 @@
-"""How a network runs during a reading, and as its user had it afterwards.
+"""Temporary changes of how a network runs, which are undone whatever happens.
 
-Training mode, hooks and the compiler's stance belong to a module or to the process, so all threads share them: they are
-changed when the first of several overlapping calls begins and restored when the last one ends (:class:`Shared`). What
-is running belongs to one thread or task and lives in context variables (:class:`Bound`).
+Training mode, hooks and the compiler's stance belong to a module or to the process, so all threads share them. They are
+changed when the first of several overlapping calls begins, and restored when the last one ends (:class:`Shared`). State
+of one thread or task lives in context variables (:class:`Bound`).
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ T = TypeVar("T")
 class Scope:
     """A change that lasts for a `with` block, or for one call (:meth:`call`).
 
-    Subclasses define `open` and `close`; `close` may be called more than once, and after an `open` that was interrupted
-    anywhere. This class changes nothing.
+    Subclasses define `open` and `close`. `close` may be called more than once, after an `open` that was interrupted
+    anywhere, and on an object whose `__init__` was interrupted. This class changes nothing.
 
-    An asynchronous exception (Ctrl-C) can reach a `with` statement after its body and before the first line of
-    `__exit__`. :meth:`call` closes all the same; after a `with` block, the change is undone when the exception's
-    traceback is released. (So `close` must also work on an object whose `__init__` was interrupted.)
+    An asynchronous exception (Ctrl-C) can interrupt a `with` statement between its body and the first line of
+    `__exit__`. :meth:`call` closes even then; after a `with` block, the change is undone when the exception's traceback
+    is released.
     """
 
     def open(self) -> None:
@@ -66,14 +66,14 @@ class Scope:
     def __del__(self) -> None:
         self.close()
 
-    def call(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
+    def call(self, function: Callable[..., T], /, *args: Any, **options: Any) -> T:
         """Return `function(*args, **options)`, called inside the scope."""
         grad = torch.is_grad_enabled()
         try:
             self.open()
             return function(*args, **options)
         except BaseException:
-            torch._C._set_grad_enabled(grad)  # an interrupt may have come before torch's own no_grad could restore it
+            torch._C._set_grad_enabled(grad)  # an interrupt may have prevented torch's no_grad from restoring it
             raise
         finally:
             try:
@@ -84,7 +84,7 @@ class Scope:
 
 
 class Scopes(Scope):
-    """Several scopes as one: opened in order, closed in reverse."""
+    """Several scopes as one, opened in order and closed in reverse."""
 
     parts: tuple[Scope, ...] = ()
 
@@ -105,7 +105,7 @@ class Bound(Scope):
 
     Arguments:
         variable: The variable.
-        value: An object of its own, by whose identity the scope recognises that the variable is still its to restore.
+        value: A distinct object, by whose identity the scope recognises that the variable still holds its value.
     """
 
     opened = False
@@ -129,11 +129,11 @@ class _Entry:
 
 
 class Shared(Generic[K]):
-    """A change of shared objects that overlapping calls make together: the last one to end restores them.
+    """A change of shared objects that overlapping calls share; the last one to end restores them.
 
     Arguments:
         read: `read(key)`: the object's value before the change.
-        write: `write(key)`: make the change. Called by every holder, so it must do nothing where it is made already.
+        write: `write(key)`: make the change, or do nothing if it is made already; every holder calls it.
         restore: `restore(key, before)`: undo the change.
     """
 
@@ -144,14 +144,14 @@ class Shared(Generic[K]):
         _ALL.add(self)
 
     def holding(self, keys: Iterable[K]) -> Scope:
-        """A scope inside which these objects are changed."""
+        """Return a scope in which these objects are changed."""
         return _Hold(self, list(keys))
 
     def hold(self, holder: int, keys: list[K]) -> None:
         with self.lock:
             for key in keys:
                 if key not in self.entries:
-                    self.entries[key] = _Entry(self.read(key))  # noted before it is changed
+                    self.entries[key] = _Entry(self.read(key))  # read before the change
                 self.entries[key].holders[holder] = get_ident()
                 self.write(key)
 
@@ -166,8 +166,8 @@ class Shared(Generic[K]):
                     self.entries.pop(key, None)
 
     def forked(self) -> None:
-        """Go on in the child of a fork, where the calling thread is the only one: what others held is released."""
-        self.lock = RLock()  # another thread may have had the old one
+        """Release what other threads held, in the child of a fork, where only the calling thread exists."""
+        self.lock = RLock()  # another thread may have held the old one
         for key, entry in list(self.entries.items()):
             for holder in [holder for holder, thread in entry.holders.items() if thread != get_ident()]:
                 self.release(holder, [key])
@@ -220,20 +220,17 @@ _STANCE: Shared[str] = Shared(
 
 
 def evaluating(network: Any) -> Scope:
-    """A scope with dropout off and batch norms fixed. What is not a module has no modes.
+    """Return a scope in which a module, if it is one, is in evaluation mode.
 
-    A module has one mode for all threads: while any thread reads, the module is in evaluation mode for all of them, and
-    its own mode is restored when the last one ends. Do not train a network with dropout in one thread while another
-    samples it; give the sampler a copy.
+    All threads share the mode of a module: it is in evaluation mode while any thread is in the scope, and its own mode
+    is restored when the last one ends. To train a network with dropout while another thread samples it, give the
+    sampler a copy.
     """
     return _MODES.holding(network.modules()) if isinstance(network, nn.Module) else Scope()
 
 
 def tensor_float(on: bool = True) -> Scope:
-    """A scope in which a GPU's matrix products use TensorFloat-32 (ten bits of each factor), where `on`.
-
-    torch has one precision per process, so it holds for all threads.
-    """
+    """Return a scope in which matrix products on a GPU use TensorFloat-32, if `on`; it applies to all threads."""
     return _PRECISION.holding(["matmul"]) if on else Scope()
 
 
@@ -246,18 +243,18 @@ _THREADS: Shared[str] = Shared(
 
 
 def one_thread(work: float = 0.0) -> Scope:
-    """A scope in which torch computes on one CPU thread, where the work is small.
+    """Return a scope in which torch uses one CPU thread, if the work is small.
 
-    Two threads that wait for each other spin: on two idle cores they gain nothing below :data:`SMALL`, and beside other
-    work they take two to five times as long as one. Samples and variances are the same to the bit. Gradients of weights
-    are sums over the batch, which for larger batches depend on the number of threads.
+    Threads that wait for each other spin: below :data:`SMALL` a second thread gains nothing on an idle machine, and on
+    a busy one the two take two to five times as long as one. Samples and variances are the same bit for bit; gradients
+    are sums over the batch, which depend on the number of threads for larger batches.
 
-    For programs, such as the command line, and not for the library's own functions: torch has one number of threads per
-    process, and a thread whose first operation falls inside the scope keeps to one thread afterwards.
+    The scope is for programs such as the command line, not for library functions: the number of threads belongs to the
+    process, and a thread whose first operation falls inside the scope uses one thread ever after.
 
     Arguments:
-        work: Multiply-adds per evaluation of the network, about its parameters times the batch (for convolutions, times
-            the pixels too); from :data:`SMALL` on, nothing is changed.
+        work: Multiply-adds per evaluation of the network: about its parameters times the batch, and times the pixels
+            for convolutions. From :data:`SMALL` on, nothing is changed.
     """
     return _THREADS.holding(["threads"]) if work < SMALL else Scope()
 
@@ -271,26 +268,26 @@ _FLAG: Shared[str] = Shared(
 
 
 def as_compiled() -> Scope:
-    """A scope in which :func:`compiling` is true, in this thread and task alone. `torch.compiler.is_compiling()`, by
-    which networks of others leave out their looks at values, is true in all threads."""
+    """Return a scope in which :func:`compiling` is true in this thread and task, and `torch.compiler.is_compiling()`,
+    by which other libraries' networks skip checks of values, in all threads."""
     return Scopes(Bound(_COMPILING, object()), _FLAG.holding(["compiling"]))
 
 
 def compiling() -> bool:
-    """Whether the network is being compiled here, by torch or by :class:`fmwc.sampling.Compiled`: it must not look at
-    values, and keeps to the rows it reserved."""
-    if torch.compiler.is_dynamo_compiling():  # which cannot trace a context variable
+    """Whether the network is being compiled in this thread, by torch or by :class:`fmwc.compiled.Compiled`, so that it
+    must not read values and must keep to its static capacity."""
+    if torch.compiler.is_dynamo_compiling():  # dynamo cannot trace a context variable
         return True
     return _COMPILING.get() is not None or (torch.compiler.is_compiling() and not _FLAG.entries)
 
 
 def eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose calls run as they were written: code that torch compiled does not see hooks that came after it.
+    """Return a function that runs without compiled code, which would ignore hooks that were added after compilation.
 
-    So does what it calls, and so it is where a compiled function calls it that torch could not keep in one piece. torch
-    has one such setting per process: until the call ends, compiled functions run uncompiled in other threads too.
+    This includes functions that it calls, and calls of it from compiled code with graph breaks. torch has one such
+    setting per process: compiled functions also run uncompiled in other threads until the call ends.
     """
-    if "torch._dynamo" not in sys.modules:  # nothing was compiled; asking torch would load its compiler, for seconds
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled; importing the compiler takes seconds
         return function
 
     def call(*args: Any, **options: Any) -> Any:

@@ -1,7 +1,7 @@
 """Seeds that do not depend on how a run is split into batches.
 
-Sample number i gets the same random numbers whichever batch it falls in: numbers are drawn for fixed blocks of
-samples, each block and each call from a seed of its own, and a batch takes its rows of them.
+Sample i gets the same random numbers in whichever batch it is drawn: numbers are drawn for fixed blocks of samples, for
+each block and each call from a separate seed, and a batch takes its rows of them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch import Tensor
 
 __all__ = ["BLOCK", "Blocks", "Given", "Noting", "Randomness", "Stream", "as_randomness", "derive", "signs"]
 
-# Samples that share one seed: larger wastes more at the borders of a batch, smaller seeds more often. Where one sample
-# takes many numbers (the noise of an image's layer), fewer share a seed; a GPU is better off with larger fills.
+# Samples that share one seed. Larger blocks waste more at the borders of a batch; smaller ones are seeded more often.
+# If a sample takes many numbers (the noise of an image's layer), fewer share a seed. GPUs prefer larger fills.
 BLOCK = 1024
 NUMBERS = {"cpu": 2**19, "cuda": 2**22}
 
 
 def derive(*parts: int | str) -> int:
-    """A 63-bit seed from parts, the same on every machine.
+    """Return a 63-bit seed derived from parts, the same on every machine.
 
     >>> derive(0, "x0") == derive(0, "x0"), derive(0, "x0") == derive(1, "x0")
     (True, False)
@@ -33,20 +33,20 @@ def derive(*parts: int | str) -> int:
 
 
 class Randomness(Protocol):
-    """Where a pass takes its random numbers from."""
+    """A source of random numbers."""
 
     def normal(self, like: Tensor) -> Tensor:
-        """Standard normal numbers of the shape, type and device of `like`."""
+        """Return standard normal numbers of the shape, type and device of `like`."""
 
     def uniform(self, like: Tensor) -> Tensor:
-        """Numbers uniform in [0, 1), likewise."""
+        """Return numbers uniform in [0, 1) of the shape, type and device of `like`."""
 
 
 class Stream:
-    """Random numbers from one generator, in the order they are asked for. Training uses it.
+    """Random numbers from one generator, in the order of the calls; used by training.
 
     Arguments:
-        generator: A generator on the device of the tensors; `None` is torch's own.
+        generator: A generator on the device of the tensors; `None` means torch's global one.
     """
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
@@ -60,10 +60,10 @@ class Stream:
 
 
 class Blocks:
-    """Random numbers for the samples `start … start + count − 1` of a run. Sampling uses it.
+    """Random numbers for the samples `start … start + count − 1` of a run; used by sampling.
 
-    A tensor whose rows are a whole number per sample is filled sample by sample. Any other tensor is filled from one
-    seed for the whole batch: reproducible, but only with the same split.
+    A tensor with a whole number of rows per sample is filled sample by sample. Any other tensor is filled from one seed
+    for the batch, which is reproducible only with the same batches.
     """
 
     def __init__(self, seed: int, start: int, count: int) -> None:
@@ -96,7 +96,7 @@ class Blocks:
 
 
 class Noting:
-    """Creates randomness that notes what is asked of another, and what it gave."""
+    """Randomness that records the requests to another source, and its answers."""
 
     def __init__(self, source: Randomness) -> None:
         self.source = source
@@ -104,7 +104,7 @@ class Noting:
         self.drawn: list[Tensor] = []
 
     def _note(self, method: str, like: Tensor) -> Tensor:
-        self.asked.append((method, like.detach().new_empty(()).expand(like.shape)))  # its shape, without its memory
+        self.asked.append((method, like.detach().new_empty(()).expand(like.shape)))  # the shape, without memory
         self.drawn.append(getattr(self.source, method)(like))
         return self.drawn[-1]
 
@@ -116,7 +116,7 @@ class Noting:
 
 
 class Given:
-    """Creates randomness that gives what was drawn before, in order."""
+    """Randomness that replays recorded draws in order."""
 
     def __init__(self, drawn: list[Tensor]) -> None:
         self.rest = iter(drawn)
@@ -129,7 +129,7 @@ class Given:
 
 
 def signs(randomness: Randomness, like: Tensor) -> Tensor:
-    """±1 with equal chance, of the shape, type and device of `like`: probes w with E[wwᵀ] = 1.
+    """Return ±1 with equal probability, of the shape, type and device of `like`: probes w with E[wwᵀ] = 1.
 
     >>> signs(as_randomness(0, torch.device("cpu")), torch.empty(4)).square()
     tensor([1., 1., 1., 1.])
@@ -138,7 +138,7 @@ def signs(randomness: Randomness, like: Tensor) -> Tensor:
 
 
 def _block(numbers: int, device: str = "cpu") -> int:
-    """How many samples share a seed, if each takes so many numbers: a power of two, at most `BLOCK`.
+    """Return how many samples share a seed if each takes `numbers` numbers: a power of two, at most `BLOCK`.
 
     >>> _block(2), _block(32 * 28 * 28)
     (1024, 16)
@@ -148,7 +148,7 @@ def _block(numbers: int, device: str = "cpu") -> int:
 
 
 def as_randomness(source: Randomness | torch.Generator | int | None, device: torch.device) -> Randomness:
-    """A seed, a generator, a source already, or nothing (torch's own generator)."""
+    """Return a source of randomness from a source, a seed, a generator, or `None` (torch's global generator)."""
     if source is None or isinstance(source, torch.Generator):
         return Stream(source)
     if isinstance(source, SupportsIndex):

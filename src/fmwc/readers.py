@@ -1,7 +1,7 @@
-"""Readers for every JSON, text and tensor file: types, ranges and sizes are checked before anything is allocated.
+"""Readers of JSON, text and tensor files, which check types, ranges and sizes before they allocate memory.
 
-A file is a regular file of at most so many bytes. What it declares (shapes, numbers of parts, sizes inside an
-archive) is compared with the limits before it is believed. Whatever is wrong raises one line.
+Only regular files up to a limit are read. What a file declares (shapes, numbers of parts, sizes inside an archive) is
+compared with the limits first. Whatever is wrong raises an error of one line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -54,8 +54,8 @@ MEBIBYTE = 1 << 20
 TEXT_LIMIT = 256 * MEBIBYTE  # tables and other text
 JSON_LIMIT = 64 * MEBIBYTE
 TENSOR_LIMIT = 16 << 30  # of a whole file of tensors, and of what it unpacks to
-FREE = 64 * MEBIBYTE  # what any archive may unpack to, and
-RATIO = 100  # times its size: images and crystals are compressed by 5 to 40, what is made to fill memory by 1,000
+FREE = 64 * MEBIBYTE  # what any archive may unpack to, plus
+RATIO = 100  # times its size; images and crystals are compressed 5 to 40 times, archive bombs 1,000 times
 COLUMNS = 1000  # of a table
 CELLS = 20_000_000
 NAMES = 100_000  # tensors per file
@@ -66,7 +66,7 @@ DIMENSIONS = 16
 
 
 def open_regular(path: str | Path, limit: int, error: type[FmwcError] = DataError) -> BinaryIO:
-    """Open a regular file of at most `limit` bytes; a fifo or a device is refused without waiting for it."""
+    """Open a regular file of at most `limit` bytes; refuse a fifo or a device without waiting for it."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError) as problem:
@@ -83,16 +83,16 @@ def open_regular(path: str | Path, limit: int, error: type[FmwcError] = DataErro
 
 
 def read_bytes(path: str | Path, limit: int = TEXT_LIMIT, error: type[FmwcError] = DataError) -> bytes:
-    """The content of a regular file of at most `limit` bytes."""
+    """Return the content of a regular file of at most `limit` bytes."""
     with open_regular(path, limit, error) as file:
         content = file.read(limit + 1)
-    if len(content) > limit:  # it grew, or its size was not known (/proc)
+    if len(content) > limit:  # it has grown, or its size was unknown (/proc)
         raise error(f"{shown(path)} has more than {limit:,} bytes")
     return content
 
 
 def read_text(path: str | Path, limit: int = TEXT_LIMIT, error: type[FmwcError] = DataError) -> str:
-    """The text of a UTF-8 file, with or without a byte-order mark."""
+    """Return the text of a UTF-8 file, with or without a byte-order mark."""
     try:
         return read_bytes(path, limit, error).decode("utf-8-sig")
     except UnicodeDecodeError as problem:
@@ -100,12 +100,12 @@ def read_text(path: str | Path, limit: int = TEXT_LIMIT, error: type[FmwcError] 
 
 
 def unpacked(size: int, limit: int) -> int:
-    """The bytes that an archive of so many may unpack to."""
+    """Return the number of bytes that an archive of `size` bytes may unpack to."""
     return min(limit, FREE + RATIO * size)
 
 
 def read_csv(path: str | Path, limit: int = TEXT_LIMIT, error: type[FmwcError] = DataError) -> Iterator[list[str]]:
-    """The rows of a CSV file, UTF-8, of a bounded number of columns and cells."""
+    """Yield the rows of a UTF-8 CSV file with a bounded number of columns and cells."""
     content = read_text(path, limit, error)
     if "\0" in content:
         raise error(f"{shown(path)} holds NUL bytes, so it is not a CSV file")
@@ -124,7 +124,7 @@ def read_csv(path: str | Path, limit: int = TEXT_LIMIT, error: type[FmwcError] =
 
 
 def shown(path: str | Path) -> str:
-    """A path as a message can hold it: names need not be text, nor be printable."""
+    """Return a path with unprintable characters replaced, for messages."""
     return "".join(c if c.isprintable() else "?" for c in str(path))
 
 
@@ -134,7 +134,7 @@ Check = Callable[[Any, str], Any]  # (value, where) -> value; raises DataError
 
 
 def parse_json(content: str, what: str, error: type[FmwcError] = DataError) -> Any:
-    """JSON without NaN and infinity, which it does not have."""
+    """Parse JSON, without Python's NaN and infinity."""
 
     def refuse(name: str) -> Any:
         raise ValueError(f"{name} is not a number")
@@ -147,12 +147,12 @@ def parse_json(content: str, what: str, error: type[FmwcError] = DataError) -> A
 
 
 def read_json(path: str | Path, schema: Check, limit: int = JSON_LIMIT, error: type[FmwcError] = DataError) -> Any:
-    """A JSON file whose content passes a schema."""
+    """Return the content of a JSON file that passes a schema."""
     return check(parse_json(read_text(path, limit, error), shown(path), error), schema, shown(path), error)
 
 
 def check(value: Any, schema: Check, what: str, error: type[FmwcError] = DataError) -> Any:
-    """The value, if it passes the schema; raises `error` with where and why it does not."""
+    """Return the value if it passes the schema; raise `error` with the place and the reason otherwise."""
     try:
         return schema(value, "")
     except DataError as problem:
@@ -221,12 +221,12 @@ def choice(*names: str) -> Check:
 
 
 def optional(inner: Check) -> Check:
-    """Null, or what passes another check."""
+    """Null, or a value that passes another check."""
     return lambda value, where: None if value is None else inner(value, where)
 
 
 def array(inner: Check, least: int = 0, most: int = 1_000_000, *, rising: bool = False) -> Check:
-    """A list; `rising` asks that no entry is smaller than the one before."""
+    """A list; `rising` requires that no entry is smaller than the one before."""
 
     def run(value: Any, where: str) -> Any:
         if not isinstance(value, list) or not least <= len(value) <= most:
@@ -260,9 +260,9 @@ def record(needed: Mapping[str, Check], may: Mapping[str, Check] | None = None, 
     """An object with these keys.
 
     Arguments:
-        needed: Keys that must be there.
-        may: Keys that may be there; null counts as absent.
-        more: Whether other keys are let through.
+        needed: Required keys.
+        may: Optional keys; null counts as absent.
+        more: Allow other keys.
     """
 
     def run(value: Any, where: str) -> Any:
@@ -287,7 +287,7 @@ def record(needed: Mapping[str, Check], may: Mapping[str, Check] | None = None, 
 def read_safetensors(
     path: str | Path, limit: int = TENSOR_LIMIT, error: type[FmwcError] = DataError
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a .safetensors file, and its metadata."""
+    """Return the tensors of a .safetensors file, and its metadata."""
     from safetensors import safe_open
 
     open_regular(path, limit, error).close()
@@ -297,14 +297,14 @@ def read_safetensors(
             if len(names) > NAMES:
                 raise ValueError(f"it holds {len(names)} tensors")
             return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
-    except Exception as problem:  # whatever the format's own reader raises
+    except Exception as problem:  # whatever the library raises
         raise error(f"{shown(path)} is not a safetensors file, or is cut off ({_reason(problem)})") from problem
 
 
 def read_arrays(path: str | Path, limit: int = TENSOR_LIMIT, error: type[FmwcError] = DataError) -> dict[str, Any]:
-    """The arrays of an .npz file by name, or the one array of an .npy file under the name "".
+    """Return the arrays of an .npz file by name, or the array of an .npy file under the name "".
 
-    Sizes that the file declares are compared with what it can hold, and summed, before anything is unpacked.
+    The sizes that the file declares are compared with the limits before anything is unpacked.
     """
     try:
         with open_regular(path, limit, error) as file:
@@ -330,7 +330,7 @@ def read_arrays(path: str | Path, limit: int = TENSOR_LIMIT, error: type[FmwcErr
 
 
 def _npy(file: Any, size: int) -> np.ndarray:
-    """One array, whose header must claim no more than its `size` bytes hold."""
+    """Read one array, whose header must not claim more than `size` bytes."""
     version = np.lib.format.read_magic(file)
     if version == (3, 0):
         raise ValueError("its fields are named")
@@ -347,7 +347,7 @@ def _npy(file: Any, size: int) -> np.ndarray:
         raise ValueError(f"its header claims {count * dtype.itemsize:,} bytes, and there are {size:,}")
     found = np.empty(count * dtype.itemsize, np.uint8)
     done = 0
-    while done < len(found):  # piece by piece: one copy in memory
+    while done < len(found):  # in pieces, so that memory holds one copy
         piece = file.read(min(16 * MEBIBYTE, len(found) - done))
         if not piece:
             raise ValueError("it is cut off")
@@ -357,7 +357,7 @@ def _npy(file: Any, size: int) -> np.ndarray:
 
 
 def read_pt(path: str | Path, limit: int = TENSOR_LIMIT, error: type[FmwcError] = DataError) -> Any:
-    """What torch saved, if that is tensors (in dicts and lists) and nothing that could run."""
+    """Return what torch saved, if it is only tensors in dicts and lists, and nothing executable."""
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -372,9 +372,9 @@ def read_pt(path: str | Path, limit: int = TENSOR_LIMIT, error: type[FmwcError] 
             found = torch.load(file, map_location="cpu", weights_only=True)
     except FmwcError:
         raise
-    except Exception as problem:  # torch's own words would advise to load it unsafely
+    except Exception as problem:  # torch's message advises to load it unsafely
         raise error(
-            f"{shown(path)} holds something else than tensors, or is cut off ({type(problem).__name__})"
+            f"{shown(path)} holds something else than tensors, or is truncated ({type(problem).__name__})"
         ) from problem
     for leaf in tree_leaves(found):
         if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
@@ -388,11 +388,3 @@ def read_pt(path: str | Path, limit: int = TENSOR_LIMIT, error: type[FmwcError] 
 def _reason(problem: Exception) -> str:
     lines = str(problem).splitlines()
     return shown(lines[0])[:200] if lines else type(problem).__name__
-
-
-def require_dtype(tensors: Mapping[str, Tensor], allowed: Sequence[Any], what: str, error: type[FmwcError]) -> None:
-    """Raise where a tensor is of another type than those allowed: casting it would change what it says."""
-    for name, tensor in tensors.items():
-        if tensor.dtype not in allowed:
-            words = ", ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
-            raise error(f"{what}: '{name}' is of type {str(tensor.dtype).removeprefix('torch.')}, not {words}")

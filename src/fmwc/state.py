@@ -1,6 +1,6 @@
 """A state is a tensor, or a dict of named channels, each a tensor (crystals: type, coord, lattice).
 
-What is written for one tensor is lifted to both by :func:`each`; nothing else in the library branches on which it is.
+A function of one tensor is applied to both kinds by :func:`tree_map`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from fmwc.errors import ShapeError, UsageError
 
 __all__ = [
     "State",
+    "as_conditions",
     "as_numbers",
     "as_rows",
     "as_state",
@@ -26,11 +27,14 @@ __all__ = [
     "batch_size",
     "blame_conditions",
     "channels",
-    "each",
+    "has_rows",
     "out_of_memory",
     "per_sample",
     "precision_of",
     "require_state",
+    "select",
+    "select_conditions",
+    "tree_map",
     "wide",
 ]
 
@@ -40,15 +44,15 @@ SINGLE = "x"  # the name of the only channel of a state that is one tensor
 
 
 def channels(state: State) -> dict[str, Tensor]:
-    """The channels by name; a lone tensor is the channel `x`."""
+    """Return the channels by name; a single tensor is the channel `x`."""
     return state if isinstance(state, dict) else {SINGLE: state}
 
 
-def each(f: Callable[..., Any], *states: Any) -> Any:
-    """Applies `f` channel by channel. A lone tensor beside a dict is given to every channel.
+def tree_map(f: Callable[..., Any], *states: Any) -> Any:
+    """Apply `f` to each channel. A tensor beside a dict is passed with every channel.
 
     >>> import torch
-    >>> each(torch.add, {"a": torch.ones(1)}, {"a": torch.ones(1)})
+    >>> tree_map(torch.add, {"a": torch.ones(1)}, {"a": torch.ones(1)})
     {'a': tensor([2.])}
     """
     names = next((list(s) for s in states if isinstance(s, dict)), None)
@@ -58,27 +62,27 @@ def each(f: Callable[..., Any], *states: Any) -> Any:
 
 
 def batch_size(state: State) -> int:
-    """The number of samples in a state."""
+    """Return the number of samples in a state."""
     return next(iter(channels(state).values())).shape[0]
 
 
 def precision_of(network: Any) -> torch.dtype:
-    """The precision that a network's states are in: single, or double where its weights are."""
+    """Return the precision of a network's states: single, or double if its weights are."""
     weights = network.parameters() if isinstance(network, nn.Module) else ()
     dtype = next((p.dtype for p in weights if p.is_floating_point()), torch.float32)
     if dtype in (torch.float16, torch.bfloat16):
         raise UsageError(
-            f"the network's weights are in {dtype}, too coarse for the steps of a flow: net.float(), and speed by "
-            "torch.autocast around the call"
+            f"the network's weights are in {dtype}, which is too coarse for the steps of a flow; use net.float(), with "
+            "torch.autocast around the call for speed"
         )
     return dtype
 
 
 def as_rows(value: Any, what: str) -> Tensor:
-    """A tensor with a row per sample, from a tensor, an array, or a list of rows."""
+    """Convert a tensor, an array or a list of rows to a tensor with a row per sample."""
     if not isinstance(value, (Tensor, np.ndarray, list, tuple)):
         raise UsageError(
-            f"{what} is one tensor with a row per sample, or a dict of channels, got {type(value).__name__}"
+            f"{what} must be one tensor with a row per sample, or a dict of channels; got {type(value).__name__}"
         )
     try:
         if isinstance(value, (list, tuple)) and value and isinstance(value[0], (Tensor, np.ndarray)):
@@ -86,13 +90,13 @@ def as_rows(value: Any, what: str) -> Tensor:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ShapeError(
-            f"{what} is one tensor with a row per sample; the rows of this {type(value).__name__} are not numbers of "
-            "one shape"
+            f"{what} must be one tensor with a row per sample; the rows of this {type(value).__name__} are not numbers "
+            "of one shape"
         ) from error
 
 
 def as_state(value: Any, what: str, network: Any = None, device: torch.device | None = None) -> Any:
-    """A state from tensors, arrays or lists, in the precision of a network's weights, where it has any, on a device.
+    """Convert tensors, arrays or lists to a state on a device, in the precision of a network's weights.
 
     >>> as_state([[1.0, 2.0]], "x0")
     tensor([[1., 2.]])
@@ -103,36 +107,36 @@ def as_state(value: Any, what: str, network: Any = None, device: torch.device | 
     def one(value: Any) -> Tensor:
         found = as_rows(value, what)
         if found.is_complex() or found.dtype == torch.bool:
-            raise UsageError(f"{what} holds {found.dtype}, and a flow is of real numbers; x.float()")
+            raise UsageError(f"{what} holds {found.dtype}, but a flow needs real numbers; use x.float()")
         if not found.ndim:
-            raise ShapeError(f"{what} is one tensor with a row per sample, got a single number")
+            raise ShapeError(f"{what} must be one tensor with a row per sample; got a single number")
         if dtype is not None and found.dtype not in (torch.float16, torch.bfloat16):
             found = found.to(dtype)
         elif not found.is_floating_point():
             found = found.float()
         return found if device is None else found.to(device)
 
-    return each(one, value)
+    return tree_map(one, value)
 
 
-SEEDS = -(1 << 63), (1 << 64) - 1  # what torch's generators take, and files hold
+SEEDS = -(1 << 63), (1 << 64) - 1  # the range of torch's generators
 
 
 def as_numbers(value: Any, what: str, device: torch.device | str | None = None) -> Tensor:
-    """A list or array as a tensor; text is refused in one line.
+    """Convert a list or array to a tensor; raise if it holds text.
 
     >>> as_numbers(["cat", "dog"], "the condition 'y'")
     Traceback (most recent call last):
-    fmwc.errors.UsageError: the condition 'y' is not made of numbers; give a number for each text
+    fmwc.errors.UsageError: the condition 'y' must hold numbers; give a number for each text
     """
     try:
         return torch.as_tensor(value, device=device)
     except (ValueError, TypeError) as error:
-        raise UsageError(f"{what} is not made of numbers; give a number for each text") from error
+        raise UsageError(f"{what} must hold numbers; give a number for each text") from error
 
 
 def as_whole(value: Any, name: str, low: int = SEEDS[0], high: int = SEEDS[1], unit: str = "") -> int:
-    """A whole number in a range, from an int or an integer of numpy's or torch's; name and unit are for the error.
+    """Convert an integer of Python, numpy or torch to an int in a range; `name` and `unit` appear in the error.
 
     >>> as_whole(np.int64(5), "count", 1)
     5
@@ -143,24 +147,62 @@ def as_whole(value: Any, name: str, low: int = SEEDS[0], high: int = SEEDS[1], u
         found = None
     if found is None or not low <= found <= high:
         least = f"{low} {unit}".strip()
-        raise UsageError(f"{name} is a whole number, at least {least} and at most {high}, got {value!r:.60}")
+        raise UsageError(f"{name} must be a whole number, at least {least} and at most {high}; got {value!r:.60}")
     return found
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether that is what an error says: torch has a class of its own for it on a GPU, and words on a CPU."""
+    """Whether an error reports a lack of memory, for which torch has a class on a GPU and only a text on a CPU."""
     words = ("not enough memory", "can't allocate memory")
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in str(error) for word in words)
 
 
-_DEVICE = ("CUDA error", "cuDNN error", "CUBLAS", "CUDNN", "NCCL")  # in the text of errors of a GPU itself
+_DEVICE = ("CUDA error", "cuDNN error", "CUBLAS", "CUDNN", "NCCL")  # in errors of the GPU itself
+
+
+def as_conditions(cond: Any) -> dict[str, Any]:
+    """Return the conditions by name; an empty dict for `None`.
+
+    >>> as_conditions({"y": 3}), as_conditions(None)
+    ({'y': 3}, {})
+    """
+    if cond is not None and not isinstance(cond, Mapping):
+        raise UsageError(f"conditions are given by name, such as cond={{'y': y}}; got {type(cond).__name__}")
+    return dict(cond or {})
+
+
+def select(state: State, rows: Any) -> Any:
+    """Return some of the samples of a state, by a slice, a mask or indices."""
+    return tree_map(lambda c: c[rows], state)
+
+
+def has_rows(value: Any, count: int) -> bool:
+    """Return whether a condition is a tensor with one row per sample."""
+    return isinstance(value, Tensor) and value.ndim > 0 and len(value) == count
+
+
+def select_conditions(cond: Mapping[str, Any], rows: Any, count: int) -> dict[str, Any]:
+    """Return the conditions of some of `count` samples. Values without one row per sample are kept as they are.
+
+    Arguments:
+        cond: The conditions. Tensors, and lists of texts, may have one row per sample.
+        rows: A slice, or a tensor of indices.
+        count: The number of samples.
+    """
+
+    def one(value: Any) -> Any:
+        if isinstance(value, (list, tuple)) and len(value) == count:
+            return value[rows] if isinstance(rows, slice) else [value[row] for row in rows.tolist()]
+        return value[rows] if has_rows(value, count) else value
+
+    return {name: one(value) for name, value in cond.items()}
 
 
 def blame_conditions(error: Exception, cond: dict[str, Any], count: int) -> None:
-    """Raises an error that names the condition which a network failed on; returns if the error's text accuses none.
+    """Raise an error that names the condition on which a network failed; return if the error points to none.
 
-    A condition is to blame where the network has no such argument, where a number or a list was used as a tensor (the
-    text names its type), or where its rows are not one per sample (the text names how many there are).
+    An error points to a condition if the network has no such argument, if a number or a list was used as a tensor (the
+    text contains its type), or if it does not have one row per sample (the text contains its number of rows).
     """
     text = str(error)
     if out_of_memory(error) or any(word in text for word in _DEVICE):
@@ -184,7 +226,7 @@ def blame_conditions(error: Exception, cond: dict[str, Any], count: int) -> None
         if isinstance(value, (int, float)):
             raise UsageError(
                 f"the network does not take the number {name}={value} ({reason}); give one per sample: "
-                f"{name}=torch.full(({count},), {value})"
+                f"cond={{'{name}': torch.full(({count},), {value})}}"
             ) from error
         if isinstance(value, (list, tuple, np.ndarray)):
             raise UsageError(
@@ -193,35 +235,35 @@ def blame_conditions(error: Exception, cond: dict[str, Any], count: int) -> None
 
 
 def wide(value: Tensor) -> Tensor:
-    """A value in single precision at least: sums of many squares drown in half (autocast, bfloat16 networks)."""
+    """Widen half precision to single, in which sums of many squares are accurate."""
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
 
 
 def require_state(value: Any, what: str) -> None:
-    """Raises where a network gave something else than a state: a tuple, say, or a library's own class of outputs."""
+    """Raise if a network returned something else than a state, such as a tuple or a library's output class."""
     named = type(value) in (dict, OrderedDict) and value and all(isinstance(c, Tensor) for c in value.values())
     if isinstance(value, Tensor) or named:
         return
     raise UsageError(
-        f"{what} is a tensor or a dict of named tensors, got {type(value).__name__}; say which part it is: "
+        f"{what} must be a tensor or a dict of tensors; got {type(value).__name__}; select the right part with "
         "fmwc.adapters.adapt(net, output=lambda found: found[0])"
     )
 
 
 def per_sample(value: Tensor, count: int, owner: Tensor | None = None) -> Tensor:  # (B·k, *) -> (B,)
-    """Sums everything that belongs to one sample. A layer may see a sample as several rows (tokens, patches).
+    """Sum everything that belongs to one sample. A layer may have several rows per sample (tokens, patches).
 
     Arguments:
-        owner: The sample each row belongs to, where samples have different numbers of rows (the atoms of crystals);
+        owner: The sample that each row belongs to, if samples have different numbers of rows (the atoms of crystals);
             `count` for a row that belongs to none.
     """
-    # Dimension by dimension: flattened first, a compiler would go through them in that order, whatever their layout.
+    # Not flattened first: a compiler would then traverse the dimensions in that order, whatever their layout.
     rows = value.sum(tuple(range(1, value.ndim))) if value.ndim > 1 else value
     if owner is not None:
         return rows.new_zeros(count + 1).index_add(0, owner, rows)[:count]
     if value.shape[0] % count:
         raise ShapeError(
             f"a layer's rows ({value.shape[0]}) are not a multiple of the {count} samples, so its variance cannot be "
-            "given to samples; exclude that layer from the noise: attach(net, exclude=[...])"
+            "assigned to samples; exclude that layer from the noise: attach(net, exclude=[...])"
         )
     return rows.view(count, -1).sum(1)

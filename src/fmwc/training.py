@@ -1,47 +1,64 @@
-"""One training loop, for every recipe: resumable to the same weights, and a captured CUDA graph on a GPU."""
+"""Training: one loop for every recipe and for the noise of a trained network.
+
+A training resumes from a file to the weights that an undisturbed run would have reached. On a GPU, a step with data in
+memory is captured as a CUDA graph.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointError
+from torch.utils.checkpoint import CheckpointError as Recomputed
+from torch.utils.data import Dataset
 
-from fmwc.choosing import fit_confidence
+from fmwc.calibration import fit_confidence
 from fmwc.conventions import check_conventions
-from fmwc.data import fingerprint
-from fmwc.errors import DataError, NotFiniteError, ShapeError, UsageError, pick, require_finite
+from fmwc.data.arrays import fingerprint
+from fmwc.data.batches import Batch, Batches, in_memory, require_rows
+from fmwc.errors import (
+    CheckpointError,
+    DataError,
+    MismatchError,
+    NotFiniteError,
+    ShapeError,
+    UsageError,
+    pick,
+    require_finite,
+)
+from fmwc.estimators import Linearised
 from fmwc.field import Field
-from fmwc.flow import COUPLINGS, Pairs, couple, elbo
-from fmwc.identity import digest_tensors
+from fmwc.files import read_tensors, write_tensors
+from fmwc.flow import COUPLINGS, Pairs, couple, elbo_loss
+from fmwc.identity import SEAL, difference, digest_tensors, plain
 from fmwc.modes import Scope, Scopes, Shared, evaluating, tensor_float
-from fmwc.propagate import Linearised
+from fmwc.noise import cyclic
 from fmwc.randomness import Stream, derive
-from fmwc.resume import read_point, save_point
-from fmwc.state import State, as_rows, batch_size, channels, each, precision_of, require_state
-from fmwc.vad import cyclic
+from fmwc.readers import anything, array, mapping, number, optional, record, text, whole
+from fmwc.state import State, as_conditions, as_rows, batch_size, channels, precision_of, require_state, tree_map
 
-__all__ = ["DECAYS", "Loss", "Plan", "fit_noise", "train"]
+__all__ = ["DECAYS", "Data", "Loss", "Plan", "fit_noise", "train"]
+
+Data = State | Dataset[Any] | Iterable[Any] | Batches  # rows in memory, or what batches come from
 
 DECAYS: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
     "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
 }
 PAUSE = 60  # seconds between two resume points, at most; they are also written every `Plan.save_every` steps
-EVERY = 200  # steps between looks at the loss, which on a GPU wait for it
-PAIRED = "paired noise"  # the name of rows that are noise, which no condition of a network can have
-WARM = 3  # eager steps before a CUDA graph is captured, so that the optimiser's state exists; they are real steps
+EVERY = 200  # steps between two reports of the loss; each waits for the GPU
+PAIRED = "paired noise"  # the name of noise that is given with the data; no condition can have it
+WARM = 3  # eager steps before a CUDA graph is captured, so that the optimiser's state exists
 
-
-# `loss(x1, randomness, beta, **cond)`: a scalar to minimise; `beta` is the KL's weight at this step, annealed.
+# `loss(x1, randomness, beta, cond)`: a scalar to minimise. `beta` is the annealed weight of the KL at this step, and
+# `cond` are the conditions of the batch, by name.
 Loss = Callable[..., Tensor]
 
 PRECISIONS: dict[str, torch.dtype | None] = {"full": None, "bf16": torch.bfloat16}
@@ -49,28 +66,28 @@ PRECISIONS: dict[str, torch.dtype | None] = {"full": None, "bf16": torch.bfloat1
 
 @dataclass(frozen=True)
 class Plan:
-    """Creates a training plan.
+    """How long and how fast to train.
 
     Arguments:
         iterations: Steps of the optimiser (Adam).
-        batch: Data a step, drawn with replacement.
+        batch: Samples per step, drawn with replacement from data in memory. A DataLoader has its own batch size.
         lr: The learning rate at the start.
         decay: `constant` or `cosine`.
-        last_lr: The learning rate a cosine ends at.
-        weight_decay: Shrinks weights at every step (AdamW).
-        clip: Bounds each gradient's entries, if not 0. What is not a number then counts as 0: a bad batch is survived.
-        average: Keeps a moving average of the weights with this rate, which is what training gives, if not 0.
-        stratified: Draws one sample from each of `batch` equal slices of the data in their order, in place of any:
-            every sample as likely as before. With data sorted by size, batches are then alike in size.
+        last_lr: The learning rate at the end of a cosine.
+        weight_decay: The rate of decoupled weight decay (AdamW), if not 0.
+        clip: The bound on each entry of the gradient, if not 0. NaN entries then count as 0.
+        average: The rate of a moving average of the weights, which replaces the weights at the end, if not 0.
+        stratified: Draw one sample from each of `batch` equal slices of the data, in their order; every sample remains
+            equally likely. If the data is sorted by size, all batches have about the same size.
         beta: The weight of the KL.
-        cycles, warmup: Its cyclic annealing.
-        seed: Seeds everything that is drawn.
+        cycles, warmup: The cyclic annealing of `beta`.
+        seed: The seed of all random numbers.
         save_every: Steps between two resume points.
-        minutes: Stop after so much time, wherever the schedule is; 0 is never.
-        precision: `full` (products in TensorFloat-32 on a GPU), or `bf16` by autocast, on a GPU only.
-        compiled: Whether the loss is compiled, on a GPU. It takes half a minute, and pays from a few thousand steps on.
-        captured: Whether a step is captured as a CUDA graph, on a GPU: several times as fast where networks are small,
-            and not for those that wait for the GPU to know a shape.
+        minutes: Stop after this many minutes; 0 means never.
+        precision: `full` (TensorFloat-32 products on a GPU), or `bf16` by autocast, on a GPU only.
+        compiled: Compile the loss, on a GPU. Compiling takes half a minute and pays off after a few thousand steps.
+        captured: Capture a step as a CUDA graph, on a GPU: several times faster for small networks. It fails for
+            networks that read a shape from the GPU, and is not used with data that comes in batches.
     """
 
     iterations: int
@@ -105,11 +122,11 @@ class Plan:
                 raise UsageError(f"{name} lies between 0 and {most}, got {getattr(self, name)}")
 
     def lr_at(self, done: int) -> float:
-        """The learning rate after so many steps."""
+        """Return the learning rate after `done` steps."""
         return self.last_lr + (self.lr - self.last_lr) * DECAYS[self.decay](done / self.iterations)
 
     def draw(self, rows: int, generator: torch.Generator, device: torch.device) -> Tensor:
-        """Which rows of the data one step sees."""
+        """Draw the row numbers of one batch."""
         if not self.stratified:
             return torch.randint(rows, (self.batch,), generator=generator, device=device)
         place = torch.rand(self.batch, generator=generator, device=device, dtype=torch.float64)
@@ -117,8 +134,67 @@ class Plan:
         return place.long().clamp_max(rows - 1)
 
 
+class _Rows:
+    """Data in memory, moved to the device once."""
+
+    def __init__(self, data: State, cond: dict[str, State], plan: Plan, device: torch.device) -> None:
+        self.total = batch_size(data)
+        if self.total < 1:
+            raise DataError("the data holds no sample; training needs at least 1")
+        for value in channels(data).values():
+            require_finite(value, "the training data")
+        if plan.stratified and plan.batch > self.total:
+            raise UsageError(
+                f"a stratified batch of {plan.batch} needs as many samples; --set batch={self.total}, or fewer"
+            )
+        require_rows({"x1": data, **cond}, self.total)
+        self.given = data, cond
+        self.plan, self.device = plan, device
+        self.data = tree_map(lambda c: c.to(device), data)
+        self.cond = {name: tree_map(lambda c: c.to(device), row) for name, row in cond.items()}
+
+    def fingerprint(self) -> str:
+        return fingerprint(self.given[0], *self.given[1].values())
+
+    def skip(self, count: int) -> None:
+        """Do nothing: the generator's state is part of a resume point."""
+
+    def draw(self, generator: torch.Generator) -> Batch:
+        index = self.plan.draw(self.total, generator, self.device)
+        cond = {name: tree_map(lambda c: c[index], row) for name, row in self.cond.items()}
+        return tree_map(lambda c: c[index], self.data), cond
+
+
+class _Loaded:
+    """Data that comes in batches, each moved to the device when it is used."""
+
+    def __init__(self, batches: Batches, cond: Any, plan: Plan, device: torch.device) -> None:
+        if cond:
+            raise UsageError(
+                "conditions come with the batches of a loader: give pairs (x, {'y': y}), and leave out cond"
+            )
+        if plan.stratified:
+            raise UsageError("stratified batches need data in memory; give tensors, or stratified=False")
+        self.batches, self.device = batches, device
+
+    def fingerprint(self) -> str:
+        x, cond = self.batches.head()
+        return fingerprint(x, *cond.values())
+
+    def skip(self, count: int) -> None:
+        self.batches.skip(count)
+
+    def draw(self, generator: torch.Generator) -> Batch:
+        x, cond = self.batches.take()
+        move = lambda c: c.to(self.device, non_blocking=True)  # noqa: E731
+        return tree_map(move, x), {name: tree_map(move, row) for name, row in cond.items()}
+
+
 class _Average:
-    """Creates a moving average of weights, w̄ ← w̄ + (1 − min(rate, (1 + n)/(10 + n)))(w − w̄) after n steps."""
+    """A moving average of weights, w̄ ← w̄ + (1 − min(rate, (1 + n)/(10 + n)))(w − w̄) after n steps.
+
+    Not torch's AveragedModel, which reads its counter on the host in every update: a captured graph cannot.
+    """
 
     def __init__(self, parameters: list[nn.Parameter], rate: float) -> None:
         self.parameters, self.rate = parameters, rate
@@ -128,16 +204,89 @@ class _Average:
     def pace(self, done: int) -> None:
         self.share.fill_(1 - min(self.rate, (1 + done) / (10 + done)))
 
+    @torch.no_grad()
     def update(self) -> None:
-        with torch.no_grad():
-            # Not lerp, which reads its weight on the host: a captured graph cannot.
-            ahead = torch._foreach_sub([p.detach() for p in self.parameters], self.values)
-            torch._foreach_mul_(ahead, self.share)
-            torch._foreach_add_(self.values, ahead)
+        ahead = torch._foreach_sub([p.detach() for p in self.parameters], self.values)
+        torch._foreach_mul_(ahead, self.share)  # not lerp, which reads its weight on the host
+        torch._foreach_add_(self.values, ahead)
 
+    @torch.no_grad()
     def give(self) -> None:
-        with torch.no_grad():
-            torch._foreach_copy_([p.detach() for p in self.parameters], self.values)
+        torch._foreach_copy_([p.detach() for p in self.parameters], self.values)
+
+
+class _Training:
+    """A training in progress: what a step changes, and the step."""
+
+    def __init__(
+        self, module: nn.Module, loss: Loss, source: _Rows | _Loaded, plan: Plan, generator: torch.Generator
+    ) -> None:
+        self.source, self.plan, self.generator = source, plan, generator
+        self.parameters = [p for p in module.parameters() if p.requires_grad]
+        self.device = device = self.parameters[0].device
+        self.cuda = cuda = device.type == "cuda"
+        self.randomness = Stream(None if cuda else generator)  # compiled code can only use the GPU's own generator
+        self.loss = torch.compile(loss) if cuda and plan.compiled else loss
+        rate = torch.tensor(plan.lr, device=device) if cuda else plan.lr
+        kind = torch.optim.AdamW if plan.weight_decay else torch.optim.Adam
+        self.optimiser = kind(self.parameters, lr=rate, weight_decay=plan.weight_decay, capturable=cuda, fused=cuda)
+        self.average = _Average(self.parameters, plan.average) if plan.average else None
+        self.beta, self.latest = torch.zeros((), device=device), torch.zeros((), device=device)
+        self.kept = [*self.parameters, *(self.average.values if self.average else ()), *module.buffers()]
+        self.done, self.eager = 0, 0
+        self.history: list[tuple[int, float]] = []
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def advance(self) -> None:
+        """Take one step, from the captured graph if there is one."""
+        plan, cuda = self.plan, self.cuda
+        for group in self.optimiser.param_groups:  # torch's schedulers would round a rate with `last_lr` otherwise
+            group["lr"].fill_(plan.lr_at(self.done)) if cuda else group.update(lr=plan.lr_at(self.done))
+        if self.average:
+            self.average.pace(self.done)
+        self.beta.fill_(plan.beta * cyclic(self.done, plan.iterations, plan.cycles, plan.warmup))
+        if cuda and plan.captured and self.graph is None and self.eager == WARM and isinstance(self.source, _Rows):
+            self.optimiser.zero_grad(set_to_none=True)
+            self.graph = _captured(self.step)
+        self.graph.replay() if self.graph else self.step()
+        self.eager += 1
+        self.done += 1
+
+    def step(self) -> None:
+        x1, cond = self.source.draw(self.generator)
+        self.optimiser.zero_grad(set_to_none=True)
+        half = self.cuda and self.plan.precision != "full"
+        with torch.autocast(self.device.type, PRECISIONS[self.plan.precision], enabled=half):
+            value = self.loss(x1, self.randomness, self.beta, cond)
+        try:
+            value.backward()
+        except Recomputed as error:
+            raise UsageError(
+                "the network uses gradient checkpointing, which recomputes its layers without their noise; switch it "
+                "off while the noise is fitted"
+            ) from error
+        if clip := self.plan.clip:
+            for parameter in self.parameters:
+                if parameter.grad is not None:
+                    parameter.grad.nan_to_num_(0.0, clip, -clip)
+            nn.utils.clip_grad_value_(self.parameters, clip)
+        self.optimiser.step()
+        if self.average:
+            self.average.update()
+        self.latest.copy_(value.detach())
+
+    def report(self) -> tuple[int, float]:
+        """Add the latest loss to the history; raise if it is not finite, unless clipping tolerates that."""
+        loss = float(self.latest)
+        if not self.plan.clip and not math.isfinite(loss):
+            raise NotFiniteError(f"the loss is {loss} at step {self.done}; lower lr, or look for outliers in the data")
+        self.history.append((self.done, loss))
+        return self.history[-1]
+
+    def save(self, path: Path, identity: dict[str, Any]) -> None:
+        for parameter in self.parameters:
+            require_finite(parameter, f"a weight at step {self.done}")  # such a point could not be resumed
+        save_point(path, identity, self)
 
 
 def _captured(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
@@ -155,12 +304,12 @@ def _captured(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-@torch.inference_mode(False)  # also where the caller has switched gradients off
+@torch.inference_mode(False)  # also if the caller has disabled gradients
 @torch.enable_grad()
 def train(
     module: nn.Module,
     loss: Loss,
-    data: State,
+    data: Data,
     plan: Plan,
     *,
     cond: Mapping[str, State] | None = None,
@@ -172,109 +321,123 @@ def train(
     """Train the parameters of `module` that require a gradient; return (step, loss) along the way.
 
     Arguments:
-        module: What is trained, on its device.
-        loss: The objective, `loss(x1, randomness, beta, **cond)`.
-        data: All of the data, `(N, *)` or a dict of channels; kept on the module's device.
-        plan: How long, how fast.
-        cond: What goes with each sample (its class), by the name the loss takes it under: `(N, *)` each.
-        resume: A file for resume points. If it exists, training resumes from it, to the weights that an undisturbed run
-            would have reached.
-        identity: What the result depends on beside the plan and the data, by name (options of the module and the loss):
-            a resume point of a training with another identity is refused.
-        progress: Called with the steps done and the latest loss,
-        every: after so many steps.
+        module: What to train, on its device.
+        loss: The objective, `loss(x1, randomness, beta, cond)`.
+        data: `(N, *)` or a dict of channels, moved to the module's device as a whole; or a Dataset, a DataLoader or
+            another iterable of batches (:class:`fmwc.data.batches.Batches`), moved batch by batch.
+        plan: How long and how fast to train.
+        cond: The conditions of data in memory, by name, `(N, *)` each.
+        resume: A file for resume points. If it exists, training resumes from it, and reaches the same weights as
+            without the interruption.
+        identity: What the result depends on beside the plan and the data, by name. A resume point with another
+            identity is refused.
+        progress: Called with the steps done and the latest loss.
+        every: Steps between two calls of `progress`.
     """
-    total = batch_size(data)
-    if total < 1:
-        raise DataError("the data holds no sample; training needs at least 1")
-    for value in channels(data).values():
-        require_finite(value, "the training data")
-    if plan.stratified and plan.batch > total:
-        raise UsageError(f"a stratified batch of {plan.batch} needs as many samples; --set batch={total}, or fewer")
-    if reserved := {"x1", "randomness", "beta"} & (cond or {}).keys():
-        raise UsageError(f"a condition cannot be named {reserved.pop()}, which is the loss's own word; rename it")
-    rows: dict[str, State] = {"x1": data, **(cond or {})}
-    _check_rows(rows, total)
+    device = next(p for p in module.parameters() if p.requires_grad).device
+    source: _Rows | _Loaded
+    if in_memory(data):
+        source = _Rows(data, as_conditions(cond), plan, device)  # type: ignore[arg-type]
+    else:
+        batches = data if isinstance(data, Batches) else Batches(data, plan.batch, plan.seed)
+        source = _Loaded(batches, cond, plan, device)
     resume = Path(resume) if resume else None
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    device = parameters[0].device
-    literals = {k: v for k, v in vars(plan).items() if k not in ("save_every", "minutes")}
-    own = {**literals, "data": fingerprint(*rows.values()), "device": device.type, **(identity or {})}
-    rows = {name: each(lambda c: c.to(device), row) for name, row in rows.items()}
-    cuda = device.type == "cuda"
-    # A gradient's own noise is far larger than what TensorFloat-32 leaves out.
-    with _generator(device, plan.seed) as generator, tensor_float(cuda):
-        randomness = Stream(None if cuda else generator)  # a GPU's own generator: compiled code knows no other
-        half = cuda and plan.precision != "full"
-        objective = torch.compile(loss) if cuda and plan.compiled else loss
-        rate = torch.tensor(plan.lr, device=device) if cuda else plan.lr
-        kind = torch.optim.AdamW if plan.weight_decay else torch.optim.Adam
-        optimiser = kind(parameters, lr=rate, weight_decay=plan.weight_decay, capturable=cuda, fused=cuda)
-        average = _Average(parameters, plan.average) if plan.average else None
-        beta = torch.zeros((), device=device)
-        latest = torch.zeros((), device=device)
-
-        def step() -> None:
-            index = plan.draw(total, generator, device)
-            batch = {name: each(lambda c: c[index], row) for name, row in rows.items()}
-            optimiser.zero_grad(set_to_none=True)
-            with torch.autocast(device.type, PRECISIONS[plan.precision], enabled=half):
-                value = objective(batch.pop("x1"), randomness, beta, **batch)
-            try:
-                value.backward()
-            except CheckpointError as error:
-                raise UsageError(
-                    "the network is checkpointed: on the way back its layers are computed again, without their noise; "
-                    "switch gradient checkpointing off while the noise learns"
-                ) from error
-            if plan.clip:
-                for parameter in parameters:
-                    if parameter.grad is not None:
-                        parameter.grad.nan_to_num_(0.0, plan.clip, -plan.clip)
-                nn.utils.clip_grad_value_(parameters, plan.clip)
-            optimiser.step()
-            if average:
-                average.update()
-            latest.copy_(value.detach())
-
-        kept = [*parameters, *(average.values if average else ()), *module.buffers()]
-        history: list[tuple[int, float]] = []
-        done = 0
+    about: dict[str, Any] = {}
+    if resume:
+        about = {k: v for k, v in vars(plan).items() if k not in ("save_every", "minutes")}
+        about |= {"data": source.fingerprint(), "device": device.type, **(identity or {})}
+    # The noise of a gradient is far larger than what TensorFloat-32 leaves out.
+    with _generator(device, plan.seed) as generator, tensor_float(device.type == "cuda"):
+        run = _Training(module, loss, source, plan, generator)
         if resume and resume.exists():
-            done, history = read_point(resume, own, kept, parameters, optimiser, generator)
-        first, graph, saved = done, None, time.monotonic()
+            read_point(resume, about, run)
+            source.skip(run.done)
+        saved = time.monotonic()
         until = time.monotonic() + 60 * plan.minutes if plan.minutes else math.inf
-        while done < plan.iterations and time.monotonic() < until:
-            for group in optimiser.param_groups:
-                group["lr"].fill_(plan.lr_at(done)) if cuda else group.update(lr=plan.lr_at(done))
-            if average:
-                average.pace(done)
-            beta.fill_(plan.beta * cyclic(done, plan.iterations, plan.cycles, plan.warmup))
-            if cuda and plan.captured and graph is None and done - first == WARM:
-                optimiser.zero_grad(set_to_none=True)
-                graph = _captured(step)
-            graph.replay() if graph else step()
-            done += 1
-            if done % every == 0 or done == plan.iterations:
-                history.append((done, float(latest) if plan.clip else _finite(float(latest), done)))
+        while run.done < plan.iterations and time.monotonic() < until:
+            run.advance()
+            last = run.done == plan.iterations
+            if run.done % every == 0 or last:
+                found = run.report()
                 if progress:
-                    progress(done, history[-1][1])
+                    progress(*found)
             now = time.monotonic()
-            if resume and (done % plan.save_every == 0 or done == plan.iterations or now >= min(until, saved + PAUSE)):
-                for parameter in parameters:
-                    require_finite(parameter, f"a weight at step {done}")  # a point that cannot be resumed
-                save_point(resume, own, done, history, kept, parameters, optimiser, generator)
+            if resume and (last or run.done % plan.save_every == 0 or now >= min(until, saved + PAUSE)):
+                run.save(resume, about)
                 saved = time.monotonic()
-    if average:
-        average.give()
-    if done < plan.iterations and (not history or history[-1][0] < done):
-        history.append((done, history[-1][1] if history else math.nan))
-    return history
+    if run.average:
+        run.average.give()
+    if run.done < plan.iterations and (not run.history or run.history[-1][0] < run.done):
+        run.history.append((run.done, run.history[-1][1] if run.history else math.nan))
+    return run.history
+
+
+@contextmanager
+def _generator(device: torch.device, seed: int) -> Iterator[torch.Generator]:
+    """Yield a seeded generator: on a GPU the device's own, which is restored afterwards."""
+    if device.type != "cuda":
+        yield torch.Generator(device=device).manual_seed(seed)
+        return
+    with torch.random.fork_rng(devices=[device]):
+        yield torch.cuda.default_generators[device.index or 0].manual_seed(seed)
+
+
+# ---- resume points -----------------------------------------------------------------------------------------------
+
+STATE = ("step", "exp_avg", "exp_avg_sq")  # of Adam
+_POINT = record(
+    {
+        "done": whole(),
+        "identity": mapping(anything, 1000),
+        "history": array(array(optional(number()), 2, 2)),
+        SEAL: text(64, "[0-9a-f]{64}"),
+    }
+)
+
+
+def save_point(path: Path, identity: dict[str, Any], run: _Training) -> None:
+    """Write weights, averages, buffers, and the state of the optimiser and the generator to one file, atomically."""
+    tensors = {f"kept.{i}": value.detach().cpu().clone().contiguous() for i, value in enumerate(run.kept)}
+    for i, parameter in enumerate(run.parameters):
+        for name, value in run.optimiser.state.get(parameter, {}).items():
+            tensors[f"optimiser.{i}.{name}"] = torch.as_tensor(value).detach().cpu().clone().contiguous()
+    tensors["generator"] = run.generator.get_state().cpu()
+    history = [[step, loss if math.isfinite(loss) else None] for step, loss in run.history]
+    write_tensors(path, tensors, {"done": run.done, "identity": plain(identity), "history": history})
+
+
+def read_point(path: Path, identity: dict[str, Any], run: _Training) -> None:
+    """Restore what :func:`save_point` wrote."""
+    tensors, about = read_tensors(path, _POINT, "a resume point")
+    if rows := difference(about["identity"], identity):
+        raise MismatchError(f"{path} is of a training with other settings ({rows}); delete it, or use another --out")
+    try:
+        kept = [tensors[f"kept.{i}"] for i in range(sum(key.startswith("kept.") for key in tensors))]
+        if [(v.shape, v.dtype) for v in kept] != [(v.shape, v.dtype) for v in run.kept]:
+            raise CheckpointError(f"{path} is of another architecture; delete it, or train into another --out")
+        # A parameter that never got a gradient (a layer that does not run) has no state.
+        states = {
+            i: {name: tensors[f"optimiser.{i}.{name}"] for name in STATE}
+            for i in range(len(run.parameters))
+            if f"optimiser.{i}.step" in tensors
+        }
+        run.optimiser.load_state_dict({"state": states, "param_groups": run.optimiser.state_dict()["param_groups"]})
+        run.generator.set_state(tensors["generator"])
+    except (KeyError, RuntimeError, TypeError) as error:
+        raise CheckpointError(f"{path} was written on another kind of device; resume there, or delete it") from error
+    with torch.no_grad():
+        for value, read in zip(run.kept, kept, strict=True):
+            value.copy_(read)
+    run.done = about["done"]
+    run.history = [(int(step), math.nan if loss is None else float(loss)) for step, loss in about["history"]]
+
+
+# ---- the noise of a trained network ------------------------------------------------------------------------------
 
 
 def fit_noise(
     field: Field,
-    data: State,
+    data: Data,
     steps: int = 2_000,
     *,
     beta: float = 1e-3,
@@ -293,43 +456,50 @@ def fit_noise(
     identity: Mapping[str, Any] | None = None,
     progress: Callable[[int, float], None] | None = None,
     every: int = EVERY,
-    **cond: Tensor,
+    cond: Mapping[str, Any] | None = None,
 ) -> list[tuple[int, float]]:
-    """Fit the noise of a trained network: it is frozen as it is, and only the inference networks learn.
+    """Fit the noise of a trained network; return (step, loss) along the way.
 
-    Afterwards the field's samples are still the network's own, bit for bit. It ends by choosing what the confidence is
-    made from (:func:`fmwc.fit_confidence`), unless `confidence=False`.
+    The network is frozen, and only the inference networks learn: the field's samples stay the network's own, bit for
+    bit. At the end, :func:`fmwc.fit_confidence` chooses what the confidence is made from, unless `confidence=False`.
 
     Arguments:
         field: An attached field.
-        data: Samples of the kind the network generates, `(N, *)` or a dict of channels; its own samples will do.
+        data: Samples like those that the network generates (its own will do): `(N, *)` or a dict of channels; or a
+            Dataset, a DataLoader or another iterable of batches. A batch is `x`, or a pair `(x, {"y": y})` with its
+            conditions.
         steps: Steps of the optimiser.
         beta: The weight of the KL.
-        captured: On a GPU a step is a CUDA graph; switch it off for a network that waits for the GPU to know a shape.
-        pairs: Which noise goes with which data, as in the network's training: `None` (independent), `"ot"` (optimal
+        batch: Samples per step; a DataLoader has its own batch size.
+        captured: Capture a step as a CUDA graph, on a GPU; switch it off for a network that reads a shape from the GPU.
+        pairs: How noise and data are paired, as in the network's training: `None` (independently), `"ot"` (optimal
             transport within each batch), a function `(x1, randomness) -> x0`, or tensors x0 with a row per sample.
-            With other pairs than the network's, the noise learns to move its velocity towards that of those pairs.
-        conventions: Whether to check on a batch that the network is called as it was trained
+        conventions: Check on a batch that the network is called as in its training
             (:func:`fmwc.conventions.check_conventions`).
-        resume: A file for resume points. A function of your own is not part of its identity.
-        identity: What the result depends on beside these arguments, the network's weights and the noise model
-            (:func:`train`).
-        progress: Called with the steps done and the latest loss,
-        every: after so many steps.
-        cond: What the network takes beside x and t (its class, say), a row for each sample.
+        resume: A file for resume points. A function given as `pairs` is not part of its identity.
+        identity: What the result depends on beside these arguments, the network's weights and the noise model.
+        progress: Called with the steps done and the latest loss.
+        every: Steps between two calls of `progress`.
+        cond: The conditions of data in memory, by name, with a row per sample.
     """
-    data, cond = _tensors(field, data), {name: torch.as_tensor(value) for name, value in cond.items()}
+    source: Data
+    if in_memory(data):
+        source = known = _tensors(field, data)
+        cond = {k: torch.as_tensor(v) for k, v in as_conditions(cond).items()}
+        given = cond
+        batch = min(batch, batch_size(known))
+    else:
+        source = batches = Batches(data, batch, derive(seed, "data"), lambda x: _tensors(field, x))
+        known, given = batches.head()
     if field.space is not None:
-        field.space.check_rows(cond, batch_size(data))
-    with _frozen(field.network):  # a look in training mode would move a batch norm
-        _learn_space(field, data, cond)
+        field.space.check_rows(given, batch_size(known))
+    with _frozen(field.network):  # evaluation mode: a call in training mode would change batch norms
+        _learn_space(field, known, given)
     field.check_finite()
-    batch = min(batch, batch_size(data))
     if isinstance(pairs, str):
         pick(COUPLINGS, pairs, "coupling")
-    if isinstance(pairs, str) and pairs != "independent":  # solved on the host, which a graph cannot wait for
-        compiled = captured = False
-    rooms = getattr(field.network, "rooms", None)  # for how many rows a graph has room, by batch; it has no more
+        if pairs != "independent":  # solved on the host, which a graph cannot wait for
+            compiled = captured = False
     plan = Plan(
         steps,
         batch,
@@ -341,62 +511,67 @@ def fit_noise(
         seed=seed,
         precision=precision,
         compiled=compiled,
-        captured=captured and (rooms is None or (stratified and batch in rooms)),
+        captured=captured and _capturable(field.network, batch if stratified else None),
         stratified=stratified,
     )
-
-    given = isinstance(pairs, (Tensor, dict, np.ndarray, list, tuple))
-    rows = {**cond, PAIRED: _paired(field, pairs, data)} if given else cond
-    _check_rows(rows, batch_size(data))
+    rows = dict(cond or {})
+    if pairs is not None and in_memory(pairs):
+        if not in_memory(data):
+            raise UsageError("pairs as tensors need data in memory; give tensors, or a function (x1, randomness) -> x0")
+        rows[PAIRED] = _paired(field, pairs, known)
+    if in_memory(data):
+        require_rows(rows, batch_size(known))
     if conventions:
         assert field.space is not None
-        check_conventions(field, field.space, data, cond, seed=seed, pairs=rows.get(PAIRED, pairs))
+        check_conventions(field, field.space, known, given, seed=seed, pairs=rows.get(PAIRED, pairs))
 
-    def loss(x1: State, randomness: Stream, weight: Tensor, **cond: Any) -> Tensor:
-        return elbo(field, x1, weight, seed=randomness, pairs=cond.pop(PAIRED, pairs), **cond)
+    def loss(x1: State, randomness: Stream, weight: Tensor, cond: dict[str, Any]) -> Tensor:
+        given = {name: value for name, value in cond.items() if name != PAIRED}
+        return elbo_loss(field, x1, weight, seed=randomness, pairs=cond.get(PAIRED, pairs), cond=given)
 
-    about: dict[str, Any] = {}
-    if resume:
-        about = {
-            "network": digest_tensors(field.network.state_dict()),
-            "noise": field.noise.options,
-            "layers": field.noise.names,
-            "prior_rate": field.prior_rate,
-            "kl_factor": field.kl_factor,
-            "space": field.space.describe() if field.space else None,
-            **({"pairs": pairs} if isinstance(pairs, str) else {}),
-            **(identity or {}),
-        }
-    with _frozen(field.network), field.noise.hooked():
+    about = _identity(field, pairs, identity) if resume else None
+    with _frozen(field.network), field.noise.keep_hooks():
         history = train(
-            field.noise, loss, data, plan, cond=rows, resume=resume, identity=about, progress=progress, every=every
+            field.noise, loss, source, plan, cond=rows, resume=resume, identity=about, progress=progress, every=every
         )
     if confidence:
-        fit_confidence(field, data, cond=cond, seed=derive(seed, "confidence"), conventions=False)
+        fit_confidence(field, known, cond=given, seed=derive(seed, "confidence"), conventions=False)
     return history
 
 
-def _check_rows(rows: Mapping[str, State], total: int) -> None:
-    for name, row in rows.items():
-        for value in channels(row).values():
-            if len(value) != total:
-                raise ShapeError(f"one row of '{name}' a sample: got {len(value)} for {total} samples")
+def _identity(field: Field, pairs: Pairs, more: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {
+        "network": digest_tensors(field.network.state_dict()),
+        "noise": field.noise.options,
+        "layers": field.noise.names,
+        "prior_rate": field.prior_rate,
+        "kl_factor": field.kl_factor,
+        "space": field.space.describe() if field.space else None,
+        **({"pairs": pairs} if isinstance(pairs, str) else {}),
+        **(more or {}),
+    }
+
+
+def _capturable(network: nn.Module, batch: int | None) -> bool:
+    """Whether a network with a fixed capacity per batch size, if it has one, has it for batches of this size."""
+    capacity = getattr(network, "static_capacity", None)
+    return capacity is None or batch in capacity
 
 
 def _paired(field: Field, x0: Any, data: State) -> State:
-    """Noise that was given with the data, as tensors; checked against it."""
+    """Return noise that was given with the data as tensors, checked against the data."""
     x0 = _tensors(field, x0)
     assert field.space is not None
     return couple(x0, field.space, data, Stream())
 
 
 def _learn_space(field: Field, data: State, cond: Mapping[str, Tensor]) -> None:
-    """Takes the space from the data, unless the network cannot run on it."""
+    """Learn the space from the data; raise if the network cannot run on it."""
     before = field.space
     field.learn_space(data)
     try:
         with torch.no_grad():
-            x = each(lambda c: c[:2].to(field.device), data)
+            x = tree_map(lambda c: c[:2].to(field.device), data)
             few = {k: v[:2].to(field.device) for k, v in cond.items()}
             v = field(x, torch.zeros(batch_size(x), device=field.device), **few)
         require_state(v, "the network's velocity")
@@ -406,21 +581,16 @@ def _learn_space(field: Field, data: State, cond: Mapping[str, Tensor]) -> None:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         shapes = ", ".join(str(tuple(c.shape)) for c in channels(data).values())
         raise ShapeError(f"the network does not run on data of shape {shapes}: {reason}") from error
-    if not field.rows_known and batch_size(x) > 1:
-        field.moments(x, 0.5, Linearised(1), seed=0, **few)
+    if not field.row_order_checked and batch_size(x) > 1:
+        field.moments(x, 0.5, Linearised(1), seed=0, cond=few)
 
 
 def _tensors(field: Field, data: Any) -> State:
-    """The data as tensors of the network's precision: scikit-learn's are arrays, and lists are as good."""
-    if not isinstance(data, (Tensor, dict, np.ndarray, list, tuple)):
-        raise UsageError(
-            f"the data is one tensor with a row a sample, or a dict of channels, got {type(data).__name__}; of a data "
-            "set, torch.stack([x for x, *_ in dataset])"
-        )
-    found = each(lambda c: as_rows(c, "the data"), data)
+    """Return data as tensors of the network's precision."""
+    found = tree_map(lambda c: as_rows(c, "the data"), data)
     if not all(value.is_floating_point() for value in channels(found).values()):
-        raise UsageError("the data is of whole numbers, and a flow has no path between them; scale it, x.float() / 255")
-    return each(lambda c: c.to(precision_of(field.network)), found)
+        raise UsageError("the data are integers, and a flow has no path between them; scale them, x.float() / 255")
+    return tree_map(lambda c: c.to(precision_of(field.network)), found)
 
 
 def _set_gradient(parameter: nn.Parameter, required: bool) -> None:
@@ -433,21 +603,5 @@ _GRADIENTS: Shared[nn.Parameter] = Shared(
 
 
 def _frozen(network: nn.Module) -> Scope:
-    """A scope in which parameters have no gradients, and modules are in evaluation mode."""
+    """Return a scope in which parameters have no gradients and modules are in evaluation mode."""
     return Scopes(_GRADIENTS.holding(network.parameters()), evaluating(network))
-
-
-@contextmanager
-def _generator(device: torch.device, seed: int) -> Iterator[torch.Generator]:
-    """A seeded generator: on a GPU the device's own, which is put back afterwards."""
-    if device.type != "cuda":
-        yield torch.Generator(device=device).manual_seed(seed)
-        return
-    with torch.random.fork_rng(devices=[device]):
-        yield torch.cuda.default_generators[device.index or 0].manual_seed(seed)
-
-
-def _finite(value: float, step: int) -> float:
-    if not math.isfinite(value):
-        raise NotFiniteError(f"the loss is {value} at step {step}; lower lr, or look for outliers in the data")
-    return value

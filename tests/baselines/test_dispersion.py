@@ -8,9 +8,10 @@ import fmwc
 from fmwc.baselines import Dropout, dispersion, ensemble_ends, stochastic_ends
 from fmwc.errors import UsageError
 from fmwc.flow import Channel, FlatTorus, Space, euclidean
-from fmwc.sampling import sample
+from fmwc.sampling import SamplingConfig, sample
 from tests.baselines.test_rivals import Labelled
 from tests.conftest import PRODUCT, TwoChannels, awaken, mlp_field
+from tests.options import arguments
 
 
 def test_by_hand():
@@ -60,7 +61,7 @@ def test_an_ensemble_runs_each_member_from_the_same_start():
     x0 = torch.randn(4, 2)
     ends = ensemble_ends(members, x0, steps=4)
     for member, end in zip(members, ends, strict=True):
-        assert torch.equal(end, sample(member, x0=x0, steps=4, confidence=False).x)
+        assert torch.equal(end, sample(member, x0=x0, steps=4, confidence=None).x)
     plain = ensemble_ends([m.detach() for m in members], x0, steps=4)
     assert torch.equal(plain, ends)
 
@@ -69,15 +70,19 @@ def test_labels_and_options_reach_the_network_and_the_sampler():
     torch.manual_seed(0)
     x0, y = torch.randn(5, 1, 8, 8), torch.tensor([0, 2, 1, 0, 2])
     net = Dropout(Labelled())
-    ends = stochastic_ends(net, x0, 2, steps=3, y=y, batch=2)  # labels are split with the batches
+    ends = stochastic_ends(
+        net, x0, 2, steps=3, cond={"y": y}, config=SamplingConfig(batch=2)
+    )  # labels are split with the batches
     assert ends.shape == (2, 5, 1, 8, 8)
-    torch.testing.assert_close(ends, stochastic_ends(net, x0, 2, steps=3, y=y))
-    assert not torch.allclose(ends, stochastic_ends(net, x0, 2, steps=3, y=y.flip(0)))
+    torch.testing.assert_close(ends, stochastic_ends(net, x0, 2, steps=3, cond={"y": y}))
+    assert not torch.allclose(ends, stochastic_ends(net, x0, 2, steps=3, cond={"y": y.flip(0)}))
     members: list[nn.Module] = [Labelled(), Labelled()]
-    ends = ensemble_ends(members, x0, steps=3, y=y, stepper="heun")
+    ends = ensemble_ends(members, x0, steps=3, cond={"y": y}, config=SamplingConfig(stepper="heun"))
     for member, end in zip(members, ends, strict=True):
-        assert torch.equal(end, sample(member, x0=x0, steps=3, y=y, stepper="heun", confidence=False).x)
-    assert not torch.allclose(ends, ensemble_ends(members, x0, steps=3, y=y))
+        assert torch.equal(
+            end, sample(member, x0=x0, steps=3, cond={"y": y}, confidence=None, config=SamplingConfig(stepper="heun")).x
+        )
+    assert not torch.allclose(ends, ensemble_ends(members, x0, steps=3, cond={"y": y}))
 
 
 @pytest.mark.parametrize("projections", [True, 400])
@@ -87,7 +92,7 @@ def test_transported_dispersion_is_the_limit_of_many_trajectories_where_channels
     space = Space({"place": Channel((2,), weight=9.0), "shape": Channel((3,))})
     field = awaken(fmwc.attach(TwoChannels(), space=space, width=8, initial_log_alpha=-6.0), 0.1)
     x0 = {"place": torch.randn(4, 2), "shape": torch.randn(4, 3)}
-    run = fmwc.sample(field, x0=x0, steps=5, confidence=False, transport=projections)
+    run = fmwc.sample(field, x0=x0, steps=5, **arguments(confidence=None, transport=projections))
     ends = stochastic_ends(field, x0, 400, steps=5)
     torch.testing.assert_close(run.score("dispersion"), dispersion(ends, space), rtol=0.15, atol=0)
     assert bool((dispersion(ends, space) > 1.5 * dispersion(ends)).all())

@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from fmwc.baselines import Dropout
-from fmwc.baselines.dropout import ACTIVATIONS
+from fmwc.baselines import ACTIVATIONS, Dropout
 from fmwc.errors import UsageError
-from fmwc.nets import MLP
-from fmwc.sampling import sample
+from fmwc.networks import MLP
+from fmwc.sampling import SamplingConfig, sample
 from tests.reference import assert_within, statistics
 
 
@@ -58,7 +57,8 @@ def test_called_it_is_the_plain_network():
 def test_batches_do_not_matter():
     net = Dropout(MLP(2, 16, 2, 8), 0.3)
     whole, split = (
-        sample(net, 20, steps=3, space=(2,), confidence=False, decoder="stochastic", batch=b).x for b in (64, 7)
+        sample(net, 20, steps=3, confidence=None, config=SamplingConfig(space=(2,), decoder="stochastic", batch=b)).x
+        for b in (64, 7)
     )
     torch.testing.assert_close(whole, split)
 

@@ -7,11 +7,12 @@ from torch import nn
 from fmwc.baselines import HeteroscedasticHead, HeteroscedasticVariance, PosteriorTrace, StateSensitivity, nll
 from fmwc.errors import UsageError
 from fmwc.flow import euclidean, path_sample
-from fmwc.nets import MLP, UNet
+from fmwc.networks import MLP, UNet
 from fmwc.randomness import Blocks, Stream
-from fmwc.sampling import sample
+from fmwc.sampling import SamplingConfig, sample
 from fmwc.training import Plan, train
 from tests.conftest import conv_field, mlp_field
+from tests.options import arguments, reader
 from tests.reference import assert_within, statistics
 
 A = torch.tensor([[0.3, -1.1], [0.7, 0.4]], dtype=torch.float64)
@@ -90,11 +91,11 @@ def test_one_probe_is_enough_for_a_diagonal_jacobian(rival):
 @pytest.mark.parametrize("rival", RIVALS)
 def test_probes_belong_to_samples_not_to_batches(rival):
     net, y = Labelled(), torch.arange(7) % 3
-    options = {"steps": 3, "space": (1, 8, 8), "y": y, "confidence": rival(probes=2)}
-    whole, split = (sample(net, 7, batch=b, **options) for b in (64, 3))
+    options = {"steps": 3, "space": (1, 8, 8), "cond": {"y": y}, "confidence": rival(probes=2)}
+    whole, split = (sample(net, 7, **arguments(batch=b, **options)) for b in (64, 3))
     assert whole.var.shape == (3, 7, 1, 1, 1)
     torch.testing.assert_close(whole.var, split.var)
-    assert not torch.equal(whole.var, sample(net, 7, seed=1, **options).var)
+    assert not torch.equal(whole.var, sample(net, 7, **arguments(seed=1, **options)).var)
     at = read(rival(probes=2), net, torch.zeros(7, 1, 8, 8), torch.full((7,), 0.5), Blocks(0, 0, 7), y=y)
     assert torch.isfinite(at.var).all()
 
@@ -141,18 +142,18 @@ def test_posterior_trace_at_the_ends_and_where_it_would_be_negative():
 @pytest.mark.parametrize("rival", [StateSensitivity(), PosteriorTrace()], ids=lambda r: type(r).__name__)
 def test_the_sampler_reads_a_rival_like_our_own(rival):
     field = mlp_field()
-    plain = sample(field, 4, steps=10, confidence=False)
-    run = sample(field, 4, steps=10, confidence=rival)
+    plain = sample(field, 4, steps=10, confidence=None)
+    run = sample(field, 4, steps=10, confidence=reader(rival))
     assert torch.equal(run.x, plain.x)
     assert run.var.shape == (10, 4, 1)
     assert run.score("integrated").shape == (4,)
-    bare = sample(field.detach(), 4, steps=10, confidence=rival, space=(2,))
+    bare = sample(field.detach(), 4, steps=10, confidence=reader(rival), config=SamplingConfig(space=(2,)))
     assert torch.equal(bare.var, run.var)
     torch.testing.assert_close(run.std[3].square(), 2 * read(rival, field, *states(field, 3))[1][:, 0])
 
 
 def states(field, step):
-    run = sample(field.network, 4, steps=10, confidence=False, keep_states=True, space=(2,))
+    run = sample(field.network, 4, steps=10, confidence=None, config=SamplingConfig(keep_states=True, space=(2,)))
     return run.states[step], run.grid[step]
 
 
@@ -196,13 +197,13 @@ def test_two_heads_are_read_by_the_sampler_and_learn():
     assert torch.equal(torch.cat([v, log_var], -1), head.network(x, t))
     found = read(HeteroscedasticVariance(), head, x, t)
     torch.testing.assert_close(found.var, log_var.exp())
-    run = sample(head, 4, steps=5, confidence=HeteroscedasticVariance(), space=(2,))
+    run = sample(head, 4, steps=5, confidence=HeteroscedasticVariance(), config=SamplingConfig(space=(2,)))
     assert run.var.shape == (5, 4, 2)
-    assert torch.equal(run.x, sample(head, 4, steps=5, confidence=False, space=(2,)).x)
+    assert torch.equal(run.x, sample(head, 4, steps=5, confidence=None, config=SamplingConfig(space=(2,))).x)
 
     space, data = euclidean((2,)), torch.randn(200, 2)
     before = nll(head, space, data, Stream(torch.Generator().manual_seed(1))).item()
-    train(head, lambda x1, randomness, beta: nll(head, space, x1, randomness), data, Plan(100, batch=64, lr=1e-2))
+    train(head, lambda x1, randomness, beta, cond: nll(head, space, x1, randomness), data, Plan(100, batch=64, lr=1e-2))
     assert nll(head, space, data, Stream(torch.Generator().manual_seed(1))).item() < before
     assert head.device == torch.device("cpu")
 
@@ -214,7 +215,9 @@ def test_two_heads_of_an_image_are_its_channels():
     v, log_var = head.both(x, t, y=y)
     assert torch.equal(v, both[:, :1])
     assert torch.equal(log_var, both[:, 1:])
-    run = sample(head, 3, steps=2, space=(1, 8, 8), confidence=HeteroscedasticVariance(), y=y)
+    run = sample(
+        head, 3, steps=2, confidence=HeteroscedasticVariance(), cond={"y": y}, config=SamplingConfig(space=(1, 8, 8))
+    )
     assert run.var.shape == (2, 3, 1, 8, 8)
 
 
@@ -222,7 +225,7 @@ def test_the_likelihood_is_given_the_labels():
     head, space, x1 = HeteroscedasticHead(Labelled(outputs=2)), euclidean((1, 8, 8)), torch.randn(3, 1, 8, 8)
 
     def loss(y):
-        return nll(head, space, x1, Stream(torch.Generator().manual_seed(0)), y=y)
+        return nll(head, space, x1, Stream(torch.Generator().manual_seed(0)), cond={"y": y})
 
     y = torch.tensor([0, 2, 1])
     t, x_t, u_t = path_sample(space, x1, Stream(torch.Generator().manual_seed(0)))
@@ -283,11 +286,11 @@ def test_training_the_variance_alone_leaves_the_velocity_bit_for_bit(kind):
     x, t = torch.randn(12, *shape), torch.rand(12)
     velocity, before = head(x, t, **cond), {k: v.clone() for k, v in head.state_dict().items()}
 
-    def loss(x1, randomness, beta, **cond):
-        return nll(head, space, x1, randomness, velocity=False, **cond)
+    def loss(x1, randomness, beta, cond):
+        return nll(head, space, x1, randomness, velocity=False, cond=cond)
 
     def likelihood():
-        return loss(data, Stream(torch.Generator().manual_seed(5)), None, **cond).item()
+        return loss(data, Stream(torch.Generator().manual_seed(5)), None, cond).item()
 
     start = likelihood()
     train(head, loss, data, Plan(60, batch=8, lr=2e-2), cond=cond)

@@ -1,4 +1,4 @@
-"""Samples whose conditions the reference cannot compare are drawn all the same, and say why they have no confidence."""
+"""Samples whose conditions the reference does not know are drawn, with a reason why they have no confidence."""
 
 import pytest
 import torch
@@ -6,17 +6,17 @@ from torch import Tensor, nn
 
 import fmwc
 from fmwc.checks import Contest, Nearest
-from fmwc.confidence.best import best_of
 from fmwc.errors import UsageError
-from fmwc.field import Part, Reference
-from fmwc.sampling import Standard, read_with, stream
+from fmwc.references import Part, Reference
+from fmwc.sampling import Grid, SamplingConfig, Standard, read_with, stream
+from fmwc.uses.best_of import best_of
 
 LEVELS = torch.linspace(0, 1, 101)
 STEPS = 6
 
 
 class Classes(nn.Module):
-    """The velocity to a point per class; to the middle of all where no class is asked for. Any class will do."""
+    """The velocity to one point per class, for any class; to the origin without one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def near(network: nn.Module) -> fmwc.Field:
 
 
 def standardised(network: nn.Module) -> fmwc.Field:
-    """A reference of the variance, compared within classes."""
+    """Return a field whose reference is of the variance, compared within classes."""
     field = fmwc.attach(network, space=(2,))
     standard = Standard("y", torch.zeros(4), torch.ones(4))
     parts = (Part("peak", 1.0, LEVELS, standard),)
@@ -72,69 +72,73 @@ FIELDS = pytest.mark.parametrize("made", [contested, near, standardised])
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({}, "compares samples by 'y', which this run was not given"),
-        ({"y": None}, "compares samples by 'y', which this run was not given"),
+        ({}, "compares samples by 'y', which was not given"),
+        ({"y": None}, "compares samples by 'y', which was not given"),
         ({"y": torch.full((6,), 7)}, "holds no samples with y = 7"),
         ({"y": torch.tensor([0, 1, 2, 3, -1, 0])}, "holds no samples with y = -1"),
         ({"y": 9}, "holds no samples with y = 9"),
     ],
 )
-def test_samples_come_without_confidence_and_with_a_reason(made, given, reason):
+def test_unknown_conditions_withhold_confidence(made, given, reason):
     field = made(Classes())
-    run = fmwc.sample(field, 6, steps=STEPS, **given)
-    plain = fmwc.sample(field.network, 6, space=(2,), steps=STEPS, confidence=False, **given)
+    run = fmwc.sample(field, 6, steps=STEPS, cond=given)
+    plain = fmwc.sample(field.network, 6, steps=STEPS, confidence=None, cond=given, config=SamplingConfig(space=(2,)))
     torch.testing.assert_close(run.x, plain.x)
     assert reason in run.withheld
     assert "\n" not in run.withheld
     with pytest.raises(UsageError, match="withheld"):
         _ = run.confidence
-    assert reason in fmwc.sample(field, 6, steps=STEPS, record="score", **given).withheld
+    assert reason in fmwc.sample(field, 6, steps=STEPS, cond=given, config=SamplingConfig(record="score")).withheld
 
 
 @FIELDS
 @pytest.mark.parametrize("one", [2, torch.tensor(2), torch.tensor([2]), [2]])
-def test_one_value_is_that_of_all_samples(made, one):
+def test_a_single_value_applies_to_all_samples(made, one):
     field = made(Classes())
-    run = fmwc.sample(field, 6, steps=STEPS, batch=4, y=one)
-    each = fmwc.sample(field, 6, steps=STEPS, batch=4, y=torch.full((6,), 2))
+    run = fmwc.sample(field, 6, steps=STEPS, cond={"y": one}, config=SamplingConfig(batch=4))
+    each = fmwc.sample(field, 6, steps=STEPS, cond={"y": torch.full((6,), 2)}, config=SamplingConfig(batch=4))
     assert run.withheld == ""
     assert run.cond["y"].tolist() == [2] * 6
     torch.testing.assert_close(run.x, each.x)
     torch.testing.assert_close(run.confidence, each.confidence)
-    streamed = list(stream(field, 6, batch=4, steps=STEPS, y=one)) if made is not standardised else []
+    streamed = (
+        list(stream(field, 6, steps=STEPS, cond={"y": one}, config=SamplingConfig(batch=4)))
+        if made is not standardised
+        else []
+    )
     assert not streamed or len(torch.cat([part.confidence for part in streamed])) == 6
 
 
-def test_one_value_is_taken_by_a_check_of_ones_own_and_by_best_of():
+def test_a_single_value_with_a_given_check_and_best_of():
     field = contested(Classes())
-    run = fmwc.sample(field, 5, steps=STEPS, check=Contest.planned("y", torch.arange(3), 6), y=1)
+    run = fmwc.sample(field, 5, steps=STEPS, check=Contest.planned("y", torch.arange(3), 6), cond={"y": 1})
     assert run.evidence["contest"].shape == (5,)
-    best = best_of(field, 5, 2, steps=STEPS, y=torch.tensor([1]))
+    best = best_of(field, 5, 2, steps=STEPS, cond={"y": torch.tensor([1])})
     assert best.evaluations == 5 * 2 * (STEPS + field.reference.checks["contest"].evaluations)
 
 
 @FIELDS
-def test_errors_of_the_network_are_raised(made):
+def test_errors_of_the_network_are_not_hidden(made):
     field = made(Strict())
     with pytest.raises(IndexError, match="there are 4 classes"):
-        fmwc.sample(field, 6, steps=STEPS, y=torch.full((6,), 7))
+        fmwc.sample(field, 6, steps=STEPS, cond={"y": torch.full((6,), 7)})
     with pytest.raises(TypeError, match="missing 1 required positional argument"):
         fmwc.sample(field, 6, steps=STEPS)
 
 
-def test_a_reason_promises_a_rank_only_where_there_is_one():
+def test_reason_mentions_rank_only_if_there_is_one():
     withheld = fmwc.sample(contested(Classes()), 6, steps=STEPS)
     assert "rank" not in withheld.withheld
-    with pytest.raises(UsageError, match="compares samples by 'y', which this run was not given"):
+    with pytest.raises(UsageError, match="compares samples by 'y', which was not given"):
         _ = withheld.rank
-    with pytest.raises(UsageError, match="compares samples by 'y', which this run was not given"):
+    with pytest.raises(UsageError, match="compares samples by 'y', which was not given"):
         best_of(contested(Classes()), 6, 2, steps=STEPS)
     ranked = fmwc.sample(standardised(Classes()), 6, steps=STEPS)
     assert ranked.withheld.endswith("rank orders the samples of this run")
     assert ranked.rank.shape == (6,)
 
 
-def test_a_check_without_its_condition_says_so():
+def test_check_without_its_condition():
     field = contested(Classes())
     x = torch.zeros(3, 2)
     with pytest.raises(UsageError, match="compares samples by 'y'"):
@@ -143,4 +147,18 @@ def test_a_check_without_its_condition_says_so():
         fmwc.check(field, x, evidence=near(Classes()).reference.checks["nearest"], conventions=False)
     found = fmwc.check(field, x, evaluations=8, conventions=False)
     assert found.evidence == "echo"
-    assert "compares samples by 'y', which these have not" in found.withheld
+    assert "compares samples by 'y', which was not given" in found.withheld
+
+
+def test_equal_steps_given_as_times_match_the_reference():
+    field, cond = contested(Classes()), {"y": torch.arange(2)}
+    times = [i / STEPS for i in range(STEPS + 1)]
+    expected = fmwc.sample(field, 2, steps=STEPS, cond=cond).confidence
+    for given in (times, torch.tensor(times)):
+        torch.testing.assert_close(
+            fmwc.sample(field, 2, cond=cond, config=SamplingConfig(controller=Grid(given))).confidence, expected
+        )
+    assert (
+        "equal steps"
+        in fmwc.sample(field, 2, cond=cond, config=SamplingConfig(controller=Grid(torch.tensor(times) ** 2))).withheld
+    )

@@ -1,4 +1,4 @@
-"""Mistakes in what a check is given are answered in one line; rivals, texts and references work as they are meant."""
+"""Invalid arguments of a check raise errors of one line; rivals, texts and references work as documented."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ WORDS = ["a", "b", "c"]
 
 
 class Net(nn.Module):
-    """Takes a class or a text, and counts its evaluations."""
+    """A network that takes a class or a text, and counts its evaluations."""
 
     def __init__(self, output=lambda v: v):
         super().__init__()
@@ -59,13 +59,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:the network's loss")
         (Net(), X, {"y": ["a"] * 5}, {}),
     ],
 )
-def test_mistakes_are_answered_in_one_line(net, x, cond, options):
+def test_errors_are_one_line(net, x, cond, options):
     with pytest.raises(UsageError) as error:
         check(net, x, cond, **options)
     assert "\n" not in str(error.value)
 
 
-def test_texts_are_contested_as_their_classes_are():
+def test_text_conditions_match_class_conditions():
     net = Net()
     text = check(net, X, {"y": [WORDS[i] for i in Y]}, rivals={"y": WORDS}, batch=7)
     number = check(net, X, {"y": Y}, rivals={"y": 3}, batch=7)
@@ -75,14 +75,14 @@ def test_texts_are_contested_as_their_classes_are():
 
 @pytest.mark.parametrize("rivals", [[1], [1, 2], [2, 1, 2]])
 @pytest.mark.parametrize("budget", [3, 8, 20])
-def test_rivals_without_the_own_value_keep_to_the_budget(rivals, budget):
+def test_rivals_without_the_own_value_stay_within_the_budget(rivals, budget):
     net = Net()
     found = check(net, X, {"y": 0 * Y}, rivals={"y": rivals}, evaluations=budget, conventions=False)
     assert found.evidence == "contest"
     assert net.evaluated == 40 * found.evaluations <= 40 * budget
 
 
-def test_a_field_is_checked_as_its_reference_was():
+def test_default_check_is_that_of_the_reference():
     class Plain(nn.Module):
         def __init__(self):
             super().__init__()
@@ -103,18 +103,18 @@ def test_a_field_is_checked_as_its_reference_was():
 
 
 @pytest.mark.parametrize("strange", ["echo", 2.5, object()])
-def test_what_is_no_check_is_refused_by_sample(strange):
+def test_sample_refuses_invalid_checks(strange):
     field = fmwc.attach(Net(), space=(2,))
     with pytest.raises(UsageError, match="check is True, False, a number of evaluations, or a check"):
-        fmwc.sample(field, 4, steps=3, check=strange, y=Y[:4])
+        fmwc.sample(field, 4, steps=3, check=strange, cond={"y": Y[:4]})
 
 
-def test_text_conditions_of_a_run_are_refused_in_one_line():
+def test_text_conditions_of_a_run_are_refused():
     field = fmwc.attach(Net(), space=(2,))
     for call in (
-        lambda: fmwc.sample(field, 3, steps=3, y=WORDS),
+        lambda: fmwc.sample(field, 3, steps=3, cond={"y": WORDS}),
         lambda: fmwc.fit_confidence(field, X[:3], cond={"y": WORDS}, conventions=False),
-        lambda: next(stream(field, 3, steps=3, y=WORDS)),
+        lambda: next(stream(field, 3, steps=3, cond={"y": WORDS})),
     ):
-        with pytest.raises(UsageError, match="the condition 'y' is not made of numbers"):
+        with pytest.raises(UsageError, match="the condition 'y' must hold numbers"):
             call()

@@ -182,7 +182,7 @@ def test_found(official, digits, cache, tmp_path, monkeypatch, packed, place, ho
 def test_the_path_comes_before_the_variable_and_the_variable_before_the_cache(official, tmp_path, monkeypatch):
     monkeypatch.setenv("FMWC_DATA", str(tmp_path / "nowhere"))
     assert len(mnist.load(official).x) == 40
-    assert "nowhere" in refused("is no folder and holds no train-images")
+    assert "nowhere" in refused("is not a folder and holds no train-images")
     monkeypatch.setenv("FMWC_DATA", "")  # as good as unset
     refused("could not be downloaded")
 
@@ -201,7 +201,7 @@ def test_only_the_split_asked_for_is_needed(official):
     assert len(mnist.load(official, "train").x) == 40
     message = refused(r"t10k-images-idx3-ubyte\.gz", official, "test")
     assert str(official) in message
-    assert "leave --data" in message
+    assert "omit --data" in message
     for said in (*mnist.MIRRORS, *(f"{name}.gz" for pair in mnist.FILES.values() for name in pair)):
         assert said in message
     assert mnist.urlopen.asked == []
@@ -222,7 +222,7 @@ def test_no_download_where_none_is_wanted(cache):
 
 def test_a_file_is_not_mnist(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"")
-    refused("is no folder.*--own", tmp_path / "a.npz")
+    refused("is not a folder.*--own", tmp_path / "a.npz")
 
 
 @pytest.mark.parametrize("name", ["train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"])
@@ -231,7 +231,7 @@ def test_a_file_is_not_mnist(tmp_path):
 )
 def test_a_wrong_checksum(official, name, fault):
     (official / name).write_bytes(fault((official / name).read_bytes()))
-    message = refused("cut off, damaged or another data set.*own=True.*--own", official)
+    message = refused("truncated, damaged or another data set.*own=True.*--own", official)
     assert str(official / name) in message
 
 
@@ -239,7 +239,7 @@ def test_a_wrong_checksum_of_an_unpacked_file(official, digits):
     for name in mnist.FILES["train"]:
         (official / f"{name}.gz").unlink()
     write_pair(official, "train", digits[0][1:], digits[1][1:], packed=False)
-    refused(r"train-images-idx3-ubyte is cut off.*\(by md5\)", official)
+    refused(r"train-images-idx3-ubyte is truncated.*\(by md5\)", official)
 
 
 def test_an_own_data_set_is_not_taken_for_mnist(folder):
@@ -354,7 +354,7 @@ def test_idx_files_of_two_places_are_not_mixed(folder):
 def test_a_truncated_gz(folder, name, keep):
     file = folder / f"{name}.gz"
     file.write_bytes(file.read_bytes()[:keep])
-    assert str(file) in refused("cut off", folder, own=True)
+    assert str(file) in refused("truncated", folder, own=True)
 
 
 def test_a_damaged_gz(folder):
@@ -363,8 +363,8 @@ def test_a_damaged_gz(folder):
     content[len(content) // 2] ^= 0xFF
     file.write_bytes(content)
     refused("damaged", folder, own=True)
-    file.write_bytes(b"this is no gzip file")
-    refused("no gzip file", folder, own=True)
+    file.write_bytes(b"this is not a gzip file")
+    refused("not a gzip file", folder, own=True)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -374,9 +374,9 @@ def test_a_damaged_gz(folder):
         (lambda b: b[:-1], r"promises 2560 bytes after its header and holds 2559;"),
         (lambda b: b[:16], "holds 0;"),
         (lambda b: b + b"\0", "promises 2560 bytes after its header and holds more"),
-        (lambda b: b[:9], "cut off or no idx file of images"),
-        (lambda b: b"", "cut off or no idx file of images"),
-        (lambda b: b"\0\0\x08\x01" + b[4:], "starts with 0x00000801.*no idx file of images"),
+        (lambda b: b[:9], "truncated, or not an idx file of images"),
+        (lambda b: b"", "truncated, or not an idx file of images"),
+        (lambda b: b"\0\0\x08\x01" + b[4:], "starts with 0x00000801.*not an idx file of images"),
         (lambda b: b"\0\0\x0d\x03" + b[4:], "starts with 0x00000d03"),
         (lambda b: b[:4] + b"\xff" * 12 + b[16:], f"promises {(2**32 - 1) ** 3:,} bytes"),
         (lambda b: b[:4] + bytes(4) + b[8:], "promises 0 bytes"),
@@ -396,7 +396,7 @@ def test_images_and_labels_swapped(folder):
     images.rename(folder / "x")
     labels.rename(images)
     (folder / "x").rename(labels)
-    refused("no idx file of images", folder, own=True)
+    refused("not an idx file of images", folder, own=True)
 
 
 def test_a_gz_bomb_is_not_unpacked(folder, digits):
@@ -472,7 +472,7 @@ def test_the_made_split_has_every_class_whatever_the_order(tmp_path, digits):
 def test_too_few_for_a_split(tmp_path, digits):
     np.savez(tmp_path / "own.npz", x=digits[0][:9], y=digits[1][:9])
     assert len(mnist.load(tmp_path / "own.npz", own=True).x) == 9
-    refused("9 images, too few to make a test split", tmp_path / "own.npz", "test", own=True)
+    refused("9 images, too few for a test split", tmp_path / "own.npz", "test", own=True)
 
 
 @pytest.mark.parametrize("shape", [(COUNT, 8, 8), (COUNT, 1, 8, 8), (COUNT, 8, 8, 1)])
@@ -633,7 +633,7 @@ def test_pictures_of_different_sizes(tmp_path, digits):
         odd = next((tmp_path / "train").glob(f"*/{at:03}.png"))
         image.fromarray(digits[0][0][:, :7]).save(odd)
     assert f"{os.sep}020.png is (8, 7)" in refused(
-        r"images before it \(8, 8\); make all of one size", tmp_path, own=True
+        r"images before it \(8, 8\); make all images of one size", tmp_path, own=True
     )
 
 
@@ -673,12 +673,12 @@ def test_without_pillow(tmp_path, digits, monkeypatch):
 
 
 def test_own_data_must_be_there_and_of_a_known_type(tmp_path):
-    refused("say where your own data is", own=True)
+    refused("give the path of your own data", own=True)
     refused("nowhere does not exist", tmp_path / "nowhere", own=True)
     refused("nowhere.npz does not exist", tmp_path / "nowhere.npz", own=True)
     for name in ("a.csv", "a.npy", "a"):
         (tmp_path / name).write_text("0,1,2")
-        refused(rf"{name} is a file of a type that is not read.*\.npz", tmp_path / name, own=True)
+        refused(rf"{name} is a file of an unknown type.*\.npz", tmp_path / name, own=True)
 
 
 def test_a_file_that_cannot_be_opened(folder, monkeypatch):

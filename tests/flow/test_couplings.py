@@ -9,8 +9,8 @@ from torch import nn
 
 import fmwc
 from fmwc.errors import ShapeError, UnknownNameError, UsageError
-from fmwc.flow import Channel, FlatTorus, Space, as_space, couple, elbo, flow_matching, path_sample
-from fmwc.nets import MLP
+from fmwc.flow import Channel, FlatTorus, Space, as_space, couple, elbo_loss, flow_matching_loss, path_sample
+from fmwc.networks import MLP
 from fmwc.randomness import as_randomness
 
 WIDE = 3.0  # data are N(0, WIDE²)
@@ -66,7 +66,7 @@ def test_pairs_as_a_name_a_function_or_tensors():
         ("to", UnknownNameError, "did you mean 'ot'"),
         (torch.zeros(3, 2), ShapeError, "one row of noise per sample, got 3 for 4"),
         (torch.zeros(4, 3), ShapeError, "pairs: channel"),
-        (lambda x, r: None, UsageError, "pairs is 'ot', a function"),
+        (lambda x, r: None, UsageError, "pairs must be 'ot', a function"),
     ],
     ids=["name", "rows", "shape", "result"],
 )
@@ -113,7 +113,7 @@ def test_without_its_pairs_an_optimal_transport_flow_has_far_too_much_variance()
     net = MLP(dim=2, hidden=32, depth=2)
     optimiser = torch.optim.Adam(net.parameters(), 3e-3)
     for step in range(400):
-        loss = flow_matching(net, 2, data[step % 8 :: 8], seed=step, pairs=split)
+        loss = flow_matching_loss(net, 2, data[step % 8 :: 8], seed=step, pairs=split)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -139,9 +139,9 @@ def test_given_noise_travels_with_its_data():
 
 def test_the_loss_of_an_optimal_transport_flow_vanishes_on_its_pairs_only():
     net, data = Transport(), WIDE * torch.randn(512, 2, generator=torch.Generator().manual_seed(0))
-    exact = flow_matching(net, 2, data, seed=0, pairs=lambda x1, r: x1 / WIDE)
-    batch = flow_matching(net, 2, data, seed=0, pairs="ot")
-    alone = flow_matching(net, 2, data, seed=0)
+    exact = flow_matching_loss(net, 2, data, seed=0, pairs=lambda x1, r: x1 / WIDE)
+    batch = flow_matching_loss(net, 2, data, seed=0, pairs="ot")
+    alone = flow_matching_loss(net, 2, data, seed=0)
     assert exact < 1e-4 < batch < 0.1 * alone
 
 
@@ -158,9 +158,9 @@ def test_a_network_with_a_path_of_its_own_is_fitted_on_it():
     own = path_sample(field.space, x1, randomness(3), field.network)
     torch.testing.assert_close(own.x_t, x_t)
     r = randomness(3)
-    given = elbo(field, x1, 0.5, seed=r)
+    given = elbo_loss(field, x1, 0.5, seed=r)
     r = randomness(3)
-    again = elbo(field, x1, 0.5, seed=r, pairs=path_sample(field.space, x1, r, field))
+    again = elbo_loss(field, x1, 0.5, seed=r, pairs=path_sample(field.space, x1, r, field))
     torch.testing.assert_close(given, again)
     layer = Transport()
     layer.path = nn.Linear(2, 2)  # a layer of that name is no path

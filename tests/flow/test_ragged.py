@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fmwc.errors import ShapeError, UsageError
-from fmwc.flow import Channel, Euclidean, FlatTorus, Lattice, Space, flow_matching, path_sample
+from fmwc.flow import Channel, Euclidean, FlatTorus, Lattice, Space, flow_matching_loss, path_sample
 from fmwc.randomness import Stream
-from fmwc.sampling import noise, sample
+from fmwc.sampling import SamplingConfig, noise, sample
 from tests.cells import WIDTH, batch, present, space
 
 SIZES = (3, 1, 5, 2)
@@ -41,10 +41,12 @@ def rubbish(state, atoms, value=7.25):
 
 
 def test_a_space_of_rows_needs_their_number():
-    with pytest.raises(UsageError, match=r"channel 'type' has as many rows as 'atoms' says; give atoms=\.\.\."):
+    with pytest.raises(
+        UsageError, match=r"channel 'type' takes its number of rows from 'atoms'; give cond=\{'atoms': \.\.\.\}"
+    ):
         space().given({"atom": torch.tensor([1])})
-    with pytest.raises(UsageError, match="give atoms="):
-        flow_matching(lambda x, t: x, space(), two()[1], seed=0)
+    with pytest.raises(UsageError, match="give cond="):
+        flow_matching_loss(lambda x, t: x, space(), two()[1], seed=0)
 
 
 def test_a_space_without_rows_is_itself():
@@ -68,13 +70,13 @@ def test_numbers_of_rows_may_be_a_list_and_may_differ_between_channels():
 
 def test_noise_has_nothing_where_there_is_no_row():
     atoms = torch.tensor(SIZES)
-    drawn, whole = noise(space(), 4, 3, atoms=atoms), space().noise(4, stream())
+    drawn, whole = noise(space(), 4, 3, cond={"atoms": atoms}), space().noise(4, stream())
     assert not absent(drawn, atoms).any()
     assert bool((drawn["type"][present(atoms)] != 0).all())
     assert bool((whole["type"] != 0).all())
-    longer = noise(space(), 6, 3, atoms=torch.tensor([*SIZES, 4, 4]))
+    longer = noise(space(), 6, 3, cond={"atoms": torch.tensor([*SIZES, 4, 4])})
     assert all(torch.equal(longer[k][:4], drawn[k]) for k in drawn)
-    other = noise(space(), 4, 3, atoms=torch.tensor([5, 5, 5, 5]))
+    other = noise(space(), 4, 3, cond={"atoms": torch.tensor([5, 5, 5, 5])})
     assert torch.equal(other["coord"][present(atoms)], drawn["coord"][present(atoms)])
 
 
@@ -235,7 +237,7 @@ def test_a_run_on_a_manifold_of_ones_own_stays_on_it():
         around = torch.linalg.cross(axis.expand_as(x["arrow"]), x["arrow"])
         return {"arrow": around + 2 * x["arrow"] + 5 * (x["arrow"] == 0), "x": 0 * x["x"]}
 
-    run = sample(turning, 3, steps=200, space=ARROWS, confidence=False, arrows=HOW_MANY)
+    run = sample(turning, 3, steps=200, confidence=None, cond={"arrows": HOW_MANY}, config=SamplingConfig(space=ARROWS))
     torch.testing.assert_close(run.x["arrow"].norm(dim=-1), THERE.float())
     c, s = math.cos(1.0), math.sin(1.0)
     turned = run.x0["arrow"] @ torch.tensor([[c, s, 0.0], [-s, c, 0.0], [0.0, 0.0, 1.0]])
@@ -286,7 +288,7 @@ def test_weights_are_shares():
 def test_errors_of_other_shapes_are_refused():
     v, u, _, atoms = two()
     here = space().given({"atoms": atoms})
-    with pytest.raises(ShapeError, match="the network gives a velocity of shape"):
+    with pytest.raises(ShapeError, match="the network's velocity has shape"):
         here.squared_error({**v, "coord": v["coord"][:, :, :2]}, u)
 
 
@@ -304,21 +306,21 @@ def test_the_loss_of_a_velocity_that_is_right_is_zero():
         return {**(v := right(x, t, n)), "a": torch.where(there, v["a"], 100.0)}
 
     for velocity in (right, wrong):
-        assert flow_matching(velocity, made, x1, seed=1, n=n).item() < 1e-8
-    assert flow_matching(lambda x, t, n: x, made, x1, seed=1, n=n).item() > 0.1
+        assert flow_matching_loss(velocity, made, x1, seed=1, cond={"n": n}).item() < 1e-8
+    assert flow_matching_loss(lambda x, t, n: x, made, x1, seed=1, cond={"n": n}).item() > 0.1
 
 
 # ---- what channels refuse, and their description --------------------------------------------------------------------
 
 
 REFUSED = {
-    "no weight": ({"shape": (2,), "weight": 0.0}, "weight is positive, got 0.0"),
-    "a negative weight": ({"shape": (2,), "weight": -1.0}, "weight is positive, got -1.0"),
-    "a weight that is no number": ({"shape": (2,), "weight": math.nan}, "weight is positive, got nan"),
-    "own noise of flat space": ({"shape": (2,), "noise": "own"}, "no noise of its own; say normal or uniform"),
-    "own noise of a torus": ({"shape": (2,), "manifold": FlatTorus(), "noise": "own"}, "no noise of its own"),
-    "rows of a number": ({"shape": (), "rows": "atoms"}, "a shape that holds them"),
-    "a centred number": ({"shape": (), "centred": True}, "a shape that holds them"),
+    "no weight": ({"shape": (2,), "weight": 0.0}, "weight must be positive, got 0.0"),
+    "a negative weight": ({"shape": (2,), "weight": -1.0}, "weight must be positive, got -1.0"),
+    "a weight that is no number": ({"shape": (2,), "weight": math.nan}, "weight must be positive, got nan"),
+    "own noise of flat space": ({"shape": (2,), "noise": "own"}, "no method noise; use noise='normal' or 'uniform'"),
+    "own noise of a torus": ({"shape": (2,), "manifold": FlatTorus(), "noise": "own"}, "no method noise"),
+    "rows of a number": ({"shape": (), "rows": "atoms"}, "a shape with at least one dimension"),
+    "a centred number": ({"shape": (), "centred": True}, "a shape with at least one dimension"),
 }
 
 

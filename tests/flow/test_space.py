@@ -9,7 +9,7 @@ from fmwc.errors import ShapeError, UnknownNameError, UsageError
 from fmwc.flow import Channel, FlatTorus, Space, euclidean
 from fmwc.flow.space import NOISES
 from fmwc.randomness import Stream
-from fmwc.sampling import sample
+from fmwc.sampling import SamplingConfig, sample
 from tests.conftest import PRODUCT
 
 
@@ -107,7 +107,7 @@ def test_any_object_with_the_four_methods_will_do():
     # turning at unit speed for unit time, from wherever one starts, is one radian, and stays on the circle
     turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
     # (what of the velocity points off it, here 3x, is not followed)
-    run = sample(lambda x, t: x @ turn.T + 3 * x, x0=x0, steps=200, space=space, confidence=False)
+    run = sample(lambda x, t: x @ turn.T + 3 * x, x0=x0, steps=200, confidence=None, config=SamplingConfig(space=space))
     torch.testing.assert_close(run.x.norm(dim=1), torch.ones(5, dtype=torch.float64))
     expected = x0 * torch.cos(torch.tensor(1.0)) + (x0 @ turn.T) * torch.sin(torch.tensor(1.0))
     torch.testing.assert_close(run.x, expected, rtol=1e-4, atol=1e-4)

@@ -1,1 +1,1 @@
-"""The fuzzer: files and options that are changed at random, and readers that must return or raise an FmwcError."""
+"""Fuzzing: files and options are changed at random; their readers must return or raise an FmwcError."""

@@ -1,8 +1,8 @@
-"""Small files that take gigabytes, or for ever, from a reader that believes them. Run it in a bounded process:
+"""Small files that would exhaust memory or time if a reader trusted them. Run in a process with limited memory:
 
     FMWC_BLOWUP=9000000000 python -m tests.fuzz.blowups FOLDER [NAME ...]
 
-prints a line of JSON for each: what was said, the seconds, and the peak of memory in MiB.
+prints one line of JSON per file: the result, the seconds, and the peak of memory in MiB.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import torch
 
 __all__ = ["BLOWUPS", "main"]
 
-SIZE = int(os.environ.get("FMWC_BLOWUP", 1 << 30))  # bytes that a file is to fill
+SIZE = int(os.environ.get("FMWC_BLOWUP", 1 << 29))  # bytes that a file unpacks to
 LEVEL = 1  # of compression: 200 times is enough, and quick
 
 
 def big_npz(folder: Path) -> Any:
-    """Gigabytes of zeros in an archive of megabytes, as images and labels."""
+    """A small archive of images and labels that unpacks to `SIZE` bytes of zeros."""
     from fmwc.data import mnist
 
     with zipfile.ZipFile(folder / "own.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=LEVEL) as archive:
@@ -43,7 +43,7 @@ def big_npz(folder: Path) -> Any:
 
 
 def big_gz(folder: Path) -> Any:
-    """Gigabytes of zeros in a gzip file of images."""
+    """A small gzip file of images that unpacks to `SIZE` bytes of zeros."""
     from fmwc.data import mnist
 
     (folder / "train-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, 1) + b"\0")
@@ -56,7 +56,7 @@ def big_gz(folder: Path) -> Any:
 
 
 def stride_pt(folder: Path) -> Any:
-    """Gigabytes from four bytes."""
+    """A tensor of `SIZE` bytes with stride 0, stored as four bytes."""
     from fmwc.data import arrays
 
     torch.save(torch.zeros(1).expand(SIZE // 4, 1), folder / "x.pt")
@@ -64,9 +64,9 @@ def stride_pt(folder: Path) -> Any:
 
 
 def many_parts(folder: Path) -> Any:
-    """A checkpoint of 30 million files."""
+    """A checkpoint that declares 30 million files."""
     import fmwc
-    from fmwc.nets import MLP
+    from fmwc.networks import MLP
 
     fmwc.save(fmwc.attach(MLP(2, 4, 1), space=(2,), width=4), folder / "c")
     record = json.loads((folder / "c" / "recipe.json").read_text())
@@ -76,8 +76,8 @@ def many_parts(folder: Path) -> Any:
 
 
 def many_atoms(folder: Path) -> Any:
-    """A POSCAR that announces 10⁹ atoms."""
-    from fmwc.metrics.crystals import read
+    """A POSCAR that declares 10⁹ atoms."""
+    from fmwc.crystals import read
 
     text = "x\n1\n4 0 0\n0 4 0\n0 0 4\nNa Cl\n1 1000000000\ndirect\n0 0 0\n0.5 0.5 0.5\n"
     (folder / "POSCAR").write_text(text)
@@ -86,7 +86,7 @@ def many_atoms(folder: Path) -> Any:
 
 def long_cif(folder: Path) -> Any:
     """A CIF of 100,000 atoms."""
-    from fmwc.metrics.crystals import read
+    from fmwc.crystals import read
 
     rng, head = random.Random(0), "data_x\n"
     head += "".join(f"_cell_length_{edge} 400\n" for edge in "abc")
@@ -99,7 +99,7 @@ def long_cif(folder: Path) -> Any:
 
 
 def device(folder: Path) -> Any:
-    """A link to a file without an end."""
+    """A link to an endless device."""
     from fmwc.data import arrays
 
     os.symlink("/dev/zero", folder / "x.npy")
@@ -107,7 +107,7 @@ def device(folder: Path) -> Any:
 
 
 def fifo(folder: Path) -> Any:
-    """A pipe that nobody writes to."""
+    """A pipe without a writer."""
     from fmwc.data import arrays
 
     os.mkfifo(folder / "x.npz")

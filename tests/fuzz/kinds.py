@@ -1,7 +1,7 @@
-"""The kinds of input that are fuzzed: one row each, with how a case is made and who reads it.
+"""The kinds of input that are fuzzed.
 
-A new kind is a class with `prepare` (a good source, made once) and `case` (change it at random, and read it), and a row
-in `KINDS`.
+To add a kind, write a function that makes a valid source, a function that changes it
+at random and reads it, and a row of `KINDS`.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Kind:
     """One kind of input.
 
     Attributes:
-        name: What it is called.
-        prepare: Makes a good source in a folder, once.
-        case: Changes it at random into a scratch folder, and reads it.
-        share: How many cases it gets, relative to others: slow ones get fewer.
+        name: The name of the test.
+        prepare: Makes a valid source in a folder, once.
+        case: Writes a randomly changed copy to a scratch folder, and reads it.
+        share: The number of cases, relative to other kinds: slow ones get fewer.
     """
 
     name: str
@@ -69,10 +69,10 @@ def emptied(folder: Path) -> Path:
 
 def make_checkpoint(folder: Path) -> Path:
     torch.manual_seed(0)
-    from fmwc.nets import MLP
+    from fmwc.networks import MLP
 
     field = fmwc.attach(MLP(2, 4, 1), space=(2,), width=4)
-    field.reference = fmwc.field.Reference(
+    field.reference = fmwc.references.Reference(
         "temporal_ratio", fmwc.sampling.read_with("linearised", 10, "euler"), torch.linspace(0, 1, 11)
     )
     fmwc.save(field, folder / "checkpoint", recipe={"name": "checkerboard", "iterations": 3})
@@ -124,7 +124,7 @@ def fuzz_samples(rng: random.Random, source: Path, folder: Path) -> Any:
 
 
 def _changed(rng: random.Random, source: Path, path: Path) -> None:
-    """Write a file of tensors and their description, changed: in its bytes, or in what it says with hashes that fit."""
+    """Write a changed copy of a file of tensors: with changed bytes, or with changed content and matching hashes."""
     if rng.random() < 0.3:
         path.write_bytes(change_bytes(rng, source.read_bytes()))
     else:
@@ -147,7 +147,7 @@ def _seal_of(tensors: dict[str, Any], about: Any) -> dict[str, str]:
         from fmwc.identity import digest_tensors
 
         return {"sha256": digest_tensors(tensors, about)}
-    except Exception:  # what cannot be hashed is left without
+    except Exception:  # content that cannot be hashed gets no hash
         return {}
 
 
@@ -160,7 +160,7 @@ def make_filter(folder: Path) -> Path:
 
 
 def fuzz_options(rng: random.Random, source: Path, folder: Path) -> Any:
-    from fmwc.settings.filtering import filter_samples
+    from fmwc.commands.filter import filter_samples
 
     names = ("keep", "budget", "max_risk", "probability", "labels", "score", "good", "bad")
     options: dict[str, Any] = {}
@@ -175,7 +175,7 @@ def fuzz_options(rng: random.Random, source: Path, folder: Path) -> Any:
 
 
 def fuzz_labels(rng: random.Random, source: Path, folder: Path) -> Any:
-    from fmwc.settings.filtering import filter_samples
+    from fmwc.commands.filter import filter_samples
 
     text = rng.choice(["name,bad\n", "name,good\n", "id,bad\n", "bad\n", ""]) + "".join(
         f"{i:05d},{rng.randrange(2)}\n" for i in range(12)
@@ -185,7 +185,7 @@ def fuzz_labels(rng: random.Random, source: Path, folder: Path) -> Any:
 
 
 def fuzz_table(rng: random.Random, source: Path, folder: Path) -> Any:
-    from fmwc.settings.filtering import filter_samples
+    from fmwc.commands.filter import filter_samples
 
     shutil.copytree(source, emptied(folder), dirs_exist_ok=True)
     (folder / "samples.csv").write_bytes(change_lines(rng, (source / "samples.csv").read_text()))
@@ -193,8 +193,8 @@ def fuzz_table(rng: random.Random, source: Path, folder: Path) -> Any:
 
 
 def make_promise(folder: Path) -> tuple[Path, Any]:
-    """Samples that are many enough to promise something by."""
-    from fmwc.settings.filtering import filter_samples
+    """Return samples and a certificate made from them."""
+    from fmwc.commands.filter import filter_samples
 
     field = fmwc.load(make_checkpoint(folder))
     run = fmwc.sample(field, 60, steps=10, seed=0)
@@ -205,12 +205,12 @@ def make_promise(folder: Path) -> tuple[Path, Any]:
 
 
 def fuzz_promise(rng: random.Random, source: tuple[Path, Any], folder: Path) -> Any:
-    from fmwc.settings.filtering import filter_samples
+    from fmwc.commands.filter import filter_samples
 
     content = change_json(rng, source[1])
     content = reseal(content) if rng.random() < 0.8 else content
     (emptied(folder) / "promise.json").write_bytes(json_text(rng, content))
-    return filter_samples(source[0], folder / "out", promised=folder / "promise.json")
+    return filter_samples(source[0], folder / "out", certificate=folder / "promise.json")
 
 
 # ---- results -----------------------------------------------------------------------------------------------------
@@ -222,13 +222,13 @@ def make_cells(folder: Path) -> dict[str, Any]:
 
 
 def fuzz_cells(rng: random.Random, source: dict[str, Any], folder: Path) -> Any:
-    from fmwc.recipes.comparing import setting_of_results
-    from fmwc.settings import setting_named
+    from experiments.common.registry import experiment_named
+    from experiments.common.store import experiment_of_results
 
     name = rng.choice(list(source))
     (emptied(folder) / "cells").mkdir()
     (folder / "cells" / "0.json").write_bytes(json_text(rng, change_json(rng, source[name])))
-    return setting_named(setting_of_results(folder)).tables(folder)
+    return experiment_named(experiment_of_results(folder)).tables(folder)
 
 
 def make_study(folder: Path) -> Any:
@@ -236,7 +236,7 @@ def make_study(folder: Path) -> Any:
 
 
 def fuzz_study(rng: random.Random, source: Any, folder: Path) -> Any:
-    from fmwc.report.uses.page import write_study
+    from experiments.uses.page import write_study
 
     few = {**source, "numbers": {use: source["numbers"][use] for use in ("guide",) if use in source["numbers"]}}
     (emptied(folder) / "uses.json").write_bytes(json_text(rng, change_json(rng, few)))
@@ -291,8 +291,8 @@ def make_data(folder: Path) -> dict[str, bytes]:
 
 
 def fuzz_data(rng: random.Random, source: dict[str, bytes], folder: Path) -> Any:
-    from fmwc.data import arrays, mnist, mp20
-    from fmwc.metrics.crystals import Hull
+    from fmwc.crystals import Hull, mp20
+    from fmwc.data import arrays, mnist
 
     name = rng.choice(list(source))
     content = change_bytes(rng, source[name])
@@ -333,7 +333,7 @@ def _array(rng: random.Random) -> np.ndarray:
 
 
 def _saved(rng: random.Random) -> Any:
-    """What a user may have saved by torch: tensors of every kind, and what is none."""
+    """Return an object as users save it with torch: tensors of every kind, and other objects."""
     x = torch.zeros(3, 2)
     tensors: list[Any] = [x, x.double(), x.bool(), x.half(), x.to_sparse(), x * 1j, torch.tensor(1.0), x[:0], None, 3]
     tensors += [
@@ -351,8 +351,8 @@ def _saved(rng: random.Random) -> Any:
 
 
 def fuzz_arrays(rng: random.Random, source: Any, folder: Path) -> Any:
-    from fmwc.data import arrays, mnist, mp20
-    from fmwc.metrics.crystals import Hull
+    from fmwc.crystals import Hull, mp20
+    from fmwc.data import arrays, mnist
 
     emptied(folder)
     if rng.random() < 0.4:
@@ -404,9 +404,8 @@ STRUCTURES = {
 def fuzz_structures(rng: random.Random, source: Any, folder: Path) -> Any:
     import warnings
 
-    from fmwc.data import mp20
-    from fmwc.metrics.crystals import read
-    from fmwc.metrics.crystals.geometry import refusal
+    from fmwc.crystals import mp20, read
+    from fmwc.crystals.structures import refusal
 
     name = rng.choice(list(STRUCTURES))
     (emptied(folder) / name).write_bytes(change_lines(rng, STRUCTURES[name]))
@@ -421,9 +420,9 @@ def fuzz_structures(rng: random.Random, source: Any, folder: Path) -> Any:
 
 
 def make_recipes(folder: Path) -> list[Any]:
-    from fmwc.recipes.checkerboard.recipe import PRESETS as board
-    from fmwc.recipes.crystals.recipe import PRESETS as crystals
-    from fmwc.recipes.mnist.recipe import PRESETS as mnist
+    from fmwc.recipes.checkerboard import PRESETS as board
+    from fmwc.recipes.crystals import PRESETS as crystals
+    from fmwc.recipes.mnist import PRESETS as mnist
 
     return [presets[name] for presets in (board, mnist, crystals) for name in presets if name != "judge"]
 
@@ -457,13 +456,13 @@ MODULES = [
         "lambda: Linear(2, 2).half()", "lambda: (Linear(2, 2), 10**30)", "lambda: (Linear(2, 2), (10**30,))",
         "lambda: Linear(2, 2, device='meta')", "Linear(2, 2)", "lambda: Bilinear(2, 1, 2)", "lambda: Bilinear(2, 1, 3)",
     )),
-    *["from fmwc.nets import MLP\ndef made(): return MLP(2, 4, 1)"] * 3,
+    *["from fmwc.networks import MLP\ndef made(): return MLP(2, 4, 1)"] * 3,
 ]  # fmt: skip
 
 
 def fuzz_entry(rng: random.Random, source: Any, folder: Path) -> Any:
-    from fmwc.metrics.crystals.energy import calculator
-    from fmwc.recipes.named import build, try_once
+    from fmwc.crystals.energy import calculator
+    from fmwc.entry import build, try_once
 
     name = f"fuzzed_{rng.randrange(10**9)}"
     (emptied(folder) / f"{name}.py").write_text(rng.choice(MODULES))
@@ -496,7 +495,7 @@ def nothing(folder: Path) -> None:
 
 
 def _fit(resume: Path) -> Any:
-    from fmwc.nets import MLP
+    from fmwc.networks import MLP
 
     field = fmwc.attach(MLP(dim=2, hidden=8, depth=1), space=(2,), width=4)
     data = torch.zeros(8, 2)
@@ -550,8 +549,8 @@ KINDS = [
     Kind("checkpoint weights", make_checkpoint, fuzz_weights),
     Kind("samples", make_samples, fuzz_samples, 2.0),
     Kind("results cells", make_cells, fuzz_cells),
-    Kind("studies", make_study, fuzz_study, 0.2),
-    Kind("resume points", make_point, fuzz_point, 0.3),
+    Kind("studies", make_study, fuzz_study, 0.1),
+    Kind("resume points", make_point, fuzz_point, 0.15),
     Kind("manifests", make_claim, fuzz_claim, 0.3),
     Kind("data files", make_data, fuzz_data, 2.0),
     Kind("data arrays", nothing, fuzz_arrays, 2.0),

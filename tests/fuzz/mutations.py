@@ -1,4 +1,4 @@
-"""Changes at random: of JSON values, of bytes, of tensors. All of them are drawn from the generator that is given."""
+"""Random changes of JSON values, bytes and tensors, drawn from a given generator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _value(rng: random.Random) -> Any:
 
 
 def change_json(rng: random.Random, value: Any) -> Any:
-    """The value with a few of its parts replaced, left out, doubled or of another type."""
+    """Return the value with a few parts replaced, removed, repeated or of another type."""
     value = copy.deepcopy(value)
     for _ in range(rng.choice([1, 1, 1, 2, 5])):
         parent, key = _place(rng, value)
@@ -53,7 +53,7 @@ def change_json(rng: random.Random, value: Any) -> Any:
 
 
 def _place(rng: random.Random, value: Any) -> tuple[Any, Any]:
-    """A part of a JSON value, chosen level by level so that the upper ones are met often."""
+    """Return a random part of a JSON value as (parent, key), chosen level by level favouring upper levels."""
     parent, key = None, None
     while isinstance(value, (dict, list)) and value and (parent is None or rng.random() < 0.75):
         key = rng.choice(list(value)) if isinstance(value, dict) else rng.randrange(len(value))
@@ -62,7 +62,7 @@ def _place(rng: random.Random, value: Any) -> tuple[Any, Any]:
 
 
 def json_text(rng: random.Random, value: Any) -> bytes:
-    """The text of a value; now and then of something that is no JSON, or is very deep."""
+    """Return the value as text; sometimes text that is not JSON, or is deeply nested."""
     text = json.dumps(value).encode()
     action = rng.randrange(30)
     if action == 0:
@@ -77,11 +77,11 @@ def json_text(rng: random.Random, value: Any) -> bytes:
 
 
 def change_bytes(rng: random.Random, content: bytes) -> bytes:
-    """Bits flipped, pieces cut, doubled, zeroed or filled at random."""
+    """Return bytes with bits flipped, or with pieces removed, repeated, zeroed or randomised."""
     found = bytearray(content)
     for _ in range(rng.choice([1, 1, 2, 8])):
         at = rng.randrange(len(found)) if found else 0
-        # Headers are at the beginning and at the end, and of most interest.
+        # Prefer the beginning and the end, where headers are.
         at = min(at, rng.choice([len(found), 64, 512])) if rng.random() < 0.7 else at
         size = rng.choice([1, 2, 8, 64, 1000])
         action = rng.randrange(7)
@@ -103,7 +103,7 @@ def change_bytes(rng: random.Random, content: bytes) -> bytes:
 
 
 def change_lines(rng: random.Random, text: str) -> bytes:
-    """A table or a structure with words and lines replaced; else its bytes changed."""
+    """Return text with words and lines replaced, or with its bytes changed."""
     if rng.random() < 0.3:
         return change_bytes(rng, text.encode())
     lines = text.split("\n")
@@ -152,7 +152,7 @@ TENSOR_CHANGES: list[Callable[[random.Random, Tensor], Tensor]] = [
 
 
 def change_tensors(rng: random.Random, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of other shapes, types, values or names."""
+    """Return tensors with other shapes, types, values or names."""
     found = dict(tensors)
     for _ in range(rng.choice([1, 1, 2, 4])):
         if not found:
@@ -169,7 +169,7 @@ def change_tensors(rng: random.Random, tensors: dict[str, Tensor]) -> dict[str, 
 
 
 def reseal(record: Any) -> Any:
-    """A record with the hash of its changed content, so that what lies behind that check is tested too."""
+    """Return a record with the hash of its changed content, so that the code behind the hash check is tested too."""
     if not isinstance(record, dict) or "sha256" not in record:
         return record
     try:

@@ -1,6 +1,6 @@
-"""Every reader returns, or raises an FmwcError of one line (or an OSError), within bounds; whatever it is given.
+"""Every reader returns, or raises an FmwcError of one line or an OSError, in bounded time and memory.
 
-`FMWC_FUZZ_CASES` sets how many cases there are in all (`make fuzz`: 10,000); `FMWC_FUZZ_SEED` other ones than usual.
+`FMWC_FUZZ_CASES` sets the total number of cases (`make fuzz`: 10,000), and `FMWC_FUZZ_SEED` selects other cases.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import pytest
 from fmwc.errors import FmwcError
 from tests.fuzz.kinds import KINDS, Kind
 
-CASES = int(os.environ.get("FMWC_FUZZ_CASES", "4000"))
+CASES = int(os.environ.get("FMWC_FUZZ_CASES", "2000"))
 SEED = int(os.environ.get("FMWC_FUZZ_SEED", "0"))
-SECONDS = 60.0  # of a case, on a machine that is busy with others
-MEMORY = 1 << 30  # bytes that all cases of a kind may add to the peak of this process
+SECONDS = 60.0  # per case, on a busy machine
+MEMORY = 1 << 30  # bytes that all cases of a kind may add to the peak
 
 
 def count_of(kind: Kind) -> int:
@@ -31,7 +31,7 @@ def count_of(kind: Kind) -> int:
 
 
 def peak() -> int:
-    """Bytes of this process, at most so far; 0 where the platform does not say."""
+    """Return the peak memory of this process in bytes; 0 if the platform does not report it."""
     try:
         import resource
     except ImportError:
@@ -40,7 +40,7 @@ def peak() -> int:
 
 
 def outcome(kind: Kind, number: int, source: object, folder: Path) -> str:
-    """What is wrong with how a case was read; empty if nothing is."""
+    """Return the problem with how a case was read; empty if there is none."""
     begin = time.perf_counter()
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -61,7 +61,7 @@ def outcome(kind: Kind, number: int, source: object, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_whatever_is_read_is_refused_in_one_line(kind, tmp_path):
+def test_reader_returns_or_raises_one_line(kind, tmp_path):
     if kind.name == "structures":
         pytest.importorskip("pymatgen.core")
         pytest.importorskip("ase")

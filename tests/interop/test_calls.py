@@ -4,9 +4,10 @@ import importlib.util
 
 import pytest
 import torch
-from benchmarks.foreign_networks import NETWORKS
 
 import fmwc
+from benchmarks.foreign_networks import NETWORKS
+from fmwc.sampling import SamplingConfig
 
 
 def field_of(name):
@@ -57,7 +58,7 @@ def test_a_denoisers_velocity_leads_to_its_data():
 
     for schedule in (RectifiedSchedule(), CosineSchedule()):
         velocity = fmwc.adapters.Denoised(SimpleDenoiser(Sure(), schedule))
-        run = fmwc.sample(velocity, 16, steps=200, space=(2,), confidence=False)
+        run = fmwc.sample(velocity, 16, steps=200, confidence=None, config=SamplingConfig(space=(2,)))
         torch.testing.assert_close(run.x, torch.tensor([2.0, -1.0]).expand(16, 2), atol=0.02, rtol=0)
     with pytest.raises(fmwc.FmwcError, match=r"ends at 1 of data and 1e\+03 of noise"):
         fmwc.adapters.Denoised(SimpleDenoiser(Sure(), VESchedule()))
@@ -74,13 +75,13 @@ def test_the_loop_of_a_diffusers_pipeline(name):
 
     scheduler = FlowMatchEulerDiscreteScheduler()
     scheduler.set_timesteps(sigmas=[1 - k / 8 for k in range(8)])
-    watched = fmwc.Watched(field, fmwc.propagate.Linearised(4))
+    watched = fmwc.VarianceRecorder(field, fmwc.estimators.Linearised(4))
     x = x0
     for timestep in scheduler.timesteps:
         v = watched(x, 1 - timestep / 1000, **cond)
         x = scheduler.step(-v, timestep, x).prev_sample
     run = watched.trajectory(x)
-    ours = fmwc.sample(field, x0=x0, steps=8, confidence=fmwc.propagate.Linearised(4), **cond)
+    ours = fmwc.sample(field, x0=x0, steps=8, confidence=fmwc.estimators.Linearised(4), cond=cond)
     torch.testing.assert_close(run.x, ours.x, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(run.times, ours.times)
     torch.testing.assert_close(run.score("integrated"), ours.score("integrated"), rtol=0.5, atol=0)  # other probes
@@ -116,7 +117,7 @@ def test_the_solver_of_flow_matching(package):
         pytest.skip("flow_matching is not installed: CC BY-NC, so that nothing here installs it")
     field, x0, _, _ = field_of("flow_matching ModelWrapper")
     plain = found[package](velocity_model=field).sample(x_init=x0, method="euler", step_size=0.05)
-    watched = fmwc.Watched(field)
+    watched = fmwc.VarianceRecorder(field)
     seen = found[package](velocity_model=watched).sample(x_init=x0, method="euler", step_size=0.05)
     run, ours = watched.trajectory(seen), fmwc.sample(field, x0=x0, steps=20)
     assert torch.equal(seen, plain)

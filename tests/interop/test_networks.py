@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from benchmarks.foreign_networks import NETWORKS, compare
 
 import fmwc
-from fmwc.propagate import Linearised, MonteCarlo, Tangent
+from benchmarks.foreign_networks import NETWORKS, compare
+from fmwc.estimators import Linearised, MonteCarlo, Tangent
 
 NO_FORWARD_MODE = {"diffusers UNet2DModel": "torch's forward mode of group_norm takes contiguous tangents only"}
 
@@ -29,7 +29,7 @@ def test_attaching_changes_no_bit(foreign, derivatives):
         output = plain(x, t, **cond)
         assert torch.equal(field(x, t, **cond), output)
         for estimator in (Linearised(2), MonteCarlo(2)):
-            field.moments(x, t, estimator, seed=0, **cond)
+            field.moments(x, t, estimator, seed=0, cond=cond)
         assert torch.equal(field(x, t, **cond), output)
         assert torch.equal(field.detach()(x, t, **cond), output)
     assert {k: v.tolist() for k, v in plain.state_dict().items()} == {
@@ -49,13 +49,13 @@ def test_the_variance_is_that_of_the_draws(foreign):
 def test_forward_mode_agrees(foreign, request):
     x, t, cond = foreign.inputs(4)
     field = foreign.field()
-    exact = field.moments(x, t, **cond).var.mean()
+    exact = field.moments(x, t, cond=cond).var.mean()
     for name, why in NO_FORWARD_MODE.items():
         if f"[{name}]" in request.node.name:
             with pytest.raises(RuntimeError, match="view size is not compatible"):
-                field.moments(x, t, "tangent", **cond)
+                field.moments(x, t, "tangent", cond=cond)
             pytest.xfail(why)
-    found = field.moments(x, t, Tangent(32), seed=0, **cond)
+    found = field.moments(x, t, Tangent(32), seed=0, cond=cond)
     with torch.no_grad():
         assert torch.equal(found.mean, field(x, t, **cond))
     forward = found.var.mean()
@@ -65,8 +65,8 @@ def test_forward_mode_agrees(foreign, request):
 def test_confidence_leaves_the_samples_alone(foreign):
     field = foreign.field()
     cond = foreign.cond(4)
-    plain = fmwc.sample(field, 4, steps=4, confidence=False, **cond)
-    run = fmwc.sample(field, 4, steps=4, **cond)
+    plain = fmwc.sample(field, 4, steps=4, confidence=None, cond=cond)
+    run = fmwc.sample(field, 4, steps=4, cond=cond)
     assert torch.equal(run.x, plain.x)
     assert run.rank.shape == (4,)
     assert bool((run.std > 0).all())
@@ -77,12 +77,13 @@ def test_the_noise_learns_and_is_kept(foreign, tmp_path):
     x, t, cond = foreign.inputs(8)
     before = {k: v.clone() for k, v in field.network.state_dict().items()}
     bias = field.noise.layers[0].inference.out.bias.detach().clone()
-    fmwc.fit_noise(field, x, steps=2, batch=4, **cond)
+    fmwc.fit_noise(field, x, steps=2, batch=4, cond=cond)
     assert not torch.equal(field.noise.layers[0].inference.out.bias, bias)
     assert all(torch.equal(v, before[k]) for k, v in field.network.state_dict().items())
     fmwc.save(field, tmp_path / "kept")
     torch.manual_seed(99)
     again = fmwc.load(tmp_path / "kept", network=foreign.build().eval())
     assert torch.equal(
-        again.moments(x, t, Linearised(1), seed=0, **cond).var, field.moments(x, t, Linearised(1), seed=0, **cond).var
+        again.moments(x, t, Linearised(1), seed=0, cond=cond).var,
+        field.moments(x, t, Linearised(1), seed=0, cond=cond).var,
     )

@@ -9,7 +9,7 @@ from torch import nn
 import fmwc.metrics.images
 from fmwc.errors import ShapeError, UsageError
 from fmwc.metrics.images import accuracy, activations, failed, frechet, predictions
-from fmwc.nets import LeNet
+from fmwc.networks import LeNet
 
 
 class Brightness(nn.Module):

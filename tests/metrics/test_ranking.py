@@ -10,7 +10,20 @@ from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
 from fmwc.errors import ShapeError, UsageError
-from fmwc.metrics.ranking import auprc, bootstrap, compare, precisions, ranking, retention
+from fmwc.metrics.ranking import (
+    FEWEST,
+    auprc,
+    bootstrap,
+    compare,
+    precisions,
+    ranking,
+    ranking_text,
+    rate,
+    rate_kept,
+    retention,
+    too_few,
+    wilson,
+)
 from tests.reference import average_precision
 
 labelled = st.lists(st.tuples(st.integers(0, 6).map(float), st.booleans()), min_size=1, max_size=30).filter(
@@ -163,9 +176,45 @@ def test_a_paired_difference_is_narrower_than_its_parts():
 
 
 def test_compare_refuses():
-    with pytest.raises(UsageError, match="no score was given"):
+    with pytest.raises(UsageError, match="there is no score"):
         compare({}, [True])
     with pytest.raises(UsageError, match="no sample is positive"):
         compare({"a": [1, 2]}, [False, False])
     with pytest.raises(ShapeError, match="2 labels for 3 scores"):
         compare({"a": [1, 2], "b": [1, 2, 3]}, [True, False])
+
+
+@pytest.mark.parametrize("share", [0.01, 0.1, 0.5])
+def test_wilson_covers_the_true_rate(share):
+    counts = np.random.default_rng(0).binomial(300, share, 4000)
+    covered = [low <= share <= high for low, high in (wilson(int(c), 300) for c in counts)]
+    assert 0.86 < np.mean(covered) < 0.95
+
+
+def test_rates_of_nothing_and_of_everything_are_not_certain():
+    assert rate([False] * 20) == f"0.0% [0.0%, {wilson(0, 20)[1]:.1%}]"
+    assert wilson(0, 20)[1] > 0.1
+    assert wilson(20, 20)[0] < 0.9
+
+
+def test_the_kept_are_those_of_lowest_score():
+    bad = [False] * 8 + [True] * 2
+    assert rate_kept(range(10), bad, 0.8).startswith("0.0% [0.0%, ")
+    assert rate_kept(range(10), bad, 1.0).startswith("20.0% [")
+
+
+@pytest.mark.parametrize("few", [0, 1, FEWEST - 1])
+def test_too_few_failures_are_not_ranked(few):
+    bad = np.arange(200) < few
+    for positive in (bad, ~bad):
+        assert too_few(positive, "failed").startswith(f"too few to tell ({few} ")
+        assert ranking_text(np.arange(200.0), positive, "failed") == too_few(positive, "failed")
+
+
+def test_enough_failures_are_ranked_with_an_interval():
+    generator = np.random.default_rng(0)
+    bad = generator.random(500) < 0.1
+    score = bad + generator.normal(size=500)
+    value, low, high = ranking_text(score, bad, "failed").replace("[", "").replace("]", "").replace(",", "").split()
+    assert float(value) == pytest.approx(auprc(score, bad), abs=0.005)
+    assert float(low) < float(value) < float(high)

@@ -11,7 +11,7 @@ from torch import Tensor as T
 
 from fmwc.errors import NoRuleError
 from fmwc.moments import RULES, moments_of
-from fmwc.moments.inplace import INPLACE
+from fmwc.moments.table import INPLACE
 from tests.moments.operands import POINTWISE, assert_same, gaussian, name_of, plain
 
 PLACES_2 = torch.tensor([1, 0])

@@ -7,9 +7,9 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from fmwc.recipes.checkerboard.recipe import Checkerboard
-from fmwc.recipes.mnist.judge import Judge, fit_judge
-from fmwc.recipes.mnist.recipe import Mnist
+from fmwc.recipes.checkerboard import Checkerboard
+from fmwc.recipes.classifier import Classifier, fit_classifier
+from fmwc.recipes.mnist import Mnist
 
 CPU = torch.device("cpu")
 BOARD = Checkerboard(
@@ -36,8 +36,8 @@ def digits(digits_file):
 @pytest.fixture(scope="package")
 def judge_folder(digits, tmp_path_factory):
     folder = tmp_path_factory.mktemp("judge") / "judge"
-    recipe = Judge(iterations=150, batch=64, data=digits.data, own=True)
-    fit_judge(recipe, digits.images(), digits.images("test"), folder, CPU)
+    recipe = Classifier(iterations=150, batch=64, data=digits.data, own=True)
+    fit_classifier(recipe, digits.images(), digits.images("test"), folder, CPU)
     return folder
 
 
@@ -59,7 +59,7 @@ def identical(a, b):
 THEIRS = """
 import torch
 from fmwc.flow import euclidean
-from fmwc.nets import MLP
+from fmwc.networks import MLP
 
 class Conditional(torch.nn.Module):
     def __init__(self):

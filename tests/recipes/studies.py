@@ -2,10 +2,13 @@
 
 import json
 
-import fmwc.recipes.uses.drawing as drawing
-import fmwc.recipes.uses.reading as reading
-from fmwc.recipes.uses.study import NUMBERS
-from fmwc.recipes.uses.subject import Sizes
+import experiments.uses.drawing as drawing
+import experiments.uses.evaluate as evaluate
+from experiments.checkerboard.experiment import CheckerboardExperiment
+from experiments.common.experiment import Sizes
+from experiments.uses.study import NUMBERS
+from fmwc.domains import domain_named
+from tests.options import arguments
 
 SIZES = Sizes(samples=60, edited=4, replicates=2, swept=8, rewound=12, guided=4)
 SEEDS = (200, 201)
@@ -20,19 +23,24 @@ def shorten(patch):
     patch.setattr(drawing, "SWEEP", (2, 4))
     patch.setattr(drawing, "EXTRA", (2, 5))
     patch.setattr(drawing, "FIXED", (0.0, 0.4))
-    patch.setattr(reading, "LABELLED", (30,))
-    patch.setattr(reading, "SPLITS", 10)
+    patch.setattr(evaluate, "LABELLED", (30,))
+    patch.setattr(evaluate, "SPLITS", 10)
 
 
 def hasty(kind):
-    """A subject that takes few steps; experiments that choose their own do not ask it."""
+    """An experiment that takes few steps, where a part of the study does not choose its own."""
 
     class Hasty(kind):
         def draw(self, count, seed, **options):
-            return super().draw(count, seed, **{"steps": 5, **options})
+            return super().draw(count, seed, **arguments(**{"steps": 5, **options}))
 
     return Hasty
 
 
 def numbers_in(out):
     return json.loads((out / NUMBERS).read_text())["numbers"]
+
+
+def points(field, sizes=SIZES, kind=CheckerboardExperiment):
+    """The Checkerboard with a field and sizes."""
+    return kind(domain_named("checkerboard"), field, sizes)

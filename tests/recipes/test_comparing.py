@@ -1,4 +1,4 @@
-"""The bench: every method of a comparison, made once, and the files of what was read."""
+"""Networks of a comparison, each trained once, and result files."""
 
 import dataclasses
 import json
@@ -7,24 +7,25 @@ import pytest
 import torch
 
 import fmwc.training
+from experiments.common import store
+from experiments.common.store import Networks, check_settings, experiment_of_results, read_results
 from fmwc.baselines import HeteroscedasticVariance
 from fmwc.errors import CheckpointError, MismatchError
-from fmwc.recipes import comparing as room
-from fmwc.recipes.comparing import Bench, cells, check_cell, setting_of_results
 from fmwc.sampling import sample
+from tests.options import arguments
 from tests.recipes.conftest import BOARD, CPU, identical, weights
 
 METHODS = ("flow", "retrofit", "joint", "dropout", "head", "variance")
 
 
-def bench(recipe, folder):
+def networks(recipe, folder):
     said = []
-    return Bench(recipe, folder, CPU, said.append), said
+    return Networks(recipe, folder, CPU, said.append), said
 
 
 def run(recipe, field, **options):
     cond = {k: v[:6] for k, v in recipe.rows()[1].items()}
-    return sample(field, 6, steps=3, space=recipe.space(), **{"confidence": False, **cond, **options})
+    return sample(field, 6, **arguments(steps=3, space=recipe.space(), cond=cond, **{"confidence": None, **options}))
 
 
 @pytest.fixture
@@ -33,26 +34,25 @@ def no_training(monkeypatch):
         pytest.fail("trained again")
 
     def forbid():
-        for name in [n for n in vars(room) if n.startswith("fit_")]:
-            monkeypatch.setattr(room, name, fail)
+        monkeypatch.setattr(store, "FITS", dict.fromkeys(store.FITS, fail))
 
     return forbid
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_was_made_is_not_made_again(method, recipe, tmp_path, no_training):
-    first, said = bench(recipe, tmp_path)
+    first, said = networks(recipe, tmp_path)
     made = getattr(first, method)(3)
     assert any(text.startswith(f"trained {method}, cosine, seed 3") for text in said)
     no_training()
-    again, said = bench(recipe, tmp_path)
+    again, said = networks(recipe, tmp_path)
     assert identical(weights(getattr(again, method)(3)), weights(made))
     assert said == []
     assert not list(tmp_path.glob("*.resume"))
 
 
 def test_each_seed_and_each_method_has_a_file(tmp_path):
-    made, _ = bench(BOARD, tmp_path)
+    made, _ = networks(BOARD, tmp_path)
     made.retrofit(0)
     made.flow(1001)
     made.variance(0)
@@ -61,14 +61,14 @@ def test_each_seed_and_each_method_has_a_file(tmp_path):
 
 
 def test_a_retrofit_samples_as_the_flow_does_bit_for_bit(recipe, tmp_path):
-    made, _ = bench(recipe, tmp_path)
+    made, _ = networks(recipe, tmp_path)
     flow = run(recipe, made.flow(0))
     assert torch.equal(run(recipe, made.retrofit(0), confidence=True).x, flow.x)
     assert not torch.allclose(run(recipe, made.joint(0)).x, flow.x)
 
 
 def test_a_variance_leaves_the_flows_samples(recipe, tmp_path):
-    made, _ = bench(recipe, tmp_path)
+    made, _ = networks(recipe, tmp_path)
     flow, head = made.flow(0), made.variance(0)
     for part in ("weight", "bias"):
         own = getattr(flow.out, part)
@@ -84,14 +84,14 @@ def test_a_variance_leaves_the_flows_samples(recipe, tmp_path):
 @pytest.mark.parametrize("method", ["flow", "joint", "variance"])
 def test_a_killed_training_goes_on_to_the_same_weights(method, recipe, tmp_path, monkeypatch):
     recipe = dataclasses.replace(recipe, noise_steps=4)
-    undisturbed, _ = bench(recipe, tmp_path / "whole")
+    undisturbed, _ = networks(recipe, tmp_path / "whole")
     expected = weights(getattr(undisturbed, method)(0))
-    killed, _ = bench(recipe, tmp_path / "killed")
+    killed, _ = networks(recipe, tmp_path / "killed")
     keep = fmwc.training.save_point
 
-    def save_and_die(path, identity, done, *rest):
-        keep(path, identity, done, *rest)
-        if done == 2 and path.name == f"{method}-cosine-0.resume":
+    def save_and_die(path, identity, run):
+        keep(path, identity, run)
+        if run.done == 2 and path.name == f"{method}-cosine-0.resume":
             raise KeyboardInterrupt
 
     monkeypatch.setattr(fmwc.training, "save_point", save_and_die)
@@ -105,30 +105,30 @@ def test_a_killed_training_goes_on_to_the_same_weights(method, recipe, tmp_path,
 
 @pytest.mark.parametrize("change", [{"lr": 2e-3}, {"iterations": 5}, {"batch": 9}], ids=str)
 def test_weights_of_another_recipe_are_refused(change, tmp_path):
-    bench(BOARD, tmp_path)[0].flow(0)
-    other, _ = bench(dataclasses.replace(BOARD, **change), tmp_path)
+    networks(BOARD, tmp_path)[0].flow(0)
+    other, _ = networks(dataclasses.replace(BOARD, **change), tmp_path)
     with pytest.raises(MismatchError, match="trained by another recipe"):
         other.flow(0)
 
 
 def test_weights_of_another_size_or_cut_off_are_refused(tmp_path):
-    bench(BOARD, tmp_path)[0].flow(0)
-    other, _ = bench(dataclasses.replace(BOARD, hidden=12), tmp_path)
+    networks(BOARD, tmp_path)[0].flow(0)
+    other, _ = networks(dataclasses.replace(BOARD, hidden=12), tmp_path)
     with pytest.raises(MismatchError, match=r"trained by another recipe \(hidden: 8 before, 12 now\)"):
         other.flow(0)
     file = tmp_path / "flow-cosine-0.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="is not a safetensors file, or is cut off"):
-        bench(BOARD, tmp_path)[0].flow(0)
+        networks(BOARD, tmp_path)[0].flow(0)
 
 
 def test_what_makes_no_other_weights_may_change(digits, digits_file, tmp_path, no_training):
-    made = bench(digits, tmp_path)[0].flow(0)
+    made = networks(digits, tmp_path)[0].flow(0)
     copy = tmp_path / "copy.npz"
     copy.write_bytes(digits_file.read_bytes())
     no_training()
     moved = dataclasses.replace(digits, save_every=1, data=str(copy), compiled=not digits.compiled)
-    assert identical(weights(bench(moved, tmp_path)[0].flow(0)), weights(made))
+    assert identical(weights(networks(moved, tmp_path)[0].flow(0)), weights(made))
 
 
 # ---- cells ----------------------------------------------------------------------------------------------------------
@@ -143,26 +143,26 @@ def write(path, content):
 def test_cells_are_read_in_order(tmp_path):
     for seed in (1, 0, 2):
         write(tmp_path / "cells" / f"{seed}.json", {"seed": seed})
-    assert [cell["seed"] for cell in cells(tmp_path)] == [0, 1, 2]
+    assert [cell["seed"] for cell in read_results(tmp_path)] == [0, 1, 2]
     write(tmp_path / "cells" / "1.json", "{")
     with pytest.raises(CheckpointError, match=r"1\.json is not JSON .*; delete it"):
-        cells(tmp_path)
+        read_results(tmp_path)
     with pytest.raises(CheckpointError, match="holds no results"):
-        cells(tmp_path / "nothing")
+        read_results(tmp_path / "nothing")
 
 
 def test_a_cell_made_with_other_settings_is_refused_by_what_differs(tmp_path):
     made = {"samples": 100, "steps": 50, "windows": (0.3, 0.7)}
     path = write(tmp_path / "0.json", {"provenance": {**made, "seconds": 3}})
-    check_cell(path, made)
+    check_settings(path, made)
     with pytest.raises(MismatchError, match="draws: none before, 5 now"):  # it is not known with how many
-        check_cell(path, {**made, "draws": 5})
+        check_settings(path, {**made, "draws": 5})
     with pytest.raises(MismatchError, match=r"made with other settings \(steps: 50 before, 40 now; windows: "):
-        check_cell(path, {**made, "steps": 40, "windows": (0.2, 0.7)})
+        check_settings(path, {**made, "steps": 40, "windows": (0.2, 0.7)})
 
 
 def test_a_results_folder_says_of_which_setting_it_is(tmp_path):
     write(tmp_path / "a" / "cells" / "0.json", {"seed": 0})
-    assert setting_of_results(tmp_path / "a") == "checkerboard"
+    assert experiment_of_results(tmp_path / "a") == "checkerboard"
     write(tmp_path / "b" / "cells" / "0.json", {"seed": 0, "setting": "mnist"})
-    assert setting_of_results(tmp_path / "b") == "mnist"
+    assert experiment_of_results(tmp_path / "b") == "mnist"

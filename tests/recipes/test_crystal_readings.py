@@ -9,17 +9,20 @@ import torch
 
 pytest.importorskip("pymatgen.core", exc_type=ImportError)
 
-from fmwc.diagnostics.divergence import estimates
+from experiments.common.evaluation import thinned
+from experiments.crystals import evaluate
+from experiments.crystals.evaluate import bootstrap, heads, hutchinson_rows, lift_of, quality_of
+from fmwc.crystals import Judgement
+from fmwc.crystals.judge import SHARES
 from fmwc.errors import UsageError
+from fmwc.estimators import Diagonal, Linearised
 from fmwc.metrics import ranking
-from fmwc.metrics.crystals import Judgement
-from fmwc.metrics.crystals.judge import SHARES
-from fmwc.propagate import Diagonal, Linearised
-from fmwc.recipes.crystals import drawing, reading
-from fmwc.recipes.crystals.reading import bootstrap, heads_of, hutchinson_rows, lift_of, quality_of, thinned
-from fmwc.recipes.crystals.recipe import SCORE
-from fmwc.sampling import SCORES, Trajectory
+from fmwc.metrics.divergence import estimates
+from fmwc.recipes.crystals import SCORE
+from fmwc.references import Schedule
+from fmwc.sampling import SCORES, SamplingConfig, Trajectory
 from tests.conftest import awaken
+from tests.options import when
 from tests.recipes.test_crystals import CHANNELS, TINY, same
 
 NAN = math.nan
@@ -122,7 +125,7 @@ def test_quality_where_none_could_be_judged():
 
 
 def test_good_is_what_was_judged_and_is_near_the_hull():
-    assert reading.good_of(judgement([0.0, 0.1, 0.11, NAN])).tolist() == [True, True, False, False]
+    assert judgement([0.0, 0.1, 0.11, NAN]).good.tolist() == [True, True, False, False]
 
 
 # ---- heads ----------------------------------------------------------------------------------------------------------
@@ -150,19 +153,19 @@ def test_no_head_is_fitted_on_too_few(taught, left, enough, monkeypatch):
     """Halves of 20: ten good and ten bad to learn from, and ten good ones to find, are the fewest."""
     monkeypatch.setattr(ranking, "RESAMPLES", 5)
     good = np.concatenate([np.arange(20) < taught, np.arange(20) < left])
-    assert bool(heads_of(run_of(torch.arange(40) / 40), good, torch.arange(40.0))) == enough
+    assert bool(heads(run_of(torch.arange(40) / 40), good, torch.arange(40.0))) == enough
 
 
 def test_heads_are_judged_on_the_half_they_did_not_see(excess, monkeypatch):
     """What the first half can teach is the opposite of what the second half is like."""
     monkeypatch.setattr(ranking, "RESAMPLES", 30)
     run, good = run_of(excess), (excess < -0.3).numpy()
-    found = heads_of(run, good, excess)
+    found = heads(run, good, excess)
     assert found.keys() == {"l1", "boosting", "label_free"}
     assert all(row["auprc"] > 0.9 for row in found.values())
     assert all(row["prevalence"] == pytest.approx(good[80:].mean()) for row in found.values())
     assert found["label_free"]["auprc"] == pytest.approx(1.0)
-    turned = heads_of(run, np.concatenate([~good[:80], good[80:]]), excess)
+    turned = heads(run, np.concatenate([~good[:80], good[80:]]), excess)
     assert max(turned["l1"]["lift"], turned["boosting"]["lift"]) < 1
     assert turned["label_free"] == found["label_free"]
 
@@ -214,7 +217,7 @@ def test_rows_of_the_sweep():
 @pytest.mark.parametrize(("steps", "every"), [(6, 5), (10, 5), (7, 2), (4, 9)])
 def test_a_thinned_run_is_one_read_less_often(steps, every, field):
     full, seldom = (
-        TINY.draw(field, 4, 1, steps=steps, confidence="diagonal", schedule=k).compact() for k in (1, every)
+        TINY.draw(field, 4, 1, steps=steps, confidence=Diagonal(), schedule=when(k)).compact() for k in (1, every)
     )
     thin = thinned(full, every)
     assert torch.equal(thin.times, seldom.times)
@@ -226,45 +229,41 @@ def test_a_thinned_run_is_one_read_less_often(steps, every, field):
 
 
 def test_every_score_of_every_channel_is_read(field):
-    run = TINY.draw(field, 3, 1, confidence="diagonal")
-    scores = reading.scores_of(run)
-    assert scores.keys() == {
-        *(f"{c}/{s}" for c in ("all", *CHANNELS) for s in SCORES),
-        f"all/{SCORE}",
-    }
-    assert torch.equal(scores["coord/peak"], run.score("peak", channel="coord"))
-    assert torch.equal(scores["all/peak"], run.score("peak"))
-    assert torch.equal(scores[f"all/{SCORE}"], run.score(SCORE))
+    run = TINY.draw(field, 3, 1, confidence=Diagonal())
     good = np.array([True, False, True])
-    assert reading.lifts(scores, good)["type/peak"] == lift_of(run.score("type/peak"), good)
+    found = evaluate.lifts(run, good)
+    assert found.keys() == {*(f"{c}/{s}" for c in ("all", *CHANNELS) for s in SCORES), f"all/{SCORE}"}
+    assert found["type/peak"] == lift_of(run.score("type/peak"), good)
+    assert found["coord/peak"] == lift_of(run.score("peak", channel="coord"), good)
+    assert found["all/peak"] == lift_of(run.score("peak"), good)
 
 
 # ---- drawing --------------------------------------------------------------------------------------------------------
 
 
 def test_runs_to_read_from_are_compact_and_of_the_same_crystals(field):
-    plain = TINY.draw(field, 6, 2, confidence=False)
-    run, diagonal = drawing.draw_linearised(TINY, field, 6, 2), drawing.draw_diagonal(TINY, field, 6, 2)
+    plain = TINY.draw(field, 6, 2, confidence=None)
+    run, diagonal = evaluate.draw_linearised(TINY, field, 6, 2), evaluate.draw_diagonal(TINY, field, 6, 2)
     assert same(run.x, plain.x)
     assert same(diagonal.x, plain.x)
     assert (len(run.times), len(diagonal.times)) == (4, 1)
     assert all(value.shape == (4, 6, 1) for value in run.var.values())
     own = TINY.draw(field, 6, 2, confidence=Linearised(2))
-    exact = TINY.draw(field, 6, 2, confidence="diagonal", schedule=5)
+    exact = TINY.draw(field, 6, 2, confidence=Diagonal(), schedule=Schedule.every(5))
     for c in CHANNELS:
         torch.testing.assert_close(run.score("integrated", channel=c), own.score("integrated", channel=c))
         torch.testing.assert_close(diagonal.score("peak", channel=c), exact.score("peak", channel=c))
-    few = drawing.draw_linearised(TINY, field, 6, 2, schedule=2)
+    few = evaluate.draw_linearised(TINY, field, 6, 2, schedule=Schedule.every(2))
     assert len(few.times) == 2
 
 
 def test_dispersion_of_a_run(field):
-    run = TINY.draw(field, 5, 2, confidence=False)
-    found = drawing.draw_dispersion(TINY, field, run, 3)
+    run = TINY.draw(field, 5, 2, confidence=None)
+    found = evaluate.draw_dispersion(TINY, field, run, 3)
     assert found.shape == (5,)
     assert bool((found > 0).all())
-    assert torch.equal(found, drawing.draw_dispersion(TINY, field, run, 3))
-    other = drawing.draw_dispersion(TINY, field, dataclasses.replace(run, seed=3), 3)
+    assert torch.equal(found, evaluate.draw_dispersion(TINY, field, run, 3))
+    other = evaluate.draw_dispersion(TINY, field, dataclasses.replace(run, seed=3), 3)
     assert not torch.equal(found, other)
 
 
@@ -286,8 +285,8 @@ def linear_rows(atoms):
 
 def test_arithmetic_is_counted_as_by_hand(field):
     read = {f"linearised_{k}": Linearised(k) for k in (1, 2, 3)}
-    found = drawing.flops(TINY, field, {**read, "diagonal": Diagonal()}, count=7)
-    atoms = TINY.draw(field, 7, 0, confidence=False).cond["atoms"]
+    found = evaluate.flops(TINY, field, {**read, "diagonal": Diagonal()}, count=7)
+    atoms = TINY.draw(field, 7, 0, confidence=None).cond["atoms"]
     assert found["plain"] == pytest.approx(linear_rows(atoms) / 7)
     assert found["plain"] < found["hutchinson_1"] < found["hutchinson_2"]
     assert found["plain"] < found["linearised_1"] < found["linearised_2"]
@@ -301,17 +300,17 @@ def test_arithmetic_is_counted_as_by_hand(field):
 
 def test_the_sweep_reads_at_the_states_of_one_run(field):
     ks = (1, 2, 4)
-    found = drawing.sweep(TINY, field, 5, 3, {"diagonal": Diagonal()}, ks, every=2)
+    found = evaluate.sweep(TINY, field, 5, 3, {"diagonal": Diagonal()}, ks, every=2)
     assert found.keys() == {"k1", "k2", "k4", "reference", *(f"diagonal.{c}" for c in CHANNELS)}
     assert all(value.shape == (2, 5) for value in found.values())
-    run = TINY.draw(field, 5, 3, confidence=False, keep_states=True)
+    run = TINY.draw(field, 5, 3, confidence=None, config=SamplingConfig(keep_states=True))
     for row, step in enumerate((1, 3)):
         x, t = run.states[step], run.grid[step]
-        single = estimates(field, x, t, 8, seed=3, **run.cond)
+        single = estimates(field, x, t, 8, seed=3, cond=run.cond)
         assert torch.equal(found["k1"][row], single[0])
         torch.testing.assert_close(found["k4"][row], (single[0] + single[1] + single[2] + single[3]) / 4)
         torch.testing.assert_close(found["reference"][row], single[4:].mean(0))
-        moments = field.moments(x, t, Diagonal(), **run.cond)
+        moments = field.moments(x, t, Diagonal(), cond=run.cond)
         for c in CHANNELS:
             expected = moments.var[c].expand_as(moments.mean[c]).flatten(1).sum(1)
             torch.testing.assert_close(found[f"diagonal.{c}"][row], expected)
@@ -321,8 +320,8 @@ def test_the_reference_of_the_sweep_shares_no_probe_with_what_is_held_against_it
     def numbered(velocity, x, t, probes, **options):
         return torch.arange(float(probes))[:, None].expand(-1, len(x["lattice"]))
 
-    monkeypatch.setattr(drawing, "estimates", numbered)
-    found = drawing.sweep(TINY, field, 3, 0, {}, (1, 2, 6))
+    monkeypatch.setattr(evaluate, "estimates", numbered)
+    found = evaluate.sweep(TINY, field, 3, 0, {}, (1, 2, 6))
     assert {name: float(value[0, 0]) for name, value in found.items()} == {
         "k1": 0.0,
         "k2": 0.5,

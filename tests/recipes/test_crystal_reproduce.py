@@ -11,18 +11,19 @@ pytest.importorskip("pymatgen.core", exc_type=ImportError)
 
 from safetensors.torch import load_file
 
-import fmwc.recipes.crystals.reproduce as room
+import experiments.crystals.reproduce as room
+from experiments.common.store import experiment_of_results, read_results
+from experiments.crystals import evaluate
+from experiments.crystals.reproduce import DRAWS, READINGS, reproduce
 from fmwc.checkpoint import load
+from fmwc.crystals import Judgement
+from fmwc.crystals.judge import SHARES
+from fmwc.crystals.structures import candidates
 from fmwc.errors import MismatchError, UnknownNameError, UsageError
 from fmwc.metrics import ranking
-from fmwc.metrics.crystals import Judgement
-from fmwc.metrics.crystals.candidates import candidates
-from fmwc.metrics.crystals.judge import SHARES
-from fmwc.recipes.comparing import cells, setting_of_results
-from fmwc.recipes.crystals import reading
-from fmwc.recipes.crystals.recipe import SCORE, Mp20
-from fmwc.recipes.crystals.reproduce import DRAWS, READINGS, reproduce
+from fmwc.recipes.crystals import SCORE, Mp20
 from fmwc.sampling import SCORES, Trajectory
+from tests.options import arguments
 from tests.recipes.conftest import CPU, identical, weights
 from tests.recipes.test_crystals import CHANNELS, TINY, same
 
@@ -40,8 +41,8 @@ def quick(monkeypatch):
     done = []
 
     def task(name):
-        def work(desk):
-            done.append((desk.seed, name))
+        def work(context):
+            done.append((context.seed, name))
             return {"name": name}
 
         return work
@@ -151,7 +152,7 @@ def test_pieces_are_joined_to_one_cell_a_seed(again, tmp_path, quick):
     assert [p.relative_to(tmp_path).as_posix() for p in paths] == ["cells/0.json", "cells/5.json"]
     names = [*READINGS, *(f"draw-{n}" for n in DRAWS)]
     assert sorted(quick) == sorted((seed, name) for seed in (0, 5) for name in names)
-    for seed, cell in zip((0, 5), cells(tmp_path), strict=True):
+    for seed, cell in zip((0, 5), read_results(tmp_path), strict=True):
         assert (cell["seed"], cell["setting"]) == (seed, "crystals")
         assert cell["numbers"] == {name: {"name": name} for name in READINGS}
         assert cell["provenance"]["pieces"].keys() == set(names)
@@ -161,7 +162,7 @@ def test_pieces_are_joined_to_one_cell_a_seed(again, tmp_path, quick):
 
 
 def test_a_task_that_is_killed_leaves_those_before_it(again, tmp_path, quick, monkeypatch):
-    def die(desk):
+    def die(context):
         raise KeyboardInterrupt
 
     alive = room.DRAWS["sweep"]
@@ -176,7 +177,7 @@ def test_a_task_that_is_killed_leaves_those_before_it(again, tmp_path, quick, mo
 
 def test_a_field_that_changes_what_is_drawn_is_told(again, tmp_path, monkeypatch):
     def other(recipe, field, count, seed, **options):
-        return recipe.draw(field, count, seed + 1, **options)
+        return recipe.draw(field, count, seed + 1, **arguments(**options))
 
     monkeypatch.setattr(room, "draw_linearised", other)
     again(only="draw:retrofit")
@@ -202,7 +203,7 @@ def whole(tmp_path_factory):
 
 
 def test_every_task_is_in_the_cell(whole):
-    cell = cells(whole)[0]
+    cell = read_results(whole)[0]
     found = cell["numbers"]
     assert found.keys() == READINGS.keys()
     for kind in ("retrofit", "joint"):
@@ -212,11 +213,11 @@ def test_every_task_is_in_the_cell(whole):
         assert math.isfinite(found[kind]["quality"]["mean_e_above_hull"])
         assert found[kind]["trained"] == {"steps": 6, "of": 6}
     assert found["retrofit"]["sampler"].keys() == {"5 steps, anneal 0"}
-    assert setting_of_results(whole) == "crystals"
+    assert experiment_of_results(whole) == "crystals"
 
 
 def test_hutchinsons_rows_are_in_the_cell(whole):
-    rows = cells(whole)[0]["numbers"]["hutchinson"]
+    rows = read_results(whole)[0]["numbers"]["hutchinson"]
     assert [row["K"] for row in rows[:3]] == [1, 2, 4]
     assert {row["name"] for row in rows} >= {"Hutchinson", "linearised", "diagonal", "linearised, type"}
     assert all(row["flops"] > 0 for row in rows if row["name"] != "number of atoms")
@@ -236,7 +237,7 @@ def test_runs_are_of_a_seed_that_nothing_was_chosen_on_and_checkpoints_draw_them
     for kind, folder in (("retrofit", "crystals"), ("joint", "crystals-joint")):
         run, field = Trajectory.load(whole / "draws" / f"{kind}-0.safetensors"), load(whole / "models" / folder)
         assert field.reference is not None
-        drawn = TINY.draw(field, 24, run.seed, confidence=False)
+        drawn = TINY.draw(field, 24, run.seed, confidence=None)
         assert same(run.x, drawn.x)
         assert run.seed not in (0, 100)
     assert not identical(weights(load(whole / "models" / "crystals")), weights(load(whole / "models/crystals-joint")))
@@ -246,7 +247,7 @@ def test_what_is_there_is_not_made_again(whole, monkeypatch):
     def fail(*args, **kwargs):
         pytest.fail("made again")
 
-    for name in ("draw_linearised", "draw_diagonal", "draw_dispersion", "sweep", "flops", "judged", "finish"):
+    for name in ("draw_linearised", "draw_diagonal", "draw_dispersion", "sweep", "flops", "judge"):
         monkeypatch.setattr(room, name, fail)
     before = (whole / "cells" / "0.json").read_bytes()
     said = []
@@ -259,32 +260,32 @@ def test_what_is_there_is_not_made_again(whole, monkeypatch):
 def test_where_some_are_good_every_reading_is_held_against_them(again, tmp_path, monkeypatch):
     """A judge that finds every other crystal good, so that there is something to find."""
 
-    def every_other(run, training, calculator):
-        those = candidates(reading.crystals_of(run))
+    def every_other(crystals, training, calculator):
+        those = candidates(crystals)
         known = [True] * len(those)
         columns = {"name": [c.name for c in those], "e_above_hull": [0.01, 0.5] * (len(those) // 2)}
         columns |= dict.fromkeys(SHARES, known) | {"metastable": [True, False] * (len(those) // 2)}
         return Judgement({**columns, "problem": [""] * len(those)}, tuple(those))
 
-    monkeypatch.setattr(room, "judged", every_other)
+    monkeypatch.setattr(room, "judge", every_other)
     monkeypatch.setattr(room, "SAMPLERS", ((5, 0.0),))
     monkeypatch.setattr(ranking, "RESAMPLES", 50)
     recipe = dataclasses.replace(TINY, steps=20)
     again(recipe, only="draw:retrofit,draw:samplers,read:retrofit", count=44)
     found = json.loads((tmp_path / "pieces" / "0-retrofit.json").read_text())["numbers"]
     run = Trajectory.load(tmp_path / "draws" / "retrofit-0.safetensors")
-    scores = reading.scores_of(run).keys()
+    scores = evaluate.EVERY_SCORE.keys()
     assert {f"{c}/{s}" for c in CHANNELS for s in SCORES} < scores
     assert found["linearised"].keys() == found["every_5th"].keys() == found["diagonal"].keys() == scores
     assert found["heads"].keys() == found["heads_diagonal"].keys() == {"l1", "boosting", "label_free"}
     assert found["thresholds"].keys() == {"0.05", "0.1", "0.2"}  # none is at 0
     assert found["own"]["prevalence"] == 0.5
     good = torch.arange(44).numpy() % 2 == 0
-    assert found["own"]["auprc"] == pytest.approx(reading.lift_of(run.score(SCORE), good)["auprc"])
+    assert found["own"]["auprc"] == pytest.approx(evaluate.lift_of(run.score(SCORE), good)["auprc"])
     assert found["own"]["lift_interval"][0] <= found["own"]["lift"] <= found["own"]["lift_interval"][1]
     for name in ("type/peak", "lattice/integrated"):
-        assert found["linearised"][name] == pytest.approx(reading.lift_of(run.score(name), good))
-    assert found["baselines"]["atoms"] == pytest.approx(reading.lift_of(run.cond["atoms"], good))
+        assert found["linearised"][name] == pytest.approx(evaluate.lift_of(run.score(name), good))
+    assert found["baselines"]["atoms"] == pytest.approx(evaluate.lift_of(run.cond["atoms"], good))
     spread = load_file(tmp_path / "draws" / "retrofit-dispersion-0.safetensors")["dispersion"]
-    assert found["dispersion"] == pytest.approx(reading.lift_of(spread, good))
+    assert found["dispersion"] == pytest.approx(evaluate.lift_of(spread, good))
     assert found["sampler"]["5 steps, anneal 0"]["own"]["prevalence"] == 0.5

@@ -12,19 +12,21 @@ from safetensors.torch import load_file
 pytest.importorskip("pymatgen.core", exc_type=ImportError)
 
 import fmwc.training
+from experiments.common.store import Networks
 from fmwc.checkpoint import about, load
-from fmwc.data.crystals import decode, encode
-from fmwc.eightbit import round_weights
+from fmwc.crystals.structures import decode, encode
 from fmwc.errors import StoppedError, UsageError
+from fmwc.estimators import Linearised
 from fmwc.files import MANIFEST
 from fmwc.flow import FlatTorus
-from fmwc.propagate import Linearised
+from fmwc.quantise import round_weights
 from fmwc.randomness import Stream, derive
-from fmwc.recipes.comparing import Bench
-from fmwc.recipes.crystals.recipe import EVERY, PRESETS, SCORE, Mp20, _room
+from fmwc.recipes.crystals import EVERY, PRESETS, SCORE, Mp20, _capacity
 from fmwc.recipes.fitting import fit, fit_joint, fit_network
-from fmwc.sampling import read_with
+from fmwc.references import Schedule
+from fmwc.sampling import SamplingConfig, read_with
 from fmwc.training import Plan
+from tests.options import reader, when
 from tests.recipes.conftest import CPU, identical, weights
 
 TINY = Mp20(
@@ -59,7 +61,7 @@ def same(a, b):
         ({"method": "jiont"}, "unknown method 'jiont'; did you mean 'joint'"),
         ({"layers": 0}, "layers is at least 1, got 0"),
         ({"frequencies": 0}, "frequencies is at least 1"),
-        ({"references": 7}, "references is at least 8, got 7"),
+        ({"references": 7}, "references must be at least 8, got 7"),
         ({"steps": 0}, "steps is at least 1"),
         ({"prior_rate": 1.0}, "prior_rate lies strictly between 0 and 1"),
     ],
@@ -123,16 +125,16 @@ def sizes_of(crystals):
 
 
 @pytest.mark.parametrize("batch", [1, 2, 16, 50, 197])
-def test_no_batch_outgrows_its_room(batch):
+def test_no_batch_exceeds_the_capacity(batch):
     atoms = TINY.rows()[1]["atoms"]
     plan, generator = dataclasses.replace(TINY, batch=batch).plan, torch.Generator().manual_seed(0)
-    rows, pairs = _room(atoms, batch)
+    rows, pairs = _capacity(atoms, batch)
     for _ in range(400):
         drawn = atoms[plan.draw(len(atoms), generator, CPU)]
         assert int(drawn.sum()) <= rows
         assert int((drawn * (drawn - 1)).sum()) < pairs  # one pair more than there are, for none
-    assert dataclasses.replace(TINY, batch=batch).network().rooms[batch] == (rows, pairs)
-    assert not dataclasses.replace(TINY, batch=batch, stratified=False).network().rooms
+    assert dataclasses.replace(TINY, batch=batch).network().static_capacity[batch] == (rows, pairs)
+    assert not dataclasses.replace(TINY, batch=batch, stratified=False).network().static_capacity
 
 
 @pytest.mark.parametrize("batch", [64, 256])
@@ -140,7 +142,7 @@ def test_the_room_is_hardly_larger_than_what_is_drawn(batch):
     atoms = sizes_of(20_000)
     plan, generator = Plan(1, batch=batch, stratified=True), torch.Generator().manual_seed(0)
     drawn = torch.stack([atoms[plan.draw(len(atoms), generator, CPU)] for _ in range(300)])
-    rows, pairs = _room(atoms, batch)
+    rows, pairs = _capacity(atoms, batch)
     most, all_pairs = int(drawn.sum(1).max()), int((drawn * (drawn - 1)).sum(1).max())
     assert most <= rows <= 1.05 * most + 64  # in steps of 64
     assert all_pairs < pairs <= 1.05 * all_pairs + 64
@@ -148,7 +150,7 @@ def test_the_room_is_hardly_larger_than_what_is_drawn(batch):
 
 @pytest.mark.parametrize(("sizes", "batch"), [([1, 3], 2), ([1] * 60 + [2] * 4, 64)], ids=["atoms", "crystals"])
 def test_rows_of_crystals_atoms_and_pairs_are_told_apart_by_their_number(sizes, batch):
-    rows, pairs = _room(torch.tensor(sizes), batch)
+    rows, pairs = _capacity(torch.tensor(sizes), batch)
     assert pairs not in (rows, batch)
 
 
@@ -176,7 +178,9 @@ def test_the_waves_of_a_pair_are_left_without_noise():
 
 def test_the_same_crystals_come_whatever_the_batch_and_a_longer_draw_starts_with_them():
     field = TINY.attach(TINY.network())
-    whole, split, longer = (TINY.draw(field, n, 3, batch=b) for n, b in ((30, 30), (30, 7), (45, 45)))
+    whole, split, longer = (
+        TINY.draw(field, n, 3, config=SamplingConfig(batch=b)) for n, b in ((30, 30), (30, 7), (45, 45))
+    )
     assert torch.equal(whole.cond["atoms"], split.cond["atoms"])
     assert torch.equal(whole.cond["atoms"], longer.cond["atoms"][:30])
     for other in (split, longer.take(torch.arange(30))):
@@ -190,10 +194,10 @@ def test_the_same_crystals_come_whatever_the_batch_and_a_longer_draw_starts_with
 
 def test_confidence_changes_no_crystal():
     field = TINY.attach(TINY.network())
-    plain = TINY.draw(field.network, 20, 3, confidence=False)
+    plain = TINY.draw(field.network, 20, 3, confidence=None)
     assert len(plain.times) == 0
     for confidence in (Linearised(1), "diagonal"):
-        run = TINY.draw(field, 20, 3, confidence=confidence, schedule=2)
+        run = TINY.draw(field, 20, 3, confidence=reader(confidence), schedule=Schedule.every(2))
         assert same(run.x, plain.x)
         assert run.times[:, 0].tolist() == [0.25, 0.75]
 
@@ -206,19 +210,19 @@ def test_sizes_are_as_often_as_in_the_data():
     error = (share * (1 - share) / len(drawn)).sqrt()
     assert bool(((found - share).abs() <= 5 * error).all())
     assert not bool(found[share == 0].any())
-    run = TINY.draw(network, 25, 9, confidence=False)
+    run = TINY.draw(network, 25, 9, confidence=None)
     assert torch.equal(run.cond["atoms"], network.draw_sizes(25, derive(9, "atoms")))
     assert torch.equal(decode(run.x, run.cond["atoms"]).atoms, run.cond["atoms"])
 
 
 def test_steps_and_annealing_are_those_of_the_recipe():
     network = TINY.network()
-    run = TINY.draw(network, 5, 0, confidence=False)
+    run = TINY.draw(network, 5, 0, confidence=None)
     assert run.evaluations == 4
-    other = dataclasses.replace(TINY, anneal=0.0).draw(network, 5, 0, confidence=False)
+    other = dataclasses.replace(TINY, anneal=0.0).draw(network, 5, 0, confidence=None)
     assert same(run.x0, other.x0)
     assert not torch.allclose(run.x["coord"], other.x["coord"])
-    told = TINY.draw(network, 5, 0, confidence=False, anneal={})
+    told = TINY.draw(network, 5, 0, confidence=None, config=SamplingConfig(anneal={}))
     assert same(told.x, other.x)
 
 
@@ -230,7 +234,7 @@ def test_what_is_loaded_draws_the_same_crystals_bit_for_bit(fitted):
     again = load(out)
     assert identical(weights(again), weights(field))
     assert json.dumps(again.space.describe()) == json.dumps(recipe.space().describe())
-    first, second = (recipe.draw(f, 20, 7, schedule=EVERY, confidence=Linearised(1)) for f in (field, again))
+    first, second = (recipe.draw(f, 20, 7, schedule=when(EVERY), confidence=Linearised(1)) for f in (field, again))
     assert same(first.x, second.x)
     assert same(first.var, second.var)
     assert torch.equal(first.score(SCORE), second.score(SCORE))
@@ -297,10 +301,10 @@ def test_a_retrofit_leaves_the_flows_crystals_as_they_are(tmp_path):
     field = fit(TINY, tmp_path / "model", CPU)
     assert identical(weights(field.network), weights(network))
     assert not identical(weights(field.noise), weights(TINY.attach(TINY.network()).noise))
-    flow = TINY.draw(network, 20, 2, confidence=False)
+    flow = TINY.draw(network, 20, 2, confidence=None)
     assert same(TINY.draw(field, 20, 2, confidence=Linearised(2)).x, flow.x)
     joint = fit(dataclasses.replace(TINY, method="joint"), tmp_path / "joint", CPU)
-    assert not torch.equal(TINY.draw(joint, 20, 2, confidence=False).x["type"], flow.x["type"])
+    assert not torch.equal(TINY.draw(joint, 20, 2, confidence=None).x["type"], flow.x["type"])
 
 
 # ---- stopped by the clock -------------------------------------------------------------------------------------------
@@ -351,20 +355,20 @@ def test_a_given_flow_is_taken_as_it_is(tmp_path):
     second = fit(given, tmp_path / "second", CPU)
     assert identical(weights(second.network), weights(first.network))
     assert not identical(weights(second.noise), weights(first.noise))
-    bench = Bench(given, tmp_path / "models", CPU, print)
+    bench = Networks(given, tmp_path / "models", CPU, print)
     assert identical(weights(bench.flow(7)), weights(first.network))
-    assert bench.trained("flow", 7) == {"steps": TINY.iterations, "of": TINY.iterations}
+    assert bench.steps("flow", 7) == {"steps": TINY.iterations, "of": TINY.iterations}
     assert not (tmp_path / "models").exists()
 
 
 def test_noise_that_a_given_checkpoint_has_already_is_not_fitted_again(tmp_path):
     first = fit(TINY, tmp_path / "first", CPU)
     given = dataclasses.replace(TINY, flow=str(tmp_path / "first"))
-    taken = Bench(given, tmp_path / "models", CPU, print).retrofit(0)
+    taken = Networks(given, tmp_path / "models", CPU, print).retrofit(0)
     assert identical(weights(taken), weights(first))
     assert not (tmp_path / "models").exists()
     for change in ({"noise_steps": 3}, {"beta": 1e-2}, {"seed": 5}):
-        other = Bench(dataclasses.replace(given, **change), tmp_path / str(change), CPU, print).retrofit(
+        other = Networks(dataclasses.replace(given, **change), tmp_path / str(change), CPU, print).retrofit(
             change.get("seed", 0)
         )
         assert not identical(weights(other.noise), weights(first.noise))

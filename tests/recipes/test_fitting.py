@@ -6,15 +6,17 @@ import json
 import pytest
 import torch
 
+from experiments.common.fitting import fit_dropout, fit_heads, fit_variance
 from fmwc.baselines import Dropout, HeteroscedasticHead
 from fmwc.checkpoint import about, load
-from fmwc.data import fingerprint
+from fmwc.data.arrays import fingerprint
 from fmwc.errors import CheckpointError, DataError, OutputError
 from fmwc.files import MANIFEST, WORK
-from fmwc.recipes.checkerboard.recipe import Checkerboard
-from fmwc.recipes.fitting import fit, fit_dropout, fit_head, fit_network, fit_variance
-from fmwc.recipes.mnist.recipe import Mnist, labels
+from fmwc.recipes.checkerboard import Checkerboard
+from fmwc.recipes.fitting import fit, fit_network
+from fmwc.recipes.mnist import Mnist, labels
 from fmwc.sampling import read_with, sample
+from tests.options import arguments
 from tests.recipes.conftest import BOARD, CPU, identical, weights
 
 
@@ -29,7 +31,7 @@ def unreferenced(monkeypatch):
 def fitted(digits, tmp_path_factory):
     out = tmp_path_factory.mktemp("fitted") / "model"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fmwc.recipes.mnist.recipe.batch_for", lambda device: 80)  # quicker for so small a network
+        patch.setattr("fmwc.recipes.mnist.batch_for", lambda device: 80)  # quicker for so small a network
         return fit(digits, out, CPU), out
 
 
@@ -53,7 +55,7 @@ def test_the_reference_is_what_a_pilot_run_chose(fitted):
         assert reference.classes == {"y": tuple(range(10))}
         assert reference.quantiles.shape == (1001,)
         assert bool((reference.quantiles.diff() >= 0).all())
-    run = sample(load(out), 40, y=labels(40))  # in the setting of the reference, which is the default
+    run = sample(load(out), 40, cond={"y": labels(40)})  # in the setting of the reference, which is the default
     assert run.default_score == field.reference.score
     assert not len(run.times)
     assert bool(run.withheld) == bool(field.reference.withheld)
@@ -208,7 +210,9 @@ def test_dropout_is_on_while_it_learns(recipe, monkeypatch):
     dropout, plain = Dropout(recipe.network()), recipe.network()
     drawn = []
     draw = Dropout.draw
-    monkeypatch.setattr(Dropout, "draw", lambda self, *a, **k: drawn.append(len(a[0])) or draw(self, *a, **k))
+    monkeypatch.setattr(
+        Dropout, "draw", lambda self, *a, **k: drawn.append(len(a[0])) or draw(self, *a, **arguments(**k))
+    )
     fit_dropout(recipe, dropout)
     fit_network(recipe, plain)
     assert drawn == [recipe.batch] * recipe.iterations
@@ -218,7 +222,7 @@ def test_dropout_is_on_while_it_learns(recipe, monkeypatch):
 def test_two_heads_learn_together_and_a_variance_alone(recipe):
     both = HeteroscedasticHead(recipe.network(heads=2))
     first = weights(both)
-    fit_head(recipe, both)
+    fit_heads(recipe, both)
     assert not any(torch.equal(v, first[k]) for k, v in weights(both).items() if v.ndim > 1)
 
     flow, alone = recipe.network(), HeteroscedasticHead(recipe.network(heads=2))

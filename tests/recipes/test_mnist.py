@@ -7,19 +7,22 @@ import numpy as np
 import pytest
 import torch
 
-import fmwc.recipes.mnist.reading as reading
+import experiments.mnist.evaluate as evaluate
+from experiments.common import evaluation
 from fmwc.checkpoint import load_network
 from fmwc.data.mnist import Images, unit
 from fmwc.errors import DataError, UsageError
+from fmwc.estimators import Linearised, MonteCarlo
 from fmwc.field import attach
 from fmwc.metrics.images import accuracy
 from fmwc.metrics.ranking import auprc, retention
-from fmwc.nets import UNet
-from fmwc.propagate import Linearised
-from fmwc.recipes.mnist.recipe import PRESETS, Mnist, labels
-from fmwc.sampling import Trajectory
+from fmwc.networks import UNet
+from fmwc.recipes.mnist import PRESETS, Mnist, labels
+from fmwc.references import Schedule
+from fmwc.sampling import AsReference, SamplingConfig, Trajectory
 from fmwc.sampling.scores import within_groups
 from tests.conftest import awaken
+from tests.options import arguments
 from tests.recipes.conftest import identical, weights
 
 # ---- the recipe -----------------------------------------------------------------------------------------------------
@@ -29,7 +32,7 @@ from tests.recipes.conftest import identical, weights
     ("change", "message"),
     [
         ({"method": "jiont"}, "unknown method 'jiont'; did you mean 'joint'"),
-        ({"cond": 7}, "cond is even .* got 7"),
+        ({"cond": 7}, "cond must be even .* got 7"),
         ({"cond": 0}, "cond is at least 1, got 0"),
         ({"blocks": 0}, "blocks is at least 1"),
         ({"noise_steps": 0}, "noise_steps is at least 1"),
@@ -81,7 +84,7 @@ def test_labels_outside_the_classes_are_refused(digits):
 @pytest.mark.parametrize(("classes", "needed"), [(10, 80), (3, 24)])
 def test_references_too_few_are_refused(classes, needed):
     Mnist(references=needed, classes=classes)
-    with pytest.raises(UsageError, match=f"at least 8 a class, {needed}; got {needed - 1}"):
+    with pytest.raises(UsageError, match=f"at least 8 per class, {needed}; got {needed - 1}"):
         Mnist(references=needed - 1, classes=classes)
 
 
@@ -140,7 +143,7 @@ def field_of_few():
 
 def examiner(judge=None, test=None, **options):
     judge = judge or SimpleNamespace(config={"classes": 10}, parameters=lambda: iter([torch.zeros(1)]))
-    return reading.Examiner(judge, test, **{"count": 20, "steps": 6, "few": 20, **options})
+    return evaluate.Examiner(judge, test, **{"count": 20, "steps": 6, "few": 20, **options})
 
 
 def test_the_first_digits_are_the_same_however_many_are_drawn():
@@ -152,7 +155,7 @@ def test_the_first_digits_are_the_same_however_many_are_drawn():
     assert torch.equal(many.cond["y"], labels(20))
     assert len(few.times) == 0
     assert not torch.equal(examiner(seed=5).draw(field, 5).x0, few.x0)
-    assert torch.equal(eye.draw(field, x0=many.x0, confidence=True).x, many.x)
+    assert torch.equal(eye.draw(field, x0=many.x0, confidence=AsReference()).x, many.x)
 
 
 def test_quality_of_the_test_images_themselves(judge_folder, digits):
@@ -172,7 +175,7 @@ def test_lifts_are_read_as_is_and_within_the_class():
     y = torch.arange(120) % 3
     excess = torch.randn(120, generator=generator)
     score, bad = (excess + torch.tensor([0.0, 6.0, -6.0])[y]).exp(), (excess > 1).numpy()
-    found = reading.lifts({"a": score, "b": -score + score.max() + 1}, y, bad)
+    found = evaluate.lifts({"a": score, "b": -score + score.max() + 1}, y, bad)
     assert found.keys() == {"a", "b"}
     inside = within_groups("y", score, y)
     assert found["a"] == {
@@ -183,7 +186,7 @@ def test_lifts_are_read_as_is_and_within_the_class():
     }
     assert found["a"]["auprc_within"] > 0.9 > 0.6 > found["a"]["auprc"]
     assert found["a"]["kept_within"] < found["a"]["kept"]
-    curve = reading.retained(score, bad)
+    curve = evaluate.retained(score, bad)
     assert len(curve) == 100
     assert curve["1"] == pytest.approx(bad.mean())
     assert curve["0.8"] == found["a"]["kept"]
@@ -192,9 +195,9 @@ def test_lifts_are_read_as_is_and_within_the_class():
 @pytest.mark.parametrize(("steps", "every"), [(6, 5), (10, 5), (7, 2)])
 def test_a_thinned_run_is_one_read_less_often(steps, every):
     eye, field = examiner(steps=steps), field_of_few()
-    full = eye.draw(field, 4, confidence=True)
-    seldom = eye.draw(field, 4, confidence=True, schedule=every)
-    thin = reading._thinned(full, every)
+    full = eye.draw(field, 4, confidence=AsReference())
+    seldom = eye.draw(field, 4, confidence=AsReference(), schedule=Schedule.every(every))
+    thin = evaluation.thinned(full, every)
     assert torch.equal(thin.times, seldom.times)
     torch.testing.assert_close(thin.var, seldom.var)
     torch.testing.assert_close(thin.score("integrated"), seldom.score("integrated"))
@@ -204,18 +207,18 @@ def test_a_thinned_run_is_one_read_less_often(steps, every):
 def test_variance_and_divergence_are_read_at_the_same_times(steps, monkeypatch):
     times, drawn = [], []
 
-    class Watched(reading.Examiner):
+    class Recorded(evaluate.Examiner):
         def draw(self, *args, **options):
-            drawn.append(super().draw(*args, **options))
+            drawn.append(super().draw(*args, **arguments(**options)))
             return drawn[-1]
 
     def along(field, states, grid, probes, **options):
         times.append(grid[:-1])
         return torch.stack([s.flatten(1).sum(1) for s in states[:-1]])
 
-    monkeypatch.setattr(reading, "along", along)
+    monkeypatch.setattr(evaluate, "along", along)
     eye = examiner(steps=steps)
-    found = reading.universality(field_of_few(), Watched(eye.judge, eye.test, 20, steps, few=20))
+    found = evaluate.universality(field_of_few(), Recorded(eye.classifier, eye.test, 20, steps, few=20))
     assert found.keys() == {"linearised", "diagonal"}
     assert drawn[0].states is not None
     for run in drawn[1:]:
@@ -231,26 +234,28 @@ def test_heads_are_judged_on_the_half_they_did_not_see():
     x = torch.zeros(400, 2)
     run = Trajectory(x=x, x0=x, times=times, mean=torch.zeros_like(var), var=var, grid=times, cond={"y": labels(400)})
     bad = (excess > 0.5).numpy()
-    honest = reading.heads_of(run, bad)
+    honest = evaluate.heads(run, bad)
     assert honest.pop("failure") == pytest.approx(bad[200:].mean())
     assert min(honest.values()) > 0.9
-    turned = reading.heads_of(run, np.concatenate([~bad[:200], bad[200:]]))
+    turned = evaluate.heads(run, np.concatenate([~bad[:200], bad[200:]]))
     assert max(turned["l1"], turned["boosting"]) < 0.5
     assert turned["label_free"] == honest["label_free"]
 
 
 def test_fidelity_holds_the_variance_against_draws(monkeypatch):
-    monkeypatch.setattr(reading, "TIMES", (0.0, 0.5))
+    monkeypatch.setattr(evaluation, "TIMES", (0.0, 0.5))
     field = field_of_few()
-    found = reading.fidelity(field, examiner(few=12), draws=200)
+    eye = examiner(few=12)
+    run = eye.draw(field, 12, config=SamplingConfig(keep_states=True))
+    estimators = {"linearised": Linearised(evaluate.PROBES), "diagonal": "diagonal"}
+    options = {"draws": 200, "abreast": 8, "seed": eye.seed, "own_seed": eye.seed + 2}
+    found = evaluation.fidelity(field, run, estimators, **options, reduce=lambda var: var.flatten(1).mean(1))
     assert found.keys() == {"0.0", "0.5"}
     for row in found.values():
         assert row["ceiling_spearman"] > 0.3
         assert 0.5 < row["linearised_ratio"] < 2
-    eye = examiner(few=12)
-    run = eye.draw(field, 12, keep_states=True)
-    draws = field.moments(run.states[3], 0.5, reading.MonteCarlo(200, 8), seed=eye.seed, **run.cond).var
-    own = field.moments(run.states[3], 0.5, Linearised(reading.PROBES), seed=eye.seed + 2, **run.cond).var
+    draws = field.moments(run.states[3], 0.5, MonteCarlo(200, 8), seed=eye.seed, cond=run.cond).var
+    own = field.moments(run.states[3], 0.5, Linearised(evaluate.PROBES), seed=eye.seed + 2, cond=run.cond).var
     ratio = (own.flatten(1).mean(1) / draws.flatten(1).mean(1)).quantile(0.5)
     assert found["0.5"]["linearised_ratio"] == pytest.approx(ratio.item(), rel=1e-4)
 
@@ -258,5 +263,5 @@ def test_fidelity_holds_the_variance_against_draws(monkeypatch):
 def test_the_test_split_is_what_the_examiner_compares_with(judge_folder, digits):
     judge, test = load_network(judge_folder), digits.images("test")
     some = Images(test.x[:50], test.y[:50])
-    run = examiner(judge, test, steps=2).draw(digits.network(), space=digits.space())
+    run = examiner(judge, test, steps=2).draw(digits.network(), config=SamplingConfig(space=digits.space()))
     assert examiner(judge, some).quality(run)["fid"] != examiner(judge, test).quality(run)["fid"]

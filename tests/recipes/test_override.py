@@ -2,12 +2,12 @@
 
 import pytest
 
+from experiments.common.experiment import Sizes
 from fmwc.errors import FmwcError, UsageError
-from fmwc.recipes.checkerboard.recipe import PRESETS as BOARD
-from fmwc.recipes.crystals.recipe import PRESETS as CRYSTALS
-from fmwc.recipes.mnist.recipe import PRESETS as MNIST
+from fmwc.recipes.checkerboard import PRESETS as BOARD
+from fmwc.recipes.crystals import PRESETS as CRYSTALS
+from fmwc.recipes.mnist import PRESETS as MNIST
 from fmwc.recipes.recipe import override
-from fmwc.recipes.uses.subject import Sizes
 
 RECIPES = [BOARD["quick"], MNIST["quick"], CRYSTALS["quick"]]
 

@@ -7,13 +7,13 @@ import sys
 import numpy as np
 import pytest
 import torch
-from benchmarks.refit_reference import recipe_of, refit
 
 import fmwc
+from benchmarks.refit_reference import recipe_of, refit
 from fmwc.checkpoint import about, save_reference
 from fmwc.errors import DataError, UsageError
-from fmwc.field import Reference
 from fmwc.recipes.fitting import fit
+from fmwc.references import Reference
 from tests.recipes.conftest import CPU, identical, weights
 
 

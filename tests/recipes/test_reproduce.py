@@ -1,7 +1,6 @@
 """Reproducing the MNIST columns: tasks that are kept, and joined to a cell."""
 
 import dataclasses
-import functools
 import json
 import math
 
@@ -9,16 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-import fmwc.recipes.mnist.reading as reading
-import fmwc.recipes.mnist.recipe as recipe_room
-import fmwc.recipes.mnist.reproduce as room
+import experiments.mnist.evaluate as evaluate
+import experiments.mnist.reproduce as room
+import fmwc.recipes.mnist as recipe_room
+from experiments.common.store import experiment_of_results, read_results
+from experiments.mnist.reproduce import TASKS, reproduce
 from fmwc.checkpoint import load, save_network
 from fmwc.errors import FmwcError, MismatchError, UnknownNameError, UsageError
 from fmwc.metrics.images import failed
-from fmwc.recipes.comparing import cells, setting_of_results
-from fmwc.recipes.mnist.recipe import Mnist, labels
-from fmwc.recipes.mnist.reproduce import TASKS, reproduce
-from fmwc.sampling import SCORES, Trajectory, default_estimator, sample
+from fmwc.recipes.mnist import Mnist, labels
+from fmwc.sampling import SCORES, SamplingConfig, Trajectory, default_estimator, sample
+from tests.options import arguments, reader
 from tests.recipes.conftest import CPU, identical, weights
 
 SIZE = {"count": 160, "steps": 6, "draws": 5, "few": 80}
@@ -32,8 +32,8 @@ def quick(monkeypatch):
     done = []
 
     def task(name):
-        def read(desk):
-            done.append((desk.seed, name))
+        def read(context):
+            done.append((context.seed, name))
             return {"name": name}
 
         return read
@@ -114,7 +114,7 @@ def test_pieces_are_joined_to_one_cell_a_seed(again, tmp_path, quick):
     paths, _ = again(seeds=(0, 5))
     assert [p.relative_to(tmp_path).as_posix() for p in paths] == ["cells/0.json", "cells/5.json"]
     assert sorted(quick) == sorted((seed, name) for seed in (0, 5) for name in TASKS)
-    for seed, cell in zip((0, 5), cells(tmp_path), strict=True):
+    for seed, cell in zip((0, 5), read_results(tmp_path), strict=True):
         assert cell["seed"] == seed
         assert cell["numbers"] == {name: {"name": name} for name in TASKS}
         assert cell["provenance"]["pieces"].keys() == TASKS.keys()
@@ -128,7 +128,7 @@ def test_pieces_are_joined_to_one_cell_a_seed(again, tmp_path, quick):
 
 
 def test_a_task_that_is_killed_leaves_those_before_it(again, tmp_path, quick, monkeypatch):
-    def die(desk):
+    def die(context):
         raise KeyboardInterrupt
 
     alive = room.TASKS["plain"]
@@ -205,12 +205,11 @@ def test_a_judge_that_is_none_is_said(again, tmp_path):
 def whole(digits, judge_folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("results") / "mnist"
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"STATES": 8, "HUTCHINSON": 2, "PROBES": 2, "STEPS": (2,)}.items():
-            patch.setattr(reading, name, value)
-        for place in (reading, recipe_room, room):
+        for name, value in {"STATES": 8, "HUTCHINSON": 2, "PROBES": 2, "STEPS": (2,), "DRAWS": 4}.items():
+            patch.setattr(evaluate, name, value)
+        for place in (evaluate, recipe_room, room):
             patch.setattr(place, "batch_for", lambda device: 160)
-        patch.setattr(reading, "fidelity", functools.partial(reading.fidelity, draws=4))
-        patch.setattr(recipe_room, "sample", lambda *a, steps, **k: sample(*a, steps=2, **k))
+        patch.setattr(recipe_room, "sample", lambda *a, steps, **k: sample(*a, **arguments(steps=2, **k)))
         paths = reproduce(digits, out, CPU, judge=judge_folder, say=lambda text: None, **SIZE)
     assert paths == [out / "cells" / "0.json"]
     return out
@@ -225,7 +224,7 @@ def numbers(value):
 
 
 def test_every_task_gives_numbers_that_are_finite(whole):
-    cell = cells(whole)[0]
+    cell = read_results(whole)[0]
     assert cell["numbers"].keys() == TASKS.keys()
     for name, found in cell["numbers"].items():
         values = numbers(found)
@@ -234,7 +233,7 @@ def test_every_task_gives_numbers_that_are_finite(whole):
 
 
 def test_confidence_changed_no_sample(whole):
-    found = cells(whole)[0]["numbers"]
+    found = read_results(whole)[0]["numbers"]
     assert found["retrofit"]["bit_for_bit"]
     assert found["joint"]["bit_for_bit"]
     for key in ("fid", "failure"):  # a retrofit, and UA-Flow's variance on the flow, sample as the flow does
@@ -246,7 +245,7 @@ def test_confidence_changed_no_sample(whole):
 
 
 def test_every_score_is_read_for_every_method(whole):
-    found = cells(whole)[0]["numbers"]
+    found = read_results(whole)[0]["numbers"]
     scores = set(SCORES)
     for part in (found["retrofit"], found["joint"]):
         assert part["linearised"].keys() == part["diagonal"].keys() == part["every_5th"].keys() == scores
@@ -261,7 +260,7 @@ def test_every_score_is_read_for_every_method(whole):
 
 
 def test_the_judge_and_the_floor_are_told(whole, judge_folder):
-    plain = cells(whole)[0]["numbers"]["plain"]
+    plain = read_results(whole)[0]["numbers"]["plain"]
     assert plain["judge_accuracy"] > 0.9
     assert 0 < plain["floor_fid"] < plain["fid"]
 
@@ -273,12 +272,20 @@ def test_the_samples_shown_have_the_scores_of_the_retrofit(whole, digits, judge_
     assert shown.transported.var.shape == (160, 8)
     field = load(whole / "models" / "mnist")
     read = default_estimator(field.space)
-    run = sample(field, 160, steps=6, seed=shown.seed, batch=160, confidence=read, y=labels(160))
+    run = sample(
+        field,
+        160,
+        steps=6,
+        seed=shown.seed,
+        confidence=reader(read),
+        cond={"y": labels(160)},
+        config=SamplingConfig(batch=160),
+    )
     torch.testing.assert_close(run.x, shown.x)
     for name in ("integrated", "endpoint", "temporal_ratio"):
         torch.testing.assert_close(shown.score(name), run.score(name), rtol=1e-3, atol=1e-5)
     judge = room.load_network(judge_folder)
-    cell = cells(whole)[0]["numbers"]["retrofit"]
+    cell = read_results(whole)[0]["numbers"]["retrofit"]
     assert failed(judge, shown.x, shown.cond["y"]).mean() == pytest.approx(cell["failure"], abs=0.02)
 
 
@@ -293,4 +300,4 @@ def test_no_file_of_results_holds_a_path(whole, digits):
 
 
 def test_the_results_are_known_to_be_of_digits(whole):
-    assert setting_of_results(whole) == "mnist"
+    assert experiment_of_results(whole) == "mnist"

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-import fmwc.recipes.uses.drawing as drawing
-import fmwc.recipes.uses.reading as reading
+import experiments.uses.drawing as drawing
+import experiments.uses.evaluate as evaluate
+from experiments.checkerboard.experiment import CheckerboardExperiment
+from experiments.common.experiment import OWN
+from experiments.uses.evaluate import READINGS, gather, read_edit, read_filter, read_trust
+from experiments.uses.study import NUMBERS, drawn_at, judged_at, study
 from fmwc.errors import CheckpointError, MismatchError, UnknownNameError, UsageError
-from fmwc.recipes.uses.points import Points
-from fmwc.recipes.uses.reading import READINGS, gather, read_edit, read_filter, read_trust
-from fmwc.recipes.uses.study import NUMBERS, drawn_at, judged_at, study
-from fmwc.recipes.uses.subject import OWN
 from tests.conftest import mlp_field
+from tests.recipes import studies
 from tests.recipes.studies import SEEDS, SIZES, hasty, numbers_in, quiet, shorten
 
 
@@ -27,7 +28,7 @@ def _short(monkeypatch):
 
 @pytest.fixture(scope="module")
 def points():
-    return Points(mlp_field(hidden=8, depth=1), SIZES)
+    return studies.points(mlp_field(hidden=8, depth=1))
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +68,8 @@ def test_called_again_it_draws_nothing_and_finds_the_same(done, points, tmp_path
     def never(*args, **options):
         raise AssertionError("drawn again")
 
-    monkeypatch.setattr(Points, "draw", never)
-    monkeypatch.setattr(Points, "read", never)
+    monkeypatch.setattr(CheckerboardExperiment, "draw", never)
+    monkeypatch.setattr(CheckerboardExperiment, "judge", never)
     said = []
     study(points, out, seeds=SEEDS, say=said.append)
     assert numbers_in(out) == before
@@ -79,8 +80,8 @@ def test_killed_while_it_draws_it_goes_on_where_it_was(done, points, tmp_path, m
     out = tmp_path / "killed"
     whole = drawing.DRAWINGS["edit"]
 
-    def dies(subject, seed, wide):
-        rows = whole(subject, seed, wide)
+    def dies(experiment, seed, wide):
+        rows = whole(experiment, seed, wide)
         yield next(rows)
         raise KeyboardInterrupt
 
@@ -103,7 +104,7 @@ def test_what_was_drawn_elsewhere_is_judged_here_with_sizes_of_its_own(done, poi
     out = tmp_path / "here"
     shutil.copytree(done / "draws", out / "draws")
     shutil.copytree(done / "pieces", out / "pieces")
-    smaller = Points(points.field, dataclasses.replace(SIZES, edited=1, samples=1))
+    smaller = studies.points(points.field, dataclasses.replace(SIZES, edited=1, samples=1))
     path = study(smaller, out, seeds=SEEDS, only="read:edit,read:filter", say=quiet)
     found = json.loads(path.read_text())
     assert {name: found["numbers"][name] for name in ("filter", "edit")} == {
@@ -141,8 +142,8 @@ def test_what_is_drawn_again_is_judged_again(done, points, tmp_path):
 @pytest.mark.parametrize(
     ("only", "message"),
     [
-        ("draw:edits", "unknown experiment 'edits'; did you mean 'edit'"),
-        ("read:samples", "unknown experiment 'samples'"),
+        ("draw:edits", "unknown drawing 'edits'; did you mean 'edit'"),
+        ("read:samples", "unknown reading 'samples'"),
         ("drew:edit", "unknown task 'drew'; did you mean 'draw'"),
         ("edit", "unknown task 'edit'"),
     ],
@@ -158,11 +159,11 @@ def test_what_does_not_fit_is_said(done, points, tmp_path):
         study(points, tmp_path, seeds=(), say=quiet)
     with pytest.raises(CheckpointError, match="holds no draw:edit of seed 7; draw it first"):
         study(points, done, seeds=(7,), only="read:edit", say=quiet)
-    larger = Points(points.field, dataclasses.replace(SIZES, edited=5))
+    larger = studies.points(points.field, dataclasses.replace(SIZES, edited=5))
     with pytest.raises(MismatchError, match=r"made with other settings \(.*sizes"):
         study(larger, done, seeds=SEEDS, say=quiet)
     with pytest.raises(MismatchError, match=r"made with other settings \(.*field"):
-        study(Points(mlp_field(hidden=8, depth=1, seed=3), SIZES), done, seeds=SEEDS, say=quiet)
+        study(studies.points(mlp_field(hidden=8, depth=1, seed=3), SIZES), done, seeds=SEEDS, say=quiet)
     with pytest.raises(MismatchError, match=r"made with other settings \(.*wide"):
         study(points, done, seeds=SEEDS, only="read:edit", wide=True, say=quiet)
     with pytest.raises(UsageError, match="got edited=0"):
@@ -170,7 +171,9 @@ def test_what_does_not_fit_is_said(done, points, tmp_path):
 
 
 def test_wide_draws_what_was_chosen_from(points, tmp_path):
-    few = hasty(Points)(points.field, dataclasses.replace(SIZES, edited=2, replicates=1))
+    few = studies.points(
+        points.field, dataclasses.replace(SIZES, edited=2, replicates=1), hasty(CheckerboardExperiment)
+    )
     few.every = 1  # few steps, all of them read
     study(few, tmp_path, seeds=(100,), only="draw:edit,read:edit,draw:rewind,read:rewind", wide=True, say=quiet)
     found = numbers_in(tmp_path)
@@ -200,8 +203,8 @@ def test_promises_hold_and_rest_on_the_fields_own_score(points, monkeypatch):
     """The own score knows: its ten worst of a hundred are the bad ones. Another, first by name, is upside down."""
     score = np.linspace(0, 1, 600)
     bad = score > 0.9
-    monkeypatch.setattr(Points, "risks", (0.1,))
-    monkeypatch.setattr(reading, "LABELLED", (200,))
+    monkeypatch.setattr(CheckerboardExperiment, "risks", (0.1,))
+    monkeypatch.setattr(evaluate, "LABELLED", (200,))
     (found,) = read_trust(points, samples(score.tolist(), bad, aa=(-score).tolist()))["promises"]
     assert found["given"] == found["splits"]
     assert found["broken"] == 0
@@ -228,7 +231,7 @@ def test_edits_by_hand(points):
 
     def row(*x):
         kept = {"x": torch.tensor(x)}
-        return drawing.Drawn(kept, info), points.read(kept)
+        return drawing.Drawn(kept, info), points.judge(kept)
 
     seen = {0: {"seeds": row(home, home), "turn, random": row(home, other, home, home)}}
     seen[0]["turn, variance"] = row(other, other, off, other)
@@ -267,10 +270,10 @@ def test_a_row_of_numbers_by_hand(points):
 
 def test_seeds_of_different_fields_or_sizes_are_not_averaged(points, tmp_path):
     study(points, tmp_path, seeds=(1,), only="draw:guide", say=quiet)
-    other = Points(mlp_field(hidden=8, depth=2), SIZES)
+    other = studies.points(mlp_field(hidden=8, depth=2), SIZES)
     study(other, tmp_path, seeds=(2,), only="draw:guide", say=quiet)
     study(
-        Points(points.field, dataclasses.replace(SIZES, guided=SIZES.guided + 1)),
+        studies.points(points.field, dataclasses.replace(SIZES, guided=SIZES.guided + 1)),
         tmp_path,
         seeds=(3,),
         only="draw:guide",

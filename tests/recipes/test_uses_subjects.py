@@ -8,22 +8,24 @@ import numpy as np
 import pytest
 import torch
 
-import fmwc.recipes.uses.crystals as crystal_room
-import fmwc.recipes.uses.drawing as drawing
-import fmwc.recipes.uses.reading as reading
+import experiments.crystals.experiment as crystals
+import experiments.uses.drawing as drawing
+import experiments.uses.evaluate as evaluate
+from experiments.checkerboard.experiment import CheckerboardExperiment, square
+from experiments.common.experiment import Sizes
+from experiments.common.store import result_file
+from experiments.crystals.experiment import CrystalExperiment
+from experiments.mnist.experiment import MnistExperiment, ink_of, style_of, without_specks
+from experiments.uses.study import drawn_at, judged_at, load_outcomes, study
+from fmwc.crystals.energy import Energies
 from fmwc.data import checkerboard
 from fmwc.data.mnist import unit
+from fmwc.domains import domain_named
 from fmwc.errors import MismatchError
 from fmwc.field import attach
-from fmwc.metrics.crystals.energy import Energies
-from fmwc.recipes.comparing import piece
-from fmwc.recipes.uses.crystals import Crystals
-from fmwc.recipes.uses.digits import Digits, ink_of, style_of, without_specks
-from fmwc.recipes.uses.points import Points, square
-from fmwc.recipes.uses.study import drawn_at, judged_at, load_outcomes, study
-from fmwc.recipes.uses.subject import Metric, Sizes, Subject
 from tests.conftest import awaken, mlp_field
-from tests.recipes.studies import SIZES, hasty, numbers_in, quiet, shorten
+from tests.recipes import studies
+from tests.recipes.studies import hasty, numbers_in, quiet, shorten
 from tests.recipes.test_crystals import TINY
 
 
@@ -34,13 +36,13 @@ def _short(monkeypatch):
 
 @pytest.fixture(scope="module")
 def points():
-    return Points(mlp_field(hidden=8, depth=1), SIZES)
+    return studies.points(mlp_field(hidden=8, depth=1))
 
 
 def test_squares_and_their_metrics_by_hand(points):
     x = np.array([[-1.5, -1.5], [-1.97, -1.5], [0.5, 0.5], [-0.5, -1.5]], dtype=np.float32)
     assert square(x).tolist() == [0, 0, 10, 4]
-    found = points.read({"x": torch.from_numpy(x)})
+    found = points.judge({"x": torch.from_numpy(x)})
     assert found["bad"].tolist() == [False, False, False, True]
     assert points.metrics["misplaced"].read(found) == 25
     assert points.metrics["emptiest"].read(found) == 0
@@ -48,8 +50,8 @@ def test_squares_and_their_metrics_by_hand(points):
     centres = [(i - 1.5, j - 1.5) for i in range(4) for j in range(4) if (i + j) % 2 == 0]
     assert math.isnan(points.metrics["at_edges"].read({k: v[3:] for k, v in found.items()}))  # none is inside
     two = {k: v[:2] for k, v in found.items()}
-    assert math.isnan(reading._entry(points.metrics["kl"], [two, two])["std"])  # two have no density
-    even = points.read({"x": torch.tensor(centres)})
+    assert math.isnan(evaluate._entry(points.metrics["kl"], [two, two])["std"])  # two have no density
+    even = points.judge({"x": torch.tensor(centres)})
     assert points.metrics["emptiest"].read(even) == 12.5
 
 
@@ -98,22 +100,24 @@ def test_specks_are_no_style():
 
 
 @pytest.fixture(scope="module")
-def digits_subject(digits, judge_folder):
+def digits_experiment(digits, judge_folder):
     torch.manual_seed(0)
     field = awaken(attach(digits.network(), space=(1, 8, 8), width=8))
-    made = hasty(Digits)(field, Sizes(16, 2, 2, 2, 2, 14), digits.images("test"), str(judge_folder))
+    made = hasty(MnistExperiment)(
+        domain_named("mnist", str(judge_folder)), field, Sizes(16, 2, 2, 2, 2, 14), digits.images("test")
+    )
     made.dispersion = False
     return made
 
 
-def test_digits_are_studied(digits_subject, tmp_path):
+def test_digits_are_studied(digits_experiment, tmp_path):
     """More are guided than a picture shows, and their numbers are of all of them."""
     only = "draw:edit,read:edit,draw:guide,read:guide"
-    study(digits_subject, tmp_path, seeds=(1,), only=only, say=quiet)
+    study(digits_experiment, tmp_path, seeds=(1,), only=only, say=quiet)
     found = numbers_in(tmp_path)
     assert {label.partition(",")[0] for label in found["edit"]} == {"style", "class"}
     assert found["guide"]["none"]["samples"] == 14
-    assert list(digits_subject.metrics) == ["fid", "failed", "style"]
+    assert list(digits_experiment.metrics) == ["fid", "failed", "style"]
     rows = drawing.load_drawn(drawn_at(tmp_path, "edit", 1))
     assert rows["seeds"].kept["images"].shape == rows["class, random"].kept["images"].shape  # one edit a sample
     assert rows["class, random"].kept["time"].shape == (4,)
@@ -122,35 +126,37 @@ def test_digits_are_studied(digits_subject, tmp_path):
     assert "images" not in load_outcomes(judged_at(tmp_path, "edit", 1))["seeds"]
 
 
-def test_digits_drawn_before_one_judge_are_not_read_by_another(digits_subject, tmp_path):
+def test_digits_drawn_before_one_judge_are_not_read_by_another(digits_experiment, tmp_path):
     """What the judge says of digits is kept as they are drawn."""
-    study(digits_subject, tmp_path, seeds=(1,), only="draw:guide,read:guide", say=quiet)
-    other = copy.copy(digits_subject)
-    other.judge = copy.deepcopy(digits_subject.judge)
-    next(other.judge.parameters()).data.add_(1)
+    study(digits_experiment, tmp_path, seeds=(1,), only="draw:guide,read:guide", say=quiet)
+    other = copy.copy(digits_experiment)
+    other.classifier = copy.deepcopy(digits_experiment.classifier)
+    next(other.classifier.parameters()).data.add_(1)
     for only in ("draw:guide", "read:guide"):
         with pytest.raises(MismatchError, match=r"made with other settings \(.*judge"):
             study(other, tmp_path, seeds=(1,), only=only, say=quiet)
 
 
-def test_digits_by_hand(digits_subject, digits):
+def test_digits_by_hand(digits_experiment, digits):
     """Of the data itself the distance is nothing and styles spread as the data's; another style is another."""
     test = digits.images("test")
-    kept = digits_subject.kept(unit(test.x), {"y": test.y})
-    found = digits_subject.read(kept)
-    assert digits_subject.metrics["fid"].read(found) == pytest.approx(0, abs=0.05)  # kept in half precision
-    assert digits_subject.metrics["style"].read(found) == pytest.approx(1, abs=1e-3)
+    kept = digits_experiment.keep(unit(test.x), {"y": test.y})
+    found = digits_experiment.judge(kept)
+    assert digits_experiment.metrics["fid"].read(found) == pytest.approx(0, abs=0.05)  # kept in half precision
+    assert digits_experiment.metrics["style"].read(found) == pytest.approx(1, abs=1e-3)
     good = {**found, "bad": np.zeros(len(test.y), bool)}
-    assert not digits_subject.succeeded("style", good, good).any()
-    assert digits_subject.succeeded("class", good, good).all()
-    _, std = digits_subject._styles
+    assert not digits_experiment.succeeded("style", good, good).any()
+    assert digits_experiment.succeeded("class", good, good).all()
+    _, std = digits_experiment._styles
     far = {**good, "style": found["style"] + 2 * std[found["y"]]}
-    assert digits_subject.succeeded("style", good, far).all()
-    assert not digits_subject.succeeded("style", good, {**far, "bad": ~good["bad"]}).any()
+    assert digits_experiment.succeeded("style", good, far).all()
+    assert not digits_experiment.succeeded("style", good, {**far, "bad": ~good["bad"]}).any()
 
 
-def test_digits_without_data_have_no_distance(digits_subject, judge_folder):
-    without = Digits(digits_subject.field, digits_subject.sizes, judge=str(judge_folder))
+def test_digits_without_data_have_no_distance(digits_experiment, judge_folder):
+    without = MnistExperiment(
+        domain_named("mnist", str(judge_folder)), digits_experiment.field, digits_experiment.sizes
+    )
     assert list(without.metrics) == ["failed", "style"]
 
 
@@ -161,14 +167,14 @@ def test_crystals_are_studied(tmp_path, monkeypatch):
     def energies(those, model):
         return Energies(np.arange(len(those)) / 10, ("",) * (len(those) - 1) + ("too close",))
 
-    monkeypatch.setattr(crystal_room, "calculator", lambda name: name)
-    monkeypatch.setattr(crystal_room, "energies", energies)
-    monkeypatch.setattr(
-        crystal_room, "hull_for", lambda *given: SimpleNamespace(above=lambda key, energy: (energy, ""))
-    )
+    monkeypatch.setattr(crystals, "calculator", lambda name: name)
+    monkeypatch.setattr(crystals, "energies", energies)
+    monkeypatch.setattr(crystals, "hull_for", lambda *given: SimpleNamespace(above=lambda key, energy: (energy, "")))
     monkeypatch.delenv("FMWC_DATA", raising=False)
     torch.manual_seed(0)
-    subject = hasty(Crystals)(awaken(TINY.attach(TINY.network())), Sizes(4, 2, 2, 2, 2, 2))
+    subject = hasty(CrystalExperiment)(
+        domain_named("crystals"), awaken(TINY.attach(TINY.network())), Sizes(4, 2, 2, 2, 2, 2)
+    )
     subject.usual = 1  # few steps, all of them read
     subject.intents = {"chem-swap": subject.intents["chem-swap"]}
     only = "draw:samples,draw:edit,read:filter,read:trust,read:edit"
@@ -182,29 +188,26 @@ def test_crystals_are_studied(tmp_path, monkeypatch):
     assert judged["bad"].tolist() == [False, False, True, True]
     assert subject.metrics["metastable"].read(judged) == 50
     assert subject.metrics["above"].read(judged) == pytest.approx(0.1)
-    assert piece(tmp_path, 1, "draw-edit").exists()
+    assert result_file(tmp_path, 1, "draw-edit").exists()
     subject.data = "another hull"  # the same samples, judged anew; what was read by the first hull is not beside it
     monkeypatch.setattr(
-        crystal_room, "hull_for", lambda *given: SimpleNamespace(above=lambda key, energy: (energy + 1, ""))
+        crystals, "hull_for", lambda *given: SimpleNamespace(above=lambda key, energy: (energy + 1, ""))
     )
     study(subject, tmp_path, seeds=(1,), only="read:filter", say=quiet)
     assert load_outcomes(judged_at(tmp_path, "samples", 1))["samples"]["bad"].all()
     assert list(numbers_in(tmp_path)) == ["filter"]
 
 
-def test_a_metric_and_a_subject_say_what_they_are():
-    assert Metric(lambda found: 0.0, "x").digits == 2
-    assert {kind.name for kind in (Points, Digits, Crystals)} == {"checkerboard", "mnist", "crystals"}
-    for kind in (Points, Digits, Crystals):
-        assert issubclass(kind, Subject)
-        assert kind.sizes_for("cuda").samples > kind.sizes_for("cpu").samples
+@pytest.mark.parametrize("kind", [CheckerboardExperiment, MnistExperiment, CrystalExperiment])
+def test_a_gpu_draws_more_samples(kind):
+    assert kind.sizes_for("cuda").samples > kind.sizes_for("cpu").samples
 
 
 def test_points_that_keep_away_from_edges_are_off_the_data():
     x = checkerboard.sample(1_000, 3)
     place = x - x.floor()
     trimmed = x[((place > 0.1) & (place < 0.9)).all(1)]
-    read = Points.metrics["kl"].read
+    read = CheckerboardExperiment.metrics["kl"].read
     data, away = ({"x": some.numpy(), "bad": np.zeros(len(some), bool)} for some in (x, trimmed))
     assert read(data) < 0.03
     assert read(away) > 2 * read(data)

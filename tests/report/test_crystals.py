@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
-from fmwc.data.crystals import Crystals, encode
+from experiments.crystals.evaluate import lift_of
+from fmwc.crystals import Judgement, candidates
+from fmwc.crystals import figures as crystals_drawn
+from fmwc.crystals.report import write_report
+from fmwc.crystals.structures import Crystals, crystals_of, encode
 from fmwc.errors import ShapeError, UsageError
-from fmwc.metrics.crystals import Judgement
-from fmwc.metrics.crystals.candidates import candidates
-from fmwc.recipes.crystals.reading import crystals_of, lift_of
-from fmwc.report import crystals_drawn
-from fmwc.report.crystals import write_report
 from fmwc.sampling import Trajectory
 from fmwc.sampling.scores import standard_of
 
@@ -21,14 +21,13 @@ NAN = float("nan")
 COUNT = 64
 CHANNELS = ("type", "coord", "lattice")
 SECTIONS = [
-    "Structures in the order of the model&#x27;s confidence",
-    "What the surest are worth",
-    "When the model is unsure, channel by channel",
-    "The 20 surest",
-    "The 10 most doubtful",
-    "The numbers",
-    "What this cannot tell you",
-    "Where this comes from",
+    "Structures by rank",
+    "Share of metastable structures among the surest",
+    "Uncertainty over time, by channel",
+    "Surest and most doubtful structures",
+    "Numbers",
+    "Limitations",
+    "Provenance",
 ]
 
 
@@ -83,6 +82,18 @@ def run():
     return made()
 
 
+@pytest.fixture
+def structures():
+    """Requested by tests that draw the structures."""
+
+
+@pytest.fixture(autouse=True)
+def fast(request, monkeypatch):
+    """Replace the slow drawing of structures in all other tests."""
+    if "structures" not in request.fixturenames:
+        monkeypatch.setattr(crystals_drawn, "sorted_by_confidence", lambda *args, **options: Figure())
+
+
 def page_of(tmp_path, run, judgement, numbers=(), about=None):
     return write_report(tmp_path, run, judgement, numbers=list(numbers), provenance=about or {}).read_text()
 
@@ -90,7 +101,7 @@ def page_of(tmp_path, run, judgement, numbers=(), about=None):
 # ---- the page ----------------------------------------------------------------------------------------------------
 
 
-def test_the_page_is_whole_and_fetches_nothing(tmp_path, run):
+def test_the_page_is_complete_and_loads_nothing(tmp_path, run, structures):
     energy = np.where(np.arange(COUNT) == COUNT - 1, NAN, np.linspace(-0.02, 0.6, COUNT))
     judgement = judged(run, energy, "atoms 1 & 2 <coincide>: 0 Å")
     page = page_of(
@@ -106,7 +117,7 @@ def test_the_page_is_whole_and_fetches_nothing(tmp_path, run):
     assert "no: charge" in page
 
 
-def test_the_main_numbers_are_those_of_the_ranking(tmp_path, run):
+def test_main_numbers(tmp_path, run):
     judgement = judged(run)
     page = page_of(tmp_path, run, judgement)
     found = lift_of(run.score(), np.array(judgement["metastable"]))
@@ -120,7 +131,7 @@ def test_the_main_numbers_are_those_of_the_ranking(tmp_path, run):
     assert found["precision_10%"] == 1
 
 
-def test_structures_are_listed_from_both_ends(tmp_path, run):
+def test_both_ends_are_listed(tmp_path, run):
     page = page_of(tmp_path, run, judged(run))
     sure, doubtful = re.findall(r"<tbody>(.*?)</tbody>", page)
     rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", sure + doubtful)]
@@ -131,41 +142,41 @@ def test_structures_are_listed_from_both_ends(tmp_path, run):
 
 
 @pytest.mark.parametrize("count", [1, 2, 30])
-def test_few_structures_are_listed_whole(tmp_path, count):
+def test_few_structures_are_all_listed(tmp_path, count):
     few = made(count)
     page = page_of(tmp_path, few, judged(few))
-    assert "All structures, the surest first" in page
+    assert "All structures, surest first" in page
     assert len(re.findall("<tr>", page)) == count + 1
-    assert "What the surest are worth" not in page  # a curve of so few would be an accident
+    assert "among the surest" not in page  # a curve of so few would be an accident
 
 
-def test_a_run_that_cannot_be_judged_has_a_page(tmp_path, run):
+def test_page_without_judgements(tmp_path, run):
     page = page_of(tmp_path, run, judged(run, np.full(COUNT, NAN), "the model does not know Cf"))
     assert "None of them could be judged" in page
     assert page.count("the model does not know Cf") == 30
     assert page.count("<img ") == 3
 
 
-def test_a_run_without_a_good_structure_has_a_page(tmp_path, run):
+def test_page_without_good_structures(tmp_path, run):
     page = page_of(tmp_path, run, judged(run, np.full(COUNT, 0.7), novel=None))
     assert "None of them is within 0.1 eV/atom" in page
     assert 'class="">0.70</dd>' in page
     assert "100.0%" in page_of(tmp_path, run, judged(run, np.zeros(COUNT)))
 
 
-def test_what_cannot_be_ranked_is_refused(tmp_path, run):
+def test_errors(tmp_path, run):
     empty = {c: v[:0] for c, v in run.var.items()}
     bare = replace(run, times=run.times[:0], mean=empty, var=empty)
-    with pytest.raises(UsageError, match="confidence='linearised'"):
+    with pytest.raises(UsageError, match=r"kept no variance; sample with confidence=Linearised\(\)"):
         page_of(tmp_path, bare, judged(run))
-    with pytest.raises(UsageError, match="atoms=counts"):
+    with pytest.raises(UsageError, match="'atoms': counts"):
         page_of(tmp_path, replace(run, cond={}), judged(run))
-    with pytest.raises(ShapeError, match="64 structures, 30 judgements"):
+    with pytest.raises(ShapeError, match="64 structures and 30 judgements"):
         page_of(tmp_path, run, judged(made(30)))
     assert not list(tmp_path.iterdir())
 
 
-def test_the_order_is_the_runs_own(tmp_path, run):
+def test_order_within_sizes(tmp_path, run):
     """Among structures of the same size, if that is how the run ranks."""
     within = replace(run, standard=standard_of("atoms", run.score("integrated"), run.cond["atoms"]))
     page = page_of(tmp_path, within, judged(run))
@@ -174,14 +185,14 @@ def test_the_order_is_the_runs_own(tmp_path, run):
 
 
 @pytest.mark.parametrize("score", ["type/integrated", "integrated@0.6-0.9", "coord/peak", "endpoint"])
-def test_the_score_of_a_channel_stands_beside_the_others(tmp_path, run, monkeypatch, score):
+def test_scores_of_channels_are_compared(tmp_path, run, monkeypatch, score):
     seen = {}
     drawn = crystals_drawn.precision_curve
     monkeypatch.setattr(crystals_drawn, "precision_curve", lambda s, g: seen.update(s) or drawn(s, g))
     ranked = run.ranked_by(score)
     page = page_of(tmp_path, ranked, judged(run))
-    assert ("of the atom types; beside" in page) == score.startswith("type")
-    assert ("ranked by its uncertainty from t = 0.6 to 0.9; beside" in page) == ("@" in score)
+    assert ("of the atom types; other scores" in page) == score.startswith("type")
+    assert ("ranked by uncertainty from t = 0.6 to 0.9; other scores" in page) == ("@" in score)
     first, *others = seen
     np.testing.assert_array_equal(seen[first], ranked.score())
     words = ["atom types", "coordinates", "lattice"]

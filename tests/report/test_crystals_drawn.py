@@ -9,12 +9,12 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Text
 
-from fmwc.data.crystals import Crystals
+from experiments.crystals.figures import hutchinson
+from fmwc.crystals import figures as crystals_drawn
+from fmwc.crystals.drawing import BALL, _bonds, colour_of, draw_crystal, formula, radius_of, scene_of
+from fmwc.crystals.structures import Crystals, symbol
 from fmwc.errors import ShapeError, UsageError
-from fmwc.report import crystals_drawn
-from fmwc.report.atoms_drawn import BALL, draw_crystal, scene_of
-from fmwc.report.elements import colour_of, formula, radius_of, symbol
-from fmwc.report.look import png
+from fmwc.report.page import png
 
 NAN, INF = float("nan"), float("inf")
 SALT = ((11, 17), ((0, 0, 0), (0.5, 0.5, 0.5)))
@@ -33,8 +33,6 @@ UGLY = {
     "sheet": crystal(*PAIR, (5, 5, 1e-3)),
     "collapsed": crystal(tuple(range(1, 21)), RANDOM, (0.01, 0.01, 0.01)),
     "huge": crystal((6,) * 20, RANDOM, (500, 300, 9000)),
-    "flat angles": crystal(*PAIR, angles=(60, 60, 120)),
-    "angles of no cell": crystal(*PAIR, angles=(60, 60, 175)),
     "no element": crystal((119, 128, 8), RANDOM[:3]),
     "many elements": crystal(tuple(range(99, 119)), RANDOM),
     "coordinates missing": crystal((26, 8), ((NAN, 0.3, 0.1), (0.5, 0.5, 0.7))),
@@ -47,6 +45,8 @@ NO_LATTICE = {
     "negative": crystal(*PAIR, (-1, 4, 4)),
     "NaN angle": crystal(*PAIR, angles=(NAN, 90, 90)),
     "angle of 180°": crystal(*PAIR, angles=(180, 90, 90)),
+    "flat angles": crystal(*PAIR, angles=(60, 60, 120)),
+    "angles of no cell": crystal(*PAIR, angles=(60, 60, 175)),
 }
 
 
@@ -79,26 +79,27 @@ def together(*some):
 
 @pytest.mark.parametrize("name", UGLY)
 def test_ugly_structures_are_drawn(name):
-    assert (pixels(drawn(UGLY[name])) < 1).any()
-    assert "not a lattice" not in words(drawn(UGLY[name]))
+    figure = drawn(UGLY[name])
+    assert (pixels(figure) < 1).any()
+    assert "not a lattice" not in words(figure)
 
 
 @pytest.mark.parametrize("name", NO_LATTICE)
-def test_what_is_no_lattice_is_said_to_be_none(name):
+def test_impossible_lattices_are_labelled(name):
     figure = drawn(NO_LATTICE[name])
     assert scene_of(NO_LATTICE[name], 0) is None
     assert {"not a lattice", "Fe", "O"} <= set(words(figure))
     pixels(figure)
 
 
-def test_the_formula_and_the_caption_are_written():
+def test_formula_and_caption():
     assert words(drawn(crystal((56, 22, 8, 8, 8), RANDOM[:5]), "a caption"))[:1] == ["a caption"]
     assert {"Ba", "Ti", "O₃"} <= set(words(drawn(crystal((56, 22, 8, 8, 8), RANDOM[:5]))))
     assert words(drawn(UGLY["no element"])).count("?") >= 3  # in the formula, and on an atom that is seen
-    assert "1 of 2 atoms nowhere" in words(drawn(UGLY["coordinates missing"]))
+    assert "1 of 2 atoms without finite coordinates" in words(drawn(UGLY["coordinates missing"]))
 
 
-def test_atoms_at_a_corner_are_drawn_at_all_corners():
+def test_atoms_at_a_corner_are_repeated():
     scene = scene_of(crystal(*SALT), 0)
     assert sorted(scene.numbers) == [11] * 8 + [17]
     corners = {tuple(np.round(corner, 4)) for corner in scene.corners}
@@ -108,7 +109,7 @@ def test_atoms_at_a_corner_are_drawn_at_all_corners():
     assert sorted(nearly.numbers) == [11] * 4 + [17] * 2
 
 
-def test_the_picture_keeps_distances():
+def test_the_projection_is_a_rotation():
     """Turned, not bent: the cell's edges are as long as they were, and at their angles."""
     scene = scene_of(crystal(*PAIR, (3, 4, 5), (70, 80, 100)), 0)
     c, b, a = (scene.corners[i] - scene.corners[0] for i in (1, 2, 4))
@@ -134,22 +135,24 @@ def test_different_structures_give_different_pixels():
             assert one.shape != other.shape or np.abs(one - other).mean() > 1e-3
 
 
-def test_bonds_can_be_left_out():
-    # 2.8 Å, as in rock salt
-    pair = crystal((11, 17), ((0.3, 0.2, 0.5), (0.3, 0.8, 0.5)), (4.7, 4.7, 4.7))
-    assert not np.array_equal(pixels(drawn(pair)), pixels(drawn(pair, bonds=False)))
+def test_only_near_pairs_with_a_non_metal_are_bonded():
+    near, far = ((0.3, 0.2, 0.5), (0.3, 0.8, 0.5)), ((0.3, 0.0, 0.5), (0.3, 0.5, 0.5))  # 2.8 Å, as in rock salt; 3.5 Å
+    for numbers, coords, edge, bonded in (
+        ((11, 17), near, 4.7, True), ((11, 17), far, 7.0, False), ((11, 12), near, 4.7, False)
+    ):  # fmt: skip
+        scene = scene_of(crystal(numbers, coords, (edge,) * 3), 0)
+        assert bool(_bonds(scene)) is bonded
 
 
 @pytest.mark.parametrize("z", [0, 1, 96, 97, 109, 110, 118, 119, 128])
-def test_every_number_has_a_look(z):
-    assert radius_of(z) > 0
+def test_every_number_has_a_radius_a_colour_and_a_symbol(z):
+    assert radius_of(z) > 0.25
     assert ((colour_of(z) >= 0) & (colour_of(z) <= 1)).all()
     assert (symbol(z) == "?") == (not 1 <= z <= 118)
 
 
-def test_elements_agree_with_pymatgen():
+def test_formulas_agree_with_pymatgen():
     core = pytest.importorskip("pymatgen.core")
-    assert [symbol(z) for z in range(1, 119)] == [core.Element.from_Z(z).symbol for z in range(1, 119)]
     plain = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
     for numbers in ([8, 8, 22, 56, 8], [3, 28, 8, 8], [13, 69, *[28] * 4], [31, 33, 31, 33]):
         expected = core.Composition({core.Element.from_Z(z): numbers.count(z) for z in set(numbers)}).reduced_formula
@@ -159,25 +162,26 @@ def test_elements_agree_with_pymatgen():
 # ---- many --------------------------------------------------------------------------------------------------------
 
 
-def ranked(level, energy=None, valid=None, **style):
+def ranked(level, energy=None, valid=None, score=None, **style):
     """Crystals of one element each, helium for the first, so that its symbol tells which one is drawn."""
     count = len(level)
     some = together(*(crystal((2 + i,), ((0.5, 0.5, 0.5),)) for i in range(count)))
     energy = np.zeros(count) if energy is None else energy
     valid = np.ones(count, bool) if valid is None else valid
-    figure = crystals_drawn.sorted_by_confidence(some, level, energy, valid, **style)
+    score = np.zeros(count) if score is None else score
+    figure = crystals_drawn.sorted_by_confidence(some, level, energy, valid, score, **style)
     symbols = {symbol(2 + i): i for i in range(count)}
     return figure, [symbols[word] for axes in figure.axes for word in words(axes) if word in symbols]
 
 
-def test_structures_stand_from_sure_to_doubtful():
+def test_structures_are_sorted():
     level = np.array([0.2, 0.9, NAN, 0.5, 0.7])
     assert ranked(level)[1] == [1, 4, 3, 0, 2]  # one without confidence comes last
     assert ranked(np.arange(101) / 101, rows=1, columns=3)[1] == [100, 50, 0]
     assert ranked(np.ones(3), score=[0.3, 0.1, 0.2])[1] == [1, 2, 0]
 
 
-def test_what_is_written_about_a_structure_is_its_own():
+def test_captions():
     energy = np.array([0.034, -0.012, NAN, 12.3, 0.05])
     figure, order = ranked(np.array([0.9, 0.8, 0.7, 0.6, 0.5]), energy, np.array([True, True, True, True, False]))
     assert order == [0, 1, 2, 3, 4]
@@ -191,8 +195,7 @@ def test_what_is_written_about_a_structure_is_its_own():
     assert any(word.startswith("3 of 5, at even steps") for word in words(ranked(np.ones(5), rows=1, columns=3)[0]))
 
 
-@pytest.mark.parametrize("energy", [NAN, 0.0, 5.0, -0.3])
-@pytest.mark.parametrize("valid", [True, False])
+@pytest.mark.parametrize(("energy", "valid"), [(NAN, True), (0.0, True), (5.0, True), (-0.3, True), (0.0, False)])
 def test_one_sided_runs_are_drawn(energy, valid):
     for count in (1, 7):
         figure, _ = ranked(np.linspace(0, 1, count), np.full(count, energy), np.full(count, valid), rows=1, columns=2)
@@ -202,11 +205,13 @@ def test_one_sided_runs_are_drawn(energy, valid):
 def test_ugly_structures_are_drawn_together():
     some = together(*UGLY.values(), *NO_LATTICE.values())
     energy = np.where(np.arange(len(some)) % 3 == 0, NAN, np.linspace(0, 3, len(some)))
-    figure = crystals_drawn.sorted_by_confidence(some, np.linspace(1, 0, len(some)), energy, np.isfinite(energy))
+    figure = crystals_drawn.sorted_by_confidence(
+        some, np.linspace(1, 0, len(some)), energy, np.isfinite(energy), energy
+    )
     assert (pixels(figure) < 1).any()
     assert words(figure).count("not a lattice") == len(NO_LATTICE)
     with pytest.raises(ShapeError, match="17 crystals, 3 confidences"):
-        crystals_drawn.sorted_by_confidence(some, np.ones(3), energy, np.isfinite(energy))
+        crystals_drawn.sorted_by_confidence(some, np.ones(3), energy, np.isfinite(energy), energy)
 
 
 # ---- curves ------------------------------------------------------------------------------------------------------
@@ -225,7 +230,7 @@ def test_channel_variances():
     assert (pixels(figure) < 1).any()
     own = np.stack([times, times**1.1], 1)  # each sample at times of its own
     pixels(crystals_drawn.channel_variances(own, {"type": np.ones((10, 2))}, [0.1, 0.2]))
-    with pytest.raises(UsageError, match="no channel"):
+    with pytest.raises(UsageError, match="no channels"):
         crystals_drawn.channel_variances(times, {}, level)
 
 
@@ -237,7 +242,7 @@ def estimator(name, probes, flops, value):
 def test_hutchinson():
     sweep = [estimator("Hutchinson", k, 1e9 * k, 0.5 + k / 2000) for k in (500, 1, 10)]
     ours = estimator("one pass", None, 2e9, 0.7)
-    figure = crystals_drawn.hutchinson([*sweep, ours])
+    figure = hutchinson([*sweep, ours])
     for axes, first in zip(figure.axes, (0.7, 0.72), strict=True):
         curve, point, _, _ = axes.lines
         assert axes.get_xscale() == "log"
@@ -246,9 +251,9 @@ def test_hutchinson():
         assert [text.get_text() for text in axes.texts] == ["K = 1", "10", "500"]
     assert {"one pass", "Spearman", "Pearson"} <= set(words(figure))
     for some in (sweep, [ours], [estimator("against", None, 1e9, -0.4)]):
-        assert (pixels(crystals_drawn.hutchinson(some)) < 1).any()
-    with pytest.raises(UsageError, match="no estimator"):
-        crystals_drawn.hutchinson([])
+        assert (pixels(hutchinson(some)) < 1).any()
+    with pytest.raises(UsageError, match="no estimators"):
+        hutchinson([])
 
 
 def test_precision_curve():
@@ -269,7 +274,7 @@ def test_precision_curve():
 # ---- edits -------------------------------------------------------------------------------------------------------
 
 
-def test_a_crystal_stands_beside_its_edit(monkeypatch):
+def test_edited_pairs(monkeypatch):
     drawn = []
     monkeypatch.setattr(
         crystals_drawn, "draw_crystal", lambda ax, those, i, caption, **_: drawn.append((those, i, caption))

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
+from experiments.crystals.evaluate import lift_of, quality_of
+from experiments.crystals.figures import write_figures
+from experiments.crystals.tables import FILTERS, PAPER_SWEEP, headline, tables, tables_of
+from fmwc.crystals import figures as crystals_drawn
 from fmwc.errors import CheckpointError, ShapeError
-from fmwc.recipes.crystals.reading import lift_of, quality_of
-from fmwc.recipes.crystals.recipe import SCORE
-from fmwc.report import crystals_drawn
-from fmwc.report.crystal_files import csv_text
-from fmwc.report.crystals import write_figures
-from fmwc.report.paper.crystals import headline, tables, write_tables
-from fmwc.report.paper.crystals_rows import FILTERS, PAPER_SWEEP
+from fmwc.recipes.crystals import SCORE
+from fmwc.report.table import Table
 from fmwc.report.tables import markdown
 from tests.report.test_crystals import CHANNELS, COUNT, NAN, judged, made
 
@@ -80,14 +80,13 @@ def folder(tmp_path, run):
     (tmp_path / "cells" / "0.json").write_text(json.dumps(cell_of(run)))
     run.save(tmp_path / "draws" / "retrofit-0.safetensors")
     energy = np.where(np.arange(COUNT) % 9 == 8, NAN, np.linspace(-0.02, 0.6, COUNT))
-    (tmp_path / "judged" / "retrofit-0.csv").write_text(csv_text(judged(run, energy).columns))
+    (tmp_path / "judged" / "retrofit-0.csv").write_text(Table.from_columns(judged(run, energy).columns).csv())
     return SimpleNamespace(out=tmp_path, energy=energy)
 
 
 def test_figures_are_drawn_from_what_was_kept(folder, monkeypatch):
     seen = []
-    drawn = crystals_drawn.sorted_by_confidence
-    monkeypatch.setattr(crystals_drawn, "sorted_by_confidence", lambda *a, **k: seen.append(a) or drawn(*a, **k))
+    monkeypatch.setattr(crystals_drawn, "sorted_by_confidence", lambda *a, **k: seen.append(a) or Figure())
     paths = write_figures(folder.out)
     assert [path.name for path in paths] == [f"{n}.png" for n in ("crystals", "precision", "channels", "hutchinson")]
     assert all(path.parent.name == "figures" and path.stat().st_size > 1000 for path in paths)
@@ -95,14 +94,15 @@ def test_figures_are_drawn_from_what_was_kept(folder, monkeypatch):
     np.testing.assert_array_equal(seen[0][3], np.isfinite(folder.energy))
 
 
-def test_figures_without_a_sweep_and_of_a_folder_cut_short(folder):
+def test_figures_without_a_sweep_and_of_a_folder_cut_short(folder, monkeypatch):
+    monkeypatch.setattr(crystals_drawn, "sorted_by_confidence", lambda *a, **k: Figure())
     cell = json.loads((folder.out / "cells" / "0.json").read_text())
     del cell["numbers"]["hutchinson"]
     (folder.out / "cells" / "0.json").write_text(json.dumps(cell))
     assert len(write_figures(folder.out)) == 3
     table = folder.out / "judged" / "retrofit-0.csv"
     table.write_text("\n".join(table.read_text().splitlines()[:10]) + "\n")
-    with pytest.raises(ShapeError, match="64 structures, 9 judgements"):
+    with pytest.raises(ShapeError, match="64 structures and 9 judgements"):
         write_figures(folder.out)
     for text in ("name\n1\n", "e_above_hull,distances_ok\nhigh,true\n"):
         table.write_text(text)
@@ -114,7 +114,7 @@ def test_figures_without_a_sweep_and_of_a_folder_cut_short(folder):
 
 
 def test_tables_stand_beside_the_papers(folder):
-    summary, text = write_tables(folder.out)
+    summary, text = tables(folder.out)
     rows = json.loads(summary.read_text())["tables"]
     page = text.read_text()
     assert list(rows) == ["table1_quality", "table2_auprc", "channels", "thresholds", "universality", "hutchinson",
@@ -142,14 +142,14 @@ def test_tables_stand_beside_the_papers(folder):
 
 
 def test_the_papers_sweep_stands_beside_the_same_number_of_probes(run):
-    rows = tables(cell_of(run)["numbers"])["hutchinson"].rows
+    rows = tables_of(cell_of(run)["numbers"])["hutchinson"].rows
     assert [row["K"] for row in rows] == ["1", "10", "500", "—", "—", "—"]
     assert [row["paper: Spearman, per step"] for row in rows[:3]] == ["0.500", "0.745", "0.868"]
     assert [row["GFLOPs a query"] for row in rows] == ["3.0", "21.0", "1001.0", "2.0", "6.0", "0.0"]
     assert float(rows[0]["Spearman, per step"]) < float(rows[2]["Spearman, per step"])
     assert (
         "linearised is reached per step by K = 10 (Spearman), K = 10 (Pearson)"
-        in tables(cell_of(run)["numbers"])["hutchinson"].note
+        in tables_of(cell_of(run)["numbers"])["hutchinson"].note
     )
 
 
@@ -164,7 +164,7 @@ def dashes(table):
 def test_what_is_missing_is_a_dash(run, missing):
     numbers = cell_of(run)["numbers"]
     del numbers["retrofit"][missing]
-    whole, cut = tables(cell_of(run)["numbers"]), tables(numbers)
+    whole, cut = tables_of(cell_of(run)["numbers"]), tables_of(numbers)
     for name, table in cut.items():
         markdown(table.rows, list(table.rows[0]))
         assert len(table.rows) == len(whole[name].rows) - (missing == "baselines" and name == "table2_auprc")
@@ -177,14 +177,14 @@ def test_what_is_missing_is_a_dash(run, missing):
 def test_an_empty_cell_has_tables(tmp_path, numbers):
     (tmp_path / "cells").mkdir()
     (tmp_path / "cells" / "0.json").write_text(json.dumps({"numbers": numbers}))
-    _, text = write_tables(tmp_path)
+    _, text = tables(tmp_path)
     assert "Commit —; —; seed —; — structures" in text.read_text()
     assert "nan" not in text.read_text().lower()
-    assert headline(tmp_path) == []  # what nobody has read is left out
-    assert len(tables(numbers)["hutchinson"].rows) == len(PAPER_SWEEP)
+    assert not headline(tmp_path).rows  # what nobody has read is left out
+    assert len(tables_of(numbers)["hutchinson"].rows) == len(PAPER_SWEEP)
     (tmp_path / "cells" / "0.json").write_text("{}")
     with pytest.raises(CheckpointError, match="no numbers"):
-        write_tables(tmp_path)
+        tables(tmp_path)
 
 
 def test_a_method_that_was_not_read_has_no_column(run, tmp_path):
@@ -192,13 +192,13 @@ def test_a_method_that_was_not_read_has_no_column(run, tmp_path):
     del cell["numbers"]["joint"]
     (tmp_path / "cells").mkdir()
     (tmp_path / "cells" / "0.json").write_text(json.dumps(cell))
-    assert {tuple(row) for row in headline(tmp_path)} == {("", "paper", "FM + retrofit")}
+    assert {tuple(row) for row in headline(tmp_path).rows} == {("", "paper", "FM + retrofit")}
 
 
 def test_what_is_not_a_number_is_a_dash(run):
     numbers = cell_of(run)["numbers"]
     numbers["retrofit"]["quality"] = quality_of_none(run)
-    column = [row["FM + retrofit"] for row in tables(numbers)["table1_quality"].rows]
+    column = [row["FM + retrofit"] for row in tables_of(numbers)["table1_quality"].rows]
     assert column[:2] == ["—", "—"]
     assert column[7] == "—"  # novelty was not judged
     assert column[4] == "0.0"
@@ -210,7 +210,7 @@ def quality_of_none(run):
 
 
 def test_the_headline_is_made_from_the_cell(folder):
-    rows = headline(folder.out)
+    rows = headline(folder.out).rows
     assert list(rows[0]) == ["", "paper", "FM + retrofit", "FMwC, joint"]
     labels = [row[""] for row in rows]
     assert len(set(labels)) == len(labels)

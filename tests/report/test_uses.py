@@ -1,4 +1,4 @@
-"""What a study found, reported: cells by hand, sentences that follow from numbers, figures of what is there."""
+"""The report of a study: tables, figures and page from made-up numbers."""
 
 import json
 
@@ -7,16 +7,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from experiments.crystals.experiment import CrystalExperiment
+from experiments.uses import figures
+from experiments.uses.drawing import APART, Drawn, save_drawn
+from experiments.uses.figures import edited_samples
+from experiments.uses.folder import read_study, time_label
+from experiments.uses.page import write_study
+from experiments.uses.study import NUMBERS, drawn_at, judged_at
+from experiments.uses.tables import TABLES, entry_text
 from fmwc.errors import CheckpointError
-from fmwc.recipes.uses.crystals import INTENTS as CRYSTAL_INTENTS
-from fmwc.recipes.uses.drawing import APART, Drawn, save_drawn
-from fmwc.recipes.uses.study import NUMBERS, drawn_at, judged_at
-from fmwc.report.paper.table import NONE
-from fmwc.report.uses import figures, write_study
-from fmwc.report.uses.folder import read_study, when_words
-from fmwc.report.uses.pictures import edited_samples
-from fmwc.report.uses.tables import TABLES, entry_text
-from fmwc.report.uses.words import sentence
+from fmwc.report.table import MISSING as NONE
 
 COUNT = 6  # samples that are edited
 WHENS = ("random", "variance", "transported", "0.2 before variance", "0.2 before transported", "t = 0.0", "t = 0.4")
@@ -137,11 +137,11 @@ def test_a_score_that_finds_the_good_is_read_from_the_other_end(folder):
     assert "fine" in found.title
 
 
-def test_promises_given_and_not_given(folder):
+def test_certificates_issued_and_not_issued(folder):
     first, second = table(folder(), "trust")
-    assert first["given"] == "90 of 100"
-    assert first["broken, of those given"] == "4 of 90"
-    assert first["broken, % of all tries"] == "4.0"
+    assert first["issued"] == "90 of 100"
+    assert first["violated, of those issued"] == "4 of 90"
+    assert first["violated, % of all splits"] == "4.0"
     assert first["failed among the kept, %"] == "1.00 [0.00, 2.00]"
     assert (second["kept, %"], second["failed among the kept, %"]) == (NONE, NONE)
 
@@ -153,7 +153,11 @@ def test_edits_stand_beside_random_ones_and_the_paper(folder):
     assert peak["gain over random, points"] == "−10.0 [−25.0, +5.0]"
     assert "paper, points" not in peak
     assert table(folder("crystals", ("chem-swap",)), "edit")[1]["paper, points"] == "+6 to +17"
-    assert set(CRYSTAL_INTENTS) == {"chem-swap", "polymorph", "all-channels"}  # which the paper's range is over
+    assert set(CrystalExperiment.intents) == {
+        "chem-swap",
+        "polymorph",
+        "all-channels",
+    }  # which the paper's range is over
 
 
 def test_steps_by_metric_and_their_time(folder):
@@ -164,61 +168,18 @@ def test_steps_by_metric_and_their_time(folder):
 
 def test_rewinds_are_grouped_by_what_is_spent(folder):
     rows = table(folder(), "rewind")
-    assert [row["evaluations more, asked"] for row in rows] == [NONE, "+2", "+2", "+5", "+5", "+50"]
-    assert rows[0]["way"] == "plain"
-    assert rows[-1]["evaluations a sample"] == "100.0"
-    assert table(folder(), "guide")[1]["time ÷ none's"] == "4.0×"
+    assert [row["extra evaluations, requested"] for row in rows] == [NONE, "+2", "+2", "+5", "+5", "+50"]
+    assert rows[0]["method"] == "plain"
+    assert rows[-1]["evaluations per sample"] == "100.0"
+    assert table(folder(), "guide")[1]["time ÷ none"] == "4.0×"
 
 
 def test_entries():
     assert entry_text({"mean": 1.0, "std": 0.25}, 2) == "1.00 ± 0.25"
     assert entry_text({"mean": 1.0, "std": None}, 2) == "1.00"  # of one seed
     assert entry_text({"mean": float("nan"), "std": None}, 2) == entry_text(None, 2) == NONE
-    assert when_words("transported") == "at the transported variance's peak"
-    assert when_words("0.4 before transported") == "0.4 before the transported peak"
-
-
-# ---- sentences ------------------------------------------------------------------------------------------------------
-
-
-def said(folder, use):
-    return sentence(read_study(folder), use).replace("\u00a0", " ")
-
-
-def test_sentences_follow_from_the_numbers(folder):
-    out = folder()
-    assert "20.0 % of 100 samples count as failed; of the surest 80 % by ratio (own) 50.0 % do" in said(out, "filter")
-    assert "Spread finds them better, by +0.10 in AUPRC." in said(out, "filter")
-    assert "Promises hold (at worst broken in 4.0 % of all tries, 10.0 % allowed)" in said(out, "trust")
-    assert "10.0 % at the paper's t* (−10.0 points, 90 % interval −25.0 to +5.0, which may be chance)" in said(
-        out, "edit"
-    )
-    assert "the highest of the 6 is at t = 0.4 with 50.0 % (+30.0 points" in said(out, "edit")
-    assert "With 5 uniform steps, the share failed is 10.0 %; Ema (paper) 9.0 %" in said(out, "steps")
-    assert "the best of 3, uniform, extrapolated, has 4.0 %." in said(out, "steps")
-    assert "from 5.0 % to 4.0 %; the best other way to spend them, more steps, to 3.0 %, within" in said(out, "rewind")
-    assert "from 5.0 % to 2.0 %; it takes 4.0 times as long" in said(out, "guide")
-
-
-def test_they_say_so_where_nothing_is_gained(folder):
-    same = numbers(("turn",))
-    same["filter"]["compared"] = {"ratio (own)": scored(0.5)}
-    same["trust"]["promises"][0]["broken"] = 40
-    same["steps"] = {
-        label: {**row, "bad_share": metric(5 if label == "uniform, 5" else 9)} for label, row in same["steps"].items()
-    }
-    out = folder(**same)
-    assert "No other score finds them better." in said(out, "filter")
-    assert "Promises do not hold (at worst broken in 40.0 %" in said(out, "trust")
-    assert "no other way to place them does better" in said(out, "steps")
-    same["filter"]["compared"] = {}
-    same["trust"]["promises"] = []
-    same["guide"] = {"none": rows_of(5)}
-    out = folder(**same)
-    assert "nothing for a score to find" in said(out, "filter")
-    assert "too few samples for a promise" in said(out, "trust")
-    assert said(out, "guide") == "Guidance was not tried."
-    assert TABLES["filter"](read_study(out)) == TABLES["guide"](read_study(out)) == []
+    assert time_label("transported") == "at the peak of the transported variance"
+    assert time_label("0.4 before transported") == "0.4 before the transported peak"
 
 
 # ---- figures --------------------------------------------------------------------------------------------------------
@@ -264,7 +225,7 @@ def test_points_are_drawn_with_their_ways(folder):
     (figure,) = edited_samples(read_study(out)).values()
     assert [axes.get_title(loc="left") for axes in figure.axes] == [
         "at random times\n20% succeed",
-        "at t*, the variance's peak\n10% succeed",
+        "at t*, the peak of the variance\n10% succeed",
         "0.2 before the transported peak\n35% succeed",
     ]
 
@@ -310,14 +271,12 @@ def test_crystals_are_drawn_in_pairs(folder):
 
 def test_everything_is_written_from_the_folder_alone(folder):
     out = folder()
-    found = write_study(out)
-    assert [row[""] for row in found.findings] == ["filter", "trust", "edit", "steps", "rewind", "guide"]
-    assert all(path.exists() for path in found.written)
+    assert all(path.exists() for path in write_study(out))
     names = {path.stem for path in (out / "figures").iterdir()}
-    assert names == {"retention", "scores", "reliability", "promises", "edits", "grids", "steps", "rewind", "guide"}
+    assert names == {"retention", "scores", "reliability", "certificates", "edits", "grids", "steps", "rewind", "guide"}
     text = (out / "tables.md").read_text()
-    assert text.count("commit abc; CPU; torch 2; drawn in 3 s.") == 6
-    assert f"{COUNT} samples × 2 edits a seed, seeds 200" in text
+    assert text.count("commit abc; CPU; torch 2; sampled in 3 s.") == 6
+    assert f"{COUNT} samples × 2 edits per seed, seeds 200" in text
     page = (out / "report.html").read_text()
     assert page.count("<section") == 7
     assert page.count("<img") == len(names)
@@ -335,7 +294,7 @@ def test_a_study_of_one_use_has_a_page_of_one_use(folder):
 
 
 def test_folders_that_are_none(tmp_path):
-    with pytest.raises(CheckpointError, match=r"holds no uses\.json; run fmwc study first"):
+    with pytest.raises(CheckpointError, match=r"has no uses\.json; run python -m experiments study first"):
         read_study(tmp_path)
     (tmp_path / NUMBERS).write_text('{"setting": "mnist"}')
     with pytest.raises(CheckpointError, match=r"lacks .provenance.; delete it"):
@@ -343,3 +302,10 @@ def test_folders_that_are_none(tmp_path):
     (tmp_path / NUMBERS).write_text('{"setting"')
     with pytest.raises(CheckpointError, match="is not JSON"):
         read_study(tmp_path)
+
+
+def test_uses_without_results_have_no_table(folder):
+    found = numbers(("turn",))
+    study = read_study(folder(filter={**found["filter"], "compared": {}}, guide={"none": rows_of(5)}))
+    assert TABLES["filter"](study) == TABLES["guide"](study) == []
+    assert [table.title for table in TABLES["trust"](study)] == ["Risk certificates", "Success by confidence"]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fmwc.errors import UnknownNameError, UsageError
 from fmwc.flow import Channel, Space, euclidean
 from fmwc.moments import Moments
+from fmwc.references import Schedule
 from fmwc.sampling import (
     Damped,
     Ema,
@@ -18,14 +19,16 @@ from fmwc.sampling import (
     Planned,
     Profile,
     Sampler,
+    SamplingConfig,
     Uniform,
     fit_grid,
     sample,
     survey,
 )
-from fmwc.sampling.adaptive import spread
-from fmwc.state import each
+from fmwc.sampling.controllers import spread
+from fmwc.state import tree_map
 from tests.conftest import mlp_field
+from tests.options import arguments
 
 PLANE = euclidean((2,))
 
@@ -159,10 +162,12 @@ def test_an_annealed_channel_has_its_slope_damped():
 
 def test_the_last_step_of_an_annealed_channel_is_not_damped_short(product):
     """Its pace there is capped at 1: with what it is faster by damped away, nothing is left to damp."""
-    full = sample(product, 4, steps=6, anneal={"shape": 20.0, "place": 20.0}, keep_states=True)
+    full = sample(product, 4, steps=6, config=SamplingConfig(anneal={"shape": 20.0, "place": 20.0}, keep_states=True))
     once = Damped(6, late=0.8, rate=1e-3, gain=1e9)  # from 5/6 on, the last step
-    damped = sample(product, 4, controller=once, anneal={"shape": 20.0, "place": 20.0}, keep_states=True)
-    each(torch.testing.assert_close, damped.x, full.x)
+    damped = sample(
+        product, 4, config=SamplingConfig(controller=once, anneal={"shape": 20.0, "place": 20.0}, keep_states=True)
+    )
+    tree_map(torch.testing.assert_close, damped.x, full.x)
 
 
 def test_the_runs_own_annealing_is_what_is_damped(product):
@@ -173,9 +178,11 @@ def test_the_runs_own_annealing_is_what_is_damped(product):
             seen.append({name: channel.anneal for name, channel in space.channels.items()})
             return super().begin(space)
 
-    run = sample(product, 4, controller=Looking(6, 0.0, 1e-3, 1e9), anneal={"shape": 5.0}, batch=2)
+    run = sample(
+        product, 4, config=SamplingConfig(controller=Looking(6, 0.0, 1e-3, 1e9), anneal={"shape": 5.0}, batch=2)
+    )
     assert seen == [{"place": 0.0, "shape": 5.0}] * 2
-    fast = sample(product, 4, steps=6, anneal={"shape": 5.0})
+    fast = sample(product, 4, steps=6, config=SamplingConfig(anneal={"shape": 5.0}))
     assert not torch.equal(run.x["shape"], fast.x["shape"])
 
 
@@ -194,14 +201,14 @@ def test_an_image_is_damped_by_channel_and_a_long_vector_as_a_whole():
 def test_damping_without_gain_changes_nothing(mlp, conv, product):
     for field in (mlp, conv, product):
         options = {"anneal": {"place": 5.0}} if field is product else {}
-        plain = sample(field, 5, steps=6, **options)
-        run = sample(field, 5, controller=Damped(6, 0.0, 0.4, 0.0), **options)
+        plain = sample(field, 5, **arguments(steps=6, **options))
+        run = sample(field, 5, **arguments(controller=Damped(6, 0.0, 0.4, 0.0), **options))
         for name, value in plain.x.items() if isinstance(plain.x, dict) else [("x", plain.x)]:
             assert torch.equal(run.x[name] if isinstance(run.x, dict) else run.x, value)
 
 
 def test_damping_slows(mlp):
-    plain, run = sample(mlp, 50, steps=6), sample(mlp, 50, controller=Damped(6, 0.0, 0.1, 1e9))
+    plain, run = sample(mlp, 50, steps=6), sample(mlp, 50, config=SamplingConfig(controller=Damped(6, 0.0, 0.1, 1e9)))
     assert (run.x - run.x0).norm() < (plain.x - plain.x0).norm()
     torch.testing.assert_close(run.grid, plain.grid)
 
@@ -233,10 +240,10 @@ def test_time_and_share_are_inverse(times):
 
 def test_a_grid_from_a_field(mlp):
     grid = fit_grid(mlp, 5, pilot=20)
-    assert sample(mlp, 3, times=grid).evaluations == 5
+    assert sample(mlp, 3, config=SamplingConfig(controller=grid)).evaluations == 5
     pilot = sample(mlp, 20, steps=50)
     assert fit_grid(mlp, 5, pilot=pilot) == grid
-    assert fit_grid(mlp, 5, pilot=pilot, power=0.0) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1], abs=1e-6)
+    assert fit_grid(mlp, 5, pilot=pilot, power=0.0).times == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1], abs=1e-6)
 
 
 def test_a_pilot_without_variance_still_gives_a_grid():
@@ -247,7 +254,7 @@ def test_a_pilot_without_variance_still_gives_a_grid():
 
 
 def test_planned_without_boost_is_the_fitted_grid(mlp):
-    run = sample(mlp, 4, controller=Planned(RISING, 5, 0.0))
+    run = sample(mlp, 4, config=SamplingConfig(controller=Planned(RISING, 5, 0.0)))
     torch.testing.assert_close(run.grid, torch.tensor(RISING.grid(5))[:, None].expand(6, 4), atol=1e-5, rtol=0)
 
 
@@ -262,7 +269,12 @@ def test_extrapolation_is_second_order():
     """v = x has the end e·x0; halving the steps of Euler halves the error, of the two-step rule quarters it."""
 
     def error(controller):
-        end = sample(lambda x, t: x.double(), x0=torch.ones(1, 1).double(), confidence=False, controller=controller).x
+        end = sample(
+            lambda x, t: x.double(),
+            x0=torch.ones(1, 1).double(),
+            confidence=None,
+            config=SamplingConfig(controller=controller),
+        ).x
         return abs(end.item() - math.e)
 
     assert error(Uniform(40)) / error(Uniform(80)) == pytest.approx(2, rel=0.05)
@@ -292,7 +304,7 @@ def test_every_sample_arrives_in_exactly_n_evaluations(name, steps, mlp, conv, p
     for field in (mlp, conv, product):
         calls = []
         handle = field.network.register_forward_hook(lambda *a, calls=calls: calls.append(1))
-        run = sample(field, 5, controller=everyone(steps)[name])
+        run = sample(field, 5, config=SamplingConfig(controller=everyone(steps)[name]))
         handle.remove()
         assert run.evaluations == steps == len(calls)  # the reading's own forward pass is the velocity's
         assert run.grid.shape == (steps + 1, 5)
@@ -303,7 +315,7 @@ def test_every_sample_arrives_in_exactly_n_evaluations(name, steps, mlp, conv, p
 @pytest.mark.parametrize("name", everyone())
 def test_a_late_start_arrives_too(name, mlp):
     start = torch.tensor([0.0, 0.4, 0.9])
-    run = sample(mlp, 3, controller=everyone()[name], start=start)
+    run = sample(mlp, 3, config=SamplingConfig(controller=everyone()[name], start=start))
     assert torch.equal(run.grid[0], start)
     assert bool((run.grid[-1] == 1).all())
 
@@ -312,7 +324,7 @@ def test_a_late_start_arrives_too(name, mlp):
 def test_batches_do_not_matter(name):
     field, controller = mlp_field().double(), everyone()[name]
     x0 = torch.randn(7, 2, dtype=torch.float64)
-    whole, split = (sample(field, x0=x0, controller=controller, batch=b) for b in (7, 3))
+    whole, split = (sample(field, x0=x0, config=SamplingConfig(controller=controller, batch=b)) for b in (7, 3))
     torch.testing.assert_close(split.x, whole.x)
     torch.testing.assert_close(split.grid, whole.grid)
 
@@ -320,16 +332,16 @@ def test_batches_do_not_matter(name):
 @pytest.mark.parametrize("name", everyone())
 def test_nothing_leaks_between_runs(name, mlp):
     controller = everyone()[name]
-    fresh = sample(mlp, 5, controller=everyone()[name])
-    sample(mlp, 9, controller=controller, seed=4)
-    again = sample(mlp, 5, controller=controller)
+    fresh = sample(mlp, 5, config=SamplingConfig(controller=everyone()[name]))
+    sample(mlp, 9, seed=4, config=SamplingConfig(controller=controller))
+    again = sample(mlp, 5, config=SamplingConfig(controller=controller))
     assert torch.equal(again.x, fresh.x)
     assert all(getattr(controller, state, None) is None for state in ("mean", "last", "dt"))
 
 
 def test_controllers_of_another_score_have_no_reference_of_equal_steps(mlp):
-    assert sample(mlp, 3, controller=Uniform(4)).reference is None
-    assert torch.equal(sample(mlp, 3, controller=Uniform(4)).x, sample(mlp, 3, steps=4).x)
+    assert sample(mlp, 3, config=SamplingConfig(controller=Uniform(4))).reference is None
+    assert torch.equal(sample(mlp, 3, config=SamplingConfig(controller=Uniform(4))).x, sample(mlp, 3, steps=4).x)
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
@@ -363,11 +375,14 @@ def test_options_that_make_no_sense(name):
 
 
 REFUSED = {
-    "no confidence": ({"controller": Ema(3), "confidence": False}, "Ema reads the variance at every step; leave"),
-    "a schedule": ({"controller": PLAN, "schedule": 2}, "Planned reads the variance at every step"),
-    "times to read": ({"controller": Damped(3), "schedule": [0.5]}, "Damped reads the variance at every step"),
-    "inside another": ({"controller": Extrapolated(Ema(3)), "confidence": False}, "Extrapolated reads the variance"),
-    "two choices": ({"controller": Ema(3), "steps": 3}, "one of steps, evaluations and times, or a controller"),
+    "no confidence": ({"controller": Ema(3), "confidence": None}, "Ema reads the variance at every step; leave"),
+    "a schedule": ({"controller": PLAN, "schedule": Schedule.every(2)}, "Planned reads the variance at every step"),
+    "times to read": (
+        {"controller": Damped(3), "schedule": Schedule.at([0.5])},
+        "Damped reads the variance at every step",
+    ),
+    "inside another": ({"controller": Extrapolated(Ema(3)), "confidence": None}, "Extrapolated reads the variance"),
+    "two choices": ({"controller": Ema(3), "steps": 3}, "one of steps, evaluations and a controller"),
     "heun": ({"controller": Damped(3), "stepper": "heun"}, "Damped changes the velocity: it takes euler steps"),
     "transport": ({"controller": Extrapolated(Uniform(3)), "transport": True}, "and no transport"),
 }
@@ -377,32 +392,40 @@ REFUSED = {
 def test_refusals(name, mlp):
     options, message = REFUSED[name]
     with pytest.raises(UsageError, match=message):
-        sample(mlp, 3, **options)
+        sample(mlp, 3, **arguments(**options))
 
 
 def test_a_gain_for_a_channel_there_is_not(mlp, product):
     with pytest.raises(UnknownNameError, match="place"):
-        sample(product, 3, controller=Damped(3, gain={"plac": 1.0}))
-    assert sample(product, 3, controller=Damped(3, gain={"place": 1.0})).evaluations == 3
+        sample(product, 3, config=SamplingConfig(controller=Damped(3, gain={"plac": 1.0})))
+    assert sample(product, 3, config=SamplingConfig(controller=Damped(3, gain={"place": 1.0}))).evaluations == 3
 
 
 def test_pilots_that_tell_nothing(mlp):
-    for pilot in (sample(mlp, 3, steps=4, confidence=False), sample(mlp, 3, controller=Ema(4, boost=3.0))):
+    for pilot in (
+        sample(mlp, 3, steps=4, confidence=None),
+        sample(mlp, 3, config=SamplingConfig(controller=Ema(4, boost=3.0))),
+    ):
         with pytest.raises(UsageError, match="at the same times for every sample"):
             survey(mlp, pilot=pilot)
 
 
 def test_a_plain_network_can_be_extrapolated():
     assert (
-        sample(lambda x, t: x, x0=torch.zeros(2, 2), confidence=False, controller=Extrapolated(Uniform(3))).grid[-1, 0]
+        sample(
+            lambda x, t: x,
+            x0=torch.zeros(2, 2),
+            confidence=None,
+            config=SamplingConfig(controller=Extrapolated(Uniform(3))),
+        ).grid[-1, 0]
         == 1
     )
-    sampler = Sampler(mlp_field(), PLANE, Extrapolated(Uniform(3)), estimator=None)
+    sampler = Sampler(mlp_field(), SamplingConfig(controller=Extrapolated(Uniform(3))))
     assert sampler(torch.randn(2, 2)).evaluations == 3
 
 
 def test_times_of_ones_own_are_transported(mlp):
-    run = sample(mlp, 3, controller=Ema(4, boost=2.0), transport=True)
+    run = sample(mlp, 3, transport=True, config=SamplingConfig(controller=Ema(4, boost=2.0)))
     assert run.transported is not None
     assert run.score("dispersion").shape == (3,)
     assert not torch.equal(run.grid[:, 0], run.grid[:, 1])

@@ -7,13 +7,16 @@ from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fmwc
+from fmwc.compiled import Compiled, graphs
+from fmwc.compiled import compiled as compiling
 from fmwc.errors import UsageError
+from fmwc.estimators import Diagonal, Linearised, MonteCarlo, Tangent
 from fmwc.flow import Channel, FlatTorus, Space
-from fmwc.nets import MLP, CSPNet, UNet
-from fmwc.propagate import Diagonal, Linearised, MonteCarlo, Tangent
-from fmwc.sampling import Compiled, graphs
-from fmwc.sampling import compiled as compiling
+from fmwc.networks import MLP, CSPNet, UNet
+from fmwc.references import Schedule
+from fmwc.sampling import SamplingConfig
 from fmwc.state import channels
+from tests.options import arguments, reader
 
 ESTIMATORS = {
     "exact": Linearised(),
@@ -70,9 +73,14 @@ SAME = [(made, name) for made in (points, digits) for name in ("probed", "tangen
 )
 def test_it_draws_the_same_samples_with_the_same_variance(made, estimator):
     field, cond = made()
-    options = {"steps": 3, "confidence": ESTIMATORS[estimator], "schedule": 2, **cond}
+    options = {"steps": 3, "confidence": ESTIMATORS[estimator], "schedule": Schedule.every(2), "cond": cond}
     compiled, said = fast(field)
-    assert_same(fmwc.sample(compiled, 6, **options), fmwc.sample(field, 6, **options), rtol=1e-4, atol=1e-6)
+    assert_same(
+        fmwc.sample(compiled, 6, **arguments(**options)),
+        fmwc.sample(field, 6, **arguments(**options)),
+        rtol=1e-4,
+        atol=1e-6,
+    )
     assert len(said) == 4  # the velocity and the reading, each when it begins and when it is done
 
 
@@ -80,8 +88,8 @@ def test_it_draws_the_same_samples_with_the_same_variance(made, estimator):
 def test_what_torch_rewrites_agrees_to_rounding(made):
     field, cond = made()
     compiled, _ = fast(field, "aot_eager")
-    options = {"steps": 3, "confidence": ESTIMATORS["probed"], **cond}
-    one, other = (fmwc.sample(f, 6, **options) for f in (compiled, field))
+    options = {"steps": 3, "confidence": ESTIMATORS["probed"], "cond": cond}
+    one, other = (fmwc.sample(f, 6, **arguments(**options)) for f in (compiled, field))
     assert_same(one, other, rtol=1e-4, atol=1e-6)
 
 
@@ -115,7 +123,12 @@ def test_convolutions_are_pulled_back_as_convolutions(monkeypatch):
 
     monkeypatch.setattr(graphs, "without_backward", rewritten)
     options = {"steps": 2, "confidence": Linearised(2)}
-    assert_same(fmwc.sample(fast(field)[0], 4, **options), fmwc.sample(field, 4, **options), rtol=1e-4, atol=1e-6)
+    assert_same(
+        fmwc.sample(fast(field)[0], 4, **arguments(**options)),
+        fmwc.sample(field, 4, **arguments(**options)),
+        rtol=1e-4,
+        atol=1e-6,
+    )
     assert [targets.count("aten.convolution_backward.default") for targets in seen] == [2]  # of the transposed one
     assert seen[0].count("aten.convolution.default") == 7 + 7 + 2 * 5  # outputs, variances; both probes, past the first
 
@@ -129,7 +142,7 @@ def test_what_a_reading_and_the_velocity_have_in_common_is_computed_once(monkeyp
         seen.append([str(node.target) for node in module.graph.nodes])
 
     monkeypatch.setattr(graphs, "once", rewritten)
-    fmwc.sample(fast(field)[0], 6, steps=1, confidence=ESTIMATORS["taylor"], **cond)
+    fmwc.sample(fast(field)[0], 6, steps=1, confidence=reader(ESTIMATORS["taylor"]), cond=cond)
     layers = sum(isinstance(m, nn.Conv2d) for m in field.network.modules())
     assert [targets.count("aten.convolution.default") for targets in seen] == [2 * layers]  # outputs and variances
     norms = sum(isinstance(m, nn.GroupNorm) for m in field.network.modules())
@@ -160,20 +173,25 @@ def test_tables_that_are_written_into_are_kept_apart():
     field = fmwc.attach(Writing(), space=(2,))
     for confidence in (Linearised(2), MonteCarlo(2)):
         options = {"steps": 2, "confidence": confidence}
-        assert_same(fmwc.sample(fast(field)[0], 4, **options), fmwc.sample(field, 4, **options), rtol=1e-4, atol=1e-6)
+        assert_same(
+            fmwc.sample(fast(field)[0], 4, **arguments(**options)),
+            fmwc.sample(field, 4, **arguments(**options)),
+            rtol=1e-4,
+            atol=1e-6,
+        )
 
 
 def test_each_batch_size_is_compiled_once():
     field, _ = points()
     compiled, said = fast(field)
-    run = fmwc.sample(compiled, 10, steps=2, batch=4)
+    run = fmwc.sample(compiled, 10, steps=2, config=SamplingConfig(batch=4))
     sizes = [text.split(" of ")[-1] for text in said if text.startswith("compiling")]
     assert sizes == ["4 …", "2 …"]
     said.clear()
-    again = fmwc.sample(compiled, 10, steps=2, batch=4)
+    again = fmwc.sample(compiled, 10, steps=2, config=SamplingConfig(batch=4))
     assert not said
     assert_same(run, again, rtol=0, atol=0)
-    assert_same(run, fmwc.sample(field, 10, steps=2, batch=4), rtol=1e-5, atol=1e-6)
+    assert_same(run, fmwc.sample(field, 10, steps=2, config=SamplingConfig(batch=4)), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -205,8 +223,13 @@ def test_larger_crystals_get_more_room():
     compiled, said = fast(field)
     for atoms in ([1, 1, 1], [4, 4, 4], [1, 2, 1]):
         cond = {"atoms": torch.tensor(atoms)}
-        options = {"steps": 2, "confidence": Linearised(1), **cond}
-        assert_same(fmwc.sample(compiled, 3, **options), fmwc.sample(field, 3, **options), rtol=1e-4, atol=1e-6)
+        options = {"steps": 2, "confidence": Linearised(1), "cond": cond}
+        assert_same(
+            fmwc.sample(compiled, 3, **arguments(**options)),
+            fmwc.sample(field, 3, **arguments(**options)),
+            rtol=1e-4,
+            atol=1e-6,
+        )
     assert len(said) == 2 * 2  # for one room and the other: small crystals have it in the larger
 
 
@@ -222,7 +245,7 @@ def test_transport_and_other_decoders_run_uncompiled():
     field, _ = points()
     compiled, _ = fast(field)
     for options in ({"transport": True}, {"decoder": "stochastic"}):
-        one, other = (fmwc.sample(f, 4, steps=2, **options) for f in (compiled, field))
+        one, other = (fmwc.sample(f, 4, **arguments(steps=2, **options)) for f in (compiled, field))
         assert_same(one, other, rtol=1e-4, atol=1e-6)
 
 
@@ -258,7 +281,7 @@ class Choosing(nn.Module):
 @pytest.mark.parametrize("confidence", [False, "linearised", "tangent"])
 def test_a_network_whose_shapes_depend_on_values_is_refused(confidence):
     with pytest.raises(UsageError, match="cannot be compiled"):
-        fmwc.sample(fast(fmwc.attach(Choosing(), space=(2,)))[0], 4, steps=2, confidence=confidence)
+        fmwc.sample(fast(fmwc.attach(Choosing(), space=(2,)))[0], 4, steps=2, confidence=reader(confidence))
 
 
 def test_precisions_have_graphs_of_their_own():
@@ -273,15 +296,15 @@ def test_precisions_have_graphs_of_their_own():
 
 def test_rooms_that_sampling_takes_are_not_the_networks():
     field, cond = crystals()
-    fmwc.sample(fast(field)[0], 6, steps=2, confidence=Linearised(1), **cond)
-    assert field.network.rooms == {}
+    fmwc.sample(fast(field)[0], 6, steps=2, confidence=Linearised(1), cond=cond)
+    assert field.network.static_capacity == {}
 
 
 def test_graphs_of_a_room_that_was_too_small_are_let_go_of():
     field, _ = crystals()
     compiled, _ = fast(field)
     for size in (1, 2, 3, 4):
-        fmwc.sample(compiled, 3, steps=2, confidence=False, atoms=torch.full((3,), size))
+        fmwc.sample(compiled, 3, steps=2, confidence=None, cond={"atoms": torch.full((3,), size)})
     assert len(compiled._made) == 1
 
 
@@ -290,7 +313,7 @@ def test_it_stands_for_its_field():
     compiled, _ = fast(field)
     compiled.schedule = fmwc.sampling.fit_schedule(compiled, 2, pilot=10, steps=4)
     assert field.schedule is compiled.schedule
-    assert fmwc.sample(compiled, 3, steps=4, schedule="adaptive").reference is not None
+    assert fmwc.sample(compiled, 3, steps=4, schedule=Schedule.adaptive()).reference is not None
 
 
 def test_no_room_is_not_a_network_that_cannot_be_compiled(monkeypatch):
@@ -337,7 +360,7 @@ def test_a_captured_graph_agrees_with_the_field(made, half, tolerance, monkeypat
     field, cond = made()
     field, cond = field.to("cuda"), {k: v.to("cuda") for k, v in cond.items()}
     compiled = Compiled(field, say=lambda text: None, half=half)
-    options = {"steps": 3, "confidence": Linearised(1), **cond}
+    options = {"steps": 3, "confidence": Linearised(1), "cond": cond}
     for seed in (0, 1):
-        one, other = (fmwc.sample(f, 6, seed=seed, **options) for f in (compiled, field))
+        one, other = (fmwc.sample(f, 6, **arguments(seed=seed, **options)) for f in (compiled, field))
         assert_same(one, other, rtol=tolerance, atol=1e-5)

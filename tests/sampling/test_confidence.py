@@ -8,19 +8,30 @@ import torch
 import fmwc
 from fmwc.checks import Echo
 from fmwc.errors import UsageError
-from fmwc.field import Part, ReadWith, Reference
-from fmwc.propagate import Linearised, estimator_of
-from fmwc.sampling import Schedule, Trajectory, fit_schedule, read_times, read_with, sample, stream
+from fmwc.estimators import Diagonal, Linearised, estimator_of
+from fmwc.references import Part, ReadWith, Reference
+from fmwc.sampling import (
+    Grid,
+    SamplingConfig,
+    Schedule,
+    Trajectory,
+    fit_schedule,
+    read_times,
+    read_with,
+    sample,
+    stream,
+)
 from fmwc.sampling.scores import combined
 from tests.conftest import dict_field, mlp_field
+from tests.options import arguments, reader, when
 
 LEVELS = torch.linspace(0, 1, 101)
 
 
 def referred(field, score="peak", steps=10, schedule=1, **reference):
     """The field with a reference of its own samples, of another seed."""
-    made = read_with("linearised", steps, "euler", schedule)
-    run = sample(field, 60, steps=steps, seed=9, schedule=schedule)
+    made = read_with("linearised", steps, "euler", when(schedule))
+    run = sample(field, 60, steps=steps, seed=9, schedule=when(schedule))
     field.reference = Reference(score, made, run.score(score).quantile(LEVELS), **reference)
     return field
 
@@ -37,17 +48,20 @@ def test_one_sample_of_a_fresh_field_has_no_confidence_and_says_why(mlp):
 OTHERWISE = {
     "10 euler steps, not 11 euler steps": {"steps": 11},
     "10 euler steps, not 10 heun steps": {"steps": 10, "stepper": "heun"},
-    "not by Diagonal": {"steps": 10, "confidence": "diagonal"},
+    "not by Diagonal": {"steps": 10, "confidence": Diagonal()},
     r"not by Linearised\(probes=3\)": {"steps": 10, "confidence": Linearised(3)},
-    "at 10 times, not at 5": {"steps": 10, "schedule": 2},
-    r"at 10 times, not at 10 \(or at others\)": {"steps": 10, "schedule": [i / 10 for i in range(9)] + [0.85]},
+    "at 10 times, not at 5": {"steps": 10, "schedule": Schedule.every(2)},
+    r"at 10 times, not at 10 \(or at others\)": {
+        "steps": 10,
+        "schedule": Schedule.at([i / 10 for i in range(9)] + [0.85]),
+    },
     "equal steps from t = 0": {"steps": 10, "start": 0.1},
 }
 
 
 @pytest.mark.parametrize("difference", [d for d in OTHERWISE if "or at others" not in d])
 def test_a_run_made_otherwise_names_the_difference(difference, mlp):
-    run = sample(referred(mlp), 6, **OTHERWISE[difference])
+    run = sample(referred(mlp), 6, **arguments(**OTHERWISE[difference]))
     with pytest.raises(UsageError, match=difference):
         run.confidence  # noqa: B018
     assert sorted(run.rank.tolist()) == pytest.approx([i / 6 for i in range(6)])
@@ -83,14 +97,14 @@ def test_text_that_names_no_estimator(text):
 
 def test_a_schedules_own_times_as_a_list_keep_its_reference(mlp):
     mlp.schedule = fit_schedule(mlp, 4, pilot=40, steps=10)
-    few = sample(mlp, 5, steps=10, schedule="adaptive")
+    few = sample(mlp, 5, steps=10, schedule=Schedule.adaptive())
     for times in (list(mlp.schedule.times), tuple(mlp.schedule.times), [t - 1e-6 for t in mlp.schedule.times]):
-        listed = sample(mlp, 5, steps=10, schedule=times)
+        listed = sample(mlp, 5, steps=10, schedule=when(times))
         torch.testing.assert_close(listed.confidence, few.confidence)
-    other = [t for t in read_times(10, 1) if t not in mlp.schedule.times][:4]
+    other = [t for t in read_times(10, Schedule.every(1)) if t not in mlp.schedule.times][:4]
     mlp.schedule = Schedule(mlp.schedule.times, mlp.schedule.reference, 1.0)
     with pytest.raises(UsageError, match="withheld"):
-        sample(mlp, 5, steps=10, schedule=sorted({*other, 0.0, 0.9})).confidence  # noqa: B018
+        sample(mlp, 5, steps=10, schedule=Schedule.at(sorted({*other, 0.0, 0.9}))).confidence  # noqa: B018
 
 
 @pytest.mark.parametrize("field", [mlp_field, dict_field])
@@ -98,7 +112,7 @@ def test_one_sample_has_the_confidence_that_it_has_in_a_batch(field):
     field = referred(field())
     together = sample(field, 7, steps=10)
     for i in range(7):
-        alone = sample(field, 1, first=i, steps=10)
+        alone = sample(field, 1, steps=10, config=SamplingConfig(first=i))
         torch.testing.assert_close(alone.confidence, together.confidence[i : i + 1], rtol=0, atol=0.011)
         assert alone.rank.tolist() == [0.0]
 
@@ -141,9 +155,9 @@ def test_files_keep_rank_evidence_and_why_there_is_no_confidence(how, mlp, tmp_p
 def summed(field, *names, checks=None, **cond):
     """The field with a reference that is the sum of scores of free signals and checks."""
     checks = checks or {}
-    run = sample(field, 60, steps=10, seed=9, confidence=False, **cond)
+    run = sample(field, 60, steps=10, seed=9, confidence=None, cond=cond)
     for one in checks.values():
-        other = sample(field, 60, steps=10, seed=9, confidence=False, check=one, **cond)
+        other = sample(field, 60, steps=10, seed=9, confidence=None, check=one, cond=cond)
         run = dataclasses.replace(run, evidence={**run.evidence, **other.evidence})
     parts = tuple(Part(name, 1.0, run.score(name).quantile(LEVELS)) for name in names)
     total = combined([(run.score(p.score), p.weight, p.quantiles) for p in parts])
@@ -158,7 +172,7 @@ def test_a_stream_takes_references_of_free_signals_and_checks(names, mlp):
     whole = sample(field, 11, steps=10, seed=3)
     assert not len(whole.times)  # no variance is read
     assert whole.default_score == " + ".join(names)
-    parts = list(stream(field, 11, batch=4, steps=10, seed=3))
+    parts = list(stream(field, 11, steps=10, seed=3, config=SamplingConfig(batch=4)))
     torch.testing.assert_close(torch.cat([part.confidence for part in parts]), whole.confidence, rtol=0, atol=0.011)
     torch.testing.assert_close(sample(field, 1, steps=10, seed=3).confidence, whole.confidence[:1], rtol=0, atol=0.011)
     with pytest.raises(UsageError, match="10 euler steps, not 12 euler steps"):
@@ -175,12 +189,12 @@ def test_a_part_that_was_not_read_is_named(mlp):
 
 def test_the_variance_can_still_be_asked_for(mlp):
     field = summed(mlp, "spread@0.2-0.9", "detour")
-    plain, read = (sample(field, 5, steps=10, confidence=how) for how in (True, "linearised"))
+    plain, read = (sample(field, 5, steps=10, confidence=reader(how)) for how in (True, "linearised"))
     assert len(read.times) == 10
     assert torch.equal(plain.x, read.x)
     torch.testing.assert_close(plain.confidence, read.confidence)
     assert read.ranked_by("peak").withheld
-    assert fmwc.sample(field, 5, steps=10, confidence=False).withheld
+    assert fmwc.sample(field, 5, steps=10, confidence=None).withheld
 
 
 # ---- evidence of checks alone ----------------------------------------------------------------------------------------
@@ -188,11 +202,11 @@ def test_the_variance_can_still_be_asked_for(mlp):
 
 def test_a_run_is_ranked_by_the_only_check_it_has(mlp):
     for network in (mlp, mlp.network):
-        run = sample(network, 6, steps=10, space=(2,), confidence=False, check=8)
+        run = sample(network, 6, steps=10, confidence=None, check=8, config=SamplingConfig(space=(2,)))
         assert run.default_score == "echo"
         assert torch.equal(run.rank.argsort(), (-run.evidence["echo"]).argsort())
         assert run.withheld.endswith("rank orders the samples of this run")
-    bare = sample(mlp, 6, steps=10, confidence=False)
+    bare = sample(mlp, 6, steps=10, confidence=None)
     assert "rank" not in bare.withheld
     with pytest.raises(UsageError, match="kept no variance"):
         bare.rank  # noqa: B018
@@ -201,7 +215,7 @@ def test_a_run_is_ranked_by_the_only_check_it_has(mlp):
 def test_a_check_in_place_of_the_references_score_ranks_and_has_no_confidence(mlp):
     field = referred(mlp)
     field.reference = field.reference._replace(read_with=None)
-    run = sample(field, 6, steps=10, confidence=False, check=8)
+    run = sample(field, 6, steps=10, confidence=None, check=8)
     assert run.default_score == "echo"
     assert "did not read peak" in run.withheld
     summed(mlp, "echo", "spread@0.2-0.9", checks={"echo": Echo((0.3, 0.7))})
@@ -216,7 +230,7 @@ def test_checks_of_finished_samples_do_not_depend_on_how_they_were_drawn(mlp):
     summed(mlp, "echo", checks={"echo": Echo((0.3, 0.7))})
     mlp.reference = mlp.reference._replace(read_with=None)
     equal = sample(mlp, 6, steps=4)
-    given = sample(mlp, 6, times=[0.0, 0.25, 0.5, 0.75, 1.0])
+    given = sample(mlp, 6, config=SamplingConfig(controller=Grid([0.0, 0.25, 0.5, 0.75, 1.0])))
     torch.testing.assert_close(equal.confidence, given.confidence)
-    assert not sample(mlp, 6, times=[0.0, 0.3, 1.0]).withheld
+    assert not sample(mlp, 6, config=SamplingConfig(controller=Grid([0.0, 0.3, 1.0]))).withheld
     assert sample(mlp, 6, steps=4, check=False).withheld

@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fmwc.errors import UsageError
-from fmwc.flow import euclidean
-from fmwc.sampling import Ema, Grid, Sampler, Uniform, read_times, sample
+from fmwc.estimators import Linearised
+from fmwc.references import Schedule
+from fmwc.sampling import Ema, Grid, Sampler, SamplingConfig, Uniform, read_times, sample
 from fmwc.sampling.controllers import due, foreseen
 from tests.conftest import mlp_field
+from tests.options import when
 
 
 @given(st.integers(1, 60), st.lists(st.floats(0, 1, exclude_max=True, width=32), min_size=1, max_size=5))
@@ -28,10 +30,10 @@ def test_uniform_steps_are_equal_and_end_at_exactly_one(steps, starts):
 
 def test_a_grid_is_walked_as_given(mlp):
     times = [0.0, 0.05, 0.5, 0.9, 1.0]
-    run = sample(mlp, 3, times=times)
+    run = sample(mlp, 3, config=SamplingConfig(controller=Grid(times)))
     torch.testing.assert_close(run.grid, torch.tensor(times)[:, None].expand(5, 3))
     torch.testing.assert_close(run.times, run.grid[:-1])
-    later = sample(mlp, 3, times=times[2:])
+    later = sample(mlp, 3, config=SamplingConfig(controller=Grid(times[2:])))
     assert later.grid[:, 0].tolist() == pytest.approx(times[2:])
 
 
@@ -67,7 +69,9 @@ def test_a_controller_of_ones_own_sees_the_moments():
             seen.append(moments)
             return torch.ones_like(t) if step == self.steps - 1 else (1 + t) / 2
 
-    run = Sampler(mlp_field(), euclidean((2,)), Halving(), schedule=2)(torch.randn(3, 2), start=0.2)
+    run = Sampler(mlp_field(), SamplingConfig(controller=Halving(), start=0.2), Linearised(), Schedule.every(2))(
+        torch.randn(3, 2)
+    )
     assert run.grid[:, 0].tolist() == pytest.approx([0.2, 0.6, 0.8, 0.9, 1.0])
     assert [m is not None for m in seen] == [False, True, False, True]
 
@@ -78,7 +82,7 @@ def test_a_controller_of_ones_own_sees_the_moments():
 @given(st.integers(1, 40), st.integers(1, 50))
 def test_every_kth_step_and_always_the_last(k, steps):
     t = torch.zeros(2)
-    read = [n for n in range(steps) if due(k, n, steps, None, t)]
+    read = [n for n in range(steps) if due(Schedule.every(k), n, steps, None, t)]
     assert read[-1] == steps - 1
     assert all(b - a == k for a, b in pairwise(read))
     assert read[0] < k
@@ -89,7 +93,7 @@ EVERY = {1: [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9], 3: [0.0, 0.3, 0.
 
 @pytest.mark.parametrize("k", EVERY)
 def test_schedules_by_number(k, mlp):
-    run = sample(mlp, 3, steps=10, schedule=k)
+    run = sample(mlp, 3, steps=10, schedule=when(k))
     torch.testing.assert_close(run.times, torch.tensor(EVERY[k])[:, None].expand(-1, 3))
     full = sample(mlp, 3, steps=10)
     kept = [full.times[:, 0].tolist().index(t) for t in run.times[:, 0].tolist()]
@@ -106,32 +110,35 @@ CHOSEN = {
     "after the last": ([0.1, 0.95], [0.1, 0.9]),
     "the end": ([1.0], [0.9]),
     "any order": ([0.5, 0.0], [0.0, 0.5]),
-    "none": ([], []),
 }
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_schedules_by_time(name, mlp):
     times, expected = CHOSEN[name]
-    run = sample(mlp, 3, steps=10, schedule=times)
+    run = sample(mlp, 3, steps=10, schedule=when(times))
     assert run.times.shape == (len(expected), 3)
     torch.testing.assert_close(run.times, torch.tensor(expected)[:, None].expand(-1, 3))
 
 
-@given(st.lists(st.floats(0, 1), max_size=4), st.lists(st.floats(0, 0.95), min_size=1, max_size=3), st.integers(1, 12))
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=4),
+    st.lists(st.floats(0, 0.95), min_size=1, max_size=3),
+    st.integers(1, 12),
+)
 def test_steps_are_foreseen_as_they_fall_due(times, starts, steps):
     start, controller = torch.tensor(starts), Uniform(steps)
     t, before, read = start, None, set()
     for step in range(steps):
-        if due(times, step, steps, before, t):
+        if due(Schedule.at(times), step, steps, before, t):
             read.add(step)
         before, t = t, controller.next_time(step, t, start, None)
-    assert foreseen(times, controller, start) == read
+    assert foreseen(Schedule.at(times), controller, start) == read
 
 
 def test_steps_of_a_grid_are_foreseen_too(mlp):
-    assert foreseen([0.3, 0.5], Grid((0.0, 0.4, 0.6, 1.0)), torch.zeros(2)) == {1, 2}
-    assert foreseen(frozenset({0, 2}), Grid((0.0, 0.4, 0.6, 1.0)), torch.zeros(2)) == {0, 2}
+    assert foreseen(Schedule.at([0.3, 0.5]), Grid((0.0, 0.4, 0.6, 1.0)), torch.zeros(2)) == {1, 2}
+    assert foreseen(Schedule.steps({0, 2}), Grid((0.0, 0.4, 0.6, 1.0)), torch.zeros(2)) == {0, 2}
 
 
 def test_chosen_times_are_read_under_a_controller_whose_times_are_not_foreseen():
@@ -141,31 +148,33 @@ def test_chosen_times_are_read_under_a_controller_whose_times_are_not_foreseen()
         def next_time(self, step, t, start, moments):
             return torch.ones_like(t) if step == 2 else (t + 1) / 2
 
-    run = Sampler(mlp_field(), euclidean((2,)), Halfway(), schedule=[0.4])(torch.randn(2, 2))
+    run = Sampler(mlp_field(), SamplingConfig(controller=Halfway()), Linearised(), Schedule.at([0.4]))(
+        torch.randn(2, 2)
+    )
     assert run.times[:, 0].tolist() == [0.5]
 
 
 def test_steps_of_a_controller_that_goes_by_the_variance_are_not_foreseen():
-    assert foreseen([0.5], Ema(4), torch.zeros(2)) is None
+    assert foreseen(Schedule.at([0.5]), Ema(4), torch.zeros(2)) is None
 
 
 def test_a_batch_at_different_times_is_read_where_any_sample_is_due(mlp):
-    run = sample(mlp, 2, steps=4, start=torch.tensor([0.0, 0.6]), schedule=[0.5])
+    run = sample(mlp, 2, steps=4, schedule=Schedule.at([0.5]), config=SamplingConfig(start=torch.tensor([0.0, 0.6])))
     torch.testing.assert_close(run.times, torch.tensor([[0.0, 0.6], [0.5, 0.8]]))
 
 
 def test_batches_that_would_be_read_differently_are_refused(mlp):
     start = torch.tensor([0.6, 0.6, 0.0, 0.6])
     with pytest.raises(UsageError, match="use one batch"):
-        sample(mlp, 4, steps=4, start=start, schedule=[0.5], batch=2)
+        sample(mlp, 4, steps=4, schedule=Schedule.at([0.5]), config=SamplingConfig(start=start, batch=2))
 
 
 def test_a_schedule_reads_something(mlp):
     with pytest.raises(UsageError, match="k ≥ 1"):
-        sample(mlp, 3, steps=10, schedule=0)
+        sample(mlp, 3, steps=10, schedule=Schedule.every(0))
 
 
 def test_recorded_times_are_the_steps_they_were_recorded_at():
     for steps in range(1, 120):
-        recorded = read_times(steps, 1)  # rounded
-        assert read_times(steps, recorded) == recorded
+        recorded = read_times(steps, Schedule.every(1))  # rounded
+        assert read_times(steps, Schedule.at(recorded)) == recorded

@@ -6,12 +6,14 @@ from scipy.stats import spearmanr
 from torch import nn
 
 import fmwc
+from fmwc.compiled import Compiled, graphs
+from fmwc.domains import DOMAINS
+from fmwc.estimators import Diagonal, Linearised, MonteCarlo
 from fmwc.field import Field
-from fmwc.propagate import Diagonal, Linearised, MonteCarlo
-from fmwc.sampling import Compiled, graphs
-from fmwc.settings import SETTINGS
+from fmwc.references import Schedule
 from fmwc.state import channels
 from tests.conftest import conv_field, dict_field, mlp_field
+from tests.options import arguments
 from tests.sampling.test_compiled import ESTIMATORS
 
 ROUNDED = {name: estimator for name, estimator in ESTIMATORS.items() if name != "draws"}
@@ -20,7 +22,7 @@ HALF = torch.bfloat16
 
 def drawn(field, estimator, half, backend="eager", **options):
     fast = Compiled(field, backend, say=lambda text: None, half=half)
-    return fmwc.sample(fast, 20, confidence=estimator, **{"steps": 3, **options})
+    return fmwc.sample(fast, 20, **arguments(confidence=estimator, **{"steps": 3, **options}))
 
 
 def terms_of_products(monkeypatch):
@@ -86,7 +88,7 @@ class Twice(nn.Module):
 
 def test_a_product_may_be_a_factor_of_the_next():
     field = fmwc.attach(Twice(), space=(2,))
-    field.rows_known = True  # samples see one another, which is beside the point
+    field.row_order_checked = True  # samples see one another, which is beside the point
     whole, half = (drawn(field, Linearised(1), half) for half in (False, True))
     torch.testing.assert_close(half.var, whole.var, rtol=0.05, atol=0)
     assert not torch.equal(half.var, whole.var)
@@ -123,8 +125,8 @@ def nn_of(width):
 @pytest.mark.parametrize("estimator", [Linearised(1), Diagonal(), Diagonal("taylor1")], ids=str)
 @pytest.mark.parametrize("name", ["mnist", "crystals"])
 def test_it_hardly_moves_readings_of_shipped_weights(name, estimator):
-    field, shipped = fmwc.load(name), SETTINGS[name]
-    options = {"steps": 10, "schedule": [0.6], **shipped.conditions(field, 20)}
+    field, shipped = fmwc.load(name), DOMAINS[name]
+    options = {"steps": 10, "schedule": Schedule.at([0.6]), "cond": shipped.conditions(field, 20)}
     whole, half = (drawn(field, estimator, half, **options) for half in (False, True))
     for channel, var in channels(whole.var).items():
         one, other = (v.flatten(2).sum(2).flatten() for v in (var, channels(half.var)[channel]))

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from fmwc.errors import ShapeError, UnknownNameError, UsageError
+from fmwc.estimators import Linearised
 from fmwc.flow import Channel, FlatTorus, Space
-from fmwc.propagate import Linearised
-from fmwc.sampling import STEPPERS, Sampler, Uniform, noise, sample
+from fmwc.sampling import STEPPERS, Sampler, SamplingConfig, Uniform, noise, sample
 from tests.cells import field, present, small, space
 from tests.conftest import mlp_field
+from tests.options import arguments, reader
 from tests.reference import integrate
 
 PRODUCT = Space({"place": Channel((2,), FlatTorus(), "uniform"), "shape": Channel((3,)), "size": Channel((2, 2))})
@@ -53,7 +54,9 @@ def test_no_step_goes_past_where_its_velocity_points(steps, slope):
     def towards(x, t):
         return (end - x) / (1 - t)[:, None]
 
-    run = sample(towards, x0=x0, steps=steps, anneal={"x": slope}, confidence=False, keep_states=True)
+    run = sample(
+        towards, x0=x0, steps=steps, confidence=None, config=SamplingConfig(anneal={"x": slope}, keep_states=True)
+    )
     left = torch.stack([(end - x).norm() for x in run.states])
     assert bool((left.diff() <= 1e-12).all())
     torch.testing.assert_close(run.x, end)
@@ -64,9 +67,9 @@ def test_no_step_goes_past_where_its_velocity_points(steps, slope):
 def test_a_constant_velocity_is_followed_faster_and_faster(steps, slope):
     """On Euler's grid the end is x0 + v Σ pace(t_n) dt."""
     x0 = start()
-    options = {"steps": steps, "space": PRODUCT, "confidence": False}
-    run = sample(constant, x0=x0, anneal={"shape": slope, "place": slope}, **options)
-    plain = sample(constant, x0=x0, **options)
+    options = {"steps": steps, "space": PRODUCT, "confidence": None}
+    run = sample(constant, **arguments(x0=x0, anneal={"shape": slope, "place": slope}, **options))
+    plain = sample(constant, **arguments(x0=x0, **options))
     way = sum(pace(n / steps, 1 / steps, slope) for n in range(steps)) / steps
     v = constant(x0, 0)
     torch.testing.assert_close(run.x["shape"], x0["shape"] + way * v["shape"])
@@ -88,7 +91,7 @@ def test_every_stepper_paces_each_of_its_evaluations(stepper):
     def velocity(x, t):
         return torch.sin(x) + t[:, None]
 
-    run = sample(velocity, x0=x0, steps=4, stepper=stepper, anneal={"x": 3.0}, confidence=False)
+    run = sample(velocity, x0=x0, steps=4, confidence=None, config=SamplingConfig(stepper=stepper, anneal={"x": 3.0}))
     expected = integrate(lambda x, t: pace(float(t), 0.25, 3.0) * (torch.sin(x) + t), x0, times, stepper)
     torch.testing.assert_close(run.x, expected)
     plain = integrate(lambda x, t: torch.sin(x) + t, x0, times, stepper)
@@ -97,8 +100,8 @@ def test_every_stepper_paces_each_of_its_evaluations(stepper):
 
 def test_each_sample_is_paced_by_its_own_time():
     x0, begin = start(), torch.tensor([0.0, 0.25, 0.5, 0.75], dtype=torch.float64)
-    sampler = Sampler(constant, PRODUCT, Uniform(2), estimator=None, anneal={"shape": 4.0, "size": 4.0})
-    run = sampler(x0, start=begin)
+    anneal = {"shape": 4.0, "size": 4.0}
+    run = Sampler(constant, SamplingConfig(controller=Uniform(2), space=PRODUCT, anneal=anneal, start=begin))(x0)
     h = (1 - begin) / 2
     way = h * (1 + 4 * begin).clamp_max(2.0) + h  # (1 − t)/h is 2 at the first step, and 1 at the last
     v = constant(x0, 0)
@@ -109,26 +112,26 @@ def test_each_sample_is_paced_by_its_own_time():
 def test_what_is_read_along_the_way_is_the_velocity_itself():
     made = mlp_field()
     x0 = torch.randn(3, 2)
-    run = sample(made, x0=x0, steps=4, anneal={"x": 2.0}, keep_states=True)
+    run = sample(made, x0=x0, steps=4, config=SamplingConfig(anneal={"x": 2.0}, keep_states=True))
     for n, t in enumerate((0.0, 0.25, 0.5, 0.75)):
         found = made.moments(run.states[n], t)
         torch.testing.assert_close(run.mean[n], found.mean)
         torch.testing.assert_close(run.var[n], found.var)
         torch.testing.assert_close(run.states[n + 1], run.states[n] + pace(t, 0.25, 2.0) * found.mean / 4)
-    bare = sample(made, x0=x0, steps=4, anneal={"x": 2.0}, confidence=False)
+    bare = sample(made, x0=x0, steps=4, confidence=None, config=SamplingConfig(anneal={"x": 2.0}))
     assert torch.equal(bare.x, run.x)
 
 
 def test_a_space_may_say_how_its_channels_are_paced():
     x0 = start()
     paced = Space({**PRODUCT.channels, "shape": Channel((3,), anneal=4.0)})
-    options = {"x0": x0, "steps": 5, "confidence": False}
-    own = sample(constant, space=paced, **options)
-    given = sample(constant, space=PRODUCT, anneal={"shape": 4.0}, **options)
-    assert all(torch.equal(own.x[k], given.x[k]) for k in x0)
-    plain = sample(constant, space=PRODUCT, **options)
+    options = {"x0": x0, "steps": 5, "confidence": None}
+    own = sample(constant, **arguments(space=paced, **options))
+    said = sample(constant, **arguments(space=PRODUCT, anneal={"shape": 4.0}, **options))
+    assert all(torch.equal(own.x[k], said.x[k]) for k in x0)
+    plain = sample(constant, **arguments(space=PRODUCT, **options))
     for anneal in ({}, {"shape": 0.0}):  # what is given is all there is
-        found = sample(constant, space=paced, anneal=anneal, **options)
+        found = sample(constant, **arguments(space=paced, anneal=anneal, **options))
         assert all(torch.equal(found.x[k], plain.x[k]) for k in x0)
     assert not torch.equal(own.x["shape"], plain.x["shape"])
     again = Space.from_description(json.loads(json.dumps(paced.describe())))
@@ -137,9 +140,11 @@ def test_a_space_may_say_how_its_channels_are_paced():
 
 def test_a_channel_that_is_not_there_is_named():
     with pytest.raises(UnknownNameError, match="unknown channel 'shpe'; did you mean 'shape'"):
-        sample(constant, x0=start(), steps=2, space=PRODUCT, confidence=False, anneal={"shpe": 1.0})
+        sample(
+            constant, x0=start(), steps=2, confidence=None, config=SamplingConfig(space=PRODUCT, anneal={"shpe": 1.0})
+        )
     with pytest.raises(UnknownNameError, match="unknown channel 'coord'"):
-        Sampler(constant, PRODUCT, Uniform(2), anneal={"coord": 1.0})
+        Sampler(constant, SamplingConfig(space=PRODUCT, anneal={"coord": 1.0}))
 
 
 # ---- the number of atoms --------------------------------------------------------------------------------------------
@@ -147,7 +152,13 @@ def test_a_channel_that_is_not_there_is_named():
 
 @pytest.mark.parametrize("atoms", [ATOMS, ATOMS.tolist(), ATOMS.numpy()], ids=["tensor", "list", "array"])
 def test_crystals_have_the_atoms_asked_for(atoms):
-    run = sample(field(torch.float32), 8, steps=3, anneal={"coord": 2.0}, keep_states=True, atoms=atoms)
+    run = sample(
+        field(torch.float32),
+        8,
+        steps=3,
+        cond={"atoms": atoms},
+        config=SamplingConfig(anneal={"coord": 2.0}, keep_states=True),
+    )
     for state in run.states:
         for channel in ("type", "coord"):
             assert not state[channel][~present(ATOMS)].any()
@@ -162,18 +173,18 @@ def test_crystals_have_the_atoms_asked_for(atoms):
 
 
 def test_without_them_it_says_what_is_missing():
-    for options in ({}, {"confidence": False}):
-        with pytest.raises(UsageError, match=r"as many rows as 'atoms' says; give atoms=\.\.\.") as raised:
-            sample(field(torch.float32), 8, steps=2, **options)
+    for options in ({}, {"confidence": None}):
+        with pytest.raises(UsageError, match=r"number of rows from 'atoms'; give cond=\{'atoms': \.\.\.\}") as raised:
+            sample(field(torch.float32), 8, **arguments(steps=2, **options))
         assert "\n" not in str(raised.value)
-    with pytest.raises(UsageError, match="give atoms="):
-        sample(field(torch.float32), x0=noise(space(), 8, 0, atoms=ATOMS), steps=2)
+    with pytest.raises(UsageError, match="give cond="):
+        sample(field(torch.float32), x0=noise(space(), 8, 0, cond={"atoms": ATOMS}), steps=2)
 
 
 def test_from_states_of_ones_own_the_rows_of_another_number_are_refused():
-    x0 = noise(space(), 8, 0, atoms=ATOMS)
-    with pytest.raises(ShapeError, match="atoms is one whole number for each of the 8 samples"):
-        sample(field(torch.float32), x0=x0, steps=2, atoms=ATOMS[:3])
+    x0 = noise(space(), 8, 0, cond={"atoms": ATOMS})
+    with pytest.raises(ShapeError, match="atoms must be one integer for each of the 8 samples"):
+        sample(field(torch.float32), x0=x0, steps=2, cond={"atoms": ATOMS[:3]})
 
 
 STRANGE = {
@@ -188,18 +199,18 @@ STRANGE = {
 @pytest.mark.parametrize("name", STRANGE)
 def test_what_is_no_number_of_atoms_is_refused_by_name(name):
     with pytest.raises((ShapeError, UsageError), match="atoms"):
-        sample(field(torch.float32), 8, steps=2, atoms=STRANGE[name])
+        sample(field(torch.float32), 8, steps=2, cond={"atoms": STRANGE[name]})
 
 
 # ---- batches --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{"confidence": False}, {}, {"confidence": Linearised(), "record": "total"},
+@pytest.mark.parametrize("options", [{"confidence": None}, {}, {"confidence": Linearised(), "record": "total"},
                                      {"transport": 2, "stepper": "heun"}], ids=str)  # fmt: skip
 def test_batches_do_not_matter(options):
     made = field(torch.float32)
-    options = {"steps": 4, "seed": 3, "anneal": {"coord": 1.0}, "atoms": ATOMS, **options}
-    whole, split = (sample(made, 8, batch=size, **options) for size in (16384, 2))
+    options = {"steps": 4, "seed": 3, "anneal": {"coord": 1.0}, "cond": {"atoms": ATOMS}, **options}
+    whole, split = (sample(made, 8, **arguments(batch=size, **options)) for size in (16384, 2))
     for name in CHANNELS:
         assert torch.equal(whole.x0[name], split.x0[name])
         torch.testing.assert_close(whole.x[name], split.x[name], rtol=1e-5, atol=1e-5)
@@ -211,9 +222,9 @@ def test_batches_do_not_matter(options):
 
 def test_a_longer_run_starts_with_the_same_crystals():
     net = small(dtype=torch.float32)
-    options = {"steps": 4, "space": space(), "confidence": False}
-    short = sample(net, 3, atoms=ATOMS[:3], **options)
-    long = sample(net, 8, atoms=ATOMS, **options)
+    options = {"steps": 4, "space": space(), "confidence": None}
+    short = sample(net, 3, **arguments(cond={"atoms": ATOMS[:3]}, **options))
+    long = sample(net, 8, **arguments(cond={"atoms": ATOMS}, **options))
     for name in CHANNELS:
         torch.testing.assert_close(short.x[name], long.x[name][:3], rtol=1e-5, atol=1e-5)
 
@@ -221,7 +232,10 @@ def test_a_longer_run_starts_with_the_same_crystals():
 def test_confidence_does_not_change_a_crystal():
     made = field(torch.float32)
     plain, sure, other = (
-        sample(made, 8, steps=3, atoms=ATOMS, confidence=c, anneal={"coord": 2.0}) for c in (False, True, "diagonal")
+        sample(
+            made, 8, steps=3, cond={"atoms": ATOMS}, confidence=reader(c), config=SamplingConfig(anneal={"coord": 2.0})
+        )
+        for c in (False, True, "diagonal")
     )
     for name in CHANNELS:
         assert torch.equal(sure.x[name], plain.x[name])

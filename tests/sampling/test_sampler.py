@@ -1,31 +1,34 @@
 """The sampler: what it computes does not depend on how, and confidence does not change a sample."""
 
+import importlib
+
 import pytest
 import torch
 from torch import nn
 
-import fmwc.sampling
 from fmwc.errors import NotFiniteError, ShapeError, UnknownNameError, UsageError
+from fmwc.estimators import ESTIMATORS, Diagonal, Linearised, MonteCarlo, Tangent
 from fmwc.field import attach
 from fmwc.flow import euclidean
-from fmwc.nets import MLP
-from fmwc.propagate import ESTIMATORS, Linearised, MonteCarlo
+from fmwc.networks import MLP
 from fmwc.randomness import BLOCK
 from fmwc.sampling import (
     DECODERS,
-    FEW,
-    PROBES,
-    PROJECTIONS,
     STEPPERS,
+    SamplingConfig,
     Uniform,
     decode_mean,
     default_estimator,
     noise,
     sample,
 )
+from fmwc.sampling.confidence import PROBES
+from fmwc.sampling.controllers import FEW
+from fmwc.sampling.sample import PROJECTIONS
 from fmwc.sampling.sampler import Sampler
 from fmwc.state import channels
 from tests.conftest import conv_field, dict_field, mlp_field
+from tests.options import arguments, reader
 from tests.reference import integrate
 
 READINGS = [True, *(n for n in ESTIMATORS if n != "monte_carlo"), MonteCarlo(3), Linearised(2)]
@@ -49,8 +52,8 @@ def close(a, b):
 @pytest.mark.parametrize("name", FIELDS)
 def test_with_and_without_confidence_bit_for_bit(name, stepper, confidence):
     field = FIELDS[name]()
-    plain = sample(field, 5, steps=6, stepper=stepper, confidence=False)
-    sure = sample(field, 5, steps=6, stepper=stepper, confidence=confidence)
+    plain = sample(field, 5, steps=6, confidence=None, config=SamplingConfig(stepper=stepper))
+    sure = sample(field, 5, steps=6, confidence=reader(confidence), config=SamplingConfig(stepper=stepper))
     assert equal(sure.x, plain.x)
     assert sure.evaluations == plain.evaluations
     assert all(v.shape[:2] == (6, 5) for v in channels(sure.var).values())
@@ -62,11 +65,11 @@ def test_a_plain_network_gives_the_same_samples(name):
     field = FIELDS[name]()
     expected = sample(field, 5, steps=6)
     network, space = field.detach(), field.space
-    assert equal(sample(network, 5, steps=6, space=space, confidence=False).x, expected.x)
+    assert equal(sample(network, 5, steps=6, confidence=None, config=SamplingConfig(space=space)).x, expected.x)
 
 
 def test_what_is_read_is_the_velocity_and_its_variance_at_the_states_passed(mlp):
-    run = sample(mlp, 4, steps=5, keep_states=True)
+    run = sample(mlp, 4, steps=5, config=SamplingConfig(keep_states=True))
     for n in range(5):
         found = mlp.moments(run.states[n], run.grid[n])
         torch.testing.assert_close(run.mean[n], found.mean)
@@ -78,7 +81,7 @@ def test_what_is_read_is_the_velocity_and_its_variance_at_the_states_passed(mlp)
 
 
 def test_record_total_keeps_the_mean_over_coordinates(conv):
-    full, total = sample(conv, 4, steps=3), sample(conv, 4, steps=3, record="total")
+    full, total = sample(conv, 4, steps=3), sample(conv, 4, steps=3, config=SamplingConfig(record="total"))
     assert total.var.shape == (3, 4, 1, 1, 1)
     torch.testing.assert_close(total.var.flatten(), full.var.flatten(2).mean(2).flatten())
     torch.testing.assert_close(total.std, full.std)
@@ -97,7 +100,10 @@ def test_a_few_numbers_are_read_exactly_and_more_by_probes(dim):
     assert run.transported.var.shape == (3, dim if few else PROJECTIONS)
     expected = sample(field, 3, steps=2, confidence=Linearised(None if few else PROBES))
     assert torch.equal(run.var, expected.var)
-    assert sample(field, 3, steps=2, transport=5).transported.var.shape == (3, 5)
+    assert sample(field, 3, steps=2, transport=True, config=SamplingConfig(projections=5)).transported.var.shape == (
+        3,
+        5,
+    )
     assert sample(field, 3, steps=2).transported is None
 
 
@@ -146,27 +152,27 @@ def test_noise_is_made_where_the_network_lives(name, monkeypatch):
         asked.append(torch.device(device))
         return noise(space, count, seed)
 
-    monkeypatch.setattr(fmwc.sampling, "noise", made)
-    sample(build(), 3, steps=2, space=(2,), confidence=False)
+    monkeypatch.setattr(importlib.import_module("fmwc.sampling.sample"), "noise", made)
+    sample(build(), 3, steps=2, confidence=None, config=SamplingConfig(space=(2,)))
     assert asked == [torch.device(device)]
 
 
 def test_a_plain_network_has_no_confidence_to_read():
-    for options in ({}, {"confidence": "diagonal"}, {"confidence": False, "transport": True}):
-        with pytest.raises(UsageError, match="attach it first, or say confidence=False"):
-            sample(MLP(2, 8, 1, 4), 3, steps=2, space=(2,), **options)
+    for options in ({}, {"confidence": Diagonal()}, {"confidence": None, "transport": True}):
+        with pytest.raises(UsageError, match="attach it first, or say confidence=None"):
+            sample(MLP(2, 8, 1, 4), 3, **arguments(steps=2, space=(2,), **options))
 
 
 # ---- batches and seeds ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"decoder": "stochastic"}, {"decoder": "mean5"}, {"confidence": "tangent"},
+@pytest.mark.parametrize("options", [{}, {"decoder": "stochastic"}, {"decoder": "mean5"}, {"confidence": Tangent()},
                                      {"confidence": Linearised(2)}, {"transport": 2}], ids=str)  # fmt: skip
 @pytest.mark.parametrize("name", FIELDS)
 def test_batches_do_not_matter(name, options):
     field, count = FIELDS[name](), 20
-    whole = sample(field, count, steps=4, batch=64, **options)
-    split = sample(field, count, steps=4, batch=7, **options)
+    whole = sample(field, count, **arguments(steps=4, batch=64, **options))
+    split = sample(field, count, **arguments(steps=4, batch=7, **options))
     assert equal(whole.x0, split.x0)
     close(whole.x, split.x)
     close(whole.var, split.var)
@@ -182,7 +188,7 @@ def test_batches_do_not_matter(name, options):
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_longer_run_starts_with_the_same_samples(name, decoder):
     field = FIELDS[name]()
-    short, long = (sample(field, n, steps=3, decoder=decoder, confidence=False) for n in (6, 15))
+    short, long = (sample(field, n, steps=3, confidence=None, config=SamplingConfig(decoder=decoder)) for n in (6, 15))
     head = long.take(torch.arange(6))
     assert equal(short.x0, head.x0)
     close(short.x, head.x)
@@ -192,18 +198,18 @@ def test_a_longer_run_starts_with_the_same_samples_across_blocks(mlp):
     short, long = noise(mlp.space, BLOCK + 3, seed=2), noise(mlp.space, 2 * BLOCK + 9, seed=2)
     assert torch.equal(short, long[: BLOCK + 3])
     assert not torch.equal(short[:3], short[BLOCK : BLOCK + 3])
-    whole = sample(mlp, BLOCK + 6, steps=1, decoder="stochastic", confidence=False)
-    split = sample(mlp, BLOCK + 6, steps=1, decoder="stochastic", confidence=False, batch=700)
+    whole = sample(mlp, BLOCK + 6, steps=1, confidence=None, config=SamplingConfig(decoder="stochastic"))
+    split = sample(mlp, BLOCK + 6, steps=1, confidence=None, config=SamplingConfig(decoder="stochastic", batch=700))
     close(whole.x, split.x)
 
 
 def test_seeds(mlp):
-    first = sample(mlp, 5, steps=3, seed=1, decoder="stochastic")
-    assert torch.equal(first.x, sample(mlp, 5, steps=3, seed=1, decoder="stochastic").x)
-    other = sample(mlp, 5, steps=3, seed=2, decoder="stochastic")
+    first = sample(mlp, 5, steps=3, seed=1, config=SamplingConfig(decoder="stochastic"))
+    assert torch.equal(first.x, sample(mlp, 5, steps=3, seed=1, config=SamplingConfig(decoder="stochastic")).x)
+    other = sample(mlp, 5, steps=3, seed=2, config=SamplingConfig(decoder="stochastic"))
     assert not torch.equal(first.x0, other.x0)
     assert (first.seed, other.seed) == (1, 2)
-    again = sample(mlp, x0=first.x0, steps=3, seed=2, decoder="stochastic")
+    again = sample(mlp, x0=first.x0, steps=3, seed=2, config=SamplingConfig(decoder="stochastic"))
     assert not torch.equal(again.x, first.x)
     state = torch.get_rng_state()
     sample(mlp, 5, steps=3)
@@ -224,11 +230,11 @@ def test_progress_and_conditions_go_with_the_batches():
     field = attach(Conditional(), space=(2,))
     goal, done = torch.randn(10, 2), []
     cond = {"goal": goal, "scale": torch.tensor(0.5), "name": "anything"}
-    split = sample(field, 10, steps=3, batch=4, progress=done.append, transport=True, **cond)
+    split = sample(field, 10, steps=3, progress=done.append, transport=True, cond=cond, config=SamplingConfig(batch=4))
     assert done == [4, 4, 2]
-    close(split.x, sample(field, 10, steps=3, **cond).x)
+    close(split.x, sample(field, 10, steps=3, cond=cond).x)
     with torch.inference_mode():  # a condition born here has no derivatives
-        inside = sample(field, 10, steps=3, transport=True, **{**cond, "goal": goal + 0})
+        inside = sample(field, 10, steps=3, transport=True, cond={**cond, "goal": goal + 0})
     torch.testing.assert_close(inside.transported.var, split.transported.var, rtol=1e-4, atol=1e-7)
 
 
@@ -238,9 +244,20 @@ def test_conditions_of_another_length_are_refused(rows):
         return goal - x
 
     with pytest.raises(ShapeError, match=f"'goal' has {rows} rows for 10 samples; give one a sample"):
-        sample(velocity, 10, steps=2, space=(2,), confidence=False, goal=torch.zeros(rows, 2))
-    one = sample(velocity, 10, steps=2, space=(2,), confidence=False, goal=torch.ones(1, 2))
-    each = sample(velocity, 10, steps=2, space=(2,), confidence=False, goal=torch.ones(10, 2))
+        sample(
+            velocity,
+            10,
+            steps=2,
+            confidence=None,
+            cond={"goal": torch.zeros(rows, 2)},
+            config=SamplingConfig(space=(2,)),
+        )
+    one = sample(
+        velocity, 10, steps=2, confidence=None, cond={"goal": torch.ones(1, 2)}, config=SamplingConfig(space=(2,))
+    )
+    each = sample(
+        velocity, 10, steps=2, confidence=None, cond={"goal": torch.ones(10, 2)}, config=SamplingConfig(space=(2,))
+    )
     assert torch.equal(one.x, each.x)
 
 
@@ -251,16 +268,16 @@ def test_conditions_of_another_length_are_refused(rows):
 def test_each_sample_may_start_at_its_own_time(mlp, stepper):
     x0, starts = torch.randn(4, 2), torch.tensor([0.0, 0.3, 0.55, 0.9])
     options = {"steps": 5, "stepper": stepper, "transport": True}
-    together = sample(mlp, x0=x0, start=starts, **options)
+    together = sample(mlp, **arguments(x0=x0, start=starts, **options))
     for i in range(4):
-        alone = sample(mlp, x0=x0[i : i + 1], start=float(starts[i]), **options)
+        alone = sample(mlp, **arguments(x0=x0[i : i + 1], start=float(starts[i]), **options))
         close(together.x[i : i + 1], alone.x)
         close(together.var[:, i : i + 1], alone.var)
         torch.testing.assert_close(together.grid[:, i], alone.grid[:, 0])
         torch.testing.assert_close(together.transported.var[i], alone.transported.var[0], rtol=1e-4, atol=1e-7)
     assert together.grid.shape == (6, 4)
     assert bool((together.grid[-1] == 1).all())
-    split = sample(mlp, x0=x0, start=starts, batch=3, **options)
+    split = sample(mlp, **arguments(x0=x0, start=starts, batch=3, **options))
     close(split.x, together.x)
 
 
@@ -291,7 +308,7 @@ class Counting(nn.Module):
 @pytest.mark.parametrize("stepper", STEPPERS)
 def test_a_budget_is_spent_exactly(stepper, budget, confidence):
     field = attach(Counting(), space=(2,), width=4)
-    run = sample(field, 3, evaluations=budget, stepper=stepper, confidence=confidence)
+    run = sample(field, 3, confidence=reader(confidence), config=SamplingConfig(evaluations=budget, stepper=stepper))
     assert run.evaluations == budget
     assert field.network.calls == budget  # reading the linearised variance takes no evaluation of its own
     assert bool((run.grid[-1] == 1).all())
@@ -302,21 +319,21 @@ def test_a_budget_is_spent_exactly(stepper, budget, confidence):
 @pytest.mark.parametrize("stepper", STEPPERS)
 def test_steps_are_what_they_cost(stepper):
     field = attach(Counting(), space=(2,), width=4)
-    run = sample(field, 6, steps=4, stepper=stepper, batch=2)
+    run = sample(field, 6, steps=4, config=SamplingConfig(stepper=stepper, batch=2))
     assert run.evaluations == 4 * STEPPERS[stepper].evaluations
     assert field.network.calls == 3 * run.evaluations  # three batches
 
 
 def test_an_odd_budget_ends_with_an_euler_step(mlp):
     x0 = torch.randn(3, 2)
-    found = sample(mlp, x0=x0, evaluations=3, stepper="heun").x
+    found = sample(mlp, x0=x0, config=SamplingConfig(evaluations=3, stepper="heun")).x
     half = integrate(lambda x, t: mlp(x, torch.full((3,), t)), x0, [0, 0.5], "heun")
     expected = integrate(lambda x, t: mlp(x, torch.full((3,), t)), half, [0.5, 1], "euler")
     torch.testing.assert_close(found, expected.detach())
 
 
 def test_fifty_steps_unless_told():
-    assert len(sample(lambda x, t: x, x0=torch.zeros(1, 2), confidence=False).grid) == 51
+    assert len(sample(lambda x, t: x, x0=torch.zeros(1, 2), confidence=None).grid) == 51
 
 
 # ---- decoders -------------------------------------------------------------------------------------------------------
@@ -343,7 +360,7 @@ def test_every_decoder_is_tested():
 def test_decoders_average_the_noise(decoder):
     """One step of a unit velocity with α = e⁻²: the end is x0 + 1 with variance α, α/5, or none."""
     field, count = attach(Constant(), space=(1,), initial_log_alpha=-2.0), 8000
-    x = sample(field, x0=torch.zeros(count, 1), steps=1, decoder=decoder, confidence=False).x
+    x = sample(field, x0=torch.zeros(count, 1), steps=1, confidence=None, config=SamplingConfig(decoder=decoder)).x
     var = DECODED[decoder] * torch.tensor(-2.0).exp().item()
     assert x.mean().item() == pytest.approx(1, abs=6 * (var / count) ** 0.5 + 1e-6)
     assert x.var().item() == pytest.approx(var, rel=6 * (2 / count) ** 0.5, abs=1e-9)
@@ -351,16 +368,18 @@ def test_decoders_average_the_noise(decoder):
 
 def test_decoders_of_ones_own(mlp):
     x0 = torch.randn(3, 2)
-    still = sample(mlp, x0=x0, steps=3, decoder=lambda field, x, t, cond, randomness: torch.zeros_like(x))
+    still = sample(
+        mlp, x0=x0, steps=3, config=SamplingConfig(decoder=lambda field, x, t, cond, randomness: torch.zeros_like(x))
+    )
     assert torch.equal(still.x, x0)
     assert bool((still.var > 0).all())
-    many = sample(mlp, x0=x0, steps=1, decoder=decode_mean(400), confidence=False)
-    plain = sample(mlp, x0=x0, steps=1, decoder=decode_mean(2), confidence=False)
+    many = sample(mlp, x0=x0, steps=1, confidence=None, config=SamplingConfig(decoder=decode_mean(400)))
+    plain = sample(mlp, x0=x0, steps=1, confidence=None, config=SamplingConfig(decoder=decode_mean(2)))
     assert not torch.equal(many.x, plain.x)
 
 
 def test_a_stochastic_run_counts_its_velocities(mlp):
-    run = sample(mlp, 3, steps=4, decoder="stochastic")
+    run = sample(mlp, 3, steps=4, config=SamplingConfig(decoder="stochastic"))
     assert run.evaluations == 4
     assert run.times.shape == (4, 3)
 
@@ -369,7 +388,7 @@ def test_a_stochastic_run_counts_its_velocities(mlp):
 
 
 def test_a_product_is_sampled_channel_by_channel(product):
-    run = sample(product, 8, steps=6, keep_states=True)
+    run = sample(product, 8, steps=6, config=SamplingConfig(keep_states=True))
     assert set(run.x) == {"place", "shape"}
     assert bool(((run.x["place"] >= 0) & (run.x["place"] < 1)).all())
     for n in range(6):
@@ -393,7 +412,7 @@ REFUSED = {
     "two counts": ({"count": 3, "x0": X0}, UsageError, "x0 holds 4 states, and 3"),
     "a wrong shape": ({"x0": torch.zeros(4, 3)}, ShapeError, r"got \(4, 3\)"),
     "NaN in x0": ({"x0": torch.full((4, 2), float("nan"))}, NotFiniteError, "x0's channel 'x' holds 8 NaN"),
-    "two budgets": ({"x0": X0, "steps": 3, "evaluations": 3}, UsageError, "one of steps, evaluations and times"),
+    "two budgets": ({"x0": X0, "steps": 3, "evaluations": 3}, UsageError, "one of steps, evaluations and a controller"),
     "no steps": ({"x0": X0, "steps": 0}, UsageError, "at least 1 step"),
     "no evaluations": ({"x0": X0, "evaluations": 0}, UsageError, "at least 1 evaluation"),
     "no batch": ({"x0": X0, "batch": 0}, UsageError, "at least 1 sample"),
@@ -413,15 +432,15 @@ REFUSED = {
 def test_refusals(name, mlp):
     options, error, message = REFUSED[name]
     with pytest.raises(error, match=message) as raised:
-        sample(mlp, **options)
+        sample(mlp, **arguments(**options))
     assert "\n" not in str(raised.value)
 
 
 def test_a_sample_of_unknown_shape():
     with pytest.raises(UsageError, match="give space="):
         sample(attach(MLP(2, 8, 1, 4)), 3)
-    assert sample(attach(MLP(2, 8, 1, 4)), 3, steps=2, space=(2,)).x.shape == (3, 2)
-    assert sample(attach(MLP(2, 8, 1, 4)), 3, steps=2, space=euclidean((2,))).x.shape == (3, 2)
+    assert sample(attach(MLP(2, 8, 1, 4)), 3, steps=2, config=SamplingConfig(space=(2,))).x.shape == (3, 2)
+    assert sample(attach(MLP(2, 8, 1, 4)), 3, steps=2, config=SamplingConfig(space=euclidean((2,)))).x.shape == (3, 2)
 
 
 def test_a_broken_weight_is_named(mlp):
@@ -433,9 +452,9 @@ def test_a_broken_weight_is_named(mlp):
 
 def test_a_flow_that_runs_away_is_said_to():
     with pytest.raises(NotFiniteError, match="the sampled channel 'x'"):
-        sample(lambda x, t: x.exp().exp() * 1e30, x0=torch.ones(2, 2) * 3, confidence=False)
+        sample(lambda x, t: x.exp().exp() * 1e30, x0=torch.ones(2, 2) * 3, confidence=None)
 
 
 def test_the_sampler_by_itself(mlp):
-    run = Sampler(mlp, mlp.space, Uniform(3), estimator=None)(torch.randn(2, 2))
+    run = Sampler(mlp, SamplingConfig(controller=Uniform(3)))(torch.randn(2, 2))
     assert len(run.times) == 0

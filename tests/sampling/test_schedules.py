@@ -5,10 +5,12 @@ import torch
 
 import fmwc
 from fmwc.errors import UsageError
+from fmwc.estimators import Linearised
 from fmwc.metrics.points import misplaced
 from fmwc.metrics.ranking import auprc
-from fmwc.sampling import Schedule, Trajectory, fit_schedule, sample
+from fmwc.sampling import SamplingConfig, Schedule, Trajectory, fit_schedule, sample
 from tests.conftest import mlp_field
+from tests.options import arguments
 
 STEPS = 20
 
@@ -78,14 +80,14 @@ def test_no_exchange_of_one_reading_does_better():
 def test_a_run_by_a_schedule_has_the_confidence_of_its_pilot():
     field = mlp_field()
     field.schedule = fit_schedule(field, 2, pilot=200, steps=STEPS, seed=1)
-    run = sample(field, 200, steps=STEPS, seed=1, schedule="adaptive")  # the pilot's own samples
+    run = sample(field, 200, steps=STEPS, seed=1, schedule=Schedule.adaptive())  # the pilot's own samples
     assert run.times[:, 0].tolist() == pytest.approx(field.schedule.times)
     torch.testing.assert_close(run.reference, field.schedule.reference.quantiles)
     torch.testing.assert_close(run.confidence.sort().values, torch.linspace(0, 1, 200), atol=0.02, rtol=0)
     one = sample(field, 1, steps=STEPS, seed=1, schedule=field.schedule)
     torch.testing.assert_close(one.confidence, run.confidence[:1])
-    assert sample(field, 5, steps=STEPS + 1, schedule="adaptive").reference is None  # read otherwise
-    torch.testing.assert_close(run.x, sample(field, 200, steps=STEPS, seed=1, confidence=False).x, rtol=0, atol=0)
+    assert sample(field, 5, steps=STEPS + 1, schedule=Schedule.adaptive()).reference is None  # read otherwise
+    torch.testing.assert_close(run.x, sample(field, 200, steps=STEPS, seed=1, confidence=None).x, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("steps", [12, 24, 30, 60, 128])
@@ -93,7 +95,7 @@ def test_a_schedule_reads_the_steps_it_was_chosen_for(steps):
     """Also where their times have no end in decimals."""
     field = mlp_field()
     field.schedule = fit_schedule(field, pilot=20, steps=steps)
-    run = sample(field, 3, steps=steps, schedule="adaptive")
+    run = sample(field, 3, steps=steps, schedule=Schedule.adaptive())
     assert run.reference is not None
     assert run.times[:, 0].tolist() == torch.tensor(field.schedule.times).tolist()
     assert len(run.times) == 3
@@ -126,8 +128,8 @@ def test_a_schedule_travels_with_its_field(tmp_path):
 def test_the_shipped_schedule_finds_what_is_misplaced_as_every_step_does():
     field = fmwc.load("checkerboard")
     assert len(field.schedule.times) == 3
-    reads = {"confidence": "linearised", "check": False}
-    every, few = (sample(field, 1000, seed=7, schedule=schedule, **reads) for schedule in (1, "adaptive"))
+    reads = {"confidence": Linearised(), "check": False}
+    every, few = (sample(field, 1000, **arguments(seed=7, schedule=schedule, **reads)) for schedule in (1, "adaptive"))
     bad, score = misplaced(every.x), field.schedule.reference.score
     assert auprc(few.score(), bad) > auprc(every.score(score), bad) - 0.05  # some thirty; the claim is of more
     torch.testing.assert_close(few.confidence, every.ranked_by(score).rank, atol=0.25, rtol=0)
@@ -142,12 +144,17 @@ def test_as_many_readings_as_there_are(readings):
 def test_what_cannot_be_scheduled_is_said():
     field = mlp_field()
     with pytest.raises(UsageError, match="fit_schedule"):
-        sample(field, 3, schedule="adaptive")
-    with pytest.raises(UsageError, match="did you mean 'adaptive'"):
-        sample(field, 3, schedule="adaptve")
+        sample(field, 3, schedule=Schedule.adaptive())
+    for old in ("adaptive", 5, [0.5]):
+        with pytest.raises(UsageError, match=r"Schedule\.every\(5\)"):
+            sample(field, 3, schedule=old)
     with pytest.raises(UsageError, match="cannot be read from 1 readings"):
         fit_schedule(field, 1, pilot=20, steps=STEPS)  # a ratio takes two
     with pytest.raises(UsageError, match="same times"):
-        fit_schedule(field, pilot=sample(field, 2, steps=STEPS, start=torch.tensor([0.0, 0.1])), steps=STEPS)
+        fit_schedule(
+            field,
+            pilot=sample(field, 2, steps=STEPS, config=SamplingConfig(start=torch.tensor([0.0, 0.1]))),
+            steps=STEPS,
+        )
     with pytest.raises(UsageError, match="the pilot took 7 steps, and a schedule for 50"):
         fit_schedule(field, pilot=sample(field, 5, steps=7))

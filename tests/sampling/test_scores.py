@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fmwc.errors import UnknownNameError, UsageError
-from fmwc.propagate import Transported
+from fmwc.estimators import Transported
+from fmwc.references import Schedule
 from fmwc.sampling import EARLY, LATE, SCORES, Standard, Trajectory, sample, standard_of
 from fmwc.sampling.scores import FEWEST, TAKES_WINDOW, parsed, score, within_groups
 
@@ -142,7 +143,7 @@ def test_an_irregular_schedule_weighs_each_reading_by_its_time(mlp):
         run = tiny(times, ((2, 2, 2, 2),))
         assert run.score("integrated").item() == pytest.approx(2 * (1 - times[0]))
         assert run.score("temporal_ratio").item() == pytest.approx(1)
-    run = sample(mlp, 3, steps=10, schedule=[0.0, 0.2, 0.75])
+    run = sample(mlp, 3, steps=10, schedule=Schedule.at([0.0, 0.2, 0.75]))
     torch.testing.assert_close(run.weights[:, 0], torch.tensor([0.2, 0.6, 0.2]))
 
 
@@ -219,9 +220,9 @@ def test_a_name_with_a_window_that_does_not_rise_is_refused_before_anything_is_d
 
 
 def test_a_run_without_variance_has_no_score(mlp):
-    run = sample(mlp, 3, steps=2, confidence=False)
+    run = sample(mlp, 3, steps=2, confidence=None)
     for name in SCORES:
-        with pytest.raises(UsageError, match="confidence='linearised'"):
+        with pytest.raises(UsageError, match=r"kept no variance; sample with confidence=Linearised\(\)"):
             run.score(name)
 
 

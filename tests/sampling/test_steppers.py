@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fmwc.flow import Channel, FlatTorus, Space
-from fmwc.sampling import STEPPERS, sample
+from fmwc.sampling import STEPPERS, Grid, SamplingConfig, sample
 from tests.reference import integrate
 
 TORUS = Space({"x": Channel((2,), FlatTorus(), "uniform")})
@@ -46,7 +46,9 @@ def test_order_of_convergence(name, problem):
     exact = problem.exact(x0())
     sizes = [16, 32, 64, 128]
     errors = [
-        (sample(problem.velocity, x0=x0(), steps=n, stepper=name, confidence=False).x - exact).norm().item()
+        (sample(problem.velocity, x0=x0(), steps=n, confidence=None, config=SamplingConfig(stepper=name)).x - exact)
+        .norm()
+        .item()
         for n in sizes
     ]
     x, y = torch.log(torch.tensor(sizes).double()), torch.log(torch.tensor(errors))
@@ -57,7 +59,9 @@ def test_order_of_convergence(name, problem):
 @pytest.mark.parametrize("name", STEPPERS)
 def test_a_run_written_out(name):
     times = [0.0, 0.1, 0.45, 0.5, 1.0]
-    found = sample(Decay().velocity, x0=x0(), times=times, stepper=name, confidence=False).x
+    found = sample(
+        Decay().velocity, x0=x0(), confidence=None, config=SamplingConfig(controller=Grid(times), stepper=name)
+    ).x
     torch.testing.assert_close(found, integrate(lambda x, t: -2 * t * x, x0(), times, name))
 
 
@@ -65,7 +69,9 @@ def test_a_run_written_out(name):
 def test_a_constant_velocity_is_followed_round_the_torus(name):
     start = torch.tensor([[0.9, 0.2]], dtype=torch.float64)
     speed = torch.tensor([[0.75, -1.5]], dtype=torch.float64)
-    found = sample(lambda x, t: speed, x0=start, steps=7, stepper=name, space=TORUS, confidence=False).x
+    found = sample(
+        lambda x, t: speed, x0=start, steps=7, confidence=None, config=SamplingConfig(stepper=name, space=TORUS)
+    ).x
     torch.testing.assert_close(found, torch.remainder(start + speed, 1.0))
 
 

@@ -9,12 +9,14 @@ import torch
 from torch import nn
 
 import fmwc
-from fmwc.confidence.editing import edit
 from fmwc.errors import UsageError
-from fmwc.field import Reference, attach
-from fmwc.sampling import Standard, Trajectory, growing, read_with, sample, stream
+from fmwc.field import attach
+from fmwc.references import Reference
+from fmwc.sampling import SamplingConfig, Standard, Trajectory, growing, read_with, sample, stream
 from fmwc.state import channels
+from fmwc.uses.edit import edit
 from tests.conftest import conv_field, dict_field, mlp_field
+from tests.options import arguments, when
 
 FIELDS = {"mlp": mlp_field, "conv": conv_field, "product": dict_field}
 TENSORS = ("x", "x0", "times", "mean", "var", "grid", "scores")
@@ -24,7 +26,7 @@ def referred(field, steps=10, score="temporal_ratio", estimator=None):
     """The field with a reference, read as it will be."""
     run = sample(field, 50, steps=steps, seed=9)
     estimator = estimator or fmwc.sampling.default_estimator(field.space)
-    field.reference = Reference(score, read_with(estimator, steps, "euler", 1), run.score(score).sort().values)
+    field.reference = Reference(score, read_with(estimator, steps, "euler"), run.score(score).sort().values)
     return field
 
 
@@ -37,7 +39,9 @@ def held(run):
 @pytest.mark.parametrize("name", FIELDS)
 def test_a_score_alone_is_the_score_of_the_whole(name):
     field = referred(FIELDS[name]())
-    full, small = (sample(field, 12, steps=10, batch=5, record=record) for record in ("full", "score"))
+    full, small = (
+        sample(field, 12, steps=10, config=SamplingConfig(batch=5, record=record)) for record in ("full", "score")
+    )
     torch.testing.assert_close(small.score(), full.score())
     torch.testing.assert_close(small.confidence, full.confidence)
     torch.testing.assert_close(small.take(torch.tensor([3, 1])).score(), full.score()[[3, 1]])
@@ -45,7 +49,7 @@ def test_a_score_alone_is_the_score_of_the_whole(name):
 
 
 def test_what_a_run_holds_does_not_grow_with_its_steps(conv):
-    few, many = (sample(conv, 6, steps=steps, record="score") for steps in (10, 200))
+    few, many = (sample(conv, 6, steps=steps, config=SamplingConfig(record="score")) for steps in (10, 200))
     assert held(few) == held(many) == 6 * (16 + 16 + 1 + 1)  # x, x0, score and the end of the grid
     assert held(sample(conv, 6, steps=200)) > 20 * held(many)
 
@@ -69,14 +73,14 @@ def test_nor_does_what_it_holds_on_the_way(schedule, reading):
     most = []
     for steps in (10, 100):
         field = attach(Counting(), space=(64,))
-        sample(field, 32, steps=steps, record="score", schedule=schedule)
+        sample(field, 32, steps=steps, schedule=when(schedule), config=SamplingConfig(record="score"))
         most.append(field.network.most)
     # Also one more of the ten predicted ends that are kept, its time, and whether a step before is the first.
     assert most[1] - most[0] <= 90 * 32 * reading + 65 * 32 + 32
 
 
 def test_a_score_alone_travels(tmp_path):
-    run = sample(referred(mlp_field()), 7, steps=10, record="score")
+    run = sample(referred(mlp_field()), 7, steps=10, config=SamplingConfig(record="score"))
     run.save(tmp_path / "run.safetensors")
     back = Trajectory.load(tmp_path / "run.safetensors").to("cpu")
     torch.testing.assert_close(back.score(), run.score())
@@ -84,17 +88,17 @@ def test_a_score_alone_travels(tmp_path):
 
 
 def test_what_was_let_go_of_cannot_be_asked_for(mlp):
-    run = sample(mlp, 4, steps=10, record="score")
+    run = sample(mlp, 4, steps=10, config=SamplingConfig(record="score"))
     for words in ({"name": "peak"}, {"channel": "x"}, {"early": 0.2}):
         with pytest.raises(UsageError, match="kept no variance, but its score temporal_ratio"):
             run.score(**words)
     with pytest.raises(UsageError, match="kept no variance, but its score temporal_ratio"):
         run.ranked_by("peak")
-    with pytest.raises(UsageError, match="record='full'"):
+    with pytest.raises(UsageError, match="not its times; sample with the default record"):
         edit(mlp, run, None, at=0.5, scale=0.1)
     for option in ({"keep_states": True}, {"transport": True}):
         with pytest.raises(UsageError, match="leave out keep_states and transport"):
-            sample(mlp, 4, record="score", **option)
+            sample(mlp, 4, **arguments(record="score", **option))
 
 
 # ---- what fits ------------------------------------------------------------------------------------------------------
@@ -125,10 +129,10 @@ class Narrow(nn.Module):
 @pytest.mark.parametrize("error", NO_MEMORY)
 def test_a_batch_that_does_not_fit_is_halved_and_nothing_else_changes(error):
     wide, narrow = (attach(Narrow(room, NO_MEMORY[error]), space=(2,)) for room in (64, 6))
-    options = {"steps": 4, "confidence": fmwc.propagate.Linearised(2), "decoder": "stochastic"}
-    whole, done = sample(wide, 40, **options), []
+    options = {"steps": 4, "confidence": fmwc.estimators.Linearised(2), "decoder": "stochastic"}
+    whole, done = sample(wide, 40, **arguments(**options)), []
     with pytest.warns(RuntimeWarning, match="40 samples together do not fit in memory; 5 do") as said:
-        parts = sample(narrow, 40, progress=done.append, **options)
+        parts = sample(narrow, 40, **arguments(progress=done.append, **options))
     assert len(said) == 1
     assert done == [5] * 8
     assert [n for n in narrow.network.seen if n > 6] == [40, 20, 10]  # found once
@@ -147,12 +151,12 @@ def test_what_halving_does_not_help_is_raised(error):
 # ---- streams --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"record": "full"}, {"decoder": "stochastic", "confidence": False}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"record": "full"}, {"decoder": "stochastic", "confidence": None}], ids=str)
 def test_a_stream_is_the_run_in_pieces(options):
     field = referred(mlp_field())
     options = {"steps": 10, "seed": 3, **options}
-    whole = sample(field, 11, **options)
-    parts = list(stream(field, 11, batch=4, **options))
+    whole = sample(field, 11, **arguments(**options))
+    parts = list(stream(field, 11, **arguments(batch=4, **options)))
     assert [len(part) for part in parts] == [4, 4, 3]
     assert torch.equal(torch.cat([part.x0 for part in parts]), whole.x0)
     torch.testing.assert_close(torch.cat([part.x for part in parts]), whole.x)
@@ -167,8 +171,10 @@ def test_conditions_are_split_with_the_stream():
         seen.append((y.tolist(), float(scale)))
         return torch.zeros_like(x)
 
-    options = {"space": (2,), "confidence": False, "steps": 1, "scale": torch.tensor(2.0)}
-    for _ in stream(velocity, 5, batch=2, y=torch.arange(5), **options):
+    options = {"space": (2,), "confidence": None, "steps": 1}
+    for _ in stream(
+        velocity, 5, **arguments(batch=2, cond={"y": torch.arange(5), "scale": torch.tensor(2.0)}, **options)
+    ):
         pass
     assert seen == [([0, 1], 2.0), ([2, 3], 2.0), ([4], 2.0)]
 
@@ -177,15 +183,17 @@ def test_conditions_may_be_lists(mlp):
     def velocity(x, t, y):
         return x * y[:, None]
 
-    options = {"space": (2,), "confidence": False, "times": [0.0, 0.3, 1.0], "seed": 1}
-    lists = torch.cat([part.x for part in stream(velocity, 5, batch=2, y=[0, 1, 2, 3, 4], **options)])
-    assert torch.equal(lists, sample(velocity, 5, y=torch.arange(5), **options).x)
+    options = {"space": (2,), "confidence": None, "times": [0.0, 0.3, 1.0], "seed": 1}
+    lists = torch.cat(
+        [part.x for part in stream(velocity, 5, **arguments(batch=2, cond={"y": [0, 1, 2, 3, 4]}, **options))]
+    )
+    assert torch.equal(lists, sample(velocity, 5, **arguments(cond={"y": torch.arange(5)}, **options)).x)
 
 
 def test_a_stream_of_nothing_is_said(mlp):
     for words, said in (({"count": 0}, "at least 1 sample"), ({"count": 3, "first": 2}, "leave out first")):
         with pytest.raises(UsageError, match=said):
-            next(stream(mlp, **words))
+            next(stream(mlp, **arguments(**words)))
 
 
 def test_a_stream_takes_a_reference(mlp):
@@ -205,12 +213,14 @@ def test_a_file_that_grows_is_the_file_of_the_whole(name, tmp_path):
     def classed(part, rows):
         return dataclasses.replace(part, cond={"y": rows}, standard=standard, made={"by": "hand"})
 
-    parts = list(stream(field, 11, batch=4, steps=10))
+    parts = list(stream(field, 11, steps=10, config=SamplingConfig(batch=4)))
     with growing(tmp_path / "grown.safetensors", 11) as add:
         for part, rows in zip(parts, y.split(4), strict=True):
             add(classed(part, rows))
             assert not (tmp_path / "grown.safetensors").exists()
-    classed(sample(field, 11, steps=10, batch=4, record="score"), y).save(tmp_path / "whole.safetensors")
+    classed(sample(field, 11, steps=10, config=SamplingConfig(batch=4, record="score")), y).save(
+        tmp_path / "whole.safetensors"
+    )
     grown, whole = (Trajectory.load(tmp_path / f"{n}.safetensors") for n in ("grown", "whole"))
     assert grown.about() == whole.about()
     files = [safetensors.torch.load_file(tmp_path / f"{n}.safetensors") for n in ("grown", "whole")]
@@ -219,7 +229,7 @@ def test_a_file_that_grows_is_the_file_of_the_whole(name, tmp_path):
 
 
 def test_a_file_that_does_not_become_whole_does_not_appear(tmp_path):
-    parts = stream(referred(mlp_field()), 8, batch=4, steps=10)
+    parts = stream(referred(mlp_field()), 8, steps=10, config=SamplingConfig(batch=4))
     with pytest.raises(UsageError, match="laid out for 8 samples, and 4 came"), growing(tmp_path / "a", 8) as add:
         add(next(parts))
     full = sample(mlp_field(), 4, steps=10)
@@ -231,7 +241,7 @@ def test_a_file_that_does_not_become_whole_does_not_appear(tmp_path):
 @pytest.mark.parametrize("rows", [torch.arange(4, dtype=torch.int32), torch.arange(8).view(4, 2)], ids=["type", "size"])
 def test_parts_that_do_not_fit_one_another_are_refused(rows, tmp_path):
     def grow():
-        parts = stream(referred(mlp_field()), 8, batch=4, steps=10)
+        parts = stream(referred(mlp_field()), 8, steps=10, config=SamplingConfig(batch=4))
         with growing(tmp_path / "a", 8) as add:
             add(dataclasses.replace(next(parts), cond={"y": torch.arange(4)}))
             add(dataclasses.replace(next(parts), cond={"y": rows}))
@@ -244,7 +254,7 @@ def test_parts_that_do_not_fit_one_another_are_refused(rows, tmp_path):
 
 
 def test_bytes_are_written_as_they_come(tmp_path):
-    part = next(stream(referred(mlp_field()), 4, batch=4, steps=10))
+    part = next(stream(referred(mlp_field()), 4, steps=10, config=SamplingConfig(batch=4)))
     y = torch.arange(4, dtype=torch.uint8)
     with growing(tmp_path / "a.safetensors", 4) as add:
         add(dataclasses.replace(part, cond={"y": y}))

@@ -9,14 +9,16 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fmwc.errors import CheckpointError, UsageError
-from fmwc.field import Reference, attach
+from fmwc.estimators import Diagonal, Linearised, Tangent
+from fmwc.field import attach
 from fmwc.flow import Space
 from fmwc.identity import SEAL, digest_tensors
-from fmwc.propagate import Diagonal, Linearised
-from fmwc.sampling import SCORES, Parts, Standard, Trajectory, read_with, sample, standard_of
+from fmwc.references import Reference, Schedule
+from fmwc.sampling import SCORES, Parts, SamplingConfig, Standard, Trajectory, read_with, sample, standard_of
 from fmwc.sampling.scores import within_groups
 from fmwc.state import channels
 from tests.conftest import PRODUCT, awaken
+from tests.options import arguments
 
 TENSORS = ("x", "x0", "times", "mean", "var", "grid")
 
@@ -42,7 +44,7 @@ def test_the_rank_is_the_place_among_the_run_reversed(mlp):
 
 def test_confidence_against_a_reference(mlp):
     run = sample(mlp, 40, steps=10)
-    mlp.reference = Reference("peak", read_with("linearised", 10, "euler", 1), torch.linspace(0, 1, 101) * 2)
+    mlp.reference = Reference("peak", read_with("linearised", 10, "euler"), torch.linspace(0, 1, 101) * 2)
     same_setting = sample(mlp, 5, steps=10)
     assert same_setting.default_score == "peak"
     own = same_setting.score("peak")
@@ -59,15 +61,15 @@ def test_confidence_against_a_reference(mlp):
     [
         {"steps": 11},
         {"steps": 10, "stepper": "heun"},
-        {"steps": 10, "schedule": 2},
-        {"steps": 10, "confidence": "diagonal"},
-        {"steps": 10, "confidence": "tangent"},
+        {"steps": 10, "schedule": Schedule.every(2)},
+        {"steps": 10, "confidence": Diagonal()},
+        {"steps": 10, "confidence": Tangent()},
     ],
     ids=str,
 )
 def test_a_reference_read_otherwise_is_not_used(options, mlp):
-    mlp.reference = Reference("peak", read_with("linearised", 10, "euler", 1), torch.linspace(0, 1, 101))
-    run = sample(mlp, 4, **options)
+    mlp.reference = Reference("peak", read_with("linearised", 10, "euler"), torch.linspace(0, 1, 101))
+    run = sample(mlp, 4, **arguments(**options))
     assert run.reference is None
     assert run.default_score == "peak"
     assert run.withheld
@@ -75,9 +77,9 @@ def test_a_reference_read_otherwise_is_not_used(options, mlp):
 
 
 def test_settings_tell_estimators_and_their_options_apart():
-    settings = [read_with(e, 10, "euler", 1) for e in ("linearised", "diagonal", Diagonal("taylor1"), None)]
+    settings = [read_with(e, 10, "euler") for e in ("linearised", "diagonal", Diagonal("taylor1"), None)]
     assert len(set(settings)) == 4
-    assert read_with("diagonal", 10, "euler", 1) == read_with(Diagonal(), 10, "euler", 1)
+    assert read_with("diagonal", 10, "euler") == read_with(Diagonal(), 10, "euler")
 
 
 # ---- within a condition ---------------------------------------------------------------------------------------------
@@ -105,26 +107,26 @@ Y = torch.arange(36) % 3
 
 def referenced(field, steps=10):
     """The field with a reference within y, from another seed."""
-    run = sample(field, 60, steps=steps, seed=1, y=torch.arange(60) % 3)
+    run = sample(field, 60, steps=steps, seed=1, cond={"y": torch.arange(60) % 3})
     raw = run.score("peak")
     standard = standard_of("y", raw, run.cond["y"])
     levels = torch.linspace(0, 1, 31)
     quantiles = standard(raw, run.cond["y"]).quantile(levels)
-    field.reference = Reference("peak", read_with("linearised", steps, "euler", 1), quantiles, standard)
+    field.reference = Reference("peak", read_with("linearised", steps, "euler"), quantiles, standard)
     return field
 
 
 def test_a_run_keeps_what_was_asked_of_each_sample(asked):
-    run = sample(asked, 36, steps=4, batch=7, y=Y, scale=torch.tensor(0.5))
+    run = sample(asked, 36, steps=4, cond={"y": Y, "scale": torch.tensor(0.5)}, config=SamplingConfig(batch=7))
     assert run.cond.keys() == {"y", "scale"}
     assert torch.equal(run.cond["y"], Y)
     assert torch.equal(run.cond["scale"], torch.full((36,), 0.5))  # said once for all, kept for each
-    assert sample(asked, 36, steps=4, confidence=False, y=Y).cond.keys() == {"y"}
+    assert sample(asked, 36, steps=4, confidence=None, cond={"y": Y}).cond.keys() == {"y"}
 
 
 @pytest.mark.parametrize("name", ["peak", "integrated", "temporal_ratio", "dispersion", None])
 def test_a_score_within_a_class_is_standardised_among_its_samples(name, asked):
-    run = sample(asked, 36, steps=10, transport=True, y=Y)
+    run = sample(asked, 36, steps=10, transport=True, cond={"y": Y})
     found = run.score(name, within="y")
     torch.testing.assert_close(found, within_groups("y", run.score(name), Y))
     for label in range(3):
@@ -133,7 +135,7 @@ def test_a_score_within_a_class_is_standardised_among_its_samples(name, asked):
 
 
 def test_the_level_of_a_class_is_taken_out(asked):
-    run = sample(asked, 36, steps=10, y=Y)
+    run = sample(asked, 36, steps=10, cond={"y": Y})
     raw, inside = run.score("peak"), run.score("peak", within="y")
     assert raw[Y == 2].min() > raw[Y == 0].max()
     assert inside[Y == 2].min() < inside[Y == 0].max()
@@ -143,12 +145,18 @@ def test_the_level_of_a_class_is_taken_out(asked):
 
 
 def test_conditions_that_cannot_be_compared_within_are_refused(asked, mlp):
-    run = sample(asked, 36, steps=4, y=Y)
+    run = sample(asked, 36, steps=4, cond={"y": Y})
     for call, message in (
         (lambda: run.score("peak", within="Y"), "unknown condition 'Y'.* Known: y"),
         (lambda: sample(mlp, 9, steps=4).score("peak", within="y"), "this run had no conditions"),
-        (lambda: sample(asked, 9, steps=4, y=Y[:9]).score("peak", within="y"), "^3 samples with y = 0 are too few"),
-        (lambda: sample(asked, 9, steps=4, y=Y[:9] / 2).score("peak", within="y"), "not a condition of whole numbers"),
+        (
+            lambda: sample(asked, 9, steps=4, cond={"y": Y[:9]}).score("peak", within="y"),
+            "^3 samples with y = 0 are too few",
+        ),
+        (
+            lambda: sample(asked, 9, steps=4, cond={"y": Y[:9] / 2}).score("peak", within="y"),
+            "not a condition of whole numbers",
+        ),
     ):
         with pytest.raises(UsageError, match=message) as raised:
             call()
@@ -157,12 +165,12 @@ def test_conditions_that_cannot_be_compared_within_are_refused(asked, mlp):
 
 def test_a_reference_within_a_class_is_what_confidence_is_read_against(asked):
     reference = referenced(asked).reference
-    run = sample(asked, 36, steps=10, y=Y)
+    run = sample(asked, 36, steps=10, cond={"y": Y})
     expected = reference.standard(run.score("peak"), Y)
     assert torch.equal(run.score(), expected)
     share = torch.stack([(reference.quantiles > s).float().mean() for s in expected])
     torch.testing.assert_close(run.confidence, share, rtol=0, atol=1e-6)
-    one = sample(asked, 1, steps=10, y=Y[:1])
+    one = sample(asked, 1, steps=10, cond={"y": Y[:1]})
     torch.testing.assert_close(one.confidence, run.confidence[:1])
     assert not torch.equal(run.score(), run.score("peak"))  # by name it is as it was read
 
@@ -170,28 +178,28 @@ def test_a_reference_within_a_class_is_what_confidence_is_read_against(asked):
 def test_no_class_is_trusted_less_than_another(asked):
     referenced(asked)
     y = torch.arange(150) % 3
-    run = sample(asked, 150, steps=10, seed=5, y=y)
+    run = sample(asked, 150, steps=10, seed=5, cond={"y": y})
     means = torch.stack([run.confidence[y == label].mean() for label in range(3)])
     assert float((means - 0.5).abs().max()) < 0.2
     raw = run.ranked_by("integrated")
     assert raw.rank[y == 0].mean() > 0.8 > 0.2 > raw.rank[y == 2].mean()
 
 
-@pytest.mark.parametrize("options", [{"steps": 11}, {"steps": 10, "confidence": "diagonal"}], ids=str)
+@pytest.mark.parametrize("options", [{"steps": 11}, {"steps": 10, "confidence": Diagonal()}], ids=str)
 def test_a_run_read_otherwise_is_compared_within_itself(options, asked):
     field = referenced(asked)
-    run = sample(field, 36, y=Y, **options)
+    run = sample(field, 36, **arguments(cond={"y": Y}, **options))
     assert run.reference is None
     assert not torch.equal(run.standard.centre, field.reference.standard.centre)
     torch.testing.assert_close(run.score(), run.score("peak", within="y"))
-    few = sample(field, 12, y=Y[:12], **options)  # four a class
+    few = sample(field, 12, **arguments(cond={"y": Y[:12]}, **options))  # four a class
     assert few.standard is None
     assert torch.equal(few.score(), few.score("peak"))
     assert sorted(few.rank.tolist()) == pytest.approx([i / 12 for i in range(12)])
 
 
 def test_ranking_by_another_score_leaves_the_reference_behind(asked):
-    run = sample(referenced(asked), 36, steps=10, y=Y)
+    run = sample(referenced(asked), 36, steps=10, cond={"y": Y})
     raw = run.ranked_by("peak")  # the checkpoint's own, which is standardised between classes
     assert (raw.reference, raw.standard) == (None, None)
     assert torch.equal(raw.score(), run.score("peak"))
@@ -210,8 +218,8 @@ def test_ranking_by_another_score_leaves_the_reference_behind(asked):
 @pytest.mark.parametrize("y", [torch.tensor(2), torch.tensor([2])], ids=["a number", "one row"])
 def test_one_class_for_all_is_that_class_for_each(y, asked):
     referenced(asked)
-    run = sample(asked, 5, steps=10, y=y)
-    torch.testing.assert_close(run.confidence, sample(asked, 5, steps=10, y=torch.full((5,), 2)).confidence)
+    run = sample(asked, 5, steps=10, cond={"y": y})
+    torch.testing.assert_close(run.confidence, sample(asked, 5, steps=10, cond={"y": torch.full((5,), 2)}).confidence)
 
 
 # ---- channels -------------------------------------------------------------------------------------------------------
@@ -248,7 +256,7 @@ def test_a_window_of_time_by_its_name(product):
 def test_channels_are_added_up_in_their_units(product, tmp_path):
     heavy = dataclasses.replace(PRODUCT.channels["place"], weight=9.0)
     weighted = Space({**PRODUCT.channels, "place": heavy})
-    run = sample(product, 6, steps=10, space=weighted)
+    run = sample(product, 6, steps=10, config=SamplingConfig(space=weighted))
     plain = sample(product, 6, steps=10)
     assert (run.units, plain.units) == ({"place": 9}, {})
     place, shape = (run.var[c].flatten(2).sum(2) for c in ("place", "shape"))
@@ -276,7 +284,7 @@ def test_names_that_are_none_are_named(product, mlp):
 @pytest.mark.parametrize("transport", [False, 2])
 def test_a_compact_run_keeps_every_score(transport, product, mlp):
     for field in (product, mlp):
-        run = sample(field, 7, steps=10, transport=transport, keep_states=True)
+        run = sample(field, 7, **arguments(steps=10, transport=transport, keep_states=True))
         small = run.compact()
         names = [*SCORES, *(f"{c}/{s}" for c in channels(run.var) if isinstance(run.var, dict) for s in SCORES)]
         for name in [*names, *(["dispersion"] if transport else [])]:
@@ -308,15 +316,15 @@ def test_a_compact_run_travels(product, tmp_path):
 
 def test_batches_are_kept_as_they_are_done_and_not_drawn_again(asked, tmp_path):
     parts, done = Parts(tmp_path / "parts"), []
-    options = {"steps": 4, "seed": 3, "batch": 4, "y": Y[:10]}
-    plain = sample(asked, 10, **options)
-    run = sample(asked, 10, parts=parts, progress=done.append, **options)
+    options = {"steps": 4, "seed": 3, "batch": 4, "cond": {"y": Y[:10]}}
+    plain = sample(asked, 10, **arguments(**options))
+    run = sample(asked, 10, **arguments(parts=parts, progress=done.append, **options))
     assert done == [4, 4, 2]
     files = sorted((tmp_path / "parts").iterdir())
     assert [path.name for path in files] == [f"{first:09d}.safetensors" for first in (0, 4, 8)]
     files[1].unlink()
     files[2].write_bytes(files[2].read_bytes()[:-1])  # a batch that cannot be read is drawn again
-    again = sample(asked, 10, parts=parts, progress=done.append, **options)
+    again = sample(asked, 10, **arguments(parts=parts, progress=done.append, **options))
     assert done == [4, 4, 2] * 2
     for name in ("x", "x0", "times", "grid", "mean", "var", "index"):
         assert torch.equal(getattr(run, name), getattr(plain, name))
@@ -324,13 +332,16 @@ def test_batches_are_kept_as_they_are_done_and_not_drawn_again(asked, tmp_path):
     assert torch.equal(again.rank, plain.rank)
     assert torch.equal(again.cond["y"], Y[:10])
     first = Trajectory.load(files[0])
-    assert sample(asked, 3, parts=parts, **{**options, "y": Y[:3]}).x.shape == (3, 2)  # four are there: too many
+    assert sample(asked, 3, **arguments(parts=parts, **{**options, "cond": {"y": Y[:3]}})).x.shape == (
+        3,
+        2,
+    )  # four are there: too many
     torch.testing.assert_close(Trajectory.load(files[0]).x, first.x[:3])
 
 
 def test_batches_on_disk_do_not_hold_states(asked, tmp_path):
     with pytest.raises(UsageError, match="leave out keep_states or parts"):
-        sample(asked, 4, steps=2, parts=Parts(tmp_path), keep_states=True, y=Y[:4])
+        sample(asked, 4, steps=2, cond={"y": Y[:4]}, config=SamplingConfig(parts=Parts(tmp_path), keep_states=True))
 
 
 # ---- filtering ------------------------------------------------------------------------------------------------------
@@ -338,7 +349,7 @@ def test_batches_on_disk_do_not_hold_states(asked, tmp_path):
 
 @pytest.fixture
 def full(mlp):
-    return sample(mlp, 12, steps=10, transport=True, keep_states=True)
+    return sample(mlp, 12, steps=10, transport=True, config=SamplingConfig(keep_states=True))
 
 
 def test_take_picks_the_same_samples_everywhere(full):
@@ -359,7 +370,7 @@ def test_take_picks_the_same_samples_everywhere(full):
 def test_take_by_mask_and_of_channels(full, product):
     mask = full.score("peak") < full.score("peak").median()
     assert torch.equal(full.take(mask).x, full.x[mask])
-    run = sample(product, 6, steps=4, transport=2)
+    run = sample(product, 6, steps=4, transport=True, config=SamplingConfig(projections=2))
     found = run.take(torch.tensor([5, 1]))
     assert torch.equal(found.x["place"], run.x["place"][[5, 1]])
     assert torch.equal(found.var["shape"], run.var["shape"][:, [5, 1]])
@@ -367,7 +378,7 @@ def test_take_by_mask_and_of_channels(full, product):
 
 @pytest.mark.parametrize("reference", [True, False], ids=["reference", "its own"])
 def test_what_is_taken_keeps_its_conditions_its_confidence_and_its_rank(reference, asked):
-    run = sample(referenced(asked) if reference else asked, 36, steps=10, y=Y)
+    run = sample(referenced(asked) if reference else asked, 36, steps=10, cond={"y": Y})
     names = ["rank", *(["confidence"] if reference else [])]
     index = torch.tensor([8, 3, 35])
     found = run.take(index)
@@ -435,7 +446,7 @@ def test_round_trip(full, tmp_path):
 
 
 def test_round_trip_with_conditions_and_a_standard(asked, tmp_path):
-    run = sample(referenced(asked), 36, steps=10, y=Y, scale=torch.rand(36))
+    run = sample(referenced(asked), 36, steps=10, cond={"y": Y, "scale": torch.rand(36)})
     assert run.cond.keys() == {"y", "scale"}
     again = round_trip(run, tmp_path / "run.safetensors")
     assert torch.equal(again.confidence, run.confidence)
@@ -454,14 +465,14 @@ def test_round_trip_of_channels(product, tmp_path):
 
 
 def test_round_trip_without_variance_into_a_folder(mlp, tmp_path):
-    run = sample(mlp, 6, steps=10, confidence=False)
+    run = sample(mlp, 6, steps=10, confidence=None)
     assert run.save(tmp_path).name == "samples.safetensors"
     round_trip(run, tmp_path)
 
 
 def test_a_run_too_short_for_its_score_is_kept_all_the_same(mlp, tmp_path):
     round_trip(sample(mlp, 6, steps=2), tmp_path / "short.safetensors")
-    round_trip(sample(mlp, 6, steps=10, start=0.5), tmp_path / "late.safetensors")
+    round_trip(sample(mlp, 6, steps=10, config=SamplingConfig(start=0.5)), tmp_path / "late.safetensors")
 
 
 def test_a_file_that_is_cut_off_or_is_none(full, tmp_path):
@@ -518,7 +529,9 @@ def test_tensors_that_are_no_run_are_refused(full, tmp_path, name):
 
 
 def test_a_run_moves_with_all_it_holds(asked):
-    run = sample(referenced(asked), 36, steps=10, y=Y, transport=True, keep_states=True)
+    run = sample(
+        referenced(asked), 36, steps=10, cond={"y": Y}, transport=True, config=SamplingConfig(keep_states=True)
+    )
     moved = run.to("meta")
     for name in TENSORS:
         assert getattr(moved, name).is_meta, name

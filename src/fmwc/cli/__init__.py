@@ -1,7 +1,7 @@
-"""The command line: parse, call, print. `app` is the command; each module holds the verbs of one kind."""
+"""The command line: each command parses its options, calls one function of :mod:`fmwc.commands`, and prints."""
 
-# Imported for their verbs, in the order in which the help is to list them.
-from fmwc.cli import showing, making, sampling, checking, using, reading, studying, measuring  # noqa: I001
+# Imported in the order in which the help lists the commands.
+from fmwc.cli import report, train, sample, check, filter, edit, judge, rules  # isort: skip
 from fmwc.cli.shared import app
 
-__all__ = ["app", "checking", "making", "measuring", "reading", "sampling", "showing", "studying", "using"]
+__all__ = ["app", "check", "edit", "filter", "judge", "report", "rules", "sample", "train"]

@@ -1,7 +1,7 @@
-"""What the verbs share: the app, options that mean the same everywhere, and printing.
+"""The app, options that several commands share, and printing.
 
-Nothing here, nor at the top of a module of verbs, imports torch: `fmwc --help` must not wait for it. Verbs import what
-they call when they are called.
+No module of this package imports torch at its top, so that `fmwc --help` stays fast. Commands import what they call
+when they run. They pass their options on by name: those of a command are parameters of the function it calls.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Annotated
 import typer
 
 import fmwc
+from fmwc.domains import DOMAINS
 from fmwc.errors import UsageError
 from fmwc.readers import shown
 
 __all__ = [
-    "SETTINGS",
     "Checkpoint",
     "Count",
     "Data",
@@ -26,6 +26,7 @@ __all__ = [
     "Force",
     "JudgedBy",
     "Network",
+    "NoiseSeed",
     "Out",
     "Own",
     "Samples",
@@ -40,8 +41,6 @@ __all__ = [
     "say",
 ]
 
-SETTINGS = ("checkerboard", "mnist", "crystals")  # the keys of fmwc.settings.SETTINGS, whose import takes seconds
-
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -51,7 +50,7 @@ app = typer.Typer(
 
 
 def _built_from() -> str:
-    """The commit that was written into the package when it was built; empty in a source tree."""
+    """Return the commit that was recorded when the package was built; empty in a source tree."""
     try:
         return str(import_module("fmwc._commit").COMMIT)
     except (ImportError, AttributeError):
@@ -71,59 +70,61 @@ def _options(
     ] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Print the traceback of an error (or FMWC_DEBUG=1). Allowed after any verb.")
-    ] = False,  # read by fmwc.__main__, which prints errors
+    ] = False,  # handled in fmwc.__main__
 ) -> None:
-    """Flow matching with confidence: samples that say how far to trust them."""
+    """Flow matching with confidence: draw samples and estimate how far to trust each of them."""
 
 
-Which = Annotated[str, typer.Argument(help=f"Which setting: {' or '.join(SETTINGS)}.")]
+Which = Annotated[str, typer.Argument(help=f"{', '.join(DOMAINS)}.")]
 Out = Annotated[Path, typer.Option("--out", "-o", help="Folder to write to.")]
 Set = Annotated[list[str], typer.Option("--set", help="Change a recipe field: --set key=value. May be repeated.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Seed = Annotated[int, typer.Option(min=-(1 << 63), max=(1 << 63) - 1, help="Seed of the run.")]
+NoiseSeed = Annotated[int, typer.Option(help="Seed of the noise.")]
 Force = Annotated[bool, typer.Option("--force", help="Write into a folder that is not empty.")]
-Count = Annotated[int, typer.Option("-n", "--count", help="Number of samples; 0: the setting's default.")]
-Data = Annotated[str, typer.Option(help="Where the data is; default: FMWC_DATA, or the cache (downloaded if needed).")]
+Count = Annotated[int, typer.Option("-n", "--count", help="Number of samples; 0: the domain's default.")]
+Data = Annotated[str, typer.Option(help="Folder of the data; default: FMWC_DATA, or the cache (downloaded if needed).")]
 JudgedBy = Annotated[
     str,
-    typer.Option("--judge", help="mnist: a judge trained on your data. crystals: an energy model; default: chgnet."),
+    typer.Option("--judge", help="mnist: folder of a judge for your data. crystals: energy model, by default chgnet."),
 ]
 Network = Annotated[
     str,
     typer.Option(
-        help="For a field from fmwc retrofit: module:function that builds its network. Name only code that you trust."
+        help="For a checkpoint of fmwc retrofit: module:function that builds its network. Name only trusted code."
     ),
 ]
-Own = Annotated[bool, typer.Option("--own", help="--data is your own: idx files, .npz, or a folder of images.")]
+Own = Annotated[bool, typer.Option("--own", help="The data is your own: idx files, .npz, or a folder of images.")]
 Samples = Annotated[Path, typer.Argument(help="A folder that fmwc sample wrote, or its samples.safetensors.")]
 Checkpoint = Annotated[
-    str, typer.Option(help="What drew the samples: a shipped name or a folder; default: as recorded in their file.")
+    str,
+    typer.Option(help="Checkpoint of the samples, by shipped name or folder; default: the one recorded."),
 ]
 
 
 def numbers_of(text: str) -> list[int]:
-    """Seeds, as a user gives them."""
+    """Return the seeds of a comma-separated list."""
     try:
         return [int(number) for number in text.split(",")]
     except ValueError as error:
-        raise UsageError(f"--seeds takes whole numbers separated by commas, got '{text}'") from error
+        raise UsageError(f"--seeds must be whole numbers separated by commas; got '{text}'") from error
 
 
 # ---- printing ----------------------------------------------------------------------------------------------------
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print text as it is: no markup, no wrapping; control characters (of file names, of titles) as question marks."""
+    """Print text without markup or wrapping, control characters as question marks."""
     print("\n".join(shown(line) for line in text.splitlines()), file=sys.stderr if err else sys.stdout, flush=True)
 
 
 def print_rows(rows: list[dict[str, str]], title: str) -> None:
-    """Print rows of a name and a value."""
+    """Print a table of names and values."""
     _print_table([list(row.values()) for row in rows], [], title)
 
 
 def print_table(rows: list[dict[str, str]], title: str) -> None:
-    """Print rows below the names of their columns."""
+    """Print a table with the names of its columns."""
     _print_table([list(row.values()) for row in rows], list(rows[0]) if rows else [], title)
 
 
@@ -132,7 +133,7 @@ def _print_table(rows: list[list[str]], header: list[str], title: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    def plain(value: str) -> Text:  # a Text is not searched for markup, emoji or numbers to colour
+    def plain(value: str) -> Text:  # rich looks for markup, emoji and numbers in str, not in Text
         return Text(shown(value))
 
     table = Table(title=plain(title), show_header=bool(header))
@@ -144,5 +145,6 @@ def _print_table(rows: list[list[str]], header: list[str], title: str) -> None:
 
 
 def print_written(paths: list[Path]) -> None:
+    """Print the files that were written."""
     if paths:
         say(f"wrote {', '.join(map(shown, paths))}")

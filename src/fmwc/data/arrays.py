@@ -1,7 +1,8 @@
-"""Samples of a user's own from one file: arrays by name, the samples and what goes with each."""
+"""Samples and their conditions from one file of named arrays, and the hash of a data set."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,13 +15,13 @@ from fmwc.errors import DataError
 from fmwc.readers import read_arrays, read_pt, read_safetensors, shown
 from fmwc.state import SINGLE, State, channels
 
-__all__ = ["READERS", "Samples", "load", "read", "samples_of"]
+__all__ = ["READERS", "Samples", "fingerprint", "load", "read", "samples_of"]
 
-LIMIT = 8 << 30  # bytes of a file and of its numbers in single precision: all of them are held in memory
+LIMIT = 8 << 30  # bytes of a file, and of its numbers in single precision, which are held in memory
 
 
 class Samples(NamedTuple):
-    """Samples, if there are any, and conditions, one row a sample."""
+    """Samples, if there are any, and conditions, with one row per sample."""
 
     x: State | None
     cond: dict[str, Tensor]
@@ -33,11 +34,11 @@ def _numpy(path: Path) -> dict[str, Tensor]:
     try:
         return {name: torch.from_numpy(_native(value)) for name, value in found.items()}
     except (TypeError, ValueError) as error:
-        raise DataError(f"{path} holds arrays that are not tensors' ({error})") from error
+        raise DataError(f"{path} holds arrays that cannot be tensors ({error})") from error
 
 
 def _native(value: np.ndarray) -> np.ndarray:
-    """The array in this machine's byte order."""
+    """Convert an array to this machine's byte order."""
     return np.ascontiguousarray(value, value.dtype.newbyteorder("="))
 
 
@@ -56,27 +57,27 @@ READERS: dict[str, Callable[[Path], Any]] = {
 
 
 def read(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a file by name, by what its name ends with."""
+    """Return the tensors of a file by name; its extension tells the format."""
     path = Path(path)
     if path.suffix not in READERS:
-        raise DataError(f"{shown(path)} is none of {', '.join(READERS)}")
+        raise DataError(f"{shown(path)} has none of the extensions {', '.join(READERS)}")
     found = READERS[path.suffix](path)
     named = isinstance(found, Mapping) and all(isinstance(name, str) for name in found)
     if not named or not found or not all(isinstance(value, Tensor) for value in found.values()):
         inner = [name for name, value in found.items() if isinstance(value, dict)] if named else []
         do = f"; save {inner[0][:60]!r} alone, or let the function load it" if inner else ""
         held = ", ".join(found)[:200] or "nothing" if named else type(found).__name__
-        raise DataError(f"{shown(path)} holds something else than tensors by name: {held}{do}")
+        raise DataError(f"{shown(path)} holds something else than named tensors: {held}{do}")
     return dict(found)
 
 
 def load(path: str | Path) -> Samples:
-    """Reads samples: `x`, or `x.channel` for each channel, and every other array as a condition of that name."""
+    """Read samples: `x`, or `x.channel` for each channel; every other array is a condition of that name."""
     return samples_of(read(path), path)
 
 
 def samples_of(found: Mapping[str, Tensor], path: str | Path) -> Samples:
-    """Return the tensors of a file as samples and conditions; raise where they do not fit together."""
+    """Return the tensors of a file as samples and conditions; raise if they do not fit together."""
     parts = {name.removeprefix("x."): v for name, v in found.items() if name.startswith("x.")}
     if parts and SINGLE in found:
         raise DataError(f"{path} holds both x and x.{next(iter(parts))}; samples are one or the other")
@@ -84,7 +85,7 @@ def samples_of(found: Mapping[str, Tensor], path: str | Path) -> Samples:
     cond = {name: v for name, v in found.items() if name != SINGLE and not name.startswith("x.")}
     rows = {name: len(v) if v.ndim else 0 for name, v in found.items()}
     if len(set(rows.values())) > 1 or 0 in rows.values():
-        raise DataError(f"{path} has one row a sample in every array, at least one; got {rows}")
+        raise DataError(f"{path} needs one row per sample in every array, and at least one; got {rows}")
     if odd := [name for name, v in found.items() if v.is_complex() or v.is_quantized]:
         raise DataError(f"{path}: '{odd[0]}' is of {found[odd[0]].dtype}; save real numbers")
     if (size := 4 * sum(v.numel() for v in channels(x).values()) if x is not None else 0) > LIMIT:
@@ -96,3 +97,11 @@ def _floats(x: State | None) -> State | None:
     if isinstance(x, dict):
         return {name: value.float() for name, value in x.items()}
     return None if x is None else x.float()
+
+
+def fingerprint(*data: State) -> str:
+    """Return a short hash of the data that a model is trained on."""
+    digest = hashlib.sha256()
+    for tensor in (value for row in data for value in channels(row).values()):
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]

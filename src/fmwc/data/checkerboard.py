@@ -13,7 +13,7 @@ DENSITY = 1 / 8  # eight cells of unit area
 
 
 def sample(count: int, seed: int) -> Tensor:  # -> (count, 2)
-    """Points uniform on the support.
+    """Draw points uniformly on the support.
 
     >>> bool(inside(sample(1000, seed=0)).all())
     True
@@ -26,12 +26,12 @@ def sample(count: int, seed: int) -> Tensor:  # -> (count, 2)
 
 
 def inside(x: Tensor) -> Tensor:  # (B, 2) -> (B,)
-    """Whether a point lies in one of the eight cells."""
+    """Return whether each point lies in one of the eight cells."""
     cell = ((x + HALF) / CELL).floor()
     on_board = ((x >= -HALF) & (x < HALF)).all(-1)
     return on_board & (cell.sum(-1).remainder(2) == 0)
 
 
 def density(x: Tensor) -> Tensor:  # (B, 2) -> (B,)
-    """The target density."""
+    """Return the target density."""
     return inside(x).to(x.dtype) * DENSITY

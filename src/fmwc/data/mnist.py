@@ -1,4 +1,4 @@
-"""MNIST, checked byte for byte, or a data set of one's own of the same kind: greyscale images with labels."""
+"""MNIST, verified by checksums, and other data sets of greyscale images with labels."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ LIMIT = 1 << 30  # bytes of images; MNIST has 47 million, EMNIST 640 million
 PICTURE = 1 << 24  # bytes of an image file, and pixels of an image
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
-PLACES = (".", "mnist", "MNIST/raw")  # below the folder that is given; the last is torchvision's
-TIMEOUT = 30.0  # seconds without an answer
-LARGEST = 1 << 24  # bytes to accept from a mirror; the largest of the four files has 9.9 million
+PLACES = (".", "mnist", "MNIST/raw")  # subfolders to search; the last is torchvision's
+TIMEOUT = 30.0  # seconds
+LARGEST = 1 << 24  # bytes accepted from a mirror; the largest of the four files has 9.9 million
 CHUNK = 1 << 20
 TOGETHER = 1000  # images that are rounded at a time
-TENTH = 10  # data without a split: one image in so many is for testing
+TENTH = 10  # in data without splits, every tenth image is for testing
 BY_HAND = f"{', '.join(name for name in SUMS if name.endswith('.gz'))} from {' or '.join(MIRRORS)}"
 OWN = (
-    "data of your own is a folder of idx files under MNIST's names, an .npz file, or a folder of images with one "
-    "subfolder for each class, named by its label, 0, 1, …"
+    "your own data must be a folder of idx files with MNIST's names, an .npz file, or a folder of images with one "
+    "subfolder per class, named by its label, 0, 1, …"
 )
-AS_OWN = "read data of your own with own=True (--own)"
-GET = f"leave --data and FMWC_DATA out to download MNIST (download=True), put there {BY_HAND}, or {AS_OWN}"
+AS_OWN = "read your own data with own=True (--own)"
+GET = f"omit --data and FMWC_DATA to download MNIST (download=True), put {BY_HAND} there, or {AS_OWN}"
 
 
 class Images(NamedTuple):
@@ -76,41 +76,41 @@ class _Found(NamedTuple):
     y: np.ndarray
     x_from: str
     y_from: str
-    split: bool = True  # whether this is one split, rather than the whole data
-    names: tuple[str, ...] = ()  # of image files, with their folder
+    split: bool = True  # whether this is one split rather than all of the data
+    names: tuple[str, ...] = ()  # of image files, with their folders
 
 
 def unit(x: Tensor) -> Tensor:
-    """Pixels as numbers in [0, 1] (App. dataset-metrics).
+    """Convert pixels to numbers in [0, 1] (App. dataset-metrics).
 
     >>> unit(torch.tensor([0, 51, 255], dtype=torch.uint8))
     tensor([0.0000, 0.2000, 1.0000])
     """
     if x.dtype != torch.uint8:
-        raise UsageError(f"pixels must be uint8, 0 to 255, not {x.dtype}; give the x of load(...)")
+        raise UsageError(f"pixels must be uint8, 0 to 255, not {x.dtype}; use the x of load(...)")
     return x.to(torch.float32) / 255
 
 
 def load(
     path: str | Path | None = None, split: str = "train", *, own: bool = False, classes: int = 10, download: bool = True
 ) -> Images:
-    """Reads one split of MNIST, or of a data set of your own.
+    """Read one split of MNIST, or of another data set.
 
     Arguments:
-        path: The folder (or .npz file) that holds the data; else `FMWC_DATA`, else a folder in the user's cache.
+        path: The folder (or .npz file) of the data; by default `FMWC_DATA`, or else a folder in the user's cache.
         split: `"train"` or `"test"`.
-        own: Whether it is a data set of your own: idx files under MNIST's names, an .npz file, or a folder of images
-            with one subfolder for each class. Without it, every file must be MNIST's by its checksum. Where there is
-            no split, every tenth image, counted in order of the labels, is for testing.
-        classes: The labels are 0 to `classes` − 1.
-        download: Whether to fetch MNIST into the cache, where no place was given and it is not there yet.
+        own: Read a data set of your own: idx files with MNIST's names, an .npz file, or a folder of images with one
+            subfolder per class. Otherwise, every file must have MNIST's checksum. Without splits, every tenth image,
+            counted in order of the labels, is for testing.
+        classes: The number of classes; labels are 0 to `classes` − 1.
+        download: Download MNIST into the cache if no path was given and it is not there.
     """
     pick(FILES, split, "split")
     if classes < 1:
         raise UsageError(f"classes must be at least 1, not {classes}")
     given = path if path is not None else os.environ.get("FMWC_DATA") or None
     if own and given is None:
-        raise DataError(f"say where your own data is, by --data or FMWC_DATA; {OWN}")
+        raise DataError(f"give the path of your own data by --data or FMWC_DATA; {OWN}")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fmwc", "mnist")
     place = Path(os.path.expanduser(cache if given is None else given))
     try:
@@ -122,7 +122,7 @@ def load(
 
 
 def pictures(folder: str | Path, classes: int = 10) -> tuple[Images, tuple[str, ...]]:
-    """Read every image of a folder with one subfolder for each class, and the names of their files."""
+    """Read every image of a folder with one subfolder per class, and the names of the files."""
     place = Path(os.path.expanduser(folder))
     try:
         found = _pictures(place, "train", classes)
@@ -153,8 +153,8 @@ def _fetch(folder: Path, name: str) -> None:
             return
         failures.append(f"{mirror}: {len(content)} bytes with a wrong checksum")
     raise DataError(
-        f"{name} could not be downloaded ({'; '.join(failures)}); try again later, or get {BY_HAND} by other means and "
-        f"put them into {folder}, or into any folder that --data or FMWC_DATA names"
+        f"{name} could not be downloaded ({'; '.join(failures)}); try again later, or get {BY_HAND} and put them into "
+        f"{folder}, or into a folder that --data or FMWC_DATA names"
     )
 
 
@@ -163,7 +163,7 @@ def _held(folder: Path, name: str) -> Path | None:
 
 
 def _home(folder: Path) -> Path | None:
-    """Where below a folder the idx files are: all are read from one place, so that no two data sets are mixed."""
+    """Return the subfolder of the idx files; all are read from one, so that two data sets are never mixed."""
     names = [name for pair in FILES.values() for name in pair]
     return next((folder / part for part in PLACES if any(_held(folder / part, name) for name in names)), None)
 
@@ -172,7 +172,7 @@ def _idx_pair(home: Path, split: str, remedy: str, *, verify: bool = False) -> _
     files = {name: _held(home, name) for name in FILES[split]}
     for name, file in files.items():
         if file is None:
-            raise DataError(f"{home}{'' if home.is_dir() else ' is no folder and'} holds no {name}.gz; {remedy}")
+            raise DataError(f"{home}{'' if home.is_dir() else ' is not a folder and'} holds no {name}.gz; {remedy}")
     images, labels = (file for file in files.values() if file)
     for file in (images, labels) if verify else ():
         _verify(file)
@@ -183,26 +183,30 @@ def _verify(file: Path) -> None:
     kind, wanted = SUMS[file.name].split(":")
     if hashlib.new(kind, read_bytes(file, LIMIT), usedforsecurity=False).hexdigest() != wanted:
         raise DataError(
-            f"{file} is cut off, damaged or another data set (by {kind}); delete it and fetch it again, or {AS_OWN}"
+            f"{file} is truncated, damaged or another data set (by {kind}); delete it and fetch it again, or {AS_OWN}"
         )
 
 
 def _idx(file: Path, what: str, dims: int) -> np.ndarray:
-    """Unsigned bytes of so many dimensions; no more is unpacked than the header promises."""
+    """Read unsigned bytes of `dims` dimensions; unpack no more than the header promises."""
     size = 4 + 4 * dims
     with open_regular(file, LIMIT) as raw:
         try:
             stream: Any = gzip.open(raw) if file.suffix == ".gz" else raw  # noqa: SIM115  `raw` is what is open
             head = _up_to(stream, size)
             if len(head) < size or head[:4] != struct.pack(">I", 0x800 + dims):
-                raise DataError(f"{file} starts with 0x{head.hex()}: cut off or no idx file of {what}; copy it again")
+                raise DataError(
+                    f"{file} starts with 0x{head.hex()}: truncated, or not an idx file of {what}; copy it again"
+                )
             shape = struct.unpack(f">{dims}I", head[4:])
             promised, most = math.prod(shape), unpacked(os.fstat(raw.fileno()).st_size, LIMIT)
             if promised > most:
-                raise DataError(f"{file} promises {promised:,} bytes; of a file of its size {most:,} are read")
+                raise DataError(
+                    f"{file} promises {promised:,} bytes; at most {most:,} are read from a file of its size"
+                )
             body = _up_to(stream, promised + 1)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise DataError(f"{file} is cut off, damaged or no gzip file; copy it again") from error
+            raise DataError(f"{file} is truncated, damaged or not a gzip file; copy it again") from error
     if len(body) != promised:
         came = "more" if len(body) > promised else len(body)
         raise DataError(f"{file} promises {promised} bytes after its header and holds {came}; copy it again")
@@ -210,7 +214,7 @@ def _idx(file: Path, what: str, dims: int) -> np.ndarray:
 
 
 def _up_to(stream: io.BufferedIOBase, count: int) -> bytearray:
-    """In pieces, because a header can promise more than there is."""
+    """Read at most `count` bytes, in pieces: a header may promise more than there is."""
     content = bytearray()
     while len(content) < count and (piece := stream.read(min(CHUNK, count - len(content)))):
         content += piece
@@ -225,7 +229,7 @@ def _own(place: Path, split: str, classes: int) -> _Found:
         return _idx_pair(home, split, "put it there") if home else _pictures(place, split, classes)
     if place.suffix.lower() == ".npz":
         return _npz(place, split)
-    raise DataError(f"{place} is a file of a type that is not read; {OWN}")
+    raise DataError(f"{place} is a file of an unknown type; {OWN}")
 
 
 def _npz(file: Path, split: str) -> _Found:
@@ -254,7 +258,7 @@ def _pictures(folder: Path, split: str, classes: int) -> _Found:
     if not kinds:
         raise DataError(f"{top} holds neither idx files nor class folders; {OWN}")
     if odd := sorted(kinds.keys() - {str(label) for label in range(classes)}):
-        raise DataError(f"{kinds[odd[0]]} is not named by a label, 0 to {classes - 1}; rename it or move it away")
+        raise DataError(f"{kinds[odd[0]]} is not named by a label, 0 to {classes - 1}; rename or move it")
     x: list[np.ndarray] = []
     y: list[int] = []
     names: list[str] = []
@@ -270,7 +274,9 @@ def _pictures(folder: Path, split: str, classes: int) -> _Found:
             if len(x) * x[0].size > LIMIT:
                 raise DataError(f"{top} holds more than {LIMIT:,} pixels; make the images smaller, or give fewer")
             if x[-1].shape != x[0].shape:
-                raise DataError(f"{file} is {x[-1].shape} and the images before it {x[0].shape}; make all of one size")
+                raise DataError(
+                    f"{file} is {x[-1].shape} and the images before it {x[0].shape}; make all images of one size"
+                )
     return _Found(np.stack(x), np.array(y), str(top), str(top), bool(parts), tuple(names))
 
 
@@ -278,7 +284,7 @@ def _grey(file: Path) -> np.ndarray:
     try:
         from PIL import Image
     except ImportError as error:
-        raise DataError("image files are read with Pillow; install it with: pip install pillow") from error
+        raise DataError("image files need Pillow; install it with: pip install pillow") from error
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -288,10 +294,10 @@ def _grey(file: Path) -> np.ndarray:
                 deep, full = image.mode[0] in "IF", image.convert("RGBA")
     except DataError:
         raise
-    except Exception as error:  # each format fails in its own way
-        raise DataError(f"{file} cannot be read as an image; it is damaged or of another format, replace it") from error
-    if deep or full.getchannel("A").getextrema() != (255, 255):  # Pillow would cut at 255, and drop what is clear
-        raise DataError(f"{file} has transparent pixels or more than 8 bits a pixel; save it as 8-bit greyscale")
+    except Exception as error:  # whatever Pillow raises
+        raise DataError(f"{file} cannot be read as an image; it is damaged or of another format") from error
+    if deep or full.getchannel("A").getextrema() != (255, 255):  # Pillow would clip at 255, and drop transparency
+        raise DataError(f"{file} has transparent pixels or more than 8 bits per pixel; save it as 8-bit greyscale")
     return np.asarray(full.convert("L"))
 
 
@@ -304,25 +310,31 @@ def _checked(found: _Found, classes: int) -> Images:
     if x.ndim != 4 or x.shape[1] != 1 or x.size == 0 or scale is None:
         raise DataError(f"{x_from} is {x.dtype} {found.x.shape}; images must be numbers (N, H, W), greyscale, N ≥ 1")
     if y.ndim != 1 or y.dtype.kind not in "iu":
-        raise DataError(f"{y_from} is {y.dtype} {y.shape}; labels must be integers (N,), one for each image")
+        raise DataError(f"{y_from} is {y.dtype} {y.shape}; labels must be integers (N,), one per image")
     if len(x) != len(y):
-        raise DataError(f"{x_from} has {len(x)} images and {y_from} {len(y)} labels; give those that belong together")
+        raise DataError(f"{x_from} has {len(x)} images and {y_from} {len(y)} labels; they must have the same number")
     if not (x.min() >= 0 and x.max() <= 255 // scale):  # NaN is neither
         raise DataError(f"{x_from} has {x.dtype} values outside 0 to {255 // scale}; scale them, or save uint8")
     outside = (y < 0) | (y >= classes)
     if outside.any():
         at = int(outside.argmax())
-        raise DataError(f"{y_from}: label {y[at]} at index {at} is outside 0 to {classes - 1}; correct it, or classes")
+        raise DataError(
+            f"{y_from}: label {y[at]} at index {at} is outside 0 to {classes - 1}; correct it, or set classes"
+        )
     pixels = np.empty(x.shape, np.uint8)
-    for rows in (slice(i, i + TOGETHER) for i in range(0, len(x), TOGETHER)):  # the numbers between take eight times
+    for rows in (
+        slice(i, i + TOGETHER) for i in range(0, len(x), TOGETHER)
+    ):  # the float64 copies take eight times the memory
         pixels[rows] = x[rows] if scale == 1 else np.rint(x[rows].astype(np.float64) * scale)
     return Images(torch.from_numpy(pixels), torch.from_numpy(y.astype(np.int64)))
 
 
 def _dealt(images: Images, split: str, place: Path) -> Images:
-    """Counted in order of the labels: a file may run through 0 to 9 again and again, and every tenth be a 9."""
+    """Choose every tenth image in order of the labels, since labels in a file may have a period of ten."""
     rank = images.y.argsort(stable=True).argsort()
     chosen = (rank % TENTH == TENTH - 1) == (split == "test")
     if not chosen.any():
-        raise DataError(f"{place} has {len(rank)} images, too few to make a test split; give {TENTH}, or a split")
+        raise DataError(
+            f"{place} has {len(rank)} images, too few for a test split; give at least {TENTH}, or a test split"
+        )
     return Images(images.x[chosen], images.y[chosen])

@@ -1,8 +1,16 @@
 """Flow matching: spaces of named channels, geodesic paths, objectives."""
 
-from fmwc.flow.couplings import COUPLINGS, Pairs, couple, optimal_transport
+from fmwc.flow.losses import (
+    COUPLINGS,
+    Pairs,
+    PathSample,
+    couple,
+    elbo_loss,
+    flow_matching_loss,
+    optimal_transport,
+    path_sample,
+)
 from fmwc.flow.manifolds import Euclidean, FlatTorus, Lattice, Manifold
-from fmwc.flow.objective import PathSample, elbo, flow_matching, path_sample
 from fmwc.flow.space import Channel, Path, Space, as_space, euclidean, path_of
 
 __all__ = [
@@ -18,9 +26,9 @@ __all__ = [
     "Space",
     "as_space",
     "couple",
-    "elbo",
+    "elbo_loss",
     "euclidean",
-    "flow_matching",
+    "flow_matching_loss",
     "optimal_transport",
     "path_of",
     "path_sample",

@@ -1,4 +1,4 @@
-"""Manifolds, each four methods: expmap, logmap, projx, proju. Any object that has them will do."""
+"""Manifolds: any object with the methods expmap, logmap, projx and proju."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ __all__ = ["Euclidean", "FlatTorus", "Lattice", "Manifold"]
 @runtime_checkable
 class Manifold(Protocol):
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
-        """Where the geodesic from x with velocity u is after unit time."""
+        """The point reached from x in unit time along the geodesic with initial velocity u."""
 
     def logmap(self, x: Tensor, y: Tensor) -> Tensor:
-        """The velocity at x that reaches y in unit time."""
+        """The velocity at x whose geodesic reaches y in unit time."""
 
     def projx(self, x: Tensor) -> Tensor:
-        """The nearest point of the manifold."""
+        """The nearest point on the manifold."""
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         """The part of u that is tangent at x."""
 
 
 class Euclidean:
-    """Creates flat space: exp is x + u, log is y − x."""
+    """Flat space: exp is x + u, log is y − x."""
 
-    flat = True  # the velocity of a geodesic is the same all along it
+    flat = True  # the velocity of a geodesic is constant
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         return x + u
@@ -47,7 +47,7 @@ class Euclidean:
 
 
 class FlatTorus:
-    """Creates [0, 1)ⁿ with opposite faces joined: exp is x + u mod 1, log takes the shorter way round."""
+    """Flat torus [0, 1)ⁿ: exp is x + u mod 1, log is the shortest displacement."""
 
     flat = True
 
@@ -59,7 +59,7 @@ class FlatTorus:
         return torch.atan2(angle.sin(), angle.cos()) / (2 * math.pi)
 
     def projx(self, x: Tensor) -> Tensor:
-        return torch.remainder(torch.remainder(x, 1.0), 1.0)  # once rounds −1e−9 up to 1 itself
+        return torch.remainder(torch.remainder(x, 1.0), 1.0)  # one remainder rounds −1e−9 to 1
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         return u
@@ -67,13 +67,13 @@ class FlatTorus:
 
 @dataclass(frozen=True)
 class Lattice(Euclidean):
-    """Creates the space of unit cells: three lengths in ångström, and the logits of three angles' place in their range.
+    """Space of unit cells: three lengths in ångström, and the logits of three angles scaled to (0, 1).
 
-    It is flat, with lengths kept positive. Noise: lengths are log-normal, angles uniform in their range.
+    The space is flat, with a lower bound of the lengths. Noise has log-normal lengths and uniform angles.
 
     Arguments:
-        mean, std: Of the logarithm of the lengths at t = 0.
-        shortest: The length a cell's edge never falls below.
+        mean, std: Mean and standard deviation of the logarithm of the lengths at t = 0.
+        shortest: The lower bound of the lengths.
     """
 
     mean: Sequence[float] = (1.5754, 1.7017, 1.9782)
@@ -85,10 +85,10 @@ class Lattice(Euclidean):
 
     def noise(self, randomness: Any, like: Tensor) -> Tensor:  # (B, 6)
         normal = randomness.normal(like)
-        # By number: a tensor of them would be copied to the device, which a captured graph cannot.
+        # Scalars, because a captured graph cannot copy a tensor to the device.
         drawn = torch.stack(
             [normal[..., i] * s + m for i, (s, m) in enumerate(zip(self.std, self.mean, strict=True))], -1
         )
-        # The ends of (0, 1) have no logit; float32 draws in [0, 1) do hit 0.
+        # 0 and 1 have no logit, and float32 draws in [0, 1) include 0.
         angles = randomness.uniform(like)[..., 3:].clamp(1e-4, 1 - 1e-4).logit()
         return torch.cat([drawn.exp(), angles], -1)

@@ -1,4 +1,4 @@
-"""The space of states: named channels, each on a manifold with noise of its own. A lone channel is a plain tensor."""
+"""The space of states: named channels, each on a manifold with its own noise. A single channel is a plain tensor."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ NOISES = {
 
 @dataclass(frozen=True)
 class Channel:
-    """Creates a channel.
+    """A channel of a space.
 
     Arguments:
         shape: The shape of one sample.
         manifold: Any object with expmap, logmap, projx and proju.
         noise: The distribution at t = 0: `normal`, `uniform`, or `own`, the manifold's `noise(randomness, like)`.
-        rows: The name of the condition that says how many of the first rows of the shape a sample has, where samples
-            have fewer than the shape holds (`atoms`). The others are zero, and stay so.
-        centred: Whether a velocity's mean over the rows is taken off: nothing drifts as a whole.
-        weight: The channel's weight in the training loss.
-        anneal: Anti-annealing: samples follow the channel's velocity at 1 + s·t times its speed.
+        rows: The condition that holds the number of rows of each sample, if samples have different numbers (`atoms`).
+            The shape holds the largest number; unused rows stay zero.
+        centred: Whether the mean over the rows is subtracted from velocities, so that samples do not drift.
+        weight: The weight of the channel in the training loss.
+        anneal: Anti-annealing s: samples follow the channel's velocity at 1 + s·t times its speed.
     """
 
     shape: tuple[int, ...]
@@ -52,17 +52,17 @@ class Channel:
     def __post_init__(self) -> None:
         pick(NOISES, self.noise, "noise")
         if not isinstance(self.manifold, Manifold):
-            raise UsageError("a manifold has the methods expmap, logmap, projx and proju")
+            raise UsageError("a manifold needs the methods expmap, logmap, projx and proju")
         if self.noise == "own" and not hasattr(self.manifold, "noise"):
-            raise UsageError("the manifold has no noise of its own; say normal or uniform")
+            raise UsageError("the manifold has no method noise; use noise='normal' or 'uniform'")
         if (self.rows or self.centred) and not self.shape:
-            raise UsageError("a channel with rows has a shape that holds them")
+            raise UsageError("a channel with rows needs a shape with at least one dimension")
         if not self.weight > 0:
-            raise UsageError(f"a channel's weight is positive, got {self.weight}")
+            raise UsageError(f"a channel's weight must be positive, got {self.weight}")
 
 
 class Space:
-    """Creates a product of named channels.
+    """Product of named channels.
 
     >>> crystal = Space({"coord": Channel((3,), FlatTorus(), "uniform"), "lattice": Channel((6,))})
     >>> sorted(crystal.channels)
@@ -71,44 +71,45 @@ class Space:
 
     def __init__(self, channels: Mapping[str, Channel]) -> None:
         if not channels:
-            raise UsageError("a space has at least one channel")
+            raise UsageError("a space needs at least one channel")
         self.channels = dict(channels)
-        self.present: dict[str, Tensor] = {}  # which rows there are, once the condition is known
+        self.present: dict[str, Tensor] = {}  # the mask of used rows by channel, once the condition is known
 
     def given(self, cond: Mapping[str, Any]) -> Space:
-        """The space of samples with these conditions: how many rows each has."""
+        """The space for given conditions, which hold the number of rows of each sample."""
         ragged = {name: c for name, c in self.channels.items() if c.rows}
         if not ragged:
             return self
         space = Space(self.channels)
         for name, channel in ragged.items():
             if channel.rows not in cond:
-                raise UsageError(f"channel '{name}' has as many rows as '{channel.rows}' says; give {channel.rows}=...")
+                give = f"give cond={{'{channel.rows}': ...}}"
+                raise UsageError(f"channel '{name}' takes its number of rows from '{channel.rows}'; {give}")
             counts = torch.as_tensor(cond[channel.rows])
             present = torch.arange(channel.shape[0], device=counts.device) < counts[:, None]
             space.present[name] = present[(..., *[None] * (len(channel.shape) - 1))]
         return space
 
     def check_rows(self, cond: Mapping[str, Any], count: int) -> None:
-        """Raises where a condition that counts rows is not one whole number a sample, within what the channel holds.
+        """Raise if a condition with numbers of rows is not one integer per sample within the channel's shape.
 
-        It looks at values, so it is asked once, before sampling or training.
+        This reads values from the device, so it is called once before sampling or training.
         """
         for name in {c.rows for c in self.channels.values() if c.rows}:
             if name not in cond:
-                raise UsageError(f"samples have as many rows as '{name}' says; give {name}=..., one a sample")
+                raise UsageError(f"samples take their number of rows from '{name}'; give cond={{'{name}': ...}}")
             value = torch.as_tensor(cond[name])
             if value.is_floating_point() or tuple(value.shape) != (count,):
                 raise ShapeError(
-                    f"{name} is one whole number for each of the {count} samples, got {value.dtype} of shape "
+                    f"{name} must be one integer for each of the {count} samples, got {value.dtype} of shape "
                     f"{tuple(value.shape)}"
                 )
             most = min(c.shape[0] for c in self.channels.values() if c.rows == name)
             if count and not 1 <= int(value.min()) <= int(value.max()) <= most:
-                raise UsageError(f"{name} lies between 1 and {most}, got {int(value.min())} to {int(value.max())}")
+                raise UsageError(f"{name} must lie between 1 and {most}, got {int(value.min())} to {int(value.max())}")
 
     def tangent(self, x: Any, v: Any) -> Any:
-        """The part of v that is a velocity at x: tangent, zero where there is no row, without drift if centred."""
+        """The projection of v onto the velocities at x: tangent, zero in unused rows, without drift if centred."""
 
         def project(name: str, x: Tensor, v: Tensor) -> Tensor:
             channel, present = self.channels[name], self.present.get(name)
@@ -128,11 +129,11 @@ class Space:
         return list(self.channels) == [SINGLE]
 
     def check(self, x: State, whose: str = "") -> None:
-        """Raises where a state (or a velocity) has other channels or other shapes than the space."""
+        """Raise if a state (or a velocity) has other channels or shapes than the space."""
         require_state(x, f"{whose or 'the state: '}this")
         if isinstance(x, dict) == self.single:
             given = "a dict of channels" if isinstance(x, dict) else "a tensor"
-            raise ShapeError(f"this space's states are channels {list(self.channels)}, got {given}")
+            raise ShapeError(f"states of this space are channels {list(self.channels)}, got {given}")
         if missing := self.channels.keys() - channels(x).keys():
             raise ShapeError(f"the state lacks {', '.join(sorted(missing))} of the channels {list(self.channels)}")
         for name, value in channels(x).items():
@@ -156,7 +157,7 @@ class Space:
         return drawn[SINGLE] if self.single else drawn
 
     def advance(self, x: Any, v: Any, dt: Tensor) -> Any:  # dt: (B,)
-        """x after following v for dt: exp_x(dt · proj v), put back on the manifold."""
+        """The state after following v for dt: exp_x(dt · proj v), projected onto the manifold."""
 
         def move(name: str, x: Tensor, v: Tensor) -> Tensor:
             manifold, present = self.channels[name].manifold, self.present.get(name)
@@ -166,9 +167,9 @@ class Space:
         return self._lift(move, x, self.tangent(x, v))
 
     def path(self, x0: Any, x1: Any, t: Tensor) -> tuple[Any, Any]:  # t: (B,)
-        """The geodesic from x0 to x1: where it is at t, and its velocity there. On flat manifolds, linear.
+        """The geodesic from x0 to x1: its point and velocity at t. On flat manifolds it is linear.
 
-        In a centred channel it ends at x1 up to a shift of the whole.
+        In a centred channel it ends at x1 up to a common shift.
         """
 
         def start(name: str, x0: Tensor, x1: Tensor) -> Tensor:
@@ -178,7 +179,7 @@ class Space:
             manifold = self.channels[name].manifold
             if getattr(manifold, "flat", False):
                 return u
-            # On a curve the velocity turns: away from the end that is farther, so that nothing is divided by zero.
+            # On curved manifolds the velocity turns; the logarithm to the farther end avoids a division by zero.
             time = _against(t, x_t)
             ahead, behind = manifold.logmap(x_t, x1) / (1 - time), -manifold.logmap(x_t, x0) / time
             return torch.where(time < 0.5, ahead, behind)
@@ -188,10 +189,10 @@ class Space:
         return x_t, self.tangent(x_t, self._lift(here, x0, x1, x_t, u))
 
     def squared_error(self, v: Any, u: Any) -> Tensor:
-        """(v − u)²: the mean over the numbers there are in each channel, and the weighted mean over channels."""
+        """(v − u)²: the mean over the used entries of each channel, and the weighted mean over channels."""
         got, wanted = ({n: tuple(c.shape) for n, c in channels(s).items()} for s in (v, u))
         if got != wanted:
-            raise ShapeError(f"the network gives a velocity of shape {got}, and the data asks for {wanted}")
+            raise ShapeError(f"the network's velocity has shape {got}, but the data requires {wanted}")
 
         def error(name: str, v: Tensor, u: Tensor) -> Tensor:
             square, present = (v - u).square(), self.present.get(name)
@@ -209,7 +210,7 @@ class Space:
         return {name: f(name, *(s[name] for s in states)) for name in self.channels}
 
     def describe(self) -> dict[str, Any]:
-        """What a checkpoint records, for spaces made of our own manifolds."""
+        """The description in a checkpoint, for spaces of this library's manifolds."""
         return {name: _described(c) for name, c in self.channels.items()}
 
     @classmethod
@@ -240,12 +241,12 @@ def _described(channel: Channel) -> dict[str, Any]:
 
 
 def euclidean(shape: Sequence[int]) -> Space:
-    """Flat space of one channel, with standard normal noise: states are plain tensors."""
+    """Flat space of one channel with standard normal noise, whose states are plain tensors."""
     return Space({SINGLE: Channel(tuple(int(n) for n in shape))})
 
 
 def as_space(space: Space | Sequence[int] | int) -> Space:
-    """A space as it is, or flat space by the shape of a sample.
+    """A space unchanged, or flat space by the shape of a sample.
 
     >>> as_space(2).channels["x"].shape, as_space([1, 28, 28]).channels["x"].shape
     ((2,), (1, 28, 28))
@@ -266,15 +267,15 @@ def _against(dt: Tensor, value: Tensor) -> Tensor:  # (B,) -> (B, 1, …)
 
 
 def path_of(network: Any, space: Space) -> Path:
-    """The path between noise and data that a network was trained on: its own `path` where it has one, else the space's.
+    """The path between noise and data that a network was trained on: its method `path` if it has one, else the space's.
 
     Arguments:
-        network: A network or a field. A method `path(x0, x1, t) -> (x_t, u_t)` says how noise and data are mixed
-            where that is not the geodesic of the space (an adapter of a variance-preserving denoiser).
-        space: Where states live, given the conditions (:meth:`Space.given`).
+        network: A network or a field. A method `path(x0, x1, t) -> (x_t, u_t)` defines a path other than the geodesic
+            (as the adapter of a variance-preserving denoiser does).
+        space: The space of the states, given the conditions (:meth:`Space.given`).
     """
     for module in (network, getattr(network, "network", None)):
         own: Path | None = getattr(module, "path", None)
-        if callable(own) and not isinstance(own, nn.Module):  # a layer may be named so
+        if callable(own) and not isinstance(own, nn.Module):  # a layer may have this name
             return own
     return space.path

@@ -1,4 +1,4 @@
-"""Metrics of images, as a judge sees them: failures, and the Fréchet distance of its penultimate layer."""
+"""Metrics of images by a classifier: failures, and the Fréchet distance in the classifier's penultimate layer."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from fmwc.modes import evaluating
 
 __all__ = ["accuracy", "activations", "failed", "frechet", "predictions"]
 
-CHUNK = 2000  # images looked at together
+CHUNK = 2000  # images per batch of the classifier
 
 
-def _look(judge: Any, x: Tensor, how: str) -> Tensor:
-    device = next(judge.parameters()).device
-    with evaluating(judge), torch.no_grad():
-        # Pixels outside [0, 1] are shown as black or white, so that is what the judge sees.
-        return torch.cat([getattr(judge, how)(part.to(device).clamp(0, 1)).cpu() for part in x.split(CHUNK)])
+def _classify(classifier: Any, x: Tensor, method: str) -> Tensor:
+    device = next(classifier.parameters()).device
+    with evaluating(classifier), torch.no_grad():
+        # Pixels outside [0, 1] are displayed as black or white, so the classifier is given the same.
+        return torch.cat([getattr(classifier, method)(part.to(device).clamp(0, 1)).cpu() for part in x.split(CHUNK)])
 
 
-def predictions(judge: Any, x: Tensor) -> Tensor:  # (B, 1, H, W) -> (B,)
-    """The class the judge takes each image for."""
-    return _look(judge, x, "forward").argmax(1)
+def predictions(classifier: Any, x: Tensor) -> Tensor:  # (B, 1, H, W) -> (B,)
+    """The predicted class of each image."""
+    return _classify(classifier, x, "forward").argmax(1)
 
 
-def failed(judge: Any, x: Tensor, y: Tensor) -> np.ndarray:  # (B, 1, H, W), (B,) -> (B,)
-    """The positive class: images that the judge takes for another class than was asked for."""
+def failed(classifier: Any, x: Tensor, y: Tensor) -> np.ndarray:  # (B, 1, H, W), (B,) -> (B,)
+    """The positive class: images whose predicted class is not the requested one."""
     if len(x) != len(y):
-        raise ShapeError(f"one class an image: got {len(y)} for {len(x)} images")
-    return (predictions(judge, x) != y.cpu()).numpy()
+        raise ShapeError(f"expected one class per image, got {len(y)} for {len(x)} images")
+    return (predictions(classifier, x) != y.cpu()).numpy()
 
 
-def accuracy(judge: Any, x: Tensor, y: Tensor) -> float:
-    """The share of images that the judge takes for what they are."""
-    return 1 - float(failed(judge, x, y).mean())
+def accuracy(classifier: Any, x: Tensor, y: Tensor) -> float:
+    """The fraction of images whose class is predicted correctly."""
+    return 1 - float(failed(classifier, x, y).mean())
 
 
-def activations(judge: Any, x: Tensor) -> np.ndarray:  # (B, 1, H, W) -> (B, F)
-    """The judge's penultimate layer, in double precision."""
-    return _look(judge, x, "features").double().numpy()
+def activations(classifier: Any, x: Tensor) -> np.ndarray:  # (B, 1, H, W) -> (B, F)
+    """The classifier's penultimate layer, in double precision."""
+    return _classify(classifier, x, "features").double().numpy()
 
 
 def frechet(a: np.ndarray, b: np.ndarray) -> float:  # (N, F), (M, F)
-    r"""The Fréchet distance between Gaussians fitted to two sets of activations (FID, with the judge's layer).
+    r"""The Fréchet distance between Gaussians fitted to two sets of activations (FID, with this classifier's layer).
 
     .. math:: \| μ_a - μ_b \|^2 + \mathrm{tr}(Σ_a + Σ_b - 2 (Σ_a Σ_b)^{1/2})
 
-    The trace of the square root is the sum of the square roots of the eigenvalues of Σ_a^{1/2} Σ_b Σ_a^{1/2}, which is
-    symmetric, so that no complex number appears.
+    The trace of the square root is the sum of the square roots of the eigenvalues of the symmetric matrix
+    Σ_a^{1/2} Σ_b Σ_a^{1/2}, so that no complex number appears.
     """
     if min(len(a), len(b)) < 2:
         raise UsageError("a Fréchet distance takes at least 2 images on either side")

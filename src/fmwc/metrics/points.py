@@ -12,7 +12,7 @@ from fmwc.data import checkerboard
 
 __all__ = ["kernel_density", "misplaced", "misplacement", "squares", "symmetric_kl"]
 
-FLOOR = 1e-3  # densities are floored here: the target is zero between the cells, where a logarithm is not defined
+FLOOR = 1e-3  # of densities: between the cells the target is zero and has no logarithm
 
 
 def misplaced(x: Tensor) -> np.ndarray:  # (B, 2) -> (B,)
@@ -21,12 +21,12 @@ def misplaced(x: Tensor) -> np.ndarray:  # (B, 2) -> (B,)
 
 
 def misplacement(x: Tensor) -> float:
-    """The share of samples outside the eight cells."""
+    """The fraction of samples outside the eight cells."""
     return float(misplaced(x).mean())
 
 
 def squares(x: Tensor) -> list[str]:  # (B, 2)
-    """The square each point lies in, named as on a chessboard, a1 at the lower left; empty off the board.
+    """The square of each point, named as on a chessboard with a1 at the lower left; empty outside the board.
 
     >>> squares(torch.tensor([[-1.5, -1.5], [1.5, -0.5], [3.0, 0.0]]))
     ['a1', 'd2', '']
@@ -37,7 +37,7 @@ def squares(x: Tensor) -> list[str]:  # (B, 2)
 
 
 def kernel_density(x: Tensor, at: Tensor) -> Tensor:  # (B, D), (N, D) -> (N,)
-    """A Gaussian kernel density with the samples' own covariance, scaled by Silverman's rule."""
+    """A Gaussian kernel density estimate with the samples' covariance, scaled by Silverman's rule."""
     count, dim = x.shape
     factor = (count * (dim + 2) / 4) ** (-1 / (dim + 4))
     root = torch.linalg.cholesky(torch.cov(x.T)) * factor
@@ -47,10 +47,10 @@ def kernel_density(x: Tensor, at: Tensor) -> Tensor:  # (B, D), (N, D) -> (N,)
 
 
 def symmetric_kl(x: Tensor, cells: int = 200) -> float:
-    """KL(p‖q) + KL(q‖p), halved, between the target p and a kernel density q of the samples (Silverman's rule).
+    """½ (KL(p‖q) + KL(q‖p)) between the target p and a kernel density q of the samples.
 
-    On a `cells`² grid over the board, both floored at 1e-3 and normalised. The paper does not say how it treats the
-    target's zeros, so compare this between our own runs, not with the paper's value.
+    Evaluated on a `cells`² grid over the board, with both densities floored at 1e-3 and normalised. The paper does not
+    say how it treats the target's zeros, so compare values between runs of this library only.
     """
     centres = (torch.arange(cells, device=x.device) + 0.5) / cells * 2 * checkerboard.HALF - checkerboard.HALF
     grid = torch.cartesian_prod(centres, centres)

@@ -1,4 +1,7 @@
-"""How well a score finds the bad samples. The positive class is named at every call: the samples to discard."""
+"""How well a score finds the bad samples, as numbers and as text with 90 % intervals.
+
+Every call names the positive class: the samples to discard.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +15,55 @@ from sklearn.metrics import average_precision_score
 
 from fmwc.errors import ShapeError, UsageError
 
-__all__ = ["Ranking", "Retention", "auprc", "bootstrap", "compare", "precisions", "ranking", "retention"]
+__all__ = [
+    "INTERVALS",
+    "Ranking",
+    "Retention",
+    "auprc",
+    "bootstrap",
+    "compare",
+    "precisions",
+    "ranking",
+    "ranking_text",
+    "rate",
+    "rate_kept",
+    "retention",
+    "too_few",
+    "wilson",
+]
 
 LEVELS = (5.0, 95.0)  # percentiles of a bootstrap interval
 RESAMPLES = 1_000
-TOP = (0.01, 0.05, 0.10)  # shares of those most thought positive
-KEPT = (0.5, 0.8, 0.9)  # shares of the others that are kept
+TOP = (0.01, 0.05, 0.10)  # fractions of highest score
+KEPT = (0.5, 0.8, 0.9)  # fractions of lowest score
+FEWEST = 10  # samples of the rarer class: with fewer, a ranking is noise
+NORMAL = 1.6448536269514722  # quantile of a two-sided 90 % interval
+INTERVALS = "90 % intervals"
 
 
 def _arrays(score: ArrayLike, positive: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     values, labels = np.asarray(score, dtype=float).ravel(), np.asarray(positive).astype(bool).ravel()
     if values.shape != labels.shape:
-        raise ShapeError(f"one label a score: got {len(labels)} labels for {len(values)} scores")
+        raise ShapeError(f"expected one label per score, got {len(labels)} labels for {len(values)} scores")
     if not np.isfinite(values).all():
         raise UsageError("a score is NaN or infinite, so samples cannot be ranked by it")
     return values, labels
 
 
-def auprc(score: ArrayLike, positive: ArrayLike) -> float:
-    """Area under the precision-recall curve; the score is high where a sample is thought positive."""
-    values, labels = _arrays(score, positive)
+def _require_positive(labels: np.ndarray) -> None:
     if not labels.any():
         raise UsageError("no sample is positive, so precision and recall are not defined")
+
+
+def auprc(score: ArrayLike, positive: ArrayLike) -> float:
+    """Area under the precision-recall curve; a high score marks a sample as probably positive."""
+    values, labels = _arrays(score, positive)
+    _require_positive(labels)
     return float(average_precision_score(labels, values))
 
 
 class Ranking(NamedTuple):
-    """AUPRC beside its floor, the prevalence of the positive class (what a random order reaches)."""
+    """AUPRC and the prevalence of the positive class, which a random order reaches."""
 
     auprc: float
     prevalence: float
@@ -53,13 +78,13 @@ def ranking(score: ArrayLike, positive: ArrayLike) -> Ranking:
 
 
 class Retention(NamedTuple):
-    """The share of positives among the surest samples, for every share kept."""
+    """The rate of positives among the samples of lowest score, for every fraction kept."""
 
     kept: np.ndarray
     rate: np.ndarray
 
     def at(self, fraction: float) -> float:
-        """The rate among the surest `fraction`."""
+        """The rate among the `fraction` of lowest score."""
         return float(self.rate[max(1, round(fraction * len(self.rate))) - 1])
 
 
@@ -74,15 +99,15 @@ def retention(score: ArrayLike, positive: ArrayLike) -> Retention:
     return Retention(kept / len(values), np.cumsum(labels[np.argsort(values, kind="stable")]) / kept)
 
 
-def _count(share: float, total: int) -> int:
-    """How many samples a share is, at least one."""
-    if not 0 < share <= 1:
-        raise UsageError(f"a share of the samples lies in (0, 1], got {share}")
-    return max(1, round(share * total))
+def _count(fraction: float, total: int) -> int:
+    """The number of samples in a fraction, at least one."""
+    if not 0 < fraction <= 1:
+        raise UsageError(f"a fraction of the samples lies in (0, 1], got {fraction}")
+    return max(1, round(fraction * total))
 
 
 def precisions(score: ArrayLike, positive: ArrayLike, shares: Sequence[float] = TOP) -> dict[float, float]:
-    """The share of positives among the samples of highest score, for each share of all samples.
+    """The rate of positives among the samples of highest score, for each fraction of all samples.
 
     >>> precisions([4, 3, 2, 1], [True, False, False, True], [0.25, 0.5])
     {0.25: 1.0, 0.5: 0.5}
@@ -92,7 +117,19 @@ def precisions(score: ArrayLike, positive: ArrayLike, shares: Sequence[float] = 
     return {share: float(ranked[: _count(share, len(ranked))].mean()) for share in shares}
 
 
-# ---- intervals ---------------------------------------------------------------------------------------------------
+# ---- intervals -------------------------------------------------------------------------------------------------------
+
+
+def wilson(count: int, total: int) -> tuple[float, float]:
+    """The 90 % Wilson interval of a rate. Unlike a bootstrap, it also holds for counts of 0 or `total`.
+
+    >>> [round(v, 3) for v in wilson(2, 100)], [round(v, 3) for v in wilson(0, 80)]
+    ([0.007, 0.059], [0.0, 0.033])
+    """
+    share, square = count / total, NORMAL**2 / total
+    middle, half = share + square / 2, NORMAL * math.sqrt(share * (1 - share) / total + square / (4 * total))
+    low, high = (middle - half) / (1 + square), (middle + half) / (1 + square)
+    return max(0.0, low) if count else 0.0, min(1.0, high) if count < total else 1.0
 
 
 def _resamples(count: int, seed: int) -> Iterator[np.ndarray]:
@@ -102,23 +139,23 @@ def _resamples(count: int, seed: int) -> Iterator[np.ndarray]:
 
 
 def _interval(found: np.ndarray) -> list[float]:
-    found = found[np.isfinite(found)]  # a draw may hold nothing to read
+    found = found[np.isfinite(found)]  # a resample may hold no positive sample
     return [float(v) for v in np.percentile(found, LEVELS)] if len(found) else [math.nan, math.nan]
 
 
 def bootstrap(read: Callable[[np.ndarray], float], count: int, seed: int = 0) -> list[float]:
-    """A 90 % interval of what is read from `count` samples, by drawing them again.
+    """A 90 % bootstrap interval of a statistic of `count` samples.
 
     Arguments:
-        read: The number of the samples at some indices, which may repeat.
-        count: How many samples there are.
-        seed: The same seed draws the same samples.
+        read: Computes the statistic from the indices of the samples, which may repeat.
+        count: The number of samples.
+        seed: Seeds the resamples.
     """
     return _interval(np.array([read(index) for index in _resamples(count, seed)]))
 
 
 class _Order:
-    """A score's order of the samples, sorted once; each resample is how often every sample was drawn."""
+    """The order of the samples by score, sorted once; a resample is given as how often each sample was drawn."""
 
     def __init__(self, values: np.ndarray, labels: np.ndarray) -> None:
         self.order = np.argsort(-values, kind="stable")
@@ -136,7 +173,7 @@ class _Order:
         hits, seen = positives[self.ends], all_[self.ends]
         area = float(np.sum(np.diff(hits, prepend=0) * hits / np.maximum(seen, 1))) / found
 
-        def among_first(count: int) -> int:  # positives; the sample at the edge may have been drawn several times
+        def among_first(count: int) -> int:  # positives; the last of these samples may have been drawn several times
             if count == 0:
                 return 0
             edge = int(np.searchsorted(all_, count))
@@ -160,28 +197,26 @@ def compare(
     kept: Sequence[float] = KEPT,
     seed: int = 0,
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Scores side by side: each number with a 90 % interval, and by how much it differs from the first score's.
+    """Compare scores on the same samples: each metric with a 90 % interval, and its difference from the first score's.
 
-    All are read from the same resamples, so that the interval of a difference is that of a paired comparison: what
-    the choice of samples does to both scores alike drops out of it.
+    All scores are evaluated on the same resamples, so that the interval of a difference is that of a paired comparison.
 
     Arguments:
-        scores: High where a sample is thought positive, by name; the first is the one the others are held against.
-        positive: Which samples are, named by whoever calls: those to discard, or those to find.
-        top: Shares of highest score whose precision is read (`precision_5%`).
-        kept: Shares of lowest score whose rate of positives is read (`retention_80%`).
-        seed: Of the resamples.
+        scores: Scores by name, high for samples that are probably positive. The first is the baseline.
+        positive: The labels of the samples.
+        top: Fractions of highest score whose precision is computed (`precision_5%`).
+        kept: Fractions of lowest score whose rate of positives is computed (`retention_80%`).
+        seed: Seeds the resamples.
 
     Returns:
-        For each score `auprc`, `lift`, `precision_…` and `retention_…`, each a dict of `value` and `interval`, and of
-        `difference` and `difference_interval` for all but the first score.
+        For each score `auprc`, `lift`, `precision_…` and `retention_…`, each a dict with `value` and `interval`, and
+        for all but the first score also `difference` and `difference_interval`.
     """
     if not scores:
-        raise UsageError("no score was given to compare")
+        raise UsageError("there is no score to compare; give at least one")
     arrays = {name: _arrays(score, positive) for name, score in scores.items()}
     labels = next(iter(arrays.values()))[1]
-    if not labels.any():
-        raise UsageError("no sample is positive, so precision and recall are not defined")
+    _require_positive(labels)
     names = ["auprc", "lift", *(f"precision_{100 * s:.3g}%" for s in top), *(f"retention_{100 * s:.3g}%" for s in kept)]
     orders = [_Order(*pair) for pair in arrays.values()]
     count = len(labels)
@@ -200,3 +235,59 @@ def compare(
                 entry["difference_interval"] = _interval(draws[:, i, j] - draws[:, 0, j])
             found[score][name] = entry
     return found
+
+
+# ---- as text ---------------------------------------------------------------------------------------------------------
+
+
+def _rate_text(share: float, count: int, total: int) -> str:
+    low, high = wilson(count, total)
+    return f"{share:.1%} [{low:.1%}, {high:.1%}]"
+
+
+def rate(positive: ArrayLike) -> str:
+    """The rate of positive samples.
+
+    >>> rate([True, False, False, False])
+    '25.0% [5.8%, 64.4%]'
+    """
+    found = np.asarray(positive, dtype=bool)
+    return _rate_text(found.mean(), int(found.sum()), len(found))
+
+
+def rate_kept(score: ArrayLike, positive: ArrayLike, share: float) -> str:
+    """The rate of positive samples among the fraction `share` of lowest score."""
+    found = np.asarray(positive, dtype=bool)
+    count = max(1, round(share * len(found)))
+    value = retention(score, found).at(share)
+    return _rate_text(value, round(value * count), count)
+
+
+def too_few(positive: ArrayLike, what: str) -> str:
+    """The reason why one class is too small for a ranking; empty if it is not.
+
+    >>> too_few([True] * 2 + [False] * 98, "failed")
+    'too few to tell (2 failed)'
+    """
+    found = np.asarray(positive, dtype=bool)
+    count = int(found.sum())
+    if min(count, len(found) - count) >= FEWEST:
+        return ""
+    rare = f"{count} {what}" if count < FEWEST else f"{len(found) - count} not {what}"
+    return f"too few to tell ({rare})"
+
+
+def ranking_text(score: ArrayLike, positive: ArrayLike, what: str, number: str = "auprc") -> str:
+    """AUPRC or lift with its interval, or the reason why there are too few samples for it.
+
+    Arguments:
+        score: High for samples that are probably positive.
+        positive: The labels of the samples.
+        what: The word for positive samples.
+        number: `auprc` or `lift`.
+    """
+    if reason := too_few(positive, what):
+        return reason
+    found = compare({"": score}, positive, top=(), kept=())[""][number]
+    low, high = found["interval"]
+    return f"{found['value']:.2f} [{low:.2f}, {high:.2f}]"

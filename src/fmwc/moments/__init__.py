@@ -1,22 +1,26 @@
 """Moments through a network: the Gaussian tensor, its rule table, and closures for nonlinearities."""
 
-from fmwc.moments import inplace as inplace  # fills the table
 from fmwc.moments.attention import multi_head_attention
-from fmwc.moments.closures import CLOSURES, Closure, GaussHermite, Moments, Taylor, as_closure
 from fmwc.moments.gaussian import (
+    CLOSURES,
     EXACT,
     FIRST_ORDER,
     GAUSSIAN,
     INDEPENDENT,
     QUADRATURE,
     RULES,
+    Closure,
+    GaussHermite,
     Gaussian,
+    Moments,
     Rule,
+    Taylor,
+    as_closure,
     moments_of,
     register,
 )
 from fmwc.moments.norms import IN_EXPECTATION
-from fmwc.moments.table import rule_rows
+from fmwc.moments.table import rule_rows, short_names  # fills the table
 
 __all__ = [
     "CLOSURES",
@@ -38,4 +42,5 @@ __all__ = [
     "multi_head_attention",
     "register",
     "rule_rows",
+    "short_names",
 ]

@@ -4,8 +4,8 @@ The softmax p = softmax(z) is taken to first order. Its Jacobian is p_i (δ_ij �
 
 .. math:: E[p_i] ≈ p_i(μ), \qquad Var[p_i] ≈ p_i^2 \Bigl[ σ_i^2 (1 - 2 p_i) + \sum_j p_j^2 σ_j^2 \Bigr]
 
-and without the leading p_i² for its logarithm. Attention is scores (a product of two random matrices), softmax, and
-another product: what those rules say, with queries, keys and values taken for independent.
+and without the leading p_i² for its logarithm. Attention is composed of the rules of its parts (product, softmax,
+product), with queries, keys and values treated as independent.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ def softmax(func: Any, args: Any, kwargs: Any) -> Gaussian:
         return input, dim
 
     x, dim = bind(*args, **kwargs)
-    if dim is None:  # torch guesses; a rule does not
+    if dim is None:  # torch would guess
         raise NoRuleError(refusal(func, args, kwargs))
     mean = func(x._mean, *args[1:], **kwargs)
     p = mean.exp() if func in _LOGARITHMS else mean
     var = x._var.to(p.dtype) * (1 - 2 * p) + (p.square() * x._var).sum(dim, keepdim=True)
-    # The bracket is a sum of squares, but for rounding.
+    # The bracket is non-negative up to rounding.
     return Gaussian(mean, (var if func in _LOGARITHMS else var * p.square()).clamp_min(0), x._closure)
 
 
 @register(F.scaled_dot_product_attention, exactness=FIRST_ORDER)
 def attention(func: Any, args: Any, kwargs: Any) -> Any:
-    """softmax(q kᵀ / √d + mask) v by the rules of its parts: q, k and v, and then the scores, taken for independent."""
+    """softmax(q kᵀ / √d + mask) v by the rules of its parts, with q, k, v and the scores treated as independent."""
 
     def bind(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
              scale: float | None = None, enable_gqa: bool = False) -> Any:  # fmt: skip
         if dropout_p > 0:
-            raise NoRuleError("attention's dropout is on, which is noise of its own; pass dropout_p=0.0 in evaluation")
+            raise NoRuleError("attention's dropout is on; pass dropout_p=0.0 in evaluation mode")
         if enable_gqa:
             groups = query.shape[-3] // key.shape[-3]
             key, value = (v.repeat_interleave(groups, -3) for v in (key, value))
@@ -101,7 +101,7 @@ def multi_head_attention(
     is_causal: bool = False,
     project: Project = _linear,
 ) -> tuple[Any, Any]:
-    """torch's multi_head_attention_forward, written out: its four projections go through `project`, batch first."""
+    """torch's multi_head_attention_forward with its four projections computed by `project`, batch first."""
     if static_k is not None or static_v is not None:
         raise NoRuleError("no rule carries a variance through attention with static keys; use propagation='linearised'")
     batched = query.ndim == 3
@@ -112,7 +112,7 @@ def multi_head_attention(
         project(which, x, weight, bias)
         for which, x, weight, bias in zip(("q", "k", "v"), (q, k, v), weights, biases, strict=True)
     )
-    extra = [(bias_k, bias_v)] if bias_k is not None else []  # a token that every sample has
+    extra = [(bias_k, bias_v)] if bias_k is not None else []  # a token added to every sample
     if add_zero_attn:
         extra.append((q.new_zeros(1, 1, q.shape[-1]), q.new_zeros(1, 1, q.shape[-1])))
     for more_k, more_v in extra:
@@ -136,7 +136,7 @@ def multi_head_attention(
 
 
 def _merged(attn_mask: Any, key_padding_mask: Any, q: Any, keys: int, extra: int) -> Any:  # -> (B, H, L, S) or less
-    """Both masks as numbers to add to the scores; the extra tokens are never masked."""
+    """Both masks as one additive mask of the scores; extra tokens are never masked."""
 
     def added(mask: Tensor) -> Tensor:
         if mask.dtype == torch.bool:
@@ -155,5 +155,5 @@ def _merged(attn_mask: Any, key_padding_mask: Any, q: Any, keys: int, extra: int
 
 @register(F.multi_head_attention_forward, exactness=FIRST_ORDER, family="multi-head attention")
 def multi_head(func: Any, args: Any, kwargs: Any) -> Any:
-    """Three projections, attention for each head, and a last projection, by their rules."""
+    """Three projections, attention per head, and a last projection, by their rules."""
     return multi_head_attention(*args, **kwargs)

@@ -1,56 +1,170 @@
-"""The Gaussian tensor: a tensor that carries a diagonal Gaussian through torch operations.
+r"""The Gaussian tensor, which carries a diagonal Gaussian through torch operations, and the closures of nonlinearities.
 
-A network that is given one runs as it was written. Each torch function it calls looks up its rule in :data:`RULES`;
-an operation without a rule raises. It never falls back to the mean, which would lose variance in silence.
+A network runs unchanged on a Gaussian tensor. Each torch function that it calls looks up its rule in :data:`RULES`; an
+operation without a rule raises instead of falling back to the mean, which would lose variance silently.
 
-A complex Gaussian has independent parts: its mean is complex, and its variance holds Var[Re] + i Var[Im].
+A closure is called as `closure(φ, μ, σ²)` and returns the moments of φ(z) for z ~ N(μ, σ²), one coordinate at a time
+(App. propagation). φ is any elementwise torch function; its derivatives come from automatic differentiation.
+
+A complex Gaussian has independent parts: the mean is complex, and the variance holds Var[Re] + i Var[Im].
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fmwc.errors import NoRuleError, ShapeError
-from fmwc.moments.closures import Closure, GaussHermite, Moments
+from fmwc.errors import NoRuleError, ShapeError, UsageError, pick
 
 __all__ = [
+    "CLOSURES",
     "EXACT",
     "FIRST_ORDER",
     "GAUSSIAN",
     "INDEPENDENT",
     "QUADRATURE",
     "RULES",
+    "Closure",
+    "GaussHermite",
     "Gaussian",
+    "Moments",
     "Rule",
-    "known",
+    "Taylor",
+    "as_closure",
     "moments_of",
     "register",
 ]
 
-# How far a rule can be trusted: every rule says which.
+# ---- closures --------------------------------------------------------------------------------------------------------
+
+Pointwise = Callable[[Tensor], Tensor]
+
+
+class Moments(NamedTuple):
+    """Mean and variance of a velocity.
+
+    `var` has the mean's shape, or size 1 in every dimension but the first if an estimator gives one number per sample:
+    the mean over its coordinates.
+    """
+
+    mean: Tensor
+    var: Tensor
+
+
+class Closure(Protocol):
+    def __call__(self, f: Pointwise, mean: Tensor, var: Tensor) -> Moments: ...
+
+
+@lru_cache
+def _nodes(count: int) -> tuple[tuple[float, float], ...]:
+    z, w = np.polynomial.hermite_e.hermegauss(count)
+    return tuple(zip(z.tolist(), (w / w.sum()).tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class GaussHermite:
+    r"""Gauss–Hermite quadrature with n nodes, exact for polynomials φ with 2·deg φ ≤ 2n − 1.
+
+    .. math:: E[φ(z)] ≈ \sum_i w_i φ(μ + σ z_i), \quad Var[φ(z)] ≈ \sum_i w_i (φ(μ + σ z_i) - E[φ])^2
+
+    >>> mean, var = GaussHermite(3)(torch.square, torch.tensor([2.0]), torch.tensor([0.25]))
+    >>> mean.item(), round(var.item(), 4)  # E = μ² + σ², Var = 4μ²σ² + 2σ⁴
+    (4.25, 4.125)
+
+    Arguments:
+        nodes: The number of nodes n; the paper uses 10.
+    """
+
+    nodes: int = 10
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.nodes <= 100:
+            raise UsageError(f"Gauss–Hermite takes 1 to 100 nodes, got {self.nodes}")
+
+    def __call__(self, f: Pointwise, mean: Tensor, var: Tensor) -> Moments:
+        std = var.sqrt()
+        # Sums are of φ − φ(μ), to avoid cancellation.
+        centre = f(mean)
+        first = torch.zeros_like(mean)
+        second = torch.zeros_like(mean)
+        for z, w in _nodes(self.nodes):
+            shift = f(mean + std * z) - centre
+            first = first + w * shift
+            second = second + w * shift.square()
+        return Moments(centre + first, (second - first.square()).clamp_min(0))
+
+
+@dataclass(frozen=True)
+class Taylor:
+    r"""Taylor closure of first or second order, exact for linear or quadratic φ.
+
+    .. math:: E[φ] ≈ φ(μ) + \tfrac12 φ''(μ) σ^2, \quad Var[φ] ≈ φ'(μ)^2 σ^2 + \tfrac12 φ''(μ)^2 σ^4
+
+    First order omits both terms in φ''.
+
+    Arguments:
+        order: 1 or 2.
+    """
+
+    order: int = 1
+
+    def __post_init__(self) -> None:
+        if self.order not in (1, 2):
+            raise UsageError(f"the Taylor closure has order 1 or 2, got {self.order}")
+
+    def __call__(self, f: Pointwise, mean: Tensor, var: Tensor) -> Moments:
+        if self.order == 1:
+            value, first = torch.func.jvp(f, (mean,), (torch.ones_like(mean),))  # type: ignore[misc]
+            return Moments(value, first.square() * var)
+
+        # φ is elementwise, so the gradient of its sum is φ', and the gradient of that sum is φ''. Reverse mode, because
+        # torch cannot differentiate every activation twice in forward mode.
+        def slope(z: Tensor) -> Tensor:
+            return torch.func.grad(lambda y: f(y).sum())(z)
+
+        first, second = slope(mean), torch.func.grad(lambda z: slope(z).sum())(mean)
+        return Moments(f(mean) + second * var / 2, first.square() * var + (second * var).square() / 2)
+
+
+def preserves_mean(closure: Closure) -> bool:
+    """Whether rules keep the mean of the plain network, as at first order (except for the maximum of two)."""
+    return closure == Taylor(1)
+
+
+CLOSURES: dict[str, Closure] = {"gauss_hermite": GaussHermite(), "taylor1": Taylor(1), "taylor2": Taylor(2)}
+
+
+def as_closure(closure: str | Closure) -> Closure:
+    return pick(CLOSURES, closure, "closure") if isinstance(closure, str) else closure
+
+
+# ---- the rule table --------------------------------------------------------------------------------------------------
+
+# The exactness of rules.
 EXACT = "exact"
 INDEPENDENT = "exact for independent inputs"
 GAUSSIAN = "exact for Gaussian inputs"
-QUADRATURE = "quadrature"  # or what else the closure does
+QUADRATURE = "quadrature"  # by the closure
 FIRST_ORDER = "first order"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One row of the table: how an operation acts on moments, and how exact that is."""
+    """One row of the table: the action of an operation on moments, and its exactness."""
 
-    apply: Callable[..., Any]  # (func, args, kwargs) -> what the operation returns
+    apply: Callable[..., Any]  # (func, args, kwargs) -> the result of the operation
     exactness: str
     family: str
-    complex: bool = False  # whether it knows what to do with complex Gaussians
+    complex: bool = False  # whether it accepts complex Gaussians
 
 
-# The names operands may have where they are given by name, in the order in which they stand where they are not.
+# Names of operands that may be passed by keyword, in their positional order.
 _OPERANDS = (
     "condition", "input", "mat1", "batch1", "mat", "other", "exponent", "mat2", "batch2", "vec", "vec2",
 )  # fmt: skip
@@ -61,7 +175,7 @@ RULES: dict[Callable[..., Any], Rule] = {}
 def register(
     *functions: Callable[..., Any], exactness: str, family: str | None = None, complex: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enters a rule for torch functions. A rule is called as `apply(func, args, kwargs)`."""
+    """Register a rule for torch functions. A rule is called as `apply(func, args, kwargs)`."""
 
     def enter(apply: Callable[..., Any]) -> Callable[..., Any]:
         for function in functions:
@@ -72,16 +186,16 @@ def register(
 
 
 class Gaussian(Tensor):
-    """Creates a tensor of independent Gaussians.
+    """A tensor of independent Gaussians.
 
     >>> y = torch.relu(Gaussian(torch.tensor([9.0]), torch.tensor([1.0]))) * 2 + 1
     >>> moments_of(y).mean.item(), round(moments_of(y).var.item(), 4)
     (19.0, 4.0)
 
     Arguments:
-        mean: μ, any shape.
-        var: σ², the same shape.
-        closure: How a nonlinearity is treated.
+        mean: μ, of any shape.
+        var: σ², of the same shape.
+        closure: The closure of nonlinearities.
     """
 
     _mean: Tensor
@@ -91,12 +205,10 @@ class Gaussian(Tensor):
     @staticmethod
     def __new__(cls, mean: Tensor, var: Tensor, closure: Closure = GaussHermite()) -> Gaussian:  # noqa: B008
         if mean.shape != var.shape:
-            raise ShapeError(f"mean and variance have one shape, got {tuple(mean.shape)} and {tuple(var.shape)}")
+            raise ShapeError(f"mean and variance must have one shape, got {tuple(mean.shape)} and {tuple(var.shape)}")
         if not (mean.is_floating_point() or mean.is_complex()):
-            raise NoRuleError(
-                f"{mean.dtype} carries no variance; keep to floating point, or use propagation='linearised'"
-            )
-        if var.stride() != mean.stride():  # what is a view of the mean must be one of the variance
+            raise NoRuleError(f"{mean.dtype} carries no variance; use floating point, or propagation='linearised'")
+        if var.stride() != mean.stride():  # so that the same views exist of mean and variance
             var = torch.empty_like(mean, dtype=var.dtype).copy_(var)
         self = Tensor._make_wrapper_subclass(cls, mean.shape, mean.stride(), dtype=mean.dtype, device=mean.device)
         self._mean, self._var, self._closure = mean, var, closure
@@ -108,10 +220,10 @@ class Gaussian(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        args = (*args, *(kwargs.pop(name) for name in _OPERANDS if name in kwargs))  # rules read them in order
+        args = (*args, *(kwargs.pop(name) for name in _OPERANDS if name in kwargs))  # rules expect them in order
         rule = RULES.get(func)
         if rule is None or kwargs.get("out") is not None:
-            return _of_the_known(func, args, kwargs)
+            return _of_known_values(func, args, kwargs)
         if not rule.complex and any(g._mean.is_complex() for g in gaussians([*args, *kwargs.values()])):
             raise NoRuleError(refusal(func, args, kwargs))
         return rule.apply(func, args, kwargs)
@@ -122,14 +234,14 @@ class Gaussian(Tensor):
 
 
 def moments_of(value: Tensor) -> Moments:
-    """The mean and variance of a Gaussian tensor; a plain tensor is known exactly, so its variance is zero."""
+    """The mean and variance of a Gaussian tensor; the variance of a plain tensor is zero."""
     if isinstance(value, Gaussian):
         return Moments(value._mean, value._var)
     return Moments(value, torch.zeros_like(value))
 
 
 def known(value: Tensor, closure: Closure) -> Gaussian:
-    """A Gaussian without variance, into which Gaussians may be written."""
+    """A Gaussian with zero variance, which a network may write Gaussians into."""
     return Gaussian(value, torch.zeros_like(value), closure)
 
 
@@ -141,7 +253,7 @@ def gaussians(value: Any) -> list[Gaussian]:
 
 
 def walk(value: Any, f: Callable[[Tensor], Any]) -> Any:
-    """Applies `f` to every tensor in nested lists and tuples."""
+    """Apply `f` to every tensor in nested lists and tuples."""
     if isinstance(value, Tensor):
         return f(value)
     if isinstance(value, (list, tuple)):
@@ -153,8 +265,8 @@ def mean_of(value: Any) -> Any:
     return value._mean if isinstance(value, Gaussian) else value
 
 
-def _of_the_known(func: Any, args: Any, kwargs: Any) -> Any:
-    """An operation without a rule, on Gaussians without variance: they are known, so it is done to their values."""
+def _of_known_values(func: Any, args: Any, kwargs: Any) -> Any:
+    """An operation without a rule, applied to the values of Gaussians whose variance is zero."""
     if kwargs.get("out") is not None or any(bool(g._var.any()) for g in gaussians([*args, *kwargs.values()])):
         raise NoRuleError(refusal(func, args, kwargs))
     return func(*walk(args, mean_of), **{k: walk(v, mean_of) for k, v in kwargs.items()})
@@ -171,8 +283,8 @@ def refusal(func: Any, args: Any, kwargs: Any) -> str:
     kinds = ", ".join([_kind(a) for a in args] + [f"{k}={_kind(v)}" for k, v in kwargs.items()])
     if is_inplace(func) or kwargs.get("out") is not None:
         return (
-            f"{name}({kinds}) writes in place into what holds no variance, which would lose it; write it out of place "
-            "(x = x + y), make the target with x.new_zeros, or use propagation='linearised'"
+            f"{name}({kinds}) writes in place into a plain tensor, which holds no variance; write it out of place "
+            "(x = x + y), create the target with x.new_zeros, or use propagation='linearised'"
         )
     return (
         f"no rule carries a variance through {name}({kinds}); add one with fmwc.moments.register (fmwc rules), "
@@ -187,3 +299,41 @@ def _kind(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_kind(v) for v in value)}]"
     return type(value).__name__
+
+
+# ---- helpers of rules ------------------------------------------------------------------------------------------------
+
+
+def closure_of(args: Any, kwargs: Any) -> Closure:
+    return gaussians([*args, *kwargs.values()])[0]._closure
+
+
+def on(f: Callable[[Tensor], Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments with `f` applied to every tensor."""
+    return [walk(a, f) for a in args], {k: walk(v, f) for k, v in kwargs.items()}
+
+
+def paired(mean: Any, var: Any, closure: Closure) -> Any:
+    """Join the results of an operation on means and on variances."""
+    if isinstance(mean, Tensor):
+        return Gaussian(mean, var, closure)
+    if not isinstance(mean, (list, tuple)):  # x.type() returns a string
+        return mean
+    return type(mean)(paired(m, v, closure) for m, v in zip(mean, var, strict=True))
+
+
+def variance_at(value: Tensor) -> Tensor:
+    """The variance of a value; integers and masks, which are indices, are unchanged."""
+    return moments_of(value).var if value.is_floating_point() or value.is_complex() else value
+
+
+def getter(name: str) -> Any:
+    """The function that torch dispatches on when a property is read."""
+    return getattr(torch.Tensor, name).__get__
+
+
+def write(target: Gaussian, value: Gaussian) -> Gaussian:
+    """Write a value into the memory of a Gaussian's mean and variance, so that its views see it."""
+    target._mean.copy_(value._mean)
+    target._var.copy_(value._var)
+    return target

@@ -1,4 +1,7 @@
-"""Entries that are asked about, moved, repeated, dropped or put among others, never mixed: exact whatever they are."""
+"""Rules that move entries, which are exact, and rules that add them with known weights.
+
+y = M x with a known matrix M has Var[y] = M² σ² for independent entries; no rule builds M.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fmwc.errors import NoRuleError
-from fmwc.moments.gaussian import EXACT, Gaussian, known, mean_of, moments_of, refusal, register, walk
-from fmwc.moments.operands import closure_of, getter, on, paired, variance_at
+from fmwc.moments.gaussian import (
+    EXACT,
+    INDEPENDENT,
+    Gaussian,
+    closure_of,
+    getter,
+    known,
+    mean_of,
+    moments_of,
+    on,
+    paired,
+    refusal,
+    register,
+    variance_at,
+    walk,
+)
 
 __all__: list[str] = []
 
 T = Tensor
 
-# ---- what does not depend on the values ---------------------------------------------------------------------------
+# ---- metadata and creation ---------------------------------------------------------------------------
 
 _PROPERTIES = (
     "shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "is_cuda", "is_cpu", "is_meta",
@@ -30,7 +47,7 @@ _QUESTIONS = (
 
 @register(*(getter(p) for p in _PROPERTIES), *_QUESTIONS, exactness=EXACT, complex=True)
 def metadata(func: Any, args: Any, kwargs: Any) -> Any:
-    """Shape, type, place: asked of the mean."""
+    """Shape, type and device of the mean."""
     args, kwargs = on(mean_of, args, kwargs)
     return func(*args, **kwargs)
 
@@ -40,7 +57,7 @@ def metadata(func: Any, args: Any, kwargs: Any) -> Any:
     T.new_full, T.new_tensor, exactness=EXACT,
 )  # fmt: skip
 def creation(func: Any, args: Any, kwargs: Any) -> Any:
-    """New entries have no variance; they are Gaussian all the same, so that a network may write into them."""
+    """New entries have zero variance, and are Gaussian so that a network may write into them."""
     closure = closure_of(args, kwargs)
     args, kwargs = on(mean_of, args, kwargs)
     made = func(*args, **kwargs)
@@ -68,7 +85,7 @@ _MOVES = (
 
 @register(*_MOVES, exactness=EXACT, complex=True)
 def rearrange(func: Any, args: Any, kwargs: Any) -> Any:
-    """Views, slices, indices, copies, types: the same to μ and σ²."""
+    """Views, slices, indices, copies, types: the same for μ and σ²."""
     means, mean_kwargs = on(mean_of, args, kwargs)
     variances, var_kwargs = on(variance_at, args, kwargs)
     return paired(func(*means, **mean_kwargs), func(*variances, **var_kwargs), closure_of(args, kwargs))
@@ -76,7 +93,7 @@ def rearrange(func: Any, args: Any, kwargs: Any) -> Any:
 
 @register(T.view_as, T.reshape_as, T.expand_as, T.type_as, T.to, exactness=EXACT, family="rearrange", complex=True)
 def rearrange_like(func: Any, args: Any, kwargs: Any) -> Any:
-    """The shape or the type of another tensor: of that one, nothing else matters."""
+    """Rearrangement to the shape or type of another tensor, whose values are not used."""
     x, *like = args
     like = [walk(v, mean_of) for v in like]
     mean = func(mean_of(x), *like, **kwargs)
@@ -90,20 +107,20 @@ def rows(func: Any, args: Any, kwargs: Any) -> Any:
 
 @register(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, exactness=EXACT)
 def dropout(func: Any, args: Any, kwargs: Any) -> Any:
-    """Nothing, when it is off; on, it is refused."""
+    """The identity in evaluation mode; refused in training mode."""
 
     def bind(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         return input, training
 
     x, training = bind(*args, **kwargs)
     if training:
-        raise NoRuleError("dropout is on, which is noise of its own; call network.eval() first, or use 'monte_carlo'")
+        raise NoRuleError("dropout is on; call network.eval() first, or use propagation='monte_carlo'")
     return x
 
 
 # ---- entries put among others ---------------------------------------------------------------------------------------
 
-_PLACES: dict[Any, tuple[int | str, ...]] = {  # which arguments are values; the others say where
+_PLACES: dict[Any, tuple[int | str, ...]] = {  # the arguments that are values; the others are positions
     torch.cat: (0, "tensors"), torch.concat: (0, "tensors"), torch.concatenate: (0, "tensors"),
     torch.stack: (0, "tensors"), torch.hstack: (0, "tensors"), torch.vstack: (0, "tensors"),
     torch.where: (1, 2), T.where: (0, 2), torch.masked_fill: (0, 2, "value"), T.masked_fill: (0, 2, "value"),
@@ -116,7 +133,7 @@ _PLACES: dict[Any, tuple[int | str, ...]] = {  # which arguments are values; the
 
 
 def _spread(value: Any) -> Any:
-    """The variance of a value that is put somewhere: what is not Gaussian is known, whatever its type."""
+    """The variance of an inserted value; zero unless it is Gaussian."""
     if isinstance(value, (Tensor, list, tuple)):
         return walk(value, lambda v: moments_of(v).var)
     return 0
@@ -124,7 +141,7 @@ def _spread(value: Any) -> Any:
 
 @register(*_PLACES, exactness=EXACT)
 def placed(func: Any, args: Any, kwargs: Any) -> Any:
-    """Joined, masked, scattered: what is put in brings its own variance, and what is known none."""
+    """Joined, masked, scattered: entries keep their variance, and known entries have none."""
     values = _PLACES[func]
     variances = [_spread(a) if i in values else a for i, a in enumerate(args)]
     var_kwargs = {k: _spread(v) if k in values else v for k, v in kwargs.items()}
@@ -134,7 +151,7 @@ def placed(func: Any, args: Any, kwargs: Any) -> Any:
 
 @register(T.copy_, T.fill_, T.zero_, T.__setitem__, exactness=EXACT, family="placed")
 def written(func: Any, args: Any, kwargs: Any) -> Any:
-    """Both tensors of the target are written where they lie, so that its views see it."""
+    """Written into the memory of the target, so that its views see it."""
     target, *where, value = (*args, 0) if func is T.zero_ else args
     if not isinstance(target, Gaussian):
         raise NoRuleError(refusal(func, args, kwargs))
@@ -145,8 +162,137 @@ def written(func: Any, args: Any, kwargs: Any) -> Any:
 
 @register(F.pad, exactness=EXACT)
 def pad(func: Any, args: Any, kwargs: Any) -> Gaussian:
-    """A constant is known, so its variance is zero; reflected, replicated or wrapped entries are copies."""
+    """A constant has zero variance; reflected, replicated or wrapped entries are copies."""
     if kwargs["mode"] != "constant":
         return rearrange(func, args, kwargs)
     x, *rest = args
     return Gaussian(func(x._mean, *rest, **kwargs), func(x._var, *rest, **{**kwargs, "value": 0}), x._closure)
+
+
+# ---- sums and means --------------------------------------------------------------------------------------------------
+
+
+@register(torch.sum, T.sum, torch.cumsum, T.cumsum, F.fold, exactness=INDEPENDENT)
+def total(func: Any, args: Any, kwargs: Any) -> Gaussian:
+    """Σμ, Σσ²."""
+    x, *rest = args
+    return Gaussian(func(x._mean, *rest, **kwargs), func(x._var, *rest, **kwargs), x._closure)
+
+
+@register(torch.mean, T.mean, exactness=INDEPENDENT)
+def mean(func: Any, args: Any, kwargs: Any) -> Gaussian:
+    """Σμ/n, Σσ²/n²."""
+    x, *rest = args
+    centre = func(x._mean, *rest, **kwargs)
+    return Gaussian(centre, func(x._var, *rest, **kwargs) * (centre.numel() / x._mean.numel()), x._closure)
+
+
+# ---- by an index -----------------------------------------------------------------------------------------------------
+
+
+@register(torch.index_add, T.index_add, torch.scatter_add, T.scatter_add, exactness=INDEPENDENT)
+def scattered_sum(func: Any, args: Any, kwargs: Any) -> Gaussian:
+    """Entries added by index (messages to an atom): means add, and so do variances."""
+    (means, mean_kwargs), (variances, var_kwargs) = (on(f, args, kwargs) for f in (mean_of, variance_at))
+    if "alpha" in var_kwargs:
+        var_kwargs["alpha"] = var_kwargs["alpha"] ** 2
+    return Gaussian(func(*means, **mean_kwargs), func(*variances, **var_kwargs), closure_of(args, kwargs))
+
+
+@register(torch.scatter_reduce, T.scatter_reduce, exactness=INDEPENDENT)
+def scattered_sum_or_mean(func: Any, args: Any, kwargs: Any) -> Gaussian:
+    """A sum, or a mean: the sum of n variances over n²."""
+
+    def bind(input: Any, dim: int, index: Tensor, src: Any, reduce: str, include_self: bool = True) -> Any:
+        return input, dim, index, src, reduce, include_self
+
+    x, dim, index, src, reduce, include = bind(*args, **kwargs)
+    if reduce not in ("sum", "mean"):
+        raise NoRuleError(refusal(func, args, kwargs))
+
+    def reduced(f: Any, how: str) -> Tensor:
+        return func(f(x), dim, index, f(src), how, include_self=include)
+
+    var = reduced(variance_at, reduce)
+    if reduce == "mean":
+        var = var / reduced(lambda v: torch.ones_like(mean_of(v)), "sum")
+    return Gaussian(reduced(mean_of, reduce), var, closure_of(args, kwargs))
+
+
+# ---- in windows ------------------------------------------------------------------------------------------------------
+
+_ADAPTIVE = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_pool3d: 3}
+
+
+@register(F.avg_pool2d, F.avg_pool3d, exactness=INDEPENDENT)
+def average_pool(func: Any, args: Any, kwargs: Any) -> Gaussian:
+    """w Σ_window wσ², where every entry of a window has the weight w: one over its size or the given divisor.
+
+    Padding and windows beyond the edge make w differ between windows. It is computed from an image of ones, whose pool
+    is cw for a window with c entries inside the image, and c with the divisor 1.
+    """
+    x, *rest = args
+    ones = x._var.new_ones(1, *x.shape[-2 if func is F.avg_pool2d else -3 :])
+    names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+    counting = {**dict(zip(names, rest, strict=False)), **kwargs, "divisor_override": 1}
+    weight = func(ones, *rest, **kwargs) / func(ones, **counting)
+    return Gaussian(func(x._mean, *rest, **kwargs), func(x._var, *rest, **kwargs) * weight, x._closure)
+
+
+@register(F.avg_pool1d, exactness=INDEPENDENT, family="average pool")
+def average_pool_of_rows(func: Any, args: Any, kwargs: Any) -> Any:
+    """The pool of an image with one row."""
+
+    def bind(input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any, **more: Any) -> Any:
+        kernel, step, edge = (v[0] if isinstance(v, (list, tuple)) else v for v in (kernel_size, stride, padding))
+        return F.avg_pool2d(input.unsqueeze(-2), (1, kernel), (1, step or kernel), (0, edge), *rest, **more)
+
+    return bind(*args, **kwargs).squeeze(-2)
+
+
+@register(*_ADAPTIVE, exactness=INDEPENDENT)
+def adaptive_average_pool(func: Any, args: Any, kwargs: Any) -> Gaussian:
+    """Σσ²/n² over windows from ⌊iH/h⌋ to ⌈(i + 1)H/h⌉, with n entries each."""
+    x, *rest = args
+    centre = func(x._mean, *rest, **kwargs)
+    var = func(x._var, *rest, **kwargs)
+    for axis in range(-_ADAPTIVE[func], 0):
+        side, count = x.shape[axis], centre.shape[axis]
+        sizes = var.new_tensor([-(-(i + 1) * side // count) - i * side // count for i in range(count)])
+        var = var / sizes.reshape(-1, *[1] * (-1 - axis))
+    return Gaussian(centre, var, x._closure)
+
+
+# ---- between neighbours ----------------------------------------------------------------------------------------------
+
+
+@register(F.interpolate, exactness=INDEPENDENT)
+def interpolate(func: Any, args: Any, kwargs: Any) -> Gaussian:
+    """Weights are separable, so they are computed from an identity matrix for each axis, and squared.
+
+    Nearest neighbours are copies (exact); linear, cubic and area modes are weighted means. `antialias` is refused,
+    because torch's weights are wrong for images one entry wide (2.13, CPU).
+    """
+    (x,) = args
+    if kwargs.get("antialias"):
+        raise NoRuleError(refusal(func, args, kwargs))
+    if kwargs.get("mode", "nearest") in ("nearest", "nearest-exact"):
+        return Gaussian(func(x._mean, **kwargs), func(x._var, **kwargs), x._closure)
+    given = {k: kwargs.pop(k) for k in ("size", "scale_factor")}
+    dims = x.ndim - 2
+
+    def along(axis: int, value: Any, elsewhere: Any) -> Any:  # the size or factor of this axis
+        if value is None:
+            return None
+        every = value if isinstance(value, (tuple, list)) else [value] * dims
+        return [every[i] if i == axis else elsewhere for i in range(dims)]
+
+    var = x._var
+    for axis in range(dims):
+        side = x.shape[2 + axis]
+        identity = torch.eye(side, dtype=var.dtype, device=var.device)
+        identity = identity.reshape(side, 1, *[side if i == axis else 1 for i in range(dims)])
+        here = {k: along(axis, v, 1 if k == "size" else 1.0) for k, v in given.items()}
+        weights = func(identity, **here, **kwargs).reshape(side, -1)
+        var = torch.tensordot(var, weights.square(), ([2 + axis], [0])).movedim(-1, 2 + axis)
+    return Gaussian(func(x._mean, **given, **kwargs), var, x._closure)

@@ -1,7 +1,7 @@
-r"""Normalisations: entries less their group's mean, over its standard deviation.
+r"""Rules for normalisations, and for norms, spreads and extremes.
 
-A group holds many entries, so its statistics hardly vary: they are taken in expectation. Over n entries (μ_i, σ_i²)
-with weight γ and bias β,
+A normalisation subtracts the mean of a group of entries and divides by its standard deviation. Groups are large, so
+their statistics are taken in expectation. Over n entries (μ_i, σ_i²) with weight γ and bias β,
 
 .. math::
     V &= \frac1n \sum_j (μ_j - \bar μ)^2 + \Bigl(1 - \frac1n\Bigr) \frac1n \sum_j σ_j^2, \qquad
@@ -9,12 +9,11 @@ with weight γ and bias β,
     E[y_i] &≈ γ_i z_i + β_i, \qquad Var[y_i] ≈ \frac{γ_i^2}{s^2} \sum_j J_{ij}^2 σ_j^2, \qquad
     J_{ij} = δ_{ij} - \frac{1 + z_i z_j}{n}
 
-where J/s is the Jacobian of normalisation. V is exact for independent entries and the rest is first order in σ²; what
-that leaves out falls as 1/n, so that a large group may be as noisy as it likes. By the root of the mean square alone
-(RMS norm), nothing is subtracted, V is the mean of μ² + σ², and J = δ_ij − z_i z_j / n. Where the closure is of first
-order, so is V: without its term in σ², and the mean is the plain network's.
+where J/s is the Jacobian of normalisation. V is exact for independent entries and the rest is first order in σ², with
+an error of order 1/n. In an RMS norm, nothing is subtracted, V is the mean of μ² + σ², and J = δ_ij − z_i z_j / n. With
+a closure of first order, V omits its term in σ², and the mean is the plain network's.
 
-By running statistics (batch norm in evaluation mode) it is a known line, and exact.
+With running statistics (batch norm in evaluation mode), normalisation is linear and the rule is exact.
 """
 
 from __future__ import annotations
@@ -28,32 +27,43 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fmwc.errors import NoRuleError, ShapeError
-from fmwc.moments.closures import Moments, keeps_the_mean
-from fmwc.moments.gaussian import EXACT, Gaussian, mean_of, refusal, register, walk
+from fmwc.moments.gaussian import (
+    EXACT,
+    FIRST_ORDER,
+    Gaussian,
+    Moments,
+    mean_of,
+    preserves_mean,
+    refusal,
+    register,
+    walk,
+)
 
 __all__ = ["IN_EXPECTATION"]
+
+T = Tensor
 
 IN_EXPECTATION = "first order, statistics in expectation"
 
 
-Known = tuple[Any, Tensor]  # the plain network's m (none by the root) and 1/s²
-Over = Sequence[Sequence[int]]  # dimensions, which are averaged over one set after the other
+Known = tuple[Any, Tensor]  # the plain network's m (none in an RMS norm) and 1/s²
+Over = Sequence[Sequence[int]]  # sets of dimensions, averaged over one after the other
 
 
 def _average(value: Tensor, over: Over) -> Tensor:
-    """Not over one flattened dimension: that is out of order where channels come last in memory."""
+    """The average over sets of dimensions; flattening them would reorder memory with channels last."""
     for dims in over:
         value = value.mean(tuple(dims), keepdim=True)
     return value
 
 
 def normalised(mean: Tensor, var: Tensor, eps: float, over: Over = ((-1,),), known: Known | None = None) -> Moments:
-    r"""z and its variance over some dimensions, the square of J multiplied out so that no n × n matrix is built.
+    r"""z and its variance over some dimensions, with J² expanded so that no n × n matrix is built.
 
     .. math:: Var[z_i] = \frac{1}{s^2} \Bigl[ σ_i^2 \Bigl(1 - \frac{2 (1 + z_i^2)}{n}\Bigr)
         + \frac1n \bigl( \overline{σ^2} + 2 z_i \overline{z σ^2} + z_i^2 \overline{z^2 σ^2} \bigr) \Bigr]
 
-    All averages but the first are of what is centred and not yet scaled, so that a compiler takes them in one go.
+    All averages but the first are of centred, unscaled values, so that a compiler can fuse them.
     """
     n = math.prod(mean.shape[i] for dims in over for i in dims)
     centred = mean - (_average(mean, over) if known is None else known[0])
@@ -61,16 +71,16 @@ def normalised(mean: Tensor, var: Tensor, eps: float, over: Over = ((-1,),), kno
     noise, first, second = (_average(v, over) for v in (var, centred * var, square * var))
     precision = 1 / (_average(square, over) + (1 - 1 / n) * noise + eps) if known is None else known[1]
     own = var * (1 - 2 * (1 + precision * square) / n)
-    # Two factors, neither of them large: 1/s⁴ is beyond single precision where a group is all zero.
+    # Two moderate factors, because 1/s⁴ overflows single precision if a group is all zero.
     shared = noise + 2 * precision * centred * first + (precision * square) * (precision * second)
-    # A sum of squares, but for rounding.
+    # Non-negative up to rounding.
     return Moments(centred * precision.sqrt(), (precision * (own + shared / n)).clamp_min(0))
 
 
 def normalised_by_root(
     mean: Tensor, var: Tensor, eps: float, over: Over = ((-1,),), known: Known | None = None
 ) -> Moments:
-    r"""The same by the root of the mean square.
+    r"""The same for the RMS norm.
 
     .. math:: Var[z_i] = \frac{1}{s^2} \Bigl[ σ_i^2 \Bigl(1 - \frac{2 z_i^2}{n}\Bigr)
         + \frac{z_i^2}{n} \overline{z^2 σ^2} \Bigr]
@@ -83,12 +93,11 @@ def normalised_by_root(
 
 
 class Call(NamedTuple):
-    """A normalisation with its arguments told apart.
+    """The arguments of a normalisation.
 
     Arguments:
-        over: What is averaged over, of channels told into groups where there are `groups`.
-        known: The plain network's own statistics, by the operation that it computes them with, so that a compiler sees
-            that it is one.
+        over: The dimensions of the statistics, of channels split into groups if `groups` is not 0.
+        known: Computes the plain network's statistics with the network's own operation, which a compiler can share.
     """
 
     x: Any
@@ -109,7 +118,7 @@ def _group_norm(
     input: Any, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, cudnn_enabled: bool = True
 ) -> Call:
     def known(mean: Tensor) -> Known:
-        mean = mean if weight is None else mean.to(weight.dtype)  # under autocast it may be in half
+        mean = mean if weight is None else mean.to(weight.dtype)  # half precision under autocast
         batch, channels, *space = mean.shape
         size = batch, channels, math.prod(space), num_groups, eps
         _, centre, root = torch.native_group_norm(mean.contiguous(), weight, bias, *size)
@@ -130,7 +139,7 @@ def _layer_norm(
 ) -> Call:
     count = len(normalized_shape)
     if tuple(input.shape[-count:]) != tuple(normalized_shape):
-        raise ShapeError(f"layer_norm over {tuple(normalized_shape)} was given entries of shape {tuple(input.shape)}")
+        raise ShapeError(f"layer_norm over {tuple(normalized_shape)} got an input of shape {tuple(input.shape)}")
 
     def known(mean: Tensor) -> Known:
         _, centre, root = torch.native_layer_norm(mean.contiguous(), normalized_shape, weight, bias, eps)
@@ -160,7 +169,7 @@ def _batch_norm(
     eps: float = 1e-5,
 ) -> Call | None:
     if training or running_mean is None or running_var is None:
-        return None  # statistics of a batch would mix its samples
+        return None  # statistics of a batch mix its samples
     centre, spread = _by_channel(running_mean, input), _by_channel(running_var, input)
 
     def by_running(mean: Tensor, var: Tensor, eps: float, over: Over, known: Known | None) -> Moments:
@@ -182,7 +191,7 @@ def _instance_norm(
     if not use_input_stats:
         return _batch_norm(input, running_mean, running_var, weight, bias, eps=eps)
     if running_mean is not None or running_var is not None:
-        return None  # it would write into the running statistics
+        return None  # it would update the running statistics
     return _group_norm(input, input.shape[1], weight, bias, eps)
 
 
@@ -209,7 +218,7 @@ def normalise(func: Any, args: Any, kwargs: Any) -> Gaussian:
     if call is None or [isinstance(v, Gaussian) for v in (call.x, call.weight, call.bias)] != [True, False, False]:
         raise NoRuleError(refusal(func, args, kwargs))
     x = call.x
-    plain = keeps_the_mean(x._closure)
+    plain = preserves_mean(x._closure)
     known = call.known(x._mean) if plain else None
     mean, var = (v.unflatten(1, (call.groups, -1)) if call.groups else v for v in (x._mean, x._var))
     mean, var = (v.reshape(x.shape) for v in call.normalise(mean, var, call.eps, call.over, known))
@@ -232,7 +241,68 @@ def unit_length(func: Any, args: Any, kwargs: Any) -> Gaussian:
     x, p, dim, eps = bind(*args, **kwargs)
     if p != 2 or not isinstance(dim, int):
         raise NoRuleError(refusal(func, args, kwargs))
-    n, plain, small = x.shape[dim], keeps_the_mean(x._closure), eps**2 / x.shape[dim]
+    n, plain, small = x.shape[dim], preserves_mean(x._closure), eps**2 / x.shape[dim]
     known = _root([[dim]], small)(x._mean) if plain else None
     mean, var = normalised_by_root(x._mean, x._var, small, [[dim]], known)
     return Gaussian(F.normalize(x._mean, p, dim, eps) if plain else mean / n**0.5, var / n, x._closure)
+
+
+# ---- norms, spreads and extremes -------------------------------------------------------------------------------------
+
+_ARGUMENTS: dict[Any, tuple[str, ...]] = {  # the arguments after the input
+    torch.linalg.vector_norm: ("ord", "dim", "keepdim"), torch.linalg.norm: ("ord", "dim", "keepdim"),
+    torch.norm: ("p", "dim", "keepdim"),
+    T.norm: ("p", "dim", "keepdim"), torch.logsumexp: ("dim", "keepdim"), T.logsumexp: ("dim", "keepdim"),
+    torch.amax: ("dim", "keepdim"), T.amax: ("dim", "keepdim"), torch.amin: ("dim", "keepdim"),
+    T.amin: ("dim", "keepdim"), torch.var: ("dim", "unbiased", "keepdim"), T.var: ("dim", "unbiased", "keepdim"),
+    torch.std: ("dim", "unbiased", "keepdim"), T.std: ("dim", "unbiased", "keepdim"), torch.prod: ("dim", "keepdim"),
+    T.prod: ("dim", "keepdim"),
+}  # fmt: skip
+
+
+@register(*_ARGUMENTS, exactness=FIRST_ORDER)
+def reduction(func: Any, args: Any, kwargs: Any) -> Gaussian:
+    """f(μ), Σ_j (∂f/∂x_j)²σ_j². Each entry affects one result, so the gradient of their sum holds every slope."""
+    x, *rest = args
+    given = {**dict(zip(_ARGUMENTS[func], rest, strict=False)), **kwargs}
+    dim = given.get("dim")
+    if isinstance(dim, bool):  # x.var(False): unbiased, not a dimension
+        raise NoRuleError(refusal(func, args, kwargs))
+    slope = torch.func.grad(lambda z: func(z, *rest, **kwargs).sum())(x._mean)
+    dims = tuple(range(x.ndim)) if dim is None or dim == () else dim
+    var = torch.sum(slope.square() * x._var, dims, keepdim=given.get("keepdim", False))
+    return Gaussian(func(x._mean, *rest, **kwargs), var, x._closure)
+
+
+@register(torch.var_mean, torch.std_mean, exactness=FIRST_ORDER)
+def spread_and_mean(func: Any, args: Any, kwargs: Any) -> tuple[Gaussian, Gaussian]:
+    """By the rules of its two parts; the mean is exact for independent inputs."""
+    x, *rest = args
+    spread, arguments = (torch.var, torch.std)[func is torch.std_mean], ("dim", "unbiased", "keepdim")
+    given = {**dict(zip(arguments, rest, strict=False)), **kwargs}
+    dims = given.get("dim")
+    dims = tuple(range(x.ndim)) if dims is None or dims == () else dims
+    found = reduction(spread, args, kwargs)  # raises for a bool instead of a dimension
+    return found, torch.mean(x, dims, keepdim=given.get("keepdim", False))  # type: ignore[return-value]
+
+
+_WINDOWS: dict[Any, tuple[Any, int]] = {
+    F.max_pool1d: (F.max_pool1d_with_indices, 1),
+    F.max_pool2d: (F.max_pool2d_with_indices, 2),
+    F.max_pool3d: (F.max_pool3d_with_indices, 3),
+    F.adaptive_max_pool1d: (F.adaptive_max_pool1d_with_indices, 1),
+    F.adaptive_max_pool2d: (F.adaptive_max_pool2d_with_indices, 2),
+    F.adaptive_max_pool3d: (F.adaptive_max_pool3d_with_indices, 3),
+}
+
+
+@register(*_WINDOWS, exactness=FIRST_ORDER)
+def largest_of_a_window(func: Any, args: Any, kwargs: Any) -> Gaussian:
+    """The μ and σ² of the entry with the largest mean."""
+    if kwargs.pop("return_indices", False):
+        raise NoRuleError(refusal(func, args, kwargs))
+    x, *rest = args
+    pool, dims = _WINDOWS[func]
+    mean, index = pool(x._mean, *rest, **kwargs)
+    var = x._var.flatten(-dims).gather(-1, index.flatten(-dims)).view_as(mean)
+    return Gaussian(mean, var, x._closure)

@@ -1,20 +1,63 @@
-"""The rule table as rows: what `fmwc rules` prints."""
+"""The rule table as a whole: in-place forms of every rule, and the rows that `fmwc rules` prints."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
-from fmwc.moments.gaussian import RULES
+from fmwc.errors import NoRuleError
+from fmwc.moments import arithmetic, attention, layout, norms  # noqa: F401
+from fmwc.moments.gaussian import RULES, Gaussian, refusal, register, write
 
-__all__ = ["names_of", "rule_rows"]
+__all__ = ["INPLACE", "rule_rows", "short_names"]
+
+# A plain tensor has no memory for a variance, so in-place forms take a Gaussian target.
+_OTHER_SHAPE = ("rearrange", "metadata", "creation", "dropout")  # x.squeeze_() would change the target's shape
+
+
+def _inplace_forms() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """Every in-place function of torch whose operation has a rule: x.add_ and x += y for x.add."""
+    found = {}
+    for namespace in (Tensor, torch, F):
+        for name in dir(namespace):
+            plain = name[:-1] if name.endswith("_") and not name.endswith("__") else ""
+            if name.startswith("__i") and name.endswith("__"):
+                plain = f"__{name[3:]}"
+            operation = getattr(namespace, plain, None) if plain else None
+            if operation in RULES and RULES[operation].family not in _OTHER_SHAPE:
+                found[getattr(namespace, name)] = operation
+    return found
+
+
+def _written(operation: Callable[..., Any]) -> Callable[..., Any]:
+    rule = RULES[operation]
+
+    def apply(func: Any, args: Any, kwargs: Any) -> Gaussian:
+        target = args[0]
+        if not isinstance(target, Gaussian):
+            raise NoRuleError(refusal(func, args, kwargs))
+        return write(target, rule.apply(operation, args, kwargs))
+
+    return apply
+
+
+INPLACE = _inplace_forms()  # in place: out of place
+for _function, _operation in INPLACE.items():
+    _row = RULES[_operation]
+    register(_function, exactness=_row.exactness, family=_row.family, complex=_row.complex)(_written(_operation))
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
 
 _SHORT = {"torch.nn.functional.": "F.", "torch.Tensor.": "Tensor.", "torch.functional.": "torch."}
 
 
 def rule_rows() -> list[dict[str, Any]]:
-    """One row an operation: its name, how exact its rule is, what that does to (μ, σ²), the spellings it answers to."""
+    """One row per operation: its name, the exactness of its rule, its action on (μ, σ²), and its functions."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for function, rule in RULES.items():
         says = (rule.apply.__doc__ or "").strip().partition("\n\n")[0]
@@ -24,17 +67,17 @@ def rule_rows() -> list[dict[str, Any]]:
 
 
 def _spelling(function: Any) -> str:
-    """The name a user writes: torch.add, Tensor.add, F.silu, Tensor.shape."""
+    """The name in user code: torch.add, Tensor.add, F.silu, Tensor.shape."""
     name = torch.overrides.resolve_name(function) or getattr(function, "__name__", str(function))
     for long, short in _SHORT.items():
         name = name.replace(long, short)
     return name.removesuffix(".__get__")
 
 
-def names_of(spellings: list[str]) -> str:
-    """The names of a row in short: without their room, their in-place forms, and the methods behind operators.
+def short_names(spellings: list[str]) -> str:
+    """The names of a row without namespaces, in-place forms and methods of operators.
 
-    >>> names_of(["F.relu", "torch.relu", "Tensor.relu_", "Tensor.__add__", "torch.linalg.vector_norm"])
+    >>> short_names(["F.relu", "torch.relu", "Tensor.relu_", "Tensor.__add__", "torch.linalg.vector_norm"])
     'relu, vector_norm'
     """
     names = (spelling.rpartition(".")[2] for spelling in spellings)

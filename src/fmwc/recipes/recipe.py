@@ -1,32 +1,95 @@
-"""What recipes share: changing a field from the command line, and saying where a number came from."""
+"""What a recipe is, and how `--set key=value` changes one."""
 
 from __future__ import annotations
 
 import math
-import platform
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from datetime import datetime, timezone
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-import torch
+from torch import Tensor, nn
 
-from fmwc.data import fingerprint
+from fmwc.data.arrays import fingerprint
 from fmwc.errors import UnknownNameError, UsageError, nearest
+from fmwc.field import Field
+from fmwc.flow import Space
 from fmwc.randomness import derive
 from fmwc.readers import shown
-from fmwc.recipes.commit import code, commit
+from fmwc.references import Reference
 from fmwc.training import Plan
 
-__all__ = ["Clock", "data_of", "describe_device", "override", "pick_device", "plan_of", "provenance", "runtime"]
+__all__ = ["Recipe", "data_of", "override", "plan_of", "require_counts", "require_method"]
 
 R = TypeVar("R")
 
 
+class Recipe(Protocol):
+    """What fitting asks of a recipe: a frozen dataclass of literals, each with its reason."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def noise_steps(self) -> int: ...
+    @property
+    def noise_lr(self) -> float: ...
+
+    def space(self) -> Space:
+        """Return the space of the samples."""
+
+    def rows(self) -> tuple[Tensor, dict[str, Any]]:
+        """Return the training data and its conditions."""
+
+    def network(self, heads: int = 1) -> nn.Module:
+        """Return a new network whose initial weights depend on the seed only; `heads` multiplies its outputs."""
+
+    def attach(self, network: nn.Module) -> Field:
+        """Attach noise to a network."""
+
+    def reference(self, field: Field) -> tuple[Reference, dict[str, float]]:
+        """Return the reference of the confidence, and metrics of the samples."""
+
+
+def plan_of(recipe: Any) -> Plan:
+    """Return the training plan made of a recipe's fields of the same names; its seed is derived from the recipe's."""
+    known = {f.name for f in fields(Plan)}
+    literals = {name: value for name, value in vars(recipe).items() if name in known}
+    return Plan(**{**literals, "seed": derive(recipe.seed, "train")})
+
+
+def data_of(recipe: Any) -> str:
+    """Return the fingerprint of a recipe's training data: of its source, if rows are computed and rounding differs."""
+    if hasattr(recipe, "source"):
+        return fingerprint(*recipe.source())
+    data, cond = recipe.rows()
+    return fingerprint(data, *cond.values())
+
+
+def require_method(recipe: Any) -> None:
+    """Raise unless the method and prior rate of a recipe are valid."""
+    if recipe.method not in ("retrofit", "joint"):
+        raise UnknownNameError(nearest(recipe.method, ("retrofit", "joint"), "method"))
+    if not 0 < recipe.prior_rate < 1:
+        raise UsageError(f"prior_rate lies strictly between 0 and 1, got {recipe.prior_rate}")
+
+
+def require_counts(recipe: Any, *names: str) -> None:
+    """Raise unless each of these fields is at least 1."""
+    for name in names:
+        if getattr(recipe, name) < 1:
+            raise UsageError(f"{name} is at least 1, got {getattr(recipe, name)}")
+
+
+# ---- overrides ---------------------------------------------------------------------------------------------------
+
 MOST = 1 << 30
 LONGEST = 4096  # characters of a text
-LIMITS: dict[str, tuple[float, float]] = {  # what a number of a recipe can be; other whole numbers have 64 bits
+LIMITS: dict[str, tuple[float, float]] = {  # by field; other whole numbers have 64 bits
     **dict.fromkeys(("points", "iterations", "noise_steps", "save_every", "samples", "swept", "guided"), (1, MOST)),
     **dict.fromkeys(("edited", "rewound", "references", "steps", "batch", "noise_batch"), (1, 10_000_000)),
     **dict.fromkeys(("hidden", "time_features", "frequencies", "width", "cond", "base"), (1, 16_384)),
@@ -37,38 +100,16 @@ LIMITS: dict[str, tuple[float, float]] = {  # what a number of a recipe can be; 
     **dict.fromkeys(("prior_rate", "warmup", "average", "enough"), (0.0, 1.0)),
     "anneal": (0.0, 1e3),
 }
-
-
-def _whole(text: str) -> int:
-    value = int(text)
-    if not -(1 << 63) <= value < 1 << 63:
-        raise ValueError("it does not fit 64 bits")
-    return value
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError("it is not finite")
-    return value
-
-
-def _plain(text: str) -> str:
-    if len(text) > LONGEST or not text.isprintable():
-        raise ValueError("it is not printable, or too long")
-    return text
-
-
-def _truth(text: str) -> bool:
-    return {"true": True, "false": False}[text.lower()]
-
-
-_READ: dict[str, Callable[[str], Any]] = {"int": _whole, "float": _finite, "str": _plain, "bool": _truth}
-_KINDS = {"int": "a whole number", "float": "a finite number", "str": "text", "bool": "true or false"}
+_READ: dict[str, tuple[str, Callable[[str], Any], Callable[[Any], bool]]] = {  # field type: name, parser, check
+    "int": ("a whole number of at most 64 bits", int, lambda value: -(1 << 63) <= value < 1 << 63),
+    "float": ("a finite number", float, math.isfinite),
+    "str": ("printable text", str, lambda value: len(value) <= LONGEST and value.isprintable()),
+    "bool": ("true or false", lambda text: {"true": True, "false": False}.get(text.lower()), lambda v: v is not None),
+}
 
 
 def override(recipe: R, changes: Sequence[str], what: str = "recipe field") -> R:
-    """A recipe with `key=value` changes, each read as the type of its field; `what` is the word for one."""
+    """Return a recipe with `key=value` changes, each parsed as the type of its field; `what` names one in messages."""
     known = {f.name: str(f.type) for f in fields(recipe)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for change in changes:
@@ -77,86 +118,14 @@ def override(recipe: R, changes: Sequence[str], what: str = "recipe field") -> R
             raise UsageError(f"--set takes key=value, got '{shown(change)[:100]}'")
         if key not in known:
             raise UnknownNameError(nearest(shown(key)[:100], known, what))
+        kind, parse, good = _READ[known[key]]
         try:
-            values[key] = _READ[known[key]](value)
-        except (ValueError, KeyError) as error:
-            raise UsageError(f"{what} '{key}' is {_KINDS[known[key]]}, got '{shown(value)[:100]}'") from error
+            values[key] = parse(value)
+            if not good(values[key]):
+                raise ValueError(value)
+        except ValueError as error:
+            raise UsageError(f"{what} '{key}' is {kind}, got '{shown(value)[:100]}'") from error
         low, high = LIMITS.get(key, (-math.inf, math.inf))
         if known[key] in ("int", "float") and not low <= values[key] <= high:
             raise UsageError(f"{what} '{key}' lies between {low:g} and {high:g}, got {value[:100]}")
     return replace(recipe, **values)  # type: ignore[type-var]
-
-
-def data_of(recipe: Any) -> str:
-    """The fingerprint of what a recipe trains on: of the source where its rows are computed from one, because machines
-    round otherwise."""
-    if hasattr(recipe, "source"):
-        return fingerprint(*recipe.source())
-    data, cond = recipe.rows()
-    return fingerprint(data, *cond.values())
-
-
-def plan_of(recipe: Any) -> Plan:
-    """The training plan a recipe's fields make, by their names; its seed is derived from the recipe's."""
-    known = {f.name for f in fields(Plan)}
-    literals = {name: value for name, value in vars(recipe).items() if name in known}
-    return Plan(**{**literals, "seed": derive(recipe.seed, "train")})
-
-
-def pick_device(name: str) -> torch.device:
-    """`auto` is a GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise UsageError(f"unknown device '{name}'; use auto, cpu or cuda") from error
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"device '{name}' is not supported; use auto, cpu or cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError("CUDA is not available; use --device cpu")
-    return device
-
-
-def describe_device(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"CPU, {torch.get_num_threads()} threads, {platform.machine()}"
-
-
-def runtime(device: torch.device) -> dict[str, str]:
-    """What a result depends on beside its recipe: part of the identity of every run that can be resumed."""
-    from fmwc import __version__  # here, because the package itself imports from below
-
-    return {"device": device.type, "torch": torch.__version__, "fmwc": __version__}
-
-
-def provenance(device: torch.device, seconds: float, **more: Any) -> dict[str, Any]:
-    """Commit, device, versions, date and wall time: what stands beside every number.
-
-    `commit` is that of fmwc's own code, and `code` a hash of the files that run: it differs where they were edited.
-    """
-    return {
-        "commit": commit(),
-        "code": code(),
-        "device": describe_device(device),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "seconds": round(seconds, 1),
-        **more,
-    }
-
-
-class Clock:
-    """Wall time since it was made; waits for the device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.start = device, time.perf_counter()
-        commit(), code()  # looked up once: the files may change while it runs
-
-    @property
-    def seconds(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter() - self.start

@@ -1,6 +1,6 @@
-"""The report: figures, tables, and one page that needs nothing but a browser."""
+"""Figures, tables, and self-contained pages."""
 
-from fmwc.report.checkerboard import write_figures, write_report
-from fmwc.report.page import Section, write_page
+from fmwc.report.page import Picture, Section, write_page
+from fmwc.report.table import Table
 
-__all__ = ["Section", "write_figures", "write_page", "write_report"]
+__all__ = ["Picture", "Section", "Table", "write_page"]

@@ -1,57 +1,216 @@
-"""Figures of generated digits, and how the model's doubt about single pixels is read. Figures are matplotlib's."""
+"""Figures of images: sheets by confidence and by class, edits, uncertainty per pixel, and images of any field."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text
 from numpy.typing import ArrayLike
 
 from fmwc.errors import UsageError
+from fmwc.estimators import Tangent
 from fmwc.field import Field
-from fmwc.propagate import Tangent
 from fmwc.randomness import derive
-from fmwc.report.figures import PERCENT, TWO
-from fmwc.report.look import FAINT, LINES, look
-from fmwc.report.sheet import COLUMNS, Band, Sheet, bands, ends_by_class, share
-from fmwc.sampling import Trajectory, sample
+from fmwc.report.curves import even_choice
+from fmwc.report.page import CONFIDENCE, DOUBTFUL, FAINT, styled
+from fmwc.sampling import SamplingConfig, Trajectory, sample
 
 __all__ = [
     "Pixels",
-    "Sweep",
+    "Sheet",
+    "contest_text",
+    "draw_images",
     "edited_pairs",
     "extremes_by_class",
+    "most_doubtful",
     "pixel_std",
-    "quality_against_steps",
     "read_pixels",
     "sorted_grid",
 ]
 
-DECADE = 10  # values that differ more than this are told apart on a logarithmic axis only
+COLUMNS = 20
+END_ROWS, MIDDLE_ROWS = 2, 6  # of a run too large to be shown whole
+SIDE = 0.42  # inches: an image with its margin; a row of twenty is as wide as the page
+MARGIN = 1 / 14  # around an image, relative to its height
+SMALL = 9  # points
 PAIRS = 40  # edits that are shown
 STEPS = 50  # of the runs whose states are shown
+GRID = 6  # images per side of a grid
+DOUBTFUL_SHOWN, DOUBTFUL_COLUMNS = 40, 8  # images on a sheet of the most doubtful
+
+
+# ---- selections --------------------------------------------------------------------------------------------------
+
+
+class Band(NamedTuple):
+    """Rows of images, surest first.
+
+    Attributes:
+        which: Indices of the images that are shown.
+        places: Their positions in the ranking, from 0.
+        total: The number of images that they represent.
+    """
+
+    which: np.ndarray
+    places: np.ndarray
+    total: int
+
+
+def bands(confidence: ArrayLike, columns: int = COLUMNS) -> list[Band]:  # (B,)
+    """Return all images in order if they fill at most ten rows; otherwise both ends and an even choice of the rest.
+
+    >>> [band.which.tolist() for band in bands([0.2, 0.9, 0.5])]
+    [[1, 2, 0]]
+    >>> [(len(band.which), band.places[[0, -1]].tolist(), band.total) for band in bands(np.arange(10_000))]
+    [(40, [0, 39], 40), (120, [40, 9959], 9920), (40, [9960, 9999], 40)]
+    """
+    order = np.argsort(-np.asarray(confidence, dtype=float), kind="stable")
+    count, end, middle = len(order), END_ROWS * columns, MIDDLE_ROWS * columns
+    if count <= 2 * end + middle:
+        return [Band(order, np.arange(count), count)]
+    chosen = [
+        (np.arange(end), end),
+        (np.linspace(end, count - end - 1, middle).round().astype(int), count - 2 * end),
+        (np.arange(count - end, count), end),
+    ]
+    return [Band(order[places], places, total) for places, total in chosen]
+
+
+def ends_by_class(
+    confidence: ArrayLike, classes: ArrayLike, shown: int
+) -> dict[int, tuple[np.ndarray, np.ndarray]]:  # (B,), (B,)
+    """For each class that occurs, return its surest and its most doubtful images, surest first and without overlap.
+
+    >>> ends = ends_by_class([0.1, 0.9, 0.5, 0.7], [3, 3, 3, 7], shown=1)
+    >>> {c: (sure.tolist(), doubtful.tolist()) for c, (sure, doubtful) in ends.items()}
+    {3: ([1], [0]), 7: ([3], [])}
+    """
+    level, groups = np.asarray(confidence, dtype=float), np.asarray(classes)
+    order = np.argsort(-level, kind="stable")
+    ends = {}
+    for group in np.unique(groups):
+        members = order[groups[order] == group]
+        sure = min(shown, ceil(len(members) / 2))
+        doubtful = min(shown, len(members) - sure)
+        ends[int(group)] = members[:sure], members[len(members) - doubtful :]
+    return ends
+
+
+# ---- drawing -----------------------------------------------------------------------------------------------------
+
+
+class Sheet:
+    """A figure that is measured in images, each with its margin, from the upper left corner.
+
+    Values outside [0, 1] are drawn white or black, as the classifier sees them.
+
+    Arguments:
+        width, height: Size of the figure, in images.
+        side: Side of an image, in inches.
+    """
+
+    def __init__(self, width: float, height: float, side: float = SIDE) -> None:
+        self.figure = Figure(figsize=(side * width, side * height))
+        self.figure.set_layout_engine("none")  # everything is placed explicitly
+        self.axes = self.figure.add_axes((0, 0, 1, 1), frameon=False)
+        self.axes.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
+
+    def images(
+        self, images: np.ndarray, left: float, top: float, columns: int, paper: float = 0.0, **style: Any
+    ) -> AxesImage:
+        """Draw images row by row as one picture; `paper` is the value between them."""
+        count, high, wide = images.shape
+        margin = 2 * max(1, round(MARGIN * high))
+        rows = ceil(count / columns)
+        sheet = np.full((rows, columns, high + margin, wide + margin), paper)
+        inner = sheet[:, :, margin // 2 : margin // 2 + high, margin // 2 : margin // 2 + wide]
+        places = np.divmod(np.arange(count), columns)
+        inner[places] = images
+        picture = sheet.swapaxes(1, 2).reshape(rows * (high + margin), columns * (wide + margin))
+        style = {"cmap": "gray_r", "vmin": 0, "vmax": 1, **style}
+        extent = (left, left + columns, top + rows, top)
+        return self.axes.imshow(picture, extent=extent, aspect="auto", **style)
+
+    def digits(
+        self,
+        images: np.ndarray,
+        bad: np.ndarray,
+        left: float,
+        top: float,
+        columns: int,
+        asked: np.ndarray | None = None,
+    ) -> None:
+        """Draw images row by row; frame bad ones and write the requested class into their corner."""
+        if not len(images):
+            return
+        self.images(images, left, top, columns)
+        for one in np.flatnonzero(bad):
+            row, column = divmod(int(one), columns)
+            self.frame(left + column, top + row)
+            if asked is not None:
+                self.text(left + column + 0.17, top + row + 0.2, f"{asked[one]}", ha="center", fontsize=SMALL - 2)
+
+    def frame(self, left: float, top: float, side: float = 1.0, colour: str = DOUBTFUL) -> None:
+        """Frame an image."""
+        inset = 0.03 * side
+        corner, side = (left + inset, top + inset), side - 2 * inset
+        self.axes.add_patch(Rectangle(corner, side, side, facecolor="none", edgecolor=colour, linewidth=1.5))
+
+    def legend(self, right: float, middle: float, bad: np.ndarray) -> None:
+        """Write the meaning of a frame, right-aligned."""
+        words = self.text(right, middle, f"classified as another digit ({bad.mean():.1%})", ha="right")
+        start = words.get_window_extent().transformed(self.axes.transData.inverted()).x0
+        self.frame(start - 0.65, middle - 0.25, 0.5)
+
+    def scale(self, right: float, top: float, places: np.ndarray, count: int) -> None:
+        """Write the rank of a row's first image to its left, beside the colour of its confidence."""
+        colour = CONFIDENCE(1 - places.mean() / max(1, count - 1))
+        piece = Rectangle((right - 0.17, top), 0.17, 1, facecolor=colour, linewidth=0, antialiased=False)
+        self.axes.add_patch(piece)
+        self.text(right - 0.32, top + 0.5, f"{places[0] + 1:,}", ha="right", color=FAINT, fontsize=7.5)
+
+    def text(self, x: float, y: float, words: str, **style: Any) -> Text:
+        """Write text, vertically centred."""
+        return self.axes.text(x, y, words, **{"va": "center", "fontsize": SMALL, **style})
+
+    def rule(self, left: float, right: float, y: float) -> None:
+        """Draw a horizontal line."""
+        self.axes.plot([left, right], [y, y], color=FAINT, linewidth=0.6)
+
+    def bar(self, shown: AxesImage, left: float, top: float, width: float, label: str) -> None:
+        """Draw the horizontal colour scale of a picture."""
+        (_, total), (height, _) = self.axes.get_xlim(), self.axes.get_ylim()
+        place = (left / total, 1 - (top + 0.2) / height, width / total, 0.2 / height)
+        bar = self.figure.colorbar(shown, cax=self.figure.add_axes(place), orientation="horizontal", extend="max")
+        bar.outline.set_visible(False)  # type: ignore[operator]
+        bar.ax.tick_params(labelsize=SMALL - 1)
+        self.text(left + width + 0.4, top + 0.1, label)
+
+
+# ---- digits ------------------------------------------------------------------------------------------------------
 
 
 class Pixels(NamedTuple):
-    """The way of a few digits, and the doubt about every pixel of their velocity on it.
+    """Trajectories of a few digits, with the standard deviation of the velocity of every pixel.
 
     Attributes:
         states: x_t, `(T, n, H, W)`.
         std: σ_t, `(T, n, H, W)`.
         times: t, `(T,)`.
-        index: Which digits of the run they are, the surest first, `(n,)`.
+        index: Their indices in the run, surest first, `(n,)`.
     """
 
     states: np.ndarray
     std: np.ndarray
     times: np.ndarray
-    index: np.ndarray  # type: ignore[assignment]  # hides tuple.index, which has no use here
+    index: np.ndarray  # type: ignore[assignment]  # hides tuple.index
 
 
 def read_pixels(
@@ -62,18 +221,18 @@ def read_pixels(
     probes: int = 64,
     seed: int = 0,
 ) -> Pixels:
-    """Integrates the surest and the most doubtful digits of a run again and reads the variance of single pixels.
+    """Integrate the surest and the most doubtful digits of a run again and read the variance of each pixel.
 
     Arguments:
         field: The field that was sampled.
         trajectory: The run.
-        count: How many digits, half of them from either end.
-        times: When to read; the nearest step is taken.
-        probes: Random directions that a variance is averaged over.
-        seed: Seeds them.
+        count: Number of digits, half of them from either end.
+        times: Times of the readings, each at the nearest step.
+        probes: Number of random directions that each variance averages.
+        seed: Seed of the probes.
     """
     if not 1 <= count <= len(trajectory):
-        raise UsageError(f"this run holds {len(trajectory)} digits, so {count} of them cannot be read")
+        raise UsageError(f"count must lie between 1 and the {len(trajectory)} digits of this run, got {count}")
     order = trajectory.score().argsort(stable=True).cpu()
     sure = (count + 1) // 2
     index = torch.cat([order[:sure], order[len(order) - (count - sure) :]])
@@ -81,30 +240,18 @@ def read_pixels(
     cond: dict[str, Any] = {
         name: value[index.to(value.device)].to(field.device) for name, value in trajectory.cond.items()
     }
-    again = sample(field, x0=x0, steps=STEPS, confidence=False, keep_states=True, **cond)
+    again = sample(field, x0=x0, steps=STEPS, confidence=None, cond=cond, config=SamplingConfig(keep_states=True))
     assert again.states is not None
     grid = again.grid[:-1, 0].cpu()
     states, stds, read = [], [], []
     for step in [int((grid - t).abs().argmin()) for t in times]:
         x, t = again.states[step], float(grid[step])
-        # A seed for each time, so that what is left of the probes' noise does not look like the digit's doing.
-        var = field.moments(x, t, Tangent(probes), seed=derive(seed, "pixels", step), **cond).var
+        # One seed per time, so that the remaining noise of the probes does not look like a pattern.
+        var = field.moments(x, t, Tangent(probes), seed=derive(seed, "pixels", step), cond=cond).var
         states.append(_images(x.cpu()))
         stds.append(np.sqrt(_images(var.cpu())))
         read.append(t)
     return Pixels(np.stack(states), np.stack(stds), np.array(read), index.numpy())
-
-
-class Sweep(NamedTuple):
-    """How good the digits are with fewer steps: for each label, from the number of Euler steps to a value.
-
-    Attributes:
-        fid: The Fréchet distance to real digits.
-        failures: The share that the judge takes for another class.
-    """
-
-    fid: Mapping[str, Mapping[int, float]]
-    failures: Mapping[str, Mapping[int, float]]
 
 
 def _images(x: ArrayLike) -> np.ndarray:  # (B, H, W) or (B, 1, H, W) -> (B, H, W)
@@ -112,18 +259,20 @@ def _images(x: ArrayLike) -> np.ndarray:  # (B, H, W) or (B, 1, H, W) -> (B, H, 
     return images[:, 0] if images.ndim == 4 else images
 
 
-@look
+@styled
 def sorted_grid(
     x: ArrayLike, confidence: ArrayLike, bad: ArrayLike, classes: ArrayLike | None = None, columns: int = COLUMNS
 ) -> Figure:
-    """Digits from the surest to the most doubtful, row by row; failed ones framed. Of many, both ends and a choice.
+    """Digits from the surest to the most doubtful, row by row, with failed ones framed.
+
+    Of a large run, both ends and an even choice of the others are drawn.
 
     Arguments:
         x: Images, `(B, 1, H, W)` or `(B, H, W)`.
-        confidence: High = sure, `(B,)`; only its order is used.
-        bad: The failed ones, `(B,)`.
-        classes: What was asked for, `(B,)`; written into the frames, if given.
-        columns: Digits a row.
+        confidence: High = sure, `(B,)`; only the order matters.
+        bad: Whether each digit failed, `(B,)`.
+        classes: Requested classes, `(B,)`, which are written into the frames.
+        columns: Digits per row.
     """
     images, wrong = _images(x), np.asarray(bad, dtype=bool)
     shown = bands(confidence, columns)
@@ -152,27 +301,27 @@ def _titles(shown: list[Band], bad: np.ndarray) -> list[str]:
     rest = int(bad.sum()) - first - last
     return [
         f"the {sure.total} surest of {len(bad):,}: {first or 'none'} failed",
-        f"the {middle.total:,} in between, {len(middle.which)} of which are shown: {rest or 'none'} failed",
+        f"the {middle.total:,} in between, of which {len(middle.which)} are shown: {rest or 'none'} failed",
         f"the {doubtful.total} most doubtful: {last or 'none'} failed",
     ]
 
 
-@look
+@styled
 def extremes_by_class(
     x: ArrayLike, confidence: ArrayLike, bad: ArrayLike, classes: ArrayLike, shown: int = 8
 ) -> Figure:
-    """A row for each class that was asked for: its surest digits, its most doubtful ones, and how many of all failed.
+    """One row per class: its surest digits, its most doubtful digits, and its failure rate.
 
     Arguments:
         x: Images, `(B, 1, H, W)` or `(B, H, W)`.
-        confidence: High = sure, `(B,)`; only its order is used.
-        bad: The failed ones, `(B,)`.
-        classes: What was asked for, `(B,)`.
+        confidence: High = sure, `(B,)`; only the order matters.
+        bad: Whether each digit failed, `(B,)`.
+        classes: Requested classes, `(B,)`.
         shown: Digits at either end.
     """
     images, wrong, groups = _images(x), np.asarray(bad, dtype=bool), np.asarray(classes)
     ends = ends_by_class(confidence, groups, shown)
-    shown = max(4, *(len(sure) for sure, _ in ends.values()))  # a small run has fewer; four carry the headings
+    shown = max(4, *(len(sure) for sure, _ in ends.values()))  # the headings need the width of four images
     left, heading, between = 1.75, 1.5, 0.9
     right = left + shown + between
     width = right + shown + 1.75
@@ -180,20 +329,20 @@ def extremes_by_class(
     for start, name in ((left, "surest"), (right, "most doubtful")):
         sheet.text(start + 0.06, heading - 0.5, f"the {name}")
         sheet.rule(start + 0.06, start + shown - 0.06, heading - 0.13)
-    sheet.text(0.85, heading - 0.5, "asked for", ha="center")
+    sheet.text(0.85, heading - 0.5, "class", ha="center")
     sheet.text(width - 0.15, heading - 0.5, "failed", ha="right")
     for row, (group, (sure, doubtful)) in enumerate(ends.items()):
         middle = heading + row + 0.5
         sheet.text(0.85, middle, f"{group}", ha="center", fontsize=13, fontweight="bold")
         sheet.digits(images[sure], wrong[sure], left, heading + row, shown)
-        # Flush right, so that the most doubtful of all classes stand below each other.
+        # Right-aligned, so that the most doubtful digits of all classes are below one another.
         sheet.digits(images[doubtful], wrong[doubtful], right + shown - len(doubtful), heading + row, len(doubtful))
-        sheet.text(width - 0.15, middle, share(wrong[groups == group]), ha="right")
+        sheet.text(width - 0.15, middle, f"{wrong[groups == group].mean():.1%}", ha="right")
     sheet.legend(right + shown - 0.06, 0.42, wrong)
     return sheet.figure
 
 
-@look
+@styled
 def edited_pairs(
     before: ArrayLike,
     after: ArrayLike,
@@ -203,24 +352,24 @@ def edited_pairs(
     times: ArrayLike,
     columns: int = 5,
 ) -> Figure:
-    """Digits and, to the right of each, its edit; framed where it reads as another digit. Of many, an even choice.
+    """Evenly chosen digits, each beside its edit, which is framed if its class changed.
 
     Arguments:
         before, after: Images, `(B, 1, H, W)` or `(B, H, W)`.
-        read_before, read_after: What each is taken for, `(B,)`.
-        sample: The number of the sample that is edited, `(B,)`.
-        times: When each was edited, `(B,)`.
-        columns: Pairs a row.
+        read_before, read_after: Their classes, `(B,)`.
+        sample: Index of the edited sample, `(B,)`.
+        times: Time of each edit, `(B,)`.
+        columns: Pairs per row.
     """
     here, there = _images(before), _images(after)
     numbers, old, new, t = (np.asarray(a) for a in (sample, read_before, read_after, times))
-    shown = np.unique(np.linspace(0, len(t) - 1, min(PAIRS, len(t))).round().astype(int))
-    columns = max(3, min(columns, len(shown)))  # three carry the heading
+    shown = even_choice(len(t), PAIRS)
+    columns = max(3, min(columns, len(shown)))  # the heading needs the width of three
     left, heading, foot = 0.15, 0.75, 0.05
     wide, tall = 2.95, 1.55
     sheet = Sheet(left + columns * wide - 0.2, heading + ceil(len(shown) / columns) * tall + foot, side=0.66)
-    which = "each edit" if len(shown) == len(t) else f"{len(shown)} of {len(t):,} edits, each"
-    words = f"{which} after its sample; framed: another digit ({share(old != new)})"
+    which = "sample → edit" if len(shown) == len(t) else f"sample → edit, {len(shown)} of {len(t):,}"
+    words = f"{which}; framed: another digit ({(old != new).mean():.1%})"
     sheet.text(left + 0.06, heading / 2 - 0.06, words, fontsize=10)
     for place, one in enumerate(shown):
         row, column = divmod(place, columns)
@@ -233,7 +382,7 @@ def edited_pairs(
     return sheet.figure
 
 
-@look
+@styled
 def pixel_std(
     states: ArrayLike,
     std: ArrayLike,
@@ -241,9 +390,9 @@ def pixel_std(
     confidence: ArrayLike,
     x: ArrayLike,
     bad: ArrayLike,
-    called: str = "confidence",
+    label: str = "confidence",
 ) -> Figure:
-    """How a few digits came about, and below each state the standard deviation of every pixel's velocity.
+    """Trajectories of a few digits, and below each state the standard deviation of the velocity of every pixel.
 
     Arguments:
         states: x_t, `(T, n, H, W)`.
@@ -251,15 +400,15 @@ def pixel_std(
         times: t, `(T,)`.
         confidence: In [0, 1], `(n,)`; the surer half is drawn on the left.
         x: The digits at t = 1, `(n, 1, H, W)` or `(n, H, W)`.
-        bad: The failed ones, `(n,)`.
-        called: What it is called: `rank` where confidence is withheld.
+        bad: Whether each digit failed, `(n,)`.
+        label: `confidence`, or `rank` if the confidence is withheld.
     """
     t, level, wrong = np.asarray(times), np.asarray(confidence, dtype=float), np.asarray(bad, dtype=bool)
     paths = np.concatenate([np.asarray(states, dtype=float), _images(x)[None]]).swapaxes(0, 1)  # (n, T + 1, H, W)
     doubts = np.asarray(std, dtype=float).swapaxes(0, 1)  # (n, T, H, W)
     order = np.argsort(-level, kind="stable")
     half, columns = ceil(len(order) / 2), len(t) + 1
-    ceiling = float(np.quantile(doubts, 0.998))  # a few pixels would else take all of the scale
+    ceiling = float(np.quantile(doubts, 0.998))  # a few pixels would take most of the scale
     left, heading, between, gap, foot = 0.75, 1.15, 0.8, 0.3, 1.0
     sheet = Sheet(left + 2 * columns + between + 0.15, heading + half * (2 + gap) + foot, side=0.58)
     shown = None
@@ -271,15 +420,15 @@ def pixel_std(
             continue
         sheet.text(start + 0.06, 0.4, f"the {len(which)} {name}", fontsize=10)
         for column, value in enumerate([*t, 1.0]):
-            label = f"t = {value:.2g}" if column == 0 else f"{value:.2g}"
-            sheet.text(start + column + 0.5, heading - 0.3, label, ha="center", color=FAINT, fontsize=8)
+            when = f"t = {value:.2g}" if column == 0 else f"{value:.2g}"
+            sheet.text(start + column + 0.5, heading - 0.3, when, ha="center", color=FAINT, fontsize=8)
         for row, one in enumerate(which):
             top = heading + row * (2 + gap)
             sheet.digits(paths[one], np.append(np.zeros(len(t), bool), wrong[one]), start, top, columns)
             shown = sheet.images(
                 doubts[one], start, top + 1, len(t), np.nan, cmap="plasma", vmax=ceiling, interpolation="nearest"
             )
-            sheet.text(start + columns - 0.5, top + 1.36, called, ha="center", color=FAINT, fontsize=6.5)
+            sheet.text(start + columns - 0.5, top + 1.36, label, ha="center", color=FAINT, fontsize=6.5)
             sheet.text(start + columns - 0.5, top + 1.68, f"{level[one]:.2f}", ha="center")
     for row in range(half):
         top = heading + row * (2 + gap)
@@ -287,50 +436,83 @@ def pixel_std(
         sheet.text(left - 0.15, top + 1.5, r"$\sigma_t$", ha="right", fontsize=10)
     assert shown is not None
     bottom = heading + half * (2 + gap)
-    sheet.bar(shown, left + 0.06, bottom + 0.1, 5, r"standard deviation of the velocity, pixel by pixel  $\sigma_t$")
+    sheet.bar(shown, left + 0.06, bottom + 0.1, 5, r"standard deviation of the velocity per pixel  $\sigma_t$")
     return sheet.figure
 
 
-@look
-def quality_against_steps(sweep: Sweep) -> Figure:
-    """FID and failure rate against the number of Euler steps.
+# ---- images of any field -----------------------------------------------------------------------------------------
+
+
+@styled
+def draw_images(x: np.ndarray, confidence: np.ndarray, label: str) -> Figure:  # (B, H, W) or (B, 1 or 3, H, W), (B,)
+    """The surest images beside the most doubtful ones, on a common scale of brightness."""
+    images = x if x.ndim == 3 else x[:, 0] if x.shape[1] == 1 else np.moveaxis(x, 1, -1)  # (B, H, W) or (B, H, W, 3)
+    order = np.argsort(-confidence, kind="stable")
+    count = max(1, min(GRID * GRID, len(order) // 2))
+    columns = max(3, min(GRID, count))  # the heading needs the width of three
+    rows = -(-count // columns)
+    low, high = np.quantile(images[np.append(order[:count], order[-count:])], [0.005, 0.995])
+    scaled = np.clip((images - low) / max(float(high - low), 1e-12), 0, 1)
+    left, heading, between, foot = 0.2, 0.9, 0.8, 0.6
+    right = left + columns + between
+    sheet = Sheet(right + columns + 0.2, heading + rows + foot, side=0.62)
+    tall, wide = images.shape[1:3]
+    across, down = 0.92 * min(1, wide / tall), 0.92 * min(1, tall / wide)
+    style: dict[str, Any] = {"aspect": "auto", "cmap": "gray", "vmin": 0, "vmax": 1, "interpolation": "nearest"}
+    for start, which, name in ((left, order[:count], "surest"), (right, order[-count:], "most doubtful")):
+        words = f"the {count} {name} ({label} {confidence[which[0]]:.2f} to {confidence[which[-1]]:.2f})"
+        sheet.text(start + 0.06, heading / 2, words, fontsize=10)
+        for place, one in enumerate(which):
+            row, column = divmod(place, columns)
+            x0, y0 = start + column + (1 - across) / 2, heading + row + (1 - down) / 2
+            sheet.axes.imshow(scaled[one], extent=(x0, x0 + across, y0 + down, y0), **style)
+    ink = "in colour" if images.ndim == 4 else "black is low, white is high"
+    words = f"values from {low:.3g} to {high:.3g} ({ink}); {label} decreases row by row"
+    sheet.text(left + 0.06, heading + rows + foot / 2, words, color=FAINT)
+    return sheet.figure
+
+
+def contest_text(asked: Any, rival: Any, margin: float) -> str:
+    """Describe the result of a contest for one sample.
+
+    >>> contest_text(4, 9, -0.1), contest_text(4, 9, 0.2)
+    ('requested 4, explained better as 9', 'requested 4, second best 9')
+    """
+    return f"requested {asked}, {'explained better as' if margin < 0 else 'second best'} {rival}"
+
+
+@styled
+def most_doubtful(
+    x: ArrayLike,
+    score: ArrayLike,
+    asked: ArrayLike | None = None,
+    rival: ArrayLike | None = None,
+    margin: ArrayLike | None = None,
+) -> Figure:
+    """The most doubtful images, each with its score or with the result of a contest.
 
     Arguments:
-        sweep: The curves of the two panels.
+        x: Images, `(B, C, H, W)` or `(B, H, W)`; the mean of several colours is drawn.
+        score: High = doubtful, `(B,)`.
+        asked: Requested classes, `(B,)`.
+        rival, margin: Results of a contest, `(B,)`.
     """
-    figure = Figure(figsize=(TWO[0], 3.7))
-    panels = figure.subplots(1, 2)
-    names = list(dict.fromkeys([*sweep.fid, *sweep.failures]))  # a label has one colour in both
-    for axes, curves in zip(panels, sweep, strict=True):
-        for label, curve in curves.items():
-            steps, values = zip(*sorted((int(n), v) for n, v in curve.items()), strict=True)  # JSON makes keys text
-            colour = LINES[names.index(label) % len(LINES)]
-            axes.plot(steps, values, color=colour, marker="o", markersize=5, label=label)
-        _steps_axis(axes, sorted({int(n) for curve in curves.values() for n in curve}))
-    _distance_axis(panels[0])
-    panels[1].set(ylabel="failure rate", ylim=(0, None))
-    panels[1].yaxis.set_major_formatter(PERCENT)
-    if len(names) > 1:
-        panels[0].legend(loc="upper right")
-    return figure
-
-
-def _steps_axis(axes: Axes, steps: Sequence[int]) -> None:
-    """A doubling of the steps is one stride; ticks only where something was measured."""
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(steps))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
-    axes.set_xlabel("Euler steps")
-
-
-def _distance_axis(axes: Axes) -> None:
-    low, high = axes.dataLim.intervaly
-    axes.set_ylabel("FID (in the judge's features)")
-    if low > 0 and high > DECADE * low:
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-    else:
-        axes.set_ylim(0, None)
+    images, doubt = np.asarray(x, dtype=float), np.asarray(score, dtype=float)
+    images = images.mean(1) if images.ndim == 4 else images
+    order = np.argsort(-doubt, kind="stable")[:DOUBTFUL_SHOWN]
+    columns, tall, heading = min(DOUBTFUL_COLUMNS, max(4, len(order))), 1.6, 0.5
+    sheet = Sheet(columns * 1.35 + 0.2, ceil(len(order) / columns) * tall + heading + 0.1, side=0.82)
+    sheet.text(0.15, heading / 2, f"the {len(order)} most doubtful of {len(doubt):,}")
+    for place, one in enumerate(order):
+        row, column = divmod(place, columns)
+        left, top = 0.15 + column * 1.35, heading + row * tall
+        sheet.images(images[one][None].clip(0, 1), left, top, 1)
+        words, style = f"score {doubt[one]:.3g}", {}
+        if asked is not None and rival is not None and margin is not None:
+            values = (np.asarray(v)[one] for v in (asked, rival, margin))
+            words = contest_text(*values).replace(", ", ",\n")
+            if np.asarray(margin)[one] < 0:
+                sheet.frame(left, top)
+                style = {"color": DOUBTFUL}
+        sheet.text(left + 0.5, top + 1.24, words, ha="center", fontsize=7, **style)
+    return sheet.figure

@@ -1,99 +1,228 @@
-"""One self-contained HTML page: styles, figures, data and script inside it, and nothing fetched from anywhere."""
+"""Self-contained HTML pages: styles, figures, data and scripts are inside the file, and nothing is fetched."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
+import matplotlib
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib.colors import ListedColormap, to_hex
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
-from fmwc.files import write_text
-from fmwc.report.look import svg
+from fmwc.files import write_bytes, write_text
+from fmwc.report.table import Table
 
-__all__ = ["Section", "facts", "picture", "tiles", "write_page"]
+__all__ = [
+    "CONFIDENCE",
+    "DASHED",
+    "DOTTED",
+    "DOUBTFUL",
+    "FAINT",
+    "INK",
+    "LAYERS",
+    "LEGEND_ABOVE",
+    "LINES",
+    "ONE",
+    "PERCENT",
+    "STYLE",
+    "SURE",
+    "TIME",
+    "TWO",
+    "Picture",
+    "Section",
+    "Tile",
+    "palette",
+    "png",
+    "render",
+    "styled",
+    "svg",
+    "write_page",
+    "write_pictures",
+]
 
-HERE = Path(__file__).parent
-WIDE = 640  # pixels: a wider figure scrolls on a phone, a narrower one shrinks
-# The browser itself is told to refuse every request, so that the page cannot phone home even by mistake.
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+
+# ---- style -----------------------------------------------------------------------------------------------------------
+# The style of every figure: colours, sizes and export to PNG and SVG.
+
+INK = "#23262d"
+FAINT = "#8a8f99"
+
+# Plasma is perceptually uniform and safe for colour-blind readers. Its yellow end is invisible on white: left out.
+CONFIDENCE = ListedColormap(matplotlib.colormaps["plasma"](np.linspace(0.80, 0.03, 256)), name="confidence")
+SURE, DOUBTFUL = to_hex(CONFIDENCE(1.0)), to_hex(CONFIDENCE(0.0))
+LINES = (SURE, "#d1495b", "#00798c", "#edae49", "#66717e", "#7a9e3f", "#b07aa1")
+LAYERS = matplotlib.colormaps["viridis"]  # layers are ordered, and so are these colours
+
+DASHED, DOTTED = (0, (4, 3)), (0, (1, 2))
+LEGEND_ABOVE: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.2}
+
+ONE, TWO = (5.8, 4.0), (9.2, 4.3)  # inches: a figure of one panel, of two
+TIME = "time t   (0: noise, 1: sample)"
+PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.3g}%")
+
+STYLE: dict[str, Any] = {
+    "axes.edgecolor": FAINT,
+    "axes.grid": False,
+    "axes.labelcolor": INK,
+    "axes.labelsize": 10.5,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "figure.constrained_layout.use": True,
+    "figure.titlesize": 12,
+    "font.family": "DejaVu Sans",  # ships with matplotlib: figures are the same on every machine
+    "font.size": 10,
+    "legend.fontsize": 9.5,
+    "legend.frameon": False,
+    "lines.linewidth": 2.0,
+    "svg.fonttype": "path",  # pages need no font
+    "svg.hashsalt": "fmwc",  # files are reproducible
+    "text.color": INK,
+    "xtick.color": FAINT,
+    "xtick.labelcolor": INK,
+    "ytick.color": FAINT,
+    "ytick.labelcolor": INK,
+}
+
+# Matplotlib reads its settings when an artist is created, so whole functions are decorated with this context.
+styled = matplotlib.rc_context(STYLE)
+
+
+def palette(count: int) -> list[str]:
+    """Return the colours of confidence 0 to 1 as hex codes.
+
+    >>> palette(2) == [DOUBTFUL, SURE]
+    True
+    """
+    return [to_hex(c) for c in CONFIDENCE(np.linspace(0, 1, count))]
+
+
+@styled
+def png(figure: Figure, dpi: int = 160) -> bytes:
+    """Return the figure as a PNG file."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
+    return file.getvalue()
+
+
+@styled
+def svg(figure: Figure, dpi: int = 160) -> str:
+    """Return the figure as an `<svg>` element with text as paths; `dpi` applies to rasterised parts."""
+    file = io.StringIO()
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(file, format="svg", dpi=dpi, facecolor="white", metadata=nothing)
+    text = file.getvalue()
+    return text[text.index("<svg") :]
+
+
+# ---- page ------------------------------------------------------------------------------------------------------------
+
+WIDE = 640  # pixels: on a phone, wider figures scroll and narrower ones shrink
+_TEMPLATES = Environment(
+    loader=PackageLoader("fmwc.report"),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=StrictUndefined,
+)
+
+
+class Picture(NamedTuple):
+    """A figure on a page.
+
+    Attributes:
+        name: Name of its PNG file, without the suffix.
+        alt: Description for readers who do not see it.
+        figure: The figure.
+    """
+
+    name: str
+    alt: str
+    figure: Figure
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels."""
+        width, height = (round(96 * inches) for inches in self.figure.get_size_inches())
+        return width, height
+
+    @property
+    def wide(self) -> bool:
+        return self.size[0] > WIDE
+
+    @property
+    def source(self) -> Markup:
+        """The figure as a data URI. An image, because the ids of two inline SVG elements would clash."""
+        # Percent-encoding is shorter than base64, because pixels inside are base64 already.
+        return Markup("data:image/svg+xml,") + Markup(quote(svg(self.figure).replace("\n", " "), safe=" /=;,+()'!*"))
+
+
+class Tile(NamedTuple):
+    """A main number of a page: its value, what it is, and `sure`, `doubtful` or nothing for its colour."""
+
+    value: str
+    name: str
+    kind: str = ""
 
 
 @dataclass(frozen=True)
 class Section:
-    """Creates a section of the page.
+    """A section of a page. Everything is plain text, and is escaped, except `html`.
 
     Arguments:
-        title: Its heading, plain text.
-        body: HTML.
-        caption: What to see in it, plain text, set above the body.
+        title: Heading.
+        caption: Text below the heading.
+        html: Markup below the caption.
+        pictures: Figures.
+        tables: Tables.
+        items: Items of a list.
+        facts: Names and values.
+        summary: If given, tables and facts are folded away under this line.
     """
 
     title: str
-    body: str
     caption: str = ""
+    html: Markup = Markup()
+    pictures: Sequence[Picture] = ()
+    tables: Sequence[Table] = ()
+    items: Sequence[str] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+    summary: str = ""
 
 
-def picture(figure: Figure, alt: str) -> str:
-    """A figure as an image inside the page, on a white card so that it is legible in the dark scheme too.
+def render(template: str, **values: Any) -> Markup:
+    """Render a template of `fmwc/report/templates`; values are escaped."""
+    return Markup(_TEMPLATES.get_template(template).render(**values))
 
-    An image rather than inline SVG: the ids of two inline figures would clash.
+
+def write_page(
+    path: Path, title: str, sections: Sequence[Section], *, lead: Sequence[str] = (), tiles: Sequence[Tile] = ()
+) -> Path:
+    """Write a page.
+
+    Arguments:
+        path: The file.
+        title: Title and first heading.
+        sections: The sections.
+        lead: Paragraphs below the title; the first is set larger.
+        tiles: Main numbers below them.
     """
-    source = quote(
-        svg(figure).replace("\n", " "), safe=" /=;,+()'!*"
-    )  # shorter than base64: pixels inside are base64 already
-    width, height = (round(96 * inches) for inches in figure.get_size_inches())
-    image = f'<img src="data:image/svg+xml,{source}" width="{width}" height="{height}" alt="{escape(alt)}">'
-    kind = 'class="card scroll wide" tabindex="0"' if width > WIDE else 'class="card"'
-    return f"<figure {kind}>{image}</figure>"
+    return write_text(path, render("page.html", title=title, sections=sections, lead=lead, tiles=tiles))
 
 
-def tiles(numbers: Sequence[tuple[str, str, str]]) -> str:
-    """The main numbers in a row: `(kind, value, name)` each, the kind `sure`, `doubtful` or empty."""
-    cells = "".join(
-        f'<div><dt>{escape(name)}</dt><dd class="{kind}">{escape(value)}</dd></div>' for kind, value, name in numbers
-    )
-    return f'<dl class="tiles">{cells}</dl>'
-
-
-def facts(values: Mapping[str, str]) -> str:
-    """A list of names and values."""
-    rows = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in values.items())
-    return f'<dl class="facts">{rows}</dl>'
-
-
-def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -> Path:
-    """Writes the page: a title, a lead (HTML) and the sections, each with its anchor."""
-    style = (HERE / "page.css").read_text(encoding="utf-8")
-    body = "\n".join(_section(i, section) for i, section in enumerate(sections, 1))
-    text = f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(title)}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<main>
-<header>
-<h1>{escape(title)}</h1>
-{lead}
-</header>
-{body}
-</main>
-</body>
-</html>
-"""
-    return write_text(path, text)
-
-
-def _section(number: int, section: Section) -> str:
-    caption = f"<p>{escape(section.caption)}</p>\n" if section.caption else ""
-    heading = f'<h2 id="heading-{number}">{escape(section.title)}</h2>'
-    return f'<section aria-labelledby="heading-{number}">\n{heading}\n{caption}{section.body}\n</section>'
+def write_pictures(folder: Path, sections: Sequence[Section]) -> list[Path]:
+    """Write the pictures of all sections to a folder as PNG files."""
+    return [
+        write_bytes(folder / f"{picture.name}.png", png(picture.figure))
+        for section in sections
+        for picture in section.pictures
+    ]

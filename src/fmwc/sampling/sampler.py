@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from functools import partial
 from typing import Any, Protocol
 
@@ -12,26 +13,26 @@ import torch
 from torch import Tensor
 
 from fmwc.errors import ShapeError, UsageError, pick, require_finite
+from fmwc.estimators import Estimator, Record, Transport, Transported, as_normal_tensor
 from fmwc.flow import Space, as_space
 from fmwc.modes import Scope, evaluating
-from fmwc.propagate import Estimator, Record, Transport, Transported, as_estimator, outside
 from fmwc.randomness import Blocks, Randomness, derive
-from fmwc.sampling.controllers import Controller, Readings, begin, due, follows, foreseen, needs_variance
-from fmwc.sampling.decoders import DECODERS, Decoder, cost_of, decode_map
-from fmwc.sampling.free import Free
-from fmwc.sampling.parts import Parts
-from fmwc.sampling.steppers import STEPPERS
+from fmwc.references import Schedule
+from fmwc.sampling.config import BATCH, DECODERS, STEPPERS, SamplingConfig, cost_of, decode_map
+from fmwc.sampling.controllers import Controller, Grid, begin, due, follows, foreseen, needs_variance
+from fmwc.sampling.scores import Free
 from fmwc.sampling.trajectory import Trajectory
 from fmwc.state import (
     SINGLE,
     State,
+    as_conditions,
     as_whole,
     batch_size,
     blame_conditions,
     channels,
-    each,
     out_of_memory,
     require_state,
+    tree_map,
 )
 
 __all__ = ["Sampler", "join"]
@@ -43,100 +44,69 @@ class VelocityField(Protocol):
     def __call__(self, x: Any, t: Any, **cond: Any) -> Any: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sampler:
-    """Creates a sampler: noise in, :class:`Trajectory` out.
+    """The sampler: noise in, :class:`Trajectory` out.
 
     Arguments:
-        field: A field, or any `v(x, t, **cond)` where `estimator` and `transport` are off.
-        space: Where states live.
-        controller: Picks the times; one that `follow`s has a say in the velocity too.
-        stepper: `euler`, `midpoint` or `heun`.
+        field: A field, or any `v(x, t, **cond)` if neither variance nor transport is read.
+        config: How the flow is integrated; it says the space where the field does not.
         estimator: Reads the variance; `None` reads none.
-        decoder: `map`, `stochastic`, `mean5`, or a function of your own.
-        schedule: Read the variance at every k-th step, at chosen times, or at steps of chosen numbers.
+        schedule: When to read it.
         transport: Also carries endpoint probes back through the whole run.
-        record: `full` keeps the variance of every coordinate, `total` one number a sample and channel, and `score` a
-            sample's score alone, so that what a run holds does not grow with its steps.
-        score: The score that is kept then: its name, or a function that gives a trajectory its default score.
-        batch: Samples integrated together, at most: where they do not fit in memory, half of them, and so on.
-        tail: Euler steps to end with, for an exact number of evaluations.
-        anneal: Anti-annealing: the velocity of the named channels is followed at 1 + s·t times its speed; as the
-            space's channels say if `None`.
-        progress: Called with the number of samples done since the last call.
-        parts: Where batches are kept as they are drawn; those that are there already are not drawn again.
+        score: What a run with `record="score"` keeps: a score's name, or a function that gives a trajectory its score.
         check: Called at the end of each batch with the field, the space, the samples, their conditions, the seed and
             the number of the first sample; returns evidence by name, a row per sample (:mod:`fmwc.checks`).
+        progress: Called with the number of samples done since the last call.
     """
 
     field: Any
-    space: Space
-    controller: Controller
-    stepper: str = "euler"
-    estimator: str | Estimator | None = "linearised"
-    decoder: str | Decoder = "map"
-    schedule: Readings = 1
+    config: SamplingConfig
+    estimator: Estimator | None = None
+    schedule: Schedule = Schedule.every(1)
     transport: Transport | None = None
-    record: str = "full"
     score: str | Callable[[Trajectory], Trajectory] = "temporal_ratio"
-    batch: int = 16384
-    tail: int = 0
-    anneal: Mapping[str, float] | None = None
-    keep_states: bool = False
-    progress: Callable[[int], None] | None = None
-    parts: Parts | None = None
     check: Callable[..., dict[str, Tensor]] | None = None
+    progress: Callable[[int], None] | None = None
+    space: Space = dataclass_field(init=False)
+    controller: Controller = dataclass_field(init=False)
+    tail: int = dataclass_field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "space", as_space(self.space))
-        pick(STEPPERS, self.stepper, "stepper")
-        pick(dict.fromkeys(("full", "total", "score")), self.record, "record")
-        if self.parts and self.keep_states:
-            raise UsageError("batches that are kept on disk do not hold their states; leave out keep_states or parts")
-        if self.record == "score" and (self.keep_states or self.transport):
-            raise UsageError("record='score' keeps a sample's score alone; leave out keep_states and transport")
-        if isinstance(self.schedule, int) and self.schedule < 1:
-            raise UsageError(f"the schedule is every k-th step with k ≥ 1, or a list of times; got {self.schedule}")
-        for name in self.anneal or {}:
+        config = self.config
+        space = self.field.space if config.space is None else config.space
+        controller, tail = config.plan()
+        for name, value in (("space", as_space(space)), ("controller", controller), ("tail", tail)):
+            object.__setattr__(self, name, value)
+        for name in config.anneal or {}:
             pick(self.space.channels, name, "channel")
-        self._check_controller()
-        object.__setattr__(self, "batch", as_whole(self.batch, "batch", 1, unit="sample"))
-
-    def _check_controller(self) -> None:
-        name = type(self.controller).__name__
-        if needs_variance(self.controller) and (self.estimator is None or self.schedule != 1):
-            raise UsageError(f"{name} reads the variance at every step; leave confidence on, with schedule=1")
-        if follows(self.controller) and (STEPPERS[self.stepper].evaluations > 1 or self.transport):
+        if config.record == "score" and (config.keep_states or self.transport):
+            raise UsageError("record='score' keeps the score per sample alone; leave out keep_states and transport")
+        name = type(controller).__name__
+        if needs_variance(controller) and (self.estimator is None or self.schedule.stride != 1):
+            raise UsageError(f"{name} reads the variance at every step; leave confidence on, with Schedule.every(1)")
+        if follows(controller) and (STEPPERS[config.stepper].evaluations > 1 or self.transport):
             raise UsageError(f"{name} changes the velocity: it takes euler steps, and no transport")
 
-    def __call__(
-        self, x0: State, *, start: float | Tensor = 0.0, seed: int = 0, first: int = 0, **cond: Any
-    ) -> Trajectory:
-        """Integrates from `x0` at `start` (a number, or one a sample) to t = 1. `cond` goes to the network.
-
-        These are the samples `first …` of a seed: their random numbers are those of a run that has the ones before too.
-        """
-        seed, first = as_whole(seed, "seed"), as_whole(first, "first", 0)
+    def __call__(self, x0: State, *, seed: int = 0, cond: Mapping[str, Any] | None = None) -> Trajectory:
+        """Integrate from `x0` at `config.start` to t = 1. `cond` goes to the network, by name."""
+        seed, first, cond = as_whole(seed, "seed"), self.config.first, as_conditions(cond)
         self.space.check(x0)
         count = batch_size(x0)
         if count < 1:
             raise ShapeError("sampling takes at least 1 sample")
         for name, value in channels(x0).items():
             require_finite(value, f"x0's channel '{name}'")
-        like = next(iter(channels(x0).values()))
-        starts = torch.as_tensor(start, dtype=like.dtype, device=like.device).reshape(-1)
-        if len(starts) not in (1, count):
-            raise ShapeError(f"start is one number or one a sample ({count}), got {len(starts)}")
-        starts = starts.expand(count)
-        if not bool(((starts >= 0) & (starts < 1)).all()):
-            raise UsageError("start lies in [0, 1)")
+        starts = self._starts(x0)
+        device = starts.device
         for name, value in cond.items():
             if isinstance(value, Tensor) and value.ndim and value.shape[0] not in (1, count):
                 raise ShapeError(f"condition '{name}' has {value.shape[0]} rows for {count} samples; give one a sample")
         parts: list[Trajectory] = []
-        a, size, too_many = 0, min(self.batch, count), 0
+        kept = self.config.parts
+        a, size, too_many = 0, min(self.config.batch or BATCH, count), 0
         while a < count:
-            if self.parts and (part := self.parts.get(first + a, count - a, like.device)) is not None:
+            if kept and (part := kept.get(first + a, count - a, device)) is not None:
                 parts.append(part)
                 a += len(part)
                 if self.progress:
@@ -148,7 +118,7 @@ class Sampler:
             place = seed, first + a
             part = None
             try:
-                chunk = each(lambda c: c[a:b], x0), starts[a:b], randomness, here, place  # noqa: B023
+                chunk = tree_map(lambda c: c[a:b], x0), starts[a:b], randomness, here, place  # noqa: B023
                 part = evaluating(self.field).call(_steady(self.field).call, self._chunk, *chunk)
             except (RuntimeError, MemoryError) as error:
                 if not out_of_memory(error) or b - a == 1:
@@ -166,21 +136,32 @@ class Sampler:
                 )
                 too_many = 0
             part = replace(part, seed=seed, cond=_conditions(here, b - a), index=torch.arange(first + a, first + b))
-            if self.record == "score":
+            if self.config.record == "score":
                 part = part.scored(self.score) if isinstance(self.score, str) else self.score(part).scored()
-            parts.append(self.parts.put(part) if self.parts else part)
+            parts.append(kept.put(part) if kept else part)
             if self.progress:
                 self.progress(b - a)
             a = b
         return join(parts)
 
+    def _starts(self, x0: State) -> Tensor:  # -> (B,)
+        """The time that each sample starts at."""
+        count, like = batch_size(x0), next(iter(channels(x0).values()))
+        start = self.controller.times[0] if isinstance(self.controller, Grid) else self.config.start
+        starts = torch.as_tensor(start, dtype=like.dtype, device=like.device).reshape(-1)
+        if len(starts) not in (1, count):
+            raise ShapeError(f"start is one number or one a sample ({count}), got {len(starts)}")
+        if not bool(((starts >= 0) & (starts < 1)).all()):
+            raise UsageError("start lies in [0, 1)")
+        return starts.expand(count)
+
     def _chunk(
         self, x0: State, start: Tensor, randomness: Randomness, cond: dict[str, Any], place: tuple[int, int]
     ) -> Trajectory:
-        estimator = None if self.estimator is None else as_estimator(self.estimator)
+        config, estimator = self.config, self.estimator
         if estimator and hasattr(self.field, "reader"):  # a compiled field has a reading of its own
             estimator = self.field.reader(estimator)
-        decoder = pick(DECODERS, self.decoder, "decoder") if isinstance(self.decoder, str) else self.decoder
+        decoder = DECODERS[config.decoder] if isinstance(config.decoder, str) else config.decoder
         space = self.space.given(cond)
         controller = begin(self.controller, self._annealed())
         evaluations = 0
@@ -222,10 +203,10 @@ class Sampler:
                 x = STEPPERS[stepper].step(space, lambda x, t: _paced(velocity(x, t), pace(t)), x, v, t, after - t)  # noqa: B023
                 free.move(x)
                 before, t = t, after
-                if self.record == "score":
+                if config.record == "score":
                     grid.clear()
                 grid.append(t)
-                if self.transport or self.keep_states:
+                if self.transport or config.keep_states:
                     states.append(x)
         var = _stack(vars_, x)
         for what, state in (("the sampled", x), ("the variance of", var)):
@@ -247,7 +228,7 @@ class Sampler:
             grid=torch.stack(grid),
             transported=transported,
             evaluations=evaluations,
-            states=states if self.keep_states else None,
+            states=states if config.keep_states else None,
             units={n: c.weight for n, c in space.channels.items() if c.weight != 1},
             rows={n: (c.rows, int(c.centred)) for n, c in space.channels.items() if c.rows},
             evidence={**free.found(), **(self.check(self.field, self.space, x, cond, *place) if self.check else {})},
@@ -255,9 +236,9 @@ class Sampler:
 
     def _annealed(self) -> Space:
         """The space with the anti-annealing of this run."""
-        if self.anneal is None:
+        if self.config.anneal is None:
             return self.space
-        return Space({n: replace(c, anneal=self.anneal.get(n, 0.0)) for n, c in self.space.channels.items()})
+        return Space({n: replace(c, anneal=self.config.anneal.get(n, 0.0)) for n, c in self.space.channels.items()})
 
     def _pace(self, t: Tensor, dt: Tensor) -> dict[str, Tensor]:  # -> (B,) a channel
         """How many times faster than its velocity each annealed channel goes: 1 + s·t.
@@ -266,33 +247,33 @@ class Sampler:
         is left of the way is overshot, and grows.
         """
         own = {name: channel.anneal for name, channel in self.space.channels.items()}
-        slopes = own if self.anneal is None else self.anneal
+        slopes = own if self.config.anneal is None else self.config.anneal
         if not any(slopes.values()):
             return {}
         most = ((1 - t) / dt.clamp_min(torch.finfo(t.dtype).tiny)).clamp_min(1.0)
         return {name: torch.minimum(1 + slope * t, most) for name, slope in slopes.items() if slope}
 
     def _steppers(self) -> list[str]:
-        return [self.stepper] * (self.controller.steps - self.tail) + ["euler"] * self.tail
+        return [self.config.stepper] * (self.controller.steps - self.tail) + ["euler"] * self.tail
 
     def _reduce(self, mean: Any, var: Any) -> tuple[Any, Any]:
         """What is kept of a reading."""
-        if self.record == "full":
+        if self.config.record in (None, "full"):
             return mean, var
-        small = each(lambda m, v: v.expand_as(m).flatten(1).mean(1).reshape(-1, *[1] * (m.ndim - 1)), mean, var)
-        if self.record == "total":
+        small = tree_map(lambda m, v: v.expand_as(m).flatten(1).mean(1).reshape(-1, *[1] * (m.ndim - 1)), mean, var)
+        if self.config.record == "total":
             return mean, small
-        total = each(lambda m, s: s.reshape(-1, 1) * m[0].numel(), mean, small)  # as Trajectory.compact has it
-        return each(torch.zeros_like, total), total
+        total = tree_map(lambda m, s: s.reshape(-1, 1) * m[0].numel(), mean, small)  # as Trajectory.compact has it
+        return tree_map(torch.zeros_like, total), total
 
     def _transport(
         self, states: list[Any], grid: list[Tensor], steppers: list[str], randomness: Randomness, cond: dict[str, Any]
     ) -> Transported:
         def advance(step: int, x: Any, record: Record) -> Any:
-            t, dt = outside(grid[step]), outside(grid[step + 1] - grid[step])
+            t, dt = as_normal_tensor(grid[step]), as_normal_tensor(grid[step + 1] - grid[step])
 
             def velocity(x: Any, t: Tensor) -> Any:
-                v = self.field.run(record, x, t, **{k: outside(c) for k, c in cond.items()})
+                v = self.field.run(record, x, t, cond={k: as_normal_tensor(c) for k, c in cond.items()})
                 return _paced(v, self._pace(t, dt))
 
             return STEPPERS[steppers[step]].step(self.space.given(cond), velocity, x, velocity(x, t), t, dt)
@@ -312,7 +293,7 @@ def _paced(v: Any, speeds: Mapping[str, Tensor]) -> Any:
 
 def _steady(field: Any) -> Scope:
     """Cache weight-dependent terms while a batch is drawn; a plain network has none."""
-    scope: Scope = field.steady() if hasattr(field, "steady") else Scope()
+    scope: Scope = field.constant_weights() if hasattr(field, "constant_weights") else Scope()
     return scope
 
 
@@ -328,8 +309,8 @@ def _conditions(cond: dict[str, Any], count: int) -> dict[str, Tensor]:
 
 def _stack(values: list[Any], like: Any) -> Any:
     if not values:
-        return each(lambda c: c.new_zeros(0, *c.shape), like)
-    return each(lambda *c: torch.stack(c), *values)
+        return tree_map(lambda c: c.new_zeros(0, *c.shape), like)
+    return tree_map(lambda *c: torch.stack(c), *values)
 
 
 def join(parts: list[Trajectory]) -> Trajectory:
@@ -341,9 +322,11 @@ def join(parts: list[Trajectory]) -> Trajectory:
             "with starts of their own, batches pass the chosen times at different steps; use one batch for all, "
             "or a schedule of every k-th step"
         )
-    changes: dict[str, Any] = {n: each(lambda *c: torch.cat(c), *(getattr(p, n) for p in parts)) for n in ("x", "x0")}
+    changes: dict[str, Any] = {
+        n: tree_map(lambda *c: torch.cat(c), *(getattr(p, n) for p in parts)) for n in ("x", "x0")
+    }
     for name in ("times", "mean", "var", "grid"):
-        changes[name] = each(lambda *c: torch.cat(c, 1), *(getattr(p, name) for p in parts))
+        changes[name] = tree_map(lambda *c: torch.cat(c, 1), *(getattr(p, name) for p in parts))
     for name in ("scores", "index"):
         if getattr(parts[0], name) is not None:
             changes[name] = torch.cat([getattr(p, name) for p in parts])
@@ -355,7 +338,7 @@ def join(parts: list[Trajectory]) -> Trajectory:
         )
     if parts[0].states is not None:
         changes["states"] = [
-            each(lambda *c: torch.cat(c), *rows) for rows in zip(*(p.states or [] for p in parts), strict=True)
+            tree_map(lambda *c: torch.cat(c), *rows) for rows in zip(*(p.states or [] for p in parts), strict=True)
         ]
     changes["cond"] = {n: torch.cat([p.cond[n] for p in parts]) for n in parts[0].cond}
     return replace(parts[0], **changes)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fmwc.errors import CheckpointError, FmwcError, UsageError, nearest, require_finite
+from fmwc.estimators import Transported
 from fmwc.files import read_tensors, write_tensors
 from fmwc.identity import SEAL, plain
-from fmwc.propagate import Transported
 from fmwc.readers import (
     anything,
     array,
@@ -25,7 +25,6 @@ from fmwc.readers import (
     text,
     whole,
 )
-from fmwc.sampling.free import spread
 from fmwc.sampling.scores import (
     PER_COORDINATE,
     SCORES,
@@ -33,11 +32,12 @@ from fmwc.sampling.scores import (
     names_of,
     parsed,
     require_varied,
+    spread,
     standard_of,
     within_groups,
 )
 from fmwc.sampling.scores import score as read
-from fmwc.state import SINGLE, batch_size, channels, each
+from fmwc.state import SINGLE, batch_size, channels, tree_map
 
 __all__ = ["DISPERSION", "Trajectory"]
 
@@ -74,7 +74,7 @@ class Trajectory:
         made: How it was made: the checkpoint, its identity and the settings, saved with the samples.
         index: The number of each sample within its run, `(B,)`, which its name is made from; 0, 1, … if `None`.
         evidence: What is known of each sample beside its variance, by name and with a row per sample: the free signals
-            of its trajectory (:mod:`fmwc.sampling.free`), and what checks of the finished sample found.
+            of its trajectory (:mod:`fmwc.sampling.sampler`), and what checks of the finished sample found.
         without: Why the run has no confidence, where it has a checkpoint's reference but cannot be compared with it.
         ranks: The sorted scores of the run that these samples were taken from, if they were.
     """
@@ -197,7 +197,7 @@ class Trajectory:
         if not len(self.times):
             kept = f", but its score {self.default_score}" if self.scores is not None else ""
             why = f"confidence is withheld: {self.without}; " if self.without and asked == self.default_score else ""
-            how = "sample with confidence='linearised' and record='full'"
+            how = "sample with confidence=Linearised() and the default record"
             raise UsageError(f"{why}this run kept no variance{kept}; {how}")
         if channel is not None and channel not in channels(self.var):
             raise UsageError(nearest(channel, channels(self.var), "channel"))
@@ -272,7 +272,7 @@ class Trajectory:
         """The run with one variance a sample and channel in place of a velocity a coordinate: the same scores."""
         totals = {name: self._total(name)[..., None] for name in channels(self.var)}
         var = totals if isinstance(self.var, dict) else totals[SINGLE]
-        return replace(self, mean=each(torch.zeros_like, var), var=var, states=None)
+        return replace(self, mean=tree_map(torch.zeros_like, var), var=var, states=None)
 
     def scored(self, score: str = "") -> Trajectory:
         """The run with a score in place of what it was read from: its memory does not depend on the steps.
@@ -280,7 +280,7 @@ class Trajectory:
         Arguments:
             score: The name of the score; the run's own if empty.
         """
-        nothing: dict[str, Any] = {n: each(lambda c: c[:0], getattr(self, n)) for n in ("times", "mean", "var")}
+        nothing: dict[str, Any] = {n: tree_map(lambda c: c[:0], getattr(self, n)) for n in ("times", "mean", "var")}
         name = score or self.default_score
         scores = None
         with suppress(UsageError):
@@ -293,14 +293,14 @@ class Trajectory:
     def read_at(self, steps: Sequence[int]) -> Trajectory:
         """The run as it would be, had the variance been read at some of its times only."""
         index = torch.as_tensor(steps, device=self.times.device)
-        fewer = {name: each(lambda c: c[index], getattr(self, name)) for name in ("times", "mean", "var")}
+        fewer = {name: tree_map(lambda c: c[index], getattr(self, name)) for name in ("times", "mean", "var")}
         return replace(self, **fewer, scores=None)  # which were read at all of them
 
     def take(self, index: Tensor) -> Trajectory:
         """The trajectory of some of the samples."""
-        changes: dict[str, Any] = {n: each(lambda c: c[index], getattr(self, n)) for n in _ROWS_FIRST}
+        changes: dict[str, Any] = {n: tree_map(lambda c: c[index], getattr(self, n)) for n in _ROWS_FIRST}
         for name in ("times", "mean", "var", "grid"):
-            changes[name] = each(lambda c: c[:, index], getattr(self, name))
+            changes[name] = tree_map(lambda c: c[:, index], getattr(self, name))
         changes["cond"] = {name: value[index] for name, value in self.cond.items()}
         changes["evidence"] = {name: value[index] for name, value in self.evidence.items()}
         own = torch.arange(len(self)) if self.index is None else self.index
@@ -311,7 +311,7 @@ class Trajectory:
             t = self.transported
             changes["transported"] = Transported(t.var[index], t.profile[:, :, index], t.layers)
         if self.states is not None:
-            changes["states"] = [each(lambda c: c[index], s) for s in self.states]
+            changes["states"] = [tree_map(lambda c: c[index], s) for s in self.states]
         if self.ranks is None:
             # Samples keep the rank they had: their place among all of this run, not among those taken.
             with suppress(UsageError):
@@ -322,7 +322,7 @@ class Trajectory:
         """The trajectory with its tensors on a device."""
 
         def moved(value: Any) -> Any:
-            return each(lambda c: c.to(device), value)
+            return tree_map(lambda c: c.to(device), value)
 
         changes: dict[str, Any] = {n: moved(getattr(self, n)) for n in (*_ROWS_FIRST, "times", "mean", "var", "grid")}
         changes["cond"] = {name: value.to(device) for name, value in self.cond.items()}

@@ -1,0 +1,1 @@
+"""The Checkerboard: a flow onto eight cells of a chequered board."""

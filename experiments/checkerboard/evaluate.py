@@ -1,0 +1,147 @@
+"""Every number of the Checkerboard's tables, from 10⁴ samples of a fresh seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from experiments.common.evaluation import dispersion_agreement, evaluate_heads, fidelity, scores_of
+from fmwc.baselines import PosteriorTrace, StateSensitivity, dispersion, stochastic_ends
+from fmwc.estimators import Diagonal, Linearised
+from fmwc.field import Field
+from fmwc.metrics.divergence import agreement, along
+from fmwc.metrics.points import misplaced, misplacement, symmetric_kl
+from fmwc.metrics.ranking import auprc, retention
+from fmwc.moments import CLOSURES
+from fmwc.references import Schedule
+from fmwc.sampling import SCORES, SamplingConfig, Trajectory, sample
+
+__all__ = ["RIVALS", "WINDOWS", "auprcs", "decoders", "evaluate_field", "main_numbers"]
+
+WINDOWS = ((0.1, 0.9), (0.2, 0.8), (0.3, 0.7), (0.5, 0.7), (0.5, 0.5))  # (early, late) of the temporal ratio
+KEPT = 0.9  # the share kept in the main numbers
+POINTS, DRAWS = 500, 1024  # states, and posterior draws per set, that the variance is compared at and with
+# Estimators for a plain flow, and when they are read. The posterior's trace divides the network's error by t, so it is
+# not read before t = 0.1.
+RIVALS: dict[str, tuple[Any, Any]] = {
+    "state_sensitivity": (StateSensitivity(), Schedule.every(1)),
+    "posterior_trace": (PosteriorTrace(), Schedule.at(tuple(0.1 + 0.02 * i for i in range(45)))),
+}
+
+
+def auprcs(run: Trajectory, bad: np.ndarray, names: Iterable[str] = SCORES) -> dict[str, float]:
+    """Return the AUPRC of each score; the positive class is "misplaced"."""
+    return {name: auprc(score, bad) for name, score in scores_of(run, names).items()}
+
+
+def decoders(field: Field, count: int, steps: int, seed: int) -> dict[str, float]:
+    """Return the misplacement under each decoder (tab:sampling)."""
+    return {
+        name: misplacement(
+            sample(field, count, steps=steps, seed=seed, confidence=None, config=SamplingConfig(decoder=name)).x
+        )
+        for name in ("map", "stochastic", "mean5")
+    }
+
+
+def main_numbers(run: Trajectory, plain: Tensor) -> dict[str, Any]:
+    """Return the numbers that a user would ask for first.
+
+    Arguments:
+        plain: The same samples, drawn without confidence.
+    """
+    bad = misplaced(run.x)
+    own = ["dispersion"] if run.transported is not None else []
+    return {
+        "misplacement": float(bad.mean()),
+        "auprc": auprcs(run, bad, [*SCORES, *own]),
+        "kept_90": {n: retention(run.score(n).cpu(), bad).at(KEPT) for n in ("temporal_ratio", *own)},
+        "bit_for_bit": bool(torch.equal(run.x, plain)),
+    }
+
+
+def _accumulated(run: Trajectory) -> Tensor:
+    """√(Σ σ_t² Δt²): the endpoint's std if the errors of the steps were independent and the flow did not move them."""
+    return (run.std * run.weights).square().sum(0).sqrt()
+
+
+def _transported(run: Trajectory, ends: Tensor, bad: np.ndarray) -> dict[str, float]:
+    """Compare the transported dispersion with that of k stochastic trajectories."""
+    own = run.score("dispersion")
+    found = {**dispersion_agreement(own, dispersion(ends)), "auprc": auprc(own.cpu(), bad)}
+    ks = (k for k in (5, 10, 20, 40, 64) if k <= len(ends))
+    return found | {f"auprc_k{k}": auprc(dispersion(ends[:k]).cpu(), bad) for k in ks}
+
+
+def evaluate_field(
+    field: Field,
+    count: int = 10_000,
+    steps: int = 50,
+    seed: int = 0,
+    trajectories: int = 5,
+    pool: ThreadPoolExecutor | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Compute every Checkerboard number of one field.
+
+    Arguments:
+        field: The field.
+        count, steps, seed: The run: samples, Euler steps, and a seed that was not used to choose anything.
+        trajectories: Stochastic trajectories of the Monte Carlo dispersion.
+        pool: Threads that fit the learned heads in the meantime.
+    """
+
+    def draw(**options: Any) -> Trajectory:
+        return sample(field, count, steps=steps, seed=seed, **{"schedule": Schedule.every(1), **options})
+
+    say("linearised")
+    plain = draw(confidence=None, config=SamplingConfig(keep_states=True))
+    linear = draw(confidence=Linearised(), transport=True)
+    runs = {"linearised": linear, "diagonal": draw(confidence=Diagonal())}
+    bad = misplaced(linear.x)
+    heads: dict[str, Future[dict[str, Any]]] = {}
+    if pool:
+        heads = {name: pool.submit(evaluate_heads, run, bad) for name, run in runs.items()}
+    found = {**main_numbers(linear, plain.x), "kl": symmetric_kl(linear.x)}
+    found["auprc"] = {"linearised": found["auprc"], "diagonal": auprcs(runs["diagonal"], bad)}
+    for name, run in runs.items():
+        found["auprc"][name]["accumulated"] = auprc(_accumulated(run).cpu(), bad)
+    found["windows"] = {
+        f"{early}/{late}": {
+            name: auprc(run.score("temporal_ratio", early=early, late=late).cpu(), bad) for name, run in runs.items()
+        }
+        for early, late in WINDOWS
+    }
+    every_5th = draw(confidence=Linearised(), schedule=Schedule.every(5))
+    found["every_5th"] = auprc(every_5th.score("temporal_ratio").cpu(), bad)
+    found["closures"] = {
+        name: auprc(draw(confidence=Diagonal(closure)).score("endpoint").cpu(), bad)
+        for name, closure in CLOSURES.items()
+    }
+    say("decoders")
+    found["decoders"] = decoders(field, count, steps, seed)
+    say(f"dispersion of {trajectories}")
+    ends = stochastic_ends(field, linear.x0, trajectories, steps=steps, seed=seed)
+    found["transported"] = _transported(linear, ends, bad)
+    say("divergence and fidelity")
+    assert plain.states is not None
+    divergence = along(field, plain.states, plain.grid)
+    found["agreement"] = {name: agreement(run.var.sum(2), divergence)._asdict() for name, run in runs.items()}
+    found["fidelity"] = fidelity(
+        field,
+        sample(field, POINTS, steps=steps, seed=seed, confidence=None, config=SamplingConfig(keep_states=True)),
+        {"linearised": "linearised", "diagonal": "diagonal"},
+        draws=DRAWS,
+        abreast=64 if field.device.type == "cuda" else 8,
+        seed=seed,
+        own_seed=seed,
+        sets=8,
+    )
+    for name, run in runs.items():
+        found["auprc"][name] |= heads[name].result() if pool else evaluate_heads(run, bad)
+    return found

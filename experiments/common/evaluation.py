@@ -1,0 +1,113 @@
+"""Readings that the experiments share: scores, learned heads, and variances against posterior draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import spearmanr
+from torch import Tensor
+
+from fmwc.estimators import MonteCarlo
+from fmwc.field import Field
+from fmwc.metrics.ranking import auprc
+from fmwc.sampling import SCORES, Trajectory
+from fmwc.state import tree_map
+from fmwc.uses.heads import HEADS, fit_head
+
+__all__ = [
+    "TIMES",
+    "dispersion_agreement",
+    "evaluate_heads",
+    "fidelity",
+    "scores_of",
+    "second_half",
+    "spearman",
+    "thinned",
+]
+
+TIMES = (0.0, 0.2, 0.5, 0.8, 0.98)  # where the variance is compared with posterior draws
+
+
+def spearman(a: Any, b: Any) -> float:
+    """Return Spearman's rank correlation."""
+    return float(spearmanr(a, b)[0])
+
+
+def scores_of(run: Trajectory, names: Iterable[str] = SCORES) -> dict[str, Tensor]:
+    """Return a run's scores by name."""
+    return {name: run.score(name).cpu() for name in names}
+
+
+def thinned(run: Trajectory, every: int) -> Trajectory:
+    """Return the run as if its variance had been read at every k-th step only, including the last."""
+    kept = torch.arange(len(run.times) - 1, -1, -every).flip(0)
+    mean, var = (tree_map(lambda rows: rows[kept], part) for part in (run.mean, run.var))
+    return replace(run, times=run.times[kept], mean=mean, var=var)
+
+
+def second_half(run: Trajectory) -> Trajectory:
+    """Return the half of a run that learned heads are evaluated on."""
+    return run.take(torch.arange(len(run) // 2, len(run)))
+
+
+def evaluate_heads(
+    run: Trajectory, bad: np.ndarray, measure: Callable[[Any, np.ndarray], Any] = auprc, *, within: str | None = None
+) -> dict[str, Any]:
+    """Fit each learned head on the first half of a run and measure it on the second."""
+    half = len(bad) // 2
+    known, fresh = run.take(torch.arange(half)), second_half(run)
+    return {kind: measure(fit_head(known, bad[:half], kind, within=within).score(fresh), bad[half:]) for kind in HEADS}
+
+
+def dispersion_agreement(own: Tensor, reference: Tensor) -> dict[str, float]:
+    """Compare the transported dispersion with that of stochastic trajectories."""
+    own, reference = own.cpu(), reference.cpu()
+    return {"ratio": float((own / reference).median()), "spearman": spearman(own, reference)}
+
+
+def fidelity(
+    field: Field,
+    run: Trajectory,
+    estimators: Mapping[str, Any],
+    *,
+    draws: int,
+    abreast: int,
+    seed: int,
+    own_seed: int,
+    sets: int = 2,
+    reduce: Callable[[Tensor], Tensor] = lambda var: var,
+) -> dict[str, dict[str, float]]:
+    """Compare each estimator's variance with that of posterior draws, at states along trajectories.
+
+    `ceiling` compares a second set of draws with the first. With more than two sets, `long` compares with all of
+    them: it shows how much of a disagreement is the reference's own noise.
+
+    Arguments:
+        run: Trajectories with their states.
+        draws, sets: Posterior draws per set, and independent sets.
+        reduce: Reduces the variance to the values that are compared.
+    """
+    assert run.states is not None
+    found: dict[str, dict[str, float]] = {}
+    for time in TIMES:
+        x = run.states[round(time * (len(run.grid) - 1))]
+        t = torch.full((len(run),), time, device=field.device)
+
+        def variance(estimator: Any, offset: int, x: Any = x, t: Tensor = t) -> np.ndarray:
+            var: Any = field.moments(x, t, estimator, seed=offset, cond=run.cond).var
+            return reduce(var).double().cpu().numpy().ravel()
+
+        references = [variance(MonteCarlo(draws, abreast), seed + i) for i in range(sets)]
+        row = {"ceiling_spearman": spearman(references[1], references[0])}
+        for name, estimator in estimators.items():
+            own = variance(estimator, own_seed)
+            row[f"{name}_ratio"] = float(np.median(own / references[0]))
+            row[f"{name}_spearman"] = spearman(own, references[0])
+            if sets > 2:
+                row[f"{name}_spearman_long"] = spearman(own, np.mean(references, 0))
+        found[str(time)] = row
+    return found

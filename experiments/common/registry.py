@@ -1,0 +1,32 @@
+"""The experiments by name."""
+
+from __future__ import annotations
+
+from experiments.checkerboard.experiment import CheckerboardExperiment
+from experiments.common.experiment import Experiment
+from experiments.crystals.experiment import CrystalExperiment
+from experiments.mnist.experiment import MnistExperiment
+from fmwc.domains import domain_named, domain_of
+from fmwc.errors import UsageError
+
+__all__ = ["EXPERIMENTS", "experiment_named", "experiment_of"]
+
+EXPERIMENTS: dict[str, type[Experiment]] = {
+    "checkerboard": CheckerboardExperiment,
+    "mnist": MnistExperiment,
+    "crystals": CrystalExperiment,
+}
+
+
+def experiment_named(name: str, judge: str = "") -> Experiment:
+    """Return an experiment, with a judge of the user's own if one is named."""
+    domain = domain_named(name, judge)
+    return EXPERIMENTS[domain.name](domain)
+
+
+def experiment_of(name: str, checkpoint: str, judge: str = "", verb: str = "evaluate") -> Experiment:
+    """Return an experiment for a checkpoint, which must belong to it."""
+    domain = domain_of(checkpoint or domain_named(name).name, judge)
+    if domain.name != domain_named(name).name:
+        raise UsageError(f"{checkpoint} is of {domain.name}; say python -m experiments {verb} {domain.name}")
+    return EXPERIMENTS[domain.name](domain)

@@ -1,0 +1,1 @@
+"""What confidence costs in time and memory."""

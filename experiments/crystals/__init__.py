@@ -1,0 +1,1 @@
+"""Inorganic crystals of MP-20."""

@@ -1,0 +1,107 @@
+"""Write the tables of results into the documents, and the summaries of results, from the committed numbers.
+
+python -m experiments.documents          writes them
+python -m experiments.documents --check  fails if one is out of date, and writes nothing
+
+A table in a document follows a line `<!-- table: NAME -->`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from experiments.checkerboard import tables as checkerboard
+from experiments.common.store import read_results
+from experiments.cost.tables import default_table, other_table
+from experiments.crystals import tables as crystals
+from experiments.mnist import tables as mnist
+from fmwc.report.table import MISSING, Table
+
+__all__ = ["TABLES", "outdated"]
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results"
+DOCUMENTS = (ROOT / "docs" / "results.md", ROOT / "docs" / "five_minutes.md")
+SUMMARIES: dict[str, Callable[[Path], list[Path]]] = {
+    "checkerboard": checkerboard.tables,
+    "mnist": mnist.tables,
+    "crystals": crystals.tables,
+    "crystals/earlier": crystals.tables,
+}
+RETROFITS = (("checkerboard", "Checkerboard", 1), ("mnist", "digits", 1), ("crystals", "crystals", 2))
+RETROFIT_STEPS = (100, 300, 1000)
+MARKED = re.compile(r"<!-- table: (\S+) -->\n\n(\|[^\n]*\n)+")
+
+
+def _retrofits() -> Table:
+    """The lift of retrofits by number of steps, from `results/retrofit`."""
+    rows = []
+    for name, word, digits in (
+        ("checkerboard", "Checkerboard", 1),
+        ("mnist", "digits", 1),
+        ("crystals", "crystals", 2),
+    ):
+        found: dict[str, Any] = json.loads((RESULTS / "retrofit" / f"{name}.json").read_text())["numbers"]
+        joint = found.get("joint")
+        trained = f"{joint['lift']:.{digits}f} ({joint['steps']:,})" if joint else "see below"
+        for source in ("data", "own samples"):
+            lifts = {n: found.get(f"{source}, {n}") for n in RETROFIT_STEPS}
+            cells = {f"{n:,}": f"{row['lift']:.{digits}f}" if row else MISSING for n, row in lifts.items()}
+            row = {"steps of the retrofit": f"{word}, {source}", **cells}
+            rows.append({**row, "joint training": trained if source == "data" else ""})
+    return Table(rows)
+
+
+TABLES: dict[str, Callable[[], Table]] = {
+    "checkerboard": lambda: checkerboard.headline(json.loads((RESULTS / "checkerboard" / "summary.json").read_text())),
+    "mnist": lambda: mnist.headline(read_results(RESULTS / "mnist")[0]["numbers"]),
+    "crystals": lambda: crystals.headline(RESULTS / "crystals"),
+    "crystals-earlier": lambda: Table(crystals.headline(RESULTS / "crystals" / "earlier").rows[:6]),
+    "cost": lambda: default_table(RESULTS / "bench"),
+    "cost-other": lambda: other_table(RESULTS / "bench"),
+    "retrofit": _retrofits,
+}
+
+
+def _current() -> Iterator[tuple[Path, str]]:
+    """Yield each file that is made from committed numbers, with its current content."""
+    for name, write in SUMMARIES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder)
+            shutil.copytree(RESULTS / name / "cells", out / "cells")
+            if (RESULTS / name / "cost.json").is_file():
+                shutil.copy(RESULTS / name / "cost.json", out)
+            for path in write(out):
+                yield RESULTS / name / path.name, path.read_text()
+    for document in DOCUMENTS:
+
+        def table(match: re.Match[str]) -> str:
+            return f"<!-- table: {match[1]} -->\n\n{TABLES[match[1]]().markdown()}\n"
+
+        yield document, MARKED.sub(table, document.read_text())
+
+
+def outdated() -> dict[Path, str]:
+    """Return the files that are out of date, with their current content."""
+    return {path: text for path, text in _current() if path.read_text() != text}
+
+
+def main() -> None:
+    found = outdated()
+    if "--check" in sys.argv[1:] and found:
+        names = ", ".join(str(path.relative_to(ROOT)) for path in found)
+        raise SystemExit(f"out of date: {names}; run python -m experiments.documents")
+    for path, text in found.items():
+        path.write_text(text)
+        print(f"wrote {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""MNIST: class-conditional digits, judged by a classifier."""

@@ -1,0 +1,218 @@
+"""Every number of the MNIST tables, from 10⁴ digits of a fresh seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from experiments.common.evaluation import (
+    dispersion_agreement,
+    evaluate_heads,
+    fidelity,
+    scores_of,
+    second_half,
+    thinned,
+)
+from fmwc.baselines import PosteriorTrace, StateSensitivity, dispersion, stochastic_ends
+from fmwc.data import mnist
+from fmwc.estimators import Diagonal, Linearised
+from fmwc.field import Field
+from fmwc.metrics.divergence import agreement, along
+from fmwc.metrics.images import activations, failed, frechet
+from fmwc.metrics.ranking import auprc, retention
+from fmwc.recipes.mnist import SCORE, WITHIN, batch_for, labels
+from fmwc.references import Schedule
+from fmwc.sampling import AsReference, SamplingConfig, Trajectory, default_estimator, sample
+from fmwc.sampling.scores import within_groups
+
+__all__ = ["KEPT", "RIVALS", "STEPS", "Examiner", "evaluate_field", "heads", "lifts"]
+
+KEPT = 0.8  # the share kept in the main numbers
+STEPS = (5, 10, 20, 30, 50)  # of the sweep
+WINDOWS = ((0.0, 0.3), (0.3, 0.7), (0.5, 0.8), (0.7, 1.0))  # of the integrated score
+PROBES = 16  # where the variance itself is compared
+STATES, DRAWS = 128, 256  # images per time, and posterior draws, that the variance is compared with
+HUTCHINSON = 64  # probes of the divergence's reference
+EVERY = 2  # the divergence is read at every second step
+# Estimators for a plain flow, and when they are read; the posterior's trace divides the network's error by t.
+RIVALS: dict[str, tuple[Any, Any]] = {
+    "state_sensitivity": (StateSensitivity(probes=2), Schedule.every(2)),
+    "posterior_trace": (PosteriorTrace(probes=2), Schedule.at(tuple(0.1 + 0.04 * i for i in range(23)))),
+}
+
+
+def lifts(scores: Mapping[str, Tensor], y: Tensor, bad: np.ndarray) -> dict[str, dict[str, float]]:
+    """Return the AUPRC of each score, as it is and standardised within its class; the positive class is failure."""
+    found = {}
+    for name, score in scores.items():
+        inside = within_groups(WITHIN, score, y.to(score.device)).cpu()
+        found[name] = {
+            "auprc": auprc(score.cpu(), bad),
+            "auprc_within": auprc(inside, bad),
+            "kept": retention(score.cpu(), bad).at(KEPT),
+            "kept_within": retention(inside, bad).at(KEPT),
+        }
+    return found
+
+
+def retained(score: Tensor, bad: np.ndarray) -> dict[str, float]:
+    """Return the failure rate among the surest digits, for kept shares from 1 % to all."""
+    curve = retention(score.cpu(), bad)
+    return {f"{share / 100:g}": curve.at(share / 100) for share in range(1, 101)}
+
+
+def heads(run: Trajectory, bad: np.ndarray) -> dict[str, float]:
+    """Return the AUPRC of learned heads and of the label-free score on the second half of a run."""
+    fresh, half = second_half(run), len(bad) // 2
+    label_free = auprc(fresh.score(SCORE, within=WITHIN).cpu(), bad[half:])
+    failure = float(bad[half:].mean())
+    return {**evaluate_heads(run, bad, within=WITHIN), "label_free": label_free, "failure": failure}
+
+
+@dataclass(frozen=True)
+class Examiner:
+    """Draws digits and judges them.
+
+    Arguments:
+        classifier: The judge.
+        test: The test split that samples are compared with.
+        count, steps, seed: The run: digits, Euler steps, and a seed that was not used to choose anything.
+        few: Digits where a reference is expensive (many draws, many probes).
+    """
+
+    classifier: Any
+    test: mnist.Images
+    count: int = 10_000
+    steps: int = 50
+    seed: int = 0
+    few: int = 500
+
+    def draw(self, field: Any, count: int | None = None, **options: Any) -> Trajectory:
+        """Draw digits of this seed, each class in turn; the first ones do not depend on the count."""
+        device = next(self.classifier.parameters()).device
+        y = labels(count or self.count, self.classifier.config["classes"]).to(device)
+        config = options.get("config", SamplingConfig()).with_defaults(batch=batch_for(device))
+        usual = {"steps": self.steps, "confidence": None, "schedule": Schedule.every(1)}
+        options = {**usual, **options, "config": config}
+        if isinstance(options["confidence"], AsReference):  # also where the field's own score takes no variance
+            options["confidence"] = default_estimator(field.space)
+        if "x0" not in options:
+            options["count"] = len(y)
+        return sample(field, seed=self.seed, cond={"y": y}, **options)
+
+    def quality(self, run: Trajectory) -> dict[str, float]:
+        """Return the Fréchet distance to the test split, and the share that failed."""
+        reference = activations(self.classifier, mnist.unit(self.test.x))
+        fid = frechet(activations(self.classifier, run.x), reference)
+        return {"fid": fid, "failure": float(self.bad(run).mean())}
+
+    def bad(self, run: Trajectory) -> np.ndarray:
+        """Return which digits failed."""
+        return failed(self.classifier, run.x, run.cond["y"])
+
+    def lifts(self, run: Trajectory, scores: Mapping[str, Tensor] | None = None) -> dict[str, dict[str, float]]:
+        """Return the lifts of a run's scores, or of others of the same digits."""
+        return lifts(scores_of(run) if scores is None else scores, run.cond["y"], self.bad(run))
+
+    def sweep(self, field: Any, space: Any) -> dict[str, dict[str, float]]:
+        """Return the quality by number of uniform steps (fig:cross-app-adaptive, uniform part)."""
+        return {str(n): self.quality(self.draw(field, steps=n, config=SamplingConfig(space=space))) for n in STEPS}
+
+
+def universality(field: Field, examiner: Examiner) -> dict[str, dict[str, float]]:
+    """Compare the variance with |∇·v|, by Hutchinson's estimator (tab:universality)."""
+    run = examiner.draw(field, examiner.few, config=SamplingConfig(keep_states=True))
+    assert run.states is not None
+    first = (examiner.steps - 1) % EVERY  # as the schedule counts, from the last step
+    read_at = [*range(first, examiner.steps, EVERY), examiner.steps]
+    states, grid = [run.states[i] for i in read_at], run.grid[read_at]
+    divergence = along(field, states, grid, HUTCHINSON, seed=examiner.seed, cond=run.cond)
+    found = {}
+    for name, estimator in (("linearised", Linearised(PROBES)), ("diagonal", Diagonal())):
+        read = examiner.draw(field, examiner.few, x0=run.x0, confidence=estimator, schedule=Schedule.every(EVERY))
+        found[name] = agreement(read.std.square(), divergence)._asdict()
+    return found
+
+
+def transported(field: Field, examiner: Examiner, projections: int, trajectories: int, few: int) -> dict[str, Any]:
+    """Compare the transported dispersion, of all pixels and of a few projections, with that of k trajectories.
+
+    Random projections are an unbiased estimate of the variance of all pixels; the first few are what a user with
+    little time would take.
+    """
+    run = examiner.draw(field, few, transport=True, config=SamplingConfig(projections=projections))
+    assert run.transported is not None
+    own = run.score("dispersion")
+    how: dict[str, Any] = {"steps": examiner.steps, "cond": run.cond}
+    how["config"] = SamplingConfig(batch=batch_for(field.device))
+    scores = {"pixels": own}
+    for k in (k for k in (1, 2, 4) if k < projections):
+        part = replace(run.transported, var=run.transported.var[:, :k])
+        scores[f"projections_{k}"] = replace(run, transported=part).score("dispersion")
+    ends = stochastic_ends(field, run.x0, trajectories, seed=examiner.seed % 2**20, **how)
+    scores |= {f"k{k}": dispersion(ends[:k]) for k in (5, 10, 20) if k <= trajectories}
+    return {
+        "samples": len(run),
+        "projections": projections,
+        "failure": float(examiner.bad(run).mean()),
+        **dispersion_agreement(own, dispersion(ends)),
+        "scores": examiner.lifts(run, scores),
+    }
+
+
+def evaluate_field(
+    field: Field,
+    examiner: Examiner,
+    *,
+    projections: int = 8,
+    trajectories: int = 5,
+    few: int = 2_500,
+    say: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Compute every number of one field.
+
+    Arguments:
+        projections, trajectories, few: Of the transported dispersion and its reference.
+    """
+    say("linearised")
+    plain = examiner.draw(field)
+    run = examiner.draw(field, x0=plain.x0, confidence=AsReference())
+    bad = examiner.bad(run)
+    found: dict[str, Any] = {**examiner.quality(run), "bit_for_bit": bool(torch.equal(run.x, plain.x))}
+    found["linearised"] = examiner.lifts(run)
+    windows = {f"{a}–{b}": run.score("integrated", early=a, late=b) for a, b in WINDOWS}
+    found["windows"] = examiner.lifts(run, windows)
+    found["retention"] = {
+        SCORE: retained(run.score(SCORE), bad),
+        f"{SCORE}_within": retained(run.score(SCORE, within=WITHIN), bad),
+    }
+    say("learned heads")
+    found["heads"] = heads(run, bad)
+    say("diagonal")
+    diagonal = examiner.draw(
+        field, x0=plain.x0, confidence=Diagonal(), schedule=Schedule.every(5), config=SamplingConfig(record="total")
+    )
+    found["diagonal"] = examiner.lifts(diagonal)
+    found["heads_diagonal"] = heads(diagonal, bad)
+    found["every_5th"] = examiner.lifts(thinned(run, 5))
+    say("against draws")
+    found["fidelity"] = fidelity(
+        field,
+        examiner.draw(field, min(STATES, examiner.few), config=SamplingConfig(keep_states=True)),
+        {"linearised": Linearised(PROBES), "diagonal": "diagonal"},
+        draws=DRAWS,
+        abreast=min(8, DRAWS),
+        seed=examiner.seed,
+        own_seed=examiner.seed + 2,
+        reduce=lambda var: var.flatten(1).mean(1),
+    )
+    say("against the divergence")
+    found["agreement"] = universality(field, examiner)
+    say(f"transported, against {trajectories} trajectories")
+    found["transported"] = transported(field, examiner, projections, trajectories, few)
+    return found

@@ -1,0 +1,258 @@
+"""MNIST as an experiment of the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from experiments.common.evaluation import scores_of
+from experiments.common.experiment import OWN, Experiment, Intent, Metric, Outcome, Sizes
+from experiments.common.store import read_results
+from experiments.mnist.evaluate import heads, lifts
+from experiments.mnist.reproduce import reproduce
+from experiments.mnist.tables import retention_of, sweep_of, tables
+from fmwc.checkpoint import load, load_network
+from fmwc.data import mnist
+from fmwc.data.arrays import fingerprint
+from fmwc.domains.domain import Show, say_on_stderr, told
+from fmwc.errors import DataError, UsageError
+from fmwc.field import Field
+from fmwc.files import write_bytes
+from fmwc.metrics.images import activations, failed, frechet, predictions
+from fmwc.metrics.ranking import auprc
+from fmwc.randomness import derive
+from fmwc.recipes.mnist import JUDGE, WITHIN, Mnist, batch_for
+from fmwc.recipes.recipe import override
+from fmwc.references import Schedule
+from fmwc.report.curves import retention_curve
+from fmwc.report.images import read_pixels
+from fmwc.report.page import png
+from fmwc.report.reports import digits_figures
+from fmwc.sampling import SCORES, SamplingConfig, Trajectory, compared
+from fmwc.sampling.scores import FEWEST
+from fmwc.sampling.trajectory import DISPERSION
+from fmwc.uses.guidance import Guidance
+
+__all__ = ["MnistExperiment", "ink_of", "style_of", "without_specks"]
+
+ENOUGH = 2_000  # digits for a Fréchet distance, which is biased upwards with fewer
+SHOWN = 12  # edits that a picture shows
+STYLE = 1.0  # standard deviations: a style further away than this is another
+PROBES = 2  # of guidance, per step
+
+
+def without_specks(x: Tensor) -> Tensor:  # (B, 1, H, W) -> (B, 1, H, W)
+    """Return each pixel as the median of its neighbourhood: noise that an edit left behind is not a style."""
+    return F.pad(x[:, 0], (1, 1, 1, 1)).unfold(1, 3, 1).unfold(2, 3, 1).flatten(3).median(3).values[:, None]
+
+
+def ink_of(x: Tensor) -> Tensor:  # (B, 1, H, W) -> (B, 3)
+    """Return the amount of ink, its slant, and its width divided by its height.
+
+    From the moments of the ink: its mean, the regression of columns on rows, and the ratio of their spreads.
+    """
+    ink = x[:, 0].clamp(0, 1).double()
+    rows, columns = (torch.arange(n, device=x.device, dtype=torch.float64) for n in ink.shape[1:])
+    total = ink.sum((1, 2)).clamp_min(1e-6)
+    row, column = (ink.sum(2) @ rows) / total, (ink.sum(1) @ columns) / total
+    down, across = rows - row[:, None], columns - column[:, None]
+    tall = (ink.sum(2) * down.square()).sum(1) / total
+    wide = (ink.sum(1) * across.square()).sum(1) / total
+    both = torch.einsum("bhw,bh,bw->b", ink, down, across) / total
+    return torch.stack([ink.mean((1, 2)), both / tall.clamp_min(1e-6), (wide / tall.clamp_min(1e-6)).sqrt()], 1).float()
+
+
+def style_of(x: Tensor) -> Tensor:  # (B, 1, H, W) -> (B, 3)
+    """Return how a digit is written, whichever digit it is."""
+    return ink_of(without_specks(x))
+
+
+class MnistExperiment(Experiment):
+    """MNIST. Scales, times and strengths were chosen on validation seed 100 by what `--wide` measured.
+
+    Steps are chosen by FID, and rewinding, which did not change the FID, by the share that failed.
+
+    Arguments:
+        test: The test split for the Fréchet distance; without it, the distance is not computed.
+    """
+
+    draws, seeds = 20, "0"
+    bad, good = "failed", "read as asked for"
+    intents: Mapping[str, Intent] = {
+        "style": Intent(
+            None, 1.0, "the judge reads the same digit, written otherwise", scales=(0.2, 0.5, 1.0), before=0.4
+        ),
+        "class": Intent(
+            None, 0.0, "the judge reads the new digit, written as before", other=True, scales=(0.0, 0.3), before=0.4
+        ),
+    }
+    guides: Mapping[str, Guidance] = {f"{s:g} in 0.3–0.7": Guidance(s, 0.3, 0.7, probes=PROBES) for s in (1.0, 5.0)}
+    strengths: Mapping[str, Guidance] = {
+        f"{strength} in {early}–{late}": Guidance(strength, early, late, probes=PROBES)
+        for strength in (0.2, 1.0, 5.0)
+        for early, late in ((0.0, 1.0), (0.3, 0.7))
+    }
+    dispersion = False  # thirteen times the cost of plain sampling, and a weak score of digits (results/mnist)
+    risks = (0.01, 0.015)
+    power, weight = 0.5, 0.5
+    before, scale = 0.4, 0.5
+    scales = (0.2, 0.5, 1.0)
+
+    def __init__(
+        self, domain: Any, field: Field | None = None, sizes: Sizes | None = None, test: mnist.Images | None = None
+    ) -> None:
+        super().__init__(domain, field, sizes)
+        self.test = test
+        if field is not None:
+            self.classifier: Any = load_network(domain.classifier, device=field.device)
+        fid = {"fid": Metric(self._fid, "FID", each=False)} if test is not None else {}
+        self.metrics = {
+            **fid,
+            "failed": Metric(lambda found: 100 * float(found["bad"].mean()), "failed, %"),
+            "style": Metric(self._spread, "spread of styles ÷ the data's", each=False, higher=True),
+        }
+
+    # ---- the paper's tables ------------------------------------------------------------------------------------------
+
+    def evaluate(self, field: Field, count: int, seed: int, data: str, progress: Show) -> dict[str, Any]:
+        judge = self.domain._load(field.device)
+        plain = self.domain.draw(field, count, seed, progress, confidence=None)
+        run = self.domain.draw(field, count, seed, progress, schedule=Schedule.every(self.domain.every))
+        bad, y = failed(judge, run.x, run.cond["y"]), run.cond["y"]
+        found: dict[str, Any] = {"failure": float(bad.mean()), "bit_for_bit": bool(torch.equal(run.x, plain.x))}
+        if count < ENOUGH:
+            found["fid"] = f"not read: it takes {ENOUGH:,} digits"
+        elif isinstance(test := self._test(data), str):
+            found["fid"] = test
+        else:
+            found["fid"] = frechet(activations(judge, run.x), activations(judge, mnist.unit(test.x)))
+        if bad.any() and count < FEWEST * judge.config["classes"]:
+            found["auprc"] = {name: auprc(score, bad) for name, score in scores_of(run).items()}
+        elif bad.any():
+            read = lifts(scores_of(run), y, bad)
+            for name, key in (("auprc", "auprc"), ("auprc_within", "auprc_within"), ("kept_80", "kept_within")):
+                found[name] = {score: entry[key] for score, entry in read.items()}
+            with suppress(UsageError):  # heads need more digits, and more failures, than a quick run has
+                found["heads"] = heads(run, bad)
+        return told(found, bad, self.domain.bad, run.score().cpu())
+
+    def _test(self, data: str) -> mnist.Images | str:
+        """Return the test split, or why it is missing if no place was named."""
+        try:
+            return mnist.load(data or None, "test", own=self.domain.classifier != JUDGE, download=False)
+        except DataError as error:
+            if data:
+                raise
+            return f"not read: {error}"
+
+    def reproduce(
+        self, recipe: Any, out: Path, device: torch.device, seeds: Sequence[int], *, count: int, draws: int, only: str
+    ) -> None:
+        if not isinstance(recipe, Mnist):
+            raise UsageError("reproduce takes a recipe of a flow")
+        options: dict[str, Any] = {"seeds": seeds, "count": count, "draws": draws, "only": only, "say": say_on_stderr}
+        reproduce(recipe, out, device, judge=self.domain.classifier, **options)
+        if not only:
+            self.figures(out, load(out / "models" / "mnist", device=device))
+
+    def figures(self, out: Path, field: Field) -> list[Path]:
+        """Draw the figures of a results folder: of its samples, and of its results where 10⁴ digits are needed."""
+        # The samples were drawn before the field had a reference, with the options the reference was made with.
+        assert field.reference is not None
+        run = compared(Trajectory.load(out / "samples.safetensors"), field.reference)
+        numbers = read_results(out)[0]["numbers"]
+        pixels = read_pixels(field, run, probes=64)
+        written = digits_figures(out / "figures", run, self.domain.judge(run), pixels, sweep_of(numbers))
+        curve = retention_curve(retention_of(numbers), numbers["retrofit"]["failure"], what=self.domain.bad)
+        write_bytes(out / "figures" / "retention.png", png(curve))  # replaces that of the few digits shown
+        return written
+
+    def tables(self, out: Path) -> list[Path]:
+        return tables(out)
+
+    # ---- the study ---------------------------------------------------------------------------------------------------
+
+    def with_field(self, field: Field, data: str = "", changes: Sequence[str] = ()) -> Experiment:
+        self.domain.require_judge(field)
+        test = self._test(data)
+        if isinstance(test, str):
+            say_on_stderr(f"FID {test}")
+        sizes = override(self.sizes_for(field.device.type), changes, "size")
+        return type(self)(self.domain, field, sizes, None if isinstance(test, str) else test)
+
+    @staticmethod
+    def sizes_for(device: str) -> Sizes:
+        return Sizes(5_000, 100, 20, 5_000, 2_000, 2_000) if device == "cuda" else Sizes(200, 20, 4, 100, 100, 50)
+
+    def options(self) -> dict[str, Any]:
+        return {**super().options(), "config": SamplingConfig(batch=batch_for(self.field.device))}
+
+    def judged_by(self) -> dict[str, str]:
+        known = {"judge": fingerprint(*self.classifier.state_dict().values())}
+        return known | ({} if self.test is None else {"test": fingerprint(*self.test)})
+
+    def keep(self, x: Any, cond: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            "y": cond["y"].to(torch.uint8),
+            "taken": predictions(self.classifier, x).to(torch.uint8),
+            "features": torch.from_numpy(activations(self.classifier, x)).half(),
+            "style": style_of(x).cpu(),
+        }
+
+    def judge(self, kept: Mapping[str, Tensor]) -> Outcome:
+        found = {name: kept[name].cpu().numpy() for name in ("y", "taken", "features", "style")}
+        return {**found, "bad": found["taken"] != found["y"], "features": found["features"].astype(float)}
+
+    def shown(self, run: Trajectory, every: int = 1) -> dict[str, Tensor]:
+        return {"images": (run.x[::every][:SHOWN].clamp(0, 1) * 255).round().to(torch.uint8)}
+
+    def scores(self, run: Trajectory) -> dict[str, Tensor]:
+        names = [*SCORES, *([DISPERSION] if run.transported is not None else [])]
+        return {f"{run.default_score}{OWN}": run.score(), **{n: run.score(n, within=WITHIN) for n in names}}
+
+    def edited_conditions(self, run: Trajectory, intent: Intent, seed: int) -> dict[str, Any]:
+        if not intent.other:
+            return {}
+        y, classes = run.cond["y"], self.classifier.config["classes"]
+        generator = torch.Generator().manual_seed(derive(seed, "another class"))
+        return {"y": (y + torch.randint(1, classes, (len(y),), generator=generator).to(y)) % classes}
+
+    def succeeded(self, intent: str, before: Outcome, after: Outcome) -> np.ndarray:
+        """Styles are compared with those of the same digit: a 1 has less ink than an 8 whoever writes it."""
+        apart = np.sqrt(((self._standard(before) - self._standard(after)) ** 2).mean(1))
+        otherwise = apart > STYLE
+        return ~after["bad"] & (otherwise if intent == "style" else ~otherwise)
+
+    @cached_property
+    def _styles(self) -> tuple[np.ndarray, np.ndarray]:  # (10, 3) each
+        """The mean and standard deviation of styles per digit, from the test split or from the samples of one seed."""
+        if self.test is not None:
+            style, y = style_of(mnist.unit(self.test.x)).numpy(), self.test.y.numpy()
+        else:
+            run = self.draw(200, 0, confidence=None)
+            style, y = style_of(run.x).cpu().numpy(), run.cond["y"].cpu().numpy()
+        groups = [style[y == digit] for digit in range(self.classifier.config["classes"])]
+        return np.stack([g.mean(0) for g in groups]), np.stack([g.std(0) for g in groups])
+
+    def _standard(self, found: Outcome) -> np.ndarray:  # (B, 3)
+        mean, std = self._styles
+        return (found["style"] - mean[found["y"]]) / std[found["y"]]
+
+    def _spread(self, found: Outcome) -> float:
+        return float(self._standard(found).std(0).mean())
+
+    @cached_property
+    def _target(self) -> np.ndarray:
+        assert self.test is not None
+        return activations(self.classifier, mnist.unit(self.test.x))
+
+    def _fid(self, found: Outcome) -> float:
+        return frechet(found["features"], self._target)

@@ -1,0 +1,400 @@
+"""The figures of a study: curves of its numbers, and samples before and after an edit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from experiments.uses.drawing import Drawn
+from experiments.uses.folder import Edit, Intent, MetricFormat, Study, interval_of, time_label
+from fmwc.crystals.figures import edited_pairs
+from fmwc.crystals.structures import Crystals
+from fmwc.metrics.ranking import Retention
+from fmwc.report.curves import comparison_plot, reliability_plot, retention_curve, steps_axis, value_axis
+from fmwc.report.images import Sheet
+from fmwc.report.page import DASHED, FAINT, INK, LEGEND_ABOVE, LINES, ONE, PERCENT, SURE, TIME, TWO, styled
+from fmwc.report.points import EditedPaths, edited_paths
+from fmwc.uses.risk import Reliability
+
+__all__ = [
+    "certificates",
+    "edit_times",
+    "edited_samples",
+    "filter_curves",
+    "filter_scores",
+    "guided",
+    "reliable",
+    "rewound",
+    "step_grids",
+    "step_quality",
+]
+
+GRIDS = (5, 10)  # numbers of steps whose times are shown
+HIGH = 3.5  # inches: one of several panels
+WIDE = {1: ONE[0], 2: 4.6, 3: 3.6}  # its width by the number of panels in a row, so that the figure fits the page
+APART = 0.08  # relative shift from the first to the last of several lines with points at the same places
+MARKERS = "osD^vPXh"
+AHEAD = ", extrapolated"  # suffix of controllers that also extrapolate: same colour, dashed
+PAIRS = 9  # crystals shown
+POINT: dict[str, Any] = {"markersize": 5.5, "elinewidth": 1.3, "markeredgecolor": "white", "markeredgewidth": 0.6}
+
+
+# ---- filter and trust --------------------------------------------------------------------------------------------
+
+
+def filter_curves(study: Study) -> Figure:
+    """The share of bad samples among the surest, by score; scores with the same order are drawn once."""
+    use = study.numbers["filter"]
+    kept = np.asarray(use["kept"])
+    curves: dict[str, Retention] = {}
+    for name, rates in use["retention"].items():
+        if rates not in [curve.rate.tolist() for curve in curves.values()]:
+            curves[name] = Retention(kept, np.asarray(rates))
+    return retention_curve(curves, use["bad"], study.bad)
+
+
+def filter_scores(study: Study) -> Figure:
+    """AUPRC of each score, and its difference to the first."""
+    return comparison_plot(study.numbers["filter"]["compared"])
+
+
+def reliable(study: Study) -> Figure:
+    """The rate of good samples by confidence."""
+    found = study.numbers["trust"]["reliability"]
+    return reliability_plot(Reliability(**{k: np.asarray(v) for k, v in found.items()}), study.good)
+
+
+@styled
+def certificates(study: Study) -> Figure:
+    """Requested and achieved failure rates, how often certificates are violated, and how many samples they keep."""
+    rows = study.numbers["trust"]["promises"]
+    figure = Figure(figsize=(TWO[0], 1.4 + 0.5 * len(rows)))
+    risk, broken, kept = figure.subplots(1, 3, sharey=True, width_ratios=(1.5, 1, 1))
+    for i, row in enumerate(rows):
+        often = 0.3 + 0.7 * row["given"] / row["splits"]  # rarely issued certificates are pale
+        risk.plot([row["risk"]] * 2, [i - 0.3, i + 0.3], color=INK, linewidth=2.4)
+        broken.barh(i, row["broken"] / row["splits"], height=0.5, color=LINES[1])
+        if row["given"]:
+            risk.plot(row["achieved_range"], [i, i], color=SURE, alpha=often, linewidth=2, solid_capstyle="butt")
+            risk.plot(row["achieved"], i, "o", color=SURE, alpha=often, markersize=7, markeredgecolor="white")
+            kept.barh(i, row["kept"], height=0.5, color=SURE, alpha=often)
+    risk.plot([], [], "|", color=INK, markersize=11, markeredgewidth=2.4, label="requested")
+    risk.plot([], [], color=SURE, marker="o", markeredgecolor="white", label="achieved (90 %)")
+    broken.axvline(rows[0]["allowed"], color=INK, linewidth=1.4, linestyle=DASHED)
+    names = [
+        f"≤ {100 * r['risk']:.3g} %, {r['labelled']:,} labels\nissued {r['given']} of {r['splits']} times" for r in rows
+    ]
+    risk.set(xlabel=f"{study.bad} among the kept", ylim=(len(rows) - 0.4, -0.6), xlim=(0, None))
+    risk.set_yticks(range(len(rows)), names, fontsize=9)
+    widest = max(rows[0]["allowed"], *(row["broken"] / row["splits"] for row in rows))
+    broken.set(xlabel="violated, of all splits", xlim=(0, 1.25 * widest))
+    broken.set_title("dashed: allowed", fontsize=9.5, color=FAINT)
+    kept.set(xlabel="kept", xlim=(0, 1), xticks=(0, 0.5, 1))
+    risk.legend(**LEGEND_ABOVE, ncols=2, columnspacing=1.2)
+    for axes in (risk, broken):
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+    for axes in (risk, broken, kept):
+        axes.xaxis.set_major_formatter(PERCENT)
+        axes.tick_params(axis="y", length=0)
+    return figure
+
+
+# ---- edits -------------------------------------------------------------------------------------------------------
+
+MARKS = {"variance": (LINES[1], "o"), "transported": (LINES[2], "D")}  # hollow for an edit before it
+
+
+def _when_label(when: str, groups: Mapping[str, Sequence[Any]]) -> str:
+    """Describe a time for all panels of a figure, which may use different times before the same peak."""
+    earlier, before, peak = when.partition(" before ")
+    shared = all(any(row.when == when for row in rows) for rows in groups.values())
+    if not before or shared:
+        return time_label(when)
+    others = (row.when.partition(" before ") for rows in groups.values() for row in rows)
+    times = [time for time, _, named in others if named == peak]
+    return time_label(when).replace(earlier, ", ".join(times), 1)
+
+
+@styled
+def edit_times(study: Study) -> Figure:
+    """The success rate of edits by their time; critical times are marked."""
+    groups = study.edits
+    columns = min(3, len(groups))
+    rows_of_panels = -(-len(groups) // columns)
+    figure = Figure(figsize=(columns * WIDE[columns], HIGH * rows_of_panels + 0.75))
+    panels = np.atleast_1d(figure.subplots(rows_of_panels, columns, sharey=True)).ravel()
+    for axes, (intent, rows) in zip(panels, groups.items(), strict=False):
+        fixed = sorted((r.numbers["time"], r.numbers) for r in rows if r.when.startswith("t = "))
+        if fixed:
+            t, success = [time for time, _ in fixed], [n["success"] for _, n in fixed]
+            low, high = np.array([n["interval"] for _, n in fixed]).T
+            axes.fill_between(t, low, high, color=FAINT, alpha=0.22, linewidth=0)
+            axes.plot(t, success, color=FAINT, marker="o", markersize=3.5, label="at a fixed time")
+        for _, when, n in rows:
+            if when == "random":
+                axes.axhspan(*n["interval"], color=INK, alpha=0.07, linewidth=0)
+                axes.axhline(n["success"], color=INK, linewidth=1.4, linestyle=DASHED, label=time_label(when))
+            elif not when.startswith("t = "):
+                colour, mark = MARKS[when.rpartition(" ")[2]]
+                inner = colour if when in MARKS else "white"
+                bars = [[n["success"] - n["interval"][0]], [n["interval"][1] - n["success"]]]
+                style = {**POINT, "markersize": 8, "markerfacecolor": inner, "markeredgecolor": colour}
+                style["markeredgewidth"] = 1.6
+                axes.errorbar(n["time"], n["success"], np.maximum(bars, 0), fmt=mark, color=colour, zorder=4, **style)
+                axes.plot([], [], mark, color=colour, markerfacecolor=inner, label=_when_label(when, groups))
+        axes.set(xlabel="time of the edit", xlim=(-0.03, 1.03))
+        axes.yaxis.set_major_formatter(PERCENT)
+        axes.set_title(intent)
+    for axes in panels[len(groups) :]:
+        axes.set_visible(False)
+    highest = max(row.numbers["interval"][1] for rows in groups.values() for row in rows)
+    panels[0].set(ylabel="edits that succeeded", ylim=(-0.02 * highest, 1.05 * max(highest, 0.01)))
+    _shared_legend(figure, panels[0])
+    return figure
+
+
+# ---- steps -------------------------------------------------------------------------------------------------------
+
+
+def _base(controller: str) -> str:
+    return controller.partition(AHEAD)[0]
+
+
+def _styles(controllers: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return a colour per controller, dashed if it also extrapolates and grey for uniform steps."""
+    bases = list(dict.fromkeys(_base(name) for name in controllers if _base(name) != "uniform"))
+    colours = {"uniform": FAINT, **dict(zip(bases, cycle(LINES), strict=False))}
+    return {
+        name: {"color": colours[_base(name)], "linestyle": (0, (3, 1.6)) if AHEAD in name else "-"}
+        for name in controllers
+    }
+
+
+@styled
+def step_grids(study: Study) -> Figure:
+    """The times of each controller's steps; bars span one standard deviation over samples to either side."""
+    sweeps = study.sweeps
+    shown = [n for n in GRIDS if any(n in rows for rows in sweeps.values())]
+    bases = [_base(name) for name in sweeps]
+    names = [name for i, name in enumerate(sweeps) if _base(name) not in bases[:i]]  # extrapolation does not move steps
+    styles = _styles(list(sweeps))
+    figure = Figure(figsize=(TWO[0], 1.0 + 0.42 * len(names)))
+    panels = np.atleast_1d(figure.subplots(1, len(shown), sharey=True))
+    for axes, steps in zip(panels, shown, strict=True):
+        for row, name in enumerate(names):
+            axes.axhline(row, color=FAINT, linewidth=0.5, alpha=0.5, zorder=0)
+            if steps not in sweeps[name]:
+                continue
+            colour, numbers = styles[name]["color"], sweeps[name][steps]
+            for t, std in zip(numbers["grid"], numbers.get("grid_std") or [0.0] * len(numbers["grid"]), strict=True):
+                axes.fill_betweenx([row - 0.3, row + 0.3], t - std, t + std, color=colour, alpha=0.25, linewidth=0)
+                axes.plot([t, t], [row - 0.3, row + 0.3], color=colour, linewidth=2.2, solid_capstyle="butt")
+        axes.set(xlabel=TIME, xlim=(-0.01, 1.01), ylim=(len(names) - 0.5, -0.5))
+        axes.set_title(f"{steps} steps")
+        axes.spines["left"].set_visible(False)
+        axes.tick_params(axis="y", length=0)
+    panels[0].set_yticks(range(len(names)), [_base(name) for name in names])
+    return figure
+
+
+Series = Mapping[str, Sequence[tuple[float, Mapping[str, Any]]]]  # by label: position and numbers of each point
+
+
+def _curves(study: Study, series: Series, styles: Mapping[str, Mapping[str, Any]], shift: float = 0.0) -> Figure:
+    """One panel per metric and one line per label, with intervals; lines are shifted to separate their points."""
+    rows = 1 if len(study.metrics) <= 3 else 2
+    columns = -(-len(study.metrics) // rows)
+    figure = Figure(figsize=(columns * WIDE[min(columns, 3)], (HIGH - 0.2 * (rows > 1)) * rows + 0.9))
+    panels = np.atleast_1d(figure.subplots(rows, columns)).ravel()
+    for axes, (name, metric) in zip(panels, study.metrics.items(), strict=False):
+        for place, (label, points) in enumerate(series.items()):
+            known = [(x, row[name]) for x, row in points if name in row and np.isfinite(row[name]["mean"])]
+            if not known:
+                continue
+            x = np.array([x for x, _ in known]) * (1 + shift * (place / max(1, len(series) - 1) - 0.5))
+            y = np.array([entry["mean"] for _, entry in known])
+            ends = np.array([interval_of(entry) or (entry["mean"],) * 2 for _, entry in known]).T
+            style = {"marker": MARKERS[place % len(MARKERS)], "linewidth": 1.7, **styles[label]}
+            bars = axes.errorbar(x, y, np.maximum([y - ends[0], ends[1] - y], 0), label=label, **POINT, **style)
+            for bar in bars[2]:
+                bar.set(alpha=0.45, linestyle="-")
+        axes.set_ylabel(metric.words)
+        axes.set_title(metric.better, fontsize=9.5, color=FAINT)
+        _value_axis(axes)
+    for axes in panels[len(study.metrics) :]:
+        axes.set_visible(False)
+    return figure
+
+
+def _value_axis(axes: Axes) -> None:
+    """Use the axis of :func:`value_axis` unless the values are close together."""
+    heights = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
+    heights = heights[np.isfinite(heights)]
+    if len(heights) and heights.min() <= heights.max() / 4:
+        value_axis(axes, heights, bottom=0.03)
+
+
+def _shared_legend(figure: Figure, axes: Axes) -> None:
+    """Add a legend above all panels, which share their labels."""
+    handles, labels = axes.get_legend_handles_labels()
+    columns = 3 if figure.get_figwidth() > ONE[0] else 2
+    figure.legend(handles, labels, loc="outside upper left", ncols=columns, columnspacing=1.4, fontsize=9.5)
+
+
+@styled
+def step_quality(study: Study) -> Figure:
+    """Each metric against the number of steps, one line per controller."""
+    sweeps = study.sweeps
+    series = {name: [(float(n), row) for n, row in sorted(rows.items())] for name, rows in sweeps.items()}
+    figure = _curves(study, series, _styles(list(sweeps)), APART)
+    counts = sorted({n for rows in sweeps.values() for n in rows})
+    for axes in figure.axes:
+        steps_axis(axes, counts)
+    _shared_legend(figure, figure.axes[0])
+    return figure
+
+
+# ---- rewind and guide --------------------------------------------------------------------------------------------
+
+
+@styled
+def rewound(study: Study) -> Figure:
+    """Each metric against evaluations per sample, one line per method; all start from the plain samples."""
+    groups = study.rewinds
+    plain = groups.get("", {}).get("plain")
+    series: dict[str, list[tuple[float, Mapping[str, Any]]]] = {}
+    for extra, rows in groups.items():
+        for method, numbers in rows.items():
+            if extra or method != "plain":
+                points = series.setdefault(method, [])
+                if plain and extra and not points:
+                    points.append((float(plain["evaluations"]), plain))
+                points.append((float(numbers["evaluations"]), numbers))
+    styles = {name: {"color": colour} for name, colour in zip(series, cycle(LINES), strict=False)}
+    figure = _curves(
+        study, {name: sorted(p, key=lambda point: point[0]) for name, p in series.items()}, styles, APART / 10
+    )
+    for axes in figure.axes:
+        axes.set_xlabel("evaluations per sample")
+    _shared_legend(figure, figure.axes[0])
+    return figure
+
+
+@styled
+def guided(study: Study) -> Figure:
+    """The first metric against each of the others, which guidance may worsen."""
+    (first, quality), *others = study.metrics.items()
+    rows = study.numbers["guide"]
+    figure = Figure(figsize=(max(ONE[0], 3.6 * len(others)), 3.5 + 0.22 * -(-len(rows) // 3)))
+    panels = np.atleast_1d(figure.subplots(1, len(others), sharey=True))
+    colours = [FAINT, *LINES, *LINES]  # the first is without guidance
+    styles = dict(zip(rows, zip(colours, cycle(MARKERS), strict=False), strict=False))
+    for axes, (name, metric) in zip(panels, others, strict=True):
+        for label, numbers in rows.items():
+            x, y = numbers[name], numbers[first]
+            bars = [[[abs(e["mean"] - end)] for end in interval_of(e) or (e["mean"],) * 2] for e in (x, y)]
+            colour, mark = styles[label]
+            style = {**POINT, "markersize": 8, "label": label if label == "none" else f"guidance {label}"}
+            axes.errorbar(x["mean"], y["mean"], bars[1], bars[0], fmt=mark, color=colour, **style)
+        axes.set_xlabel(_metric_label(metric))
+        axes.margins(0.15)
+    panels[0].set_ylabel(_metric_label(quality))
+    _shared_legend(figure, panels[0])
+    return figure
+
+
+def _metric_label(metric: MetricFormat) -> str:
+    return f"{metric.words}\n({metric.better})"
+
+
+# ---- samples before and after an edit ----------------------------------------------------------------------------
+
+Outcomes = dict[str, dict[str, np.ndarray]]
+Draw = Callable[[Intent, list[Edit], dict[str, Drawn], Outcomes], Figure]
+
+
+def _label(edit: Edit) -> str:
+    return f"{edit.intent}, {edit.when}"
+
+
+def _by_when(rows: list[Edit]) -> dict[str, Edit]:
+    return {row.when: row for row in rows}
+
+
+def _first_edits(drawn: Drawn, name: str, edit: Edit) -> Any:
+    """The first edit of each sample."""
+    return drawn.kept[name][:: edit.numbers["replicates"]]
+
+
+def _points(intent: Intent, rows: list[Edit], drawn: dict[str, Drawn], judged: Outcomes) -> Figure:
+    named = _by_when(rows)
+    old = drawn["seeds"].kept["ways"].numpy().swapaxes(0, 1)
+    panels = {}
+    for edit in (named["random"], named["variance"], named[intent.chosen]):
+        new = drawn[_label(edit)].kept["ways"].numpy().swapaxes(0, 1)
+        count = new.shape[1]
+        grid = np.tile(np.linspace(0, 1, len(new))[:, None], (1, count))
+        times = _first_edits(drawn[_label(edit)], "time", edit)[:count].numpy()
+        title = f"{time_label(edit.when)}\n{edit.numbers['success']:.0%} succeed"
+        panels[title] = EditedPaths(old[:, :count], new, grid, times, np.array(edit.numbers["shown"][:count]))
+    return edited_paths(panels, "edited, failure", "edited, success")
+
+
+@styled
+def _digits(intent: Intent, rows: list[Edit], drawn: dict[str, Drawn], judged: Outcomes) -> Figure:
+    """One column per digit: the digit, its edits from the earliest to the latest, and those at critical times."""
+    before = drawn["seeds"].kept["images"][:, 0].numpy() / 255
+    fixed = [row for row in rows if row.when.startswith("t = ")]
+    order = [*fixed, *(row for row in rows if row not in fixed)]
+    left, heading, gap, columns = 5.6, 0.85, 0.35, len(before)
+    right = 1.7
+    sheet = Sheet(left + columns + right, heading + len(order) + 1 + 2 * gap + 0.15, side=0.46)
+    sheet.text(left + columns + right - 0.15, heading / 2, "success", ha="right", color=FAINT)
+    sheet.text(0.15, heading / 2, f"framed: success ({intent.words})")
+    sheet.images(before, left, heading, columns)
+    sheet.text(left - 0.25, heading + 0.5, "sample", ha="right", fontweight="bold")
+    top = heading + 1 + gap
+    for number, edit in enumerate(order):
+        if number == len(fixed):
+            top += gap
+        after = drawn[_label(edit)].kept["images"][:, 0].numpy() / 255
+        sheet.images(after, left, top, columns)
+        for one in np.flatnonzero(edit.numbers["shown"][: len(after)]):
+            sheet.frame(left + int(one), top, colour=LINES[2])
+        sheet.text(left - 0.25, top + 0.5, time_label(edit.when), ha="right")
+        sheet.text(left + columns + right - 0.15, top + 0.5, f"{edit.numbers['success']:.0%}", ha="right")
+        top += 1
+    return sheet.figure
+
+
+def _structures(outcome: Mapping[str, np.ndarray]) -> Crystals:
+    numbers, coords, cell = (torch.as_tensor(outcome[name]) for name in ("numbers", "coords", "cell"))
+    return Crystals(numbers.long(), coords, cell[:, :3], cell[:, 3:], tuple(map(str, range(len(numbers)))))
+
+
+def _crystals(intent: Intent, rows: list[Edit], drawn: dict[str, Drawn], judged: Outcomes) -> Figure:
+    edit = _by_when(rows)[intent.chosen]
+    count = min(PAIRS, len(judged["seeds"]["bad"]))
+    before = {name: value[:count] for name, value in judged["seeds"].items()}
+    after = {name: value[:: edit.numbers["replicates"]][:count] for name, value in judged[_label(edit)].items()}
+    pairs = _structures(before), _structures(after), before["above"], after["above"]
+    return edited_pairs(*pairs, np.arange(count), after["time"], edit.numbers["shown"][:count])
+
+
+_DRAW: Mapping[str, Draw] = {"checkerboard": _points, "mnist": _digits, "crystals": _crystals}
+
+
+def edited_samples(study: Study) -> dict[str, Figure]:
+    """Draw each kind of edit, if the folder has the samples."""
+    found = study.samples("edit")
+    # Older files lack the time of each edit.
+    if found is None or study.wide or not any("time" in row.kept for row in found[0].values()):
+        return {}
+    return {intent: _DRAW[study.setting](study.intents[intent], rows, *found) for intent, rows in study.edits.items()}

@@ -1,0 +1,553 @@
+"""Calibration: choose the evidence that the confidence of a field is made from, by a pilot run, with or without labels.
+
+No single score works on every model. Without labels, the choice asks three questions about the model's own samples, in
+this order:
+
+1. *Are the training points dense?* If new data are much nearer to training points than to one another (a hundredth of
+   the distance on a plane, more than half of it for images), the distance to the nearest training points detects
+   samples off the data. This needs data. Such a distance can still point the wrong way, so it must also detect a
+   disturbance (see 3), or nearly as much of it as the echo does.
+2. *Does the contest know its classes?* The contest must detect that the model's own samples are given a wrong class.
+   Some samples must also lose it under their own class: if the condition decides everything, no sample turns into a
+   rival.
+3. *Does the echo detect a disturbance?* The echo must detect a little noise that is mixed into the model's own samples.
+   It uses the earliest times among those that detect the noise best.
+
+The contest and the echo are combined with the free `spread` of the trajectory, by ranks. If every answer is no,
+confidence is withheld. `benchmarks/zoo` measures how often this choice is right on flows that it was not designed for.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fmwc.checks import Contest, Echo, Nearest, run_checks
+from fmwc.checks.nearest import NEIGHBOURS, vectors
+from fmwc.checks.residuals import discrete_conditions
+from fmwc.conventions import check_conventions
+from fmwc.entry import one_line
+from fmwc.errors import FmwcError, ShapeError, UsageError, require_finite
+from fmwc.field import Field
+from fmwc.flow import Space, path_of
+from fmwc.modes import evaluating
+from fmwc.randomness import Blocks, derive
+from fmwc.references import Part, Reference, Schedule
+from fmwc.sampling import (
+    SamplingConfig,
+    Trajectory,
+    default_estimator,
+    needs_variance,
+    noise,
+    read_with,
+    sample,
+    standard_of,
+)
+from fmwc.sampling.controllers import FEW, numbers
+from fmwc.sampling.scores import FEWEST, SCORES, combined
+from fmwc.state import (
+    as_conditions,
+    as_numbers,
+    as_state,
+    as_whole,
+    batch_size,
+    channels,
+    precision_of,
+    select,
+    tree_map,
+)
+
+__all__ = ["fit_confidence"]
+
+# Sizes: samples unless stated otherwise
+PILOT = 1_000  # more for many classes
+FEWEST_PILOT = 8
+PILOT_CPU = 200  # for large states on a CPU
+LARGEST_PILOT = 2_000  # that the number of classes can ask for
+POINTS, BYTES = 16_000, 1 << 22  # limits of the training points that are kept
+CHUNK = 256  # whose features are computed together
+TRIED = 400  # that are disturbed, or given a wrong class
+EXTRA = 0.4  # evaluations of a contest, relative to the steps
+ECHO = 4  # evaluations of an echo
+ECHOES = ((0.5, 0.6, 0.7, 0.8), (0.6, 0.7, 0.8, 0.9), (0.8, 0.85, 0.9, 0.95))  # times that an echo may use
+DISTURBED = 0.9  # the time on the path to which samples are put back
+LEVELS = 1001  # quantiles of a reference
+# Thresholds
+DENSE = 0.25  # distance from new data to training points, relative to that between data
+KNOWS = 0.85  # AUROC of the contest for wrong classes
+LOST, MOST_LOST = 0.005, 0.5  # share of the model's own samples that lose a contest
+NOTICES = 0.6  # AUROC of the echo, and of nearest points, for disturbed samples
+BEHIND = 0.1  # AUROC by which nearest points may be behind an echo that detects less than that
+NEARLY = 0.02  # AUROC that earlier times may lose: they see more of a sample
+SURE = 1.0  # standard errors by which labels must prefer another candidate,
+CLEARLY = 2.7  # and by which it must be better than chance if nothing was usable without labels
+FEWEST_LABELS = 5  # failures, and successes, for that
+
+WEIGHTS = {"contest": ("spread@0.3-0.8", 0.3), "echo": ("spread@0.6-1", 0.5)}
+
+
+class Candidate(NamedTuple):
+    """A score that confidence may be made from.
+
+    Attributes:
+        parts: The names of its scores, with their weights.
+        why: The evidence for or against it, in words.
+        use: Whether it may be chosen without labels.
+    """
+
+    parts: tuple[tuple[str, float], ...]
+    why: str
+    use: bool
+
+    @property
+    def name(self) -> str:
+        """The score as text: `contest + 0.3 spread@0.3-0.8`."""
+        return " + ".join(name if weight == 1 else f"{weight:g} {name}" for name, weight in self.parts)
+
+    def score(self, run: Trajectory) -> Tensor:  # -> (B,)
+        """Return the score of each sample: its parts, combined by their ranks within the run."""
+        levels = torch.linspace(0, 1, LEVELS, device=run.grid.device)
+        scores = [(run.score(name), weight) for name, weight in self.parts]
+        return combined([(score, weight, score.quantile(levels.to(score))) for score, weight in scores])
+
+
+class Pair(NamedTuple):
+    """Some of the model's own samples, the same samples disturbed, and their conditions."""
+
+    own: Any
+    disturbed: Any
+    cond: dict[str, Any]
+
+
+def fit_confidence(
+    field: Field,
+    data: Any = None,
+    labels: Callable[..., Any] | None = None,
+    *,
+    cond: Mapping[str, Any] | None = None,
+    features: Callable[[Any], Tensor] | None = None,
+    judged: int = 100,
+    evaluations: int | None = None,
+    steps: int = 50,
+    stepper: str = "euler",
+    pilot: int | None = None,
+    seed: int = 0,
+    batch: int = 4096,
+    keep_data: bool = True,
+    conventions: bool = True,
+    progress: Callable[[int], None] | None = None,
+) -> Reference:
+    """Choose the evidence for the confidence of a field, and store the reference that samples are compared with.
+
+    >>> field = fmwc.attach(net, space=(2,))  # doctest: +SKIP
+    >>> fmwc.fit_confidence(field, data).reason  # doctest: +SKIP
+    >>> fmwc.sample(field, 1).confidence  # doctest: +SKIP
+
+    This needs no fitted noise; without labels it reads no variance. The result is kept in `field.reference`, saved with
+    the field, and used by :func:`fmwc.sample`.
+
+    Arguments:
+        field: A field that knows its space, or learns it from the data.
+        data: Training data, `(N, *)` or a dict of channels, if available.
+        labels: A function `(x, cond) -> (B,)` that returns which samples failed. With it every score is a candidate,
+            including those of the variance, and the choice is by AUROC on `judged` samples: another score must be
+            better than the choice without labels by more than the standard error.
+        cond: The conditions of the data, by name, one row each; without data, the conditions to draw samples under.
+        features: A function of states that returns one vector per sample, `(B, D)`, in which similar samples are near
+            one another. Distances to training points are then computed between these vectors, also for samples with
+            different numbers of rows (crystals). A checkpoint cannot hold the function: a loaded field withholds a
+            confidence made from these distances until `fit_confidence` is called again.
+        judged: The number of samples passed to `labels`.
+        evaluations: The largest number of evaluations per sample that a check may take. By default 0.4 times the steps
+            for a contest and 4 for an echo.
+        steps, stepper: How samples will be drawn.
+        pilot: The number of pilot samples; raised up to 2,000 if there are many classes. A condition that needs a
+            larger pilot, or that has a different value in most rows of the data (an id), is not used as a class.
+        seed: Seeds the pilot run.
+        batch: The number of samples drawn together.
+        keep_data: Whether the field may keep training points to compare samples with (at most 16,000, and 4 MiB).
+        conventions: Whether to check first that the network is called as it was trained. This needs data.
+        progress: Called with the number of pilot samples done since the last call.
+    """
+    if evaluations is not None:
+        evaluations = as_whole(evaluations, "evaluations", 1, 10**6)
+    judged, seed = as_whole(judged, "judged", 1), as_whole(seed, "seed")
+    for name, function, takes in (("labels", labels, "(x, cond)"), ("features", features, "states")):
+        if function is not None and not callable(function):
+            raise UsageError(f"{name} is a function of {takes}, got {type(function).__name__}")
+    if features is not None and (data is None or not keep_data):
+        raise UsageError("features= compares samples with training points; give data, and leave out keep_data=False")
+    data, given = _inputs(field, data, as_conditions(cond), features)
+    space, device = _space_of(field), field.device
+    if data is not None and conventions:
+        few = tree_map(lambda c: c[:1024].to(device), data)
+        check_conventions(field, space, few, {k: v[:1024].to(device) for k, v in given.items()}, seed=seed)
+    count = _pilot_size(field, pilot)
+    classes, ids = _classes(given, space, count, data is not None)
+    within = classes[0] if len(classes) == 1 else ""
+    count = max(count, FEWEST * len(given[within].unique())) if within else count
+    drawn = {name: value.to(device) for name, value in _pilot_conditions(given, within, count).items()}
+    checks = _checks(field, data if keep_data else None, given, within, evaluations, steps, features)
+    reads = None if labels is None else default_estimator(space)
+    old, field.reference = field.reference, None
+    try:
+        run = sample(
+            field,
+            count,
+            steps=steps,
+            seed=derive(seed, "pilot"),
+            cond=drawn,
+            confidence=reads,
+            schedule=Schedule.every(1),
+            check=False,
+            progress=progress,
+            config=SamplingConfig(stepper=stepper, batch=batch, record="full" if labels is None else "total"),
+        )
+    finally:
+        field.reference = old
+    pair = _disturbed(field, run, derive(seed, "disturbed"))
+    checks["echo"], noticed = _best_echo(checks["echo"], field, pair, seed)
+    found = run_checks(checks, field, space, run.x, run.cond, derive(seed, "check"), 0, batch=batch)
+    run = replace(run, evidence={**run.evidence, **found})
+    candidates = []
+    if (near := checks.get("nearest")) is not None:
+        candidates.append(_near(space, near, data, _detects(near, field, pair, seed), noticed))
+    if within:
+        contest, kinds = checks.get("contest"), len(given[within].unique())
+        candidates.append(_contest(field, run, contest, within, kinds, derive(seed, "asked")))
+    candidates += [Candidate((("contest", 1.0),), why, False) for why in ids.values()]
+    candidates.append(_echo(noticed))
+    chosen = next((c for c in candidates if c.use), candidates[-1])
+    rows = [{"score": c.name, "why": c.why, "usable": c.use} for c in candidates]
+    reason = chosen.why
+    if labels is not None:
+        chosen, reason, rows = _by_labels(run, candidates, chosen, labels, min(judged, count))
+    reference = _reference(run, chosen, checks, reads, steps, stepper, within)
+    blind = "" if chosen.use else f"no evidence is better than chance on this model ({chosen.why})"
+    known = {within: tuple(given[within].unique().tolist())} if within else {}
+    field.reference = reference._replace(reason=reason, withheld=blind, candidates=tuple(rows), classes=known)
+    return field.reference
+
+
+# ---- the inputs --------------------------------------------------------------------------------------------------
+
+
+def _inputs(field: Field, data: Any, cond: Mapping[str, Any], features: Any) -> tuple[Any, dict[str, Tensor]]:
+    """Return data and conditions as tensors, or raise if they do not fit the field. Sets its space if it has none."""
+    if not isinstance(field, Field):
+        raise UsageError(f"confidence is fitted to a field, got {type(field).__name__}; fmwc.attach(network) makes one")
+    if data is not None:
+        data = as_state(data, "the data", field.network)
+        if not batch_size(data):
+            raise ShapeError("the data hold no samples")
+        for name, value in channels(data).items():
+            require_finite(value, "the data" if isinstance(data, Tensor) else f"the data's channel '{name}'")
+        field.learn_space(data)
+        data = data if features is None else tree_map(lambda c: c.to(field.device), data)
+    given = {name: as_numbers(value, f"the condition '{name}'") for name, value in cond.items()}
+    for name, value in given.items():
+        if data is not None and len(value) != batch_size(data):
+            raise ShapeError(f"the condition '{name}' has {len(value)} rows for {batch_size(data)} data; give one each")
+        require_finite(value, f"the condition '{name}'")
+    if not given:
+        _try_without_conditions(field)
+    return data, given
+
+
+def _space_of(field: Field) -> Space:
+    if field.space is None:
+        raise UsageError("the shape of a sample is not known; give data, or space=(...) to attach")
+    return field.space
+
+
+def _try_without_conditions(field: Field) -> None:
+    """Raise a one-line error if the network needs conditions."""
+    space = _space_of(field)
+    if any(channel.rows for channel in space.channels.values()):
+        return  # the space itself asks for the condition that counts rows
+    x = tree_map(lambda c: c.to(precision_of(field.network)), noise(space, 2, 0, field.device))
+    value = next(iter(channels(x).values()))
+    try:
+        with evaluating(field.network), torch.no_grad():
+            field.network(x, value.new_full((2,), 0.5))
+    except FmwcError:
+        raise
+    except Exception as error:  # whatever the user's own code raises
+        takes = list(inspect.signature(field.network.forward).parameters)[2:]
+        named = f"; its other arguments are {', '.join(takes)}" if takes else ""
+        raise UsageError(
+            f"the network does not run as network(x, t) without conditions ({one_line(error)}){named}; give "
+            "cond={name: values}, one row for each of the data"
+        ) from error
+
+
+# ---- the pilot ---------------------------------------------------------------------------------------------------
+
+
+def _pilot_size(field: Field, pilot: int | None) -> int:
+    if pilot is not None:
+        return as_whole(pilot, "pilot", FEWEST_PILOT)
+    return PILOT_CPU if field.device.type == "cpu" and numbers(_space_of(field)) > FEW else PILOT
+
+
+def _classes(cond: Mapping[str, Tensor], space: Space, count: int, of_data: bool) -> tuple[list[str], dict[str, str]]:
+    """Return the conditions that are classes, and for each other discrete condition why it is not used as one.
+
+    Arguments:
+        cond: The conditions, one row each.
+        space: The space of the samples.
+        count: The number of pilot samples, before it grows with the classes.
+        of_data: Whether the conditions are those of data, where each class must occur more than once.
+    """
+    rows = len(next(iter(cond.values()), ()))
+    largest = max(count, LARGEST_PILOT)
+    so = "so it is not used as a class: there is no contest, and samples are not compared within it"
+    classes, ids = [], {}
+    for name in discrete_conditions(cond, space, rows):
+        values = len(cond[name].unique())
+        if of_data and rows > 1 and 2 * values > rows:
+            ids[name] = f"'{name}' has {values:,} values in {rows:,} rows of data, {so}"
+        elif FEWEST * values > largest:
+            ids[name] = (
+                f"'{name}' has {values:,} values and a pilot of {FEWEST} per value has more than {largest:,} samples, "
+                f"{so}; give pilot={FEWEST * values} to use it"
+            )
+        else:
+            classes.append(name)
+    return classes, ids
+
+
+def _pilot_conditions(cond: Mapping[str, Tensor], within: str, count: int) -> dict[str, Tensor]:
+    """Return conditions of the data for the pilot: each class equally often, however rare it is."""
+    if not cond:
+        return {}
+    rows = torch.arange(count) % len(next(iter(cond.values())))
+    if within:
+        members = [(cond[within] == label).nonzero()[:, 0] for label in cond[within].unique()]
+        turns = torch.arange(-(-count // len(members)))
+        rows = torch.stack([of[turns % len(of)] for of in members], 1).flatten()[:count]
+    return {name: value[rows] for name, value in cond.items()}
+
+
+def _checks(
+    field: Field,
+    data: Any,
+    cond: Mapping[str, Tensor],
+    within: str,
+    evaluations: int | None,
+    steps: int,
+    features: Callable[[Any], Tensor] | None,
+) -> dict[str, Any]:
+    """Return the checks to try, by name."""
+    space = _space_of(field)
+    found: dict[str, Any] = {"echo": Echo.planned(ECHO if evaluations is None else min(evaluations, 10**4))}
+    if within:
+        values = cond[within].unique()
+        budget = max(1, int(EXTRA * steps)) if evaluations is None else evaluations
+        if 2 <= len(values) <= budget:
+            found["contest"] = Contest.planned(within, values, budget)
+    ragged = any(channel.rows for channel in space.channels.values())
+    if data is not None and (features is not None or not ragged):
+        near = _points(space, data, cond.get(within), within, features)
+        few = [len(near.points)] if near.labels is None else near.labels.unique(return_counts=True)[1].tolist()
+        if min(few) >= NEIGHBOURS:
+            found["nearest"] = near
+    return found
+
+
+def _points(
+    space: Space, data: Any, labels: Tensor | None, within: str, features: Callable[[Any], Tensor] | None = None
+) -> Nearest:
+    """Return a check with as many training points as may be kept, by class if each class has enough of them."""
+    total, size = batch_size(data), vectors(space, select(data, slice(1)), features).shape[1]
+    rows = _shuffled(total)[: min(POINTS, BYTES // (4 * size), total - total // 10)]
+    points = _vectors(space, data, rows, features)
+    kinds = () if labels is None else labels.unique()
+    if labels is None or len(kinds) < 2 or min(labels[rows].eq(label).sum() for label in kinds) < NEIGHBOURS:
+        return Nearest(points, features=features)
+    return Nearest(points, labels[rows], within, features)
+
+
+def _vectors(space: Space, data: Any, rows: Tensor, features: Callable[[Any], Tensor] | None) -> Tensor:
+    """Return some of the data as vectors. Features may take much memory, so they are computed in chunks."""
+    parts = rows.split(CHUNK if features is not None else max(1, len(rows)))
+    return torch.cat([vectors(space, select(data, part), features).float() for part in parts])
+
+
+def _shuffled(total: int) -> Tensor:
+    """Return the rows of the data in a fixed random order: the first are kept as points, the next are new to them."""
+    return torch.randperm(total, generator=torch.Generator().manual_seed(0))
+
+
+# ---- the questions -----------------------------------------------------------------------------------------------
+
+
+def _near(space: Space, check: Nearest, data: Any, noticed: float, by_echo: float) -> Candidate:
+    """Return the nearest training points as a candidate: usable if they are dense and detect disturbances."""
+    share = _density(space, check, data)
+    why = (
+        f"the distance from new data to the training points is {share:.2f} of that between data (at most {DENSE} is "
+        f"required), and it detects disturbed samples with AUROC {noticed:.2f} (the echo: {by_echo:.2f})"
+    )
+    return Candidate((("nearest", 1.0),), why, share <= DENSE and noticed >= min(NOTICES, by_echo - BEHIND))
+
+
+def _density(space: Space, near: Nearest, data: Any) -> float:
+    """Return the median distance from new data to the training points, relative to that between data."""
+    rows = _shuffled(batch_size(data))[len(near.points) :][:TRIED]
+    if len(rows) < 2:
+        return 1.0
+    new = _vectors(space, data, rows, near.features).to(near.points)
+    apart = torch.cdist(new, new)[~torch.eye(len(new), dtype=torch.bool)].median()
+    return float(torch.cdist(new, near.points).amin(1).median() / apart.clamp_min(1e-12))
+
+
+def _contest(field: Field, run: Trajectory, check: Contest | None, within: str, kinds: int, seed: int) -> Candidate:
+    """Return the contest as a candidate: usable if it detects wrong classes, and some samples lose it."""
+    if check is None:
+        why = f"a contest between {kinds} classes does not fit in the evaluations; give evaluations={kinds} or more"
+        if kinds == 1:
+            why = f"'{within}' has one value, so there is no other class to contest it"
+        return Candidate((("contest", 1.0),), why, False)
+    found, few = run.evidence["contest"], slice(0, min(TRIED, len(run)))
+    lost = float((found > 0).float().mean())
+    values = check.rivals.to(run.cond[within])
+    own = (run.cond[within][few, None] == values).float().argmax(1)
+    shift = torch.randint(1, len(values), own.shape, generator=torch.Generator().manual_seed(seed)).to(own)
+    wrong = {**{k: v[few] for k, v in run.cond.items()}, within: values[(own + shift) % len(values)]}
+    changed = run_checks({"contest": check}, field, _space_of(field), select(run.x, few), wrong, seed, 0)["contest"]
+    knows = auroc(changed, found[few])
+    why = (
+        f"the contest detects wrong classes with AUROC {knows:.2f} (at least {KNOWS} is required), and {lost:.1%} of "
+        f"the samples lose it (at least {LOST:.1%})"
+    )
+    return Candidate((("contest", 1.0), WEIGHTS["contest"]), why, knows >= KNOWS and LOST <= lost <= MOST_LOST)
+
+
+def _echo(noticed: float) -> Candidate:
+    """Return the echo as a candidate: usable if it detects disturbances."""
+    why = f"the echo detects disturbed samples with AUROC {noticed:.2f} (at least {NOTICES} is required)"
+    return Candidate((("echo", 1.0), WEIGHTS["echo"]), why, noticed >= NOTICES)
+
+
+def _disturbed(field: Field, run: Trajectory, seed: int) -> Pair:
+    """Return some of the samples, and the same samples put back on their path to a time before the end."""
+    few = slice(0, min(TRIED, len(run)))
+    own, cond = select(run.x, few), {k: v[few] for k, v in run.cond.items()}
+    space, like = _space_of(field).given(cond), next(iter(channels(own).values()))
+    x0 = tree_map(lambda c: c.to(like.dtype), space.noise(len(like), Blocks(seed, 0, len(like)), like.device))
+    disturbed, _ = path_of(field, space)(x0, own, like.new_full((len(like),), DISTURBED))
+    return Pair(own, disturbed, cond)
+
+
+def _detects(check: Any, field: Field, pair: Pair, seed: int) -> float:
+    """Return the AUROC with which a check separates disturbed samples from the model's own."""
+    at, space = derive(seed, "disturbed"), _space_of(field)
+    scores = [
+        run_checks({check.name: check}, field, space, x, pair.cond, at, 0)[check.name]
+        for x in (pair.disturbed, pair.own)
+    ]
+    return auroc(*scores)
+
+
+def _best_echo(check: Echo, field: Field, pair: Pair, seed: int) -> tuple[Echo, float]:
+    """Return the echo at the times that detect disturbed samples best, with its AUROC."""
+    tried = [several[: len(check.times)] for several in ECHOES]
+    found = [(times, _detects(Echo(times), field, pair, seed)) for times in tried]
+    most = max(value for _, value in found)
+    times, value = next(one for one in found if one[1] >= most - NEARLY)
+    return Echo(times, check.draws), value
+
+
+def auroc(high: Tensor, low: Tensor) -> float:
+    """Return the probability that a number of the first tensor is higher than one of the second."""
+    both = torch.cat([high, low]).double()
+    order = both.sort().values
+    first = torch.searchsorted(order, both)
+    ranks = (first + torch.searchsorted(order, both, right=True) + 1) / 2.0
+    return float((ranks[: len(high)].sum() - len(high) * (len(high) + 1) / 2) / (len(high) * len(low)))
+
+
+def _by_labels(
+    run: Trajectory, candidates: Sequence[Candidate], chosen: Candidate, labels: Callable[..., Any], judged: int
+) -> tuple[Candidate, str, list[dict[str, Any]]]:
+    """Return the candidate that labels prefer by more than the standard error, the reason, and all candidates."""
+    failed = _failures(run.take(torch.arange(judged, device=run.grid.device)), labels)
+    bad = int(failed.sum())
+    mixed = 0 < bad < judged
+    others = [
+        Candidate(((name, 1.0),), "", True) for name in (*SCORES, "spread", "detour", "echo", "contest", "nearest")
+    ]
+    rows: list[dict[str, Any]] = []
+    scored: list[tuple[float, Candidate]] = []
+    for candidate in (*candidates, *others):
+        row = {"score": candidate.name, "why": candidate.why, "usable": candidate.use}
+        try:
+            score = candidate.score(run)[:judged]
+        except UsageError:  # the run did not read it
+            rows += [{**row, "usable": False}] if candidate.why else []
+            continue
+        value = auroc(score[failed], score[~failed]) if mixed else 0.5
+        rows.append({**row, "auroc": round(value, 4)})
+        scored.append((value, candidate))
+    if not mixed:
+        return chosen, f"{bad} of the {judged} labels are failures, which is not informative; {chosen.why}", rows
+    own = next((value for value, candidate in scored if candidate.name == chosen.name), 0.5)
+    best, better = max(scored, key=lambda pair: pair[0])
+    least = min(bad, judged - bad)
+    capped = min(best, 1 - 1 / (2 * least))  # a few labels can be separated by chance
+    error = (capped * (1 - capped) / least) ** 0.5
+    if best - SURE * error > own or not chosen.use:
+        use = least >= FEWEST_LABELS and best - CLEARLY * error > 0.5
+        reason = f"of {judged} labels with {bad} failures, {better.name} has AUROC {best:.2f}"
+        return better._replace(why=reason, use=use), reason, rows
+    reason = f"{judged} labels with {bad} failures (AUROC {own:.2f}) do not prefer another score; {chosen.why}"
+    return chosen, reason, rows
+
+
+def _failures(run: Trajectory, labels: Callable[..., Any]) -> Tensor:  # -> (B,)
+    """Return which samples failed, according to the user's function."""
+    found = torch.as_tensor(labels(run.x, run.cond)).to(run.grid.device)
+    if found.is_floating_point():
+        require_finite(found, "the result of labels")
+    if found.shape != (len(run),):
+        raise ShapeError(f"labels returns one value per sample, ({len(run)},), got shape {tuple(found.shape)}")
+    return found.bool()
+
+
+# ---- the reference -----------------------------------------------------------------------------------------------
+
+
+def _reference(
+    run: Trajectory,
+    chosen: Candidate,
+    checks: Mapping[str, Any],
+    estimator: Any,
+    steps: int,
+    stepper: str,
+    within: str,
+) -> Reference:
+    """Return the quantiles of the pilot's scores; scores of the variance are compared within a class."""
+    levels = torch.linspace(0, 1, LEVELS, device=run.grid.device)
+    parts, scores = [], []
+    for name, weight in chosen.parts:
+        raw, standard = run.score(name), None
+        if within and needs_variance(name):
+            standard = standard_of(within, raw, run.cond[within])
+            raw = standard(raw, run.cond[within])
+            standard = standard._replace(source="checkpoint")
+        quantiles = raw.quantile(levels.to(raw))
+        parts.append(Part(name, weight, quantiles, standard))
+        scores.append((raw, weight, quantiles))
+    total = combined(scores)
+    names = {name.partition("@")[0] for name, _ in chosen.parts}
+    used = {name: own for name, own in checks.items() if name in names}
+    made = None
+    if names - used.keys():  # some of it is read from the trajectory
+        made = read_with(estimator if needs_variance(chosen.name) else None, steps, stepper)
+    return Reference(chosen.name, made, total.quantile(levels.to(total)), None, tuple(parts), used)

@@ -1,0 +1,368 @@
+"""Check finished samples: choose a check that suits their conditions, run it, and place the scores in a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fmwc.checks.residuals import Contest, Echo, among_rivals, discrete_conditions, is_text, same
+from fmwc.conventions import check_conventions
+from fmwc.errors import FmwcError, ShapeError, UsageError, nearest, require_finite
+from fmwc.flow import Space, as_space, euclidean
+from fmwc.modes import evaluating
+from fmwc.state import (
+    as_conditions,
+    as_state,
+    as_whole,
+    batch_size,
+    blame_conditions,
+    channels,
+    out_of_memory,
+    select,
+    select_conditions,
+)
+
+__all__ = ["CheckResult", "check", "choose_check", "run_checks"]
+
+CHECKS = ("contest", "echo", "nearest")
+EVALUATIONS = 20  # per sample, if the field's reference has no check
+CHUNK = 3  # a contest evaluates at most this many times as many rows at once as there are samples
+OUTSIDE = 1e-3  # how far a sample may be off its manifold, relative to its largest number
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The result of checking samples.
+
+    Attributes:
+        evidence: The name of the check: `contest`, `echo` or `nearest`.
+        score: One number per sample, high = doubtful.
+        confidence: In [0, 1], high = trust: the position of the score among the field's reference samples. `None` if
+            the field has no reference for this check.
+        withheld: The reason why there is no confidence; else empty.
+        rival: For a contest, the value of the condition that came nearest to the one asked for.
+        margin: For a contest, how much better the condition asked for explains the sample than the rival does;
+            negative where the flow prefers the rival.
+        evaluations: Evaluations of the network per sample.
+    """
+
+    evidence: str
+    score: Tensor
+    confidence: Tensor | None
+    withheld: str
+    rival: Tensor | list[str] | None
+    margin: Tensor | None
+    evaluations: int
+
+    def __len__(self) -> int:
+        return len(self.score)
+
+
+def check(
+    field: Any,
+    x: Any,
+    cond: Mapping[str, Any] | None = None,
+    *,
+    evaluations: int | None = None,
+    seed: int = 0,
+    evidence: str | Any = "",
+    rivals: Mapping[str, Any] | None = None,
+    space: Space | Any = None,
+    batch: int = 4096,
+    first: int = 0,
+    progress: Callable[[int], None] | None = None,
+    conventions: bool = True,
+) -> CheckResult:
+    """Score finished samples by how well a flow explains them: its own, those of another generator, or real data.
+
+    >>> net = nn.Bilinear(2, 1, 2)
+    >>> found = check(lambda x, t: net(x, t[:, None]), torch.zeros(3, 2), evaluations=4, conventions=False)
+    >>> found.evidence, found.score.shape, found.evaluations
+    ('echo', torch.Size([3]), 4)
+
+    If the samples have a discrete condition (a class), the check is a *contest* between the value that was asked for
+    and the others, else an *echo* (:mod:`fmwc.checks.residuals`).
+
+    Arguments:
+        field: A field, or any network called as `network(x, t, **cond)`. It needs no noise model.
+        x: The samples, `(B, *)` or a dict of channels.
+        cond: The conditions of the samples, by name, one row per sample; texts as a list of strings.
+        evaluations: The largest number of network evaluations per sample. By default the check is that of the field's
+            reference, so that there is a confidence; without a reference it takes 20.
+        seed: Seeds the noise that samples are mixed with. The noise of a sample does not depend on the batch.
+        evidence: `contest`, `echo`, `nearest` (if the field's reference holds training points), or a check with its
+            options, such as `Echo(...)`. Chosen by the conditions if empty.
+        rivals: The condition to contest with its values, `{"y": torch.arange(10)}`, or their number, `{"y": 10}`. By
+            default the values that the field's reference or the samples have. Required for continuous and text
+            conditions.
+        space: The space of the samples, or the shape of one. By default that of the field, or flat space.
+        batch: The number of samples checked together.
+        first: The number of the first sample, which its noise depends on.
+        progress: Called with the number of samples done since the last call.
+        conventions: Whether to warn if the network explains the samples no better than a zero velocity. Not asked of
+            a field with a reference.
+    """
+    if not callable(field):
+        hint = "; fmwc.load(name) opens a checkpoint" if isinstance(field, str) else ""
+        raise UsageError(
+            f"a check takes a field or a network, called as network(x, t, **cond), got {field!r:.60}{hint}"
+        )
+    if rivals is not None and not isinstance(rivals, Mapping):
+        raise UsageError(f"rivals are given by name, rivals={{'y': values}}, got {type(rivals).__name__}")
+    network = getattr(field, "network", field)
+    space, x, cond = _prepared(field, network, space, x, as_conditions(cond))
+    count, seed = batch_size(x), as_whole(seed, "seed")
+    batch, first = as_whole(batch, "batch", 1), as_whole(first, "first", 0)
+    reference = getattr(field, "reference", None)
+    chosen: Any = evidence
+    if not callable(evidence):
+        chosen = choose_check(space, cond, evaluations, getattr(reference, "checks", {}), evidence, rivals or {})
+    if isinstance(chosen, Contest):
+        chosen = chosen.given(cond)
+    try:
+        if conventions and reference is None and isinstance(network, nn.Module) and count > 1:
+            check_conventions(field, space, x, cond, seed=seed, refuse=False)
+        found = run_checks({chosen.name: chosen}, field, space, x, cond, seed, first, batch=batch, progress=progress)
+    except FmwcError:
+        raise
+    except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        _blame(error, x, cond)
+        raise
+    score, rival = found[chosen.name], found.get("rival")
+    confidence, withheld = _confidence(reference, chosen, score, cond)
+    named = [chosen.rivals[i] for i in rival.tolist()] if rival is not None and is_text(chosen.rivals) else rival
+    return CheckResult(chosen.name, score, confidence, withheld, named, found.get("margin"), chosen.evaluations)
+
+
+def run_checks(
+    checks: Mapping[str, Any],
+    network: Any,
+    space: Space,
+    x: Any,
+    cond: Mapping[str, Any],
+    seed: int,
+    first: int,
+    *,
+    batch: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Tensor]:
+    """Return the evidence of checks by name, one row per sample; the arguments are those of :func:`check`."""
+    total = batch_size(x)
+    parts: dict[str, list[Tensor]] = {}
+    with evaluating(network), torch.no_grad():
+        for start in range(0, total, batch or total):
+            count = min(batch or total, total - start)
+            for name, own in checks.items():
+                contest = isinstance(own, Contest)
+                size = -(-CHUNK * count // len(own.rivals)) if contest else count
+                for a in range(start, start + count, size):
+                    rows = slice(a, min(a + size, start + count))
+                    here = select_conditions(cond, rows, total)
+                    found = own(network, space, select(x, rows), here, seed, first + a)
+                    require_finite(found.score, f"the {name}")
+                    parts.setdefault(name, []).append(found.score)
+                    if contest:
+                        parts.setdefault("rival", []).append(_value_of(own.rivals, found.rival))
+                        parts.setdefault("margin", []).append(found.margin)
+            if progress:
+                progress(count)
+    return {name: torch.cat(values) for name, values in parts.items()}
+
+
+def _value_of(rivals: Any, index: Tensor) -> Tensor:
+    """Return the rivals that are numbers themselves, and those that are vectors or texts by their index."""
+    return rivals.to(index.device)[index] if isinstance(rivals, Tensor) and rivals.ndim == 1 else index
+
+
+def _confidence(reference: Any, chosen: Any, score: Tensor, cond: Mapping[str, Any]) -> tuple[Tensor | None, str]:
+    """Return the position of each score among the reference's scores of the same check, or why there is none."""
+    if reference is None:
+        return None, "the network has no reference; fmwc.fit_confidence(field, data) makes one"
+    if reference.withheld:
+        return None, reference.withheld
+    for part in reference.parts:
+        if part.score == chosen.name and reference.checks.get(chosen.name) == chosen:
+            at = torch.searchsorted(part.quantiles.to(score).contiguous(), score.contiguous(), right=True)
+            return 1 - at.to(score.dtype) / len(part.quantiles), ""
+    if not reference.checks:
+        why = f"the field's reference, {reference.score}, is of trajectories; fmwc.sample gives confidence by it"
+        return None, why
+    for own in reference.checks.values():
+        if getattr(own, "missing", ""):
+            return None, own.missing
+        if (name := getattr(own, "cond", "")) and cond.get(name) is None:
+            return None, f"the reference compares samples by '{name}', which was not given; give cond={{'{name}': ...}}"
+    return None, (
+        f"the field's reference, {reference.score}, was not made with this check; leave out evaluations, evidence and "
+        f"rivals to use its own ({' and '.join(reference.checks)})"
+    )
+
+
+# ---- the choice of a check ---------------------------------------------------------------------------------------
+
+
+def choose_check(
+    space: Space,
+    cond: Mapping[str, Any],
+    evaluations: int | None,
+    known: Mapping[str, Any] | None = None,
+    evidence: str = "",
+    rivals: Mapping[str, Any] | None = None,
+) -> Any:
+    """Return the check that suits the conditions of samples, within a budget.
+
+    Arguments:
+        space: The space of the samples.
+        cond: Their conditions.
+        evaluations: The largest number of evaluations per sample. `None` for those of a known check, else 20.
+        known: The checks of the field's reference. One with the same budget is used as it is.
+        evidence: `contest`, `echo` or `nearest`; chosen if empty.
+        rivals: The condition to contest, with its values or their number.
+    """
+    known, rivals = known or {}, rivals or {}
+    if evidence not in ("", *CHECKS):
+        raise UsageError(nearest(str(evidence), CHECKS, "check"))
+    if evidence == "nearest":
+        if "nearest" not in known:
+            raise UsageError(
+                "the field's reference holds no training points; give evidence=fmwc.checks.Nearest(points), or make "
+                "one with fmwc.fit_confidence(field, data)"
+            )
+        return known["nearest"]
+    for name in ("contest", "echo") if evaluations is not None else known:
+        own = known.get(name)
+        if own is None or rivals or evidence not in ("", name) or evaluations not in (None, own.evaluations):
+            continue
+        if getattr(own, "cond", "") in ("", *cond) and not getattr(own, "missing", ""):
+            return own
+    evaluations = as_whole(EVALUATIONS if evaluations is None else evaluations, "evaluations", 1, 10**6)
+    if evidence == "echo":
+        return Echo.planned(evaluations)
+    name, values = _given_rivals(cond, rivals) if rivals else _known_rivals(space, cond, known)
+    if values is not None and (rivals or len(values) > 1):
+        return Contest.planned(name, values, evaluations, among_rivals(name, cond[name], values))
+    if evidence == "contest":
+        reason = f"'{name}' has one value" if values is not None else "the samples do not have one discrete condition"
+        raise UsageError(
+            f"{reason}, so there is no contest; give rivals={{...}}, which text and continuous conditions need, or "
+            "use evidence='echo'"
+        )
+    return Echo.planned(evaluations)
+
+
+def _known_rivals(space: Space, cond: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the discrete condition with the values that the reference or the samples have; `None` without any."""
+    count = next((len(v) for v in cond.values() if isinstance(v, Tensor) and v.ndim), 0)
+    names = discrete_conditions(cond, space, count)
+    if "contest" in known and known["contest"].cond in names:
+        return known["contest"].cond, known["contest"].rivals
+    return (names[0], cond[names[0]].unique()) if len(names) == 1 else ("", None)
+
+
+def _given_rivals(cond: Mapping[str, Any], rivals: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the condition to contest and its values, each once and of the type of the samples' own values."""
+    if len(rivals) > 1:
+        raise UsageError(f"rivals are values of one condition, got those of {', '.join(rivals)}")
+    ((name, given),) = rivals.items()
+    if name not in cond:
+        raise UsageError(nearest(name, cond, "condition") if cond else "the samples have no conditions to contest")
+    if is_text(cond[name]) or is_text(given):
+        if not (is_text(cond[name]) and is_text(given)):
+            raise UsageError(f"rivals of a text condition are a list of strings, {{'{name}': ['a', 'b']}}")
+        return name, list(dict.fromkeys(given))
+    like = torch.as_tensor(cond[name])
+    if isinstance(given, (int, np.integer)):
+        number = as_whole(given, f"the number of rivals of '{name}'", 2)
+        return name, torch.arange(number, dtype=like.dtype, device=like.device)
+    try:
+        values = torch.as_tensor(given, device=like.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"rivals of '{name}' are its values or their number, got {given!r:.60}") from error
+    if not values.numel():
+        raise UsageError(f"a contest of '{name}' takes at least 1 rival, got none; the echo needs none")
+    if values.is_floating_point():
+        require_finite(values, f"rivals of '{name}'")
+    if not bool((values.to(like.dtype) == values).all()):
+        raise UsageError(f"rivals of '{name}' are integers, as its values are; got {given!r:.60}")
+    values = values.to(like.dtype)
+    if not values.ndim or values.shape[1:] != like.shape[1:]:
+        raise ShapeError(
+            f"rivals of '{name}' have shape {tuple(values.shape[1:])}, and its values {tuple(like.shape[1:])}"
+        )
+    repeated = same(values, values).tril(-1).any(1)  # the order is kept: a rival may be known by its index
+    return name, values[~repeated]
+
+
+# ---- samples and conditions --------------------------------------------------------------------------------------
+
+
+def _prepared(
+    field: Any, network: Any, space: Any, x: Any, cond: Mapping[str, Any]
+) -> tuple[Space, Any, dict[str, Any]]:
+    """Return the space, samples and conditions as tensors on the network's device, or raise if they do not fit."""
+    device = next((p.device for p in network.parameters()), None) if isinstance(network, nn.Module) else None
+    x = as_state(x, "x", network, device)
+    if not (count := batch_size(x)):
+        raise ShapeError("a check takes at least 1 sample")
+    where = _space_of(field, x, space)
+    where.check(x)
+    for name, value in channels(x).items():
+        require_finite(value, f"the samples' channel '{name}'")
+    given = {name: _rows(name, value, count, x) for name, value in cond.items()}
+    where.check_rows(given, count)
+    for name, channel in where.channels.items():
+        value = channels(x)[name]
+        far = (channel.manifold.projx(value) - value).abs() > OUTSIDE * value.abs().amax().clamp_min(1.0)
+        if bool(far.any()):
+            raise UsageError(
+                f"{int(far.flatten(1).any(1).sum())} of {count} samples lie outside the space in channel '{name}'; "
+                "project them onto it first"
+            )
+    return where, x, given
+
+
+def _space_of(field: Any, x: Any, space: Any) -> Space:
+    if space is not None:
+        return as_space(space)
+    if (own := getattr(field, "space", None)) is not None:
+        return own
+    if isinstance(x, dict):
+        raise UsageError("samples of several channels need their space: check(..., space=...)")
+    if x.ndim < 2:
+        raise ShapeError(f"x has one row per sample, (B, *), got shape {tuple(x.shape)}; use x[:, None] for scalars")
+    return euclidean(x.shape[1:])
+
+
+def _rows(name: str, value: Any, count: int, x: Any) -> Any:
+    """Return a condition as a tensor with one row per sample; lists of texts and other objects as they are."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        value = torch.full((count,), value)
+    if not is_text(value):
+        if not isinstance(value, (list, tuple, np.ndarray, Tensor)):
+            return value
+        value = torch.as_tensor(value, device=next(iter(channels(x).values())).device)
+        require_finite(value, f"condition '{name}'")
+    if isinstance(value, Tensor) and not value.ndim:
+        value = value[None]
+    if len(value) != count:
+        raise ShapeError(f"condition '{name}' has {len(value)} rows for {count} samples")
+    return value
+
+
+def _blame(error: Exception, x: Any, cond: dict[str, Any]) -> None:
+    """Raise a one-line error for an exception of the network; return if the machine is to blame."""
+    blame_conditions(error, cond, batch_size(x))
+    if out_of_memory(error) or "CUDA" in str(error):
+        return
+    shapes = ", ".join(f"{name} {tuple(c.shape)}" for name, c in channels(x).items())
+    names = f"conditions {', '.join(cond)}" if cond else "no conditions"
+    reason = (str(error).strip().splitlines() or [""])[0]
+    raise UsageError(
+        f"the network, called as network(x, t, **cond), fails on samples of shape {shapes} with {names}: "
+        f"{type(error).__name__}: {reason}; use fmwc.adapters.adapt for networks with another signature"
+    ) from error

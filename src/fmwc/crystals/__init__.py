@@ -1,0 +1,35 @@
+"""Crystals: structure files, energies, the convex hull, validity, uniqueness and novelty.
+
+pymatgen, ASE and the energy models are imported when they are needed: `pip install 'fmwc[crystals]'`.
+"""
+
+from fmwc.crystals.energy import CALCULATORS, Calculator, Energies, Relaxed, calculator, energies, relax
+from fmwc.crystals.files import read
+from fmwc.crystals.hull import Hull, folder_hull, hull_for, reference_hull, shipped_hull
+from fmwc.crystals.judge import Judgement, Validity, judge, validity
+from fmwc.crystals.matching import Known, unique
+from fmwc.crystals.structures import Candidate, candidates
+
+__all__ = [
+    "CALCULATORS",
+    "Calculator",
+    "Candidate",
+    "Energies",
+    "Hull",
+    "Judgement",
+    "Known",
+    "Relaxed",
+    "Validity",
+    "calculator",
+    "candidates",
+    "energies",
+    "folder_hull",
+    "hull_for",
+    "judge",
+    "read",
+    "reference_hull",
+    "relax",
+    "shipped_hull",
+    "unique",
+    "validity",
+]

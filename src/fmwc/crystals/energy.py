@@ -1,0 +1,416 @@
+"""Energies per atom and relaxation by a model chosen by name."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from fmwc.crystals.structures import (
+    ELEMENTS,
+    Candidate,
+    Crystals,
+    Neighbours,
+    candidate_of,
+    candidates,
+    need,
+    neighbours,
+    quiet,
+    refusal,
+    said,
+    symbol,
+)
+from fmwc.entry import called
+from fmwc.errors import DataError, UnknownNameError, UsageError, nearest
+
+__all__ = [
+    "CALCULATORS",
+    "Calculator",
+    "Chgnet",
+    "Energies",
+    "Progress",
+    "Relaxed",
+    "calculator",
+    "energies",
+    "graph",
+    "relax",
+    "version",
+]
+
+
+# ---- chgnet ----------------------------------------------------------------------------------------------------------
+# CHGNet in batches, without forces. Its weights come with its package.
+#
+# The package's own converter of graphs creates a Python object for every bond, which takes a third of the time of a
+# prediction, and writes a file into the working directory when it fails. `graph` builds them with whole arrays.
+
+BATCH = {"cpu": 10_000, "cuda": 300_000}  # bonds and angles that go through the network together
+WEIGHTS = "pretrained/0.3.0/chgnet_0.3.0_e29f68s314m37.pth.tar"
+
+
+# ---- graphs ------------------------------------------------------------------------------------------------------
+
+
+def _reversed(pairs: Neighbours, atoms: int) -> np.ndarray:  # (E,)
+    """Return, for each pair, the index of the same pair in the other direction; −1 if it is missing."""
+    reach = int(abs(pairs.image).max()) + 1
+    base = 2 * reach + 1
+
+    def code(centre: np.ndarray, other: np.ndarray, image: np.ndarray) -> np.ndarray:
+        x, y, z = (image.astype(np.int64) + reach).T
+        return (((centre * atoms + other) * base + x) * base + y) * base + z
+
+    forward = code(pairs.centre, pairs.other, pairs.image)
+    backward = code(pairs.other, pairs.centre, -pairs.image)
+    order = np.argsort(forward)
+    place = order[np.searchsorted(forward[order], backward).clip(max=len(order) - 1)]
+    return np.where(forward[place] == backward, place, -1)
+
+
+def _angles(centre: np.ndarray, short: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return all ordered pairs of different short bonds of the same atom."""
+    short = short[np.argsort(centre[short], kind="stable")]
+    _, start, counts = np.unique(centre[short], return_index=True, return_counts=True)
+    per_bond = np.repeat(counts, counts)  # the number of short bonds of this bond's atom
+    first = np.repeat(np.arange(len(short)), per_bond)
+    offset = np.arange(len(first)) - np.repeat(np.cumsum(per_bond) - per_bond, per_bond)
+    second = np.repeat(np.repeat(start, counts), per_bond) + offset
+    different = first != second
+    return short[first[different]], short[second[different]]
+
+
+def graph(candidate: Candidate, cutoff: float, bond_cutoff: float) -> Any:
+    """Return the `CrystalGraph` of a structure, which `refusal` must accept."""
+    pairs = neighbours(candidate, cutoff)
+    if len(pairs.centre):
+        back = _reversed(pairs, len(candidate))
+        if (back < 0).any():  # rounding puts a bond within the cutoff in one direction and beyond it in the other
+            pairs = Neighbours(*(part[back >= 0] for part in pairs))
+            back = _reversed(pairs, len(candidate))
+    alone = np.setdiff1d(np.arange(len(candidate)), pairs.centre)
+    if len(alone):
+        element = symbol(candidate.numbers[alone[0]])
+        raise DataError(f"{element} (atom {alone[0]}) is isolated: no neighbour within {cutoff:g} Å")
+    once = np.flatnonzero(np.arange(len(back)) < back)
+    undirected = np.empty(len(back), np.int64)
+    undirected[once] = undirected[back[once]] = np.arange(len(once))
+    first, second = _angles(pairs.centre, np.flatnonzero(pairs.distance < bond_cutoff))
+    bonds = np.stack([pairs.centre[first], undirected[first], first, undirected[second], second], 1)
+
+    def integers(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32))
+
+    return need("chgnet.graph.crystalgraph").CrystalGraph(
+        atomic_number=integers(candidate.numbers),
+        atom_frac_coord=torch.from_numpy((candidate.coords % 1.0).astype(np.float32)),
+        atom_graph=integers(np.stack([pairs.centre, pairs.other], 1)),
+        atom_graph_cutoff=cutoff,
+        neighbor_image=torch.from_numpy(pairs.image.astype(np.float32)),
+        directed2undirected=integers(undirected),
+        undirected2directed=integers(once),
+        bond_graph=integers(bonds),
+        bond_graph_cutoff=bond_cutoff,
+        lattice=torch.from_numpy(candidate.cell.astype(np.float32)),
+    )
+
+
+class _Converter(nn.Module):
+    """Our graphs in place of the package's converter, for its ASE calculator."""
+
+    def __init__(self, cutoff: float, bond_cutoff: float) -> None:
+        super().__init__()
+        self.atom_graph_cutoff, self.bond_graph_cutoff = cutoff, bond_cutoff
+
+    def forward(self, structure: Any, graph_id: Any = None, mp_id: Any = None) -> Any:
+        made = graph(candidate_of(structure, ""), self.atom_graph_cutoff, self.bond_graph_cutoff)
+        made.atom_frac_coord.requires_grad_()  # forces and stress are its derivatives
+        made.lattice.requires_grad_()
+        return made
+
+    def set_isolated_atom_response(self, on_isolated_atoms: str) -> None:
+        """Do nothing: isolated atoms are always an error."""
+
+
+# ---- the network -------------------------------------------------------------------------------------------------
+
+
+class Chgnet:
+    """CHGNet in its own batches. Its energies need no correction."""
+
+    name = "chgnet"
+    highest = 94
+
+    def __init__(self, device: str) -> None:
+        package = need("chgnet")
+        with quiet():
+            # As `CHGNet.load()`, but without unpickling.
+            state = torch.load(Path(package.__file__).parent / WEIGHTS, map_location="cpu", weights_only=True)
+            model = need("chgnet.model.model").CHGNet.from_dict(state["model"], mlp_out_bias=False, version="0.3.0")
+        self.model = model.to(device).eval().requires_grad_(False)
+        self.device = device
+        self._cutoffs = model.graph_converter.atom_graph_cutoff, model.graph_converter.bond_graph_cutoff
+        model.graph_converter = _Converter(*self._cutoffs)
+
+    def ase(self) -> Any:
+        with quiet():
+            make = need("chgnet.model.dynamics").CHGNetCalculator
+            return make(self.model, use_device=self.device, on_isolated_atoms="error")
+
+    def batches(self, those: Sequence[Candidate]) -> Iterator[list[float | str]]:
+        found: list[float | str] = []
+        waiting: list[tuple[int, Any]] = []  # index in `found`, graph
+        size = 0
+        for candidate in those:
+            try:
+                made = graph(candidate, *self._cutoffs)
+            except (DataError, ValueError, MemoryError) as error:
+                found.append(str(error) if isinstance(error, DataError) else f"no graph: {said(error)}")
+                continue
+            cost = len(made.atom_graph) + len(made.bond_graph)
+            if waiting and size + cost > BATCH["cuda" if self.device.startswith("cuda") else "cpu"]:
+                self._fill(found, waiting)
+                yield found
+                found, waiting, size = [], [], 0
+            waiting.append((len(found), made))
+            found.append("")
+            size += cost
+        self._fill(found, waiting)
+        yield found
+
+    def _fill(self, found: list[float | str], waiting: list[tuple[int, Any]]) -> None:
+        """Compute the energies of a batch; if that fails, of each structure alone, so that only one goes without."""
+        if not waiting:
+            return
+        try:
+            with torch.no_grad():
+                values = self.model([made.to(self.device) for _, made in waiting], task="e")["e"].cpu().tolist()
+        except (RuntimeError, MemoryError, IndexError, ValueError) as error:
+            if len(waiting) == 1:
+                found[waiting[0][0]] = f"chgnet failed: {said(error)}"
+                return
+            for one in waiting:
+                self._fill(found, [one])
+            return
+        for (place, _), value in zip(waiting, values, strict=True):
+            found[place] = value
+
+
+# ---- energy ----------------------------------------------------------------------------------------------------------
+
+Progress = Callable[[str, int, int], None]  # stage, number done, total
+PACKAGES = {  # names for pip
+    "chgnet": "chgnet",
+    "mace": "mace-torch",
+    "orb": "orb-models",
+    "uma": "fairchem-core",
+    "mattersim": "mattersim",
+}
+LARGEST_FORCE = 0.05  # eV/Å: a relaxation ends when no force is larger
+
+
+class Calculator(Protocol):
+    """An energy model."""
+
+    name: str
+    highest: int  # atomic number of the last element that it knows
+
+    def batches(self, those: Sequence[Candidate]) -> Iterator[list[float | str]]:
+        """Yield, for some structures at a time and in order, the energy per atom or why there is none."""
+
+    def ase(self) -> Any:
+        """Return the model as an ASE calculator."""
+
+
+class _Ase:
+    """An ASE calculator, called for one structure after another."""
+
+    highest = ELEMENTS
+
+    def __init__(self, name: str, load: Callable[[], Any]) -> None:
+        self.name = name
+        with quiet():
+            self._calculator = load()
+
+    def ase(self) -> Any:
+        return self._calculator
+
+    def batches(self, those: Sequence[Candidate]) -> Iterator[list[float | str]]:
+        for candidate in those:
+            outcome: float | str
+            try:
+                with quiet():
+                    outcome = float(self._calculator.get_potential_energy(candidate.atoms())) / len(candidate)
+            except Exception as error:  # any error of a model concerns this structure alone
+                outcome = f"{self.name} failed: {said(error)}"
+            yield [outcome]
+
+
+def _mace(device: str) -> Any:
+    make = need("mace.calculators", PACKAGES["mace"]).mace_mp
+    return make(model="medium-mpa-0", device=device, default_dtype="float64")
+
+
+def _orb(device: str) -> Any:
+    force_field = need("orb_models.forcefield.pretrained", PACKAGES["orb"]).orb_v3_conservative_inf_mpa(device=device)
+    return need("orb_models.forcefield.calculator", PACKAGES["orb"]).ORBCalculator(force_field, device=device)
+
+
+def _uma(device: str) -> Any:
+    core = need("fairchem.core", PACKAGES["uma"])
+    unit = core.pretrained_mlip.get_predict_unit("uma-s-1p1", device=device)
+    return core.FAIRChemCalculator(unit, task_name="omat")
+
+
+def _mattersim(device: str) -> Any:
+    return need("mattersim.forcefield", PACKAGES["mattersim"]).MatterSimCalculator(device=device)
+
+
+CALCULATORS: dict[str, Callable[[str], Calculator]] = {
+    "chgnet": Chgnet,
+    "mace": lambda device: _Ase("mace", lambda: _mace(device)),
+    "orb": lambda device: _Ase("orb", lambda: _orb(device)),
+    "uma": lambda device: _Ase("uma", lambda: _uma(device)),
+    "mattersim": lambda device: _Ase("mattersim", lambda: _mattersim(device)),
+}
+
+
+def version(name: str) -> str:
+    """Return the version of the package of a calculator; empty for a calculator of the user's own."""
+    try:
+        return importlib.metadata.version(PACKAGES[name])
+    except (KeyError, importlib.metadata.PackageNotFoundError):
+        return ""
+
+
+@functools.lru_cache(maxsize=2)
+def calculator(name: str = "chgnet", device: str = "") -> Calculator:
+    """Return an energy model.
+
+    Arguments:
+        name: A name in `CALCULATORS`, or `module:function` of a function that returns an ASE calculator.
+        device: The device of the model; by default a GPU if there is one.
+    """
+    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if name in CALCULATORS:
+        return CALCULATORS[name](where)
+    if ":" not in name:
+        raise UnknownNameError(nearest(name, [*CALCULATORS, "module:function"], "calculator"))
+    with quiet():
+        made = called(name, "an ASE calculator")
+    if not hasattr(made, "get_potential_energy"):
+        raise UsageError(f"calculator '{name}' must return an ASE calculator, not {type(made).__name__}")
+    return _Ase(name, lambda: made)
+
+
+@dataclass(frozen=True)
+class Energies:
+    """Energies of structures: eV/atom, or NaN and the problem."""
+
+    per_atom: np.ndarray  # (N,)
+    problems: tuple[str, ...]
+
+
+def energies(
+    structures: Crystals | Sequence[Any],
+    model: str | Calculator = "chgnet",
+    *,
+    progress: Progress | None = None,
+) -> Energies:
+    """Return the energy per atom of each structure without relaxation.
+
+    Arguments:
+        structures: Crystals, or pymatgen structures, ASE atoms or candidates.
+        model: A calculator or its name.
+        progress: Called with the stage, the number done and the total.
+    """
+    those, used = candidates(structures), calculator(model) if isinstance(model, str) else model
+    problems = [refusal(candidate, used.highest) for candidate in those]
+    values = np.full(len(those), np.nan)
+    places = [i for i, problem in enumerate(problems) if not problem]
+    rest = iter(places)
+    done = len(those) - len(places)
+    for batch in used.batches([those[i] for i in places]):
+        for outcome, i in zip(batch, rest, strict=False):
+            if isinstance(outcome, str):
+                problems[i] = outcome
+            elif np.isfinite(outcome):
+                values[i] = outcome
+            else:
+                problems[i] = f"the energy by {used.name} is {outcome}"
+        done += len(batch)
+        if progress is not None:
+            progress("energies", done, len(those))
+    return Energies(values, tuple(problems))
+
+
+# ---- relaxation --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """A structure after relaxation.
+
+    Attributes:
+        candidate: The relaxed structure; the given one if the relaxation failed.
+        energy: eV/atom; NaN if it failed.
+        rmsd: Root mean square displacement of the atoms in Å, without their common drift and the change of the cell.
+        steps: The number of steps.
+        problem: Why it failed; empty if it did not.
+    """
+
+    candidate: Candidate
+    energy: float
+    rmsd: float
+    steps: int
+    problem: str = ""
+
+
+def relax(candidate: Candidate, model: Calculator, steps: int, *, ase: Any = None) -> Relaxed:
+    """Relax the positions and the cell of a structure by FIRE.
+
+    Arguments:
+        candidate: The structure.
+        model: The energy model.
+        steps: The largest number of steps.
+        ase: The ASE calculator of the model, if it exists already.
+    """
+    made = 0
+
+    def failed(problem: str) -> Relaxed:
+        return Relaxed(candidate, np.nan, np.nan, made, problem)
+
+    def reached() -> Candidate:
+        return replace(candidate, coords=atoms.get_scaled_positions(wrap=False), cell=np.array(atoms.cell[:]))
+
+    def check() -> None:  # before a cell that collapses takes all time and memory
+        nonlocal made
+        made = optimizer.nsteps
+        if reason := refusal(reached(), model.highest):
+            raise DataError(f"on the way, {reason}")
+
+    if reason := refusal(candidate, model.highest):
+        return failed(reason)
+    try:
+        with quiet():
+            atoms = candidate.atoms()
+            atoms.calc = model.ase() if ase is None else ase
+            optimizer = need("ase.optimize").FIRE(need("ase.filters").FrechetCellFilter(atoms), logfile=None)
+            optimizer.attach(check, interval=1)
+            optimizer.run(fmax=LARGEST_FORCE, steps=steps)
+            energy = float(atoms.get_potential_energy()) / len(candidate)
+    except Exception as error:  # any error of a model concerns this structure alone
+        reason = str(error) if isinstance(error, DataError) else said(error)
+        return failed(f"relaxation failed after {made} steps: {reason}")
+    if not np.isfinite(energy):
+        return failed(f"relaxation ended at an energy of {energy}")
+    after = reached()
+    away = after.coords - candidate.coords  # coordinates are not wrapped, so no image is mistaken for another
+    away = (away - away.mean(0)) @ after.cell
+    return Relaxed(replace(after, coords=after.coords % 1.0), energy, float(np.sqrt((away**2).sum(1).mean())), made)

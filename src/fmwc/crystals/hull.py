@@ -1,0 +1,283 @@
+r"""The convex hull of reference energies: how far a structure lies above the best mixture of known phases.
+
+The hull energy at a composition x is a small linear programme over the reference phases i of its elements,
+
+.. math:: e_{hull}(x) = \min_{w ≥ 0} \sum_i w_i e_i \quad\text{with}\quad \sum_i w_i x_i = x,
+
+where x and all x_i are fractions of atoms and e_i energies per atom. A structure that is better than every mixture has
+a negative energy above the hull. The simplex method starts from the elements, which makes it six times as fast here as
+`scipy.optimize.linprog` (HiGHS).
+
+References come with the package, from a data folder, or from energies that are computed once and cached. The file
+`chgnet_hull.npz` holds the corners of the hull of CHGNet 0.3.0 energies of the Materials Project structures of
+`data/mp20`: compositions and computed energies, no structures. The materials are those of the Materials Project
+(A. Jain et al., APL Materials 1, 011002, 2013), whose data are licensed under CC BY 4.0.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fmwc.crystals import mp20
+from fmwc.crystals.energy import Progress, calculator, energies, version
+from fmwc.crystals.structures import ELEMENTS, Crystals, Key, key_of, need, symbol
+from fmwc.data.arrays import fingerprint
+from fmwc.errors import DataError, ShapeError, UsageError
+from fmwc.files import write_bytes
+from fmwc.readers import read_arrays
+
+__all__ = ["Hull", "composition", "folder_hull", "hull_for", "make_shipped", "reference_hull", "shipped_hull"]
+
+ABSENT = 1e4  # eV/atom of an element without a reference: no mixture uses it if it can do without
+LARGEST = 1 << 28  # bytes of a file of references
+STEPS = 500  # of the simplex method, which takes about 3 per element
+KEPT_EVERY = 1000  # energies between two writes of the cache
+SHIPPED = Path(__file__).with_name("chgnet_hull.npz")
+NOTES = {
+    "source": "Corners of the convex hull of CHGNet 0.3.0 energies (eV/atom) of Materials Project structures (MP-20)",
+    "attribution": "Materials Project, A. Jain et al., APL Materials 1, 011002 (2013), https://materialsproject.org",
+    "licence": "CC BY 4.0, https://creativecommons.org/licenses/by/4.0/",
+}
+
+
+def composition(formula: str) -> Key:
+    """Return the reduced composition of a formula.
+
+    >>> composition("Fe4O6"), composition("Mg(OH)2")
+    (((8, 3), (26, 2)), ((1, 2), (8, 2), (12, 1)))
+    """
+    numbers = need("ase.data").atomic_numbers
+    try:
+        counts = need("ase.formula").Formula(formula).count()
+        key = key_of([numbers[name] for name, count in counts.items() for _ in range(count)])
+    except (ValueError, KeyError) as error:
+        raise UsageError(f"'{formula}' is not a formula of elements and whole numbers, such as Fe2O3") from error
+    if not key:
+        raise UsageError(f"'{formula}' is a formula without atoms")
+    return key
+
+
+class Hull:
+    """The hull of reference structures.
+
+    Arguments:
+        compositions: Per reference, a formula or a reduced composition ((Z, count), …).
+        energies: eV/atom of each reference, all by one model.
+        model: The model's name; energies of another model must not be compared with this hull.
+    """
+
+    def __init__(self, compositions: Iterable[str | Key], energies: Sequence[float] | np.ndarray, model: str) -> None:
+        keys = [composition(c) if isinstance(c, str) else c for c in compositions]
+        values = np.asarray(energies, dtype=float)
+        if values.shape != (len(keys),):
+            raise ShapeError(f"one energy per reference: got {values.shape} for {len(keys)} compositions")
+        if not np.isfinite(values).all():
+            raise UsageError("a reference energy is NaN or infinite")
+        lowest: dict[Key, float] = {}
+        for key, value in zip(keys, values.tolist(), strict=True):  # only the best of each composition can matter
+            lowest[key] = min(value, lowest.get(key, np.inf))
+        self.model = model
+        self.keys = tuple(lowest)
+        self.energies = np.array(list(lowest.values()))
+        self._fractions = np.zeros((len(lowest), ELEMENTS + 1))
+        for row, key in zip(self._fractions, self.keys, strict=True):
+            for z, count in key:
+                row[z] = count
+        self._fractions /= self._fractions.sum(1, keepdims=True)
+        self._masks = np.array([_mask(z for z, _ in key) for key in self.keys], np.uint64).reshape(-1, 2).T.copy()
+        self._systems: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = {}
+        self._solved: dict[Key, tuple[float, str]] = {}
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def _system(self, elements: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:  # (d, d + M), (d + M,)
+        """Return the fractions and energies of all phases of some elements, the pure elements first."""
+        if elements not in self._systems:
+            (low, high), (other_low, other_high) = self._masks, ~np.array(_mask(elements), np.uint64)
+            inside = np.flatnonzero(((low & other_low) | (high & other_high)) == 0)
+            points, values = self._fractions[np.ix_(inside, np.array(elements))].T, self.energies[inside]
+            pure = [values[points[i] == 1] for i in range(len(elements))]
+            start = [float(found.min()) if len(found) else ABSENT for found in pure]
+            self._systems[elements] = np.hstack([np.eye(len(elements)), points]), np.concatenate([start, values])
+        return self._systems[elements]
+
+    def energy(self, key: Key) -> tuple[float, str]:
+        """Return the hull's energy per atom at a composition, or NaN and why there is none."""
+        if key not in self._solved:
+            elements = tuple(z for z, _ in key)
+            points, values = self._system(elements)
+            amounts = np.array([count for _, count in key], float)
+            value, used = _lowest(points, values, amounts / amounts.sum())
+            missing = [symbol(elements[i]) for i in used if i < len(elements) and values[i] == ABSENT]
+            self._solved[key] = (np.nan, f"no reference for {', '.join(missing)}") if missing else (value, "")
+        return self._solved[key]
+
+    def above(self, key: str | Key, energy: float) -> tuple[float, str]:
+        """Return the energy above the hull in eV/atom, or NaN and why there is none."""
+        value, problem = self.energy(composition(key) if isinstance(key, str) else key)
+        return energy - value, problem
+
+    def corners(self) -> Hull:
+        """Return the hull of the references that lie on this hull, which is the same hull."""
+        on = [value <= self.energy(key)[0] + 1e-9 for key, value in zip(self.keys, self.energies.tolist(), strict=True)]
+        return Hull([key for key, kept in zip(self.keys, on, strict=True) if kept], self.energies[on], self.model)
+
+    def save(self, path: str | Path, notes: Mapping[str, str] | None = None) -> Path:
+        """Write compositions and energies to an npz file; structures are not stored."""
+        content = io.BytesIO()
+        arrays: dict[str, Any] = {
+            "model": np.array(self.model),
+            "elements": np.array([len(key) for key in self.keys], np.uint8),
+            "numbers": np.array([z for key in self.keys for z, _ in key], np.uint8),
+            "counts": np.array([count for key in self.keys for _, count in key], np.uint16),
+            "energies": self.energies.astype(np.float32),
+            **{name: np.array(text) for name, text in (notes or {}).items()},
+        }
+        np.savez_compressed(content, **arrays)
+        return write_bytes(Path(path), content.getvalue())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Hull:
+        """Read a file that `save` wrote."""
+        found = read_arrays(path, LARGEST)
+        names = ("model", "elements", "numbers", "counts", "energies")
+        if missing := [name for name in names if name not in found]:
+            raise DataError(f"{path} is not a hull file: it lacks '{missing[0]}'")
+        model, elements, numbers, counts, energies = (found[name] for name in names)
+        whole = all(part.ndim == 1 and part.dtype.kind in "iu" for part in (elements, numbers, counts))
+        good = whole and bool((elements >= 1).all() and (numbers >= 1).all() and (numbers <= ELEMENTS).all())
+        good = good and bool((counts >= 1).all()) and len(numbers) == len(counts) == int(elements.sum(dtype=np.int64))
+        if not good or energies.shape != elements.shape or energies.dtype.kind != "f" or model.shape != ():
+            raise DataError(f"{path} is not a hull file: its arrays do not fit together")
+        terms = iter(zip(numbers.tolist(), counts.tolist(), strict=True))
+        keys = [tuple(next(terms) for _ in range(count)) for count in elements.tolist()]
+        return cls(keys, energies, str(model))
+
+
+def _mask(elements: Iterable[int]) -> tuple[int, int]:
+    bits = sum(1 << z for z in set(elements))
+    return bits & (1 << 64) - 1, bits >> 64
+
+
+def _lowest(points: np.ndarray, values: np.ndarray, x: np.ndarray) -> tuple[float, list[int]]:
+    """Return the least energy of a mixture at x, and its phases. `points` must begin with a unit matrix."""
+    basis = list(range(len(x)))
+    for step in range(STEPS):
+        corner = points[:, basis]
+        potentials = np.linalg.solve(corner.T, values[basis])
+        gain = values - potentials @ points
+        gain[basis] = 0.0
+        better = np.flatnonzero(gain < -1e-10)
+        weights = np.linalg.solve(corner, x)
+        if not len(better):
+            return float(potentials @ x), [i for i, w in zip(basis, weights, strict=True) if w > 1e-9]
+        # The steepest first; after a while the first (Bland's rule), which cannot cycle.
+        enters = int(better[0]) if step > STEPS // 2 else int(gain.argmin())
+        rate = np.linalg.solve(corner, points[:, enters])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            reach = np.where(rate > 1e-12, weights.clip(0) / rate, np.inf)
+        ties = np.flatnonzero(reach <= reach.min() + 1e-14)
+        basis[min(ties, key=lambda i: basis[i])] = enters
+    raise AssertionError("the simplex method did not converge")  # it does for every feasible programme
+
+
+# ---- references --------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1)
+def shipped_hull() -> Hull:
+    """Return the hull of CHGNet energies that comes with the package."""
+    return Hull.load(SHIPPED)
+
+
+def _references(data: str | Path | None) -> Crystals:
+    """Return all splits of a folder: a hull is of everything that is known."""
+    found, reason = [], None
+    for split in mp20.SPLITS:
+        try:
+            found.append(mp20.load(data, split))
+        except DataError as error:
+            reason = error
+    if not found and reason is not None:
+        raise reason
+    fields = ("numbers", "coords", "lengths", "angles")
+    parts = {field: torch.cat([getattr(part, field) for part in found]) for field in fields}
+    return Crystals(**parts, names=tuple(name for part in found for name in part.names))
+
+
+def folder_hull(data: str | Path | None = None) -> Hull:
+    """Return the hull of the CHGNet energies stored beside the data (in `FMWC_DATA` if no folder is given)."""
+    stored = mp20.energies(data)
+    if stored is None:
+        raise DataError(f"{data or 'FMWC_DATA'} contains no {mp20.ENERGIES}; leave it out to use the package's hull")
+    known, crystals = dict(zip(stored[0], stored[1].tolist(), strict=True)), _references(data)
+    rows = [i for i, name in enumerate(crystals.names) if name in known]
+    keys = [key_of(numbers) for numbers in crystals.numbers[rows].tolist()]
+    return Hull(keys, [known[crystals.names[i]] for i in rows], "chgnet")
+
+
+def make_shipped(data: str | Path | None = None, path: str | Path = SHIPPED) -> Path:
+    """Write the package's file from a data folder: the corners of its hull, and their source and licence."""
+    return folder_hull(data).corners().save(path, NOTES)
+
+
+def _cached(path: Path, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the energies so far, and which are done; none if the file cannot be read."""
+    try:
+        found = read_arrays(path, LARGEST)
+        values, done = found["energies"], found["done"]
+        if values.shape == done.shape == (count,) and values.dtype == np.float64 and done.dtype == bool:
+            return values, done
+    except (DataError, KeyError):
+        pass
+    return np.full(count, np.nan), np.zeros(count, bool)
+
+
+def reference_hull(crystals: Crystals, model: str = "chgnet", *, progress: Progress | None = None) -> Hull:
+    """Return the hull of a model's own energies of reference crystals.
+
+    Energies are computed once and cached in `FMWC_CACHE` (or the user's cache folder) as they come, so that an
+    interrupted run resumes. References without an energy are left out.
+    """
+    mark = fingerprint(crystals.numbers, crystals.coords, crystals.lengths, crystals.angles)
+    label = re.sub(r"[^A-Za-z0-9.]+", "-", f"{model}-{version(model)}" if version(model) else model)
+    cache = os.environ.get("FMWC_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fmwc")
+    path = Path(os.path.expanduser(cache)) / "hulls" / f"{label}-{mark}.npz"
+    values, done = _cached(path, len(crystals))
+    left = np.flatnonzero(~done)
+    for start in range(0, len(left), KEPT_EVERY):
+        rows = left[start : start + KEPT_EVERY]
+        values[rows], done[rows] = energies(crystals.take(rows.tolist()), model).per_atom, True
+        content = io.BytesIO()
+        np.savez_compressed(content, energies=values, done=done)
+        write_bytes(path, content.getvalue())
+        if progress is not None:
+            progress("reference energies", int(done.sum()), len(done))
+    usable = np.flatnonzero(np.isfinite(values))
+    if not len(usable):
+        raise UsageError(f"{model} has no energy for any of the {len(crystals)} reference structures")
+    return Hull([key_of(numbers) for numbers in crystals.numbers[usable].tolist()], values[usable], model)
+
+
+def hull_for(model: str = "chgnet", data: str | Path | None = None, *, progress: Progress | None = None) -> Hull:
+    """Return the hull with which a model's energies are compared.
+
+    For CHGNet this is the hull of the package, or of the data folder if one is given. For another model the energies
+    of the references in the folder (or in `FMWC_DATA`) are computed once.
+    """
+    if model == "chgnet" and data is None:
+        return shipped_hull()
+    if model == "chgnet" and mp20.energies(data) is not None:
+        return folder_hull(data)
+    calculator(model)  # so that a missing model is reported before a missing folder
+    return reference_hull(_references(data), model, progress=progress)

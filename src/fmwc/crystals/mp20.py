@@ -1,0 +1,347 @@
+"""MP-20 crystals, at most 20 atoms per cell: from npz arrays, the public CSV files, or CIF files of your own."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import secrets
+import shutil
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fmwc.crystals.parsers import MOST_ATOMS, Cell, cell_of, has_volume
+from fmwc.crystals.sandbox import CIF_BYTES, cells, read_text_of
+from fmwc.crystals.structures import ANGLES, ELEMENTS, Crystals, fold, need, pad, quiet
+from fmwc.errors import DataError, OutputError, pick
+from fmwc.files import write_bytes
+from fmwc.readers import read_arrays, read_csv
+
+__all__ = ["ENERGIES", "MOST_ATOMS", "SPLITS", "Progress", "Report", "build", "dealt", "energies", "load", "prototypes"]
+
+SPLITS = {"train": range(8), "val": range(8, 9), "test": range(9, 10)}  # tenths, of a set that has no split
+FIELDS = ("num_atoms", "atomic_numbers", "frac_coords", "lengths", "angles", "material_id")
+COLUMNS = ("material_id", "cif")
+ENERGIES = "chgnet_energies.npz"
+LARGEST = 1 << 30  # bytes of arrays; MP-20 takes 10 million
+AGAIN = "a name that came before"
+REBUILD = "copy it again, or build it with fmwc.crystals.mp20.build"
+SOURCES = "MP-20's train.csv, val.csv and test.csv (or CIF files of your own, as *.cif or in train/, val/ and test/)"
+OTHERS = f"give a folder with train.npz, val.npz and test.npz, or with {SOURCES}; or 'prototypes' for a first look"
+
+Progress = Callable[[str, int, int], None]  # split, number done, total
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of the structures of a source.
+
+    Attributes:
+        kept: The number of structures per split.
+        left_out: The names of those that cannot be used, by reason.
+    """
+
+    kept: dict[str, int]
+    left_out: dict[str, tuple[str, ...]]
+
+    def __str__(self) -> str:
+        kept = ", ".join(f"{count} {split}" for split, count in self.kept.items())
+        reasons = [
+            f"{len(names)} with {reason}: {', '.join(names[:3])}{', …' * (len(names) > 3)}"
+            for reason, names in self.left_out.items()
+        ]
+        return f"kept {kept}; left out " + ("; ".join(reasons) if reasons else "none")
+
+
+def load(where: str | Path | None = None, split: str = "train", *, progress: Progress | None = None) -> Crystals:
+    """Read one split of MP-20, or of a data set of your own.
+
+    CSV and CIF files are parsed at each call; `build` converts them once. Structures that cannot be used raise an
+    error in an npz file; in other files they are left out with a warning.
+
+    Arguments:
+        where: The folder of the data, or the parent of its folder `mp20`; by default, the environment variable
+            `FMWC_DATA`. The first of these is read: `{split}.npz`; the public `{split}.csv`; CIF files, in one
+            subfolder per split, or else split 80:10:10 by a hash of their names. The string `"prototypes"` stands for
+            `prototypes(split)`.
+        split: `"train"`, `"val"` or `"test"`.
+        progress: Called with the split, the number of CIFs read and the total.
+    """
+    pick(SPLITS, split, "split")
+    if where == "prototypes":
+        return prototypes(split)
+    kind, home = _home(_folder(where), HELD)
+    if kind == "npz":
+        return _crystals(_arrays(home / f"{split}.npz"), str(home / f"{split}.npz"))
+    arrays, left_out = _gathered(kind, home, split, progress)
+    report = Report({split: len(arrays["num_atoms"])}, left_out)
+    if not report.kept[split]:
+        raise DataError(f"{home} contains no usable {split} structure ({report}); {OTHERS}")
+    if left_out:
+        warnings.warn(f"{home}: {report}", stacklevel=2)
+    return _crystals(arrays, str(home))
+
+
+def build(source: str | Path, out: str | Path, *, progress: Progress | None = None) -> Report:
+    """Write Niggli cells as `train.npz`, `val.npz` and `test.npz` into a new folder: all of them, or none.
+
+    A split without structures is not written; the report says so.
+
+    Arguments:
+        source: A folder with the public CSV files of MP-20, or with CIF files, as for `load`.
+        out: The folder to write, new or empty.
+        progress: As for `load`.
+    """
+    kind, home = _home(_folder(source), {kind: held for kind, held in HELD.items() if kind != "npz"})
+    target = Path(os.path.expanduser(out)).absolute()
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):  # before the work
+        raise OutputError(f"{target} is a file or a folder that is not empty, and was not changed; choose another")
+    kept: dict[str, int] = {}
+    left_out: dict[str, tuple[str, ...]] = {}
+    files: dict[str, bytes] = {}
+    for split in SPLITS:
+        kept[split] = 0
+        if not HELD[kind](home, split):
+            continue
+        arrays, reasons = _gathered(kind, home, split, progress)
+        kept[split] = len(arrays["num_atoms"])
+        for reason, names in reasons.items():
+            left_out[reason] = left_out.get(reason, ()) + names
+        if kept[split]:
+            packed = io.BytesIO()
+            np.savez_compressed(packed, **arrays)
+            files[f"{split}.npz"] = packed.getvalue()
+    report = Report(kept, left_out)
+    if not files:
+        raise DataError(f"{home} contains no usable structure ({report}); give {SOURCES}")
+    _write_whole(target, files)
+    return report
+
+
+def _write_whole(target: Path, files: Mapping[str, bytes]) -> None:
+    """Write a folder beside the target and rename it."""
+    half = target.parent / f".{target.name}.{secrets.token_hex(6)}"
+    try:
+        half.mkdir(parents=True)
+        for name, content in files.items():
+            write_bytes(half / name, content)
+        if target.exists():
+            target.rmdir()  # fails if it is no longer empty
+        half.rename(target)
+    except BaseException as error:
+        shutil.rmtree(half, ignore_errors=True)
+        if isinstance(error, OSError):
+            reason = error.strerror or error
+            raise OutputError(f"{target} cannot be written ({reason}); choose another folder") from error
+        raise
+
+
+def energies(where: str | Path | None = None) -> tuple[tuple[str, ...], Tensor] | None:
+    """Return the names and CHGNet energies (eV/atom) stored beside the data; `None` if there are none."""
+    if where == "prototypes":
+        return None
+    place = _folder(where)
+    file = next((file for file in (place / ENERGIES, place / "mp20" / ENERGIES) if file.is_file()), None)
+    if file is None:
+        return None
+    arrays = _arrays(file, ("material_id", "energy_per_atom"))
+    values, names = arrays["energy_per_atom"], _names(arrays["material_id"], str(file))
+    if values.dtype.kind != "f" or values.shape != (len(names),) or not np.isfinite(values).all():
+        came = f"{values.dtype} {values.shape} for {len(names)} names"
+        raise DataError(f"{file}: energy_per_atom must be one finite number for each name, got {came}; copy it again")
+    return names, torch.from_numpy(values.astype(np.float32))
+
+
+def prototypes(split: str = "train") -> Crystals:
+    """Return pymatgen's prototype structures (AFLOW's library), split by their names like a folder of CIFs."""
+    pick(SPLITS, split, "split")
+    with quiet():  # of the grammar of bibliographies
+        found = {}
+        for entry in need("pymatgen.analysis.prototypes").AFLOW_PROTOTYPE_LIBRARY:
+            structure = entry["snl"].structure
+            name = f"{structure.composition.reduced_formula}-{entry['tags']['aflow']}"
+            if dealt(name) == split and isinstance(cell := cell_of(structure), Cell):
+                found[name] = cell
+    return _crystals(_flat(found), "pymatgen's prototypes")
+
+
+# ---- where the data are ------------------------------------------------------------------------------------------
+
+
+def _folder(where: str | Path | None) -> Path:
+    """Return the given folder, or that of `FMWC_DATA`."""
+    given = where if where is not None else os.environ.get("FMWC_DATA") or None
+    if given is None:
+        raise DataError(f"no data folder given; use --data or set FMWC_DATA; {OTHERS}")
+    place = Path(os.path.expanduser(given))
+    if not place.is_dir():
+        raise DataError(f"{place} {'is a file' if place.exists() else 'does not exist'}; {OTHERS}")
+    return place
+
+
+def _home(place: Path, kinds: Mapping[str, Callable[[Path, str], Any]]) -> tuple[str, Path]:
+    """Return one format and one folder for all splits, so that two data sets are never mixed."""
+    try:
+        for kind, held in kinds.items():
+            for home in (place, place / "mp20"):
+                if any(held(home, split) for split in SPLITS):
+                    return kind, home
+    except OSError as error:
+        raise DataError(f"{error.filename or place} cannot be read ({error.strerror or error})") from error
+    raise DataError(f"{place} contains no crystals; {OTHERS if 'npz' in kinds else 'give ' + SOURCES}")
+
+
+def dealt(name: str) -> str:
+    """Return the split of a structure in a set without splits: by its name, so that it does not depend on others."""
+    tenth = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) % 10
+    return next(split for split, tenths in SPLITS.items() if tenth in tenths)
+
+
+def _name(file: Path) -> str:
+    return file.stem.encode("utf-8", "replace").decode()  # file names need not be Unicode
+
+
+def _cifs(folder: Path, split: str) -> list[Path]:
+    found: dict[str, list[Path]] = {part: [] for part in (*SPLITS, ".")}
+    for part, files in found.items():
+        if (folder / part).is_dir():
+            inside = sorted((folder / part).iterdir(), key=lambda file: file.name)
+            files += [f for f in inside if f.suffix.lower() == ".cif" and not f.name.startswith(".") and f.is_file()]
+    if any(found[part] for part in SPLITS):
+        return found[split]
+    return [file for file in found["."] if dealt(_name(file)) == split]
+
+
+HELD: dict[str, Callable[[Path, str], Any]] = {  # in order of preference
+    "npz": lambda home, split: (home / f"{split}.npz").is_file(),
+    "csv": lambda home, split: (home / f"{split}.csv").is_file(),
+    "cif": _cifs,
+}
+
+
+def _text(file: Path) -> str:
+    """Return the text of a CIF; empty if it cannot be read, which then counts as no readable CIF."""
+    try:
+        return read_text_of(file, CIF_BYTES)
+    except DataError:
+        return ""
+
+
+def _rows(file: Path) -> list[tuple[str, str]]:
+    """Return the name and the CIF of each row of a CSV file; cells that are missing are empty."""
+    rows = read_csv(file)
+    held = next(rows, [])
+    if missing := [column for column in COLUMNS if column not in held]:
+        raise DataError(
+            f"{file} has the columns {', '.join(held)[:200] or 'none'}, and needs {' and '.join(missing)}; "
+            "get MP-20's own CSV files"
+        )
+    name, text = (held.index(column) for column in COLUMNS)
+    padded = ([*row, *[""] * len(held)] for row in rows if row)
+    return [(row[name], row[text]) for row in padded]
+
+
+# ---- from structures to arrays -----------------------------------------------------------------------------------
+
+
+def _gathered(
+    kind: str, home: Path, split: str, progress: Progress | None
+) -> tuple[dict[str, Any], dict[str, tuple[str, ...]]]:
+    """Return the arrays of the usable structures of a split, and the names of the others by reason."""
+    if kind == "cif":
+        entries = [(_name(file), _text(file)) for file in _cifs(home, split)]
+    else:
+        entries = _rows(home / f"{split}.csv")
+    show = None if progress is None else lambda done, total: progress(split, done, total)
+    kept: dict[str, Cell] = {}
+    left_out: dict[str, tuple[str, ...]] = {}
+    for (name, _), outcome in zip(entries, cells([text for _, text in entries], show), strict=True):
+        reason = AGAIN if name in kept else outcome
+        if isinstance(reason, str):
+            left_out[reason] = (*left_out.get(reason, ()), name)
+        else:
+            kept[name] = reason
+    return _flat(kept), left_out
+
+
+def _flat(those: Mapping[str, Cell]) -> dict[str, Any]:
+    coords = np.concatenate([np.zeros((0, 3)), *(cell.coords for cell in those.values())])
+    return {
+        "num_atoms": np.array([len(cell.numbers) for cell in those.values()], np.uint8),
+        "atomic_numbers": np.concatenate([np.zeros(0), *(cell.numbers for cell in those.values())]).astype(np.uint8),
+        "frac_coords": fold(torch.from_numpy(coords).float()).numpy(),
+        "lengths": np.array([cell.lengths for cell in those.values()], np.float32).reshape(-1, 3),
+        "angles": np.array([cell.angles for cell in those.values()], np.float32).reshape(-1, 3),
+        "material_id": np.array([name.encode() for name in those], "S"),
+    }
+
+
+# ---- from arrays to crystals -------------------------------------------------------------------------------------
+
+
+def _arrays(file: Path, needed: Sequence[str] = FIELDS) -> dict[str, np.ndarray]:
+    if not file.is_file():
+        raise DataError(f"{file.parent} contains no {file.name}; {REBUILD}")
+    try:
+        arrays = read_arrays(file, LARGEST)
+    except DataError as error:
+        raise DataError(f"{error}; {REBUILD}") from error
+    if missing := [name for name in needed if name not in arrays]:
+        held = ", ".join(sorted(arrays)) or "no arrays"
+        raise DataError(f"{file} contains {held[:200]}, and needs {', '.join(missing)}; {REBUILD}")
+    return {name: arrays[name] for name in needed}
+
+
+def _names(array: np.ndarray, source: str) -> tuple[str, ...]:
+    if array.ndim != 1 or array.dtype.kind not in "SU":
+        raise DataError(f"{source}: material_id must be strings (N,), got {array.dtype} {array.shape}; {REBUILD}")
+    return tuple(array.tolist() if array.dtype.kind == "U" else (name.decode("utf-8", "replace") for name in array))
+
+
+def _crystals(arrays: Mapping[str, np.ndarray], source: str) -> Crystals:
+    """Return crystals after checking each array alone, then against the others."""
+
+    def require(fields: str, kinds: str, *shape: int) -> None:
+        for field in fields.split():
+            array = arrays[field]
+            if array.shape != shape or array.dtype.kind not in kinds or not array.size:
+                wanted, came = f"{'floats' if kinds == 'f' else 'integers'} {shape}", f"{array.dtype} {array.shape}"
+                raise DataError(f"{source}: {field} must be {wanted}, not empty, got {came}; {REBUILD}")
+
+    def hold(rule: str, holds: Any, values: np.ndarray, whose: np.ndarray) -> None:
+        if not holds.all():
+            at = int(holds.argmin())
+            raise DataError(f"{source}: a crystal must have {rule}, but {names[whose[at]]} has {values[at]}; {REBUILD}")
+
+    names = _names(arrays["material_id"], source)
+    atoms, z, coords, lengths, angles = (arrays[field] for field in FIELDS[:-1])
+    count, each = len(names), np.arange(len(names))
+    require("num_atoms", "iu", count)
+    require("lengths angles", "f", count, 3)
+    hold(f"1 to {MOST_ATOMS} atoms", (atoms >= 1) & (atoms <= MOST_ATOMS), atoms, each)  # before they are summed
+    hold("lengths above 0", (np.isfinite(lengths) & (lengths > 0)).all(-1), lengths, each)
+    inside = (angles > ANGLES[0]) & (angles < ANGLES[1])
+    hold(f"angles of {ANGLES[0]}° to {ANGLES[1]}°", inside.all(-1), angles, each)
+    hold("angles that form a cell", has_volume(angles), angles, each)
+    owner = np.repeat(each, atoms)
+    require("atomic_numbers", "iu", len(owner))
+    require("frac_coords", "f", len(owner), 3)
+    hold(f"atomic numbers 1 to {ELEMENTS}", (z >= 1) & (z <= ELEMENTS), z, owner)
+    hold("finite coordinates", np.isfinite(coords).all(-1), coords, owner)
+    if twice := count - len(set(names)):
+        raise DataError(f"{source}: every material_id must be different, but {twice} occur twice; {REBUILD}")
+    counts = torch.from_numpy(atoms.astype(np.int64))
+    return Crystals(
+        pad(counts, torch.from_numpy(z.astype(np.int64)), MOST_ATOMS),
+        pad(counts, fold(torch.from_numpy(coords.astype(np.float32))), MOST_ATOMS),
+        torch.from_numpy(lengths.astype(np.float32)),
+        torch.from_numpy(angles.astype(np.float32)),
+        names,
+    )

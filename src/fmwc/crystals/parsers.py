@@ -1,0 +1,334 @@
+"""Parsers of structure files, run in a process of their own that `fmwc.crystals.sandbox` starts and limits.
+
+This file imports nothing of fmwc: it is run as a program, which must start quickly and use little memory.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["ANGLES", "ELEMENTS", "MOST_ATOMS", "Cell", "Row", "Unusable", "cell_of", "has_volume", "niggli", "row_of"]
+
+ELEMENTS = 118
+ANGLES = (59.9, 120.1)  # degrees; the angles of a Niggli cell lie between 60 and 120
+MOST_ATOMS = 20  # of a cell to train on; MP-20's bound
+LONGEST = 10_000.0  # Å of an edge
+STRUCTURES = 1_000_000  # per file
+
+OUT_OF_MEMORY = "reading it takes more memory than the limit per file"
+MEMORY_CODE = 77  # exit code of a process that ran out of memory
+UNREADABLE = "no readable CIF"
+SEVERAL = "several structures in one CIF"
+FORMULA = "atoms that do not add up to the formula of the CIF"
+DISORDERED = "disordered sites"
+TOO_MANY = f"more than {MOST_ATOMS} atoms in the cell (its primitive cell may have fewer)"
+STRANGE = f"an element that is none of the {ELEMENTS}"
+NO_CELL = f"no Niggli cell with angles between {ANGLES[0]}° and {ANGLES[1]}°"
+
+Row = dict[str, Any]  # numbers, coords and cell of a structure; or the problem with it
+
+
+class Unusable(ValueError):
+    """A structure cannot be used; the message says why."""
+
+
+# ---- checks before and after parsing -----------------------------------------------------------------------------
+
+_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f]")
+_BLOCK = re.compile(r"^\s*data_", re.MULTILINE)  # as pymatgen splits a CIF
+_EDGE = re.compile(r"^\s*_cell_length_([abc])\s+(\S+)", re.MULTILINE | re.IGNORECASE)
+_KIND = re.compile(r"([A-Za-z]{1,2})(\d*\.?\d*[+-]?\d*)")  # Na, Na1+, Fe3+
+
+
+def check_text(text: str) -> None:
+    """Raise if the text holds control characters: parsers skip them and read another element."""
+    if found := _CONTROL.search(text):
+        line = text.count("\n", 0, found.start()) + 1
+        raise Unusable(f"line {line} contains a control character ({found[0]!r}), so it is not a text file")
+
+
+def check_symbol(symbol: str) -> None:
+    """Raise if this is not the symbol of an element or of D or T, with or without a charge."""
+    from pymatgen.core import Element
+
+    found = _KIND.fullmatch(symbol)
+    if found is None or not Element.is_valid_symbol(found[1].title()):
+        raise Unusable(f"'{symbol[:20]}' is not the symbol of an element")
+
+
+def check_row(row: Row, most: int) -> Row:
+    """Return the row; raise if it has too many atoms, or no finite cell of positive volume."""
+    if len(row["numbers"]) > most:
+        raise Unusable(f"it has {len(row['numbers']):,} atoms; at most {most:,} are read")
+    cell = np.asarray(row["cell"], float).reshape(3, 3)
+    coords = np.asarray(row["coords"], float)
+    if not np.isfinite(cell).all() or not np.isfinite(coords).all() or np.abs(coords).max(initial=0) > 1e6:
+        raise Unusable("its cell or coordinates are not finite numbers, or its angles do not form a cell")
+    edges = np.linalg.norm(cell, axis=1)
+    if not (edges > 0).all() or edges.max() > LONGEST:
+        raise Unusable(f"its cell has edges of {edges.min():.3g} to {edges.max():.3g} Å")
+    if abs(np.linalg.det(cell)) < 1e-9:
+        raise Unusable("its cell has no volume, so it is not a crystal")
+    return row
+
+
+def row_of(structure: Any) -> Row:
+    """Return the arrays of a pymatgen structure or of ASE atoms."""
+    if hasattr(structure, "get_scaled_positions"):
+        cell = structure.cell[:]
+        if abs(np.linalg.det(cell)) < 1e-9:
+            raise Unusable("it has no cell, so it is not a crystal")
+        numbers, coords = structure.numbers.tolist(), structure.get_scaled_positions(wrap=False)
+    else:
+        if not structure.is_ordered:
+            raise Unusable("sites are shared by several elements or partly empty; give an ordered one")
+        numbers = [int(site.specie.Z) for site in structure]
+        coords, cell = structure.frac_coords, structure.lattice.matrix
+    return {"numbers": numbers, "coords": np.asarray(coords).tolist(), "cell": np.asarray(cell).tolist()}
+
+
+# ---- formats -----------------------------------------------------------------------------------------------------
+
+
+def check_cif(text: str, most: int) -> None:
+    """Raise if a block of a CIF has too many sites to parse, or a cell with an edge of no valid length."""
+    sites, count = False, 0
+    for line in text.splitlines():
+        words = line.strip().lower()
+        if words.startswith(("_", "loop_", "data_")):
+            sites, count = words.startswith("_atom_site_"), 0
+        elif sites and words:
+            count += 1
+            if count > most:
+                raise Unusable(f"it has more than {most:,} sites; larger structures are not read")
+            if not line.isascii():
+                raise Unusable(f"'{line.strip()[:20]}' does not name an element")
+    for edge, value in _EDGE.findall(text):
+        try:
+            length = float(value.partition("(")[0])
+        except ValueError:
+            continue  # the parser reports it
+        if not 0 < length <= LONGEST:
+            raise Unusable(f"its cell has an invalid length: {edge} = {value[:20]} Å")
+
+
+def cif(text: str, most: int) -> Iterator[Any]:
+    from pymatgen.io.cif import CifFile, CifParser
+
+    starts = [found.start() for found in _BLOCK.finditer(text)]
+    for begin, end in pairwise([*starts, len(text)]):
+        block = text[begin:end]
+        check_cif(block, most)
+        for found in CifFile.from_str(block).data.values():
+            kinds = found.data.get("_atom_site_type_symbol", [])
+            for symbol in {kinds} if isinstance(kinds, str) else set(kinds):
+                check_symbol(symbol)
+        if len(starts) == 1 or "_atom_site" in block.lower():  # other blocks hold text
+            yield from CifParser.from_str(block).parse_structures(primitive=False, on_error="raise")
+
+
+def poscar(text: str, most: int) -> Iterator[Any]:
+    from pymatgen.io.vasp.inputs import Poscar
+
+    lines = text.splitlines()
+    for line in lines[5:7]:
+        words = line.split("!")[0].split()
+        if words and all(re.fullmatch(r"[+-]?\d+", word) for word in words):
+            counts = [int(word) if len(word) < 10 else 10**10 for word in words]
+            if min(counts) < 0 or sum(counts) > most:
+                raise Unusable(f"it declares {' '.join(words)[:40]} atoms; 1 to {most:,} are read")
+            if sum(counts) > len(lines):
+                raise Unusable(f"truncated: it declares {sum(counts)} atoms, but has {len(lines)} lines")
+            break
+    found = Poscar.from_str(text)
+    if not found.true_names:
+        raise Unusable("it does not name its elements (VASP 4); add a line of symbols before the counts")
+    yield found.structure
+
+
+def xyz(text: str, most: int) -> Iterator[Any]:
+    """Read frame by frame, so that those before a broken one are kept."""
+    from ase.io import read
+
+    lines = text.splitlines(keepends=True)
+    start = 0
+    while start < len(lines):
+        first = lines[start].strip()
+        if not first:
+            start += 1
+            continue
+        if not re.fullmatch(r"\d{1,9}", first):
+            raise Unusable(f"line {start + 1} must be a number of atoms, not '{first[:20]}'")
+        if (count := int(first)) > most:
+            raise Unusable(f"line {start + 1} declares {count:,} atoms; at most {most:,} are read")
+        end = start + 2 + count
+        if end > len(lines):
+            raise Unusable(f"truncated: it declares {count} atoms, but has {max(0, len(lines) - start - 2)}")
+        yield read(io.StringIO("".join(lines[start:end])), format="extxyz")
+        start = end
+
+
+FORMATS: dict[str, Callable[[str, int], Iterator[Any]]] = {"cif": cif, "poscar": poscar, "xyz": xyz}
+
+
+def parse(kind: str, text: str, most: int) -> Iterator[Row]:
+    """Yield each structure of a text. After a problem with the text itself, nothing more is read."""
+    count = 0
+    try:
+        check_text(text)
+        for structure in FORMATS[kind](text, most):
+            if count == STRUCTURES:
+                raise Unusable(f"it contains more than {STRUCTURES:,} structures; split it")
+            count += 1
+            try:
+                yield check_row(row_of(structure), most)
+            except Unusable as error:  # this one alone
+                yield {"problem": str(error)}
+    except ImportError:
+        raise
+    except MemoryError:
+        yield {"problem": OUT_OF_MEMORY}
+    except Unusable as error:
+        yield {"problem": str(error)}
+    except Exception as error:  # malformed files fail in many ways
+        words = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".removesuffix(": ")
+        yield {"problem": f"it cannot be read: {words}"}
+    else:
+        if not count:
+            yield {"problem": "it contains no structure"}
+
+
+# ---- cells to train on -------------------------------------------------------------------------------------------
+
+
+class Cell(NamedTuple):
+    """A structure whose lattice is given by lengths and angles alone, as in CDVAE's preprocessing."""
+
+    numbers: np.ndarray  # (A,)
+    coords: np.ndarray  # (A, 3) in [0, 1]
+    lengths: np.ndarray  # (3,) Å
+    angles: np.ndarray  # (3,) degrees
+
+
+def has_volume(angles: np.ndarray) -> np.ndarray:  # (*, 3) -> (*)
+    """Return whether three angles form a cell: (V/abc)² = 1 + 2 cos α cos β cos γ − Σ cos² must be positive."""
+    cosines = np.cos(np.radians(np.asarray(angles, np.float64)))
+    return 1 + 2 * cosines.prod(-1) - (cosines**2).sum(-1) > 1e-6
+
+
+def cell_of(structure: Any) -> Cell | str:
+    """Return the Niggli cell of a pymatgen structure, or why it cannot be used."""
+    if not structure.is_ordered:
+        return DISORDERED
+    if len(structure) > MOST_ATOMS:
+        return TOO_MANY
+    if not all(1 <= site.specie.Z <= ELEMENTS for site in structure):  # a dummy has some large number
+        return STRANGE
+    try:
+        reduced = structure.get_reduced_structure()
+        lengths, angles = np.array(reduced.lattice.abc), np.array(reduced.lattice.angles)
+    except Exception:  # flat and needle-like cells fail in many ways
+        return NO_CELL
+    coords = np.asarray(reduced.frac_coords) % 1.0
+    fits = np.isfinite(coords).all() and np.isfinite(lengths).all() and (lengths > 0).all()
+    if not fits or not ((angles > ANGLES[0]) & (angles < ANGLES[1])).all() or not has_volume(angles):
+        return NO_CELL
+    return Cell(np.array([site.specie.Z for site in reduced]), coords, lengths, angles)
+
+
+def niggli(text: str) -> Cell | str:
+    """Return the Niggli cell of the structure in a CIF, or why it cannot be used."""
+    from pymatgen.io.cif import CifParser
+
+    with warnings.catch_warnings():
+        # Of rounded coordinates, assumed symmetry, quoting: the check of the formula below decides.
+        warnings.simplefilter("ignore")
+        try:
+            check_text(text)
+            check_cif(text, 50 * MOST_ATOMS)
+            parser = CifParser.from_str(text, check_cif=False)
+            structures = parser.parse_structures(primitive=False, on_error="ignore")
+            amiss = parser.check(structures[0]) or ""
+        except Exception:  # malformed files fail in many ways
+            return UNREADABLE
+        if len(structures) > 1:
+            return SEVERAL
+        if amiss.startswith("Incorrect stoichiometry") or "from PMG structure" in amiss:  # such as missing hydrogen
+            return FORMULA if structures[0].is_ordered else DISORDERED
+        return cell_of(structures[0])
+
+
+# ---- the program -------------------------------------------------------------------------------------------------
+
+LIBRARIES = {
+    "niggli": "pymatgen.io.cif",
+    "cif": "pymatgen.io.cif",
+    "poscar": "pymatgen.io.vasp.inputs",
+    "xyz": "ase.io.extxyz",
+}
+
+
+def bound_memory(more: int) -> None:
+    """Limit the memory of this process to what it has and so much more, where the platform can."""
+    try:
+        import resource
+
+        with open("/proc/self/statm") as file:
+            held = int(file.read().split()[0]) * resource.getpagesize()
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        wanted = held + more
+        resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    except (ImportError, OSError, ValueError):
+        return
+
+
+def serve(requests: Iterable[bytes], answer: Callable[[Any], None], memory: int) -> None:
+    """Answer requests, one JSON object per line: a line per structure as it is read, then one with an `end`."""
+    warnings.simplefilter("ignore")
+    ready: set[str] = set()
+    for line in requests:
+        request = json.loads(line)
+        kind, text, most = request["kind"], request["text"], request["most"]
+        try:
+            if kind not in ready:
+                importlib.import_module(LIBRARIES[kind])
+                bound_memory(memory)  # beyond what the libraries take
+                ready.add(kind)
+            if kind == "niggli":
+                found = niggli(text)
+                answer(found if isinstance(found, str) else [part.tolist() for part in found])
+            else:
+                for row in parse(kind, text, most):
+                    answer(row)
+            answer({"end": ""})
+        except ImportError as error:
+            answer({"end": str(error) or type(error).__name__})
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discard what libraries print
+
+    def answer(message: Any) -> None:
+        answers.write(json.dumps(message).encode() + b"\n")
+        answers.flush()
+
+    try:
+        serve(sys.stdin.buffer, answer, int(sys.argv[1]))
+    except MemoryError:  # while a request was read
+        os._exit(MEMORY_CODE)
+
+
+if __name__ == "__main__":
+    main()

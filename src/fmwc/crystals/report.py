@@ -1,0 +1,235 @@
+"""The report of a run of crystals: structures by confidence, and how well the confidence ranks them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import shorten
+
+import numpy as np
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from fmwc.crystals import Judgement
+from fmwc.crystals import figures as crystals_drawn
+from fmwc.crystals.drawing import formula
+from fmwc.crystals.figures import METASTABLE
+from fmwc.crystals.structures import CHANNELS, crystals_of
+from fmwc.errors import ShapeError, UsageError
+from fmwc.metrics.ranking import ranking_text, rate, rate_kept
+from fmwc.report.page import Picture, Section, Tile, write_page
+from fmwc.report.reports import ENOUGH, closing, tile
+from fmwc.report.run import NAMES, array, ordering_of
+from fmwc.report.table import MISSING, Table
+from fmwc.sampling import SCORES, Trajectory
+from fmwc.sampling.scores import names_of
+from fmwc.state import channels
+
+__all__ = ["Ranked", "sections", "write_report"]
+
+KEPT = 0.1  # the headline's share: what a laboratory can afford to check
+SUREST, DOUBTFUL = 20, 10  # structures listed from either end
+RULES = {"distances_ok": "distances", "charge_ok": "charge", "density_ok": "density"}  # of being valid
+
+
+class Ranked:
+    """A run of crystals prepared for a report.
+
+    Attributes:
+        crystals: The structures.
+        energy: Energy above the hull, eV/atom, `(N,)`; NaN if there is none.
+        apart: Whether atoms keep their distance, `(N,)`.
+        ordering: The confidence, or the rank within the run.
+        scores: Scores by readable name, high = doubtful, `(N,)` each; the run's default score comes first.
+        times: Times of the readings, `(R, N)`.
+        std: ‖σ_t‖ at these times by channel, `(R, N)` each.
+        by: Readable name of the default score.
+    """
+
+    def __init__(self, run: Trajectory, energy: Sequence[float], apart: Sequence[bool]) -> None:
+        if "atoms" not in run.cond:
+            raise UsageError("a report needs the number of atoms of each structure; sample with cond={'atoms': counts}")
+        if not len(run) == len(energy) == len(apart):
+            raise ShapeError(
+                f"a report needs one judgement per structure, got {len(run)} structures and {len(energy)} judgements"
+            )
+        self.crystals = crystals_of(run)
+        self.energy, self.apart = np.asarray(energy, dtype=float), np.asarray(apart, dtype=bool)
+        self.ordering = ordering_of(run)
+        self.confidence = array(self.ordering.values)
+        present = [channel for channel in CHANNELS if len(run.times) and channel in channels(run.var)]
+        self.scores = {name: array(score) for name, score in _scores(run, present).items()}
+        self.score = next(iter(self.scores.values()))
+        self.order = np.argsort(self.score, kind="stable")  # by the score, because confidences have ties
+        self.good = self.energy <= METASTABLE
+        self.times = array(run.times)
+        self.std = {channel: array(run._total(channel).sqrt()) for channel in present}
+        self.by = _by(run)
+
+
+def _scores(run: Trajectory, present: Sequence[str]) -> dict[str, Tensor]:
+    """Return the run's default score, and the same score of each channel alone and of all channels together."""
+    channel, score = _parted(run.default_score)
+    words = crystals_drawn.CHANNELS
+    single = score if score.partition("@")[0] in SCORES else "integrated"  # a score of one channel
+    found = {f"default: {words.get(channel, channel) or 'all channels'}": run.score()}
+    found |= {words[c]: run.score(single, channel=c) for c in present if run.standard or c != channel}
+    return found if not channel or not present else {**found, "all channels": run.score(single)}
+
+
+def _parted(score: str) -> tuple[str, str]:
+    """Split a score into its channel, if it has one, and its name; a sum of scores has no channel."""
+    channel, _, rest = ("", "", score) if len(names_of(score)) > 1 else score.rpartition("/")
+    return channel, rest
+
+
+def _by(run: Trajectory) -> str:
+    """Return the readable name of the run's default score."""
+    channel, score = _parted(run.default_score)
+    kind, _, window = score.partition("@")
+    name = NAMES.get(kind, kind)
+    if window and kind == "integrated":
+        name = f"uncertainty from t = {window.replace('-', ' to ')}"
+    of = f" of the {crystals_drawn.CHANNELS.get(channel, channel)}" if channel else ""
+    among = f", among structures with the same {run.standard.cond}" if run.standard is not None else ""
+    return f"{name}{of}{among}"
+
+
+def _section(title: str, caption: str, name: str, alt: str, figure: Figure) -> Section:
+    return Section(title, caption, pictures=[Picture(name, alt, figure)])
+
+
+def sections(run: Ranked) -> list[Section]:
+    """Return the sections with figures: structures, precision, and variance by channel."""
+    found = [
+        _section(
+            f"Structures by {run.ordering.label}",
+            "Structures from the surest to the most doubtful, row by row; the small number is the rank. The frame "
+            f"shows the energy of the structure as generated: metastable (at most {METASTABLE} eV/atom above the "
+            "convex hull of known crystals), higher, or neither. Structures with overlapping atoms count as invalid, "
+            "whatever their energy. The curves below cover all structures. With a useful confidence, the energy rises "
+            "from left to right and the share of metastable structures falls.",
+            "crystals",
+            "Unit cells of generated structures from the surest to the most doubtful, framed by their energy above the "
+            "hull; below, that energy and the share of metastable structures along the ranking.",
+            crystals_drawn.sorted_by_confidence(
+                run.crystals, run.confidence, run.energy, run.apart, run.score, rows=4, label=run.ordering.label
+            ),
+        )
+    ]
+    if len(run.good) >= ENOUGH:
+        found += [
+            _section(
+                "Share of metastable structures among the surest",
+                "If only a share of the structures can be checked, how many of them are metastable? A random order "
+                f"follows the dashed line. The run is ranked by {run.by}; other scores are drawn for comparison.",
+                "precision",
+                "Share of metastable structures among those kept, against the share kept.",
+                crystals_drawn.precision_curve(run.scores, run.good),
+            )
+        ]
+    if len(run.times):
+        found += [
+            _section(
+                "Uncertainty over time, by channel",
+                "Atom types, coordinates and lattice are generated together but determined at different times. A dot "
+                "marks the time at which the uncertainty of a channel is highest.",
+                "channels",
+                "Uncertainty of the velocity of atom types, coordinates and lattice over time.",
+                crystals_drawn.channel_variances(run.times, run.std, run.confidence),
+            )
+        ]
+    return found
+
+
+def _lead(run: Ranked) -> tuple[list[str], list[Tile]]:
+    """Return the first paragraphs of the page and its main numbers."""
+    good, known = run.good, run.energy[np.isfinite(run.energy)]
+    lead = [f"{len(good):,} generated structures, each with its {run.ordering.label}.", f"The ranking is by {run.by}."]
+    lead += [f"Ordered by {run.ordering.note}."] if run.ordering.note else []
+    if not len(known):
+        return [f"{lead[0]} None of them could be judged.", *lead[1:]], []
+    mean = Tile(f"{known.mean():.2f}", f"eV/atom above the hull, mean of the {len(known):,} that could be judged")
+    if not good.any():
+        return [f"{lead[0]} None of them is within {METASTABLE} eV/atom of the hull.", *lead[1:]], [mean]
+    lift = ranking_text(-run.score, good, "metastable", "lift")
+    return lead, [
+        tile(rate(good), f"metastable, of all {len(good):,} structures"),
+        tile(rate_kept(run.score, good, KEPT), f"metastable, of the surest {KEPT:.0%}", "sure"),
+        tile(lift, f"lift: AUPRC relative to a random order (best {1 / good.mean():.1f})"),
+        mean,
+    ]
+
+
+def _list(run: Ranked, judgement: Judgement) -> Section:
+    """Return the surest and the most doubtful structures as tables, or all structures if there are few."""
+    level = "confidence" if run.ordering.label == "confidence" else "rank in [0, 1]"
+
+    def line(place: int, index: int) -> dict[str, str]:
+        count = int(run.crystals.atoms[index])
+        broken = [words for rule, words in RULES.items() if not judgement[rule][index]]
+        energy = run.energy[index]
+        return {
+            "rank": f"{place + 1:,}",
+            "name": str(judgement["name"][index]),
+            "formula": formula(run.crystals.numbers[index, :count].tolist()) or MISSING,
+            "atoms": f"{count}",
+            level: f"{run.confidence[index]:.3f}",
+            "eV/atom above hull": f"{energy:.3f}".replace("-", "−") if np.isfinite(energy) else MISSING,
+            "valid": "yes" if judgement["valid"][index] else f"no: {', '.join(broken)}" if broken else "no",
+            "problem": shorten(judgement["problem"][index] or "", 64, placeholder=" …"),  # in full in the CSV table
+        }
+
+    lines = [line(place, int(index)) for place, index in enumerate(run.order)]
+    caption = (
+        "Names number the structures in the order of sampling. Valid structures have no overlapping atoms, charges "
+        "that can balance, and a density between 0.01 and 25 g/cm³."
+    )
+    if not any(line["problem"] for line in lines):
+        lines = [{name: cell for name, cell in line.items() if name != "problem"} for line in lines]
+    if len(lines) <= SUREST + DOUBTFUL:
+        return Section("All structures, surest first", caption, tables=[Table(lines)])
+    ends = [
+        Table(lines[:SUREST], f"The {SUREST} surest"),
+        Table(lines[-DOUBTFUL:], f"The {DOUBTFUL} most doubtful"),
+    ]
+    return Section("Surest and most doubtful structures", caption, tables=ends)
+
+
+def write_report(
+    out: Path,
+    run: Trajectory,
+    judgement: Judgement,
+    *,
+    numbers: list[dict[str, str]],
+    provenance: dict[str, str],
+) -> Path:
+    """Write `report.html` of a run of crystals.
+
+    Arguments:
+        out: The folder.
+        run: Structures with their variance and their numbers of atoms, `atoms`.
+        judgement: The results of the judge, in the same order.
+        numbers: Rows of the table.
+        provenance: Commit, device, seed and time.
+    """
+    ranked = Ranked(run, judgement["e_above_hull"], judgement["distances_ok"])
+    lead, tiles = _lead(ranked)
+    return write_page(
+        out / "report.html",
+        "Crystals: confidence of each structure",
+        [*sections(ranked), _list(ranked, judgement), *closing(numbers, _LIMITS, provenance)],
+        lead=lead,
+        tiles=tiles,
+    )
+
+
+_LIMITS = (
+    "Energies are predictions of an energy model for the structures as generated, without relaxation. The model makes "
+    "errors, the largest for unusual arrangements of atoms. A structure with a high energy may relax to a good one.",
+    "The hull contains a part of the Materials Project. If it lacks a competing phase, a structure looks more stable "
+    "than it is.",
+    "The ranking mixes structures of different size and chemistry. A score that favours few atoms or common elements "
+    "gains from that alone; compare it with a ranking by the number of atoms.",
+    "The numbers come from one run with one seed and do not show the variation between seeds.",
+)

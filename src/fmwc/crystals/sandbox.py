@@ -1,0 +1,191 @@
+"""Reading of untrusted structure files (CIF, POSCAR, extended XYZ), limited in bytes, atoms, seconds and memory.
+
+Files are parsed by pymatgen and ASE in a separate process, which serves one file after another. If a file takes too
+long, that process is ended, and the next file gets a new one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fmwc.crystals import parsers
+from fmwc.crystals.parsers import MEMORY_CODE, OUT_OF_MEMORY, UNREADABLE, Cell, Row
+from fmwc.errors import DataError
+from fmwc.readers import read_bytes
+
+__all__ = ["BYTES", "CIF_BYTES", "MOST", "SECONDS", "cells", "read_structures", "read_text_of"]
+
+BYTES = 64 << 20  # per file
+CIF_BYTES = 1 << 20  # per structure to train on, which has at most 20 atoms
+MOST = 1_000  # atoms per structure: CHGNet and the comparison of structures take seconds for as many
+SECONDS = 20.0  # per file, and
+SPEED = 100_000  # bytes that add another second (parsers read ten times as many), up to
+MORE = 100.0  # seconds
+MEMORY = 2 << 30  # bytes per file, beyond those of the libraries
+PAYS = 500  # structures, at 2 ms each, from which on a second process is worth its start
+CHUNK = 50  # structures between two reports of progress
+WORKERS = 8
+PATIENCE = 5.0  # seconds for a process to end after its last answer
+PROGRAM = "import runpy, sys; sys.path[:] = sys.argv[3:]; runpy.run_path(sys.argv[2], run_name='__main__')"
+
+
+def read_text_of(path: Path, limit: int = BYTES) -> str:
+    """Return the text of a structure file. Names of authors need not be UTF-8; elements are ASCII."""
+    return read_bytes(path, limit).decode("utf-8-sig", "replace")
+
+
+class _Process:
+    """The process that parses. It is started at the first request, and again after it was ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
+            self.close()
+            # Not by multiprocessing: fork copies a process with threads, and spawn runs the user's script again.
+            # The search path is that of this process, without the working directory.
+            paths = [path for path in sys.path if path]
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, str(MEMORY), str(Path(parsers.__file__)), *paths],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            )
+            self._owner = os.getpid()
+        return self._process
+
+    def ask(self, kind: str, text: str, most: int, seconds: float) -> list[Any]:
+        """Return the answers to a request; the last one is a problem if the process had to be ended."""
+        answers: list[Any] = []
+        end: str | None = None
+        code: int | None = None
+        late = threading.Event()
+        with self._lock:
+            process = self._started()
+            assert process.stdin is not None
+            assert process.stdout is not None
+
+            def stop() -> None:
+                late.set()
+                process.kill()
+
+            timer = threading.Timer(seconds, stop)
+            timer.daemon = True
+            timer.start()
+            try:
+                process.stdin.write(json.dumps({"kind": kind, "text": text, "most": most}).encode() + b"\n")
+                process.stdin.flush()
+                for line in process.stdout:
+                    answer = json.loads(line)
+                    if isinstance(answer, dict) and "end" in answer:
+                        end = answer["end"]
+                        break
+                    answers.append(answer)
+                else:
+                    process.wait(PATIENCE)
+            except (OSError, ValueError, subprocess.TimeoutExpired):
+                pass  # it ended during a request or in the middle of an answer
+            finally:
+                timer.cancel()
+                timer.join()  # so that it cannot end the process during the next request
+                if late.is_set() or end is None:
+                    code = self.close()
+        if end:
+            raise DataError(
+                f"structures are read with pymatgen and ASE ({end}); install them: pip install 'fmwc[crystals]'"
+            )
+        if end is None:
+            crashed = OUT_OF_MEMORY if code == MEMORY_CODE else f"its parser crashed (code {code})"
+            answers.append({"problem": f"reading it takes more than {seconds:.0f} s" if late.is_set() else crashed})
+        return answers
+
+    def close(self) -> int | None:
+        """End the process; return its exit code."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        own = self._owner == os.getpid()  # otherwise this is a fork, and the parent still uses the process
+        code = process.poll() if own else None
+        if own:
+            process.kill()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+        return process.wait() if own and code is None else code
+
+
+_SHARED = _Process()
+atexit.register(_SHARED.close)
+
+
+def read_structures(kind: str, text: str, *, most: int = MOST, seconds: float = SECONDS) -> list[Row]:
+    """Return each structure of a text as `numbers`, `coords` and `cell`, or the `problem` with it.
+
+    Arguments:
+        kind: `"cif"`, `"poscar"` or `"xyz"`.
+        text: The content of a file.
+        most: The largest number of atoms per structure.
+        seconds: The time limit of a short file; long files get more.
+    """
+    return _SHARED.ask(kind, text, most, seconds + min(len(text) / SPEED, MORE))
+
+
+def cells(texts: Sequence[str], progress: Callable[[int, int], None] | None = None) -> list[Cell | str]:
+    """Return the Niggli cell of the structure in each CIF, or why it cannot be used.
+
+    Many structures are read by several processes. `progress` is called with the number done and the total.
+    """
+    count = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, WORKERS)
+    several = count if len(texts) >= PAYS else 1
+    processes = [_SHARED] if several == 1 else [_Process() for _ in range(several)]
+    free = list(processes)
+
+    def cell(text: str) -> Cell | str:
+        process = free.pop()
+        try:
+            return _cell(process, text)
+        finally:
+            free.append(process)
+
+    found: list[Cell | str] = []
+    try:
+        with ThreadPoolExecutor(several) as pool:
+            try:
+                for outcome in pool.map(cell, texts):
+                    found.append(outcome)
+                    if progress and (len(found) % CHUNK == 0 or len(found) == len(texts)):
+                        progress(len(found), len(texts))
+            finally:
+                pool.shutdown(cancel_futures=True)
+    finally:
+        for process in processes:
+            if process is not _SHARED:
+                process.close()
+    return found
+
+
+def _cell(process: _Process, text: str) -> Cell | str:
+    if len(text) > CIF_BYTES:
+        return UNREADABLE
+    answer = process.ask("niggli", text, 0, SECONDS)[0]
+    if isinstance(answer, list):
+        numbers, coords, lengths, angles = answer
+        return Cell(np.array(numbers), np.array(coords).reshape(-1, 3), np.array(lengths), np.array(angles))
+    return answer if isinstance(answer, str) else UNREADABLE

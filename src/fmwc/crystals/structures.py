@@ -1,0 +1,378 @@
+"""Structures as plain arrays: compositions, cells, neighbours, and the checks before anything slow is computed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import math
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fmwc.crystals.parsers import ANGLES, ELEMENTS, Row, Unusable, row_of
+from fmwc.errors import DataError, ShapeError, UsageError
+from fmwc.sampling import Trajectory
+
+__all__ = [
+    "ANGLES",
+    "BITS",
+    "CHANNELS",
+    "CLOSEST",
+    "ELEMENTS",
+    "Candidate",
+    "Crystals",
+    "Key",
+    "Neighbours",
+    "candidate_of",
+    "candidates",
+    "cell_matrix",
+    "crystals_of",
+    "decode",
+    "encode",
+    "fold",
+    "from_row",
+    "key_of",
+    "need",
+    "neighbours",
+    "pad",
+    "quiet",
+    "refusal",
+    "said",
+    "symbol",
+    "unmeasurable",
+]
+
+
+# ---- extras ----------------------------------------------------------------------------------------------------------
+# Optional packages, imported when they are needed and never before.
+
+
+def need(module: str, install: str = "'fmwc[crystals]'") -> Any:
+    """Return a module of an optional package, or raise an error that says how to install it."""
+    if (found := sys.modules.get(module)) is not None:
+        return found
+    try:
+        with quiet():
+            return importlib.import_module(module)
+    except ImportError as error:
+        package = module.split(".")[0]
+        if getattr(error, "name", None) and not str(error.name).startswith(package):
+            raise UsageError(f"{package} cannot be imported ({error}); try: pip install {install}") from error
+        raise UsageError(f"{package} is not installed: pip install {install}") from error
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress warnings and standard output of other packages."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def said(error: Exception) -> str:
+    """Return the message of an exception as one line of bounded length."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".removesuffix(": ")
+
+
+# ---- states ----------------------------------------------------------------------------------------------------------
+# Crystals as tensors, padded with atoms of number 0, and as states of a flow.
+
+BITS = 7  # of Z − 1: 128 numbers hold the 118 elements
+CHANNELS = ("type", "coord", "lattice")  # of a state
+
+
+@dataclass(frozen=True)
+class Crystals:
+    """A set of crystals.
+
+    Attributes:
+        numbers: Atomic numbers, `(N, A)` integers, atoms first; 0 where there is no atom.
+        coords: Fractional coordinates in [0, 1), `(N, A, 3)`; 0 where there is no atom.
+        lengths: a, b, c in ångström, `(N, 3)`.
+        angles: α, β, γ in degrees, `(N, 3)`.
+        names: N strings.
+    """
+
+    numbers: Tensor
+    coords: Tensor
+    lengths: Tensor
+    angles: Tensor
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        rows = {f.name: len(getattr(self, f.name)) for f in fields(self)}
+        if len(set(rows.values())) > 1:
+            raise ShapeError(f"every field must have one row per crystal, got {rows}")
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def atoms(self) -> Tensor:  # (N,)
+        """The number of atoms of each crystal."""
+        return (self.numbers > 0).sum(1)
+
+    def take(self, index: Tensor | Sequence[int]) -> Crystals:
+        """Return the crystals at some indices, in that order, or where a mask is true."""
+        rows = torch.as_tensor(index)
+        if rows.dtype == torch.bool:
+            rows = rows.nonzero()[:, 0]
+        tensors = {f.name: getattr(self, f.name)[rows] for f in fields(self) if f.name != "names"}
+        return Crystals(**tensors, names=tuple(self.names[i] for i in rows.tolist()))
+
+
+def pad(counts: Tensor, flat: Tensor, width: int) -> Tensor:  # (N,), (ΣA, *) -> (N, width, *)
+    """Return concatenated rows of varying length as rows of one width, padded with zeros."""
+    padded = flat.new_zeros(len(counts), width, *flat.shape[1:])
+    padded[torch.arange(width) < counts[:, None]] = flat
+    return padded
+
+
+def fold(coords: Tensor) -> Tensor:
+    """Map fractional coordinates to [0, 1). A tiny negative one has the remainder 1 and is mapped to 0.
+
+    >>> fold(torch.tensor([-0.25, -1e-9, 1.0, 2.5]))
+    tensor([0.7500, 0.0000, 0.0000, 0.5000])
+    """
+    inside = coords.remainder(1.0)
+    return inside * (inside < 1)
+
+
+def encode(crystals: Crystals) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the state of a flow, and the number of atoms of each crystal.
+
+    `type` `(N, A, 7)`: the bits of Z − 1 as ±1. `coord` `(N, A, 3)`. `lattice` `(N, 6)`: the lengths in ångström, and
+    the angles as logits of their position between 59.9° and 120.1°. Padding is zero.
+    """
+    present = crystals.numbers > 0
+    if bool(((crystals.numbers < 0) | (crystals.numbers > 1 << BITS)).any()):
+        raise DataError(f"atomic numbers run from 1 to {ELEMENTS}, and 0 for no atom, got {crystals.numbers.max()}")
+    bits = (crystals.numbers - 1).clamp_min(0)[..., None] >> torch.arange(BITS) & 1
+    place = (crystals.angles - ANGLES[0]) / (ANGLES[1] - ANGLES[0])
+    if bool(((place <= 0) | (place >= 1)).any()):
+        raise DataError(f"cell angles must lie between {ANGLES[0]}° and {ANGLES[1]}°; reduce the cells (Niggli) first")
+    state = {
+        "type": (bits * 2.0 - 1) * present[..., None],
+        "coord": crystals.coords * present[..., None],
+        "lattice": torch.cat([crystals.lengths, place.logit()], 1),
+    }
+    return {name: value.float() for name, value in state.items()}, present.sum(1)
+
+
+def decode(state: dict[str, Tensor], atoms: Tensor, names: Sequence[str] | None = None) -> Crystals:
+    """Return the crystals of a flow's states. Atomic numbers above 118 are kept; a judge refuses them."""
+    types, coords, lattice = (state[name].detach().cpu() for name in CHANNELS)
+    present = torch.arange(types.shape[1]) < atoms.cpu()[:, None]
+    numbers = 1 + ((types > 0) << torch.arange(BITS)).sum(-1)
+    low, high = ANGLES
+    angles = low + (high - low) * lattice[:, 3:].sigmoid()
+    width = max(5, math.ceil(math.log10(max(len(atoms), 1))))
+    return Crystals(
+        numbers * present,
+        fold(coords) * present[..., None],
+        lattice[:, :3],
+        angles,
+        tuple(names or (f"{i:0{width}d}" for i in range(len(atoms)))),
+    )
+
+
+def crystals_of(run: Trajectory) -> Crystals:
+    """Return the structures of a run."""
+    return decode(run.x, run.cond["atoms"])
+
+
+# ---- structures ------------------------------------------------------------------------------------------------------
+
+DENSEST = 2.0  # Å³ per atom; MP-20 begins at 5.8, and the number of neighbours grows with the inverse
+EMPTIEST = 5000.0  # Å³ per atom; MP-20 ends at 202
+THINNEST = 0.5  # Å between opposite faces; the number of images to search grows with the inverse
+NEEDLE = 50.0  # longest by shortest edge; MP-20 ends at 15
+CLOSEST = 0.5  # Å; the shortest known bond, that of H₂, has 0.74
+
+Key = tuple[tuple[int, int], ...]  # a reduced composition: (atomic number, count), by atomic number
+
+
+def symbol(z: int) -> str:
+    """Return the symbol of an element; a question mark where there is no such element."""
+    return str(need("ase.data").chemical_symbols[z]) if 1 <= z <= ELEMENTS else "?"
+
+
+def key_of(numbers: Sequence[int] | np.ndarray) -> Key:
+    """Return the reduced composition of some atoms. Zeros, which stand for no atom, are ignored.
+
+    >>> key_of([11, 17, 11, 17, 0])
+    ((11, 1), (17, 1))
+    """
+    counts = Counter(int(z) for z in numbers if z)
+    shared = math.gcd(*counts.values()) if counts else 1
+    return tuple((z, counts[z] // shared) for z in sorted(counts))
+
+
+def cell_matrix(lengths: np.ndarray, angles: np.ndarray) -> np.ndarray:  # (3,), (3,) -> (3, 3)
+    """Return the cell vectors a, b and c as rows; NaN where the angles do not form a cell."""
+    cosine, sine = np.cos(np.radians(angles)), np.sin(np.radians(angles))
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        y = (cosine[0] - cosine[1] * cosine[2]) / sine[2]
+        z = np.sqrt(1 - cosine[1] ** 2 - y**2)
+        unit = np.array([[1.0, 0, 0], [cosine[2], sine[2], 0], [cosine[1], y, z]])
+        return lengths[:, None] * unit
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A structure to judge.
+
+    Attributes:
+        name: Its name.
+        numbers: Atomic numbers, `(A,)`.
+        coords: Fractional coordinates, `(A, 3)`.
+        cell: The cell vectors a, b and c in ångström as rows, `(3, 3)`.
+        problem: Why it cannot be judged; empty if it can.
+    """
+
+    name: str
+    numbers: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
+    coords: np.ndarray = field(default_factory=lambda: np.zeros((0, 3)))
+    cell: np.ndarray = field(default_factory=lambda: np.full((3, 3), np.nan))
+    problem: str = ""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def known(self) -> bool:
+        """Whether there are atoms, all of them of known elements."""
+        return len(self) > 0 and bool(((self.numbers >= 1) & (self.numbers <= ELEMENTS)).all())
+
+    @property
+    def finite(self) -> bool:
+        """Whether the cell and all coordinates are finite."""
+        return bool(np.isfinite(self.cell).all() and np.isfinite(self.coords).all())
+
+    @property
+    def key(self) -> Key:
+        return key_of(self.numbers)
+
+    @property
+    def volume(self) -> float:
+        return float(abs(np.linalg.det(self.cell)))
+
+    @property
+    def formula(self) -> str:
+        """The reduced formula in the order of chemists; empty if an element is unknown."""
+        if not self.known:
+            return ""
+        with quiet():  # pymatgen warns of noble gases, which have no electronegativity
+            composition = need("pymatgen.core").Composition({symbol(z): count for z, count in self.key})
+            return str(composition.reduced_formula)
+
+    def structure(self) -> Any:
+        """Return a pymatgen structure."""
+        core = need("pymatgen.core")
+        return core.Structure(core.Lattice(self.cell), self.numbers.tolist(), self.coords)
+
+    def atoms(self) -> Any:
+        """Return ASE atoms."""
+        return need("ase").Atoms(numbers=self.numbers, scaled_positions=self.coords, cell=self.cell, pbc=True)
+
+
+def from_row(name: str, row: Row) -> Candidate:
+    """Return the candidate of a parsed structure, or of the problem with it."""
+    if "problem" in row:
+        return Candidate(name, problem=row["problem"])
+    coords, cell = np.array(row["coords"], float).reshape(-1, 3), np.array(row["cell"], float)
+    return Candidate(name, np.array(row["numbers"], int), coords, cell)
+
+
+def candidate_of(structure: Any, name: str) -> Candidate:
+    """Return the candidate of a pymatgen structure or of ASE atoms."""
+    if not hasattr(structure, "get_scaled_positions") and not hasattr(structure, "is_ordered"):
+        raise DataError(
+            f"a structure must be a pymatgen structure, ASE atoms or a row of Crystals, not {type(structure).__name__}"
+        )
+    try:
+        return from_row(name, row_of(structure))
+    except Unusable as error:
+        return Candidate(name, problem=str(error))
+
+
+def candidates(structures: Crystals | Sequence[Any]) -> list[Candidate]:
+    """Return the candidates of crystals, pymatgen structures or ASE atoms; candidates are returned unchanged."""
+    if isinstance(structures, Crystals):
+        lengths, angles = structures.lengths.double().numpy(), structures.angles.double().numpy()
+        coords, numbers = structures.coords.double().numpy(), structures.numbers.numpy()
+        return [
+            Candidate(name, numbers[i, :count], coords[i, :count], cell_matrix(lengths[i], angles[i]))
+            for i, (name, count) in enumerate(zip(structures.names, structures.atoms.tolist(), strict=True))
+        ]
+    width = max(5, len(str(len(structures))))
+    return [s if isinstance(s, Candidate) else candidate_of(s, f"{i:0{width}d}") for i, s in enumerate(structures)]
+
+
+# ---- distances ---------------------------------------------------------------------------------------------------
+
+
+class Neighbours(NamedTuple):
+    """Ordered pairs of atoms within a distance; each pair occurs in both directions."""
+
+    centre: np.ndarray  # (E,)
+    other: np.ndarray  # (E,)
+    image: np.ndarray  # (E, 3) the cell of the other atom
+    distance: np.ndarray  # (E,) Å
+
+
+def neighbours(candidate: Candidate, cutoff: float) -> Neighbours:
+    """Return all pairs within the cutoff. The cell must not be `unmeasurable`: the search might take all memory."""
+    search = need("pymatgen.optimization.neighbors").find_points_in_spheres
+    cell = np.ascontiguousarray(candidate.cell, dtype=float)
+    places = np.ascontiguousarray((candidate.coords % 1.0) @ cell)
+    found = search(places, places, r=float(cutoff), pbc=np.ones(3, np.int64), lattice=cell, tol=1e-8)
+    centre, other, image, distance = (np.asarray(part) for part in found)
+    itself = (centre == other) & (image == 0).all(-1)  # by index: two atoms at one place are a pair
+    return Neighbours(*(part[~itself] for part in (centre, other, image, distance)))
+
+
+def unmeasurable(candidate: Candidate) -> str:
+    """Return why distances in this cell cannot be measured at a bounded cost; empty if they can."""
+    if candidate.problem:
+        return candidate.problem
+    if not len(candidate):
+        return "it has no atoms"
+    if not candidate.finite:
+        return "its cell or coordinates are not finite, or its angles do not form a cell"
+    each = candidate.volume / len(candidate)
+    if each < DENSEST:
+        return f"its cell has collapsed: {each:.3g} Å³ per atom"
+    if each > EMPTIEST:
+        return f"its cell is nearly empty: {each:.3g} Å³ per atom"
+    height = 1 / np.linalg.norm(np.linalg.inv(candidate.cell), axis=0).max()
+    return f"its cell is flat: {height:.3g} Å thin" if height < THINNEST else ""
+
+
+def refusal(candidate: Candidate, highest: int = ELEMENTS) -> str:
+    """Return why no energy can be computed; empty if it can. `highest` is the last element that the model knows."""
+    if reason := unmeasurable(candidate):
+        return reason
+    if not candidate.known:
+        strange = next(int(z) for z in candidate.numbers if not 1 <= z <= ELEMENTS)
+        return f"atomic number {strange} is none of the {ELEMENTS} elements"
+    if (last := int(candidate.numbers.max())) > highest:
+        return f"the model does not know {symbol(last)}"
+    edges = np.linalg.norm(candidate.cell, axis=1)
+    if edges.max() > NEEDLE * edges.min():
+        return f"its cell is a needle: edges of {edges.min():.3g} and {edges.max():.3g} Å"
+    close = neighbours(candidate, CLOSEST)
+    if not len(close.distance):
+        return ""
+    first = int(close.distance.argmin())
+    i, j = int(close.centre[first]), int(close.other[first])
+    both = f"{symbol(candidate.numbers[i])} and {symbol(candidate.numbers[j])} (atoms {i} and {j})"
+    return f"{both} coincide: {close.distance[first]:.3g} Å apart"

@@ -1,0 +1,102 @@
+"""The Checkerboard: points in the plane that fail if they fall on an empty square."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from fmwc.domains.domain import Rows, ShippedDomain, Show, shares
+from fmwc.field import Field
+from fmwc.metrics.points import misplaced, squares
+from fmwc.recipes.checkerboard import PRESETS
+from fmwc.references import Schedule
+from fmwc.report.points import EditedPaths, edited_paths
+from fmwc.report.reports import CHECKERBOARD_KEPT, checkerboard_page
+from fmwc.report.run import describe
+from fmwc.sampling import PILOT, Trajectory
+from fmwc.sampling.scores import of_variance
+from fmwc.sampling.trajectory import DISPERSION
+
+__all__ = ["CheckerboardDomain"]
+
+CLOSER = 250  # samples of a demonstration whose variance is computed at every step
+
+
+class CheckerboardDomain(ShippedDomain):
+    name, presets = "checkerboard", PRESETS
+    bad, kept, others = "misplaced", CHECKERBOARD_KEPT, ("temporal_ratio",)
+    counts, pilots = (10_000, 10_000), (PILOT, PILOT)
+    transported = DISPERSION
+    one_thread = True
+
+    def batch(self, device: torch.device) -> int:
+        return 2048
+
+    def demo_recipe(self, changes: Sequence[str]) -> Any:
+        """A small network: minutes on two cores."""
+        return self.recipe("quick", changes)
+
+    def judge(self, trajectory: Trajectory) -> np.ndarray:
+        return misplaced(trajectory.x)
+
+    def table(self, run: Trajectory) -> dict[str, list[Any]]:
+        """Also lists which points are misplaced, so that fmwc filter has labels."""
+        return {**super().table(run), "misplaced": self.judge(run).tolist()}
+
+    def compare_edits(self, before: Trajectory, after: Trajectory, channel: str | None) -> dict[str, list[Any]]:
+        here, there = (squares(run.x) for run in (before, after))
+        return {
+            "square_before": here,
+            "square_after": there,
+            "turned": [a != b for a, b in zip(here, there, strict=True)],
+            "misplaced_before": self.judge(before).tolist(),
+            "misplaced_after": self.judge(after).tolist(),
+            "distance": (after.x - before.x).norm(dim=1).tolist(),
+        }
+
+    def summarise_edits(self, table: dict[str, list[Any]]) -> Rows:
+        words = ("misplaced before", "misplaced after")
+        return shares(table, {"in another square": "turned", **{name: name.replace(" ", "_") for name in words}})
+
+    def draw_edits(self, before: Trajectory, after: Trajectory, table: dict[str, list[Any]]) -> Figure:
+        old, new = (torch.stack(run.states or []).cpu().numpy() for run in (before, after))
+        return edited_paths({"": EditedPaths(old, new, before.grid.cpu().numpy(), table["time"], table["turned"])})
+
+    def report_run(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
+        # The page shows the best score there is; its samples are ranked among themselves.
+        return self.draw(field, count, seed, progress, transport=True, schedule=Schedule.every(self.every)).ranked_by(
+            DISPERSION
+        )
+
+    def demo_run(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
+        """Use the field's own confidence and a few variances: a fifth of the time of transporting every variance."""
+        if field.schedule is None:
+            return self.draw(field, count, seed, progress, schedule=Schedule.every(self.every), transport=True)
+        return self.draw(field, count, seed, progress, schedule=Schedule.at(field.schedule.times))
+
+    def numbers(self, run: Trajectory, bad: np.ndarray | None = None) -> Rows:
+        """Also say what the scores are, where the table compares the run's own score with the variance."""
+        rows = super().numbers(run, bad)
+        beside = [name for name in self.others if any(row[""].startswith(f"AUPRC of {name} ") for row in rows)]
+        if of_variance(run.default_score) or run.default_score == DISPERSION or not beside:
+            return rows
+        own = "confidence" if not run.withheld else "rank"
+        said = [{"": f"{run.default_score}: the {own}", "value": describe(run.default_score)}]
+        said += [{"": f"{name}: the variance", "value": describe(name)} for name in beside]
+        return [*rows[:-1], *said, rows[-1]]
+
+    def page(self, field: Field, run: Trajectory, out: Path, numbers: Rows, about: dict[str, str]) -> Path:
+        if len(run.times) == len(run.grid) - 1:
+            return checkerboard_page(out, field, run, numbers=numbers, provenance=about)
+        # Figures that need every variance are of some of the samples, drawn again, evenly spaced along the ranking.
+        stride = -(-len(run) // CLOSER)
+        some = run.score().argsort(stable=True)[::stride]
+        closer = self.draw(
+            field, len(some), run.seed, None, x0=run.x0[some], transport=True, schedule=Schedule.every(1)
+        )
+        return checkerboard_page(out, field, run, numbers=numbers, provenance=about, closer=closer, stride=stride)

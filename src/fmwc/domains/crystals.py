@@ -1,0 +1,175 @@
+"""Crystals, judged by an energy model: a sample fails if it lies too high above the hull or cannot be judged."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from fmwc.crystals import CALCULATORS, Judgement, calculator, judge, mp20
+from fmwc.crystals.figures import edited_pairs, sorted_by_confidence
+from fmwc.crystals.files import write_cifs, write_extxyz, write_table
+from fmwc.crystals.matching import MODES, chemistry_changed, coordinate_rmsd, success
+from fmwc.crystals.report import write_report
+from fmwc.crystals.structures import CHANNELS, Crystals, crystals_of
+from fmwc.data.arrays import fingerprint
+from fmwc.domains.domain import Rows, ShippedDomain, shares
+from fmwc.errors import pick
+from fmwc.field import Field
+from fmwc.files import write_bytes
+from fmwc.metrics.ranking import INTERVALS, ranking_text, rate, rate_kept
+from fmwc.progress import say_on_stderr
+from fmwc.randomness import derive
+from fmwc.recipes.crystals import EVERY, PRESETS, READ_BY, SCORE, batch_for
+from fmwc.report.page import png
+from fmwc.report.run import ordering_of
+from fmwc.sampling import Trajectory, needs_variance
+from fmwc.sampling.scores import names_of
+
+__all__ = ["CrystalDomain"]
+
+FORMATS = dict.fromkeys(("cif", "extxyz"))
+
+
+class CrystalDomain(ShippedDomain):
+    """Crystals.
+
+    Arguments:
+        calculator: The energy model that judges, by name or as `module:function`.
+    """
+
+    name, presets = "crystals", PRESETS
+    bad, kept = "above 0.1 eV/atom or not to be judged", 0.1
+    counts, pilots = (2_500, 60), (500, 20)
+    large, compact, variance = None, True, SCORE  # all samples are judged together
+    every, reading, judges = EVERY, READ_BY, True
+
+    def __init__(self, calculator: str = "chgnet") -> None:
+        self.calculator = calculator
+        self._latest: tuple[str, Judgement] | None = None
+
+    def with_judge(self, judge: str) -> ShippedDomain:
+        if judge and ":" not in judge:
+            pick(CALCULATORS, judge, "calculator")
+        return CrystalDomain(judge) if judge else self
+
+    def require_judge(self, field: Field) -> None:
+        calculator(self.calculator)
+
+    def batch(self, device: torch.device) -> int:
+        return batch_for(device)
+
+    def conditions(self, field: Field, count: int, label: int | None = None, seed: int = 0) -> dict[str, Tensor]:
+        """Draw numbers of atoms with the frequencies of the training data."""
+        super().conditions(field, count, label)
+        network: Any = field.network
+        return {"atoms": network.draw_sizes(count, derive(seed, "atoms"))}
+
+    def judgement(self, run: Trajectory, data: str = "") -> Judgement:
+        """Judge the structures of a run; for novelty, name the training set in `data` or FMWC_DATA."""
+        key = fingerprint(run.x)
+        if self._latest is None or self._latest[0] != key:
+            say_on_stderr(f"judging {len(run)} structures")
+            self._latest = key, judge(crystals_of(run), training=_training(data), calculator=self.calculator)
+        return self._latest[1]
+
+    def judge(self, trajectory: Trajectory) -> np.ndarray:
+        return ~self.judgement(trajectory).good
+
+    def compare_edits(self, before: Trajectory, after: Trajectory, channel: str | None) -> dict[str, list[Any]]:
+        """Return formulas, atomic displacements and energies, and success by the paper's rules for a single channel."""
+        here, there = self.judgement(before), self.judgement(after)  # only the latest is cached, and it is used again
+        seeds, edits = crystals_of(before), crystals_of(after)
+        moved, other = coordinate_rmsd(seeds, edits), chemistry_changed(seeds, edits)
+        table: dict[str, list[Any]] = {
+            "formula_before": here["formula"],
+            "formula_after": there["formula"],
+            "chemistry_changed": other.tolist(),
+            "coord_rmsd": moved.tolist(),
+            "e_above_hull_before": here["e_above_hull"],
+            "e_above_hull_after": there["e_above_hull"],
+        }
+        modes = {mode.channel: name for name, mode in MODES.items()}
+        if channel in modes:
+            energies = here["e_above_hull"], there["e_above_hull"]
+            good = success(modes[channel], seeds, edits, *energies).tolist()
+            table |= {"mode": [modes[channel]] * len(good), "success": good}
+        return table
+
+    def summarise_edits(self, table: dict[str, list[Any]]) -> Rows:
+        pairs = list(zip(table["e_above_hull_before"], table["e_above_hull_after"], strict=True))
+        lower = [after < before if np.isfinite([before, after]).all() else None for before, after in pairs]
+        columns = {"another formula": "chemistry_changed", "lower above the hull": "lower"}
+        if "success" in table:
+            columns[f"success by the paper's rules for {table['mode'][0]}"] = "success"
+        moved = {"": "atoms moved by (RMSD, fractions of the cell)", "value": f"{np.mean(table['coord_rmsd']):.3f}"}
+        return [moved, *shares({**table, "lower": lower}, columns)]
+
+    def draw_edits(self, before: Trajectory, after: Trajectory, table: dict[str, list[Any]]) -> Figure:
+        energies = table["e_above_hull_before"], table["e_above_hull_after"]
+        good = table.get("success", [False] * len(after))
+        return edited_pairs(crystals_of(before), crystals_of(after), *energies, table["sample"], table["time"], good)
+
+    def numbers(self, run: Trajectory, bad: np.ndarray | None = None) -> Rows:
+        bad = self.judge(run) if bad is None else bad
+        found = self.judgement(run).summary()
+        rows = [
+            {"": "structures", "value": f"{found['structures']}, of which {found['problems']} could not be judged"},
+            {"": "mean energy above the hull, eV/atom", "value": f"{found['mean_e_above_hull']:.3f}"},
+            {"": "valid by the distance rule", "value": f"{found['distances_ok_share']:.1%}"},
+            {"": "metastable (≤ 0.1 eV/atom)", "value": rate(~bad)},
+        ]
+        if 0 < bad.sum() < len(bad):
+            score, floor = run.score().cpu(), (~bad).mean()
+            value = ranking_text(-score, ~bad, "metastable")
+            rows += [
+                {"": f"metastable, surest {self.kept:.0%}", "value": rate_kept(score, ~bad, self.kept)},
+                {"": f"AUPRC of {run.default_score} (floor {floor:.2f})", "value": value},
+            ]
+        return [*rows, *self.notes(run), {"": "in brackets", "value": INTERVALS}]
+
+    def page(self, field: Field, run: Trajectory, out: Path, numbers: Rows, about: dict[str, str]) -> Path:
+        return write_report(out, run, self.judgement(run), numbers=numbers, provenance=about)
+
+    def table(self, run: Trajectory) -> dict[str, list[Any]]:
+        """Return one row per structure: what it is, its confidence, and the judge's results."""
+        columns = dict(self.judgement(run).columns)
+        first = {name: columns.pop(name) for name in ("name", "formula", "atoms")}
+        own = self.confidence_columns(run)
+        if own and len(run.times):
+            single = needs_variance(run.default_score) and len(names_of(run.default_score)) == 1
+            name = run.default_score.rpartition("/")[2] if single else SCORE
+            own |= {f"score_{c}": run.score(f"{c}/{name}").tolist() for c in CHANNELS}
+        return {**first, **own, **columns}
+
+    def write_samples(self, run: Trajectory, out: Path, format: str = "") -> list[Path]:
+        """Write CIF files or one extended XYZ file, the table in both formats, and a picture."""
+        self.check_format(format)
+        judgement, table = self.judgement(run), self.table(run)
+        written = [run.compact().save(out / "samples.safetensors")]
+        if format != "extxyz":
+            write_cifs(out / "cif", judgement.candidates, table)
+            written.append(out / "cif")
+        else:
+            written.append(write_extxyz(out / "samples.xyz", judgement.candidates, table))
+        written += write_table(out / "samples", table)
+        if "rank" in table:
+            level, energy = ordering_of(run), np.array(judgement["e_above_hull"], float)
+            order = level.values.cpu().numpy(), energy, np.array(judgement["distances_ok"], bool)
+            score = run.score().cpu().numpy()
+            picture = sorted_by_confidence(crystals_of(run), *order, score, label=level.label)
+            written.append(write_bytes(out / "crystals.png", png(picture)))
+        return written
+
+    def check_format(self, format: str) -> None:
+        pick(FORMATS, format or "cif", "format")
+
+
+def _training(data: str = "") -> Crystals | None:
+    """Load the training set for novelty if `data` or FMWC_DATA names one."""
+    return mp20.load(data or None) if data or os.environ.get("FMWC_DATA") else None

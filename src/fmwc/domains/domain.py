@@ -1,0 +1,384 @@
+"""The base classes of domains: sampling defaults, short tables, files and pages for each kind of sample."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from fmwc.errors import UsageError
+from fmwc.field import Field
+from fmwc.files import write_text, written
+from fmwc.metrics.ranking import INTERVALS, ranking_text, rate, rate_kept, too_few, wilson
+from fmwc.progress import say_on_stderr
+from fmwc.randomness import derive
+from fmwc.recipes.fitting import Progress, fit
+from fmwc.recipes.recipe import override
+from fmwc.report.run import note_of
+from fmwc.report.table import Table
+from fmwc.sampling import (
+    AsReference,
+    Profile,
+    SamplingConfig,
+    Schedule,
+    Trajectory,
+    default_estimator,
+    fit_schedule,
+    growing,
+    needs_variance,
+    sample,
+    stream,
+    survey,
+)
+from fmwc.state import channels
+
+__all__ = ["Domain", "Rows", "ShippedDomain", "Show", "say_on_stderr", "shares", "told", "write_run"]
+
+RANKINGS = ("auprc", "heads", "own", "linearised", "thresholds", "baselines", "beyond")  # numbers of an order
+WIDE = 32  # samples with more coordinates than this do not list them in their table
+
+Rows = list[dict[str, str]]
+Show = Callable[[int], None] | None  # called with the number of samples finished since the last call
+
+
+def told(found: dict[str, Any], positive: np.ndarray, what: str, score: Any) -> dict[str, Any]:
+    """Return headline numbers with sample counts and intervals; rankings of too few samples are left out.
+
+    Arguments:
+        found: The numbers by name.
+        positive: The samples that a ranking should find.
+        what: The word for those.
+        score: The ranking score, high for positive samples.
+    """
+    count = int(positive.sum())
+    rests = {f"{what}_samples": count, f"{what}_share_90%_interval": [*wilson(count, len(positive))]}
+    if said := too_few(positive, what):
+        return {**rests, **{k: said if k.startswith(RANKINGS) else v for k, v in found.items()}}
+    return {**rests, "auprc_with_90%_interval": ranking_text(score, positive, what), **found}
+
+
+def shares(table: Mapping[str, Sequence[Any]], columns: Mapping[str, str]) -> Rows:
+    """Return how often each Boolean column is true, by its description; unknown values (`None`) are not counted.
+
+    >>> shares({"turned": [True, False, None, False]}, {"in another square": "turned"})
+    [{'': 'in another square', 'value': '33.3% (1 of 3)'}]
+    """
+    rows = []
+    for words, name in columns.items():
+        known = [value for value in table[name] if value is not None]
+        value = f"{np.mean(known):.1%} ({sum(known)} of {len(known)})" if known else "not known"
+        rows.append({"": words, "value": value})
+    return rows
+
+
+def _csv(columns: Mapping[str, Sequence[Any]]) -> str:
+    """Format a table as CSV with six significant digits, true and false as 1 and 0."""
+    text = {name: [v if isinstance(v, str) else f"{v:.6g}" for v in values] for name, values in columns.items()}
+    return Table.from_columns(text).csv()
+
+
+class Domain(ABC):
+    """A kind of sample: how it is drawn by default, and how it is described in tables, files and pages.
+
+    Attributes:
+        name: The name in messages and on the command line.
+        counts: Default number of samples of a report, on a GPU and on a CPU.
+        pilots: Number of samples of a pilot run, on a GPU and on a CPU.
+        transported: The score that ranks runs with transported variance; empty: the field's own score.
+        one_thread: Whether to sample on one CPU thread, for products too small to gain from a second one.
+        judges: Whether samples are judged as they are written, so that a judge is required.
+        every: By default, compute the variance at every k-th step,
+        reading: with this estimator; `True` is the library's choice.
+        large: Runs of more samples than this are written batch by batch, with scores only; `None`: never.
+        compact: Whether files hold one variance per sample and channel instead of one per coordinate.
+    """
+
+    name: str
+    counts: tuple[int, int] = (1_000, 100)
+    pilots: tuple[int, int] = (1_000, 100)
+    transported: str = ""
+    one_thread: bool = False
+    judges: bool = False
+    every: int = 1
+    reading: Any = True
+    large: int | None = 50_000
+    compact: bool = False
+
+    def count(self, device: torch.device) -> int:
+        """Return the default number of samples of a report."""
+        return self.counts[device.type != "cuda"]
+
+    def pilot(self, device: torch.device) -> int:
+        """Return the number of samples of a pilot run."""
+        return self.pilots[device.type != "cuda"]
+
+    def batch(self, device: torch.device) -> int:
+        """Return the number of samples to integrate together."""
+        return 256
+
+    def conditions(self, field: Field, count: int, label: int | None = None, seed: int = 0) -> dict[str, torch.Tensor]:
+        """Return the conditions of `count` samples.
+
+        Arguments:
+            field: The field that draws them.
+            count: The number of samples.
+            label: The class of all samples; `None`: every class in turn.
+            seed: Seeds conditions that are drawn at random.
+        """
+        if label is not None:
+            raise UsageError(f"{self.name} has no classes; leave out --label")
+        return {}
+
+    # ---- sampling ----------------------------------------------------------------------------------------------------
+
+    def estimator(self, field: Field) -> Any:
+        """Return the default estimator of the variance."""
+        return default_estimator(field.space) if self.reading is True else self.reading  # type: ignore[arg-type]
+
+    def draw(
+        self, field: Field, count: int, seed: int, progress: Show, label: int | None = None, **options: Any
+    ) -> Trajectory:
+        """Draw samples with this domain's defaults for the options of :func:`fmwc.sample`."""
+        return sample(field, count, seed=seed, progress=progress, **self._options(field, count, seed, label, options))
+
+    def stream(
+        self, field: Field, count: int, seed: int, progress: Show, label: int | None = None, **options: Any
+    ) -> Iterator[Trajectory]:
+        """Draw samples batch by batch, keeping only their scores."""
+        return stream(field, count, seed=seed, progress=progress, **self._options(field, count, seed, label, options))
+
+    def streams(self, field: Field, count: int, label: int | None = None, **options: Any) -> bool:
+        """Return whether so many samples are written batch by batch; not if confidence depends on the whole run."""
+        if self.large is None or count <= self.large:
+            return False
+        one = {**options, "config": replace(options.get("config", SamplingConfig()), parts=None)}
+        return options.get("confidence", self) is None or not self.draw(field, 1, 0, None, label, **one).withheld
+
+    def _options(
+        self, field: Field, count: int, seed: int, label: int | None, options: dict[str, Any]
+    ) -> dict[str, Any]:
+        cond = {k: v.to(field.device) for k, v in self.conditions(field, count, label, seed).items()}
+        config: SamplingConfig = options.get("config", SamplingConfig())
+        if config.controller is None and options.get("steps") is None:
+            options = {**options, "steps": 50}
+        own = self.reads_as_reference(field, options)
+        if isinstance(options.get("confidence", AsReference()), AsReference) and not own:
+            options["confidence"] = self.estimator(field)
+        return {
+            "schedule": None if own else Schedule.every(self.every),
+            "cond": cond,
+            **{name: value for name, value in options.items() if name != "schedule" or value is not None},
+            "config": config.with_defaults(batch=self.batch(field.device)),
+        }
+
+    def reads_as_reference(self, field: Field, options: Mapping[str, Any]) -> bool:
+        """Return whether :func:`fmwc.sample` with these options computes the variance as the field's reference did.
+
+        A reference made from the variance records the times and the number of steps; other references need none.
+        """
+        reference = field.reference
+        confidence = options.get("confidence", AsReference())
+        asked = options.get("schedule") is not None or not isinstance(confidence, AsReference)
+        if reference is None or asked:
+            return False
+        if not needs_variance(reference.score):
+            return True
+        made = reference.read_with
+        config = options.get("config") or SamplingConfig()
+        return made is not None and config.controller is None and (options.get("steps") or 50) == made.steps
+
+    def survey(self, field: Field, seed: int, progress: Show, label: int | None = None) -> Profile:
+        """Measure the variance along the trajectory with a pilot run."""
+        count = self.pilot(field.device)
+        run = self.draw(field, count, derive(seed, "pilot"), progress, label, schedule=Schedule.every(1), check=False)
+        return survey(field, pilot=run)
+
+    def fit_schedule(
+        self, field: Field, seed: int, progress: Show, label: int | None = None, **options: Any
+    ) -> Schedule:
+        """Choose the few times that determine most of the score, with a pilot run.
+
+        Arguments:
+            field: The field.
+            seed: The pilot run's seed is derived from it.
+            progress: Called with the number of samples finished.
+            label: The class, if only one is drawn.
+            options: `steps`, `stepper` and `confidence` of the run to come.
+        """
+        config = options.get("config", SamplingConfig()).with_defaults(record="total")
+        how: dict[str, Any] = {"schedule": Schedule.every(1), **options, "config": config}
+        run = self.draw(field, self.pilot(field.device), derive(seed, "pilot"), progress, label, **how)
+        return fit_schedule(field, pilot=run, **options)
+
+    # ---- reports -----------------------------------------------------------------------------------------------------
+
+    def report_run(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
+        """Draw the samples of a report page."""
+        return self.draw(field, count, seed, progress)
+
+    def demo_run(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
+        """Draw the samples of a demonstration, which may take less time."""
+        return self.report_run(field, count, seed, progress)
+
+    @abstractmethod
+    def numbers(self, run: Trajectory) -> Rows:
+        """Return the short table of a run."""
+
+    @abstractmethod
+    def page(self, field: Field, run: Trajectory, out: Path, numbers: Rows, about: dict[str, str]) -> Path:
+        """Write report.html."""
+
+    def notes(self, run: Trajectory) -> Rows:
+        """Return why a run has no confidence, if it has none."""
+        return [{"": "ordered by", "value": note}] if (note := note_of(run)) else []
+
+    # ---- files -------------------------------------------------------------------------------------------------------
+
+    def check_format(self, format: str) -> None:
+        """Raise if samples cannot be written in this format; empty is the default."""
+        if format:
+            raise UsageError(f"samples of {self.name} have only one format; leave out --format")
+
+    def table(self, run: Trajectory) -> dict[str, list[Any]]:
+        """Return one row per sample: name, coordinates if they are few, conditions, and confidence."""
+        flat = {name: value for name, value in channels(run.x).items() if value.ndim == 2 and value.shape[1] <= WIDE}
+        columns: dict[str, list[Any]] = {"name": run.names}
+        columns |= {f"{name}_{i}": column.tolist() for name, value in flat.items() for i, column in enumerate(value.T)}
+        columns |= {name: value.tolist() for name, value in run.cond.items() if value.ndim == 1}
+        columns |= {name: run.evidence[name].tolist() for name in ("rival", "margin") if name in run.evidence}
+        return columns | self.confidence_columns(run)
+
+    def confidence_columns(self, run: Trajectory) -> dict[str, list[Any]]:
+        """Return score, rank and confidence, as far as the run has them."""
+        columns: dict[str, list[Any]] = {}
+        with suppress(UsageError):  # a run without a score is still written
+            columns["score"] = run.score().tolist()
+            columns["rank"] = run.rank.tolist()
+            columns["confidence"] = run.confidence.tolist()
+        return columns
+
+    def write_samples(self, run: Trajectory, out: Path, format: str = "") -> list[Path]:
+        """Write samples.safetensors and samples.csv."""
+        return write_run(run, self.table(run), out)
+
+    def write_stream(self, parts: Iterable[Trajectory], count: int, out: Path) -> list[Path]:
+        """Write the same files from batches of samples; the files appear when all `count` samples are complete."""
+        samples, table = out / "samples.safetensors", out / "samples.csv"
+        with written(table) as file, growing(samples, count) as add:  # which fails first if samples are missing
+            for part in parts:
+                add(part)
+                columns = self.table(part)
+                columns.pop("rank", None)  # among all samples, not among those of a part
+                text = _csv(columns)
+                file.write((text.partition("\n")[2] if file.tell() else text).encode())
+        return [samples, table]
+
+
+def write_run(run: Trajectory, table: Mapping[str, Sequence[Any]], out: Path) -> list[Path]:
+    """Write samples.safetensors and their table, samples.csv."""
+    return [run.save(out / "samples.safetensors"), write_text(out / "samples.csv", _csv(table))]
+
+
+class ShippedDomain(Domain):
+    """A domain with shipped weights, training recipes, and a judge of its samples.
+
+    Attributes:
+        presets: Recipes by name.
+        bad: The word for samples that fail.
+        kept: The share of samples kept in the short table.
+        others: Scores that the short table lists beside the run's own.
+        variance: The variance score that samples are edited and rewound by if the field's own score is not one.
+        has_judge: Whether there is a judge for the samples.
+    """
+
+    presets: dict[str, Any]
+    bad: str
+    kept: float
+    others: tuple[str, ...] = ()
+    variance: str = "temporal_ratio"
+    has_judge: bool = True
+
+    # ---- training ----------------------------------------------------------------------------------------------------
+
+    def recipe(self, preset: str, changes: Sequence[str], data: str = "", own: bool = False) -> Any:
+        """Return a preset with `key=value` changes, and with your own data if the recipe reads data."""
+        chosen = self.presets[preset]
+        if own and not hasattr(chosen, "own"):
+            raise UsageError(f"{self.name} reads your own data without it; leave out --own")
+        extra = [f"data={data}"] * bool(data) + ["own=true"] * own
+        if extra and not hasattr(chosen, "data"):
+            raise UsageError(f"{self.name} generates its own data; leave out --data and --own")
+        return override(chosen, [*extra, *changes])
+
+    def demo_recipe(self, changes: Sequence[str]) -> Any:
+        """Return the recipe of fmwc demo --train; raise if training takes too long for a demonstration."""
+        raise UsageError(f"fmwc demo {self.name} shows shipped weights; train your own with fmwc train {self.name}")
+
+    def fit(
+        self, recipe: Any, out: Path, device: torch.device, progress: Progress | None = None, *, force: bool = False
+    ) -> None:
+        """Train a recipe into a folder."""
+        fit(recipe, out, device, progress, force=force)
+
+    # ---- judging -----------------------------------------------------------------------------------------------------
+
+    def with_judge(self, judge: str) -> ShippedDomain:
+        """Return the same domain with your own judge, or without a judge if `judge` is empty."""
+        if judge:
+            raise UsageError(f"{self.name} needs no judge; leave out --judge")
+        return self
+
+    def require_judge(self, field: Field) -> None:
+        """Raise if the field's samples cannot be judged; called before anything is written."""
+        return  # most judges need nothing
+
+    @abstractmethod
+    def judge(self, trajectory: Trajectory) -> np.ndarray:
+        """Return which samples fail; confidence never uses it."""
+
+    def numbers(self, run: Trajectory, bad: np.ndarray | None = None) -> Rows:
+        """Return the short table: how well the run's own score and others find failed samples.
+
+        Arguments:
+            run: The samples.
+            bad: Which of them fail; judged if not given.
+        """
+        bad = self.judge(run) if bad is None else bad
+        rows = [{"": f"{self.bad}, all samples", "value": rate(bad)}]
+        for name in (None, *(set(self.others) - {run.default_score})) if bad.any() else []:
+            try:
+                score, label = run.score(name).cpu(), name or run.default_score
+            except UsageError:  # the run lacks what this score is computed from
+                continue
+            rows += [
+                {"": f"{self.bad}, surest {self.kept:.0%} by {label}", "value": rate_kept(score, bad, self.kept)},
+                {"": f"AUPRC of {label} (floor {bad.mean():.2f})", "value": ranking_text(score, bad, self.bad)},
+            ]
+        return [*rows, *self.notes(run), {"": "in brackets", "value": INTERVALS}]
+
+    # ---- edits -------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def compare_edits(self, before: Trajectory, after: Trajectory, channel: str | None) -> dict[str, list[Any]]:
+        """Return a table of what edits changed, one row per edit.
+
+        Arguments:
+            before: The edited sample of each row.
+            after: The result of each edit.
+            channel: The channel that was perturbed; `None` for all channels.
+        """
+
+    @abstractmethod
+    def summarise_edits(self, table: dict[str, list[Any]]) -> Rows:
+        """Return a few lines about that table."""
+
+    @abstractmethod
+    def draw_edits(self, before: Trajectory, after: Trajectory, table: dict[str, list[Any]]) -> Figure:
+        """Draw samples before and after their edits."""

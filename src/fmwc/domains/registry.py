@@ -1,0 +1,91 @@
+"""The domains by name. A domain is imported when it is first used: crystals need packages that points do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from fmwc.errors import UsageError, pick
+
+if TYPE_CHECKING:
+    import torch
+
+    from fmwc.domains.domain import Domain, ShippedDomain
+    from fmwc.field import Field
+
+__all__ = ["DOMAINS", "domain_named", "domain_of", "open_checkpoint"]
+
+OWN = "a network of your own"
+
+
+@lru_cache
+def _domain(module: str, name: str) -> Any:
+    return getattr(import_module(f"fmwc.domains.{module}"), name)()
+
+
+class _Domains(Mapping[str, "ShippedDomain"]):
+    """The shipped domains by name, imported on first access."""
+
+    classes = {"checkerboard": "CheckerboardDomain", "mnist": "MnistDomain", "crystals": "CrystalDomain"}  # noqa: RUF012
+
+    def __getitem__(self, name: str) -> ShippedDomain:
+        domain: ShippedDomain = _domain(name, self.classes[name])
+        return domain
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.classes)
+
+    def __len__(self) -> int:
+        return len(self.classes)
+
+
+DOMAINS = _Domains()
+
+
+def domain_named(name: str, judge: str = "") -> ShippedDomain:
+    """Return a shipped domain, with your own judge if one is given."""
+    chosen = pick(DOMAINS, name, "domain")
+    return chosen.with_judge(judge) if judge else chosen
+
+
+def domain_of(checkpoint: str, judge: str = "") -> ShippedDomain:
+    """Return the domain of a checkpoint, without its judge if the checkpoint was trained on your own data."""
+    from fmwc.checkpoint import about
+
+    recipe = about(checkpoint).get("recipe") or {}
+    if recipe.get("name") not in DOMAINS:
+        raise UsageError(
+            f"{checkpoint} holds {OWN}, which this command does not support; use Python instead (fmwc.sample, "
+            "fmwc.uses.edit, fmwc.uses.rewind)"
+        )
+    chosen = domain_named(recipe["name"], judge)
+    return chosen.with_judge("") if recipe.get("own") and not judge else chosen
+
+
+def open_checkpoint(checkpoint: str, device: torch.device, judge: str = "", network: str = "") -> tuple[Domain, Field]:
+    """Load a checkpoint; return its domain and its field.
+
+    Arguments:
+        checkpoint: A shipped name or a folder.
+        device: Where to load it.
+        judge: Your own judge.
+        network: `module:function` that builds the network, for a network of your own.
+    """
+    from fmwc.checkpoint import about, load
+    from fmwc.entry import build
+
+    record = about(checkpoint)
+    recipe = record.get("recipe") or {}
+    if recipe.get("name") in DOMAINS:
+        if network:
+            raise UsageError(f"fmwc builds the network of {checkpoint} ({recipe['name']}) itself; leave out --network")
+        return domain_of(checkpoint, judge), load(checkpoint, device=device)
+    if judge:
+        raise UsageError(f"there is no judge for samples of {OWN}; leave out --judge")
+    if not network and (record.get("network") or {}).get("config") is None:
+        before = f" (it was trained with {recipe['network']})" if recipe.get("network") else ""
+        raise UsageError(f"{checkpoint} holds {OWN}: add --network module:function{before}")
+    built, space = build(network) if network else (None, None)
+    return _domain("own", "OwnDomain"), load(checkpoint, built, space=space, device=device)

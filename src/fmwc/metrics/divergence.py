@@ -1,0 +1,141 @@
+r"""The divergence of a velocity field, exact or by Hutchinson's estimator, and how the variance correlates with it.
+
+.. math:: ∇·v = \mathrm{tr}\, \frac{∂v}{∂x} = E_w[w^T \frac{∂v}{∂x} w], \quad E[ww^T] = 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fmwc.errors import UsageError, pick
+from fmwc.estimators import unit_probes
+from fmwc.randomness import Randomness, as_randomness, signs
+from fmwc.state import State, as_conditions, batch_size, channels, tree_map
+
+__all__ = ["PROBES", "Agreement", "agreement", "along", "divergence", "estimates"]
+
+PROBES: dict[str, Callable[[Randomness, Tensor], Tensor]] = {
+    "rademacher": signs,
+    "gaussian": lambda randomness, like: randomness.normal(like),
+}
+Velocity = Callable[..., Any]  # v(x, t, **cond)
+
+
+def divergence(
+    velocity: Velocity,
+    x: State,
+    t: Tensor,
+    probes: int | None = None,
+    *,
+    distribution: str = "rademacher",
+    seed: Randomness | torch.Generator | int | None = None,
+    cond: Mapping[str, Any] | None = None,
+) -> Tensor:  # (B, *), (B,) -> (B,)
+    """The divergence ∇·v per sample, summed over the channels of a state that has several.
+
+    Arguments:
+        velocity: Called as `v(x, t, **cond)`.
+        probes: `None` for the exact trace (one backward pass per coordinate), or the number of Hutchinson probes.
+        distribution: The distribution of the probes, `rademacher` or `gaussian`.
+        seed: The source of the probes.
+        cond: Conditions by name, passed to the velocity.
+    """
+    if probes is not None:
+        return estimates(velocity, x, t, probes, distribution=distribution, seed=seed, cond=cond).mean(0)
+    with torch.enable_grad():
+        v, pull = _vjp(velocity, x, t, as_conditions(cond))
+        names = list(channels(v))
+        total = next(iter(channels(v).values())).new_zeros(batch_size(v))
+        for name, i, w in unit_probes(tree_map(Tensor.detach, v)):
+            total += pull(w)[names.index(name)].flatten(1)[:, i]
+        return total
+
+
+def estimates(
+    velocity: Velocity,
+    x: State,
+    t: Tensor,
+    probes: int,
+    *,
+    distribution: str = "rademacher",
+    seed: Randomness | torch.Generator | int | None = None,
+    cond: Mapping[str, Any] | None = None,
+) -> Tensor:  # -> (K, B)
+    """wᵀ(∂v/∂x)w for each Hutchinson probe; the mean is an unbiased ∇·v. Arguments as in :func:`divergence`."""
+    draw = pick(PROBES, distribution, "distribution")
+    if probes < 1:
+        raise UsageError(f"probes is None (exact) or at least 1, got {probes}")
+    found = []
+    with torch.enable_grad():
+        v, pull = _vjp(velocity, x, t, as_conditions(cond))
+        like = tree_map(Tensor.detach, v)
+        randomness = as_randomness(seed, next(iter(channels(like).values())).device)
+        for _ in range(probes):
+            w = tree_map(lambda c: draw(randomness, c), like)
+            rows = zip(pull(w), channels(w).values(), strict=True)
+            found.append(torch.stack([(g * c).flatten(1).sum(1) for g, c in rows]).sum(0))
+    return torch.stack(found)
+
+
+def _vjp(
+    velocity: Velocity, x: State, t: Tensor, cond: dict[str, Any]
+) -> tuple[State, Callable[[State], list[Tensor]]]:
+    """The velocity and the function w ↦ (∂v/∂x)ᵀw, one tensor per channel."""
+    x = tree_map(lambda c: c.detach().requires_grad_(), x)
+    v = velocity(x, t, **cond)
+    inputs = list(channels(x).values())
+    moved = [name for name, value in channels(v).items() if value.requires_grad]  # a constant has no slope
+
+    def pull(w: State) -> list[Tensor]:
+        if not moved:
+            return [torch.zeros_like(c) for c in inputs]
+        ends, probes = ([channels(state)[name] for name in moved] for state in (v, w))
+        found = torch.autograd.grad(ends, inputs, probes, retain_graph=True, allow_unused=True)
+        return [torch.zeros_like(c) if g is None else g for g, c in zip(found, inputs, strict=True)]
+
+    return v, pull
+
+
+def along(
+    velocity: Velocity,
+    states: Sequence[State],
+    times: Tensor,
+    probes: int | None = None,
+    *,
+    cond: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Tensor:  # -> (steps, B)
+    """The divergence at every step of a trajectory with saved states; `times` is its time grid.
+
+    `cond` and `options` are those of :func:`divergence`.
+    """
+    rows = zip(states[:-1], times[:-1], strict=True)
+    return torch.stack([divergence(velocity, x, t, probes, cond=cond, **options) for x, t in rows])
+
+
+class Agreement(NamedTuple):
+    """Correlations per step (mean and standard deviation over steps) and of the sums along the trajectory."""
+
+    pearson_step: float
+    pearson_step_std: float
+    spearman_step: float
+    spearman_step_std: float
+    pearson: float
+    spearman: float
+
+
+def agreement(var: Tensor, divergence: Tensor) -> Agreement:  # (R, B), (R, B)
+    """Correlations of σ_t² with |∇·v_t| over samples (tab:universality)."""
+    from scipy.stats import pearsonr, spearmanr  # half a second to import
+
+    a, b = var.double().cpu().numpy(), divergence.double().abs().cpu().numpy()
+    # A step where all samples have the same value has no correlation, and is left out.
+    steps = [(x, y) for x, y in zip(a, b, strict=True) if np.ptp(x) > 0 and np.ptp(y) > 0]
+    per_step = ([correlate(x, y)[0] for x, y in steps] for correlate in (pearsonr, spearmanr))
+    summary = [float(f(values)) for values in per_step for f in (np.mean, np.std)]
+    return Agreement(*summary, *(float(correlate(a.sum(0), b.sum(0))[0]) for correlate in (pearsonr, spearmanr)))

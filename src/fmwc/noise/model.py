@@ -1,0 +1,591 @@
+"""The noise model of a network: an inference network for each chosen layer, connected to the layer by hooks.
+
+The hooks exist only while a pass runs in any thread, or inside :meth:`NoiseModel.keep_hooks`. At other times the
+network has none, so that torch.compile, copies and pickles see the network as its author wrote it.
+
+The running pass is stored in context variables, so a hook acts only in the thread and task whose pass runs: other
+threads may sample the same field, or call the network, at the same time. A network that calls its layers from threads
+of its own must run them in a copy of its context (`contextvars.copy_context().run`); `nn.DataParallel` does not.
+torch does not use its fused kernel for `nn.TransformerEncoderLayer` where hooks exist: while a pass runs in one thread,
+results of such layers in other threads may differ in the last digits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fmwc.errors import ShapeError, UsageError
+from fmwc.modes import Bound, Scope, Scopes, Shared, compiling
+from fmwc.noise.layers import Call, ExplicitAttention, Projection, checked_kind, choose_layers
+from fmwc.noise.posterior import InferenceNetwork, time_features
+from fmwc.randomness import Randomness
+
+__all__ = ["Draw", "NoiseModel", "NoisyLayer", "Pass", "Weights"]
+
+
+# ---- passes ----------------------------------------------------------------------------------------------------------
+# Passes: what the noisy layers do while the network runs once.
+#
+# Each noisy layer calls `before` with its input and `after` with its output. Without a pass, the network is unchanged.
+# Estimators define passes of their own (`fmwc.estimators`).
+
+
+class Pass:
+    """Pass that changes nothing. `noisy` is the layer's noise, `layer` the network's own module."""
+
+    def before(self, noisy: NoisyLayer, layer: Any, h: Tensor) -> Tensor:
+        return h
+
+    def after(self, noisy: NoisyLayer, layer: Any, h: Tensor, y: Tensor) -> Tensor:
+        return y
+
+
+class Weights:
+    """One draw of the weights' noise √α ε θ per sample and layer, kept for the duration of a pass."""
+
+    def __init__(self, randomness: Randomness) -> None:
+        self.randomness = randomness
+        self.drawn: dict[NoisyLayer, Tensor] = {}
+
+    def __call__(self, noisy: NoisyLayer, layer: Any, h: Tensor, log_alpha: Tensor) -> Tensor:
+        """The term that the draw adds to the layer's output."""
+        if noisy not in self.drawn:
+            weight = noisy.kind.weight(layer)
+            self.drawn[noisy] = self.randomness.normal(weight.new_empty(noisy.samples, *weight.shape))
+        return noisy.shared_noise(layer, h, log_alpha, self.drawn[noisy])
+
+
+class Draw(Pass):
+    r"""Pass that draws the weights once, by local reparameterisation (eqn:local-reparam). Exact.
+
+    .. math:: y = θh + b + \sqrt{θ^2 (α h^2)} \; ε, \quad ε ∼ N(0, 1)
+
+    In the local form, a layer draws independently for each position of a sample (pixels, tokens, recurrent steps).
+
+    Arguments:
+        randomness: The source of ε.
+        shared: Whether one draw of the weights per sample is used at every position and call instead.
+    """
+
+    def __init__(self, randomness: Randomness, shared: bool = False) -> None:
+        self.randomness = randomness
+        self.weights: Weights | None = Weights(randomness) if shared else None
+        self.log_alphas: list[Tensor] = []
+        self.owners: list[Tensor | None] = []
+
+    def after(self, noisy: NoisyLayer, layer: Any, h: Tensor, y: Tensor) -> Tensor:
+        log_alpha = noisy.log_alpha(h)
+        self.log_alphas.append(log_alpha)
+        self.owners.append(noisy.owner(h))
+        if self.weights is not None:
+            return y + self.weights(noisy, layer, h, log_alpha)
+        var = noisy.output_var(layer, h, log_alpha)
+        # The floor keeps the slope of the square root finite where the input is exactly zero.
+        std = var.clamp_min(torch.finfo(var.dtype).tiny).sqrt()
+        return y + std * noisy.correlated(layer, h, log_alpha, std, self.randomness.normal(y))
+
+
+# ---- model -----------------------------------------------------------------------------------------------------------
+
+# ---- the running pass ------------------------------------------------------------------------------------------------
+
+
+class _State:
+    """The running pass with the time features and rows of its batch, or cached squared weights alone."""
+
+    def __init__(
+        self,
+        current: Pass | None = None,
+        features: Tensor | None = None,
+        owners: Mapping[int, Tensor] = MappingProxyType({}),  # the sample of each row, by the number of rows
+        squares: Mapping[str, Tensor] = MappingProxyType({}),  # by layer
+        partners: Mapping[int, tuple[Tensor, Tensor]] | None = None,  # by the number of rows
+    ) -> None:
+        self.current, self.features, self.owners, self.squares = current, features, owners, squares
+        self.partners = partners
+        self.differentiable = torch.is_grad_enabled()
+        self.over = False
+
+
+_IDLE = _State()
+_PASSES: ContextVar[Mapping[_Running, _State]] = ContextVar("passes", default=MappingProxyType({}))
+_CONSTANT: ContextVar[Mapping[_Running, _State]] = ContextVar("constant_weights", default=MappingProxyType({}))
+
+
+class _Running(threading.local):
+    """The key by which the hooks of one noise model find the state of the current context.
+
+    torch.compile cannot trace context variables, so the state of a traced pass is stored here, local to the thread.
+    """
+
+    def __init__(self) -> None:  # once per thread
+        self.kept = 0  # nested keep_hooks scopes of this thread
+        self.traced: _State | None = None
+
+    def __reduce__(self) -> Any:
+        return _Running, ()  # a copy is another key
+
+    @property
+    def state(self) -> _State:
+        """The state of the pass that runs in this context, or the idle state."""
+        if self.traced is not None or torch.compiler.is_dynamo_compiling():
+            return self.traced or _IDLE
+        return self._find(_PASSES)
+
+    @property
+    def squares(self) -> Mapping[str, Tensor]:
+        """Cached θ² by layer, inside :meth:`NoiseModel.constant_weights`."""
+        return _IDLE.squares if torch.compiler.is_dynamo_compiling() else self._find(_CONSTANT).squares
+
+    def _find(self, variable: ContextVar[Mapping[_Running, _State]]) -> _State:
+        found = variable.get().get(self, _IDLE)
+        return _IDLE if found.over else found
+
+
+class _Within(Bound):
+    """A scope in which a state is found in this context, and in copies of the context, until the scope closes."""
+
+    state: _State | None = None
+
+    def __init__(self, variable: ContextVar[Mapping[_Running, _State]], running: _Running, state: _State) -> None:
+        super().__init__(variable, None)
+        self.running, self.state = running, state
+
+    def open(self) -> None:
+        assert self.state is not None
+        self.value = {**self.variable.get(), self.running: self.state}
+        super().open()
+
+    def close(self) -> None:
+        if self.state is not None:
+            self.state.over = True
+        super().close()
+
+
+# ---- the noise of one layer ------------------------------------------------------------------------------------------
+
+
+class NoisyLayer(nn.Module):
+    """The noise of one layer, ω ~ N(θ, α θ²) with α from the layer's input and the time (eq:vad).
+
+    The module holds the inference network only; the layer itself stays in the user's network.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        layer: Any,
+        running: _Running,
+        width: int,
+        initial_log_alpha: float,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.kind = checked_kind(name, layer)
+        self.running = running
+        self.inference = InferenceNetwork(getattr(layer, self.kind.channels), width, initial_log_alpha, generator)
+
+    @property
+    def _features(self) -> Tensor:
+        features = self.running.state.features
+        assert features is not None
+        return features
+
+    @property
+    def samples(self) -> int:
+        """The number of samples in the running pass."""
+        return len(self._features)
+
+    def log_alpha(self, h: Tensor) -> Tensor:
+        """log α per input channel, shaped to multiply `h`. Spatial inputs are pooled, so α is constant over space."""
+        if self.kind.spatial:
+            pooled = h.mean(tuple(range(-self.kind.spatial, 0)))
+            log_alpha = self.inference(pooled, _repeat_features(self._features, pooled))
+            return log_alpha[(..., *[None] * self.kind.spatial)]
+        return self.inference(h, _repeat_features(self._features, h, self.owner(h)))
+
+    def owner(self, h: Tensor) -> Tensor | None:
+        """The sample of each row of the layer's input, where the network defines it (:meth:`Field.run`)."""
+        return self.running.state.owners.get(h.shape[0])
+
+    def output_var(self, layer: Any, h: Tensor, log_alpha: Tensor) -> Tensor:
+        """θ²(α h²): the variance of the layer's output due to the noise. Exact for a known input."""
+        return self.kind.apply(layer, log_alpha.exp() * h.square(), self._square(layer))
+
+    def _square(self, layer: Any) -> Tensor:
+        square = self.running.squares.get(self.name)
+        return self.kind.weight(layer).square() if square is None else square
+
+    def partners(self, h: Tensor) -> tuple[Tensor, Tensor] | None:
+        """For a network that evaluates each sample twice with the same weights (:class:`fmwc.adapters.Guided`): the row
+        of the other evaluation for each row of the layer's input, and whether a row is of the second. Else `None`."""
+        known = self.running.state.partners
+        if known is None:
+            return None
+        if (found := known.get(h.shape[0])) is not None:
+            return found
+        if h.shape[0] % (2 * self.samples):
+            raise ShapeError(f"layer '{self.name}' received {h.shape[0]} rows for {self.samples} samples, each twice")
+        rows = torch.arange(h.shape[0], device=h.device).view(self.samples, 2, -1)
+        return rows.flip(1).flatten(), (rows > rows.flip(1)).flatten()
+
+    def output_cov(self, layer: Any, h: Tensor, log_alpha: Tensor) -> Tensor | None:
+        """θ²(√α h · √α' h'): the covariance of each output with its partner's; `None` if rows have no partners."""
+        if (partners := self.partners(h)) is None:
+            return None
+        scaled = (0.5 * log_alpha).exp() * h
+        return self.kind.apply(layer, scaled * scaled[partners[0]], self._square(layer))
+
+    def correlated(self, layer: Any, h: Tensor, log_alpha: Tensor, std: Tensor, noise: Tensor) -> Tensor:
+        """Standard normal noise per output, correlated between partners as one draw of the weights would make it."""
+        if (cov := self.output_cov(layer, h, log_alpha)) is None:
+            return noise
+        partners = self.partners(h)
+        assert partners is not None
+        other, second = partners
+        correlation = (cov / (std * std[other]).clamp_min(torch.finfo(std.dtype).tiny)).clamp(-1, 1)
+        # The floor keeps the slope of the square root finite.
+        rest = (1 - correlation.square()).clamp_min(torch.finfo(std.dtype).eps).sqrt()
+        return torch.where(second[(..., *[None] * (noise.ndim - 1))], correlation * noise[other] + rest * noise, noise)
+
+    def shared_noise(self, layer: Any, h: Tensor, log_alpha: Tensor, noise: Tensor) -> Tensor:  # noise: (B, *weight)
+        """(θ √α ε) h: the term that one draw of the weights per sample adds to each row of the sample. Exact."""
+        scaled, place = _by_sample((0.5 * log_alpha).exp() * h, self.samples, self.owner(h))
+        weight = self.kind.weight(layer)
+        found = torch.func.vmap(lambda h, e: self.kind.apply(layer, h, weight * e))(scaled, noise).flatten(0, 1)
+        return found if place is None else torch.cat([found, torch.zeros_like(found[:1])])[place]
+
+    def weight_slope(
+        self, layer: Any, scaled: Tensor, gradient: Tensor, count: int, owner: Tensor | None
+    ) -> Tensor:  # -> (B, *weight)
+        """The gradient with respect to ε, divided by θ, from gradients at the outputs: a sum over each sample's rows.
+
+        Arguments:
+            scaled: √α h.
+        """
+        weight = self.kind.weight(layer)
+
+        def slope(h: Tensor, g: Tensor) -> Tensor:
+            return torch.func.vjp(lambda w: self.kind.apply(layer, h, w), weight)[1](g)[0]
+
+        return torch.func.vmap(slope)(_by_sample(scaled, count, owner)[0], _by_sample(gradient, count, owner)[0])
+
+    def before(self, layer: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Forward pre-hook of the layer."""
+        current = self.running.state.current
+        if current is None:
+            return None
+        if not args:
+            raise UsageError(
+                f"layer '{self.name}' is called by keyword; call it as layer(x), or exclude it from the noise"
+            )
+        return (current.before(self, layer, args[0]), *args[1:])
+
+    def after(self, layer: Any, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+        """Forward hook of the layer."""
+        current = self.running.state.current
+        return None if current is None else self._noised(current, layer, args[0], output)
+
+    def calling(self, layer: Any) -> Call:
+        """A linear function that applies the running pass, for projections without hooks."""
+
+        def call(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            current = self.running.state.current
+            if current is None:
+                return F.linear(x, weight, bias)
+            x = current.before(self, layer, x)
+            return self._noised(current, layer, x, F.linear(x, weight, bias))
+
+        return call
+
+    def _noised(self, current: Pass, layer: Any, h: Tensor, y: Tensor) -> Tensor:
+        if self.running.state.differentiable and not torch.is_grad_enabled():
+            raise UsageError(
+                f"layer '{self.name}' runs without derivatives (under no_grad, or a reentrant checkpoint), so its "
+                "noise cannot be followed; use use_reentrant=False, or exclude the layer from the noise"
+            )
+        return current.after(self, layer, h, y)
+
+
+# ---- rows of layers --------------------------------------------------------------------------------------------------
+
+
+def _by_sample(value: Tensor, count: int, owner: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Rows of a layer as `(B, k, …)`, padded with zeros, and the position of each row among the B·k.
+
+    The positions are `None` if the rows are in order; unused rows have the position B·k.
+    """
+    if owner is None:
+        return value.reshape(count, -1, *value.shape[1:]), None
+    if compiling():  # the largest number of rows would become a constant
+        raise UsageError(
+            "shared noise of samples with different numbers of rows cannot be compiled; use the field without compiling"
+        )
+    rank = _rank(owner, count)
+    most = int(torch.where(owner < count, rank, 0).max()) + 1
+    place = torch.where(owner < count, owner * most + rank, count * most)
+    filled = value.new_zeros(count * most + 1, *value.shape[1:]).index_copy(0, place, value)
+    return filled[:-1].view(count, most, *value.shape[1:]), place
+
+
+def _rank(owner: Tensor, count: int) -> Tensor:  # (R,) -> (R,)
+    """For each row, the number of earlier rows of the same sample."""
+    order, start = _starts(owner, count)
+    rank = torch.arange(len(owner), device=owner.device) - start[owner[order]]
+    return torch.empty_like(rank).index_copy(0, order, rank)
+
+
+def _starts(owner: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The order of the rows by sample, and the start of each sample in it."""
+    number = owner.new_zeros(count + 1).index_add(0, owner, torch.ones_like(owner))
+    return owner.argsort(stable=True), number.cumsum(0) - number
+
+
+def _partners(owner: Tensor, evaluations: int) -> tuple[Tensor, Tensor]:  # owner: of 2B evaluations
+    """For each row, the row of the sample's other evaluation, and whether it is of the second."""
+    number = owner.bincount(minlength=evaluations)[:evaluations]
+    if not torch.equal(number[::2], number[1::2]):
+        raise ShapeError("the two evaluations of a guided sample must have equal numbers of rows, got different ones")
+    order, start = _starts(owner, evaluations)
+    used = owner < evaluations
+    other = torch.where(used, owner ^ 1, owner)
+    return order[start[other] + _rank(owner, evaluations)], used & (owner % 2 == 1)
+
+
+def _repeat_features(
+    features: Tensor, h: Tensor, owner: Tensor | None = None
+) -> Tensor:  # (B, F) -> (*h.shape[:-1], F)
+    """The time features of each row of a layer's input, which may have several rows per sample."""
+    if owner is not None:
+        features = features[owner.clamp_max(len(features) - 1)]  # an unused row may have any time
+    else:
+        each, rest = divmod(h.shape[0], features.shape[0])
+        if rest:
+            raise ShapeError(
+                f"a layer received {h.shape[0]} rows for {features.shape[0]} times: give one t per sample, put samples "
+                "first (batch_first=True), define a method rows on the network, or exclude the layer"
+            )
+        if each > 1:
+            features = features.repeat_interleave(each, 0)
+    return features[(slice(None), *[None] * (h.ndim - 2))].expand(*h.shape[:-1], -1)
+
+
+# ---- the noise of a network ------------------------------------------------------------------------------------------
+
+
+class NoiseModel(nn.Module):
+    """The noise of a network. No layer is replaced and no `forward` is patched.
+
+    Arguments:
+        network: Any torch module.
+        include, exclude: Glob patterns over the dotted names of its linear and convolution layers, and of the
+            projections of `nn.MultiheadAttention`: `q_proj`, `k_proj`, `v_proj`, `out_proj`.
+        width: The width of the inference networks.
+        initial_log_alpha: log α before training.
+        generator: The source of the initial weights of the inference networks; torch's global generator if `None`.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        include: Sequence[str] = ("*",),
+        exclude: Sequence[str] = (),
+        width: int = 64,
+        initial_log_alpha: float = -3.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        chosen = choose_layers(network, include, exclude)
+        self.options: dict[str, Any] = {
+            "include": list(include),
+            "exclude": list(exclude),
+            "width": width,
+            "initial_log_alpha": initial_log_alpha,
+        }
+        self.names = list(chosen)
+        self.running = _Running()
+        self.layers = nn.ModuleList(
+            NoisyLayer(name, layer, self.running, width, initial_log_alpha, generator) for name, layer in chosen.items()
+        )
+        parameter = next(iter(chosen.values())).weight
+        self.to(device=parameter.device, dtype=parameter.dtype)
+        # Tuples, so that the user's own modules are not registered as parts of this one.
+        self._places: tuple[tuple[Any, Any], ...] = tuple(zip(self.layers, chosen.values(), strict=True))
+        self._attentions = tuple(m for m in network.modules() if isinstance(m, nn.MultiheadAttention))
+        self._network: tuple[nn.Module, ...] = (network,)
+
+    @property
+    def fused(self) -> bool:
+        """Whether torch has fused kernels for parts of the network, which it uses only without a pass."""
+        return bool(self._attentions)
+
+    @property
+    def attached(self) -> bool:
+        """Whether the noise model has a network (:meth:`remove`)."""
+        return bool(self._places)
+
+    @property
+    def hooks_kept(self) -> bool:
+        """Whether this thread is inside :meth:`keep_hooks`."""
+        return self.running.kept > 0
+
+    def remove(self) -> None:
+        """Release the network: no pass can run on it any more."""
+        self._places, self._attentions, self._network = (), (), ()
+
+    def check_layers(self, network: nn.Module | None = None) -> None:
+        """Raise if a layer that carries noise was replaced after the noise was attached.
+
+        The new layer would run without noise, and its variance would be missing.
+
+        Arguments:
+            network: The network that runs, if it may be another one; it may wrap the one the noise was attached to.
+        """
+        for root in self._network:
+            if network is not None and not any(module is root for module in network.modules()):
+                raise UsageError("the field's network was replaced after attach; attach noise to the new one")
+            for noisy, layer in self._places:
+                if (change := _change(root, noisy.name, layer)) is not None:
+                    raise UsageError(
+                        f"layer '{noisy.name}' was {change} after attach, so its noise would be missing; attach the "
+                        "network again: fmwc.attach(field.detach())"
+                    )
+
+    def squared_weights(self) -> dict[str, Tensor]:
+        """The current θ² of every noisy layer."""
+        self.check_layers()
+        with torch.inference_mode(False), torch.no_grad():
+            return {noisy.name: noisy.kind.weight(layer).square() for noisy, layer in self._places}
+
+    def constant_weights(self, squares: Mapping[str, Tensor] | None = None) -> Scope:
+        """A scope that caches θ² while the weights are constant, as in sampling.
+
+        The cache ends with the scope, because a captured graph of an optimiser changes weights without a trace.
+
+        Arguments:
+            squares: θ² by layer; computed here if `None`.
+        """
+        squares = self.squared_weights() if squares is None else squares
+        return _Within(_CONSTANT, self.running, _State(squares=squares))
+
+    def keep_hooks(self) -> Scope:
+        """A scope that keeps the hooks for many passes of this thread, for loops whose body is compiled."""
+        return Scopes(_HOOKS.holding([self]), _Kept(self.running))
+
+    def during(
+        self, current: Pass, t: Tensor, owners: Sequence[Tensor] = (), doubled: bool = False
+    ) -> Scope:  # t: (B,)
+        """A scope in which a pass runs in this thread and task. A pass inside a pass replaces it.
+
+        Arguments:
+            current: The pass.
+            t: The time of each sample.
+            owners: For each kind of rows of the layers, the sample of each row, or `B` for unused rows. Kinds are
+                recognised by their number of rows, which must differ.
+            doubled: Whether the network evaluates sample i twice, as 2i and 2i + 1, with the same weights; `owners`
+                then refers to evaluations.
+        """
+        inside: Scope = _Within(_PASSES, self.running, self._state(current, t, owners, doubled))
+        if self._attentions and self.running.state.current is None:
+            inside = Scopes(ExplicitAttention(self._calls()).scope(), inside)
+        return inside if self.hooks_kept else Scopes(_HOOKS.holding([self]), inside)
+
+    @contextmanager
+    def tracing(self, current: Pass, t: Tensor, owners: Sequence[Tensor] = (), doubled: bool = False) -> Iterator[None]:
+        """The same as :meth:`during` under torch.compile, inside :meth:`keep_hooks`."""
+        running, outer = self.running, self.running.traced
+        running.traced = self._state(current, t, owners, doubled)
+        try:
+            if self._attentions and outer is None:
+                with ExplicitAttention(self._calls()):
+                    yield
+            else:
+                yield
+        finally:
+            running.traced = outer
+
+    def _state(self, current: Pass, t: Tensor, owners: Sequence[Tensor], doubled: bool) -> _State:
+        by_number, count = {len(owner): owner for owner in owners}, len(t) * (2 if doubled else 1)
+        if len(by_number) < len(owners):
+            raise ShapeError(f"two kinds of rows have the same number, {sorted(map(len, owners))}; pad one of them")
+        if (same := by_number.get(count)) is not None and not torch.equal(same.cpu(), torch.arange(count)):
+            raise ShapeError(f"the number of rows of one kind equals the number of samples, {count}; pad the rows")
+        features = time_features(t.to(next(self.layers.parameters()).dtype))
+        if not doubled:
+            return _State(current, features, by_number)
+        partners = {number: _partners(owner, count) for number, owner in by_number.items()}
+        return _State(current, features, {number: o // 2 for number, o in by_number.items()}, partners=partners)
+
+    def _calls(self) -> dict[nn.MultiheadAttention, dict[str, Call]]:
+        calls: dict[nn.MultiheadAttention, dict[str, Call]] = {m: {} for m in self._attentions}
+        for noisy, layer in self._places:
+            if isinstance(layer, Projection):
+                calls[layer.attention][layer.which] = noisy.calling(layer)
+        return calls
+
+    def put_hooks(self) -> None:
+        """Register the hooks that are missing, next to the layer: inside any hooks of the network's author."""
+        for noisy, layer in self._hooked_places():
+            if not _own(layer._forward_pre_hooks, noisy):
+                layer.register_forward_pre_hook(noisy.before)
+            if not _own(layer._forward_hooks, noisy):
+                layer.register_forward_hook(noisy.after, prepend=True)
+
+    def take_hooks(self) -> None:
+        """Remove every hook of this noise model."""
+        for noisy, layer in self._hooked_places():
+            for hooks in (layer._forward_pre_hooks, layer._forward_hooks):
+                for key in _own(hooks, noisy):
+                    hooks.pop(key, None)
+
+    def _hooked_places(self) -> list[tuple[NoisyLayer, Any]]:
+        return [(noisy, layer) for noisy, layer in self._places if not isinstance(layer, Projection)]
+
+
+def _change(network: nn.Module, name: str, layer: Any) -> str | None:
+    """How a layer was changed, in words; `None` if it is still in its place."""
+    expected = layer.attention if isinstance(layer, Projection) else layer
+    path = name.split(".")[: -1 if isinstance(layer, Projection) else None]
+    found: Any = network
+    for part in filter(None, path):
+        found = getattr(found, part, None)
+    if found is expected:
+        return None
+    return "removed" if found is None else f"replaced by another {type(found).__name__}"
+
+
+def _own(hooks: Mapping[int, Any], noisy: NoisyLayer) -> list[int]:
+    """The keys of a layer's hooks that belong to its noise."""
+    return [key for key, hook in list(hooks.items()) if getattr(hook, "__self__", None) is noisy]
+
+
+# Hooks are found on the layers instead of by handles, so that an interrupt cannot lose one.
+_HOOKS: Shared[NoiseModel] = Shared(
+    lambda noise: None, lambda noise: noise.put_hooks(), lambda noise, _: noise.take_hooks()
+)
+
+
+class _Kept(Scope):
+    counted = False
+
+    def __init__(self, running: _Running) -> None:
+        self.running = running
+
+    def open(self) -> None:
+        self.counted = True
+        self.running.kept += 1
+
+    def close(self) -> None:
+        if self.counted:
+            self.counted = False
+            self.running.kept -= 1

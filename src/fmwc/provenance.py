@@ -1,0 +1,170 @@
+"""Where a result comes from: commit, code, device, versions and time.
+
+The commit is written into a package when it is built (`hatch_build.py`), and read from git's files in a checkout. Git
+itself is never run: it would execute what the configuration of a surrounding repository says, and it would answer for
+whatever repository that is. :func:`code` hashes the files that run, so edits since the commit show.
+
+`hatch_build.py` loads this file on its own, so it imports torch and the rest of fmwc inside functions only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import sys
+import time
+from datetime import datetime, timezone
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "BAKED",
+    "Clock",
+    "code",
+    "commit",
+    "commit_of",
+    "describe_device",
+    "pick_device",
+    "provenance",
+    "runtime",
+]
+
+BAKED = "_commit.py"  # in the package's folder, where it was built
+UNKNOWN = "unknown"
+SHORT = 12
+_HASH = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+_REF = re.compile(r"refs/[A-Za-z0-9._/+-]+")
+_OURS = re.compile(r"^\[project\]\s*$(?:(?!^\[).)*?^name\s*=\s*[\"']fmwc[\"']\s*$", re.MULTILINE | re.DOTALL)
+PACKAGE = Path(__file__).resolve().parent
+
+
+# ---- code --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def commit() -> str:
+    """Return the commit of the running code: `FMWC_COMMIT`, that of the build or of the checkout, or "unknown"."""
+    if given := os.environ.get("FMWC_COMMIT"):
+        return "".join(c if c.isprintable() else "?" for c in given)[:100]
+    if found := re.fullmatch(r'COMMIT = "([0-9a-f]{7,64})"\s*', _text(PACKAGE / BAKED)):
+        return found[1]
+    root = PACKAGE.parents[1]
+    ours = root / "src" / "fmwc" == PACKAGE and _OURS.search(_text(root / "pyproject.toml"))
+    return commit_of(root) if ours else UNKNOWN
+
+
+def commit_of(root: Path) -> str:
+    """Return the commit that a checkout is at, from the files of its repository, or "unknown"."""
+    git = root / ".git"
+    if git.is_file():  # of a worktree, or a submodule
+        there = re.fullmatch(r"gitdir: (.+)\s*", _text(git))
+        if not there:
+            return UNKNOWN
+        git = root / there[1].strip()
+    shared = _text(git / "commondir").strip()
+    places = [git, git / shared] if shared else [git]
+    head = _text(git / "HEAD").strip()
+    if head.startswith("ref: "):
+        name = head.removeprefix("ref: ")
+        if not _REF.fullmatch(name) or ".." in name:
+            return UNKNOWN
+        packed = [line for place in places for line in _text(place / "packed-refs").splitlines()]
+        found = [_text(place / name).strip() for place in places]
+        found += [line.removesuffix(f" {name}") for line in packed if line.endswith(f" {name}")]
+        head = next(filter(None, found), "")
+    return head[:SHORT] if _HASH.fullmatch(head) else UNKNOWN
+
+
+def _text(path: Path) -> str:
+    """Return the content of a short text file, or "" if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() and path.stat().st_size < 1 << 24 else ""
+    except (OSError, ValueError):
+        return ""
+
+
+@cache
+def code() -> str:
+    """Return a hash of the package's Python files as they are."""
+    found = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path.name != BAKED:
+            content = path.read_bytes()
+            found.update(f"{path.relative_to(PACKAGE).as_posix()}|{len(content)}|".encode() + content)
+    return found.hexdigest()[:SHORT]
+
+
+# ---- device and time ---------------------------------------------------------------------------------------------
+
+
+def pick_device(name: str | torch.device) -> torch.device:
+    """Return a device by name; `auto` is the GPU if there is one."""
+    import torch
+
+    from fmwc.errors import UsageError
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"unknown device '{name}'; use auto, cpu or cuda") from error
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device '{name}' is not supported; use auto, cpu or cuda")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError("CUDA is not available; use --device cpu")
+    return device
+
+
+def describe_device(device: torch.device) -> str:
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads, {platform.machine()}"
+
+
+class Clock:
+    """Wall time since it was created; waits for the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.start = device, time.perf_counter()
+        commit(), code()  # looked up once: the files may change during the run
+
+    @property
+    def seconds(self) -> float:
+        import torch
+
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter() - self.start
+
+
+def runtime(device: torch.device) -> dict[str, str]:
+    """Return what a result depends on beside its recipe: part of the identity of every run that can resume."""
+    import torch
+
+    version = sys.modules["fmwc"].__version__  # not an import: the package imports from every layer
+    return {"device": device.type, "torch": torch.__version__, "fmwc": version}
+
+
+def provenance(device: torch.device, seconds: float, **more: Any) -> dict[str, Any]:
+    """Return the commit, code, device, versions, date and wall time that are recorded beside every result."""
+    import torch
+
+    return {
+        "commit": commit(),
+        "code": code(),
+        "device": describe_device(device),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "seconds": round(seconds, 1),
+        **more,
+    }

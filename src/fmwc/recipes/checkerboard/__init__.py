@@ -1,1 +1,0 @@
-"""The paper's first setting: a flow onto eight cells of a chequered board."""

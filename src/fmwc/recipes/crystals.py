@@ -1,0 +1,224 @@
+"""The recipe for crystals, the paper's third experiment (tab:network-hyperparams, tab:training-hyperparams)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fmwc.calibration import FEWEST_PILOT, fit_confidence
+from fmwc.crystals import mp20
+from fmwc.crystals.structures import BITS, Crystals, encode
+from fmwc.errors import UsageError
+from fmwc.estimators import Linearised
+from fmwc.field import Field, attach
+from fmwc.flow import Channel, FlatTorus, Lattice, Space
+from fmwc.networks import CSPNet
+from fmwc.randomness import Stream, derive
+from fmwc.recipes.recipe import plan_of, require_counts, require_method
+from fmwc.references import Reference
+from fmwc.sampling import SamplingConfig, sample
+from fmwc.sampling.scores import parsed
+from fmwc.training import Plan
+
+__all__ = ["EVERY", "PRESETS", "READ_BY", "SCORE", "Mp20", "batch_for"]
+
+WIDTH = mp20.MOST_ATOMS
+EVERY = 5  # default number of steps between two readings of the variance
+READ_BY = Linearised(1)
+SCORE = "geometric@0.6-0.9"  # the best label-free reading on validation seed 100 (results/crystals/NOTES.md)
+
+
+def batch_for(device: torch.device) -> int:
+    """Return the batch size of sampling: enough to fill a GPU, or for frequent progress on two cores."""
+    return 2_500 if device.type == "cuda" else 50
+
+
+@dataclass(frozen=True)
+class Mp20:
+    """One training run. Values are the paper's unless a comment gives a reason."""
+
+    method: str = "retrofit"  # retrofit: train the flow, then fit the noise; joint: both at once, as in the paper
+    seed: int = 0
+    hidden: int = 512
+    layers: int = 6
+    frequencies: int = 128
+    time_features: int = 256
+    iterations: int = 75_000  # 875 epochs; the paper's 2,000 exceed the GPU time available
+    batch: int = 256
+    lr: float = 5e-4
+    last_lr: float = 1e-5
+    decay: str = "cosine"
+    weight_decay: float = 5e-3
+    average: float = 0.999
+    clip: float = 0.5  # of each entry of the gradients, as in FlowMM
+    beta: float = 1e-3
+    prior_rate: float = 0.1
+    cycles: int = 4
+    warmup: float = 0.1
+    type_weight: float = 40.0  # in the loss, as in FlowMM
+    coord_weight: float = 400.0
+    exclude: str = "*.from_offset"  # layers without noise: the waves of pairs, half of its cost
+    width: int = 64  # of the inference networks
+    noise_steps: int = 2_000  # of the retrofit
+    noise_batch: int = 256
+    noise_lr: float = 1e-3
+    precision: str = "bf16"  # on a GPU
+    compiled: bool = True
+    noise_compiled: bool = True
+    eightbit: bool = True  # weights are quantised, as shipped, before any reading
+    stratified: bool = True  # batches of equal size, as captured graphs require
+    save_every: int = 5_000
+    minutes: float = 0.0  # time limit of training; 0 for none
+    enough: float = 1.0  # share of the steps after which a network stopped by the time limit is accepted
+    flow: str = ""  # a checkpoint whose flow is used instead of training one
+    steps: int = 50  # of sampling
+    anneal: float = 20.0  # coordinates move at 1 + s·t times their velocity (results/crystals/NOTES.md)
+    references: int = 500  # crystals of the confidence's reference
+    data: str = ""  # a folder; FMWC_DATA if empty
+
+    def __post_init__(self) -> None:
+        require_method(self)
+        require_counts(
+            self, "hidden", "layers", "frequencies", "time_features", "width", "noise_steps", "noise_batch", "steps"
+        )
+        if self.references < FEWEST_PILOT:
+            raise UsageError(f"references must be at least {FEWEST_PILOT}, got {self.references}")
+        if not 0 < self.enough <= 1 or self.minutes < 0 or self.anneal < 0:
+            raise UsageError("enough must lie in (0, 1], and minutes and anneal must not be negative")
+
+    @property
+    def name(self) -> str:
+        return "crystals"
+
+    @property
+    def plan(self) -> Plan:
+        return plan_of(self)
+
+    def crystals(self, split: str = "train") -> Crystals:
+        return _crystals(self.data or os.environ.get("FMWC_DATA", ""), split)
+
+    def space(self) -> Space:
+        return _space(self.crystals(), self.type_weight, self.coord_weight, self.anneal)
+
+    def rows(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the training data sorted by size, so that stratified batches have about the same number of pairs."""
+        state, atoms = encode(self.crystals())
+        order = atoms.argsort(stable=True)
+        return {name: value[order] for name, value in state.items()}, {"atoms": atoms[order]}
+
+    def source(self) -> tuple[Tensor, ...]:
+        """Return the data from which `rows` is computed."""
+        data = self.crystals()
+        return data.numbers, data.coords, data.lengths, data.angles
+
+    def network(self, heads: int = 1) -> CSPNet:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(self.seed, "network"))
+            network = CSPNet(self.hidden, self.layers, self.frequencies, self.time_features, BITS, WIDTH)
+        _scale(network, self)
+        if self.stratified:
+            sizes = self.rows()[1]["atoms"]
+            network.static_capacity |= {
+                batch: _capacity(sizes, batch) for batch in (self.batch, min(self.noise_batch, len(sizes)))
+            }
+        return network
+
+    def attach(self, network: nn.Module) -> Field:
+        # Checked before training, because the reference is read with these steps afterwards.
+        _, _, window = parsed(SCORE)
+        read_at = [step / self.steps for step in range((self.steps - 1) % EVERY, self.steps, EVERY)]
+        if not any(window["early"] <= t < window["late"] for t in read_at):
+            raise UsageError(f"{self.steps} steps have no reading in the window of {SCORE}; use 20 or more")
+        return attach(
+            network,
+            exclude=[self.exclude] if self.exclude else [],
+            space=self.space(),
+            prior_rate=self.prior_rate,
+            width=self.width,
+            seed=derive(self.seed, "noise"),
+        )
+
+    def draw(self, field: Any, count: int, seed: int, **options: Any) -> Any:
+        """Sample crystals with FlowMM's anti-annealing; their sizes are distributed as in the data."""
+        network = getattr(field, "network", field)
+        device = next(network.parameters()).device
+        atoms = network.draw_sizes(count, derive(seed, "atoms"))
+        config = options.pop("config", SamplingConfig()).with_defaults(batch=batch_for(device), space=self.space())
+        options = {"steps": self.steps, **options, "config": config}
+        return sample(field, count, seed=seed, cond={"atoms": atoms.to(device)}, **options)
+
+    def reference(self, field: Field) -> tuple[Reference, dict[str, float]]:
+        """Return the reference, from crystals with their own seed."""
+        network: Any = field.network
+        atoms = network.draw_sizes(self.references, derive(self.seed, "atoms"))
+        reference = fit_confidence(
+            field,
+            cond={"atoms": atoms},
+            steps=self.steps,
+            pilot=self.references,
+            seed=derive(self.seed, "reference"),
+            batch=batch_for(field.device),
+        )
+        return reference, {}
+
+
+def _space(crystals: Crystals, type_weight: float, coord_weight: float, anneal: float) -> Space:
+    logarithm = crystals.lengths.log()
+    mean, std = (tuple(round(v, 4) for v in f.tolist()) for f in (logarithm.mean(0), logarithm.std(0)))
+    return Space(
+        {
+            "type": Channel((WIDTH, BITS), rows="atoms", weight=type_weight),
+            "coord": Channel(
+                (WIDTH, 3), FlatTorus(), "uniform", rows="atoms", centred=True, weight=coord_weight, anneal=anneal
+            ),
+            "lattice": Channel((6,), Lattice(mean, std), "own"),
+        }
+    )
+
+
+def _scale(network: CSPNet, recipe: Mp20) -> None:
+    """Set the scales of the network's inputs and outputs from paths of many crystals at random times."""
+    state, cond = recipe.rows()
+    space = recipe.space().given(cond)
+    randomness = Stream(torch.Generator().manual_seed(derive("scales")))
+    count = len(cond["atoms"])
+    t = randomness.uniform(torch.empty(count))
+    x_t, u = space.path(space.noise(count, randomness), state, t)
+    network.lattice_mean.copy_(x_t["lattice"].mean(0))
+    network.lattice_std.copy_(x_t["lattice"].std(0).clamp_min(1e-3))
+    network.velocity_mean.copy_(u["lattice"].mean(0))
+    network.velocity_std.copy_(u["lattice"].std(0).clamp_min(1e-3))
+    there = space.present["coord"].expand_as(u["coord"])
+    network.coord_std.copy_(u["coord"][there].square().mean().sqrt())
+    network.sizes.copy_(torch.bincount(cond["atoms"], minlength=WIDTH + 1))
+
+
+def _capacity(atoms: Tensor, batch: int) -> tuple[int, int]:
+    """Return the most atoms and pairs of a stratified batch of sorted sizes: the last of every slice."""
+    ends = ((torch.arange(batch) + 1) * (len(atoms) / batch)).ceil().long().clamp_max(len(atoms) - 1)
+    most = atoms[ends]
+    rows = -(-int(most.sum()) // 64) * 64
+    pairs = -(-max(1, int((most * (most - 1)).sum())) // 64) * 64
+    while pairs in (batch, rows):  # layers recognise rows of crystals, atoms and pairs by their number
+        pairs += 64
+    return rows, pairs
+
+
+PRESETS: dict[str, Mp20] = {
+    # Train the flow as usual, then fit the noise; samples are those of the plain flow.
+    "recommended": Mp20(),
+    # As in the paper: joint training.
+    "paper": Mp20(method="joint"),
+    # A small model for two cores.
+    "quick": Mp20(hidden=64, layers=3, frequencies=16, time_features=32, iterations=2_000, batch=64, noise_steps=200),
+}
+
+
+@lru_cache(maxsize=4)
+def _crystals(path: str, split: str) -> Crystals:
+    return mp20.load(path or None, split)

@@ -1,1 +1,0 @@
-"""Inorganic crystals: the paper's third setting."""

@@ -1,1 +1,0 @@
-"""The paper's second setting: class-conditional digits, judged by a classifier."""

@@ -1,0 +1,670 @@
+"""The pages of the commands: a Checkerboard run, an MNIST run, samples of any network, and checks of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from fmwc.errors import UsageError
+from fmwc.field import Field
+from fmwc.metrics.points import misplaced
+from fmwc.metrics.ranking import ranking_text, rate, rate_kept, retention
+from fmwc.report import images
+from fmwc.report.curves import (
+    EXTREME,
+    Sweep,
+    draw_signals,
+    extremes,
+    quality_against_steps,
+    retention_curve,
+    transport_profile,
+    variance_trajectories,
+)
+from fmwc.report.images import Pixels, contest_text, draw_images, most_doubtful
+from fmwc.report.page import Picture, Section, Tile, write_page, write_pictures
+from fmwc.report.points import draw_points, explorer, samples_by_confidence, variance_against_divergence
+from fmwc.report.run import NAMES, RunArrays, array, describe, ordering_of
+from fmwc.report.table import Table
+from fmwc.sampling import Trajectory
+from fmwc.sampling.trajectory import DISPERSION
+from fmwc.state import channels
+
+__all__ = [
+    "CHECKERBOARD_KEPT",
+    "DIGITS_KEPT",
+    "ENOUGH",
+    "by_stage",
+    "checkerboard_figures",
+    "checkerboard_page",
+    "checks_page",
+    "closing",
+    "contest_section",
+    "digits_figures",
+    "digits_page",
+    "draw_samples",
+    "kind_of",
+    "samples_page",
+    "tile",
+]
+
+Rows = Sequence[Mapping[str, str]]
+
+CHECKERBOARD_KEPT, DIGITS_KEPT = 0.9, 0.8  # the shares of samples that the main numbers keep
+ENOUGH = 50  # samples that a curve of a ranking needs: of fewer, the surest tenth are four at most
+FINE, COARSE = 120, 72  # cells per side of a map: in a report, in a quick demonstration
+ENDS = 10  # samples listed from either end
+LISTED = 30  # samples in the table of checks
+NUMBERS = 8  # numbers that are listed of a sample which is not drawn
+LONG, SIDE, PANELS = 8, 4, 4  # least length of a signal, least side of an image, most channels of a signal
+
+
+# ---- shared parts ------------------------------------------------------------------------------------------------
+
+
+def tile(value: str, name: str, kind: str = "", chance: float | None = None) -> Tile:
+    """Return a main number with its interval in its name; `chance` is the value of a random order."""
+    if value.startswith("too few"):
+        return Tile("?", f"{name}: {value}", kind)
+    number, _, interval = value.partition(" ")
+    random = "" if chance is None else f" (random order: {chance:.2f}, best: 1)"
+    return Tile(number, f"{name}{random}, 90 % interval {interval}", kind)
+
+
+def _tiles(run: RunArrays, samples: str, bad: str, kept: float) -> list[Tile]:
+    if not run.bad.any():
+        return []
+    return [
+        tile(rate(run.bad), f"{bad}, of all {samples}"),
+        tile(rate_kept(run.score, run.bad, kept), f"{bad}, of the surest {kept:.0%}", "sure"),
+        tile(ranking_text(run.score, run.bad, bad), f"AUPRC of {bad} {samples}", chance=float(run.bad.mean())),
+    ]
+
+
+def _lead(run: RunArrays, score: str, samples: str, bad: str) -> list[str]:
+    none = "" if run.bad.any() else f" None of them is {bad}, so there are no errors to find."
+    return [f"{len(run.bad):,} generated {samples}, each with its {run.label}.{none}", *_notes(run.note, score)]
+
+
+def _notes(note: str, score: str) -> list[str]:
+    return [f"The ranking is by score “{score}”: {describe(score)}.", *([f"Ordered by {note}."] if note else [])]
+
+
+def _retention(run: RunArrays, bad: str) -> list[Section]:
+    """Retention curves of the run's scores, if there are enough samples."""
+    if len(run.bad) < ENOUGH:
+        return []
+    curves = {name: retention(score, run.bad) for name, score in run.scores.items()}
+    return [
+        Section(
+            f"Share of {bad} samples among those kept",
+            "From left to right, more and more of the most doubtful samples are discarded. A random order follows the "
+            "dashed line, a perfect order the dotted line.",
+            pictures=[
+                Picture(
+                    "retention",
+                    f"Share of {bad} samples among those kept, against the share kept.",
+                    retention_curve(curves, float(run.bad.mean()), bad),
+                )
+            ],
+        )
+    ]
+
+
+def _history(
+    times: np.ndarray,
+    std: np.ndarray,
+    confidence: np.ndarray,
+    label: str,
+    shares: tuple[float, float] | None = None,
+    bad: str = "",
+    of: str = "",
+) -> list[Section]:
+    """The variance over time, if it was read."""
+    if not len(times):
+        return []
+    return [
+        Section(
+            "Uncertainty over time",
+            "Standard deviation of the velocity along the trajectories of the surest and of the most doubtful tenth of "
+            f"the samples, by {label}. Thick lines are medians, bands cover 80 % of the samples, and thin lines are "
+            f"single samples.{of}",
+            pictures=[
+                Picture(
+                    "trajectories",
+                    "Uncertainty of the velocity over time, for the surest and the most doubtful tenth of the samples.",
+                    variance_trajectories(times, std, confidence, shares, bad),
+                )
+            ],
+        )
+    ]
+
+
+def _run_history(run: RunArrays, bad: str, closer: RunArrays | None = None) -> list[Section]:
+    """The variance over time; `closer` holds some of the samples with more readings, if the run has few."""
+    drawn = run if closer is None else closer
+    low, high = (float(run.bad[which].mean()) for which in extremes(-run.score))
+    of = "" if closer is None else f" The curves show {len(drawn.bad):,} of the {len(run.bad):,} samples."
+    return _history(drawn.times, drawn.std, drawn.confidence, run.label, (low, high), bad, of)
+
+
+def _transport(run: RunArrays, profile: np.ndarray, parts: Sequence[str], part: str = "layer") -> Section:
+    """The sources of the endpoint variance by step and part of the network; `profile` is `(steps, parts, B)`."""
+    sure, doubtful = (profile[:, :, which] for which in extremes(run.confidence))
+    return Section(
+        f"Endpoint variance by step and {part}",
+        "Each bar is one step of the trajectory; its height is the share of the endpoint variance that the step "
+        f"contributes. Colours show the {part} of the network. The shares of the surest and of the most doubtful "
+        f"{EXTREME:.0%} of the samples each add up to one.",
+        pictures=[
+            Picture(
+                "transport",
+                f"Share of the endpoint variance per step, stacked by {part}, for the two groups of samples.",
+                transport_profile(sure, doubtful, run.grid.mean(1), parts, part),
+            )
+        ],
+    )
+
+
+def closing(numbers: Rows, limits: Sequence[str], provenance: Mapping[str, str]) -> list[Section]:
+    """Return the last sections of a page: numbers, limitations and provenance."""
+    return [
+        *([Section("Numbers", tables=[Table(numbers)])] if numbers else []),
+        Section("Limitations", items=[*_LIMITS, *limits]),
+        Section("Provenance", facts=provenance),
+    ]
+
+
+_LIMITS = (
+    "A confidence is a position in a ranking, not a probability: 0.9 means surer than 90 % of the reference samples, "
+    "not correct in 90 % of the cases.",
+    "It rates the generated samples. It does not show which parts of the data the model leaves out.",
+    "A model can be confident and wrong. The variance is the model's own uncertainty, to first order in the noise of "
+    "its weights.",
+)
+_ONE_SEED = "The numbers come from one run with one seed and do not show the variation between seeds."
+
+
+def _auprc_limit(bad: str) -> str:
+    return (
+        f"The AUPRC of a random order is the share of {bad} samples, so AUPRC alone does not compare models with "
+        "different shares."
+    )
+
+
+# ---- Checkerboard ------------------------------------------------------------------------------------------------
+
+_VARIANCE = "temporal_ratio"  # the variance score that is shown beside other scores
+
+
+def _read_board(trajectory: Trajectory) -> RunArrays:
+    dispersion = [] if trajectory.transported is None else [DISPERSION]
+    return RunArrays.read(trajectory, misplaced(trajectory.x), [_VARIANCE, *dispersion])
+
+
+def _variance_rank(run: RunArrays) -> np.ndarray | None:  # -> (B,)
+    """The rank of each sample by the variance, in [0, 1]; `None` if the run itself is ranked by the variance."""
+    if next(iter(run.scores)) in (NAMES[_VARIANCE], NAMES[DISPERSION]) or NAMES[_VARIANCE] not in run.scores:
+        return None
+    score = run.scores[NAMES[_VARIANCE]]
+    return 1 - np.searchsorted(np.sort(score), score, side="right") / len(score)
+
+
+def _board_sections(run: RunArrays, field: Field, closer: RunArrays | None = None) -> list[Section]:
+    beside = _variance_rank(run)
+    levels, both = {run.label: run.confidence}, ""
+    if beside is not None:
+        both = f" Left: the {run.label}. Right: the rank by the variance, which needs no training data."
+        levels = {f"{run.label}: {next(iter(run.scores))}": run.confidence, f"variance: {NAMES[_VARIANCE]}": beside}
+    sections = [
+        Section(
+            f"Samples by {run.label}",
+            "Grey cells are the support of the data. Misplaced samples are ringed; a useful score colours them as "
+            f"doubtful.{both}",
+            pictures=[
+                Picture(
+                    "samples",
+                    f"Samples on the checkerboard, coloured by {run.label}, with misplaced samples ringed.",
+                    samples_by_confidence(run.x, levels, run.bad),
+                )
+            ],
+        ),
+        *_retention(run, "misplaced"),
+        *_run_history(run, "misplaced", closer),
+        Section(
+            "Uncertainty and divergence of the flow",
+            "Left and middle: standard deviation of the velocity, by the linearised estimator and by the paper's "
+            "diagonal estimator. Right: divergence of the flow. Where trajectories separate, a small error decides "
+            "where a sample ends, so the bright regions should coincide.",
+            pictures=[
+                Picture(
+                    "divergence",
+                    "Maps of the plane: standard deviation of the velocity by two estimators, and divergence.",
+                    variance_against_divergence(field, cells=FINE if closer is None else COARSE),
+                )
+            ],
+        ),
+    ]
+    closest = run if closer is None else closer
+    if closest.profile is not None:
+        sections.append(_transport(closest, closest.profile, closest.layers))
+    return sections
+
+
+def checkerboard_figures(folder: Path, field: Field, trajectory: Trajectory) -> list[Path]:
+    """Write the figures of a Checkerboard run to a folder as PNG files."""
+    return write_pictures(folder, _board_sections(_read_board(trajectory), field))
+
+
+def checkerboard_page(
+    out: Path,
+    field: Field,
+    trajectory: Trajectory,
+    *,
+    numbers: Rows,
+    provenance: Mapping[str, str],
+    closer: Trajectory | None = None,
+    stride: int = 1,
+) -> Path:
+    """Write `report.html` of a Checkerboard run.
+
+    Arguments:
+        out: The folder.
+        field: The sampled field.
+        trajectory: Its samples with their variance; a transported variance is shown too.
+        numbers: Rows of the table.
+        provenance: Commit, device, seed and time.
+        closer: Every `stride`-th sample in the order of the score, sampled again with the variance of every step, if
+            the trajectory has few readings.
+        stride: See `closer`.
+    """
+    run, again = _read_board(trajectory), None
+    if closer is not None:
+        order = np.argsort(run.score, kind="stable")
+        again = replace(_read_board(closer), confidence=run.confidence[order[::stride]])
+    curves = again or run
+    explored = explorer(
+        run.x,
+        run.score,
+        run.confidence,
+        run.bad,
+        curves.times,
+        curves.std,
+        stride if again else 1,
+        run.label,
+        _variance_rank(run),
+    )
+    caption = (
+        "Each point is a generated sample; grey cells are the support of the data. Move the slider to discard the "
+        f"samples with the lowest {run.label}."
+    )
+    limits = [_auprc_limit("misplaced"), _ONE_SEED]
+    if "nearest" in trajectory.default_score:
+        limits.append(
+            "The distance to training samples favours copies of them: a sample that is new and good counts as doubtful."
+        )
+    return write_page(
+        out / "report.html",
+        "Checkerboard: confidence of each sample",
+        [
+            Section("Discard doubtful samples", caption, html=explored),
+            *_board_sections(run, field, again),
+            *closing(numbers, limits, provenance),
+        ],
+        lead=_lead(run, trajectory.default_score, "samples", "misplaced"),
+        tiles=_tiles(run, "samples", "misplaced", CHECKERBOARD_KEPT),
+    )
+
+
+# ---- MNIST -------------------------------------------------------------------------------------------------------
+
+STAGES = {  # of the UNet, in the order of the signal
+    "first": "first",
+    "time": "time & class",
+    "down": "down",
+    "shrink": "down",
+    "middle": "middle",
+    "grow": "up",
+    "up": "up",
+    "out": "out",
+}
+
+
+def by_stage(
+    profile: np.ndarray, layers: Sequence[str]
+) -> tuple[np.ndarray, list[str]]:  # (steps, L, B) -> (steps, S, B)
+    """Sum the layers of the UNet over its stages; layers that add time and class form their own stage.
+
+    >>> layers = ["time", "first", "down.0.0.conv1", "down.0.0.cond", "shrink.0", "out"]
+    >>> parts, stages = by_stage(np.arange(6.0).reshape(1, 6, 1), layers)
+    >>> dict(zip(stages, parts[0, :, 0].tolist()))
+    {'first': 1.0, 'time & class': 3.0, 'down': 6.0, 'out': 5.0}
+    """
+
+    def stage(layer: str) -> str:
+        parts = layer.split(".")
+        return STAGES["time"] if parts[-1] == "cond" else STAGES.get(parts[0], parts[0])
+
+    stages = [stage(layer) for layer in layers]
+    known = [name for name in dict.fromkeys(STAGES.values()) if name in stages]
+    names = list(dict.fromkeys([*known, *stages]))  # layers of other networks keep their names and come last
+    sums = [profile[:, [name == stage for stage in stages]].sum(1) for name in names]
+    return np.stack(sums, 1), names
+
+
+def _read_digits(trajectory: Trajectory, bad: ArrayLike) -> tuple[RunArrays, np.ndarray]:
+    if "y" not in trajectory.cond:
+        raise UsageError("this report needs the requested class of each digit: sample with cond={'y': classes}")
+    return RunArrays.read(trajectory, bad, ["integrated"]), array(trajectory.cond["y"])
+
+
+def _digit_sections(
+    trajectory: Trajectory, run: RunArrays, asked: np.ndarray, pixels: Pixels, sweep: Sweep | None
+) -> list[Section]:
+    sureness = -run.score  # confidences have ties, for digits outside the range of the reference
+    some = pixels.index
+    shown = run.confidence[some], run.x[some], run.bad[some], run.label
+    sections = [
+        Section(
+            f"Digits by {run.label}",
+            "Digits from the surest to the most doubtful, row by row; the numbers on the left are ranks. Framed digits "
+            "are assigned to another class by a classifier trained on real digits; the small number in the frame is "
+            "the requested class.",
+            pictures=[
+                Picture(
+                    "digits",
+                    "Generated digits from the surest to the most doubtful, with failed digits framed.",
+                    images.sorted_grid(run.x, sureness, run.bad, asked),
+                )
+            ],
+        ),
+        *_retention(run, "failed"),
+        Section(
+            "Surest and most doubtful digits of each class",
+            "Each row shows the surest and the most doubtful digits of one class, and the failure rate of the class.",
+            pictures=[
+                Picture(
+                    "classes",
+                    "For each class, a row of its surest and most doubtful digits, with failed digits framed.",
+                    images.extremes_by_class(run.x, sureness, run.bad, asked),
+                )
+            ],
+        ),
+        Section(
+            "Uncertainty of each pixel",
+            "Top: states of a trajectory from noise to digit. Bottom: standard deviation of the velocity of each pixel "
+            "at the same times, on a common scale.",
+            pictures=[
+                Picture(
+                    "pixels",
+                    "States and standard deviations of the velocity of each pixel at several times, for a few sure and "
+                    "a few doubtful digits.",
+                    images.pixel_std(pixels.states, pixels.std, pixels.times, *shown),
+                )
+            ],
+        ),
+        *_run_history(run, "failed"),
+    ]
+    if run.profile is not None:
+        sections.append(_transport(run, *by_stage(run.profile, run.layers), "stage"))
+    if sweep is not None:
+        sections.append(
+            Section(
+                "Quality against the number of steps",
+                "Each step is one evaluation of the network. Left: Fréchet distance to real digits. Right: failure "
+                "rate according to the classifier.",
+                pictures=[
+                    Picture(
+                        "steps",
+                        "Fréchet distance and failure rate against the number of Euler steps.",
+                        quality_against_steps(sweep),
+                    )
+                ],
+            )
+        )
+    return [*sections, *contest_section(trajectory)]
+
+
+_CONTEST = (
+    "The most doubtful samples, for which another class explains the sample better or almost as well as the requested "
+    "class. Framed samples are explained better by another class."
+)
+
+
+def contest_section(run: Trajectory) -> list[Section]:
+    """The most doubtful images of a run with a contest between classes; none for other runs."""
+    if not {"contest", "rival", "margin"} <= run.evidence.keys() or "y" not in run.cond:
+        return []
+    score, rival, margin = (array(run.evidence[name]) for name in ("contest", "rival", "margin"))
+    figure = most_doubtful(array(run.x), score, array(run.cond["y"]), rival, margin)
+    alt = "The most doubtful samples with the class that explains them best."
+    return [Section("Contest between classes", _CONTEST, pictures=[Picture("contest", alt, figure)])]
+
+
+def digits_figures(
+    folder: Path, trajectory: Trajectory, bad: ArrayLike, pixels: Pixels, sweep: Sweep | None = None
+) -> list[Path]:
+    """Write the figures of an MNIST run to a folder as PNG files; the arguments are those of :func:`digits_page`."""
+    return write_pictures(folder, _digit_sections(trajectory, *_read_digits(trajectory, bad), pixels, sweep))
+
+
+def digits_page(
+    out: Path,
+    trajectory: Trajectory,
+    bad: ArrayLike,
+    pixels: Pixels,
+    *,
+    numbers: Rows,
+    provenance: Mapping[str, str],
+    sweep: Sweep | None = None,
+) -> Path:
+    """Write `report.html` of an MNIST run.
+
+    Arguments:
+        out: The folder.
+        trajectory: Digits with their variance and the requested classes `y`; a transported variance is shown too.
+        bad: Whether the classifier assigns each digit to another class, `(B,)`.
+        pixels: Uncertainty of each pixel of a few digits (:func:`fmwc.report.images.read_pixels`).
+        numbers: Rows of the table.
+        provenance: Commit, device, seed and time.
+        sweep: Quality against the number of steps, if it was measured.
+    """
+    run, asked = _read_digits(trajectory, bad)
+    limits = [
+        "Failures are determined by a classifier, which makes errors and finds only digits that resemble another "
+        "class. A malformed digit that it recognises counts as good.",
+        _auprc_limit("failed"),
+        _ONE_SEED,
+    ]
+    if trajectory.standard is not None:
+        limits.insert(
+            0,
+            "Digits are ranked within their class, because classes with more ink have more variance. A class that is "
+            "poor throughout does not stand out.",
+        )
+    return write_page(
+        out / "report.html",
+        "MNIST: confidence of each digit",
+        [*_digit_sections(trajectory, run, asked, pixels, sweep), *closing(numbers, limits, provenance)],
+        lead=_lead(run, trajectory.default_score, "digits", "failed"),
+        tiles=_tiles(run, "digits", "failed", DIGITS_KEPT),
+    )
+
+
+# ---- any network -------------------------------------------------------------------------------------------------
+
+
+def kind_of(shape: tuple[int, ...]) -> str:
+    """Return how a state of this shape is drawn; empty if its shape is ambiguous.
+
+    >>> [kind_of(shape) for shape in [(2,), (1, 28, 28), (3, 32, 32), (16, 16), (100,), (2, 64), (5, 3), (7,)]]
+    ['points', 'images', 'images', 'images', 'signals', 'signals', '', '']
+    """
+    if shape == (2,):
+        return "points"
+    if len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= SIDE:
+        return "images"
+    if len(shape) == 2 and min(shape) >= LONG:
+        return "images"
+    if (len(shape) == 1 and shape[0] >= LONG) or (len(shape) == 2 and shape[0] <= PANELS and shape[1] >= LONG):
+        return "signals"
+    return ""
+
+
+_DRAWINGS: dict[str, tuple[Callable[[np.ndarray, np.ndarray, str], Figure], str, str]] = {
+    "points": (
+        draw_points,
+        "Each point is a sample. Left: all samples, with doubtful samples on top. Middle and right: the surest and the "
+        "most doubtful tenth in front of all samples. Distant outliers may lie outside the frame.",
+        "Scatter plots of the samples: all samples, the surest tenth, and the most doubtful tenth.",
+    ),
+    "images": (
+        draw_images,
+        "The surest and the most doubtful images, on a common scale of brightness.",
+        "Two grids of generated images: the surest on the left, the most doubtful on the right.",
+    ),
+    "signals": (
+        draw_signals,
+        "The surest and the most doubtful signals, in front of the range of all samples.",
+        "Curves: the surest samples on the left, the most doubtful on the right.",
+    ),
+}
+
+
+def draw_samples(x: ArrayLike, confidence: ArrayLike, name: str = "", label: str = "confidence") -> Section | None:
+    """Draw samples by the shape of a state, or return `None` if the shape is ambiguous.
+
+    Arguments:
+        x: Samples, `(B, *)`.
+        confidence: In [0, 1], `(B,)`.
+        name: Name of the channel, if the state has several.
+        label: `confidence` or `rank`.
+    """
+    values, level = np.asarray(x, dtype=float), np.asarray(confidence, dtype=float)
+    kind = kind_of(values.shape[1:])
+    finite = np.isfinite(values).reshape(len(values), -1).all(1)
+    if not kind or not finite.any():
+        return None
+    draw, caption, alt = _DRAWINGS[kind]
+    if not finite.all():
+        caption += f" Samples with NaN or infinity are omitted: {(~finite).sum():,}."
+    picture = Picture(f"samples-{name}" if name else "samples", alt, draw(values[finite], level[finite], label))
+    return Section(f"Samples: {name}" if name else "Samples", caption, pictures=[picture])
+
+
+def samples_page(out: Path, run: Trajectory, *, numbers: Rows, provenance: Mapping[str, str]) -> Path:
+    """Write `report.html` of samples of any network.
+
+    Arguments:
+        out: The folder.
+        run: Samples with their variance.
+        numbers: Rows of the table.
+        provenance: Commit, device, seed and time.
+    """
+    ordering = ordering_of(run)
+    level = array(ordering.values)
+    shown = [
+        section
+        for name, value in channels(run.x).items()
+        if (section := draw_samples(array(value), level, "" if isinstance(run.x, Tensor) else name, ordering.label))
+    ]
+    limits = [
+        "The samples were not judged, so this page does not show whether doubtful samples are bad. With a few hundred "
+        "labels, fmwc filter --max-risk computes a guarantee.",
+        _ONE_SEED,
+    ]
+    return write_page(
+        out / "report.html",
+        "Confidence of each sample",
+        [
+            *shown,
+            *_history(array(run.times), array(run.std), level, ordering.label),
+            _ends(run, level, ordering.label, bool(shown)),
+            *closing(numbers, limits, provenance),
+        ],
+        lead=[
+            f"{len(run):,} generated samples, each with its {ordering.label}. They were not judged.",
+            *_notes(ordering.note, run.default_score),
+        ],
+    )
+
+
+def _ends(run: Trajectory, level: np.ndarray, label: str, drawn: bool) -> Section:
+    """The surest and the most doubtful samples as tables; all samples if there are few."""
+    score, order = run.score().tolist(), run.score().argsort(stable=True).tolist()
+    states = {name: value.flatten(1).cpu() for name, value in channels(run.x).items()}
+    lines = [
+        {
+            "rank": f"{place:,}",
+            "sample": str(i),
+            "score": f"{score[i]:.4g}",
+            label if label == "confidence" else "rank in [0, 1]": f"{level[i]:.3f}",
+            **({} if drawn else _numbers(states, i)),
+        }
+        for place, i in enumerate(order, 1)
+        if place <= ENDS or place > len(order) - ENDS
+    ]
+    total = sum(value.shape[1] for value in states.values())
+    caption = "" if drawn or total <= NUMBERS else f"The first {NUMBERS} of the {total:,} numbers of each sample."
+    if len(order) <= 2 * ENDS:
+        return Section("All samples, surest first", caption, tables=[Table(lines)])
+    ends = [Table(lines[:ENDS], f"The {ENDS} surest"), Table(lines[-ENDS:], f"The {ENDS} most doubtful")]
+    return Section("Surest and most doubtful samples", caption, tables=ends)
+
+
+def _numbers(states: dict[str, Tensor], sample: int) -> dict[str, str]:
+    """The first numbers of a sample whose shape is ambiguous."""
+    named = ((f"{name}[{i}]", v) for name, value in states.items() for i, v in enumerate(value[sample].tolist()))
+    return {name: f"{v:.4g}" for name, v in islice(named, NUMBERS)}
+
+
+# ---- checks ------------------------------------------------------------------------------------------------------
+
+
+def checks_page(
+    out: Path,
+    x: Any,
+    table: Mapping[str, Sequence[Any]],
+    found: Any,
+    rows: Rows,
+    provenance: Mapping[str, str],
+) -> list[Path]:
+    """Write `checks.html`, and for images `checks.png`; return the files.
+
+    Arguments:
+        out: The folder.
+        x: The samples.
+        table: Columns with one entry per sample: `name`, conditions, `score`, …
+        found: The :class:`fmwc.checks.CheckResult`.
+        rows: Rows of the summary.
+        provenance: Commit, device, seed and time.
+    """
+    conditions = [n for n in table if n not in ("name", "score", "rank", "confidence", "rival", "margin")]
+    asked = table[conditions[0]] if len(conditions) == 1 else None
+    rival, margin = table.get("rival"), table.get("margin")
+    pictures: list[Picture] = []
+    values = list(channels(x).values())
+    if len(values) == 1 and kind_of(tuple(values[0].shape[1:])) == "images":
+        figure = most_doubtful(array(values[0]), table["score"], asked, rival, margin)
+        pictures.append(Picture("checks", "The most doubtful samples.", figure))
+    columns = dict(table)
+    if asked is not None and rival is not None and margin is not None:
+        columns["result"] = [contest_text(a, r, m) for a, r, m in zip(asked, rival, margin, strict=True)]
+    lines = sorted(Table.from_columns(columns).rows, key=lambda line: -line["score"])[:LISTED]
+    doubtful = Section(
+        "Most doubtful samples", _CONTEST if found.rival is not None else "", pictures=pictures, tables=[Table(lines)]
+    )
+    page = write_page(
+        out / "checks.html",
+        "Check of finished samples",
+        [Section("Summary", tables=[Table(rows)]), doubtful, Section("Provenance", facts=provenance)],
+        lead=[f"{len(table['name']):,} finished samples, checked with the flow ({describe(found.evidence)})."],
+    )
+    return [*write_pictures(out, [doubtful]), page]

@@ -1,0 +1,158 @@
+"""A table of results: rows that are written as Markdown, HTML, CSV or Parquet."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from markupsafe import Markup, escape
+
+from fmwc.errors import ShapeError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["MISSING", "Table"]
+
+MISSING = "—"  # the cell of a number that does not exist
+_NUMBER = re.compile(r"[-−+<>≤≥~×]?\s*\d")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as a Python scalar, and `None` for NaN."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _text(value: Any) -> str:
+    value = _plain(value)
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of results.
+
+    Arguments:
+        rows: One mapping per row, from column name to cell. A row may lack columns. Text is written as it is; numbers
+            are rounded to four digits in Markdown and HTML and written in full to CSV and Parquet.
+        title: Heading of the table, plain text.
+        note: How to read the table, plain text.
+        columns: Names of the columns; by default, those of the rows in the order of their first use.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    title: str = ""
+    note: str = ""
+    columns: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not self.columns:
+            object.__setattr__(self, "columns", tuple(dict.fromkeys(name for row in self.rows for name in row)))
+
+    @classmethod
+    def from_columns(cls, columns: Mapping[str, Sequence[Any]], title: str = "", note: str = "") -> Table:
+        """Create a table from columns of equal length.
+
+        >>> Table.from_columns({"name": ["a", "b"], "score": [0.5, None]}).rows[0]
+        {'name': 'a', 'score': 0.5}
+        """
+        lengths = {name: len(values) for name, values in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise ShapeError(f"every column needs one entry per row, got {lengths}")
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        return cls(rows, title, note, tuple(columns))
+
+    def _cells(self) -> list[list[str]]:
+        return [[_text(row.get(name)) for name in self.columns] for row in self.rows]
+
+    def _numeric(self) -> list[bool]:
+        """Whether each column holds numbers, which are aligned to the right; missing cells do not count."""
+        columns = [[cell for row in self._cells() if (cell := row[i].strip())] for i in range(len(self.columns))]
+        known = [[cell for cell in column if cell not in ("–", MISSING)] for column in columns]
+        return [bool(column) and all(map(_NUMBER.match, column)) for column in known]
+
+    def markdown(self) -> str:
+        """Return the table as Markdown whose source is aligned too.
+
+        >>> print(Table([{"score": "peak", "AUPRC": "0.78"}, {"score": "ratio", "AUPRC": "0.7"}]).markdown())
+        | score | AUPRC |
+        | ----- | ----: |
+        | peak  |  0.78 |
+        | ratio |   0.7 |
+        """
+        cells = [[c.replace("|", "\\|").replace("\n", " ") for c in line] for line in [self.columns, *self._cells()]]
+        widths = [max(3, *(len(line[i]) for line in cells)) for i in range(len(self.columns))]
+        right = self._numeric()
+        rule = ["-" * (width - 1) + (":" if r else "-") for width, r in zip(widths, right, strict=True)]
+        lines = [
+            [c.rjust(width) if r else c.ljust(width) for c, width, r in zip(line, widths, right, strict=True)]
+            for line in [cells[0], rule, *cells[1:]]
+        ]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    def section(self, heading: str = "##") -> str:
+        """Return the title as a Markdown heading, the note and the table, separated by empty lines.
+
+        >>> print(Table([{"a": "1"}], "Title", "Note.").section())
+        ## Title
+        <BLANKLINE>
+        Note.
+        <BLANKLINE>
+        |   a |
+        | --: |
+        |   1 |
+        """
+        return "\n\n".join([f"{heading} {self.title}", *([self.note] if self.note else []), self.markdown()])
+
+    def html(self) -> Markup:
+        """Return the table as HTML, with every cell escaped.
+
+        >>> "<td>a &lt; b</td>" in Table([{"claim": "a < b"}]).html()
+        True
+        """
+        kinds = [Markup(' class="number"') if numeric else Markup() for numeric in self._numeric()]
+
+        def line(tag: str, cells: Sequence[str]) -> Markup:
+            name, end = Markup(tag), Markup(tag.split()[0])
+            parts = [Markup("<{}{}>{}</{}>").format(name, k, escape(c), end) for k, c in zip(kinds, cells, strict=True)]
+            return Markup("<tr>{}</tr>").format(Markup().join(parts))
+
+        body = Markup().join(line("td", row) for row in self._cells())
+        return Markup(
+            '<div class="scroll" tabindex="0"><table><thead>{}</thead><tbody>{}</tbody></table></div>'
+        ).format(line('th scope="col"', self.columns), body)
+
+    def frame(self, *, lower: bool = False) -> pd.DataFrame:
+        """Return the table as a `pandas.DataFrame` of Python objects, with `None` for missing values and NaN.
+
+        Arguments:
+            lower: Replace truth values by `"true"` and `"false"`.
+        """
+        import pandas as pd
+
+        rows = [[_plain(row.get(name)) for name in self.columns] for row in self.rows]
+        if lower:
+            rows = [[str(value).lower() if isinstance(value, bool) else value for value in row] for row in rows]
+        return pd.DataFrame(rows, columns=list(self.columns), dtype=object)
+
+    def csv(self) -> str:
+        """Return the table as CSV; truth values are lower case and missing values are empty.
+
+        >>> print(Table([{"good": True, "energy": float("nan")}]).csv(), end="")
+        good,energy
+        true,
+        """
+        return self.frame(lower=True).to_csv(index=False, lineterminator="\n")
+
+    def parquet(self) -> bytes:
+        """Return the table as a Parquet file; this requires `pyarrow`."""
+        out = io.BytesIO()
+        self.frame().to_parquet(out, index=False)
+        return out.getvalue()

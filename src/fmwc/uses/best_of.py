@@ -1,0 +1,215 @@
+"""Best of n: draw several candidates per sample, and keep the surest.
+
+The candidates of a sample share its condition, so every condition is drawn as often as without candidates. Evaluations
+are those of the network for velocities and for checks of finished samples. Reading the variance costs extra, as it does
+for every sample that has a score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fmwc.checks import choose_check
+from fmwc.errors import ShapeError, UsageError
+from fmwc.flow import as_space
+from fmwc.randomness import derive
+from fmwc.sampling import STEPPERS, SamplingConfig, Trajectory, sample, standard_of
+from fmwc.sampling.config import cost_of
+from fmwc.sampling.sampler import join
+from fmwc.sampling.scores import require_varied
+from fmwc.state import as_conditions, as_whole
+
+__all__ = [
+    "MOST",
+    "Score",
+    "Selection",
+    "best_of",
+    "candidate_seed",
+    "candidates_within",
+    "checks_of",
+    "evaluations_per_candidate",
+    "evaluations_per_step",
+    "ranked_by_check",
+    "read_score",
+    "surest_of",
+]
+
+MOST = 1_000  # candidates per sample
+
+Score = str | Callable[[Trajectory], Any] | None  # a name, a function such as a head's, or None for the run's own
+
+
+class Selection(NamedTuple):
+    """The result of :func:`best_of`, :func:`fmwc.uses.rewind.rewind` and :func:`fmwc.uses.rewind.resample`.
+
+    Attributes:
+        run: The samples that were kept, with their readings.
+        evaluations: Evaluations of the network over all samples and candidates. Those of checks are included; those of
+            a run that was given to rewind are not.
+        branch: The number of the candidate that was kept, `(B,)`: 0 is the original, which a plain run draws.
+    """
+
+    run: Trajectory
+    evaluations: int
+    branch: Tensor
+
+
+def best_of(
+    field: Any,
+    count: int,
+    n: int = 0,
+    *,
+    budget: int = 0,
+    score: Score = None,
+    seed: int = 0,
+    cond: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Selection:
+    """Draw `count` samples, each the surest of n candidates.
+
+    The first candidates are the samples of `sample(field, count, seed=seed)`. A candidate does not depend on the others
+    or on the batch.
+
+    Arguments:
+        field: A field, or a network with a check (`check=20`).
+        count: The number of samples to keep.
+        n: The number of candidates per sample.
+        budget: Instead of n, the largest number of evaluations per sample.
+        score: The score that decides: a name, a function of a trajectory (`head.score`), or the run's own. A run
+            without one (`confidence=None`) is ranked by its check.
+        seed: Seeds the candidates.
+        cond: The conditions, by name. All candidates of a sample share its row.
+        options: Those of :func:`fmwc.sample`.
+    """
+    if bool(n) == bool(budget):
+        raise UsageError("give the number of candidates, n, or a budget of evaluations per sample")
+    config = options.get("config") or SamplingConfig()
+    for name, given in (("x0", "x0" in options), ("first", config.first), ("parts", config.parts)):
+        if given:
+            raise UsageError(f"each candidate has its own noise; leave out {name}")
+    lists = (list, tuple, np.ndarray)
+    cond = {k: torch.as_tensor(v) if isinstance(v, lists) else v for k, v in as_conditions(cond).items()}
+    options = {**options, "cond": cond}
+    n = as_whole(n, "n", 1, MOST) if n else candidates_within(budget, evaluations_per_candidate(field, options))
+    runs = (sample(field, count, seed=candidate_seed(seed, j), **options) for j in range(n))
+    if score is None:
+        runs = (ranked_by_check(run, options.get("check", True)) for run in runs)
+    run, branch = surest_of(runs, score)
+    checked = sum(own.evaluations for name, own in checks_of(field, options).items() if name in run.evidence)
+    return Selection(run, n * (run.evaluations + checked) * len(run), branch)
+
+
+def ranked_by_check(run: Trajectory, check: Any) -> Trajectory:
+    """Return a run ranked by the check that it was drawn with, if it has no score of its own; else the run.
+
+    Arguments:
+        run: A run.
+        check: The option `check` of :func:`fmwc.sample`.
+    """
+    try:
+        run.score()
+    except UsageError:
+        names = (getattr(check, "name", ""), "contest", "echo")  # a number of evaluations is one of these two
+        given = next((name for name in names if name in run.evidence), "")
+        if given and not isinstance(check, bool):  # a bool does not ask for a particular check
+            return run.ranked_by(given)
+    return run
+
+
+def candidate_seed(seed: int, number: int) -> int:
+    """Return the seed of a candidate; the first has the run's own."""
+    return derive(seed, "candidate", number) if number else seed
+
+
+def surest_of(runs: Iterable[Trajectory], score: Score = None) -> tuple[Trajectory, Tensor]:
+    """Return the surest candidate of each sample, and its number. Only two runs are held in memory at a time.
+
+    Arguments:
+        runs: The candidates, one run after another, with the same conditions.
+        score: As in :func:`best_of`. Scores are compared as they were read: candidates share their condition.
+    """
+    best: Trajectory | None = None
+    doubts = []
+    for number, run in enumerate(runs):
+        doubt = read_score(run, score)
+        doubts.append(doubt)
+        if best is None:
+            best, least = run, doubt
+            branch = torch.zeros(len(run), dtype=torch.long, device=doubt.device)
+            continue
+        better = doubt < least  # of equal candidates the first is kept
+        rows = torch.arange(len(run), device=doubt.device) + better * len(run)
+        best = replace(join([best, run]).take(rows), ranks=None)
+        least = torch.where(better, doubt, least)
+        branch = torch.where(better, number, branch)
+    if best is None:
+        raise UsageError("the best is chosen from at least 1 candidate, got none")
+    if len(doubts) > 1:
+        require_varied(torch.cat(doubts), "this score" if callable(score) else score or best.default_score)
+    if best.standard is not None and best.standard.source == "run":
+        name = best.standard.cond
+        best = replace(best, standard=standard_of(name, read_score(best), best.cond[name]))
+    return best, branch
+
+
+def read_score(run: Trajectory, score: Score = None) -> Tensor:  # (B,)
+    """Return a score of each sample; the run's own as it was read, before conditions are made comparable."""
+    if not callable(score):
+        return run.score(score or run.default_score)
+    found = torch.as_tensor(score(run), device=run.grid.device)
+    if found.shape != (len(run),):
+        raise ShapeError(f"a score is one number per sample ({len(run)}), got shape {tuple(found.shape)}")
+    return found
+
+
+# ---- evaluations -------------------------------------------------------------------------------------------------
+
+
+def candidates_within(budget: int, each: int) -> int:
+    """Return how many candidates of `each` evaluations fit in a budget per sample."""
+    budget = as_whole(budget, "budget", 1, 10**7)
+    if budget < each:
+        raise UsageError(
+            f"one candidate takes {each} evaluations, more than the budget of {budget}; give {each} or more"
+        )
+    return min(budget // each, MOST)
+
+
+def evaluations_per_candidate(field: Any, options: dict[str, Any]) -> int:
+    """Return the evaluations of one candidate: the velocities of its trajectory and the checks at its end."""
+    checked = sum(own.evaluations for own in checks_of(field, options).values())
+    config = options.get("config") or SamplingConfig()
+    if config.evaluations is not None:
+        return config.evaluations + checked
+    controller, _ = config.timed(options.get("steps")).plan()
+    return controller.steps * evaluations_per_step(config) + checked
+
+
+def evaluations_per_step(config: SamplingConfig | None) -> int:
+    """Return the evaluations of the network per step."""
+    config = config or SamplingConfig()
+    return STEPPERS[config.stepper].evaluations * cost_of(config.decoder)
+
+
+def checks_of(field: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the checks that a run with these options ends with, by name."""
+    check, reference = options.get("check", True), getattr(field, "reference", None)
+    if check is False or check is None:
+        return {}
+    if check is True:
+        schedule = options.get("schedule")
+        schedule = getattr(field, "schedule", None) if schedule is not None and schedule.is_adaptive else schedule
+        reference = schedule.reference if schedule is not None and schedule.reference is not None else reference
+        unread = "confidence" in options and options["confidence"] is None
+        return dict(reference.checks) if reference is not None and not unread else {}
+    if isinstance(check, int):
+        config = options.get("config")
+        space: Any = config.space if config is not None and config.space is not None else field.space
+        check = choose_check(as_space(space), options.get("cond") or {}, check, getattr(reference, "checks", {}))
+    return {check.name: check}

@@ -1,0 +1,190 @@
+"""Integrate samples of a run again from the middle of their trajectories, along the times that the run took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fmwc.errors import UsageError
+from fmwc.estimators import Estimator
+from fmwc.flow import Space, as_space, euclidean
+from fmwc.randomness import derive
+from fmwc.references import Schedule
+from fmwc.sampling import AsReference, Sampler, SamplingConfig, Trajectory, default_estimator
+from fmwc.sampling.config import AS_REFERENCE, BATCH
+from fmwc.state import State, as_conditions, channels, select, select_conditions, tree_map
+
+__all__ = ["OwnTimes", "continue_from", "space_of", "step_at", "with_states", "without_endpoint"]
+
+USED = ("stepper", "decoder", "anneal", "space", "batch")  # of a configuration
+ROUNDING = 1e-6  # a time this little before the start of a step is its start: times are rounded to float32
+ASTRAY = 1e-2  # the median distance between a run and its repetition, from which they count as different
+
+
+@dataclass(frozen=True)
+class OwnTimes:
+    """A controller with separate times for each sample; a sample that starts later waits at its start.
+
+    Arguments:
+        grid: The times, `(steps + 1, B)`.
+    """
+
+    grid: Tensor
+
+    @property
+    def steps(self) -> int:
+        return len(self.grid) - 1
+
+    def next_time(self, step: int, t: Tensor, start: Tensor, moments: Any) -> Tensor:
+        return torch.maximum(start, self.grid[step + 1])
+
+
+def with_states(
+    field: Any, run: Trajectory, *, cond: Mapping[str, Any] | None = None, **options: Any
+) -> tuple[Trajectory, int]:
+    """Recompute the states of a run from `x0`; return the run with them, and the evaluations of the network."""
+    first = torch.zeros(len(run), dtype=torch.long, device=run.grid.device)
+    how = {**options, "confidence": None}
+    again, spent = continue_from(
+        field, replace(run, states=None), run.x0, first, together=True, keep_states=True, cond=cond, **how
+    )
+    distances = [
+        channel.manifold.logmap(channels(run.x)[name], channels(again.x)[name]).flatten(1).abs().amax(1)
+        for name, channel in space_of(field, run, options.get("config")).channels.items()
+    ]
+    if float(torch.stack(distances).amax(0).median()) > ASTRAY:
+        raise UsageError(
+            "recomputed from x0, the run ends elsewhere; give the stepper, decoder, anneal and conditions that it was "
+            "drawn with, or sample with config=SamplingConfig(keep_states=True)"
+        )
+    return replace(run, states=again.states), spent
+
+
+def continue_from(
+    field: Any,
+    run: Trajectory,
+    states: State,
+    first: Tensor,
+    *,
+    together: bool = False,
+    seed: int = 0,
+    keep_states: bool = False,
+    cond: Mapping[str, Any] | None = None,
+    confidence: Estimator | None = AS_REFERENCE,
+    config: SamplingConfig | None = None,
+    **others: Any,
+) -> tuple[Trajectory, int]:
+    """Integrate each sample from a state at the start of its step `first`, along the times of the run.
+
+    Readings before that step are those of the run.
+
+    Arguments:
+        field, run: The field, and the run to continue.
+        states: One state per sample.
+        first: The step of each sample, `(B,)`.
+        together: Whether samples that start at different steps share a batch, in which the later ones wait.
+        seed: Seeds a stochastic decoder and random probes.
+        keep_states: Whether to keep the states; also kept if the run has them.
+        cond: Conditions that replace those of the run, or that it does not hold.
+        confidence: As in :func:`fmwc.sample`.
+        config: The stepper, decoder, anneal, space and batch of the run; it determines the rest itself.
+
+    Returns:
+        The run with the new trajectories, and the evaluations of the network over all samples.
+    """
+    config = config or SamplingConfig()
+    for name in others:
+        if name in {"steps", "x0", "schedule", "transport"}:
+            raise UsageError(f"the run determines its own {name}; leave it out")
+        raise TypeError(f"continue_from() got an unexpected keyword argument '{name}'")
+    for known in fields(config):
+        if known.name not in USED and getattr(config, known.name) is not known.default:
+            raise UsageError(f"the run determines its own {known.name}; leave it out")
+    if len(run.grid) < 2:
+        raise UsageError("this run kept only its scores, not its times; sample with the default record")
+    space = space_of(field, run, config)
+    steps = len(run.grid) - 1
+    read = _steps_read(run)
+    estimator: Estimator | None = None
+    if read:
+        estimator = default_estimator(space) if isinstance(confidence, AsReference) else confidence
+    compact = any(m.shape[2:] != channels(run.x)[n].shape[1:] for n, m in channels(run.mean).items())
+    total = bool(read) and not compact and all(v[0, 0].numel() == 1 for v in channels(run.var).values())
+    keep_states = keep_states or run.states is not None
+    new = {name: tree_map(Tensor.clone, getattr(run, name)) for name in ("x", "times", "mean", "var")}
+    kept = [tree_map(Tensor.clone, s) for s in run.states or [states] * (steps + 1)] if keep_states else None
+    given, spent = {**run.cond, **as_conditions(cond)}, 0
+    for number, rows in enumerate(_batches(first, config.batch or BATCH, together)):
+        begin = int(first[rows].min())
+        own = [step - begin for step in read if step >= begin] if estimator else []
+        here = replace(
+            config,
+            space=space,
+            controller=OwnTimes(run.grid[begin:, rows]),
+            start=run.grid[first[rows], rows],
+            record="total" if total else "full",
+            batch=len(rows),
+            keep_states=keep_states,
+        )
+        part = Sampler(field, here, estimator, Schedule.steps(own))(
+            select(states, rows),
+            seed=derive(seed, "resume", number),
+            cond=select_conditions(given, rows, len(run)),
+        )
+        spent += part.evaluations * len(rows)
+        _put(new["x"], rows, part.x)
+        for offset, state in enumerate(part.states or []):
+            assert kept is not None
+            late = first[rows] <= begin + offset
+            _put(kept[begin + offset], rows[late], select(state, late))
+        part = part.compact() if compact and own else part
+        for index, step in enumerate(own):
+            late = first[rows] <= begin + step
+            for name in ("times", "mean", "var"):
+                value = tree_map(lambda c: c[index, late], getattr(part, name))  # noqa: B023
+                _put(select(new[name], read.index(begin + step)), rows[late], value)
+    return without_endpoint(replace(run, **new, states=kept)), spent
+
+
+def without_endpoint(run: Trajectory) -> Trajectory:
+    """Return the run without everything that was read from the previous endpoints of its samples."""
+    return replace(run, transported=None, evidence={}, scores=None)
+
+
+def step_at(run: Trajectory, at: Tensor) -> Tensor:  # (B,) -> (B,)
+    """Return the index of the step that contains each sample's time."""
+    return (run.grid[:-1] <= at + ROUNDING).sum(0).sub(1).clamp_min(0)
+
+
+def space_of(field: Any, run: Trajectory, config: SamplingConfig | None = None) -> Space:
+    """Return the space of a run: the one configured, that of the field, or flat space."""
+    space = config.space if config is not None and config.space is not None else getattr(field, "space", None)
+    if space is None:
+        if isinstance(run.x, dict):
+            raise UsageError("the space of these channels is not known; give config=SamplingConfig(space=...)")
+        return euclidean(run.x.shape[1:])
+    return as_space(space)
+
+
+def _steps_read(run: Trajectory) -> list[int]:
+    """Return the steps at which the variance was read."""
+    steps = len(run.grid) - 1
+    if len(run.times) == steps:
+        return list(range(steps))
+    return [int((run.grid[:-1, 0] - t).abs().argmin()) for t in run.times[:, 0]]
+
+
+def _batches(first: Tensor, batch: int, together: bool) -> Iterator[Tensor]:
+    if together:
+        yield from torch.arange(len(first), device=first.device).split(batch)
+        return
+    for step in first.unique().tolist():
+        yield from (first == step).nonzero()[:, 0].split(batch)
+
+
+def _put(target: Any, rows: Tensor, value: Any) -> None:
+    tree_map(lambda t, v: t.index_copy_(0, rows, v), target, value)

@@ -1,0 +1,145 @@
+r"""Guidance: a velocity that steers away from where the network is doubtful.
+
+.. math:: v'(x, t) = v(x, t) - λ(t) \, ∇_x \log Σ_c w_c \, Var[v_c](x, t)
+
+The variance is the linearised one, to first order in the noise. Its gradient comes from autograd through the same pass:
+exact for states of a few numbers, by random probes otherwise. A guided velocity costs one evaluation of the network and
+several backward passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fmwc.errors import UsageError, nearest
+from fmwc.estimators import Record, as_normal_tensor, contributions, translate_checkpoint_errors, unit_probes
+from fmwc.randomness import Randomness, signs
+from fmwc.state import batch_size, channels, tree_map
+
+__all__ = ["OBJECTIVES", "Guidance", "variance_gradient"]
+
+OBJECTIVES = ("log_var", "std")
+
+
+class _DifferentiableRecord(Record):
+    """A record whose variances can themselves be differentiated."""
+
+    following = nullcontext
+
+
+def variance_gradient(
+    field: Any,
+    x: Any,
+    t: Tensor,  # (B,)
+    cond: Mapping[str, Any] | None = None,
+    *,
+    objective: str = "log_var",
+    probes: int | None = None,
+    randomness: Randomness | None = None,
+) -> tuple[Any, Tensor, Any]:
+    """Return the velocity, its total variance per sample, and the gradient of the objective with respect to the state.
+
+    The total variance is the sum over channels of each variance times the channel's training weight.
+
+    Arguments:
+        field: A field.
+        x, t, cond: The states, their times and their conditions.
+        objective: `log_var` for the logarithm of the total variance, or `std` for its root.
+        probes: `None` for one probe per coordinate (exact to first order), or the number of random probes.
+        randomness: The source of random probes.
+    """
+    if objective not in OBJECTIVES:
+        raise UsageError(nearest(objective, OBJECTIVES, "objective"))
+    if probes is not None and (probes < 1 or randomness is None):
+        raise UsageError("random probes need randomness to be drawn from, and at least 1 probe")
+    # torch's fused attention has no second derivative, which this needs; the plain implementation has.
+    with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        x = tree_map(lambda c: as_normal_tensor(c).detach().requires_grad_(), x)
+        record = _DifferentiableRecord()
+        v = field.run(record, x, as_normal_tensor(t), cond={k: as_normal_tensor(c) for k, c in (cond or {}).items()})
+        count = batch_size(v)
+        plain = tree_map(Tensor.detach, v)
+        units = {n: c.weight for n, c in field.space.channels.items()} if field.space else {}
+        total = next(iter(channels(plain).values())).new_zeros(count)
+        if probes is None:
+            pulls = [(units.get(name, 1.0), probe) for name, _, probe in unit_probes(plain)]
+        else:
+            assert randomness is not None
+            # One sign per number of all channels: cross terms vanish on average.
+            pulls = []
+            for _ in range(probes):
+                probe = {n: signs(randomness, c) * units.get(n, 1.0) ** 0.5 for n, c in channels(plain).items()}
+                pulls.append((1 / probes, probe if isinstance(plain, dict) else next(iter(probe.values()))))
+        for unit, probe in pulls:
+            with translate_checkpoint_errors():
+                gradients = torch.autograd.grad(
+                    list(channels(v).values()),
+                    record.outputs,
+                    list(channels(probe).values()),
+                    create_graph=True,
+                    allow_unused=True,
+                )
+            total = total + unit * contributions(list(gradients), record, count).sum(0)
+        floor = torch.finfo(total.dtype).tiny
+        aim = total.clamp_min(floor).log() if objective == "log_var" else total.clamp_min(floor).sqrt()
+        found = torch.autograd.grad(aim.sum(), list(channels(x).values()), allow_unused=True)
+        back = [torch.zeros_like(c) if g is None else g for g, c in zip(found, channels(x).values(), strict=True)]
+        slope = dict(zip(x, back, strict=True)) if isinstance(x, dict) else back[0]
+    return plain, total.detach(), slope
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """A decoder that steers away from high variance: `sample(decoder=Guidance(0.1))`.
+
+    Arguments:
+        strength: λ while early ≤ t < late, and 0 otherwise. Negative values steer towards high variance.
+        early, late: The window of time.
+        objective: The quantity to decrease: `log_var` or `std`.
+        limit: The largest length of the steering term, relative to the velocity, per sample and channel.
+        probes: As in :func:`variance_gradient`.
+    """
+
+    strength: float
+    early: float = 0.0
+    late: float = 1.0
+    objective: str = "log_var"
+    limit: float = 1.0
+    probes: int | None = None
+    evaluations = 1
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise UsageError(nearest(self.objective, OBJECTIVES, "objective"))
+        if not 0 <= self.early <= self.late <= 1:
+            raise UsageError(f"early and late form a window within [0, 1], got {self.early} to {self.late}")
+        if self.probes is not None and self.probes < 1:
+            raise UsageError(f"probes is None (exact) or at least 1, got {self.probes}")
+        if not self.limit >= 0:
+            raise UsageError(f"limit is at least 0, got {self.limit}")
+
+    def __call__(self, field: Any, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Any:
+        if not hasattr(field, "run"):
+            raise UsageError("guidance needs the noise of a field; attach the network first: fmwc.attach(network)")
+        strength = self.strength * ((t >= self.early) & (t < self.late))
+        if not bool((strength != 0).any()):
+            return field(x, t, **cond)
+        v, _, slope = variance_gradient(
+            field, x, t, cond, objective=self.objective, probes=self.probes, randomness=randomness
+        )
+
+        def steered(v: Tensor, slope: Tensor) -> Tensor:
+            wide = (slice(None), *[None] * (v.ndim - 1))
+            push = strength.to(v)[wide] * slope
+            length, own = (c.flatten(1).norm(dim=1) for c in (push, v))
+            factor = (self.limit * own / length.clamp_min(torch.finfo(v.dtype).tiny)).clamp_max(1.0)
+            return v - push * factor[wide]
+
+        return tree_map(steered, v, slope)

@@ -1,0 +1,98 @@
+"""Learned heads: classifiers from a variance trajectory to an outcome, fitted to a few labels (sec:method-readouts)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.linear_model import LogisticRegressionCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from fmwc.errors import ShapeError, UsageError, pick
+from fmwc.sampling import Trajectory
+from fmwc.sampling.scores import within_groups
+from fmwc.state import channels
+
+__all__ = ["HEADS", "Head", "features", "fit_head"]
+
+COORDINATES = 16  # per channel; larger channels are read as their mean
+
+
+def features(trajectory: Trajectory, within: str | None = None) -> np.ndarray:  # -> (B, R·C)
+    """Return log σ² at every time it was read: per coordinate for small channels, as the channel's mean for others.
+
+    With `within`, each feature is standardised among the run's samples with the same value of that condition.
+    """
+    if within is not None and within not in trajectory.cond:
+        raise UsageError(f"this run has no condition '{within}' to compare samples within")
+    columns = []
+    for var in channels(trajectory.var).values():
+        rows = var.movedim(0, 1).flatten(2)
+        rows = rows if rows.shape[2] <= COORDINATES else rows.mean(2, keepdim=True)
+        columns.append(rows.flatten(1))
+    if within is not None:
+        groups = trajectory.cond[within]
+        columns = [torch.stack([within_groups(within, f, groups) for f in c.T], 1) for c in columns]
+        return np.concatenate([c.cpu().numpy() for c in columns], 1)
+    return np.concatenate([np.log(np.maximum(c.cpu().numpy(), 1e-30)) for c in columns], 1)
+
+
+def _l1() -> Any:
+    # The strength of the penalty is chosen by cross-validation within the labelled samples.
+    return make_pipeline(
+        StandardScaler(),
+        LogisticRegressionCV(
+            Cs=[0.01, 0.1, 1.0], cv=3, penalty="l1", solver="liblinear", scoring="average_precision", random_state=0
+        ),
+    )
+
+
+def _boosting() -> Any:
+    return HistGradientBoostingClassifier(learning_rate=0.05, max_iter=300, random_state=0)
+
+
+HEADS: dict[str, Callable[[], Any]] = {"l1": _l1, "boosting": _boosting}
+
+
+class Head:
+    """A fitted head. `score(trajectory)` is the probability of the positive class, high = doubtful.
+
+    Arguments:
+        model: A fitted classifier with `predict_proba`.
+        columns: The number of features that it was fitted to.
+        within: The condition that features are standardised within.
+    """
+
+    def __init__(self, model: Any, columns: int, within: str | None = None) -> None:
+        self.model, self.columns, self.within = model, columns, within
+
+    def score(self, trajectory: Trajectory) -> np.ndarray:  # (B,)
+        """Return the probability that each sample is positive."""
+        x = features(trajectory, self.within)
+        if x.shape[1] != self.columns:
+            raise ShapeError(f"the head was fitted on {self.columns} features and this run has {x.shape[1]}")
+        return self.model.predict_proba(x)[:, 1]
+
+
+def fit_head(trajectory: Trajectory, positive: ArrayLike, kind: str = "boosting", *, within: str | None = None) -> Head:
+    """Fit a head to labelled samples.
+
+    Arguments:
+        trajectory: The run of the labelled samples.
+        positive: Which of them should be discarded.
+        kind: `l1` (logistic regression) or `boosting`.
+        within: Compare samples with others that have the same value of this condition.
+    """
+    build = pick(HEADS, kind, "head")
+    labels = np.asarray(positive).astype(bool).ravel()
+    if len(labels) != len(trajectory):
+        raise ShapeError(f"give one label per sample; got {len(labels)} labels for {len(trajectory)} samples")
+    if min(labels.sum(), (~labels).sum()) < 3:
+        raise UsageError("a head needs at least 3 labelled samples of each class")
+    x = features(trajectory, within)
+    return Head(build().fit(x, labels), x.shape[1], within)

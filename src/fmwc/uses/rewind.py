@@ -1,0 +1,202 @@
+"""Rewind doubtful samples to before they were undecided, try again, and keep the surest trajectory.
+
+Evaluations are those of the network for velocities, summed over samples; none is spent on waiting. Reading the variance
+costs extra, as it does for every sample that has a score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fmwc.errors import ShapeError, UsageError
+from fmwc.randomness import derive
+from fmwc.sampling import Trajectory, noise
+from fmwc.sampling.scores import of_variance
+from fmwc.state import as_conditions, select_conditions, tree_map
+from fmwc.uses.best_of import Score, Selection, evaluations_per_step, read_score
+from fmwc.uses.continuation import continue_from, step_at, with_states, without_endpoint
+from fmwc.uses.edit import critical_time, edit
+
+__all__ = ["resample", "rewind"]
+
+
+def rewind(
+    field: Any,
+    run: Trajectory,
+    which: Tensor,
+    *,
+    before: float = 0.2,
+    scale: float = 0.2,
+    branches: int = 2,
+    score: Score = None,
+    channel: str | None = None,
+    kind: str = "variance",
+    seed: int = 0,
+    cond: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Selection:
+    """Take some samples back to just before their critical time, and keep the surest of several branches.
+
+    The original is one of the branches, so the score of no sample increases.
+
+    Arguments:
+        field, run: The field and its run. States that the run did not keep are recomputed, which is counted.
+        which: The doubtful samples: indices, or a mask.
+        before: The time between the noise and the critical time.
+        scale: The scale of the noise, as in :func:`edit`.
+        branches: The number of branches per sample, including the original.
+        score: The score that decides: a name, a function of a trajectory (`head.score`), or the run's own.
+        channel, kind: Those of the critical time. The noise is added to the same channel.
+        seed: Seeds the noise.
+        cond, options: As in :func:`edit`.
+    """
+    index = _indices(which, len(run))
+    _require_variance_score(run, score)
+    if branches < 2:
+        raise UsageError(f"rewinding takes at least 2 branches, the original and another; got {branches}")
+    if not before >= 0:
+        raise UsageError(f"before is at least 0, got {before}")
+    branch = torch.zeros(len(run), dtype=torch.long, device=run.grid.device)
+    if not len(index):
+        return Selection(run, 0, branch)
+    options["cond"] = select_conditions(as_conditions(cond), index, len(run))
+    origin, spent = run.take(index), 0
+    if origin.states is None:
+        origin, spent = with_states(field, origin, **options)
+    start = torch.maximum(critical_time(origin, channel, kind) - before, origin.grid[0])
+    tries = branches - 1
+    tried = edit(field, origin, channel, at=start, scale=scale, seed=seed, replicates=tries, together=False, **options)
+    steps_left = len(run.grid) - 1 - step_at(origin, start)
+    spent += int(steps_left.sum()) * tries * evaluations_per_step(options.get("config"))
+    scores = torch.cat([_read(origin, score)[:, None], _read(tried, score).reshape(len(index), tries)], 1)
+    best = scores.argmin(1)  # of equal scores the first: the original
+    branch[index] = best
+    better = best > 0
+    rows = torch.arange(len(index), device=index.device) * tries + best - 1
+    return Selection(_replaced(run, index[better], tried.take(rows[better])), spent, branch)
+
+
+def resample(
+    field: Any,
+    run: Trajectory,
+    budget: int,
+    *,
+    share: float = 0.1,
+    before: float = 0.2,
+    scale: float = 0.2,
+    score: Score = None,
+    channel: str | None = None,
+    kind: str = "variance",
+    fresh: bool = False,
+    seed: int = 0,
+    cond: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Selection:
+    """Spend a budget of network evaluations on the most doubtful samples, in rounds.
+
+    Each round rewinds the samples that are then the most doubtful, with one new branch each, and keeps the surer
+    trajectories, until no further sample fits in the budget.
+
+    Arguments:
+        field, run: As in :func:`rewind`.
+        budget: The largest number of evaluations over all samples. The result says how many were spent.
+        share: The share of samples that are rewound in a round.
+        before, scale, score, channel, kind, cond, options: As in :func:`rewind`.
+        fresh: Whether to start over from new noise at t = 0 instead of rewinding: the selective baseline.
+        seed: Seeds the noise of every round.
+    """
+    if budget < 1:
+        raise UsageError(f"a budget is at least 1 evaluation, got {budget}")
+    if not 0 < share <= 1:
+        raise UsageError(f"the share of a round lies in (0, 1], got {share}")
+    _require_variance_score(run, score)
+    options["cond"] = as_conditions(cond)
+    how: dict[str, Any] = {"before": before, "scale": scale, "channel": channel, "kind": kind}
+    per_step, steps = evaluations_per_step(options.get("config")), len(run.grid) - 1
+    spent, turn, kept = 0, 0, run
+    branch = torch.zeros(len(run), dtype=torch.long, device=run.grid.device)
+    if run.states is None and not fresh:
+        cost = len(run) * steps * per_step
+        if cost > budget:
+            raise UsageError(
+                f"the run kept no states, and recomputing them takes {cost} of {budget} evaluations; sample with "
+                "keep_states=True, or give a larger budget"
+            )
+        kept, spent = with_states(field, run, **options)
+    while True:
+        turn += 1
+        most = _read(kept, score).argsort(descending=True, stable=True)[: max(1, round(share * len(run)))]
+        first = torch.zeros_like(most)
+        if not fresh:
+            some = kept.take(most)
+            first = step_at(some, critical_time(some, channel, kind) - before)
+        costs = (steps - first) * per_step
+        most = most[spent + costs.cumsum(0) <= budget]
+        if not len(most):
+            break
+        if fresh:
+            done = _start_over(field, kept, most, score, derive(seed, "fresh", turn), options)
+        else:
+            done = rewind(field, kept, most, score=score, seed=derive(seed, "round", turn), **how, **options)
+        kept, spent = done.run, spent + done.evaluations
+        branch = torch.where(done.branch > 0, turn, branch)
+    return Selection(kept if run.states is not None else replace(kept, states=None), spent, branch)
+
+
+def _start_over(
+    field: Any, run: Trajectory, index: Tensor, score: Score, seed: int, options: dict[str, Any]
+) -> Selection:
+    """Draw some samples from new noise, and keep them where they are surer."""
+    options = {**options, "cond": select_conditions(options["cond"], index, len(run))}
+    origin = run.take(index)
+    x0 = noise(field.space, len(index), seed, run.grid.device, cond=origin.cond)
+    x0 = tree_map(lambda new, old: new.to(old), x0, origin.x0)
+    tried, spent = continue_from(field, replace(origin, x0=x0), x0, torch.zeros_like(index), seed=seed, **options)
+    better = _read(tried, score) < _read(origin, score)
+    branch = torch.zeros(len(run), dtype=torch.long, device=index.device)
+    branch[index] = better.long()
+    return Selection(_replaced(run, index[better], tried.take(better.nonzero()[:, 0])), spent, branch)
+
+
+def _read(run: Trajectory, score: Score) -> Tensor:
+    """Return a score of each sample; the run's own is comparable between conditions."""
+    return run.score() if score is None else read_score(run, score)
+
+
+def _require_variance_score(run: Trajectory, score: Score) -> None:
+    """Raise if a score is not read from the variance, which is all that is read along a new trajectory."""
+    if not callable(score) and not of_variance(name := score or run.default_score):
+        raise UsageError(f"{name} is not read when samples are rewound; give a score of the variance: score='peak'")
+
+
+def _indices(which: Tensor, count: int) -> Tensor:
+    which = torch.as_tensor(which)
+    if which.dtype == torch.bool:
+        if which.shape != (count,):
+            raise ShapeError(f"a mask has one entry per sample ({count}), got shape {tuple(which.shape)}")
+        return which.nonzero()[:, 0]
+    if which.ndim != 1 or (len(which) and not 0 <= int(which.min()) <= int(which.max()) < count):
+        raise UsageError(f"which holds indices of samples, 0 to {count - 1}, or is a mask")
+    if len(which.unique()) < len(which):
+        raise UsageError("which holds an index twice; give each sample once")
+    return which.long()
+
+
+def _replaced(run: Trajectory, index: Tensor, others: Trajectory) -> Trajectory:
+    """Return the run with the trajectories of some samples replaced."""
+    if not len(index):
+        return replace(run, transported=None) if run.transported is not None else run
+
+    def put(old: Any, new: Any, dim: int) -> Any:
+        return tree_map(lambda o, n: o.index_copy(dim, index, n), old, new)
+
+    changes: dict[str, Any] = {n: put(getattr(run, n), getattr(others, n), 0) for n in ("x", "x0")}
+    changes |= {n: put(getattr(run, n), getattr(others, n), 1) for n in ("times", "mean", "var", "grid")}
+    if run.states is not None and others.states is not None:
+        changes["states"] = [put(o, n, 0) for o, n in zip(run.states, others.states, strict=True)]
+    return without_endpoint(replace(run, **changes))

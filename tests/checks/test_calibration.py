@@ -1,0 +1,407 @@
+"""`fit_confidence`: its questions, its choice, and the reference in the field and its checkpoint."""
+
+import pytest
+import torch
+from torch import nn
+
+import fmwc
+from fmwc.calibration import Pair, _detects, _near, auroc
+from fmwc.checks import Nearest, embedded
+from fmwc.errors import FmwcError, UsageError
+from fmwc.flow import euclidean
+from fmwc.sampling import SamplingConfig, stream
+from fmwc.sampling.scores import combined
+from tests import cells
+from tests.options import arguments
+
+from .test_checks import MEANS, Gaussians
+
+
+class Points(nn.Module):
+    """The exact velocity of a flow to given points."""
+
+    def __init__(self, data: torch.Tensor) -> None:
+        super().__init__()
+        self.data = data
+        self.layer = nn.Linear(2, 2)  # carries the noise
+
+    def forward(self, x, t):
+        t = t[:, None].clamp_max(0.98)
+        far = (x[:, None] - t[:, None] * self.data[None]).square().sum(2) / (2 * (1 - t) ** 2)
+        mean = torch.softmax(-far, 1) @ self.data
+        return (mean - x) / (1 - t) + 0.0 * self.layer(x)
+
+
+def circle(count: int, seed: int = 0) -> torch.Tensor:
+    angle = 6.2832 * torch.rand(count, generator=torch.Generator().manual_seed(seed))
+    return torch.stack([angle.cos(), angle.sin()], 1)
+
+
+def test_auroc_is_the_share_of_ordered_pairs():
+    high, low = torch.tensor([3.0, 2.0, 2.0]), torch.tensor([1.0, 2.0])
+    pairs = [(a > b) + 0.5 * (a == b) for a in high for b in low]
+    assert auroc(high, low) == pytest.approx(float(sum(pairs)) / 6)
+
+
+def test_scores_are_combined_by_ranks():
+    levels = torch.linspace(0, 1, 101)
+    a, b = torch.tensor([0.1, 0.5, 0.9, 2.0]), torch.tensor([0.9, 0.5, 0.1, 0.5])
+    alone = combined([(a, 1.0, levels)])
+    assert bool((alone.diff() > 0).all())
+    assert float(alone[1]) == pytest.approx(0.0, abs=1e-6)
+    inside = a[:3]  # ranks do not change with the scale of a score
+    torch.testing.assert_close(combined([(inside**3, 1.0, levels**3)]), alone[:3], atol=0.05, rtol=0.05)
+    beyond = combined([(torch.tensor([1.0, 2.0, 3.0, 10.0]), 1.0, levels)])
+    assert bool((beyond.diff() > 0).all())  # the order is kept beyond the reference
+    added = combined([(a, 1.0, levels), (b, 1.0, levels)])
+    assert float(added[0]) == pytest.approx(0.0, abs=1e-4)
+
+
+def test_dense_training_points_are_chosen(tmp_path):
+    data = circle(2_000)
+    field = fmwc.attach(Points(data[:400]), space=(2,))
+    reference = fmwc.fit_confidence(field, data, pilot=200, steps=20)
+    assert "nearest" in reference.score
+    assert not reference.withheld
+    assert reference.reason
+    one = fmwc.sample(field, 1, steps=20)
+    many = fmwc.sample(field, 50, steps=20)
+    assert float(one.confidence[0]) == pytest.approx(float(many.confidence[0]), abs=2e-3)
+    off = fmwc.check(field, torch.tensor([[3.0, 3.0]]), evidence=reference.checks["nearest"], conventions=False)
+    assert float(off.confidence[0]) == 0.0
+    fmwc.save(field, tmp_path / "x")
+    again = fmwc.load(tmp_path / "x", Points(data[:400]))
+    assert again.reference.score == reference.score
+    assert again.reference.reason == reference.reason
+    assert again.reference.checks == reference.checks
+    torch.testing.assert_close(fmwc.sample(again, 50, steps=20).confidence, many.confidence)
+    parts = list(stream(again, 50, steps=20, config=SamplingConfig(batch=20)))
+    torch.testing.assert_close(torch.cat([p.confidence for p in parts]), many.confidence)
+
+
+@pytest.mark.parametrize(("noticed", "by_echo", "usable"), [(0.7, 0.9, True), (0.55, 0.6, True), (0.4, 0.85, False)])
+def test_nearest_points_must_detect_disturbances(noticed, by_echo, usable):
+    data = circle(2_000)
+    candidate = _near(euclidean((2,)), Nearest(data[:1_500]), data, noticed, by_echo)
+    assert candidate.use is usable
+    assert f"{noticed:.2f} (the echo: {by_echo:.2f})" in candidate.why
+
+
+def test_a_distance_that_decreases_with_noise_is_detected():
+    """Small vectors are near one another, so shrinking a vector brings it nearer to the data."""
+    generator = torch.Generator().manual_seed(0)
+    radius = 0.1 + 2 * torch.rand(3_000, 1, generator=generator)
+    data = radius * torch.randn(3_000, 12, generator=generator)
+    field = fmwc.attach(Straight(12), space=(12,))
+    near, rows = Nearest(data[:2_000]), data[2_000:2_400]
+    noise = 0.1 * torch.randn(rows.shape, generator=generator)
+    assert _detects(near, field, Pair(rows, rows + 10 * noise, {}), 0) > 0.6
+    assert _detects(near, field, Pair(rows, 0.5 * rows + noise, {}), 0) < 0.4
+
+
+class Straight(nn.Module):
+    """A velocity of zero, which distances do not depend on."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(dim, dim)
+
+    def forward(self, x, t):
+        return 0.0 * self.layer(x)
+
+
+class Asked(Gaussians):
+    def __init__(self) -> None:
+        super().__init__(MEANS * 0.35, 0.3)
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x, t, y):
+        return super().forward(x, t, y) + 0.0 * self.layer(x)
+
+
+def test_contest_is_a_candidate_without_data():
+    field = fmwc.attach(Asked(), space=(2,))
+    reference = fmwc.fit_confidence(field, cond={"y": torch.arange(4)}, pilot=400)
+    contest = next(row for row in reference.candidates if row["score"].startswith("contest"))
+    assert "wrong classes" in contest["why"]
+    run = fmwc.sample(field, 20, cond={"y": torch.arange(20) % 4})
+    assert run.withheld == "" or reference.withheld
+
+
+def test_confidence_is_withheld_if_no_evidence_is_usable():
+    class Blind(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x, t):
+            return torch.zeros_like(x) + 0.0 * self.layer(x)
+
+    field = fmwc.attach(Blind(), space=(2,))
+    reference = fmwc.fit_confidence(field, pilot=400, steps=10)
+    assert "no evidence is better than chance" in reference.withheld
+    run = fmwc.sample(field, 10, steps=10)
+    assert "no evidence" in run.withheld
+    with pytest.raises(UsageError, match="withheld"):
+        _ = run.confidence
+    assert run.rank.shape == (10,)
+
+
+def test_labels_can_prefer_another_score():
+    data = circle(2_000)
+    field = fmwc.attach(Points(data[:400]), space=(2,))
+    plain = fmwc.fit_confidence(field, data, pilot=300, steps=20)
+
+    def failed(x, cond):
+        return x[:, 0] > 0.5  # nothing that a flow could know
+
+    labelled = fmwc.fit_confidence(field, data, failed, judged=100, pilot=300, steps=20)
+    assert all("auroc" in row for row in labelled.candidates)
+    assert "100 labels" in labelled.reason
+    none = fmwc.fit_confidence(field, data, lambda x, cond: torch.zeros(len(x), dtype=torch.bool), pilot=300, steps=20)
+    assert none.score == plain.score
+
+
+def test_fit_noise_calls_fit_confidence():
+    data = circle(1_000)
+    field = fmwc.attach(Points(data[:300]), space=(2,))
+    fmwc.fit_noise(field, data, 3, batch=64, conventions=False)
+    assert field.reference is not None
+    again = fmwc.attach(Points(data[:300]), space=(2,))
+    fmwc.fit_noise(again, data, 3, batch=64, conventions=False, confidence=False)
+    assert again.reference is None
+    assert fmwc.fit_confidence(again, data, conventions=False).score == field.reference.score
+
+
+def test_check_has_no_confidence_if_the_reference_withholds_it():
+    data = circle(2_000)
+    field = fmwc.attach(Points(data[:400]), space=(2,))
+    reference = fmwc.fit_confidence(field, data, pilot=100, steps=20)
+    field.reference = reference._replace(withheld="no evidence")
+    found = fmwc.check(field, data[:5], evidence=reference.checks["nearest"], conventions=False)
+    assert found.confidence is None
+    assert found.withheld == "no evidence"
+
+
+def test_a_single_class_is_allowed():
+    data = circle(500)
+
+    class One(Points):
+        def forward(self, x, t, y):
+            return super().forward(x, t)
+
+    field = fmwc.attach(One(data[:200]), space=(2,))
+    assert "nearest" in fmwc.fit_confidence(field, data, cond={"y": torch.zeros(500).long()}, pilot=50, steps=10).score
+
+
+def test_points_are_drawn_from_all_data_within_their_limit():
+    from fmwc.calibration import BYTES, _points
+    from fmwc.flow import euclidean
+
+    data = torch.arange(100_000.0)[:, None]
+    points = _points(euclidean((1,)), data, None, "").points
+    assert float(points.max()) > 95_000
+    wide = _points(euclidean((4096,)), torch.zeros(1_000, 4096), None, "").points
+    assert wide.numel() * 4 <= BYTES
+
+
+def test_conditions_may_be_lists():
+    y = [0, 1, 2, 3]
+    run = fmwc.sample(
+        Gaussians(MEANS), 4, cond={"y": y}, confidence=None, check=8, steps=5, config=SamplingConfig(space=(2,))
+    )
+    assert "contest" in run.evidence
+
+
+class Named(Points):
+    """A network that ignores the id of each sample."""
+
+    def forward(self, x, t, id, y=None):
+        return super().forward(x, t)
+
+
+def piloted(monkeypatch, field, *given, **options):
+    """Return the reference and the number of samples that its pilot drew."""
+    from fmwc import calibration
+
+    drawn = []
+
+    def spy(field, count, **how):
+        drawn.append(count)
+        return fmwc.sample(field, count, **arguments(**how))
+
+    monkeypatch.setattr(calibration, "sample", spy)
+    return fmwc.fit_confidence(field, *given, steps=5, conventions=False, **options), drawn
+
+
+@pytest.mark.parametrize("with_data", [True, False])
+def test_ids_are_not_classes_and_do_not_enlarge_the_pilot(monkeypatch, with_data):
+    data = circle(3_000)
+    field = fmwc.attach(Named(data[:50]), space=(2,))
+    given = [data] if with_data else []
+    reference, drawn = piloted(monkeypatch, field, *given, cond={"id": torch.arange(3_000)}, pilot=60)
+    assert drawn == [60]
+    why = next(row["why"] for row in reference.candidates if row["score"] == "contest")
+    assert "'id' has 3,000 values" in why
+    assert "not used as a class" in why
+    assert reference.classes == {}
+    assert "contest" not in reference.checks
+    assert not with_data or reference.checks["nearest"].labels is None
+    cond = {"id": torch.tensor([7, 7, 8, -1, 9_999])}  # any id is as good as another
+    run = fmwc.sample(field, 5, steps=5, cond=cond)
+    assert bool(run.withheld) == bool(reference.withheld)
+
+
+def test_ids_of_a_few_rows_are_not_classes(monkeypatch):
+    data = circle(40)
+    field = fmwc.attach(Named(data), space=(2,))
+    reference, drawn = piloted(monkeypatch, field, data, cond={"id": torch.arange(40)}, pilot=20)
+    assert drawn == [20]
+    assert reference.classes == {}
+
+
+def test_a_class_beside_an_id_is_used(monkeypatch):
+    data = circle(2_000)
+    field = fmwc.attach(Named(data[:50]), space=(2,))
+    cond = {"id": torch.arange(2_000), "y": torch.arange(2_000) % 12}
+    reference, drawn = piloted(monkeypatch, field, data, cond=cond, pilot=60)
+    assert drawn == [96]  # eight of each class
+    assert reference.classes == {"y": tuple(range(12))}
+
+
+def test_many_classes_need_a_large_pilot(monkeypatch):
+    field = fmwc.attach(Named(circle(50)), space=(2,))
+    cond = {"id": torch.arange(260)}
+    reference, drawn = piloted(monkeypatch, field, cond=cond)
+    assert drawn == [1_000]
+    assert "give pilot=2080" in next(row["why"] for row in reference.candidates if row["score"] == "contest")
+    reference, drawn = piloted(monkeypatch, field, cond=cond, pilot=2_080)
+    assert drawn == [2_080]
+    assert len(reference.classes["id"]) == 260
+
+
+def test_reasons_are_kept_with_labels(monkeypatch):
+    field = fmwc.attach(Named(circle(50)), space=(2,))
+    cond = {"id": torch.arange(3_000)}
+    reference, _ = piloted(monkeypatch, field, None, lambda x, cond: x[:, 0] > 0.5, cond=cond, pilot=60, judged=40)
+    assert any("not used as a class" in row["why"] for row in reference.candidates)
+
+
+# ---- features --------------------------------------------------------------------------------------------------------
+
+
+def test_nearest_points_by_features(tmp_path):
+    data = circle(2_000)
+    wide = torch.cat([data, 5 * torch.randn(2_000, 6, generator=torch.Generator().manual_seed(1))], 1)
+
+    class Wide(Points):
+        def forward(self, x, t):
+            return torch.cat([super().forward(x[:, :2], t), 0.0 * x[:, 2:]], 1)
+
+    calls = []
+
+    def features(x):
+        calls.append(len(x))
+        return x[:, :2]
+
+    field = fmwc.attach(Wide(data[:400]), space=(8,))
+    plain = fmwc.fit_confidence(field, wide, pilot=100, steps=20, conventions=False)
+    assert plain.score != "nearest"  # the other numbers are noise
+    reference = fmwc.fit_confidence(field, wide, features=features, pilot=100, steps=20, conventions=False)
+    assert reference.score == "nearest"
+    assert reference.checks["nearest"].points.shape[1] == 2
+    assert calls
+    run = fmwc.sample(field, 20, steps=20)
+    assert not run.withheld
+    fmwc.save(field, tmp_path / "x")
+    again = fmwc.load(tmp_path / "x", Wide(data[:400]))
+    blind = fmwc.sample(again, 20, steps=20)
+    torch.testing.assert_close(blind.x, run.x)
+    assert "a checkpoint cannot hold the function" in blind.withheld
+    assert "\n" not in blind.withheld
+    with pytest.raises(UsageError, match="cannot hold the function"):
+        fmwc.check(again, wide[:4], evidence=again.reference.checks["nearest"], conventions=False)
+    assert "cannot hold the function" in fmwc.check(again, wide[:4], conventions=False).withheld
+    fmwc.save(again, tmp_path / "y")  # what is missing stays so
+    assert fmwc.load(tmp_path / "y", Wide(data[:400])).reference.checks["nearest"].missing
+
+
+def test_crystals_need_features_for_nearest_points():
+    x, _, atoms = cells.batch(*[1 + i % 5 for i in range(60)])
+    field = cells.field()
+    options = {"cond": {"atoms": atoms}, "pilot": 16, "steps": 4, "conventions": False}
+    names = {row["score"] for row in fmwc.fit_confidence(field, x, **options).candidates}
+    assert "nearest" not in names
+    found = fmwc.fit_confidence(field, x, features=lambda state: state["lattice"], **options)
+    assert "nearest" in {row["score"] for row in found.candidates}
+    with pytest.raises(UsageError, match="give features="):
+        embedded(field.space, x)
+
+
+@pytest.mark.parametrize(
+    ("features", "said"),
+    [
+        (3, "features is a function of states, got int"),
+        (lambda x: x.numpy(), r"one row per sample \(1, D\), got ndarray"),
+        (lambda x: x.sum(), "got torch.float32"),
+        (lambda x: x * torch.nan, "features of samples holds"),
+    ],
+)
+def test_invalid_features(features, said):
+    with pytest.raises(FmwcError, match=said):
+        fmwc.fit_confidence(fmwc.attach(Points(circle(50)), space=(2,)), circle(100), features=features)
+
+
+def test_features_need_training_points():
+    field = fmwc.attach(Points(circle(50)), space=(2,))
+    for given in ({}, {"data": circle(100), "keep_data": False}):
+        with pytest.raises(UsageError, match="compares samples with training points"):
+            fmwc.fit_confidence(field, features=lambda x: x, **given)
+
+
+# ---- invalid arguments ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"data": torch.full((50, 2), torch.nan)}, "the data holds 100 NaN"),
+        ({"evaluations": 0}, "evaluations must be a whole number, at least 1"),
+        ({"judged": 0, "labels": lambda x, cond: x[:, 0] > 0}, "judged must be a whole number, at least 1"),
+        ({"labels": [0, 1]}, r"labels is a function of \(x, cond\), got list"),
+        ({"data": torch.zeros(0, 2)}, "the data hold no samples"),
+        ({"seed": "a"}, "seed must be a whole number"),
+    ],
+)
+def test_invalid_arguments_are_refused_before_the_pilot(options, said, monkeypatch):
+    monkeypatch.setattr("fmwc.calibration.sample", lambda *a, **k: pytest.fail("drew a pilot"))
+    with pytest.raises(FmwcError, match=said):
+        fmwc.fit_confidence(fmwc.attach(Points(circle(50)), space=(2,)), **options)
+
+
+@pytest.mark.parametrize("data", [None, circle(100)], ids=["no data", "data"])
+def test_a_missing_condition_is_named(data):
+    class Needs(Points):
+        def forward(self, x, t, y=None):
+            return super().forward(x, t) + 0.0 * y[:, None]
+
+    with pytest.raises(UsageError, match=r"without conditions .*its other arguments are y; give cond=") as raised:
+        fmwc.fit_confidence(fmwc.attach(Needs(circle(50)), space=(2,)), data)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_single_class_has_no_contest():
+    field = fmwc.attach(Named(circle(50)), space=(2,))
+    found = fmwc.fit_confidence(field, cond={"id": torch.zeros(50).long()}, pilot=20, steps=5)
+    (why,) = [row["why"] for row in found.candidates if row["score"] == "contest"]
+    assert why == "'id' has one value, so there is no other class to contest it"
+
+
+def test_other_invalid_arguments():
+    with pytest.raises(UsageError, match="fitted to a field"):
+        fmwc.fit_confidence(nn.Linear(2, 2), circle(10))
+    with pytest.raises(UsageError, match="shape of a sample is not known"):
+        fmwc.fit_confidence(fmwc.attach(Points(circle(10))))
+    field = fmwc.attach(Points(circle(9)), space=(2,))
+    with pytest.raises(FmwcError, match="result of labels holds"):
+        fmwc.fit_confidence(field, circle(20), lambda x, cond: x[:, 0] * float("nan"), pilot=20, conventions=False)

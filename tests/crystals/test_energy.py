@@ -1,0 +1,155 @@
+"""Energies: the same as by the packages themselves, and a reason for each that has none."""
+
+import numpy as np
+import pytest
+
+from fmwc.crystals import CALCULATORS, calculator, candidates, energies, relax
+from fmwc.crystals.energy import PACKAGES, graph, version
+from fmwc.crystals.structures import need, quiet
+from fmwc.errors import UnknownNameError, UsageError
+
+from .conftest import BAD, crystal, rock_salt, structure_of
+
+
+def lennard_jones():
+    from ase.calculators.lj import LennardJones
+
+    return LennardJones(sigma=2.5, epsilon=0.1, rc=6.0)
+
+
+def broken():
+    class Broken:
+        def get_potential_energy(self, atoms):
+            if len(atoms) == 8:
+                raise RuntimeError("no power\nat all")
+            return float("nan")
+
+    return Broken()
+
+
+def nothing():
+    return 3
+
+
+def test_graphs_agree_with_chgnet(chgnet, prototypes):
+    from chgnet.graph import CrystalGraphConverter
+
+    convert = CrystalGraphConverter(atom_graph_cutoff=6, bond_graph_cutoff=3)
+    for i, candidate in enumerate(candidates(prototypes)):
+        theirs, ours = convert(structure_of(prototypes, i)), graph(candidate, 6, 3)
+        for name in ("atom_graph", "bond_graph", "undirected2directed"):
+            assert len(getattr(ours, name)) == len(getattr(theirs, name))
+        a, b = ours.directed2undirected, ours.undirected2directed
+        assert a[b.long()].tolist() == list(range(len(b)))
+
+
+def test_energies_agree_with_chgnet(chgnet, prototypes):
+    from chgnet.model import CHGNet
+
+    with quiet():
+        model = CHGNet.load(use_device="cpu", verbose=False)
+        theirs = model.predict_structure([structure_of(prototypes, i) for i in range(len(prototypes))], task="e")
+    found = energies(prototypes, chgnet)
+    assert not any(found.problems)
+    np.testing.assert_allclose(found.per_atom, [float(one["e"]) for one in theirs], atol=1e-5)
+
+
+def test_energies_do_not_depend_on_the_batch(chgnet):
+    salt = rock_salt()
+    alone, among = energies([salt], chgnet).per_atom[0], energies([rock_salt(5), salt, rock_salt(6)], chgnet).per_atom
+    assert abs(among[1] - alone) < 1e-5
+    assert among[1] < min(among[0], among[2])
+
+
+def test_bad_structures_have_a_reason_and_the_others_an_energy(chgnet):
+    seen = []
+    mixed = [one for candidate, _ in BAD.values() for one in (candidate, rock_salt())]
+    found = energies(mixed, chgnet, progress=lambda *step: seen.append(step))
+    good = energies([rock_salt()], chgnet).per_atom[0]
+    for (_, said), problem in zip(BAD.values(), found.problems[::2], strict=True):
+        assert said in problem
+    assert np.isnan(found.per_atom[::2]).all()
+    assert not any(found.problems[1::2])
+    np.testing.assert_allclose(found.per_atom[1::2], good, atol=1e-5)
+    assert seen[-1] == ("energies", len(mixed), len(mixed))
+
+
+def test_no_structures(chgnet):
+    assert energies([], chgnet).per_atom.shape == (0,)
+
+
+def test_a_failing_batch_is_tried_one_by_one(chgnet, monkeypatch):
+    predict = chgnet.model.forward
+
+    def moody(graphs, **options):
+        if any(len(one.atomic_number) == 1 for one in graphs):
+            raise RuntimeError("out of memory")
+        return predict(graphs, **options)
+
+    monkeypatch.setattr(chgnet.model, "forward", moody)
+    found = energies([rock_salt(), crystal([29], [[0, 0, 0]], [2.5, 2.5, 2.5]), rock_salt()], chgnet)
+    assert found.problems == ("", "chgnet failed: RuntimeError: out of memory", "")
+
+
+def test_own_calculator(prototypes):
+    ours = calculator(f"{__name__}:lennard_jones")
+    found = energies([rock_salt()], ours)
+    assert found.problems == ("",)
+    expected = lennard_jones().get_potential_energy(rock_salt().atoms()) / 8
+    assert found.per_atom[0] == pytest.approx(expected)
+
+
+def test_errors_of_a_calculator_are_reasons():
+    found = energies([rock_salt(), crystal([29], [[0, 0, 0]], [2.5, 2.5, 2.5])], f"{__name__}:broken")
+    assert found.problems[0].endswith("failed: RuntimeError: no power at all")
+    assert "the energy by" in found.problems[1]
+
+
+@pytest.mark.parametrize("name", [name for name in CALCULATORS if name != "chgnet"])
+def test_missing_model_names_its_package(name):
+    if version(name):
+        pytest.skip(f"{name} is installed")
+    with pytest.raises(UsageError, match=f"is not installed: pip install {PACKAGES[name]}"):
+        calculator(name)
+
+
+def test_every_model_has_a_package():
+    assert set(PACKAGES) == set(CALCULATORS)
+    assert version("chgnet")
+    assert not version("a:b")
+
+
+def test_unknown_calculators():
+    with pytest.raises(UnknownNameError, match="did you mean 'chgnet'"):
+        calculator("chgnett")
+    with pytest.raises(UsageError, match="cannot be imported"):
+        calculator("no.module:function")
+    with pytest.raises(UsageError, match="must return an ASE calculator"):
+        calculator(f"{__name__}:nothing")
+    with pytest.raises(UsageError, match=r"pip install 'fmwc\[crystals\]'"):
+        need("no_such_package")
+
+
+def test_relaxation_lowers_the_energy(chgnet):
+    squeezed = rock_salt(5.2)
+    before = energies([squeezed], chgnet).per_atom[0]
+    after = relax(squeezed, chgnet, 15)
+    assert not after.problem
+    assert 0 < after.steps <= 15
+    assert after.energy < before - 0.01
+    assert after.candidate.volume > squeezed.volume
+    assert after.rmsd < 0.05  # by symmetry the atoms stay where they are in the cell
+    assert after.energy == pytest.approx(energies([after.candidate], chgnet).per_atom[0], abs=1e-5)
+
+
+def test_failed_relaxations_have_a_reason(chgnet):
+    for candidate, said in BAD.values():
+        after = relax(candidate, chgnet, 5)
+        assert said in after.problem
+        assert np.isnan(after.energy)
+        assert after.candidate is candidate
+
+
+def test_relaxation_with_a_broken_calculator():
+    after = relax(rock_salt(), calculator(f"{__name__}:broken"), 5)
+    assert "relaxation failed after 0 steps" in after.problem

@@ -1,0 +1,129 @@
+"""Tables and structure files, written and read."""
+
+import csv
+import math
+import sys
+
+import numpy as np
+import pytest
+
+from fmwc.crystals import Candidate, read
+from fmwc.crystals.files import cif_text, extxyz_text, write_cifs, write_extxyz, write_table
+from fmwc.errors import DataError, ShapeError, UsageError
+
+from .conftest import rock_salt
+
+COLUMNS = {
+    "name": ["a", "b, c"],
+    "atoms": [8, 0],
+    "e_above_hull": [0.25, math.nan],
+    "valid": [True, False],
+    "novel": [None, None],
+    "problem": ["", 'it says "no"'],
+}
+TILTED = np.array([[4.0, 0, 0], [1.0, 5.0, 0], [-0.5, 0.3, 6.0]])
+CANDIDATE = Candidate("x/1.cif", np.array([11, 17, 8]), np.array([[0, 0, 0], [0.5, 0.4, 0.3], [0.2, 0.9, 0.7]]), TILTED)
+
+
+# ---- tables ------------------------------------------------------------------------------------------------------
+
+
+def test_both_tables_contain_the_same(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table, other = write_table(tmp_path / "sub" / "crystals.v1", COLUMNS)
+    assert (table.name, other.name) == ("crystals.v1.csv", "crystals.v1.parquet")
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert rows[0] == {"name": "a", "atoms": "8", "e_above_hull": "0.25", "valid": "true", "novel": "", "problem": ""}
+    assert rows[1]["e_above_hull"] == ""
+    assert rows[1]["problem"] == 'it says "no"'
+    found = parquet.read_table(other).to_pydict()
+    assert found["name"] == COLUMNS["name"]
+    assert found["e_above_hull"] == [0.25, None]
+    assert found["valid"] == [True, False]
+    with pytest.raises(ShapeError, match="one entry per row"):
+        write_table(tmp_path / "t", {"a": [1], "b": [1, 2]})
+
+
+def test_without_pyarrow_the_csv_is_written_and_the_error_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UsageError, match=r"fmwc\[crystals\]"):
+        write_table(tmp_path / "t", COLUMNS)
+    assert (tmp_path / "t.csv").is_file()
+
+
+# ---- structures --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["cif", "extxyz"])
+def test_structures_are_read_back(tmp_path, kind):
+    pytest.importorskip("pymatgen.core", exc_type=ImportError)
+    text = cif_text(CANDIDATE, {"e": 0.1}) if kind == "cif" else extxyz_text([CANDIDATE])
+    (tmp_path / f"it.{kind}").write_text(text)
+    (again,) = read(tmp_path)
+    assert not again.problem
+    assert sorted(again.numbers.tolist()) == [8, 11, 17]
+    assert again.volume == pytest.approx(CANDIDATE.volume, rel=1e-6)
+    first, second = (
+        np.sort(np.linalg.norm((c.coords[:, None] - c.coords) @ c.cell, axis=-1), None) for c in (CANDIDATE, again)
+    )
+    np.testing.assert_allclose(first, second, atol=1e-5)
+
+
+def test_extxyz_carries_the_columns(tmp_path):
+    ase = pytest.importorskip("ase.io")
+    bad = Candidate("bad", problem="unreadable")
+    columns = {
+        "confidence": [0.5, 0.1], "e_above_hull": [np.float64(0.25), math.nan], "stable": [False, None],
+        "problem": ['says "no" = never', "gone"],
+    }  # fmt: skip
+    path = write_extxyz(tmp_path / "all.extxyz", [CANDIDATE, bad], columns)
+    (frame,) = ase.read(path, index=":")
+    assert frame.info["name"] == "x/1.cif"
+    assert frame.info["confidence"] == 0.5
+    assert frame.info["e_above_hull"] == 0.25
+    assert frame.info["stable"] in (False, np.False_)
+    np.testing.assert_allclose(frame.get_scaled_positions(), CANDIDATE.coords, atol=1e-6)
+
+
+def test_cifs_of_all_that_can_be_written(tmp_path):
+    same = Candidate("X/1", CANDIDATE.numbers, CANDIDATE.coords, CANDIDATE.cell)
+    strange = Candidate("z", np.array([121]), np.zeros((1, 3)), TILTED)
+    written = write_cifs(tmp_path, [CANDIDATE, strange, same], {"e_above_hull": [0.1, 0.2, math.nan]})
+    assert [path and path.name for path in written] == ["x_1.cif", None, "X_1-2.cif"]
+    assert written[0] is not None
+    assert written[0].read_text().startswith("# e_above_hull: 0.1\ndata_x_1.cif\n")
+    with pytest.raises(DataError, match="z cannot be written"):
+        cif_text(strange)
+
+
+# ---- files that cannot be read -----------------------------------------------------------------------------------
+
+
+def test_missing_files_and_unknown_formats_are_reported(tmp_path):
+    (tmp_path / "it.pdf").write_bytes(b"%PDF")
+    (tmp_path / "empty.cif").write_text("")
+    found = read([tmp_path / "none.cif", tmp_path / "it.pdf", tmp_path / "empty.cif"])
+    assert [one.name for one in found] == ["none.cif", "it.pdf", "empty.cif"]
+    assert "no such file" in found[0].problem
+    assert "unknown format" in found[1].problem
+    assert found[2].problem
+
+
+def test_several_structures_in_a_cif(tmp_path):
+    text = rock_salt().structure().to(fmt="cif")
+    (tmp_path / "two.cif").write_text(text + "\n" + text.replace("data_NaCl", "data_again"))
+    assert [one.name for one in read(tmp_path / "two.cif")] == ["two.cif#0", "two.cif#1"]
+
+
+def test_disorder_is_reported(tmp_path):
+    core = pytest.importorskip("pymatgen.core")
+    shared = core.Structure(core.Lattice.cubic(4), [{"Na": 0.5, "K": 0.5}], [[0, 0, 0]])
+    (tmp_path / "a.cif").write_text(shared.to(fmt="cif"))
+    assert "shared" in read(tmp_path)[0].problem
+
+
+def test_nothing_to_read(tmp_path):
+    with pytest.raises(DataError, match="contains no CIF"):
+        read(tmp_path)
+    with pytest.raises(DataError, match="no structures to read"):
+        read([])

@@ -1,0 +1,155 @@
+"""Training on a Dataset, a DataLoader or an iterable: reproducible, resumable, loaded batch by batch."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import fmwc
+from fmwc.data.batches import Batches
+from fmwc.errors import DataError, NotFiniteError, ShapeError, UsageError
+from fmwc.training import Plan, fit_noise, train
+from tests.conftest import mlp_field
+from tests.recipes.conftest import identical, weights
+
+ROWS = torch.randn(40, 2, generator=torch.Generator().manual_seed(8)) * 0.3 + 1
+
+
+class Labelled(Dataset):
+    """Rows with a class, and noise of torch's global generator."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        return ROWS[i] + 1e-3 * torch.randn(2), {"y": i % 3}
+
+
+class Streamed(IterableDataset):
+    def __iter__(self):
+        return iter(ROWS)
+
+
+class Conditional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.label, self.out = nn.Embedding(3, 4), nn.Linear(7, 2)
+
+    def forward(self, x, t, y):
+        return self.out(torch.cat([x, t[:, None], self.label(y)], 1))
+
+
+SOURCES = {
+    "a dataset of tensors": lambda: TensorDataset(ROWS),
+    "a dataset that streams": Streamed,
+    "a loader": lambda: DataLoader(TensorDataset(ROWS), 16, shuffle=True),
+    "a generator": lambda: (ROWS[torch.randint(40, (16,))] for _ in range(100)),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_noise_is_fitted_to_batches_of_any_source(kind):
+    fields = [mlp_field(), mlp_field()]
+    before, state = weights(fields[0]), torch.get_rng_state()
+    for field in fields:
+        history = fit_noise(field, SOURCES[kind](), 12, batch=16, lr=1e-2)
+        assert history[-1][0] == 12
+        assert field.reference is not None
+    assert identical(weights(fields[0]), weights(fields[1]))  # the seed is all the randomness
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, value in weights(fields[0].network).items():
+        assert torch.equal(value, before[f"network.{name}"])
+    assert not identical(weights(fields[0]), before)
+
+
+def test_conditions_come_with_the_batches():
+    fields = [fmwc.attach(Conditional(), space=(2,), width=8) for _ in range(2)]
+    for field in fields:
+        fit_noise(field, Labelled(), 6, batch=8, confidence=False)
+    assert identical(weights(fields[0]), weights(fields[1]))
+    with pytest.raises(UsageError, match="conditions come with the batches"):
+        fit_noise(fields[0], Labelled(), 6, cond={"y": torch.zeros(40, dtype=torch.long)})
+
+
+@pytest.mark.parametrize("source", [Labelled, lambda: ((row + 0.1, {"y": torch.arange(8)}) for row in ROWS.split(8))])
+@pytest.mark.parametrize("stop_at", [3, 4])
+def test_an_interrupted_training_resumes_in_the_sequence_of_batches(source, stop_at, tmp_path):
+    plan = Plan(5, batch=8, lr=1e-2, seed=3, save_every=1)
+
+    def run(net, stop=None, resume=None):
+        steps = 0
+
+        def loss(x1, randomness, beta, cond):
+            nonlocal steps
+            steps += 1
+            if steps == stop:
+                raise KeyboardInterrupt
+            return (net(x1) - cond["y"][:, None]).square().mean() + 0 * randomness.normal(x1).sum()
+
+        train(net, loss, source(), plan, resume=resume)
+
+    def net():
+        torch.manual_seed(0)
+        return nn.Linear(2, 1)
+
+    whole, killed = net(), net()
+    run(whole)
+    with pytest.raises(KeyboardInterrupt):
+        run(killed, stop_at, tmp_path / "point")
+    run(killed, resume=tmp_path / "point")
+    assert identical(weights(whole), weights(killed))
+
+
+def test_a_sequence_does_not_depend_on_where_it_is_entered():
+    def first(count):
+        batches = Batches(DataLoader(Labelled(), 7, shuffle=True), 8, seed=5)
+        return [batches.take() for _ in range(count)]
+
+    expected = first(20)
+    for skipped in (0, 3, 6, 13):
+        batches = Batches(DataLoader(Labelled(), 7, shuffle=True), 8, seed=5)
+        assert len(batches.head()[0]) == 40  # one pass, and no row twice
+        batches.skip(skipped)
+        x, cond = batches.take()
+        assert torch.equal(x, expected[skipped][0])
+        assert torch.equal(cond["y"], expected[skipped][1]["y"])
+
+
+def test_only_one_batch_at_a_time_is_loaded():
+    loaded = 0
+
+    def stream():
+        nonlocal loaded
+        while True:
+            loaded += 1
+            yield ROWS[:8]
+
+    net = nn.Linear(2, 1)
+    train(net, lambda x1, r, beta, cond: net(x1).square().mean(), stream(), Plan(10, batch=8))
+    assert loaded == 10
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [
+        (TensorDataset(ROWS, torch.arange(40)), UsageError, r"such as \(x, \{'y': y\}\); got 2 parts: Tensor, Tensor"),
+        (iter([ROWS]), DataError, "the data ended after 1 batches; give an iterable that starts again"),
+        (iter([]), DataError, "the data"),
+        (7, UsageError, "a Dataset, a DataLoader or an iterable of batches; got int"),
+        (iter([(ROWS, {"y": torch.arange(3)})]), ShapeError, "'y' needs one row per sample: got 3 for 40 samples"),
+        (iter([ROWS / 0]), NotFiniteError, "the training data holds"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_unusable_sources_are_refused(source, error, message):
+    net = nn.Linear(2, 1)
+    with pytest.raises(error, match=message):
+        train(net, lambda x1, r, beta, cond: net(x1).square().mean(), source, Plan(3, batch=8))
+
+
+def test_options_that_need_data_in_memory_are_refused():
+    with pytest.raises(UsageError, match="stratified batches need data in memory"):
+        fit_noise(mlp_field(), TensorDataset(ROWS), 3, stratified=True)
+    with pytest.raises(UsageError, match="pairs as tensors need data in memory"):
+        fit_noise(mlp_field(), TensorDataset(ROWS), 3, pairs=ROWS)

@@ -1,0 +1,343 @@
+"""Crystals as a setting: the files of a run, read back by others, and what its judge says of them."""
+
+import csv
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("pymatgen.core", exc_type=ImportError)
+pytest.importorskip("chgnet", exc_type=ImportError)
+pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
+
+import fmwc.domains.crystals as room
+from experiments.common.registry import experiment_named
+from fmwc.checkpoint import load
+from fmwc.crystals.structures import crystals_of, encode, quiet
+from fmwc.domains import DOMAINS
+from fmwc.domains.crystals import CrystalDomain
+from fmwc.errors import UnknownNameError, UsageError
+from fmwc.recipes.crystals import SCORE
+from fmwc.recipes.fitting import fit
+from fmwc.references import Reference, Schedule
+from fmwc.sampling import Parts, SamplingConfig, Trajectory, read_with
+from tests.options import arguments
+from tests.recipes.conftest import CPU
+from tests.recipes.test_crystals import CHANNELS, TINY, same
+
+COUNT = 10
+FIRST = ["name", "formula", "atoms"]
+OWN = ["score", "rank", "score_type", "score_coord", "score_lattice"]
+JUDGED = [
+    "energy_per_atom", "e_above_hull", "distances_ok", "apart_ok", "charge_ok", "density_ok", "valid", "unique",
+    "novel", "stable", "metastable", "sun", "msun", "problem",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _no_data_given(monkeypatch):
+    monkeypatch.delenv("FMWC_DATA", raising=False)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    out = tmp_path_factory.mktemp("crystals") / "model"
+    fit(TINY, out, CPU)
+    return out
+
+
+@pytest.fixture(scope="module")
+def field(checkpoint):
+    """With confidence from the variance: a pilot run finds nothing better than chance on so poor a network."""
+    field = load(checkpoint)
+    run = TINY.draw(field, 16, 5, confidence=room.READ_BY, schedule=Schedule.every(room.EVERY))
+    quantiles = run.score(SCORE).quantile(torch.linspace(0, 1, 101))
+    field.reference = Reference(
+        SCORE, read_with(room.READ_BY, TINY.steps, "euler", Schedule.every(room.EVERY)), quantiles
+    )
+    return field
+
+
+@pytest.fixture
+def setting():
+    return CrystalDomain()
+
+
+@pytest.fixture(scope="module")
+def drawn(field):
+    """A run of a network that was hardly trained: most of it cannot be judged."""
+    return CrystalDomain().draw(field, COUNT, 1, None, steps=4)
+
+
+@pytest.fixture(scope="module")
+def salts():
+    """Eight prototypes that CHGNet knows, of which the first has two atoms in one place; the last is the most sure."""
+    found = TINY.crystals()
+    small = ((found.atoms > 1) & (found.atoms < 7) & (found.numbers.max(1).values < 84)).nonzero()[:8, 0]
+    those = found.take(small)
+    coords = those.coords.clone()
+    coords[0, 1] = coords[0, 0]
+    x, atoms = encode(dataclasses.replace(those, coords=coords))
+    grid = torch.linspace(0, 1, 11)[:, None].repeat(1, 8)
+    doubt = torch.arange(8, 0, -1.0)
+    var = {c: (k * doubt.square()).expand(10, 8)[..., None] for k, c in enumerate(CHANNELS, 1)}
+    mean, x0 = ({c: torch.zeros_like(v) for c, v in s.items()} for s in (var, x))
+    return Trajectory(x, x0, grid[:-1].clone(), mean, var, grid, cond={"atoms": atoms}, default_score="type/integrated")
+
+
+@pytest.fixture(scope="module")
+def written(salts, tmp_path_factory):
+    out = tmp_path_factory.mktemp("salts")
+    return out, CrystalDomain().write_samples(salts, out)
+
+
+@pytest.fixture
+def no_picture(monkeypatch):
+    """Drawing one takes longer than all the rest."""
+    monkeypatch.setattr(room, "sorted_by_confidence", lambda *args, **options: None)
+    monkeypatch.setattr(room, "png", lambda picture: b"")
+
+
+def rows_of(path):
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def value(text):
+    """A cell of the CSV as Parquet has it."""
+    if text in ("", "true", "false"):
+        return {"": None, "true": True, "false": False}[text]
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_cifs_and_the_table_are_read_by_others(salts, written):
+    from pymatgen.core import Structure
+
+    out, paths = written
+    assert [p.name for p in paths] == [
+        "samples.safetensors", "cif", "samples.csv", "samples.parquet", "crystals.png"
+    ]  # fmt: skip
+    assert (out / "crystals.png").read_bytes().startswith(b"\x89PNG")
+    rows = rows_of(out / "samples.csv")
+    assert len(rows) == len(list((out / "cif").iterdir())) == 8
+    crystals = crystals_of(salts)
+    for i, row in enumerate(rows):
+        file = out / "cif" / f"{row['name']}.cif"
+        assert f"# rank: {float(row['rank'])}" in file.read_text()
+        assert int(row["atoms"]) == crystals.atoms[i]
+        if i > 0:  # pymatgen takes no two atoms in one place
+            with quiet():
+                structure = Structure.from_file(file)
+            assert structure.composition.reduced_formula == row["formula"]
+            assert len(structure) == int(row["atoms"])
+            assert structure.lattice.abc == pytest.approx(crystals.lengths[i].tolist(), rel=1e-5)
+        assert float(row["score"]) == pytest.approx(8 - i)
+        assert float(row["rank"]) == pytest.approx(i / 8)
+        for k, c in enumerate(CHANNELS, 1):
+            assert float(row[f"score_{c}"]) == pytest.approx(math.sqrt(k) * (8 - i), rel=1e-5)
+    assert "coincide" in rows[0]["problem"]
+    assert rows[0]["e_above_hull"] == ""
+    assert rows[0]["valid"] == "false"
+    assert all(-0.5 < float(row["e_above_hull"]) < 5 for row in rows[1:])
+    assert all(row["problem"] == "" for row in rows[1:])
+    assert all(row["novel"] == "" for row in rows)  # no training set is at hand
+
+
+def test_both_tables_hold_the_same(written):
+    from pyarrow import parquet
+
+    out, _ = written
+    rows, columns = rows_of(out / "samples.csv"), parquet.read_table(out / "samples.parquet").to_pydict()
+    assert list(columns) == list(rows[0]) == [*FIRST, *OWN, *JUDGED]
+    for name, values in columns.items():
+        for row, expected in zip(rows, values, strict=True):
+            found = row[name] if isinstance(expected, str) else value(row[name])
+            assert found == (pytest.approx(expected) if isinstance(expected, float) else expected), name
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_extended_xyz_is_read_by_ase(setting, salts, tmp_path):
+    ase = pytest.importorskip("ase.io")
+    written = setting.write_samples(salts, tmp_path, "extxyz")
+    assert "samples.xyz" in {p.name for p in written}
+    assert not (tmp_path / "cif").exists()
+    frames = ase.read(tmp_path / "samples.xyz", index=":")
+    rows = rows_of(tmp_path / "samples.csv")
+    assert len(frames) == len(rows) == 8
+    for frame, row in zip(frames, rows, strict=True):
+        assert str(frame.info["name"]).zfill(5) == row["name"]
+        assert len(frame) == int(row["atoms"])
+        assert frame.pbc.all()
+        assert frame.info["rank"] == pytest.approx(float(row["rank"]))
+        assert bool(frame.info["distances_ok"]) == (row["distances_ok"] == "true")
+    assert frames[1].info["e_above_hull"] == pytest.approx(float(rows[1]["e_above_hull"]))
+    assert "e_above_hull" not in frames[0].info
+
+
+def test_an_unknown_format_is_named_before_anything_is_written(setting, salts, tmp_path):
+    with pytest.raises(UnknownNameError, match=r"unknown format 'poscar'.* Known: cif, extxyz"):
+        setting.write_samples(salts, tmp_path / "out", "poscar")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_every_crystal_of_a_poor_network_has_a_row(setting, drawn, tmp_path):
+    setting.write_samples(drawn, tmp_path)
+    rows = rows_of(tmp_path / "samples.csv")
+    assert [row["name"] for row in rows] == [f"{i:05d}" for i in range(COUNT)]
+    assert sum(row["problem"] != "" for row in rows) > 0
+    assert [float(row["confidence"]) for row in rows] == pytest.approx(drawn.confidence.tolist())
+    again = Trajectory.load(tmp_path)
+    assert same(again.x, drawn.x)
+    torch.testing.assert_close(again.score(), drawn.score())
+    assert torch.equal(again.confidence, drawn.confidence)
+
+
+def test_a_run_without_confidence_is_still_written(setting, field, tmp_path):
+    run = setting.draw(field, 5, 1, None, steps=4, confidence=None)
+    written = setting.write_samples(run, tmp_path)
+    assert {p.name for p in written} == {"samples.safetensors", "cif", "samples.csv", "samples.parquet"}
+    rows = rows_of(tmp_path / "samples.csv")
+    assert list(rows[0]) == [*FIRST, *JUDGED]
+    assert len(rows) == 5
+
+
+def test_the_table_begins_with_what_it_is_and_ends_with_what_is_wrong(setting, drawn):
+    table = setting.table(drawn)
+    assert list(table) == [*FIRST, *OWN[:2], "confidence", *OWN[2:], *JUDGED]  # drawn as its reference was
+    assert all(len(column) == COUNT for column in table.values())
+    assert table["score_coord"] == drawn.score(f"coord/{SCORE}").tolist()
+    assert table["score"] == drawn.score(SCORE).tolist()
+
+
+# ---- drawing --------------------------------------------------------------------------------------------------------
+
+
+def test_draws_are_those_of_the_recipe(setting, field, drawn):
+    own = TINY.draw(field, COUNT, 1, confidence=room.READ_BY, schedule=Schedule.every(5))
+    assert same(drawn.x, own.x)
+    assert torch.equal(drawn.confidence, own.confidence)
+    assert drawn.reference is not None  # read in the reference's setting
+    told = []
+    run = setting.draw(field, COUNT, 1, told.append, steps=4, config=SamplingConfig(batch=4))
+    assert told == [4, 4, 2]
+    assert torch.equal(run.cond["atoms"], drawn.cond["atoms"])
+
+
+def test_where_confidence_is_withheld_the_table_has_ranks_and_no_scores_of_channels(setting, checkpoint):
+    run = setting.draw(load(checkpoint), COUNT, 1, None, steps=4)
+    assert not len(run.times)
+    assert run.withheld
+    assert list(setting.table(run)) == [*FIRST, "score", "rank", *JUDGED]
+
+
+def test_crystals_have_no_classes(setting, field):
+    with pytest.raises(UsageError, match="crystals has no classes; leave out --label"):
+        setting.draw(field, 2, 0, None, 3)
+
+
+def test_an_interrupted_run_goes_on_from_its_compact_batches(setting, field, tmp_path):
+    def die(done):
+        if len(list((tmp_path / "killed").iterdir())) == 2:
+            raise KeyboardInterrupt
+
+    options = {"steps": 4, "batch": 4}
+    whole = setting.draw(field, COUNT, 1, None, **arguments(parts=Parts(tmp_path / "whole", compact=True), **options))
+    killed = Parts(tmp_path / "killed", compact=True)
+    with pytest.raises(KeyboardInterrupt):
+        setting.draw(field, COUNT, 1, die, **arguments(parts=killed, **options))
+    resumed = setting.draw(field, COUNT, 1, None, **arguments(parts=killed, **options))
+    assert same(resumed.x, whole.x)
+    assert same(resumed.var, whole.var)
+    assert same(whole.x, setting.draw(field, COUNT, 1, None, **arguments(**options)).x)
+    torch.testing.assert_close(
+        whole.score("type/integrated"),
+        setting.draw(field, COUNT, 1, None, **arguments(**options)).score("type/integrated"),
+    )
+
+
+# ---- the judge ------------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_calculator_is_named_with_those_that_are_known(setting):
+    with pytest.raises(UnknownNameError, match=r"did you mean 'mace'\? Known: chgnet, mace, mattersim, orb, uma"):
+        setting.with_judge("mase")
+    assert setting.with_judge("mace").calculator == "mace"
+    assert setting.with_judge("mine:model").calculator == "mine:model"
+    assert DOMAINS["crystals"].calculator == "chgnet"
+
+
+def test_bad_is_what_is_not_metastable(setting, salts):
+    bad, above = setting.judge(salts), np.array(setting.judgement(salts)["e_above_hull"], float)
+    assert bad.tolist() == [not (e <= 0.1) for e in above]
+    assert bad[0]  # it could not be judged
+    assert not bad.all()
+
+
+def test_a_run_is_judged_once_and_another_is_not_taken_for_it(setting, salts, drawn, monkeypatch):
+    real, calls = room.judge, []
+    monkeypatch.setattr(room, "judge", lambda those, **k: calls.append(len(those)) or real(those, **k))
+    first = setting.judgement(salts)
+    assert setting.judgement(salts.compact()) is first
+    assert calls == [8]
+    assert len(setting.judgement(drawn)) == COUNT
+    assert setting.judgement(salts)["formula"] == first["formula"]
+    assert calls == [8, COUNT, 8]
+
+
+def test_novelty_is_judged_against_the_training_set(setting, salts, monkeypatch):
+    monkeypatch.setattr(room.mp20, "load", lambda where: crystals_of(salts).take([2, 3]))
+    monkeypatch.setenv("FMWC_DATA", "somewhere")
+    novel = setting.judgement(salts)["novel"]
+    assert novel[2] is novel[3] is False
+    assert novel[0] is False  # two atoms in one place are nothing new
+    assert any(novel)
+
+
+def test_numbers_in_words(setting, salts):
+    bad = setting.judge(salts)
+    found = {row[""]: row["value"] for row in setting.numbers(salts, bad)}
+    above = [e for e in setting.judgement(salts)["e_above_hull"] if not math.isnan(e)]
+    assert found["structures"] == "8, of which 1 could not be judged"
+    assert found["mean energy above the hull, eV/atom"] == f"{sum(above) / 7:.3f}"
+    assert found["metastable (≤ 0.1 eV/atom)"].split()[0] == f"{(~bad).mean():.1%}"
+    assert found["metastable, surest 10%"].split()[0] == f"{float(~bad[-1]):.1%}"  # the last is the surest
+    told = found[f"AUPRC of type/integrated (floor {(~bad).mean():.2f})"]
+    assert told == f"too few to tell ({(~bad).sum()} metastable)"
+
+
+def test_numbers_where_none_is_good_say_nothing_of_confidence(setting, salts):
+    found = [row[""] for row in setting.numbers(salts, np.ones(8, bool))]
+    assert found[-3:] == ["metastable (≤ 0.1 eV/atom)", "ordered by", "in brackets"]
+    assert len(found) == 6
+
+
+def test_evaluation_reads_quality_and_says_that_no_crystal_changed(field):
+    told = []
+    found = experiment_named("crystals").evaluate(field, 6, 3, "", told.append)
+    assert found["bit_for_bit"] is True
+    assert found["quality"]["structures"] == 6
+    assert sum(told) >= 6
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+def test_the_demonstration_is_of_shipped_weights(setting):
+    with pytest.raises(UsageError, match="shows shipped weights; train your own with fmwc train crystals"):
+        setting.demo_recipe(["seed=3"])
+
+
+def test_data_of_a_folder_and_changes_make_a_recipe(setting):
+    recipe = setting.recipe("quick", ["hidden=8", "compiled=false"], "prototypes")
+    assert (recipe.hidden, recipe.compiled, recipe.data) == (8, False, "prototypes")
+    with pytest.raises(UnknownNameError, match="did you mean 'frequencies'"):
+        setting.recipe("quick", ["frequences=8"])

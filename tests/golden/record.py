@@ -1,0 +1,111 @@
+"""Records what every case gives: `python -m tests.golden.record [case …]` writes golden.json.
+
+What is recorded of a value tells whether it is the same to the bit, and where it is not, how far it is off: its kind,
+its shape, a digest of its bytes, and of numbers their mean and the first three.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.golden.cases import CASES, quietly
+
+__all__ = ["GOLDEN", "found", "machine"]
+
+GOLDEN = Path(__file__).with_name("golden.json")
+FIRST = 3  # values that are kept
+
+
+def machine() -> dict[str, str]:
+    """What the bits of a result depend on beside the code: the version of torch, the CPU's abilities, its arithmetic.
+
+    Two CPUs of the same abilities may still be served by other kernels: the digest of some of torch's own results,
+    which no code of ours computes, tells them apart.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        generator = torch.Generator().manual_seed(0)
+        a, b = torch.randn(67, 129, generator=generator), torch.randn(129, 70, generator=generator)
+        image, kernel = torch.randn(2, 8, 14, 14, generator=generator), torch.randn(6, 8, 3, 3, generator=generator)
+        results = [
+            a @ b,
+            a.exp(),
+            a.softmax(1),
+            a.sum(1),
+            torch.nn.functional.conv2d(image, kernel),
+            a.double() @ a.T.double(),
+        ]
+        digest = hashlib.sha256(b"".join(r.contiguous().numpy().tobytes() for r in results)).hexdigest()
+    finally:
+        torch.set_num_threads(threads)
+    version = torch.__version__.partition("+")[0]
+    return {"torch": version, "capability": torch.backends.cpu.get_cpu_capability(), "arithmetic": digest[:16]}
+
+
+def described(value: Any) -> dict[str, Any]:
+    """What is recorded of a tensor, an array, a number or a text."""
+    if isinstance(value, str):
+        return {"dtype": "text", "length": len(value), "sha256": hashlib.sha256(value.encode()).hexdigest()}
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().contiguous().numpy()
+    array = np.ascontiguousarray(value)
+    if array.dtype == object:
+        raise TypeError(f"a case gives tensors, arrays, numbers and texts, not {value!r:.80}")
+    array = array.reshape(np.shape(value))
+    record: dict[str, Any] = {
+        "dtype": str(array.dtype),
+        "shape": list(array.shape),
+        "sha256": hashlib.sha256(array.tobytes()).hexdigest(),
+    }
+    if array.dtype.kind == "f" and array.size:
+        wide = array.astype(np.float64).ravel()
+        # NaN is written as None, so that the file is JSON, and infinities as texts.
+        record["mean"] = _plain(wide[np.isfinite(wide)].mean() if np.isfinite(wide).any() else np.nan)
+        record["first"] = [_plain(v) for v in wide[:FIRST]]
+    return record
+
+
+def _plain(number: float) -> float | str | None:
+    if np.isnan(number):
+        return None
+    return float(number) if np.isfinite(number) else str(number)
+
+
+def found(name: str) -> dict[str, dict[str, Any]]:
+    """What a case gives, described."""
+    with quietly():
+        return {key: described(value) for key, value in CASES[name]().items()}
+
+
+def main(names: list[str]) -> None:
+    """Record some of the cases, or all of them."""
+    recorded = json.loads(GOLDEN.read_text()) if names and GOLDEN.exists() else {}
+    if recorded and recorded["machine"] != machine():
+        raise SystemExit("the other cases were recorded on another machine; record all of them, or none")
+    kept = recorded.get("cases", {})
+    whole = time.monotonic()
+    for name in names or CASES:
+        start = time.monotonic()
+        kept[name] = found(name)
+        print(f"{name}: {len(kept[name])} values in {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
+    print(f"{len(kept)} cases, {time.monotonic() - whole:.1f} s", file=sys.stderr)
+    cases = {name: kept[name] for name in CASES if name in kept}
+    lines = []
+    for name, values in cases.items():  # a line for each value, so that differences can be read
+        rows = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items())
+        lines.append(f" {json.dumps(name)}: {{\n{rows}\n }}")
+    body = ",\n".join(lines)
+    GOLDEN.write_text(f'{{"machine": {json.dumps(machine())}, "cases": {{\n{body}\n}}}}\n')
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

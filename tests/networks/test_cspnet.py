@@ -1,0 +1,384 @@
+"""The crystal backbone: what it must not see (order, origin, period, padding, other crystals), and its parts."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fmwc.checkpoint import load, load_network, save, save_network
+from fmwc.networks import CSPNet
+from fmwc.networks.cspnet import Messages, layout_of, metric
+from tests.cells import TYPES, WIDTH, alone, batch, field, present, small
+
+SIZES = (3, 1, 5, 2)
+MIXES = {"mixed": SIZES, "one of one": (1,), "only ones": (1, 1, 1), "one of five": (5,), "pairs": (2, 2, 1)}
+
+
+def assert_close(found, expected, tolerance=1e-9):
+    assert found.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(
+            found[name], expected[name], rtol=0, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def differs(a, b, names=("type", "coord", "lattice")):
+    return all(float((a[n] - b[n]).detach().abs().max()) > 1e-4 for n in names)
+
+
+# ---- symmetries -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_turns_with_the_order_of_the_atoms(seed):
+    net, (x, t, atoms) = small(), batch(*SIZES, seed=seed)
+    plain = net(x, t, atoms=atoms)
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.stack(
+        [torch.cat([torch.randperm(n, generator=generator), torch.arange(n, WIDTH)]) for n in SIZES]
+    )  # (B, A)
+    assert not torch.equal(order, torch.arange(WIDTH).expand(4, WIDTH))
+
+    def reorder(value):
+        return value.gather(1, order[..., None].expand_as(value)) if value.ndim == 3 else value
+
+    found = net({k: reorder(v) for k, v in x.items()}, t, atoms=atoms)
+    assert_close(found, {k: reorder(v) for k, v in plain.items()})
+    assert differs({"type": found["type"]}, {"type": plain["type"]}, ["type"])
+
+
+def test_a_shift_of_all_atoms_changes_nothing():
+    net, (x, t, atoms) = small(), batch(*SIZES)
+    plain = net(x, t, atoms=atoms)
+    shift = torch.randn(4, 1, 3, dtype=torch.float64)
+    assert_close(net({**x, "coord": x["coord"] + shift}, t, atoms=atoms), plain)
+    assert_close(net({**x, "coord": (x["coord"] + shift) % 1}, t, atoms=atoms), plain)
+    one = x["coord"].clone()
+    one[:, 0] += 0.1  # of one of them does
+    moved = net({**x, "coord": one}, t, atoms=atoms)
+    for i, n in enumerate(SIZES):
+        assert (float((moved["coord"][i] - plain["coord"][i]).detach().abs().max()) > 1e-6) == (n > 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_period_of_any_atom_changes_nothing(seed):
+    net, (x, t, atoms) = small(), batch(*SIZES, seed=seed)
+    periods = torch.randint(-4, 5, x["coord"].shape, generator=torch.Generator().manual_seed(seed))
+    assert_close(net({**x, "coord": x["coord"] + periods}, t, atoms=atoms), net(x, t, atoms=atoms))
+
+
+def test_everything_it_is_given_matters():
+    net, (x, t, atoms) = small(), batch(3, 4)
+    plain = net(x, t, atoms=atoms)
+    for name in ("type", "coord", "lattice"):
+        moved = x[name].clone()
+        moved[:, 0] += 0.1
+        assert differs(net({**x, name: moved}, t, atoms=atoms), plain), name
+    assert differs(net(x, (t + 0.3) % 1, atoms=atoms), plain)
+    with torch.no_grad():
+        net.size.weight.add_(torch.randn_like(net.size.weight))
+    assert differs(net(x, t, atoms=atoms), plain)
+
+
+def test_time_is_one_number_or_one_a_crystal():
+    net, (x, _, atoms) = small(), batch(*SIZES)
+    one = net(x, torch.tensor(0.3, dtype=torch.float64), atoms=atoms)
+    assert_close(one, net(x, torch.full((4,), 0.3, dtype=torch.float64), atoms=atoms), 0)
+
+
+# ---- batches and padding --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_a_crystal_is_the_same_in_any_batch(name):
+    net, (x, t, atoms) = small(), batch(*MIXES[name])
+    whole = net(x, t, atoms=atoms)
+    for i in range(len(atoms)):
+        x1, t1, n1 = alone(x, t, atoms, i)
+        assert_close(net(x1, t1, atoms=n1), {k: v[i : i + 1] for k, v in whole.items()})
+
+
+@pytest.mark.parametrize("value", [7.25, -1e3])
+def test_what_is_in_absent_rows_does_not_matter(value):
+    net, (x, t, atoms) = small(), batch(*SIZES)
+    gone = ~present(atoms)[..., None]
+    dirty = {k: v if k == "lattice" else v.masked_fill(gone, value) for k, v in x.items()}
+    found = net(dirty, t, atoms=atoms)
+    assert_close(found, net(x, t, atoms=atoms), 0)
+    dirty = {k: v.clone().requires_grad_() for k, v in dirty.items()}
+    total = sum(v.square().sum() for v in net(dirty, t, atoms=atoms).values())
+    gradients = torch.autograd.grad(total, [dirty["type"], dirty["coord"]])
+    for gradient in gradients:
+        assert not gradient[~present(atoms)].any()
+        assert gradient[0, :3].any()
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_absent_rows_of_the_velocity_are_zero_and_nothing_drifts(name):
+    net, (x, t, atoms) = small(), batch(*MIXES[name])
+    v = net(x, t, atoms=atoms)
+    assert {k: c.shape for k, c in v.items()} == {k: c.shape for k, c in x.items()}
+    for channel in ("type", "coord"):
+        assert not v[channel][~present(atoms)].any()
+    assert bool((v["type"][present(atoms)] != 0).all())
+    torch.testing.assert_close(v["coord"].sum(1), torch.zeros(len(atoms), 3, dtype=torch.float64))
+    assert not v["coord"][atoms == 1].any()  # one atom has nowhere to go
+    assert bool((v["coord"].flatten(1).abs().amax(1)[atoms > 1] > 1e-3).all())
+
+
+def test_crystals_know_nothing_of_one_another():
+    net, (x, t, atoms) = small(), batch(*SIZES)
+    x = {k: v.requires_grad_() for k, v in x.items()}
+    total = sum(v[2].square().sum() for v in net(x, t, atoms=atoms).values())
+    for gradient in torch.autograd.grad(total, list(x.values())):
+        assert gradient[2].abs().min() > 0
+        assert not gradient[[0, 1, 3]].any()
+
+
+@pytest.mark.parametrize("more", [(0, 1), (4, 9), (30, 100)], ids=str)
+@pytest.mark.parametrize("name", MIXES)
+def test_room_to_spare_changes_nothing(name, more, monkeypatch):
+    net, (x, t, atoms) = small(), batch(*MIXES[name])
+    plain = net(x, t, atoms=atoms)
+    room = int(atoms.sum()) + more[0], int((atoms * (atoms - 1)).sum()) + more[1]
+    at = layout_of(atoms, WIDTH, room)
+    assert [len(v) for v in at] == [room[0], room[0], room[1], room[1], room[1]]
+    monkeypatch.setattr(net, "_layout", lambda n: layout_of(n, WIDTH, room))
+    assert_close(net(x, t, atoms=atoms), plain, 1e-12)
+    gradients = torch.autograd.grad(sum(v.sum() for v in net(x, t, atoms=atoms).values()), list(net.parameters()))
+    assert all(torch.isfinite(g).all() for g in gradients)
+
+
+def test_rooms_are_for_what_is_compiled_or_captured(monkeypatch):
+    net, (_, _, atoms) = small(), batch(*SIZES)
+    net.static_capacity[4] = (50, 60)
+    assert len(net._layout(atoms).slot) == sum(SIZES)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert [len(v) for v in net._layout(atoms)] == [50, 50, 60, 60, 60]
+    assert len(net._layout(atoms[:3]).slot) == sum(SIZES[:3])  # no room was made for batches of three
+
+
+# ---- where rows are -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("room", [None, (20, 70)], ids=["just enough", "to spare"])
+def test_the_layout_by_hand(room):
+    atoms, end = torch.tensor(SIZES), len(SIZES)
+    at = layout_of(atoms, WIDTH, room)
+    slots = [(i, a) for i, n in enumerate(SIZES) for a in range(n)]
+    numbers = {place: k for k, place in enumerate(slots)}
+    pairs = [(i, a, b) for i, n in enumerate(SIZES) for a in range(n) for b in range(n) if a != b]
+    rows, edges = room or (len(slots), len(pairs))
+    spare, none = rows - len(slots), edges - len(pairs)
+    assert at.slot.tolist() == [i * WIDTH + a for i, a in slots] + [end * WIDTH] * spare
+    assert at.crystal.tolist() == [i for i, _ in slots] + [end] * spare
+    assert at.receiver.tolist() == [numbers[i, a] for i, a, _ in pairs] + [rows] * none
+    assert at.sender.tolist() == [numbers[i, b] for i, _, b in pairs] + [rows] * none
+    assert at.pair.tolist() == [i for i, _, _ in pairs] + [end] * none
+
+
+@pytest.mark.parametrize("sizes", [SIZES, (1,), (1, 1), (2,), (2, 2, 1), (3,), (2, 1)], ids=str)
+def test_rows_say_whose_they_are_and_are_told_apart(sizes):
+    net, (x, t, atoms) = small(), batch(*sizes)
+    owners = net.rows(x, t, atoms=atoms)
+    assert len({len(owner) for owner in owners}) == 2
+    for owner, counts in zip(owners, (atoms, atoms * (atoms - 1)), strict=True):
+        found = torch.bincount(owner, minlength=len(sizes) + 1)
+        assert found[:-1].tolist() == counts.tolist()
+        assert int(found[-1]) == len(owner) - int(counts.sum())
+    seen = []
+    handles = [m.register_forward_hook(lambda m, a, y: seen.append(len(a[0]))) for m in net.layers[0].children()]
+    net(x, t, atoms=atoms)
+    for handle in handles:
+        handle.remove()
+    assert set(seen) <= {len(sizes), *map(len, owners)}  # every layer sees crystals, atoms or pairs
+
+
+@pytest.mark.parametrize("sizes", [(2, 1), (2, 1, 2, 1), (3, 1, 1, 1, 1, 1)], ids=str)
+def test_rows_of_pairs_are_not_taken_for_crystals(sizes):
+    """Rows are recognised by their number: as many pairs as crystals would give a cell's noise to the wrong one."""
+    net, (x, t, atoms) = small(), batch(*sizes)
+    assert int((atoms * (atoms - 1)).sum()) == len(sizes)
+    assert len(net.rows(x, t, atoms=atoms)[1]) != len(sizes)
+
+
+# ---- where atoms meet -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("period", [0.0, 1.0])
+def test_atoms_that_meet_have_finite_velocities_and_gradients(dtype, period):
+    net, (x, t, atoms) = small(dtype=dtype), batch(*SIZES, dtype=dtype)
+    x["coord"][2, 1] = x["coord"][2, 0] + period
+    x["coord"][3, :2] = 0.0
+    x = {k: v.requires_grad_() for k, v in x.items()}
+    v = net(x, t, atoms=atoms)
+    assert all(torch.isfinite(c).all() for c in v.values())
+    total = sum(c.square().sum() for c in v.values())
+    for gradient in torch.autograd.grad(total, [*x.values(), *net.parameters()], allow_unused=True):
+        assert gradient is None or torch.isfinite(gradient).all()
+
+
+# ---- its parts ------------------------------------------------------------------------------------------------------
+
+
+def test_the_split_edge_layer_is_the_layer_of_the_concatenation():
+    hidden, offset, cell = 6, 8, 9
+    layer = Messages(hidden, offset, cell).double()
+    joined = nn.Linear(2 * hidden + cell + offset, hidden).double()
+    parts = (layer.from_receiver, layer.from_sender, layer.from_cell, layer.from_offset)
+    with torch.no_grad():
+        joined.weight.copy_(torch.cat([p.weight for p in parts], 1))
+        joined.bias.copy_(layer.from_cell.bias)
+        layer.norm.weight.normal_()
+        layer.norm.bias.normal_()
+    atoms = torch.tensor([3, 1, 2])
+    at = layout_of(atoms, 4)
+    h = torch.randn(6, hidden, dtype=torch.float64)
+    cells = torch.randn(3, cell, dtype=torch.float64)
+    offsets = torch.randn(8, offset, dtype=torch.float64)
+    neighbours = (atoms - 1).clamp_min(1)[at.crystal][:, None].double()
+
+    expected, pair, first = [], 0, 0
+    for c, n in enumerate(atoms.tolist()):
+        normed = layer.norm(h[first : first + n])
+        for i in range(n):
+            heard = torch.zeros(hidden, dtype=torch.float64)
+            for j in range(n):
+                if i != j:
+                    message = joined(torch.cat([normed[i], normed[j], cells[c], offsets[pair]]))
+                    heard = heard + F.silu(layer.edge(F.silu(message))) / (n - 1)
+                    pair += 1
+            update = layer.update(F.silu(layer.gather(torch.cat([normed[i], heard]))))
+            expected.append(h[first + i] + F.silu(update))
+        first += n
+    assert pair == len(offsets)
+    torch.testing.assert_close(layer(h, offsets, cells, neighbours, at), torch.stack(expected))
+
+
+def written_out(net, x, t, n):
+    """The velocity of one crystal of n atoms, one message after the other."""
+    kind, coord, lattice = x["type"][0, :n], x["coord"][0, :n], x["lattice"][0]
+    cell = torch.cat([(lattice - net.lattice_mean) / net.lattice_std, net.size.weight[n]])
+    when = net.time.weight[:, 0] * t
+    h = torch.stack([net.start(torch.cat([net.kind(k), when])) for k in kind])
+    k = torch.arange(1, net.frequencies + 1, dtype=torch.float64)
+    for layer in net.layers:
+        normed, after = layer.norm(h), []
+        for i in range(n):
+            messages = []
+            for j in (j for j in range(n) if j != i):
+                delta = coord[j] - coord[i]
+                waves = (2 * math.pi * delta[:, None] * k).flatten()
+                direction = metric(lattice[None])[0] @ (delta - delta.round())
+                seen = torch.cat([waves.sin(), waves.cos(), direction / direction.norm(), torch.zeros(net.padding)])
+                message = layer.from_receiver(normed[i]) + layer.from_sender(normed[j])
+                message = message + layer.from_cell(cell) + layer.from_offset(seen)
+                messages.append(F.silu(layer.edge(F.silu(message))))
+            heard = torch.stack(messages).mean(0) if messages else torch.zeros_like(normed[i])
+            after.append(h[i] + F.silu(layer.update(F.silu(layer.gather(torch.cat([normed[i], heard]))))))
+        h = torch.stack(after)
+    h = net.norm(h)
+    moved = net.to_coord(h)
+    return {
+        "type": net.to_type(h),
+        "coord": (moved - moved.mean(0)) * net.coord_std,
+        "lattice": net.to_lattice(torch.cat([h.mean(0), h.sum(0)])) * net.velocity_std + net.velocity_mean,
+    }
+
+
+def test_it_is_the_network_written_out():
+    net, (x, t, atoms) = small(), batch(*SIZES)
+    found = net(x, t, atoms=atoms)
+    for i, n in enumerate(SIZES):
+        expected = written_out(net, alone(x, t, atoms, i)[0], t[i], n)
+        mine = {k: v[i] if k == "lattice" else v[i, :n] for k, v in found.items()}
+        assert_close(mine, expected, 1e-10)
+
+
+def test_a_pair_sees_waves_and_a_direction():
+    net, (x, _, atoms) = small(), batch(3)
+    at = layout_of(atoms, WIDTH)
+    coord, lattice = x["coord"][0, :3], x["lattice"]
+    found = net._offset(coord, lattice, at)
+    assert found.shape == (6, 6 * 8 + 3 + net.padding)
+    assert found.shape[1] % 8 == 0
+    assert not found[:, 6 * 8 + 3 :].any()
+    for row, i, j in zip(found, at.receiver, at.sender, strict=True):
+        delta = coord[j] - coord[i]
+        k = torch.arange(1, 9, dtype=torch.float64)
+        waves = 2 * math.pi * delta[:, None] * k
+        torch.testing.assert_close(row[:24], waves.sin().flatten())
+        torch.testing.assert_close(row[24:48], waves.cos().flatten())
+        direction = metric(lattice)[0] @ (delta - delta.round())
+        torch.testing.assert_close(row[48:51], direction / direction.norm())
+
+
+def test_the_ends_are_scaled_and_pooled_as_written():
+    net, (x, t, atoms) = small(), batch(3, 2)
+    seen = []
+    net.norm.register_forward_hook(lambda m, a, y: seen.append(y))
+    v = net(x, t, atoms=atoms)
+    (h,) = seen
+    for i, rows in enumerate(h.split([3, 2])):
+        pooled = net.to_lattice(torch.cat([rows.mean(0), rows.sum(0)]))
+        torch.testing.assert_close(v["lattice"][i], pooled * net.velocity_std + net.velocity_mean)
+        torch.testing.assert_close(v["type"][i, : len(rows)], net.to_type(rows))
+        coord = net.to_coord(rows)
+        torch.testing.assert_close(v["coord"][i, : len(rows)], (coord - coord.mean(0)) * net.coord_std)
+
+
+def test_the_lattice_goes_in_standardised():
+    net, (x, t, atoms) = small(), batch(3, 2)
+    seen = []
+    net.layers[0].from_cell.register_forward_hook(lambda m, a, y: seen.append(a[0]))
+    net(x, t, atoms=atoms)
+    torch.testing.assert_close(seen[0][:, :6], (x["lattice"] - net.lattice_mean) / net.lattice_std)
+    assert torch.equal(seen[0][:, 6:], net.size.weight[atoms])
+
+
+def test_the_metric_is_pymatgens():
+    core = pytest.importorskip("pymatgen.core")
+    lattice = batch(*SIZES, seed=3)[0]["lattice"]
+    found = metric(lattice)
+    for row, expected in zip(lattice, found, strict=True):
+        angles = 59.9 + (120.1 - 59.9) * row[3:].sigmoid()
+        matrix = torch.as_tensor(core.Lattice.from_parameters(*row[:3].tolist(), *angles.tolist()).matrix.copy())
+        torch.testing.assert_close(matrix @ matrix.T, expected)
+
+
+def test_the_size_of_the_papers_network():
+    count = sum(p.numel() for p in CSPNet().parameters())
+    assert 13.5e6 < count < 14.5e6
+    assert CSPNet().config == {
+        "hidden": 512, "layers": 6, "frequencies": 128, "time_features": 256, "types": 7, "width": 20
+    }  # fmt: skip
+
+
+# ---- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_holds_all_of_it(tmp_path):
+    net = small(dtype=torch.float32)
+    again = load_network(save_network(net, tmp_path / "a"))
+    assert again.config == net.config
+    assert again.config["types"] == TYPES
+    before, after = net.state_dict(), again.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[k], after[k]) for k in before)
+    assert "lattice_mean" in before  # its scales too
+    x, t, atoms = batch(*SIZES, dtype=torch.float32)
+    assert_close(again(x, t, atoms=atoms), net(x, t, atoms=atoms), 0)
+
+
+def test_a_checkpoint_of_its_field(tmp_path):
+    made = field(torch.float32)
+    again = load(save(made, tmp_path / "a"))
+    x, t, atoms = batch(3, 1, dtype=torch.float32)
+    before, after = (f.moments(x, t, seed=0, cond={"atoms": atoms}).var for f in (made, again))
+    assert all(torch.equal(before[k], after[k]) for k in before)
+    assert {n: (c.rows, c.centred, c.weight) for n, c in again.space.channels.items()} == {
+        "type": ("atoms", False, 40.0), "coord": ("atoms", True, 400.0), "lattice": ("", False, 1.0)
+    }  # fmt: skip

@@ -1,0 +1,42 @@
+"""The LeNet: what it looks at, what it says, and the layer distances are taken in."""
+
+import pytest
+import torch
+
+from fmwc.errors import ShapeError
+from fmwc.networks import LeNet
+
+
+@pytest.mark.parametrize("side", [4, 8, 28, 30])
+@pytest.mark.parametrize("classes", [2, 10])
+def test_shapes(side, classes):
+    judge = LeNet(classes, side).eval()
+    x = torch.rand(3, 1, side, side)
+    assert judge(x).shape == (3, classes)
+    assert judge.features(x).shape == (3, 84)
+
+
+def test_the_features_are_what_the_last_layer_reads():
+    judge, x = LeNet(side=8).eval(), torch.rand(5, 1, 8, 8)
+    features = judge.features(x)
+    assert features.min() >= 0  # after a ReLU
+    torch.testing.assert_close(judge(x), features @ judge.out.weight.T + judge.out.bias)
+
+
+def test_every_pixel_matters():
+    x = torch.rand(1, 1, 8, 8, requires_grad=True)
+    LeNet(side=8).eval()(x).square().sum().backward()
+    assert x.grad.ne(0).double().mean() > 0.9
+
+
+def test_in_evaluation_an_image_is_judged_alone():
+    judge, x = LeNet(side=8), torch.rand(4, 1, 8, 8)
+    assert not torch.allclose(judge(x)[:2], judge(x[:2]), atol=1e-4)  # in training the norms see the batch
+    judge.eval()
+    torch.testing.assert_close(judge(x)[2:3], judge(x[2:3]))
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 8, 8), (1, 8, 12)], ids=str)
+def test_images_of_another_shape_are_refused(shape):
+    with pytest.raises(ShapeError, match=r"of shape \(1, 8, 8\), got \(" + ", ".join(map(str, shape))):
+        LeNet(side=8)(torch.zeros(2, *shape))

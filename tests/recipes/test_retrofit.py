@@ -1,0 +1,301 @@
+"""Confidence for networks of a user's own, by the name of the function that builds them."""
+
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fmwc
+from fmwc.cli import app
+from fmwc.data import arrays, checkerboard
+from fmwc.entry import build
+from fmwc.errors import OutputError, UsageError
+from fmwc.flow import Channel, Space
+from fmwc.networks import MLP
+from fmwc.retrofit import Retrofit, _class, advice, held_out_elbo, retrofit
+from tests.command import rows
+
+SMALL = Retrofit(steps=160, batch=64, sampling_steps=10)
+
+
+@pytest.fixture
+def samples():
+    return arrays.Samples(checkerboard.sample(500, 0), {})
+
+
+def test_the_network_stays_and_the_field_comes_back(here, samples):
+    network, _ = build("their_nets:made")
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    field, looks = retrofit(network, here / "field", samples, SMALL, entry="their_nets:made")
+    assert all(torch.equal(before[name], value) for name, value in field.network.state_dict().items())
+    assert [step for step, _ in looks] == [*range(0, 161, 20)]  # after each eighth
+    assert looks[-1][1] < looks[0][1]
+    again = fmwc.load(here / "field", network=build("their_nets:made")[0])
+    ours, theirs = (fmwc.sample(f, 20, steps=10, seed=3) for f in (field, again))
+    assert torch.equal(ours.x, theirs.x)
+    assert torch.equal(ours.confidence, theirs.confidence)
+    assert ours.reference is not None
+
+
+def test_own_samples_stand_in_for_data(here):
+    network, space = build("their_nets:with_space")
+    how = Retrofit(steps=20, batch=32, sampling_steps=5, own_samples=100)
+    field, _ = retrofit(network, here / "field", None, how, space=space)
+    assert field.reference is not None
+    with pytest.raises(UsageError, match="shape of a sample is not known"):
+        retrofit(build("their_nets:made")[0], here / "other", None, how)
+    with pytest.raises(UsageError, match="--own-samples"):
+        retrofit(build("their_nets:made")[0], here / "other", None, SMALL)
+
+
+def test_pairs_are_those_of_the_networks_training(here, samples):
+    small = Retrofit(steps=8, batch=32, sampling_steps=5)
+    runs = {}
+    for pairs in ("independent", "ot"):
+        network, _ = build("their_nets:made")
+        _, runs[pairs] = retrofit(network, here / pairs, samples, replace(small, pairs=pairs))
+        assert fmwc.checkpoint.about(here / pairs)["recipe"].get("pairs") == (None if pairs == "independent" else "ot")
+    assert runs["ot"][0][1] < runs["independent"][0][1]  # shorter paths have the smaller loss
+    with pytest.raises(UsageError, match="did you mean 'ot'"):
+        retrofit(build("their_nets:made")[0], here / "other", samples, replace(small, pairs="to"))
+    np.savez(here / "points.npz", x=samples.x.numpy())
+    made = ["retrofit", "their_nets:made", "-o", str(here / "cli"), "--data", str(here / "points.npz")]
+    result = CliRunner().invoke(app, [*made, "--steps", "8", "--batch", "32", "--pairs", "ot", "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    assert fmwc.checkpoint.about(here / "cli")["recipe"]["pairs"] == "ot"
+
+
+def test_conditions_go_along(here):
+    network, _ = build("their_nets:conditional")
+    data = arrays.Samples(checkerboard.sample(90, 0), {"y": torch.arange(90) % 3})
+    how = Retrofit(steps=20, batch=32, sampling_steps=5)
+    field, _ = retrofit(network, here / "field", data, how)
+    assert len(fmwc.sample(field, 6, steps=5, cond={"y": torch.arange(6) % 3})) == 6
+
+
+def test_confidence_is_within_a_class_where_there_are_classes(here):
+    """Also within one that is rare in the data, and would hardly be among what is held out."""
+    torch.manual_seed(0)
+    network, _ = build("their_nets:conditional")
+    y = (torch.arange(200) >= 190).int() * 2
+    data = arrays.Samples(checkerboard.sample(200, 0), {"y": y})
+    retrofit(network, here / "field", data, Retrofit(steps=8, batch=32, sampling_steps=5, score="integrated"))
+    again = fmwc.load(here / "field", network=build("their_nets:conditional")[0])
+    assert again.reference.standard.cond == "y"
+    asked = torch.tensor([0, 2]).repeat(100)
+    run = fmwc.sample(again, 200, steps=5, seed=7, cond={"y": asked})
+    assert run.reference is not None
+    for label in (0, 2):
+        assert abs(float(run.confidence[asked == label].mean()) - 0.5) < 0.15
+    with pytest.raises(UsageError, match="withheld: the reference holds no samples with y = 1"):
+        _ = fmwc.sample(again, 3, steps=5, cond={"y": torch.tensor([0, 1, 2])}).confidence
+
+
+def test_a_class_that_is_rare_in_the_data_is_no_obstacle(here):
+    """Its training points are too few to tell a distance to them: all points are taken together."""
+    torch.manual_seed(0)
+    data = arrays.Samples(checkerboard.sample(200, 0), {"y": (torch.arange(200) >= 190).int() * 2})
+    how = Retrofit(steps=8, batch=32, sampling_steps=5)
+    field, _ = retrofit(build("their_nets:conditional")[0], here / "field", data, how)
+    assert "nearest" in {row["score"] for row in field.reference.candidates}
+    again = fmwc.load(here / "field", network=build("their_nets:conditional")[0])
+    assert again.reference.classes == field.reference.classes == {"y": (0, 2)}
+    run = fmwc.sample(again, 20, steps=5, cond={"y": torch.tensor([0, 2]).repeat(10)})
+    assert bool(run.score().isfinite().all())
+
+
+@pytest.mark.parametrize(
+    "cond",
+    [
+        {"y": torch.zeros(90)},  # not whole numbers
+        {"y": torch.zeros(90, 2, dtype=torch.long)},  # more than one a sample
+        {"y": torch.arange(90) % 3, "z": torch.arange(90) % 2},  # which of them?
+        {"y": torch.arange(90_000)},  # too many for a reference to hold some of each
+        {"n": torch.arange(90) % 3},  # how many rows a sample has
+    ],
+)
+def test_conditions_that_are_no_classes(cond):
+    field = SimpleNamespace(space=Space({"x": Channel((3, 2), rows="n")}))
+    assert _class(field, cond) is None
+    assert _class(field, {"y": torch.arange(90) % 3, "n": torch.ones(90, dtype=torch.long)}) == "y"
+
+
+def test_looks_at_what_is_held_out_compare():
+    field = fmwc.attach(MLP(2, 16, 2), space=(2,))
+    x = checkerboard.sample(64, 0)
+    assert held_out_elbo(field, x, {}, 1e-3) == held_out_elbo(field, x, {}, 1e-3)
+    assert held_out_elbo(field, x, {}, 1e-3) < held_out_elbo(field, x, {}, 1.0)  # the KL is in it
+
+
+def test_advice():
+    assert "by 50.0 % of that in the last quarter" in advice([(0, 1.0), (10, 0.6), (75, 0.5), (90, 0.1), (100, 0.0)])
+    assert "more steps may help" in advice([(0, 1.0), (1, 0.8), (2, 0.6), (3, 0.4)])
+    assert "enough steps" in advice([(0, 1.0), (1, 0.401), (2, 0.4005), (3, 0.4)])
+    assert "did not fall" in advice([(0, 1.0), (1, 15.0)])
+    assert "did not fall" in advice([(0, 1.0), (1, float("nan"))])
+    assert "rose in the last quarter" in advice([(0, 1.0), (1, 0.2), (2, 0.3), (3, 0.5)])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"steps": -5}, "steps lies between 1"),
+        ({"batch": 0}, "batch lies between 1"),
+        ({"lr": -1.0}, "lr is positive"),
+        ({"score": "nonsense"}, "unknown score 'nonsense'"),
+        ({"score": "dispersion"}, "unknown score 'dispersion'"),
+    ],
+)
+def test_options_are_checked_before_anything_is_computed(here, samples, change, said, monkeypatch):
+    monkeypatch.setattr("fmwc.retrofit.fit_noise", lambda *a, **k: pytest.fail("trained"))
+    with pytest.raises(UsageError, match=said):
+        retrofit(build("their_nets:made")[0], here / "field", samples, replace(SMALL, **change))
+    assert not (here / "field").exists()
+
+
+def test_data_that_the_network_does_not_take_is_said(here, samples):
+    network, _ = build("their_nets:made")
+    with pytest.raises(UsageError, match=r"does not run as network\(x, t\) on samples of x \(3,\)"):
+        retrofit(network, here / "field", arrays.Samples(torch.randn(50, 3), {}), SMALL)
+    with pytest.raises(UsageError, match="and conditions y"):
+        retrofit(network, here / "field", samples._replace(cond={"y": torch.zeros(500)}), SMALL)
+    broken = samples.x.clone()
+    broken[7] = torch.nan
+    with pytest.raises(UsageError, match="the data holds 2 NaN"):
+        retrofit(network, here / "field", arrays.Samples(broken, {}), SMALL)
+    assert not (here / "field").exists()
+
+
+def test_a_fit_that_diverges_writes_nothing(here, samples, monkeypatch):
+    def ruined(field, *args, progress, **options):
+        with torch.no_grad():
+            field.noise.layers[0].inference.out.bias.fill_(torch.nan)
+        progress(1, 1.0)
+
+    monkeypatch.setattr("fmwc.retrofit.fit_noise", ruined)
+    with pytest.raises(UsageError, match="no checkpoint was written; lower --lr"):
+        retrofit(build("their_nets:made")[0], here / "field", samples, SMALL)
+    assert not (here / "field").exists()
+
+
+def fitted(here, entry="their_nets:made", **cond):
+    data = arrays.Samples(checkerboard.sample(300, 0), cond)
+    network, space = build(entry)
+    return retrofit(network, here / "field", data, Retrofit(steps=8, batch=64), space=space, entry=entry)[0]
+
+
+def test_a_retrofitted_field_is_sampled_from_the_command_line(here):
+    field = fitted(here, "their_nets:plain")
+    words = ["field", "--network", "their_nets:plain", "-n", "30", "--seed", "4", "--device", "cpu", "--out", "drawn"]
+    done = CliRunner().invoke(app, ["sample", *words])
+    assert done.exit_code == 0, done.output
+    expected = fmwc.sample(field, 30, seed=4)
+    run = fmwc.Trajectory.load(here / "drawn")
+    assert torch.equal(run.x, expected.x)
+    assert torch.equal(run.confidence, expected.confidence)
+    assert torch.equal(run.reference, field.reference.quantiles)
+    table = rows(here / "drawn" / "samples.csv")
+    assert list(table[0]) == ["name", "x_0", "x_1", "score", "rank", "confidence"]
+    assert [float(row["confidence"]) for row in table] == pytest.approx(run.confidence.tolist(), abs=1e-5)
+    parquet = pytest.importorskip("pyarrow.parquet").read_table(here / "drawn" / "samples.parquet").to_pydict()
+    assert parquet["score"] == pytest.approx(run.score().tolist())
+    kept = CliRunner().invoke(app, ["filter", "drawn", "--budget", "5", "--out", "kept"])
+    assert kept.exit_code == 0, kept.output
+
+
+@pytest.mark.parametrize("count", ["6", "40"])
+def test_a_retrofitted_field_has_a_page(here, count):
+    fitted(here, "their_nets:plain")
+    words = ["--network", "their_nets:plain", "-n", count, "--device", "cpu", "--out", "page"]
+    done = CliRunner().invoke(app, ["report", "field", *words])
+    assert done.exit_code == 0, done.output
+    page = (here / "page" / "report.html").read_text()
+    assert "They were not judged" in page
+    assert ("All samples, surest first" in page) == (count == "6")
+    assert "misplaced" not in page
+    assert "the checkpoint&#39;s reference" in page
+    assert (here / "page" / "samples.csv").is_file()
+
+
+def test_classes_of_a_retrofitted_field_come_in_turn_or_as_asked(here):
+    fitted(here, "their_nets:conditional", y=torch.arange(300) % 2 * 2)
+    words = ["sample", "field", "--network", "their_nets:conditional", "-n", "4", "--steps", "3", "--device", "cpu"]
+    run = CliRunner().invoke
+    assert run(app, [*words, "--out", "turns"]).exit_code == 0
+    assert fmwc.Trajectory.load(here / "turns").cond["y"].tolist() == [0, 2, 0, 2]
+    assert run(app, [*words, "--label", "2", "--out", "twos"]).exit_code == 0
+    assert fmwc.Trajectory.load(here / "twos").cond["y"].tolist() == [2] * 4
+    refused = run(app, [*words, "--label", "1", "--out", "ones"])
+    assert str(refused.exception) == "--label must be one of the classes 0, 2; got 1"
+    assert not (here / "ones").exists()
+
+
+def test_a_network_of_ours_needs_no_name(here):
+    fitted(here)
+    done = CliRunner().invoke(app, ["sample", "field", "-n", "4", "--steps", "3", "--device", "cpu", "--out", "drawn"])
+    assert done.exit_code == 0, done.output
+
+
+def test_what_cannot_be_sampled_from_the_command_line_is_said_before_a_folder_is_made(here):
+    fitted(here, "their_nets:plain")
+    asking = fmwc.attach(build("their_nets:conditional")[0], space=(2,))
+    fmwc.save(asking, here / "asking")
+    for words, said in (
+        (("field",), r"add --network module:function \(it was trained with their_nets:plain\)"),
+        (("field", "--network", "their_nets:plain", "--judge", "chgnet"), "leave out --judge"),
+        (("field", "--network", "their_nets:plain", "--label", "3"), "this network has no classes"),
+        (("field", "--network", "their_nets:conditional"), "of another architecture"),
+        (("checkerboard", "--network", "their_nets:plain"), "leave out --network"),
+        (("asking", "--network", "their_nets:conditional"), r"'y'.*use Python"),
+    ):
+        refused = CliRunner().invoke(app, ["sample", *words, "--device", "cpu", "--out", "out"])
+        assert isinstance(refused.exception, fmwc.errors.FmwcError), words
+        assert re.search(said, str(refused.exception)), refused.exception
+        assert not (here / "out").exists()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_network_in_double_precision_is_retrofitted_by_the_verb(here, samples, dtype):
+    (here / "wide_nets.py").write_text(
+        "import torch\nfrom their_nets import made\ndef build():\n    return made().double(), (2,)\n"
+    )
+    np.savez(here / "d.npz", x=samples.x.numpy().astype(dtype))
+    words = ["retrofit", "wide_nets:build", "--data", "d.npz", "--steps", "8", "--batch", "32", "--out", "wide"]
+    done = CliRunner().invoke(app, [*words, "--device", "cpu"])
+    assert done.exit_code == 0, done.output
+    words = ["sample", "wide", "--network", "wide_nets:build", "-n", "4", "--steps", "4", "--every", "1", "--out", "s"]
+    done = CliRunner().invoke(app, [*words, "--device", "cpu"])
+    assert done.exit_code == 0, done.output
+    assert fmwc.Trajectory.load(here / "s").x.dtype == torch.float64
+
+
+@pytest.mark.parametrize("count", [1, 9, 10**12])
+def test_numbers_of_own_samples_that_cannot_be_are_refused_before_anything_is_made(here, count):
+    words = ["retrofit", "their_nets:made", "--own-samples", str(count), "--out", "field"]
+    refused = CliRunner().invoke(app, words)
+    assert isinstance(refused.exception, UsageError)
+    assert not (here / "field").exists()
+
+
+def test_the_verb(here, samples):
+    np.savez(here / "d.npz", x=samples.x.numpy())
+    run = CliRunner().invoke
+    words = ["retrofit", "their_nets:made", "--data", "d.npz", "--steps", "20", "--batch", "32", "--out", "field"]
+    done = run(app, [*words, "--device", "cpu"])
+    assert done.exit_code == 0, done.output
+    assert "fmwc.load('field', network=their_nets.made())" in done.output
+    assert "fmwc sample field --network their_nets:made" in done.output
+    assert (here / "field" / "recipe.json").exists()
+    again = run(app, [*words, "--device", "cpu"])
+    assert again.exit_code == 0  # it is there already
+    assert "field was finished already: the held-out loss" in again.output
+    other = run(app, [*words, "--device", "cpu", "--seed", "1"])
+    assert isinstance(other.exception, OutputError)
+    assert "seed: 0 before, 1 now" in str(other.exception)
+    refused = run(app, ["retrofit", "their_nets:made", "--exclude", "nothing*", "--data", "d.npz", "--out", "other"])
+    assert isinstance(refused.exception, UsageError)
+    assert not (here / "other").exists()

@@ -1,0 +1,60 @@
+"""Figures and explorer of points in the plane."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from fmwc.report import points
+from fmwc.report.points import EditedPaths, explorer, samples_by_confidence
+from fmwc.report.reports import _run_history
+from fmwc.report.run import RunArrays
+from tests.report.shared import draws, texts
+
+
+def test_curves_of_some_samples_have_the_failure_rates_of_all():
+    def made(score, bad):
+        steps = np.linspace(0, 0.9, 5)[:, None].repeat(len(score), 1)
+        return RunArrays(score[:, None], {"a score": score}, -score, bad, steps, np.ones_like(steps), steps, None, ())
+
+    score = np.arange(200.0)
+    every = made(score, score >= 190)  # half of the most doubtful tenth
+    some = made(score[::40], np.ones(5, bool))
+    (section,) = _run_history(every, "misplaced", some)
+    assert texts(section.pictures[0].figure) == [
+        "most doubtful 10% of samples (50.0% misplaced)",
+        "surest 10% of samples (0.0% misplaced)",
+    ]
+    assert "5 of the 200 samples" in section.caption
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_edited_paths(count):
+    rng = np.random.default_rng(0)
+    before = rng.normal(size=(6, count, 2))
+    after, grid = before + 0.1, np.linspace(0, 1, 6)[:, None].repeat(count, 1)
+    turned = np.arange(count) % 2 == 0
+    figure = points.edited_paths({"": EditedPaths(before, after, grid, np.full(count, 0.4), turned)})
+    paths = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 4]  # from t = 0.4 on, old and new
+    assert len(paths) == 2 * min(count, points.PATHS)
+    assert f"({turned.mean():.0%} of {count})" in figure.axes[0].get_legend().get_texts()[-1].get_text()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_each_score_has_its_own_board(count):
+    x, levels = np.random.default_rng(0).normal(size=(9, 2)), {str(i): np.linspace(0, 1, 9) for i in range(count)}
+    figure = samples_by_confidence(x, levels, np.arange(9) < 3)
+    assert sum(len(axes.patches) == 8 for axes in figure.axes) == count
+    assert draws(figure)
+
+
+def test_the_explorer_embeds_its_data_and_escapes_it():
+    x, score = np.random.default_rng(0).normal(size=(20, 2)), np.arange(20.0)
+    t = np.linspace(0, 0.9, 4)
+    page = str(explorer(x, score, score / 19, score > 15, t, np.ones((4, 20)), label="</script><b>"))
+    assert page.count("</script>") == 2  # the data and the code
+    data = json.loads(re.search(r'class="data">(.*?)</script>', page)[1])
+    assert data["count"] == 20
+    assert data["label"] == "</script><b>"
+    assert data["times"] == [0, 0.3, 0.6, 0.9]

@@ -1,0 +1,96 @@
+"""Weights in eight bits: rounding once is rounding for good, and is off by half a level at most."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from fmwc.quantise import LEVELS, decode, encode, round_weights
+from tests.cells import small
+from tests.conftest import TinyConv
+
+SHAPES = [(7, 5), (1, 1), (3, 4, 3, 3), (16, 300), (4, 2, 6)]
+
+
+def weight(shape, seed=0, size=1.0):
+    return size * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@given(st.integers(0, 200), st.floats(-20, 20))
+def test_again_changes_no_bit(shape, seed, exponent):
+    levels, scale = encode(weight(shape, seed, 2.0**exponent))
+    once = decode(levels, scale)
+    levels_again, scale_again = encode(once)
+    assert torch.equal(levels_again, levels)
+    assert torch.equal(scale_again, scale)
+    assert torch.equal(decode(levels_again, scale_again), once)
+
+
+def test_again_changes_no_bit_for_any_largest_entry():
+    """127 · (m / 127) may be rounded away from m; the scale has to come back all the same. Every 64th of a binade."""
+    largest = torch.arange(2**23, 2**24, 64, dtype=torch.float64).float()[:, None] * 2.0**-25
+    once = decode(*encode(largest))
+    assert torch.equal(decode(*encode(once)), once)
+    near = torch.arange(2**23, 2**23 + 2**16, dtype=torch.float64).float()[:, None] * 2.0**-25
+    once = decode(*encode(near))
+    assert torch.equal(decode(*encode(once)), once)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@given(st.integers(0, 200), st.floats(-20, 20))
+def test_off_by_half_a_level_at_most(shape, seed, exponent):
+    before = weight(shape, seed, 2.0**exponent)
+    levels, scale = encode(before)
+    assert levels.dtype == torch.int8
+    assert levels.shape == before.shape
+    assert scale.shape == shape[:1]
+    assert int(levels.abs().max()) == LEVELS == 127  # -128 is not used
+    assert bool((levels.flatten(1).abs().amax(1) == 127).all())  # every row has a scale of its own
+    torch.testing.assert_close(scale, before.flatten(1).abs().amax(1) / 127)
+    off = (decode(levels, scale) - before).flatten(1).abs()
+    assert bool((off <= scale[:, None] * (0.5 + 1e-4)).all())
+    assert torch.equal(decode(levels, scale) < 0, levels < 0)
+
+
+def test_by_hand():
+    levels, scale = encode(torch.tensor([[127.0, -63.4, 0.6], [0.0, 0.0, 2.54]]))
+    assert levels.tolist() == [[127, -63, 1], [0, 0, 127]]
+    torch.testing.assert_close(scale, torch.tensor([1.0, 0.02]))
+    torch.testing.assert_close(decode(levels, scale), torch.tensor([[127.0, -63.0, 1.0], [0.0, 0.0, 2.54]]))
+
+
+def test_rows_of_zeros_stay_zero():
+    rows = torch.zeros(3, 4)
+    rows[1] = torch.tensor([1.0, -1.0, 0.5, 0.0])
+    levels, scale = encode(rows)
+    assert scale.tolist()[0::2] == [0, 0]
+    assert not levels[[0, 2]].any()
+    found = decode(levels, scale)
+    assert torch.isfinite(found).all()
+    assert not found[[0, 2]].any()
+    torch.testing.assert_close(found[1], rows[1], atol=1 / 254 + 1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: nn.Linear(6, 4), TinyConv, lambda: nn.LayerNorm(5), lambda: small(dtype=torch.float32)]
+)
+def test_a_modules_matrices_are_rounded_and_its_vectors_untouched(build):
+    module = build()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    round_weights(module)
+    names = dict(module.named_parameters())
+    for name, value in module.state_dict().items():
+        if name in names and value.ndim > 1:
+            assert torch.equal(value, decode(*encode(before[name])))
+            assert value.numel() < 2 or value.shape[1:].numel() == 1 or not torch.equal(value, before[name])
+        else:
+            assert torch.equal(value, before[name])
+    once = {k: v.clone() for k, v in module.state_dict().items()}
+    round_weights(module)
+    assert all(torch.equal(v, once[k]) for k, v in module.state_dict().items())
+    assert all(p.requires_grad and p.grad_fn is None for p in module.parameters())
