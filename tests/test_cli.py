@@ -201,7 +201,10 @@ BAD = {
     "recipe": (("train", "checkboard", "--out", "{out}"), "did you mean 'checkerboard'"),
     "preset": (("train", "checkerboard", "--preset", "papr", "--out", "{out}"), "did you mean 'paper'"),
     "field": (("train", "checkerboard", "--set", "hiden=3", "--out", "{out}"), "did you mean 'hidden'"),
-    "value": (("train", "checkerboard", "--set", "hidden=wide", "--out", "{out}"), "'hidden' is a whole number of at most 64 bits, got 'wide'"),
+    "value": (
+        ("train", "checkerboard", "--set", "hidden=wide", "--out", "{out}"),
+        "'hidden' is a whole number of at most 64 bits, got 'wide'",
+    ),
     "no value": (("train", "checkerboard", "--set", "hidden", "--out", "{out}"), "key=value"),
     "zero": (("train", "checkerboard", "--set", "hidden=0", "--out", "{out}"), "lies between 1 and"),
     "odd": (("train", "checkerboard", "--set", "time_features=7", "--out", "{out}"), "even"),

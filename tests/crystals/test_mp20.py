@@ -152,7 +152,8 @@ def test_the_environment_names_the_folder_above(real, monkeypatch):
 
 def test_reading_arrays_needs_no_pymatgen(real):
     code = (
-        f"import sys; sys.modules['pymatgen'] = None\nfrom fmwc.crystals import mp20; print(len(mp20.load({str(real)!r})))"
+        "import sys; sys.modules['pymatgen'] = None\n"
+        f"from fmwc.crystals import mp20; print(len(mp20.load({str(real)!r})))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "21935"

@@ -256,13 +256,13 @@ def within_groups(cond: str, raw: Tensor, groups: Tensor) -> Tensor:  # (B,), (B
 
 
 # ---- free signals ----------------------------------------------------------------------------------------------------
-# Free signals: what a trajectory says of its end without a noise model and without another evaluation.
+# What a trajectory says of its end without a noise model and without another evaluation.
 #
-# At every step the velocity predicts the end, x̂₁ = x_t + (1 − t) v. A flow that changes its mind on the way is doubtful:
+# At every step the velocity predicts the end, x̂₁ = x_t + (1 − t) v. A flow whose prediction changes is doubtful:
 #
-# - `spread`: the geometric mean of the root mean square over numbers of x̂₁(t) − x₁, over ten times of the trajectory, or
-#   those in a window, and over channels.
-# - `detour`: the length of the trajectory divided by the distance between its ends, likewise.
+# - `spread`: the root mean square of x̂₁(t) − x₁ over the numbers of a sample, as a geometric mean over ten times of the
+#   trajectory (or those in a window) and over channels.
+# - `detour`: the length of the trajectory divided by the distance between its ends, averaged likewise.
 
 GUESSES = 10  # predicted ends that are kept while a batch is integrated
 TINY = 1e-30
