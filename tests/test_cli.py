@@ -206,7 +206,7 @@ BAD = {
         "'hidden' is a whole number of at most 64 bits, got 'wide'",
     ),
     "no value": (("train", "checkerboard", "--set", "hidden", "--out", "{out}"), "key=value"),
-    "zero": (("train", "checkerboard", "--set", "hidden=0", "--out", "{out}"), "lies between 1 and"),
+    "zero": (("train", "checkerboard", "--set", "hidden=0", "--out", "{out}"), "must lie between 1 and"),
     "odd": (("train", "checkerboard", "--set", "time_features=7", "--out", "{out}"), "even"),
     "prior": (("train", "checkerboard", "--set", "prior_rate=2", "--out", "{out}"), "between 0 and 1"),
     "score": (("sample", "checkerboard", "--score", "peek", "--out", "{out}"), "did you mean 'peak'"),

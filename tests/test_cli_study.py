@@ -40,7 +40,7 @@ def test_a_study_is_drawn_read_and_reported(run, tmp_path):
         (("--seeds", "1,two"), "--seeds must be whole numbers separated by commas; got '1,two'"),
         (("--set", "edit=3"), "unknown size 'edit'; did you mean 'edited'?"),
         (("--set", "edited=few"), "size 'edited' is a whole number"),
-        (("--set", "edited=0"), "size 'edited' lies between 1 and"),
+        (("--set", "edited=0"), "size 'edited' must lie between 1 and"),
         (("--data", "here"), "checkerboard makes its own data"),
         (("--checkpoint", "mnist"), "mnist is of mnist; say python -m experiments study mnist"),
         (("--judge", "mnist-judge"), "needs no judge"),

@@ -20,10 +20,10 @@ from fmwc.flow import elbo_loss, euclidean, flow_matching_loss
 from fmwc.networks import MLP, UNet
 from fmwc.noise import cyclic
 from fmwc.sampling import sample
-from fmwc.training import DECAYS, PRECISIONS, Plan, fit_noise, train
+from fmwc.training import DECAYS, PRECISIONS, TrainingConfig, fit_noise, train
 from tests.conftest import awaken, mlp_field
 
-PLAN = Plan(60, batch=16, lr=1e-2, decay="cosine", seed=3, save_every=20)
+PLAN = TrainingConfig(60, batch=16, lr=1e-2, decay="cosine", seed=3, save_every=20)
 
 
 def data():
@@ -164,7 +164,7 @@ def test_it_learns():
         return flow_matching_loss(network, field.space, x1, seed=randomness)
 
     before = flow_matching_loss(network, field.space, data(), seed=0).item()
-    history = train(network, loss, data(), Plan(200, batch=32, lr=1e-2))
+    history = train(network, loss, data(), TrainingConfig(200, batch=32, lr=1e-2))
     after = flow_matching_loss(network, field.space, data(), seed=0).item()
     assert after < 0.8 * before
     assert [step for step, _ in history] == [200]
@@ -190,7 +190,9 @@ def test_progress_and_history():
     def loss(x1, randomness, beta, cond):
         return flow_matching_loss(network, field.space, x1, seed=randomness)
 
-    history = train(network, loss, data(), Plan(450, batch=4), progress=lambda n, value: told.append((n, value)))
+    history = train(
+        network, loss, data(), TrainingConfig(450, batch=4), progress=lambda n, value: told.append((n, value))
+    )
     assert [n for n, _ in history] == [200, 400, 450]
     assert told == history
 

@@ -8,15 +8,16 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from fmwc.data.batches import Rows
 from fmwc.errors import MismatchError, NotFiniteError, ShapeError, UsageError
 from fmwc.flow import flow_matching_loss
 from fmwc.sampling import sample
-from fmwc.training import Plan, fit_noise, train
+from fmwc.training import TrainingConfig, fit_noise, train
 from tests import cells
 from tests.conftest import PRODUCT, TwoChannels
 from tests.options import arguments
 
-PLAN = Plan(30, batch=8, lr=1e-2, decay="cosine", seed=3, save_every=10)
+PLAN = TrainingConfig(30, batch=8, lr=1e-2, decay="cosine", seed=3, save_every=10)
 
 
 def points(count=40):
@@ -154,7 +155,7 @@ def test_weights_shrink_where_nothing_pulls_at_them(decay, spy):
     """By 1 − lr·w at every step, and by nothing where there is no decay."""
     net = nn.Linear(2, 1)
     start = net.weight.detach().clone()
-    plan = Plan(20, batch=4, lr=1e-2, decay="cosine", weight_decay=decay)
+    plan = TrainingConfig(20, batch=4, lr=1e-2, decay="cosine", weight_decay=decay)
     train(net, lambda x1, r, beta, cond: 0 * net(x1).sum() + net.bias.square().sum(), points(), plan)
     share = math.prod(1 - plan.lr_at(n) * decay for n in range(20))
     torch.testing.assert_close(net.weight.detach(), start * share)
@@ -166,7 +167,7 @@ def test_weights_shrink_where_nothing_pulls_at_them(decay, spy):
 def test_gradients_are_bounded_entry_by_entry(clip, spy):
     net = nn.Linear(2, 1)
     pull = torch.tensor([[1e6, -0.1]])
-    plan = Plan(5, batch=4, clip=clip)
+    plan = TrainingConfig(5, batch=4, clip=clip)
     train(net, lambda x1, r, beta, cond: (net.weight * pull).sum() - 3 * net.bias.sum(), points(), plan)
     weight, bias = ([[0.25, -0.1]], [-0.25]) if clip else ([[1e6, -0.1]], [-3.0])
     for gradients in spy["gradients"]:
@@ -188,7 +189,7 @@ def test_gradients_are_bounded_entry_by_entry(clip, spy):
     ids=str,
 )
 def test_options_that_make_no_sense(change):
-    with pytest.raises(UsageError, match=f"{next(iter(change))} lies between 0 and"):
+    with pytest.raises(UsageError, match=f"{next(iter(change))} must lie between 0 and"):
         dataclasses.replace(PLAN, **change)
 
 
@@ -196,8 +197,9 @@ def test_options_that_make_no_sense(change):
 
 
 def drawn(rows, batch, times, seed=0):
-    plan, generator = Plan(1, batch=batch, stratified=True), torch.Generator().manual_seed(seed)
-    return torch.stack([plan.draw(rows, generator, torch.device("cpu")) for _ in range(times)])
+    source, generator = Rows(torch.zeros(rows, 1), {}, batch, True, torch.device("cpu")), torch.Generator()
+    generator.manual_seed(seed)
+    return torch.stack([source.draw_indices(generator) for _ in range(times)])
 
 
 @pytest.mark.parametrize(("rows", "batch"), [(40, 8), (40, 40), (41, 8), (17, 16), (1000, 7), (1, 1)], ids=str)
@@ -365,7 +367,7 @@ def test_a_network_of_crystals_trains():
         )
 
     before = error()
-    plan = Plan(60, batch=6, lr=3e-3, clip=0.5, weight_decay=5e-3, average=0.9, stratified=True)
+    plan = TrainingConfig(60, batch=6, lr=3e-3, clip=0.5, weight_decay=5e-3, average=0.9, stratified=True)
     train(net, loss, data, plan, cond={"atoms": atoms})
     assert error() < before
     with pytest.raises(UsageError, match=r"give cond=\{'atoms': \.\.\.\}"):

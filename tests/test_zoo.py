@@ -83,7 +83,7 @@ def test_mnist_rule_accepts_data(monkeypatch, tmp_path):
     monkeypatch.setenv(digits.JUDGES, str(tmp_path))
     whole = digits._split
     monkeypatch.setattr(digits, "_split", lambda split: tuple(c[:3000] for c in whole(split)))
-    monkeypatch.setattr(digits, "JUDGE", digits.Plan(120, 128, 3e-3, "cosine"))
+    monkeypatch.setattr(digits, "JUDGE", digits.TrainingConfig(120, 128, 3e-3, "cosine"))
     made = FLOWS["mnist-inverted"].untrained(0, CPU)
     _judge(made, 0.8)  # a judge of 3,000 images and 120 steps; that of the zoo has its accuracy in the table's notes
     assert float(made.data.median()) == 1.0  # light background

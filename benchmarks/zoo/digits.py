@@ -23,7 +23,7 @@ from fmwc.data.mnist import load, unit
 from fmwc.files import write_bytes
 from fmwc.modes import evaluating
 from fmwc.randomness import derive
-from fmwc.training import Plan, train
+from fmwc.training import TrainingConfig, train
 
 __all__ = ["JUDGES", "Pictures", "mnist", "small"]
 
@@ -32,7 +32,7 @@ COUNT, HELD_OUT = 20_000, 2_000
 TURN = math.pi / 3  # the largest angle
 WRONG = 0.2  # the share of labels that are replaced
 REAL = 0.015  # the share of real digits that the unconditional rule may fail
-JUDGE = Plan(3_000, 128, 1e-3, "cosine")
+JUDGE = TrainingConfig(3_000, 128, 1e-3, "cosine")
 CHUNK = 2_000
 
 

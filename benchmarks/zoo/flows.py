@@ -37,7 +37,7 @@ from benchmarks.zoo.networks import (
 from fmwc.flow import Channel, FlatTorus, Space, euclidean
 from fmwc.randomness import Randomness, derive
 from fmwc.state import SINGLE, State, tree_map
-from fmwc.training import Plan, train
+from fmwc.training import TrainingConfig, train
 
 __all__ = ["FLOWS", "HALVES", "OTHERS", "TRAINING", "Flow", "Trained", "Training"]
 
@@ -170,7 +170,7 @@ class Flow:
             x_t, u_t = space.path(x0, x1, t)
             return space.squared_error(network(x_t, t, **cond), u_t)
 
-        plan = Plan(
+        plan = TrainingConfig(
             max(1, round(EARLY * how.steps)) if other == "early" else how.steps,
             how.batch,
             how.lr,

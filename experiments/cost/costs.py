@@ -35,7 +35,7 @@ from fmwc.report.table import MISSING, Table
 from fmwc.sampling import AsReference, SamplingConfig, Uniform, noise, sample
 from fmwc.sampling.controllers import foreseen
 from fmwc.sampling.schedules import READINGS
-from fmwc.training import Plan, train
+from fmwc.training import TrainingConfig, train
 
 __all__ = ["CASES", "SIZES", "TRAINING", "Case", "measure", "report", "words_of"]
 
@@ -169,7 +169,7 @@ def _trainings(domain: Domain, model: Field, count: int, compiled: bool) -> dict
         if reserve := getattr(copy.network, "reserve", None):
             reserve(**cond)
         # As many strata as samples: each step uses every sample once, so the reserved rows suffice.
-        plan = Plan(
+        plan = TrainingConfig(
             STEPS * times, count, 1e-5, stratified=True, compiled=compiled, precision="bf16" if compiled else "full"
         )
         # A compiled loss cannot add hooks itself. Plain training has none, and its compiled code would be reused for

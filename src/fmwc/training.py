@@ -1,6 +1,6 @@
 """Training: one loop for every recipe and for the noise of a trained network.
 
-A training resumes from a file to the weights that an undisturbed run would have reached. On a GPU, a step with data in
+Training resumes from a file and reaches the same weights as without the interruption. On a GPU, a step with data in
 memory is captured as a CUDA graph.
 """
 
@@ -21,18 +21,8 @@ from torch.utils.data import Dataset
 
 from fmwc.calibration import fit_confidence
 from fmwc.conventions import check_conventions
-from fmwc.data.arrays import fingerprint
-from fmwc.data.batches import Batch, Batches, in_memory, require_rows
-from fmwc.errors import (
-    CheckpointError,
-    DataError,
-    MismatchError,
-    NotFiniteError,
-    ShapeError,
-    UsageError,
-    pick,
-    require_finite,
-)
+from fmwc.data.batches import Batches, Rows, in_memory, require_rows
+from fmwc.errors import CheckpointError, MismatchError, NotFiniteError, ShapeError, UsageError, pick, require_finite
 from fmwc.estimators import Linearised
 from fmwc.field import Field
 from fmwc.files import read_tensors, write_tensors
@@ -44,17 +34,17 @@ from fmwc.randomness import Stream, derive
 from fmwc.readers import anything, array, mapping, number, optional, record, text, whole
 from fmwc.state import State, as_conditions, as_rows, batch_size, channels, precision_of, require_state, tree_map
 
-__all__ = ["DECAYS", "Data", "Loss", "Plan", "fit_noise", "train"]
+__all__ = ["DECAYS", "Data", "Loss", "TrainingConfig", "fit_noise", "train"]
 
-Data = State | Dataset[Any] | Iterable[Any] | Batches  # rows in memory, or what batches come from
+Data = State | Dataset[Any] | Iterable[Any] | Batches  # rows in memory, or a source of batches
 
 DECAYS: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
     "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
 }
-PAUSE = 60  # seconds between two resume points, at most; they are also written every `Plan.save_every` steps
+PAUSE = 60  # maximum seconds between two resume points, which are also written every `save_every` steps
 EVERY = 200  # steps between two reports of the loss; each waits for the GPU
-PAIRED = "paired noise"  # the name of noise that is given with the data; no condition can have it
+PAIRED = "paired noise"  # the name of the noise among the conditions, if it is given as tensors; not a keyword
 WARM = 3  # eager steps before a CUDA graph is captured, so that the optimiser's state exists
 
 # `loss(x1, randomness, beta, cond)`: a scalar to minimise. `beta` is the annealed weight of the KL at this step, and
@@ -65,7 +55,7 @@ PRECISIONS: dict[str, torch.dtype | None] = {"full": None, "bf16": torch.bfloat1
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingConfig:
     """How long and how fast to train.
 
     Arguments:
@@ -114,86 +104,22 @@ class Plan:
         pick(PRECISIONS, self.precision, "precision")
         for name in ("iterations", "batch", "save_every", "cycles"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{name} is at least 1, got {getattr(self, name)}")
+                raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not self.lr > 0:
-            raise UsageError(f"lr is positive, got {self.lr}")
+            raise UsageError(f"lr must be positive, got {self.lr}")
         for name, most in (("last_lr", self.lr), ("weight_decay", math.inf), ("clip", math.inf), ("average", 1.0)):
             if not 0 <= getattr(self, name) <= most:
-                raise UsageError(f"{name} lies between 0 and {most}, got {getattr(self, name)}")
+                raise UsageError(f"{name} must lie between 0 and {most}, got {getattr(self, name)}")
 
     def lr_at(self, done: int) -> float:
         """Return the learning rate after `done` steps."""
         return self.last_lr + (self.lr - self.last_lr) * DECAYS[self.decay](done / self.iterations)
 
-    def draw(self, rows: int, generator: torch.Generator, device: torch.device) -> Tensor:
-        """Draw the row numbers of one batch."""
-        if not self.stratified:
-            return torch.randint(rows, (self.batch,), generator=generator, device=device)
-        place = torch.rand(self.batch, generator=generator, device=device, dtype=torch.float64)
-        place = (place + torch.arange(self.batch, device=device)) * (rows / self.batch)
-        return place.long().clamp_max(rows - 1)
-
-
-class _Rows:
-    """Data in memory, moved to the device once."""
-
-    def __init__(self, data: State, cond: dict[str, State], plan: Plan, device: torch.device) -> None:
-        self.total = batch_size(data)
-        if self.total < 1:
-            raise DataError("the data holds no sample; training needs at least 1")
-        for value in channels(data).values():
-            require_finite(value, "the training data")
-        if plan.stratified and plan.batch > self.total:
-            raise UsageError(
-                f"a stratified batch of {plan.batch} needs as many samples; --set batch={self.total}, or fewer"
-            )
-        require_rows({"x1": data, **cond}, self.total)
-        self.given = data, cond
-        self.plan, self.device = plan, device
-        self.data = tree_map(lambda c: c.to(device), data)
-        self.cond = {name: tree_map(lambda c: c.to(device), row) for name, row in cond.items()}
-
-    def fingerprint(self) -> str:
-        return fingerprint(self.given[0], *self.given[1].values())
-
-    def skip(self, count: int) -> None:
-        """Do nothing: the generator's state is part of a resume point."""
-
-    def draw(self, generator: torch.Generator) -> Batch:
-        index = self.plan.draw(self.total, generator, self.device)
-        cond = {name: tree_map(lambda c: c[index], row) for name, row in self.cond.items()}
-        return tree_map(lambda c: c[index], self.data), cond
-
-
-class _Loaded:
-    """Data that comes in batches, each moved to the device when it is used."""
-
-    def __init__(self, batches: Batches, cond: Any, plan: Plan, device: torch.device) -> None:
-        if cond:
-            raise UsageError(
-                "conditions come with the batches of a loader: give pairs (x, {'y': y}), and leave out cond"
-            )
-        if plan.stratified:
-            raise UsageError("stratified batches need data in memory; give tensors, or stratified=False")
-        self.batches, self.device = batches, device
-
-    def fingerprint(self) -> str:
-        x, cond = self.batches.head()
-        return fingerprint(x, *cond.values())
-
-    def skip(self, count: int) -> None:
-        self.batches.skip(count)
-
-    def draw(self, generator: torch.Generator) -> Batch:
-        x, cond = self.batches.take()
-        move = lambda c: c.to(self.device, non_blocking=True)  # noqa: E731
-        return tree_map(move, x), {name: tree_map(move, row) for name, row in cond.items()}
-
 
 class _Average:
     """A moving average of weights, w̄ ← w̄ + (1 − min(rate, (1 + n)/(10 + n)))(w − w̄) after n steps.
 
-    Not torch's AveragedModel, which reads its counter on the host in every update: a captured graph cannot.
+    torch's AveragedModel reads its counter on the host in every update, which a captured CUDA graph cannot do.
     """
 
     def __init__(self, parameters: list[nn.Parameter], rate: float) -> None:
@@ -201,36 +127,41 @@ class _Average:
         self.values = [p.detach().clone() for p in parameters]
         self.share = torch.zeros((), device=parameters[0].device)
 
-    def pace(self, done: int) -> None:
+    def set_step(self, done: int) -> None:
         self.share.fill_(1 - min(self.rate, (1 + done) / (10 + done)))
 
     @torch.no_grad()
     def update(self) -> None:
         ahead = torch._foreach_sub([p.detach() for p in self.parameters], self.values)
-        torch._foreach_mul_(ahead, self.share)  # not lerp, which reads its weight on the host
+        torch._foreach_mul_(ahead, self.share)  # lerp would read its weight on the host
         torch._foreach_add_(self.values, ahead)
 
     @torch.no_grad()
-    def give(self) -> None:
+    def copy_to_parameters(self) -> None:
         torch._foreach_copy_([p.detach() for p in self.parameters], self.values)
 
 
 class _Training:
-    """A training in progress: what a step changes, and the step."""
+    """A training run: everything that a step changes, and the step."""
 
     def __init__(
-        self, module: nn.Module, loss: Loss, source: _Rows | _Loaded, plan: Plan, generator: torch.Generator
+        self,
+        module: nn.Module,
+        loss: Loss,
+        source: Rows | Batches,
+        config: TrainingConfig,
+        generator: torch.Generator,
     ) -> None:
-        self.source, self.plan, self.generator = source, plan, generator
+        self.source, self.config, self.generator = source, config, generator
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.device = device = self.parameters[0].device
         self.cuda = cuda = device.type == "cuda"
         self.randomness = Stream(None if cuda else generator)  # compiled code can only use the GPU's own generator
-        self.loss = torch.compile(loss) if cuda and plan.compiled else loss
-        rate = torch.tensor(plan.lr, device=device) if cuda else plan.lr
-        kind = torch.optim.AdamW if plan.weight_decay else torch.optim.Adam
-        self.optimiser = kind(self.parameters, lr=rate, weight_decay=plan.weight_decay, capturable=cuda, fused=cuda)
-        self.average = _Average(self.parameters, plan.average) if plan.average else None
+        self.loss = torch.compile(loss) if cuda and config.compiled else loss
+        rate = torch.tensor(config.lr, device=device) if cuda else config.lr
+        kind = torch.optim.AdamW if config.weight_decay else torch.optim.Adam
+        self.optimiser = kind(self.parameters, lr=rate, weight_decay=config.weight_decay, capturable=cuda, fused=cuda)
+        self.average = _Average(self.parameters, config.average) if config.average else None
         self.beta, self.latest = torch.zeros((), device=device), torch.zeros((), device=device)
         self.kept = [*self.parameters, *(self.average.values if self.average else ()), *module.buffers()]
         self.done, self.eager = 0, 0
@@ -239,13 +170,14 @@ class _Training:
 
     def advance(self) -> None:
         """Take one step, from the captured graph if there is one."""
-        plan, cuda = self.plan, self.cuda
-        for group in self.optimiser.param_groups:  # torch's schedulers would round a rate with `last_lr` otherwise
-            group["lr"].fill_(plan.lr_at(self.done)) if cuda else group.update(lr=plan.lr_at(self.done))
+        config, cuda = self.config, self.cuda
+        # torch's schedulers compute the rate recursively or as a factor: with `last_lr`, it would be rounded otherwise.
+        for group in self.optimiser.param_groups:
+            group["lr"].fill_(config.lr_at(self.done)) if cuda else group.update(lr=config.lr_at(self.done))
         if self.average:
-            self.average.pace(self.done)
-        self.beta.fill_(plan.beta * cyclic(self.done, plan.iterations, plan.cycles, plan.warmup))
-        if cuda and plan.captured and self.graph is None and self.eager == WARM and isinstance(self.source, _Rows):
+            self.average.set_step(self.done)
+        self.beta.fill_(config.beta * cyclic(self.done, config.iterations, config.cycles, config.warmup))
+        if cuda and config.captured and self.graph is None and self.eager == WARM and isinstance(self.source, Rows):
             self.optimiser.zero_grad(set_to_none=True)
             self.graph = _captured(self.step)
         self.graph.replay() if self.graph else self.step()
@@ -254,9 +186,11 @@ class _Training:
 
     def step(self) -> None:
         x1, cond = self.source.draw(self.generator)
+        move = lambda c: c.to(self.device, non_blocking=True)  # noqa: E731  does nothing to data in memory
+        x1, cond = tree_map(move, x1), {name: tree_map(move, row) for name, row in cond.items()}
         self.optimiser.zero_grad(set_to_none=True)
-        half = self.cuda and self.plan.precision != "full"
-        with torch.autocast(self.device.type, PRECISIONS[self.plan.precision], enabled=half):
+        half = self.cuda and self.config.precision != "full"
+        with torch.autocast(self.device.type, PRECISIONS[self.config.precision], enabled=half):
             value = self.loss(x1, self.randomness, self.beta, cond)
         try:
             value.backward()
@@ -265,7 +199,7 @@ class _Training:
                 "the network uses gradient checkpointing, which recomputes its layers without their noise; switch it "
                 "off while the noise is fitted"
             ) from error
-        if clip := self.plan.clip:
+        if clip := self.config.clip:
             for parameter in self.parameters:
                 if parameter.grad is not None:
                     parameter.grad.nan_to_num_(0.0, clip, -clip)
@@ -278,7 +212,7 @@ class _Training:
     def report(self) -> tuple[int, float]:
         """Add the latest loss to the history; raise if it is not finite, unless clipping tolerates that."""
         loss = float(self.latest)
-        if not self.plan.clip and not math.isfinite(loss):
+        if not self.config.clip and not math.isfinite(loss):
             raise NotFiniteError(f"the loss is {loss} at step {self.done}; lower lr, or look for outliers in the data")
         self.history.append((self.done, loss))
         return self.history[-1]
@@ -310,7 +244,7 @@ def train(
     module: nn.Module,
     loss: Loss,
     data: Data,
-    plan: Plan,
+    config: TrainingConfig,
     *,
     cond: Mapping[str, State] | None = None,
     resume: str | Path | None = None,
@@ -318,58 +252,64 @@ def train(
     progress: Callable[[int, float], None] | None = None,
     every: int = EVERY,
 ) -> list[tuple[int, float]]:
-    """Train the parameters of `module` that require a gradient; return (step, loss) along the way.
+    """Train the parameters of `module` that require a gradient; return pairs (step, loss).
 
     Arguments:
         module: What to train, on its device.
         loss: The objective, `loss(x1, randomness, beta, cond)`.
         data: `(N, *)` or a dict of channels, moved to the module's device as a whole; or a Dataset, a DataLoader or
             another iterable of batches (:class:`fmwc.data.batches.Batches`), moved batch by batch.
-        plan: How long and how fast to train.
+        config: How long and how fast to train.
         cond: The conditions of data in memory, by name, `(N, *)` each.
         resume: A file for resume points. If it exists, training resumes from it, and reaches the same weights as
             without the interruption.
-        identity: What the result depends on beside the plan and the data, by name. A resume point with another
+        identity: What the result depends on beside the configuration and the data, by name. A resume point with another
             identity is refused.
         progress: Called with the steps done and the latest loss.
         every: Steps between two calls of `progress`.
     """
     device = next(p for p in module.parameters() if p.requires_grad).device
-    source: _Rows | _Loaded
-    if in_memory(data):
-        source = _Rows(data, as_conditions(cond), plan, device)  # type: ignore[arg-type]
-    else:
-        batches = data if isinstance(data, Batches) else Batches(data, plan.batch, plan.seed)
-        source = _Loaded(batches, cond, plan, device)
+    source = _source(data, as_conditions(cond), config, device)
     resume = Path(resume) if resume else None
     about: dict[str, Any] = {}
     if resume:
-        about = {k: v for k, v in vars(plan).items() if k not in ("save_every", "minutes")}
+        about = {k: v for k, v in vars(config).items() if k not in ("save_every", "minutes")}
         about |= {"data": source.fingerprint(), "device": device.type, **(identity or {})}
     # The noise of a gradient is far larger than what TensorFloat-32 leaves out.
-    with _generator(device, plan.seed) as generator, tensor_float(device.type == "cuda"):
-        run = _Training(module, loss, source, plan, generator)
+    with _generator(device, config.seed) as generator, tensor_float(device.type == "cuda"):
+        run = _Training(module, loss, source, config, generator)
         if resume and resume.exists():
             read_point(resume, about, run)
             source.skip(run.done)
         saved = time.monotonic()
-        until = time.monotonic() + 60 * plan.minutes if plan.minutes else math.inf
-        while run.done < plan.iterations and time.monotonic() < until:
+        until = time.monotonic() + 60 * config.minutes if config.minutes else math.inf
+        while run.done < config.iterations and time.monotonic() < until:
             run.advance()
-            last = run.done == plan.iterations
+            last = run.done == config.iterations
             if run.done % every == 0 or last:
-                found = run.report()
+                step, value = run.report()
                 if progress:
-                    progress(*found)
+                    progress(step, value)
             now = time.monotonic()
-            if resume and (last or run.done % plan.save_every == 0 or now >= min(until, saved + PAUSE)):
+            if resume and (last or run.done % config.save_every == 0 or now >= min(until, saved + PAUSE)):
                 run.save(resume, about)
                 saved = time.monotonic()
     if run.average:
-        run.average.give()
-    if run.done < plan.iterations and (not run.history or run.history[-1][0] < run.done):
+        run.average.copy_to_parameters()
+    if not run.history or run.history[-1][0] < run.done:  # the time limit ended it
         run.history.append((run.done, run.history[-1][1] if run.history else math.nan))
     return run.history
+
+
+def _source(data: Data, cond: dict[str, State], config: TrainingConfig, device: torch.device) -> Rows | Batches:
+    """Return what batches are drawn from."""
+    if in_memory(data):
+        return Rows(data, cond, config.batch, config.stratified, device)  # type: ignore[arg-type]
+    if cond:
+        raise UsageError("conditions come with the batches of a loader: give pairs (x, {'y': y}), and leave out cond")
+    if config.stratified:
+        raise UsageError("stratified batches need data in memory; give tensors, or stratified=False")
+    return data if isinstance(data, Batches) else Batches(data, config.batch, config.seed)
 
 
 @contextmanager
@@ -410,12 +350,12 @@ def read_point(path: Path, identity: dict[str, Any], run: _Training) -> None:
     """Restore what :func:`save_point` wrote."""
     tensors, about = read_tensors(path, _POINT, "a resume point")
     if rows := difference(about["identity"], identity):
-        raise MismatchError(f"{path} is of a training with other settings ({rows}); delete it, or use another --out")
+        raise MismatchError(f"{path} belongs to training with other settings ({rows}); delete it, or use another --out")
     try:
         kept = [tensors[f"kept.{i}"] for i in range(sum(key.startswith("kept.") for key in tensors))]
         if [(v.shape, v.dtype) for v in kept] != [(v.shape, v.dtype) for v in run.kept]:
             raise CheckpointError(f"{path} is of another architecture; delete it, or train into another --out")
-        # A parameter that never got a gradient (a layer that does not run) has no state.
+        # A parameter without a gradient, of a layer that does not run, has no state.
         states = {
             i: {name: tensors[f"optimiser.{i}.{name}"] for name in STATE}
             for i in range(len(run.parameters))
@@ -458,14 +398,14 @@ def fit_noise(
     every: int = EVERY,
     cond: Mapping[str, Any] | None = None,
 ) -> list[tuple[int, float]]:
-    """Fit the noise of a trained network; return (step, loss) along the way.
+    """Fit the noise of a trained network; return pairs (step, loss).
 
-    The network is frozen, and only the inference networks learn: the field's samples stay the network's own, bit for
-    bit. At the end, :func:`fmwc.fit_confidence` chooses what the confidence is made from, unless `confidence=False`.
+    The network is frozen and only the inference networks are trained, so the field's samples stay bit for bit those of
+    the network. At the end, :func:`fmwc.fit_confidence` chooses the confidence score, unless `confidence=False`.
 
     Arguments:
         field: An attached field.
-        data: Samples like those that the network generates (its own will do): `(N, *)` or a dict of channels; or a
+        data: Samples like those that the network generates, or generated ones: `(N, *)` or a dict of channels; or a
             Dataset, a DataLoader or another iterable of batches. A batch is `x`, or a pair `(x, {"y": y})` with its
             conditions.
         steps: Steps of the optimiser.
@@ -474,7 +414,7 @@ def fit_noise(
         captured: Capture a step as a CUDA graph, on a GPU; switch it off for a network that reads a shape from the GPU.
         pairs: How noise and data are paired, as in the network's training: `None` (independently), `"ot"` (optimal
             transport within each batch), a function `(x1, randomness) -> x0`, or tensors x0 with a row per sample.
-        conventions: Check on a batch that the network is called as in its training
+        conventions: Check on one batch that time and velocity have the conventions of the network's training
             (:func:`fmwc.conventions.check_conventions`).
         resume: A file for resume points. A function given as `pairs` is not part of its identity.
         identity: What the result depends on beside these arguments, the network's weights and the noise model.
@@ -493,14 +433,14 @@ def fit_noise(
         known, given = batches.head()
     if field.space is not None:
         field.space.check_rows(given, batch_size(known))
-    with _frozen(field.network):  # evaluation mode: a call in training mode would change batch norms
+    with _frozen(field.network):  # in training mode, a call would change batch norms
         _learn_space(field, known, given)
     field.check_finite()
     if isinstance(pairs, str):
         pick(COUPLINGS, pairs, "coupling")
-        if pairs != "independent":  # solved on the host, which a graph cannot wait for
+        if pairs != "independent":  # pairs are computed on the host, which a CUDA graph cannot wait for
             compiled = captured = False
-    plan = Plan(
+    config = TrainingConfig(
         steps,
         batch,
         lr,
@@ -532,7 +472,7 @@ def fit_noise(
     about = _identity(field, pairs, identity) if resume else None
     with _frozen(field.network), field.noise.keep_hooks():
         history = train(
-            field.noise, loss, source, plan, cond=rows, resume=resume, identity=about, progress=progress, every=every
+            field.noise, loss, source, config, cond=rows, resume=resume, identity=about, progress=progress, every=every
         )
     if confidence:
         fit_confidence(field, known, cond=given, seed=derive(seed, "confidence"), conventions=False)
@@ -553,13 +493,13 @@ def _identity(field: Field, pairs: Pairs, more: Mapping[str, Any] | None) -> dic
 
 
 def _capturable(network: nn.Module, batch: int | None) -> bool:
-    """Whether a network with a fixed capacity per batch size, if it has one, has it for batches of this size."""
+    """Return whether a network can be captured: if it has a static capacity, it needs one for this batch size."""
     capacity = getattr(network, "static_capacity", None)
     return capacity is None or batch in capacity
 
 
 def _paired(field: Field, x0: Any, data: State) -> State:
-    """Return noise that was given with the data as tensors, checked against the data."""
+    """Return the noise that belongs to the data, checked against it."""
     x0 = _tensors(field, x0)
     assert field.space is not None
     return couple(x0, field.space, data, Stream())

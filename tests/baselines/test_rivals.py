@@ -10,7 +10,7 @@ from fmwc.flow import euclidean, path_sample
 from fmwc.networks import MLP, UNet
 from fmwc.randomness import Blocks, Stream
 from fmwc.sampling import SamplingConfig, sample
-from fmwc.training import Plan, train
+from fmwc.training import TrainingConfig, train
 from tests.conftest import conv_field, mlp_field
 from tests.options import arguments, reader
 from tests.reference import assert_within, statistics
@@ -203,7 +203,12 @@ def test_two_heads_are_read_by_the_sampler_and_learn():
 
     space, data = euclidean((2,)), torch.randn(200, 2)
     before = nll(head, space, data, Stream(torch.Generator().manual_seed(1))).item()
-    train(head, lambda x1, randomness, beta, cond: nll(head, space, x1, randomness), data, Plan(100, batch=64, lr=1e-2))
+    train(
+        head,
+        lambda x1, randomness, beta, cond: nll(head, space, x1, randomness),
+        data,
+        TrainingConfig(100, batch=64, lr=1e-2),
+    )
     assert nll(head, space, data, Stream(torch.Generator().manual_seed(1))).item() < before
     assert head.device == torch.device("cpu")
 
@@ -293,7 +298,7 @@ def test_training_the_variance_alone_leaves_the_velocity_bit_for_bit(kind):
         return loss(data, Stream(torch.Generator().manual_seed(5)), None, cond).item()
 
     start = likelihood()
-    train(head, loss, data, Plan(60, batch=8, lr=2e-2), cond=cond)
+    train(head, loss, data, TrainingConfig(60, batch=8, lr=2e-2), cond=cond)
     assert torch.equal(head(x, t, **cond), velocity)
     assert likelihood() < start
     changed = {k for k, v in head.state_dict().items() if not torch.equal(v, before[k])}

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import fmwc
 from fmwc.data.batches import Batches
 from fmwc.errors import DataError, NotFiniteError, ShapeError, UsageError
-from fmwc.training import Plan, fit_noise, train
+from fmwc.training import TrainingConfig, fit_noise, train
 from tests.conftest import mlp_field
 from tests.recipes.conftest import identical, weights
 
@@ -75,7 +75,7 @@ def test_conditions_come_with_the_batches():
 @pytest.mark.parametrize("source", [Labelled, lambda: ((row + 0.1, {"y": torch.arange(8)}) for row in ROWS.split(8))])
 @pytest.mark.parametrize("stop_at", [3, 4])
 def test_an_interrupted_training_resumes_in_the_sequence_of_batches(source, stop_at, tmp_path):
-    plan = Plan(5, batch=8, lr=1e-2, seed=3, save_every=1)
+    plan = TrainingConfig(5, batch=8, lr=1e-2, seed=3, save_every=1)
 
     def run(net, stop=None, resume=None):
         steps = 0
@@ -104,14 +104,14 @@ def test_an_interrupted_training_resumes_in_the_sequence_of_batches(source, stop
 def test_a_sequence_does_not_depend_on_where_it_is_entered():
     def first(count):
         batches = Batches(DataLoader(Labelled(), 7, shuffle=True), 8, seed=5)
-        return [batches.take() for _ in range(count)]
+        return [batches.draw() for _ in range(count)]
 
     expected = first(20)
     for skipped in (0, 3, 6, 13):
         batches = Batches(DataLoader(Labelled(), 7, shuffle=True), 8, seed=5)
         assert len(batches.head()[0]) == 40  # one pass, and no row twice
         batches.skip(skipped)
-        x, cond = batches.take()
+        x, cond = batches.draw()
         assert torch.equal(x, expected[skipped][0])
         assert torch.equal(cond["y"], expected[skipped][1]["y"])
 
@@ -126,7 +126,7 @@ def test_only_one_batch_at_a_time_is_loaded():
             yield ROWS[:8]
 
     net = nn.Linear(2, 1)
-    train(net, lambda x1, r, beta, cond: net(x1).square().mean(), stream(), Plan(10, batch=8))
+    train(net, lambda x1, r, beta, cond: net(x1).square().mean(), stream(), TrainingConfig(10, batch=8))
     assert loaded == 10
 
 
@@ -145,7 +145,7 @@ def test_only_one_batch_at_a_time_is_loaded():
 def test_unusable_sources_are_refused(source, error, message):
     net = nn.Linear(2, 1)
     with pytest.raises(error, match=message):
-        train(net, lambda x1, r, beta, cond: net(x1).square().mean(), source, Plan(3, batch=8))
+        train(net, lambda x1, r, beta, cond: net(x1).square().mean(), source, TrainingConfig(3, batch=8))
 
 
 def test_options_that_need_data_in_memory_are_refused():

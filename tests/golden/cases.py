@@ -62,7 +62,7 @@ from fmwc.sampling import (
     stream,
     survey,
 )
-from fmwc.training import Plan, train
+from fmwc.training import TrainingConfig, train
 from fmwc.uses.best_of import best_of
 from fmwc.uses.continuation import continue_from, with_states
 from fmwc.uses.edit import critical_time, edit, random_times
@@ -623,7 +623,7 @@ def training_joint() -> Found:
         "averaged": {"average": 0.9, "weight_decay": 0.01, "decay": "cosine"},
         "clipped": {"clip": 0.1, "stratified": True},
     }.items():
-        plan = Plan(**{"iterations": 12, "batch": 32, "lr": 1e-2, "beta": 1e-3, "seed": 3, **options})
+        plan = TrainingConfig(**{"iterations": 12, "batch": 32, "lr": 1e-2, "beta": 1e-3, "seed": 3, **options})
         history = train(field, loss, data, plan, every=4)
         found |= {f"{name} history": np.array(history), **of_weights(f"{name} weights", field)}
     found |= moments(field, data[:20], torch.linspace(0, 0.9, 20), "linearised", "trained")
@@ -748,7 +748,7 @@ def baselines_of_points() -> Found:
     def loss(x1: Tensor, randomness: Any, beta: Tensor, cond: Any) -> Tensor:
         return nll(head, field.space, x1, randomness)
 
-    history = train(head, loss, data, Plan(8, batch=32, lr=1e-2), every=2)
+    history = train(head, loss, data, TrainingConfig(8, batch=32, lr=1e-2), every=2)
     found |= {"head history": np.array(history), **of_weights("head", head)}
     found["head loss"] = nll(head, field.space, data, Stream(torch.Generator().manual_seed(0)), velocity=False).detach()
     run = fmwc.sample(

@@ -15,6 +15,7 @@ import fmwc.training
 from experiments.common.store import Networks
 from fmwc.checkpoint import about, load
 from fmwc.crystals.structures import decode, encode
+from fmwc.data.batches import Rows
 from fmwc.errors import StoppedError, UsageError
 from fmwc.estimators import Linearised
 from fmwc.files import MANIFEST
@@ -25,7 +26,6 @@ from fmwc.recipes.crystals import EVERY, PRESETS, SCORE, Mp20, _capacity
 from fmwc.recipes.fitting import fit, fit_joint, fit_network
 from fmwc.references import Schedule
 from fmwc.sampling import SamplingConfig, read_with
-from fmwc.training import Plan
 from tests.options import reader, when
 from tests.recipes.conftest import CPU, identical, weights
 
@@ -59,11 +59,11 @@ def same(a, b):
     ("change", "message"),
     [
         ({"method": "jiont"}, "unknown method 'jiont'; did you mean 'joint'"),
-        ({"layers": 0}, "layers is at least 1, got 0"),
-        ({"frequencies": 0}, "frequencies is at least 1"),
+        ({"layers": 0}, "layers must be at least 1, got 0"),
+        ({"frequencies": 0}, "frequencies must be at least 1"),
         ({"references": 7}, "references must be at least 8, got 7"),
-        ({"steps": 0}, "steps is at least 1"),
-        ({"prior_rate": 1.0}, "prior_rate lies strictly between 0 and 1"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"prior_rate": 1.0}, "prior_rate must lie strictly between 0 and 1"),
     ],
     ids=str,
 )
@@ -127,10 +127,10 @@ def sizes_of(crystals):
 @pytest.mark.parametrize("batch", [1, 2, 16, 50, 197])
 def test_no_batch_exceeds_the_capacity(batch):
     atoms = TINY.rows()[1]["atoms"]
-    plan, generator = dataclasses.replace(TINY, batch=batch).plan, torch.Generator().manual_seed(0)
+    source, generator = Rows(atoms, {}, batch, True, CPU), torch.Generator().manual_seed(0)
     rows, pairs = _capacity(atoms, batch)
     for _ in range(400):
-        drawn = atoms[plan.draw(len(atoms), generator, CPU)]
+        drawn = source.draw(generator)[0]
         assert int(drawn.sum()) <= rows
         assert int((drawn * (drawn - 1)).sum()) < pairs  # one pair more than there are, for none
     assert dataclasses.replace(TINY, batch=batch).network().static_capacity[batch] == (rows, pairs)
@@ -140,8 +140,8 @@ def test_no_batch_exceeds_the_capacity(batch):
 @pytest.mark.parametrize("batch", [64, 256])
 def test_the_room_is_hardly_larger_than_what_is_drawn(batch):
     atoms = sizes_of(20_000)
-    plan, generator = Plan(1, batch=batch, stratified=True), torch.Generator().manual_seed(0)
-    drawn = torch.stack([atoms[plan.draw(len(atoms), generator, CPU)] for _ in range(300)])
+    source, generator = Rows(atoms, {}, batch, True, CPU), torch.Generator().manual_seed(0)
+    drawn = torch.stack([source.draw(generator)[0] for _ in range(300)])
     rows, pairs = _capacity(atoms, batch)
     most, all_pairs = int(drawn.sum(1).max()), int((drawn * (drawn - 1)).sum(1).max())
     assert most <= rows <= 1.05 * most + 64  # in steps of 64

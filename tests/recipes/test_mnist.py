@@ -33,12 +33,12 @@ from tests.recipes.conftest import identical, weights
     [
         ({"method": "jiont"}, "unknown method 'jiont'; did you mean 'joint'"),
         ({"cond": 7}, "cond must be even .* got 7"),
-        ({"cond": 0}, "cond is at least 1, got 0"),
-        ({"blocks": 0}, "blocks is at least 1"),
-        ({"noise_steps": 0}, "noise_steps is at least 1"),
-        ({"references": 0}, "references is at least 1"),
-        ({"classes": 0}, "classes is at least 1"),
-        ({"prior_rate": 1.0}, "prior_rate lies strictly between 0 and 1"),
+        ({"cond": 0}, "cond must be at least 1, got 0"),
+        ({"blocks": 0}, "blocks must be at least 1"),
+        ({"noise_steps": 0}, "noise_steps must be at least 1"),
+        ({"references": 0}, "references must be at least 1"),
+        ({"classes": 0}, "classes must be at least 1"),
+        ({"prior_rate": 1.0}, "prior_rate must lie strictly between 0 and 1"),
     ],
     ids=str,
 )
@@ -51,8 +51,8 @@ def test_recipes_that_make_no_sense(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"iterations": 0}, "iterations is at least 1"),
-        ({"batch": 0}, "batch is at least 1"),
+        ({"iterations": 0}, "iterations must be at least 1"),
+        ({"batch": 0}, "batch must be at least 1"),
         ({"decay": "cosin"}, "did you mean 'cosine'"),
         ({"precision": "bf61"}, "did you mean 'bf16'"),
     ],

@@ -34,5 +34,5 @@ def test_what_can_be_used_is():
     for recipe in RECIPES:
         made = override(recipe, ["lr=1e-4", "iterations=1_000", "seed=-3", "warmup=0"])
         assert (made.lr, made.iterations, made.seed, made.warmup) == (1e-4, 1000, -3, 0.0)
-    with pytest.raises(UsageError, match="size 'samples' lies between 1 and"):
+    with pytest.raises(UsageError, match="size 'samples' must lie between 1 and"):
         override(Sizes(1, 1, 1, 1, 1, 1), ["samples=99999999999"], "size")

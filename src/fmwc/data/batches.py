@@ -1,4 +1,4 @@
-"""Training data that comes in batches: from a Dataset, a DataLoader, or another iterable."""
+"""Training data: rows in memory, or batches from a Dataset, a DataLoader or another iterable."""
 
 from __future__ import annotations
 
@@ -11,38 +11,85 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from fmwc.data.arrays import fingerprint
 from fmwc.errors import DataError, ShapeError, UsageError, require_finite
 from fmwc.randomness import derive
 from fmwc.state import State, as_conditions, batch_size, channels, tree_map
 
-__all__ = ["Batch", "Batches", "in_memory", "require_rows"]
+__all__ = ["Batch", "Batches", "Rows", "in_memory", "require_rows"]
 
-HEAD_ROWS = 20_000  # what :meth:`Batches.head` holds in memory, at most, unless one batch is more
+HEAD_ROWS = 20_000  # :meth:`Batches.head` stops loading after this many rows, or this many numbers
 HEAD_NUMBERS = 1 << 24
 
 Batch = tuple[State, dict[str, Any]]
 
 
 def in_memory(data: Any) -> bool:
-    """Whether data is rows in memory: a tensor, an array, a list of rows, or a dict of channels."""
+    """Return whether data is rows in memory: a tensor, an array, a list of rows, or a dict of channels."""
     return isinstance(data, (Tensor, np.ndarray, list, tuple, dict))
 
 
 def require_rows(rows: Mapping[str, State], total: int) -> None:
-    """Raise unless every one of these has a row per sample."""
+    """Raise unless each entry has one row per sample."""
     for name, row in rows.items():
         for value in channels(row).values():
             if len(value) != total:
                 raise ShapeError(f"'{name}' needs one row per sample: got {len(value)} for {total} samples")
 
 
-class Batches:
-    """Batches in a sequence that depends on the source and the seed only, so that a training can resume within it.
+class Rows:
+    """Samples in memory, from which batches are drawn with replacement.
 
     Arguments:
-        source: A DataLoader or another iterable of batches; a Dataset, which is shuffled (unless it is an
-            IterableDataset). A batch is a state, or a pair `(x, cond)` of a state and a mapping of conditions. Passes
-            over the source follow one another.
+        data: The samples, moved to `device` as a whole.
+        cond: Their conditions.
+        size: Samples per batch.
+        stratified: Draw one sample from each of `size` equal slices of the data, in their order.
+        device: The device of the data.
+    """
+
+    def __init__(self, data: State, cond: dict[str, State], size: int, stratified: bool, device: torch.device) -> None:
+        self.total = batch_size(data)
+        if self.total < 1:
+            raise DataError("the data holds no sample; training needs at least 1")
+        for value in channels(data).values():
+            require_finite(value, "the training data")
+        if stratified and size > self.total:
+            raise UsageError(f"a stratified batch of {size} needs as many samples; --set batch={self.total}, or fewer")
+        require_rows({"x1": data, **cond}, self.total)
+        self.size, self.stratified, self.device = size, stratified, device
+        self.data = tree_map(lambda c: c.to(device), data)
+        self.cond = {name: tree_map(lambda c: c.to(device), row) for name, row in cond.items()}
+
+    def fingerprint(self) -> str:
+        """Return a hash of all samples and conditions."""
+        return fingerprint(self.data, *self.cond.values())
+
+    def skip(self, count: int) -> None:
+        """Do nothing: a resume point holds the state of the generator."""
+
+    def draw_indices(self, generator: torch.Generator) -> Tensor:
+        """Draw the row numbers of one batch."""
+        if not self.stratified:
+            return torch.randint(self.total, (self.size,), generator=generator, device=self.device)
+        position = torch.rand(self.size, generator=generator, device=self.device, dtype=torch.float64)
+        position = (position + torch.arange(self.size, device=self.device)) * (self.total / self.size)
+        return position.long().clamp_max(self.total - 1)
+
+    def draw(self, generator: torch.Generator) -> Batch:
+        """Return a random batch."""
+        index = self.draw_indices(generator)
+        cond = {name: tree_map(lambda c: c[index], row) for name, row in self.cond.items()}
+        return tree_map(lambda c: c[index], self.data), cond
+
+
+class Batches:
+    """A sequence of batches that depends on the source and the seed only, so that training can resume within it.
+
+    Arguments:
+        source: A DataLoader or another iterable of batches, or a Dataset, which is shuffled (unless it is an
+            IterableDataset). A batch is a state, or a pair `(x, cond)` of a state and a mapping of conditions. When the
+            source is exhausted, it is iterated again.
         size: Samples per batch, for a Dataset.
         seed: Seeds torch's global generator while a batch is loaded; it is restored afterwards.
         convert: Applied to every state.
@@ -60,32 +107,37 @@ class Batches:
             )
         self.source, self.seed, self.convert = source, seed, convert
         self.loaded = 0
-        self.ahead: deque[Batch] = deque()  # loaded by :meth:`head`, not yet taken
-        self.pass_: Any = None
+        self.ahead: deque[Batch] = deque()  # loaded by :meth:`head`, but not drawn yet
+        self.iterator: Any = None
 
-    def take(self) -> Batch:
-        """Return the next batch."""
+    def fingerprint(self) -> str:
+        """Return a hash of the first batches."""
+        x, cond = self.head()
+        return fingerprint(x, *cond.values())
+
+    def draw(self, generator: torch.Generator | None = None) -> Batch:
+        """Return the next batch; `generator` is not used."""
         if self.ahead:
             return self.ahead.popleft()
-        found = self._load() or self._load()
-        if found is None:
+        batch = self._load() or self._load()
+        if batch is None:
             raise DataError(
                 f"the data ended after {self.loaded} batches; give an iterable that starts again, such as a DataLoader"
             )
-        return found
+        return batch
 
     def skip(self, count: int) -> None:
-        """Move to where `count` batches have been taken since the start."""
+        """Move to the state after `count` draws."""
         if isinstance(self.source, DataLoader) and not isinstance(self.source.dataset, IterableDataset):
             length = len(self.source)
-            self.loaded, self.pass_ = count // length * length, None
+            self.loaded, self.iterator = count // length * length, None
             self.ahead.clear()
             count %= length
         for _ in range(count):
-            self.take()
+            self.draw()
 
     def head(self) -> Batch:
-        """Return the first batches of the first pass as one, without taking them."""
+        """Return the first batches, concatenated; they can still be drawn."""
         rows = numbers = 0
         while rows < HEAD_ROWS and numbers < HEAD_NUMBERS and (batch := self._load()):
             self.ahead.append(batch)
@@ -100,14 +152,14 @@ class Batches:
         }
 
     def _load(self) -> Batch | None:
-        """Return the next batch of this pass over the source; `None` at its end."""
+        """Return the next batch, or `None` at the end of the source."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self.seed, "batch", self.loaded))
-            self.pass_ = iter(self.source) if self.pass_ is None else self.pass_
+            self.iterator = iter(self.source) if self.iterator is None else self.iterator
             try:
-                item = next(self.pass_)
+                item = next(self.iterator)
             except StopIteration:
-                self.pass_ = None
+                self.iterator = None
                 return None
         self.loaded += 1
         return self._split(item)

@@ -20,7 +20,7 @@ from fmwc.randomness import derive
 from fmwc.recipes.recipe import plan_of, require_counts, require_method
 from fmwc.references import Reference
 from fmwc.sampling import sample
-from fmwc.training import Plan
+from fmwc.training import TrainingConfig
 
 __all__ = ["PRESETS", "SPACE", "Checkerboard"]
 
@@ -65,7 +65,7 @@ class Checkerboard:
         return self.lr
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> TrainingConfig:
         return plan_of(self)
 
     def space(self) -> Space:

@@ -20,7 +20,7 @@ from fmwc.metrics.images import accuracy
 from fmwc.networks import LeNet
 from fmwc.provenance import Clock, provenance, runtime
 from fmwc.randomness import Stream, derive
-from fmwc.training import Plan, train
+from fmwc.training import TrainingConfig, train
 
 __all__ = ["Classifier", "fit_classifier"]
 
@@ -41,8 +41,8 @@ class Classifier:
     classes: int = 10
 
     @property
-    def plan(self) -> Plan:
-        return Plan(self.iterations, self.batch, self.lr, "cosine", seed=derive(self.seed, "judge"))
+    def plan(self) -> TrainingConfig:
+        return TrainingConfig(self.iterations, self.batch, self.lr, "cosine", seed=derive(self.seed, "judge"))
 
 
 def distort(x: Tensor, recipe: Classifier, randomness: Stream) -> Tensor:  # (B, 1, H, W)

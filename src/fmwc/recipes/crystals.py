@@ -23,7 +23,7 @@ from fmwc.recipes.recipe import plan_of, require_counts, require_method
 from fmwc.references import Reference
 from fmwc.sampling import SamplingConfig, sample
 from fmwc.sampling.scores import parsed
-from fmwc.training import Plan
+from fmwc.training import TrainingConfig
 
 __all__ = ["EVERY", "PRESETS", "READ_BY", "SCORE", "Mp20", "batch_for"]
 
@@ -96,7 +96,7 @@ class Mp20:
         return "crystals"
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> TrainingConfig:
         return plan_of(self)
 
     def crystals(self, split: str = "train") -> Crystals:

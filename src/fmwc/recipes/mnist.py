@@ -23,7 +23,7 @@ from fmwc.recipes.recipe import plan_of, require_counts, require_method
 from fmwc.references import Reference
 from fmwc.sampling import SamplingConfig, sample
 from fmwc.sampling.scores import FEWEST
-from fmwc.training import Plan
+from fmwc.training import TrainingConfig
 
 __all__ = ["JUDGE", "PRESETS", "SCORE", "WITHIN", "Mnist", "batch_for", "labels"]
 
@@ -86,7 +86,7 @@ class Mnist:
         return "mnist"
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> TrainingConfig:
         return plan_of(self)
 
     def images(self, split: str = "train") -> mnist.Images:

@@ -16,7 +16,7 @@ from fmwc.flow import Space
 from fmwc.randomness import derive
 from fmwc.readers import shown
 from fmwc.references import Reference
-from fmwc.training import Plan
+from fmwc.training import TrainingConfig
 
 __all__ = ["Recipe", "data_of", "override", "plan_of", "require_counts", "require_method"]
 
@@ -33,7 +33,7 @@ class Recipe(Protocol):
     @property
     def seed(self) -> int: ...
     @property
-    def plan(self) -> Plan: ...
+    def plan(self) -> TrainingConfig: ...
     @property
     def noise_steps(self) -> int: ...
     @property
@@ -55,11 +55,11 @@ class Recipe(Protocol):
         """Return the reference of the confidence, and metrics of the samples."""
 
 
-def plan_of(recipe: Any) -> Plan:
+def plan_of(recipe: Any) -> TrainingConfig:
     """Return the training plan made of a recipe's fields of the same names; its seed is derived from the recipe's."""
-    known = {f.name for f in fields(Plan)}
+    known = {f.name for f in fields(TrainingConfig)}
     literals = {name: value for name, value in vars(recipe).items() if name in known}
-    return Plan(**{**literals, "seed": derive(recipe.seed, "train")})
+    return TrainingConfig(**{**literals, "seed": derive(recipe.seed, "train")})
 
 
 def data_of(recipe: Any) -> str:
@@ -75,14 +75,14 @@ def require_method(recipe: Any) -> None:
     if recipe.method not in ("retrofit", "joint"):
         raise UnknownNameError(nearest(recipe.method, ("retrofit", "joint"), "method"))
     if not 0 < recipe.prior_rate < 1:
-        raise UsageError(f"prior_rate lies strictly between 0 and 1, got {recipe.prior_rate}")
+        raise UsageError(f"prior_rate must lie strictly between 0 and 1, got {recipe.prior_rate}")
 
 
 def require_counts(recipe: Any, *names: str) -> None:
     """Raise unless each of these fields is at least 1."""
     for name in names:
         if getattr(recipe, name) < 1:
-            raise UsageError(f"{name} is at least 1, got {getattr(recipe, name)}")
+            raise UsageError(f"{name} must be at least 1, got {getattr(recipe, name)}")
 
 
 # ---- overrides ---------------------------------------------------------------------------------------------------
@@ -127,5 +127,5 @@ def override(recipe: R, changes: Sequence[str], what: str = "recipe field") -> R
             raise UsageError(f"{what} '{key}' is {kind}, got '{shown(value)[:100]}'") from error
         low, high = LIMITS.get(key, (-math.inf, math.inf))
         if known[key] in ("int", "float") and not low <= values[key] <= high:
-            raise UsageError(f"{what} '{key}' lies between {low:g} and {high:g}, got {value[:100]}")
+            raise UsageError(f"{what} '{key}' must lie between {low:g} and {high:g}, got {value[:100]}")
     return replace(recipe, **values)  # type: ignore[type-var]
