@@ -1,8 +1,8 @@
 """Best of n: draw several candidates per sample, and keep the surest.
 
-The candidates of a sample share its condition, so every condition is drawn as often as without candidates. Evaluations
-are those of the network for velocities and for checks of finished samples. Reading the variance costs extra, as it does
-for every sample that has a score.
+All candidates of a sample share its condition, so the proportions of the conditions do not change. Evaluations are
+calls of the network for velocities and for checks of finished samples. Reading the variance costs extra, as it does for
+every sample that has a score.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Score = str | Callable[[Trajectory], Any] | None  # a name, a function such as a
 
 
 class Selection(NamedTuple):
-    """The result of :func:`best_of`, :func:`fmwc.uses.rewind.rewind` and :func:`fmwc.uses.rewind.resample`.
+    """The result of :func:`best_of`, :func:`~fmwc.uses.rewind.rewind` and :func:`~fmwc.uses.rewind.resample`.
 
     Attributes:
         run: The samples that were kept, with their readings.
@@ -73,16 +73,16 @@ def best_of(
 ) -> Selection:
     """Draw `count` samples, each the surest of n candidates.
 
-    The first candidates are the samples of `sample(field, count, seed=seed)`. A candidate does not depend on the others
-    or on the batch.
+    The first candidate of each sample is that of `sample(field, count, seed=seed)`. A candidate does not depend on the
+    others or on the batch.
 
     Arguments:
-        field: A field, or a network with a check (`check=20`).
+        field: A field, or a plain network if `check` is given (`check=20`).
         count: The number of samples to keep.
         n: The number of candidates per sample.
         budget: Instead of n, the largest number of evaluations per sample.
-        score: The score that decides: a name, a function of a trajectory (`head.score`), or the run's own. A run
-            without one (`confidence=None`) is ranked by its check.
+        score: The name of the score to compare, or a function of a trajectory (`head.score`). The default is the
+            run's own score, or its check if it has none (`confidence=None`).
         seed: Seeds the candidates.
         cond: The conditions, by name. All candidates of a sample share its row.
         options: Those of :func:`fmwc.sample`.
@@ -90,49 +90,48 @@ def best_of(
     if bool(n) == bool(budget):
         raise UsageError("give the number of candidates, n, or a budget of evaluations per sample")
     config = options.get("config") or SamplingConfig()
-    for name, given in (("x0", "x0" in options), ("first", config.first), ("parts", config.parts)):
-        if given:
+    for name, is_set in (("x0", "x0" in options), ("first", config.first), ("parts", config.parts)):
+        if is_set:
             raise UsageError(f"each candidate has its own noise; leave out {name}")
     lists = (list, tuple, np.ndarray)
-    cond = {k: torch.as_tensor(v) if isinstance(v, lists) else v for k, v in as_conditions(cond).items()}
-    options = {**options, "cond": cond}
+    options["cond"] = {k: torch.as_tensor(v) if isinstance(v, lists) else v for k, v in as_conditions(cond).items()}
     n = as_whole(n, "n", 1, MOST) if n else candidates_within(budget, evaluations_per_candidate(field, options))
     runs = (sample(field, count, seed=candidate_seed(seed, j), **options) for j in range(n))
     if score is None:
         runs = (ranked_by_check(run, options.get("check", True)) for run in runs)
     run, branch = surest_of(runs, score)
-    checked = sum(own.evaluations for name, own in checks_of(field, options).items() if name in run.evidence)
-    return Selection(run, n * (run.evaluations + checked) * len(run), branch)
+    spent_on_checks = sum(c.evaluations for name, c in checks_of(field, options).items() if name in run.evidence)
+    return Selection(run, n * (run.evaluations + spent_on_checks) * len(run), branch)
 
 
 def ranked_by_check(run: Trajectory, check: Any) -> Trajectory:
-    """Return a run ranked by the check that it was drawn with, if it has no score of its own; else the run.
+    """Return the run, ranked by its check if it has no score.
 
     Arguments:
         run: A run.
-        check: The option `check` of :func:`fmwc.sample`.
+        check: The option `check` of :func:`fmwc.sample` that the run was drawn with.
     """
     try:
         run.score()
     except UsageError:
         names = (getattr(check, "name", ""), "contest", "echo")  # a number of evaluations is one of these two
-        given = next((name for name in names if name in run.evidence), "")
-        if given and not isinstance(check, bool):  # a bool does not ask for a particular check
-            return run.ranked_by(given)
+        read = next((name for name in names if name in run.evidence), "")
+        if read and not isinstance(check, bool):  # a bool does not ask for a particular check
+            return run.ranked_by(read)
     return run
 
 
 def candidate_seed(seed: int, number: int) -> int:
-    """Return the seed of a candidate; the first has the run's own."""
+    """Return the seed of a candidate. The first candidate uses `seed` itself."""
     return derive(seed, "candidate", number) if number else seed
 
 
 def surest_of(runs: Iterable[Trajectory], score: Score = None) -> tuple[Trajectory, Tensor]:
-    """Return the surest candidate of each sample, and its number. Only two runs are held in memory at a time.
+    """Return the surest candidate of each sample, and its number. Holds only two runs in memory at a time.
 
     Arguments:
         runs: The candidates, one run after another, with the same conditions.
-        score: As in :func:`best_of`. Scores are compared as they were read: candidates share their condition.
+        score: As in :func:`best_of`. Scores are compared as they were read, because candidates share their condition.
     """
     best: Trajectory | None = None
     doubts = []
@@ -159,13 +158,13 @@ def surest_of(runs: Iterable[Trajectory], score: Score = None) -> tuple[Trajecto
 
 
 def read_score(run: Trajectory, score: Score = None) -> Tensor:  # (B,)
-    """Return a score of each sample; the run's own as it was read, before conditions are made comparable."""
+    """Return a score per sample: by default the run's own, as read, before it is made comparable between conditions."""
     if not callable(score):
         return run.score(score or run.default_score)
-    found = torch.as_tensor(score(run), device=run.grid.device)
-    if found.shape != (len(run),):
-        raise ShapeError(f"a score is one number per sample ({len(run)}), got shape {tuple(found.shape)}")
-    return found
+    values = torch.as_tensor(score(run), device=run.grid.device)
+    if values.shape != (len(run),):
+        raise ShapeError(f"a score is one number per sample ({len(run)}), got shape {tuple(values.shape)}")
+    return values
 
 
 # ---- evaluations -------------------------------------------------------------------------------------------------
@@ -183,12 +182,12 @@ def candidates_within(budget: int, each: int) -> int:
 
 def evaluations_per_candidate(field: Any, options: dict[str, Any]) -> int:
     """Return the evaluations of one candidate: the velocities of its trajectory and the checks at its end."""
-    checked = sum(own.evaluations for own in checks_of(field, options).values())
+    spent_on_checks = sum(check.evaluations for check in checks_of(field, options).values())
     config = options.get("config") or SamplingConfig()
     if config.evaluations is not None:
-        return config.evaluations + checked
+        return config.evaluations + spent_on_checks
     controller, _ = config.timed(options.get("steps")).plan()
-    return controller.steps * evaluations_per_step(config) + checked
+    return controller.steps * evaluations_per_step(config) + spent_on_checks
 
 
 def evaluations_per_step(config: SamplingConfig | None) -> int:
@@ -203,11 +202,14 @@ def checks_of(field: Any, options: dict[str, Any]) -> dict[str, Any]:
     if check is False or check is None:
         return {}
     if check is True:
+        if options.get("confidence", True) is None:
+            return {}
         schedule = options.get("schedule")
-        schedule = getattr(field, "schedule", None) if schedule is not None and schedule.is_adaptive else schedule
-        reference = schedule.reference if schedule is not None and schedule.reference is not None else reference
-        unread = "confidence" in options and options["confidence"] is None
-        return dict(reference.checks) if reference is not None and not unread else {}
+        if schedule is not None and schedule.is_adaptive:
+            schedule = getattr(field, "schedule", None)
+        if schedule is not None and schedule.reference is not None:
+            reference = schedule.reference
+        return {} if reference is None else dict(reference.checks)
     if isinstance(check, int):
         config = options.get("config")
         space: Any = config.space if config is not None and config.space is not None else field.space

@@ -1,4 +1,4 @@
-"""Integrate samples of a run again from the middle of their trajectories, along the times that the run took."""
+"""Continue the samples of a run from the middle of their trajectories, at the times of the run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from fmwc.state import State, as_conditions, channels, select, select_conditions
 
 __all__ = ["OwnTimes", "continue_from", "space_of", "step_at", "with_states", "without_endpoint"]
 
-USED = ("stepper", "decoder", "anneal", "space", "batch")  # of a configuration
-ROUNDING = 1e-6  # a time this little before the start of a step is its start: times are rounded to float32
-ASTRAY = 1e-2  # the median distance between a run and its repetition, from which they count as different
+CONFIGURABLE = ("stepper", "decoder", "anneal", "space", "batch")  # the run determines every other setting
+ROUNDING = 1e-6  # a time this close below the start of a step counts as its start: times are rounded to float32
+TOLERANCE = 1e-2  # the largest median distance at which a recomputed run counts as the same
 
 
 @dataclass(frozen=True)
 class OwnTimes:
-    """A controller with separate times for each sample; a sample that starts later waits at its start.
+    """A controller with separate times for each sample. A sample that starts later waits at its start.
 
     Arguments:
         grid: The times, `(steps + 1, B)`.
@@ -48,15 +48,13 @@ def with_states(
 ) -> tuple[Trajectory, int]:
     """Recompute the states of a run from `x0`; return the run with them, and the evaluations of the network."""
     first = torch.zeros(len(run), dtype=torch.long, device=run.grid.device)
-    how = {**options, "confidence": None}
-    again, spent = continue_from(
-        field, replace(run, states=None), run.x0, first, together=True, keep_states=True, cond=cond, **how
-    )
+    options |= {"together": True, "keep_states": True, "cond": cond, "confidence": None}
+    again, spent = continue_from(field, replace(run, states=None), run.x0, first, **options)
     distances = [
         channel.manifold.logmap(channels(run.x)[name], channels(again.x)[name]).flatten(1).abs().amax(1)
         for name, channel in space_of(field, run, options.get("config")).channels.items()
     ]
-    if float(torch.stack(distances).amax(0).median()) > ASTRAY:
+    if float(torch.stack(distances).amax(0).median()) > TOLERANCE:
         raise UsageError(
             "recomputed from x0, the run ends elsewhere; give the stepper, decoder, anneal and conditions that it was "
             "drawn with, or sample with config=SamplingConfig(keep_states=True)"
@@ -97,31 +95,22 @@ def continue_from(
         The run with the new trajectories, and the evaluations of the network over all samples.
     """
     config = config or SamplingConfig()
-    for name in others:
-        if name in {"steps", "x0", "schedule", "transport"}:
-            raise UsageError(f"the run determines its own {name}; leave it out")
-        raise TypeError(f"continue_from() got an unexpected keyword argument '{name}'")
-    for known in fields(config):
-        if known.name not in USED and getattr(config, known.name) is not known.default:
-            raise UsageError(f"the run determines its own {known.name}; leave it out")
+    _require_undetermined(config, others)
     if len(run.grid) < 2:
         raise UsageError("this run kept only its scores, not its times; sample with the default record")
-    space = space_of(field, run, config)
-    steps = len(run.grid) - 1
-    read = _steps_read(run)
-    estimator: Estimator | None = None
-    if read:
-        estimator = default_estimator(space) if isinstance(confidence, AsReference) else confidence
+    space, steps, read = space_of(field, run, config), len(run.grid) - 1, _steps_read(run)
+    estimator = default_estimator(space) if isinstance(confidence, AsReference) else confidence
+    estimator = estimator if read else None
     compact = any(m.shape[2:] != channels(run.x)[n].shape[1:] for n, m in channels(run.mean).items())
     total = bool(read) and not compact and all(v[0, 0].numel() == 1 for v in channels(run.var).values())
     keep_states = keep_states or run.states is not None
     new = {name: tree_map(Tensor.clone, getattr(run, name)) for name in ("x", "times", "mean", "var")}
-    kept = [tree_map(Tensor.clone, s) for s in run.states or [states] * (steps + 1)] if keep_states else None
-    given, spent = {**run.cond, **as_conditions(cond)}, 0
+    new_states = [tree_map(Tensor.clone, s) for s in run.states or [states] * (steps + 1)] if keep_states else []
+    cond, spent = {**run.cond, **as_conditions(cond)}, 0
     for number, rows in enumerate(_batches(first, config.batch or BATCH, together)):
         begin = int(first[rows].min())
-        own = [step - begin for step in read if step >= begin] if estimator else []
-        here = replace(
+        later = [step for step in read if step >= begin] if estimator else []
+        settings = replace(
             config,
             space=space,
             controller=OwnTimes(run.grid[begin:, rows]),
@@ -130,24 +119,32 @@ def continue_from(
             batch=len(rows),
             keep_states=keep_states,
         )
-        part = Sampler(field, here, estimator, Schedule.steps(own))(
-            select(states, rows),
-            seed=derive(seed, "resume", number),
-            cond=select_conditions(given, rows, len(run)),
+        part = Sampler(field, settings, estimator, Schedule.steps([step - begin for step in later]))(
+            select(states, rows), seed=derive(seed, "resume", number), cond=select_conditions(cond, rows, len(run))
         )
         spent += part.evaluations * len(rows)
         _put(new["x"], rows, part.x)
-        for offset, state in enumerate(part.states or []):
-            assert kept is not None
-            late = first[rows] <= begin + offset
-            _put(kept[begin + offset], rows[late], select(state, late))
-        part = part.compact() if compact and own else part
-        for index, step in enumerate(own):
-            late = first[rows] <= begin + step
+        for step, state in enumerate(part.states or [], begin):
+            started = first[rows] <= step
+            _put(new_states[step], rows[started], select(state, started))
+        part = part.compact() if compact and later else part
+        for index, step in enumerate(later):
+            started = first[rows] <= step
             for name in ("times", "mean", "var"):
-                value = tree_map(lambda c: c[index, late], getattr(part, name))  # noqa: B023
-                _put(select(new[name], read.index(begin + step)), rows[late], value)
-    return without_endpoint(replace(run, **new, states=kept)), spent
+                value = select(select(getattr(part, name), index), started)
+                _put(select(new[name], read.index(step)), rows[started], value)
+    return without_endpoint(replace(run, **new, states=new_states or None)), spent
+
+
+def _require_undetermined(config: SamplingConfig, others: Mapping[str, Any]) -> None:
+    """Raise if an option is one that the run determines itself."""
+    for name in others:
+        if name not in {"steps", "x0", "schedule", "transport"}:
+            raise TypeError(f"continue_from() got an unexpected keyword argument '{name}'")
+    set_fields = [f.name for f in fields(config) if getattr(config, f.name) is not f.default]
+    for name in [*others, *set_fields]:
+        if name not in CONFIGURABLE:
+            raise UsageError(f"the run determines its own {name}; leave it out")
 
 
 def without_endpoint(run: Trajectory) -> Trajectory:
@@ -161,7 +158,7 @@ def step_at(run: Trajectory, at: Tensor) -> Tensor:  # (B,) -> (B,)
 
 
 def space_of(field: Any, run: Trajectory, config: SamplingConfig | None = None) -> Space:
-    """Return the space of a run: the one configured, that of the field, or flat space."""
+    """Return the space of a run: from the configuration, else that of the field, else Euclidean space."""
     space = config.space if config is not None and config.space is not None else getattr(field, "space", None)
     if space is None:
         if isinstance(run.x, dict):

@@ -1,8 +1,7 @@
 """Edit samples: add noise where a trajectory is undecided, and integrate from there with all channels free.
 
-Times are rounded down to the run's own grid, so an edit acts at the start of the step that contains its time, and only
-the steps after the edit are integrated again. An edit of scale 0 reproduces the run: bit for bit if the samples are
-integrated in the same batches, else up to rounding.
+An edit acts at the start of the step that contains its time, and only the steps after the edit are integrated again. An
+edit of scale 0 reproduces the run: bit for bit if the samples are integrated in the same batches, else up to rounding.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ def critical_time(run: Trajectory, channel: str | None = None, kind: str = "vari
     Arguments:
         run: A run that kept its variance.
         channel: The channel whose variance is read; `None` for the sum over channels, each in its unit.
-        kind: `variance` for the paper's argmax of σ_t² over the times it was read, or `transported` for the time whose
-            noise moves the endpoint most: the peak of the transported profile, summed over layers. The share of a step
-            is divided by its squared length, because it grows with that.
+        kind: `variance` for the paper's argmax of σ_t² over the times at which it was read, or `transported` for the
+            time whose noise moves the endpoint most: the peak of the transported profile, summed over layers. The
+            contribution of a step grows with its squared length, so it is divided by that.
     """
     if kind not in KINDS:
         raise UsageError(nearest(kind, KINDS, "kind of critical time"))
@@ -63,8 +62,8 @@ def random_times(run: Trajectory, seed: int = 0, replicates: int = 1) -> Tensor:
     start = run.grid[0][:, None]
     times = start + (1 - start) * drawn
     index = torch.stack([step_at(run, column) for column in times.T], 1)
-    found = run.grid.T.gather(1, index)
-    return found[:, 0] if replicates == 1 else found
+    rounded = run.grid.T.gather(1, index)
+    return rounded[:, 0] if replicates == 1 else rounded
 
 
 def edit(
@@ -82,8 +81,8 @@ def edit(
 ) -> Trajectory:
     """Add Gaussian noise to one channel at a time, then follow the deterministic flow to t = 1 (paper, editing).
 
-    The result holds whole trajectories: the run's own readings before the edit and new ones after it, so that every
-    score of the variance can be read. If the run kept its states, the result holds the edited ones.
+    The result holds whole trajectories: the readings of the run before the edit and new ones after it, so every score
+    of the variance is available. If the run kept its states, the result holds the edited ones.
 
     Arguments:
         field, run: The field, and the run to edit. States that the run did not keep are recomputed from `x0`.
@@ -94,13 +93,13 @@ def edit(
             zero in absent rows, and has zero mean in centred channels.
         seed: Seeds the noise.
         replicates: The number of edits per sample; those of sample i are rows i·replicates, …
-        together: Whether to integrate all samples in one batch, in which the later ones wait: the fewest calls of the
-            network. Otherwise only samples with the same time share a batch, so that no evaluation is spent on waiting.
-        cond: Conditions that the run was made with and that were not tensors. A condition that the run has is replaced
-            from the edit on, `{"y": …}`: another class for what is not decided yet.
-        options: The options of `sample` that the run was made with: `confidence` and `config` (its stepper, decoder,
+        together: Whether to integrate all samples in one batch, in which the later ones wait. This takes the fewest
+            calls of the network. Otherwise only samples with the same time share a batch, and none waits.
+        cond: Conditions that the run does not hold because they were not tensors. A condition that the run holds is
+            replaced from the edit on: `{"y": …}` asks for another class in everything that is not decided yet.
+        options: The options of `sample` that the run was drawn with: `confidence` and `config` (its stepper, decoder,
             anneal, space and batch). With `confidence=None` the result has no readings. The times are those of the
-            run; changes that a controller made to the velocity are not repeated.
+            run. Changes that a controller made to the velocity are not repeated.
     """
     space = space_of(field, run, options.get("config"))
     scales = _scales(space, channel, scale)

@@ -89,10 +89,9 @@ def variance_gradient(
             total = total + unit * contributions(list(gradients), record, count).sum(0)
         floor = torch.finfo(total.dtype).tiny
         aim = total.clamp_min(floor).log() if objective == "log_var" else total.clamp_min(floor).sqrt()
-        found = torch.autograd.grad(aim.sum(), list(channels(x).values()), allow_unused=True)
-        back = [torch.zeros_like(c) if g is None else g for g, c in zip(found, channels(x).values(), strict=True)]
-        slope = dict(zip(x, back, strict=True)) if isinstance(x, dict) else back[0]
-    return plain, total.detach(), slope
+        gradients = torch.autograd.grad(aim.sum(), list(channels(x).values()), materialize_grads=True)
+        gradient = dict(zip(x, gradients, strict=True)) if isinstance(x, dict) else gradients[0]
+    return plain, total.detach(), gradient
 
 
 @dataclass(frozen=True)
@@ -138,8 +137,8 @@ class Guidance:
         def steered(v: Tensor, slope: Tensor) -> Tensor:
             wide = (slice(None), *[None] * (v.ndim - 1))
             push = strength.to(v)[wide] * slope
-            length, own = (c.flatten(1).norm(dim=1) for c in (push, v))
-            factor = (self.limit * own / length.clamp_min(torch.finfo(v.dtype).tiny)).clamp_max(1.0)
+            length, speed = (c.flatten(1).norm(dim=1) for c in (push, v))
+            factor = (self.limit * speed / length.clamp_min(torch.finfo(v.dtype).tiny)).clamp_max(1.0)
             return v - push * factor[wide]
 
         return tree_map(steered, v, slope)

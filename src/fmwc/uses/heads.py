@@ -24,9 +24,9 @@ COORDINATES = 16  # per channel; larger channels are read as their mean
 
 
 def features(trajectory: Trajectory, within: str | None = None) -> np.ndarray:  # -> (B, R·C)
-    """Return log σ² at every time it was read: per coordinate for small channels, as the channel's mean for others.
+    """Return log σ² at every time at which it was read: per coordinate for small channels, else the channel's mean.
 
-    With `within`, each feature is standardised among the run's samples with the same value of that condition.
+    With `within`, each feature is standardised among the samples of the run with the same value of that condition.
     """
     if within is not None and within not in trajectory.cond:
         raise UsageError(f"this run has no condition '{within}' to compare samples within")
@@ -35,11 +35,11 @@ def features(trajectory: Trajectory, within: str | None = None) -> np.ndarray:  
         rows = var.movedim(0, 1).flatten(2)
         rows = rows if rows.shape[2] <= COORDINATES else rows.mean(2, keepdim=True)
         columns.append(rows.flatten(1))
-    if within is not None:
-        groups = trajectory.cond[within]
-        columns = [torch.stack([within_groups(within, f, groups) for f in c.T], 1) for c in columns]
-        return np.concatenate([c.cpu().numpy() for c in columns], 1)
-    return np.concatenate([np.log(np.maximum(c.cpu().numpy(), 1e-30)) for c in columns], 1)
+    x = torch.cat(columns, 1)
+    if within is None:
+        return np.log(np.maximum(x.cpu().numpy(), 1e-30))
+    groups = trajectory.cond[within]
+    return torch.stack([within_groups(within, column, groups) for column in x.T], 1).cpu().numpy()
 
 
 def _l1() -> Any:

@@ -1,13 +1,14 @@
-"""Rewind doubtful samples to before they were undecided, try again, and keep the surest trajectory.
+"""Rewind doubtful samples to a time before they were undecided, try again, and keep the surest trajectory.
 
-Evaluations are those of the network for velocities, summed over samples; none is spent on waiting. Reading the variance
-costs extra, as it does for every sample that has a score.
+Evaluations are calls of the network for velocities, summed over samples. Reading the variance costs extra, as it does
+for every sample that has a score.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ def rewind(
 ) -> Selection:
     """Take some samples back to just before their critical time, and keep the surest of several branches.
 
-    The original is one of the branches, so the score of no sample increases.
+    The original is one of the branches, so no score increases.
 
     Arguments:
         field, run: The field and its run. States that the run did not keep are recomputed, which is counted.
@@ -50,7 +51,7 @@ def rewind(
         before: The time between the noise and the critical time.
         scale: The scale of the noise, as in :func:`edit`.
         branches: The number of branches per sample, including the original.
-        score: The score that decides: a name, a function of a trajectory (`head.score`), or the run's own.
+        score: The name of the score to compare, or a function of a trajectory (`head.score`); default: the run's own.
         channel, kind: Those of the critical time. The noise is added to the same channel.
         seed: Seeds the noise.
         cond, options: As in :func:`edit`.
@@ -61,24 +62,18 @@ def rewind(
         raise UsageError(f"rewinding takes at least 2 branches, the original and another; got {branches}")
     if not before >= 0:
         raise UsageError(f"before is at least 0, got {before}")
-    branch = torch.zeros(len(run), dtype=torch.long, device=run.grid.device)
     if not len(index):
-        return Selection(run, 0, branch)
+        return Selection(run, 0, _zeros(run))
     options["cond"] = select_conditions(as_conditions(cond), index, len(run))
     origin, spent = run.take(index), 0
     if origin.states is None:
         origin, spent = with_states(field, origin, **options)
     start = torch.maximum(critical_time(origin, channel, kind) - before, origin.grid[0])
-    tries = branches - 1
-    tried = edit(field, origin, channel, at=start, scale=scale, seed=seed, replicates=tries, together=False, **options)
+    options |= {"at": start, "scale": scale, "seed": seed, "replicates": branches - 1, "together": False}
+    tried = edit(field, origin, channel, **options)
     steps_left = len(run.grid) - 1 - step_at(origin, start)
-    spent += int(steps_left.sum()) * tries * evaluations_per_step(options.get("config"))
-    scores = torch.cat([_read(origin, score)[:, None], _read(tried, score).reshape(len(index), tries)], 1)
-    best = scores.argmin(1)  # of equal scores the first: the original
-    branch[index] = best
-    better = best > 0
-    rows = torch.arange(len(index), device=index.device) * tries + best - 1
-    return Selection(_replaced(run, index[better], tried.take(rows[better])), spent, branch)
+    spent += int(steps_left.sum()) * (branches - 1) * evaluations_per_step(options.get("config"))
+    return _surest(run, index, origin, tried, score, spent)
 
 
 def resample(
@@ -116,10 +111,8 @@ def resample(
         raise UsageError(f"the share of a round lies in (0, 1], got {share}")
     _require_variance_score(run, score)
     options["cond"] = as_conditions(cond)
-    how: dict[str, Any] = {"before": before, "scale": scale, "channel": channel, "kind": kind}
     per_step, steps = evaluations_per_step(options.get("config")), len(run.grid) - 1
-    spent, turn, kept = 0, 0, run
-    branch = torch.zeros(len(run), dtype=torch.long, device=run.grid.device)
+    spent, current, branch = 0, run, _zeros(run)
     if run.states is None and not fresh:
         cost = len(run) * steps * per_step
         if cost > budget:
@@ -127,25 +120,25 @@ def resample(
                 f"the run kept no states, and recomputing them takes {cost} of {budget} evaluations; sample with "
                 "keep_states=True, or give a larger budget"
             )
-        kept, spent = with_states(field, run, **options)
-    while True:
-        turn += 1
-        most = _read(kept, score).argsort(descending=True, stable=True)[: max(1, round(share * len(run)))]
-        first = torch.zeros_like(most)
+        current, spent = with_states(field, run, **options)
+    for turn in count(1):
+        index = _read(current, score).argsort(descending=True, stable=True)[: max(1, round(share * len(run)))]
+        first = torch.zeros_like(index)
         if not fresh:
-            some = kept.take(most)
-            first = step_at(some, critical_time(some, channel, kind) - before)
+            doubtful = current.take(index)
+            first = step_at(doubtful, critical_time(doubtful, channel, kind) - before)
         costs = (steps - first) * per_step
-        most = most[spent + costs.cumsum(0) <= budget]
-        if not len(most):
+        index = index[spent + costs.cumsum(0) <= budget]
+        if not len(index):
             break
         if fresh:
-            done = _start_over(field, kept, most, score, derive(seed, "fresh", turn), options)
+            done = _start_over(field, current, index, score, derive(seed, "fresh", turn), options)
         else:
-            done = rewind(field, kept, most, score=score, seed=derive(seed, "round", turn), **how, **options)
-        kept, spent = done.run, spent + done.evaluations
+            options |= {"before": before, "scale": scale, "channel": channel, "kind": kind}
+            done = rewind(field, current, index, score=score, seed=derive(seed, "round", turn), **options)
+        current, spent = done.run, spent + done.evaluations
         branch = torch.where(done.branch > 0, turn, branch)
-    return Selection(kept if run.states is not None else replace(kept, states=None), spent, branch)
+    return Selection(current if run.states is not None else replace(current, states=None), spent, branch)
 
 
 def _start_over(
@@ -157,19 +150,34 @@ def _start_over(
     x0 = noise(field.space, len(index), seed, run.grid.device, cond=origin.cond)
     x0 = tree_map(lambda new, old: new.to(old), x0, origin.x0)
     tried, spent = continue_from(field, replace(origin, x0=x0), x0, torch.zeros_like(index), seed=seed, **options)
-    better = _read(tried, score) < _read(origin, score)
-    branch = torch.zeros(len(run), dtype=torch.long, device=index.device)
-    branch[index] = better.long()
-    return Selection(_replaced(run, index[better], tried.take(better.nonzero()[:, 0])), spent, branch)
+    return _surest(run, index, origin, tried, score, spent)
+
+
+def _surest(
+    run: Trajectory, index: Tensor, origin: Trajectory, tried: Trajectory, score: Score, spent: int
+) -> Selection:
+    """Return the run with the surest trajectory of each sample in `index`: its original, or one of those tried."""
+    tries = len(tried) // len(index)
+    scores = torch.cat([_read(origin, score)[:, None], _read(tried, score).reshape(len(index), tries)], 1)
+    best = scores.argmin(1)  # of equal scores the first: the original
+    better = best > 0
+    rows = torch.arange(len(index), device=index.device) * tries + best - 1
+    return Selection(
+        _replaced(run, index[better], tried.take(rows[better])), spent, _zeros(run).index_copy(0, index, best)
+    )
+
+
+def _zeros(run: Trajectory) -> Tensor:
+    return torch.zeros(len(run), dtype=torch.long, device=run.grid.device)
 
 
 def _read(run: Trajectory, score: Score) -> Tensor:
-    """Return a score of each sample; the run's own is comparable between conditions."""
+    """Return a score per sample: by default the run's own, made comparable between conditions."""
     return run.score() if score is None else read_score(run, score)
 
 
 def _require_variance_score(run: Trajectory, score: Score) -> None:
-    """Raise if a score is not read from the variance, which is all that is read along a new trajectory."""
+    """Raise if the score is not one of the variance: nothing else is read along a new trajectory."""
     if not callable(score) and not of_variance(name := score or run.default_score):
         raise UsageError(f"{name} is not read when samples are rewound; give a score of the variance: score='peak'")
 
