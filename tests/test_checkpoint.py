@@ -131,7 +131,7 @@ def test_a_network_of_ones_own(build, network, tmp_path):
     before, after = sample(field, 3, steps=3), sample(again, 3, steps=3)
     assert str(before.x) == str(after.x)
     assert str(before.var) == str(after.var)
-    one_line(lambda: load(path), match=r"not one of ours; give it: load\(path, network=net\)")
+    one_line(lambda: load(path), match=r"not a network of fmwc; pass it: load\(path, network=net\)")
 
 
 def test_saving_again_replaces(tmp_path):
@@ -153,7 +153,7 @@ def rounded(**options):
 def test_rounded_weights_come_back_bit_for_bit_from_eight_bits(tmp_path):
     field = rounded()
     field.reference = Reference("peak", MADE, torch.linspace(0, 1, 7))  # numbers, and no weight
-    again = load(save(field, tmp_path, eightbit=True))
+    again = load(save(field, tmp_path, quantise=True))
     assert same_weights(again, field)
     assert torch.equal(again.reference.quantiles, field.reference.quantiles)
     before, after = (sample(f, 5, steps=4) for f in (field, again))
@@ -169,18 +169,18 @@ def test_rounded_weights_come_back_bit_for_bit_from_eight_bits(tmp_path):
 
 def test_weights_that_were_not_rounded_are_by_eight_bits(tmp_path):
     field = mlp_field()
-    again = load(save(field, tmp_path / "a", eightbit=True))
+    again = load(save(field, tmp_path / "a", quantise=True))
     assert not same_weights(again, field)
     for name, value in field.state_dict().items():
         assert torch.equal(again.state_dict()[name], decode(*encode(value)) if value.ndim > 1 else value)
-    assert same_weights(load(save(again, tmp_path / "b", eightbit=True)), again)  # once and for all
+    assert same_weights(load(save(again, tmp_path / "b", quantise=True)), again)  # once and for all
     assert same_weights(mlp_field(), field)  # the field itself is left as it was
 
 
 @pytest.fixture
 def parted(tmp_path, monkeypatch):
     monkeypatch.setattr(fmwc.checkpoint, "PART", 300)
-    return save(rounded(), tmp_path / "parted", eightbit=True)
+    return save(rounded(), tmp_path / "parted", quantise=True)
 
 
 def test_a_large_checkpoint_is_in_parts(parted):
@@ -254,7 +254,7 @@ def test_a_judge_is_no_field_and_says_how_it_is_read(tmp_path):
 
 def test_a_field_is_no_network(tmp_path):
     save(mlp_field(), tmp_path)
-    one_line(lambda: load_network(tmp_path), match=r"holds a field, not a lone network; read it with fmwc\.load")
+    one_line(lambda: load_network(tmp_path), match=r"holds a field; read it with fmwc\.load")
 
 
 def test_a_shipped_network_by_name(monkeypatch, tmp_path):
@@ -472,7 +472,7 @@ def test_weights_of_another_checkpoint_are_refused(saved, tmp_path):
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn], ids=str)
 def test_weights_of_another_type_are_refused(dtype, saved):
     rewrite(saved, lambda t: t.update({"network.out.bias": t["network.out.bias"].to(dtype)}))
-    one_line(lambda: load(saved), match=r"weight 'network\.out\.bias' is of torch\.")
+    one_line(lambda: load(saved), match=r"weight 'network\.out\.bias' is torch\.")
 
 
 def test_weights_in_double_precision_come_back_in_double_precision(tmp_path):
@@ -515,7 +515,7 @@ def test_sizes_are_compared_before_memory_is_taken(saved):
 @pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/passwd", "model.pt", ""])
 def test_weights_are_read_from_the_checkpoints_own_folder_only(name, saved):
     edit(saved, files={name: "0" * 64})
-    one_line(lambda: load(saved), match="names a file of weights")
+    one_line(lambda: load(saved), match="is not a file of weights")
 
 
 def test_a_checkpoint_stays_whole_until_the_new_one_is(saved, monkeypatch):

@@ -1,14 +1,14 @@
 """Checkpoints: a folder with `recipe.json` (the record) and `model.safetensors` (or parts of it).
 
-The record is written last and replaces the old one atomically. It holds the hash of each file of weights and a hash of
-itself (:mod:`fmwc.identity`), so a checkpoint that was changed is refused.
+The record is written last and replaces the old one atomically. It contains the hash of each file of weights and a hash
+of itself (:mod:`fmwc.identity`), so a modified checkpoint is refused.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from fmwc.identity import digest, digest_bytes, digest_file, plain, seal, sealed
 from fmwc.networks import MLP, CSPNet, LeNet, UNet
 from fmwc.quantise import decode, encode
 from fmwc.readers import (
+    Check,
     anything,
     array,
     boolean,
@@ -60,17 +61,15 @@ __all__ = [
     "shipped",
 ]
 
-FORMAT = 3  # format 1 has no hashes, and its schedule in a separate file; 2 has its reference among the tensors
+FORMAT = 3  # format 1 has no hashes and a separate file for its schedule; format 2 stores its reference as tensors
 RECORD = "recipe.json"
-PART = 5_000_000  # bytes per file of a checkpoint in eight bits, which is split so that a repository can hold it
+PART = 5_000_000  # bytes per file of a quantised checkpoint, which is split so that a repository can store it
 LARGEST = 8 << 30  # bytes per file
 _REFERENCE = "reference."
 _SCHEDULE = "schedule.json"
-_SCALE = ":scale"  # of a matrix in eight bits
-NETS: dict[str, type[nn.Module]] = {
-    net.__name__: net for net in (CSPNet, LeNet, MLP, UNet)
-}  # that a checkpoint records by name
-_WIDTH = "noise.layers.0.inference.hidden.weight"  # whose rows are the width of the inference networks
+_SCALE = ":scale"  # suffix of the scales of a quantised matrix
+_WIDTH = "noise.layers.0.inference.hidden.weight"  # its number of rows is the width of the inference networks
+NETS: dict[str, type[nn.Module]] = {net.__name__: net for net in (CSPNet, LeNet, MLP, UNet)}  # rebuilt by name
 
 
 # ---- the record --------------------------------------------------------------------------------------------------
@@ -87,34 +86,55 @@ _SIZE = whole(0, 1 << 20)
 _NAMES = array(text(1000), most=100_000)
 _QUANTILES = array(number(), 2, 1_000_000, rising=True)
 _TIMES = array(number(0, 1, open_high=True), most=100_000, rising=True)
+_SCORES = {"score": _score, "quantiles": _QUANTILES}
 _STANDARD = {
     "within": text(1000),
     "centre": array(optional(number()), 1, MOST),
     "spread": array(optional(number(0, open_low=True)), 1, MOST),
 }
-_ECHO = record({"times": array(number(0, 1), 1, 10_000), "draws": whole(1, 10**6)})
-_CONTEST = record(
-    {
-        "cond": text(1000),
-        "rivals": array(anything, 2, 100_000),
-        "times": array(number(0, 1), 1, 100_000),
-        "rounds": whole(1, 100_000),
-        "finalists": whole(1, 100_000),
-    }
-)
-_NEAREST = record({"points": whole(1), "cond": text(1000)}, {"features": boolean})
+
+
+def _nearest(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Nearest:
+    """Return the check by nearest training points, which are stored among the tensors."""
+    points, labels = tensors["points"], tensors.get("labels")
+    if points.ndim != 2 or not points.is_floating_point() or len(points) != options["points"]:
+        raise CheckpointError("its training points are not one row each")
+    require_finite(points, "the training points")
+    if labels is not None and tuple(labels.shape) != (len(points),):
+        raise CheckpointError("its training points do not have one label each")
+    return Nearest(points, labels, options["cond"], missing_features if options.get("features") else None)
+
+
+_CHECKS: dict[str, tuple[Check, Callable[..., Any]]] = {  # name: schema, constructor
+    "echo": (
+        record({"times": array(number(0, 1), 1, 10_000), "draws": whole(1, 10**6)}),
+        lambda options, _: Echo(**{**options, "times": tuple(options["times"])}),
+    ),
+    "contest": (
+        record(
+            {
+                "cond": text(1000),
+                "rivals": array(anything, 2, 100_000),
+                "times": array(number(0, 1), 1, 100_000),
+                "rounds": whole(1, 100_000),
+                "finalists": whole(1, 100_000),
+            }
+        ),
+        lambda options, _: Contest(
+            **{**options, "rivals": torch.tensor(options["rivals"]), "times": tuple(options["times"])}
+        ),
+    ),
+    "nearest": (record({"points": whole(1), "cond": text(1000)}, {"features": boolean}), _nearest),
+}
 _REFERENCE_SCHEMA = record(
-    {"score": _score, "quantiles": _QUANTILES},
+    _SCORES,
     {
         "read_with": optional(
             record({"estimator": text(1000), "steps": whole(1, 10**6), "stepper": text(100), "times": _TIMES})
         ),
-        "setting": text(),  # of format 2, as one line of text
-        "parts": array(
-            record({"score": _score, "weight": number(), "quantiles": _QUANTILES}, _STANDARD),
-            most=100,
-        ),
-        "checks": record({}, {"echo": _ECHO, "contest": _CONTEST, "nearest": _NEAREST}),
+        "setting": text(),  # `read_with` in format 2
+        "parts": array(record({**_SCORES, "weight": number()}, _STANDARD), most=100),
+        "checks": record({}, {name: schema for name, (schema, _) in _CHECKS.items()}),
         "reason": text(10_000),
         "withheld": text(10_000),
         "candidates": array(mapping(anything, 100), most=1000),
@@ -133,10 +153,7 @@ _CHANNEL = record(
     },
 )
 _SCHEMA = record(
-    {
-        "format": whole(1),
-        "network": record({"kind": text(1000), "config": optional(mapping(anything, 100))}),
-    },
+    {"format": whole(1), "network": record({"kind": text(1000), "config": optional(mapping(anything, 100))})},
     {
         "files": mapping(text(64, "[0-9a-f]{64}"), 1000),
         "parts": whole(1, 1000),
@@ -153,8 +170,8 @@ _SCHEMA = record(
         "kl_factor": number(0),
         "space": mapping(_CHANNEL, 100),
         "recipe": mapping(anything, 1000),
-        "reference": anything,  # by _REFERENCE_SCHEMA; in format 2 its numbers are among the tensors
-        "schedule": anything,  # by _SCHEDULE_SCHEMA, as that of its own file
+        "reference": anything,  # checked by _REFERENCE_SCHEMA, with the numbers that format 2 stores as tensors
+        "schedule": anything,  # checked by _SCHEDULE_SCHEMA
     },
     more=True,
 )
@@ -170,25 +187,31 @@ _SCHEDULE_SCHEMA = record(
 
 def about(path: str | Path) -> dict[str, Any]:
     """Return the record of a checkpoint, by shipped name or path."""
+    return _open(path)[1]
+
+
+def _open(path: str | Path) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of a checkpoint and its record, whose `files` are complete for every format."""
     folder = _find(path)
     found: dict[str, Any] = read_json(folder / RECORD, _SCHEMA, error=CheckpointError)
     if found["format"] > FORMAT:
         raise CheckpointError(f"{folder} has format {found['format']} and this fmwc reads up to {FORMAT}; upgrade fmwc")
     if found["format"] > 1 and not (sealed(found) and found.get("files")):
         raise CheckpointError(f"{folder}/{RECORD} was changed after it was written; copy the checkpoint again")
-    return found
+    found["files"] = found.get("files") or dict.fromkeys(_file_names(found.get("parts", 1)), "")
+    return folder, found
 
 
 def identity(path: str | Path) -> str:
     """Return the hash of what a checkpoint's samples and scores depend on: its weights, noise, space and reference."""
-    folder, found = _find(path), about(path)
+    folder, found = _open(path)
     parts = ("network", "noise", "space", "reference")
     return digest({"files": list(_hashes(folder, found).values()), **{name: found.get(name) for name in parts}})
 
 
 def _hashes(folder: Path, found: dict[str, Any]) -> dict[str, str]:
     """Return the hash of each file of weights; format 1 does not record them."""
-    return found.get("files") or {name: digest_file(folder / name) for name in _files(found.get("parts", 1))}
+    return {name: hashed or digest_file(folder / name) for name, hashed in found["files"].items()}
 
 
 def shipped() -> dict[str, Path]:
@@ -204,7 +227,7 @@ def _find(path: str | Path) -> Path:
     if str(path) in names:
         return names[str(path)]
     if folder.exists():
-        raise CheckpointError(f"{folder} holds no {RECORD}, so it is not a checkpoint")
+        raise CheckpointError(f"{folder} is not a checkpoint: it holds no {RECORD}")
     raise CheckpointError(f"{nearest(str(path), names, 'checkpoint')}; or give the path of a folder")
 
 
@@ -212,17 +235,17 @@ def _find(path: str | Path) -> Path:
 
 
 def save(
-    field: Field, path: str | Path, *, recipe: dict[str, Any] | None = None, eightbit: bool = False, **extra: Any
+    field: Field, path: str | Path, *, recipe: dict[str, Any] | None = None, quantise: bool = False, **extra: Any
 ) -> Path:
     """Write a field to a folder. An existing checkpoint stays complete until the new one replaces it.
 
     Arguments:
-        field: The field. A network of `fmwc.networks` is rebuilt on loading; any other is given to `load`.
+        field: The field. A network of `fmwc.networks` is rebuilt on loading; pass any other network to `load`.
         path: The folder.
         recipe: How the field was made.
-        eightbit: Write matrices in eight bits (:mod:`fmwc.quantise`), in files of a few megabytes. Weights are rounded
-            if they were not rounded before.
-        extra: More to record, such as metrics and the data's fingerprint.
+        quantise: Write matrices as 8-bit integers (:mod:`fmwc.quantise`), in files of a few megabytes. Weights that
+            were not rounded before are rounded.
+        extra: Further entries of the record, such as metrics and the data's fingerprint.
     """
     field.check_layers()
     network = field.network
@@ -244,7 +267,7 @@ def save(
             tensors |= {} if near.labels is None else {f"{_REFERENCE}labels": near.labels}
     if field.schedule is not None:
         found["schedule"] = _describe_schedule(field.schedule)
-    return _write(Path(path), tensors, found, eightbit)
+    return _write(Path(path), tensors, found, quantise)
 
 
 def save_schedule(schedule: Schedule, folder: str | Path) -> Path:
@@ -258,7 +281,7 @@ def save_reference(reference: Reference, folder: str | Path, **extra: Any) -> Pa
     Arguments:
         reference: The reference.
         folder: The checkpoint.
-        extra: What else to replace in the record, such as the provenance.
+        extra: Other entries of the record to replace, such as the provenance.
     """
     if "nearest" in reference.checks:
         raise CheckpointError("this reference holds training points, which are stored with the weights; use fmwc.save")
@@ -266,8 +289,7 @@ def save_reference(reference: Reference, folder: str | Path, **extra: Any) -> Pa
 
 
 def _amend(folder: str | Path, changes: dict[str, Any]) -> Path:
-    folder = _find(folder)
-    found = about(folder)
+    folder, found = _open(folder)
     new = {**found, "format": FORMAT, "files": _hashes(folder, found), **changes}
     new.pop("parts", None)
     write_json(folder / RECORD, seal(new))
@@ -287,23 +309,13 @@ def _describe_schedule(schedule: Schedule) -> dict[str, Any]:
 
 def describe_reference(reference: Reference, what: str) -> dict[str, Any]:
     """Return a reference as the record of a checkpoint holds it; raise if it could not be read again."""
-    made = reference.read_with
+    read_with = reference.read_with
     found: dict[str, Any] = plain(
         {
-            "score": reference.score,
-            "read_with": None if made is None else made._asdict(),
-            "quantiles": _digits(reference.quantiles, what),
-            **_describe_standard(reference.standard, what),
-            "parts": [
-                {
-                    "score": part.score,
-                    "weight": part.weight,
-                    "quantiles": _digits(part.quantiles, what),
-                    **_describe_standard(part.standard, what),
-                }
-                for part in reference.parts
-            ],
-            "checks": {name: own.describe() for name, own in reference.checks.items()},
+            **_describe_scores(reference, what),
+            "read_with": None if read_with is None else read_with._asdict(),
+            "parts": [{**_describe_scores(part, what), "weight": part.weight} for part in reference.parts],
+            "checks": {name: check.describe() for name, check in reference.checks.items()},
             "reason": reference.reason,
             "withheld": reference.withheld,
             "candidates": reference.candidates,
@@ -316,15 +328,18 @@ def describe_reference(reference: Reference, what: str) -> dict[str, Any]:
     return found
 
 
-def _describe_standard(standard: Standard | None, what: str) -> dict[str, Any]:
-    if standard is None:
-        return {}
-    spread = _digits(standard.spread, what)
-    return {"within": standard.cond, "centre": _digits(standard.centre, what), "spread": spread}
+def _describe_scores(scores: Reference | Part, what: str) -> dict[str, Any]:
+    """Return the name, the quantiles and the standardisation of reference scores."""
+    standard: Standard | None = scores.standard
+    found = {"score": scores.score, "quantiles": _digits(scores.quantiles, what)}
+    if standard is not None:
+        centre, spread = _digits(standard.centre, what), _digits(standard.spread, what)
+        found |= {"within": standard.cond, "centre": centre, "spread": spread}
+    return found
 
 
 def _digits(values: Tensor, what: str) -> list[float | None]:
-    """Return numbers with the digits of single precision; NaN, of a condition that was never seen, is `None`."""
+    """Return numbers with the digits of single precision; NaN, for a condition without samples, becomes `None`."""
     if values.ndim != 1 or not values.is_floating_point():
         raise CheckpointError(f"{what} needs lists of numbers, got {values.dtype} of shape {tuple(values.shape)}")
     return [None if math.isnan(value) else float(f"{value:.9g}") for value in values.tolist()]
@@ -334,12 +349,12 @@ def save_network(network: nn.Module, path: str | Path, *, recipe: dict[str, Any]
     """Write a network of `fmwc.networks` without noise, such as a classifier, in the same format."""
     kind = type(network).__name__
     if NETS.get(kind) is not type(network):
-        raise CheckpointError(f"{kind} is not one of fmwc's networks, so it could not be built again")
+        raise CheckpointError(f"{kind} is not one of fmwc's networks; save a field with fmwc.save instead")
     found = {"network": {"kind": kind, "config": network.config}, "recipe": recipe, **extra}
     return _write(Path(path), dict(network.state_dict()), found)
 
 
-def _write(path: Path, tensors: dict[str, Tensor], found: dict[str, Any], eightbit: bool = False) -> Path:
+def _write(path: Path, tensors: dict[str, Tensor], found: dict[str, Any], quantise: bool = False) -> Path:
     if path.exists() and not path.is_dir():
         raise CheckpointError(f"{path} is a file; a checkpoint is a folder")
     # Copies: tied weights share memory, which the format does not support.
@@ -347,37 +362,35 @@ def _write(path: Path, tensors: dict[str, Tensor], found: dict[str, Any], eightb
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not name.startswith(_REFERENCE):
             require_finite(tensor, f"weight '{name}'")
-    parts = [to_bytes(part) for part in (_parts(_compressed(tensors)) if eightbit else [tensors])]
+    parts = [to_bytes(part) for part in (_split(_quantised(tensors)) if quantise else [tensors])]
     files: dict[str, str] = {}
-    for name, content in zip(_files(len(parts)), parts, strict=True):
+    for name, content in zip(_file_names(len(parts)), parts, strict=True):
         hashed = digest_bytes(content)
         if (path / name).exists() and digest_file(path / name) != hashed:  # needed until the record is replaced
             name = f"{Path(name).stem}-{hashed[:8]}.safetensors"
         write_bytes(path / name, content)
         files[name] = hashed
-    stale = _own_files(path) - files.keys()
+    stale = _listed_files(path) - files.keys()
     write_json(path / RECORD, seal(plain({"format": FORMAT, "files": files, **found})))
     for name in stale:
         (path / name).unlink(missing_ok=True)
     return path
 
 
-def _own_files(folder: Path) -> set[str]:
-    """Return the names of the files that the record of a folder lists."""
+def _listed_files(folder: Path) -> set[str]:
+    """Return the names of the files that belong to the checkpoint in a folder, if there is one."""
     try:
         found = about(folder) if (folder / RECORD).is_file() else {}
     except FmwcError:
         return set()
-    if found.get("format") == 1:
-        return {*_files(found.get("parts", 1)), _SCHEDULE}
-    return set(found.get("files", ()))
+    return {*found.get("files", ()), *([_SCHEDULE] if found.get("format") == 1 else [])}
 
 
-def _files(parts: int) -> list[str]:
+def _file_names(parts: int) -> list[str]:
     return ["model.safetensors"] if parts == 1 else [f"model-{i + 1}-of-{parts}.safetensors" for i in range(parts)]
 
 
-def _compressed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _quantised(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     small: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.ndim > 1 and tensor.is_floating_point() and not name.startswith(_REFERENCE):
@@ -387,17 +400,16 @@ def _compressed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return small
 
 
-def _parts(tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Split the tensors in their order into parts of a few megabytes each."""
+def _split(tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Split the tensors, in their order, into parts of at most :data:`PART` bytes."""
     parts: list[dict[str, Tensor]] = [{}]
     size = 0
     for name, tensor in tensors.items():
-        here = tensor.numel() * tensor.element_size()
-        if parts[-1] and size + here > PART:
+        if parts[-1] and size + tensor.nbytes > PART:
             parts.append({})
             size = 0
         parts[-1][name] = tensor
-        size += here
+        size += tensor.nbytes
     return parts
 
 
@@ -416,10 +428,10 @@ def load(
     Arguments:
         path: A name such as `"checkerboard"`, or a folder that `save` wrote.
         network: The network to load into, unless it is one of `fmwc.networks`; its weights are overwritten.
-        space: Its space, if it has manifolds that are not in `fmwc.flow`.
+        space: The space of the samples, if it has manifolds that are not in `fmwc.flow`.
         device: Where to put the field.
     """
-    folder, found = _find(path), about(path)
+    folder, found = _open(path)
     if found.get("noise") is None:
         raise CheckpointError(f"{folder} holds a network without noise; read it with fmwc.checkpoint.load_network")
     tensors = _read(folder, found)
@@ -446,37 +458,35 @@ def _schedule(folder: Path, described: Any) -> Schedule:
 
 
 def _reference(folder: Path, described: Any, tensors: dict[str, Tensor]) -> Reference:
-    """Return the reference of a record. In format 2 its numbers are tensors, and how it was read is a line of text."""
+    """Return the reference of a record. In format 2, its numbers are tensors and `read_with` is a line of text."""
     try:
         if described is None:
-            raise CheckpointError("what it is made from is not recorded")
+            raise CheckpointError("its score is not recorded")
         if isinstance(described, Mapping) and "quantiles" not in described:
-            own = {n: _digits(v, "it") for n, v in tensors.items() if n in ("quantiles", "centre", "spread")}
-            described = {**described, **own}
+            numbers = {n: _digits(v, "it") for n, v in tensors.items() if n in ("quantiles", "centre", "spread")}
+            described = {**described, **numbers}
         given = check(described, _REFERENCE_SCHEMA, "it", CheckpointError)
-        made = given.get("read_with") or (_made(given["setting"]) if given.get("setting") else None)
-        parts = given.get("parts") or ()
         return Reference(
-            given["score"],
-            None if made is None else ReadWith(made["estimator"], made["steps"], made["stepper"], tuple(made["times"])),
-            torch.tensor([float(q) for q in given["quantiles"]]),
-            _standard(given),
-            tuple(
-                Part(p["score"], float(p["weight"]), torch.tensor([float(q) for q in p["quantiles"]]), _standard(p))
-                for p in parts
-            ),
-            _checks(given.get("checks") or {}, tensors),
-            given.get("reason") or "",
-            given.get("withheld") or "",
-            tuple(given.get("candidates") or ()),
-            {name: tuple(values) for name, values in (given.get("classes") or {}).items()},
+            **_scores(given),
+            read_with=_read_with(given),
+            parts=tuple(Part(**_scores(part), weight=float(part["weight"])) for part in given.get("parts") or ()),
+            checks={name: _CHECKS[name][1](options, tensors) for name, options in (given.get("checks") or {}).items()},
+            reason=given.get("reason") or "",
+            withheld=given.get("withheld") or "",
+            candidates=tuple(given.get("candidates") or ()),
+            classes={name: tuple(values) for name, values in (given.get("classes") or {}).items()},
         )
     except (KeyError, TypeError, ValueError, FmwcError) as error:
         raise CheckpointError(f"the reference of {folder} cannot be used: {error}") from error
 
 
+def _scores(given: Mapping[str, Any]) -> dict[str, Any]:
+    quantiles = torch.tensor([float(q) for q in given["quantiles"]])
+    return {"score": given["score"], "quantiles": quantiles, "standard": _standard(given)}
+
+
 def _standard(given: Mapping[str, Any]) -> Standard | None:
-    """Return the centres and spreads of a description; raise where no condition has both."""
+    """Return the centres and spreads of a description; raise if no condition has both."""
     if not given.get("within"):
         return None
     rows = list(zip(given["centre"], given["spread"], strict=True))
@@ -486,49 +496,26 @@ def _standard(given: Mapping[str, Any]) -> Standard | None:
     return Standard(given["within"], centre, spread)
 
 
-def _checks(given: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the checks of a reference, whose training points are among the tensors."""
-    found: dict[str, Any] = {}
-    for name, options in given.items():
-        if name == "echo":
-            found[name] = Echo(tuple(options["times"]), options["draws"])
-        elif name == "contest":
-            times = tuple(options["times"])
-            rivals = torch.tensor(options["rivals"])
-            found[name] = Contest(options["cond"], rivals, times, options["rounds"], options["finalists"])
-        else:
-            points, labels = tensors["points"], tensors.get("labels")
-            if points.ndim != 2 or not points.is_floating_point() or len(points) != options["points"]:
-                raise CheckpointError("its training points are not one row each")
-            require_finite(points, "the training points")
-            if labels is not None and tuple(labels.shape) != (len(points),):
-                raise CheckpointError("its training points do not have one label each")
-            features = missing_features if options.get("features") else None
-            found[name] = Nearest(points, labels, options["cond"], features)
-    return found
-
-
-def _made(setting: str) -> dict[str, Any]:
-    """Parse how a reference of format 2 was read, from its line of text."""
-    found = re.fullmatch(r"(.+), (\d+) (\w+) steps, read at (.+)", setting)
-    if found is None:
-        raise CheckpointError(f"how it was made cannot be read: '{setting:.200}'")
-    estimator, steps, stepper, read = found.groups()
+def _read_with(given: Mapping[str, Any]) -> ReadWith | None:
+    """Return how the reference samples were made; format 2 says it in a line of text."""
+    if (made := given.get("read_with")) is not None:
+        return ReadWith(**{**made, "times": tuple(made["times"])})
+    if not (setting := given.get("setting")):
+        return None
+    match = re.fullmatch(r"(.+), (\d+) (\w+) steps, read at (.+)", setting)
+    if match is None:
+        raise CheckpointError(f"its setting cannot be read: '{setting:.200}'")
+    estimator, steps, stepper, read = match.groups()
     times = [float(t) for t in read.strip("()[] ").replace(",", " ").split()]
     schedule = Schedule.every(int(read)) if read.isdigit() else Schedule.at(times)
-    return {
-        "estimator": estimator,
-        "steps": int(steps),
-        "stepper": stepper,
-        "times": read_times(int(steps), schedule),
-    }
+    return ReadWith(estimator, int(steps), stepper, read_times(int(steps), schedule))
 
 
 def load_network(path: str | Path, *, device: torch.device | str = "cpu") -> Any:
     """Read a network that `save_network` wrote, or by the name of shipped weights; in evaluation mode."""
-    folder, found = _find(path), about(path)
+    folder, found = _open(path)
     if found.get("noise") is not None:
-        raise CheckpointError(f"{folder} holds a field, not a lone network; read it with fmwc.load")
+        raise CheckpointError(f"{folder} holds a field; read it with fmwc.load")
     tensors = _read(folder, found)
     _check_shapes(folder, _network(folder, found, meta=True), tensors)
     network = _network(folder, found)
@@ -538,11 +525,10 @@ def load_network(path: str | Path, *, device: torch.device | str = "cpu") -> Any
 
 def _read(folder: Path, found: dict[str, Any]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    files = found.get("files") or dict.fromkeys(_files(found.get("parts", 1)), "")
-    for name, wanted in files.items():
+    for name, wanted in found["files"].items():
         path = folder / name
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{folder}/{RECORD} names a file of weights '{name[:60]}' that is none")
+            raise CheckpointError(f"{folder}/{RECORD} lists '{name[:60]}', which is not a file of weights")
         if not path.is_file():
             raise CheckpointError(f"{path} is missing; copy the checkpoint again")
         part, _ = read_safetensors(path, LARGEST, CheckpointError)
@@ -554,23 +540,23 @@ def _read(folder: Path, found: dict[str, Any]) -> dict[str, Tensor]:
         levels = tensors.get(key)
         good = levels is not None and levels.dtype == torch.int8 and scale.dtype == torch.float32
         if not good or levels is None or scale.ndim != 1 or levels.ndim < 2 or len(scale) != len(levels):
-            raise CheckpointError(f"{folder}: '{key}' is not a matrix in eight bits with a scale per row")
+            raise CheckpointError(f"{folder}: '{key}' is not a matrix of 8-bit integers with a scale per row")
         tensors[key] = decode(levels, scale)
     return tensors
 
 
 def _fill(folder: Path, module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Copy weights into a module with the same names, shapes and types, or into its double precision."""
+    """Copy weights into a module with the same names, shapes and types, converted to double precision if they are."""
     _check_shapes(folder, module, tensors)
     floating = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     if floating == {torch.float64}:
         module.double()
-    for name, own in module.state_dict().items():
-        # Half precision widens without loss; any other cast would change what is read.
-        allowed = {own.dtype} | ({torch.float16, torch.bfloat16} if own.is_floating_point() else set())
+    for name, weight in module.state_dict().items():
+        # Converting half to single precision is exact; any other conversion would change the weights.
+        allowed = {weight.dtype} | ({torch.float16, torch.bfloat16} if weight.is_floating_point() else set())
         if tensors[name].dtype not in allowed:
             raise CheckpointError(
-                f"{folder}: weight '{name}' is of {tensors[name].dtype}, and the network's of {own.dtype}"
+                f"{folder}: weight '{name}' is {tensors[name].dtype}, but the network's is {weight.dtype}"
             )
     for name, tensor in tensors.items():
         if tensor.is_floating_point():
@@ -581,10 +567,10 @@ def _fill(folder: Path, module: nn.Module, tensors: dict[str, Tensor]) -> None:
 def _built(
     folder: Path, found: dict[str, Any], network: nn.Module | None, space: Space | None, *, meta: bool = False
 ) -> Field:
-    """Build the field that a record describes; with `meta`, its shapes only, without memory."""
+    """Build the field that a record describes; with `meta`, only its shapes, without memory."""
     noise = found["noise"]
     try:
-        where = space or (Space.from_description(found["space"]) if found.get("space") else None)
+        space = space or (Space.from_description(found["space"]) if found.get("space") else None)
     except (FmwcError, TypeError, KeyError) as error:
         raise CheckpointError(f"the space of {folder} cannot be built: {error}") from error
     with _ShapesOnly() if meta else torch.device("cpu"):
@@ -594,7 +580,7 @@ def _built(
             exclude=noise["exclude"],
             width=noise["width"],
             initial_log_alpha=noise["initial_log_alpha"],
-            space=where,
+            space=space,
             prior_rate=0.3 if found.get("prior_rate") is None else found["prior_rate"],
             kl_factor=0.5 if found.get("kl_factor") is None else found["kl_factor"],
         )
@@ -606,7 +592,10 @@ def _built(
 
 
 class _ShapesOnly(TorchFunctionMode):
-    """A context in which tensors have shapes but no memory, and no initial weights are drawn."""
+    """A context in which tensors have shapes but no memory.
+
+    Initial weights are not drawn: on the meta device, torch would import its compiler for them, which takes a second.
+    """
 
     def __enter__(self) -> Any:
         self.device = torch.device("meta")
@@ -624,10 +613,10 @@ class _ShapesOnly(TorchFunctionMode):
 
 
 def _network(folder: Path, found: dict[str, Any], *, meta: bool = False) -> nn.Module:
-    """Build one of fmwc's own networks, without a change of torch's global random state."""
+    """Build one of fmwc's own networks without changing torch's global random state."""
     kind, config = found["network"]["kind"], found["network"]["config"]
     if config is None or kind not in NETS:
-        raise CheckpointError(f"{folder} holds a {kind}, not one of ours; give it: load(path, network=net)")
+        raise CheckpointError(f"{folder} holds a {kind}, not a network of fmwc; pass it: load(path, network=net)")
     try:
         check(config, mapping(_option), "its configuration")
         with torch.random.fork_rng(devices=[]), _ShapesOnly() if meta else torch.device("cpu"):
@@ -649,12 +638,12 @@ def _option(value: Any, where: str) -> Any:
 
 
 def _check_shapes(folder: Path, module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    wanted = {k: tuple(v.shape) for k, v in module.state_dict().items()}
+    expected = {k: tuple(v.shape) for k, v in module.state_dict().items()}
     found = {k: tuple(v.shape) for k, v in tensors.items()}
-    wrong = sorted(k for k in wanted.keys() | found.keys() if wanted.get(k) != found.get(k))
+    wrong = sorted(k for k in expected.keys() | found.keys() if expected.get(k) != found.get(k))
     if wrong:
         name = wrong[0]
         raise CheckpointError(
             f"{folder} is of another architecture: {name} is {found.get(name, 'missing')} in the file and "
-            f"{wanted.get(name, 'missing')} in the network ({len(wrong)} such)"
+            f"{expected.get(name, 'missing')} in the network ({len(wrong)} weights differ)"
         )

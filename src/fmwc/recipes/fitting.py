@@ -86,7 +86,7 @@ def finish(recipe: Any, field: Field, out: Path, clock: Clock, trained: dict[str
     save(
         field,
         out,
-        eightbit=getattr(recipe, "eightbit", False),
+        quantise=getattr(recipe, "eightbit", False),
         recipe={"name": recipe.name, **literals},
         data={"name": recipe.name, "fingerprint": data_of(recipe)},
         metrics=metrics,
