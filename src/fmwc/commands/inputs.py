@@ -13,7 +13,7 @@ from torch import Tensor
 from fmwc.checkpoint import identity, load
 from fmwc.commands.config import RunRecord
 from fmwc.crystals.sandbox import CIF_BYTES, cells, read_text_of
-from fmwc.crystals.structures import Crystals, encode, fold, pad
+from fmwc.crystals.structures import encode, from_cells
 from fmwc.data import arrays, mnist
 from fmwc.domains import domain_of
 from fmwc.domains.domain import Rows, ShippedDomain
@@ -157,19 +157,7 @@ def _crystals(path: Path, rows: int) -> Inputs:
     if not kept:
         name, why = next(iter(problems.items()))
         raise DataError(f"none of {len(files)} structures in {shown(path)} can be checked; {name}: {why}")
-    counts = torch.tensor([len(cell.numbers) for cell in kept.values()])
-    numbers, coords, lengths, angles = (
-        [torch.from_numpy(getattr(cell, name)) for cell in kept.values()]
-        for name in ("numbers", "coords", "lengths", "angles")
-    )
-    crystals = Crystals(
-        pad(counts, torch.cat(numbers).long(), rows),
-        pad(counts, fold(torch.cat(coords).float()), rows),
-        torch.stack(lengths).float(),
-        torch.stack(angles).float(),
-        tuple(kept),
-    )
-    x, atoms = encode(crystals)
+    x, atoms = encode(from_cells(kept, rows))
     return Inputs(x, {"atoms": atoms}, list(kept), problems)
 
 

@@ -19,19 +19,19 @@ from torch import Tensor
 
 from fmwc.crystals.parsers import MOST_ATOMS, Cell, cell_of, has_volume
 from fmwc.crystals.sandbox import CIF_BYTES, cells, read_text_of
-from fmwc.crystals.structures import ANGLES, ELEMENTS, Crystals, fold, need, pad, quiet
+from fmwc.crystals.structures import ANGLES, ELEMENTS, Crystals, fold, from_cells, need, pad, quiet
 from fmwc.errors import DataError, OutputError, pick
 from fmwc.files import write_bytes
 from fmwc.readers import read_arrays, read_csv
 
 __all__ = ["ENERGIES", "MOST_ATOMS", "SPLITS", "Progress", "Report", "build", "dealt", "energies", "load", "prototypes"]
 
-SPLITS = {"train": range(8), "val": range(8, 9), "test": range(9, 10)}  # tenths, of a set that has no split
+SPLITS = {"train": range(8), "val": range(8, 9), "test": range(9, 10)}  # tenths of a set without splits
 FIELDS = ("num_atoms", "atomic_numbers", "frac_coords", "lengths", "angles", "material_id")
 COLUMNS = ("material_id", "cif")
 ENERGIES = "chgnet_energies.npz"
 LARGEST = 1 << 30  # bytes of arrays; MP-20 takes 10 million
-AGAIN = "a name that came before"
+DUPLICATE = "a name that came before"
 REBUILD = "copy it again, or build it with fmwc.crystals.mp20.build"
 SOURCES = "MP-20's train.csv, val.csv and test.csv (or CIF files of your own, as *.cif or in train/, val/ and test/)"
 OTHERS = f"give a folder with train.npz, val.npz and test.npz, or with {SOURCES}; or 'prototypes' for a first look"
@@ -41,7 +41,7 @@ Progress = Callable[[str, int, int], None]  # split, number done, total
 
 @dataclass(frozen=True)
 class Report:
-    """What became of the structures of a source.
+    """The structures of a source that were kept, and those that were left out.
 
     Attributes:
         kept: The number of structures per split.
@@ -77,16 +77,16 @@ def load(where: str | Path | None = None, split: str = "train", *, progress: Pro
     pick(SPLITS, split, "split")
     if where == "prototypes":
         return prototypes(split)
-    kind, home = _home(_folder(where), HELD)
+    kind, home = _home(_folder(where), FORMATS)
     if kind == "npz":
         return _crystals(_arrays(home / f"{split}.npz"), str(home / f"{split}.npz"))
-    arrays, left_out = _gathered(kind, home, split, progress)
-    report = Report({split: len(arrays["num_atoms"])}, left_out)
-    if not report.kept[split]:
+    kept, left_out = _gathered(kind, home, split, progress)
+    report = Report({split: len(kept)}, left_out)
+    if not kept:
         raise DataError(f"{home} contains no usable {split} structure ({report}); {OTHERS}")
     if left_out:
         warnings.warn(f"{home}: {report}", stacklevel=2)
-    return _crystals(arrays, str(home))
+    return from_cells(kept, MOST_ATOMS)
 
 
 def build(source: str | Path, out: str | Path, *, progress: Progress | None = None) -> Report:
@@ -99,26 +99,23 @@ def build(source: str | Path, out: str | Path, *, progress: Progress | None = No
         out: The folder to write, new or empty.
         progress: As for `load`.
     """
-    kind, home = _home(_folder(source), {kind: held for kind, held in HELD.items() if kind != "npz"})
+    kind, home = _home(_folder(source), {kind: find for kind, find in FORMATS.items() if kind != "npz"})
     target = Path(os.path.expanduser(out)).absolute()
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):  # before the work
         raise OutputError(f"{target} is a file or a folder that is not empty, and was not changed; choose another")
-    kept: dict[str, int] = {}
+    counts = dict.fromkeys(SPLITS, 0)
     left_out: dict[str, tuple[str, ...]] = {}
     files: dict[str, bytes] = {}
     for split in SPLITS:
-        kept[split] = 0
-        if not HELD[kind](home, split):
-            continue
-        arrays, reasons = _gathered(kind, home, split, progress)
-        kept[split] = len(arrays["num_atoms"])
+        kept, reasons = _gathered(kind, home, split, progress) if FORMATS[kind](home, split) else ({}, {})
+        counts[split] = len(kept)
         for reason, names in reasons.items():
             left_out[reason] = left_out.get(reason, ()) + names
-        if kept[split]:
+        if kept:
             packed = io.BytesIO()
-            np.savez_compressed(packed, **arrays)
+            np.savez_compressed(packed, **_arrays_of(from_cells(kept, MOST_ATOMS)))
             files[f"{split}.npz"] = packed.getvalue()
-    report = Report(kept, left_out)
+    report = Report(counts, left_out)
     if not files:
         raise DataError(f"{home} contains no usable structure ({report}); give {SOURCES}")
     _write_whole(target, files)
@@ -126,7 +123,7 @@ def build(source: str | Path, out: str | Path, *, progress: Progress | None = No
 
 
 def _write_whole(target: Path, files: Mapping[str, bytes]) -> None:
-    """Write a folder beside the target and rename it."""
+    """Write a temporary folder next to the target and rename it."""
     half = target.parent / f".{target.name}.{secrets.token_hex(6)}"
     try:
         half.mkdir(parents=True)
@@ -169,7 +166,7 @@ def prototypes(split: str = "train") -> Crystals:
             name = f"{structure.composition.reduced_formula}-{entry['tags']['aflow']}"
             if dealt(name) == split and isinstance(cell := cell_of(structure), Cell):
                 found[name] = cell
-    return _crystals(_flat(found), "pymatgen's prototypes")
+    return from_cells(found, MOST_ATOMS)
 
 
 # ---- where the data are ------------------------------------------------------------------------------------------
@@ -219,7 +216,7 @@ def _cifs(folder: Path, split: str) -> list[Path]:
     return [file for file in found["."] if dealt(_name(file)) == split]
 
 
-HELD: dict[str, Callable[[Path, str], Any]] = {  # in order of preference
+FORMATS: dict[str, Callable[[Path, str], Any]] = {  # in order of preference
     "npz": lambda home, split: (home / f"{split}.npz").is_file(),
     "csv": lambda home, split: (home / f"{split}.csv").is_file(),
     "cif": _cifs,
@@ -253,8 +250,8 @@ def _rows(file: Path) -> list[tuple[str, str]]:
 
 def _gathered(
     kind: str, home: Path, split: str, progress: Progress | None
-) -> tuple[dict[str, Any], dict[str, tuple[str, ...]]]:
-    """Return the arrays of the usable structures of a split, and the names of the others by reason."""
+) -> tuple[dict[str, Cell], dict[str, tuple[str, ...]]]:
+    """Return the usable structures of a split by name, and the names of the others by reason."""
     if kind == "cif":
         entries = [(_name(file), _text(file)) for file in _cifs(home, split)]
     else:
@@ -263,23 +260,24 @@ def _gathered(
     kept: dict[str, Cell] = {}
     left_out: dict[str, tuple[str, ...]] = {}
     for (name, _), outcome in zip(entries, cells([text for _, text in entries], show), strict=True):
-        reason = AGAIN if name in kept else outcome
+        reason = DUPLICATE if name in kept else outcome
         if isinstance(reason, str):
             left_out[reason] = (*left_out.get(reason, ()), name)
         else:
             kept[name] = reason
-    return _flat(kept), left_out
+    return kept, left_out
 
 
-def _flat(those: Mapping[str, Cell]) -> dict[str, Any]:
-    coords = np.concatenate([np.zeros((0, 3)), *(cell.coords for cell in those.values())])
+def _arrays_of(crystals: Crystals) -> dict[str, Any]:
+    """Return the arrays of an npz file, with the atoms of all crystals one after another."""
+    present = crystals.numbers > 0
     return {
-        "num_atoms": np.array([len(cell.numbers) for cell in those.values()], np.uint8),
-        "atomic_numbers": np.concatenate([np.zeros(0), *(cell.numbers for cell in those.values())]).astype(np.uint8),
-        "frac_coords": fold(torch.from_numpy(coords).float()).numpy(),
-        "lengths": np.array([cell.lengths for cell in those.values()], np.float32).reshape(-1, 3),
-        "angles": np.array([cell.angles for cell in those.values()], np.float32).reshape(-1, 3),
-        "material_id": np.array([name.encode() for name in those], "S"),
+        "num_atoms": crystals.atoms.numpy().astype(np.uint8),
+        "atomic_numbers": crystals.numbers[present].numpy().astype(np.uint8),
+        "frac_coords": crystals.coords[present].numpy(),
+        "lengths": crystals.lengths.numpy(),
+        "angles": crystals.angles.numpy(),
+        "material_id": np.array([name.encode() for name in crystals.names], "S"),
     }
 
 

@@ -1,6 +1,7 @@
-"""Parsers of structure files, run in a process of their own that `fmwc.crystals.sandbox` starts and limits.
+"""Parsers of structure files, run as a program in a process that `fmwc.crystals.sandbox` starts and limits.
 
-This file imports nothing of fmwc: it is run as a program, which must start quickly and use little memory.
+pymatgen and ASE parse the files. This module checks before parsing that a file cannot take all time or memory, and
+after parsing that it describes a crystal. It imports nothing of fmwc, so that the process starts quickly.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ __all__ = ["ANGLES", "ELEMENTS", "MOST_ATOMS", "Cell", "Row", "Unusable", "cell_
 
 ELEMENTS = 118
 ANGLES = (59.9, 120.1)  # degrees; the angles of a Niggli cell lie between 60 and 120
-MOST_ATOMS = 20  # of a cell to train on; MP-20's bound
+MOST_ATOMS = 20  # per cell of the training data, as in MP-20
 LONGEST = 10_000.0  # Å of an edge
 STRUCTURES = 1_000_000  # per file
 
@@ -36,7 +37,7 @@ TOO_MANY = f"more than {MOST_ATOMS} atoms in the cell (its primitive cell may ha
 STRANGE = f"an element that is none of the {ELEMENTS}"
 NO_CELL = f"no Niggli cell with angles between {ANGLES[0]}° and {ANGLES[1]}°"
 
-Row = dict[str, Any]  # numbers, coords and cell of a structure; or the problem with it
+Row = dict[str, Any]  # `numbers`, `coords` and `cell` of a structure; or the `problem` with it
 
 
 class Unusable(ValueError):
@@ -92,7 +93,7 @@ def row_of(structure: Any) -> Row:
         numbers, coords = structure.numbers.tolist(), structure.get_scaled_positions(wrap=False)
     else:
         if not structure.is_ordered:
-            raise Unusable("sites are shared by several elements or partly empty; give an ordered one")
+            raise Unusable("sites are shared by several elements or partly empty; give an ordered structure")
         numbers = [int(site.specie.Z) for site in structure]
         coords, cell = structure.frac_coords, structure.lattice.matrix
     return {"numbers": numbers, "coords": np.asarray(coords).tolist(), "cell": np.asarray(cell).tolist()}
@@ -124,21 +125,23 @@ def check_cif(text: str, most: int) -> None:
 
 
 def cif(text: str, most: int) -> Iterator[Any]:
+    """Yield the structures of a CIF, one block at a time."""
     from pymatgen.io.cif import CifFile, CifParser
 
     starts = [found.start() for found in _BLOCK.finditer(text)]
     for begin, end in pairwise([*starts, len(text)]):
         block = text[begin:end]
         check_cif(block, most)
-        for found in CifFile.from_str(block).data.values():
-            kinds = found.data.get("_atom_site_type_symbol", [])
-            for symbol in {kinds} if isinstance(kinds, str) else set(kinds):
+        for part in CifFile.from_str(block).data.values():
+            symbols = part.data.get("_atom_site_type_symbol", [])
+            for symbol in {symbols} if isinstance(symbols, str) else set(symbols):
                 check_symbol(symbol)
         if len(starts) == 1 or "_atom_site" in block.lower():  # other blocks hold text
             yield from CifParser.from_str(block).parse_structures(primitive=False, on_error="raise")
 
 
 def poscar(text: str, most: int) -> Iterator[Any]:
+    """Yield the structure of a POSCAR, after checking the numbers of atoms that it declares."""
     from pymatgen.io.vasp.inputs import Poscar
 
     lines = text.splitlines()
@@ -151,14 +154,14 @@ def poscar(text: str, most: int) -> Iterator[Any]:
             if sum(counts) > len(lines):
                 raise Unusable(f"truncated: it declares {sum(counts)} atoms, but has {len(lines)} lines")
             break
-    found = Poscar.from_str(text)
-    if not found.true_names:
+    parsed = Poscar.from_str(text)
+    if not parsed.true_names:
         raise Unusable("it does not name its elements (VASP 4); add a line of symbols before the counts")
-    yield found.structure
+    yield parsed.structure
 
 
 def xyz(text: str, most: int) -> Iterator[Any]:
-    """Read frame by frame, so that those before a broken one are kept."""
+    """Yield the frames of an extended XYZ file, so that those before a broken one are kept."""
     from ase.io import read
 
     lines = text.splitlines(keepends=True)
@@ -193,10 +196,8 @@ def parse(kind: str, text: str, most: int) -> Iterator[Row]:
             count += 1
             try:
                 yield check_row(row_of(structure), most)
-            except Unusable as error:  # this one alone
+            except Unusable as error:  # concerns this structure alone
                 yield {"problem": str(error)}
-    except ImportError:
-        raise
     except MemoryError:
         yield {"problem": OUT_OF_MEMORY}
     except Unusable as error:
@@ -209,7 +210,7 @@ def parse(kind: str, text: str, most: int) -> Iterator[Row]:
             yield {"problem": "it contains no structure"}
 
 
-# ---- cells to train on -------------------------------------------------------------------------------------------
+# ---- cells of training data --------------------------------------------------------------------------------------
 
 
 class Cell(NamedTuple):
@@ -233,7 +234,7 @@ def cell_of(structure: Any) -> Cell | str:
         return DISORDERED
     if len(structure) > MOST_ATOMS:
         return TOO_MANY
-    if not all(1 <= site.specie.Z <= ELEMENTS for site in structure):  # a dummy has some large number
+    if not all(1 <= site.specie.Z <= ELEMENTS for site in structure):  # a dummy species has some large number
         return STRANGE
     try:
         reduced = structure.get_reduced_structure()
@@ -252,7 +253,7 @@ def niggli(text: str) -> Cell | str:
     from pymatgen.io.cif import CifParser
 
     with warnings.catch_warnings():
-        # Of rounded coordinates, assumed symmetry, quoting: the check of the formula below decides.
+        # Warnings are about rounded coordinates, assumed symmetry and quoting; the check of the formula decides.
         warnings.simplefilter("ignore")
         try:
             check_text(text)
@@ -271,61 +272,52 @@ def niggli(text: str) -> Cell | str:
 
 # ---- the program -------------------------------------------------------------------------------------------------
 
-LIBRARIES = {
-    "niggli": "pymatgen.io.cif",
-    "cif": "pymatgen.io.cif",
-    "poscar": "pymatgen.io.vasp.inputs",
-    "xyz": "ase.io.extxyz",
-}
-
 
 def bound_memory(more: int) -> None:
-    """Limit the memory of this process to what it has and so much more, where the platform can."""
+    """Limit the memory of this process to what it uses now and so many more bytes, where the platform can."""
     try:
         import resource
 
         with open("/proc/self/statm") as file:
-            held = int(file.read().split()[0]) * resource.getpagesize()
+            used = int(file.read().split()[0]) * resource.getpagesize()
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        wanted = held + more
+        wanted = used + more
         resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
     except (ImportError, OSError, ValueError):
         return
 
 
-def serve(requests: Iterable[bytes], answer: Callable[[Any], None], memory: int) -> None:
-    """Answer requests, one JSON object per line: a line per structure as it is read, then one with an `end`."""
-    warnings.simplefilter("ignore")
-    ready: set[str] = set()
-    for line in requests:
-        request = json.loads(line)
-        kind, text, most = request["kind"], request["text"], request["most"]
-        try:
-            if kind not in ready:
-                importlib.import_module(LIBRARIES[kind])
-                bound_memory(memory)  # beyond what the libraries take
-                ready.add(kind)
-            if kind == "niggli":
-                found = niggli(text)
-                answer(found if isinstance(found, str) else [part.tolist() for part in found])
-            else:
-                for row in parse(kind, text, most):
-                    answer(row)
-            answer({"end": ""})
-        except ImportError as error:
-            answer({"end": str(error) or type(error).__name__})
+def answers(kind: str, text: str, most: int) -> Iterator[Any]:
+    """Yield the answers to a request: one per structure, or one cell for the kind `niggli`."""
+    if kind != "niggli":
+        yield from parse(kind, text, most)
+        return
+    cell = niggli(text)
+    yield cell if isinstance(cell, str) else [part.tolist() for part in cell]
 
 
 def main() -> None:
-    answers = os.fdopen(os.dup(1), "wb")
+    """Answer requests, one JSON object per line: a line per structure as it is read, then one with an `end`."""
+    out = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discard what libraries print
+    warnings.simplefilter("ignore")
+    missing = ""
+    try:
+        for library in ("ase.io.extxyz", "pymatgen.io.cif", "pymatgen.io.vasp.inputs"):
+            importlib.import_module(library)
+    except ImportError as error:
+        missing = str(error) or type(error).__name__
 
     def answer(message: Any) -> None:
-        answers.write(json.dumps(message).encode() + b"\n")
-        answers.flush()
+        out.write(json.dumps(message).encode() + b"\n")
+        out.flush()
 
     try:
-        serve(sys.stdin.buffer, answer, int(sys.argv[1]))
+        bound_memory(int(sys.argv[1]))  # beyond what the libraries take
+        for line in sys.stdin.buffer:
+            for message in () if missing else answers(**json.loads(line)):
+                answer(message)
+            answer({"end": missing})
     except MemoryError:  # while a request was read
         os._exit(MEMORY_CODE)
 

@@ -1,7 +1,7 @@
 """Reading of untrusted structure files (CIF, POSCAR, extended XYZ), limited in bytes, atoms, seconds and memory.
 
-Files are parsed by pymatgen and ASE in a separate process, which serves one file after another. If a file takes too
-long, that process is ended, and the next file gets a new one.
+pymatgen and ASE parse the files in a separate process, which serves one file after another. If a file takes too long,
+the process is ended, and the next file gets a new one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fmwc.readers import read_bytes
 __all__ = ["BYTES", "CIF_BYTES", "MOST", "SECONDS", "cells", "read_structures", "read_text_of"]
 
 BYTES = 64 << 20  # per file
-CIF_BYTES = 1 << 20  # per structure to train on, which has at most 20 atoms
+CIF_BYTES = 1 << 20  # per structure of training data, which has at most 20 atoms
 MOST = 1_000  # atoms per structure: CHGNet and the comparison of structures take seconds for as many
 SECONDS = 20.0  # per file, and
 SPEED = 100_000  # bytes that add another second (parsers read ten times as many), up to
@@ -47,7 +47,7 @@ def read_text_of(path: Path, limit: int = BYTES) -> str:
 
 
 class _Process:
-    """The process that parses. It is started at the first request, and again after it was ended."""
+    """The process that parses. It is started by the first request, and again after it was ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -57,7 +57,7 @@ class _Process:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
             self.close()
-            # Not by multiprocessing: fork copies a process with threads, and spawn runs the user's script again.
+            # multiprocessing does not fit: fork copies a process with threads, and spawn runs the user's script again.
             # The search path is that of this process, without the working directory.
             paths = [path for path in sys.path if path]
             self._process = subprocess.Popen(
@@ -120,15 +120,15 @@ class _Process:
         process, self._process = self._process, None
         if process is None:
             return None
-        own = self._owner == os.getpid()  # otherwise this is a fork, and the parent still uses the process
-        code = process.poll() if own else None
-        if own:
+        started_here = self._owner == os.getpid()  # otherwise this is a fork, and the parent still uses the process
+        code = process.poll() if started_here else None
+        if started_here:
             process.kill()
         for stream in (process.stdin, process.stdout):
             if stream is not None:
                 with suppress(OSError):
                     stream.close()
-        return process.wait() if own and code is None else code
+        return process.wait() if started_here and code is None else code
 
 
 _SHARED = _Process()
@@ -153,8 +153,7 @@ def cells(texts: Sequence[str], progress: Callable[[int, int], None] | None = No
     Many structures are read by several processes. `progress` is called with the number done and the total.
     """
     count = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, WORKERS)
-    several = count if len(texts) >= PAYS else 1
-    processes = [_SHARED] if several == 1 else [_Process() for _ in range(several)]
+    processes = [_Process() for _ in range(count)] if len(texts) >= PAYS and count > 1 else [_SHARED]
     free = list(processes)
 
     def cell(text: str) -> Cell | str:
@@ -164,21 +163,19 @@ def cells(texts: Sequence[str], progress: Callable[[int, int], None] | None = No
         finally:
             free.append(process)
 
-    found: list[Cell | str] = []
+    outcomes: list[Cell | str] = []
+    pool = ThreadPoolExecutor(len(processes))
     try:
-        with ThreadPoolExecutor(several) as pool:
-            try:
-                for outcome in pool.map(cell, texts):
-                    found.append(outcome)
-                    if progress and (len(found) % CHUNK == 0 or len(found) == len(texts)):
-                        progress(len(found), len(texts))
-            finally:
-                pool.shutdown(cancel_futures=True)
+        for outcome in pool.map(cell, texts):
+            outcomes.append(outcome)
+            if progress and (len(outcomes) % CHUNK == 0 or len(outcomes) == len(texts)):
+                progress(len(outcomes), len(texts))
     finally:
+        pool.shutdown(cancel_futures=True)
         for process in processes:
             if process is not _SHARED:
                 process.close()
-    return found
+    return outcomes
 
 
 def _cell(process: _Process, text: str) -> Cell | str:

@@ -9,7 +9,7 @@ import math
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fmwc.crystals.parsers import ANGLES, ELEMENTS, Row, Unusable, row_of
+from fmwc.crystals.parsers import ANGLES, ELEMENTS, Cell, Row, Unusable, row_of
 from fmwc.errors import DataError, ShapeError, UsageError
 from fmwc.sampling import Trajectory
 
@@ -38,6 +38,7 @@ __all__ = [
     "decode",
     "encode",
     "fold",
+    "from_cells",
     "from_row",
     "key_of",
     "need",
@@ -144,6 +145,21 @@ def fold(coords: Tensor) -> Tensor:
     """
     inside = coords.remainder(1.0)
     return inside * (inside < 1)
+
+
+def from_cells(cells: Mapping[str, Cell], width: int) -> Crystals:
+    """Return named cells as crystals, padded to `width` atoms; there must be at least one."""
+    numbers, coords, lengths, angles = (
+        [torch.from_numpy(part) for part in parts] for parts in zip(*cells.values(), strict=True)
+    )
+    counts = torch.tensor([len(part) for part in numbers])
+    return Crystals(
+        pad(counts, torch.cat(numbers).long(), width),
+        pad(counts, fold(torch.cat(coords).float()), width),
+        torch.stack(lengths).float(),
+        torch.stack(angles).float(),
+        tuple(cells),
+    )
 
 
 def encode(crystals: Crystals) -> tuple[dict[str, Tensor], Tensor]:

@@ -16,7 +16,7 @@ from fmwc.errors import CheckpointError, ShapeError
 from fmwc.recipes.crystals import SCORE
 from fmwc.report.table import Table
 from fmwc.report.tables import markdown
-from tests.report.test_crystals import CHANNELS, COUNT, NAN, judged, made
+from tests.crystals.test_report import CHANNELS, COUNT, NAN, judged, made
 
 SCORES = ("integrated", "peak", "temporal_ratio", "endpoint")
 LOST = {  # what is missing: the tables that have new dashes for it
