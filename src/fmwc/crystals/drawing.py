@@ -174,7 +174,7 @@ def _sphere(centre: np.ndarray, radius: float, colour: np.ndarray) -> list[Patch
 
 def _stick(start: np.ndarray, end: np.ndarray, radius: float, colour: Any) -> Patch:
     along = end - start
-    across = np.array([-along[1], along[0]]) * radius / max(np.linalg.norm(along), 1e-9)
+    across = np.array([-along[1], along[0]]) * radius / max(float(np.linalg.norm(along)), 1e-9)
     outline = [start + across, end + across, end - across, start - across]
     return Polygon(outline, facecolor=colour, edgecolor=colour, linewidth=0.3)
 
