@@ -27,6 +27,7 @@ __all__ = [
     "batch_size",
     "blame_conditions",
     "channels",
+    "first_channel",
     "has_rows",
     "out_of_memory",
     "per_sample",
@@ -35,6 +36,7 @@ __all__ = [
     "select",
     "select_conditions",
     "tree_map",
+    "unsqueeze_like",
     "wide",
 ]
 
@@ -61,9 +63,19 @@ def tree_map(f: Callable[..., Any], *states: Any) -> Any:
     return {name: f(*(s[name] if isinstance(s, dict) else s for s in states)) for name in names}
 
 
+def first_channel(state: State) -> Tensor:
+    """Return a single tensor itself, or the first channel of several; all have one batch size and device."""
+    return next(iter(channels(state).values()))
+
+
 def batch_size(state: State) -> int:
     """Return the number of samples in a state."""
-    return next(iter(channels(state).values())).shape[0]
+    return first_channel(state).shape[0]
+
+
+def unsqueeze_like(value: Tensor, like: Tensor) -> Tensor:  # (B,) -> (B, 1, …)
+    """Append dimensions of size 1 until a tensor has as many dimensions as another."""
+    return value[(..., *[None] * (like.ndim - value.ndim))]
 
 
 def precision_of(network: Any) -> torch.dtype:

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fmwc.errors import ShapeError, UnknownNameError, UsageError
-from fmwc.flow import Channel, FlatTorus, Space, euclidean
-from fmwc.flow.space import NOISES
+from fmwc.flow import NOISES, Channel, FlatTorus, Space, euclidean
 from fmwc.randomness import Stream
 from fmwc.sampling import SamplingConfig, sample
 from tests.conftest import PRODUCT
