@@ -41,7 +41,7 @@ def probe_noise(name: str, images: int = 48) -> None:
 
         def pull(probe: Tensor, v: Tensor = v, record: Record = record) -> Tensor:
             gradients = torch.autograd.grad(v, record.outputs, probe, retain_graph=True)
-            return contributions(list(gradients), record.vars, images).sum(0)
+            return contributions(list(gradients), record, images).sum(0)
 
         def whole(k: int, v: Tensor = v) -> Tensor:
             return torch.stack([pull(signs(randomness, v.detach())) for _ in range(k)]).mean(0)

@@ -324,7 +324,11 @@ class Space:
 
         def describe(channel: Channel) -> dict[str, Any]:
             manifold: Any = channel.manifold
-            about: dict[str, Any] = {"shape": list(channel.shape), "manifold": type(manifold).__name__, "noise": channel.noise}
+            about: dict[str, Any] = {
+                "shape": list(channel.shape),
+                "manifold": type(manifold).__name__,
+                "noise": channel.noise,
+            }
             if is_dataclass(manifold):
                 about["options"] = asdict(manifold)  # type: ignore[arg-type]
             options = ((name, getattr(channel, name)) for name in ("rows", "centred", "weight", "anneal"))

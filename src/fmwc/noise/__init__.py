@@ -1,8 +1,16 @@
 """Variational adaptive dropout: input-dependent multiplicative noise on the layers of any network."""
 
-from fmwc.noise.layers import KINDS, LayerKind
+from fmwc.noise.layers import (
+    KINDS,
+    LOG_ALPHA_RANGE,
+    InferenceNetwork,
+    LayerKind,
+    cyclic,
+    divergence_from_prior,
+    kl,
+    time_features,
+)
 from fmwc.noise.model import Draw, NoiseModel, NoisyLayer, Pass, Weights
-from fmwc.noise.posterior import LOG_ALPHA_RANGE, InferenceNetwork, cyclic, divergence_from_prior, kl, time_features
 
 __all__ = [
     "KINDS",

@@ -1,7 +1,12 @@
-"""The layers that can carry noise: a table of layer kinds, the projections of attention, and the choice by name."""
+"""The posterior of variational adaptive dropout, and the layers that can carry it.
+
+The inference network E_γ (sec:method-fmwc) and its closed-form KL, a table of layer kinds, the choice of layers by
+name, and the projections of attention.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -18,7 +23,117 @@ from fmwc.errors import UsageError
 from fmwc.modes import Scope
 from fmwc.moments import multi_head_attention
 
-__all__ = ["KINDS", "ExplicitAttention", "LayerKind", "Projection", "checked_kind", "choose_layers", "layer_kind"]
+# ---- the posterior ---------------------------------------------------------------------------------------------------
+
+LOG_ALPHA_RANGE = (-10.0, 4.0)  # from negligible noise to noise that dominates the weight
+TIME_FEATURES = 16
+
+
+def time_features(t: Tensor) -> Tensor:  # (B,) -> (B, F)
+    """Return cosines and sines of π k t, smooth on [0, 1]: k = 0 … F/2 − 1 and 1 … F/2."""
+    k = torch.arange(TIME_FEATURES // 2, device=t.device, dtype=t.dtype)
+    angle = math.pi * t[..., None]
+    return torch.cat([torch.cos(angle * k), torch.sin(angle * (k + 1))], -1)
+
+
+def _seeded_linear(inputs: int, outputs: int, generator: torch.Generator | None) -> nn.Linear:
+    """Return a linear layer with torch's initialisation, drawn from a generator instead of the global one."""
+    layer = nn.utils.skip_init(nn.Linear, inputs, outputs, device=torch.get_default_device())
+    if layer.weight.is_meta:
+        return layer
+    nn.init.kaiming_uniform_(layer.weight, a=math.sqrt(5), generator=generator)
+    bound = 1 / math.sqrt(inputs)
+    nn.init.uniform_(layer.bias, -bound, bound, generator=generator)
+    return layer
+
+
+class InferenceNetwork(nn.Module):
+    r"""Inference network E_γ: log α per input channel of one layer, from the layer's input h and the time.
+
+    .. math:: \log α = W_2\, \mathrm{SiLU}(W_1 [h, f(t)] + b_1) + b_2, \quad \text{clamped}
+
+    W₂ is initialised to zero, so that every α starts at the same value for all inputs.
+
+    Arguments:
+        channels: The number of input channels of the layer.
+        width: The hidden width; the paper's is 64.
+        initial_log_alpha: The initial value of b₂.
+        generator: The source of the initial weights; torch's global generator if `None`.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        width: int = 64,
+        initial_log_alpha: float = -3.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.hidden = _seeded_linear(channels + TIME_FEATURES, width, generator)
+        self.out = _seeded_linear(width, channels, generator)
+        nn.init.zeros_(self.out.weight)
+        nn.init.constant_(self.out.bias, initial_log_alpha)
+
+    def forward(self, h: Tensor, features: Tensor) -> Tensor:  # (..., C), (..., F) -> (..., C)
+        return self.out(F.silu(self.hidden(torch.cat([h, features], -1)))).clamp(*LOG_ALPHA_RANGE)
+
+
+def divergence_from_prior(log_alpha: Tensor, prior_rate: float, factor: float = 0.5) -> Tensor:
+    r"""Return KL[N(θ, αθ²) ‖ N(0, rθ²)] per weight, r = p/(1−p) (eqn:kl_analytical, with the ½ it lacks). Exact.
+
+    .. math:: \tfrac12 \left[ \frac{α + 1}{r} - 1 + \log r - \log α \right]
+
+    Arguments:
+        log_alpha: log α, of any shape.
+        prior_rate: The prior rate p.
+        factor: The leading factor; 1 is the paper's formula as printed.
+    """
+    if not 0 < prior_rate < 1:
+        raise UsageError(f"prior_rate must lie strictly between 0 and 1, got {prior_rate}")
+    r = prior_rate / (1 - prior_rate)
+    return factor * ((log_alpha.exp() + 1) / r - 1 + math.log(r) - log_alpha)
+
+
+def kl(
+    log_alphas: Sequence[Tensor],
+    prior_rate: float,
+    factor: float = 0.5,
+    owners: Sequence[Tensor | None] | None = None,
+    count: int = 0,
+) -> Tensor:
+    """Return the KL of a network: the mean over batch and channels, summed over layers.
+
+    Arguments:
+        log_alphas: log α of each layer.
+        prior_rate: The prior rate p.
+        factor: The leading factor.
+        owners: For each layer, the sample of each row, or `None` for rows in the order of the samples.
+        count: The number of samples; rows whose owner is `count` are unused, and left out of the mean.
+    """
+    if not log_alphas:
+        raise UsageError("no noisy layer was called, so no noise can be learned; check attach's include and exclude")
+
+    def mean(log_alpha: Tensor, owner: Tensor | None) -> Tensor:
+        divergence = divergence_from_prior(log_alpha, prior_rate, factor)
+        if owner is None:
+            return divergence.mean()
+        used = (owner < count).to(divergence.dtype)
+        return (divergence.flatten(1).mean(1) * used).sum() / used.sum().clamp_min(1)
+
+    return torch.stack([mean(a, o) for a, o in zip(log_alphas, owners or [None] * len(log_alphas), strict=True)]).sum()
+
+
+def cyclic(step: int, total: int, cycles: int = 4, warmup: float = 0.1) -> float:
+    """Return the fraction of β at a step: each cycle ramps from 0 to 1 over its first `warmup`, then stays at 1.
+
+    >>> [cyclic(s, 400) for s in (0, 5, 10, 99, 100)]
+    [0.0, 0.5, 1.0, 1.0, 0.0]
+    """
+    position = (step * cycles / max(total, 1)) % 1
+    return 1.0 if warmup <= 0 else min(position / warmup, 1.0)
+
+
+# ---- kinds of layer --------------------------------------------------------------------------------------------------
 
 CLOSE = 1e-3  # the tolerance, relative to the largest output, between a layer and a product with its weight
 
@@ -40,15 +155,13 @@ class Projection:
         if self.which == "out":
             return self.attention.out_proj.weight
         packed = self.attention.in_proj_weight
-        own = f"{self.which}_proj_weight"
-        return getattr(self.attention, own) if packed is None else packed.chunk(3)["qkv".index(self.which)]
+        if packed is None:
+            return getattr(self.attention, f"{self.which}_proj_weight")
+        return packed.chunk(3)["qkv".index(self.which)]
 
     @property
     def in_features(self) -> int:
         return self.weight.shape[1]
-
-
-# ---- kinds of layer --------------------------------------------------------------------------------------------------
 
 
 def _parameter(layer: Any) -> Tensor:
@@ -104,7 +217,7 @@ BY_NAME: dict[str, LayerKind] = {
 
 
 def _row(layer: Any) -> tuple[Any, LayerKind | None]:
-    """The nearest base class of a layer with a row in the table, and the row."""
+    """Return the nearest base class of a layer with a row in the table, and the row."""
     for base in type(layer).__mro__:
         if row := KINDS.get(base) or BY_NAME.get(f"{base.__module__}.{base.__qualname__}"):
             return base, row
@@ -112,12 +225,12 @@ def _row(layer: Any) -> tuple[Any, LayerKind | None]:
 
 
 def layer_kind(layer: Any) -> LayerKind | None:
-    """The row of a layer, by its class or the nearest base class; `None` for a layer that cannot carry noise."""
+    """Return the row of a layer's class or nearest base class; `None` for a layer that cannot carry noise."""
     return _row(layer)[1]
 
 
 def checked_kind(name: str, layer: Any) -> LayerKind:
-    """The row of a layer, checked against the layer's own function.
+    """Return the row of a layer, checked against the layer's own function.
 
     A subclass may compute another function than its base class (an equalised learning rate, a mask, a low-rank update).
     For a linear layer, the effective weight is read from its outputs. A layer that is not a product with one weight is
@@ -125,41 +238,42 @@ def checked_kind(name: str, layer: Any) -> LayerKind:
     """
     base, row = _row(layer)
     assert row is not None
-    written = (getattr(type(layer), own, None) is not getattr(base, own, None) for own in ("forward", "_conv_forward"))
-    if isinstance(layer, Projection) or layer.weight.is_meta or not (any(written) or "forward" in vars(layer)):
+    methods = "forward", "_conv_forward"
+    overridden = any(getattr(type(layer), name, None) is not getattr(base, name, None) for name in methods)
+    if isinstance(layer, Projection) or layer.weight.is_meta or not (overridden or "forward" in vars(layer)):
         return row
     candidates = [row] if row.spatial else [row, LayerKind(row.apply, row.channels, 0, _effective_weight)]
     try:
-        found = next((kind for kind in candidates if _explains(kind, layer)), None)
+        kind = next((kind for kind in candidates if _explains(kind, layer)), None)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
-        found = None
-    if found is None:
+        kind = None
+    if kind is None:
         raise UsageError(
             f"layer '{name}' ({type(layer).__name__}) overrides forward with a function that is no product with its "
             f"weight, so its noise is not known; use attach(net, exclude=['{name}']), or add its class to "
             "fmwc.noise.KINDS"
         )
-    return found
+    return kind
 
 
 def _explains(kind: LayerKind, layer: Any) -> bool:
-    """Whether the layer is the product with the weight of a row, plus a bias."""
+    """Return whether the layer is the product with the weight of a row, plus a bias."""
     training = layer.training
     layer.eval()
     try:
         with torch.inference_mode(False), torch.no_grad():
             zero, x = (_example(kind, layer, scale) for scale in (0.0, 1.0))
-            slope, wanted = layer.forward(x) - layer.forward(zero), kind.apply(layer, x, kind.weight(layer))
-            if slope.shape != wanted.shape:
+            slope, expected = layer.forward(x) - layer.forward(zero), kind.apply(layer, x, kind.weight(layer))
+            if slope.shape != expected.shape:
                 return False
             close = max(CLOSE, 4 * torch.finfo(slope.dtype).eps)
-            return bool((slope - wanted).abs().max() <= close * wanted.abs().max().clamp_min(1e-12))
+            return bool((slope - expected).abs().max() <= close * expected.abs().max().clamp_min(1e-12))
     finally:
         layer.train(training)
 
 
 def _example(kind: LayerKind, layer: Any, scale: float) -> Tensor:
-    """Two fixed inputs of a layer, large enough for its kernel."""
+    """Return a fixed input of a layer, large enough for its kernel, times a factor."""
     kernel, dilation = getattr(layer, "kernel_size", ()), getattr(layer, "dilation", ())
     sides = [d * (k - 1) + 1 + 2 * k for k, d in zip(kernel, dilation, strict=True)]
     shape = (2, getattr(layer, kind.channels), *sides)
@@ -168,7 +282,7 @@ def _example(kind: LayerKind, layer: Any, scale: float) -> Tensor:
 
 
 def _effective_weight(layer: Any) -> Tensor:
-    """The weight that a linear layer applies: its response to each unit vector."""
+    """Return the weight that a linear layer applies: its response to each unit vector."""
     unit = torch.eye(layer.in_features, device=layer.weight.device, dtype=layer.weight.dtype)
     return (layer.forward(unit) - layer.forward(torch.zeros_like(unit))).mT
 
@@ -177,45 +291,53 @@ def _effective_weight(layer: Any) -> Tensor:
 
 
 def choose_layers(network: nn.Module, include: Sequence[str], exclude: Sequence[str]) -> dict[str, Any]:
-    """The layers that can carry noise and whose dotted name matches a glob pattern.
+    """Return the layers that can carry noise and whose dotted name matches a glob pattern.
 
     A layer that is used in two places matches by either name, and is returned under its first.
     """
-    able: dict[str, Any] = {}
-    parts: dict[nn.Module, dict[str, Projection]] = {}
-    for name, module in network.named_modules(remove_duplicate=False):
-        if isinstance(module, nn.MultiheadAttention):
-            own = parts.setdefault(
-                module, {f"{which}_proj": Projection(module, which) for which in ("q", "k", "v", "out")}
-            )
-            able |= {f"{name}.{part}".lstrip("."): layer for part, layer in own.items()}
-        elif layer_kind(module) is not None:
-            able.setdefault(name, module)  # an attention's out_proj is in the table already
-    if not able:
-        kinds = sorted(
-            {type(m).__name__ for m in network.modules() if next(m.parameters(recurse=False), None) is not None}
-        )
-        held = f" (its weights are in {', '.join(kinds)})" if kinds else ""
-        raise UsageError(
-            f"the network has no linear or convolution layer to carry the noise{held}; write one of them as nn.Linear "
-            "or nn.Conv, or add its class to fmwc.noise.KINDS"
-        )
-    listed = f"the layers are: {', '.join(able)}"
+    layers = _candidates(network)
+    listed = f"the layers are: {', '.join(layers)}"
     if not include:
         raise UsageError(f"include is empty; {listed}")
-    for pattern in (*include, *exclude):
-        if not any(fnmatchcase(name, pattern) for name in able):
-            raise UsageError(f"pattern '{pattern}' matches no layer; {listed}")
-    wanted = {layer for name, layer in able.items() if any(fnmatchcase(name, p) for p in include)}
-    wanted -= {layer for name, layer in able.items() if any(fnmatchcase(name, p) for p in exclude)}
+
+    def matching(patterns: Sequence[str]) -> set[Any]:
+        matches = {pattern: [name for name in layers if fnmatchcase(name, pattern)] for pattern in patterns}
+        for pattern, names in matches.items():
+            if not names:
+                raise UsageError(f"pattern '{pattern}' matches no layer; {listed}")
+        return {layers[name] for names in matches.values() for name in names}
+
+    wanted = matching(include) - matching(exclude)
     if not wanted:
         raise UsageError(f"exclude leaves no layer to carry noise; {listed}")
-    first = {layer: name for name, layer in reversed(able.items()) if layer in wanted}
-    chosen = {name: layer for name, layer in able.items() if first.get(layer) == name}
+    first = {layer: name for name, layer in reversed(layers.items()) if layer in wanted}
+    chosen = {name: layer for name, layer in layers.items() if first.get(layer) == name}
     for name, layer in chosen.items():
         if is_lazy(layer.weight):
             raise UsageError(f"layer '{name}' is not initialised; run the network once on data before attach")
     return chosen
+
+
+def _candidates(network: nn.Module) -> dict[str, Any]:
+    """Return every layer that can carry noise by its dotted name; a layer in two places has two names."""
+    layers: dict[str, Any] = {}
+    parts: dict[nn.Module, dict[str, Projection]] = {}
+    for name, module in network.named_modules(remove_duplicate=False):
+        if isinstance(module, nn.MultiheadAttention):
+            if module not in parts:
+                parts[module] = {f"{which}_proj": Projection(module, which) for which in ("q", "k", "v", "out")}
+            layers |= {f"{name}.{part}".lstrip("."): layer for part, layer in parts[module].items()}
+        elif layer_kind(module) is not None:
+            layers.setdefault(name, module)  # an attention's out_proj is in the table already
+    if not layers:
+        holders = (m for m in network.modules() if next(m.parameters(recurse=False), None) is not None)
+        kinds = ", ".join(sorted({type(m).__name__ for m in holders}))
+        raise UsageError(
+            f"the network has no linear or convolution layer to carry the noise"
+            f"{f' (its weights are in {kinds})' if kinds else ''}; write one of them as nn.Linear or nn.Conv, or add "
+            "its class to fmwc.noise.KINDS"
+        )
+    return layers
 
 
 # ---- the projections of attention ------------------------------------------------------------------------------------
@@ -228,8 +350,8 @@ Call = Callable[[Any, Tensor, Any], Any]  # (input, weight, bias) -> output, wit
 class ExplicitAttention(TorchFunctionMode):
     """Context in which the projections of some attention modules are called one by one.
 
-    torch computes the projections of `nn.MultiheadAttention` from bare weights inside one function, out of the reach of
-    hooks. Here that function is replaced by :func:`fmwc.moments.multi_head_attention`. An active function mode also
+    torch computes the projections of `nn.MultiheadAttention` from bare weights inside one function, where hooks cannot
+    act. This context replaces that function by :func:`fmwc.moments.multi_head_attention`. An active function mode also
     keeps torch from its fused attention kernels, which bypass hooks.
 
     Arguments:
@@ -252,7 +374,7 @@ class ExplicitAttention(TorchFunctionMode):
         return multi_head_attention(*args, **{**kwargs, "project": project})
 
     def scope(self) -> Scope:
-        """The same context as a scope, which also survives interrupts."""
+        """Return the same context as a scope, which also survives interrupts."""
         return _PushedMode(self)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any
@@ -25,22 +25,28 @@ from torch import Tensor, nn
 
 from fmwc.errors import ShapeError, UsageError
 from fmwc.modes import Bound, Scope, Scopes, Shared, compiling
-from fmwc.noise.layers import Call, ExplicitAttention, Projection, checked_kind, choose_layers
-from fmwc.noise.posterior import InferenceNetwork, time_features
+from fmwc.noise.layers import (
+    Call,
+    ExplicitAttention,
+    InferenceNetwork,
+    Projection,
+    checked_kind,
+    choose_layers,
+    time_features,
+)
 from fmwc.randomness import Randomness
-
-__all__ = ["Draw", "NoiseModel", "NoisyLayer", "Pass", "Weights"]
-
+from fmwc.state import unsqueeze_like
 
 # ---- passes ----------------------------------------------------------------------------------------------------------
-# Passes: what the noisy layers do while the network runs once.
-#
-# Each noisy layer calls `before` with its input and `after` with its output. Without a pass, the network is unchanged.
-# Estimators define passes of their own (`fmwc.estimators`).
 
 
 class Pass:
-    """Pass that changes nothing. `noisy` is the layer's noise, `layer` the network's own module."""
+    """What the noisy layers do while the network runs once; this class changes nothing.
+
+    Each noisy layer calls `before` with its input and `after` with its output. `noisy` is the layer's noise, `layer`
+    the network's own module. Without a pass, the network is unchanged. Estimators define their own passes
+    (:mod:`fmwc.estimators`).
+    """
 
     def before(self, noisy: NoisyLayer, layer: Any, h: Tensor) -> Tensor:
         return h
@@ -57,7 +63,7 @@ class Weights:
         self.drawn: dict[NoisyLayer, Tensor] = {}
 
     def __call__(self, noisy: NoisyLayer, layer: Any, h: Tensor, log_alpha: Tensor) -> Tensor:
-        """The term that the draw adds to the layer's output."""
+        """Return the term that the draw adds to the layer's output."""
         if noisy not in self.drawn:
             weight = noisy.kind.weight(layer)
             self.drawn[noisy] = self.randomness.normal(weight.new_empty(noisy.samples, *weight.shape))
@@ -93,8 +99,6 @@ class Draw(Pass):
         std = var.clamp_min(torch.finfo(var.dtype).tiny).sqrt()
         return y + std * noisy.correlated(layer, h, log_alpha, std, self.randomness.normal(y))
 
-
-# ---- model -----------------------------------------------------------------------------------------------------------
 
 # ---- the running pass ------------------------------------------------------------------------------------------------
 
@@ -147,8 +151,8 @@ class _Running(threading.local):
         return _IDLE.squares if torch.compiler.is_dynamo_compiling() else self._find(_CONSTANT).squares
 
     def _find(self, variable: ContextVar[Mapping[_Running, _State]]) -> _State:
-        found = variable.get().get(self, _IDLE)
-        return _IDLE if found.over else found
+        state = variable.get().get(self, _IDLE)
+        return _IDLE if state.over else state
 
 
 class _Within(Bound):
@@ -207,7 +211,7 @@ class NoisyLayer(nn.Module):
         return len(self._features)
 
     def log_alpha(self, h: Tensor) -> Tensor:
-        """log α per input channel, shaped to multiply `h`. Spatial inputs are pooled, so α is constant over space."""
+        """Return log α per input channel, shaped to multiply `h`. Spatial inputs are averaged over space."""
         if self.kind.spatial:
             pooled = h.mean(tuple(range(-self.kind.spatial, 0)))
             log_alpha = self.inference(pooled, _repeat_features(self._features, pooled))
@@ -215,11 +219,11 @@ class NoisyLayer(nn.Module):
         return self.inference(h, _repeat_features(self._features, h, self.owner(h)))
 
     def owner(self, h: Tensor) -> Tensor | None:
-        """The sample of each row of the layer's input, where the network defines it (:meth:`Field.run`)."""
+        """Return the sample of each row of the layer's input, where the network defines it (:meth:`Field.run`)."""
         return self.running.state.owners.get(h.shape[0])
 
     def output_var(self, layer: Any, h: Tensor, log_alpha: Tensor) -> Tensor:
-        """θ²(α h²): the variance of the layer's output due to the noise. Exact for a known input."""
+        """Return θ²(α h²): the variance of the layer's output due to the noise. Exact for a known input."""
         return self.kind.apply(layer, log_alpha.exp() * h.square(), self._square(layer))
 
     def _square(self, layer: Any) -> Tensor:
@@ -227,48 +231,48 @@ class NoisyLayer(nn.Module):
         return self.kind.weight(layer).square() if square is None else square
 
     def partners(self, h: Tensor) -> tuple[Tensor, Tensor] | None:
-        """For a network that evaluates each sample twice with the same weights (:class:`fmwc.adapters.Guided`): the row
-        of the other evaluation for each row of the layer's input, and whether a row is of the second. Else `None`."""
+        """Return the row of the other evaluation for each row of the layer's input, and whether it is of the second.
+
+        `None` if the network does not evaluate each sample twice with the same weights
+        (:class:`fmwc.adapters.Guided`).
+        """
         known = self.running.state.partners
         if known is None:
             return None
-        if (found := known.get(h.shape[0])) is not None:
-            return found
+        if (partners := known.get(h.shape[0])) is not None:
+            return partners
         if h.shape[0] % (2 * self.samples):
             raise ShapeError(f"layer '{self.name}' received {h.shape[0]} rows for {self.samples} samples, each twice")
         rows = torch.arange(h.shape[0], device=h.device).view(self.samples, 2, -1)
         return rows.flip(1).flatten(), (rows > rows.flip(1)).flatten()
 
-    def output_cov(self, layer: Any, h: Tensor, log_alpha: Tensor) -> Tensor | None:
-        """θ²(√α h · √α' h'): the covariance of each output with its partner's; `None` if rows have no partners."""
-        if (partners := self.partners(h)) is None:
-            return None
+    def output_cov(self, layer: Any, h: Tensor, log_alpha: Tensor, partner: Tensor) -> Tensor:
+        """Return θ²(√α h · √α' h'): the covariance of each output with its partner's. Exact for a known input."""
         scaled = (0.5 * log_alpha).exp() * h
-        return self.kind.apply(layer, scaled * scaled[partners[0]], self._square(layer))
+        return self.kind.apply(layer, scaled * scaled[partner], self._square(layer))
 
     def correlated(self, layer: Any, h: Tensor, log_alpha: Tensor, std: Tensor, noise: Tensor) -> Tensor:
-        """Standard normal noise per output, correlated between partners as one draw of the weights would make it."""
-        if (cov := self.output_cov(layer, h, log_alpha)) is None:
+        """Correlate standard normal noise per output between partners, as one draw of the weights would. Exact."""
+        if (partners := self.partners(h)) is None:
             return noise
-        partners = self.partners(h)
-        assert partners is not None
         other, second = partners
+        cov = self.output_cov(layer, h, log_alpha, other)
         correlation = (cov / (std * std[other]).clamp_min(torch.finfo(std.dtype).tiny)).clamp(-1, 1)
         # The floor keeps the slope of the square root finite.
         rest = (1 - correlation.square()).clamp_min(torch.finfo(std.dtype).eps).sqrt()
-        return torch.where(second[(..., *[None] * (noise.ndim - 1))], correlation * noise[other] + rest * noise, noise)
+        return torch.where(unsqueeze_like(second, noise), correlation * noise[other] + rest * noise, noise)
 
     def shared_noise(self, layer: Any, h: Tensor, log_alpha: Tensor, noise: Tensor) -> Tensor:  # noise: (B, *weight)
-        """(θ √α ε) h: the term that one draw of the weights per sample adds to each row of the sample. Exact."""
+        """Return (θ √α ε) h: the term that one draw of the weights per sample adds to each of its rows. Exact."""
         scaled, place = _by_sample((0.5 * log_alpha).exp() * h, self.samples, self.owner(h))
         weight = self.kind.weight(layer)
-        found = torch.func.vmap(lambda h, e: self.kind.apply(layer, h, weight * e))(scaled, noise).flatten(0, 1)
-        return found if place is None else torch.cat([found, torch.zeros_like(found[:1])])[place]
+        rows = torch.func.vmap(lambda h, e: self.kind.apply(layer, h, weight * e))(scaled, noise).flatten(0, 1)
+        return rows if place is None else torch.cat([rows, torch.zeros_like(rows[:1])])[place]
 
     def weight_slope(
         self, layer: Any, scaled: Tensor, gradient: Tensor, count: int, owner: Tensor | None
     ) -> Tensor:  # -> (B, *weight)
-        """The gradient with respect to ε, divided by θ, from gradients at the outputs: a sum over each sample's rows.
+        """Sum the gradient with respect to ε, divided by θ, over each sample's rows, from gradients at the outputs.
 
         Arguments:
             scaled: √α h.
@@ -321,7 +325,7 @@ class NoisyLayer(nn.Module):
 
 
 def _by_sample(value: Tensor, count: int, owner: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Rows of a layer as `(B, k, …)`, padded with zeros, and the position of each row among the B·k.
+    """Return the rows of a layer as `(B, k, …)`, padded with zeros, and the position of each row among the B·k.
 
     The positions are `None` if the rows are in order; unused rows have the position B·k.
     """
@@ -339,20 +343,20 @@ def _by_sample(value: Tensor, count: int, owner: Tensor | None) -> tuple[Tensor,
 
 
 def _rank(owner: Tensor, count: int) -> Tensor:  # (R,) -> (R,)
-    """For each row, the number of earlier rows of the same sample."""
+    """Return, for each row, the number of earlier rows of the same sample."""
     order, start = _starts(owner, count)
     rank = torch.arange(len(owner), device=owner.device) - start[owner[order]]
     return torch.empty_like(rank).index_copy(0, order, rank)
 
 
 def _starts(owner: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The order of the rows by sample, and the start of each sample in it."""
+    """Return the order of the rows by sample, and the start of each sample in it."""
     number = owner.new_zeros(count + 1).index_add(0, owner, torch.ones_like(owner))
     return owner.argsort(stable=True), number.cumsum(0) - number
 
 
 def _partners(owner: Tensor, evaluations: int) -> tuple[Tensor, Tensor]:  # owner: of 2B evaluations
-    """For each row, the row of the sample's other evaluation, and whether it is of the second."""
+    """Return, for each row, the row of the sample's other evaluation, and whether it is of the second."""
     number = owner.bincount(minlength=evaluations)[:evaluations]
     if not torch.equal(number[::2], number[1::2]):
         raise ShapeError("the two evaluations of a guided sample must have equal numbers of rows, got different ones")
@@ -365,7 +369,7 @@ def _partners(owner: Tensor, evaluations: int) -> tuple[Tensor, Tensor]:  # owne
 def _repeat_features(
     features: Tensor, h: Tensor, owner: Tensor | None = None
 ) -> Tensor:  # (B, F) -> (*h.shape[:-1], F)
-    """The time features of each row of a layer's input, which may have several rows per sample."""
+    """Return the time features of each row of a layer's input, which may have several rows per sample."""
     if owner is not None:
         features = features[owner.clamp_max(len(features) - 1)]  # an unused row may have any time
     else:
@@ -462,13 +466,13 @@ class NoiseModel(nn.Module):
                     )
 
     def squared_weights(self) -> dict[str, Tensor]:
-        """The current θ² of every noisy layer."""
+        """Return the current θ² of every noisy layer."""
         self.check_layers()
         with torch.inference_mode(False), torch.no_grad():
             return {noisy.name: noisy.kind.weight(layer).square() for noisy, layer in self._places}
 
     def constant_weights(self, squares: Mapping[str, Tensor] | None = None) -> Scope:
-        """A scope that caches θ² while the weights are constant, as in sampling.
+        """Return a scope that caches θ² while the weights are constant, as in sampling.
 
         The cache ends with the scope, because a captured graph of an optimiser changes weights without a trace.
 
@@ -479,13 +483,13 @@ class NoiseModel(nn.Module):
         return _Within(_CONSTANT, self.running, _State(squares=squares))
 
     def keep_hooks(self) -> Scope:
-        """A scope that keeps the hooks for many passes of this thread, for loops whose body is compiled."""
+        """Return a scope that keeps the hooks for many passes of this thread, for loops whose body is compiled."""
         return Scopes(_HOOKS.holding([self]), _Kept(self.running))
 
     def during(
         self, current: Pass, t: Tensor, owners: Sequence[Tensor] = (), doubled: bool = False
     ) -> Scope:  # t: (B,)
-        """A scope in which a pass runs in this thread and task. A pass inside a pass replaces it.
+        """Return a scope in which a pass runs in this thread and task. A pass inside a pass replaces it.
 
         Arguments:
             current: The pass.
@@ -495,21 +499,20 @@ class NoiseModel(nn.Module):
             doubled: Whether the network evaluates sample i twice, as 2i and 2i + 1, with the same weights; `owners`
                 then refers to evaluations.
         """
-        inside: Scope = _Within(_PASSES, self.running, self._state(current, t, owners, doubled))
+        scopes: list[Scope] = [_Within(_PASSES, self.running, self._state(current, t, owners, doubled))]
         if self._attentions and self.running.state.current is None:
-            inside = Scopes(ExplicitAttention(self._calls()).scope(), inside)
-        return inside if self.hooks_kept else Scopes(_HOOKS.holding([self]), inside)
+            scopes.insert(0, ExplicitAttention(self._calls()).scope())
+        if not self.hooks_kept:
+            scopes.insert(0, _HOOKS.holding([self]))
+        return Scopes(*scopes)
 
     @contextmanager
     def tracing(self, current: Pass, t: Tensor, owners: Sequence[Tensor] = (), doubled: bool = False) -> Iterator[None]:
-        """The same as :meth:`during` under torch.compile, inside :meth:`keep_hooks`."""
+        """Run a pass as :meth:`during` does, under torch.compile and inside :meth:`keep_hooks`."""
         running, outer = self.running, self.running.traced
         running.traced = self._state(current, t, owners, doubled)
         try:
-            if self._attentions and outer is None:
-                with ExplicitAttention(self._calls()):
-                    yield
-            else:
+            with ExplicitAttention(self._calls()) if self._attentions and outer is None else nullcontext():
                 yield
         finally:
             running.traced = outer
@@ -536,16 +539,16 @@ class NoiseModel(nn.Module):
     def put_hooks(self) -> None:
         """Register the hooks that are missing, next to the layer: inside any hooks of the network's author."""
         for noisy, layer in self._hooked_places():
-            if not _own(layer._forward_pre_hooks, noisy):
+            if not _hooks_of(noisy, layer._forward_pre_hooks):
                 layer.register_forward_pre_hook(noisy.before)
-            if not _own(layer._forward_hooks, noisy):
+            if not _hooks_of(noisy, layer._forward_hooks):
                 layer.register_forward_hook(noisy.after, prepend=True)
 
     def take_hooks(self) -> None:
         """Remove every hook of this noise model."""
         for noisy, layer in self._hooked_places():
             for hooks in (layer._forward_pre_hooks, layer._forward_hooks):
-                for key in _own(hooks, noisy):
+                for key in _hooks_of(noisy, hooks):
                     hooks.pop(key, None)
 
     def _hooked_places(self) -> list[tuple[NoisyLayer, Any]]:
@@ -553,19 +556,19 @@ class NoiseModel(nn.Module):
 
 
 def _change(network: nn.Module, name: str, layer: Any) -> str | None:
-    """How a layer was changed, in words; `None` if it is still in its place."""
+    """Describe how a layer was changed; `None` if it is still in its place."""
     expected = layer.attention if isinstance(layer, Projection) else layer
     path = name.split(".")[: -1 if isinstance(layer, Projection) else None]
-    found: Any = network
+    module: Any = network
     for part in filter(None, path):
-        found = getattr(found, part, None)
-    if found is expected:
+        module = getattr(module, part, None)
+    if module is expected:
         return None
-    return "removed" if found is None else f"replaced by another {type(found).__name__}"
+    return "removed" if module is None else f"replaced by another {type(module).__name__}"
 
 
-def _own(hooks: Mapping[int, Any], noisy: NoisyLayer) -> list[int]:
-    """The keys of a layer's hooks that belong to its noise."""
+def _hooks_of(noisy: NoisyLayer, hooks: Mapping[int, Any]) -> list[int]:
+    """Return the keys of a layer's hooks that belong to its noise."""
     return [key for key, hook in list(hooks.items()) if getattr(hook, "__self__", None) is noisy]
 
 

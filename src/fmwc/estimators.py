@@ -1,0 +1,672 @@
+r"""Estimators of the mean and variance of a noisy network's velocity, and of the variance of a trajectory's endpoint.
+
+The velocity is a smooth function of the noise ε of all layers. At ε = 0, the output y_l of layer l has the slope
+s_l = √(θ²(α h²)) in its noise, so to first order in the noise, with every correlation kept,
+
+.. math:: Var[v] = \sum_l \sum_u s_{l,u}^2 \left( \frac{∂v}{∂y_{l,u}} \right)^2 + O(α^2)
+
+:class:`Linearised` computes this in reverse mode, :class:`Tangent` in forward mode. :class:`Diagonal` is the paper's
+estimator (eq:layerprop), :class:`MonteCarlo` the reference for all others, and :class:`Transport` carries the sum
+through the whole ODE. Networks only have to be differentiable by torch; `Diagonal` needs a rule for each operation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
+from threading import RLock
+from traceback import walk_tb
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch._C import _exit_dual_level
+from torch.autograd import forward_ad
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import CheckpointError
+
+from fmwc.errors import NoRuleError, UsageError, pick
+from fmwc.modes import Scope, compiling
+from fmwc.moments import Closure, GaussHermite, Gaussian, Moments, as_closure, moments_of
+from fmwc.noise import Draw, NoisyLayer, Pass, Weights
+from fmwc.randomness import Randomness, signs
+from fmwc.state import SINGLE, batch_size, channels, first_channel, per_sample, tree_map, unsqueeze_like, wide
+
+__all__ = [
+    "ESTIMATORS",
+    "Diagonal",
+    "Estimator",
+    "Linearised",
+    "MonteCarlo",
+    "Noisy",
+    "Record",
+    "Tangent",
+    "Transport",
+    "Transported",
+    "as_estimator",
+    "as_normal_tensor",
+    "contributions",
+    "estimator_of",
+    "translate_checkpoint_errors",
+    "unit_probes",
+]
+
+
+class Noisy(Protocol):
+    """A field as an estimator uses it.
+
+    Attributes:
+        row_order_checked: Whether the rows of every layer have been found to be in the order of the samples.
+    """
+
+    row_order_checked: bool
+
+    @property
+    def fused(self) -> bool:
+        """Whether torch has fused kernels for parts of the network, which are not used while a pass runs."""
+
+    def __call__(self, x: Any, t: Tensor, **cond: Any) -> Any:
+        """Return the velocity without noise."""
+
+    def run(self, current: Pass, x: Any, t: Tensor, *, cond: Mapping[str, Any] | None = None) -> Any:
+        """Return the velocity while a pass runs."""
+
+
+class Estimator(Protocol):
+    """Computes :class:`fmwc.moments.Moments` as `estimator(field, x, t, cond, randomness)`.
+
+    With `plain_mean`, the mean is the plain network's output bit for bit, so that a sampler may step on it. With an
+    attribute `rounds` that is true, the variance may be computed in half precision: it is a sum of squares, or is
+    carried forward, so its relative error is that of rounding. A difference of draws is not.
+    """
+
+    @property
+    def plain_mean(self) -> bool: ...
+
+    def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Any: ...
+
+
+def plain_output(field: Noisy, x: Any, t: Tensor, cond: dict[str, Any]) -> Any:
+    """Return the network's output without a pass.
+
+    A pass without noise changes the last digits where torch has fused kernels (`field.fused`). Estimators take their
+    mean from here, so that no estimator changes a sample.
+    """
+    with torch.no_grad():
+        return field(x, t, **cond)
+
+
+def as_normal_tensor(value: Any) -> Any:
+    """Copy a tensor that was created in inference mode, which has no derivatives; return any other value unchanged."""
+    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
+
+
+def normal_inputs(x: Any, t: Tensor, cond: dict[str, Any]) -> tuple[Any, Tensor, dict[str, Any]]:
+    """Return the inputs of a field as tensors that can be differentiated."""
+    return tree_map(as_normal_tensor, x), as_normal_tensor(t), {k: as_normal_tensor(c) for k, c in cond.items()}
+
+
+# ---- recorded passes -------------------------------------------------------------------------------------------------
+
+OTHERS = 0.1  # the share of a gradient that may come from rows of other samples, if samples interact
+
+
+class Recorded(NamedTuple):
+    """The noise of one call of a layer.
+
+    Attributes:
+        noisy, layer: The noise and the layer.
+        noise: The variances of the outputs; √α h if rows, positions and calls share one draw of the weights.
+        cov: The covariance of each output with its partner's, and the row of the partner; `None` without partners.
+        owner: The sample of each row; `None` if the rows are in the order of the samples.
+    """
+
+    noisy: NoisyLayer
+    layer: Any
+    noise: Tensor
+    cov: tuple[Tensor, Tensor] | None
+    owner: Tensor | None
+
+
+class Record(Pass):
+    """Pass that records the output of each noisy layer and the variance of its noise.
+
+    Probes are pulled back to the recorded outputs; the graph does not extend to inputs before the first noisy layer. An
+    output is recorded as an edge of the graph, which stays valid if the network overwrites the tensor in place.
+
+    Arguments:
+        shared: Whether all rows, positions and calls of a layer share one draw of its weights; otherwise each unit has
+            independent noise.
+    """
+
+    following: Callable[[], AbstractContextManager[Any]] = torch.no_grad  # the context in which variances are computed
+
+    def __init__(self, shared: bool = False) -> None:
+        self.shared = shared
+        self.outputs: list[GradientEdge] = []
+        self.calls: list[Recorded] = []  # one for each output
+
+    def after(self, noisy: NoisyLayer, layer: Any, h: Tensor, y: Tensor) -> Tensor:
+        cov = None
+        with self.following():
+            log_alpha = noisy.log_alpha(h)
+            if self.shared:
+                noise = (0.5 * log_alpha).exp() * h
+            else:
+                noise = noisy.output_var(layer, h, log_alpha)
+                if (partners := noisy.partners(h)) is not None:
+                    cov = noisy.output_cov(layer, h, log_alpha, partners[0]), partners[0]
+        self.calls.append(Recorded(noisy, layer, noise, cov, noisy.owner(h)))
+        if not y.requires_grad:
+            y = y.detach().requires_grad_()
+        self.outputs.append(get_gradient_edge(y))
+        return y.clone() if y.is_leaf else y  # torch forbids in-place changes of a leaf
+
+
+def contributions(gradients: list[Tensor | None], record: Record, count: int) -> Tensor:  # -> (L, B)
+    """Return the variance of one probe per layer: s² (∂(w·v)/∂y)², summed over the units. First order.
+
+    With shared weights, Σ θ² (Σ √α h ∂(w·v)/∂y)² over the weights of each layer, with the inner sum over rows,
+    positions and calls. The sum of a layer that is called several times is in the row of its first call.
+    """
+    zero = wide(record.calls[0].noise).new_zeros(count)
+    if record.shared:
+        return _shared_contributions(gradients, record, zero)
+
+    def of_call(gradient: Tensor | None, call: Recorded) -> Tensor:
+        if gradient is None:
+            return zero
+        g = wide(gradient)
+        var = g.square() * wide(call.noise)
+        if call.cov is not None:
+            cov, partner = call.cov
+            var = var + g * g[partner] * wide(cov)
+        return per_sample(var, count, call.owner)
+
+    return torch.stack([of_call(*pair) for pair in zip(gradients, record.calls, strict=True)])
+
+
+def _shared_contributions(gradients: list[Tensor | None], record: Record, zero: Tensor) -> Tensor:
+    slopes: dict[NoisyLayer, tuple[int, Tensor]] = {}  # with the place of the first call
+    for place, (gradient, call) in enumerate(zip(gradients, record.calls, strict=True)):
+        if gradient is not None:
+            slope = call.noisy.weight_slope(call.layer, wide(call.noise), wide(gradient), len(zero), call.owner)
+            first, before = slopes.get(call.noisy, (place, None))
+            slopes[call.noisy] = first, slope if before is None else before + slope
+    rows = [zero] * len(record.calls)
+    for noisy, (first, slope) in slopes.items():
+        weight = noisy.kind.weight(record.calls[first].layer).detach()
+        rows[first] = (slope * weight).square().flatten(1).sum(1)
+    return torch.stack(rows)
+
+
+def require_own_rows(v: Any, record: Record) -> None:
+    """Raise if the velocity of the first sample depends on rows of a layer that are assigned to another sample.
+
+    A layer may have several rows per sample, which are assigned to samples in order. With another layout (sequences
+    first, as in torch's transformers) variances would go to the wrong samples.
+    """
+    count, probe = batch_size(v), tree_map(lambda c: torch.zeros_like(c.detach()), v)
+    for value in channels(probe).values():
+        value[0] = 1
+    for call, gradient in zip(record.calls, _gradients(v, record, probe), strict=False):
+        if gradient is None:
+            continue
+        first, *others = per_sample(wide(gradient).square(), count, call.owner).tolist()
+        if sum(others) > OTHERS * first:
+            raise UsageError(
+                f"the rows of layer '{call.noisy.name}' are not in the order of the samples, so its noise would be "
+                "assigned to the wrong ones: put samples first (batch_first=True), or exclude the layer; samples that "
+                "interact (a batch norm without running statistics) have no variance of their own"
+            )
+
+
+def unit_probes(state: Any) -> Iterator[tuple[str, int, Any]]:
+    """Yield a one-hot probe for each coordinate of a state, as `(channel, index, probe)`."""
+    for name, value in channels(state).items():
+        for index in range(value[0].numel()):
+            one = torch.arange(value[0].numel(), device=value.device) == index
+            probe = {n: torch.zeros_like(other) for n, other in channels(state).items()}
+            probe[name] = one.to(value.dtype).view(value.shape[1:]).expand(value.shape)
+            yield name, index, probe if isinstance(state, dict) else probe[SINGLE]
+
+
+@contextmanager
+def translate_checkpoint_errors() -> Iterator[None]:
+    """Translate the error of a checkpointed block whose recomputation differs from the pass."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise UsageError(
+            "the network uses gradient checkpointing, and the recomputation differs from the pass (as with "
+            "nn.MultiheadAttention); switch gradient checkpointing off, or use propagation='monte_carlo'"
+        ) from error
+
+
+def _gradients(v: Any, record: Record, probe: Any) -> list[Tensor | None]:
+    """Return the gradient of a probe at every layer's output; empty if no noise reaches the probed channels."""
+    names = [name for name in channels(probe) if channels(v)[name].requires_grad]
+    if not names or not record.outputs:
+        return []
+    with translate_checkpoint_errors():
+        return list(
+            torch.autograd.grad(
+                [channels(v)[n] for n in names],
+                record.outputs,
+                [channels(probe)[n] for n in names],
+                retain_graph=True,
+                allow_unused=True,
+            )
+        )
+
+
+# ---- linearised, in reverse mode -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class Linearised:
+    """Linearised estimator in reverse mode: pulls probes back through the network. First order.
+
+    With `probes=None` there is one probe per coordinate, and its variance is exact to first order; use it for states of
+    a few numbers. With K probes of random signs, the result is an unbiased estimate of each channel's total variance,
+    given as the mean over its coordinates (size 1 in every dimension but the first); use it for images.
+
+    Arguments:
+        probes: `None`, or the number K of random probes.
+        shared: Whether positions (pixels, tokens, recurrent steps) share one draw of a layer's weights; otherwise each
+            has independent noise, as in training. Takes the memory of one weight gradient per sample and layer.
+    """
+
+    probes: int | None = None
+    shared: bool = False
+    plain_mean = True
+    rounds = True
+
+    def __post_init__(self) -> None:
+        if self.probes is not None and self.probes < 1:
+            raise UsageError(f"probes is None (exact) or at least 1, got {self.probes}")
+
+    def __repr__(self) -> str:  # references are compared by it, so defaults are left out
+        return f"Linearised(probes={self.probes}{', shared=True' if self.shared else ''})"
+
+    def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
+        record = Record(self.shared)
+        with torch.inference_mode(False), torch.enable_grad():
+            x, t, cond = normal_inputs(x, t, cond)
+            # Derivatives begin at the state, so that a checkpointed block, which is recomputed without hooks, saves the
+            # same tensors both times even if every weight is frozen.
+            v = field.run(record, tree_map(lambda c: c.detach().clone().requires_grad_().clone(), x), t, cond=cond)
+            if not field.row_order_checked and batch_size(v) > 1 and not compiling():
+                require_own_rows(v, record)
+                field.row_order_checked = True
+            mean = plain_output(field, x, t, cond) if field.fused else tree_map(Tensor.detach, v)
+            var = self._exact(v, record) if self.probes is None else self._probed(v, record, randomness)
+        return Moments(mean, var if isinstance(v, dict) else var[SINGLE])  # type: ignore[arg-type]
+
+    def _pull(self, v: Any, record: Record, probe: Any) -> Tensor:  # -> (B,)
+        gradients = _gradients(v, record, probe)
+        if not gradients:
+            return wide(first_channel(probe)).new_zeros(batch_size(v))
+        return contributions(gradients, record, batch_size(v)).sum(0)
+
+    def _exact(self, v: Any, record: Record) -> dict[str, Tensor]:
+        pulled: dict[str, list[Tensor]] = {name: [] for name in channels(v)}
+        for name, _, probe in unit_probes(tree_map(Tensor.detach, v)):
+            pulled[name].append(self._pull(v, record, probe))
+        return {name: torch.stack(pulled[name], 1).view(value.shape) for name, value in channels(v).items()}
+
+    def _probed(self, v: Any, record: Record, randomness: Randomness) -> dict[str, Tensor]:
+        count = self.probes or 1
+
+        def average(name: str, value: Tensor) -> Tensor:
+            like = value.detach()
+            probes = [signs(randomness, wide(like)).to(like.dtype) for _ in range(count)]
+            total = torch.as_tensor(sum(self._pull(v, record, {name: probe}) for probe in probes))
+            return unsqueeze_like(total / (count * value[0].numel()), value)
+
+        return {name: average(name, value) for name, value in channels(v).items()}
+
+
+# ---- linearised, in forward mode -------------------------------------------------------------------------------------
+
+
+class Push(Pass):
+    """Pass that pushes one random direction of the noise forward with the values."""
+
+    def __init__(self, randomness: Randomness, shared: bool = False) -> None:
+        self.randomness = randomness
+        self.weights = Weights(randomness) if shared else None
+
+    def after(self, noisy: NoisyLayer, layer: Any, h: Tensor, y: Tensor) -> Tensor:
+        value, tangent = forward_ad.unpack_dual(y)
+        known = forward_ad.unpack_dual(h).primal
+        log_alpha = noisy.log_alpha(known)
+        if self.weights is not None:
+            direction = self.weights(noisy, layer, known, log_alpha)
+        else:
+            std = noisy.output_var(layer, known, log_alpha).sqrt()
+            direction = std * noisy.correlated(layer, known, log_alpha, std, self.randomness.normal(value))
+        return forward_ad.make_dual(value, direction if tangent is None else tangent + direction)
+
+
+_FORWARD = RLock()  # torch has one level of forward mode and one choice of attention kernels for all threads
+
+
+class _Level(Scope):
+    """A level of forward mode, held by one thread at a time."""
+
+    opened = False
+
+    def open(self) -> None:
+        self.opened = forward_ad._current_level < 0  # torch refuses a level inside a level of the user
+        forward_ad.enter_dual_level()
+
+    def close(self) -> None:
+        if self.opened:
+            with suppress(RuntimeError):  # an interrupt may come before it is entered, or after it is left
+                _exit_dual_level(level=0)
+            forward_ad._current_level = -1
+            self.opened = False
+
+
+@dataclass(frozen=True, repr=False)
+class Tangent:
+    """Linearised estimator in forward mode: one pass gives an unbiased variance of every coordinate. First order.
+
+    torch has one level of forward mode per process, so concurrent readings take turns, and no other thread may be
+    inside `torch.autograd.forward_ad.dual_level` at the same time.
+
+    Arguments:
+        probes: The number of random directions to average.
+        shared: As in :class:`Linearised`.
+    """
+
+    probes: int = 1
+    shared: bool = False
+    plain_mean = True
+    rounds = True
+
+    def __repr__(self) -> str:
+        return f"Tangent(probes={self.probes}{', shared=True' if self.shared else ''})"
+
+    def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
+        if self.probes < 1:
+            raise UsageError(f"tangent takes at least 1 probe, got {self.probes}")
+        with _FORWARD, torch.inference_mode(False), torch.no_grad():
+            x, t, cond = normal_inputs(x, t, cond)
+            try:
+                moments, fused = self._pushed(field, x, t, cond, randomness), field.fused
+            except NotImplementedError:  # torch's fused attention kernels have no forward mode
+                with sdpa_kernel(SDPBackend.MATH):
+                    moments, fused = self._pushed(field, x, t, cond, randomness), True
+            return moments._replace(mean=plain_output(field, x, t, cond)) if fused else moments
+
+    def _pushed(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
+        mean, var = None, None
+
+        def pushed() -> tuple[Any, Any]:
+            v = tree_map(forward_ad.unpack_dual, field.run(Push(randomness, self.shared), x, t, cond=cond))
+            # Values outlive the level, so they are copied out of their dual pairs.
+            tangent = tree_map(lambda c: wide(torch.zeros_like(c.primal) if c.tangent is None else c.tangent), v)
+            return tree_map(lambda c: c.primal.clone(), v), tree_map(torch.square, tangent)
+
+        for _ in range(self.probes):
+            mean, square = _Level().call(pushed)
+            var = square if var is None else tree_map(torch.add, var, square)
+        return Moments(mean, tree_map(lambda c: c / self.probes, var))  # type: ignore[arg-type]
+
+
+# ---- diagonal --------------------------------------------------------------------------------------------------------
+
+
+class Inflate(Pass):
+    r"""Pass that moves the noise of each layer's weights into the variance of its input. Exact for independent inputs.
+
+    For independent inputs, weights N(θ, αθ²) on an input (μ, σ²) give the same output variance as known weights on an
+    input of variance αμ² + (1+α)σ². The ordinary linear rule then gives eq:layerprop:
+
+    .. math:: σ_{l+1}^2 = θ^2 (α μ_l^2 + (1 + α) σ_l^2)
+    """
+
+    def __init__(self, closure: Closure) -> None:
+        self.closure = closure
+
+    def before(self, noisy: NoisyLayer, layer: Any, h: Tensor) -> Tensor:
+        mean, var = moments_of(h)
+        alpha = noisy.log_alpha(mean).exp()
+        return Gaussian(mean, alpha * mean.square() + (1 + alpha) * var, self.closure)
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """Diagonal estimator: closed form, one pass, with correlations between activations ignored (eq:layerprop).
+
+    The mean is the closure's E[v]. It differs from the plain network's output, except with `taylor1` in networks
+    without a maximum of two activations.
+
+    Arguments:
+        closure: `gauss_hermite` (10 nodes), `taylor1`, `taylor2`, or a closure object.
+    """
+
+    closure: str | Closure = GaussHermite()
+    plain_mean = False
+    rounds = True
+
+    def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
+        if getattr(getattr(field, "network", None), "doubled", False):
+            raise UsageError(
+                "diagonal propagation treats the two evaluations of a guided network as independent, but they share "
+                "their weights; use propagation='linearised'"
+            )
+        inflate = Inflate(as_closure(self.closure))
+        with torch.no_grad():
+            try:
+                v = field.run(inflate, x, t, cond=cond)
+            except NoRuleError as error:
+                where = _locate(field, error)
+                raise NoRuleError(f"{error}{f' (inside {where})' if where else ''}") from error
+        return Moments(tree_map(lambda c: moments_of(c).mean, v), tree_map(lambda c: moments_of(c).var, v))
+
+
+def _locate(field: Any, error: BaseException) -> str:
+    """Return the dotted name of the innermost module in the traceback of an error."""
+    network = getattr(field, "network", None)
+    if not isinstance(network, nn.Module):
+        return ""
+    names = {id(module): f"{name or 'network'} ({type(module).__name__})" for name, module in network.named_modules()}
+    frames = (frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__))
+    return ([""] + [names[id(module)] for module in frames if id(module) in names])[-1]
+
+
+# ---- Monte Carlo -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, repr=False)
+class MonteCarlo:
+    """Monte Carlo estimator: sample mean and unbiased sample variance of posterior draws (eqn:local-reparam). Exact.
+
+    Arguments:
+        draws: The number k of draws, at least 2.
+        abreast: The number of draws in one batch; it must divide `draws`.
+        shared: Whether all positions and calls of a layer share one draw of its weights per sample; otherwise each
+            output has independent noise, as in training.
+    """
+
+    draws: int = 64
+    abreast: int = 1
+    shared: bool = False
+    plain_mean = False
+
+    def __post_init__(self) -> None:
+        if self.draws < 2:
+            raise UsageError(f"a variance takes at least 2 draws, got {self.draws}")
+        if self.abreast < 1 or self.draws % self.abreast:
+            raise UsageError(f"abreast must divide the {self.draws} draws, got {self.abreast}")
+
+    def __repr__(self) -> str:
+        return f"MonteCarlo(draws={self.draws}, abreast={self.abreast}{', shared=True' if self.shared else ''})"
+
+    def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
+        count, side = batch_size(x), self.abreast
+
+        def widen(value: Any) -> Any:
+            rows = isinstance(value, Tensor) and value.ndim > 0 and len(value) == count
+            return value.repeat(side, *[1] * (value.ndim - 1)) if rows and side > 1 else value
+
+        wide_x, wide_t, wide_cond = tree_map(widen, x), widen(t), {k: widen(v) for k, v in cond.items()}
+        with torch.no_grad():
+            centre = field(x, t, **cond)  # sums are about the plain output, to avoid cancellation
+            first = second = tree_map(lambda c: torch.zeros_like(wide(c)), centre)
+            for _ in range(self.draws // side):
+                drawn = field.run(Draw(randomness, self.shared), wide_x, wide_t, cond=wide_cond)
+                shift = tree_map(lambda d, c: wide(d).reshape(side, *c.shape) - c, drawn, centre)
+                first = tree_map(lambda s, d: s + d.sum(0), first, shift)
+                second = tree_map(lambda s, d: s + d.square().sum(0), second, shift)
+            k = self.draws
+            mean = tree_map(lambda c, s: c + s / k, centre, first)
+            var = tree_map(lambda s2, s1: ((s2 - s1.square() / k) / (k - 1)).clamp_min(0), second, first)
+        return Moments(mean, var)
+
+
+# ---- by name ---------------------------------------------------------------------------------------------------------
+
+ESTIMATORS: dict[str, Estimator] = {
+    "linearised": Linearised(),
+    "diagonal": Diagonal(),
+    "tangent": Tangent(),
+    "monte_carlo": MonteCarlo(),
+}
+
+
+def as_estimator(estimator: str | Estimator) -> Estimator:
+    """Return an estimator by its name; an estimator object unchanged."""
+    return pick(ESTIMATORS, estimator, "propagation") if isinstance(estimator, str) else estimator
+
+
+def estimator_of(text: str) -> Estimator | None:
+    """Return the estimator with this representation; `None` if it has options other than integers, booleans and None.
+
+    >>> estimator_of("Linearised(probes=2)"), estimator_of("Linearised(closure=mine)")
+    (Linearised(probes=2), None)
+    """
+    kinds = {type(estimator).__name__: estimator for estimator in ESTIMATORS.values()}
+    name, _, options = text.removesuffix(")").partition("(")
+    if name not in kinds or str(kinds[name]) == text:
+        return kinds.get(name)
+    words = {"None": None, "True": True, "False": False}
+    pairs = re.findall(r"(\w+)=(\w+)", options)
+    try:
+        made: Estimator = type(kinds[name])(**{n: words[v] if v in words else int(v) for n, v in pairs})
+    except (TypeError, ValueError, UsageError):
+        return None
+    return made if str(made) == text else None
+
+
+# ---- transport through the ODE ---------------------------------------------------------------------------------------
+
+Advance = Callable[[int, Any, Record], Any]  # (step, state, record) -> the next state
+
+
+@dataclass(frozen=True)
+class Transported:
+    """Result of a transport.
+
+    Attributes:
+        var: Variance of the endpoint per coordinate or random projection, `(B, probes)`, each channel times its weight
+            (as in :func:`fmwc.baselines`).
+        profile: The variance summed over probes, per step and layer, `(steps, L, B)`.
+        layers: The names of the layers, in the order they ran.
+    """
+
+    var: Tensor
+    profile: Tensor
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Transport:
+    r"""Transport of endpoint probes back through a trajectory: the adjoint of the whole ODE. First order.
+
+    The probe w at the endpoint is pulled back step by step, λ_n = (∂x_{n+1}/∂x_n)ᵀ λ_{n+1}, and the noise at every step
+    contributes the square of its slope:
+
+    .. math:: Var[w·x_1] = \sum_n \sum_l \sum_u s_{n,l,u}^2 \left( \frac{∂(λ_{n+1}·x_{n+1})}{∂y_{n,l,u}} \right)^2
+
+    This is the limit k → ∞ of the dispersion of k stochastic trajectories. Without the sums over n and l it is the
+    profile. Only the states are stored: the backward pass recomputes each step, so memory holds one step's activations.
+
+    Arguments:
+        probes: `None` for one probe per coordinate (exact), or a number of random unit directions.
+    """
+
+    probes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.probes is not None and self.probes < 1:
+            raise UsageError(f"probes is None (exact) or at least 1, got {self.probes}")
+
+    def __call__(
+        self, advance: Advance, states: list[Any], randomness: Randomness, weights: Mapping[str, float] | None = None
+    ) -> Transported:
+        """Pull the probes back through the steps.
+
+        Arguments:
+            advance: Recomputes one step with a record running.
+            states: The states of the trajectory, including the first and the last.
+            randomness: The source of random directions.
+            weights: The factor of each channel's variance, by name; 1 if not named.
+        """
+        end = states[-1]
+        count = batch_size(end)
+        profile: list[Tensor] = []
+        names: tuple[str, ...] = ()
+        with torch.inference_mode(False), torch.enable_grad():
+            adjoints = [_weighted(probe, weights or {}) for probe in self._ends(end, randomness)]
+            total = first_channel(end).new_zeros(count, len(adjoints))
+            for step in reversed(range(len(states) - 1)):
+                record = Record()
+                x = tree_map(lambda c: c.clone().detach().requires_grad_(), states[step])
+                after = advance(step, x, record)
+                inputs: list[Tensor] = list(channels(x).values())
+                # A stepper may evaluate the network several times; each layer has one row all the same.
+                layers = list(dict.fromkeys(call.noisy for call in record.calls))
+                rows = torch.tensor([layers.index(call.noisy) for call in record.calls], device=total.device)
+                names = tuple(noisy.name for noisy in layers)
+                by_layer = total.new_zeros(len(layers), count)
+                for i, adjoint in enumerate(adjoints):
+                    with translate_checkpoint_errors():
+                        gradients = torch.autograd.grad(
+                            list(channels(after).values()),
+                            [*inputs, *record.outputs],  # type: ignore[arg-type]
+                            list(channels(adjoint).values()),
+                            retain_graph=i + 1 < len(adjoints),
+                            allow_unused=True,
+                        )
+                    back = [torch.zeros_like(c) if g is None else g for g, c in zip(gradients, inputs, strict=False)]
+                    adjoints[i] = dict(zip(x, back, strict=True)) if isinstance(x, dict) else back[0]
+                    parts = contributions(list(gradients[len(inputs) :]), record, count)
+                    total[:, i] += parts.sum(0)
+                    by_layer.index_add_(0, rows, parts)
+                profile.append(by_layer)
+        return Transported(total, torch.stack(profile[::-1]), names)
+
+    def _ends(self, end: Any, randomness: Randomness) -> list[Any]:
+        if self.probes is None:
+            return [probe for _, _, probe in unit_probes(end)]
+
+        def direction() -> Any:
+            raw = tree_map(randomness.normal, end)
+            square = sum(c.flatten(1).square().sum(1) for c in channels(raw).values())
+            norm = torch.as_tensor(square).sqrt()
+            return tree_map(lambda c: c / unsqueeze_like(norm, c), raw)
+
+        return [direction() for _ in range(self.probes)]
+
+
+def _weighted(probe: Any, weights: Mapping[str, float]) -> Any:
+    """Multiply each channel of a probe by the square root of its weight."""
+    scaled = {name: value * weights.get(name, 1.0) ** 0.5 for name, value in channels(probe).items()}
+    return scaled if isinstance(probe, dict) else scaled[SINGLE]
