@@ -164,7 +164,7 @@ def bonds_of(scene: Scene) -> list[tuple[int, int]]:
 
 def _sphere(centre: np.ndarray, radius: float, colour: np.ndarray) -> list[Patch]:
     """Return circles of increasing brightness, which shrink towards the light."""
-    circles = [Circle(centre, radius, facecolor=0.72 * colour, edgecolor=0.3 * colour, linewidth=0.5)]
+    circles = [Circle((centre[0], centre[1]), radius, facecolor=0.72 * colour, edgecolor=0.3 * colour, linewidth=0.5)]
     for share in SHADES:
         bright = 1 - share
         shade = np.clip(colour * (0.72 + 0.36 * bright) + 0.5 * bright**4, 0, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import io
 import os
 import re
 from collections import Counter
@@ -68,24 +68,23 @@ def read(paths: str | Path | Iterable[str | Path]) -> list[Candidate]:
             if not inside:
                 raise DataError(f"{shown(path)} contains no CIF, extended XYZ or POSCAR file")
         files += inside
-    often = Counter(file.name for file in files)  # files of two folders may share a name
-    found = [one for f in files for one in _read_file(f, shown(f.name if often[f.name] == 1 else f))]
-    if not found:
+    if not files:
         raise DataError("no structures to read; give at least one file or folder")
-    return found
+    count = Counter(file.name for file in files)  # files of two folders may share a name
+    return [one for f in files for one in _read_file(f, shown(f.name if count[f.name] == 1 else f))]
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------
 
 
 def write_table(path: str | Path, columns: Columns) -> tuple[Path, Path]:
-    """Write `path.csv` and `path.parquet`; the CSV first, which does not require pyarrow."""
-    from fmwc.report.table import Table  # which imports matplotlib
+    """Write `path.csv` and `path.parquet`. The CSV comes first, because it does not require pyarrow."""
+    from fmwc.report.table import Table  # imports matplotlib
 
-    place, table = Path(path), Table.from_columns(columns)
-    first = write_text(place.with_name(place.name + ".csv"), table.csv())
+    path, table = Path(path), Table.from_columns(columns)
+    csv = write_text(path.with_name(path.name + ".csv"), table.csv())
     need("pyarrow")
-    return first, write_bytes(place.with_name(place.name + ".parquet"), table.parquet())
+    return csv, write_bytes(path.with_name(path.name + ".parquet"), table.parquet())
 
 
 def _writable(candidate: Candidate) -> bool:
@@ -93,27 +92,27 @@ def _writable(candidate: Candidate) -> bool:
 
 
 def _row(columns: Columns | None, index: int) -> dict[str, Any]:
-    """Return one entry of each column as a Python scalar; those without a value are left out."""
+    """Return one entry of each column as a Python scalar, and text as one line; empty entries are left out."""
     row = {name: values[index] for name, values in (columns or {}).items()}
     row = {name: value.item() if isinstance(value, np.generic) else value for name, value in row.items()}
+    row = {name: " ".join(value.split()) if isinstance(value, str) else value for name, value in row.items()}
     return {name: value for name, value in row.items() if value is not None and value != "" and value == value}
 
 
 def cif_text(candidate: Candidate, notes: Mapping[str, Any] | None = None) -> str:
-    """Return a structure as CIF without symmetry, with the notes as comments in the first lines."""
+    """Return a structure as CIF without symmetry, with the notes, one line each, as comments at the top."""
     if not _writable(candidate):
         raise DataError(f"{candidate.name} cannot be written: it has no atoms, an unknown element or no finite cell")
     parameters = need("ase.geometry.cell").cell_to_cellpar(candidate.cell)
-    texts = {name: " ".join(str(value).split()) for name, value in (notes or {}).items() if value is not None}
-    lines = [f"# {name}: {text}" for name, text in texts.items() if text]
+    lines = [f"# {name}: {value}" for name, value in (notes or {}).items()]
     lines += [f"data_{OTHERS.sub('_', candidate.name) or 'structure'}"]
     names = [*(f"length_{name}" for name in "abc"), "angle_alpha", "angle_beta", "angle_gamma"]
     lines += [f"_cell_{name} {value:.8f}" for name, value in zip(names, parameters, strict=True)]
     lines += ["_symmetry_space_group_name_H-M 'P 1'", "_symmetry_Int_Tables_number 1"]
     lines += ["loop_", "_symmetry_equiv_pos_as_xyz", "'x, y, z'", "loop_", "_atom_site_label", "_atom_site_type_symbol"]
     lines += ["_atom_site_fract_x", "_atom_site_fract_y", "_atom_site_fract_z", "_atom_site_occupancy"]
-    for i, (z, place) in enumerate(zip(candidate.numbers, candidate.coords, strict=True)):
-        lines.append(f"{symbol(z)}{i} {symbol(z)} {place[0]:.8f} {place[1]:.8f} {place[2]:.8f} 1")
+    for i, (z, (x, y, w)) in enumerate(zip(candidate.numbers, candidate.coords, strict=True)):
+        lines.append(f"{symbol(z)}{i} {symbol(z)} {x:.8f} {y:.8f} {w:.8f} 1")
     return "\n".join(lines) + "\n"
 
 
@@ -122,14 +121,14 @@ def write_cifs(
 ) -> list[Path | None]:
     """Write one CIF per structure, named after it; return `None` in place of one that cannot be written."""
     paths: list[Path | None] = []
-    taken: set[str] = set()
+    used: set[str] = set()
     for i, candidate in enumerate(candidates):
         if not _writable(candidate):
             paths.append(None)
             continue
         stem = OTHERS.sub("_", candidate.name).removesuffix(".cif").strip(".") or "structure"
-        name = stem if stem.lower() not in taken else f"{stem}-{i}"
-        taken.add(name.lower())
+        name = stem if stem.lower() not in used else f"{stem}-{i}"
+        used.add(name.lower())
         paths.append(Path(folder) / f"{name}.cif")
     note(*(path for path in paths if path))  # all at once: the manifest is synced for each call
     for i, (path, candidate) in enumerate(zip(paths, candidates, strict=True)):
@@ -138,31 +137,21 @@ def write_cifs(
     return paths
 
 
-def _quoted(value: Any) -> str:
-    if isinstance(value, bool):
-        return "T" if value else "F"
-    if isinstance(value, int | float):
-        return repr(value)
-    return json.dumps(" ".join(str(value).split()), ensure_ascii=False)
-
-
 def extxyz_text(candidates: Sequence[Candidate], columns: Columns | None = None) -> str:
     """Return structures as extended XYZ, one frame each, with their entries of the columns in the comment line.
 
-    Structures that cannot be written are left out; the name of each frame tells which are there.
+    Structures that cannot be written are left out; each frame states its name.
     """
     frames = []
     for i, candidate in enumerate(candidates):
-        if not _writable(candidate):
-            continue
-        cell = " ".join(f"{value:.8f}" for value in candidate.cell.ravel())
-        entries = {"name": candidate.name, **_row(columns, i)}
-        comment = " ".join(f"{name}={_quoted(value)}" for name, value in entries.items())
-        frames.append(f'{len(candidate)}\nLattice="{cell}" Properties=species:S:1:pos:R:3 {comment} pbc="T T T"\n')
-        for z, place in zip(candidate.numbers, candidate.coords @ candidate.cell, strict=True):
-            frames.append(f"{symbol(z)} {place[0]:.8f} {place[1]:.8f} {place[2]:.8f}\n")
-    return "".join(frames)
+        if _writable(candidate):
+            frames.append(candidate.atoms())
+            frames[-1].info |= {"name": candidate.name, **_row(columns, i)}
+    file = io.StringIO()
+    need("ase.io").write(file, frames, format="extxyz")
+    return file.getvalue()
 
 
 def write_extxyz(path: str | Path, candidates: Sequence[Candidate], columns: Columns | None = None) -> Path:
+    """Write structures to one extended XYZ file."""
     return write_text(Path(path), extxyz_text(candidates, columns))

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fmwc.crystals.energy import Calculator, Progress, calculator, energies
-from fmwc.crystals.energy import relax as relax_one
+from fmwc.crystals import energy as models
+from fmwc.crystals.energy import Calculator, Energies, Progress
 from fmwc.crystals.hull import Hull, hull_for
 from fmwc.crystals.matching import Known, unique
 from fmwc.crystals.structures import (
@@ -33,9 +33,9 @@ __all__ = ["METASTABLE", "STABLE", "Judgement", "Validity", "balanced", "judge",
 
 
 # ---- validity --------------------------------------------------------------------------------------------------------
-# Rules that a physically plausible structure keeps: distances, charges and density.
+# Rules that physically plausible structures satisfy: distances, charges and density.
 
-OVERLAP = 0.5  # of the sum of two radii: atoms that are closer overlap
+OVERLAP = 0.5  # atoms overlap if they are closer than this share of the sum of their radii
 RADIUS = 1.5  # Å, of heavy elements whose radius is unknown
 DENSITY = (0.01, 25.0)  # g/cm³; osmium has 22.6
 SMALLEST = 0.1  # Å³, the least volume of a cell by CDVAE's rule
@@ -43,7 +43,7 @@ GRAMS = 1.66053907  # atomic mass units per Å³ in g/cm³
 
 
 class Validity(NamedTuple):
-    """The rules that a structure keeps. A rule that cannot be evaluated is not kept.
+    """The rules that a structure satisfies. A rule that cannot be evaluated counts as broken.
 
     Attributes:
         distances: All atoms are further apart than half the sum of their radii.
@@ -97,18 +97,18 @@ def balanced(key: Key) -> bool:
 
 
 def validity(candidate: Candidate) -> Validity:
-    """Return the rules that a structure keeps."""
+    """Check a structure against every rule."""
     if candidate.problem or not candidate.known:
         return Validity(False, False, False, False)
     charge = balanced(candidate.key)
     if not candidate.finite:
         return Validity(False, False, charge, False)
-    those = [_element(int(z)) for z in candidate.numbers]
-    mass, volume = sum(one.mass for one in those), candidate.volume
+    elements = [_element(int(z)) for z in candidate.numbers]
+    mass, volume = sum(element.mass for element in elements), candidate.volume
     density = volume > 0 and DENSITY[0] <= GRAMS * mass / volume <= DENSITY[1]
     if unmeasurable(candidate):
         return Validity(False, False, charge, density)
-    radii = np.array([one.radius for one in those])
+    radii = np.array([element.radius for element in elements])
     pairs = neighbours(candidate, max(CLOSEST, 2 * OVERLAP * radii.max()) + 1e-6)
     overlap = pairs.distance <= OVERLAP * (radii[pairs.centre] + radii[pairs.other])
     apart = volume >= SMALLEST and not bool((pairs.distance <= CLOSEST).any())
@@ -130,9 +130,9 @@ class Judgement:
     """The judgement of a set of structures.
 
     Attributes:
-        columns: One list per column, one entry per structure, in the given order. A missing number is NaN; what was
-            not asked for (novelty without a training set) is None.
-        candidates: The structures, relaxed if that was asked for.
+        columns: One list per column, one entry per structure, in the given order. A missing number is NaN; novelty
+            without a training set is None.
+        candidates: The structures, after the relaxation if there was one.
     """
 
     columns: dict[str, list[Any]]
@@ -150,6 +150,7 @@ class Judgement:
         return np.array(self["metastable"], bool)
 
     def rows(self) -> list[dict[str, Any]]:
+        """Return one mapping from column to entry per structure."""
         return [dict(zip(self.columns, row, strict=True)) for row in zip(*self.columns.values(), strict=True)]
 
     def summary(self) -> dict[str, Any]:
@@ -157,7 +158,7 @@ class Judgement:
         total = len(self)
         above = np.array(self["e_above_hull"], float)
         judged = above[np.isfinite(above)]
-        found: dict[str, Any] = {
+        summary: dict[str, Any] = {
             "structures": total,
             "problems": sum(bool(problem) for problem in self["problem"]),
             "judged": len(judged),
@@ -167,15 +168,9 @@ class Judgement:
         for name in SHARES:
             known = [value for value in self[name] if value is not None]
             count = sum(known) if len(known) == total else None
-            found[name] = count
-            found[f"{name}_share"] = None if count is None else count / total if total else math.nan
-        return found
-
-
-def _all(*columns: list[Any]) -> list[bool | None]:
-    """Combine columns by "and"; None is unknown, and False decides in any case."""
-    rows = zip(*columns, strict=True)
-    return [False if any(v is False for v in row) else None if None in row else True for row in rows]
+            summary[name] = count
+            summary[f"{name}_share"] = None if count is None else count / total if total else math.nan
+        return summary
 
 
 def judge(
@@ -204,56 +199,82 @@ def judge(
     """
     if relax < 0:
         raise UsageError(f"relax is the number of steps, 0 for no relaxation, not {relax}")
-    used = _load(calculator) if isinstance(calculator, str) else calculator
-    hull = hull_for(used.name, progress=progress) if hull is None else hull
-    if hull.model != used.name:
-        raise UsageError(f"energies by {used.name} cannot be compared with a hull of energies by {hull.model}")
-    those = candidates(structures)
-    computed = energies(those, used, progress=progress)
-    energy, problems = computed.per_atom.tolist(), list(computed.problems)
-    extra: dict[str, list[Any]] = {}
+    model = models.calculator(calculator) if isinstance(calculator, str) else calculator
+    hull = hull_for(model.name, progress=progress) if hull is None else hull
+    if hull.model != model.name:
+        raise UsageError(f"energies by {model.name} cannot be compared with a hull of energies by {hull.model}")
+    judged = candidates(structures)
+    computed = models.energies(judged, model, progress=progress)
+    relaxation: dict[str, list[Any]] = {}
     if relax:
-        extra = {"energy_raw": energy, "rmsd": [math.nan] * len(those)}
-        energy, ase = [math.nan] * len(those), used.ase()
-        for i, candidate in enumerate(those):
-            if not problems[i]:
-                after = relax_one(candidate, used, relax, ase=ase)
-                those[i], energy[i], extra["rmsd"][i] = after.candidate, after.energy, after.rmsd
-                problems[i] = after.problem
-            if progress is not None:
-                progress("relaxation", i + 1, len(those))
-    above = [math.nan] * len(those)
-    for i, candidate in enumerate(those):
-        if not problems[i]:
-            above[i], problems[i] = hull.above(candidate.key, energy[i])
-    rules = [validity(candidate) for candidate in those]
-    sound = [not refusal(candidate) for candidate in those]
-    show = None if progress is None else lambda done: progress("matching", done, len(those))
-    first = unique(those, sound, progress=show)
-    known = training if isinstance(training, Known) or training is None else Known(training)
-    novel = [None if known is None else ok and not known.holds(c) for ok, c in zip(sound, those, strict=True)]
-    stable, metastable = [a <= STABLE for a in above], [a <= METASTABLE for a in above]
+        judged, computed, relaxation = _relax(judged, computed, model, relax, progress)
+    above, problems = _above(judged, computed, hull)
+    stable, metastable = [value <= STABLE for value in above], [value <= METASTABLE for value in above]
+    first, novel = _compare(judged, training, progress)
     columns: dict[str, list[Any]] = {
-        "name": [candidate.name for candidate in those],
-        "formula": [candidate.formula for candidate in those],
-        "atoms": [len(candidate) for candidate in those],
-        "energy_per_atom": energy,
+        "name": [candidate.name for candidate in judged],
+        "formula": [candidate.formula for candidate in judged],
+        "atoms": [len(candidate) for candidate in judged],
+        "energy_per_atom": computed.per_atom.tolist(),
         "e_above_hull": above,
-        "distances_ok": [rule.distances for rule in rules],
-        "apart_ok": [rule.apart for rule in rules],
-        "charge_ok": [rule.charge for rule in rules],
-        "density_ok": [rule.density for rule in rules],
-        "valid": [rule.valid for rule in rules],
+        **_rules(judged),
         "unique": first,
         "novel": novel,
         "stable": stable,
         "metastable": metastable,
         "sun": _all(stable, first, novel),
         "msun": _all(metastable, first, novel),
-        **extra,
+        **relaxation,
         "problem": problems,
     }
-    return Judgement(columns, tuple(those))
+    return Judgement(columns, tuple(judged))
 
 
-_load = calculator  # whose name is also an argument of `judge`
+def _relax(
+    given: list[Candidate], computed: Energies, model: Calculator, steps: int, progress: Progress | None
+) -> tuple[list[Candidate], Energies, dict[str, list[Any]]]:
+    """Return the relaxed structures, their energies, and the columns that describe the relaxation."""
+    relaxed, problems = list(given), list(computed.problems)
+    energy, rmsd = np.full(len(given), np.nan), [math.nan] * len(given)
+    ase = model.ase()
+    for i, candidate in enumerate(given):
+        if not problems[i]:
+            after = models.relax(candidate, model, steps, ase=ase)
+            relaxed[i], energy[i], rmsd[i], problems[i] = after.candidate, after.energy, after.rmsd, after.problem
+        if progress is not None:
+            progress("relaxation", i + 1, len(given))
+    return relaxed, Energies(energy, tuple(problems)), {"energy_raw": computed.per_atom.tolist(), "rmsd": rmsd}
+
+
+def _above(judged: list[Candidate], computed: Energies, hull: Hull) -> tuple[list[float], list[str]]:
+    """Return energies above the hull, NaN where there is none, and the problem with each structure."""
+    rows = [
+        (math.nan, problem) if problem else hull.above(candidate.key, energy)
+        for candidate, energy, problem in zip(judged, computed.per_atom.tolist(), computed.problems, strict=True)
+    ]
+    return [value for value, _ in rows], [problem for _, problem in rows]
+
+
+def _rules(judged: list[Candidate]) -> dict[str, list[Any]]:
+    rules = [validity(candidate) for candidate in judged]
+    columns: dict[str, list[Any]] = {f"{name}_ok": [getattr(rule, name) for rule in rules] for name in Validity._fields}
+    return {**columns, "valid": [rule.valid for rule in rules]}
+
+
+def _compare(
+    judged: list[Candidate], training: Crystals | Sequence[Any] | Known | None, progress: Progress | None
+) -> tuple[list[bool], list[bool | None]]:
+    """Return which structures are the first of their kind, and which are not in the training set."""
+    usable = [not refusal(candidate) for candidate in judged]
+    show = None if progress is None else lambda done: progress("matching", done, len(judged))
+    first = unique(judged, usable, progress=show)
+    if training is None:
+        return first, [None] * len(judged)
+    known = training if isinstance(training, Known) else Known(training)
+    return first, [ok and not known.holds(candidate) for ok, candidate in zip(usable, judged, strict=True)]
+
+
+def _all(*columns: list[Any]) -> list[bool | None]:
+    """Combine columns by "and"; None is unknown, and False decides in any case."""
+    rows = zip(*columns, strict=True)
+    return [False if any(v is False for v in row) else None if None in row else True for row in rows]

@@ -1,7 +1,8 @@
-"""Which structures are the same: within a set (uniqueness), and as those of a training set (novelty)."""
+"""Comparison of structures: uniqueness within a set, novelty with respect to a training set, success of edits."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -18,28 +19,34 @@ __all__ = ["MODES", "MOVED", "Known", "Mode", "chemistry_changed", "coordinate_r
 
 
 # ---- matching --------------------------------------------------------------------------------------------------------
+# pymatgen's `StructureMatcher` with its default tolerances, on cells that are reduced once.
 
 
-class _Matcher:
-    """pymatgen's `StructureMatcher` with its default tolerances, on cells that are reduced once."""
+@functools.cache
+def _matcher() -> Any:
+    return need("pymatgen.analysis.structure_matcher").StructureMatcher()
 
-    def __init__(self) -> None:
-        self._matcher = need("pymatgen.analysis.structure_matcher").StructureMatcher()
 
-    def reduced(self, candidate: Candidate) -> Any:
-        structure = candidate.structure()
+def _reduced(candidate: Candidate) -> Any:
+    """Return the primitive cell as a pymatgen structure."""
+    structure = candidate.structure()
+    try:
+        with quiet():
+            return structure.get_reduced_structure(reduction_algo="niggli").get_primitive_structure()
+    except Exception:  # odd cells fail in many ways; the matcher accepts them unreduced, but is slower
+        return structure
+
+
+def _matches(structure: Any, others: Sequence[Any]) -> bool:
+    """Return whether a reduced structure is the same as one of the others."""
+    for other in others:
         try:
             with quiet():
-                return structure.get_reduced_structure(reduction_algo="niggli").get_primitive_structure()
-        except Exception:  # odd cells fail in many ways; the matcher accepts them unreduced, but is slower
-            return structure
-
-    def same(self, first: Any, second: Any) -> bool:
-        try:
-            with quiet():
-                return bool(self._matcher.fit(first, second, skip_structure_reduction=True))
-        except Exception:  # structures that cannot be compared are not the same
-            return False
+                if _matcher().fit(other, structure, skip_structure_reduction=True):
+                    return True
+        except Exception:  # structures that cannot be compared are different
+            continue
+    return False
 
 
 def unique(
@@ -55,72 +62,58 @@ def unique(
         usable: Which can be compared; the others are not unique.
         progress: Called with the number done.
     """
-    those, matcher = candidates(structures), _Matcher()
-    able = [True] * len(those) if usable is None else list(usable)
-    counts = Counter(candidate.key for candidate, good in zip(those, able, strict=True) if good)
+    compared = candidates(structures)
+    able = [True] * len(compared) if usable is None else list(usable)
+    counts = Counter(candidate.key for candidate, good in zip(compared, able, strict=True) if good)
     kinds: dict[Key, list[Any]] = defaultdict(list)
-    found = []
-    for candidate, good in zip(those, able, strict=True):
-        first = bool(good)
-        if first and counts[candidate.key] > 1:
-            reduced, others = matcher.reduced(candidate), kinds[candidate.key]
-            first = not any(matcher.same(other, reduced) for other in others)
-            if first:
-                others.append(reduced)
-        found.append(first)
+    first = []
+    for candidate, good in zip(compared, able, strict=True):
+        new = bool(good)
+        if new and counts[candidate.key] > 1:
+            reduced = _reduced(candidate)
+            new = not _matches(reduced, kinds[candidate.key])
+            if new:
+                kinds[candidate.key].append(reduced)
+        first.append(new)
         if progress is not None:
-            progress(len(found))
-    return found
+            progress(len(first))
+    return first
 
 
 class Known:
-    """An index of known structures by reduced formula. Cells are reduced at the first request.
+    """An index of known structures by reduced formula. Cells are reduced when they are first compared.
 
     Arguments:
         structures: Usually the training set.
     """
 
     def __init__(self, structures: Crystals | Sequence[Any]) -> None:
-        self._structures = structures if isinstance(structures, Crystals) else candidates(structures)
-        self._matcher = _Matcher()
-        self._places: dict[Key, list[int]] = defaultdict(list)
+        self._candidates: dict[Key, list[Candidate]] = defaultdict(list)
         self._reduced: dict[Key, list[Any]] = {}
-        if isinstance(self._structures, Crystals):  # whose candidates are made for one formula at a time
-            keys = [key_of(row) for row in self._structures.numbers.tolist()]
-        else:
-            keys = [candidate.key for candidate in self._structures]
-        for place, key in enumerate(keys):
-            self._places[key].append(place)
+        for candidate in candidates(structures):
+            self._candidates[candidate.key].append(candidate)
 
     def __len__(self) -> int:
-        return len(self._structures)
-
-    def _of(self, key: Key) -> list[Any]:
-        if key not in self._reduced:
-            places = self._places.get(key, [])
-            if isinstance(self._structures, Crystals):
-                those = candidates(self._structures.take(places)) if places else []
-            else:
-                those = [self._structures[place] for place in places]
-            self._reduced[key] = [self._matcher.reduced(candidate) for candidate in those]
-        return self._reduced[key]
+        return sum(map(len, self._candidates.values()))
 
     def holds(self, candidate: Candidate) -> bool:
         """Return whether one of them is the same structure."""
-        if not (others := self._of(candidate.key)):
+        key = candidate.key
+        if key not in self._candidates:
             return False
-        reduced = self._matcher.reduced(candidate)
-        return any(self._matcher.same(other, reduced) for other in others)
+        if key not in self._reduced:
+            self._reduced[key] = [_reduced(one) for one in self._candidates[key]]
+        return _matches(_reduced(candidate), self._reduced[key])
 
 
 # ---- edits -----------------------------------------------------------------------------------------------------------
-# Whether an edit of a crystal is a success (paper, editing).
+# The paper's rules for the success of an edit.
 
-MOVED = 0.10  # the RMSD of fractional coordinates above which a structure has moved (paper)
+MOVED = 0.10  # RMSD of fractional coordinates above which a structure has moved (paper)
 
 
 class Mode(NamedTuple):
-    """The channel that gets the noise, and whether the chemistry must change (`None`: either)."""
+    """The channel that receives the noise, and whether the chemistry must change (`None`: both are accepted)."""
 
     channel: str | None
     changed: bool | None
