@@ -21,7 +21,7 @@ import fmwc
 from fmwc.checkpoint import about, save_reference, shipped
 from fmwc.errors import DataError, FmwcError, UsageError
 from fmwc.provenance import Clock, describe_device, pick_device, provenance
-from fmwc.recipes.recipe import data_of
+from fmwc.recipes.recipe import RENAMED, data_of
 
 RECIPES = {name: f"fmwc.recipes.{name}" for name in ("checkerboard", "mnist", "crystals")}
 KEPT = ("data", "metrics", "trained")  # of a record, beside its recipe and its provenance
@@ -37,7 +37,8 @@ def recipe_of(record: dict[str, Any], data: str = "", references: int = 0) -> An
     """
     recipe = import_module(RECIPES[record["recipe"]["name"]]).PRESETS["recommended"]
     known = {field.name for field in fields(recipe)}
-    values = {name: value for name, value in record["recipe"].items() if name in known}
+    recorded = {RENAMED.get(name, name): value for name, value in record["recipe"].items()}
+    values = {name: value for name, value in recorded.items() if name in known}
     for name, value in {"data": data, "references": references}.items():
         if value and name not in known:
             raise UsageError(f"the recipe of {record['recipe']['name']} takes no {name}; leave out --{name}")

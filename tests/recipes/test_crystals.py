@@ -24,6 +24,7 @@ from fmwc.quantise import round_weights
 from fmwc.randomness import Stream, derive
 from fmwc.recipes.crystals import EVERY, PRESETS, SCORE, Mp20, _capacity
 from fmwc.recipes.fitting import fit, fit_joint, fit_network
+from fmwc.recipes.recipe import literals_of
 from fmwc.references import Schedule
 from fmwc.sampling import SamplingConfig, read_with
 from tests.options import reader, when
@@ -277,7 +278,7 @@ def test_weights_are_settled(fitted):
 
 
 def test_weights_are_not_rounded_where_they_are_not_shipped_so(tmp_path):
-    recipe = dataclasses.replace(TINY, eightbit=False, references=8)
+    recipe = dataclasses.replace(TINY, quantised=False, references=8)
     field = fit(recipe, tmp_path / "model", CPU)
     before = weights(field)
     assert identical(weights(load(tmp_path / "model")), before)
@@ -288,7 +289,7 @@ def test_weights_are_not_rounded_where_they_are_not_shipped_so(tmp_path):
 def test_the_record_says_how_it_was_made(fitted):
     recipe, _, out = fitted
     record = about(out)
-    made = {k: v for k, v in dataclasses.asdict(recipe).items() if k != "data"}
+    made = {k: v for k, v in literals_of(recipe).items() if k != "data"}
     assert record["recipe"] == {"name": "crystals", **made}
     assert "prototypes" not in json.dumps(record)
 

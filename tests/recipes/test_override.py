@@ -7,7 +7,7 @@ from fmwc.errors import FmwcError, UsageError
 from fmwc.recipes.checkerboard import PRESETS as BOARD
 from fmwc.recipes.crystals import PRESETS as CRYSTALS
 from fmwc.recipes.mnist import PRESETS as MNIST
-from fmwc.recipes.recipe import override
+from fmwc.recipes.recipe import literals_of, override
 
 RECIPES = [BOARD["quick"], MNIST["quick"], CRYSTALS["quick"]]
 
@@ -36,3 +36,10 @@ def test_what_can_be_used_is():
         assert (made.lr, made.iterations, made.seed, made.warmup) == (1e-4, 1000, -3, 0.0)
     with pytest.raises(UsageError, match="size 'samples' must lie between 1 and"):
         override(Sizes(1, 1, 1, 1, 1, 1), ["samples=99999999999"], "size")
+
+
+def test_the_old_name_of_an_option_is_read_and_recorded():
+    made = override(CRYSTALS["recommended"], ["eightbit=false"])
+    assert not made.quantised
+    assert literals_of(made)["eightbit"] is False
+    assert literals_of(made).keys() == literals_of(CRYSTALS["paper"]).keys()

@@ -6,21 +6,19 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fmwc.calibration import fit_confidence
 from fmwc.data import checkerboard
 from fmwc.errors import UsageError
-from fmwc.field import Field, attach
+from fmwc.field import Field
 from fmwc.flow import Space, euclidean
 from fmwc.metrics.points import misplacement
 from fmwc.networks import MLP
 from fmwc.randomness import derive
-from fmwc.recipes.recipe import plan_of, require_counts, require_method
+from fmwc.recipes.recipe import Recipe
 from fmwc.references import Reference
 from fmwc.sampling import sample
-from fmwc.training import TrainingConfig
 
 __all__ = ["PRESETS", "SPACE", "Checkerboard"]
 
@@ -28,11 +26,12 @@ SPACE = euclidean((2,))
 
 
 @dataclass(frozen=True)
-class Checkerboard:
+class Checkerboard(Recipe):
     """Options of one training run; values are the paper's unless a comment gives a reason."""
 
-    method: str = "retrofit"  # retrofit: train the flow, then fit the noise to it; joint: both at once, as the paper
-    seed: int = 0
+    name = "checkerboard"
+    counts = ("points", "hidden", "depth", "time_features")
+
     points: int = 500_000  # training samples
     hidden: int = 512
     depth: int = 3
@@ -41,32 +40,22 @@ class Checkerboard:
     batch: int = 4096
     lr: float = 1e-3
     decay: str = "cosine"  # the paper decays nothing here; decay is better for every method (results/checkerboard)
-    beta: float = 1e-3
-    prior_rate: float = 0.3
-    cycles: int = 4
-    warmup: float = 0.1
     layers: str = "*"  # a glob over layer names: "out" is the paper's output-only variant
-    width: int = 64  # of the inference networks
     noise_steps: int = 2_000  # of the retrofit; 500 did as well on validation seed 100, 2,000 costs seconds
     save_every: int = 1_000
 
     def __post_init__(self) -> None:
-        require_method(self)
-        require_counts(self, "points", "hidden", "depth", "time_features", "width", "noise_steps")
+        super().__post_init__()
         if self.time_features % 2:
             raise UsageError(f"time_features must be even (sines and cosines), got {self.time_features}")
 
     @property
-    def name(self) -> str:
-        return "checkerboard"
+    def include(self) -> str:  # type: ignore[override]
+        return self.layers
 
     @property
-    def noise_lr(self) -> float:
+    def noise_lr(self) -> float:  # type: ignore[override]
         return self.lr
-
-    @property
-    def plan(self) -> TrainingConfig:
-        return plan_of(self)
 
     def space(self) -> Space:
         return SPACE
@@ -75,20 +64,8 @@ class Checkerboard:
         """Return points of a fixed seed, the same in every run."""
         return _data(self.points), {}
 
-    def network(self, heads: int = 1) -> MLP:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(self.seed, "network"))
-            return MLP(2, self.hidden, self.depth, self.time_features, 2 * heads if heads > 1 else None)
-
-    def attach(self, network: nn.Module) -> Field:
-        return attach(
-            network,
-            include=[self.layers],
-            space=SPACE,
-            prior_rate=self.prior_rate,
-            width=self.width,
-            seed=derive(self.seed, "noise"),
-        )
+    def build(self, heads: int) -> MLP:
+        return MLP(2, self.hidden, self.depth, self.time_features, 2 * heads if heads > 1 else None)
 
     def reference(self, field: Field) -> tuple[Reference, dict[str, float]]:
         """Fit the reference to 10⁴ samples of a separate seed."""

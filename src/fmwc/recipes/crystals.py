@@ -15,15 +15,14 @@ from fmwc.crystals import mp20
 from fmwc.crystals.structures import BITS, Crystals, encode
 from fmwc.errors import UsageError
 from fmwc.estimators import Linearised
-from fmwc.field import Field, attach
+from fmwc.field import Field
 from fmwc.flow import Channel, FlatTorus, Lattice, Space
 from fmwc.networks import CSPNet
 from fmwc.randomness import Stream, derive
-from fmwc.recipes.recipe import plan_of, require_counts, require_method
+from fmwc.recipes.recipe import Recipe
 from fmwc.references import Reference
 from fmwc.sampling import SamplingConfig, sample
 from fmwc.sampling.scores import parsed
-from fmwc.training import TrainingConfig
 
 __all__ = ["EVERY", "PRESETS", "READ_BY", "SCORE", "Mp20", "batch_for"]
 
@@ -39,11 +38,13 @@ def batch_for(device: torch.device) -> int:
 
 
 @dataclass(frozen=True)
-class Mp20:
-    """One training run. Values are the paper's unless a comment gives a reason."""
+class Mp20(Recipe):
+    """Options of one training run; values are the paper's unless a comment gives a reason."""
 
-    method: str = "retrofit"  # retrofit: train the flow, then fit the noise; joint: both at once, as in the paper
-    seed: int = 0
+    name = "crystals"
+    counts = ("hidden", "layers", "frequencies", "time_features", "noise_batch", "steps")
+
+    prior_rate: float = 0.1
     hidden: int = 512
     layers: int = 6
     frequencies: int = 128
@@ -56,48 +57,31 @@ class Mp20:
     weight_decay: float = 5e-3
     average: float = 0.999
     clip: float = 0.5  # of each entry of the gradients, as in FlowMM
-    beta: float = 1e-3
-    prior_rate: float = 0.1
-    cycles: int = 4
-    warmup: float = 0.1
     type_weight: float = 40.0  # in the loss, as in FlowMM
     coord_weight: float = 400.0
     exclude: str = "*.from_offset"  # layers without noise: the waves of pairs, half of its cost
-    width: int = 64  # of the inference networks
-    noise_steps: int = 2_000  # of the retrofit
     noise_batch: int = 256
     noise_lr: float = 1e-3
     precision: str = "bf16"  # on a GPU
     compiled: bool = True
     noise_compiled: bool = True
-    eightbit: bool = True  # weights are quantised, as shipped, before any reading
+    quantised: bool = True
     stratified: bool = True  # batches of equal size, as captured graphs require
     save_every: int = 5_000
     minutes: float = 0.0  # time limit of training; 0 for none
-    enough: float = 1.0  # share of the steps after which a network stopped by the time limit is accepted
-    flow: str = ""  # a checkpoint whose flow is used instead of training one
+    enough: float = 1.0
+    flow: str = ""
     steps: int = 50  # of sampling
     anneal: float = 20.0  # coordinates move at 1 + s·t times their velocity (results/crystals/NOTES.md)
     references: int = 500  # crystals of the confidence's reference
     data: str = ""  # a folder; FMWC_DATA if empty
 
     def __post_init__(self) -> None:
-        require_method(self)
-        require_counts(
-            self, "hidden", "layers", "frequencies", "time_features", "width", "noise_steps", "noise_batch", "steps"
-        )
+        super().__post_init__()
         if self.references < FEWEST_PILOT:
             raise UsageError(f"references must be at least {FEWEST_PILOT}, got {self.references}")
         if not 0 < self.enough <= 1 or self.minutes < 0 or self.anneal < 0:
             raise UsageError("enough must lie in (0, 1], and minutes and anneal must not be negative")
-
-    @property
-    def name(self) -> str:
-        return "crystals"
-
-    @property
-    def plan(self) -> TrainingConfig:
-        return plan_of(self)
 
     def crystals(self, split: str = "train") -> Crystals:
         return _crystals(self.data or os.environ.get("FMWC_DATA", ""), split)
@@ -116,10 +100,11 @@ class Mp20:
         data = self.crystals()
         return data.numbers, data.coords, data.lengths, data.angles
 
+    def build(self, heads: int) -> CSPNet:
+        return CSPNet(self.hidden, self.layers, self.frequencies, self.time_features, BITS, WIDTH)
+
     def network(self, heads: int = 1) -> CSPNet:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(self.seed, "network"))
-            network = CSPNet(self.hidden, self.layers, self.frequencies, self.time_features, BITS, WIDTH)
+        network: CSPNet = super().network(heads)
         _scale(network, self)
         if self.stratified:
             sizes = self.rows()[1]["atoms"]
@@ -134,14 +119,7 @@ class Mp20:
         read_at = [step / self.steps for step in range((self.steps - 1) % EVERY, self.steps, EVERY)]
         if not any(window["early"] <= t < window["late"] for t in read_at):
             raise UsageError(f"{self.steps} steps have no reading in the window of {SCORE}; use 20 or more")
-        return attach(
-            network,
-            exclude=[self.exclude] if self.exclude else [],
-            space=self.space(),
-            prior_rate=self.prior_rate,
-            width=self.width,
-            seed=derive(self.seed, "noise"),
-        )
+        return super().attach(network)
 
     def draw(self, field: Any, count: int, seed: int, **options: Any) -> Any:
         """Sample crystals with FlowMM's anti-annealing; their sizes are distributed as in the data."""

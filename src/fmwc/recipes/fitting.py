@@ -1,9 +1,9 @@
-"""Training a field by a recipe, into a folder in which an interrupted run resumes."""
+"""Training by a recipe into a folder, in which an interrupted run resumes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from fmwc.flow import elbo_loss, flow_matching_loss
 from fmwc.provenance import Clock, provenance, runtime
 from fmwc.quantise import round_weights
 from fmwc.randomness import Stream, derive
-from fmwc.recipes.recipe import Recipe, data_of
+from fmwc.recipes.recipe import Recipe, data_of, literals_of
 from fmwc.training import Loss, fit_noise, train
 
 __all__ = [
@@ -36,17 +36,17 @@ __all__ = [
     "train_stage",
 ]
 
-# Fields that never change the weights (but for rounding): a path, how training is cut into pieces, and speed.
+# Fields that do not change the weights except for rounding: a path, the pieces of training, and its speed.
 NEVER = ("data", "save_every", "minutes", "enough", "compiled", "noise_compiled")
-LATER = ("steps", "anneal", "references")  # fields that apply after training: the weights do not depend on them
-ENDED = ".ended"  # suffix of a file beside a resume point: the time limit ended this stage, with enough steps
+LATER = ("steps", "anneal", "references")  # fields that apply after training
+ENDED = ".ended"  # suffix of a file beside a resume point: the time limit ended this stage after enough steps
 INSTANT = 1e-9  # minutes
 
 Progress = Callable[[str, int, int, float], None]  # (stage, steps done, steps in all, loss)
 
 
 def fit(
-    recipe: Any, out: Path, device: torch.device, progress: Progress | None = None, *, force: bool = False
+    recipe: Recipe, out: Path, device: torch.device, progress: Progress | None = None, *, force: bool = False
 ) -> Field:
     """Train a field by a recipe and write its checkpoint to a folder. Resumes if interrupted.
 
@@ -58,7 +58,7 @@ def fit(
         force: Write into a folder that is not empty.
     """
     clock = Clock(device)
-    if recipe.method == "joint" and getattr(recipe, "flow", ""):
+    if recipe.method == "joint" and recipe.flow:
         raise UsageError("joint training starts from new weights; leave out flow, or use method=retrofit")
     about = {**identity_of(recipe, data_of(recipe)), **runtime(device)}  # raises here if the data cannot be read
     with claimed(out, "train", about, force=force, resumes=True) as folder:
@@ -75,18 +75,18 @@ def fit(
         return field
 
 
-def finish(recipe: Any, field: Field, out: Path, clock: Clock, trained: dict[str, int] | None = None) -> None:
+def finish(recipe: Recipe, field: Field, out: Path, clock: Clock, trained: dict[str, int] | None = None) -> None:
     """Fit the reference, and write the checkpoint with the record of how it was made.
 
     Arguments:
-        trained: Steps taken, and planned; a time limit may have stopped them.
+        trained: The number of steps taken, which a time limit may have reduced, and of planned steps.
     """
     field.reference, metrics = recipe.reference(field)
-    literals = {k: v for k, v in asdict(recipe).items() if k != "data"}  # a path of this machine
+    literals = {k: v for k, v in literals_of(recipe).items() if k != "data"}  # a path of this machine
     save(
         field,
         out,
-        quantise=getattr(recipe, "eightbit", False),
+        quantise=recipe.quantised,
         recipe={"name": recipe.name, **literals},
         data={"name": recipe.name, "fingerprint": data_of(recipe)},
         metrics=metrics,
@@ -96,13 +96,14 @@ def finish(recipe: Any, field: Field, out: Path, clock: Clock, trained: dict[str
 
 
 def identity_of(recipe: Any, data: str, aside: Sequence[str] = ()) -> dict[str, Any]:
-    """Return everything that changes what a recipe makes: its fields, and data and given flow by their content.
+    """Return everything that the result of a recipe depends on: its fields, and hashes of the data and a given flow.
 
     Arguments:
-        data: The fingerprint of the data; empty if it is known otherwise.
-        aside: Fields to leave out beside those that never count.
+        recipe: The recipe, or another dataclass of literals.
+        data: The fingerprint of the data; empty to leave it out.
+        aside: Further fields to leave out.
     """
-    fields = {k: v for k, v in asdict(recipe).items() if k not in (*NEVER, *aside)}
+    fields = {k: v for k, v in literals_of(recipe).items() if k not in (*NEVER, *aside)}
     if fields.get("flow"):
         fields["flow"] = identity(fields["flow"])
     return {"name": getattr(recipe, "name", ""), **fields, **({"data": data} if data else {})}
@@ -114,15 +115,15 @@ def identity_of(recipe: Any, data: str, aside: Sequence[str] = ()) -> dict[str, 
 def train_stage(
     recipe: Recipe, module: nn.Module, loss: Loss, stage: str, progress: Progress | None, resume: Path | None
 ) -> int:
-    """Train a module by the recipe's plan; return the steps taken, which a time limit may make fewer than planned."""
+    """Train a module by the recipe's plan; return the number of steps, which a time limit may reduce."""
     data, cond = recipe.rows()
     about = identity_of(recipe, "", LATER) if resume else None  # `train` adds the data
     ended = resume.with_suffix(ENDED) if resume else None
     plan = replace(recipe.plan, minutes=INSTANT) if ended and ended.exists() else recipe.plan
     show = stage_progress(progress, stage, plan.iterations)
     done = train(module, loss, data, plan, cond=cond, resume=resume, identity=about, progress=show)[-1][0]
-    if done < getattr(recipe, "enough", 1.0) * plan.iterations:
-        raise StoppedError(f"the {stage} was stopped at step {done:,} of {plan.iterations:,}; run again to resume it")
+    if done < recipe.enough * plan.iterations:
+        raise StoppedError(f"the {stage} stopped at step {done:,} of {plan.iterations:,}; run again to resume it")
     if ended and done < plan.iterations:
         write_text(ended, f"{done}\n")
     _round(recipe, module)
@@ -159,13 +160,13 @@ def fit_retrofit(recipe: Recipe, field: Field, progress: Progress | None = None,
         data,
         recipe.noise_steps,
         beta=recipe.plan.beta,
-        batch=getattr(recipe, "noise_batch", recipe.plan.batch),
+        batch=recipe.noise_batch,
         lr=recipe.noise_lr,
         seed=derive(recipe.seed, "retrofit"),
-        confidence=False,  # `finish` fits it, on samples of the recipe's own seed
+        confidence=False,  # `finish` fits it
         precision=recipe.plan.precision,
         stratified=recipe.plan.stratified,
-        compiled=getattr(recipe, "noise_compiled", False),
+        compiled=recipe.noise_compiled,
         resume=resume,
         identity=identity_of(recipe, "", LATER) if resume else None,
         progress=stage_progress(progress, "noise", recipe.noise_steps),
@@ -176,14 +177,13 @@ def fit_retrofit(recipe: Recipe, field: Field, progress: Progress | None = None,
 
 def take_flow(recipe: Recipe, network: nn.Module) -> bool:
     """Copy the flow of the checkpoint that the recipe names into a network; return whether it names one."""
-    given: str = getattr(recipe, "flow", "")
-    if given:
+    if recipe.flow:
         try:
-            network.load_state_dict(load(given).network.state_dict())
+            network.load_state_dict(load(recipe.flow).network.state_dict())
         except RuntimeError as error:
             reason = str(error).splitlines()[1].strip()
-            raise CheckpointError(f"the flow of {given} is of another architecture: {reason}") from error
-    return bool(given)
+            raise CheckpointError(f"the flow of {recipe.flow} is of another architecture: {reason}") from error
+    return bool(recipe.flow)
 
 
 def stage_progress(progress: Progress | None, stage: str, total: int) -> Callable[[int, float], None] | None:
@@ -191,6 +191,6 @@ def stage_progress(progress: Progress | None, stage: str, total: int) -> Callabl
 
 
 def _round(recipe: Recipe, module: nn.Module) -> None:
-    """Round weights that are shipped in eight bits, so that everything after training uses the shipped values."""
-    if getattr(recipe, "eightbit", False):
+    """Round weights that are shipped quantised, so that everything after training uses the shipped values."""
+    if recipe.quantised:
         round_weights(module)

@@ -8,22 +8,21 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fmwc.calibration import fit_confidence
 from fmwc.checkpoint import load_network
 from fmwc.data import mnist
 from fmwc.errors import DataError, UsageError
-from fmwc.field import Field, attach
+from fmwc.field import Field
 from fmwc.flow import Space, euclidean
 from fmwc.metrics.images import failed
 from fmwc.networks import UNet
 from fmwc.randomness import derive
-from fmwc.recipes.recipe import plan_of, require_counts, require_method
+from fmwc.recipes.recipe import Recipe
 from fmwc.references import Reference
 from fmwc.sampling import SamplingConfig, sample
 from fmwc.sampling.scores import FEWEST
-from fmwc.training import TrainingConfig
 
 __all__ = ["JUDGE", "PRESETS", "SCORE", "WITHIN", "Mnist", "batch_for", "labels"]
 
@@ -38,16 +37,17 @@ def labels(count: int, classes: int = 10) -> Tensor:
 
 
 def batch_for(device: torch.device) -> int:
-    """Return a batch size that fills a GPU, or keeps the progress bar of two cores moving."""
+    """Return a batch size that fills a GPU, or that lets the progress bar advance on two cores."""
     return 2500 if device.type == "cuda" else 25
 
 
 @dataclass(frozen=True)
-class Mnist:
+class Mnist(Recipe):
     """Options of one training run; values are the paper's unless a comment gives a reason."""
 
-    method: str = "retrofit"  # retrofit: train the flow, then fit the noise to it; joint: both at once, as the paper
-    seed: int = 0
+    name = "mnist"
+    counts = ("base", "blocks", "cond", "references", "classes")
+
     base: int = 32
     blocks: int = 1  # not in the paper: residual blocks per stage
     cond: int = 128
@@ -55,15 +55,10 @@ class Mnist:
     batch: int = 256
     lr: float = 1e-3
     decay: str = "cosine"
-    beta: float = 1e-3
-    prior_rate: float = 0.3
-    cycles: int = 4
-    warmup: float = 0.1
     exclude: str = ""  # a glob over layer names that carry no noise: "first" for the ablation
-    width: int = 64  # of the inference networks
     noise_steps: int = 1_000  # of the retrofit; 600 sufficed on validation seed 100, more cost seconds
     noise_lr: float = 1e-3
-    precision: str = "bf16"  # a GPU's; the step is bound by memory
+    precision: str = "bf16"  # on a GPU, where memory bandwidth limits a step
     compiled: bool = True
     save_every: int = 2_000
     references: int = 2_000  # digits of the pilot run, 200 per class
@@ -72,8 +67,7 @@ class Mnist:
     classes: int = 10
 
     def __post_init__(self) -> None:
-        require_method(self)
-        require_counts(self, "base", "blocks", "cond", "width", "noise_steps", "references", "classes")
+        super().__post_init__()
         if self.references < FEWEST * self.classes:
             raise UsageError(
                 f"references must be at least {FEWEST} per class, {FEWEST * self.classes}; got {self.references}"
@@ -81,17 +75,9 @@ class Mnist:
         if self.cond % 2:
             raise UsageError(f"cond must be even (sines and cosines), got {self.cond}")
 
-    @property
-    def name(self) -> str:
-        return "mnist"
-
-    @property
-    def plan(self) -> TrainingConfig:
-        return plan_of(self)
-
     def images(self, split: str = "train") -> mnist.Images:
-        where = self.data or os.environ.get("FMWC_DATA", "")  # part of the key below
-        return _images(where, split, self.own, self.classes)
+        path = self.data or os.environ.get("FMWC_DATA", "")  # part of the cache key
+        return _images(path, split, self.own, self.classes)
 
     def space(self) -> Space:
         return euclidean(self.images().x.shape[1:])
@@ -106,25 +92,12 @@ class Mnist:
             raise DataError(f"no image is of class {absent[0]}; give the number of classes: --set classes=N")
         return mnist.unit(images.x), {"y": images.y}
 
-    def network(self, heads: int = 1) -> UNet:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derive(self.seed, "network"))
-            return UNet(
-                1, self.base, (1, 2, 4), self.blocks, self.cond, self.classes, outputs=heads if heads > 1 else None
-            )
-
-    def attach(self, network: nn.Module) -> Field:
-        return attach(
-            network,
-            exclude=[self.exclude] if self.exclude else [],
-            space=self.space(),
-            prior_rate=self.prior_rate,
-            width=self.width,
-            seed=derive(self.seed, "noise"),
-        )
+    def build(self, heads: int) -> UNet:
+        outputs = heads if heads > 1 else None
+        return UNet(1, self.base, (1, 2, 4), self.blocks, self.cond, self.classes, outputs=outputs)
 
     def reference(self, field: Field) -> tuple[Reference, dict[str, float]]:
-        """Fit the reference to samples of a separate seed, equally many of each class; judge such samples."""
+        """Fit the reference to samples of a separate seed, equally many per class, and judge other samples."""
         x, rows = self.rows()
         few = slice(0, REFERENCED)
         reference = fit_confidence(

@@ -1,95 +1,136 @@
-"""What a recipe is, and how `--set key=value` changes one."""
+"""`Recipe`: the options of one training run, and how `--set key=value` changes them."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
-from typing import Any, Protocol, TypeVar
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, ClassVar, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from fmwc.data.arrays import fingerprint
 from fmwc.errors import UnknownNameError, UsageError, nearest
-from fmwc.field import Field
+from fmwc.field import Field, attach
 from fmwc.flow import Space
 from fmwc.randomness import derive
 from fmwc.readers import shown
 from fmwc.references import Reference
 from fmwc.training import TrainingConfig
 
-__all__ = ["Recipe", "data_of", "override", "plan_of", "require_counts", "require_method"]
+__all__ = ["RENAMED", "Recipe", "data_of", "literals_of", "override"]
+
+RENAMED = {"eightbit": "quantised"}  # names of fields in files and in `--set`, and in the code
 
 R = TypeVar("R")
 
 
-class Recipe(Protocol):
-    """What fitting asks of a recipe: a frozen dataclass of literals, each with its reason."""
+@dataclass(frozen=True)
+class Recipe(ABC):
+    """Options of one training run; values are the paper's unless a comment gives a reason.
+
+    Fields with the names of :class:`fmwc.training.TrainingConfig` configure the training of the flow.
+    """
+
+    name: ClassVar[str]
+    counts: ClassVar[tuple[str, ...]] = ("width", "noise_steps")  # fields that must be at least 1
+
+    method: str = "retrofit"  # retrofit: train the flow, then fit the noise to it; joint: both at once, as the paper
+    seed: int = 0
+    beta: float = 1e-3
+    prior_rate: float = 0.3
+    cycles: int = 4
+    warmup: float = 0.1
+    width: int = 64  # of the inference networks
+    noise_steps: int = 2_000  # of the retrofit
+
+    # Defaults of fields that only some recipes have.
+    include = "*"  # a glob over the names of layers that carry noise
+    exclude = ""  # a glob over the names of layers that carry none
+    noise_lr = 1e-3
+    noise_compiled = False
+    enough = 1.0  # share of the steps after which a network stopped by the time limit is accepted
+    quantised = False  # whether weights are rounded to 8-bit integers, as shipped, before the reference is fitted
+    flow = ""  # a checkpoint whose flow is used instead of training one
+
+    def __post_init__(self) -> None:
+        if self.method not in ("retrofit", "joint"):
+            raise UnknownNameError(nearest(self.method, ("retrofit", "joint"), "method"))
+        if not 0 < self.prior_rate < 1:
+            raise UsageError(f"prior_rate must lie strictly between 0 and 1, got {self.prior_rate}")
+        for name in (*Recipe.counts, *self.counts):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     @property
-    def name(self) -> str: ...
-    @property
-    def method(self) -> str: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def plan(self) -> TrainingConfig: ...
-    @property
-    def noise_steps(self) -> int: ...
-    @property
-    def noise_lr(self) -> float: ...
+    def noise_batch(self) -> int:
+        return self.plan.batch
 
+    @property
+    def plan(self) -> TrainingConfig:
+        """The configuration of the flow's training."""
+        known = {f.name for f in fields(TrainingConfig)}
+        literals = {name: value for name, value in vars(self).items() if name in known}
+        return TrainingConfig(**{**literals, "seed": derive(self.seed, "train")})
+
+    @abstractmethod
     def space(self) -> Space:
         """Return the space of the samples."""
 
-    def rows(self) -> tuple[Tensor, dict[str, Any]]:
+    @abstractmethod
+    def rows(self) -> tuple[Any, dict[str, Any]]:
         """Return the training data and its conditions."""
 
-    def network(self, heads: int = 1) -> nn.Module:
-        """Return a new network whose initial weights depend on the seed only; `heads` multiplies its outputs."""
+    @abstractmethod
+    def build(self, heads: int) -> Any:
+        """Return a new network whose outputs are multiplied by `heads`."""
 
-    def attach(self, network: nn.Module) -> Field:
-        """Attach noise to a network."""
-
+    @abstractmethod
     def reference(self, field: Field) -> tuple[Reference, dict[str, float]]:
         """Return the reference of the confidence, and metrics of the samples."""
 
+    def source(self) -> tuple[Tensor, ...]:
+        """Return the data from which `rows` is computed."""
+        data, cond = self.rows()
+        return data, *cond.values()
 
-def plan_of(recipe: Any) -> TrainingConfig:
-    """Return the training plan made of a recipe's fields of the same names; its seed is derived from the recipe's."""
-    known = {f.name for f in fields(TrainingConfig)}
-    literals = {name: value for name, value in vars(recipe).items() if name in known}
-    return TrainingConfig(**{**literals, "seed": derive(recipe.seed, "train")})
+    def network(self, heads: int = 1) -> Any:
+        """Return a new network whose initial weights depend on the seed only."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(self.seed, "network"))
+            return self.build(heads)
+
+    def attach(self, network: nn.Module) -> Field:
+        """Attach noise to a network."""
+        return attach(
+            network,
+            include=[self.include],
+            exclude=[self.exclude] if self.exclude else [],
+            space=self.space(),
+            prior_rate=self.prior_rate,
+            width=self.width,
+            seed=derive(self.seed, "noise"),
+        )
 
 
-def data_of(recipe: Any) -> str:
-    """Return the fingerprint of a recipe's training data: of its source, if rows are computed and rounding differs."""
-    if hasattr(recipe, "source"):
-        return fingerprint(*recipe.source())
-    data, cond = recipe.rows()
-    return fingerprint(data, *cond.values())
+def data_of(recipe: Recipe) -> str:
+    """Return the fingerprint of a recipe's training data."""
+    return fingerprint(*recipe.source())
 
 
-def require_method(recipe: Any) -> None:
-    """Raise unless the method and prior rate of a recipe are valid."""
-    if recipe.method not in ("retrofit", "joint"):
-        raise UnknownNameError(nearest(recipe.method, ("retrofit", "joint"), "method"))
-    if not 0 < recipe.prior_rate < 1:
-        raise UsageError(f"prior_rate must lie strictly between 0 and 1, got {recipe.prior_rate}")
-
-
-def require_counts(recipe: Any, *names: str) -> None:
-    """Raise unless each of these fields is at least 1."""
-    for name in names:
-        if getattr(recipe, name) < 1:
-            raise UsageError(f"{name} must be at least 1, got {getattr(recipe, name)}")
+def literals_of(recipe: Any) -> dict[str, Any]:
+    """Return the fields of a recipe as files record them."""
+    names = {new: old for old, new in RENAMED.items()}
+    return {names.get(name, name): value for name, value in asdict(recipe).items()}
 
 
 # ---- overrides ---------------------------------------------------------------------------------------------------
 
 MOST = 1 << 30
 LONGEST = 4096  # characters of a text
-LIMITS: dict[str, tuple[float, float]] = {  # by field; other whole numbers have 64 bits
+LIMITS: dict[str, tuple[float, float]] = {  # of a field; integers without an entry must fit into 64 bits
     **dict.fromkeys(("points", "iterations", "noise_steps", "save_every", "samples", "swept", "guided"), (1, MOST)),
     **dict.fromkeys(("edited", "rewound", "references", "steps", "batch", "noise_batch"), (1, 10_000_000)),
     **dict.fromkeys(("hidden", "time_features", "frequencies", "width", "cond", "base"), (1, 16_384)),
@@ -109,13 +150,20 @@ _READ: dict[str, tuple[str, Callable[[str], Any], Callable[[Any], bool]]] = {  #
 
 
 def override(recipe: R, changes: Sequence[str], what: str = "recipe field") -> R:
-    """Return a recipe with `key=value` changes, each parsed as the type of its field; `what` names one in messages."""
+    """Return a recipe with `key=value` changes, each parsed as the type of its field.
+
+    Arguments:
+        recipe: A dataclass of numbers, texts and Booleans.
+        changes: The changes.
+        what: The name of a field in messages.
+    """
     known = {f.name: str(f.type) for f in fields(recipe)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for change in changes:
         key, sign, value = change.partition("=")
         if not sign:
             raise UsageError(f"--set takes key=value, got '{shown(change)[:100]}'")
+        key = RENAMED.get(key, key)
         if key not in known:
             raise UnknownNameError(nearest(shown(key)[:100], known, what))
         kind, parse, good = _READ[known[key]]
