@@ -207,7 +207,7 @@ def test_crystals_keep_their_rows_and_files(run, crystals, tmp_path):
     assert all(p.read_text() == (folder / "cif" / p.name).read_text() for p in (tmp_path / "kept" / "cif").iterdir())
     frames = (tmp_path / "kept" / "samples.xyz").read_text()
     assert frames.count("Lattice=") == len(writable)
-        assert all(f"name={name} " in frames.replace('"', "") for name in writable)
+    assert all(f"name={name} " in frames.replace('"', "") for name in writable)
     assert "3 of 8" in out  # 2, 6 and 7 are not metastable
     assert torch.equal(Trajectory.load(tmp_path / "kept").x["coord"], made.x["coord"][surest])
     code, _, err = run("filter", folder, "--keep", 0.5, "--score", "type/integrated", "--out", tmp_path / "type")
