@@ -26,7 +26,8 @@ from fmwc.field import Field
 from fmwc.metrics.points import misplaced, symmetric_kl
 from fmwc.randomness import derive
 from fmwc.references import Schedule
-from fmwc.report.reports import checkerboard_figures
+from fmwc.report.page import write_pictures
+from fmwc.report.reports import checkerboard_sections
 from fmwc.sampling import Trajectory
 from fmwc.sampling.trajectory import DISPERSION
 from fmwc.uses.guidance import Guidance
@@ -119,7 +120,7 @@ class CheckerboardExperiment(Experiment):
         reproduce(recipe, out, device, seeds=seeds, count=count, draws=draws, say=say_on_stderr)
         field = load(out / "models" / "checkerboard", device=device)
         run = self.domain.draw(field, count, 2026, None, transport=True, schedule=Schedule.every(self.domain.every))
-        checkerboard_figures(out / "figures", field, run)
+        write_pictures(out / "figures", checkerboard_sections(field, run))
 
     def tables(self, out: Path) -> list[Path]:
         return tables(out)

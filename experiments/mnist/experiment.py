@@ -15,28 +15,23 @@ from torch import Tensor
 
 from experiments.common.evaluation import scores_of
 from experiments.common.experiment import OWN, Experiment, Intent, Metric, Outcome, Sizes
-from experiments.common.store import read_results
 from experiments.mnist.evaluate import heads, lifts
+from experiments.mnist.figures import write_figures
 from experiments.mnist.reproduce import reproduce
-from experiments.mnist.tables import retention_of, sweep_of, tables
+from experiments.mnist.tables import tables
 from fmwc.checkpoint import load, load_network
 from fmwc.data import mnist
 from fmwc.data.arrays import fingerprint
 from fmwc.domains.domain import Show, say_on_stderr, told
 from fmwc.errors import DataError, UsageError
 from fmwc.field import Field
-from fmwc.files import write_bytes
 from fmwc.metrics.images import activations, failed, frechet, predictions
 from fmwc.metrics.ranking import auprc
 from fmwc.randomness import derive
 from fmwc.recipes.mnist import JUDGE, WITHIN, Mnist, batch_for
 from fmwc.recipes.recipe import override
 from fmwc.references import Schedule
-from fmwc.report.curves import retention_curve
-from fmwc.report.images import read_pixels
-from fmwc.report.page import png
-from fmwc.report.reports import digits_figures
-from fmwc.sampling import SCORES, SamplingConfig, Trajectory, compared
+from fmwc.sampling import SCORES, SamplingConfig, Trajectory
 from fmwc.sampling.scores import FEWEST
 from fmwc.sampling.trajectory import DISPERSION
 from fmwc.uses.guidance import Guidance
@@ -161,19 +156,7 @@ class MnistExperiment(Experiment):
         options: dict[str, Any] = {"seeds": seeds, "count": count, "draws": draws, "only": only, "say": say_on_stderr}
         reproduce(recipe, out, device, judge=self.domain.classifier, **options)
         if not only:
-            self.figures(out, load(out / "models" / "mnist", device=device))
-
-    def figures(self, out: Path, field: Field) -> list[Path]:
-        """Draw the figures of a results folder: of its samples, and of its results where 10⁴ digits are needed."""
-        # The samples were drawn before the field had a reference, with the options the reference was made with.
-        assert field.reference is not None
-        run = compared(Trajectory.load(out / "samples.safetensors"), field.reference)
-        numbers = read_results(out)[0]["numbers"]
-        pixels = read_pixels(field, run, probes=64)
-        written = digits_figures(out / "figures", run, self.domain.judge(run), pixels, sweep_of(numbers))
-        curve = retention_curve(retention_of(numbers), numbers["retrofit"]["failure"], what=self.domain.bad)
-        write_bytes(out / "figures" / "retention.png", png(curve))  # replaces that of the few digits shown
-        return written
+            write_figures(out, load(out / "models" / "mnist", device=device), self.domain)
 
     def tables(self, out: Path) -> list[Path]:
         return tables(out)

@@ -5,17 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import mean, stdev
 
-import numpy as np
-
 from experiments.common.evaluation import TIMES
 from experiments.common.store import from_results, read_results
 from experiments.common.tables import METHODS, NONE, PERCENT, Numbers, Rows, dig, number, write_tables
 from experiments.mnist.evaluate import HUTCHINSON, KEPT, PROBES, STATES, WINDOWS
-from fmwc.metrics.ranking import Retention
-from fmwc.report.curves import Sweep
 from fmwc.report.table import Table
 
-__all__ = ["headline", "retention_of", "sweep_of", "tables", "tables_of"]
+__all__ = ["headline", "tables", "tables_of"]
 
 Row = tuple[str, str, str, str]  # label, the paper's value, the path of its numbers, the path of its failure rate
 
@@ -159,29 +155,6 @@ def _sweep(n: Numbers) -> Rows:
             row |= {f"{label}, FID": f"{found['fid']:.2f}", f"{label}, failed %": _percent(found["failure"])}
         rows.append(row)
     return rows
-
-
-def sweep_of(n: Numbers) -> Sweep:
-    """Return the quality by number of steps, for the figure."""
-    curves = {"FM": n["plain"]["sweep"], METHODS["joint"]: n["joint"]["sweep"]}
-    fid, failure = (
-        {label: {int(s): v[key] for s, v in curve.items()} for label, curve in curves.items()}
-        for key in ("fid", "failure")
-    )
-    return Sweep(fid, failure)
-
-
-def retention_of(n: Numbers) -> dict[str, Retention]:
-    """Return retention curves of the whole run, for the figure."""
-    curves = {
-        "FM + retrofit, for its class": n["retrofit"]["retention"]["integrated_within"],
-        "FM + retrofit, as read": n["retrofit"]["retention"]["integrated"],
-        "FMwC joint, for its class": n["joint"]["retention"]["integrated_within"],
-    }
-    return {
-        label: Retention(np.array([float(k) for k in curve]), np.array(list(curve.values())))
-        for label, curve in curves.items()
-    }
 
 
 def tables_of(n: Numbers) -> dict[str, Table]:

@@ -12,12 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from experiments.common.plots import comparison_plot, reliability_plot, steps_axis, value_axis
 from experiments.uses.drawing import Drawn
 from experiments.uses.folder import Edit, Intent, MetricFormat, Study, interval_of, time_label
 from fmwc.crystals.figures import edited_pairs
 from fmwc.crystals.structures import Crystals
 from fmwc.metrics.ranking import Retention
-from fmwc.report.curves import comparison_plot, reliability_plot, retention_curve, steps_axis, value_axis
+from fmwc.report.curves import retention_curve
 from fmwc.report.images import Sheet
 from fmwc.report.page import DASHED, FAINT, INK, LEGEND_ABOVE, LINES, ONE, PERCENT, SURE, TIME, TWO, styled
 from fmwc.report.points import EditedPaths, edited_paths

@@ -15,7 +15,6 @@ from fmwc.crystals import figures as crystals_drawn
 from fmwc.errors import CheckpointError, ShapeError
 from fmwc.recipes.crystals import SCORE
 from fmwc.report.table import Table
-from fmwc.report.tables import markdown
 from tests.crystals.test_report import CHANNELS, COUNT, NAN, judged, made
 
 SCORES = ("integrated", "peak", "temporal_ratio", "endpoint")
@@ -166,7 +165,7 @@ def test_what_is_missing_is_a_dash(run, missing):
     del numbers["retrofit"][missing]
     whole, cut = tables_of(cell_of(run)["numbers"]), tables_of(numbers)
     for name, table in cut.items():
-        markdown(table.rows, list(table.rows[0]))
+        table.markdown()
         assert len(table.rows) == len(whole[name].rows) - (missing == "baselines" and name == "table2_auprc")
     assert all(list(row) == list(t.rows[0]) for t in cut.values() for row in t.rows)
     changed = {name for name in cut if dashes(cut[name]) > dashes(whole[name])}
@@ -210,14 +209,15 @@ def quality_of_none(run):
 
 
 def test_the_headline_is_made_from_the_cell(folder):
-    rows = headline(folder.out).rows
+    table = headline(folder.out)
+    rows = table.rows
     assert list(rows[0]) == ["", "paper", "FM + retrofit", "FMwC, joint"]
     labels = [row[""] for row in rows]
     assert len(set(labels)) == len(labels)
     assert rows[0]["paper"] == "0.21; 0.21"
     assert [row["paper"] for row in rows if row[""] == "lift: diagonal, all/integrated"] == ["1.3"]
     assert rows[-1]["FMwC, joint"] == "—" != rows[-1]["FM + retrofit"]
-    lines = markdown(rows, list(rows[0])).splitlines()
+    lines = table.markdown().splitlines()
     assert r"\|∇·v\|, integrated" in lines[-1]
     assert len(lines) == len(rows) + 2
     assert len(FILTERS) == len({path for *_, path in FILTERS})

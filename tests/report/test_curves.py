@@ -1,93 +1,54 @@
-"""Figures of curves: with one sample and with many, with the right labels."""
+"""Figures of curves, and those that the experiments share: with one sample and with many, with the right labels."""
 
 import numpy as np
 import pytest
 
-from fmwc.errors import UnknownNameError, UsageError
+from experiments.common.plots import comparison_plot, reliability_plot
+from experiments.mnist.figures import quality_against_steps
 from fmwc.metrics.ranking import compare, retention
 from fmwc.report import curves
-from fmwc.report.curves import Sweep, comparison_plot, reliability_plot
 from fmwc.uses.risk import reliability
 from tests.report.shared import draws, texts
 
 
-def legend(figure):
-    return [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-
-
-@pytest.fixture
-def run():
-    rng = np.random.default_rng(0)
-    score = rng.random(400)
-    return score, rng.random(400) < 0.5 * score, rng.random(400)
-
-
 @pytest.mark.parametrize("bad", [[False], [True], [True, False]], ids=["one good", "one bad", "one of each"])
 def test_reliability_of_the_fewest(bad):
-    assert draws(reliability_plot(reliability(np.linspace(0, 1, len(bad)), bad)))
+    assert draws(reliability_plot(reliability(np.linspace(0, 1, len(bad)), bad), "good"))
 
 
-def test_reliability_plot(run):
-    score, bad, other = run
-    one = reliability(1 - score, bad)
-    figure = reliability_plot(one, "on the board")
+def test_scores_are_compared_with_the_first():
+    rng = np.random.default_rng(0)
+    score = rng.random(400)
+    bad = rng.random(400) < 0.5 * score
+    figure = reliability_plot(reliability(1 - score, bad), "on the board")
     assert draws(figure)
-    assert legend(figure) == [f"{(~bad).mean():.1%} of all 400 are on the board"]
-    assert figure.axes[0].get_ylabel() == "on the board, observed"
-    many = reliability_plot({"own": one, "other": reliability(other, bad)}, probability=True)
-    assert draws(many)
-    assert "calibrated" in legend(many)
-    assert len(legend(many)) == 3
-    with pytest.raises(UsageError, match="at least one reliability"):
-        reliability_plot({})
-
-
-@pytest.mark.parametrize("metric", ["auprc", "lift", "precision_5%", "retention_80%"])
-def test_comparison_plot(run, metric):
-    score, bad, other = run
-    compared = compare({"own": score, "other": other}, bad)
-    figure = comparison_plot(compared, metric)
+    assert texts(figure) == [f"{(~bad).mean():.1%} of all 400 are on the board"]
+    compared = compare({"own": score, "other": rng.random(400)}, bad)
+    figure = comparison_plot(compared)
     assert draws(figure)
-    left, right = figure.axes
+    left, _ = figure.axes
     assert [text.get_text() for text in left.get_yticklabels()] == ["own", "other"]
-    assert right.get_xlabel() == "paired difference to the first score"
     dots = [line.get_xdata()[0] for line in left.lines if line.get_marker() == "o"]
-    assert dots == [compared[name][metric]["value"] for name in ("own", "other")]
-    assert draws(comparison_plot(compare({"own": score}, bad), metric))
+    assert dots == [compared[name]["auprc"]["value"] for name in ("own", "other")]
+    assert draws(comparison_plot(compare({"own": score}, bad)))
 
 
-def test_comparison_refuses(run):
-    score, bad, _ = run
-    with pytest.raises(UnknownNameError, match="did you mean 'auprc'"):
-        comparison_plot(compare({"own": score}, bad), "auprcs")
-    with pytest.raises(UsageError, match="at least one score"):
-        comparison_plot({})
-
-
-def test_quality_against_steps():
-    one = {"all": {50: 2.0, 5: 3.0}}
-    figure = curves.quality_against_steps(Sweep(one, {"all": {5: 0.03, 50: 0.01}}))
+@pytest.mark.parametrize(("highest", "scale"), [(3.0, "linear"), (100.0, "log")])
+def test_quality_against_steps(highest, scale):
+    sweep = {"50": {"fid": 2.0, "failure": 0.01}, "5": {"fid": highest, "failure": 0.03}}  # keys that JSON made strings
+    figure = quality_against_steps({"FM": sweep, "joint": {"50": {"fid": 2.5, "failure": 0.0}}})
     assert draws(figure)
-    fid = figure.axes[0]
-    assert fid.lines[0].get_xdata().tolist() == [5, 50]
-    assert fid.get_yscale() == "linear"
-    wide = {"all": {"5": 100.0, "50": 2.0}, "surest": {"50": 1.5}}  # keys that have been through JSON
-    figure = curves.quality_against_steps(Sweep(wide, {}))
-    assert figure.axes[0].get_yscale() == "log"
-    assert draws(figure)
+    assert figure.axes[0].lines[0].get_xdata().tolist() == [5, 50]
+    assert figure.axes[0].get_yscale() == scale
 
 
-@pytest.mark.parametrize("word", ["misplaced", "failed"])
 @pytest.mark.parametrize("bad", [[True, False], [False] * 30, [True] * 30, [True, False, False] * 90])
-def test_curves_of_a_run(word, bad):
+def test_curves_of_a_run(bad):
     confidence, bad = np.random.default_rng(0).random(len(bad)), np.array(bad)
     found = {"a score": retention(-confidence, bad)}
-    figure = curves.retention_curve(found, float(bad.mean()), word)
-    assert figure.axes[0].get_ylabel() == f"{word} among the kept"
+    figure = curves.retention_curve(found, float(bad.mean()), "failed")
+    assert figure.axes[0].get_ylabel() == "failed among the kept"
     std = np.random.default_rng(1).random((5, len(bad)))
-    figure = curves.variance_trajectories(np.linspace(0, 0.9, 5), std, confidence, (0.01, 0.25), word)
-    assert texts(figure) == [
-        f"most doubtful 10% of samples (25.0% {word})",
-        f"surest 10% of samples (1.0% {word})",
-    ]
+    figure = curves.variance_trajectories(np.linspace(0, 0.9, 5), std, confidence, (0.01, 0.25), "failed")
+    assert texts(figure) == ["most doubtful 10% of samples (25.0% failed)", "surest 10% of samples (1.0% failed)"]
     assert draws(figure)

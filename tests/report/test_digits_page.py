@@ -10,9 +10,8 @@ import torch
 from fmwc.errors import UsageError
 from fmwc.field import attach
 from fmwc.networks import UNet
-from fmwc.report.curves import Sweep
 from fmwc.report.images import read_pixels
-from fmwc.report.reports import by_stage, digits_figures, digits_page
+from fmwc.report.reports import by_stage, digits_page
 from fmwc.report.run import RunArrays
 from fmwc.sampling import SamplingConfig, sample, standard_of
 from tests.conftest import awaken
@@ -140,14 +139,6 @@ def test_layers_of_another_network_keep_their_names():
     assert parts[0, :, 0].tolist() == [1, 2]
 
 
-def test_figures_are_written_with_the_sweep(tmp_path, trajectory, bad, pixels):
-    sweep = Sweep({"all": {5: 3.0, 50: 2.0}}, {"all": {5: 0.1, 50: 0.02}})
-    paths = digits_figures(tmp_path, trajectory, bad, pixels, sweep)
-    names = ["digits", "retention", "classes", "pixels", "trajectories", "transport", "steps"]
-    assert [path.name for path in paths] == [f"{name}.png" for name in names]
-    assert all(path.stat().st_size > 1000 for path in paths)
-
-
 def test_digits_without_classes_are_refused(tmp_path, trajectory, bad, pixels):
     with pytest.raises(UsageError, match="'y': classes"):
-        digits_figures(tmp_path, replace(trajectory, cond={}), bad, pixels)
+        digits_page(tmp_path, replace(trajectory, cond={}), bad, pixels, numbers=[], provenance={})

@@ -104,7 +104,7 @@ def test_sorted_grid(run):
     figure = images.sorted_grid(x, confidence, bad, classes)
     assert draws(figure)
     assert f"classified as another digit ({bad.mean():.1%})" in texts(figure)
-    assert draws(images.sorted_grid(x[:, 0], confidence, bad, columns=3))
+    assert draws(images.sorted_grid(x[:, 0], confidence, bad, classes, columns=3))
 
 
 def test_extremes_by_class(run):
@@ -118,8 +118,9 @@ def test_extremes_by_class(run):
 def test_pixel_std(count):
     rng = np.random.default_rng(0)
     states, std = rng.normal(size=(3, count, 8, 8)), rng.random((3, count, 8, 8))
+    pixels = images.Pixels(states, std, np.array([0.0, 0.5, 0.9]), np.arange(count))
     confidence, x = np.linspace(0, 1, count), rng.random((count, 1, 8, 8))
-    figure = images.pixel_std(states, std, [0.0, 0.5, 0.9], confidence, x, np.arange(count) == 0)
+    figure = images.pixel_std(pixels, confidence, x, np.arange(count) == 0)
     assert draws(figure)
     maps = [image for image in figure.axes[0].images if image.get_cmap().name == "plasma"]
     assert len(maps) == count

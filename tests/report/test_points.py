@@ -8,20 +8,22 @@ import pytest
 
 from fmwc.report import points
 from fmwc.report.points import EditedPaths, explorer, samples_by_confidence
-from fmwc.report.reports import _run_history
+from fmwc.report.reports import _history
 from fmwc.report.run import RunArrays
 from tests.report.shared import draws, texts
 
 
-def test_curves_of_some_samples_have_the_failure_rates_of_all():
-    def made(score, bad):
-        steps = np.linspace(0, 0.9, 5)[:, None].repeat(len(score), 1)
-        return RunArrays(score[:, None], {"a score": score}, -score, bad, steps, np.ones_like(steps), steps, None, ())
+def run_of(x, score, bad, **options):
+    times = np.linspace(0, 0.9, 4)[:, None].repeat(len(score), 1)
+    std = np.ones_like(times)
+    return RunArrays(x, {"a score": score}, 1 - score / max(score), bad, times, std, times, None, (), **options)
 
+
+def test_curves_of_some_samples_have_the_failure_rates_of_all():
     score = np.arange(200.0)
-    every = made(score, score >= 190)  # half of the most doubtful tenth
-    some = made(score[::40], np.ones(5, bool))
-    (section,) = _run_history(every, "misplaced", some)
+    every = run_of(None, score, score >= 190)  # half of the most doubtful tenth
+    some = run_of(None, score[::40], np.ones(5, bool))
+    (section,) = _history(every, "misplaced", some)
     assert texts(section.pictures[0].figure) == [
         "most doubtful 10% of samples (50.0% misplaced)",
         "surest 10% of samples (0.0% misplaced)",
@@ -51,8 +53,7 @@ def test_each_score_has_its_own_board(count):
 
 def test_the_explorer_embeds_its_data_and_escapes_it():
     x, score = np.random.default_rng(0).normal(size=(20, 2)), np.arange(20.0)
-    t = np.linspace(0, 0.9, 4)
-    page = str(explorer(x, score, score / 19, score > 15, t, np.ones((4, 20)), label="</script><b>"))
+    page = str(explorer(run_of(x, score, score > 15, label="</script><b>")))
     assert page.count("</script>") == 2  # the data and the code
     data = json.loads(re.search(r'class="data">(.*?)</script>', page)[1])
     assert data["count"] == 20

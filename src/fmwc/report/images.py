@@ -35,13 +35,15 @@ __all__ = [
     "sorted_grid",
 ]
 
-COLUMNS = 20
-END_ROWS, MIDDLE_ROWS = 2, 6  # of a run too large to be shown whole
+COLUMNS = 20  # images per row of a sorted grid
+END_ROWS, MIDDLE_ROWS = 2, 6  # rows of either end and of the middle, if a run is too large to be shown whole
+ENDS = 8  # images at either end of a class
 SIDE = 0.42  # inches: an image with its margin; a row of twenty is as wide as the page
 MARGIN = 1 / 14  # around an image, relative to its height
 SMALL = 9  # points
-PAIRS = 40  # edits that are shown
-STEPS = 50  # of the runs whose states are shown
+PAIRS, PAIR_COLUMNS = 40, 5  # edits that are shown, and pairs per row
+STEPS = 50  # Euler steps of the runs whose states are shown
+TIMES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.96)  # of the states
 GRID = 6  # images per side of a grid
 DOUBTFUL_SHOWN, DOUBTFUL_COLUMNS = 40, 8  # images on a sheet of the most doubtful
 
@@ -145,17 +147,17 @@ class Sheet:
         left: float,
         top: float,
         columns: int,
-        asked: np.ndarray | None = None,
+        classes: np.ndarray | None = None,
     ) -> None:
         """Draw images row by row; frame bad ones and write the requested class into their corner."""
         if not len(images):
             return
         self.images(images, left, top, columns)
-        for one in np.flatnonzero(bad):
-            row, column = divmod(int(one), columns)
+        for i in np.flatnonzero(bad):
+            row, column = divmod(int(i), columns)
             self.frame(left + column, top + row)
-            if asked is not None:
-                self.text(left + column + 0.17, top + row + 0.2, f"{asked[one]}", ha="center", fontsize=SMALL - 2)
+            if classes is not None:
+                self.text(left + column + 0.17, top + row + 0.2, f"{classes[i]}", ha="center", fontsize=SMALL - 2)
 
     def frame(self, left: float, top: float, side: float = 1.0, colour: str = DOUBTFUL) -> None:
         """Frame an image."""
@@ -217,7 +219,7 @@ def read_pixels(
     field: Field,
     trajectory: Trajectory,
     count: int = 6,
-    times: Sequence[float] = (0.0, 0.2, 0.4, 0.6, 0.8, 0.96),
+    times: Sequence[float] = TIMES,
     probes: int = 64,
     seed: int = 0,
 ) -> Pixels:
@@ -261,9 +263,9 @@ def _images(x: ArrayLike) -> np.ndarray:  # (B, H, W) or (B, 1, H, W) -> (B, H, 
 
 @styled
 def sorted_grid(
-    x: ArrayLike, confidence: ArrayLike, bad: ArrayLike, classes: ArrayLike | None = None, columns: int = COLUMNS
+    x: ArrayLike, confidence: ArrayLike, bad: ArrayLike, classes: ArrayLike, columns: int = COLUMNS
 ) -> Figure:
-    """Digits from the surest to the most doubtful, row by row, with failed ones framed.
+    """Draw digits from the surest to the most doubtful, row by row, with failed ones framed.
 
     Of a large run, both ends and an even choice of the others are drawn.
 
@@ -274,7 +276,7 @@ def sorted_grid(
         classes: Requested classes, `(B,)`, which are written into the frames.
         columns: Digits per row.
     """
-    images, wrong = _images(x), np.asarray(bad, dtype=bool)
+    images, wrong, groups = _images(x), np.asarray(bad, dtype=bool), np.asarray(classes)
     shown = bands(confidence, columns)
     rows = [ceil(len(band.which) / columns) for band in shown]
     left, heading, gap = 1.75, 0.9, 0.15
@@ -283,8 +285,7 @@ def sorted_grid(
     for band, height, title in zip(shown, rows, _titles(shown, wrong), strict=True):
         sheet.text(left + 0.06, top + heading / 2, title)
         top += heading
-        asked = None if classes is None else np.asarray(classes)[band.which]
-        sheet.digits(images[band.which], wrong[band.which], left, top, columns, asked)
+        sheet.digits(images[band.which], wrong[band.which], left, top, columns, groups[band.which])
         for row in range(height):
             places = band.places[row * columns : (row + 1) * columns]
             sheet.scale(left - 0.18, top + row, places, len(wrong))
@@ -307,20 +308,13 @@ def _titles(shown: list[Band], bad: np.ndarray) -> list[str]:
 
 
 @styled
-def extremes_by_class(
-    x: ArrayLike, confidence: ArrayLike, bad: ArrayLike, classes: ArrayLike, shown: int = 8
-) -> Figure:
-    """One row per class: its surest digits, its most doubtful digits, and its failure rate.
+def extremes_by_class(x: ArrayLike, confidence: ArrayLike, bad: ArrayLike, classes: ArrayLike) -> Figure:
+    """Draw one row per class: its surest digits, its most doubtful digits, and its failure rate.
 
-    Arguments:
-        x: Images, `(B, 1, H, W)` or `(B, H, W)`.
-        confidence: High = sure, `(B,)`; only the order matters.
-        bad: Whether each digit failed, `(B,)`.
-        classes: Requested classes, `(B,)`.
-        shown: Digits at either end.
+    The arguments are those of :func:`sorted_grid`.
     """
     images, wrong, groups = _images(x), np.asarray(bad, dtype=bool), np.asarray(classes)
-    ends = ends_by_class(confidence, groups, shown)
+    ends = ends_by_class(confidence, groups, ENDS)
     shown = max(4, *(len(sure) for sure, _ in ends.values()))  # the headings need the width of four images
     left, heading, between = 1.75, 1.5, 0.9
     right = left + shown + between
@@ -350,65 +344,53 @@ def edited_pairs(
     read_after: ArrayLike,
     sample: ArrayLike,
     times: ArrayLike,
-    columns: int = 5,
 ) -> Figure:
-    """Evenly chosen digits, each beside its edit, which is framed if its class changed.
+    """Draw evenly chosen digits, each beside its edit, which is framed if its class changed.
 
     Arguments:
         before, after: Images, `(B, 1, H, W)` or `(B, H, W)`.
         read_before, read_after: Their classes, `(B,)`.
         sample: Index of the edited sample, `(B,)`.
         times: Time of each edit, `(B,)`.
-        columns: Pairs per row.
     """
-    here, there = _images(before), _images(after)
+    old_images, new_images = _images(before), _images(after)
     numbers, old, new, t = (np.asarray(a) for a in (sample, read_before, read_after, times))
     shown = even_choice(len(t), PAIRS)
-    columns = max(3, min(columns, len(shown)))  # the heading needs the width of three
+    columns = max(3, min(PAIR_COLUMNS, len(shown)))  # the heading needs the width of three
     left, heading, foot = 0.15, 0.75, 0.05
     wide, tall = 2.95, 1.55
     sheet = Sheet(left + columns * wide - 0.2, heading + ceil(len(shown) / columns) * tall + foot, side=0.66)
     which = "sample → edit" if len(shown) == len(t) else f"sample → edit, {len(shown)} of {len(t):,}"
     words = f"{which}; framed: another digit ({(old != new).mean():.1%})"
     sheet.text(left + 0.06, heading / 2 - 0.06, words, fontsize=10)
-    for place, one in enumerate(shown):
+    for place, i in enumerate(shown):
         row, column = divmod(place, columns)
         x, y = left + column * wide, heading + row * tall
-        sheet.images(here[one][None], x, y, 1)
+        sheet.images(old_images[i][None], x, y, 1)
         sheet.text(x + 1.19, y + 0.5, "→", ha="center", color=FAINT, fontsize=11)
-        sheet.digits(there[one][None], np.array([old[one] != new[one]]), x + 1.38, y, 1)
-        sheet.text(x + 0.5, y + 1.14, f"#{numbers[one]}: {old[one]}", ha="center", fontsize=7.5)
-        sheet.text(x + 1.88, y + 1.14, f"{new[one]}, t = {t[one]:.2f}", ha="center", fontsize=7.5)
+        sheet.digits(new_images[i][None], np.array([old[i] != new[i]]), x + 1.38, y, 1)
+        sheet.text(x + 0.5, y + 1.14, f"#{numbers[i]}: {old[i]}", ha="center", fontsize=7.5)
+        sheet.text(x + 1.88, y + 1.14, f"{new[i]}, t = {t[i]:.2f}", ha="center", fontsize=7.5)
     return sheet.figure
 
 
 @styled
-def pixel_std(
-    states: ArrayLike,
-    std: ArrayLike,
-    times: ArrayLike,
-    confidence: ArrayLike,
-    x: ArrayLike,
-    bad: ArrayLike,
-    label: str = "confidence",
-) -> Figure:
-    """Trajectories of a few digits, and below each state the standard deviation of the velocity of every pixel.
+def pixel_std(pixels: Pixels, confidence: ArrayLike, x: ArrayLike, bad: ArrayLike, label: str = "confidence") -> Figure:
+    """Draw trajectories of a few digits, and below each state the standard deviation of the velocity of every pixel.
 
     Arguments:
-        states: x_t, `(T, n, H, W)`.
-        std: σ_t, `(T, n, H, W)`.
-        times: t, `(T,)`.
+        pixels: The trajectories.
         confidence: In [0, 1], `(n,)`; the surer half is drawn on the left.
         x: The digits at t = 1, `(n, 1, H, W)` or `(n, H, W)`.
         bad: Whether each digit failed, `(n,)`.
         label: `confidence`, or `rank` if the confidence is withheld.
     """
-    t, level, wrong = np.asarray(times), np.asarray(confidence, dtype=float), np.asarray(bad, dtype=bool)
-    paths = np.concatenate([np.asarray(states, dtype=float), _images(x)[None]]).swapaxes(0, 1)  # (n, T + 1, H, W)
-    doubts = np.asarray(std, dtype=float).swapaxes(0, 1)  # (n, T, H, W)
+    t, level, wrong = pixels.times, np.asarray(confidence, dtype=float), np.asarray(bad, dtype=bool)
+    paths = np.concatenate([pixels.states.astype(float), _images(x)[None]]).swapaxes(0, 1)  # (n, T + 1, H, W)
+    stds = pixels.std.astype(float).swapaxes(0, 1)  # (n, T, H, W)
     order = np.argsort(-level, kind="stable")
     half, columns = ceil(len(order) / 2), len(t) + 1
-    ceiling = float(np.quantile(doubts, 0.998))  # a few pixels would take most of the scale
+    ceiling = float(np.quantile(stds, 0.998))  # a few pixels would take most of the scale
     left, heading, between, gap, foot = 0.75, 1.15, 0.8, 0.3, 1.0
     sheet = Sheet(left + 2 * columns + between + 0.15, heading + half * (2 + gap) + foot, side=0.58)
     shown = None
@@ -422,14 +404,14 @@ def pixel_std(
         for column, value in enumerate([*t, 1.0]):
             when = f"t = {value:.2g}" if column == 0 else f"{value:.2g}"
             sheet.text(start + column + 0.5, heading - 0.3, when, ha="center", color=FAINT, fontsize=8)
-        for row, one in enumerate(which):
+        for row, i in enumerate(which):
             top = heading + row * (2 + gap)
-            sheet.digits(paths[one], np.append(np.zeros(len(t), bool), wrong[one]), start, top, columns)
+            sheet.digits(paths[i], np.append(np.zeros(len(t), bool), wrong[i]), start, top, columns)
             shown = sheet.images(
-                doubts[one], start, top + 1, len(t), np.nan, cmap="plasma", vmax=ceiling, interpolation="nearest"
+                stds[i], start, top + 1, len(t), np.nan, cmap="plasma", vmax=ceiling, interpolation="nearest"
             )
             sheet.text(start + columns - 0.5, top + 1.36, label, ha="center", color=FAINT, fontsize=6.5)
-            sheet.text(start + columns - 0.5, top + 1.68, f"{level[one]:.2f}", ha="center")
+            sheet.text(start + columns - 0.5, top + 1.68, f"{level[i]:.2f}", ha="center")
     for row in range(half):
         top = heading + row * (2 + gap)
         sheet.text(left - 0.15, top + 0.5, "$x_t$", ha="right", fontsize=10)
@@ -445,7 +427,7 @@ def pixel_std(
 
 @styled
 def draw_images(x: np.ndarray, confidence: np.ndarray, label: str) -> Figure:  # (B, H, W) or (B, 1 or 3, H, W), (B,)
-    """The surest images beside the most doubtful ones, on a common scale of brightness."""
+    """Draw the surest images beside the most doubtful ones, on a common scale of brightness."""
     images = x if x.ndim == 3 else x[:, 0] if x.shape[1] == 1 else np.moveaxis(x, 1, -1)  # (B, H, W) or (B, H, W, 3)
     order = np.argsort(-confidence, kind="stable")
     count = max(1, min(GRID * GRID, len(order) // 2))
@@ -462,39 +444,39 @@ def draw_images(x: np.ndarray, confidence: np.ndarray, label: str) -> Figure:  #
     for start, which, name in ((left, order[:count], "surest"), (right, order[-count:], "most doubtful")):
         words = f"the {count} {name} ({label} {confidence[which[0]]:.2f} to {confidence[which[-1]]:.2f})"
         sheet.text(start + 0.06, heading / 2, words, fontsize=10)
-        for place, one in enumerate(which):
+        for place, i in enumerate(which):
             row, column = divmod(place, columns)
             x0, y0 = start + column + (1 - across) / 2, heading + row + (1 - down) / 2
-            sheet.axes.imshow(scaled[one], extent=(x0, x0 + across, y0 + down, y0), **style)
+            sheet.axes.imshow(scaled[i], extent=(x0, x0 + across, y0 + down, y0), **style)
     ink = "in colour" if images.ndim == 4 else "black is low, white is high"
     words = f"values from {low:.3g} to {high:.3g} ({ink}); {label} decreases row by row"
     sheet.text(left + 0.06, heading + rows + foot / 2, words, color=FAINT)
     return sheet.figure
 
 
-def contest_text(asked: Any, rival: Any, margin: float) -> str:
+def contest_text(requested: Any, rival: Any, margin: float) -> str:
     """Describe the result of a contest for one sample.
 
     >>> contest_text(4, 9, -0.1), contest_text(4, 9, 0.2)
     ('requested 4, explained better as 9', 'requested 4, second best 9')
     """
-    return f"requested {asked}, {'explained better as' if margin < 0 else 'second best'} {rival}"
+    return f"requested {requested}, {'explained better as' if margin < 0 else 'second best'} {rival}"
 
 
 @styled
 def most_doubtful(
     x: ArrayLike,
     score: ArrayLike,
-    asked: ArrayLike | None = None,
+    classes: ArrayLike | None = None,
     rival: ArrayLike | None = None,
     margin: ArrayLike | None = None,
 ) -> Figure:
-    """The most doubtful images, each with its score or with the result of a contest.
+    """Draw the most doubtful images, each with its score or with the result of a contest.
 
     Arguments:
         x: Images, `(B, C, H, W)` or `(B, H, W)`; the mean of several colours is drawn.
         score: High = doubtful, `(B,)`.
-        asked: Requested classes, `(B,)`.
+        classes: Requested classes, `(B,)`.
         rival, margin: Results of a contest, `(B,)`.
     """
     images, doubt = np.asarray(x, dtype=float), np.asarray(score, dtype=float)
@@ -503,15 +485,15 @@ def most_doubtful(
     columns, tall, heading = min(DOUBTFUL_COLUMNS, max(4, len(order))), 1.6, 0.5
     sheet = Sheet(columns * 1.35 + 0.2, ceil(len(order) / columns) * tall + heading + 0.1, side=0.82)
     sheet.text(0.15, heading / 2, f"the {len(order)} most doubtful of {len(doubt):,}")
-    for place, one in enumerate(order):
+    for place, i in enumerate(order):
         row, column = divmod(place, columns)
         left, top = 0.15 + column * 1.35, heading + row * tall
-        sheet.images(images[one][None].clip(0, 1), left, top, 1)
-        words, style = f"score {doubt[one]:.3g}", {}
-        if asked is not None and rival is not None and margin is not None:
-            values = (np.asarray(v)[one] for v in (asked, rival, margin))
+        sheet.images(images[i][None].clip(0, 1), left, top, 1)
+        words, style = f"score {doubt[i]:.3g}", {}
+        if classes is not None and rival is not None and margin is not None:
+            values = (np.asarray(v)[i] for v in (classes, rival, margin))
             words = contest_text(*values).replace(", ", ",\n")
-            if np.asarray(margin)[one] < 0:
+            if np.asarray(margin)[i] < 0:
                 sheet.frame(left, top)
                 style = {"color": DOUBTFUL}
         sheet.text(left + 0.5, top + 1.24, words, ha="center", fontsize=7, **style)

@@ -39,7 +39,6 @@ __all__ = [
     "Picture",
     "Section",
     "Tile",
-    "palette",
     "png",
     "render",
     "styled",
@@ -95,15 +94,6 @@ STYLE: dict[str, Any] = {
 
 # Matplotlib reads its settings when an artist is created, so whole functions are decorated with this context.
 styled = matplotlib.rc_context(STYLE)
-
-
-def palette(count: int) -> list[str]:
-    """Return the colours of confidence 0 to 1 as hex codes.
-
-    >>> palette(2) == [DOUBTFUL, SURE]
-    True
-    """
-    return [to_hex(c) for c in CONFIDENCE(np.linspace(0, 1, count))]
 
 
 @styled
@@ -181,9 +171,9 @@ class Section:
     Arguments:
         title: Heading.
         caption: Text below the heading.
-        html: Markup below the caption.
         pictures: Figures.
         tables: Tables.
+        html: Markup below the caption.
         items: Items of a list.
         facts: Names and values.
         summary: If given, tables and facts are folded away under this line.
@@ -191,9 +181,9 @@ class Section:
 
     title: str
     caption: str = ""
-    html: Markup = Markup()
     pictures: Sequence[Picture] = ()
     tables: Sequence[Table] = ()
+    html: Markup = Markup()
     items: Sequence[str] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
     summary: str = ""

@@ -12,6 +12,7 @@ import torch
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike
@@ -21,7 +22,8 @@ from fmwc.data.checkerboard import CELL, HALF, inside
 from fmwc.field import Field
 from fmwc.metrics.divergence import divergence
 from fmwc.report.curves import EXTREME, even_choice, extremes, on_common_times
-from fmwc.report.page import CONFIDENCE, DOUBTFUL, FAINT, INK, LINES, SURE, TWO, palette, render, styled
+from fmwc.report.page import CONFIDENCE, DOUBTFUL, FAINT, INK, LINES, SURE, TWO, render, styled
+from fmwc.report.run import RunArrays
 
 __all__ = [
     "EditedPaths",
@@ -58,7 +60,7 @@ def _colour_bar(figure: Figure, panels: Sequence[Axes], label: str, names: Seque
 
 @styled
 def samples_by_confidence(x: ArrayLike, levels: Mapping[str, ArrayLike], bad: ArrayLike) -> Figure:
-    """Samples on the board, coloured by confidence, with misplaced samples ringed and doubtful samples on top.
+    """Draw samples on the board, coloured by confidence, with misplaced samples ringed and doubtful samples on top.
 
     Arguments:
         x: Samples, `(B, 2)`.
@@ -89,7 +91,7 @@ def samples_by_confidence(x: ArrayLike, levels: Mapping[str, ArrayLike], bad: Ar
 
 @styled
 def variance_against_divergence(field: Field, t: float = 0.6, cells: int = 120) -> Figure:
-    """σ_t by two estimators beside |∇·v_t|, which is the exact trace, on a grid (fig:div-vs-std).
+    """Draw σ_t by two estimators beside |∇·v_t|, which is the exact trace, on a grid (fig:div-vs-std).
 
     Arguments:
         field: A field over the plane.
@@ -144,7 +146,7 @@ class EditedPaths(NamedTuple):
 def edited_paths(
     panels: Mapping[str, EditedPaths], same: str = "edited, same cell", other: str = "edited, another cell"
 ) -> Figure:
-    """Original and edited paths from the time of each edit, for evenly chosen samples.
+    """Draw original and edited paths from the time of each edit, for evenly chosen samples.
 
     Arguments:
         panels: Paths by title; each has its own panel.
@@ -177,6 +179,7 @@ def edited_paths(
 
 
 def _draw_paths(axes: Axes, paths: EditedPaths, extent: float) -> None:
+    """Draw old and new paths between squares named as on a chessboard."""
     old, new, t, start, changed = (np.asarray(a) for a in paths)
     _board(axes, extent, facecolor="#eef0f4", edgecolor="none")
     axes.spines[:].set_visible(False)
@@ -184,17 +187,17 @@ def _draw_paths(axes: Axes, paths: EditedPaths, extent: float) -> None:
     axes.set_xticks(centres, list("abcd"))
     axes.set_yticks(centres, ["1", "2", "3", "4"])
     axes.tick_params(length=0)
-    for one in even_choice(len(start), PATHS):
-        late = t[:, one] >= start[one] - 1e-6
-        colour = LINES[1] if changed[one] else LINES[2]
-        axes.plot(*old[late, one].T, color=FAINT, linewidth=0.9, alpha=0.8, zorder=1)
-        axes.plot(*new[late, one].T, color=colour, linewidth=1.3, alpha=0.85, zorder=2)
-        kick = np.stack([old[late, one][0], new[late, one][0]])
+    for i in even_choice(len(start), PATHS):
+        late = t[:, i] >= start[i] - 1e-6
+        colour = LINES[1] if changed[i] else LINES[2]
+        axes.plot(*old[late, i].T, color=FAINT, linewidth=0.9, alpha=0.8, zorder=1)
+        axes.plot(*new[late, i].T, color=colour, linewidth=1.3, alpha=0.85, zorder=2)
+        kick = np.stack([old[late, i][0], new[late, i][0]])
         axes.plot(*kick.T, color=colour, linewidth=1.0, linestyle=(0, (1, 1.2)), zorder=2)
         axes.plot(*kick[0], "o", color=INK, markersize=2.6, zorder=3)
-        axes.plot(*old[-1, one], "o", color=FAINT, markerfacecolor="white", markersize=4.2, zorder=3)
+        axes.plot(*old[-1, i], "o", color=FAINT, markerfacecolor="white", markersize=4.2, zorder=3)
         end: dict[str, Any] = {"color": colour, "markeredgecolor": "white", "markeredgewidth": 0.5, "markersize": 5.2}
-        axes.plot(*new[-1, one], "o", zorder=4, **end)
+        axes.plot(*new[-1, i], "o", zorder=4, **end)
 
 
 # ---- any field over the plane ------------------------------------------------------------------------------------
@@ -202,7 +205,7 @@ def _draw_paths(axes: Axes, paths: EditedPaths, extent: float) -> None:
 
 @styled
 def draw_points(x: np.ndarray, confidence: np.ndarray, label: str) -> Figure:  # (B, 2), (B,)
-    """All samples by confidence, and the surest and the most doubtful tenth in front of the others."""
+    """Draw all samples by confidence, and the surest and the most doubtful tenth in front of the others."""
     order = np.argsort(-confidence, kind="stable")  # doubtful samples are drawn on top
     some = order[even_choice(len(order), POINTS)]
     sure, doubtful = extremes(confidence)
@@ -230,15 +233,7 @@ def draw_points(x: np.ndarray, confidence: np.ndarray, label: str) -> Figure:  #
 
 
 def explorer(
-    x: ArrayLike,
-    score: ArrayLike,
-    confidence: ArrayLike,
-    bad: ArrayLike,
-    times: ArrayLike,
-    std: ArrayLike,
-    stride: int = 1,
-    label: str = "confidence",
-    beside: ArrayLike | None = None,
+    run: RunArrays, closer: RunArrays | None = None, stride: int = 1, beside: np.ndarray | None = None
 ) -> Markup:
     """Return the explorer as HTML: all samples on a canvas, a slider that discards, and the variance of each sample.
 
@@ -246,37 +241,34 @@ def explorer(
     a logarithmic scale, which is finer than a screen.
 
     Arguments:
-        x: Samples, `(B, 2)`.
-        score: The score that ranks them, high = doubtful, `(B,)`.
-        confidence: In [0, 1], `(B,)`.
-        bad: Whether each sample is misplaced, `(B,)`.
-        times: Times of the readings, `(R,)` or `(R, B)`.
-        std: ‖σ_t‖ at these times, `(R, B)`.
-        stride: If above 1, `times` and `std` belong to every `stride`-th sample in the order of the score.
-        label: `confidence`, or `rank` if the confidence is withheld.
+        run: The samples.
+        closer: Every `stride`-th sample in the order of the score, whose variance is shown instead of that of the run.
+        stride: See `closer`.
         beside: Rank by the variance, in [0, 1], `(B,)`, which is shown too.
     """
-    order = np.argsort(np.asarray(score), kind="stable")
-    points, level, wrong = (np.asarray(a)[order] for a in (x, confidence, bad))
-    t, curves = on_common_times(np.asarray(times), np.asarray(std))
-    if stride == 1:
+    order = np.argsort(run.score, kind="stable")
+    points = run.x[order]
+    if closer is None:
+        t, curves = on_common_times(run.times, run.std)
         stride = ceil(curves.size / CURVE_BYTES)
         curves = curves[:, order[::stride]]
+    else:
+        t, curves = on_common_times(closer.times, closer.std)
     logs = np.log(np.maximum(curves, FLOOR))
     extent = max(EXTENT, float(np.abs(points).max()))
     data = {
         "count": len(points),
         "extent": extent,
         "points": _pack(points / extent, -1.0, 1.0, np.uint16),
-        "label": label.capitalize(),
-        "confidence": _pack(level, 0.0, 1.0, np.uint16),
-        "beside": None if beside is None else _pack(np.asarray(beside)[order], 0.0, 1.0, np.uint16),
-        "bad": _pack(wrong, 0, 255, np.uint8),
+        "label": run.label.capitalize(),
+        "confidence": _pack(run.confidence[order], 0.0, 1.0, np.uint16),
+        "beside": None if beside is None else _pack(beside[order], 0.0, 1.0, np.uint16),
+        "bad": _pack(run.bad[order], 0, 255, np.uint8),
         "times": [round(float(v), 4) for v in t],
         "stride": stride,
         "curves": _pack(logs.T, logs.min(), logs.max(), np.uint8),
         "logRange": [float(logs.min()), float(logs.max())],
-        "colours": palette(64),
+        "colours": [to_hex(colour) for colour in CONFIDENCE(np.linspace(0, 1, 64))],
     }
     return render("explorer.html", data=data)
 

@@ -20,18 +20,15 @@ from fmwc.metrics.ranking import ranking_text, rate, rate_kept, retention
 from fmwc.report import images
 from fmwc.report.curves import (
     EXTREME,
-    Sweep,
     draw_signals,
     extremes,
-    quality_against_steps,
     retention_curve,
     transport_profile,
     variance_trajectories,
 )
-from fmwc.report.images import Pixels, contest_text, draw_images, most_doubtful
 from fmwc.report.page import Picture, Section, Tile, write_page, write_pictures
 from fmwc.report.points import draw_points, explorer, samples_by_confidence, variance_against_divergence
-from fmwc.report.run import NAMES, RunArrays, array, describe, ordering_of
+from fmwc.report.run import NAMES, RunArrays, array, describe
 from fmwc.report.table import Table
 from fmwc.sampling import Trajectory
 from fmwc.sampling.trajectory import DISPERSION
@@ -41,28 +38,26 @@ __all__ = [
     "CHECKERBOARD_KEPT",
     "DIGITS_KEPT",
     "ENOUGH",
-    "by_stage",
-    "checkerboard_figures",
     "checkerboard_page",
+    "checkerboard_sections",
     "checks_page",
     "closing",
     "contest_section",
-    "digits_figures",
+    "digit_sections",
     "digits_page",
     "draw_samples",
-    "kind_of",
     "samples_page",
     "tile",
 ]
 
 Rows = Sequence[Mapping[str, str]]
 
-CHECKERBOARD_KEPT, DIGITS_KEPT = 0.9, 0.8  # the shares of samples that the main numbers keep
-ENOUGH = 50  # samples that a curve of a ranking needs: of fewer, the surest tenth are four at most
-FINE, COARSE = 120, 72  # cells per side of a map: in a report, in a quick demonstration
-ENDS = 10  # samples listed from either end
+CHECKERBOARD_KEPT, DIGITS_KEPT = 0.9, 0.8  # shares of samples that are kept for the main numbers
+ENOUGH = 50  # samples for a retention curve
+FINE, COARSE = 120, 72  # cells per side of a map, in a report and in a demonstration
+ENDS = 10  # samples listed from either end of the ranking
 LISTED = 30  # samples in the table of checks
-NUMBERS = 8  # numbers that are listed of a sample which is not drawn
+NUMBERS = 8  # numbers listed per sample that is not drawn
 LONG, SIDE, PANELS = 8, 4, 4  # least length of a signal, least side of an image, most channels of a signal
 
 
@@ -70,107 +65,19 @@ LONG, SIDE, PANELS = 8, 4, 4  # least length of a signal, least side of an image
 
 
 def tile(value: str, name: str, kind: str = "", chance: float | None = None) -> Tile:
-    """Return a main number with its interval in its name; `chance` is the value of a random order."""
+    """Return a main number with its interval in its name.
+
+    Arguments:
+        value: The number and its interval, or the reason why there is none.
+        name: What the number is.
+        kind: Its colour: `sure`, `doubtful` or nothing.
+        chance: The value of a random order, if the number rates an order.
+    """
     if value.startswith("too few"):
         return Tile("?", f"{name}: {value}", kind)
     number, _, interval = value.partition(" ")
     random = "" if chance is None else f" (random order: {chance:.2f}, best: 1)"
     return Tile(number, f"{name}{random}, 90 % interval {interval}", kind)
-
-
-def _tiles(run: RunArrays, samples: str, bad: str, kept: float) -> list[Tile]:
-    if not run.bad.any():
-        return []
-    return [
-        tile(rate(run.bad), f"{bad}, of all {samples}"),
-        tile(rate_kept(run.score, run.bad, kept), f"{bad}, of the surest {kept:.0%}", "sure"),
-        tile(ranking_text(run.score, run.bad, bad), f"AUPRC of {bad} {samples}", chance=float(run.bad.mean())),
-    ]
-
-
-def _lead(run: RunArrays, score: str, samples: str, bad: str) -> list[str]:
-    none = "" if run.bad.any() else f" None of them is {bad}, so there are no errors to find."
-    return [f"{len(run.bad):,} generated {samples}, each with its {run.label}.{none}", *_notes(run.note, score)]
-
-
-def _notes(note: str, score: str) -> list[str]:
-    return [f"The ranking is by score “{score}”: {describe(score)}.", *([f"Ordered by {note}."] if note else [])]
-
-
-def _retention(run: RunArrays, bad: str) -> list[Section]:
-    """Retention curves of the run's scores, if there are enough samples."""
-    if len(run.bad) < ENOUGH:
-        return []
-    curves = {name: retention(score, run.bad) for name, score in run.scores.items()}
-    return [
-        Section(
-            f"Share of {bad} samples among those kept",
-            "From left to right, more and more of the most doubtful samples are discarded. A random order follows the "
-            "dashed line, a perfect order the dotted line.",
-            pictures=[
-                Picture(
-                    "retention",
-                    f"Share of {bad} samples among those kept, against the share kept.",
-                    retention_curve(curves, float(run.bad.mean()), bad),
-                )
-            ],
-        )
-    ]
-
-
-def _history(
-    times: np.ndarray,
-    std: np.ndarray,
-    confidence: np.ndarray,
-    label: str,
-    shares: tuple[float, float] | None = None,
-    bad: str = "",
-    of: str = "",
-) -> list[Section]:
-    """The variance over time, if it was read."""
-    if not len(times):
-        return []
-    return [
-        Section(
-            "Uncertainty over time",
-            "Standard deviation of the velocity along the trajectories of the surest and of the most doubtful tenth of "
-            f"the samples, by {label}. Thick lines are medians, bands cover 80 % of the samples, and thin lines are "
-            f"single samples.{of}",
-            pictures=[
-                Picture(
-                    "trajectories",
-                    "Uncertainty of the velocity over time, for the surest and the most doubtful tenth of the samples.",
-                    variance_trajectories(times, std, confidence, shares, bad),
-                )
-            ],
-        )
-    ]
-
-
-def _run_history(run: RunArrays, bad: str, closer: RunArrays | None = None) -> list[Section]:
-    """The variance over time; `closer` holds some of the samples with more readings, if the run has few."""
-    drawn = run if closer is None else closer
-    low, high = (float(run.bad[which].mean()) for which in extremes(-run.score))
-    of = "" if closer is None else f" The curves show {len(drawn.bad):,} of the {len(run.bad):,} samples."
-    return _history(drawn.times, drawn.std, drawn.confidence, run.label, (low, high), bad, of)
-
-
-def _transport(run: RunArrays, profile: np.ndarray, parts: Sequence[str], part: str = "layer") -> Section:
-    """The sources of the endpoint variance by step and part of the network; `profile` is `(steps, parts, B)`."""
-    sure, doubtful = (profile[:, :, which] for which in extremes(run.confidence))
-    return Section(
-        f"Endpoint variance by step and {part}",
-        "Each bar is one step of the trajectory; its height is the share of the endpoint variance that the step "
-        f"contributes. Colours show the {part} of the network. The shares of the surest and of the most doubtful "
-        f"{EXTREME:.0%} of the samples each add up to one.",
-        pictures=[
-            Picture(
-                "transport",
-                f"Share of the endpoint variance per step, stacked by {part}, for the two groups of samples.",
-                transport_profile(sure, doubtful, run.grid.mean(1), parts, part),
-            )
-        ],
-    )
 
 
 def closing(numbers: Rows, limits: Sequence[str], provenance: Mapping[str, str]) -> list[Section]:
@@ -192,10 +99,87 @@ _LIMITS = (
 _ONE_SEED = "The numbers come from one run with one seed and do not show the variation between seeds."
 
 
-def _auprc_limit(bad: str) -> str:
-    return (
+def _judged_limits(bad: str) -> list[str]:
+    auprc = (
         f"The AUPRC of a random order is the share of {bad} samples, so AUPRC alone does not compare models with "
         "different shares."
+    )
+    return [auprc, _ONE_SEED]
+
+
+def _notes(note: str, score: str) -> list[str]:
+    return [f"The ranking is by score “{score}”: {describe(score)}.", *([f"Ordered by {note}."] if note else [])]
+
+
+def _judged_head(run: RunArrays, score: str, samples: str, bad: str, kept: float) -> dict[str, Any]:
+    """The lead and the main numbers of a page of judged samples."""
+    none, tiles = f" None of them is {bad}, so there are no errors to find.", []
+    if run.bad.any():
+        none = ""
+        tiles = [
+            tile(rate(run.bad), f"{bad}, of all {samples}"),
+            tile(rate_kept(run.score, run.bad, kept), f"{bad}, of the surest {kept:.0%}", "sure"),
+            tile(ranking_text(run.score, run.bad, bad), f"AUPRC of {bad} {samples}", chance=float(run.bad.mean())),
+        ]
+    lead = f"{len(run.bad):,} generated {samples}, each with its {run.label}.{none}"
+    return {"lead": [lead, *_notes(run.note, score)], "tiles": tiles}
+
+
+def _drawn(title: str, caption: str, name: str, alt: str, figure: Figure) -> Section:
+    return Section(title, caption, [Picture(name, alt, figure)])
+
+
+def _retention(run: RunArrays, bad: str) -> list[Section]:
+    """Retention curves of the run's scores, if there are enough samples."""
+    if len(run.bad) < ENOUGH:
+        return []
+    curves = {name: retention(score, run.bad) for name, score in run.scores.items()}
+    section = _drawn(
+        f"Share of {bad} samples among those kept",
+        "From left to right, more and more of the most doubtful samples are discarded. A random order follows the "
+        "dashed line, a perfect order the dotted line.",
+        "retention",
+        f"Share of {bad} samples among those kept, against the share kept.",
+        retention_curve(curves, float(run.bad.mean()), bad),
+    )
+    return [section]
+
+
+def _history(run: RunArrays, bad: str = "", closer: RunArrays | None = None) -> list[Section]:
+    """The variance over time, if it was computed.
+
+    Arguments:
+        run: The samples.
+        bad: The word for bad samples; empty if samples were not judged.
+        closer: Some of the samples with more readings, which are drawn instead of the run.
+    """
+    drawn = run if closer is None else closer
+    if not len(drawn.times):
+        return []
+    shares = [float(run.bad[which].mean()) for which in extremes(-run.score)] if bad else None
+    some = "" if closer is None else f" The curves show {len(drawn.bad):,} of the {len(run.bad):,} samples."
+    section = _drawn(
+        "Uncertainty over time",
+        "Standard deviation of the velocity along the trajectories of the surest and of the most doubtful tenth of "
+        f"the samples, by {run.label}. Thick lines are medians, bands cover 80 % of the samples, and thin lines are "
+        f"single samples.{some}",
+        "trajectories",
+        "Uncertainty of the velocity over time, for the surest and the most doubtful tenth of the samples.",
+        variance_trajectories(drawn.times, drawn.std, drawn.confidence, shares, bad),
+    )
+    return [section]
+
+
+def _transport(run: RunArrays, profile: np.ndarray, parts: Sequence[str], part: str = "layer") -> Section:
+    """The sources of the endpoint variance by step and part of the network; `profile` is `(steps, parts, B)`."""
+    return _drawn(
+        f"Endpoint variance by step and {part}",
+        "Each bar is one step of the trajectory; its height is the share of the endpoint variance that the step "
+        f"contributes. Colours show the {part} of the network. The shares of the surest and of the most doubtful "
+        f"{EXTREME:.0%} of the samples each add up to one.",
+        "transport",
+        f"Share of the endpoint variance per step, stacked by {part}, for the two groups of samples.",
+        transport_profile(profile, run.confidence, run.grid.mean(1), parts, part),
     )
 
 
@@ -218,38 +202,30 @@ def _variance_rank(run: RunArrays) -> np.ndarray | None:  # -> (B,)
 
 
 def _board_sections(run: RunArrays, field: Field, closer: RunArrays | None = None) -> list[Section]:
-    beside = _variance_rank(run)
+    rank = _variance_rank(run)
     levels, both = {run.label: run.confidence}, ""
-    if beside is not None:
+    if rank is not None:
         both = f" Left: the {run.label}. Right: the rank by the variance, which needs no training data."
-        levels = {f"{run.label}: {next(iter(run.scores))}": run.confidence, f"variance: {NAMES[_VARIANCE]}": beside}
+        levels = {f"{run.label}: {next(iter(run.scores))}": run.confidence, f"variance: {NAMES[_VARIANCE]}": rank}
     sections = [
-        Section(
+        _drawn(
             f"Samples by {run.label}",
             "Grey cells are the support of the data. Misplaced samples are ringed; a useful score colours them as "
             f"doubtful.{both}",
-            pictures=[
-                Picture(
-                    "samples",
-                    f"Samples on the checkerboard, coloured by {run.label}, with misplaced samples ringed.",
-                    samples_by_confidence(run.x, levels, run.bad),
-                )
-            ],
+            "samples",
+            f"Samples on the checkerboard, coloured by {run.label}, with misplaced samples ringed.",
+            samples_by_confidence(run.x, levels, run.bad),
         ),
         *_retention(run, "misplaced"),
-        *_run_history(run, "misplaced", closer),
-        Section(
+        *_history(run, "misplaced", closer),
+        _drawn(
             "Uncertainty and divergence of the flow",
             "Left and middle: standard deviation of the velocity, by the linearised estimator and by the paper's "
             "diagonal estimator. Right: divergence of the flow. Where trajectories separate, a small error decides "
             "where a sample ends, so the bright regions should coincide.",
-            pictures=[
-                Picture(
-                    "divergence",
-                    "Maps of the plane: standard deviation of the velocity by two estimators, and divergence.",
-                    variance_against_divergence(field, cells=FINE if closer is None else COARSE),
-                )
-            ],
+            "divergence",
+            "Maps of the plane: standard deviation of the velocity by two estimators, and divergence.",
+            variance_against_divergence(field, cells=FINE if closer is None else COARSE),
         ),
     ]
     closest = run if closer is None else closer
@@ -258,9 +234,9 @@ def _board_sections(run: RunArrays, field: Field, closer: RunArrays | None = Non
     return sections
 
 
-def checkerboard_figures(folder: Path, field: Field, trajectory: Trajectory) -> list[Path]:
-    """Write the figures of a Checkerboard run to a folder as PNG files."""
-    return write_pictures(folder, _board_sections(_read_board(trajectory), field))
+def checkerboard_sections(field: Field, trajectory: Trajectory) -> list[Section]:
+    """Return the sections with the figures of a Checkerboard run."""
+    return _board_sections(_read_board(trajectory), field)
 
 
 def checkerboard_page(
@@ -289,23 +265,11 @@ def checkerboard_page(
     if closer is not None:
         order = np.argsort(run.score, kind="stable")
         again = replace(_read_board(closer), confidence=run.confidence[order[::stride]])
-    curves = again or run
-    explored = explorer(
-        run.x,
-        run.score,
-        run.confidence,
-        run.bad,
-        curves.times,
-        curves.std,
-        stride if again else 1,
-        run.label,
-        _variance_rank(run),
-    )
     caption = (
         "Each point is a generated sample; grey cells are the support of the data. Move the slider to discard the "
         f"samples with the lowest {run.label}."
     )
-    limits = [_auprc_limit("misplaced"), _ONE_SEED]
+    limits = _judged_limits("misplaced")
     if "nearest" in trajectory.default_score:
         limits.append(
             "The distance to training samples favours copies of them: a sample that is new and good counts as doubtful."
@@ -314,12 +278,11 @@ def checkerboard_page(
         out / "report.html",
         "Checkerboard: confidence of each sample",
         [
-            Section("Discard doubtful samples", caption, html=explored),
+            Section("Discard doubtful samples", caption, html=explorer(run, again, stride, _variance_rank(run))),
             *_board_sections(run, field, again),
             *closing(numbers, limits, provenance),
         ],
-        lead=_lead(run, trajectory.default_score, "samples", "misplaced"),
-        tiles=_tiles(run, "samples", "misplaced", CHECKERBOARD_KEPT),
+        **_judged_head(run, trajectory.default_score, "samples", "misplaced", CHECKERBOARD_KEPT),
     )
 
 
@@ -359,76 +322,49 @@ def by_stage(
     return np.stack(sums, 1), names
 
 
-def _read_digits(trajectory: Trajectory, bad: ArrayLike) -> tuple[RunArrays, np.ndarray]:
+def _read_digits(trajectory: Trajectory, bad: ArrayLike) -> RunArrays:
     if "y" not in trajectory.cond:
         raise UsageError("this report needs the requested class of each digit: sample with cond={'y': classes}")
-    return RunArrays.read(trajectory, bad, ["integrated"]), array(trajectory.cond["y"])
+    return RunArrays.read(trajectory, bad, ["integrated"])
 
 
-def _digit_sections(
-    trajectory: Trajectory, run: RunArrays, asked: np.ndarray, pixels: Pixels, sweep: Sweep | None
-) -> list[Section]:
+def digit_sections(trajectory: Trajectory, bad: ArrayLike, pixels: images.Pixels) -> list[Section]:
+    """Return the sections with the figures of an MNIST run; the arguments are those of :func:`digits_page`."""
+    run = _read_digits(trajectory, bad)
+    classes = array(trajectory.cond["y"])
     sureness = -run.score  # confidences have ties, for digits outside the range of the reference
     some = pixels.index
-    shown = run.confidence[some], run.x[some], run.bad[some], run.label
     sections = [
-        Section(
+        _drawn(
             f"Digits by {run.label}",
             "Digits from the surest to the most doubtful, row by row; the numbers on the left are ranks. Framed digits "
             "are assigned to another class by a classifier trained on real digits; the small number in the frame is "
             "the requested class.",
-            pictures=[
-                Picture(
-                    "digits",
-                    "Generated digits from the surest to the most doubtful, with failed digits framed.",
-                    images.sorted_grid(run.x, sureness, run.bad, asked),
-                )
-            ],
+            "digits",
+            "Generated digits from the surest to the most doubtful, with failed digits framed.",
+            images.sorted_grid(run.x, sureness, run.bad, classes),
         ),
         *_retention(run, "failed"),
-        Section(
+        _drawn(
             "Surest and most doubtful digits of each class",
             "Each row shows the surest and the most doubtful digits of one class, and the failure rate of the class.",
-            pictures=[
-                Picture(
-                    "classes",
-                    "For each class, a row of its surest and most doubtful digits, with failed digits framed.",
-                    images.extremes_by_class(run.x, sureness, run.bad, asked),
-                )
-            ],
+            "classes",
+            "For each class, a row of its surest and most doubtful digits, with failed digits framed.",
+            images.extremes_by_class(run.x, sureness, run.bad, classes),
         ),
-        Section(
+        _drawn(
             "Uncertainty of each pixel",
             "Top: states of a trajectory from noise to digit. Bottom: standard deviation of the velocity of each pixel "
             "at the same times, on a common scale.",
-            pictures=[
-                Picture(
-                    "pixels",
-                    "States and standard deviations of the velocity of each pixel at several times, for a few sure and "
-                    "a few doubtful digits.",
-                    images.pixel_std(pixels.states, pixels.std, pixels.times, *shown),
-                )
-            ],
+            "pixels",
+            "States and standard deviations of the velocity of each pixel at several times, for a few sure and a few "
+            "doubtful digits.",
+            images.pixel_std(pixels, run.confidence[some], run.x[some], run.bad[some], run.label),
         ),
-        *_run_history(run, "failed"),
+        *_history(run, "failed"),
     ]
     if run.profile is not None:
         sections.append(_transport(run, *by_stage(run.profile, run.layers), "stage"))
-    if sweep is not None:
-        sections.append(
-            Section(
-                "Quality against the number of steps",
-                "Each step is one evaluation of the network. Left: Fréchet distance to real digits. Right: failure "
-                "rate according to the classifier.",
-                pictures=[
-                    Picture(
-                        "steps",
-                        "Fréchet distance and failure rate against the number of Euler steps.",
-                        quality_against_steps(sweep),
-                    )
-                ],
-            )
-        )
     return [*sections, *contest_section(trajectory)]
 
 
@@ -439,31 +375,23 @@ _CONTEST = (
 
 
 def contest_section(run: Trajectory) -> list[Section]:
-    """The most doubtful images of a run with a contest between classes; none for other runs."""
+    """Return the most doubtful images of a run with a contest between classes; nothing for other runs."""
     if not {"contest", "rival", "margin"} <= run.evidence.keys() or "y" not in run.cond:
         return []
     score, rival, margin = (array(run.evidence[name]) for name in ("contest", "rival", "margin"))
-    figure = most_doubtful(array(run.x), score, array(run.cond["y"]), rival, margin)
+    figure = images.most_doubtful(array(run.x), score, array(run.cond["y"]), rival, margin)
     alt = "The most doubtful samples with the class that explains them best."
-    return [Section("Contest between classes", _CONTEST, pictures=[Picture("contest", alt, figure)])]
-
-
-def digits_figures(
-    folder: Path, trajectory: Trajectory, bad: ArrayLike, pixels: Pixels, sweep: Sweep | None = None
-) -> list[Path]:
-    """Write the figures of an MNIST run to a folder as PNG files; the arguments are those of :func:`digits_page`."""
-    return write_pictures(folder, _digit_sections(trajectory, *_read_digits(trajectory, bad), pixels, sweep))
+    return [_drawn("Contest between classes", _CONTEST, "contest", alt, figure)]
 
 
 def digits_page(
     out: Path,
     trajectory: Trajectory,
     bad: ArrayLike,
-    pixels: Pixels,
+    pixels: images.Pixels,
     *,
     numbers: Rows,
     provenance: Mapping[str, str],
-    sweep: Sweep | None = None,
 ) -> Path:
     """Write `report.html` of an MNIST run.
 
@@ -474,14 +402,12 @@ def digits_page(
         pixels: Uncertainty of each pixel of a few digits (:func:`fmwc.report.images.read_pixels`).
         numbers: Rows of the table.
         provenance: Commit, device, seed and time.
-        sweep: Quality against the number of steps, if it was measured.
     """
-    run, asked = _read_digits(trajectory, bad)
+    run = _read_digits(trajectory, bad)
     limits = [
         "Failures are determined by a classifier, which makes errors and finds only digits that resemble another "
         "class. A malformed digit that it recognises counts as good.",
-        _auprc_limit("failed"),
-        _ONE_SEED,
+        *_judged_limits("failed"),
     ]
     if trajectory.standard is not None:
         limits.insert(
@@ -492,9 +418,8 @@ def digits_page(
     return write_page(
         out / "report.html",
         "MNIST: confidence of each digit",
-        [*_digit_sections(trajectory, run, asked, pixels, sweep), *closing(numbers, limits, provenance)],
-        lead=_lead(run, trajectory.default_score, "digits", "failed"),
-        tiles=_tiles(run, "digits", "failed", DIGITS_KEPT),
+        [*digit_sections(trajectory, bad, pixels), *closing(numbers, limits, provenance)],
+        **_judged_head(run, trajectory.default_score, "digits", "failed", DIGITS_KEPT),
     )
 
 
@@ -526,7 +451,7 @@ _DRAWINGS: dict[str, tuple[Callable[[np.ndarray, np.ndarray, str], Figure], str,
         "Scatter plots of the samples: all samples, the surest tenth, and the most doubtful tenth.",
     ),
     "images": (
-        draw_images,
+        images.draw_images,
         "The surest and the most doubtful images, on a common scale of brightness.",
         "Two grids of generated images: the surest on the left, the most doubtful on the right.",
     ),
@@ -555,8 +480,8 @@ def draw_samples(x: ArrayLike, confidence: ArrayLike, name: str = "", label: str
     draw, caption, alt = _DRAWINGS[kind]
     if not finite.all():
         caption += f" Samples with NaN or infinity are omitted: {(~finite).sum():,}."
-    picture = Picture(f"samples-{name}" if name else "samples", alt, draw(values[finite], level[finite], label))
-    return Section(f"Samples: {name}" if name else "Samples", caption, pictures=[picture])
+    title, file = (f"Samples: {name}", f"samples-{name}") if name else ("Samples", "samples")
+    return _drawn(title, caption, file, alt, draw(values[finite], level[finite], label))
 
 
 def samples_page(out: Path, run: Trajectory, *, numbers: Rows, provenance: Mapping[str, str]) -> Path:
@@ -568,13 +493,10 @@ def samples_page(out: Path, run: Trajectory, *, numbers: Rows, provenance: Mappi
         numbers: Rows of the table.
         provenance: Commit, device, seed and time.
     """
-    ordering = ordering_of(run)
-    level = array(ordering.values)
-    shown = [
-        section
-        for name, value in channels(run.x).items()
-        if (section := draw_samples(array(value), level, "" if isinstance(run.x, Tensor) else name, ordering.label))
-    ]
+    read = RunArrays.read(run)
+    named = {"": read.x} if isinstance(run.x, Tensor) else read.x
+    drawings = (draw_samples(x, read.confidence, name, read.label) for name, x in named.items())
+    drawn = [section for section in drawings if section is not None]
     limits = [
         "The samples were not judged, so this page does not show whether doubtful samples are bad. With a few hundred "
         "labels, fmwc filter --max-risk computes a guarantee.",
@@ -584,45 +506,40 @@ def samples_page(out: Path, run: Trajectory, *, numbers: Rows, provenance: Mappi
         out / "report.html",
         "Confidence of each sample",
         [
-            *shown,
-            *_history(array(run.times), array(run.std), level, ordering.label),
-            _ends(run, level, ordering.label, bool(shown)),
+            *drawn,
+            *_history(read),
+            _ends(run, read, bool(drawn)),
             *closing(numbers, limits, provenance),
         ],
         lead=[
-            f"{len(run):,} generated samples, each with its {ordering.label}. They were not judged.",
-            *_notes(ordering.note, run.default_score),
+            f"{len(run):,} generated samples, each with its {read.label}. They were not judged.",
+            *_notes(read.note, run.default_score),
         ],
     )
 
 
-def _ends(run: Trajectory, level: np.ndarray, label: str, drawn: bool) -> Section:
+def _ends(run: Trajectory, read: RunArrays, drawn: bool) -> Section:
     """The surest and the most doubtful samples as tables; all samples if there are few."""
-    score, order = run.score().tolist(), run.score().argsort(stable=True).tolist()
+    order = np.argsort(read.score, kind="stable").tolist()
     states = {name: value.flatten(1).cpu() for name, value in channels(run.x).items()}
-    lines = [
-        {
-            "rank": f"{place:,}",
-            "sample": str(i),
-            "score": f"{score[i]:.4g}",
-            label if label == "confidence" else "rank in [0, 1]": f"{level[i]:.3f}",
-            **({} if drawn else _numbers(states, i)),
-        }
-        for place, i in enumerate(order, 1)
-        if place <= ENDS or place > len(order) - ENDS
-    ]
+    label = "rank in [0, 1]" if read.label == "rank" else read.label
+
+    def line(place: int, i: int) -> dict[str, str]:
+        cells = {"rank": f"{place:,}", "sample": str(i), "score": f"{read.score[i]:.4g}"}
+        cells[label] = f"{read.confidence[i]:.3f}"
+        if drawn:
+            return cells
+        numbers = ((f"{name}[{k}]", v) for name, x in states.items() for k, v in enumerate(x[i].tolist()))
+        return cells | {name: f"{v:.4g}" for name, v in islice(numbers, NUMBERS)}
+
+    places = list(enumerate(order, 1))
     total = sum(value.shape[1] for value in states.values())
     caption = "" if drawn or total <= NUMBERS else f"The first {NUMBERS} of the {total:,} numbers of each sample."
     if len(order) <= 2 * ENDS:
-        return Section("All samples, surest first", caption, tables=[Table(lines)])
-    ends = [Table(lines[:ENDS], f"The {ENDS} surest"), Table(lines[-ENDS:], f"The {ENDS} most doubtful")]
-    return Section("Surest and most doubtful samples", caption, tables=ends)
-
-
-def _numbers(states: dict[str, Tensor], sample: int) -> dict[str, str]:
-    """The first numbers of a sample whose shape is ambiguous."""
-    named = ((f"{name}[{i}]", v) for name, value in states.items() for i, v in enumerate(value[sample].tolist()))
-    return {name: f"{v:.4g}" for name, v in islice(named, NUMBERS)}
+        return Section("All samples, surest first", caption, tables=[Table([line(*place) for place in places])])
+    ends = {f"The {ENDS} surest": places[:ENDS], f"The {ENDS} most doubtful": places[-ENDS:]}
+    tables = [Table([line(*place) for place in rows], title) for title, rows in ends.items()]
+    return Section("Surest and most doubtful samples", caption, tables=tables)
 
 
 # ---- checks ------------------------------------------------------------------------------------------------------
@@ -647,20 +564,19 @@ def checks_page(
         provenance: Commit, device, seed and time.
     """
     conditions = [n for n in table if n not in ("name", "score", "rank", "confidence", "rival", "margin")]
-    asked = table[conditions[0]] if len(conditions) == 1 else None
+    classes = table[conditions[0]] if len(conditions) == 1 else None
     rival, margin = table.get("rival"), table.get("margin")
     pictures: list[Picture] = []
     values = list(channels(x).values())
     if len(values) == 1 and kind_of(tuple(values[0].shape[1:])) == "images":
-        figure = most_doubtful(array(values[0]), table["score"], asked, rival, margin)
+        figure = images.most_doubtful(array(values[0]), table["score"], classes, rival, margin)
         pictures.append(Picture("checks", "The most doubtful samples.", figure))
     columns = dict(table)
-    if asked is not None and rival is not None and margin is not None:
-        columns["result"] = [contest_text(a, r, m) for a, r, m in zip(asked, rival, margin, strict=True)]
+    if classes is not None and rival is not None and margin is not None:
+        columns["result"] = [images.contest_text(*row) for row in zip(classes, rival, margin, strict=True)]
     lines = sorted(Table.from_columns(columns).rows, key=lambda line: -line["score"])[:LISTED]
-    doubtful = Section(
-        "Most doubtful samples", _CONTEST if found.rival is not None else "", pictures=pictures, tables=[Table(lines)]
-    )
+    caption = _CONTEST if found.rival is not None else ""
+    doubtful = Section("Most doubtful samples", caption, pictures, [Table(lines)])
     page = write_page(
         out / "checks.html",
         "Check of finished samples",

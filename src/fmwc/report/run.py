@@ -95,10 +95,10 @@ class RunArrays:
     """The arrays of a run.
 
     Arguments:
-        x: Samples, `(B, *)`.
+        x: Samples, `(B, *)`, by channel if there are several.
         scores: Scores by readable name, `(B,)` each; the run's default score comes first.
         confidence: In [0, 1], `(B,)`; the rank within the run if the confidence is withheld.
-        bad: Whether each sample is bad, `(B,)`.
+        bad: Whether each sample is bad, `(B,)`; nowhere if samples were not judged.
         times, std: Times of the readings and ‖σ_t‖, `(R, B)`.
         grid: Times of the run, `(steps + 1, B)`.
         profile: Variance of the endpoint, summed over coordinates, by step and layer, `(steps, L, B)`.
@@ -106,7 +106,7 @@ class RunArrays:
         label, note: As in :class:`Ordering`.
     """
 
-    x: np.ndarray
+    x: Any
     scores: dict[str, np.ndarray]
     confidence: np.ndarray
     bad: np.ndarray
@@ -119,12 +119,12 @@ class RunArrays:
     note: str = ""
 
     @classmethod
-    def read(cls, trajectory: Trajectory, bad: ArrayLike, also: Iterable[str] = ()) -> RunArrays:
+    def read(cls, trajectory: Trajectory, bad: ArrayLike | None = None, also: Iterable[str] = ()) -> RunArrays:
         """Read a trajectory.
 
         Arguments:
             trajectory: The run.
-            bad: Whether each sample is bad, `(B,)`.
+            bad: Whether each sample is bad, `(B,)`, if samples were judged.
             also: Further scores, each of which is left out if the run lacks what it needs.
         """
         default = NAMES.get(trajectory.default_score, trajectory.default_score)
@@ -140,10 +140,10 @@ class RunArrays:
             profile, layers = array(transported.profile) * scale, transported.layers
         ordering = ordering_of(trajectory)
         return cls(
-            x=array(trajectory.x),
+            x={n: array(v) for n, v in trajectory.x.items()} if isinstance(trajectory.x, dict) else array(trajectory.x),
             scores=scores,
             confidence=array(ordering.values),
-            bad=np.asarray(bad, dtype=bool),
+            bad=np.zeros(len(trajectory), bool) if bad is None else np.asarray(bad, dtype=bool),
             times=array(trajectory.times),
             std=array(trajectory.std),
             grid=array(trajectory.grid),

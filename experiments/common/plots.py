@@ -1,0 +1,101 @@
+"""Figures and axes that the experiments share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from numpy.typing import ArrayLike
+
+from fmwc.report.page import DASHED, DOTTED, FAINT, INK, LEGEND_ABOVE, LINES, ONE, PERCENT, SURE, TWO, styled
+from fmwc.uses.risk import Reliability
+
+__all__ = ["comparison_plot", "reliability_plot", "steps_axis", "value_axis"]
+
+DECADE = 10  # values that span more are drawn on a logarithmic axis
+
+
+@styled
+def reliability_plot(curve: Reliability, good: str) -> Figure:
+    """Draw the rate of good samples by confidence, with the exact interval of each bin.
+
+    Confidence is a rank, so the rate should rise from below the mean to above it.
+    """
+    figure = Figure(figsize=ONE)
+    axes = figure.add_subplot()
+    x, rate = curve.confidence, curve.success
+    bars = np.maximum([rate - curve.low, curve.high - rate], 0)  # an exact interval contains the rate, up to rounding
+    mean = float(np.average(rate, weights=curve.size))
+    axes.axhline(mean, color=FAINT, linewidth=1.0, linestyle=DASHED)
+    axes.plot(x, rate, color=LINES[0], linewidth=1.2, alpha=0.6)
+    label = f"{mean:.1%} of all {curve.size.sum():,} are {good}"
+    axes.errorbar(x, rate, bars, fmt="o", color=LINES[0], markersize=5.5, elinewidth=1.4, label=label)
+    lowest = float(curve.low.min())
+    bottom = 0.0 if lowest < 0.3 else lowest
+    axes.set(xlabel="confidence", ylabel=f"{good}, observed", xlim=(-0.02, 1.02))
+    axes.set_ylim(bottom - 0.03 * (1 - bottom), 1 + 0.03 * (1 - bottom))  # points at the edges are drawn whole
+    axes.xaxis.set_major_formatter(PERCENT)
+    axes.yaxis.set_major_formatter(PERCENT)
+    axes.legend(**LEGEND_ABOVE)
+    return figure
+
+
+@styled
+def comparison_plot(compared: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
+    """Draw the AUPRC of several scores with intervals, and the paired difference of each to the first score.
+
+    Arguments:
+        compared: A result of :func:`fmwc.metrics.ranking.compare`.
+    """
+    names = list(compared)
+    figure = Figure(figsize=(TWO[0], 1.5 + 0.34 * len(names)))
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.25, 1))
+    for axes, value, interval in ((left, "value", "interval"), (right, "difference", "difference_interval")):
+        for row, name in enumerate(names):
+            if value in (entry := compared[name]["auprc"]):
+                colour = SURE if row == 0 else INK
+                axes.plot(entry[interval], [row, row], color=colour, linewidth=1.8, solid_capstyle="butt")
+                axes.plot(entry[value], row, "o", color=colour, markersize=6.5, markeredgecolor="white")
+    first = compared[names[0]]
+    random_order = first["auprc"]["value"] / first["lift"]["value"]
+    left.axvline(random_order, color=FAINT, linewidth=1.2, linestyle=DOTTED)
+    left.set_title("dotted: random order", fontsize=9.5, color=FAINT)
+    right.axvline(0, color=SURE, linewidth=1.2, linestyle=DASHED)
+    left.set(xlabel="AUPRC", yticks=range(len(names)), ylim=(len(names) - 0.4, -0.6))
+    left.set_yticklabels(names)
+    right.set(xlabel="paired difference to the first score")
+    right.tick_params(left=False)
+    right.spines["left"].set_visible(False)
+    return figure
+
+
+def steps_axis(axes: Axes, steps: Sequence[int], base: int = 10) -> None:
+    """Make the x axis a logarithmic axis of Euler steps with ticks at the measured numbers only."""
+    axes.set_xscale("log", base=base)
+    axes.xaxis.set_major_locator(FixedLocator(list(steps)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
+    axes.set_xlabel("Euler steps")
+
+
+def value_axis(axes: Axes, values: ArrayLike, bottom: float = 0.0) -> None:
+    """Make the y axis logarithmic if positive values span more than a decade; otherwise start it at zero.
+
+    Arguments:
+        axes: The axes.
+        values: The values that are drawn.
+        bottom: Space below zero, as a share of the axis, so that points at zero are drawn whole.
+    """
+    low, high = float(np.min(values)), float(np.max(values))
+    if low > 0 and high > DECADE * low:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        top = axes.get_ylim()[1]
+        axes.set_ylim(-bottom * top, top)
