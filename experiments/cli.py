@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import fmwc
-from fmwc.cli.shared import (
-    DOMAINS,
+from fmwc.cli.verbs import (
     Count,
     Data,
     Device,
@@ -20,11 +19,11 @@ from fmwc.cli.shared import (
     Own,
     Set,
     Which,
-    numbers_of,
     print_rows,
     print_written,
     say,
 )
+from fmwc.domains import DOMAINS
 from fmwc.errors import UsageError
 from fmwc.files import claimed
 from fmwc.progress import sampling_bar
@@ -42,7 +41,7 @@ def reproduce(
         typer.Option("--out", "-o", help="Results folder; default: runs/SETTING. Existing results are kept."),
     ] = None,
     seeds: Annotated[str, typer.Option(help="Seeds, separated by commas; default: those of the setting.")] = "",
-    set_: Set = [],  # noqa: B006
+    set_: Set = None,
     count: Count = 0,
     draws: Annotated[
         int, typer.Option(help="Stochastic trajectories per sample for the dispersion; 0: the setting's number.")
@@ -64,7 +63,7 @@ def reproduce(
     from fmwc.provenance import pick_device
 
     chosen = experiment_named(setting, judge)
-    recipe = chosen.domain.recipe("recommended", set_, data, own)
+    recipe = chosen.domain.recipe("recommended", set_ or [], data, own)
     if getattr(recipe, "own", False) and not judge:
         raise UsageError("data of your own needs a judge: fmwc train mnist --preset judge, then --judge FOLDER")
     numbers = numbers_of(seeds or chosen.seeds)
@@ -78,6 +77,14 @@ def reproduce(
         )
         for path in [] if only else chosen.tables(folder):
             say(f"wrote {path}")
+
+
+def numbers_of(text: str) -> list[int]:
+    """Return the seeds of a comma-separated list."""
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--seeds must be whole numbers separated by commas; got '{text}'") from error
 
 
 def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:

@@ -219,7 +219,7 @@ def test_what_holds_no_samples_is_refused(run, digits, tmp_path):
     assert "add --checkpoint" in one_line(err)
     code, _, err = run("check", digits, "--out", digits)
     assert code == 2
-    assert "holds the samples; nothing in it was touched" in one_line(err)
+    assert "holds the samples; nothing in it was changed" in one_line(err)
 
 
 # ---- fmwc sample -------------------------------------------------------------------------------------------------
@@ -270,8 +270,8 @@ def test_the_best_of_candidates_is_the_librarys(run, tmp_path):
         assert made.made["selected"] == "best of 3"
     bad = {
         "more than the budget of 9": ("--budget", 9),
-        "give one": ("--budget", 20, "--best-of", 2),
-        "--best-of lies between 1": ("--best-of", 0),
+        "give only one": ("--budget", 20, "--best-of", 2),
+        "--best-of must be between 1": ("--best-of", 0),
         "need a score": ("--best-of", 2, "--propagation", "none"),
         "add --check": ("--score", "echo"),
     }

@@ -229,8 +229,8 @@ def test_samples_that_cannot_be_gone_on_from(run, points, tmp_path):
     refused(broken, "is not a safetensors file, or is cut off")
     save_file({"x": torch.zeros(3)}, tmp_path / "other.safetensors")
     refused(tmp_path / "other.safetensors", "is not a samples file")
-    refused(points, "is not what drew", "--checkpoint", "checkerboard-joint")
-    refused(points, "is not what drew", "--checkpoint", "mnist")
+    refused(points, "did not draw", "--checkpoint", "checkerboard-joint")
+    refused(points, "did not draw", "--checkpoint", "mnist")
     refused(points, "unknown checkpoint", "--checkpoint", "chekerboard")
 
     field = mlp_field()

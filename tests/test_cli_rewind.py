@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fmwc
-from fmwc.commands.inputs import ranked_by_variance, within_condition
+from fmwc.cli.edit import ranked_by_variance, within_condition
 from fmwc.domains import domain_named
 from fmwc.estimators import Linearised
 from fmwc.metrics.points import misplaced
@@ -123,7 +123,7 @@ BAD = {
     "share": (("--extra", 2, "--share", 0), "(0, 1]"),
     "before": (("--extra", 2, "--before=-0.1"), "at least 0"),
     "scale": (("--extra", 2, "--scale", "nan"), "at least 0"),
-    "checkpoint": (("--extra", 2, "--checkpoint", "checkerboard-joint"), "is not what drew"),
+    "checkpoint": (("--extra", 2, "--checkpoint", "checkerboard-joint"), "did not draw"),
     "judge": (("--extra", 2, "--judge", "me"), "needs no judge"),
 }
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fmwc
-from fmwc.commands.config import CONTROLLERS, RunRecord
+from fmwc.cli.sample import CONTROLLERS, RunRecord
 from fmwc.domains import DOMAINS
 from fmwc.estimators import Linearised
 from fmwc.files import MANIFEST
@@ -69,7 +69,7 @@ def test_a_controller_by_name_is_the_librarys(name, run, tmp_path):
     made = Trajectory.load(tmp_path)
     torch.testing.assert_close(made.x, fmwc.sample(field, 20, **arguments(seed=0, **LIBRARY[name](field))).x)
     assert made.made["controller"] == name
-    assert ("pilot run" in err) == CONTROLLERS[name].piloted
+    assert ("pilot run" in err) == CONTROLLERS[name].needs_pilot
 
 
 def test_the_table_says_what_controllers_do():
@@ -77,7 +77,7 @@ def test_the_table_says_what_controllers_do():
     seen = survey(fmwc.load("checkerboard"), pilot=5, steps=5)
     for name, kind in CONTROLLERS.items():
         made = kind.make(4, seen)
-        assert (kind.reads, kind.steers) == (needs_variance(made), follows(made)), name
+        assert (kind.reads_variance, kind.changes_velocity) == (needs_variance(made), follows(made)), name
         assert made.steps == 4
 
 
@@ -189,7 +189,7 @@ def test_very_many_samples_are_written_as_they_come_and_are_the_same(words, run,
     assert torch.equal(Trajectory.load(tmp_path / "kept").x, held.surest(5 / 21).x)
     code, _, err = run("rewind", tmp_path / "streamed", "--extra", 5, "--device", "cpu", "--out", tmp_path / "surer")
     assert code == 2
-    assert "scores alone" in err
+    assert "no trajectories" in err
 
 
 def test_digits_that_come_are_read_by_the_judge(run, tmp_path, monkeypatch):
@@ -220,18 +220,18 @@ BAD = {
     "few readings of nothing": (("--adaptive", "--propagation", "none"), "--propagation none"),
     "few readings of another score": (("--adaptive", "--score", "peak"), "leave out --score"),
     "name": (("--controller", "unifrom"), "did you mean 'uniform'"),
-    "no variance": (("--controller", "ema", "--propagation", "none"), "goes by the variance"),
-    "some of it": (("--controller", "planned", "--every", 5), "reads the variance at every step"),
+    "no variance": (("--controller", "ema", "--propagation", "none"), "leave out --propagation none"),
+    "some of it": (("--controller", "planned", "--every", 5), "leave out --every"),
     "stepper": (("--controller", "damped", "--stepper", "heun"), "leave out --stepper heun"),
     "transport": (("--controller", "extrapolated", "--transport"), "leave out --transport"),
     "guided transport": (("--guide", 0.2, "--transport"), "leave out --transport"),
     "strength": (("--guide", "inf"), "finite strength"),
-    "towards doubt": (("--guide", -0.2), "at least 0: it steers away from doubt; got -0.2"),
+    "towards doubt": (("--guide", -0.2), "at least 0; got -0.2"),
     "a score without time": (("--score", "geometric@0.6-0.6"), "a window of time rises, got 0.6 to 0.6"),
     "a window alone": (("--guide-window", "0.1-0.5"), "add --guide"),
     "no window": (("--guide", 0.2, "--guide-window", "late"), "as in 0.5-0.9"),
-    "a window that falls": (("--guide", 0.2, "--guide-window", "0.9-0.5"), "rises"),
-    "a window beyond": (("--guide", 0.2, "--guide-window", "0.5-1.5"), "within [0, 1]"),
+    "a window that falls": (("--guide", 0.2, "--guide-window", "0.9-0.5"), "two rising times"),
+    "a window beyond": (("--guide", 0.2, "--guide-window", "0.5-1.5"), "in [0, 1]"),
 }
 
 

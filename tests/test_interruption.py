@@ -17,7 +17,7 @@ import pytest
 import torch._dynamo  # noqa: F401  (the optimiser's: here, so that children need not import it)
 
 import fmwc.cli
-import fmwc.commands.sample  # noqa: F401
+import fmwc.cli.sample  # noqa: F401
 from fmwc.__main__ import main
 from fmwc.files import LOCK, MANIFEST
 

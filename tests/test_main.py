@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fmwc.cli import shared
+from fmwc.cli import verbs
 
 PYTHON = [sys.executable, "-m", "fmwc"]
 
@@ -132,7 +132,7 @@ def test_training_that_is_terminated_leaves_whole_files_only(tmp_path):
 
 @pytest.mark.skipif(os.name == "nt", reason="pipes of POSIX")
 def test_a_reader_that_has_enough_ends_the_command_quietly():
-    body = "    from fmwc.cli.shared import say; say('x' * 10_000_000)"  # more than a pipe holds
+    body = "    from fmwc.cli.verbs import say; say('x' * 10_000_000)"  # more than a pipe holds
     with subprocess.Popen(stubbed(body), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.read(1)
         process.stdout.close()
@@ -147,7 +147,7 @@ TITLES = ("runs[/old]", "[bold]x[/bold]", "a:smile:b", "{task.description}", "1,
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
 def test_text_of_the_user_is_printed_as_it_is(encoding):
     code = (
-        "from fmwc.cli.shared import say, print_rows, print_table, print_written; from fmwc.progress import *\n"
+        "from fmwc.cli.verbs import say, print_rows, print_table, print_written; from fmwc.progress import *\n"
         f"for title in {TITLES!r}:\n"
         "    say(title); print_rows([{'': title, 'value': title}], title); print_written([title])\n"
         "    print_table([{title: title}], title)\n"
@@ -210,7 +210,7 @@ def test_every_summary_fits(run):
     code, out, _ = run("--help")
     assert code == 0
     listed = out.partition("Commands:\n")[2].rstrip().splitlines()
-    assert len(listed) == len(shared.app.registered_commands)
+    assert len(listed) == len(verbs.app.registered_commands)
     assert all(len(line) <= 80 and line.endswith(".") and not line.endswith("...") for line in listed), out
 
 

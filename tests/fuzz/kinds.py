@@ -160,7 +160,8 @@ def make_filter(folder: Path) -> Path:
 
 
 def fuzz_options(rng: random.Random, source: Path, folder: Path) -> Any:
-    from fmwc.commands.filter import filter_samples
+    from fmwc.cli.filter import filter_samples
+    from fmwc.cli.verbs import Filter
 
     names = ("keep", "budget", "max_risk", "probability", "labels", "score", "good", "bad")
     options: dict[str, Any] = {}
@@ -171,46 +172,50 @@ def fuzz_options(rng: random.Random, source: Path, folder: Path) -> Any:
             options[name] = rng.choice([n for n in NUMBERS if isinstance(n, int)])
         else:
             options[name] = rng.choice([*WORDS, "metastable", "peak", "integrated@0.1-0.9", "peak@9-1", "peak@nan-1"])
-    return filter_samples(source, emptied(folder) / "out", **options)
+    return filter_samples(Filter(source, emptied(folder) / "out", **options))
 
 
 def fuzz_labels(rng: random.Random, source: Path, folder: Path) -> Any:
-    from fmwc.commands.filter import filter_samples
+    from fmwc.cli.filter import filter_samples
+    from fmwc.cli.verbs import Filter
 
     text = rng.choice(["name,bad\n", "name,good\n", "id,bad\n", "bad\n", ""]) + "".join(
         f"{i:05d},{rng.randrange(2)}\n" for i in range(12)
     )
     (emptied(folder) / "labels.csv").write_bytes(change_lines(rng, text))
-    return filter_samples(source, folder / "out", keep=0.5, labels=str(folder / "labels.csv"))
+    return filter_samples(Filter(source, folder / "out", keep=0.5, labels=str(folder / "labels.csv")))
 
 
 def fuzz_table(rng: random.Random, source: Path, folder: Path) -> Any:
-    from fmwc.commands.filter import filter_samples
+    from fmwc.cli.filter import filter_samples
+    from fmwc.cli.verbs import Filter
 
     shutil.copytree(source, emptied(folder), dirs_exist_ok=True)
     (folder / "samples.csv").write_bytes(change_lines(rng, (source / "samples.csv").read_text()))
-    return filter_samples(folder, folder / "out", keep=0.5, labels=rng.choice(["", "metastable"]))
+    return filter_samples(Filter(folder, folder / "out", keep=0.5, labels=rng.choice(["", "metastable"])))
 
 
 def make_promise(folder: Path) -> tuple[Path, Any]:
     """Return samples and a certificate made from them."""
-    from fmwc.commands.filter import filter_samples
+    from fmwc.cli.filter import filter_samples
+    from fmwc.cli.verbs import Filter
 
     field = fmwc.load(make_checkpoint(folder))
     run = fmwc.sample(field, 60, steps=10, seed=0)
     run.save(folder / "samples.safetensors")
     (folder / "labels.csv").write_text("bad\n" + "0\n" * 60)
-    filter_samples(folder, folder / "kept", max_risk=0.5, labels=str(folder / "labels.csv"))
+    filter_samples(Filter(folder, folder / "kept", max_risk=0.5, labels=str(folder / "labels.csv")))
     return folder, json.loads((folder / "kept" / "promise.json").read_text())
 
 
 def fuzz_promise(rng: random.Random, source: tuple[Path, Any], folder: Path) -> Any:
-    from fmwc.commands.filter import filter_samples
+    from fmwc.cli.filter import filter_samples
+    from fmwc.cli.verbs import Filter
 
     content = change_json(rng, source[1])
     content = reseal(content) if rng.random() < 0.8 else content
     (emptied(folder) / "promise.json").write_bytes(json_text(rng, content))
-    return filter_samples(source[0], folder / "out", certificate=folder / "promise.json")
+    return filter_samples(Filter(source[0], folder / "out", certificate=folder / "promise.json"))
 
 
 # ---- results -----------------------------------------------------------------------------------------------------

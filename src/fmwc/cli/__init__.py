@@ -1,7 +1,5 @@
-"""The command line: each command parses its options, calls one function of :mod:`fmwc.commands`, and prints."""
+"""The command line: :mod:`fmwc.cli.verbs` declares the verbs and their options; the other modules do their work."""
 
-# Imported in the order in which the help lists the commands.
-from fmwc.cli import report, train, sample, check, filter, edit, judge, rules  # isort: skip
-from fmwc.cli.shared import app
+from fmwc.cli.verbs import app
 
-__all__ = ["app", "check", "edit", "filter", "judge", "report", "rules", "sample", "train"]
+__all__ = ["app"]

@@ -1,83 +1,339 @@
-"""The commands edit and rewind."""
+"""Continue from samples of `fmwc sample`: edit them, or redraw the doubtful ones (`fmwc edit`, `fmwc rewind`)."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import typer
+import numpy as np
+import torch
+from torch import Tensor
 
-from fmwc.cli.shared import Checkpoint, Device, Force, JudgedBy, NoiseSeed, Out, Samples, app, print_rows, print_written
+from fmwc.checkpoint import identity, load
+from fmwc.cli.sample import RunRecord, require_between, write_rows
+from fmwc.cli.verbs import Edit, Rewind
+from fmwc.domains import domain_of
+from fmwc.domains.domain import Rows, ShippedDomain
+from fmwc.errors import CheckpointError, DataError, MismatchError, OutputError, UsageError, nearest, pick
+from fmwc.field import Field
+from fmwc.files import claimed, write_bytes
+from fmwc.progress import say_on_stderr
+from fmwc.provenance import pick_device
+from fmwc.references import Reference, Schedule
+from fmwc.report.page import png
+from fmwc.sampling import SamplingConfig, Trajectory, compared, read_with, reread
+from fmwc.sampling.scores import of_variance
+from fmwc.uses.continuation import step_at, with_states
+from fmwc.uses.edit import critical_time, edit, random_times
+from fmwc.uses.guidance import Guidance
+from fmwc.uses.rewind import resample
 
-__all__ = ["edit", "rewind"]
+__all__ = ["edit_samples", "find_samples", "ranked_by_variance", "rewind_samples", "within_condition"]
+
+CRITICAL = {"critical": "variance", "transported": "transported"}  # values of --at: kinds of critical time
+RANDOM = "random"
+MOST = 100_000  # replicates, and extra evaluations per sample
+BATCH = 1024  # the largest number of samples whose activations are in memory together
 
 
-@app.command()
-def edit(
-    samples: Samples,
-    out: Out,
-    channel: Annotated[
-        str, typer.Option(help="Channel to perturb (crystals: type, coord, lattice); default: all.")
-    ] = "",
-    at: Annotated[
-        str,
-        typer.Option(
-            help="Time of the edit: critical (the peak of the variance), transported (the time that contributes most "
-            "to the endpoint's variance; needs samples drawn with --transport), random, or a number in [0, 1)."
-        ),
-    ] = "critical",
-    before: Annotated[float, typer.Option(help="Start this long before the critical time.")] = 0.0,
-    scale: Annotated[
-        float,
-        typer.Option(help="Standard deviation of the noise, in the channel's unit (all channels: training units)."),
-    ] = 0.2,
-    replicates: Annotated[int, typer.Option(help="Edits per sample.")] = 1,
-    label: Annotated[int | None, typer.Option(help="mnist: the class after the edit.")] = None,
-    only: Annotated[str, typer.Option(help="Edit only these samples: numbers from 0, separated by commas.")] = "",
-    surest: Annotated[int | None, typer.Option(help="Edit this many samples, most confident first.")] = None,
-    doubtful: Annotated[int | None, typer.Option(help="Edit this many samples, least confident first.")] = None,
-    checkpoint: Checkpoint = "",
-    judge: JudgedBy = "",
-    seed: NoiseSeed = 0,
-    device: Device = "auto",
-    force: Force = False,
-) -> None:
-    """Edit samples: add noise at a chosen time and integrate again.
+# ---- opening samples -------------------------------------------------------------------------------------------------
 
-    Writes the edited samples as fmwc sample does, edits.csv (what changed), and edits.png (before and after).
+
+def find_samples(samples: Path, out: Path) -> Path:
+    """Return the samples file of a folder; raise if `out` is the same folder."""
+    file = samples / "samples.safetensors" if samples.is_dir() else samples
+    if not file.is_file():
+        raise DataError(f"{file} does not exist; give a folder that fmwc sample wrote, or its samples.safetensors")
+    if out.resolve() == file.parent.resolve():
+        raise OutputError(f"{out} holds the samples themselves; nothing in it was changed; choose another --out")
+    return file
+
+
+class Opened(NamedTuple):
+    """Samples with what is needed to integrate them again.
+
+    Attributes:
+        run: The samples.
+        domain, field: The kind of samples, and what drew them.
+        record: How they were drawn.
+        options: The same, as :func:`fmwc.uses.edit.edit` takes it.
     """
-    options = locals()
-    from fmwc.commands.edit import edit_samples
 
-    found = edit_samples(**options)
-    print_rows(found.rows, "edit")
-    print_written(found.written)
+    run: Trajectory
+    domain: ShippedDomain
+    field: Field
+    record: RunRecord
+    options: dict[str, Any]
+
+    def needs_variance(self, run: Trajectory) -> bool:
+        """Return whether the variance must be computed again, because it was computed at few times or not at all."""
+        return (self.record.few or not len(run.times)) and self.options["confidence"] is not None
+
+    def with_states(self, run: Trajectory) -> tuple[Trajectory, int]:
+        """Recompute the states of some of the samples, which files do not hold; also return the evaluations it took.
+
+        Where the variance was computed at few times, compute it along the whole trajectory.
+        """
+        try:
+            recomputed, evaluations = with_states(self.field, run, **self.options)
+        except UsageError as error:
+            raise UsageError(
+                f"recomputed from their noise, these samples end elsewhere, so {self.record.checkpoint} did not draw "
+                "them, or was trained again since; give --checkpoint"
+            ) from error
+        return self._with_variance(recomputed) if self.needs_variance(run) else recomputed, evaluations
+
+    def record_of(self, run: Trajectory) -> RunRecord:
+        """Return how the samples were drawn, once the variance was computed again if needed."""
+        if not self.needs_variance(run):
+            return self.record
+        propagation = self.record.propagation or "linearised"
+        return replace(self.record, propagation=propagation, few=False, read_at=self.domain.every)
+
+    def _with_variance(self, run: Trajectory) -> Trajectory:
+        estimator, reference = self.options["confidence"], self.field.reference
+        schedule = Schedule.every(self.domain.every)
+        batch = min(BATCH, self.options["config"].batch)
+        run = reread(self.field, run, estimator, schedule=schedule, seed=run.seed, batch=batch)
+        if reference is None or not of_variance(reference.score):
+            return ranked_by_variance(run, self.field, self.domain)
+        made = read_with(estimator, len(run.grid) - 1, self.record.stepper, schedule)
+        differs = reference.read_with.differs(made) if reference.read_with else ""
+        return compared(run, reference, f"the reference was made with {differs}" if differs else "")
 
 
-@app.command()
-def rewind(
-    samples: Samples,
-    out: Out,
-    extra: Annotated[int, typer.Option(help="Extra network evaluations per sample, averaged over all samples.")],
-    share: Annotated[float, typer.Option(help="Share of samples to redraw per round, least confident first.")] = 0.1,
-    before: Annotated[float, typer.Option(help="Go back to this long before the critical time.")] = 0.2,
-    scale: Annotated[float, typer.Option(help="Standard deviation of the noise, in training units.")] = 0.2,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start over from new noise instead of going back: the baseline.")
-    ] = False,
-    checkpoint: Checkpoint = "",
-    judge: JudgedBy = "",
-    seed: NoiseSeed = 0,
-    device: Device = "auto",
-    force: Force = False,
-) -> None:
-    """Redraw the least confident samples from an earlier time.
+def open_samples(options: Edit | Rewind) -> Opened:
+    """Read samples and load the checkpoint that drew them."""
+    device, checkpoint, judge = pick_device(options.device), options.checkpoint, options.judge
+    file = find_samples(options.samples, options.out)
+    run = Trajectory.load(file)
+    if len(run.grid) < 2:
+        raise UsageError(f"{file} holds scores but no trajectories, because there were so many samples; draw fewer")
+    record = RunRecord.read(run.made, checkpoint)
+    if not record.checkpoint:
+        raise UsageError(
+            f"{file} does not record which checkpoint drew its samples; give --checkpoint, or, for a network of your "
+            "own, continue in Python: fmwc.uses.edit, fmwc.uses.rewind"
+        )
+    try:
+        domain = domain_of(record.checkpoint, judge)
+        content, field = identity(record.checkpoint), load(record.checkpoint, device=device)
+    except CheckpointError as error:
+        if checkpoint:
+            raise
+        raise CheckpointError(f"{error} ({file} was drawn by it; if it moved, give --checkpoint)") from error
+    if record.identity and content != record.identity:
+        raise MismatchError(
+            f"{record.checkpoint} did not draw {file}, or was trained again since (content {content[:12]}, not "
+            f"{record.identity[:12]}); give --checkpoint"
+        )
+    if field.space is not None:
+        field.space.check(run.x, f"{file} does not fit {record.checkpoint}: ")
+    if judge or domain.judges:
+        domain.require_judge(field)
+    return Opened(run.to(device), domain, field, record, _integration(record, domain, field))
 
-    A sample is replaced if its new version is more confident. Writes the samples as fmwc sample does, and rewound.csv
-    (the version that was kept, and the score before and after).
+
+def _integration(record: RunRecord, domain: ShippedDomain, field: Field) -> dict[str, Any]:
+    """Return the options to integrate recorded samples again; raise if their trajectories cannot be reproduced."""
+    if record.by != "sample":
+        raise UsageError(
+            f"these samples come from fmwc {record.by} and cannot be recomputed from their noise; give the samples "
+            "from which they were made"
+        )
+    if record.kind.changes_velocity:
+        raise UsageError(
+            f"--controller {record.controller} changed the velocity of these samples, so their trajectories cannot be "
+            "recomputed; draw them with another controller"
+        )
+    decoder = record.decoder(field)
+    if isinstance(decoder, Guidance) and decoder.probes is not None:
+        raise UsageError(
+            "these samples were guided with random probes, so their trajectories cannot be recomputed; draw them "
+            "without --guide"
+        )
+    default = domain.estimator(field)
+    return {
+        "confidence": record.estimator(default) if record.propagation else default,
+        "config": SamplingConfig(stepper=record.stepper, decoder=decoder, batch=domain.batch(field.device)),
+    }
+
+
+def ranked_by_variance(run: Trajectory, field: Field, domain: ShippedDomain) -> Trajectory:
+    """Return the run ranked by a score of the variance: edits have neither transported variance nor checks."""
+    if of_variance(run.default_score) or not len(run.times):
+        return run
+    return run.ranked_by(next((reference.score for reference in _variance_references(field)), domain.variance))
+
+
+def within_condition(run: Trajectory, field: Field) -> Trajectory:
+    """Return the run ranked within conditions if the checkpoint's scores are, and if there are enough samples."""
+    references = [r for r in _variance_references(field) if r.standard and r.score == run.default_score]
+    if references and run.standard is None and run.withheld:
+        with suppress(UsageError):  # too few samples of a condition
+            return run.ranked_by(run.default_score, within=references[0].standard.cond)
+    return run
+
+
+def _variance_references(field: Field) -> list[Reference]:
+    """Return the field's references for scores of the variance."""
+    references = [field.reference, None if field.schedule is None else field.schedule.reference]
+    return [reference for reference in references if reference is not None and of_variance(reference.score)]
+
+
+# ---- edit ------------------------------------------------------------------------------------------------------------
+
+
+def edit_samples(options: Edit) -> tuple[Rows, list[Path]]:
+    """Add noise to samples at a time of their trajectory and integrate from there; return a summary and the files."""
+    time = _time(options.at)
+    _require_steps_back(options)
+    if options.before and options.at not in CRITICAL:
+        raise UsageError(f"--before is relative to a critical time; leave it out with --at {options.at}")
+    require_between("--replicates", options.replicates, 1, MOST)
+    opened = open_samples(options)
+    domain, field, channel = opened.domain, opened.field, options.channel or None
+    if channel and field.space is not None:
+        pick(field.space.channels, channel, "channel")
+    chosen = _chosen(opened.run, options)
+    run = ranked_by_variance(opened.run.take(chosen), field, domain)
+    cond = {} if options.label is None else domain.conditions(field, len(run), options.label)
+    how = {**opened.options, "cond": {name: value.to(field.device) for name, value in cond.items()}}
+    later = opened.needs_variance(run) and time == "critical"  # the variance is still to be computed
+    times = None if later else _times(run, time, options)
+    with claimed(options.out, "edit", force=options.force):
+        say_on_stderr(f"recomputing {len(run)} trajectories for {len(run) * options.replicates} edits")
+        origin = opened.with_states(run)[0]
+        times = _times(origin, time, options) if times is None else times
+        how |= {"at": times, "scale": options.scale, "seed": options.seed, "replicates": options.replicates}
+        edited = edit(field, origin, channel, **how)
+        edited = replace(edited, made=replace(opened.record_of(run), by="edit").record())
+        index = torch.arange(len(run), device=chosen.device).repeat_interleave(options.replicates)
+        before = origin.take(index)
+        starts = before.grid.gather(0, step_at(before, times.reshape(-1))[None])[0]
+        table = {"edit": list(range(len(edited))), "sample": chosen[index].tolist(), "time": starts.tolist()}
+        table |= domain.compare_edits(before, edited, channel)
+        written = domain.write_samples(edited, options.out)
+        written.append(write_rows(options.out / "edits.csv", table))
+        written.append(write_bytes(options.out / "edits.png", png(domain.draw_edits(before, edited, table))))
+    rows = [
+        {"": "edits", "value": f"{len(edited)}, of {len(run)} samples"},
+        {"": "time", "value": f"{starts.mean():.2f} on average ({starts.min():.2f} to {starts.max():.2f})"},
+        {"": "noise", "value": f"{options.scale:g} in {channel or 'all channels'}"},
+        *domain.summarise_edits(table),
+    ]
+    return rows, written
+
+
+def _require_steps_back(options: Edit | Rewind) -> None:
+    if not options.before >= 0:
+        raise UsageError(f"--before must be at least 0; got {options.before}")
+    if not 0 <= options.scale < math.inf:
+        raise UsageError(f"--scale must be a standard deviation of at least 0; got {options.scale}")
+
+
+def _time(at: str) -> str | float:
+    """Return the time of an edit: a kind of time or a number."""
+    if at in (*CRITICAL, RANDOM):
+        return at
+    try:
+        time = float(at)
+    except ValueError as error:
+        raise UsageError(f"{nearest(at, [*CRITICAL, RANDOM], 'time')}; or a number in [0, 1)") from error
+    if not 0 <= time < 1:
+        raise UsageError(f"--at must be in [0, 1); got {at}")
+    return time
+
+
+def _times(run: Trajectory, time: str | float, options: Edit) -> Tensor:  # (B, replicates)
+    """Return the time of each edit of each sample."""
+    replicates = options.replicates
+    if isinstance(time, float):
+        return torch.full((len(run), replicates), time, dtype=run.grid.dtype, device=run.grid.device)
+    if time == RANDOM:
+        return random_times(run, options.seed, replicates).reshape(len(run), replicates)
+    # The transported profile covers the whole state, whichever channel gets the noise.
+    channel = options.channel or None if time == "critical" else None
+    critical = critical_time(run, channel, CRITICAL[time])
+    return torch.maximum(critical - options.before, run.grid[0])[:, None].expand(-1, replicates)
+
+
+def _chosen(run: Trajectory, options: Edit) -> Tensor:  # (n,)
+    """Return the numbers of the samples to edit."""
+    choices = {"--only": options.only or None, "--surest": options.surest, "--doubtful": options.doubtful}
+    given = {name: value for name, value in choices.items() if value is not None}
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} contradict each other; give only one")
+    every = torch.arange(len(run), device=run.grid.device)
+    if not given:
+        return every
+    if options.only:
+        try:
+            chosen = [int(part) for part in options.only.split(",")]
+        except ValueError as error:
+            raise UsageError(f"--only takes sample numbers separated by commas; got '{options.only}'") from error
+        if not all(0 <= n < len(run) for n in chosen) or len({*chosen}) < len(chosen):
+            raise UsageError(f"--only takes distinct sample numbers from 0 to {len(run) - 1}; got '{options.only}'")
+        return every[torch.tensor(chosen, device=every.device)]
+    option, count = ("--doubtful", options.doubtful or 0) if options.surest is None else ("--surest", options.surest)
+    require_between(option, count, 1, len(run))
+    return run.score().argsort(stable=True, descending=option == "--doubtful")[:count]
+
+
+# ---- rewind ----------------------------------------------------------------------------------------------------------
+
+
+def rewind_samples(options: Rewind) -> tuple[Rows, list[Path]]:
+    """Redraw the least confident samples from before their critical time; return a summary and the files.
+
+    Works in rounds and keeps the more confident version of each sample. Recomputing the trajectories, which files do
+    not hold, is not counted in the extra evaluations.
     """
-    options = locals()
-    from fmwc.commands.edit import rewind_samples
-
-    found = rewind_samples(**options)
-    print_rows(found.rows, "rewind")
-    print_written(found.written)
+    require_between("--extra", options.extra, 1, MOST)
+    if not 0 < options.share <= 1:
+        raise UsageError(f"--share must be in (0, 1]; got {options.share}")
+    _require_steps_back(options)
+    opened = open_samples(options)
+    domain, field = opened.domain, opened.field
+    run = ranked_by_variance(opened.run, field, domain)
+    new_variance = opened.needs_variance(run) and not (options.fresh and len(run.times))
+    if not new_variance and not len(run.times):
+        raise UsageError("these samples were drawn without their variance; draw them without --propagation none")
+    run.score()  # raises before anything is computed if the score cannot be read
+    origin, recomputing = run, 0
+    with claimed(options.out, "rewind", force=options.force):
+        if new_variance or not options.fresh:
+            say_on_stderr(f"recomputing {len(run)} trajectories")
+            origin, recomputing = opened.with_states(run)
+        origin = within_condition(origin, field)
+        budget = options.extra * len(run)
+        say_on_stderr(f"rewinding with {budget} evaluations")
+        names = ("share", "before", "scale", "fresh", "seed")
+        how = {**{name: getattr(options, name) for name in names}, **opened.options}
+        selection = resample(field, origin, budget, **how)
+        record = opened.record_of(run) if new_variance else opened.record
+        record = replace(record, by="sample" if options.fresh else "rewind", selected="rewind")
+        redrawn = replace(selection.run, states=None, made=record.record())
+        branch, before, after = selection.branch.cpu(), origin.score(), redrawn.score()
+        table = {
+            "sample": list(range(len(run))),
+            "branch": branch.tolist(),
+            "score_before": before.tolist(),
+            "score_after": after.tolist(),
+        }
+        used = f"{selection.evaluations / len(run):.2f} of {options.extra}"
+        summary = {"evaluations per sample": used}
+        if recomputing:
+            summary["… to recompute the trajectories"] = f"{recomputing / len(run):.0f}"
+        summary["replaced"] = f"{(branch > 0).double().mean():.1%} of {len(run)} samples"
+        summary[f"mean {origin.default_score}"] = f"{before.mean():.4g} before, {after.mean():.4g} after"
+        if domain.has_judge:
+            bad = {name: np.asarray(domain.judge(one)) for name, one in (("before", run), ("after", redrawn))}
+            table |= {f"bad_{name}": judged.tolist() for name, judged in bad.items()}
+            summary[domain.bad] = ", ".join(f"{judged.mean():.1%} {name}" for name, judged in bad.items())
+        written = domain.write_samples(redrawn, options.out)
+        written.append(write_rows(options.out / "rewound.csv", table))
+    return [{"": name, "value": value} for name, value in summary.items()], written

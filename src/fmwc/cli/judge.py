@@ -1,47 +1,82 @@
-"""The command judge."""
+"""Judge structures from files (`fmwc judge`)."""
 
 from __future__ import annotations
 
-import json
+import math
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
+from fmwc.cli.verbs import Judge
+from fmwc.crystals import Judgement, calculator, hull_for, judge, mp20, read
+from fmwc.crystals.files import write_cifs, write_table
+from fmwc.files import claimed
+from fmwc.progress import stages_bar
 
-from fmwc.cli.shared import Force, app, print_rows, print_table, say
+__all__ = ["judge_structures", "result_rows", "summary_rows"]
 
-__all__ = ["judge"]
+SHOWN = 50  # rows printed; the files hold all rows
 
 
-@app.command()
-def judge(
-    structures: Annotated[list[Path], typer.Argument(help="CIF, POSCAR or extended XYZ files, or folders of them.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the table, as CSV and Parquet.")] = None,
-    calculator: Annotated[
-        str, typer.Option(help="Energy model: chgnet, mace, mattersim, orb, uma, or module:function.")
-    ] = "chgnet",
-    relax: Annotated[int, typer.Option(help="Relax each structure first, with at most this many steps.")] = 0,
-    data: Annotated[
-        str, typer.Option(help="Folder of MP-20, for its hull and for novelty with respect to its training set.")
-    ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object per structure.")] = False,
-    force: Force = False,
-) -> None:
-    """Judge crystal structures by energy, validity and novelty.
+def judge_structures(options: Judge) -> tuple[Judgement, list[Path]]:
+    """Judge the structures in files and folders; return the judgement and the files written."""
+    model = calculator(options.calculator)
+    out, data = options.out, options.data or None
+    with claimed(out, "judge", force=options.force) if out is not None else nullcontext():
+        with stages_bar() as bar:
+            hull = hull_for(model.name, data, progress=bar)
+            training = mp20.load(data) if data else None
+            structures = read(options.structures)
+            judgement = judge(
+                structures, calculator=model, hull=hull, training=training, relax=options.relax, progress=bar
+            )
+        written: list[Path] = []
+        if out is not None:
+            written += write_table(out / "judged", judgement.columns)
+            if options.relax > 0:
+                write_cifs(out / "relaxed", judgement.candidates, judgement.columns)
+                written.append(out / "relaxed")
+    return judgement, written
 
-    Accepts structures of any generator and prints one row per structure: energy above the hull, validity, uniqueness,
-    novelty. Exits with 1 if a structure could not be judged; its row says why.
-    """
-    from fmwc.commands.judge import judge_files, judged_rows, judged_summary
 
-    found, written = judge_files(structures, out, calculator=calculator, relax=relax, data=data, force=force)
-    for path in written:
-        say(f"wrote {path}", err=True)
-    if as_json:
-        for row in found.rows():
-            say(json.dumps({k: None if v != v else v for k, v in row.items()}))
-    else:
-        print_table(judged_rows(found), "judged")
-        print_rows(judged_summary(found), f"{len(found)} structure{'s' * (len(found) != 1)}")
-    if any(found["problem"]):
-        raise typer.Exit(1)
+def result_rows(judgement: Judgement) -> list[dict[str, str]]:
+    """Return a printable table of the first structures."""
+
+    def energy(value: Any) -> str:
+        return "" if value is None or math.isnan(value) else f"{value:.3f}"
+
+    return [
+        {
+            "structure": str(row["name"]),
+            "formula": str(row["formula"]),
+            "above hull, eV/atom": energy(row["e_above_hull"]),
+            "valid": "yes" if row["valid"] else "no",
+            "novel": {True: "yes", False: "no", None: ""}[row["novel"]],
+            "problem": row["problem"],
+        }
+        for row in judgement.rows()[:SHOWN]
+    ]
+
+
+def summary_rows(judgement: Judgement) -> list[dict[str, str]]:
+    """Return a printable summary of all structures."""
+    summary = judgement.summary()
+    descriptions = {
+        "distances_ok": "valid by the distance rule",
+        "valid": "valid (distances, charges, density)",
+        "unique": "unique",
+        "novel": "novel",
+        "stable": "stable",
+        "metastable": "metastable (≤ 0.1 eV/atom)",
+        "sun": "stable, unique and novel",
+        "msun": "metastable, unique and novel",
+    }
+    mean = summary["mean_e_above_hull"]
+    rows = {
+        "could not be judged": str(summary["problems"]),
+        "mean energy above the hull, eV/atom": "—" if math.isnan(mean) else f"{mean:.3f}",
+    }
+    for name, words in descriptions.items():
+        if summary[name] is not None:
+            rows[words] = f"{summary[name]} ({summary[f'{name}_share']:.1%})"
+    return [{"": name, "value": value} for name, value in rows.items()]

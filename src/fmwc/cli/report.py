@@ -1,78 +1,88 @@
-"""The commands demo and report."""
+"""Draw samples and write a report page about them (`fmwc demo`, `fmwc report`)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import NamedTuple
 
-import typer
-
-from fmwc.cli.shared import (
-    Count,
-    Device,
-    Force,
-    JudgedBy,
-    Network,
-    Out,
-    Seed,
-    Set,
-    Which,
-    app,
-    print_rows,
-    say,
-)
+from fmwc.checkpoint import about, load
+from fmwc.cli.verbs import Demo, Report
+from fmwc.domains import domain_named, open_checkpoint
+from fmwc.domains.domain import Domain, Rows, ShippedDomain
 from fmwc.errors import UsageError
+from fmwc.field import Field
+from fmwc.files import claimed, write_json
+from fmwc.modes import one_thread
+from fmwc.progress import sampling_bar, training_bar
+from fmwc.provenance import Clock, pick_device, provenance
+from fmwc.report.run import confidence_source
+from fmwc.sampling import Trajectory
 
-__all__ = ["demo", "report"]
+__all__ = ["Page", "write_demo", "write_report"]
 
 
-@app.command()
-def demo(
-    domain: Which = "checkerboard",
-    out: Out = Path("demo"),
-    train: Annotated[
-        bool, typer.Option("--train", help="checkerboard: train a small model first instead of loading weights.")
-    ] = False,
-    seed: Seed = 0,
-    changes: Set = [],  # noqa: B006
-    device: Device = "auto",
-    count: Count = 0,
-    force: Force = False,
-) -> None:
-    """Draw samples with confidence and write a report page.
+class Page(NamedTuple):
+    """A report page.
 
-    Uses the shipped weights. A second run with the same folder replaces the files of the first; other files stay.
+    Attributes:
+        rows: The short table.
+        path: The file.
+        seconds: How long sampling (and training) took.
     """
-    options = locals()
-    from fmwc.commands.report import write_demo
 
-    found = write_demo(**options)
-    print_rows(found.rows, f"{domain}, demonstration")
-    say(f"{found.seconds:.0f} s; open {found.page}")
+    rows: Rows
+    path: Path
+    seconds: float
 
 
-@app.command()
-def report(
-    checkpoint: Annotated[str, typer.Argument(help="A shipped name or a folder.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder for the page.")] = None,
-    count: Count = 0,
-    seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 2026,
-    judge: JudgedBy = "",
-    network: Network = "",
-    device: Device = "auto",
-    force: Force = False,
-) -> None:
-    """Write the report page of a checkpoint.
+def write_demo(options: Demo) -> Page:
+    """Draw samples of a domain's shipped weights, or of a small model trained now; write their report page."""
+    domain, device = domain_named(options.domain), pick_device(options.device)
+    _require_count(options.count)
+    if options.changes and not options.train:
+        raise UsageError("--set changes training, but the demonstration uses shipped weights; add --train")
+    changes = [f"seed={options.seed}", *(options.changes or [])]
+    recipe = domain.demo_recipe(changes) if options.train else None  # raises before anything is written
+    with claimed(options.out, "demo", force=options.force, again=True) as folder:
+        clock = Clock(device)
+        if recipe is not None:
+            with training_bar() as bar:
+                domain.fit(recipe, folder.path / "model", device, bar, force=True)
+        field = load(options.domain if recipe is None else folder.path / "model", device=device)
+        with one_thread() if domain.one_thread else nullcontext():
+            return _write(options, options.out, domain, field, domain.demo_run, clock)
 
-    For a results folder of the paper's experiments, run python -m experiments report.
-    """
-    options = locals()
-    from fmwc.checkpoint import about
-    from fmwc.commands.report import write_report
 
-    if out is None:
-        about(checkpoint)  # a wrong name is reported first
+def write_report(options: Report) -> Page:
+    """Draw samples of a checkpoint and write their report page."""
+    if options.out is None:
+        about(options.checkpoint)  # a wrong name is reported first
         raise UsageError("no folder for the page; add --out FOLDER")
-    found = write_report(**options)
-    print_rows(found.rows, checkpoint)
-    say(f"{found.seconds:.0f} s; open {found.page}")
+    _require_count(options.count)
+    device = pick_device(options.device)
+    clock = Clock(device)
+    domain, field = open_checkpoint(options.checkpoint, device, options.judge, options.network)
+    if isinstance(domain, ShippedDomain):
+        domain.require_judge(field)
+    with claimed(options.out, "report", force=options.force):
+        return _write(options, options.out, domain, field, domain.report_run, clock)
+
+
+def _require_count(count: int) -> None:
+    if count < 0:
+        raise UsageError(f"-n must be at least 1, or 0 for the default number; got {count}")
+
+
+def _write(
+    options: Demo | Report, out: Path, domain: Domain, field: Field, draw: Callable[..., Trajectory], clock: Clock
+) -> Page:
+    count = options.count or domain.count(field.device)
+    with sampling_bar("drawing samples with confidence", count) as bar:
+        run = draw(field, count, options.seed, bar)
+    rows = [*domain.numbers(run), {"": "in this checkpoint", "value": confidence_source(field.reference)}]
+    origin = {name: str(value) for name, value in provenance(field.device, clock.seconds, seed=options.seed).items()}
+    domain.write_samples(run, out)
+    write_json(out / "numbers.json", {"numbers": rows, "provenance": origin})
+    return Page(rows, domain.page(field, run, out, rows, origin), clock.seconds)

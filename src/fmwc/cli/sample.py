@@ -1,114 +1,591 @@
-"""The command sample."""
+"""Draw samples into a folder and record how they were drawn (`fmwc sample`)."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import typer
+import torch
+from torch import Tensor
 
-from fmwc.cli.shared import Device, Force, JudgedBy, Network, Out, Seed, app, print_written
-from fmwc.errors import UsageError
+from fmwc.checkpoint import identity
+from fmwc.checks import choose_check
+from fmwc.checks.residuals import discrete_conditions
+from fmwc.cli.verbs import Sample
+from fmwc.compiled import Compiled
+from fmwc.domains import open_checkpoint
+from fmwc.domains.domain import Domain, ShippedDomain
+from fmwc.errors import CheckpointError, UsageError, pick
+from fmwc.estimators import ESTIMATORS, as_estimator
+from fmwc.field import Field
+from fmwc.files import Folder, claimed, write_text
+from fmwc.progress import sampling_bar, say_on_stderr
+from fmwc.provenance import pick_device, runtime
+from fmwc.readers import array, boolean, check, number, record, shown, text, whole
+from fmwc.references import Schedule
+from fmwc.report.run import confidence_source
+from fmwc.report.table import Table
+from fmwc.sampling import (
+    SCORES,
+    STEPPERS,
+    AsReference,
+    Controller,
+    Damped,
+    Ema,
+    Extrapolated,
+    Grid,
+    Parts,
+    Profile,
+    SamplingConfig,
+    Trajectory,
+    Uniform,
+    needs_variance,
+    read_times,
+    read_with,
+)
+from fmwc.sampling.controllers import FEW, numbers
+from fmwc.sampling.scores import names_of, parsed, score
+from fmwc.sampling.trajectory import DISPERSION, EVIDENCE
+from fmwc.uses.best_of import (
+    MOST,
+    candidate_seed,
+    candidates_within,
+    checks_of,
+    evaluations_per_candidate,
+    ranked_by_check,
+    surest_of,
+)
+from fmwc.uses.guidance import Guidance
 
-__all__ = ["sample"]
+__all__ = ["CONTROLLERS", "RunRecord", "classes_of", "draw_samples", "require_between", "write_rows"]
+
+CHECKS = ("contest", "echo")
+CLASS_SAMPLES = 1000  # samples whose conditions show which classes there are
+GUIDE_PROBES = 4  # random probes of the gradient per step, if a state has more than a few coordinates
 
 
-@app.command()
-def sample(
-    checkpoint: Annotated[
-        str,
-        typer.Argument(
-            help="A shipped name (checkerboard, mnist, crystals, checkerboard-joint, mnist-joint) or a folder."
-        ),
-    ],
-    out: Out,
-    count: Annotated[int, typer.Option("-n", "--count", help="Number of samples.")] = 1000,
-    label: Annotated[int | None, typer.Option(help="Class to draw; default: every class in turn.")] = None,
-    judge: JudgedBy = "",
-    network: Network = "",
-    steps: Annotated[int, typer.Option(help="Integration steps.")] = 50,
-    stepper: Annotated[str, typer.Option(help="euler, midpoint or heun.")] = "euler",
-    propagation: Annotated[
-        str,
-        typer.Option(
-            help="Estimator of the variance: linearised, diagonal, tangent, monte_carlo or none; default: the one "
-            "that the checkpoint's confidence needs."
-        ),
-    ] = "",
-    controller: Annotated[
-        str,
-        typer.Option(
-            help="Step-size controller: uniform, ema or damped (the paper's), extrapolated; or fitted to the variance "
-            "of a pilot run: grid (shared by all samples) or planned (per sample)."
-        ),
-    ] = "uniform",
-    guide: Annotated[
-        float, typer.Option(help="Strength of guidance towards low variance; 0.2 is strong. Several times slower.")
-    ] = 0.0,
-    guide_window: Annotated[str, typer.Option(help="Times at which guidance acts, as in 0.5-0.9.")] = "",
-    every: Annotated[
-        int,
-        typer.Option(
-            help="Compute the variance at every k-th step, for example for another score; default: the times that "
-            "the checkpoint's confidence needs."
-        ),
-    ] = 0,
-    adaptive: Annotated[
-        bool,
-        typer.Option(
-            "--adaptive",
-            help="Compute the variance at a few steps only: those of the checkpoint's schedule, or those that a pilot "
-            "run chooses.",
-        ),
-    ] = False,
-    transport: Annotated[bool, typer.Option("--transport", help="Also compute the transported dispersion.")] = False,
-    score: Annotated[
-        str,
-        typer.Option(help="Score to rank samples by; default: the checkpoint's, or dispersion with --transport."),
-    ] = "",
-    keep: Annotated[float, typer.Option(help="Share of samples to keep, most confident first.")] = 1.0,
-    check: Annotated[
-        int,
-        typer.Option(
-            help="Check finished samples with the flow itself, with at most this many network evaluations each; "
-            "default: the check that the checkpoint's confidence needs."
-        ),
-    ] = 0,
-    no_check: Annotated[
-        bool, typer.Option("--no-check", help="Skip the checks that the checkpoint's confidence needs.")
-    ] = False,
-    best_of: Annotated[int, typer.Option(help="Candidates per sample, of which the most confident is kept.")] = 1,
-    budget: Annotated[
-        int,
-        typer.Option(help="Instead of --best-of: network evaluations per sample to spend on candidates."),
-    ] = 0,
-    compiled: Annotated[
-        bool,
-        typer.Option(
-            "--compiled",
-            help="Compile the network first. This takes a minute or two and pays off for many samples.",
-        ),
-    ] = False,
-    format: Annotated[str, typer.Option(help="crystals: cif (one file per structure) or extxyz (one file).")] = "",
-    seed: Seed = 0,
-    device: Device = "auto",
-    force: Force = False,
-) -> None:
-    """Draw samples, each with a confidence.
+# ---- the record of a run ---------------------------------------------------------------------------------------------
 
-    Confidence is the position of a sample's score among the checkpoint's reference samples. It is withheld if samples
-    are drawn differently from the reference, for example with another number of steps; the rank within the run remains.
 
-    Writes samples.safetensors and samples.csv; for digits and crystals also a picture, most confident first. For
-    crystals, also writes one CIF per structure (or one extended XYZ file) and adds the judge's results to the table.
-    For crystals and networks of your own, the table is also written as Parquet.
+class ControllerKind(NamedTuple):
+    """A step-size controller that can be chosen by name.
 
-    Resumes if interrupted: the same command draws only the missing samples. Runs of more than 50,000 samples are
-    written batch by batch, with scores only, so that memory use stays constant.
+    Attributes:
+        make: Creates it from the number of steps and the profile of a pilot run.
+        needs_pilot: Whether it needs that profile.
+        reads_variance: Whether it needs the variance at every step.
+        changes_velocity: Whether it changes the velocity, so that the times alone do not determine the trajectory.
     """
-    options = locals()
-    from fmwc.commands.sample import draw_samples
 
-    if options.pop("no_check") and check:
-        raise UsageError("--check and --no-check contradict each other; give only one")
-    options["check"] = False if no_check else check or True
-    print_written(draw_samples(**options))
+    make: Callable[[int, Any], Controller]
+    needs_pilot: bool = False
+    reads_variance: bool = False
+    changes_velocity: bool = False
+
+
+CONTROLLERS: dict[str, ControllerKind] = {
+    "uniform": ControllerKind(lambda steps, _: Uniform(steps)),
+    "ema": ControllerKind(lambda steps, _: Ema(steps), reads_variance=True),
+    "damped": ControllerKind(lambda steps, _: Damped(steps), reads_variance=True, changes_velocity=True),
+    "grid": ControllerKind(lambda steps, profile: Grid(profile.grid(steps)), needs_pilot=True),
+    "planned": ControllerKind(
+        lambda steps, profile: profile.plan(steps), needs_pilot=True, reads_variance=True, changes_velocity=True
+    ),
+    "extrapolated": ControllerKind(lambda steps, _: Extrapolated(Uniform(steps)), changes_velocity=True),
+}
+
+
+def _read_at(value: Any, where: str) -> Any:
+    return (array(number(0, 1)) if isinstance(value, list) else whole())(value, where)
+
+
+_RECORD = record(
+    {},
+    {
+        "checkpoint": text(),
+        "stepper": text(100),
+        "propagation": text(100),
+        "controller": text(100),
+        "guide": number(0),
+        "window": array(number(0, 1), 2, 2, rising=True),
+        "by": text(100),
+        "few": boolean,
+        "identity": text(64, "([0-9a-f]{64})?"),
+        "steps": whole(),
+        "read_at": _read_at,
+        "label": whole(),
+        "transport": boolean,
+        "pilot": whole(-(1 << 63)),
+        "selected": text(1000),
+        "checked": text(1000),
+    },
+    more=True,
+)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """How samples were drawn. It is stored with them, so that later commands can continue from them.
+
+    Arguments:
+        checkpoint: A shipped name or a folder.
+        stepper: The name of the stepper.
+        propagation: The name of the estimator of the variance. `none`: the variance was not computed; empty: it was not
+            computed because the checkpoint's score does not use it.
+        controller: The name of the step-size controller.
+        guide: The strength of guidance towards low variance.
+        window: The times between which guidance acts.
+        by: The verb that made the samples. Only samples of `sample` can be recomputed from their noise.
+        few: Whether the variance was computed at a few times, which determine only the checkpoint's score.
+        identity: The checkpoint's content hash.
+        steps: The number of steps.
+        read_at: The variance was computed at every k-th step, or at these times.
+        label: The class of all samples; `None`: every class in turn.
+        transport: Whether the variance was transported.
+        pilot: The seed of the pilot run that chose times or steps, if there was one.
+        selected: How samples were selected after drawing; empty if all were kept.
+        checked: The check that replaced the checkpoint's, with its evaluations, or `none`.
+    """
+
+    checkpoint: str
+    stepper: str = "euler"
+    propagation: str = "linearised"
+    controller: str = "uniform"
+    guide: float = 0.0
+    window: tuple[float, float] = (0.0, 1.0)
+    by: str = "sample"
+    few: bool = False
+    identity: str = ""
+    steps: int = 0
+    read_at: int | tuple[float, ...] = 0
+    label: int | None = None
+    transport: bool = False
+    pilot: int | None = None
+    selected: str = ""
+    checked: str = ""
+
+    def __post_init__(self) -> None:
+        pick(STEPPERS, self.stepper, "stepper")
+        if self.propagation not in ("", "none"):
+            pick(ESTIMATORS, self.propagation, "propagation")
+        pick(CONTROLLERS, self.controller, "controller")
+
+    @classmethod
+    def read(cls, made: dict[str, Any], checkpoint: str = "") -> RunRecord:
+        """Read the record of a run; fields that only newer versions know are ignored.
+
+        Arguments:
+            made: :attr:`fmwc.Trajectory.made`.
+            checkpoint: The checkpoint, if it is not the recorded one.
+        """
+        made = check(made, _RECORD, "the record of how these samples were drawn")
+        known = {name: made[name] for name in (f.name for f in fields(cls)) if made.get(name) is not None}
+        known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+        return cls(**{"checkpoint": "", **known, **({"checkpoint": checkpoint} if checkpoint else {})})
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name. `checked` is left out if empty: older runs and certificates do not have it."""
+        return {name: value for name, value in asdict(self).items() if name != "checked" or value}
+
+    def record(self) -> dict[str, Any]:
+        """Return the record for :attr:`fmwc.Trajectory.made`, with the full path of a checkpoint folder."""
+        folder = Path(self.checkpoint)
+        local = (folder / "recipe.json").is_file()
+        return {**self.as_dict(), "checkpoint": str(folder.resolve()) if local else self.checkpoint}
+
+    @property
+    def kind(self) -> ControllerKind:
+        """What is known about the step-size controller."""
+        return CONTROLLERS[self.controller]
+
+    def estimator(self, default: Any) -> Any:
+        """Return the estimator as :func:`fmwc.sample` takes it; `default` stands for linearised."""
+        known = {"": AsReference(), "none": None, "linearised": default}
+        return known[self.propagation] if self.propagation in known else as_estimator(self.propagation)
+
+    def decoder(self, field: Field) -> str | Guidance:
+        """Return the decoder, which applies guidance."""
+        if not self.guide:
+            return "map"
+        exact = field.space is not None and numbers(field.space) <= FEW
+        return Guidance(self.guide, *self.window, probes=None if exact else GUIDE_PROBES)
+
+
+# ---- options ---------------------------------------------------------------------------------------------------------
+
+
+def require_between(option: str, value: float, least: int, most: int) -> None:
+    """Raise if the value of an option is out of range."""
+    if not least <= value <= most:
+        raise UsageError(f"{option} must be between {least} and {most:,}; got {value}")
+
+
+def draw_samples(options: Sample) -> list[Path]:
+    """Draw samples with their confidence and write them to a folder; return the files.
+
+    Options are checked before anything is drawn. Batches are stored as they are drawn, so that the same command resumes
+    an interrupted run and writes the same files.
+    """
+    device = pick_device(options.device)
+    window = _window(options.guide_window) if options.guide_window else (0.0, 1.0)
+    record = RunRecord(
+        options.checkpoint,
+        options.stepper,
+        options.propagation or "linearised",
+        options.controller,
+        options.guide,
+        window,
+        steps=options.steps,
+        label=options.label,
+        transport=options.transport,
+    )
+    _require_valid(options, record)
+    plan = _planned(options, record, *_open(options, device))
+    with claimed(options.out, "sample", plan.settings(), force=options.force, resumes=True) as folder:
+        if folder.finished:
+            say_on_stderr(f"{shown(options.out)} already holds these samples")
+            return []
+        if folder.resumed:
+            say_on_stderr(f"resuming in {shown(options.out)}")
+        return _draw(plan, folder)
+
+
+def _window(times: str) -> tuple[float, float]:
+    """Return the two times of a window.
+
+    >>> _window("0.5-0.9")
+    (0.5, 0.9)
+    """
+    try:
+        early, late = (float(part) for part in times.split("-"))
+    except ValueError as error:
+        raise UsageError(f"--guide-window must be two times, as in 0.5-0.9; got '{times}'") from error
+    if not 0 <= early < late <= 1:
+        raise UsageError(f"--guide-window must be two rising times in [0, 1]; got '{times}'")
+    return early, late
+
+
+def _require_valid(options: Sample, record: RunRecord) -> None:
+    """Raise if an option is out of range or two options contradict each other."""
+    for option, value, least, most in (
+        ("-n", options.count, 1, 10**9),
+        ("--steps", options.steps, 1, 10**5),
+        ("--every", options.every, 0, 10**5),
+        ("--check", options.check, 0, 10**5),
+        ("--best-of", options.best_of, 1, MOST),
+        ("--budget", options.budget, 0, 10**7),
+    ):
+        require_between(option, value, least, most)
+    _, score_name, _ = parsed(options.score)  # a score of one channel in a window: type/integrated@0.6-0.9
+    if options.score:
+        pick(dict.fromkeys([*SCORES, DISPERSION, *EVIDENCE]), score_name, "score")
+    kind, guide, transport, keep = record.kind, options.guide, options.transport, options.keep
+    no_variance = options.propagation == "none"
+    controller, several = f"--controller {options.controller}", options.best_of > 1 or options.budget
+    fixed_steps = options.every or options.controller != "uniform" or no_variance
+    no_score = no_variance and not options.score and not options.check
+    evaluations = STEPPERS[options.stepper].evaluations
+    errors: list[tuple[Any, str]] = [
+        (not 0 <= guide < math.inf, f"--guide must be a finite strength of at least 0; got {guide}"),
+        (options.guide_window and not guide, "--guide-window needs a strength; add --guide"),
+        (
+            options.adaptive and fixed_steps,
+            "--adaptive chooses the steps at which the variance is computed; leave out --every, --controller and "
+            "--propagation none",
+        ),
+        (kind.reads_variance and no_variance, f"{controller} needs the variance; leave out --propagation none"),
+        (
+            kind.reads_variance and options.every > 1,
+            f"{controller} needs the variance at every step; leave out --every",
+        ),
+        (
+            kind.changes_velocity and evaluations > 1,
+            f"{controller} needs euler steps; leave out --stepper {options.stepper}",
+        ),
+        (kind.changes_velocity and transport, f"{controller} does not support transport; leave out --transport"),
+        (guide and transport, "--guide does not support transport; leave out --transport"),
+        (not 0 < keep <= 1, f"--keep must be in (0, 1]; got {keep}"),
+        (keep < 1 and no_variance and not transport, "--keep needs a confidence; leave out --propagation none"),
+        (
+            options.adaptive and options.score,
+            "--adaptive computes only what the checkpoint's score needs; leave out --score, or replace --adaptive by "
+            "--every 1",
+        ),
+        (score_name == DISPERSION and not transport, "--score dispersion needs transported variance; add --transport"),
+        (options.check and options.no_check, "--check and --no-check contradict each other; give only one"),
+        (options.best_of > 1 and options.budget, "--best-of and --budget contradict each other; give only one"),
+        (
+            several and no_score,
+            "--best-of and --budget need a score; leave out --propagation none, or add --check 20",
+        ),
+    ]
+    for wrong, message in errors:
+        if wrong:
+            raise UsageError(message)
+
+
+# ---- the plan --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is decided before the first sample is drawn.
+
+    Attributes:
+        options: The options of the command.
+        record: How the samples will be drawn.
+        domain, field: The kind of samples, and what draws them.
+        estimator, check, schedule: As :func:`fmwc.sample` takes them. Schedule `None`: the domain's choice.
+        candidates: The number of candidates per sample.
+        fits_schedule: Whether a pilot run chooses the schedule.
+    """
+
+    options: Sample
+    record: RunRecord
+    domain: Domain
+    field: Any
+    estimator: Any
+    check: Any
+    schedule: Schedule | None
+    candidates: int
+    fits_schedule: bool
+
+    @property
+    def rank_by(self) -> str:
+        """The score that the samples are ranked by; empty: the field's default."""
+        return self.options.score or (self.domain.transported if self.options.transport else "")
+
+    def settings(self) -> dict[str, Any]:
+        """Return everything that changes the files; an interrupted run is resumed if this is the same."""
+        options, schedule = self.options, self.schedule
+        judge = options.judge
+        with suppress(CheckpointError):  # the name of an energy model
+            judge = judge and identity(judge)
+        recorded = {n: v for n, v in self.record.record().items() if n not in ("checkpoint", "read_at", "pilot")}
+        names = ("adaptive", "count", "seed", "score", "keep", "format", "network", "compiled")
+        return {
+            **recorded,
+            **{name: getattr(options, name) for name in names},
+            "every": schedule.stride if schedule is not None and not self.record.few else 0,
+            "judge": judge,
+            "batch": self.domain.batch(self.field.device),
+            **({} if self.candidates == 1 else {"best_of": self.candidates}),
+            **runtime(self.field.device),
+        }
+
+
+def _open(options: Sample, device: torch.device) -> tuple[Domain, Any]:
+    """Load the checkpoint; raise if the class, format, channel or judge that was requested does not exist."""
+    domain, field = open_checkpoint(options.checkpoint, device, options.judge, options.network)
+    if options.compiled:
+        field = Compiled(field, say=say_on_stderr, cuda_graph=not options.network)  # type: ignore[assignment]
+    domain.conditions(field, 1, options.label)
+    domain.check_format(options.format)
+    channel = parsed(options.score)[0]
+    if channel is not None and field.space is not None:
+        pick(field.space.channels, channel, "channel")
+    if isinstance(domain, ShippedDomain) and (options.judge or domain.judges):
+        domain.require_judge(field)
+    return domain, field
+
+
+def _planned(options: Sample, record: RunRecord, domain: Domain, field: Any) -> Plan:
+    """Decide when the variance is computed, which check follows, and how many candidates are drawn."""
+    schedule: Schedule | None = None
+    if options.adaptive:
+        schedule = Schedule.adaptive()
+    elif _as_reference(options, domain, field):
+        if not needs_variance(field.reference.score):
+            record = replace(record, propagation="")
+        elif (times := field.reference.read_with.times) != read_times(options.steps, Schedule.every(domain.every)):
+            schedule = Schedule.at(times)
+    few = schedule is not None
+    estimator = record.estimator(domain.estimator(field))
+    check: Any = _planned_check(domain, field, options.check) if options.check else not options.no_check
+    required = {"check": check, "confidence": estimator}
+    if parsed(options.score)[1] in CHECKS and parsed(options.score)[1] not in checks_of(field, required):
+        raise UsageError(f"--score {options.score} needs a check that this run does not include; add --check 20")
+    suits = _suits_schedule(record, field, estimator)
+    if options.adaptive and not suits and field.reference is not None and not needs_variance(field.reference.score):
+        raise UsageError(f"--adaptive applies to scores of the variance, not to {field.reference.score}; leave it out")
+    candidates = options.best_of
+    if options.budget:
+        config = SamplingConfig(stepper=options.stepper, decoder=record.decoder(field))
+        cost = evaluations_per_candidate(field, {"steps": options.steps, "check": check, "config": config})
+        candidates = candidates_within(options.budget, cost)
+    selected = [f"best of {candidates}"] * (candidates > 1) + [f"surest {options.keep:g}"] * (options.keep < 1)
+    record = replace(
+        record,
+        few=few,
+        identity=identity(options.checkpoint),
+        selected=", ".join(selected),
+        checked=f"{check.name}, {check.evaluations} evaluations" if options.check else "none" if not check else "",
+    )
+    plan = Plan(
+        options,
+        record,
+        domain,
+        field,
+        estimator,
+        check,
+        schedule,
+        candidates,
+        fits_schedule=options.adaptive and not suits,
+    )
+    return plan if few or not record.propagation else replace(plan, schedule=Schedule.every(_stride(plan)))
+
+
+def _as_reference(options: Sample, domain: Domain, field: Any) -> bool:
+    """Return whether the variance is computed as for the checkpoint's reference, because no option says otherwise."""
+    if options.controller != "uniform" or options.every or options.propagation or options.score:
+        return False
+    return domain.reads_as_reference(field, {"steps": options.steps})
+
+
+def _suits_schedule(record: RunRecord, field: Field, estimator: Any) -> bool:
+    """Return whether the run is drawn as the reference of the checkpoint's schedule was."""
+    schedule = field.schedule
+    if schedule is None or schedule.reference is None or schedule.reference.read_with is None:
+        return False
+    if record.controller != "uniform" or record.guide or estimator is None:
+        return False
+    return not schedule.reference.read_with.differs(read_with(estimator, record.steps, record.stepper, schedule))
+
+
+def _stride(plan: Plan) -> int:
+    """Return k for the variance at every k-th step: as requested, the domain's default, or 1 if the score needs it."""
+    options, record = plan.options, plan.record
+    stride = options.every or (1 if record.kind.reads_variance else plan.domain.every)
+    name = plan.rank_by or getattr(plan.field.reference, "score", "temporal_ratio")
+    if record.propagation == "none" or record.controller != "uniform":  # other controllers choose their times later
+        return stride
+    problem = _score_problem(name, options.steps, stride)
+    if problem and not options.every and not _score_problem(name, options.steps, 1):
+        say_on_stderr(f"with {options.steps} steps, {name} needs the variance at every step")
+        return 1
+    if problem and (options.score or options.keep < 1):
+        raise UsageError(f"{name} cannot be computed in {options.steps} steps: {problem}")
+    if problem:
+        say_on_stderr(f"these samples will have neither confidence nor rank: {problem}")
+    return stride
+
+
+def _score_problem(name: str, steps: int, stride: int) -> str:
+    """Return why a score cannot be computed from the variance at every k-th step; empty if it can."""
+    times = torch.tensor(read_times(steps, Schedule.every(stride)))[:, None]
+    spans = torch.cat([times[1:], torch.ones_like(times[:1])]) - times
+    try:
+        for _, part, window in map(parsed, names_of(name)):
+            if part in SCORES:
+                score(part, torch.ones_like(times), times, spans, **window)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+def classes_of(domain: Domain, field: Any) -> dict[str, Tensor]:
+    """Return the discrete conditions of a domain's network with their possible values."""
+    if getattr(field, "space", None) is None:
+        return {}
+    with suppress(UsageError):  # a network whose conditions are not known
+        cond = domain.conditions(field, CLASS_SAMPLES)
+        return {name: cond[name].unique() for name in discrete_conditions(cond, field.space, CLASS_SAMPLES)}
+    return {}
+
+
+def _planned_check(domain: Domain, field: Any, evaluations: int) -> Any:
+    """Return the check of finished samples with a given number of evaluations."""
+    cond = {name: values for name, values in classes_of(domain, field).items() if len(values) > 1}
+    known = getattr(getattr(field, "reference", None), "checks", {})
+    return choose_check(field.space, cond, evaluations, known, rivals=cond if len(cond) == 1 else {})
+
+
+# ---- drawing ---------------------------------------------------------------------------------------------------------
+
+
+def _draw(plan: Plan, folder: Folder) -> list[Path]:
+    """Run the pilot, if one is needed, then draw and write the samples."""
+    options, domain, field = plan.options, plan.domain, plan.field
+    profile, record, schedule = _pilot(plan)
+    used = field.schedule if schedule is not None and schedule.is_adaptive else schedule
+    record = replace(record, read_at=0 if used is None else used.times or used.stride)
+    source = confidence_source(field.reference)
+    made = {**record.record(), "made_from": source}
+    uniform = record.controller == "uniform"
+    config = SamplingConfig(
+        stepper=record.stepper,
+        decoder=record.decoder(field),
+        controller=None if uniform else record.kind.make(record.steps, profile),
+        parts=Parts(folder.work / "parts", compact=domain.compact),
+    )
+    how = {
+        "steps": record.steps if uniform else None,
+        "schedule": schedule,
+        "confidence": plan.estimator,
+        "check": plan.check,
+        "config": config,
+    }
+    compares_all = record.transport or options.score or options.keep < 1 or plan.candidates > 1
+    if not compares_all and domain.streams(field, options.count, options.label, **how):
+        with sampling_bar("drawing samples", options.count) as bar:
+            parts = domain.stream(field, options.count, options.seed, bar, options.label, **how)
+            files = domain.write_stream((replace(p, made=made) for p in parts), options.count, folder.path)
+        say_on_stderr(source if plan.estimator is not None else "these samples have no confidence (--propagation none)")
+        return files
+    run = replace(_candidates(plan, folder, how), made=made)
+    if plan.rank_by:
+        run = run.ranked_by(plan.rank_by)
+    elif (
+        options.label is None and len(run.times) and getattr(field.reference, "standard", None) and run.standard is None
+    ):
+        say_on_stderr("there are too few samples per class to compare within classes; ranked across classes")
+    say_on_stderr(run.withheld or source)
+    return domain.write_samples(run.surest(options.keep) if options.keep < 1 else run, folder.path, options.format)
+
+
+def _pilot(plan: Plan) -> tuple[Profile | None, RunRecord, Schedule | None]:
+    """Run a pilot for the controller or for the schedule, if one of them needs it."""
+    options, record, domain, field = plan.options, plan.record, plan.domain, plan.field
+    if not (record.kind.needs_pilot or plan.fits_schedule):
+        return None, record, plan.schedule
+    profile, schedule = None, plan.schedule
+    with sampling_bar("pilot run to measure the variance", domain.pilot(field.device)) as bar:
+        if record.kind.needs_pilot:
+            profile = domain.survey(field, options.seed, bar, options.label)
+        else:
+            config = SamplingConfig(stepper=record.stepper)
+            how = {"steps": record.steps, "confidence": plan.estimator, "config": config}
+            fitted = domain.fit_schedule(field, options.seed, bar, options.label, **how)
+            schedule = Schedule.at(fitted.times)  # without its reference, which a pilot is too small for
+    return profile, replace(record, pilot=options.seed), schedule
+
+
+def _candidates(plan: Plan, folder: Folder, how: dict[str, Any]) -> Trajectory:
+    """Draw the samples; if there are several candidates per sample, keep the most confident."""
+    options, domain, field, count = plan.options, plan.domain, plan.field, plan.options.count
+    with sampling_bar("drawing samples", count * plan.candidates) as bar:
+        cond = domain.conditions(field, count, options.label, options.seed)
+        how |= {"cond": {k: v.to(field.device) for k, v in cond.items()}, "transport": options.transport}
+
+        def candidate(number: int) -> Trajectory:
+            parts = Parts(folder.work / f"parts-{number}", compact=domain.compact) if number else how["config"].parts
+            config = replace(how["config"], parts=parts)
+            seed = candidate_seed(options.seed, number) if number else options.seed
+            return domain.draw(field, count, seed, bar, options.label, **{**how, "config": config})
+
+        if plan.candidates == 1:
+            return candidate(0)
+        runs = map(candidate, range(plan.candidates))
+        if plan.rank_by:
+            return surest_of(runs, plan.rank_by)[0]
+        return surest_of(ranked_by_check(run, plan.check) for run in runs)[0]
+
+
+def write_rows(path: Path, table: dict[str, list[Any]]) -> Path:
+    """Write a table as CSV, numbers to six digits."""
+    short = {n: [float(f"{v:.6g}") if isinstance(v, float) else v for v in column] for n, column in table.items()}
+    return write_text(path, Table.from_columns(short).csv())

@@ -1,94 +1,69 @@
-"""The commands train and retrofit."""
+"""Train a model, or fit noise to a trained network, into a checkpoint folder (`fmwc train`, `fmwc retrofit`)."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import shlex
+from dataclasses import fields
+from pathlib import Path
 
-import typer
-
-from fmwc.cli.shared import Data, Device, Force, Out, Own, Seed, Set, Which, app, say
+from fmwc import retrofit as retrofitting
+from fmwc.checkpoint import about
+from fmwc.cli.verbs import Retrofit, Train
+from fmwc.data import arrays
+from fmwc.domains import domain_named
+from fmwc.entry import build
+from fmwc.errors import pick
+from fmwc.progress import training_bar
+from fmwc.provenance import pick_device
+from fmwc.readers import shown
+from fmwc.report.run import confidence_source
 
 __all__ = ["retrofit", "train"]
 
 
-@app.command()
-def train(
-    domain: Which,
-    out: Out,
-    preset: Annotated[str, typer.Option(help="recommended, paper or quick; mnist also has judge.")] = "recommended",
-    seed: Seed = 0,
-    changes: Set = [],  # noqa: B006
-    data: Data = "",
-    own: Own = False,
-    device: Device = "auto",
-    force: Force = False,
-) -> None:
-    """Train a model with confidence; resumes if interrupted."""
-    options = locals()
-    from fmwc.commands.train import train_model
-
-    for line in train_model(**options):
-        say(line)
+def train(options: Train) -> list[str]:
+    """Train a domain's recipe; return lines that describe the checkpoint. Resumes if interrupted."""
+    domain = domain_named(options.domain)
+    pick(domain.presets, options.preset, "preset")
+    changes = [f"seed={options.seed}", *(options.changes or [])]
+    recipe = domain.recipe(options.preset, changes, options.data, options.own)
+    device, status = pick_device(options.device), _status(options.out, options.force)
+    with training_bar() as bar:
+        domain.fit(recipe, options.out, device, bar, force=options.force)
+    record = about(options.out)
+    lines = [f"{shown(options.out)} {status}: {record['metrics']}"]
+    if record.get("noise") is not None:  # judges have none
+        lines.append(confidence_source(record.get("reference")))
+    return lines
 
 
-@app.command()
-def retrofit(
-    network: Annotated[
-        str,
-        typer.Argument(help="module:function that returns the network, or (network, space)."),
-    ],
-    out: Out,
-    weights: Annotated[
-        str, typer.Option(help="State dict of the network, .safetensors or .pt; not needed if the function loads it.")
-    ] = "",
-    data: Annotated[
-        str,
-        typer.Option(
-            help="Training samples: an .npz, .safetensors or .pt file with x (or x.CHANNEL for each channel), one row "
-            "per sample; every other array is a condition of that name. Or an .npy file."
-        ),
-    ] = "",
-    own_samples: Annotated[
-        int, typer.Option(help="Without --data: draw this many samples from the network and fit the noise to those.")
-    ] = 0,
-    steps: Annotated[int, typer.Option(help="Optimiser steps.")] = 2_000,
-    batch: Annotated[int, typer.Option(help="Samples per step.")] = 256,
-    lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
-    beta: Annotated[float, typer.Option(help="Weight of the KL divergence.")] = 1e-3,
-    include: Annotated[
-        list[str], typer.Option(help="Glob of layers that carry noise; default: all. May be repeated.")
-    ] = [],  # noqa: B006
-    exclude: Annotated[list[str], typer.Option(help="Glob of layers that do not carry noise. May be repeated.")] = [],  # noqa: B006
-    score: Annotated[str, typer.Option(help="Score to compute confidence from; default: by sample size.")] = "",
-    pairs: Annotated[
-        str,
-        typer.Option(
-            help="Coupling of noise and data in the network's training: independent, or ot (optimal transport "
-            "within each batch)."
-        ),
-    ] = "independent",
-    conventions: Annotated[
-        bool, typer.Option(help="Check on a batch that the network is called as it was trained.")
-    ] = True,
-    captured: Annotated[
-        bool,
-        typer.Option(
-            "--capture/--no-capture",
-            help="On a GPU, replay steps as a CUDA graph; not for networks whose shapes depend on values.",
-        ),
-    ] = True,
-    seed: Seed = 0,
-    device: Device = "auto",
-    force: Force = False,
-) -> None:
-    """Add confidence to a trained flow model.
+def retrofit(options: Retrofit) -> list[str]:
+    """Fit noise to a trained network; return lines that describe the checkpoint and how to use it."""
+    device, status = pick_device(options.device), _status(options.out, options.force)
+    network, space = build(options.network, options.weights or None)
+    names = {field.name for field in fields(retrofitting.Retrofit)}
+    chosen = {name: value for name, value in vars(options).items() if name in names}
+    chosen |= {"include": tuple(options.include or ["*"]), "exclude": tuple(options.exclude or [])}
+    with training_bar() as bar:
+        field, looks = retrofitting.retrofit(
+            network,
+            options.out,
+            arrays.load(options.data) if options.data else None,
+            retrofitting.Retrofit(**chosen),
+            space=space,
+            device=device,
+            entry=options.network,
+            progress=lambda done, total, loss, held: bar(f"noise (held out {held:.4g})", done, total, loss),
+            force=options.force,
+        )
+    out, call = str(options.out), f"{options.network.replace(':', '.')}()"
+    return [
+        f"{shown(out)} {status}: {retrofitting.advice(looks)}",
+        confidence_source(field.reference),
+        f"field = fmwc.load({out!r}, network={call if space is None else f'{call}[0]'})",
+        f"fmwc sample {shlex.quote(out)} --network {shlex.quote(options.network)} -n 100 --out samples",
+    ]
 
-    Fits only the noise; the network's weights do not change. A tenth of the data is held out; its loss is computed
-    after each eighth of the steps and shows whether more steps would help. If the data has classes, confidence
-    compares samples of one class. The named module is executed, so name only code that you trust.
-    """
-    options = locals()
-    from fmwc.commands.train import retrofit_network
 
-    for line in retrofit_network(**options):
-        say(line)
+def _status(out: Path, force: bool) -> str:
+    return "was finished already" if (out / "recipe.json").is_file() and not force else "written"

@@ -1,0 +1,613 @@
+"""The verbs of `fmwc`: their options, and how their results are printed.
+
+Each verb is a dataclass. Its docstring is the help text, its fields are the options, and `run` calls the function that
+does the work and prints the result. This module imports neither torch nor pandas, so that `fmwc --help` stays fast.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+import fmwc
+from fmwc.domains import DOMAINS
+from fmwc.progress import say_on_stderr
+from fmwc.readers import shown
+
+__all__ = [
+    "Check",
+    "Checkpoint",
+    "Count",
+    "Data",
+    "Demo",
+    "Device",
+    "Edit",
+    "Filter",
+    "Force",
+    "Judge",
+    "JudgedBy",
+    "Network",
+    "NoiseSeed",
+    "Out",
+    "Own",
+    "Report",
+    "Retrofit",
+    "Rewind",
+    "Rules",
+    "Sample",
+    "Samples",
+    "Seed",
+    "Set",
+    "Train",
+    "Which",
+    "app",
+    "print_rows",
+    "print_table",
+    "print_written",
+    "say",
+]
+
+
+def _run(verb: Any, **_: Any) -> None:
+    """Run the verb whose options were parsed."""
+    verb.run()
+
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    result_callback=_run,
+)
+
+
+def _version(wanted: bool) -> None:
+    if not wanted:
+        return
+    try:
+        commit = f" ({import_module('fmwc._commit').COMMIT})"  # recorded when the package is built
+    except (ImportError, AttributeError):
+        commit = ""
+    say(f"fmwc {fmwc.__version__}{commit}")
+    raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    debug: Annotated[
+        bool, Option("--debug", help="Print the traceback of an error (or FMWC_DEBUG=1). Allowed after any verb.")
+    ] = False,  # handled in fmwc.__main__
+) -> None:
+    """Flow matching with confidence: draw samples and estimate how far to trust each of them."""
+
+
+# ---- printing --------------------------------------------------------------------------------------------------------
+
+
+def say(text: str) -> None:
+    """Print text without markup or wrapping, control characters as question marks."""
+    print("\n".join(map(shown, text.splitlines())), flush=True)
+
+
+def print_rows(rows: list[dict[str, str]], title: str) -> None:
+    """Print a table of names and values."""
+    print_table(rows, title, header=False)
+
+
+def print_table(rows: list[dict[str, str]], title: str, *, header: bool = True) -> None:
+    """Print a table, by default with the names of its columns."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    def plain(value: str) -> Text:  # rich looks for markup, emoji and numbers in str, not in Text
+        return Text(shown(value))
+
+    table = Table(title=plain(title), show_header=header)
+    for name in rows[0] if rows and header else ():
+        table.add_column(plain(name))
+    for row in rows:
+        table.add_row(*map(plain, row.values()))
+    Console(markup=False, emoji=False, highlight=False).print(table)
+
+
+def print_written(paths: list[Path]) -> None:
+    """Print the files that were written."""
+    if paths:
+        say(f"wrote {', '.join(map(shown, paths))}")
+
+
+# ---- options of several verbs ----------------------------------------------------------------------------------------
+
+Which = Annotated[str, Argument(help=f"{', '.join(DOMAINS)}.")]
+Out = Annotated[Path, Option("--out", "-o", help="Folder to write to.")]
+Set = Annotated[list[str] | None, Option("--set", help="Change a recipe field: --set key=value. May be repeated.")]
+Device = Annotated[str, Option(help="auto, cpu or cuda.")]
+Seed = Annotated[int, Option(min=-(1 << 63), max=(1 << 63) - 1, help="Seed of the run.")]
+NoiseSeed = Annotated[int, Option(help="Seed of the noise.")]
+Force = Annotated[bool, Option("--force", help="Write into a folder that is not empty.")]
+Count = Annotated[int, Option("-n", "--count", help="Number of samples; 0: the domain's default.")]
+Data = Annotated[str, Option(help="Folder of the data; default: FMWC_DATA, or the cache (downloaded if needed).")]
+JudgedBy = Annotated[
+    str, Option("--judge", help="mnist: folder of a judge for your data. crystals: energy model, by default chgnet.")
+]
+Network = Annotated[
+    str,
+    Option(help="For a checkpoint of fmwc retrofit: module:function that builds its network. Name only trusted code."),
+]
+Own = Annotated[bool, Option("--own", help="The data is your own: idx files, .npz, or a folder of images.")]
+Samples = Annotated[Path, Argument(help="A folder that fmwc sample wrote, or its samples.safetensors.")]
+Checkpoint = Annotated[
+    str, Option(help="Checkpoint of the samples, by shipped name or folder; default: the one recorded.")
+]
+
+
+# ---- verbs, in the order in which the help lists them ----------------------------------------------------------------
+
+
+@app.command("demo")
+@dataclass(frozen=True)
+class Demo:
+    """Draw samples with confidence and write a report page.
+
+    Uses the shipped weights. A second run with the same folder replaces the files of the first; other files stay.
+    """
+
+    domain: Which = "checkerboard"
+    out: Out = Path("demo")
+    train: Annotated[
+        bool, Option("--train", help="checkerboard: train a small model first instead of loading weights.")
+    ] = False
+    seed: Seed = 0
+    changes: Set = None
+    device: Device = "auto"
+    count: Count = 0
+    force: Force = False
+
+    def run(self) -> None:
+        from fmwc.cli.report import write_demo
+
+        _print_page(write_demo(self), f"{self.domain}, demonstration")
+
+
+@app.command("report")
+@dataclass(frozen=True)
+class Report:
+    """Write the report page of a checkpoint.
+
+    For a results folder of the paper's experiments, run python -m experiments report.
+    """
+
+    checkpoint: Annotated[str, Argument(help="A shipped name or a folder.")]
+    out: Annotated[Path | None, Option("--out", "-o", help="Folder for the page.")] = None
+    count: Count = 0
+    seed: Annotated[int, Option(help="Seed of the samples.")] = 2026
+    judge: JudgedBy = ""
+    network: Network = ""
+    device: Device = "auto"
+    force: Force = False
+
+    def run(self) -> None:
+        from fmwc.cli.report import write_report
+
+        _print_page(write_report(self), self.checkpoint)
+
+
+def _print_page(page: Any, title: str) -> None:
+    print_rows(page.rows, title)
+    say(f"{page.seconds:.0f} s; open {page.path}")
+
+
+@app.command("train")
+@dataclass(frozen=True)
+class Train:
+    """Train a model with confidence; resumes if interrupted."""
+
+    domain: Which
+    out: Out
+    preset: Annotated[str, Option(help="recommended, paper or quick; mnist also has judge.")] = "recommended"
+    seed: Seed = 0
+    changes: Set = None
+    data: Data = ""
+    own: Own = False
+    device: Device = "auto"
+    force: Force = False
+
+    def run(self) -> None:
+        from fmwc.cli.train import train
+
+        for line in train(self):
+            say(line)
+
+
+@app.command("retrofit")
+@dataclass(frozen=True)
+class Retrofit:
+    """Add confidence to a trained flow model.
+
+    Fits only the noise; the network's weights do not change. A tenth of the data is held out; its loss is computed
+    after each eighth of the steps and shows whether more steps would help. If the data has classes, confidence
+    compares samples of one class. The named module is executed, so name only code that you trust.
+    """
+
+    network: Annotated[str, Argument(help="module:function that returns the network, or (network, space).")]
+    out: Out
+    weights: Annotated[
+        str, Option(help="State dict of the network, .safetensors or .pt; not needed if the function loads it.")
+    ] = ""
+    data: Annotated[
+        str,
+        Option(
+            help="Training samples: an .npz, .safetensors or .pt file with x (or x.CHANNEL for each channel), one row "
+            "per sample; every other array is a condition of that name. Or an .npy file."
+        ),
+    ] = ""
+    own_samples: Annotated[
+        int, Option(help="Without --data: draw this many samples from the network and fit the noise to those.")
+    ] = 0
+    steps: Annotated[int, Option(help="Optimiser steps.")] = 2_000
+    batch: Annotated[int, Option(help="Samples per step.")] = 256
+    lr: Annotated[float, Option(help="Learning rate.")] = 1e-3
+    beta: Annotated[float, Option(help="Weight of the KL divergence.")] = 1e-3
+    include: Annotated[
+        list[str] | None, Option(help="Glob of layers that carry noise; default: all. May be repeated.")
+    ] = None
+    exclude: Annotated[list[str] | None, Option(help="Glob of layers that do not carry noise. May be repeated.")] = None
+    score: Annotated[str, Option(help="Score to compute confidence from; default: by sample size.")] = ""
+    pairs: Annotated[
+        str,
+        Option(
+            help="Coupling of noise and data in the network's training: independent, or ot (optimal transport "
+            "within each batch)."
+        ),
+    ] = "independent"
+    conventions: Annotated[bool, Option(help="Check on a batch that the network is called as it was trained.")] = True
+    captured: Annotated[
+        bool,
+        Option(
+            "--capture/--no-capture",
+            help="On a GPU, replay steps as a CUDA graph; not for networks whose shapes depend on values.",
+        ),
+    ] = True
+    seed: Seed = 0
+    device: Device = "auto"
+    force: Force = False
+
+    def run(self) -> None:
+        from fmwc.cli.train import retrofit
+
+        for line in retrofit(self):
+            say(line)
+
+
+@app.command("sample")
+@dataclass(frozen=True)
+class Sample:
+    """Draw samples, each with a confidence.
+
+    Confidence is the position of a sample's score among the checkpoint's reference samples. It is withheld if samples
+    are drawn differently from the reference, for example with another number of steps; the rank within the run remains.
+
+    Writes samples.safetensors and samples.csv; for digits and crystals also a picture, most confident first. For
+    crystals, also writes one CIF per structure (or one extended XYZ file) and adds the judge's results to the table.
+    For crystals and networks of your own, the table is also written as Parquet.
+
+    Resumes if interrupted: the same command draws only the missing samples. Runs of more than 50,000 samples are
+    written batch by batch, with scores only, so that memory use stays constant.
+    """
+
+    checkpoint: Annotated[
+        str,
+        Argument(help="A shipped name (checkerboard, mnist, crystals, checkerboard-joint, mnist-joint) or a folder."),
+    ]
+    out: Out
+    count: Annotated[int, Option("-n", "--count", help="Number of samples.")] = 1000
+    label: Annotated[int | None, Option(help="Class to draw; default: every class in turn.")] = None
+    judge: JudgedBy = ""
+    network: Network = ""
+    steps: Annotated[int, Option(help="Integration steps.")] = 50
+    stepper: Annotated[str, Option(help="euler, midpoint or heun.")] = "euler"
+    propagation: Annotated[
+        str,
+        Option(
+            help="Estimator of the variance: linearised, diagonal, tangent, monte_carlo or none; default: the one "
+            "that the checkpoint's confidence needs."
+        ),
+    ] = ""
+    controller: Annotated[
+        str,
+        Option(
+            help="Step-size controller: uniform, ema or damped (the paper's), extrapolated; or fitted to the variance "
+            "of a pilot run: grid (shared by all samples) or planned (per sample)."
+        ),
+    ] = "uniform"
+    guide: Annotated[
+        float, Option(help="Strength of guidance towards low variance; 0.2 is strong. Several times slower.")
+    ] = 0.0
+    guide_window: Annotated[str, Option(help="Times at which guidance acts, as in 0.5-0.9.")] = ""
+    every: Annotated[
+        int,
+        Option(
+            help="Compute the variance at every k-th step, for example for another score; default: the times that "
+            "the checkpoint's confidence needs."
+        ),
+    ] = 0
+    adaptive: Annotated[
+        bool,
+        Option(
+            "--adaptive",
+            help="Compute the variance at a few steps only: those of the checkpoint's schedule, or those that a pilot "
+            "run chooses.",
+        ),
+    ] = False
+    transport: Annotated[bool, Option("--transport", help="Also compute the transported dispersion.")] = False
+    score: Annotated[
+        str, Option(help="Score to rank samples by; default: the checkpoint's, or dispersion with --transport.")
+    ] = ""
+    keep: Annotated[float, Option(help="Share of samples to keep, most confident first.")] = 1.0
+    check: Annotated[
+        int,
+        Option(
+            help="Check finished samples with the flow itself, with at most this many network evaluations each; "
+            "default: the check that the checkpoint's confidence needs."
+        ),
+    ] = 0
+    no_check: Annotated[bool, Option("--no-check", help="Skip the checks that the checkpoint's confidence needs.")] = (
+        False
+    )
+    best_of: Annotated[int, Option(help="Candidates per sample, of which the most confident is kept.")] = 1
+    budget: Annotated[
+        int, Option(help="Instead of --best-of: network evaluations per sample to spend on candidates.")
+    ] = 0
+    compiled: Annotated[
+        bool,
+        Option(
+            "--compiled", help="Compile the network first. This takes a minute or two and pays off for many samples."
+        ),
+    ] = False
+    format: Annotated[str, Option(help="crystals: cif (one file per structure) or extxyz (one file).")] = ""
+    seed: Seed = 0
+    device: Device = "auto"
+    force: Force = False
+
+    def run(self) -> None:
+        from fmwc.cli.sample import draw_samples
+
+        print_written(draw_samples(self))
+
+
+@app.command("check")
+@dataclass(frozen=True)
+class Check:
+    """Check finished samples from any source with a flow model.
+
+    Writes checks.csv (condition, score, rank, and for a contest the rival and the margin), checks.json, and a page,
+    checks.html. For images, also writes checks.png with the most doubtful ones.
+
+    The confidence in checks.csv places the score of the check alone among the checkpoint's reference samples. The
+    confidence of fmwc sample may also use the trajectory (its spread), which finished samples do not have, so the two
+    numbers can differ for the same sample.
+    """
+
+    samples: Annotated[
+        Path,
+        Argument(
+            help="A folder that fmwc sample wrote, an array file (.npz with x and conditions by name), a folder of "
+            "images with one subfolder per class, or CIF files."
+        ),
+    ]
+    out: Out
+    checkpoint: Annotated[
+        str, Option(help="Checkpoint that checks the samples, by shipped name or folder; default: the one recorded.")
+    ] = ""
+    network: Network = ""
+    evaluations: Annotated[
+        int,
+        Option(
+            help="Maximum number of network evaluations per sample; default: that of the checkpoint's reference, or 20."
+        ),
+    ] = 0
+    evidence: Annotated[
+        str,
+        Option(
+            help="contest (the requested condition against the others), echo, or nearest (training points stored in "
+            "the checkpoint); default: that of the checkpoint's reference, or contest if there are classes."
+        ),
+    ] = ""
+    seed: Seed = 0
+    device: Device = "auto"
+    force: Force = False
+
+    def run(self) -> None:
+        from fmwc.cli.check import check_samples
+
+        _print_outcome(*check_samples(self), "check")
+
+
+def _print_outcome(rows: list[dict[str, str]], written: list[Path], title: str) -> None:
+    print_rows(rows, title)
+    print_written(written)
+
+
+@app.command("filter")
+@dataclass(frozen=True)
+class Filter:
+    """Keep the samples with the highest confidence.
+
+    Keeps a share, a number, or as many as a failure rate can be guaranteed for. Writes the kept samples, their rows of
+    the table with their rank, and their structure files.
+    """
+
+    samples: Samples
+    out: Out
+    keep: Annotated[float | None, Option(help="Share of samples to keep, in (0, 1].")] = None
+    budget: Annotated[int | None, Option(help="Number of samples to keep.")] = None
+    max_risk: Annotated[
+        float | None,
+        Option(help="Keep as many samples as possible with a guaranteed failure rate of at most this value."),
+    ] = None
+    certificate: Annotated[
+        Path | None,
+        Option(
+            "--certificate",
+            "--promise",
+            help="Use the certificate (promise.json) that --max-risk wrote for samples drawn and scored in the same "
+            "way.",
+        ),
+    ] = None
+    labels: Annotated[
+        str,
+        Option(
+            help="Which samples failed: a CSV file, matched by its column name if it has one, with a column bad or "
+            "good (or the column given by --good or --bad); a text file with 1 (failed) or 0 per line; or a column "
+            "of the samples' table. Samples may lack a label; choose those to label at random."
+        ),
+    ] = ""
+    good: Annotated[str, Option(help="Column of --labels that is true for good samples (metastable).")] = ""
+    bad: Annotated[str, Option(help="Column of --labels that is true for failed samples.")] = ""
+    probability: Annotated[float, Option(help="Probability with which the guarantee of --max-risk holds.")] = 0.9
+    score: Annotated[str, Option(help="Score to rank by; default: the run's score.")] = ""
+    force: Force = False
+
+    def run(self) -> None:
+        from fmwc.cli.filter import filter_samples
+
+        _print_outcome(*filter_samples(self), "filter")
+
+
+@app.command("edit")
+@dataclass(frozen=True)
+class Edit:
+    """Edit samples: add noise at a chosen time and integrate again.
+
+    Writes the edited samples as fmwc sample does, edits.csv (what changed), and edits.png (before and after).
+    """
+
+    samples: Samples
+    out: Out
+    channel: Annotated[str, Option(help="Channel to perturb (crystals: type, coord, lattice); default: all.")] = ""
+    at: Annotated[
+        str,
+        Option(
+            help="Time of the edit: critical (the peak of the variance), transported (the time that contributes most "
+            "to the endpoint's variance; needs samples drawn with --transport), random, or a number in [0, 1)."
+        ),
+    ] = "critical"
+    before: Annotated[float, Option(help="Start this long before the critical time.")] = 0.0
+    scale: Annotated[
+        float, Option(help="Standard deviation of the noise, in the channel's unit (all channels: training units).")
+    ] = 0.2
+    replicates: Annotated[int, Option(help="Edits per sample.")] = 1
+    label: Annotated[int | None, Option(help="mnist: the class after the edit.")] = None
+    only: Annotated[str, Option(help="Edit only these samples: numbers from 0, separated by commas.")] = ""
+    surest: Annotated[int | None, Option(help="Edit this many samples, most confident first.")] = None
+    doubtful: Annotated[int | None, Option(help="Edit this many samples, least confident first.")] = None
+    checkpoint: Checkpoint = ""
+    judge: JudgedBy = ""
+    seed: NoiseSeed = 0
+    device: Device = "auto"
+    force: Force = False
+
+    def run(self) -> None:
+        from fmwc.cli.edit import edit_samples
+
+        _print_outcome(*edit_samples(self), "edit")
+
+
+@app.command("rewind")
+@dataclass(frozen=True)
+class Rewind:
+    """Redraw the least confident samples from an earlier time.
+
+    A sample is replaced if its new version is more confident. Writes the samples as fmwc sample does, and rewound.csv
+    (the version that was kept, and the score before and after).
+    """
+
+    samples: Samples
+    out: Out
+    extra: Annotated[int, Option(help="Extra network evaluations per sample, averaged over all samples.")]
+    share: Annotated[float, Option(help="Share of samples to redraw per round, least confident first.")] = 0.1
+    before: Annotated[float, Option(help="Go back to this long before the critical time.")] = 0.2
+    scale: Annotated[float, Option(help="Standard deviation of the noise, in training units.")] = 0.2
+    fresh: Annotated[bool, Option("--fresh", help="Start over from new noise instead of going back: the baseline.")] = (
+        False
+    )
+    checkpoint: Checkpoint = ""
+    judge: JudgedBy = ""
+    seed: NoiseSeed = 0
+    device: Device = "auto"
+    force: Force = False
+
+    def run(self) -> None:
+        from fmwc.cli.edit import rewind_samples
+
+        _print_outcome(*rewind_samples(self), "rewind")
+
+
+@app.command("judge")
+@dataclass(frozen=True)
+class Judge:
+    """Judge crystal structures by energy, validity and novelty.
+
+    Accepts structures of any generator and prints one row per structure: energy above the hull, validity, uniqueness,
+    novelty. Exits with 1 if a structure could not be judged; its row says why.
+    """
+
+    structures: Annotated[list[Path], Argument(help="CIF, POSCAR or extended XYZ files, or folders of them.")]
+    out: Annotated[Path | None, Option("--out", "-o", help="Folder for the table, as CSV and Parquet.")] = None
+    calculator: Annotated[str, Option(help="Energy model: chgnet, mace, mattersim, orb, uma, or module:function.")] = (
+        "chgnet"
+    )
+    relax: Annotated[int, Option(help="Relax each structure first, with at most this many steps.")] = 0
+    data: Annotated[
+        str, Option(help="Folder of MP-20, for its hull and for novelty with respect to its training set.")
+    ] = ""
+    as_json: Annotated[bool, Option("--json", help="Print JSON, one object per structure.")] = False
+    force: Force = False
+
+    def run(self) -> None:
+        from fmwc.cli.judge import judge_structures, result_rows, summary_rows
+
+        judgement, written = judge_structures(self)
+        for path in written:
+            say_on_stderr(f"wrote {path}")
+        if self.as_json:
+            for row in judgement.rows():
+                say(json.dumps({name: None if value != value else value for name, value in row.items()}))
+        else:
+            print_table(result_rows(judgement), "judged")
+            print_rows(summary_rows(judgement), f"{len(judgement)} structure{'s' * (len(judgement) != 1)}")
+        if any(judgement["problem"]):
+            raise typer.Exit(1)
+
+
+@app.command("rules")
+@dataclass(frozen=True)
+class Rules:
+    """List the operations that the diagonal estimator supports.
+
+    The other estimators need no rules.
+    """
+
+    as_json: Annotated[bool, Option("--json", help="Print JSON with every form of an operation.")] = False
+
+    def run(self) -> None:
+        from fmwc.moments import rule_rows, short_names
+
+        rows = rule_rows()
+        if self.as_json:
+            say(json.dumps(rows, indent=1, ensure_ascii=False))
+            return
+        short = [{**row, "names": short_names(row["spellings"])} for row in rows]
+        print_table([{name: row[name] for name in ("operation", "exactness", "names")} for row in short], "rules")
+        say("Each rule covers all forms in torch: torch.x, Tensor.x, F.x, operators, in-place x_ (see --json).")

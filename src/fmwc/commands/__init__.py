@@ -1,1 +1,0 @@
-"""What each command does, as a function: `from fmwc.commands.sample import draw_samples`."""
