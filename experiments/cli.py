@@ -165,7 +165,7 @@ def study(
     from experiments.uses.page import write_study
     from experiments.uses.study import REPORTED, VALIDATION
     from experiments.uses.study import study as fill
-    from fmwc.domains.domain import say_on_stderr
+    from fmwc.progress import say_on_stderr
     from fmwc.provenance import pick_device
 
     chosen = experiment_of(setting, checkpoint, judge, "study")
@@ -211,7 +211,7 @@ def bench(
     """
     from experiments.common.registry import experiment_named
     from experiments.cost.costs import measure, report, words_of
-    from fmwc.domains.domain import say_on_stderr
+    from fmwc.progress import say_on_stderr
     from fmwc.provenance import pick_device
 
     chosen = [experiment_named(name).domain for name in settings or DOMAINS]

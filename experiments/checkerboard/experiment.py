@@ -15,15 +15,16 @@ from torch import Tensor
 from experiments.checkerboard.evaluate import RIVALS, auprcs, main_numbers
 from experiments.checkerboard.reproduce import reproduce
 from experiments.checkerboard.tables import tables
-from experiments.common.evaluation import evaluate_heads
+from experiments.common.evaluation import evaluate_heads, with_intervals
 from experiments.common.experiment import Experiment, Intent, Metric, Outcome, Sizes
 from fmwc.checkpoint import load
 from fmwc.data import checkerboard
-from fmwc.domains.domain import Show, say_on_stderr, told
+from fmwc.domains.domain import Show
 from fmwc.errors import UsageError
 from fmwc.estimators import Diagonal
 from fmwc.field import Field
 from fmwc.metrics.points import misplaced, symmetric_kl
+from fmwc.progress import say_on_stderr
 from fmwc.randomness import derive
 from fmwc.references import Schedule
 from fmwc.report.page import write_pictures
@@ -112,7 +113,7 @@ class CheckerboardExperiment(Experiment):
             run = self.domain.draw(field, count, seed, progress, confidence=estimator, schedule=schedule)
             found[f"auprc_{name}"] = auprcs(run, bad)
         found["heads"] = evaluate_heads(linear, bad)
-        return told(found, bad, self.domain.bad, linear.score().cpu())
+        return with_intervals(found, bad, self.domain.bad, linear.score().cpu())
 
     def reproduce(
         self, recipe: Any, out: Path, device: torch.device, seeds: Sequence[int], *, count: int, draws: int, only: str

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fmwc.estimators import MonteCarlo
 from fmwc.field import Field
-from fmwc.metrics.ranking import auprc
+from fmwc.metrics.ranking import auprc, ranking_text, too_few, wilson
 from fmwc.sampling import SCORES, Trajectory
 from fmwc.state import tree_map
 from fmwc.uses.heads import HEADS, fit_head
@@ -27,8 +27,10 @@ __all__ = [
     "second_half",
     "spearman",
     "thinned",
+    "with_intervals",
 ]
 
+RANKINGS = ("auprc", "heads", "own", "linearised", "thresholds", "baselines", "beyond")  # numbers of a ranking
 TIMES = (0.0, 0.2, 0.5, 0.8, 0.98)  # where the variance is compared with posterior draws
 
 
@@ -111,3 +113,19 @@ def fidelity(
                 row[f"{name}_spearman_long"] = spearman(own, np.mean(references, 0))
         found[str(time)] = row
     return found
+
+
+def with_intervals(numbers: dict[str, Any], positive: np.ndarray, what: str, score: Any) -> dict[str, Any]:
+    """Return headline numbers with sample counts and intervals; rankings of too few samples are left out.
+
+    Arguments:
+        numbers: The numbers by name.
+        positive: The samples that a ranking should find.
+        what: The word for those.
+        score: The ranking score, high for positive samples.
+    """
+    count = int(positive.sum())
+    counts = {f"{what}_samples": count, f"{what}_share_90%_interval": [*wilson(count, len(positive))]}
+    if reason := too_few(positive, what):
+        return {**counts, **{k: reason if k.startswith(RANKINGS) else v for k, v in numbers.items()}}
+    return {**counts, "auprc_with_90%_interval": ranking_text(score, positive, what), **numbers}

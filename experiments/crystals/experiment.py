@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.common.evaluation import with_intervals
 from experiments.common.experiment import Experiment, Intent, Metric, Outcome, Sizes
 from experiments.crystals.evaluate import evaluate_run
 from experiments.crystals.figures import write_figures
@@ -21,9 +22,10 @@ from fmwc.crystals.hull import hull_for
 from fmwc.crystals.judge import METASTABLE, validity
 from fmwc.crystals.matching import MODES, success
 from fmwc.crystals.structures import CHANNELS, Crystals, candidates, decode
-from fmwc.domains.domain import Show, say_on_stderr, told
+from fmwc.domains.domain import Show
 from fmwc.errors import UsageError
 from fmwc.field import Field
+from fmwc.progress import say_on_stderr
 from fmwc.recipes.crystals import Mp20, batch_for
 from fmwc.recipes.recipe import override
 from fmwc.references import Schedule
@@ -82,7 +84,7 @@ class CrystalExperiment(Experiment):
         plain = self.domain.draw(field, few, seed, None, confidence=None)  # the first structures of the run
         same = all(torch.equal(run.x[c][:few], plain.x[c]) for c in CHANNELS)
         found = {"bit_for_bit": same, **evaluate_run(run, self.domain.judgement(run, data))}
-        return told(found, ~self.domain.judge(run), "metastable", -run.score().cpu())
+        return with_intervals(found, ~self.domain.judge(run), "metastable", -run.score().cpu())
 
     def reproduce(
         self, recipe: Any, out: Path, device: torch.device, seeds: Sequence[int], *, count: int, draws: int, only: str

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.common.evaluation import scores_of
+from experiments.common.evaluation import scores_of, with_intervals
 from experiments.common.experiment import OWN, Experiment, Intent, Metric, Outcome, Sizes
 from experiments.mnist.evaluate import heads, lifts
 from experiments.mnist.figures import write_figures
@@ -22,11 +22,12 @@ from experiments.mnist.tables import tables
 from fmwc.checkpoint import load, load_network
 from fmwc.data import mnist
 from fmwc.data.arrays import fingerprint
-from fmwc.domains.domain import Show, say_on_stderr, told
+from fmwc.domains.domain import Show
 from fmwc.errors import DataError, UsageError
 from fmwc.field import Field
 from fmwc.metrics.images import activations, failed, frechet, predictions
 from fmwc.metrics.ranking import auprc
+from fmwc.progress import say_on_stderr
 from fmwc.randomness import derive
 from fmwc.recipes.mnist import JUDGE, WITHIN, Mnist, batch_for
 from fmwc.recipes.recipe import override
@@ -137,7 +138,7 @@ class MnistExperiment(Experiment):
                 found[name] = {score: entry[key] for score, entry in read.items()}
             with suppress(UsageError):  # heads need more digits, and more failures, than a quick run has
                 found["heads"] = heads(run, bad)
-        return told(found, bad, self.domain.bad, run.score().cpu())
+        return with_intervals(found, bad, self.domain.bad, run.score().cpu())
 
     def _test(self, data: str) -> mnist.Images | str:
         """Return the test split, or why it is missing if no place was named."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ CLOSER = 250  # samples of a demonstration whose variance is computed at every s
 
 
 class CheckerboardDomain(ShippedDomain):
-    name, presets = "checkerboard", PRESETS
+    name, presets, demo_preset = "checkerboard", PRESETS, "quick"
     bad, kept, others = "misplaced", CHECKERBOARD_KEPT, ("temporal_ratio",)
     counts, pilots = (10_000, 10_000), (PILOT, PILOT)
     transported = DISPERSION
@@ -36,10 +35,6 @@ class CheckerboardDomain(ShippedDomain):
 
     def batch(self, device: torch.device) -> int:
         return 2048
-
-    def demo_recipe(self, changes: Sequence[str]) -> Any:
-        """A small network: minutes on two cores."""
-        return self.recipe("quick", changes)
 
     def judge(self, trajectory: Trajectory) -> np.ndarray:
         return misplaced(trajectory.x)
@@ -49,11 +44,11 @@ class CheckerboardDomain(ShippedDomain):
         return {**super().table(run), "misplaced": self.judge(run).tolist()}
 
     def compare_edits(self, before: Trajectory, after: Trajectory, channel: str | None) -> dict[str, list[Any]]:
-        here, there = (squares(run.x) for run in (before, after))
+        old, new = (squares(run.x) for run in (before, after))
         return {
-            "square_before": here,
-            "square_after": there,
-            "turned": [a != b for a, b in zip(here, there, strict=True)],
+            "square_before": old,
+            "square_after": new,
+            "turned": [a != b for a, b in zip(old, new, strict=True)],
             "misplaced_before": self.judge(before).tolist(),
             "misplaced_after": self.judge(after).tolist(),
             "distance": (after.x - before.x).norm(dim=1).tolist(),
@@ -68,32 +63,32 @@ class CheckerboardDomain(ShippedDomain):
         return edited_paths({"": EditedPaths(old, new, before.grid.cpu().numpy(), table["time"], table["turned"])})
 
     def report_run(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
-        # The page shows the best score there is; its samples are ranked among themselves.
+        # The page shows the best score, the dispersion, by which samples are ranked within the run.
         return self.draw(field, count, seed, progress, transport=True, schedule=Schedule.every(self.every)).ranked_by(
             DISPERSION
         )
 
     def demo_run(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
-        """Use the field's own confidence and a few variances: a fifth of the time of transporting every variance."""
+        """Use the field's confidence and schedule, which takes a fifth of the time of transporting every variance."""
         if field.schedule is None:
             return self.draw(field, count, seed, progress, schedule=Schedule.every(self.every), transport=True)
         return self.draw(field, count, seed, progress, schedule=Schedule.at(field.schedule.times))
 
     def numbers(self, run: Trajectory, bad: np.ndarray | None = None) -> Rows:
-        """Also say what the scores are, where the table compares the run's own score with the variance."""
+        """Also describe the scores if the table compares the run's own score with the variance."""
         rows = super().numbers(run, bad)
         beside = [name for name in self.others if any(row[""].startswith(f"AUPRC of {name} ") for row in rows)]
         if of_variance(run.default_score) or run.default_score == DISPERSION or not beside:
             return rows
-        own = "confidence" if not run.withheld else "rank"
-        said = [{"": f"{run.default_score}: the {own}", "value": describe(run.default_score)}]
-        said += [{"": f"{name}: the variance", "value": describe(name)} for name in beside]
-        return [*rows[:-1], *said, rows[-1]]
+        level = "confidence" if not run.withheld else "rank"
+        legend = [{"": f"{run.default_score}: the {level}", "value": describe(run.default_score)}]
+        legend += [{"": f"{name}: the variance", "value": describe(name)} for name in beside]
+        return [*rows[:-1], *legend, rows[-1]]
 
     def page(self, field: Field, run: Trajectory, out: Path, numbers: Rows, about: dict[str, str]) -> Path:
         if len(run.times) == len(run.grid) - 1:
             return checkerboard_page(out, field, run, numbers=numbers, provenance=about)
-        # Figures that need every variance are of some of the samples, drawn again, evenly spaced along the ranking.
+        # Figures that need the variance at every step show samples at even ranks, which are drawn again.
         stride = -(-len(run) // CLOSER)
         some = run.score().argsort(stable=True)[::stride]
         closer = self.draw(

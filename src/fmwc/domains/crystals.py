@@ -33,8 +33,6 @@ from fmwc.sampling.scores import names_of
 
 __all__ = ["CrystalDomain"]
 
-FORMATS = dict.fromkeys(("cif", "extxyz"))
-
 
 class CrystalDomain(ShippedDomain):
     """Crystals.
@@ -48,6 +46,7 @@ class CrystalDomain(ShippedDomain):
     counts, pilots = (2_500, 60), (500, 20)
     large, compact, variance = None, True, SCORE  # all samples are judged together
     every, reading, judges = EVERY, READ_BY, True
+    formats = ("cif", "extxyz")
 
     def __init__(self, calculator: str = "chgnet") -> None:
         self.calculator = calculator
@@ -71,7 +70,7 @@ class CrystalDomain(ShippedDomain):
         return {"atoms": network.draw_sizes(count, derive(seed, "atoms"))}
 
     def judgement(self, run: Trajectory, data: str = "") -> Judgement:
-        """Judge the structures of a run; for novelty, name the training set in `data` or FMWC_DATA."""
+        """Judge the structures of a run; novelty refers to the training set that `data` or FMWC_DATA names, if any."""
         key = fingerprint(run.x)
         if self._latest is None or self._latest[0] != key:
             say_on_stderr(f"judging {len(run)} structures")
@@ -83,20 +82,20 @@ class CrystalDomain(ShippedDomain):
 
     def compare_edits(self, before: Trajectory, after: Trajectory, channel: str | None) -> dict[str, list[Any]]:
         """Return formulas, atomic displacements and energies, and success by the paper's rules for a single channel."""
-        here, there = self.judgement(before), self.judgement(after)  # only the latest is cached, and it is used again
+        old, new = self.judgement(before), self.judgement(after)  # only the latest is cached, and it is used again
         seeds, edits = crystals_of(before), crystals_of(after)
         moved, other = coordinate_rmsd(seeds, edits), chemistry_changed(seeds, edits)
         table: dict[str, list[Any]] = {
-            "formula_before": here["formula"],
-            "formula_after": there["formula"],
+            "formula_before": old["formula"],
+            "formula_after": new["formula"],
             "chemistry_changed": other.tolist(),
             "coord_rmsd": moved.tolist(),
-            "e_above_hull_before": here["e_above_hull"],
-            "e_above_hull_after": there["e_above_hull"],
+            "e_above_hull_before": old["e_above_hull"],
+            "e_above_hull_after": new["e_above_hull"],
         }
         modes = {mode.channel: name for name, mode in MODES.items()}
         if channel in modes:
-            energies = here["e_above_hull"], there["e_above_hull"]
+            energies = old["e_above_hull"], new["e_above_hull"]
             good = success(modes[channel], seeds, edits, *energies).tolist()
             table |= {"mode": [modes[channel]] * len(good), "success": good}
         return table
@@ -140,12 +139,12 @@ class CrystalDomain(ShippedDomain):
         """Return one row per structure: what it is, its confidence, and the judge's results."""
         columns = dict(self.judgement(run).columns)
         first = {name: columns.pop(name) for name in ("name", "formula", "atoms")}
-        own = self.confidence_columns(run)
-        if own and len(run.times):
+        confidence = self.confidence_columns(run)
+        if confidence and len(run.times):
             single = needs_variance(run.default_score) and len(names_of(run.default_score)) == 1
             name = run.default_score.rpartition("/")[2] if single else SCORE
-            own |= {f"score_{c}": run.score(f"{c}/{name}").tolist() for c in CHANNELS}
-        return {**first, **own, **columns}
+            confidence |= {f"score_{c}": run.score(f"{c}/{name}").tolist() for c in CHANNELS}
+        return {**first, **confidence, **columns}
 
     def write_samples(self, run: Trajectory, out: Path, format: str = "") -> list[Path]:
         """Write CIF files or one extended XYZ file, the table in both formats, and a picture."""
@@ -165,9 +164,6 @@ class CrystalDomain(ShippedDomain):
             picture = sorted_by_confidence(crystals_of(run), *order, score, label=level.label)
             written.append(write_bytes(out / "crystals.png", png(picture)))
         return written
-
-    def check_format(self, format: str) -> None:
-        pick(FORMATS, format or "cif", "format")
 
 
 def _training(data: str = "") -> Crystals | None:

@@ -1,4 +1,4 @@
-"""The base classes of domains: sampling defaults, short tables, files and pages for each kind of sample."""
+"""The base classes of domains: sampling defaults, tables, files and pages for each kind of sample."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from fmwc.errors import UsageError
+from fmwc.entry import try_once
+from fmwc.errors import UsageError, pick
 from fmwc.field import Field
-from fmwc.files import write_text, written
-from fmwc.metrics.ranking import INTERVALS, ranking_text, rate, rate_kept, too_few, wilson
-from fmwc.progress import say_on_stderr
+from fmwc.files import write_bytes, write_text, written
+from fmwc.metrics.ranking import INTERVALS, ranking_text, rate, rate_kept
 from fmwc.randomness import derive
 from fmwc.recipes.fitting import Progress, fit
 from fmwc.recipes.recipe import override
+from fmwc.report.reports import samples_page
 from fmwc.report.run import note_of
 from fmwc.report.table import Table
 from fmwc.sampling import (
@@ -33,39 +34,23 @@ from fmwc.sampling import (
     fit_schedule,
     growing,
     needs_variance,
+    noise,
     sample,
     stream,
     survey,
 )
 from fmwc.state import channels
 
-__all__ = ["Domain", "Rows", "ShippedDomain", "Show", "say_on_stderr", "shares", "told", "write_run"]
+__all__ = ["Domain", "OwnDomain", "Rows", "ShippedDomain", "Show", "shares", "write_run"]
 
-RANKINGS = ("auprc", "heads", "own", "linearised", "thresholds", "baselines", "beyond")  # numbers of an order
-WIDE = 32  # samples with more coordinates than this do not list them in their table
+WIDE = 32  # a table lists the coordinates of samples with at most this many
 
 Rows = list[dict[str, str]]
 Show = Callable[[int], None] | None  # called with the number of samples finished since the last call
 
 
-def told(found: dict[str, Any], positive: np.ndarray, what: str, score: Any) -> dict[str, Any]:
-    """Return headline numbers with sample counts and intervals; rankings of too few samples are left out.
-
-    Arguments:
-        found: The numbers by name.
-        positive: The samples that a ranking should find.
-        what: The word for those.
-        score: The ranking score, high for positive samples.
-    """
-    count = int(positive.sum())
-    rests = {f"{what}_samples": count, f"{what}_share_90%_interval": [*wilson(count, len(positive))]}
-    if said := too_few(positive, what):
-        return {**rests, **{k: said if k.startswith(RANKINGS) else v for k, v in found.items()}}
-    return {**rests, "auprc_with_90%_interval": ranking_text(score, positive, what), **found}
-
-
 def shares(table: Mapping[str, Sequence[Any]], columns: Mapping[str, str]) -> Rows:
-    """Return how often each Boolean column is true, by its description; unknown values (`None`) are not counted.
+    """Return how often each Boolean column is true, by description; unknown values (`None`) are not counted.
 
     >>> shares({"turned": [True, False, None, False]}, {"in another square": "turned"})
     [{'': 'in another square', 'value': '33.3% (1 of 3)'}]
@@ -91,13 +76,14 @@ class Domain(ABC):
         name: The name in messages and on the command line.
         counts: Default number of samples of a report, on a GPU and on a CPU.
         pilots: Number of samples of a pilot run, on a GPU and on a CPU.
-        transported: The score that ranks runs with transported variance; empty: the field's own score.
-        one_thread: Whether to sample on one CPU thread, for products too small to gain from a second one.
-        judges: Whether samples are judged as they are written, so that a judge is required.
-        every: By default, compute the variance at every k-th step,
-        reading: with this estimator; `True` is the library's choice.
-        large: Runs of more samples than this are written batch by batch, with scores only; `None`: never.
+        transported: The score that ranks runs with transported variance; empty for the field's own score.
+        one_thread: Whether to sample on one CPU thread, because the network is too small to gain from a second one.
+        judges: Whether writing samples requires a judge.
+        every: The default number of steps between two readings of the variance.
+        reading: The default estimator; `True` is the library's choice.
+        large: The largest run that is held in memory; larger ones are written batch by batch, with scores only.
         compact: Whether files hold one variance per sample and channel instead of one per coordinate.
+        formats: The file formats that samples can be written in, if there is a choice; the first is the default.
     """
 
     name: str
@@ -110,6 +96,7 @@ class Domain(ABC):
     reading: Any = True
     large: int | None = 50_000
     compact: bool = False
+    formats: tuple[str, ...] = ()
 
     def count(self, device: torch.device) -> int:
         """Return the default number of samples of a report."""
@@ -129,7 +116,7 @@ class Domain(ABC):
         Arguments:
             field: The field that draws them.
             count: The number of samples.
-            label: The class of all samples; `None`: every class in turn.
+            label: The class of all samples; by default, the classes take turns.
             seed: Seeds conditions that are drawn at random.
         """
         if label is not None:
@@ -155,11 +142,13 @@ class Domain(ABC):
         return stream(field, count, seed=seed, progress=progress, **self._options(field, count, seed, label, options))
 
     def streams(self, field: Field, count: int, label: int | None = None, **options: Any) -> bool:
-        """Return whether so many samples are written batch by batch; not if confidence depends on the whole run."""
+        """Return whether samples are written batch by batch; a small run, or one ranked as a whole, is not."""
         if self.large is None or count <= self.large:
             return False
-        one = {**options, "config": replace(options.get("config", SamplingConfig()), parts=None)}
-        return options.get("confidence", self) is None or not self.draw(field, 1, 0, None, label, **one).withheld
+        config = replace(options.get("config", SamplingConfig()), parts=None)
+        if options.get("confidence", self) is None:
+            return True
+        return not self.draw(field, 1, 0, None, label, **{**options, "config": config}).withheld
 
     def _options(
         self, field: Field, count: int, seed: int, label: int | None, options: dict[str, Any]
@@ -168,11 +157,11 @@ class Domain(ABC):
         config: SamplingConfig = options.get("config", SamplingConfig())
         if config.controller is None and options.get("steps") is None:
             options = {**options, "steps": 50}
-        own = self.reads_as_reference(field, options)
-        if isinstance(options.get("confidence", AsReference()), AsReference) and not own:
+        as_reference = self.reads_as_reference(field, options)
+        if isinstance(options.get("confidence", AsReference()), AsReference) and not as_reference:
             options["confidence"] = self.estimator(field)
         return {
-            "schedule": None if own else Schedule.every(self.every),
+            "schedule": None if as_reference else Schedule.every(self.every),
             "cond": cond,
             **{name: value for name, value in options.items() if name != "schedule" or value is not None},
             "config": config.with_defaults(batch=self.batch(field.device)),
@@ -183,15 +172,12 @@ class Domain(ABC):
 
         A reference made from the variance records the times and the number of steps; other references need none.
         """
-        reference = field.reference
-        confidence = options.get("confidence", AsReference())
-        asked = options.get("schedule") is not None or not isinstance(confidence, AsReference)
-        if reference is None or asked:
+        reference, confidence = field.reference, options.get("confidence", AsReference())
+        if reference is None or options.get("schedule") is not None or not isinstance(confidence, AsReference):
             return False
         if not needs_variance(reference.score):
             return True
-        made = reference.read_with
-        config = options.get("config") or SamplingConfig()
+        made, config = reference.read_with, options.get("config") or SamplingConfig()
         return made is not None and config.controller is None and (options.get("steps") or 50) == made.steps
 
     def survey(self, field: Field, seed: int, progress: Show, label: int | None = None) -> Profile:
@@ -210,11 +196,11 @@ class Domain(ABC):
             seed: The pilot run's seed is derived from it.
             progress: Called with the number of samples finished.
             label: The class, if only one is drawn.
-            options: `steps`, `stepper` and `confidence` of the run to come.
+            options: `steps`, `stepper` and `confidence` of the run that will use the schedule.
         """
         config = options.get("config", SamplingConfig()).with_defaults(record="total")
-        how: dict[str, Any] = {"schedule": Schedule.every(1), **options, "config": config}
-        run = self.draw(field, self.pilot(field.device), derive(seed, "pilot"), progress, label, **how)
+        every: dict[str, Any] = {"schedule": Schedule.every(1), **options, "config": config}
+        run = self.draw(field, self.pilot(field.device), derive(seed, "pilot"), progress, label, **every)
         return fit_schedule(field, pilot=run, **options)
 
     # ---- reports -----------------------------------------------------------------------------------------------------
@@ -243,8 +229,10 @@ class Domain(ABC):
 
     def check_format(self, format: str) -> None:
         """Raise if samples cannot be written in this format; empty is the default."""
-        if format:
+        if format and not self.formats:
             raise UsageError(f"samples of {self.name} have only one format; leave out --format")
+        if format:
+            pick(dict.fromkeys(self.formats), format, "format")
 
     def table(self, run: Trajectory) -> dict[str, list[Any]]:
         """Return one row per sample: name, coordinates if they are few, conditions, and confidence."""
@@ -271,11 +259,11 @@ class Domain(ABC):
     def write_stream(self, parts: Iterable[Trajectory], count: int, out: Path) -> list[Path]:
         """Write the same files from batches of samples; the files appear when all `count` samples are complete."""
         samples, table = out / "samples.safetensors", out / "samples.csv"
-        with written(table) as file, growing(samples, count) as add:  # which fails first if samples are missing
+        with written(table) as file, growing(samples, count) as add:  # `growing` fails first if samples are missing
             for part in parts:
                 add(part)
                 columns = self.table(part)
-                columns.pop("rank", None)  # among all samples, not among those of a part
+                columns.pop("rank", None)  # known only when all samples are
                 text = _csv(columns)
                 file.write((text.partition("\n")[2] if file.tell() else text).encode())
         return [samples, table]
@@ -286,19 +274,74 @@ def write_run(run: Trajectory, table: Mapping[str, Sequence[Any]], out: Path) ->
     return [run.save(out / "samples.safetensors"), write_text(out / "samples.csv", _csv(table))]
 
 
+class OwnDomain(Domain):
+    """Samples of your own network: they are drawn, checked and ranked, but neither judged nor edited."""
+
+    name = "this network"
+
+    def conditions(self, field: Field, count: int, label: int | None = None, seed: int = 0) -> dict[str, torch.Tensor]:
+        """Return the classes of the reference in turn; other conditions are not known."""
+        if field.space is None:
+            raise UsageError("the shape of a sample is not known: let the function return (network, space)")
+        cond = self._classes(field, count, label)
+        first = {name: value[:1].to(field.device) for name, value in cond.items()}
+        try:
+            try_once(field, noise(field.space, 1, 0, field.device, cond=first), first)
+        except UsageError as error:
+            raise UsageError(
+                f"{error} (to pass conditions other than classes, use Python: fmwc.sample(field, n, cond=…))"
+            ) from error
+        return cond
+
+    def _classes(self, field: Field, count: int, label: int | None) -> dict[str, torch.Tensor]:
+        standard, classes = (getattr(field.reference, name, None) for name in ("standard", "classes"))
+        if standard is not None:
+            classes = {standard.cond: (~standard.spread.isnan()).nonzero()[:, 0].tolist()}
+        if not classes:
+            return super().conditions(field, count, label)
+        ((name, values),) = classes.items()
+        if label is not None and label not in values:
+            raise UsageError(f"--label must be one of the classes {', '.join(map(str, values))}; got {label}")
+        known = torch.tensor(values)
+        return {name: known[torch.arange(count) % len(known)] if label is None else torch.full((count,), label)}
+
+    def numbers(self, run: Trajectory) -> Rows:
+        low, middle, high = np.quantile(run.score().cpu().numpy(), [0.1, 0.5, 0.9])
+        within = f" within {run.standard.cond}" if run.standard is not None else ""
+        compared = "one another" if run.withheld else "the checkpoint's reference"
+        return [
+            {"": "samples", "value": f"{len(run):,}"},
+            {"": "ranked by", "value": f"{run.default_score}{within}, compared with {compared}"},
+            {"": "score, median (80 % of samples)", "value": f"{middle:.4g} ({low:.4g} to {high:.4g})"},
+            *self.notes(run),
+        ]
+
+    def page(self, field: Field, run: Trajectory, out: Path, numbers: Rows, about: dict[str, str]) -> Path:
+        return samples_page(out, run, numbers=numbers, provenance=about)
+
+    def write_samples(self, run: Trajectory, out: Path, format: str = "") -> list[Path]:
+        """Also write the table as Parquet if pyarrow is installed."""
+        paths = super().write_samples(run, out, format)
+        with suppress(ImportError):
+            paths.append(write_bytes(out / "samples.parquet", Table.from_columns(self.table(run)).parquet()))
+        return paths
+
+
 class ShippedDomain(Domain):
     """A domain with shipped weights, training recipes, and a judge of its samples.
 
     Attributes:
         presets: Recipes by name.
+        demo_preset: The recipe of fmwc demo --train; empty if training takes too long for a demonstration.
         bad: The word for samples that fail.
-        kept: The share of samples kept in the short table.
+        kept: The share of samples that the short table keeps.
         others: Scores that the short table lists beside the run's own.
-        variance: The variance score that samples are edited and rewound by if the field's own score is not one.
+        variance: The score of the variance for edits and rewinding, if the field's own score is not one.
         has_judge: Whether there is a judge for the samples.
     """
 
     presets: dict[str, Any]
+    demo_preset: str = ""
     bad: str
     kept: float
     others: tuple[str, ...] = ()
@@ -311,15 +354,17 @@ class ShippedDomain(Domain):
         """Return a preset with `key=value` changes, and with your own data if the recipe reads data."""
         chosen = self.presets[preset]
         if own and not hasattr(chosen, "own"):
-            raise UsageError(f"{self.name} reads your own data without it; leave out --own")
+            raise UsageError(f"{self.name} does not need --own to read your own data; leave it out")
         extra = [f"data={data}"] * bool(data) + ["own=true"] * own
         if extra and not hasattr(chosen, "data"):
             raise UsageError(f"{self.name} generates its own data; leave out --data and --own")
         return override(chosen, [*extra, *changes])
 
     def demo_recipe(self, changes: Sequence[str]) -> Any:
-        """Return the recipe of fmwc demo --train; raise if training takes too long for a demonstration."""
-        raise UsageError(f"fmwc demo {self.name} shows shipped weights; train your own with fmwc train {self.name}")
+        """Return the recipe of fmwc demo --train."""
+        if not self.demo_preset:
+            raise UsageError(f"fmwc demo {self.name} shows shipped weights; train your own with fmwc train {self.name}")
+        return self.recipe(self.demo_preset, changes)
 
     def fit(
         self, recipe: Any, out: Path, device: torch.device, progress: Progress | None = None, *, force: bool = False
@@ -337,11 +382,11 @@ class ShippedDomain(Domain):
 
     def require_judge(self, field: Field) -> None:
         """Raise if the field's samples cannot be judged; called before anything is written."""
-        return  # most judges need nothing
+        return
 
     @abstractmethod
     def judge(self, trajectory: Trajectory) -> np.ndarray:
-        """Return which samples fail; confidence never uses it."""
+        """Return which samples fail. Confidence never uses it."""
 
     def numbers(self, run: Trajectory, bad: np.ndarray | None = None) -> Rows:
         """Return the short table: how well the run's own score and others find failed samples.

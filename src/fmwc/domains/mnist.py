@@ -1,4 +1,4 @@
-"""Digits, judged by a classifier: a sample fails if it is not the digit that was asked for."""
+"""Digits, judged by a classifier: a sample fails if it is not classified as the digit of its condition."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fmwc.sampling import SamplingConfig, Trajectory
 
 __all__ = ["MnistDomain"]
 
-PIXEL_PROBES = 24  # for a figure of six digits: enough to see strokes, and seconds on two cores
+PIXEL_PROBES = 24  # random probes per digit of a figure: enough to see strokes, and seconds on two cores
 
 
 def _config(field: Field) -> dict[str, Any]:
@@ -121,10 +121,10 @@ class MnistDomain(ShippedDomain):
             "pixel_distance": (shown[1] - shown[0]).square().mean(1).sqrt().tolist(),
         }
         if self.has_judge:
-            here, there = (self._predict(run.x).tolist() for run in (before, after))
-            table |= {"predicted_before": here, "predicted_after": there}
-            table["turned"] = [a != b for a, b in zip(here, there, strict=True)]
-            table["correct"] = [a == b for a, b in zip(there, table["asked_after"], strict=True)]
+            old, new = (self._predict(run.x).tolist() for run in (before, after))
+            table |= {"predicted_before": old, "predicted_after": new}
+            table["turned"] = [a != b for a, b in zip(old, new, strict=True)]
+            table["correct"] = [a == b for a, b in zip(new, table["asked_after"], strict=True)]
         return table
 
     def summarise_edits(self, table: dict[str, list[Any]]) -> Rows:
@@ -134,10 +134,10 @@ class MnistDomain(ShippedDomain):
         return rows
 
     def draw_edits(self, before: Trajectory, after: Trajectory, table: dict[str, list[Any]]) -> Figure:
-        here, there = (run.x[:, 0].clamp(0, 1).cpu().numpy() for run in (before, after))
-        read = "predicted" if self.has_judge else "asked"
-        reads = table[f"{read}_before"], table[f"{read}_after"]
-        return images.edited_pairs(here, there, *reads, table["sample"], table["time"])
+        old, new = (run.x[:, 0].clamp(0, 1).cpu().numpy() for run in (before, after))
+        name = "predicted" if self.has_judge else "asked"
+        classes = table[f"{name}_before"], table[f"{name}_after"]
+        return images.edited_pairs(old, new, *classes, table["sample"], table["time"])
 
     # ---- reports and files -------------------------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class MnistDomain(ShippedDomain):
         return digits_page(out, run, self.judge(run), pixels, numbers=numbers, provenance=about)
 
     def table(self, run: Trajectory) -> dict[str, list[Any]]:
-        """Also list the class that the judge predicts, if there is a judge, and whether it was asked for."""
+        """Also list the class that the judge predicts, if there is a judge, and whether it is the condition's."""
         if not self.has_judge:
             return super().table(run)
         predicted = self._predict(run.x)

@@ -88,4 +88,4 @@ def open_checkpoint(checkpoint: str, device: torch.device, judge: str = "", netw
         before = f" (it was trained with {recipe['network']})" if recipe.get("network") else ""
         raise UsageError(f"{checkpoint} holds {OWN}: add --network module:function{before}")
     built, space = build(network) if network else (None, None)
-    return _domain("own", "OwnDomain"), load(checkpoint, built, space=space, device=device)
+    return _domain("domain", "OwnDomain"), load(checkpoint, built, space=space, device=device)
