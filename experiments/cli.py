@@ -162,7 +162,7 @@ def study(
     Writes tables, figures and a page.
     """
     from experiments.common.registry import experiment_of
-    from experiments.uses.page import write_study
+    from experiments.uses.report import write_study
     from experiments.uses.study import REPORTED, VALIDATION
     from experiments.uses.study import study as fill
     from fmwc.progress import say_on_stderr
@@ -244,8 +244,8 @@ def report(results: Annotated[Path, typer.Argument(help="A folder of reproduce o
     """Write the tables, figures and pages of a results folder again from its numbers."""
     from experiments.common.registry import experiment_named
     from experiments.common.store import experiment_of_results
-    from experiments.uses.page import write_study
-    from experiments.uses.study import NUMBERS
+    from experiments.uses.folder import NUMBERS
+    from experiments.uses.report import write_study
 
     if (results / NUMBERS).is_file():
         print_written(write_study(results))

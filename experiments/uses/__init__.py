@@ -1,1 +1,1 @@
-"""What confidence is for, measured on each setting: filters, promises, edits, steps, rewinds and guidance."""
+"""The study of the uses of confidence: filtering, risk control, editing, step placement, rewinding and guidance."""

@@ -1,10 +1,10 @@
-"""The figures of a study: curves of its numbers, and samples before and after an edit."""
+"""The figures of a study: its numbers as curves, and samples before and after an edit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,16 @@ from matplotlib.ticker import MaxNLocator
 
 from experiments.common.plots import comparison_plot, reliability_plot, steps_axis, value_axis
 from experiments.uses.drawing import Drawn
-from experiments.uses.folder import Edit, Intent, MetricFormat, Study, interval_of, time_label
+from experiments.uses.folder import (
+    MetricFormat,
+    Row,
+    Study,
+    drawn_at,
+    judged_at,
+    load_drawn,
+    load_outcomes,
+    time_label,
+)
 from fmwc.crystals.figures import edited_pairs
 from fmwc.crystals.structures import Crystals
 from fmwc.metrics.ranking import Retention
@@ -23,19 +32,6 @@ from fmwc.report.images import Sheet
 from fmwc.report.page import DASHED, FAINT, INK, LEGEND_ABOVE, LINES, ONE, PERCENT, SURE, TIME, TWO, styled
 from fmwc.report.points import EditedPaths, edited_paths
 from fmwc.uses.risk import Reliability
-
-__all__ = [
-    "certificates",
-    "edit_times",
-    "edited_samples",
-    "filter_curves",
-    "filter_scores",
-    "guided",
-    "reliable",
-    "rewound",
-    "step_grids",
-    "step_quality",
-]
 
 GRIDS = (5, 10)  # numbers of steps whose times are shown
 HIGH = 3.5  # inches: one of several panels
@@ -47,7 +43,7 @@ PAIRS = 9  # crystals shown
 POINT: dict[str, Any] = {"markersize": 5.5, "elinewidth": 1.3, "markeredgecolor": "white", "markeredgewidth": 0.6}
 
 
-# ---- filter and trust --------------------------------------------------------------------------------------------
+# ---- filtering and risk control ----------------------------------------------------------------------------------
 
 
 def filter_curves(study: Study) -> Figure:
@@ -76,25 +72,26 @@ def reliable(study: Study) -> Figure:
 def certificates(study: Study) -> Figure:
     """Requested and achieved failure rates, how often certificates are violated, and how many samples they keep."""
     rows = study.numbers["trust"]["promises"]
+    allowed = rows[0]["allowed"]
     figure = Figure(figsize=(TWO[0], 1.4 + 0.5 * len(rows)))
     risk, broken, kept = figure.subplots(1, 3, sharey=True, width_ratios=(1.5, 1, 1))
     for i, row in enumerate(rows):
-        often = 0.3 + 0.7 * row["given"] / row["splits"]  # rarely issued certificates are pale
+        alpha = 0.3 + 0.7 * row["given"] / row["splits"]  # rarely issued certificates are pale
         risk.plot([row["risk"]] * 2, [i - 0.3, i + 0.3], color=INK, linewidth=2.4)
         broken.barh(i, row["broken"] / row["splits"], height=0.5, color=LINES[1])
         if row["given"]:
-            risk.plot(row["achieved_range"], [i, i], color=SURE, alpha=often, linewidth=2, solid_capstyle="butt")
-            risk.plot(row["achieved"], i, "o", color=SURE, alpha=often, markersize=7, markeredgecolor="white")
-            kept.barh(i, row["kept"], height=0.5, color=SURE, alpha=often)
+            risk.plot(row["achieved_range"], [i, i], color=SURE, alpha=alpha, linewidth=2, solid_capstyle="butt")
+            risk.plot(row["achieved"], i, "o", color=SURE, alpha=alpha, markersize=7, markeredgecolor="white")
+            kept.barh(i, row["kept"], height=0.5, color=SURE, alpha=alpha)
     risk.plot([], [], "|", color=INK, markersize=11, markeredgewidth=2.4, label="requested")
     risk.plot([], [], color=SURE, marker="o", markeredgecolor="white", label="achieved (90 %)")
-    broken.axvline(rows[0]["allowed"], color=INK, linewidth=1.4, linestyle=DASHED)
+    broken.axvline(allowed, color=INK, linewidth=1.4, linestyle=DASHED)
     names = [
         f"≤ {100 * r['risk']:.3g} %, {r['labelled']:,} labels\nissued {r['given']} of {r['splits']} times" for r in rows
     ]
     risk.set(xlabel=f"{study.bad} among the kept", ylim=(len(rows) - 0.4, -0.6), xlim=(0, None))
     risk.set_yticks(range(len(rows)), names, fontsize=9)
-    widest = max(rows[0]["allowed"], *(row["broken"] / row["splits"] for row in rows))
+    widest = max(allowed, *(row["broken"] / row["splits"] for row in rows))
     broken.set(xlabel="violated, of all splits", xlim=(0, 1.25 * widest))
     broken.set_title("dashed: allowed", fontsize=9.5, color=FAINT)
     kept.set(xlabel="kept", xlim=(0, 1), xticks=(0, 0.5, 1))
@@ -107,54 +104,53 @@ def certificates(study: Study) -> Figure:
     return figure
 
 
-# ---- edits -------------------------------------------------------------------------------------------------------
+# ---- editing -----------------------------------------------------------------------------------------------------
 
 MARKS = {"variance": (LINES[1], "o"), "transported": (LINES[2], "D")}  # hollow for an edit before it
 
 
-def _when_label(when: str, groups: Mapping[str, Sequence[Any]]) -> str:
+def _shared_time_label(when: str, groups: Mapping[str, Sequence[Row]]) -> str:
     """Describe a time for all panels of a figure, which may use different times before the same peak."""
-    earlier, before, peak = when.partition(" before ")
-    shared = all(any(row.when == when for row in rows) for rows in groups.values())
-    if not before or shared:
+    before, separator, peak = when.partition(" before ")
+    if not separator or all(any(row.at == when for row in rows) for rows in groups.values()):
         return time_label(when)
-    others = (row.when.partition(" before ") for rows in groups.values() for row in rows)
-    times = [time for time, _, named in others if named == peak]
-    return time_label(when).replace(earlier, ", ".join(times), 1)
+    others = (row.at.partition(" before ") for rows in groups.values() for row in rows)
+    return time_label(when).replace(before, ", ".join(time for time, _, name in others if name == peak), 1)
+
+
+def _critical_edit(axes: Axes, when: str, numbers: Mapping[str, Any], label: str) -> None:
+    """Mark the edits at a critical time, or before it."""
+    colour, mark = MARKS[when.rpartition(" ")[2]]
+    fill = colour if when in MARKS else "white"
+    success, (low, high) = numbers["success"], numbers["interval"]
+    bars = np.maximum([[success - low], [high - success]], 0)
+    style = {**POINT, "markersize": 8, "markerfacecolor": fill, "markeredgecolor": colour, "markeredgewidth": 1.6}
+    axes.errorbar(numbers["time"], success, bars, fmt=mark, color=colour, zorder=4, **style)
+    axes.plot([], [], mark, color=colour, markerfacecolor=fill, label=label)
 
 
 @styled
 def edit_times(study: Study) -> Figure:
     """The success rate of edits by their time; critical times are marked."""
-    groups = study.edits
+    groups = study.groups("edit")
     columns = min(3, len(groups))
-    rows_of_panels = -(-len(groups) // columns)
-    figure = Figure(figsize=(columns * WIDE[columns], HIGH * rows_of_panels + 0.75))
-    panels = np.atleast_1d(figure.subplots(rows_of_panels, columns, sharey=True)).ravel()
-    for axes, (intent, rows) in zip(panels, groups.items(), strict=False):
-        fixed = sorted((r.numbers["time"], r.numbers) for r in rows if r.when.startswith("t = "))
+    figure, panels = _panels(len(groups), columns, HIGH, 0.75, sharey=True)
+    for axes, (intent, rows) in zip(panels, groups.items(), strict=True):
+        fixed = sorted((row.numbers["time"], row.numbers) for row in rows if row.at.startswith("t = "))
         if fixed:
-            t, success = [time for time, _ in fixed], [n["success"] for _, n in fixed]
-            low, high = np.array([n["interval"] for _, n in fixed]).T
+            t, success = [time for time, _ in fixed], [numbers["success"] for _, numbers in fixed]
+            low, high = np.array([numbers["interval"] for _, numbers in fixed]).T
             axes.fill_between(t, low, high, color=FAINT, alpha=0.22, linewidth=0)
             axes.plot(t, success, color=FAINT, marker="o", markersize=3.5, label="at a fixed time")
-        for _, when, n in rows:
+        for _, when, numbers in rows:
             if when == "random":
-                axes.axhspan(*n["interval"], color=INK, alpha=0.07, linewidth=0)
-                axes.axhline(n["success"], color=INK, linewidth=1.4, linestyle=DASHED, label=time_label(when))
+                axes.axhspan(*numbers["interval"], color=INK, alpha=0.07, linewidth=0)
+                axes.axhline(numbers["success"], color=INK, linewidth=1.4, linestyle=DASHED, label=time_label(when))
             elif not when.startswith("t = "):
-                colour, mark = MARKS[when.rpartition(" ")[2]]
-                inner = colour if when in MARKS else "white"
-                bars = [[n["success"] - n["interval"][0]], [n["interval"][1] - n["success"]]]
-                style = {**POINT, "markersize": 8, "markerfacecolor": inner, "markeredgecolor": colour}
-                style["markeredgewidth"] = 1.6
-                axes.errorbar(n["time"], n["success"], np.maximum(bars, 0), fmt=mark, color=colour, zorder=4, **style)
-                axes.plot([], [], mark, color=colour, markerfacecolor=inner, label=_when_label(when, groups))
+                _critical_edit(axes, when, numbers, _shared_time_label(when, groups))
         axes.set(xlabel="time of the edit", xlim=(-0.03, 1.03))
         axes.yaxis.set_major_formatter(PERCENT)
         axes.set_title(intent)
-    for axes in panels[len(groups) :]:
-        axes.set_visible(False)
     highest = max(row.numbers["interval"][1] for rows in groups.values() for row in rows)
     panels[0].set(ylabel="edits that succeeded", ylim=(-0.02 * highest, 1.05 * max(highest, 0.01)))
     _shared_legend(figure, panels[0])
@@ -162,6 +158,11 @@ def edit_times(study: Study) -> Figure:
 
 
 # ---- steps -------------------------------------------------------------------------------------------------------
+
+
+def _sweeps(study: Study) -> dict[str, dict[int, dict[str, Any]]]:
+    """Return the numbers by controller and number of steps."""
+    return {name: {int(row.at): row.numbers for row in rows} for name, rows in study.groups("steps").items()}
 
 
 def _base(controller: str) -> str:
@@ -181,7 +182,7 @@ def _styles(controllers: Sequence[str]) -> dict[str, dict[str, Any]]:
 @styled
 def step_grids(study: Study) -> Figure:
     """The times of each controller's steps; bars span one standard deviation over samples to either side."""
-    sweeps = study.sweeps
+    sweeps = _sweeps(study)
     shown = [n for n in GRIDS if any(n in rows for rows in sweeps.values())]
     bases = [_base(name) for name in sweeps]
     names = [name for i, name in enumerate(sweeps) if _base(name) not in bases[:i]]  # extrapolation does not move steps
@@ -205,23 +206,39 @@ def step_grids(study: Study) -> Figure:
     return figure
 
 
+def _ends(entry: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the ends of an entry's bar: its interval, or one standard deviation over seeds to either side."""
+    mean, std = entry["mean"], entry.get("std") or 0.0
+    low, high = entry.get("interval") or (mean - std, mean + std)
+    return low, high
+
+
+def _panels(count: int, columns: int, height: float, legend: float, **options: Any) -> tuple[Figure, list[Axes]]:
+    """Return a figure with rows of panels of a width that fits the page, and the panels that are used."""
+    rows = -(-count // columns)
+    figure = Figure(figsize=(columns * WIDE[min(columns, 3)], height * rows + legend))
+    panels = np.atleast_1d(figure.subplots(rows, columns, **options)).ravel()
+    for axes in panels[count:]:
+        axes.set_visible(False)
+    return figure, list(panels[:count])
+
+
 Series = Mapping[str, Sequence[tuple[float, Mapping[str, Any]]]]  # by label: position and numbers of each point
 
 
 def _curves(study: Study, series: Series, styles: Mapping[str, Mapping[str, Any]], shift: float = 0.0) -> Figure:
     """One panel per metric and one line per label, with intervals; lines are shifted to separate their points."""
-    rows = 1 if len(study.metrics) <= 3 else 2
-    columns = -(-len(study.metrics) // rows)
-    figure = Figure(figsize=(columns * WIDE[min(columns, 3)], (HIGH - 0.2 * (rows > 1)) * rows + 0.9))
-    panels = np.atleast_1d(figure.subplots(rows, columns)).ravel()
-    for axes, (name, metric) in zip(panels, study.metrics.items(), strict=False):
+    count = len(study.metrics)
+    rows = 1 if count <= 3 else 2
+    figure, panels = _panels(count, -(-count // rows), HIGH - 0.2 * (rows > 1), 0.9)
+    for axes, (name, metric) in zip(panels, study.metrics.items(), strict=True):
         for place, (label, points) in enumerate(series.items()):
             known = [(x, row[name]) for x, row in points if name in row and np.isfinite(row[name]["mean"])]
             if not known:
                 continue
             x = np.array([x for x, _ in known]) * (1 + shift * (place / max(1, len(series) - 1) - 0.5))
             y = np.array([entry["mean"] for _, entry in known])
-            ends = np.array([interval_of(entry) or (entry["mean"],) * 2 for _, entry in known]).T
+            ends = np.array([_ends(entry) for _, entry in known]).T
             style = {"marker": MARKERS[place % len(MARKERS)], "linewidth": 1.7, **styles[label]}
             bars = axes.errorbar(x, y, np.maximum([y - ends[0], ends[1] - y], 0), label=label, **POINT, **style)
             for bar in bars[2]:
@@ -229,8 +246,6 @@ def _curves(study: Study, series: Series, styles: Mapping[str, Mapping[str, Any]
         axes.set_ylabel(metric.words)
         axes.set_title(metric.better, fontsize=9.5, color=FAINT)
         _value_axis(axes)
-    for axes in panels[len(study.metrics) :]:
-        axes.set_visible(False)
     return figure
 
 
@@ -252,7 +267,7 @@ def _shared_legend(figure: Figure, axes: Axes) -> None:
 @styled
 def step_quality(study: Study) -> Figure:
     """Each metric against the number of steps, one line per controller."""
-    sweeps = study.sweeps
+    sweeps = _sweeps(study)
     series = {name: [(float(n), row) for n, row in sorted(rows.items())] for name, rows in sweeps.items()}
     figure = _curves(study, series, _styles(list(sweeps)), APART)
     counts = sorted({n for rows in sweeps.values() for n in rows})
@@ -262,26 +277,21 @@ def step_quality(study: Study) -> Figure:
     return figure
 
 
-# ---- rewind and guide --------------------------------------------------------------------------------------------
+# ---- rewinding and guidance --------------------------------------------------------------------------------------
 
 
 @styled
 def rewound(study: Study) -> Figure:
     """Each metric against evaluations per sample, one line per method; all start from the plain samples."""
-    groups = study.rewinds
-    plain = groups.get("", {}).get("plain")
-    series: dict[str, list[tuple[float, Mapping[str, Any]]]] = {}
-    for extra, rows in groups.items():
-        for method, numbers in rows.items():
-            if extra or method != "plain":
-                points = series.setdefault(method, [])
-                if plain and extra and not points:
-                    points.append((float(plain["evaluations"]), plain))
-                points.append((float(numbers["evaluations"]), numbers))
+    groups = study.groups("rewind")
+    plain = groups.pop("plain", [])
+    series = {}
+    for method, rows in groups.items():
+        points = [*plain, *rows] if rows[0].at else rows
+        pairs = [(float(row.numbers["evaluations"]), row.numbers) for row in points]
+        series[method] = sorted(pairs, key=lambda pair: pair[0])
     styles = {name: {"color": colour} for name, colour in zip(series, cycle(LINES), strict=False)}
-    figure = _curves(
-        study, {name: sorted(p, key=lambda point: point[0]) for name, p in series.items()}, styles, APART / 10
-    )
+    figure = _curves(study, series, styles, APART / 10)
     for axes in figure.axes:
         axes.set_xlabel("evaluations per sample")
     _shared_legend(figure, figure.axes[0])
@@ -300,7 +310,7 @@ def guided(study: Study) -> Figure:
     for axes, (name, metric) in zip(panels, others, strict=True):
         for label, numbers in rows.items():
             x, y = numbers[name], numbers[first]
-            bars = [[[abs(e["mean"] - end)] for end in interval_of(e) or (e["mean"],) * 2] for e in (x, y)]
+            bars = [[[abs(e["mean"] - end)] for end in _ends(e)] for e in (x, y)]
             colour, mark = styles[label]
             style = {**POINT, "markersize": 8, "label": label if label == "none" else f"guidance {label}"}
             axes.errorbar(x["mean"], y["mean"], bars[1], bars[0], fmt=mark, color=colour, **style)
@@ -317,60 +327,69 @@ def _metric_label(metric: MetricFormat) -> str:
 
 # ---- samples before and after an edit ----------------------------------------------------------------------------
 
-Outcomes = dict[str, dict[str, np.ndarray]]
-Draw = Callable[[Intent, list[Edit], dict[str, Drawn], Outcomes], Figure]
+Outcomes = Mapping[str, Mapping[str, np.ndarray]]
 
 
-def _label(edit: Edit) -> str:
-    return f"{edit.intent}, {edit.when}"
+class Edits(NamedTuple):
+    """The edits of one kind, with their samples.
+
+    Attributes:
+        words: What counts as a success.
+        chosen: The time that was chosen on the validation seed.
+        rows: Their numbers.
+        drawn, outcomes: Samples of the first seed and their outcomes, by label; those before the edit are `seeds`.
+    """
+
+    words: str
+    chosen: str
+    rows: list[Row]
+    drawn: dict[str, Drawn]
+    outcomes: Outcomes
+
+    def at(self, when: str) -> Row:
+        return next(row for row in self.rows if row.at == when)
 
 
-def _by_when(rows: list[Edit]) -> dict[str, Edit]:
-    return {row.when: row for row in rows}
+def _label(row: Row) -> str:
+    return f"{row.name}, {row.at}"
 
 
-def _first_edits(drawn: Drawn, name: str, edit: Edit) -> Any:
-    """The first edit of each sample."""
-    return drawn.kept[name][:: edit.numbers["replicates"]]
-
-
-def _points(intent: Intent, rows: list[Edit], drawn: dict[str, Drawn], judged: Outcomes) -> Figure:
-    named = _by_when(rows)
-    old = drawn["seeds"].kept["ways"].numpy().swapaxes(0, 1)
+def _points(edits: Edits) -> Figure:
+    before = edits.drawn["seeds"].kept["ways"].numpy().swapaxes(0, 1)
     panels = {}
-    for edit in (named["random"], named["variance"], named[intent.chosen]):
-        new = drawn[_label(edit)].kept["ways"].numpy().swapaxes(0, 1)
-        count = new.shape[1]
-        grid = np.tile(np.linspace(0, 1, len(new))[:, None], (1, count))
-        times = _first_edits(drawn[_label(edit)], "time", edit)[:count].numpy()
-        title = f"{time_label(edit.when)}\n{edit.numbers['success']:.0%} succeed"
-        panels[title] = EditedPaths(old[:, :count], new, grid, times, np.array(edit.numbers["shown"][:count]))
+    for row in map(edits.at, ("random", "variance", edits.chosen)):
+        kept = edits.drawn[_label(row)].kept
+        after = kept["ways"].numpy().swapaxes(0, 1)
+        count = after.shape[1]
+        grid = np.tile(np.linspace(0, 1, len(after))[:, None], (1, count))
+        times = kept["time"][:: row.numbers["replicates"]][:count].numpy()  # the first edit of each sample
+        title = f"{time_label(row.at)}\n{row.numbers['success']:.0%} succeed"
+        panels[title] = EditedPaths(before[:, :count], after, grid, times, np.array(row.numbers["shown"][:count]))
     return edited_paths(panels, "edited, failure", "edited, success")
 
 
 @styled
-def _digits(intent: Intent, rows: list[Edit], drawn: dict[str, Drawn], judged: Outcomes) -> Figure:
+def _digits(edits: Edits) -> Figure:
     """One column per digit: the digit, its edits from the earliest to the latest, and those at critical times."""
-    before = drawn["seeds"].kept["images"][:, 0].numpy() / 255
-    fixed = [row for row in rows if row.when.startswith("t = ")]
-    order = [*fixed, *(row for row in rows if row not in fixed)]
-    left, heading, gap, columns = 5.6, 0.85, 0.35, len(before)
-    right = 1.7
+    before = edits.drawn["seeds"].kept["images"][:, 0].numpy() / 255
+    fixed = [row for row in edits.rows if row.at.startswith("t = ")]
+    order = [*fixed, *(row for row in edits.rows if row not in fixed)]
+    left, heading, gap, columns, right = 5.6, 0.85, 0.35, len(before), 1.7
     sheet = Sheet(left + columns + right, heading + len(order) + 1 + 2 * gap + 0.15, side=0.46)
     sheet.text(left + columns + right - 0.15, heading / 2, "success", ha="right", color=FAINT)
-    sheet.text(0.15, heading / 2, f"framed: success ({intent.words})")
+    sheet.text(0.15, heading / 2, f"framed: success ({edits.words})")
     sheet.images(before, left, heading, columns)
     sheet.text(left - 0.25, heading + 0.5, "sample", ha="right", fontweight="bold")
     top = heading + 1 + gap
-    for number, edit in enumerate(order):
+    for number, row in enumerate(order):
         if number == len(fixed):
             top += gap
-        after = drawn[_label(edit)].kept["images"][:, 0].numpy() / 255
+        after = edits.drawn[_label(row)].kept["images"][:, 0].numpy() / 255
         sheet.images(after, left, top, columns)
-        for one in np.flatnonzero(edit.numbers["shown"][: len(after)]):
-            sheet.frame(left + int(one), top, colour=LINES[2])
-        sheet.text(left - 0.25, top + 0.5, time_label(edit.when), ha="right")
-        sheet.text(left + columns + right - 0.15, top + 0.5, f"{edit.numbers['success']:.0%}", ha="right")
+        for column in np.flatnonzero(row.numbers["shown"][: len(after)]):
+            sheet.frame(left + int(column), top, colour=LINES[2])
+        sheet.text(left - 0.25, top + 0.5, time_label(row.at), ha="right")
+        sheet.text(left + columns + right - 0.15, top + 0.5, f"{row.numbers['success']:.0%}", ha="right")
         top += 1
     return sheet.figure
 
@@ -380,22 +399,30 @@ def _structures(outcome: Mapping[str, np.ndarray]) -> Crystals:
     return Crystals(numbers.long(), coords, cell[:, :3], cell[:, 3:], tuple(map(str, range(len(numbers)))))
 
 
-def _crystals(intent: Intent, rows: list[Edit], drawn: dict[str, Drawn], judged: Outcomes) -> Figure:
-    edit = _by_when(rows)[intent.chosen]
-    count = min(PAIRS, len(judged["seeds"]["bad"]))
-    before = {name: value[:count] for name, value in judged["seeds"].items()}
-    after = {name: value[:: edit.numbers["replicates"]][:count] for name, value in judged[_label(edit)].items()}
+def _crystals(edits: Edits) -> Figure:
+    row = edits.at(edits.chosen)
+    count = min(PAIRS, len(edits.outcomes["seeds"]["bad"]))
+    before = {name: value[:count] for name, value in edits.outcomes["seeds"].items()}
+    replicates = row.numbers["replicates"]
+    after = {name: value[::replicates][:count] for name, value in edits.outcomes[_label(row)].items()}
     pairs = _structures(before), _structures(after), before["above"], after["above"]
-    return edited_pairs(*pairs, np.arange(count), after["time"], edit.numbers["shown"][:count])
+    return edited_pairs(*pairs, np.arange(count), after["time"], row.numbers["shown"][:count])
 
 
-_DRAW: Mapping[str, Draw] = {"checkerboard": _points, "mnist": _digits, "crystals": _crystals}
+_DRAW: Mapping[str, Callable[[Edits], Figure]] = {"checkerboard": _points, "mnist": _digits, "crystals": _crystals}
 
 
 def edited_samples(study: Study) -> dict[str, Figure]:
     """Draw each kind of edit, if the folder has the samples."""
-    found = study.samples("edit")
-    # Older files lack the time of each edit.
-    if found is None or study.wide or not any("time" in row.kept for row in found[0].values()):
+    seed = study.provenance["seeds"][0]
+    path = drawn_at(study.folder, "edit", seed)
+    outcomes = load_outcomes(judged_at(study.folder, "edit", seed))
+    if study.wide or outcomes is None or not path.exists():
         return {}
-    return {intent: _DRAW[study.setting](study.intents[intent], rows, *found) for intent, rows in study.edits.items()}
+    drawn = load_drawn(path)
+    if not any("time" in row.kept for row in drawn.values()):  # an older file
+        return {}
+    return {
+        intent: _DRAW[study.setting](Edits(study.intents[intent], study.chosen[intent], rows, drawn, outcomes))
+        for intent, rows in study.groups("edit").items()
+    }

@@ -1,78 +1,127 @@
-"""Reading the folder of a study: its numbers, their format, their provenance, and samples to draw."""
+"""The folder of a study: its samples and their outcomes by seed, and `uses.json` with every number."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
+from safetensors.torch import save
+from torch import Tensor
 
+from experiments.common.experiment import Outcome
 from experiments.common.store import read_result
-from experiments.uses.drawing import Drawn, load_drawn
-from experiments.uses.evaluate import READINGS
-from experiments.uses.study import NUMBERS, drawn_at, judged_at, load_outcomes
+from experiments.uses.drawing import Drawn
 from fmwc.errors import CheckpointError
+from fmwc.files import write_bytes
+from fmwc.readers import anything, check, mapping, parse_json, read_safetensors
 
-__all__ = ["Edit", "Intent", "MetricFormat", "Study", "format_number", "interval_of", "read_study", "time_label"]
-
+NUMBERS = "uses.json"
+SEPARATOR = "|"  # between the label of a row and the name of a tensor
+SEPARATORS = {"rewind": ", +"}  # between the two parts of a label, if it is not a comma
 TIMES = {
     "random": "at random times",
     "variance": "at t*, the peak of the variance",
     "transported": "at the peak of the transported variance",
 }
-SIZE = {"samples": "samples", "edit": "edited", "steps": "swept", "rewind": "rewound", "guide": "guided"}
-MINUS = "−"
 
 
-def format_number(value: float, digits: int, sign: bool = False) -> str:
-    """Format a number with a typographic minus.
-
-    >>> format_number(-0.25, 1), format_number(-0.01, 1), format_number(0.5, 1, sign=True)
-    ('−0.2', '0.0', '+0.5')
-    """
-    text = f"{value:{'+' if sign else ''}.{digits}f}"
-    return text.replace("-", MINUS) if float(text) else text.lstrip("+-")
+# ---- samples and outcomes ----------------------------------------------------------------------------------------
 
 
-def time_label(when: str) -> str:
-    """Describe the time of an edit.
+def drawn_at(out: Path, name: str, seed: int) -> Path:
+    """Return the file of the samples that were drawn with a seed."""
+    return out / "draws" / f"{name}-{seed}.safetensors"
 
-    >>> time_label("0.2 before variance"), time_label("t = 0.4")
-    ('0.2 before t*', 'at t = 0.4')
-    """
-    before, sign, peak = when.partition(" before ")
-    if sign:
-        return f"{before} before {'t*' if peak == 'variance' else 'the transported peak'}"
-    return TIMES.get(when, f"at {when}")
+
+def judged_at(out: Path, name: str, seed: int) -> Path:
+    """Return the file of their outcomes."""
+    return out / "outcomes" / f"{name}-{seed}.safetensors"
+
+
+def _save(path: Path, rows: Mapping[str, Mapping[str, Tensor]], metadata: dict[str, str]) -> Path:
+    # Rows may share memory, which safetensors refuses.
+    tensors = {
+        f"{label}{SEPARATOR}{name}": value.cpu().clone().contiguous()
+        for label, row in rows.items()
+        for name, value in row.items()
+    }
+    return write_bytes(path, save(tensors, metadata))
+
+
+def _load(path: Path) -> tuple[dict[str, dict[str, Tensor]], Mapping[str, str]]:
+    tensors, metadata = read_safetensors(path, error=CheckpointError)
+    rows: dict[str, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        label, _, name = key.rpartition(SEPARATOR)
+        rows.setdefault(label, {})[name] = value
+    return rows, metadata
+
+
+def save_drawn(path: Path, rows: Mapping[str, Drawn]) -> Path:
+    """Write the rows of a drawing."""
+    infos = json.dumps({label: row.info for label, row in rows.items()})
+    return _save(path, {label: row.kept for label, row in rows.items()}, {"rows": infos})
+
+
+def load_drawn(path: Path) -> dict[str, Drawn]:
+    """Read the rows of a drawing."""
+    kept, metadata = _load(path)
+    what = f"{path} is not a drawing of python -m experiments study"
+    infos = check(
+        parse_json(metadata.get("rows", ""), what, CheckpointError), mapping(mapping(anything)), what, CheckpointError
+    )
+    if unknown := sorted(kept.keys() - infos.keys()):
+        raise CheckpointError(f"{what}: it does not describe '{unknown[0][:60]}'")
+    return {label: Drawn(kept.get(label, {}), info) for label, info in infos.items()}
+
+
+def save_outcomes(path: Path, outcomes: Mapping[str, Outcome], of: str) -> Path:
+    """Write the outcomes of a drawing, which `of` identifies."""
+    rows = {
+        label: {name: torch.as_tensor(np.ascontiguousarray(value)) for name, value in outcome.items()}
+        for label, outcome in outcomes.items()
+    }
+    return _save(path, rows, {"of": of})
+
+
+def load_outcomes(path: Path, of: str = "") -> dict[str, Outcome] | None:
+    """Return the outcomes of a drawing by label, or `None` if the file is missing or belongs to another drawing."""
+    if not path.exists():
+        return None
+    rows, metadata = _load(path)
+    if of and metadata.get("of") != of:
+        return None
+    if any(value.dtype == torch.bfloat16 for row in rows.values() for value in row.values()):
+        raise CheckpointError(f"{path} holds torch.bfloat16, which no judge writes; delete it")
+    return {label: {name: value.numpy() for name, value in row.items()} for label, row in rows.items()}
+
+
+# ---- numbers -----------------------------------------------------------------------------------------------------
 
 
 class MetricFormat(NamedTuple):
-    """How a metric is written: its name, whether higher is better, and its digits after the point."""
+    """How a metric is written."""
 
     words: str
     higher: bool
-    digits: int
+    digits: int  # after the point
 
     @property
     def better(self) -> str:
         return "higher is better" if self.higher else "lower is better"
 
 
-class Edit(NamedTuple):
-    """One row of edits: the intent, the time (such as `random` or `t = 0.4`), and the numbers."""
+class Row(NamedTuple):
+    """The numbers of one row."""
 
-    intent: str
-    when: str
+    name: str  # an intent, a controller, a method or a guidance
+    at: str  # the time of an edit (`random`, `t = 0.4`), the number of steps, or the extra evaluations (empty for none)
     numbers: dict[str, Any]
-
-
-class Intent(NamedTuple):
-    """A kind of edit: what counts as a success, and the time chosen on the validation seed."""
-
-    words: str
-    chosen: str
 
 
 @dataclass(frozen=True)
@@ -81,12 +130,13 @@ class Study:
 
     Arguments:
         folder: The folder.
-        setting: Name of the experiment.
+        setting: The name of the experiment.
         bad, good: The words for bad and for other samples.
-        metrics: Metrics of sets of samples; options are chosen by the first.
-        intents: Kinds of edits.
-        numbers: Numbers by use.
-        origin: Their provenance.
+        metrics: The metrics of sets of samples; options are chosen by the first.
+        intents: What counts as a success, by kind of edit.
+        chosen: The time that was chosen on the validation seed, by kind of edit.
+        numbers: The numbers by use.
+        provenance: Their provenance.
     """
 
     folder: Path
@@ -94,63 +144,30 @@ class Study:
     bad: str
     good: str
     metrics: dict[str, MetricFormat]
-    intents: dict[str, Intent]
+    intents: dict[str, str]
+    chosen: dict[str, str]
     numbers: dict[str, Any]
-    origin: dict[str, Any]
+    provenance: dict[str, Any]
 
     @property
     def wide(self) -> bool:
-        """Whether the study covers everything that was tried on the validation seed."""
-        return bool(self.origin["wide"])
+        """Whether the study covers all options that were compared on the validation seed."""
+        return bool(self.provenance["wide"])
 
-    @property
-    def edits(self) -> dict[str, list[Edit]]:
-        """Rows of edits by intent."""
-        found: dict[str, list[Edit]] = {}
-        for label, numbers in self.numbers["edit"].items():
-            intent, _, when = label.rpartition(", ")
-            found.setdefault(intent, []).append(Edit(intent, when, numbers))
-        return found
+    def rows(self, use: str) -> list[Row]:
+        """Return the rows of a use; their labels are name and `at`, or a name alone."""
+        rows = []
+        for label, numbers in self.numbers[use].items():
+            name, separator, at = label.rpartition(SEPARATORS.get(use, ", "))
+            rows.append(Row(name if separator else label, at if separator else "", numbers))
+        return rows
 
-    @property
-    def sweeps(self) -> dict[str, dict[int, dict[str, Any]]]:
-        """Numbers by controller and number of steps."""
-        found: dict[str, dict[int, dict[str, Any]]] = {}
-        for label, numbers in self.numbers["steps"].items():
-            controller, _, steps = label.rpartition(", ")
-            found.setdefault(controller, {})[int(steps)] = numbers
-        return found
-
-    @property
-    def rewinds(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """Numbers by extra evaluations per sample (empty for none) and method."""
-        found: dict[str, dict[str, dict[str, Any]]] = {}
-        for label, numbers in self.numbers["rewind"].items():
-            method, sign, extra = label.rpartition(", +")
-            method, extra = (method, extra) if sign else (label, "")
-            found.setdefault(extra, {})[method] = numbers
-        return found
-
-    def provenance(self, use: str) -> str:
-        """Return samples, seeds, commit, device and time of an experiment on one line."""
-        drawn = READINGS[use][0]
-        pieces = [p for name, p in self.origin["pieces"].items() if name.rpartition("-")[0] == drawn]
-        each = {key: ", ".join(sorted({str(p[key]) for p in pieces})) for key in ("commit", "device", "torch")}
-        seeds = sorted(seed for p in pieces for seed in p["seeds"])
-        counts = sorted({p["sizes"][SIZE[drawn]] for p in pieces})
-        replicates = f" × {pieces[0]['sizes']['replicates']} edits" if drawn == "edit" else ""
-        return (
-            f"{' or '.join(f'{n:,}' for n in counts)} samples{replicates} per seed, "
-            f"seeds {', '.join(map(str, seeds))}; commit {each['commit']}; {each['device']}; torch {each['torch']}; "
-            f"sampled in {sum(p['seconds'] for p in pieces):.0f} s."
-        )
-
-    def samples(self, use: str) -> tuple[dict[str, Drawn], dict[str, dict[str, np.ndarray]]] | None:
-        """Return the samples of the first seed and their outcomes, or `None` if the folder has the numbers only."""
-        seed, drawn = self.origin["seeds"][0], READINGS[use][0]
-        path = drawn_at(self.folder, drawn, seed)
-        found = load_outcomes(judged_at(self.folder, drawn, seed))
-        return (load_drawn(path), found) if path.exists() and found is not None else None
+    def groups(self, use: str) -> dict[str, list[Row]]:
+        """Return the rows of a use, grouped by name."""
+        groups: dict[str, list[Row]] = {}
+        for row in self.rows(use):
+            groups.setdefault(row.name, []).append(row)
+        return groups
 
 
 def read_study(folder: Path) -> Study:
@@ -158,30 +175,31 @@ def read_study(folder: Path) -> Study:
     path = folder / NUMBERS
     if not path.is_file():
         raise CheckpointError(f"{folder} has no {NUMBERS}; run python -m experiments study first")
-    found: Mapping[str, Any] = read_result(path)
+    result: Mapping[str, Any] = read_result(path)
     try:
+        intents = result["intents"]
         return Study(
             folder,
-            found["setting"],
-            found["bad"],
-            found["good"],
-            {name: MetricFormat(**words) for name, words in found["metrics"].items()},
-            {
-                name: Intent(i["words"], f"{i.get('before', 0.2):g} before {i.get('peak', 'transported')}")
-                for name, i in found["intents"].items()
-            },
-            found["numbers"],
-            found["provenance"],
+            result["setting"],
+            result["bad"],
+            result["good"],
+            {name: MetricFormat(**words) for name, words in result["metrics"].items()},
+            {name: intent["words"] for name, intent in intents.items()},
+            {n: f"{i.get('before', 0.2):g} before {i.get('peak', 'transported')}" for n, i in intents.items()},
+            result["numbers"],
+            result["provenance"],
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} has an older format; run python -m experiments study again") from error
 
 
-def interval_of(entry: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the interval of an entry, or one standard deviation over seeds to either side; `None` for one seed."""
-    if entry.get("interval"):
-        low, high = entry["interval"]
-        return low, high
-    if entry.get("std") is None:
-        return None
-    return entry["mean"] - entry["std"], entry["mean"] + entry["std"]
+def time_label(when: str) -> str:
+    """Describe the time of an edit.
+
+    >>> time_label("0.2 before variance"), time_label("t = 0.4")
+    ('0.2 before t*', 'at t = 0.4')
+    """
+    before, separator, peak = when.partition(" before ")
+    if separator:
+        return f"{before} before {'t*' if peak == 'variance' else 'the transported peak'}"
+    return TIMES.get(when, f"at {when}")

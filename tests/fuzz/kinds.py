@@ -241,7 +241,7 @@ def make_study(folder: Path) -> Any:
 
 
 def fuzz_study(rng: random.Random, source: Any, folder: Path) -> Any:
-    from experiments.uses.page import write_study
+    from experiments.uses.report import write_study
 
     few = {**source, "numbers": {use: source["numbers"][use] for use in ("guide",) if use in source["numbers"]}}
     (emptied(folder) / "uses.json").write_bytes(json_text(rng, change_json(rng, few)))

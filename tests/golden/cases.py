@@ -950,7 +950,8 @@ def study_of_points() -> Found:
     import experiments.uses.evaluate as reading
     from experiments.checkerboard.experiment import CheckerboardExperiment
     from experiments.common.experiment import Sizes
-    from experiments.uses.study import NUMBERS, study
+    from experiments.uses.folder import NUMBERS
+    from experiments.uses.study import study
     from fmwc.domains import domain_named
 
     few = {"SWEEP": (2, 4), "EXTRA": (2, 5), "FIXED": (0.0, 0.4)}

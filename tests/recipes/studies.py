@@ -1,4 +1,4 @@
-"""Small studies to test with: few samples, few rows, few steps."""
+"""Small studies: few samples, few rows, few steps."""
 
 import json
 
@@ -6,7 +6,7 @@ import experiments.uses.drawing as drawing
 import experiments.uses.evaluate as evaluate
 from experiments.checkerboard.experiment import CheckerboardExperiment
 from experiments.common.experiment import Sizes
-from experiments.uses.study import NUMBERS
+from experiments.uses.folder import NUMBERS
 from fmwc.domains import domain_named
 from tests.options import arguments
 
@@ -19,7 +19,7 @@ def quiet(text):
 
 
 def shorten(patch):
-    """The same experiments with fewer rows, and promises from few labels."""
+    """Study fewer rows, and certify from few labels."""
     patch.setattr(drawing, "SWEEP", (2, 4))
     patch.setattr(drawing, "EXTRA", (2, 5))
     patch.setattr(drawing, "FIXED", (0.0, 0.4))
@@ -28,7 +28,7 @@ def shorten(patch):
 
 
 def hasty(kind):
-    """An experiment that takes few steps, where a part of the study does not choose its own."""
+    """Return a class of experiment that takes 5 steps unless the study asks for another number."""
 
     class Hasty(kind):
         def draw(self, count, seed, **options):
@@ -42,5 +42,5 @@ def numbers_in(out):
 
 
 def points(field, sizes=SIZES, kind=CheckerboardExperiment):
-    """The Checkerboard with a field and sizes."""
+    """Return the Checkerboard experiment with a field and sizes."""
     return kind(domain_named("checkerboard"), field, sizes)

@@ -1,4 +1,4 @@
-"""What is studied, by hand: points, digits and crystals; what is kept of them, and when an edit is a success."""
+"""The three experiments in a study: metrics, styles and successful edits by hand, and what is kept of samples."""
 
 import copy
 import math
@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import experiments.crystals.experiment as crystals
-import experiments.uses.drawing as drawing
 import experiments.uses.evaluate as evaluate
 from experiments.checkerboard.experiment import CheckerboardExperiment, square
 from experiments.common.experiment import Sizes
 from experiments.common.store import result_file
 from experiments.crystals.experiment import CrystalExperiment
 from experiments.mnist.experiment import MnistExperiment, ink_of, style_of, without_specks
-from experiments.uses.study import drawn_at, judged_at, load_outcomes, study
+from experiments.uses.folder import drawn_at, judged_at, load_drawn, load_outcomes
+from experiments.uses.study import study
 from fmwc.crystals.energy import Energies
 from fmwc.data import checkerboard
 from fmwc.data.mnist import unit
@@ -39,7 +39,7 @@ def points():
     return studies.points(mlp_field(hidden=8, depth=1))
 
 
-def test_squares_and_their_metrics_by_hand(points):
+def test_metrics_of_points_by_hand(points):
     x = np.array([[-1.5, -1.5], [-1.97, -1.5], [0.5, 0.5], [-0.5, -1.5]], dtype=np.float32)
     assert square(x).tolist() == [0, 0, 10, 4]
     found = points.judge({"x": torch.from_numpy(x)})
@@ -50,7 +50,7 @@ def test_squares_and_their_metrics_by_hand(points):
     centres = [(i - 1.5, j - 1.5) for i in range(4) for j in range(4) if (i + j) % 2 == 0]
     assert math.isnan(points.metrics["at_edges"].read({k: v[3:] for k, v in found.items()}))  # none is inside
     two = {k: v[:2] for k, v in found.items()}
-    assert math.isnan(evaluate._entry(points.metrics["kl"], [two, two])["std"])  # two have no density
+    assert math.isnan(evaluate._over_seeds(points.metrics["kl"], [two, two])["std"])  # two have no density
     even = points.judge({"x": torch.tensor(centres)})
     assert points.metrics["emptiest"].read(even) == 12.5
 
@@ -87,7 +87,7 @@ def test_the_style_of_a_blob_is_its_width():
     assert style_of(torch.zeros(1, 1, 28, 28)).isfinite().all()
 
 
-def test_specks_are_no_style():
+def test_specks_do_not_change_the_style():
     def stroke(p):
         p[4:24, 12:15] = 1.0
 
@@ -111,23 +111,23 @@ def digits_experiment(digits, judge_folder):
 
 
 def test_digits_are_studied(digits_experiment, tmp_path):
-    """More are guided than a picture shows, and their numbers are of all of them."""
+    """Numbers use all guided samples, also those that are not shown."""
     only = "draw:edit,read:edit,draw:guide,read:guide"
     study(digits_experiment, tmp_path, seeds=(1,), only=only, say=quiet)
     found = numbers_in(tmp_path)
     assert {label.partition(",")[0] for label in found["edit"]} == {"style", "class"}
     assert found["guide"]["none"]["samples"] == 14
     assert list(digits_experiment.metrics) == ["fid", "failed", "style"]
-    rows = drawing.load_drawn(drawn_at(tmp_path, "edit", 1))
-    assert rows["seeds"].kept["images"].shape == rows["class, random"].kept["images"].shape  # one edit a sample
+    rows = load_drawn(drawn_at(tmp_path, "edit", 1))
+    assert rows["seeds"].kept["images"].shape == rows["class, random"].kept["images"].shape  # one edit per sample
     assert rows["class, random"].kept["time"].shape == (4,)
     assert (rows["class, random"].kept["y"][::2] != rows["seeds"].kept["y"]).all()
     assert (rows["style, random"].kept["y"][::2] == rows["seeds"].kept["y"]).all()
     assert "images" not in load_outcomes(judged_at(tmp_path, "edit", 1))["seeds"]
 
 
-def test_digits_drawn_before_one_judge_are_not_read_by_another(digits_experiment, tmp_path):
-    """What the judge says of digits is kept as they are drawn."""
+def test_digits_drawn_with_another_judge_are_refused(digits_experiment, tmp_path):
+    """Digits are judged as they are drawn."""
     study(digits_experiment, tmp_path, seeds=(1,), only="draw:guide,read:guide", say=quiet)
     other = copy.copy(digits_experiment)
     other.classifier = copy.deepcopy(digits_experiment.classifier)
@@ -138,7 +138,7 @@ def test_digits_drawn_before_one_judge_are_not_read_by_another(digits_experiment
 
 
 def test_digits_by_hand(digits_experiment, digits):
-    """Of the data itself the distance is nothing and styles spread as the data's; another style is another."""
+    """The data itself has distance 0 and relative spread 1, and an edit succeeds if the style changes."""
     test = digits.images("test")
     kept = digits_experiment.keep(unit(test.x), {"y": test.y})
     found = digits_experiment.judge(kept)
@@ -153,7 +153,7 @@ def test_digits_by_hand(digits_experiment, digits):
     assert not digits_experiment.succeeded("style", good, {**far, "bad": ~good["bad"]}).any()
 
 
-def test_digits_without_data_have_no_distance(digits_experiment, judge_folder):
+def test_digits_without_data_have_no_fid(digits_experiment, judge_folder):
     without = MnistExperiment(
         domain_named("mnist", str(judge_folder)), digits_experiment.field, digits_experiment.sizes
     )
@@ -161,7 +161,7 @@ def test_digits_without_data_have_no_distance(digits_experiment, judge_folder):
 
 
 def test_crystals_are_studied(tmp_path, monkeypatch):
-    """Energies are the volume's place in a list, so that what became of each is known."""
+    """Each energy is the position of the structure, so the outcomes are known."""
     pytest.importorskip("pymatgen.core", exc_type=ImportError)
 
     def energies(those, model):
@@ -189,7 +189,7 @@ def test_crystals_are_studied(tmp_path, monkeypatch):
     assert subject.metrics["metastable"].read(judged) == 50
     assert subject.metrics["above"].read(judged) == pytest.approx(0.1)
     assert result_file(tmp_path, 1, "draw-edit").exists()
-    subject.data = "another hull"  # the same samples, judged anew; what was read by the first hull is not beside it
+    subject.data = "another hull"  # the same samples are judged again, and numbers of the first hull are dropped
     monkeypatch.setattr(
         crystals, "hull_for", lambda *given: SimpleNamespace(above=lambda key, energy: (energy + 1, ""))
     )
@@ -199,11 +199,11 @@ def test_crystals_are_studied(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [CheckerboardExperiment, MnistExperiment, CrystalExperiment])
-def test_a_gpu_draws_more_samples(kind):
+def test_sizes_for_a_gpu_are_larger(kind):
     assert kind.sizes_for("cuda").samples > kind.sizes_for("cpu").samples
 
 
-def test_points_that_keep_away_from_edges_are_off_the_data():
+def test_kl_detects_points_that_avoid_the_edges():
     x = checkerboard.sample(1_000, 3)
     place = x - x.floor()
     trimmed = x[((place > 0.1) & (place < 0.9)).all(1)]

@@ -1,20 +1,18 @@
 """The report of a study: tables, figures and page from made-up numbers."""
 
 import json
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from experiments.crystals.experiment import CrystalExperiment
 from experiments.uses import figures
-from experiments.uses.drawing import APART, Drawn, save_drawn
+from experiments.uses.drawing import Drawn
 from experiments.uses.figures import edited_samples
-from experiments.uses.folder import read_study, time_label
-from experiments.uses.page import write_study
-from experiments.uses.study import NUMBERS, drawn_at, judged_at
-from experiments.uses.tables import TABLES, entry_text
+from experiments.uses.folder import NUMBERS, drawn_at, judged_at, read_study, save_drawn, save_outcomes, time_label
+from experiments.uses.report import TABLES, entry_text, write_study
 from fmwc.errors import CheckpointError
 from fmwc.report.table import MISSING as NONE
 
@@ -67,10 +65,12 @@ def numbers(intents):
         for name, mean in (("uniform", 50), ("Ema (paper)", 45), ("uniform, extrapolated", 20))
         for n in (5, 10)
     }
-    ways = ("rewind", "more steps")
-    rewind = {f"{way}, +{n}": rows_of(4 - i, evaluations=50 + n) for n in (2, 5) for i, way in enumerate(ways)}
-    promise = {"risk": 0.02, "labelled": 300, "splits": 100, "given": 90, "broken": 4, "allowed": 0.1, "kept": 0.8}
-    promise |= {"achieved": 0.01, "achieved_range": [0.0, 0.02]}
+    methods = enumerate(("rewind", "more steps"))
+    rewind = {f"{m}, +{n}": rows_of(4 - i, evaluations=50 + n) for n, (i, m) in product((2, 5), methods)}
+    certificate = {"risk": 0.02, "labelled": 300, "splits": 100, "given": 90, "broken": 4, "allowed": 0.1, "kept": 0.8}
+    certificate |= {"achieved": 0.01, "achieved_range": [0.0, 0.02]}
+    not_issued = {**certificate, "risk": 0.01, "given": 0, "broken": 0}
+    not_issued |= {"kept": None, "achieved": None, "achieved_range": None}
     bins = {"confidence": [0.1, 0.9], "success": [0.5, 1.0], "low": [0.4, 0.9], "high": [0.6, 1.0], "size": [50, 50]}
     compared = {"ratio (own)": scored(0.5), "spread": scored(0.6, 0.1), "peak": scored(0.5, 0.0)}
     return {
@@ -78,8 +78,7 @@ def numbers(intents):
             "samples": 100, "bad": 0.2, "finds": "bad", "compared": compared, "kept": kept,
             "retention": {name: [0.2 * share for share in kept] for name in compared},
         },
-        "trust": {"samples": 100, "bad": 0.2, "promises": [promise, {**promise, "risk": 0.01, "given": 0, "broken": 0,
-                  "kept": None, "achieved": None, "achieved_range": None}], "reliability": bins},
+        "trust": {"samples": 100, "bad": 0.2, "promises": [certificate, not_issued], "reliability": bins},
         "edit": {label: row for intent in intents for label, row in edits(intent).items()},
         "steps": steps,
         "rewind": {"plain": rows_of(5), **rewind, "best of two, +50": rows_of(1, evaluations=100)},
@@ -89,7 +88,7 @@ def numbers(intents):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A study's folder of made-up numbers."""
+    """Make the folder of a study with made-up numbers."""
 
     def make(setting="checkerboard", intents=("turn",), **changes):
         sizes = {"samples": 50, "edited": COUNT, "replicates": 2, "swept": 10, "rewound": 10, "guided": 10}
@@ -118,7 +117,7 @@ def table(folder, use, number=0):
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_filters_tables(folder):
+def test_filter_tables(folder):
     found, left, apart = TABLES["filter"](read_study(folder()))
     assert found.rows[0]["score"] == "ratio (own)"
     assert found.rows[1]["AUPRC"] == "0.600 [0.500, 0.700]"
@@ -129,7 +128,7 @@ def test_the_filters_tables(folder):
     assert apart.rows[1]["surest 90 %"] == "0.00 [−5.00, +5.00]"
 
 
-def test_a_score_that_finds_the_good_is_read_from_the_other_end(folder):
+def test_filter_tables_of_a_score_that_finds_good_samples(folder):
     use = {**numbers(("turn",))["filter"], "finds": "good"}
     found, left, _ = TABLES["filter"](read_study(folder(filter=use)))
     assert "surest 5 %" in found.rows[0]
@@ -146,7 +145,7 @@ def test_certificates_issued_and_not_issued(folder):
     assert (second["kept, %"], second["failed among the kept, %"]) == (NONE, NONE)
 
 
-def test_edits_stand_beside_random_ones_and_the_paper(folder):
+def test_edit_table_compares_with_random_times_and_the_paper(folder):
     plain, peak, *_ = table(folder(), "edit")
     assert plain["gain over random, points"] == NONE
     assert peak["success, %"] == "10.0 [5.0, 15.0]"
@@ -160,13 +159,13 @@ def test_edits_stand_beside_random_ones_and_the_paper(folder):
     }  # which the paper's range is over
 
 
-def test_steps_by_metric_and_their_time(folder):
+def test_steps_tables(folder):
     quality, _, times = TABLES["steps"](read_study(folder()))
     assert quality.rows[0] == {"steps": "uniform", "5": "10.0 [9.0, 11.0]", "10": "5.0 [4.0, 6.0]"}
     assert times.rows[2] == {"steps": "uniform, extrapolated", "5": "1.0×", "10": "1.0×"}
 
 
-def test_rewinds_are_grouped_by_what_is_spent(folder):
+def test_rewind_and_guide_tables(folder):
     rows = table(folder(), "rewind")
     assert [row["extra evaluations, requested"] for row in rows] == [NONE, "+2", "+2", "+5", "+5", "+50"]
     assert rows[0]["method"] == "plain"
@@ -185,7 +184,7 @@ def test_entries():
 # ---- figures --------------------------------------------------------------------------------------------------------
 
 
-def test_lines_of_the_figures_are_the_numbers(folder):
+def test_figures_show_the_numbers(folder):
     study = read_study(folder())
     quality = figures.step_quality(study)
     assert len(quality.axes) == 2
@@ -200,7 +199,7 @@ def test_lines_of_the_figures_are_the_numbers(folder):
     assert [label.get_text() for label in grids.axes[0].get_yticklabels()] == ["uniform", "Ema (paper)"]
     assert [axes.get_title(loc="left") for axes in grids.axes] == ["5 steps", "10 steps"]
     two = figures.edit_times(read_study(folder("mnist", ("style", "class"))))
-    assert two.axes[0].get_ylim()[1] == pytest.approx(1.05 * 0.55)  # what is highest in either is not cut off
+    assert two.axes[0].get_ylim()[1] == pytest.approx(1.05 * 0.55)  # the highest value of both panels
     times = two.axes[0]
     assert sorted(times.lines[0].get_xdata()) == [0.0, 0.4]
 
@@ -209,15 +208,14 @@ def write_samples(out, kept, outcomes):
     drawn_at(out, "edit", 200).parent.mkdir()
     judged_at(out, "edit", 200).parent.mkdir()
     save_drawn(drawn_at(out, "edit", 200), {label: Drawn(value, {}) for label, value in kept.items()})
-    flat = {f"{label}{APART}{n}": torch.as_tensor(v) for label, o in outcomes.items() for n, v in o.items()}
-    save_file(flat, judged_at(out, "edit", 200))
+    save_outcomes(judged_at(out, "edit", 200), outcomes, "")
 
 
 def labels(intent):
     return [f"{intent}, {when}" for when in WHENS]
 
 
-def test_points_are_drawn_with_their_ways(folder):
+def test_edited_points_are_drawn_with_their_trajectories(folder):
     out = folder()
     kept = {"seeds": {"ways": torch.rand(COUNT, 11, 2)}}
     kept |= {n: {"ways": torch.rand(COUNT, 11, 2), "time": torch.full((2 * COUNT,), 0.5)} for n in labels("turn")}
@@ -230,13 +228,13 @@ def test_points_are_drawn_with_their_ways(folder):
     ]
 
 
-def test_older_draws_have_no_picture(folder):
+def test_older_drawings_have_no_picture(folder):
     out = folder()
     write_samples(out, {"seeds": {"ways": torch.rand(COUNT, 11, 2)}}, {"seeds": {"bad": np.zeros(1, bool)}})
     assert edited_samples(read_study(out)) == {}
 
 
-def test_digits_are_drawn_a_row_a_time(folder):
+def test_edited_digits_are_drawn_in_one_row_per_time(folder):
     out = folder("mnist", ("style", "class"))
     pictures = torch.zeros(COUNT, 1, 8, 8, dtype=torch.uint8)
     times = torch.full((2 * COUNT,), 0.5)
@@ -246,10 +244,10 @@ def test_digits_are_drawn_a_row_a_time(folder):
     assert list(found) == ["style", "class"]
     axes = found["style"].axes[0]
     assert len(axes.images) == 1 + len(WHENS)
-    assert len(axes.patches) == len(WHENS) * COUNT // 2  # a frame round each that succeeded
+    assert len(axes.patches) == len(WHENS) * COUNT // 2  # a frame around each success
 
 
-def test_crystals_are_drawn_in_pairs(folder):
+def test_edited_crystals_are_drawn_in_pairs(folder):
     out = folder("crystals", ("chem-swap",))
     atoms = torch.zeros(2 * COUNT, 4, dtype=torch.uint8)
     atoms[:, :2] = torch.tensor([11, 17])
@@ -269,7 +267,7 @@ def test_crystals_are_drawn_in_pairs(folder):
 # ---- the page -------------------------------------------------------------------------------------------------------
 
 
-def test_everything_is_written_from_the_folder_alone(folder):
+def test_report_is_written_from_the_folder_alone(folder):
     out = folder()
     assert all(path.exists() for path in write_study(out))
     names = {path.stem for path in (out / "figures").iterdir()}
@@ -283,7 +281,7 @@ def test_everything_is_written_from_the_folder_alone(folder):
     assert 'src="http' not in page
 
 
-def test_a_study_of_one_use_has_a_page_of_one_use(folder):
+def test_report_of_one_use(folder):
     out = folder()
     found = json.loads((out / NUMBERS).read_text())
     found["numbers"] = {"guide": found["numbers"]["guide"]}
@@ -293,7 +291,7 @@ def test_a_study_of_one_use_has_a_page_of_one_use(folder):
     assert (out / "tables.md").read_text().count("\n## ") == 1
 
 
-def test_folders_that_are_none(tmp_path):
+def test_folders_without_a_valid_study(tmp_path):
     with pytest.raises(CheckpointError, match=r"has no uses\.json; run python -m experiments study first"):
         read_study(tmp_path)
     (tmp_path / NUMBERS).write_text('{"setting": "mnist"}')

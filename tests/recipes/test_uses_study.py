@@ -1,4 +1,4 @@
-"""The study of what confidence is for: drawn, killed, resumed, judged elsewhere and read; and its subjects by hand."""
+"""The study of the uses of confidence: drawing, resuming, judging elsewhere, and the numbers by hand."""
 
 import dataclasses
 import json
@@ -14,7 +14,8 @@ import experiments.uses.evaluate as evaluate
 from experiments.checkerboard.experiment import CheckerboardExperiment
 from experiments.common.experiment import OWN
 from experiments.uses.evaluate import READINGS, gather, read_edit, read_filter, read_trust
-from experiments.uses.study import NUMBERS, drawn_at, judged_at, study
+from experiments.uses.folder import NUMBERS, drawn_at, judged_at
+from experiments.uses.study import study
 from fmwc.errors import CheckpointError, MismatchError, UnknownNameError, UsageError
 from tests.conftest import mlp_field
 from tests.recipes import studies
@@ -33,7 +34,7 @@ def points():
 
 @pytest.fixture(scope="module")
 def done(points, tmp_path_factory):
-    """A study, drawn and read."""
+    """The folder of a finished study."""
     out = tmp_path_factory.mktemp("study")
     with pytest.MonkeyPatch.context() as patch:
         shorten(patch)
@@ -48,7 +49,7 @@ def copied(done, tmp_path):
 # ---- the study ------------------------------------------------------------------------------------------------------
 
 
-def test_everything_is_drawn_judged_and_read(done, points):
+def test_everything_is_drawn_judged_and_evaluated(done, points):
     found = json.loads((done / NUMBERS).read_text())
     assert list(found["numbers"]) == list(READINGS)
     assert found["provenance"]["seeds"] == list(SEEDS)
@@ -61,7 +62,7 @@ def test_everything_is_drawn_judged_and_read(done, points):
             assert judged_at(done, name, seed).exists()
 
 
-def test_called_again_it_draws_nothing_and_finds_the_same(done, points, tmp_path, monkeypatch):
+def test_second_call_draws_and_judges_nothing(done, points, tmp_path, monkeypatch):
     out = copied(done, tmp_path)
     before = numbers_in(out)
 
@@ -76,7 +77,7 @@ def test_called_again_it_draws_nothing_and_finds_the_same(done, points, tmp_path
     assert any("is there already" in text for text in said)
 
 
-def test_killed_while_it_draws_it_goes_on_where_it_was(done, points, tmp_path, monkeypatch):
+def test_interrupted_study_resumes(done, points, tmp_path, monkeypatch):
     out = tmp_path / "killed"
     whole = drawing.DRAWINGS["edit"]
 
@@ -99,8 +100,7 @@ def test_killed_while_it_draws_it_goes_on_where_it_was(done, points, tmp_path, m
     assert numbers_in(out) == json.loads(alone.read_text())["numbers"]
 
 
-def test_what_was_drawn_elsewhere_is_judged_here_with_sizes_of_its_own(done, points, tmp_path):
-    """Draws and their pieces are carried over; the machine that judges would itself draw fewer."""
+def test_drawings_of_another_machine_are_judged_with_their_own_sizes(done, points, tmp_path):
     out = tmp_path / "here"
     shutil.copytree(done / "draws", out / "draws")
     shutil.copytree(done / "pieces", out / "pieces")
@@ -113,7 +113,7 @@ def test_what_was_drawn_elsewhere_is_judged_here_with_sizes_of_its_own(done, poi
     assert found["provenance"]["pieces"]["edit-200"]["sizes"]["edited"] == SIZES.edited
 
 
-def test_readings_of_separate_calls_add_up_in_their_own_order(done, points, tmp_path):
+def test_uses_of_separate_calls_are_combined(done, points, tmp_path):
     out = copied(done, tmp_path)
     (out / NUMBERS).unlink()
     for only in ("read:guide", "read:filter", "read:edit"):
@@ -121,16 +121,16 @@ def test_readings_of_separate_calls_add_up_in_their_own_order(done, points, tmp_
     found = numbers_in(out)
     assert list(found) == ["filter", "edit", "guide"]
     assert found["edit"] == numbers_in(done)["edit"]
-    study(points, out, seeds=SEEDS[:1], only="read:filter", say=quiet)  # of other samples: it does not mix
+    study(points, out, seeds=SEEDS[:1], only="read:filter", say=quiet)  # other samples are not combined
     assert list(numbers_in(out)) == ["filter"]
 
 
-def test_drawing_alone_reads_nothing(points, tmp_path):
+def test_drawing_alone_writes_no_numbers(points, tmp_path):
     assert study(points, tmp_path, seeds=(1,), only="draw:guide", say=quiet) is None
     assert not (tmp_path / NUMBERS).exists()
 
 
-def test_what_is_drawn_again_is_judged_again(done, points, tmp_path):
+def test_changed_samples_are_judged_again(done, points, tmp_path):
     out = copied(done, tmp_path)
     other = drawn_at(out, "guide", 201).read_bytes()
     drawn_at(out, "guide", 200).write_bytes(other)
@@ -142,19 +142,17 @@ def test_what_is_drawn_again_is_judged_again(done, points, tmp_path):
 @pytest.mark.parametrize(
     ("only", "message"),
     [
-        ("draw:edits", "unknown drawing 'edits'; did you mean 'edit'"),
         ("read:samples", "unknown reading 'samples'"),
-        ("drew:edit", "unknown task 'drew'; did you mean 'draw'"),
         ("edit", "unknown task 'edit'"),
     ],
 )
-def test_tasks_that_are_none_are_refused_before_anything_is_made(only, message, points, tmp_path):
+def test_unknown_tasks_are_refused_before_anything_is_written(only, message, points, tmp_path):
     with pytest.raises(UnknownNameError, match=message):
         study(points, tmp_path, only=only, say=quiet)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_does_not_fit_is_said(done, points, tmp_path):
+def test_results_of_other_settings_are_refused(done, points, tmp_path):
     with pytest.raises(UsageError, match="at least one seed"):
         study(points, tmp_path, seeds=(), say=quiet)
     with pytest.raises(CheckpointError, match="holds no draw:edit of seed 7; draw it first"):
@@ -170,7 +168,7 @@ def test_what_does_not_fit_is_said(done, points, tmp_path):
         dataclasses.replace(SIZES, edited=0)
 
 
-def test_wide_draws_what_was_chosen_from(points, tmp_path):
+def test_wide_study_draws_all_options(points, tmp_path):
     few = studies.points(
         points.field, dataclasses.replace(SIZES, edited=2, replicates=1), hasty(CheckerboardExperiment)
     )
@@ -184,14 +182,14 @@ def test_wide_draws_what_was_chosen_from(points, tmp_path):
 # ---- readings -------------------------------------------------------------------------------------------------------
 
 
-def test_the_fields_own_score_comes_first_and_carries_the_promises(done):
+def test_own_score_comes_first(done):
     found = numbers_in(done)
     assert next(iter(found["filter"]["compared"])).endswith(OWN)
     assert next(iter(found["filter"]["retention"])).endswith(OWN)
 
 
 def samples(score, bad, **others):
-    """One seed's row of samples whose own score is not the first by name."""
+    """Return the judged samples of one seed, whose own score is not the first by name."""
     kept = {f"score zz{OWN}": torch.tensor(score), "confidence": -torch.tensor(score).argsort().argsort().float()}
     kept |= {f"score {name}": torch.tensor(value) for name, value in others.items()}
     kept["confidence"] = (kept["confidence"] - kept["confidence"].min()) / len(score)
@@ -199,8 +197,8 @@ def samples(score, bad, **others):
     return {0: {"samples": (row, {"bad": np.asarray(bad)})}}
 
 
-def test_promises_hold_and_rest_on_the_fields_own_score(points, monkeypatch):
-    """The own score knows: its ten worst of a hundred are the bad ones. Another, first by name, is upside down."""
+def test_certificates_hold_and_use_the_own_score(points, monkeypatch):
+    """The highest tenth of the own score is bad. Another score, first by name, is reversed."""
     score = np.linspace(0, 1, 600)
     bad = score > 0.9
     monkeypatch.setattr(CheckerboardExperiment, "risks", (0.1,))
@@ -252,7 +250,7 @@ def test_edits_by_hand(points):
     assert found["turn, variance"]["surest_interval"] == [1.0, 1.0]
 
 
-def test_a_row_of_numbers_by_hand(points):
+def test_metrics_of_a_row_by_hand(points):
     rows = [np.array([True, False, False, False]), np.array([False] * 4)]
     seen = {}
     for seed, bad in enumerate(rows):
@@ -268,7 +266,7 @@ def test_a_row_of_numbers_by_hand(points):
     assert "interval" not in found["kl"]
 
 
-def test_seeds_of_different_fields_or_sizes_are_not_averaged(points, tmp_path):
+def test_seeds_of_different_fields_or_sizes_are_refused(points, tmp_path):
     study(points, tmp_path, seeds=(1,), only="draw:guide", say=quiet)
     other = studies.points(mlp_field(hidden=8, depth=2), SIZES)
     study(other, tmp_path, seeds=(2,), only="draw:guide", say=quiet)
