@@ -72,7 +72,7 @@ def test_shared_tensors_move_with_the_network_and_are_no_weights():
 
 
 def test_a_time_that_comes_first_by_name():
-    with pytest.raises(UsageError, match="first or by the name 'timestep', not both"):
+    with pytest.raises(UsageError, match="time_first=True or time='timestep'"):
         adapt(Told(), time_first=True, time="timestep")
 
 

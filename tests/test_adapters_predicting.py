@@ -300,7 +300,7 @@ def test_the_path_of_a_guided_network_is_its_networks():
 
 def test_what_guidance_cannot_do_is_said():
     field, x, cond = made("points")
-    with pytest.raises(UsageError, match="stands for none"):
+    with pytest.raises(UsageError, match="means no condition"):
         Guided(Classes())
     with pytest.raises(UsageError, match="'y', which was not given"):
         field(x, 0.3)

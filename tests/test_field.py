@@ -12,7 +12,7 @@ REFUSED = {
     "a wrong shape": (torch.zeros(3, 3), 0.5, ShapeError, r"\(B, 2\), got \(3, 3\)"),
     "NaN": (torch.full((3, 2), float("nan")), 0.5, NotFiniteError, "the state's channel 'x' holds 6 NaN"),
     "infinity": (torch.full((3, 2), float("inf")), 0.5, NotFiniteError, "NaN or infinite"),
-    "times for others": (torch.zeros(3, 2), torch.zeros(2), ShapeError, r"one a sample \(3\), got shape \(2,\)"),
+    "times for others": (torch.zeros(3, 2), torch.zeros(2), ShapeError, r"one per sample \(3\), got shape \(2,\)"),
     "a dict": ({"x": torch.zeros(3, 2)}, 0.5, ShapeError, "got a dict"),
 }
 

@@ -1,6 +1,4 @@
-"""Networks that are called another way, seen as `network(x, t, **cond)`: noise at t = 0, data at t = 1.
-
-A network called like that needs no adapter. For the others, what differs is said in words:
+"""Adapters of networks with another signature or output to `network(x, t, **cond)`: noise at t = 0, data at t = 1.
 
 | network | called as | adapter |
 |---|---|---|
@@ -15,8 +13,8 @@ A network called like that needs no adapter. For the others, what differs is sai
 | classifier-free guidance | two calls, with and without the condition | `Guided(net, 2.0, y=10)` |
 | a module that returns a tuple | `net(x, t)[0]` | `adapt(net, output=lambda found: found[0])` |
 
-The network itself stays as it is; its layers are those of the adapter under the name `network`. Adapters of networks
-that were trained on another path than the straight one have a method `path`, and noise is fitted on that.
+The network itself is unchanged; its layers are those of the adapter under the name `network`. Adapters of networks that
+were trained on another path than the straight one have a method `path`, and noise is fitted on that path.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from fmwc.errors import UsageError, pick
-from fmwc.state import batch_size, tree_map
+from fmwc.state import batch_size, tree_map, unsqueeze_like
 
 __all__ = [
     "PREDICTIONS",
@@ -46,60 +44,7 @@ __all__ = [
 
 
 class Adapted(nn.Module):
-    """Creates a network that is called as `(x, t, **cond)` from one that is called another way; see :func:`adapt`."""
-
-    def __init__(
-        self,
-        network: nn.Module,
-        time_first: bool = False,
-        time: str | None = None,
-        scale: float = 1.0,
-        backwards: bool = False,
-        output: Callable[[Any], Tensor] | None = None,
-        always: dict[str, Any] | None = None,
-        column: bool = False,
-    ) -> None:
-        super().__init__()
-        if time_first and time is not None:
-            raise UsageError(f"the time comes first or by the name '{time}', not both")
-        self.network = network
-        self.time_first, self.time = time_first, time
-        self.scale, self.backwards, self.output, self.column = scale, backwards, output, column
-        self.always = {k: v for k, v in (always or {}).items() if not isinstance(v, Tensor)}
-        # Tensors move with the module, and are none of its weights.
-        self.fixed = [name for name in (always or {}) if name not in self.always]
-        for name in self.fixed:
-            self.register_buffer(f"_always_{name}", (always or {})[name], persistent=False)
-
-    def forward(self, x: Any, t: Tensor, **cond: Any) -> Any:
-        """The velocity towards data."""
-        v = self.called(x, t, **cond)
-        return tree_map(lambda c: -c, v) if self.backwards else v
-
-    def called(self, x: Any, t: Tensor, **cond: Any) -> Any:
-        """What the network returns, called in its own way."""
-        own = (1 - t if self.backwards else t) * self.scale
-        own = own[:, None] if self.column else own
-        cond = {**self.always, **{name: getattr(self, f"_always_{name}") for name in self.fixed}, **cond}
-        if self.time is not None:
-            found = self.network(x, **{self.time: own}, **cond)
-        else:
-            found = self.network(*((own, x) if self.time_first else (x, own)), **cond)
-        return found if self.output is None else self.output(found)
-
-
-def adapt(
-    network: nn.Module,
-    *,
-    time_first: bool = False,
-    time: str | None = None,
-    scale: float = 1.0,
-    backwards: bool = False,
-    output: Callable[[Any], Tensor] | None = None,
-    column: bool = False,
-    **always: Any,
-) -> Adapted:
-    """A network that is called another way, as one that is called `(x, t, **cond)`.
+    """A network with another signature, called as `(x, t, **cond)`. `adapt` is a shorter name of this class.
 
     >>> bilinear = nn.Bilinear(1, 2, 2)  # called as (t, x)
     >>> adapt(bilinear, time_first=True)(torch.zeros(3, 2), torch.zeros(3, 1)).shape
@@ -107,34 +52,75 @@ def adapt(
 
     Arguments:
         network: Any torch module.
-        time_first: It is called as `(t, x)`.
-        time: It takes the time by this name (`"timestep"`).
-        scale: Its time runs to this number (1000 timesteps).
-        backwards: Its time runs from noise at 1 to data at 0, and its velocity points to the noise.
-        output: Takes the velocity out of what it returns (`lambda found: found.sample`).
-        column: It takes times of shape (B, 1).
-        always: Given to it at every call (`return_dict=False`, positions that all samples share).
+        time_first: Whether it is called as `(t, x)`.
+        time: The name under which it takes the time (`"timestep"`), if not by position.
+        scale: The end of its time (1000 timesteps).
+        backwards: Whether its time runs from noise at 1 to data at 0, and its velocity points to the noise.
+        output: Selects the velocity in what it returns (`lambda found: found.sample`).
+        column: Whether it takes times of shape (B, 1).
+        always: Passed to it in every call (`return_dict=False`, positions that all samples share).
     """
-    return Adapted(network, time_first, time, scale, backwards, output, always, column)
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        time_first: bool = False,
+        time: str | None = None,
+        scale: float = 1.0,
+        backwards: bool = False,
+        output: Callable[[Any], Tensor] | None = None,
+        column: bool = False,
+        **always: Any,
+    ) -> None:
+        super().__init__()
+        if time_first and time is not None:
+            raise UsageError(f"give either time_first=True or time='{time}', not both")
+        self.network = network
+        self.time_first, self.time = time_first, time
+        self.scale, self.backwards, self.output, self.column = scale, backwards, output, column
+        self.always = {k: v for k, v in always.items() if not isinstance(v, Tensor)}
+        self.fixed = [name for name in always if name not in self.always]
+        for name in self.fixed:  # tensors move with the module, but are not weights
+            self.register_buffer(f"_always_{name}", always[name], persistent=False)
+
+    def forward(self, x: Any, t: Tensor, **cond: Any) -> Any:
+        """Return the velocity towards data."""
+        v = self.called(x, t, **cond)
+        return tree_map(lambda c: -c, v) if self.backwards else v
+
+    def called(self, x: Any, t: Tensor, **cond: Any) -> Any:
+        """Return the network's own output for our time t."""
+        time = (1 - t if self.backwards else t) * self.scale
+        time = time[:, None] if self.column else time
+        cond = {**self.always, **{name: getattr(self, f"_always_{name}") for name in self.fixed}, **cond}
+        if self.time is not None:
+            value = self.network(x, **{self.time: time}, **cond)
+        else:
+            value = self.network(*((time, x) if self.time_first else (x, time)), **cond)
+        return value if self.output is None else self.output(value)
+
+
+adapt = Adapted
 
 
 def timestepped(network: nn.Module, *, scale: float = 1000.0, backwards: bool = False, **always: Any) -> Adapted:
-    """A network with diffusers' manner: `network(x, timestep=…, return_dict=False)[0]`.
+    """Adapt a network of diffusers, called as `network(x, timestep=…, return_dict=False)[0]`.
 
     Arguments:
         network: A UNet or a transformer of diffusers.
         scale: The timestep at the end of time: 1000, or 1.0 for Flux, which multiplies itself.
-        backwards: Timestep 0 is data, and the network's velocity points to the noise: SD3, Flux, and every network
-            trained for `FlowMatchEulerDiscreteScheduler`.
-        always: Given to it at every call (`img_ids=…, txt_ids=…`).
+        backwards: Whether timestep 0 is data, and the network's velocity points to the noise: SD3, Flux, and every
+            network trained for `FlowMatchEulerDiscreteScheduler`.
+        always: Passed to it in every call (`img_ids=…, txt_ids=…`).
     """
-    always = {"return_dict": False, **always}
-    return Adapted(network, False, "timestep", scale, backwards, itemgetter(0), always)
+    options = {"return_dict": False, **always}
+    return Adapted(network, time="timestep", scale=scale, backwards=backwards, output=itemgetter(0), **options)
 
 
-# ---- networks that predict data or noise ---------------------------------------------------------------------------
+# ---- networks that predict data or noise -----------------------------------------------------------------------------
 
-FLOOR = 1e-2  # how near to the ends of time a prediction is turned into a velocity: there, it is divided by zero
+FLOOR = 1e-2  # the distance from the ends of time, where a prediction is divided by a scale of zero
 
 Schedule = Callable[[Tensor], tuple[Tensor, Tensor]]  # t -> scales α of data and σ of noise, x_t = α x1 + σ x0
 
@@ -150,8 +136,8 @@ SCHEDULES: dict[str, Schedule] = {
     "cosine": lambda t: (torch.sin(math.pi / 2 * t), torch.cos(math.pi / 2 * t)),
     "vp": _vp,  # β from 0.1 to 20, as in DDPM and score-based models
 }
-# How a velocity is made of a state x and what is predicted, for scales α, σ and their slopes. The prediction appears
-# once, so that what is uncertain about it is counted once (diagonal propagation).
+# The velocity of a state x and a prediction, for scales α, σ and their slopes. The prediction appears once, so that
+# diagonal propagation counts its variance once.
 PREDICTIONS: dict[str, Callable[..., Tensor]] = {
     "data": lambda x, found, a, s, da, ds: (da - ds * a / s) * found + ds / s * x,
     "noise": lambda x, found, a, s, da, ds: (ds - da * s / a) * found + da / a * x,
@@ -159,66 +145,30 @@ PREDICTIONS: dict[str, Callable[..., Tensor]] = {
 
 
 def _scales(schedule: Schedule, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """α, σ and their slopes."""
+    """Return α, σ and their slopes."""
     with torch.inference_mode(False):
         (alpha, sigma), pull = torch.func.vjp(schedule, t.clone())  # type: ignore[misc]
-        one, none = torch.ones_like(t), torch.zeros_like(t)
-        return alpha, sigma, pull((one, none))[0], pull((none, one))[0]
+        one, zero = torch.ones_like(t), torch.zeros_like(t)
+        return alpha, sigma, pull((one, zero))[0], pull((zero, one))[0]
 
 
-def _against(scale: Tensor, x: Tensor) -> Tensor:  # (B,) -> (B, 1, …)
-    return scale[(..., *[None] * (x.ndim - scale.ndim))].to(x.dtype)
+def _scale_like(scale: Tensor, x: Tensor) -> Tensor:  # (B,) -> (B, 1, …)
+    return unsqueeze_like(scale, x).to(x.dtype)
 
 
 def _mixed(x0: Any, x1: Any, scales: tuple[Tensor, ...]) -> tuple[Any, Any]:
-    """α x1 + σ x0, and the same with their slopes."""
+    """Return α x1 + σ x0, and the same with their slopes."""
 
-    def weighed(data: Tensor, noise: Tensor) -> Any:
-        return tree_map(lambda a, b: _against(data, a) * a + _against(noise, b) * b, x1, x0)
+    def weighted(data: Tensor, noise: Tensor) -> Any:
+        return tree_map(lambda a, b: _scale_like(data, a) * a + _scale_like(noise, b) * b, x1, x0)
 
-    return weighed(*scales[:2]), weighed(*scales[2:])
+    return weighted(*scales[:2]), weighted(*scales[2:])
 
 
 class Predicting(Adapted):
-    """Creates a velocity network from one that predicts the data or the noise; see :func:`predicting`."""
+    r"""A network that predicts the data or the noise of x = α x1 + σ x0, as a velocity network. Exact.
 
-    def __init__(
-        self, network: nn.Module, predicts: str, schedule: str | Schedule = "linear", floor: float = FLOOR, **call: Any
-    ) -> None:
-        super().__init__(network, **call)
-        self.velocity = pick(PREDICTIONS, predicts, "prediction")
-        self.schedule = pick(SCHEDULES, schedule, "schedule") if isinstance(schedule, str) else schedule
-        if not 0 < floor < 0.5:
-            raise UsageError(f"floor lies between 0 and 0.5, got {floor}")
-        self.floor = floor
-
-    def forward(self, x: Any, t: Tensor, **cond: Any) -> Any:
-        """The velocity towards data."""
-        t = t.clamp(self.floor, 1 - self.floor)
-        scales = _scales(self.schedule, t)
-        found = self.called(x, t, **cond)
-        return tree_map(lambda x, found: self.velocity(x, found, *(_against(scale, x) for scale in scales)), x, found)
-
-    def path(self, x0: Any, x1: Any, t: Tensor) -> tuple[Any, Any]:
-        """The path the network was trained on: α x1 + σ x0 at t, and its velocity."""
-        return _mixed(x0, x1, _scales(self.schedule, t.clamp(self.floor, 1 - self.floor)))
-
-
-def predicting(
-    network: nn.Module,
-    predicts: str,
-    schedule: str | Schedule = "linear",
-    *,
-    floor: float = FLOOR,
-    time_first: bool = False,
-    time: str | None = None,
-    scale: float = 1.0,
-    backwards: bool = False,
-    output: Callable[[Any], Tensor] | None = None,
-    column: bool = False,
-    **always: Any,
-) -> Predicting:
-    r"""A network that predicts the data or the noise of x = α x1 + σ x0, as a velocity network.
+    `predicting` is another name of this class.
 
     .. math:: v = α' x_1 + σ' x_0, \quad x_0 = (x - α x_1) / σ \text{ or } x_1 = (x - σ x_0) / α
 
@@ -232,16 +182,44 @@ def predicting(
         predicts: `data` (x₁; often named x₀ in diffusion models) or `noise` (ε).
         schedule: `linear` (α = t, σ = 1 − t), `cosine`, `vp` (DDPM's), or a function that gives (α, σ) for our time t,
             data at t = 1.
-        floor: Times are kept so far from 0 and 1, where a prediction is divided by a scale of zero.
-        time_first, time, scale, output, column, always: How the network is called (:func:`adapt`).
-        backwards: The network's own time runs from noise at 1 to data at 0. What it predicts has no direction.
+        floor: The smallest distance of times from 0 and 1, where a prediction is divided by a scale of zero.
+        call: How the network is called: the options of :class:`Adapted`. With `backwards`, only the network's time is
+            reversed; what it predicts has no direction.
     """
-    call: dict[str, Any] = {"time_first": time_first, "time": time, "scale": scale, "backwards": backwards}
-    return Predicting(network, predicts, schedule, floor, **call, output=output, column=column, always=always)
+
+    def __init__(
+        self,
+        network: nn.Module,
+        predicts: str,
+        schedule: str | Schedule = "linear",
+        *,
+        floor: float = FLOOR,
+        **call: Any,
+    ) -> None:
+        super().__init__(network, **call)
+        self.velocity = pick(PREDICTIONS, predicts, "prediction")
+        self.schedule = pick(SCHEDULES, schedule, "schedule") if isinstance(schedule, str) else schedule
+        if not 0 < floor < 0.5:
+            raise UsageError(f"floor must lie between 0 and 0.5, got {floor}")
+        self.floor = floor
+
+    def forward(self, x: Any, t: Tensor, **cond: Any) -> Any:
+        """Return the velocity towards data."""
+        t = t.clamp(self.floor, 1 - self.floor)
+        scales = _scales(self.schedule, t)
+        prediction = self.called(x, t, **cond)
+        return tree_map(lambda x, p: self.velocity(x, p, *(_scale_like(scale, x) for scale in scales)), x, prediction)
+
+    def path(self, x0: Any, x1: Any, t: Tensor) -> tuple[Any, Any]:
+        """Return the path that the network was trained on: α x1 + σ x0 at t, and its velocity."""
+        return _mixed(x0, x1, _scales(self.schedule, t.clamp(self.floor, 1 - self.floor)))
+
+
+predicting = Predicting
 
 
 class Denoised(nn.Module):
-    r"""Creates a velocity network from a denoiser with a schedule (azula's): E[x₁ | x] at scales α of data, σ of noise.
+    r"""A denoiser with a schedule (azula's), E[x₁ | x] for scales α of data and σ of noise, as a velocity network.
 
     With the denoiser's time s = 1 − t and x = αx₁ + σx₀, the velocity is that of x for the data it expects,
 
@@ -262,15 +240,15 @@ class Denoised(nn.Module):
         self.network = network
 
     def forward(self, x: Tensor, t: Tensor, **cond: Any) -> Tensor:
-        """The velocity towards data."""
+        """Return the velocity towards data."""
         s = (1 - t).to(x.dtype)
-        alpha, sigma, d_alpha, d_sigma = (_against(scale, x) for scale in self._scales(s))
+        alpha, sigma, d_alpha, d_sigma = (_scale_like(scale, x) for scale in self._scales(s))
         data = self.network(x, s, **cond).mean
-        # The data appear once, so that what is uncertain about them is counted once (diagonal propagation).
+        # The data appear once, so that diagonal propagation counts their variance once.
         return (d_sigma * alpha / sigma - d_alpha) * data - d_sigma / sigma * x
 
     def path(self, x0: Any, x1: Any, t: Tensor) -> tuple[Any, Any]:
-        """The path of its schedule: α x1 + σ x0 at t, and its velocity."""
+        """Return the path of its schedule: α x1 + σ x0 at t, and its velocity."""
         alpha, sigma, d_alpha, d_sigma = self._scales(1 - t)
         return _mixed(x0, x1, (alpha, sigma, -d_alpha, -d_sigma))
 
@@ -278,21 +256,21 @@ class Denoised(nn.Module):
         return _scales(self.network.schedule, s)  # type: ignore[arg-type]
 
 
-# ---- guidance ------------------------------------------------------------------------------------------------------
+# ---- guidance --------------------------------------------------------------------------------------------------------
 
 
 class Guided(nn.Module):
-    r"""Creates a network with classifier-free guidance, v = v_∅ + w (v_c − v_∅), from one call on a doubled batch.
+    r"""A network with classifier-free guidance, v = v_∅ + w (v_c − v_∅), from one call on a doubled batch.
 
-    Both evaluations of a sample use the same weights, so their noise is one draw: errors that they share cancel in the
-    difference. Two calls with noise of their own would give another variance. Estimators that keep correlations
-    (`linearised`, `tangent`, `monte_carlo`) account for it; `diagonal` does not, and refuses.
+    Both evaluations of a sample use the same weights, so their noise is one draw, and errors that they share cancel in
+    the difference. Two separate calls would have independent noise and another variance. Estimators that keep
+    correlations (`linearised`, `tangent`, `monte_carlo`) account for this; `diagonal` does not, and raises an error.
 
     Arguments:
         network: Called as `network(x, t, **cond)`.
-        weight: The weight w: 1 is the network under its condition, 0 without.
-        null: By name, the value of each condition that stands for none: a number, or a tensor of one row's shape.
-            Conditions that are not named are the same in both evaluations.
+        weight: The weight w: 1 is the network with its condition, 0 without.
+        null: For each guiding condition by name, the value that means "no condition": a number, or a tensor of one
+            row's shape. Other conditions are the same in both evaluations.
     """
 
     doubled = True
@@ -300,29 +278,29 @@ class Guided(nn.Module):
     def __init__(self, network: nn.Module, weight: float = 2.0, **null: Any) -> None:
         super().__init__()
         if not null:
-            raise UsageError("guidance needs the value of a condition that stands for none: Guided(net, 2.0, y=10)")
+            raise UsageError("give the value that means no condition, by name, such as Guided(net, 2.0, y=10)")
         self.network, self.weight, self.nulls = network, weight, list(null)
         for name, value in null.items():
             self.register_buffer(f"_null_{name}", torch.as_tensor(value), persistent=False)
 
     @property
     def rows(self) -> Callable[..., Any] | None:
-        """For each kind of rows of a ragged network, which of the 2B evaluations each belongs to."""
+        """Where samples have different numbers of rows, the function that gives the evaluation of each row."""
         return self._rows if callable(getattr(self.network, "rows", None)) else None
 
     @property
     def path(self) -> Callable[..., Any] | None:
-        """The path the network was trained on, where it has one of its own."""
-        own = getattr(self.network, "path", None)
-        return own if callable(own) and not isinstance(own, nn.Module) else None
+        """The path that the network was trained on, if it defines one."""
+        path = getattr(self.network, "path", None)
+        return path if callable(path) and not isinstance(path, nn.Module) else None
 
     def forward(self, x: Any, t: Tensor, **cond: Any) -> Any:
-        """The guided velocity."""
+        """Return the guided velocity."""
         v = self.network(*self._twice(x, t), **self._both(cond, batch_size(x)))
         return tree_map(lambda c: self._guided(c.unflatten(0, (-1, 2))), v)
 
     def conditional(self, x: Any, t: Tensor, **cond: Any) -> Any:
-        """The velocity under the condition, without guidance: what the network was trained for."""
+        """Return the velocity with the condition and without guidance, as the network was trained."""
         return self.network(x, t, **cond)
 
     def _guided(self, v: Tensor) -> Tensor:  # (B, 2, *)
@@ -332,25 +310,24 @@ class Guided(nn.Module):
         return self.network.rows(*self._twice(x, t), **self._both(cond, batch_size(x)))  # type: ignore[operator]
 
     def _twice(self, x: Any, t: Tensor) -> tuple[Any, Tensor]:
-        # Side by side, so that a sample's rows are together, as noise is counted.
+        # Interleaved, so that the rows of a sample are adjacent, as the noise model expects.
         return tree_map(lambda c: c.repeat_interleave(2, 0), x), t.expand(batch_size(x)).repeat_interleave(2)
 
     def _both(self, cond: dict[str, Any], count: int) -> dict[str, Any]:
         if missing := [name for name in self.nulls if name not in cond]:
-            give = f"give cond={{'{missing[0]}': ...}}"
-            raise UsageError(f"guidance is by the condition '{missing[0]}', which was not given; {give}")
+            raise UsageError(f"guidance needs the condition '{missing[0]}'; give cond={{'{missing[0]}': ...}}")
         return {name: self._pair(name, value, count) for name, value in cond.items()}
 
     def _pair(self, name: str, value: Any, count: int) -> Any:
         if not isinstance(value, Tensor) or value.ndim == 0 or len(value) != count:
             if name in self.nulls:
                 raise UsageError(
-                    f"the condition '{name}' that guides is a tensor with a row per sample, got {value!r:.60}"
+                    f"the guiding condition '{name}' must be a tensor with a row per sample, got {value!r:.60}"
                 )
             return value
         twice = value.repeat_interleave(2, 0)
         if name not in self.nulls:
             return twice
         null = getattr(self, f"_null_{name}").to(value.dtype).expand(value[0].shape)
-        second = (torch.arange(len(twice), device=value.device) % 2 == 1)[(..., *[None] * (value.ndim - 1))]
-        return torch.where(second, null, twice)
+        second = torch.arange(len(twice), device=value.device) % 2 == 1
+        return torch.where(unsqueeze_like(second, value), null, twice)

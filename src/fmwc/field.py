@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,20 +18,34 @@ from fmwc.moments import Moments
 from fmwc.noise import Draw, NoiseModel, Pass, kl
 from fmwc.randomness import Randomness, as_randomness
 from fmwc.references import Reference, Schedule
-from fmwc.state import State, as_conditions, as_state, as_whole, batch_size, blame_conditions, channels, require_state
+from fmwc.state import (
+    State,
+    as_conditions,
+    as_state,
+    as_whole,
+    batch_size,
+    blame_conditions,
+    channels,
+    first_channel,
+    require_state,
+)
 
 __all__ = ["Field", "attach", "checked"]
 
 
+Seed: TypeAlias = Randomness | torch.Generator | int | None
+NETWORK_ERRORS = (AttributeError, IndexError, RuntimeError, TypeError)  # of a network that got a wrong condition
+
+
 class Field(nn.Module):
-    """Creates a velocity field with a noise model. Called, it is the plain network.
+    """Velocity field with a noise model. Called, it returns the plain network's output.
 
     Arguments:
-        network: Any module called as `network(x, t, **cond)`. Where samples have different numbers of rows (atoms,
-            edges), it has a method `rows(x, t, **cond)`: for each kind of rows, the sample each belongs to. One that
-            evaluates sample i twice, as 2i and 2i + 1 with the same weights, says so by a true `doubled`.
+        network: Any module called as `network(x, t, **cond)`. If samples have different numbers of rows (atoms, edges),
+            it needs a method `rows(x, t, **cond)` that returns, for each kind of rows, the sample of each row. If it
+            evaluates sample i twice, as 2i and 2i + 1 with the same weights, it needs a true attribute `doubled`.
         noise: Its noise model.
-        space: Where the states live, or the shape of one sample; learned from the first data it sees if not given.
+        space: The space of the states, or the shape of one sample; taken from the first data if not given.
         prior_rate: The prior rate p of the KL.
         kl_factor: The leading factor of the KL; 1 is the paper's formula as printed.
     """
@@ -46,7 +60,7 @@ class Field(nn.Module):
     ) -> None:
         super().__init__()
         if not 0 < prior_rate < 1:
-            raise UsageError(f"prior_rate lies strictly between 0 and 1, got {prior_rate}")
+            raise UsageError(f"prior_rate must lie strictly between 0 and 1, got {prior_rate}")
         self.kl_factor = kl_factor
         self.network = network
         self.noise = noise
@@ -54,32 +68,33 @@ class Field(nn.Module):
         self.prior_rate = prior_rate
         self.reference: Reference | None = None
         self.schedule: Schedule | None = None
-        self.row_order_checked = False  # that layers see samples in their order: looked at when first read
+        self.row_order_checked = False  # whether layers were found to keep the order of the samples
 
     @property
     def device(self) -> torch.device:
+        """The device of the noise model."""
         return next(self.noise.parameters()).device
 
     @property
     def fused(self) -> bool:
-        """Whether torch may compute the plain network otherwise than layer by layer, as a pass does."""
+        """Whether torch has fused kernels for parts of the plain network, which it does not use during a pass."""
         return self.noise.fused
 
     def constant_weights(self) -> Scope:
-        """A scope that caches terms that depend on the weights alone, while the weights are constant."""
+        """Return a scope that caches weight-dependent terms while the weights are constant."""
         return self.noise.constant_weights()
 
     def forward(self, x: Any, t: Any, **cond: Any) -> Any:
-        """The network's own output, untouched. One time for all, as a solver gives it, is given to each."""
-        return self.network(x, _for_each(x, t), **cond)
+        """Return the network's own output. A single time, as solvers pass it, is expanded to all samples."""
+        return self.network(x, _expanded(x, t), **cond)
 
     def run(self, current: Pass, x: Any, t: Any, *, cond: Mapping[str, Any] | None = None) -> Any:
-        """The network's output with a pass running at its noisy layers."""
+        """Return the network's output while a pass runs at its noisy layers."""
         if not torch.compiler.is_dynamo_compiling():
             return eagerly(self._run)(current, x, t, cond or {})
         if self.noise.hooks_kept:
             return self._run(current, x, t, cond or {})
-        # Hooks come and go here, so the pass runs between two compiled pieces.
+        # Hooks are registered and removed in this call, so it runs between two compiled pieces.
         return torch.compiler.disable(self.run)(current, x, t, cond=cond)
 
     def _run(self, current: Pass, x: Any, t: Any, cond: Mapping[str, Any]) -> Any:
@@ -87,43 +102,31 @@ class Field(nn.Module):
             raise UsageError("the noise of this field was detached; attach the network again")
         if not torch.compiler.is_dynamo_compiling():
             self.check_layers()
-        t, rows = _for_each(x, t), getattr(self.network, "rows", None)
+        t, rows = _expanded(x, t), getattr(self.network, "rows", None)
         doubled = bool(getattr(self.network, "doubled", False))
-        running = current, self._times(x, t), rows(x, t, **cond) if rows else (), doubled
+        options = current, self._times(x, t), rows(x, t, **cond) if rows else (), doubled
         if torch.compiler.is_dynamo_compiling():
-            with self.noise.tracing(*running):
+            with self.noise.tracing(*options):
                 v = self.network(x, t, **cond)
         else:
-            v = self.noise.during(*running).call(self.network, x, t, **cond)
+            v = self.noise.during(*options).call(self.network, x, t, **cond)
         require_state(v, "the network's velocity")
         return v
 
-    def draw(
-        self,
-        x: Any,
-        t: Any,
-        *,
-        seed: Randomness | torch.Generator | int | None = None,
-        cond: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """The velocity under one draw of the weights from the posterior, ω ~ q(ω | x, t)."""
+    def draw(self, x: Any, t: Any, *, seed: Seed = None, cond: Mapping[str, Any] | None = None) -> Any:
+        """Return the velocity under one draw of the weights from the posterior, ω ~ q(ω | x, t). Exact."""
         x, t = checked(self, x, t)
         cond = as_conditions(cond)
         try:
             return self.draw_with_kl(x, t, seed=seed, cond=cond)[0]
-        except (AttributeError, IndexError, RuntimeError, TypeError) as error:
+        except NETWORK_ERRORS as error:
             blame_conditions(error, cond, batch_size(x))
             raise
 
     def draw_with_kl(
-        self,
-        x: Any,
-        t: Any,
-        *,
-        seed: Randomness | torch.Generator | int | None = None,
-        cond: Mapping[str, Any] | None = None,
+        self, x: Any, t: Any, *, seed: Seed = None, cond: Mapping[str, Any] | None = None
     ) -> tuple[Any, Tensor]:
-        """The same, with the KL of the posterior it was drawn from: what training needs. Values are not checked."""
+        """Return the same with the KL of the posterior, for training. Values are not checked."""
         draw = Draw(as_randomness(seed, self.device))
         v = self.run(draw, x, t, cond=cond)
         return v, kl(draw.log_alphas, self.prior_rate, self.kl_factor, draw.owners, batch_size(x))
@@ -134,42 +137,42 @@ class Field(nn.Module):
         t: Any,
         propagation: str | Estimator = "linearised",
         *,
-        seed: Randomness | torch.Generator | int | None = None,
+        seed: Seed = None,
         cond: Mapping[str, Any] | None = None,
     ) -> Moments:
-        """Mean and variance of the velocity at (x, t).
+        """Return mean and variance of the velocity at (x, t).
 
         Arguments:
             x: States, `(B, *)` or a dict of channels.
-            t: A number, or one time a sample.
-            propagation: `linearised`, `diagonal`, `tangent`, `monte_carlo`, or an estimator with its own options.
-            seed: Randomness for the estimators that need it.
-            cond: The conditions, by name; given to the network.
+            t: A number, or one time per sample.
+            propagation: `linearised`, `diagonal`, `tangent`, `monte_carlo`, or an estimator object with options.
+            seed: Randomness for estimators that need it.
+            cond: Conditions by name, passed to the network.
         """
         if torch.compiler.is_dynamo_compiling():  # a reading runs between two compiled pieces
             return torch.compiler.disable(self.moments)(x, t, propagation, seed=seed, cond=cond)
         estimator = as_estimator(propagation)
         x, t = checked(self, x, t)
         cond = as_conditions(cond)
-        given = self, x, t, cond, as_randomness(seed, self.device)
+        randomness = as_randomness(seed, self.device)
         try:
-            found: Moments = evaluating(self.network).call(estimator, *given)
-        except (AttributeError, IndexError, RuntimeError, TypeError) as error:
+            moments: Moments = evaluating(self.network).call(estimator, self, x, t, cond, randomness)
+        except NETWORK_ERRORS as error:
             blame_conditions(error, cond, batch_size(x))
             raise
-        for name, var in channels(found.var).items():
+        for name, var in channels(moments.var).items():
             if not torch.isfinite(var).all():
                 self.check_finite()
                 raise NotFiniteError(f"the variance of channel '{name}' is not finite, though weights and state are")
-        return found
+        return moments
 
     def detach(self) -> nn.Module:
-        """Takes the noise off again and gives back the network."""
+        """Remove the noise and return the network."""
         self.noise.remove()
         return self.network
 
     def learn_space(self, x1: State) -> Space:
-        """The space of the states, from data, unless it is known already; data of another shape is refused."""
+        """Return the space of the states, taken from data if it is not known yet; raise if the data do not fit."""
         if self.space is None:
             if isinstance(x1, dict):
                 raise UsageError("a state of several channels needs its space: attach(net, space=...)")
@@ -178,56 +181,56 @@ class Field(nn.Module):
         return self.space
 
     def check_layers(self) -> None:
-        """Raise where a layer that carries noise was replaced after :func:`attach`."""
+        """Raise if a layer that carries noise was replaced after :func:`attach`."""
         self.noise.check_layers(self.network)
 
     def check_finite(self) -> None:
-        """Raises where a weight of the network or of the noise model is NaN or infinite."""
+        """Raise if a weight of the network or of the noise model is NaN or infinite."""
         for name, parameter in self.named_parameters():
             require_finite(parameter, f"weight '{name}'")
 
     @staticmethod
     def _times(x: Any, t: Any) -> Tensor:
         count = batch_size(x)
-        t = torch.as_tensor(t, device=next(iter(channels(x).values())).device)
+        t = torch.as_tensor(t, device=first_channel(x).device)
         if t.numel() not in (1, count):
-            raise ShapeError(f"t is one number or one a sample ({count}), got shape {tuple(t.shape)}")
+            raise ShapeError(f"t must be one number, or one per sample ({count}), got shape {tuple(t.shape)}")
         return t.reshape(-1).expand(count)
 
 
 def checked(field: Any, x: Any, t: Any) -> tuple[Any, Tensor]:
-    """A state and a time per sample as a field reads them: of its space, on its device, in its network's precision.
+    """Check states and times, and move them to the field's device and its network's precision.
 
     Arguments:
         field: A field, compiled or not.
         x: States: tensors, arrays or lists.
-        t: A number, or one time a sample.
+        t: A number, or one time per sample.
     """
     x = as_state(x, "the state", field.network, field.device)
     if not batch_size(x):
-        raise ShapeError("a reading takes at least 1 sample")
+        raise ShapeError("the state holds no samples; give at least 1")
     if field.space is not None:
         field.space.check(x)
     for name, value in channels(x).items():
         require_finite(value, f"the state's channel '{name}'")
-    count, like = batch_size(x), next(iter(channels(x).values()))
-    # A state in half precision keeps the times it is given: half precision is too coarse for them.
+    count, like = batch_size(x), first_channel(x)
+    # Times beside a state in half precision stay in single precision, because half precision is too coarse for them.
     dtype = torch.promote_types(like.dtype, torch.float32) if isinstance(t, Tensor) else like.dtype
     try:
         times = torch.as_tensor(t, device=like.device, dtype=dtype)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"t is a number, or one per sample ({count}), got {t!r:.60}") from error
+        raise UsageError(f"t must be one number, or one per sample ({count}), got {t!r:.60}") from error
     if times.shape not in ((), (1,), (count,)):
         column = "; give t[:, 0]" if times.shape == (count, 1) else ""
-        raise ShapeError(f"t is one number or one a sample ({count}), got shape {tuple(times.shape)}{column}")
+        raise ShapeError(f"t must be one number, or one per sample ({count}), got shape {tuple(times.shape)}{column}")
     require_finite(times, "t")
     return x, times.expand(count)
 
 
-def _for_each(x: Any, t: Any) -> Any:
-    """One time for all samples, as a solver gives it, as one per sample; anything else as it is."""
+def _expanded(x: Any, t: Any) -> Any:
+    """Expand a single time, as solvers pass it, to one per sample; return anything else unchanged."""
     if isinstance(t, (int, float, np.number)) and not isinstance(t, bool):
-        like = next(iter(channels(x).values()))
+        like = first_channel(x)
         dtype = like.dtype if like.is_floating_point() else None
         return torch.full((batch_size(x),), float(t), dtype=dtype, device=like.device)
     return t.expand(batch_size(x)) if isinstance(t, Tensor) and not t.ndim else t
@@ -237,7 +240,7 @@ TIME_NAMES = {"t", "time", "times", "timestep", "timesteps"}
 
 
 def _check_call(network: nn.Module) -> None:
-    """Raise where a network's own signature says that it takes the time first."""
+    """Raise if the signature of a network says that it takes the time first."""
     try:
         names = [
             p.name for p in inspect.signature(network.forward).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD
@@ -263,7 +266,7 @@ def attach(
     initial_log_alpha: float = -3.0,
     seed: int = 0,
 ) -> Field:
-    """Gives a velocity network a noise model, and leaves it as its author wrote it.
+    """Attach a noise model to a velocity network, which itself is not changed.
 
     >>> from fmwc.networks import MLP
     >>> net = MLP(dim=2, hidden=16, depth=2)
@@ -274,16 +277,16 @@ def attach(
 
     Arguments:
         network: Any module called as `network(x, t, **cond)`.
-        include, exclude: Glob patterns, or one, over the names of its linear and convolution layers.
-        space: The shape of one sample (one number for a vector), or a space; learned from the first data if not given.
+        include, exclude: One or several glob patterns over the names of its linear and convolution layers.
+        space: The shape of one sample (one number for a vector), or a space; taken from the first data if not given.
         prior_rate: The prior rate p of the KL.
         width: The width of the inference networks.
         kl_factor: The leading factor of the KL; 1 is the paper's formula as printed.
         initial_log_alpha: log α before training.
-        seed: Seeds the first weights of the inference networks.
+        seed: The seed of the initial weights of the inference networks.
     """
     if not isinstance(network, nn.Module):
-        raise UsageError(f"noise is attached to the layers of a torch module, got {type(network).__name__}")
+        raise UsageError(f"network must be a torch module, got {type(network).__name__}")
     _check_call(network)
     include, exclude = ((names,) if isinstance(names, str) else names for names in (include, exclude))
     device = torch.get_default_device()
