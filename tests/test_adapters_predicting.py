@@ -302,7 +302,7 @@ def test_what_guidance_cannot_do_is_said():
     field, x, cond = made("points")
     with pytest.raises(UsageError, match="means no condition"):
         Guided(Classes())
-    with pytest.raises(UsageError, match="'y', which was not given"):
+    with pytest.raises(UsageError, match="needs the condition 'y'"):
         field(x, 0.3)
     with pytest.raises(UsageError, match="a tensor with a row per sample"):
         field(x, 0.3, y=1)

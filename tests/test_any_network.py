@@ -210,7 +210,7 @@ class Held(nn.Module):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: fmwc.attach(lambda x, t: x), "layers of a torch module, got function"),
+        (lambda: fmwc.attach(lambda x, t: x), "must be a torch module, got function"),
         (lambda: fmwc.attach(Held()), "its weights are in GRU"),
         (lambda: fmwc.attach(MLP(2, 8, 2), include=[]), "include is empty; the layers are"),
     ],

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -94,16 +95,19 @@ def _sync(folder: Path) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
+    """Write bytes atomically; return the path."""
     with written(path) as file:
         file.write(content)
     return path
 
 
 def write_text(path: Path, content: str) -> Path:
+    """Write UTF-8 text atomically; return the path."""
     return write_bytes(path, content.encode())
 
 
 def write_json(path: Path, content: Any) -> Path:
+    """Write JSON atomically; raise if it holds NaN or infinity."""
     return write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -142,7 +146,7 @@ def read_tensors(path: Path, schema: Check, what: str) -> tuple[dict[str, Tensor
 
 
 class Folder:
-    """A folder while a run owns it.
+    """A folder that a run owns.
 
     Attributes:
         path: The folder.
@@ -152,7 +156,7 @@ class Folder:
 
     def __init__(self, path: Path, by: str, identity: Mapping[str, Any] | None, outer: Folder | None = None) -> None:
         self.path, self.by, self.identity = path, by, None if identity is None else plain(identity)
-        self.outer = outer  # the claim around this one
+        self.outer = outer  # the enclosing claim
         self.resumed = self.finished = False
         self.files: set[str] = set()
         self.before: set[str] = set()  # files of an earlier run, which this one replaces
@@ -173,9 +177,13 @@ class Folder:
                     f"{shown(self.path / name)} is not a file of fmwc {self.by} and was not touched; choose another "
                     "--out, or add --force"
                 )
-        if fresh:
-            self.files.update(fresh)
-            self._append({"file": name} for name in fresh)
+        if not fresh:
+            return
+        self.files.update(fresh)
+        with (self.path / MANIFEST).open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps({"file": name}) + "\n" for name in fresh))
+            file.flush()
+            os.fsync(file.fileno())
 
     def discard(self, names: Iterable[str]) -> None:
         """Delete files that runs wrote in this folder, and the subfolders that become empty."""
@@ -201,11 +209,16 @@ class Folder:
             self._begin(finished=True)
 
     def _begin(self, finished: bool = False, stale: Iterable[str] = ()) -> None:
-        owner = {"pid": os.getpid(), "host": socket.gethostname(), "command": " ".join(map(_printable, sys.argv))}
+        owner = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "command": " ".join(shown(word)[:200] for word in sys.argv),
+            "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        }
         head = {
             "by": self.by,
             "identity": self.identity,
-            "owner": {**owner, "since": _now()},
+            "owner": owner,
             "finished": finished,
             "stale" if finished else "before": sorted(stale if finished else self.before),
         }
@@ -215,12 +228,6 @@ class Folder:
             write_text(self.path / MANIFEST, "".join(json.dumps(line) + "\n" for line in lines))
         finally:
             _CLAIM.reset(token)
-
-    def _append(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        with (self.path / MANIFEST).open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(line) + "\n" for line in lines))
-            file.flush()
-            os.fsync(file.fileno())
 
 
 @contextmanager
@@ -318,81 +325,96 @@ def _make(path: Path) -> list[Path]:
 
 def _take_over(folder: Folder, force: bool, resumes: bool, again: bool, adds: Sequence[str]) -> None:
     """Resume, replace, extend or refuse the files in the folder."""
-    path = folder.path
-    head, files = _read_manifest(path / MANIFEST)
-    before, stale = ({name for name in head.get(key) or () if _inside(name)} for key in ("before", "stale"))
-    known = {PurePosixPath(name).parts[0] for name in files | before | stale}
-    others = sorted(
+    path, earlier = folder.path, _read_manifest(folder.path / MANIFEST)
+    present = sorted(
         p.name for p in path.iterdir() if p.name not in (MANIFEST, LOCK) and not _TEMPORARY.fullmatch(p.name)
     )
-    strange = [name for name in others if name not in known]
-    same = head.get("by") == folder.by and folder.identity == head.get("identity")
-    spared = set() if force else {*strange}
-
-    def take(keep: bool, replaced: set[str]) -> None:
-        """Start the run, with the existing files or in place of them."""
-        _clear_temporaries(path, files | before)
-        folder.discard(stale)
-        folder.files, folder.before = (files if keep else set()), replaced
-        folder._begin()
-
-    if adds and (not others or head.get("by") == folder.by or any(any(path.glob(name)) for name in adds) or force):
-        folder.resumed = True
-        return take(True, set())
-    if again and head.get("by") == folder.by:
-        folder.spared = spared
-        return take(False, files | before)
-    if head and not head.get("finished"):
-        if same:
-            folder.spared, folder.resumed = spared, resumes
-            if not resumes:
-                folder.discard(files)
-            return take(resumes, before - files)
-        if not force:
-            raise OutputError(
-                f"{shown(path)} holds an unfinished fmwc {head.get('by')}{_difference(head, folder, ' (', ')')} and "
-                "was not touched; repeat that command to resume it, choose another --out, or add --force to start over"
-            )
-    elif same and head and folder.identity is not None and not force and all((path / name).exists() for name in files):
-        _clear_temporaries(path, files)
-        folder.discard(stale)  # of a run that was killed at its end
-        folder.files, folder.finished = files, True
-        return None
-    if others and not force:
-        what = shown((strange or others)[0])
-        if head and not strange:
-            what = f"fmwc {head.get('by')} was finished there{_difference(head, folder, ': ')}"
+    foreign = [name for name in present if name not in earlier.roots]
+    same_verb = earlier.by == folder.by
+    same = same_verb and earlier.identity == folder.identity
+    kept: set[str] = set()
+    replaced: set[str] = set()
+    if adds and (not present or same_verb or force or any(any(path.glob(pattern)) for pattern in adds)):
+        folder.resumed, kept = True, earlier.files
+    elif again and same_verb:
+        folder.spared, replaced = set() if force else {*foreign}, earlier.files | earlier.before
+    elif earlier.unfinished and same:
+        folder.spared, folder.resumed = set() if force else {*foreign}, resumes
+        kept, replaced = earlier.files if resumes else set(), earlier.before - earlier.files
+        if not resumes:
+            folder.discard(earlier.files)
+    elif earlier.unfinished and not force:
         raise OutputError(
-            f"{shown(path)} is not empty ({what}) and nothing in it was touched; choose another --out, or add --force"
+            f"{shown(path)} holds an unfinished fmwc {earlier.by}{_difference(earlier, folder, ' (', ')')} and was not "
+            "touched; repeat that command to resume it, choose another --out, or add --force to start over"
         )
-    work = {name for name in files if name.startswith(f"{WORK}/")}
-    folder.discard(work)
-    return take(False, files - work | before)
+    elif same and folder.identity is not None and not force and all((path / name).exists() for name in earlier.files):
+        _clear_temporaries(path, earlier.files)
+        folder.discard(earlier.stale)  # of a run that was killed at its end
+        folder.files, folder.finished = earlier.files, True
+        return
+    elif present and not force:
+        content = shown((foreign or present)[0])
+        if earlier.by is not None and not foreign:
+            content = f"fmwc {earlier.by} was finished there{_difference(earlier, folder, ': ')}"
+        raise OutputError(
+            f"{shown(path)} is not empty ({content}) and nothing in it was touched; choose another --out, or add "
+            "--force"
+        )
+    else:
+        work = {name for name in earlier.files if name.startswith(f"{WORK}/")}
+        folder.discard(work)
+        replaced = earlier.files - work | earlier.before
+    _clear_temporaries(path, earlier.files | earlier.before)
+    folder.discard(earlier.stale)
+    folder.files, folder.before = kept, replaced
+    folder._begin()
 
 
-def _difference(head: Mapping[str, Any], folder: Folder, begin: str, end: str = "") -> str:
-    """Describe the difference from the earlier run in the folder, if both have the same verb and an identity."""
-    if head.get("by") != folder.by or not isinstance(head.get("identity"), dict) or folder.identity is None:
-        return ""
-    return begin + (difference(head["identity"], folder.identity) or "some of its files are gone") + end
+@dataclass(frozen=True)
+class _Manifest:
+    """The manifest of an earlier run. `by` is `None` if there is none, or if it cannot be read."""
+
+    by: Any = None
+    identity: Any = None
+    owner: Any = None
+    finished: bool = False
+    files: set[str] = field(default_factory=set)
+    before: set[str] = field(default_factory=set)  # files of a run before it
+    stale: set[str] = field(default_factory=set)  # files that it began to delete when it finished
+
+    @property
+    def unfinished(self) -> bool:
+        return self.by is not None and not self.finished
+
+    @property
+    def roots(self) -> set[str]:
+        """The names in the folder that belong to runs."""
+        return {PurePosixPath(name).parts[0] for name in self.files | self.before | self.stale}
 
 
-def _read_manifest(path: Path) -> tuple[dict[str, Any], set[str]]:
-    """Return the head of a manifest and the files it lists; both empty if it cannot be read."""
+def _read_manifest(path: Path) -> _Manifest:
     try:
         lines = read_text(path, LONGEST_MANIFEST).splitlines()
         head = json.loads(lines[0])
-    except (FmwcError, ValueError, IndexError, RecursionError):
-        return {}, set()
-    if not isinstance(head, dict) or not all(isinstance(head.get(key) or [], list) for key in ("before", "stale")):
-        return {}, set()
+        by, before, stale = head["by"], head.get("before") or [], head.get("stale") or []
+    except (FmwcError, ValueError, IndexError, KeyError, TypeError, AttributeError, RecursionError):
+        return _Manifest()
+    if not isinstance(before, list) or not isinstance(stale, list):
+        return _Manifest()
     files = set()
     for line in lines[1:]:
         with suppress(ValueError, TypeError, KeyError, RecursionError):  # the last line may be cut off
-            name = json.loads(line)["file"]
-            if _inside(name):
-                files.add(name)
-    return head, files
+            files.add(json.loads(line)["file"])
+    names = ({name for name in group if _inside(name)} for group in (files, before, stale))
+    return _Manifest(by, head.get("identity"), head.get("owner"), bool(head.get("finished")), *names)
+
+
+def _difference(earlier: _Manifest, folder: Folder, begin: str, end: str = "") -> str:
+    """Describe the difference from the earlier run in the folder, if both have the same verb and an identity."""
+    if earlier.by != folder.by or not isinstance(earlier.identity, dict) or folder.identity is None:
+        return ""
+    return begin + (difference(earlier.identity, folder.identity) or "some of its files are gone") + end
 
 
 def _below(path: Path, folder: Path) -> bool:
@@ -430,16 +452,8 @@ def _clear_temporaries(folder: Path, files: Iterable[str]) -> None:
 
 
 def _owner(path: Path) -> str:
-    owner = _read_manifest(path / MANIFEST)[0].get("owner")
+    owner = _read_manifest(path / MANIFEST).owner
     if not isinstance(owner, dict):
         return "another process"
-    words = {name: _printable(str(owner.get(name))) for name in ("pid", "host", "command", "since")}
-    return f"process {words['pid']} on {words['host']} ({words['command']}, since {words['since']})"
-
-
-def _printable(text: str) -> str:
-    return shown(text)[:200]
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    pid, host, command, since = (shown(str(owner.get(name)))[:200] for name in ("pid", "host", "command", "since"))
+    return f"process {pid} on {host} ({command}, since {since})"

@@ -159,65 +159,56 @@ def check(value: Any, schema: Check, what: str, error: type[FmwcError] = DataErr
         raise error(f"{what}: {problem}") from problem
 
 
-def _wrong(where: str, wanted: str, value: Any) -> DataError:
+def _wrong(where: str, expected: str, value: Any) -> DataError:
     simple = isinstance(value, (int, float, str))
-    found = "nothing" if value is None else repr(value) if simple else type(value).__name__
-    return DataError(f"{where or 'the content'} must be {wanted}, got {found[:60]}")
+    got = "nothing" if value is None else repr(value) if simple else type(value).__name__
+    return DataError(f"{where or 'the content'} must be {expected}, got {got[:60]}")
+
+
+def _leaf(expected: str, passes: Callable[[Any], bool]) -> Check:
+    """Return the check of a single value."""
+
+    def run(value: Any, where: str) -> Any:
+        if not passes(value):
+            raise _wrong(where, expected, value)
+        return value
+
+    return run
 
 
 def number(low: float = -math.inf, high: float = math.inf, *, open_low: bool = False, open_high: bool = False) -> Check:
     """A finite number in a range."""
-    wanted = "a finite number"
+    expected = "a finite number"
     if low > -math.inf or high < math.inf:
-        wanted += f" in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
+        expected += f" in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
 
-    def run(value: Any, where: str) -> Any:
-        good = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= 1e300
-        if not good or not low <= value <= high or (open_low and value == low) or (open_high and value == high):
-            raise _wrong(where, wanted, value)
-        return value
+    def passes(value: Any) -> bool:
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) <= 1e300:
+            return False
+        return low <= value <= high and not (open_low and value == low) and not (open_high and value == high)
 
-    return run
+    return _leaf(expected, passes)
 
 
 def whole(low: int = 0, high: int = 1 << 62) -> Check:
     """A whole number in a range."""
-
-    def run(value: Any, where: str) -> Any:
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise _wrong(where, f"{low}" if low == high else f"a whole number from {low} to {high}", value)
-        return value
-
-    return run
+    expected = f"{low}" if low == high else f"a whole number from {low} to {high}"
+    return _leaf(expected, lambda v: isinstance(v, int) and not isinstance(v, bool) and low <= v <= high)
 
 
-def boolean(value: Any, where: str) -> Any:
-    """True or false."""
-    if not isinstance(value, bool):
-        raise _wrong(where, "true or false", value)
-    return value
+boolean = _leaf("true or false", lambda v: isinstance(v, bool))
 
 
 def text(longest: int = 10_000, pattern: str = "") -> Check:
     """A string."""
-
-    def run(value: Any, where: str) -> Any:
-        if not isinstance(value, str) or len(value) > longest or (pattern and not re.fullmatch(pattern, value)):
-            raise _wrong(where, f"text like {pattern}" if pattern else f"text of at most {longest} characters", value)
-        return value
-
-    return run
+    expected = f"text like {pattern}" if pattern else f"text of at most {longest} characters"
+    fits = re.compile(pattern or ".*", 0 if pattern else re.DOTALL).fullmatch
+    return _leaf(expected, lambda v: isinstance(v, str) and len(v) <= longest and fits(v) is not None)
 
 
 def choice(*names: str) -> Check:
     """One of some strings."""
-
-    def run(value: Any, where: str) -> Any:
-        if not isinstance(value, str) or value not in names:
-            raise _wrong(where, f"one of {', '.join(names)}", value)
-        return value
-
-    return run
+    return _leaf(f"one of {', '.join(names)}", lambda v: isinstance(v, str) and v in names)
 
 
 def optional(inner: Check) -> Check:
@@ -232,10 +223,10 @@ def array(inner: Check, least: int = 0, most: int = 1_000_000, *, rising: bool =
         if not isinstance(value, list) or not least <= len(value) <= most:
             size = f"{len(value)} entries" if isinstance(value, list) else value
             raise _wrong(where, f"a list of {least} to {most} entries", size)
-        found = [inner(item, f"{where}[{i}]") for i, item in enumerate(value)]
-        if rising and any(b < a for a, b in pairwise(found)):
+        items = [inner(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        if rising and any(b < a for a, b in pairwise(items)):
             raise DataError(f"{where or 'the list'} must be sorted")
-        return found
+        return items
 
     return run
 
@@ -270,13 +261,13 @@ def record(needed: Mapping[str, Check], may: Mapping[str, Check] | None = None, 
             raise _wrong(where, "an object", value)
         if missing := [key for key in needed if key not in value]:
             raise DataError(f"{where or 'the content'} lacks '{missing[0]}'")
-        if not more and (strange := [key for key in value if key not in needed and key not in (may or {})]):
-            raise DataError(f"{where or 'the content'} has an unknown entry '{strange[0][:60]}'")
-        found = dict(value)
+        if not more and (unknown := [key for key in value if key not in needed and key not in (may or {})]):
+            raise DataError(f"{where or 'the content'} has an unknown entry '{unknown[0][:60]}'")
+        checked = dict(value)
         for key, inner in {**{k: optional(c) for k, c in (may or {}).items()}, **needed}.items():
             if key in value:
-                found[key] = inner(value[key], f"{where}.{key}" if where else key)
-        return found
+                checked[key] = inner(value[key], f"{where}.{key}" if where else key)
+        return checked
 
     return run
 
