@@ -1,11 +1,12 @@
-"""What is drawn from a field of crystals, and how well confidence finds the good ones among them.
+"""Sampling of crystals for the experiment, and measures of how well confidence finds the good ones.
 
-Drawing takes a GPU; judging takes pymatgen and an energy model, which need not be on the same machine.
+Sampling needs a GPU; judging needs pymatgen and an energy model. The two can run on different machines.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -49,41 +50,40 @@ __all__ = [
 
 KS = (1, 5, 10, 25, 50, 100, 250, 500)  # Hutchinson probes (tab:hutchinson-full)
 TRAJECTORIES = 5
-# eV/atom above the hull that counts as good.
-THRESHOLDS = {"0.0": STABLE, "0.05": 0.05, "0.1": METASTABLE, "0.2": 0.2}
-FEWEST_ALIKE = 8  # crystals of one size for a correlation among them
-FEWEST = 10  # of each class that a head is fitted on
-TOP = (0.05, 0.10)  # the surest shares whose precision is reported
+THRESHOLDS = {"0.0": STABLE, "0.05": 0.05, "0.1": METASTABLE, "0.2": 0.2}  # largest eV/atom above the hull
+FEWEST_ALIKE = 8  # crystals of one size, for a correlation among them
+FEWEST = 10  # samples of each class, to fit a head
+TOP = (0.05, 0.10)  # shares of the surest samples whose precision is reported
 # Every score of all channels together (`all/score`), and of each channel.
 EVERY_SCORE = {
     **{f"all/{name}": name for name in (*SCORES, SCORE)},
     **{f"{c}/{name}": f"{c}/{name}" for c in CHANNELS for name in SCORES},
 }
 
-# ---- drawing ---------------------------------------------------------------------------------------------------------
+# ---- sampling --------------------------------------------------------------------------------------------------------
 
 
 def run_batch(device: torch.device) -> int:
-    """Return how many crystals are integrated together where a reading holds every activation."""
+    """Return the batch size for estimators that keep every activation."""
     return min(1_250, batch_for(device))
 
 
 def draw_linearised(recipe: Mp20, field: Field, count: int, seed: int, **options: Any) -> Trajectory:
-    """Draw the run that most numbers are from: variance at every step."""
+    """Sample with the variance at every step; most numbers are computed from this run."""
     config = options.pop("config", SamplingConfig()).with_defaults(batch=run_batch(field.device))
     options = {"confidence": Linearised(2), "schedule": Schedule.every(1), "config": config, **options}
     return recipe.draw(field, count, seed, **options).compact()
 
 
 def draw_diagonal(recipe: Mp20, field: Field, count: int, seed: int) -> Trajectory:
-    """Draw with the paper's estimator, at every fifth step."""
+    """Sample with the paper's estimator, at every fifth step."""
     config = SamplingConfig(record="total", batch=min(625, batch_for(field.device)))
     schedule = Schedule.every(EVERY)
     return recipe.draw(field, count, seed, confidence=Diagonal(), schedule=schedule, config=config).compact()
 
 
 def draw_dispersion(recipe: Mp20, field: Field, run: Trajectory, k: int = TRAJECTORIES) -> Tensor:  # -> (B,)
-    """Return the dispersion of the ends of k stochastic trajectories from the same start."""
+    """Return the dispersion of the end points of k stochastic trajectories from the same start."""
     options: dict[str, Any] = {"steps": recipe.steps, "cond": run.cond}
     options["config"] = SamplingConfig(batch=batch_for(field.device))
     ends = stochastic_ends(field, run.x0, k, seed=run.seed % 2**20, space=recipe.space(), **options)
@@ -102,28 +102,27 @@ def sweep(
     """Compute Hutchinson's divergence with K probes, an independent reference, and variances, at the same states.
 
     Returns `(R, B)` tensors: `k1` … `k500`, `reference` with as many probes as the largest K, and `name.channel` for
-    every estimator and channel.
+    each estimator and channel.
     """
     run = recipe.draw(field, count, seed, confidence=None, config=SamplingConfig(keep_states=True))
     assert run.states is not None
-    found: dict[str, list[Tensor]] = {}
+    rows: dict[str, list[Tensor]] = defaultdict(list)
     for step in range((recipe.steps - 1) % every, recipe.steps, every):
         x, t = run.states[step], run.grid[step]
         single = estimates(field, x, t, 2 * max(ks), seed=seed, cond=run.cond)
         for k in ks:
-            found.setdefault(f"k{k}", []).append(single[:k].mean(0))
-        found.setdefault("reference", []).append(single[max(ks) :].mean(0))
+            rows[f"k{k}"].append(single[:k].mean(0))
+        rows["reference"].append(single[max(ks) :].mean(0))
         for name, estimator in estimators.items():
             moments = field.moments(x, t, estimator, seed=seed, cond=run.cond)
             means = channels(moments.mean)
             for channel, var in channels(moments.var).items():
-                total = var.expand_as(means[channel]).flatten(1).sum(1)
-                found.setdefault(f"{name}.{channel}", []).append(total)
-    return {name: torch.stack(values).cpu() for name, values in found.items()}
+                rows[f"{name}.{channel}"].append(var.expand_as(means[channel]).flatten(1).sum(1))
+    return {name: torch.stack(values).cpu() for name, values in rows.items()}
 
 
 class _Counter(TorchDispatchMode):
-    """Counts FLOPs as torch's own counter does, which does not see through a gradient requested explicitly."""
+    """A counter of FLOPs. Torch's own counter misses gradients that are requested explicitly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,19 +147,19 @@ def flops(recipe: Mp20, field: Field, estimators: Mapping[str, Estimator], count
         return counter.total / count
 
     with torch.no_grad():
-        found = {"plain": counted(lambda: field(x, t, **run.cond))}
+        costs = {"plain": counted(lambda: field(x, t, **run.cond))}
     for k in (1, 2):
-        found[f"hutchinson_{k}"] = counted(partial(divergence, field, x, t, k, seed=0, cond=run.cond))
+        costs[f"hutchinson_{k}"] = counted(partial(divergence, field, x, t, k, seed=0, cond=run.cond))
     for name, estimator in estimators.items():
-        found[name] = counted(partial(field.moments, x, t, estimator, seed=0, cond=run.cond))
-    return found
+        costs[name] = counted(partial(field.moments, x, t, estimator, seed=0, cond=run.cond))
+    return costs
 
 
-# ---- numbers of what was drawn ---------------------------------------------------------------------------------------
+# ---- measures of runs ------------------------------------------------------------------------------------------------
 
 
 def quality_of(judgement: Judgement) -> dict[str, Any]:
-    """Return every share over all structures and the mean energy above the hull of those judged, with intervals."""
+    """Return shares over all structures, and the mean energy above the hull of those judged, with intervals."""
     columns = {"mean_e_above_hull": np.array(judgement["e_above_hull"], float)}
     shares = ("distances_ok", "valid", "unique", "novel", "stable", "metastable", "sun", "msun")
     columns |= {f"{n}_share": np.array(judgement[n], float) for n in shares if None not in judgement[n]}
@@ -174,22 +173,23 @@ def quality_of(judgement: Judgement) -> dict[str, Any]:
 
 
 def lift_of(score: Tensor | np.ndarray, good: np.ndarray, *, intervals: bool = False) -> dict[str, Any]:
-    """Return how well a score, high = doubtful, finds the good samples, which are the positive class.
+    """Measure how well a score (high = doubtful) finds the good samples, which are the positive class.
 
-    AUPRC, its floor (their share), the lift over it, and the share of good ones among the surest.
+    Returns the AUPRC, the share of good samples (the AUPRC of a random order), the lift (the ratio of the two), and
+    the share of good ones among the surest.
     """
     doubt = np.asarray(score, float)
     area, curve = auprc(-doubt, good), retention(doubt, good)
-    found: dict[str, Any] = {"auprc": area, "prevalence": float(good.mean()), "lift": area / float(good.mean())}
-    found |= {f"precision_{share:.0%}": curve.at(share) for share in TOP}
+    measures: dict[str, Any] = {"auprc": area, "prevalence": float(good.mean()), "lift": area / float(good.mean())}
+    measures |= {f"precision_{share:.0%}": curve.at(share) for share in TOP}
     if intervals:
 
         def lift(index: np.ndarray) -> float:
             some = good[index]
             return auprc(-doubt[index], some) / some.mean() if some.any() else math.nan
 
-        found["lift_interval"] = bootstrap(lift, len(good))
-    return found
+        measures["lift_interval"] = bootstrap(lift, len(good))
+    return measures
 
 
 def lifts(run: Trajectory, good: np.ndarray) -> dict[str, dict[str, Any]]:
@@ -201,36 +201,36 @@ def lifts(run: Trajectory, good: np.ndarray) -> dict[str, dict[str, Any]]:
 def heads(run: Trajectory, good: np.ndarray, label_free: Tensor) -> dict[str, dict[str, Any]]:
     """Return the lift of learned heads and of a label-free score on the second half of a run.
 
-    Empty if there are too few samples of a class to fit a head, or too few good ones to find.
+    The result is empty if a class has too few samples to fit a head, or if there are too few good ones to find.
     """
     half = len(good) // 2
     if min(np.bincount(good[:half], minlength=2).min(), good[half:].sum()) < FEWEST:
         return {}
-    found = evaluate_heads(run, ~good, lambda score, bad: lift_of(score, ~bad, intervals=True))
-    return {**found, "label_free": lift_of(label_free[half:], good[half:], intervals=True)}
+    measures = evaluate_heads(run, ~good, lambda score, bad: lift_of(score, ~bad, intervals=True))
+    return {**measures, "label_free": lift_of(label_free[half:], good[half:], intervals=True)}
 
 
 def evaluate_run(run: Trajectory, judgement: Judgement) -> dict[str, Any]:
-    """Return how good a run's structures are, and how well its variance finds the good ones."""
+    """Measure how good a run's structures are, and how well its variance finds the good ones."""
     good, above = judgement.good, np.array(judgement["e_above_hull"], float)
-    found: dict[str, Any] = {"quality": quality_of(judgement)}
+    measures: dict[str, Any] = {"quality": quality_of(judgement)}
     if not 0 < good.sum() < len(good):
-        return found
-    own, size = run.score(SCORE).cpu(), run.cond["atoms"].cpu().double()
+        return measures
+    score, size = run.score(SCORE).cpu(), run.cond["atoms"].cpu().double()
     elements = np.array([len({*c.numbers.tolist()}) for c in judgement.candidates])
     return {
-        **found,
-        "own": lift_of(own, good, intervals=True),
+        **measures,
+        "own": lift_of(score, good, intervals=True),
         "linearised": lifts(run, good),
-        "heads": heads(run, good, own),
-        "thresholds": {name: lift_of(own, above <= e) for name, e in THRESHOLDS.items() if (above <= e).any()},
+        "heads": heads(run, good, score),
+        "thresholds": {name: lift_of(score, above <= e) for name, e in THRESHOLDS.items() if (above <= e).any()},
         "baselines": {"atoms": lift_of(size, good), "elements": lift_of(elements, good)},
-        "beyond size": lift_of(_beyond(own, size), good, intervals=True),
+        "beyond size": lift_of(_beyond(score, size), good, intervals=True),
     }
 
 
 def _beyond(score: Tensor, size: Tensor) -> Tensor:
-    """What a score says that the number of atoms does not: the residual of a parabola in their logarithms."""
+    """Return a score without the part that the number of atoms predicts, by a parabola in their logarithms."""
     x, y = size.log().numpy(), score.double().clamp_min(1e-12).log().numpy()
     degree = min(2, len(np.unique(x)) - 1)
     return torch.as_tensor(y - np.polyval(np.polyfit(x, y, degree), x))
@@ -242,25 +242,18 @@ def hutchinson_rows(
     """Return the agreement of Hutchinson's estimate with K probes, and of variances, with the independent reference.
 
     Arguments:
-        units: What a channel's variance is multiplied by in the sum over channels.
+        units: The weight of each channel's variance in the sum over channels.
     """
     reference = sweep["reference"]
     rows: list[dict[str, Any]] = []
 
     def add(name: str, k: int | None, value: Tensor, cost: float) -> None:
-        found = agreement(value.abs(), reference)
-        rows.append(
-            {
-                "name": name,
-                "K": k,
-                "flops": cost,
-                "per_step_spearman": found.spearman_step,
-                "per_step_pearson": found.pearson_step,
-                "integrated_spearman": found.spearman,
-                "integrated_pearson": found.pearson,
-                "within_size_spearman": _within_size(value.abs().sum(0), reference.abs().sum(0), sweep.get("atoms")),
-            }
-        )
+        correlation = agreement(value.abs(), reference)
+        row = {"name": name, "K": k, "flops": cost, "per_step_spearman": correlation.spearman_step}
+        row |= {"per_step_pearson": correlation.pearson_step, "integrated_spearman": correlation.spearman}
+        row["integrated_pearson"] = correlation.pearson
+        row["within_size_spearman"] = _within_size(value.abs().sum(0), reference.abs().sum(0), sweep.get("atoms"))
+        rows.append(row)
 
     probe = flops["hutchinson_2"] - flops["hutchinson_1"]
     for name in sorted((n for n in sweep if n.startswith("k")), key=lambda n: int(n[1:])):
@@ -271,7 +264,7 @@ def hutchinson_rows(
         add(estimator, None, torch.stack([v * units.get(c, 1.0) for c, v in parts.items()]).sum(0), flops[estimator])
         for channel, value in parts.items():
             add(f"{estimator}, {channel}", None, value, flops[estimator])
-    if "atoms" in sweep:  # how much two sums over atoms correlate by the number of atoms alone
+    if "atoms" in sweep:  # two sums over atoms correlate by the number of atoms alone
         add("number of atoms", None, sweep["atoms"].expand_as(reference), 0.0)
     return rows
 

@@ -1,6 +1,7 @@
-"""Reproduce the paper's crystal columns: tasks that train, draw or read, each kept when it is done.
+"""Reproduce the paper's crystal columns by tasks that train, sample or evaluate; finished tasks are not repeated.
 
-Training and drawing take a GPU, judging takes pymatgen and an energy model: `--only` runs each where it can be run.
+Training and sampling need a GPU, judging needs pymatgen and an energy model. `--only` selects the tasks to run, so that
+they can run on different machines.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ from fmwc.sampling import SamplingConfig, Trajectory
 __all__ = ["DRAWS", "READINGS", "SAMPLERS", "reproduce"]
 
 ESTIMATORS: dict[str, Any] = {"linearised": Linearised(16), "diagonal": Diagonal()}
-# Steps and anti-annealing, besides the recipe's own.
+# Numbers of steps and anti-annealing, in addition to those of the recipe.
 SAMPLERS = ((20, 20.0), (50, 0.0), (50, 3.0), (50, 80.0), (100, 20.0), (200, 20.0))
-FEW = 200  # crystals where a reading takes a thousand backward passes
+FEW = 200  # crystals of the sweep, which needs a thousand backward passes per step
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a task works with."""
+    """The arguments of a task."""
 
     networks: Networks
     seed: int
@@ -72,7 +73,7 @@ class Context:
 
     @property
     def fresh(self) -> int:
-        """A seed that was not used to choose anything."""
+        """The seed of the evaluation, which was not used to choose anything."""
         return derive(self.seed, "evaluation") % 2**31
 
     def file(self, name: str) -> Path:
@@ -82,19 +83,19 @@ class Context:
         return Trajectory.load(self.file(name))
 
     def judged(self, name: str, run: Trajectory) -> Judgement:
-        """Judge a run, and write the judgement as a table."""
-        found = judge(crystals_of(run), training=self.recipe.crystals(), calculator=self.calculator)
-        write_text(self.out / "judged" / f"{name}-{self.seed}.csv", Table.from_columns(found.columns).csv())
-        return found
+        """Judge a run and write the judgement as a table."""
+        judgement = judge(crystals_of(run), training=self.recipe.crystals(), calculator=self.calculator)
+        write_text(self.out / "judged" / f"{name}-{self.seed}.csv", Table.from_columns(judgement.columns).csv())
+        return judgement
 
 
 def draw_field(context: Context, kind: str) -> dict[str, Any]:
-    """Draw the runs of a field, and check that confidence does not change what is drawn."""
+    """Draw the runs of a field, and check that confidence does not change the samples."""
     recipe, count, fresh = context.recipe, context.count, context.fresh
     field = getattr(context.networks, kind)(context.seed)
     run = draw_linearised(recipe, field, count, fresh)
-    # In the same batches, because sums in another order round differently. Sums on a GPU have no fixed order at all,
-    # so the difference is stated next to that of two runs of the plain flow.
+    # The same batches are needed because sums in another order round differently. On a GPU, sums have no fixed order,
+    # so the difference is recorded next to that of two runs of the plain flow.
     options = {"confidence": None, "config": SamplingConfig(batch=run_batch(field.device))}
     plain, twice = (recipe.draw(field.network, count, fresh, **options) for _ in range(2))
     difference, of_plain = (
@@ -105,23 +106,23 @@ def draw_field(context: Context, kind: str) -> dict[str, Any]:
     spread = {"dispersion": draw_dispersion(recipe, field, run, context.draws).cpu()}
     write_bytes(context.file(f"{kind}-dispersion"), save(spread))
     trained = context.networks.steps("joint" if kind == "joint" else "flow", context.seed)
-    found = {"bit_for_bit": difference == 0, "largest_difference": difference, "plain_twice": of_plain}
-    return {"trained": trained, **found}
+    check = {"bit_for_bit": difference == 0, "largest_difference": difference, "plain_twice": of_plain}
+    return {"trained": trained, **check}
 
 
 def draw_sweep(context: Context) -> None:
-    """Compute divergences and variances at the same states, and what each costs."""
+    """Compute divergences and variances at the same states, and the cost of each."""
     field, few = context.networks.retrofit(context.seed), context.few
-    found = sweep(context.recipe, field, few, context.fresh, ESTIMATORS, context.ks)
-    found["atoms"] = field.network.draw_sizes(few, derive(context.fresh, "atoms")).float()
-    write_bytes(context.file("sweep"), save({k: v.contiguous() for k, v in found.items()}))
+    values = sweep(context.recipe, field, few, context.fresh, ESTIMATORS, context.ks)
+    values["atoms"] = field.network.draw_sizes(few, derive(context.fresh, "atoms")).float()
+    write_bytes(context.file("sweep"), save({k: v.contiguous() for k, v in values.items()}))
     estimators = {**ESTIMATORS, "linearised, 1 probe a channel": Linearised(1)}
     counted = flops(context.recipe, field, estimators, min(32, few))
     write_json(context.file("sweep").with_suffix(".json"), counted)
 
 
 def draw_samplers(context: Context) -> None:
-    """Draw from the same flow with more or fewer steps, and with more or less anti-annealing."""
+    """Sample the same flow with other numbers of steps and other anti-annealing."""
     field = context.networks.retrofit(context.seed)
     for steps, anneal in SAMPLERS:
         recipe = replace(context.recipe, steps=steps, anneal=anneal)
@@ -131,17 +132,17 @@ def draw_samplers(context: Context) -> None:
 
 
 def read_field(context: Context, kind: str) -> dict[str, Any]:
-    """Compute the numbers of a field's runs."""
+    """Evaluate the runs of a field."""
     run, diagonal = context.run(kind), context.run(f"{kind}-diagonal")
     judgement = context.judged(kind, run)
     drawn = read_result(result_file(context.out, context.seed, f"draw-{kind}"))["numbers"]
-    found: dict[str, Any] = {**evaluate_run(run, judgement), **drawn}
-    if "own" not in found:  # all good, or all bad
-        return found
+    numbers: dict[str, Any] = {**evaluate_run(run, judgement), **drawn}
+    if "own" not in numbers:  # all good, or all bad
+        return numbers
     good = judgement.good
     spread = read_safetensors(context.file(f"{kind}-dispersion"), error=CheckpointError)[0]["dispersion"]
     return {
-        **found,
+        **numbers,
         "every_5th": lifts(thinned(run, EVERY), good),
         "diagonal": lifts(diagonal, good),
         "dispersion": lift_of(spread, good),
@@ -150,24 +151,24 @@ def read_field(context: Context, kind: str) -> dict[str, Any]:
 
 
 def read_retrofit(context: Context) -> dict[str, Any]:
-    """Compute the numbers of FM + retrofit, and of the sampler's options."""
-    found: dict[str, Any] = {**read_field(context, "retrofit"), "sampler": {}}
+    """Evaluate FM + retrofit, and the options of the sampler."""
+    numbers: dict[str, Any] = {**read_field(context, "retrofit"), "sampler": {}}
     for steps, anneal in SAMPLERS:
         run = context.run(f"sampler-{steps}-{anneal:g}")
         judgement = context.judged(f"sampler-{steps}-{anneal:g}", run)
         row: dict[str, Any] = {"quality": quality_of(judgement)}
         if 0 < (good := judgement.good).sum() < len(good):
             row["own"] = lift_of(run.score(SCORE), good)
-        found["sampler"][f"{steps} steps, anneal {anneal:g}"] = row
-    return found
+        numbers["sampler"][f"{steps} steps, anneal {anneal:g}"] = row
+    return numbers
 
 
 def read_hutchinson(context: Context) -> list[dict[str, Any]]:
-    """Compute how well variances and Hutchinson's estimate agree with the divergence."""
-    found: dict[str, Tensor] = read_safetensors(context.file("sweep"), error=CheckpointError)[0]
+    """Measure how well variances and Hutchinson's estimate agree with the divergence."""
+    values: dict[str, Tensor] = read_safetensors(context.file("sweep"), error=CheckpointError)[0]
     units = {name: channel.weight for name, channel in context.recipe.space().channels.items()}
     counted = read_json(context.file("sweep").with_suffix(".json"), anything, error=CheckpointError)
-    return hutchinson_rows(found, counted, units)
+    return hutchinson_rows(values, counted, units)
 
 
 DRAWS: dict[str, Callable[[Context], Any]] = {
@@ -197,20 +198,20 @@ def reproduce(
     ks: tuple[int, ...] = KS,
     say: Say = print,
 ) -> list[Path]:
-    """Fill `out/cells`, and keep networks in `out/models` and runs in `out/draws`; return the result files.
+    """Run the tasks and return the result files in `out/cells`; networks are in `out/models`, runs in `out/draws`.
 
     Arguments:
         recipe: The sizes and the schedule.
-        seeds: Seeds of the networks; the seed of the crystals is derived from it and was not used to choose anything.
-        count: Crystals per reading.
-        draws: Stochastic trajectories of the dispersion.
+        seeds: Seeds of the networks. The seed of the crystals is derived from it and was not used to choose anything.
+        count: The number of crystals per run.
+        draws: The number of stochastic trajectories of the dispersion.
         only: Tasks to run, such as `flow:0,draw:retrofit`; all if empty.
         calculator: The energy model that judges.
-        few, ks: Crystals and Hutchinson probes of the sweep.
+        few, ks: Numbers of crystals and of Hutchinson probes of the sweep.
     """
     chosen = parse_tasks(only, {"draw": DRAWS, "read": READINGS}, ("flow", "retrofit", "joint"))
     if count < 1 or draws < 2:
-        raise UsageError(f"a reading takes at least 1 crystal and 2 trajectories, got {count} and {draws}")
+        raise UsageError(f"give at least 1 crystal and 2 trajectories, not {count} and {draws}")
     networks = Networks(recipe, out / "models", device, say)
     for verb, name in chosen:
         if verb not in ("draw", "read"):
@@ -220,8 +221,8 @@ def reproduce(
     paths = []
     for seed in seeds:
         context = Context(networks, seed, count, draws, out, calculator, min(few, count), ks)
-        kept = identity_of(recipe, "", ("references",))
-        settings = {"samples": count, "draws": draws, "few": context.few, "recipe": kept, "data": networks.data}
+        sizes = identity_of(recipe, "", ("references",))
+        settings = {"samples": count, "draws": draws, "few": context.few, "recipe": sizes, "data": networks.data}
         for name in (name for verb, name in chosen if verb == "draw"):
             run_task(result_file(out, seed, f"draw-{name}"), partial(DRAWS[name], context), seed, settings, device, say)
         settings = {**settings, "calculator": calculator}
