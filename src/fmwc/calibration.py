@@ -191,7 +191,7 @@ def fit_confidence(
     classes, ids = _classes(given, space, count, data is not None)
     within = classes[0] if len(classes) == 1 else ""
     count = max(count, FEWEST * len(given[within].unique())) if within else count
-    drawn = {name: value.to(device) for name, value in _pilot_conditions(given, within, count).items()}
+    drawn = {name: value.to(device) for name, value in pilot_conditions(given, within, count).items()}
     checks = _checks(field, data if keep_data else None, given, within, evaluations, steps, features)
     reads = None if labels is None else default_estimator(space)
     old, field.reference = field.reference, None
@@ -322,7 +322,7 @@ def _classes(cond: Mapping[str, Tensor], space: Space, count: int, of_data: bool
     return classes, ids
 
 
-def _pilot_conditions(cond: Mapping[str, Tensor], within: str, count: int) -> dict[str, Tensor]:
+def pilot_conditions(cond: Mapping[str, Tensor], within: str, count: int) -> dict[str, Tensor]:
     """Return conditions of the data for the pilot: each class equally often, however rare it is."""
     if not cond:
         return {}
