@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.common.comparisons import PosteriorTrace, StateSensitivity
 from experiments.common.evaluation import dispersion_agreement, evaluate_heads, fidelity, scores_of
-from fmwc.baselines import PosteriorTrace, StateSensitivity, dispersion, stochastic_ends
+from fmwc.baselines import dispersion, stochastic_ends
 from fmwc.estimators import Diagonal, Linearised
 from fmwc.field import Field
 from fmwc.metrics.divergence import agreement, along

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from experiments.checkerboard.evaluate import RIVALS, auprcs, decoders, evaluate_field, main_numbers
+from experiments.common.comparisons import HeteroscedasticVariance
 from experiments.common.store import MEMBERS, SHARED, Networks, Say, run_task
-from fmwc.baselines import HeteroscedasticVariance, dispersion, ensemble_ends, stochastic_ends
+from fmwc.baselines import dispersion, ensemble_ends, stochastic_ends
 from fmwc.estimators import Linearised
 from fmwc.metrics.points import misplaced, misplacement, symmetric_kl
 from fmwc.metrics.ranking import auprc

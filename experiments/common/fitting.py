@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fmwc.baselines import Dropout, HeteroscedasticHead, nll
+from experiments.common.comparisons import HeteroscedasticHead, nll
+from fmwc.baselines import Dropout
 from fmwc.flow import flow_matching_loss
 from fmwc.identity import digest_tensors
 from fmwc.randomness import Stream

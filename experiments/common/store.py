@@ -14,8 +14,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 from torch import nn
 
+from experiments.common.comparisons import HeteroscedasticHead
 from experiments.common.fitting import fit_dropout, fit_heads, fit_variance
-from fmwc.baselines import Dropout, HeteroscedasticHead
+from fmwc.baselines import Dropout
 from fmwc.checkpoint import about, load
 from fmwc.errors import CheckpointError, FmwcError, MismatchError, UsageError, pick
 from fmwc.files import read_tensors, write_json, write_tensors

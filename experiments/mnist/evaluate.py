@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.common.comparisons import PosteriorTrace, StateSensitivity
 from experiments.common.evaluation import (
     dispersion_agreement,
     evaluate_heads,
@@ -18,7 +19,7 @@ from experiments.common.evaluation import (
     second_half,
     thinned,
 )
-from fmwc.baselines import PosteriorTrace, StateSensitivity, dispersion, stochastic_ends
+from fmwc.baselines import dispersion, stochastic_ends
 from fmwc.data import mnist
 from fmwc.estimators import Diagonal, Linearised
 from fmwc.field import Field

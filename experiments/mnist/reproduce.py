@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from experiments.common.comparisons import HeteroscedasticVariance
 from experiments.common.store import MEMBERS, SHARED, Networks, Say, join_results, parse_tasks, result_file, run_task
 from experiments.mnist.evaluate import RIVALS, Examiner, evaluate_field
-from fmwc.baselines import HeteroscedasticVariance, dispersion, ensemble_ends, stochastic_ends
+from fmwc.baselines import dispersion, ensemble_ends, stochastic_ends
 from fmwc.checkpoint import load_network
 from fmwc.data import mnist
 from fmwc.data.arrays import fingerprint

@@ -25,17 +25,14 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 import fmwc
-from fmwc.baselines import (
-    Dropout,
+from experiments.common.comparisons import (
     HeteroscedasticHead,
     HeteroscedasticVariance,
     PosteriorTrace,
     StateSensitivity,
-    dispersion,
-    ensemble_ends,
     nll,
-    stochastic_ends,
 )
+from fmwc.baselines import Dropout, dispersion, ensemble_ends, stochastic_ends
 from fmwc.checks import Contest, Echo
 from fmwc.data import checkerboard
 from fmwc.estimators import Diagonal, Linearised, MonteCarlo, Tangent

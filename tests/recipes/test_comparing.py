@@ -8,8 +8,8 @@ import torch
 
 import fmwc.training
 from experiments.common import store
+from experiments.common.comparisons import HeteroscedasticVariance
 from experiments.common.store import Networks, check_settings, experiment_of_results, read_results
-from fmwc.baselines import HeteroscedasticVariance
 from fmwc.errors import CheckpointError, MismatchError
 from fmwc.sampling import sample
 from tests.options import arguments

@@ -6,8 +6,9 @@ import json
 import pytest
 import torch
 
+from experiments.common.comparisons import HeteroscedasticHead
 from experiments.common.fitting import fit_dropout, fit_heads, fit_variance
-from fmwc.baselines import Dropout, HeteroscedasticHead
+from fmwc.baselines import Dropout
 from fmwc.checkpoint import about, load
 from fmwc.data.arrays import fingerprint
 from fmwc.errors import CheckpointError, DataError, OutputError

@@ -1,10 +1,16 @@
-"""Rivals against closed forms: linear fields, Gaussian data, and a known variance."""
+"""Scores of other papers against closed forms: linear fields, Gaussian data, and a known variance."""
 
 import pytest
 import torch
 from torch import nn
 
-from fmwc.baselines import HeteroscedasticHead, HeteroscedasticVariance, PosteriorTrace, StateSensitivity, nll
+from experiments.common.comparisons import (
+    HeteroscedasticHead,
+    HeteroscedasticVariance,
+    PosteriorTrace,
+    StateSensitivity,
+    nll,
+)
 from fmwc.errors import UsageError
 from fmwc.flow import euclidean, path_sample
 from fmwc.networks import MLP, UNet
@@ -57,54 +63,54 @@ def test_state_sensitivity_of_an_image_network_is_that_of_its_jacobian():
 
 # ---- random probes --------------------------------------------------------------------------------------------------
 
-RIVALS = (StateSensitivity, PosteriorTrace)
+SCORES = (StateSensitivity, PosteriorTrace)
 
 
-@pytest.mark.parametrize("rival", RIVALS)
-def test_random_probes_converge_to_the_exact_reading_of_an_image(rival):
+@pytest.mark.parametrize("score", SCORES)
+def test_random_probes_converge_to_the_exact_reading_of_an_image(score):
     net = Labelled().double()
     x, t = torch.randn(3, 1, 8, 8, dtype=torch.float64), torch.tensor([0.3, 0.5, 0.8], dtype=torch.float64)
     y = torch.tensor([0, 2, 1])
-    exact = read(rival(), net, x, t, y=y)
+    exact = read(score(), net, x, t, y=y)
     many = 500
     repeated = [v.repeat(many, *[1] * (v.ndim - 1)) for v in (x, t)]
-    single = read(rival(probes=1), net, *repeated, Stream(torch.Generator().manual_seed(0)), y=y.repeat(many))
+    single = read(score(probes=1), net, *repeated, Stream(torch.Generator().manual_seed(0)), y=y.repeat(many))
     assert single.var.shape == (3 * many, 1, 1, 1)
     mean, _, error, _ = statistics(single.var.reshape(many, 3))
     assert_within(mean, exact.var.flatten(), error)
     assert float((error / mean).max()) < 0.05
-    together = read(rival(probes=many), net, x, t, Stream(torch.Generator().manual_seed(1)), y=y)
+    together = read(score(probes=many), net, x, t, Stream(torch.Generator().manual_seed(1)), y=y)
     assert_within(together.var.flatten(), exact.var.flatten(), error)
     torch.testing.assert_close(together.mean, exact.mean)
-    other = read(rival(), net, x, t, y=y.flip(0))
+    other = read(score(), net, x, t, y=y.flip(0))
     assert not torch.allclose(other.var, exact.var)
 
 
-@pytest.mark.parametrize("rival", RIVALS)
-def test_one_probe_is_enough_for_a_diagonal_jacobian(rival):
+@pytest.mark.parametrize("score", SCORES)
+def test_one_probe_is_enough_for_a_diagonal_jacobian(score):
     x, t = torch.randn(3, 1, 8, 8), torch.rand(3)
     scale = torch.linspace(-1, 1, 64).reshape(1, 8, 8)
-    found = read(rival(probes=1), lambda x, t: x * scale, x, t, Stream(torch.Generator().manual_seed(0)))
-    torch.testing.assert_close(found.var, read(rival(), lambda x, t: x * scale, x, t).var)
+    found = read(score(probes=1), lambda x, t: x * scale, x, t, Stream(torch.Generator().manual_seed(0)))
+    torch.testing.assert_close(found.var, read(score(), lambda x, t: x * scale, x, t).var)
 
 
-@pytest.mark.parametrize("rival", RIVALS)
-def test_probes_belong_to_samples_not_to_batches(rival):
+@pytest.mark.parametrize("score", SCORES)
+def test_probes_do_not_depend_on_the_batch(score):
     net, y = Labelled(), torch.arange(7) % 3
-    options = {"steps": 3, "space": (1, 8, 8), "cond": {"y": y}, "confidence": rival(probes=2)}
+    options = {"steps": 3, "space": (1, 8, 8), "cond": {"y": y}, "confidence": score(probes=2)}
     whole, split = (sample(net, 7, **arguments(batch=b, **options)) for b in (64, 3))
     assert whole.var.shape == (3, 7, 1, 1, 1)
     torch.testing.assert_close(whole.var, split.var)
     assert not torch.equal(whole.var, sample(net, 7, **arguments(seed=1, **options)).var)
-    at = read(rival(probes=2), net, torch.zeros(7, 1, 8, 8), torch.full((7,), 0.5), Blocks(0, 0, 7), y=y)
+    at = read(score(probes=2), net, torch.zeros(7, 1, 8, 8), torch.full((7,), 0.5), Blocks(0, 0, 7), y=y)
     assert torch.isfinite(at.var).all()
 
 
-@pytest.mark.parametrize("rival", RIVALS)
+@pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("probes", [0, -3])
-def test_probes_are_none_or_at_least_one(rival, probes):
+def test_probes_are_none_or_at_least_one(score, probes):
     with pytest.raises(UsageError, match=f"at least 1, got {probes}"):
-        rival(probes=probes)
+        score(probes=probes)
 
 
 # ---- posterior trace ------------------------------------------------------------------------------------------------
@@ -139,17 +145,17 @@ def test_posterior_trace_at_the_ends_and_where_it_would_be_negative():
     assert not negative.any()
 
 
-@pytest.mark.parametrize("rival", [StateSensitivity(), PosteriorTrace()], ids=lambda r: type(r).__name__)
-def test_the_sampler_reads_a_rival_like_our_own(rival):
+@pytest.mark.parametrize("score", [StateSensitivity(), PosteriorTrace()], ids=lambda r: type(r).__name__)
+def test_sampler_reads_other_scores(score):
     field = mlp_field()
     plain = sample(field, 4, steps=10, confidence=None)
-    run = sample(field, 4, steps=10, confidence=reader(rival))
+    run = sample(field, 4, steps=10, confidence=reader(score))
     assert torch.equal(run.x, plain.x)
     assert run.var.shape == (10, 4, 1)
     assert run.score("integrated").shape == (4,)
-    bare = sample(field.detach(), 4, steps=10, confidence=reader(rival), config=SamplingConfig(space=(2,)))
+    bare = sample(field.detach(), 4, steps=10, confidence=reader(score), config=SamplingConfig(space=(2,)))
     assert torch.equal(bare.var, run.var)
-    torch.testing.assert_close(run.std[3].square(), 2 * read(rival, field, *states(field, 3))[1][:, 0])
+    torch.testing.assert_close(run.std[3].square(), 2 * read(score, field, *states(field, 3))[1][:, 0])
 
 
 def states(field, step):
@@ -171,7 +177,7 @@ class Fixed(nn.Module):
         return torch.cat([optimal(1.0)(x, t), self.log_var.expand_as(x)], -1)
 
 
-def test_the_likelihood_is_best_at_the_true_variance():
+def test_likelihood_is_best_at_the_true_variance():
     """At fixed velocity, ½[e²/σ² + log σ²] is least where σ² = E[e²]."""
     space, x1 = euclidean((2,)), torch.randn(4000, 2)
     t, x_t, u_t = path_sample(space, x1, Stream(torch.Generator().manual_seed(0)))
@@ -189,7 +195,7 @@ def test_the_likelihood_is_best_at_the_true_variance():
     assert abs(head.network.log_var.grad.item()) < 1e-4
 
 
-def test_two_heads_are_read_by_the_sampler_and_learn():
+def test_heteroscedastic_head_is_read_and_learns():
     head = HeteroscedasticHead(MLP(2, 16, 2, 8, outputs=4))
     x, t = torch.randn(3, 2), torch.rand(3)
     v, log_var = head.both(x, t)
@@ -213,7 +219,7 @@ def test_two_heads_are_read_by_the_sampler_and_learn():
     assert head.device == torch.device("cpu")
 
 
-def test_two_heads_of_an_image_are_its_channels():
+def test_heads_of_an_image_are_its_channels():
     head = HeteroscedasticHead(Labelled(outputs=2))
     x, t, y = torch.randn(3, 1, 8, 8), torch.rand(3), torch.tensor([0, 2, 1])
     both = head.network(x, t, y=y)
@@ -226,7 +232,7 @@ def test_two_heads_of_an_image_are_its_channels():
     assert run.var.shape == (2, 3, 1, 8, 8)
 
 
-def test_the_likelihood_is_given_the_labels():
+def test_likelihood_passes_the_conditions_on():
     head, space, x1 = HeteroscedasticHead(Labelled(outputs=2)), euclidean((1, 8, 8)), torch.randn(3, 1, 8, 8)
 
     def loss(y):
@@ -239,7 +245,7 @@ def test_the_likelihood_is_given_the_labels():
     assert loss(y) != loss(y.flip(0))
 
 
-def test_a_log_variance_is_kept_in_range():
+def test_log_variance_is_clamped():
     head = HeteroscedasticHead(Fixed(50.0))
     assert head.both(torch.zeros(1, 2), torch.zeros(1))[1].max() == 12
     assert all(r.plain_mean for r in (StateSensitivity(), PosteriorTrace(), HeteroscedasticVariance()))
@@ -270,7 +276,7 @@ def grafted(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_grafted_head_has_the_flows_velocity_and_says_one_for_the_variance(kind):
+def test_grafted_head_has_the_velocity_of_the_flow_and_variance_one(kind):
     flow, head, shape, cond = grafted(kind)
     before = {k: v.clone() for k, v in flow.state_dict().items()}
     x, t = torch.randn(12, *shape), torch.rand(12)
@@ -285,7 +291,7 @@ def test_a_grafted_head_has_the_flows_velocity_and_says_one_for_the_variance(kin
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_training_the_variance_alone_leaves_the_velocity_bit_for_bit(kind):
+def test_training_the_variance_alone_does_not_change_the_velocity(kind):
     flow, head, shape, cond = grafted(kind)
     data, space = torch.randn(12, *shape) * 0.1, euclidean(shape)
     x, t = torch.randn(12, *shape), torch.rand(12)
@@ -310,7 +316,7 @@ def test_training_the_variance_alone_leaves_the_velocity_bit_for_bit(kind):
 
 
 @pytest.mark.parametrize("velocity", [True, False])
-def test_without_velocity_its_half_of_the_last_layer_gets_no_gradient(velocity):
+def test_velocity_has_no_gradient_if_only_the_variance_learns(velocity):
     head, space = HeteroscedasticHead(MLP(2, 16, 2, 8, outputs=4)), euclidean((2,))
     nll(head, space, torch.randn(8, 2), Stream(torch.Generator().manual_seed(0)), velocity=velocity).backward()
     gradient = head.network.out.weight.grad
@@ -318,7 +324,7 @@ def test_without_velocity_its_half_of_the_last_layer_gets_no_gradient(velocity):
     assert gradient[2:].any()
 
 
-def test_the_velocity_is_part_of_the_likelihood_either_way():
+def test_likelihood_has_the_same_value_if_only_the_variance_learns():
     head, space, x1 = HeteroscedasticHead(MLP(2, 16, 2, 8, outputs=4)), euclidean((2,)), torch.randn(8, 2)
     values = [nll(head, space, x1, Stream(torch.Generator().manual_seed(0)), velocity=v) for v in (True, False)]
     assert torch.equal(*values)
