@@ -114,8 +114,6 @@ def evaluate(
     from fmwc.provenance import Clock, pick_device, provenance
 
     chosen, where = experiment_of(setting, checkpoint, judge), pick_device(device)
-    if count < 0:
-        raise UsageError(f"-n is at least 1, or 0 for the setting's own number; got {count}")
     clock = Clock(where)
     name, count = checkpoint or setting, count or chosen.domain.count(where)
     field = fmwc.load(name, device=where)

@@ -221,7 +221,10 @@ BAD = {
     ),
     "stepper": (("sample", "checkerboard", "--stepper", "eulr", "--out", "{out}"), "did you mean 'euler'"),
     "keep": (("sample", "checkerboard", "--keep", "1.5", "--out", "{out}"), "(0, 1]"),
-    "steps": (("sample", "checkerboard", "--steps", "0", "--out", "{out}"), "--steps must be between 1"),
+    "steps": (
+        ("sample", "checkerboard", "--steps", "0", "--out", "{out}"),
+        "'--steps': Input should be greater than or equal to 1",
+    ),
     "seeds": (("reproduce", "checkerboard", "--seeds", "a,b", "--out", "{out}"), "whole numbers"),
     "results": (("report", "{out}/nothing"), "unknown checkpoint"),
     "demo's recipe": (("demo", "--set", "hidden=8", "--out", "{out}"), "add --train"),

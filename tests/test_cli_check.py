@@ -183,7 +183,7 @@ BAD = {
     "no class": ({"y": lambda y: None}, (), "no 'y'"),
     "no samples": ({"x": lambda x: None}, (), "no samples"),
     "budget": ({}, ("--evaluations", 9), "at least 10 evaluations"),
-    "negative": ({}, ("--evaluations=-1",), "--evaluations must be between"),
+    "negative": ({}, ("--evaluations=-1",), "'--evaluations': Input should be"),
     "evidence": ({}, ("--evidence", "contset"), "did you mean 'contest'"),
     "checkpoint": ({}, ("--checkpoint", "mnits"), "unknown checkpoint"),
     "other checkpoint": ({}, ("--checkpoint", "checkerboard"), "takes states of shape (B, 2)"),
@@ -271,7 +271,7 @@ def test_the_best_of_candidates_is_the_librarys(run, tmp_path):
     bad = {
         "more than the budget of 9": ("--budget", 9),
         "give only one": ("--budget", 20, "--best-of", 2),
-        "--best-of must be between 1": ("--best-of", 0),
+        "'--best-of': Input should be": ("--best-of", 0),
         "need a score": ("--best-of", 2, "--propagation", "none"),
         "add --check": ("--score", "echo"),
     }

@@ -119,7 +119,7 @@ def test_a_score_is_comparable_between_classes_where_samples_are_enough():
 
 
 BAD = {
-    "extra": (("--extra", 0), "--extra must be between 1"),
+    "extra": (("--extra", 0), "'--extra': Input should be"),
     "share": (("--extra", 2, "--share", 0), "(0, 1]"),
     "before": (("--extra", 2, "--before=-0.1"), "at least 0"),
     "scale": (("--extra", 2, "--scale", "nan"), "at least 0"),

@@ -28,11 +28,11 @@ def stubbed(body: str) -> list[str]:
 # ---- errors ------------------------------------------------------------------------------------------------------
 
 CASES = {
-    "an error nobody thought of": ("raise KeyError('x')", 70, "fmwc: unforeseen KeyError: 'x' (add --debug to see"),
-    "of several lines": ("raise RuntimeError('one\\ntwo')", 70, "fmwc: unforeseen RuntimeError: one (add --debug"),
-    "without a message": ("raise ZeroDivisionError", 70, "fmwc: unforeseen ZeroDivisionError: (add --debug"),
-    "too deep": ("exec('f = lambda: f(); f()', {})", 70, "fmwc: unforeseen RecursionError: maximum recursion depth"),
-    "of memory": ("bytearray(1 << 60)", 70, "fmwc: unforeseen MemoryError"),
+    "an error nobody thought of": ("raise KeyError('x')", 70, "fmwc: unexpected KeyError: 'x' (add --debug for"),
+    "of several lines": ("raise RuntimeError('one\\ntwo')", 70, "fmwc: unexpected RuntimeError: one (add --debug"),
+    "without a message": ("raise ZeroDivisionError", 70, "fmwc: unexpected ZeroDivisionError: (add --debug"),
+    "too deep": ("exec('f = lambda: f(); f()', {})", 70, "fmwc: unexpected RecursionError: maximum recursion depth"),
+    "of memory": ("bytearray(1 << 60)", 70, "fmwc: unexpected MemoryError"),
     "a path": ("open('/no/such\\x1b[31m file')", 2, "fmwc: [Errno 2] No such file or directory: "),
     "ours, of several lines": (
         "import fmwc.errors as e; raise e.DataError('a\\x1b[2J\\nb')", 2, "fmwc: a?[2J b\n"
@@ -61,7 +61,7 @@ def test_debug_shows_the_traceback_too(words, env):
     )
     assert found.returncode == 70
     assert "Traceback" in found.stderr
-    assert found.stderr.splitlines()[-1].startswith("fmwc: unforeseen KeyError")
+    assert found.stderr.splitlines()[-1].startswith("fmwc: unexpected KeyError")
 
 
 def test_a_word_after_two_dashes_is_not_an_option():
@@ -91,7 +91,7 @@ def test_a_signal_ends_the_command_as_ctrl_c_does(number, name):
         out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert out == "left in order\n"
-    assert err == f"fmwc: interrupted ({name}); run the same command again to go on\n"
+    assert err == f"fmwc: interrupted ({name}); run the same command again to resume\n"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no signals to send")
@@ -122,7 +122,7 @@ def test_training_that_is_terminated_leaves_whole_files_only(tmp_path):
         process.terminate()
         _, err = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, err
-    assert err.splitlines()[-1] == "fmwc: interrupted (SIGTERM); run the same command again to go on"
+    assert err.splitlines()[-1] == "fmwc: interrupted (SIGTERM); run the same command again to resume"
     assert "Traceback" not in err
     assert not [*tmp_path.rglob(".fmwc-tmp-*")]
 

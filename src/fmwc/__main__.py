@@ -1,9 +1,8 @@
-"""The `fmwc` command: `python -m fmwc` does the same.
+"""The `fmwc` command; `python -m fmwc` does the same.
 
-Exit codes: 0 for success; 1 where `fmwc judge` could not judge a structure; 2 for wrong input (an option, a file, a
-path); 70 for an error that was not foreseen; 130 after Ctrl-C, and 128 + n after signal n (143 for SIGTERM, 129 for
-SIGHUP, 141 when the reader of a pipe went away). Every error is one line on stderr; `--debug` or `FMWC_DEBUG=1` adds
-the traceback.
+Exit codes: 0 for success; 1 if `fmwc judge` could not judge a structure; 2 for wrong input (an option, a file, a path);
+70 for an unexpected error; 130 after Ctrl-C, and 128 + n after signal n (143 for SIGTERM, 129 for SIGHUP, 141 if the
+reader of a pipe closed it). Every error is one line on stderr; `--debug` or `FMWC_DEBUG=1` adds the traceback.
 """
 
 from __future__ import annotations
@@ -20,14 +19,15 @@ from typing import Any
 
 __all__ = ["Interrupted", "main"]
 
-UNFORESEEN = 70  # EX_SOFTWARE of sysexits.h
+WRONG_INPUT = 2
+UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h
 SIGPIPE = 13
-HINT = " (add --debug to see where)"
+HINT = " (add --debug for the traceback)"
 LONGEST = 2000  # characters of a message that are printed
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal that ends the command as Ctrl-C does: context managers are left in order, and files stay whole.
+    """A signal that ends the command as Ctrl-C does: context managers exit in order, and no file is left incomplete.
 
     Arguments:
         number: The signal.
@@ -39,14 +39,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 def main(module: str = "fmwc.cli", name: str = "fmwc") -> None:
-    """Run a command line and exit: errors are one line on stderr (see the exit codes above).
+    """Run a command line and exit; print an error as one line on stderr.
 
     Arguments:
-        module: The module whose `app` holds the verbs.
-        name: What the command is called in its help.
+        module: The module with the Typer application `app`.
+        name: The name of the command in its help.
     """
-    words, debug = _debugging(sys.argv[1:])
-    for stream in (sys.stdout, sys.stderr):  # a name that the terminal's encoding lacks must not end a run
+    words, debug = _without_debug(sys.argv[1:])
+    for stream in (sys.stdout, sys.stderr):  # text that the terminal's encoding cannot represent must not end a run
         with suppress(AttributeError, ValueError, OSError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
@@ -56,27 +56,26 @@ def main(module: str = "fmwc.cli", name: str = "fmwc") -> None:
     except SystemExit:
         raise
     except KeyboardInterrupt as stop:
-        number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
-        name = str(stop) if isinstance(stop, Interrupted) else "Ctrl-C"
-        code = _end(stop, f"interrupted ({name}); run the same command again to go on", 128 + number, debug)
-    except BrokenPipeError:  # the reader has enough (| head): nothing is wrong, and nobody to tell it to
+        number, reason = (stop.number, str(stop)) if isinstance(stop, Interrupted) else (signal.SIGINT, "Ctrl-C")
+        code = _report(stop, f"interrupted ({reason}); run the same command again to resume", 128 + number, debug)
+    except BrokenPipeError:  # as with `| head`: not an error, and nothing more can be printed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 128 + SIGPIPE
     except BaseException as error:
-        code = _end(error, *_said(error), debug)
+        code = _report(error, *_described(error), debug)
     sys.exit(code)
 
 
-def _debugging(words: Sequence[str]) -> tuple[list[str], bool]:
-    """The words of the command without `--debug`, which may stand anywhere, and whether it was asked for."""
+def _without_debug(words: Sequence[str]) -> tuple[list[str], bool]:
+    """Return the command line without `--debug`, which may stand anywhere, and whether tracebacks are wanted."""
     end = words.index("--") if "--" in words else len(words)
-    kept = [word for word in words[:end] if word != "--debug"]
-    asked = len(kept) < end or os.environ.get("FMWC_DEBUG", "") not in ("", "0")
-    return [*kept, *words[end:]], asked
+    others = [word for word in words[:end] if word != "--debug"]
+    debug = len(others) < end or os.environ.get("FMWC_DEBUG", "") not in ("", "0")
+    return [*others, *words[end:]], debug
 
 
 def _run(words: list[str], module: str, name: str) -> int:
-    """Call the verb; the exit code of one that ends early."""
+    """Run the command; return its exit code."""
     import typer
 
     command: Any = typer.main.get_command(import_module(module).app)
@@ -88,41 +87,39 @@ def _run(words: list[str], module: str, name: str) -> int:
     return 0
 
 
-def _said(error: BaseException) -> tuple[str, int]:
-    """What to say of an error, and the exit code."""
+def _described(error: BaseException) -> tuple[str, int]:
+    """Return the message for an error, and the exit code."""
     from fmwc.errors import FmwcError
 
-    if isinstance(error, FmwcError):
-        return str(error), 2
-    if isinstance(error, OSError):  # a path that cannot be read or written
-        return str(error), 2
+    if isinstance(error, (FmwcError, OSError)):  # an OSError names a path that cannot be read or written
+        return str(error), WRONG_INPUT
     if hasattr(error, "format_message"):  # of click, or of the copy of it inside typer
-        return _usage(error), 2
+        return _usage(error), WRONG_INPUT
     if isinstance(error, ImportError) and (package := (error.name or "").partition(".")[0]) not in ("", "fmwc"):
-        return f"this command needs '{package}'; install it with: pip install 'fmwc[cli]'", 2
+        return f"this command needs '{package}'; install it with: pip install 'fmwc[cli]'", WRONG_INPUT
     first = next(iter(str(error).strip().splitlines()), "")
-    return f"unforeseen {type(error).__name__}: {first}{HINT}", UNFORESEEN
+    return f"unexpected {type(error).__name__}: {first}{HINT}", UNEXPECTED
 
 
 def _usage(error: Any) -> str:
-    """One line for a wrong option or argument."""
+    """Return one line for a wrong option or argument."""
     message = error.format_message().strip()
     context = getattr(error, "ctx", None)
     if context is None:
         return message
     if type(error).__name__ == "NoArgsIsHelpError":
         print(context.get_help(), file=sys.stderr)
-        message = "no verb was given"
+        message = "no command was given"
     return f"{message.rstrip('.')} (see {context.command_path} --help)"
 
 
-def _end(error: BaseException, message: str, code: int, debug: bool) -> int:
-    """Print one line, after the traceback if it was asked for; the exit code."""
+def _report(error: BaseException, message: str, code: int, debug: bool) -> int:
+    """Print one line, after the traceback if it is wanted; return the exit code."""
     if debug:
         traceback.print_exception(error)
     line = " ".join(message.removesuffix(HINT if debug else "").split())
     line = "".join(c if c.isprintable() else "?" for c in line)
-    with suppress(OSError, ValueError):  # nobody listens any more
+    with suppress(OSError, ValueError):  # stderr is closed
         print(f"fmwc: {line[:LONGEST]}", file=sys.stderr, flush=True)
     return code
 
@@ -133,7 +130,7 @@ def _signals() -> Iterator[None]:
     before: dict[int, Any] = {}
 
     def stop(number: int, frame: FrameType | None) -> None:
-        for known in before:  # once is enough: what is being cleaned up must not be interrupted again
+        for known in before:  # a second signal must not interrupt the cleaning up
             signal.signal(known, signal.SIG_IGN)
         raise Interrupted(number)
 
@@ -141,7 +138,7 @@ def _signals() -> Iterator[None]:
         number = getattr(signal, name, None)
         if number is None or signal.getsignal(number) == signal.SIG_IGN:
             continue
-        with suppress(ValueError):  # not in the main thread, which alone can set handlers
+        with suppress(ValueError):  # only the main thread can set handlers
             before[number] = signal.signal(number, stop)
     try:
         yield

@@ -20,13 +20,33 @@ def say_on_stderr(text: str) -> None:
     print(shown(text), file=sys.stderr, flush=True)
 
 
-def _progress(*more: ProgressColumn) -> Progress:
-    """Create a bar on stderr, without markup in descriptions, which may contain a user's names."""
+def _bars(*columns: ProgressColumn) -> Progress:
+    """Create progress bars on stderr, without markup in descriptions, which may contain names chosen by users."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), *more)
-    return Progress(*columns, console=Console(stderr=True, markup=False, emoji=False, highlight=False))
+    standard = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    return Progress(*standard, *columns, console=Console(stderr=True, markup=False, emoji=False, highlight=False))
+
+
+@contextmanager
+def _stages(*columns: ProgressColumn) -> Iterator[Callable[..., None]]:
+    with _bars(*columns) as bars:
+        tasks: dict[str, Any] = {}
+
+        def show(stage: str, done: int, total: int, **numbers: Any) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(shown(stage), total=total, **numbers)
+            bars.update(tasks[stage], completed=done, **numbers)
+
+        yield show
+
+
+@contextmanager
+def stages_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Show one bar per stage of work."""
+    with _stages() as show:
+        yield show
 
 
 @contextmanager
@@ -34,34 +54,13 @@ def training_bar() -> Iterator[Callable[[str, int, int, float], None]]:
     """Show one bar per stage of training, with the loss."""
     from rich.progress import TextColumn, TimeRemainingColumn
 
-    with _progress(TimeRemainingColumn(), TextColumn("loss {task.fields[loss]:.4f}")) as bar:
-        tasks: dict[str, Any] = {}
-
-        def show(stage: str, done: int, total: int, loss: float) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(shown(f"training the {stage}"), total=total, loss=loss)
-            bar.update(tasks[stage], completed=done, loss=loss)
-
-        yield show
+    with _stages(TimeRemainingColumn(), TextColumn("loss {task.fields[loss]:.4f}")) as show:
+        yield lambda stage, done, total, loss: show(f"training the {stage}", done, total, loss=loss)
 
 
 @contextmanager
 def sampling_bar(what: str, count: int | None) -> Iterator[Callable[[int], None]]:
     """Show one bar that counts samples."""
-    with _progress() as bar:
-        task = bar.add_task(shown(what), total=count)
-        yield lambda done: bar.advance(task, done)
-
-
-@contextmanager
-def stages_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Show one bar per stage of work."""
-    with _progress() as bar:
-        tasks: dict[str, Any] = {}
-
-        def show(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(shown(stage), total=total)
-            bar.update(tasks[stage], completed=done)
-
-        yield show
+    with _bars() as bars:
+        task = bars.add_task(shown(what), total=count)
+        yield lambda done: bars.advance(task, done)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fmwc.checkpoint import identity, load
-from fmwc.cli.sample import RunRecord, require_between, write_rows
+from fmwc.cli.sample import RunRecord, write_rows
 from fmwc.cli.verbs import Edit, Rewind
 from fmwc.domains import domain_of
 from fmwc.domains.domain import Rows, ShippedDomain
@@ -35,7 +35,6 @@ __all__ = ["edit_samples", "find_samples", "ranked_by_variance", "rewind_samples
 
 CRITICAL = {"critical": "variance", "transported": "transported"}  # values of --at: kinds of critical time
 RANDOM = "random"
-MOST = 100_000  # replicates, and extra evaluations per sample
 BATCH = 1024  # the largest number of samples whose activations are in memory together
 
 
@@ -193,7 +192,6 @@ def edit_samples(options: Edit) -> tuple[Rows, list[Path]]:
     _require_steps_back(options)
     if options.before and options.at not in CRITICAL:
         raise UsageError(f"--before is relative to a critical time; leave it out with --at {options.at}")
-    require_between("--replicates", options.replicates, 1, MOST)
     opened = open_samples(options)
     domain, field, channel = opened.domain, opened.field, options.channel or None
     if channel and field.space is not None:
@@ -279,7 +277,8 @@ def _chosen(run: Trajectory, options: Edit) -> Tensor:  # (n,)
             raise UsageError(f"--only takes distinct sample numbers from 0 to {len(run) - 1}; got '{options.only}'")
         return every[torch.tensor(chosen, device=every.device)]
     option, count = ("--doubtful", options.doubtful or 0) if options.surest is None else ("--surest", options.surest)
-    require_between(option, count, 1, len(run))
+    if not 1 <= count <= len(run):
+        raise UsageError(f"{option} must be between 1 and the number of samples, {len(run)}; got {count}")
     return run.score().argsort(stable=True, descending=option == "--doubtful")[:count]
 
 
@@ -292,7 +291,6 @@ def rewind_samples(options: Rewind) -> tuple[Rows, list[Path]]:
     Works in rounds and keeps the more confident version of each sample. Recomputing the trajectories, which files do
     not hold, is not counted in the extra evaluations.
     """
-    require_between("--extra", options.extra, 1, MOST)
     if not 0 < options.share <= 1:
         raise UsageError(f"--share must be in (0, 1]; got {options.share}")
     _require_steps_back(options)

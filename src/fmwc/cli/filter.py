@@ -86,7 +86,7 @@ def filter_samples(options: Filter) -> tuple[Rows, list[Path]]:
     with claimed(options.out, "filter", force=options.force):
         scored = _scored(file, options.score)
         run, table, values, finite = scored.run, scored.table, scored.values, scored.finite
-        names = table.column(NAME) if table is not None and NAME in table.head else run.names
+        names = table[NAME] if table is not None and NAME in table else run.names
         labels = read_labels(options, names, table) if labelled else None
         certificate, population = None, None
         if options.max_risk is not None or options.certificate is not None:
@@ -247,8 +247,8 @@ def _rate(bad: np.ndarray) -> str:
 def _write_rows(file: Path, out: Path, table: Table, index: Tensor, rank: Tensor) -> list[Path]:
     """Write the kept rows with their position, and the structures if each row is one."""
     kept, places = index.tolist(), rank[index].tolist()
-    columns = [name for name in table.head if name != PLACE]  # a column of an earlier filter
-    chosen = {name: [table.column(name)[i] for i in kept] for name in columns}
+    columns = [name for name in table if name != PLACE]  # a column of an earlier filter
+    chosen = {name: [table[name][i] for i in kept] for name in columns}
     written = [write_text(out / "samples.csv", Results.from_columns({**chosen, PLACE: places}).csv())]
     if (path := _inside(file.with_suffix(".parquet"), file.parent)).is_file():
         written.append(write_bytes(out / "samples.parquet", _parquet(path, columns, kept, places)))

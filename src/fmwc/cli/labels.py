@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
@@ -29,21 +28,11 @@ SHOWN = 3  # names in a message
 # ---- the table of samples --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Table:
-    """The text of a CSV file by rows."""
-
-    head: list[str]
-    rows: list[list[str]]
-
-    def column(self, name: str) -> list[str]:
-        """Return the cells of a column."""
-        place = self.head.index(name)
-        return [row[place] for row in self.rows]
+Table = dict[str, list[str]]  # the text of a CSV file by columns
 
 
 def read_table(path: Path, names: Sequence[str], *, numbered: bool = True) -> Table:
-    """Read the table of some samples, in their order.
+    """Read the table of some samples, in the order of the samples.
 
     Arguments:
         path: The CSV file beside the samples.
@@ -53,19 +42,19 @@ def read_table(path: Path, names: Sequence[str], *, numbered: bool = True) -> Ta
     head, *rows = _rows(path) or [[]]
     if len(rows) != len(names) or any(len(row) != len(head) for row in rows) or len({*head}) < len(head):
         raise DataError(f"{path} is not a table of the {len(names)} samples in its folder: it has {len(rows)} rows")
-    table = Table(head, rows)
+    table = {name: [row[i] for row in rows] for i, name in enumerate(head)}
     if NAME not in head:
         return table
-    named = table.column(NAME)
+    named = table[NAME]
     _require_unique(named, str(path))
     if invalid := [name for name in named if not name or PurePath(name).name != name or "\\" in name or "\0" in name]:
         raise DataError(f"{path} has a name that is not a valid file name: '{shown(invalid[0])[:60]}'")
     if not numbered:
         return table
-    by_name = dict(zip(named, rows, strict=True))
-    if missing := [name for name in names if name not in by_name]:
+    place = {name: i for i, name in enumerate(named)}
+    if missing := [name for name in names if name not in place]:
         raise DataError(f"{path} is not the table of the samples in its folder: it lacks {_some(missing)}")
-    return Table(head, [by_name[name] for name in names])
+    return {name: [column[place[sample]] for sample in names] for name, column in table.items()}
 
 
 def _rows(path: Path) -> list[list[str]]:
@@ -120,13 +109,13 @@ def read_labels(options: Filter, names: Sequence[str], table: Table | None) -> L
         return _from_file(Path(source), names, good, bad)
     if source and (good or bad):
         raise DataError(f"--labels {shown(source)[:100]} is not a file")
-    columns = table.head if table else []
+    columns = [*table] if table else []
     column = _current(source or good or bad, columns)
     if table is None or column not in columns:
         choice = f", nor a column of the samples' table ({_listed(columns)})" if columns else ""
         raise DataError(f"--labels {shown(column)[:100]} is not a file{choice}")
     failed = bool(bad) or (not good and column in FAILED)
-    return Labels(_values(table.column(column), f"the table's column '{column}'", bad=failed))
+    return Labels(_values(table[column], f"the table's column '{column}'", bad=failed))
 
 
 def _current(name: str, columns: Sequence[str]) -> str:

@@ -40,7 +40,6 @@ class Page(NamedTuple):
 def write_demo(options: Demo) -> Page:
     """Draw samples of a domain's shipped weights, or of a small model trained now; write their report page."""
     domain, device = domain_named(options.domain), pick_device(options.device)
-    _require_count(options.count)
     if options.changes and not options.train:
         raise UsageError("--set changes training, but the demonstration uses shipped weights; add --train")
     changes = [f"seed={options.seed}", *(options.changes or [])]
@@ -60,7 +59,6 @@ def write_report(options: Report) -> Page:
     if options.out is None:
         about(options.checkpoint)  # a wrong name is reported first
         raise UsageError("no folder for the page; add --out FOLDER")
-    _require_count(options.count)
     device = pick_device(options.device)
     clock = Clock(device)
     domain, field = open_checkpoint(options.checkpoint, device, options.judge, options.network)
@@ -68,11 +66,6 @@ def write_report(options: Report) -> Page:
         domain.require_judge(field)
     with claimed(options.out, "report", force=options.force):
         return _write(options, options.out, domain, field, domain.report_run, clock)
-
-
-def _require_count(count: int) -> None:
-    if count < 0:
-        raise UsageError(f"-n must be at least 1, or 0 for the default number; got {count}")
 
 
 def _write(

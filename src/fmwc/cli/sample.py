@@ -51,7 +51,6 @@ from fmwc.sampling.controllers import FEW, numbers
 from fmwc.sampling.scores import names_of, parsed, score
 from fmwc.sampling.trajectory import DISPERSION, EVIDENCE
 from fmwc.uses.best_of import (
-    MOST,
     candidate_seed,
     candidates_within,
     checks_of,
@@ -61,7 +60,7 @@ from fmwc.uses.best_of import (
 )
 from fmwc.uses.guidance import Guidance
 
-__all__ = ["CONTROLLERS", "RunRecord", "classes_of", "draw_samples", "require_between", "write_rows"]
+__all__ = ["CONTROLLERS", "RunRecord", "classes_of", "draw_samples", "write_rows"]
 
 CHECKS = ("contest", "echo")
 CLASS_SAMPLES = 1000  # samples whose conditions show which classes there are
@@ -218,12 +217,6 @@ class RunRecord:
 # ---- options ---------------------------------------------------------------------------------------------------------
 
 
-def require_between(option: str, value: float, least: int, most: int) -> None:
-    """Raise if the value of an option is out of range."""
-    if not least <= value <= most:
-        raise UsageError(f"{option} must be between {least} and {most:,}; got {value}")
-
-
 def draw_samples(options: Sample) -> list[Path]:
     """Draw samples with their confidence and write them to a folder; return the files.
 
@@ -270,16 +263,7 @@ def _window(times: str) -> tuple[float, float]:
 
 
 def _require_valid(options: Sample, record: RunRecord) -> None:
-    """Raise if an option is out of range or two options contradict each other."""
-    for option, value, least, most in (
-        ("-n", options.count, 1, 10**9),
-        ("--steps", options.steps, 1, 10**5),
-        ("--every", options.every, 0, 10**5),
-        ("--check", options.check, 0, 10**5),
-        ("--best-of", options.best_of, 1, MOST),
-        ("--budget", options.budget, 0, 10**7),
-    ):
-        require_between(option, value, least, most)
+    """Raise if an option is wrong or two options contradict each other."""
     _, score_name, _ = parsed(options.score)  # a score of one channel in a window: type/integrated@0.6-0.9
     if options.score:
         pick(dict.fromkeys([*SCORES, DISPERSION, *EVIDENCE]), score_name, "score")

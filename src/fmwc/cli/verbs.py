@@ -20,39 +20,6 @@ from fmwc.domains import DOMAINS
 from fmwc.progress import say_on_stderr
 from fmwc.readers import shown
 
-__all__ = [
-    "Check",
-    "Checkpoint",
-    "Count",
-    "Data",
-    "Demo",
-    "Device",
-    "Edit",
-    "Filter",
-    "Force",
-    "Judge",
-    "JudgedBy",
-    "Network",
-    "NoiseSeed",
-    "Out",
-    "Own",
-    "Report",
-    "Retrofit",
-    "Rewind",
-    "Rules",
-    "Sample",
-    "Samples",
-    "Seed",
-    "Set",
-    "Train",
-    "Which",
-    "app",
-    "print_rows",
-    "print_table",
-    "print_written",
-    "say",
-]
-
 
 def _run(verb: Any, **_: Any) -> None:
     """Run the verb whose options were parsed."""
@@ -85,7 +52,7 @@ def _options(
         bool, Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[
-        bool, Option("--debug", help="Print the traceback of an error (or FMWC_DEBUG=1). Allowed after any verb.")
+        bool, Option("--debug", help="Print the traceback of an error (or FMWC_DEBUG=1). Allowed after any command.")
     ] = False,  # handled in fmwc.__main__
 ) -> None:
     """Flow matching with confidence: draw samples and estimate how far to trust each of them."""
@@ -136,7 +103,7 @@ Device = Annotated[str, Option(help="auto, cpu or cuda.")]
 Seed = Annotated[int, Option(min=-(1 << 63), max=(1 << 63) - 1, help="Seed of the run.")]
 NoiseSeed = Annotated[int, Option(help="Seed of the noise.")]
 Force = Annotated[bool, Option("--force", help="Write into a folder that is not empty.")]
-Count = Annotated[int, Option("-n", "--count", help="Number of samples; 0: the domain's default.")]
+Count = Annotated[int, Option("-n", "--count", min=0, help="Number of samples; 0: the domain's default.")]
 Data = Annotated[str, Option(help="Folder of the data; default: FMWC_DATA, or the cache (downloaded if needed).")]
 JudgedBy = Annotated[
     str, Option("--judge", help="mnist: folder of a judge for your data. crystals: energy model, by default chgnet.")
@@ -311,11 +278,11 @@ class Sample:
         Argument(help="A shipped name (checkerboard, mnist, crystals, checkerboard-joint, mnist-joint) or a folder."),
     ]
     out: Out
-    count: Annotated[int, Option("-n", "--count", help="Number of samples.")] = 1000
+    count: Annotated[int, Option("-n", "--count", min=1, max=10**9, help="Number of samples.")] = 1000
     label: Annotated[int | None, Option(help="Class to draw; default: every class in turn.")] = None
     judge: JudgedBy = ""
     network: Network = ""
-    steps: Annotated[int, Option(help="Integration steps.")] = 50
+    steps: Annotated[int, Option(min=1, max=10**5, help="Integration steps.")] = 50
     stepper: Annotated[str, Option(help="euler, midpoint or heun.")] = "euler"
     propagation: Annotated[
         str,
@@ -338,8 +305,10 @@ class Sample:
     every: Annotated[
         int,
         Option(
+            min=0,
+            max=10**5,
             help="Compute the variance at every k-th step, for example for another score; default: the times that "
-            "the checkpoint's confidence needs."
+            "the checkpoint's confidence needs.",
         ),
     ] = 0
     adaptive: Annotated[
@@ -358,16 +327,21 @@ class Sample:
     check: Annotated[
         int,
         Option(
+            min=0,
+            max=10**5,
             help="Check finished samples with the flow itself, with at most this many network evaluations each; "
-            "default: the check that the checkpoint's confidence needs."
+            "default: the check that the checkpoint's confidence needs.",
         ),
     ] = 0
     no_check: Annotated[bool, Option("--no-check", help="Skip the checks that the checkpoint's confidence needs.")] = (
         False
     )
-    best_of: Annotated[int, Option(help="Candidates per sample, of which the most confident is kept.")] = 1
+    best_of: Annotated[
+        int, Option(min=1, max=1000, help="Candidates per sample, of which the most confident is kept.")
+    ] = 1
     budget: Annotated[
-        int, Option(help="Instead of --best-of: network evaluations per sample to spend on candidates.")
+        int,
+        Option(min=0, max=10**7, help="Instead of --best-of: network evaluations per sample to spend on candidates."),
     ] = 0
     compiled: Annotated[
         bool,
@@ -414,7 +388,9 @@ class Check:
     evaluations: Annotated[
         int,
         Option(
-            help="Maximum number of network evaluations per sample; default: that of the checkpoint's reference, or 20."
+            min=0,
+            max=10**5,
+            help="Maximum number of network evaluations per sample; default: that of the checkpoint, or 20.",
         ),
     ] = 0
     evidence: Annotated[
@@ -507,7 +483,7 @@ class Edit:
     scale: Annotated[
         float, Option(help="Standard deviation of the noise, in the channel's unit (all channels: training units).")
     ] = 0.2
-    replicates: Annotated[int, Option(help="Edits per sample.")] = 1
+    replicates: Annotated[int, Option(min=1, max=10**5, help="Edits per sample.")] = 1
     label: Annotated[int | None, Option(help="mnist: the class after the edit.")] = None
     only: Annotated[str, Option(help="Edit only these samples: numbers from 0, separated by commas.")] = ""
     surest: Annotated[int | None, Option(help="Edit this many samples, most confident first.")] = None
@@ -535,7 +511,9 @@ class Rewind:
 
     samples: Samples
     out: Out
-    extra: Annotated[int, Option(help="Extra network evaluations per sample, averaged over all samples.")]
+    extra: Annotated[
+        int, Option(min=1, max=10**5, help="Extra network evaluations per sample, averaged over all samples.")
+    ]
     share: Annotated[float, Option(help="Share of samples to redraw per round, least confident first.")] = 0.1
     before: Annotated[float, Option(help="Go back to this long before the critical time.")] = 0.2
     scale: Annotated[float, Option(help="Standard deviation of the noise, in training units.")] = 0.2
