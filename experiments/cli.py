@@ -208,7 +208,8 @@ def bench(
     Compares with plain sampling and training, compiled and not.
     """
     from experiments.common.registry import experiment_named
-    from experiments.cost.costs import measure, report, words_of
+    from experiments.cost.costs import measure, words_of
+    from experiments.cost.tables import write_costs
     from fmwc.progress import say_on_stderr
     from fmwc.provenance import pick_device
 
@@ -231,7 +232,7 @@ def bench(
                 tf32=tf32,
                 say=say_on_stderr,
             )
-            written += report(out, setting.name, costs)
+            written += write_costs(out, setting.name, costs)
     for path in written[1::2]:
         say(path.read_text())
     print_written(written)

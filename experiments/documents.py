@@ -19,10 +19,11 @@ from typing import Any
 
 from experiments.checkerboard import tables as checkerboard
 from experiments.common.store import read_results
+from experiments.common.tables import dig, number
 from experiments.cost.tables import default_table, other_table
 from experiments.crystals import tables as crystals
 from experiments.mnist import tables as mnist
-from fmwc.report.table import MISSING, Table
+from fmwc.report.table import Table
 
 __all__ = ["TABLES", "outdated"]
 
@@ -43,20 +44,14 @@ MARKED = re.compile(r"<!-- table: (\S+) -->\n\n(\|[^\n]*\n)+")
 def _retrofits() -> Table:
     """The lift of retrofits by number of steps, from `results/retrofit`."""
     rows = []
-    for name, word, digits in (
-        ("checkerboard", "Checkerboard", 1),
-        ("mnist", "digits", 1),
-        ("crystals", "crystals", 2),
-    ):
-        found: dict[str, Any] = json.loads((RESULTS / "retrofit" / f"{name}.json").read_text())["numbers"]
-        joint = found.get("joint")
-        trained = f"{joint['lift']:.{digits}f} ({joint['steps']:,})" if joint else "see below"
+    for name, label, digits in RETROFITS:
+        numbers: dict[str, Any] = json.loads((RESULTS / "retrofit" / f"{name}.json").read_text())["numbers"]
+        joint = numbers.get("joint")
+        trained = f"{number(joint['lift'], digits)} ({joint['steps']:,})" if joint else "see below"
         for source in ("data", "own samples"):
-            lifts = {n: found.get(f"{source}, {n}") for n in RETROFIT_STEPS}
-            cells = {f"{n:,}": f"{row['lift']:.{digits}f}" if row else MISSING for n, row in lifts.items()}
-            row = {"steps of the retrofit": f"{word}, {source}", **cells}
-            rows.append({**row, "joint training": trained if source == "data" else ""})
-    return Table(rows)
+            lifts = [number(dig(numbers, f"{source}, {steps}/lift"), digits) for steps in RETROFIT_STEPS]
+            rows.append((f"{label}, {source}", *lifts, trained if source == "data" else ""))
+    return Table.from_rows(("steps of the retrofit", *(f"{n:,}" for n in RETROFIT_STEPS), "joint training"), rows)
 
 
 TABLES: dict[str, Callable[[], Table]] = {
@@ -94,11 +89,11 @@ def outdated() -> dict[Path, str]:
 
 
 def main() -> None:
-    found = outdated()
-    if "--check" in sys.argv[1:] and found:
-        names = ", ".join(str(path.relative_to(ROOT)) for path in found)
+    changed = outdated()
+    if "--check" in sys.argv[1:] and changed:
+        names = ", ".join(str(path.relative_to(ROOT)) for path in changed)
         raise SystemExit(f"out of date: {names}; run python -m experiments.documents")
-    for path, text in found.items():
+    for path, text in changed.items():
         path.write_text(text)
         print(f"wrote {path.relative_to(ROOT)}")
 

@@ -12,8 +12,9 @@ import fmwc
 from experiments.checkerboard.tables import cost_table
 from experiments.cli import app
 from experiments.cost import costs
-from experiments.cost.costs import CASES, PLAIN, TRAINING, measure, report
+from experiments.cost.costs import CASES, PLAIN, TRAINING, measure
 from experiments.cost.meter import Meter
+from experiments.cost.tables import write_costs
 from fmwc.errors import FmwcError
 from fmwc.estimators import Linearised
 from fmwc.networks import MLP
@@ -52,7 +53,7 @@ def test_every_case_is_measured_both_ways(field, tmp_path):
     assert list(found["sweep"]) == ["4 samples, uncompiled", "4 samples, compiled"]
     assert all(torch.equal(p, b) for p, b in zip(field.parameters(), before, strict=True))  # a copy was trained
 
-    table, text = report(tmp_path, "checkerboard", found)
+    table, text = write_costs(tmp_path, "checkerboard", found)
     assert json.loads(table.read_text()) == json.loads(json.dumps(found))
     assert all(name in text.read_text() for name in (*CASES, *TRAINING, "4 samples, compiled"))
     uncompiled = len(found["cases"])
@@ -64,7 +65,7 @@ def test_what_time_has_no_room_for_is_named(field, tmp_path):
     assert "cases" not in found
     sampled = sum((not case.half) + case.compiles for case in CASES.values())
     assert len(found["left_out"]) == sampled + len(TRAINING) + 2 * len(costs.SWEPT)
-    assert "uncompiled linearised, every 5th step" in report(tmp_path, "checkerboard", found)[1].read_text()
+    assert "uncompiled linearised, every 5th step" in write_costs(tmp_path, "checkerboard", found)[1].read_text()
 
 
 def test_a_task_whose_rounds_would_not_fit_is_left_out_and_shorter_ones_are_not():
@@ -83,7 +84,7 @@ def test_some_cases_or_parts_only(field):
 def test_tensor_float_is_of_the_measuring_alone(field, tmp_path):
     found = measured(field, only="tangent", tf32=True)
     assert found["provenance"]["tf32"]
-    assert ", TF32, commit" in report(tmp_path, "checkerboard", found)[1].read_text()
+    assert ", TF32, commit" in write_costs(tmp_path, "checkerboard", found)[1].read_text()
     assert torch.get_float32_matmul_precision() == "highest"
 
 

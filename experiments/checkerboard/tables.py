@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from experiments.checkerboard.evaluate import WINDOWS
 from experiments.common.evaluation import TIMES
 from experiments.common.store import from_results, read_results
-from experiments.common.tables import NONE, PERCENT, dig, write_tables
+from experiments.common.tables import NONE, PERCENT, dig, ratio_text, write_tables
 from fmwc.readers import anything, mapping, read_json
 from fmwc.report.table import Table
 
@@ -263,8 +263,8 @@ def summarise(results: list[dict[str, Any]]) -> dict[str, Any]:
 
     def entry(spec: Spec, column: tuple[str, str], path: str) -> dict[str, Any]:
         decay, prefix = column
-        found = [_find(r["numbers"], prefix, path) for r in results if r["decay"] == decay]
-        values = [spec.scale * float(v) for v in found if v is not None]
+        numbers = [_find(result["numbers"], prefix, path) for result in results if result["decay"] == decay]
+        values = [spec.scale * float(v) for v in numbers if v is not None]
         spread = stdev(values) if len(values) > 1 else 0.0
         return {"mean": mean(values), "std": spread, "seeds": len(values)} if values else {"seeds": 0}
 
@@ -281,13 +281,9 @@ def _cell(entry: Mapping[str, Any], digits: int) -> str:
     return f"{entry['mean']:.{digits}f} ± {entry['std']:.{digits}f}" if entry["seeds"] else NONE
 
 
-def _table(name: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
-    spec = TABLES[name]
-    cells = [
-        {"": label, "paper": row["paper"], **{heading: _cell(row[heading], spec.digits) for heading in spec.columns}}
-        for label, row in rows.items()
-    ]
-    return Table(cells, spec.title, spec.note)
+def _table(spec: Spec, rows: Mapping[str, Mapping[str, Any]]) -> Table:
+    lines = [(label, row["paper"], *(_cell(row[c], spec.digits) for c in spec.columns)) for label, row in rows.items()]
+    return Table.from_rows(("", "paper", *spec.columns), lines, spec.title, spec.note)
 
 
 @from_results
@@ -309,27 +305,23 @@ def tables(out: Path) -> list[Path]:
         f"{about['seconds']:.0f} s in all, training included. Made by `python -m experiments reproduce checkerboard`; "
         "`python -m experiments report` on this folder makes the tables again from `cells/`."
     )
-    found = {name: _table(name, rows) for name, rows in summary.items()}
+    made = {name: _table(TABLES[name], rows) for name, rows in summary.items()}
     if (out / "cost.json").is_file():
-        found["cost"] = cost_table(read_json(out / "cost.json", mapping(anything)))
-    return write_tables(out, heading, found, about, summary=summary)
+        made["cost"] = cost_table(read_json(out / "cost.json", mapping(anything)))
+    return write_tables(out, heading, made, about, summary=summary)
 
 
 def headline(summary: Mapping[str, Any]) -> Table:
     """Return the main table, from `summary.json`."""
     rows = []
     for label, table, name, method in HEADLINE:
-        found, digits = summary["tables"][table][name], TABLES[table].digits
-        cells = {d: _cell(found[f"{method}, {d}" if method else d], digits) for d in ("constant", "cosine")}
-        columns = {"as printed (constant rate)": cells["constant"], "with cosine decay": cells["cosine"]}
-        rows.append({"": label, "paper": found["paper"], **columns})
-    return Table(rows)
+        row, digits = summary["tables"][table][name], TABLES[table].digits
+        cells = [_cell(row[f"{method}, {decay}" if method else decay], digits) for decay in METHODS]
+        rows.append((label, row["paper"], *cells))
+    return Table.from_rows(("", "paper", "as printed (constant rate)", "with cosine decay"), rows)
 
 
 def cost_table(cost: Mapping[str, Any]) -> Table:
     """Return the table of costs, from `cost.json`."""
-    rows = [
-        {"sampling": name, "time ÷ plain": f"{row['ratio']:.2f}× ({row['lowest']:.2f}–{row['highest']:.2f})"}
-        for name, row in cost["cases"].items()
-    ]
-    return Table(rows, "Inference cost (tab:quality-summary)", COST_NOTE)
+    rows = [(name, ratio_text(row)) for name, row in cost["cases"].items()]
+    return Table.from_rows(("sampling", "time ÷ plain"), rows, "Inference cost (tab:quality-summary)", COST_NOTE)

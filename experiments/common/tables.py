@@ -1,4 +1,4 @@
-"""How numbers of results become the cells of a :class:`fmwc.report.table.Table`, and tables become files."""
+"""Tables of results: numbers become the cells of a :class:`fmwc.report.table.Table`, and tables become files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ from typing import Any
 from fmwc.files import write_json, write_text
 from fmwc.report.table import MISSING, Table
 
-__all__ = ["METHODS", "NONE", "PERCENT", "Numbers", "Rows", "dig", "number", "with_interval", "write_tables"]
+__all__ = [
+    "METHODS",
+    "NONE",
+    "PERCENT",
+    "Numbers",
+    "Rows",
+    "dig",
+    "number",
+    "ratio_text",
+    "with_interval",
+    "write_tables",
+]
 
 Numbers = Mapping[str, Any]
 Rows = list[dict[str, str]]
@@ -28,7 +39,8 @@ def dig(numbers: Any, path: str) -> Any:
 
 
 def number(value: Any, digits: int = 3, factor: float = 1.0) -> str:
-    """
+    """Return a number as text, and a dash for anything else.
+
     >>> number(0.21), number(0.034, 1, 100.0), number(None), number(float("nan"))
     ('0.210', '3.4', '—', '—')
     """
@@ -37,7 +49,8 @@ def number(value: Any, digits: int = 3, factor: float = 1.0) -> str:
 
 
 def with_interval(value: Any, interval: Any, digits: int, factor: float = 1.0) -> str:
-    """
+    """Return a number as text with its interval, if it has one.
+
     >>> with_interval(0.5, [0.25, 0.75], 2)
     '0.50 [0.25, 0.75]'
     """
@@ -45,6 +58,16 @@ def with_interval(value: Any, interval: Any, digits: int, factor: float = 1.0) -
     if middle == NONE or not isinstance(interval, list | tuple) or len(interval) != 2:
         return middle
     return f"{middle} [{', '.join(number(end, digits, factor) for end in interval)}]"
+
+
+def ratio_text(row: Mapping[str, Any]) -> str:
+    """Return the ratio of a cost to that of plain sampling, with its range.
+
+    >>> ratio_text({"ratio": 1.5, "lowest": 1.25, "highest": 2})
+    '1.50× (1.25–2.00)'
+    """
+    between = f" ({row['lowest']:.2f}–{row['highest']:.2f})" if "lowest" in row else ""
+    return f"{row['ratio']:.2f}×{between}"
 
 
 def write_tables(

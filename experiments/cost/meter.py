@@ -1,10 +1,9 @@
-"""Times tasks interleaved, so that what slows the machine slows them all, and measures their peak memory."""
+"""Measure the time of tasks in turn, so that a busy machine slows them all alike, and their peak memory."""
 
 from __future__ import annotations
 
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ __all__ = ["Meter", "peak", "reset_peak", "spread"]
 
 @dataclass
 class Meter:
-    """Measures every task in every round, as long as there is time.
+    """Measures every task in every round while time is left.
 
     Arguments:
         device: Where tasks run.
@@ -113,14 +112,4 @@ def peak(device: torch.device) -> float | None:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**10
     except (OSError, StopIteration):  # not Linux
-        return _peak_elsewhere()
-
-
-def _peak_elsewhere() -> float | None:
-    """Return the peak memory of the process in MiB without /proc; `None` if it is not known (Windows)."""
-    try:
-        import resource
-    except ImportError:
         return None
-    unit = 2**20 if sys.platform == "darwin" else 2**10  # macOS counts bytes, others kibibytes
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit

@@ -1,4 +1,4 @@
-"""The tables of costs, from what `python -m experiments bench` wrote on each machine (`results/bench`)."""
+"""Tables of costs: of one run of `python -m experiments bench`, and of the runs in `results/bench`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.common.store import from_results
-from fmwc.readers import anything, mapping, read_json
-from fmwc.report.table import Table
+import torch
 
-__all__ = ["default_table", "other_table"]
+from experiments.common.store import from_results
+from experiments.common.tables import ratio_text
+from experiments.cost.costs import CASES, COMPILATION
+from fmwc.files import write_json, write_text
+from fmwc.readers import anything, mapping, read_json
+from fmwc.report.table import MISSING, Table
+from fmwc.sampling import Schedule, Uniform
+from fmwc.sampling.controllers import foreseen
+
+__all__ = ["default_table", "other_table", "write_costs"]
 
 MACHINES = {"cpu": "two cores", "h200": "H200"}  # the folder of each, and its name
 WORDS = {"checkerboard": "Checkerboard", "mnist": "digits", "crystals": "crystals"}
@@ -24,44 +31,87 @@ SHOWN = {  # compiled cases
     "diagonal Gauss–Hermite, every step": "diagonal Gauss–Hermite in bf16, every step",
     "ensemble of 5": "ensemble of 5",
 }
+MEASURED = ("seconds", "÷ plain", "peak MiB")
+
+
+def _cells(row: Mapping[str, Any] | None) -> tuple[str, ...]:
+    if row is None:
+        return (MISSING,) * len(MEASURED)
+    memory = MISSING if row["peak_mib"] is None else f"{row['peak_mib']:.0f}"
+    return f"{row['seconds']:.3g}", ratio_text(row), memory
+
+
+def write_costs(out: Path, name: str, costs: dict[str, Any]) -> list[Path]:
+    """Write the costs that :func:`measure` returned as JSON and as Markdown."""
+    about = costs["provenance"]
+    keys = [key for key in COMPILATION if key in costs]
+    measured = [row["rounds"] for key in keys for row in costs[key].values()]
+    rounds = min(measured, default=costs["rounds"])  # fewer than requested if time was short
+    few = len(foreseen(Schedule.at(about["few"]), Uniform(about["steps"]), torch.zeros(1)) or ())
+    parts = [
+        f"# What confidence costs: {name}",
+        f"{about['samples']:,} samples in one batch, {about['steps']} steps; medians of {rounds} rounds "
+        f"(lowest–highest), all in one process, interleaved (trainings one after another); ratios are to plain of the "
+        "same column, peaks with all that earlier cases have compiled. "
+        f"{about['device']}, torch {about['torch']}{', TF32' if about.get('tf32') else ''}, commit {about['commit']}, "
+        f"{about['seconds']:.0f} s. Few readings: {few}, by {about['reading']}.",
+    ]
+    if keys:
+        columns = [f"{COMPILATION[key]} {what}" for key in keys for what in MEASURED]
+        lines = [
+            (case, *(cell for key in keys for cell in _cells(costs[key].get(case))))
+            for case in CASES
+            if any(case in costs[key] for key in keys)
+        ]
+        parts.append(Table.from_rows(("sampling", *columns), lines).markdown())
+    others = {"training": costs["training"]} if costs.get("training") else {}
+    for title, rows in {**others, **costs.get("sweep", {})}.items():
+        lines = [(case, *_cells(row)) for case, row in rows.items()]
+        parts.append(Table.from_rows((title, *MEASURED), lines).markdown())
+    if costs["compiling"]:
+        parts.append(f"Compiling, once: {'; '.join(costs['compiling'])}.")
+    if costs["left_out"]:
+        parts.append(
+            f"Left out because time was short, unless another reason is given: {'; '.join(costs['left_out'])}."
+        )
+    return [write_json(out / f"{name}.json", costs), write_text(out / f"{name}.md", "\n\n".join(parts) + "\n")]
+
+
+# ---- the tables of the documents -------------------------------------------------------------------------------------
 
 
 def _read(bench: Path) -> dict[tuple[str, str], Any]:
-    paths = {(m, s): bench / m / f"{s}.json" for s in WORDS for m in MACHINES}
+    """Return the costs by machine and domain."""
+    paths = {(machine, name): bench / machine / f"{name}.json" for name in WORDS for machine in MACHINES}
     return {key: read_json(path, mapping(anything)) for key, path in paths.items() if path.is_file()}
 
 
-def _cell(costs: Mapping[str, Any], how: str, case: str) -> str:
-    row = costs.get(how, {}).get(case)
-    return "" if row is None else f"{row['ratio']:.2f}× ({row['lowest']:.2f}–{row['highest']:.2f})"
+def _ratio(costs: Mapping[str, Any], key: str, case: str) -> str:
+    row = costs.get(key, {}).get(case)
+    return "" if row is None else ratio_text(row)
 
 
 @from_results
 def default_table(bench: Path) -> Table:
     """Return the cost of the default relative to plain sampling, compiled and not."""
-    found, rows = _read(bench), []
+    costs, lines = _read(bench), []
+    cases = {"cases": "linearised, few readings", "compiled": "linearised in bf16, few readings"}
     for name, word in WORDS.items():
-        few = next((len(costs["provenance"]["few"]) for (_, n), costs in found.items() if n == name), None)
-        if few is None:
-            continue
-        row = {"the default ÷ plain sampling": f"{word}: {few} readings"}
-        for machine, title in MACHINES.items():
-            costs = found.get((machine, name), {})
-            row[f"{title}, uncompiled"] = _cell(costs, "cases", "linearised, few readings")
-            row[f"{title}, compiled"] = _cell(costs, "compiled", "linearised in bf16, few readings")
-        rows.append(row)
-    return Table(rows)
+        few = next((len(found["provenance"]["few"]) for (_, n), found in costs.items() if n == name), None)
+        if few is not None:
+            ratios = [_ratio(costs.get((m, name), {}), key, case) for m in MACHINES for key, case in cases.items()]
+            lines.append((f"{word}: {few} readings", *ratios))
+    columns = [f"{machine}, {COMPILATION[key]}" for machine in MACHINES.values() for key in cases]
+    return Table.from_rows(("the default ÷ plain sampling", *columns), lines)
 
 
 @from_results
 def other_table(bench: Path) -> Table:
     """Return the cost of more readings and of other estimators, compiled, relative to compiled plain sampling."""
-    found = _read(bench)
-    titles = {key: f"{WORDS[key[1]]}, {MACHINES[key[0]]}" for key in sorted(found, key=lambda key: key[0])}
-    return Table(
-        [
-            {"÷ plain, both compiled": title.strip()}
-            | {word: _cell(found[key], "compiled", case) for key, word in titles.items()}
-            for title, case in SHOWN.items()
-        ]
-    )
+    costs = _read(bench)
+    columns = {f"{WORDS[name]}, {MACHINES[m]}": (m, name) for m, name in sorted(costs, key=lambda key: key[0])}
+    lines = [
+        (label.strip(), *(_ratio(costs[key], "compiled", case) for key in columns.values()))
+        for label, case in SHOWN.items()
+    ]
+    return Table.from_rows(("÷ plain, both compiled", *columns), lines)

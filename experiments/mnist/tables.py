@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 from experiments.common.evaluation import TIMES
 from experiments.common.store import from_results, read_results
-from experiments.common.tables import METHODS, NONE, PERCENT, Numbers, Rows, dig, number, write_tables
+from experiments.common.tables import METHODS, NONE, PERCENT, Numbers, dig, number, write_tables
 from experiments.mnist.evaluate import HUTCHINSON, KEPT, PROBES, STATES, WINDOWS
 from fmwc.report.table import Table
 
@@ -51,22 +54,28 @@ TRANSPORTED: list[Row] = [
     for m, label in METHODS.items()
     for key, name in ENDS.items()
 ]
-REPEATS: list[Row] = [
-    (f"seed {{seed}}: linearised, {s}", NONE, f"repeats/{{seed}}/linearised/{s}", "repeats/{seed}") for s in SCORES
+# Label, path below a method, the paper's value.
+AGREEMENT = [
+    (f"{estimator}: {label}", f"agreement/{estimator}/{key}", paper if estimator == "diagonal" else NONE)
+    for estimator in ("linearised", "diagonal")
+    for label, key, paper in (
+        ("Pearson, per step", "pearson_step", "0.46 ± 0.18"),
+        ("Pearson, integrated", "pearson", "0.57"),
+        ("Spearman, per step", "spearman_step", "0.44 ± 0.17"),
+        ("Spearman, integrated", "spearman", "0.58"),
+    )
 ]
-AGREEMENT = {
-    "Pearson, per step": ("pearson_step", "0.46 ± 0.18"),
-    "Pearson, integrated": ("pearson", "0.57"),
-    "Spearman, per step": ("spearman_step", "0.44 ± 0.17"),
-    "Spearman, integrated": ("spearman", "0.58"),
-}
-FIDELITY = {
-    "linearised, ratio": "linearised_ratio",
-    "linearised, Spearman": "linearised_spearman",
-    "ceiling, Spearman": "ceiling_spearman",
-    "diagonal, ratio": "diagonal_ratio",
-    "diagonal, Spearman": "diagonal_spearman",
-}
+FIDELITY = [
+    (f"t = {t}: {name}, {label}", f"fidelity/{t}/{name}_{key}")
+    for t in TIMES
+    for name, label, key in (
+        ("linearised", "ratio", "ratio"),
+        ("linearised", "Spearman", "spearman"),
+        ("ceiling", "Spearman", "spearman"),
+        ("diagonal", "ratio", "ratio"),
+        ("diagonal", "Spearman", "spearman"),
+    )
+]
 # Label, path below a method, the paper's AUPRC.
 HEADS = (
     ("linearised, no labels (integrated)", "heads/label_free", NONE),
@@ -77,7 +86,7 @@ HEADS = (
 )
 # The lifts of the main table: label, the paper's lift, and the paths of score and failure rate, of which `*` is
 # replaced by the method where both have one.
-LIFTS: tuple[Row, ...] = (
+LIFTS = (
     ("linearised, integrated", NONE, "*/linearised/integrated", "*"),
     ("linearised, integrated, read at every 5th step", NONE, "*/every_5th/integrated", "*"),
     ("diagonal, integrated", "0.5", "*/diagonal/integrated", "*"),
@@ -97,69 +106,68 @@ LIFTS: tuple[Row, ...] = (
 )
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.2f}"
+def _percent(value: Any) -> str:
+    return number(value, 2, PERCENT)
 
 
-def _ranks(n: Numbers, rows: list[Row]) -> Rows:
-    """Rows of scores: AUPRC as it is and within a class, each also over the failure rate."""
-    found = []
+def _scores(n: Numbers, rows: Iterable[Row], title: str, note: str = "") -> Table:
+    """A table of scores: AUPRC as it is and within a class, each also divided by the failure rate."""
+    kept = f"failed % of surest {KEPT:.0%}, within class"
+    columns = ("", "paper, AUPRC", "AUPRC", "÷ prevalence", "within class", "÷ prevalence ", kept)
+    lines = []
     for label, paper, path, base in rows:
-        if (entry := dig(n, path)) is None:
-            continue
-        floor, samples = dig(n, f"{base}/failure"), dig(n, f"{base}/samples")
-        found.append(
-            {
-                "": f"{label} ({samples:,} digits)" if samples else label,
-                "paper, AUPRC": paper,
-                "AUPRC": f"{entry['auprc']:.3f}",
-                "÷ prevalence": f"{entry['auprc'] / floor:.2f}",
-                "within class": f"{entry['auprc_within']:.3f}",
-                "÷ prevalence ": f"{entry['auprc_within'] / floor:.2f}",
-                f"failed % of surest {KEPT:.0%}, within class": _percent(entry["kept_within"]),
-            }
-        )
-    return found
+        if entry := dig(n, path):
+            run, area, within = dig(n, base), entry["auprc"], entry["auprc_within"]
+            digits = f" ({run['samples']:,} digits)" if "samples" in run else ""
+            floor = run["failure"]
+            cells = (number(area), number(area / floor, 2), number(within), number(within / floor, 2))
+            lines.append((label + digits, paper, *cells, _percent(entry["kept_within"])))
+    return Table.from_rows(columns, lines, title, note)
 
 
-def _quality(n: Numbers) -> Rows:
-    def row(label: str, paper: str, fid: str, failed: str) -> dict[str, str]:
-        return {"": label, "paper, FID": paper, "FID": fid, "failed %": failed}
-
-    first, *rows = [
-        row(label, paper, f"{dig(n, path)['fid']:.2f}", _percent(dig(n, path)["failure"]))
+def _quality(n: Numbers) -> Table:
+    plain = n["plain"]
+    fid, failure = ([member[key] for member in plain["members"]] for key in ("fid", "failure"))
+    spread = f"{mean(fid):.2f} ± {stdev(fid):.2f}", f"{_percent(mean(failure))} ± {_percent(stdev(failure))}"
+    first, *rows = (
+        (label, paper, number(dig(n, path)["fid"], 2), _percent(dig(n, path)["failure"]))
         for label, paper, path in QUALITY
-    ]
-    fid, failure = ([member[k] for member in n["plain"]["members"]] for k in ("fid", "failure"))
-    spread = row(
-        f"FM, mean ± std of {len(fid)} seeds: the ensemble's members",
-        "5.17; 4.35",
-        f"{mean(fid):.2f} ± {stdev(fid):.2f}",
-        f"{_percent(mean(failure))} ± {_percent(stdev(failure))}",
     )
-    floor = row("training images, which the judge has seen", NONE, f"{n['plain']['floor_fid']:.2f}", NONE)
-    return [first, spread, *rows, floor]
+    members = (f"FM, mean ± std of {len(fid)} seeds: the ensemble's members", "5.17; 4.35", *spread)
+    floor = ("training images, which the judge has seen", NONE, number(plain["floor_fid"], 2), NONE)
+    return Table.from_rows(
+        ("", "paper, FID", "FID", "failed %"),
+        [first, members, *rows, floor],
+        "Quality (tab:quality-summary)",
+        "FID is the Fréchet distance of our judge's penultimate layer, so it compares between our rows; the paper's "
+        "classifier is another. FM + retrofit is FM: the same digits, bit for bit. The judge is right on "
+        f"{plain['judge_accuracy']:.2%} of the test split.",
+    )
 
 
-def _both(n: Numbers, label: str, path: str, digits: int, paper: str = "") -> dict[str, str]:
-    values = {name: number(dig(n[m], path), digits) for m, name in METHODS.items()}
-    return {"": label, **({"paper": paper} if paper else {}), **values}
+def _both(n: Numbers, path: str, digits: int) -> list[str]:
+    """A number of each method."""
+    return [number(dig(n[m], path), digits) for m in METHODS]
 
 
-def _sweep(n: Numbers) -> Rows:
-    rows = []
+def _sweep(n: Numbers) -> Table:
+    runs = {"FM": n["plain"]["sweep"], METHODS["joint"]: n["joint"]["sweep"]}
+    columns = [f"{label}, {metric}" for label in runs for metric in ("FID", "failed %")]
+    lines = []
     for steps in n["plain"]["sweep"]:
-        row = {"steps": steps}
-        for m, label in (("plain", "FM"), ("joint", METHODS["joint"])):
-            found = n[m]["sweep"][steps]
-            row |= {f"{label}, FID": f"{found['fid']:.2f}", f"{label}, failed %": _percent(found["failure"])}
-        rows.append(row)
-    return rows
+        pairs = [(number(run[steps]["fid"], 2), _percent(run[steps]["failure"])) for run in runs.values()]
+        lines.append((steps, *chain.from_iterable(pairs)))
+    title = "Quality against uniform Euler steps (fig:cross-app-adaptive, uniform part)"
+    return Table.from_rows(("steps", *columns), lines, title)
 
 
 def tables_of(n: Numbers) -> dict[str, Table]:
     """Return every table, from one result file's numbers."""
-    repeats: list[Row] = [tuple(c.format(seed=s) for c in row) for s in n["repeats"] for row in REPEATS]  # type: ignore[misc]
+    repeats = [
+        (f"seed {seed}: linearised, {s}", NONE, f"repeats/{seed}/linearised/{s}", f"repeats/{seed}")
+        for seed in n["repeats"]
+        for s in SCORES
+    ]
     windows = [
         (f"{label}: t = {a}–{b}", NONE, f"{m}/windows/{a}–{b}", m) for m, label in METHODS.items() for a, b in WINDOWS
     ]
@@ -169,79 +177,73 @@ def tables_of(n: Numbers) -> dict[str, Table]:
         for m, label in METHODS.items()
     )
     heads = [
-        {"": f"{label}: {kind}", "paper, AUPRC": paper, "AUPRC": number(dig(n[m], path))}
+        (f"{label}: {kind}", paper, number(dig(n[m], path)))
         for m, label in METHODS.items()
         for kind, path, paper in HEADS
     ]
-    universality = [
-        _both(n, f"{e}: {name}", f"agreement/{e}/{key}", 2, paper if e == "diagonal" else NONE)
-        for e in ("linearised", "diagonal")
-        for name, (key, paper) in AGREEMENT.items()
-    ]
-    fidelity = {f"t = {t}: {label}": f"fidelity/{t}/{kind}" for t in TIMES for label, kind in FIDELITY.items()}
     return {
-        "table1_quality": Table(
-            _quality(n),
-            "Quality (tab:quality-summary)",
-            "FID is the Fréchet distance of our judge's penultimate layer, so it compares between our rows; the "
-            "paper's classifier is another. FM + retrofit is FM: the same digits, bit for bit. The judge is right on "
-            f"{n['plain']['judge_accuracy']:.2%} of the test split.",
-        ),
-        "table2_auprc": Table(
-            _ranks(n, [*FIELDS, *RIVALS]),
+        "table1_quality": _quality(n),
+        "table2_auprc": _scores(
+            n,
+            [*FIELDS, *RIVALS],
             "Filtering (tab:filter-auprc)",
             "Positive class: the judge takes the digit for another class than was asked for. `within class`: the score "
             "standardised among digits of the class that was asked for, which needs no label. The paper's floor is "
             "0.04.",
         ),
-        "heads": Table(heads, "Learned heads, within class", "Fitted on one half, read on the other."),
-        "repeats": Table(_ranks(n, repeats), "FM + retrofit at another seed of the flow"),
-        "transported": Table(
-            _ranks(n, TRANSPORTED),
+        "heads": Table.from_rows(
+            ("", "paper, AUPRC", "AUPRC"),
+            heads,
+            "Learned heads, within class",
+            "Fitted on one half, read on the other.",
+        ),
+        "repeats": _scores(n, repeats, "FM + retrofit at another seed of the flow"),
+        "transported": _scores(
+            n,
+            TRANSPORTED,
             "Transported dispersion against k stochastic trajectories",
             f"The first {n['retrofit']['transported']['samples']:,} digits. {agree}.",
         ),
-        "universality": Table(
-            universality,
+        "universality": Table.from_rows(
+            ("", "paper", *METHODS.values()),
+            [(label, paper, *_both(n, path, 2)) for label, path, paper in AGREEMENT],
             "Variance against |∇·v| (tab:universality, MNIST row)",
             f"The divergence by Hutchinson's estimator with {HUTCHINSON} probes, the linearised variance with {PROBES} "
             "probes; 500 digits, every second step. Per step: the mean over steps.",
         ),
-        "fidelity": Table(
-            [_both(n, label, path, 3) for label, path in fidelity.items()],
+        "fidelity": Table.from_rows(
+            ("", *METHODS.values()),
+            [(label, *_both(n, path, 3)) for label, path in FIDELITY],
             "Variance of an image against 256 posterior draws",
             f"Median ratio and Spearman over {STATES} images; linearised with {PROBES} probes. `ceiling`: a second set "
             "of 256 draws against the first.",
         ),
-        "sweep": Table(_sweep(n), "Quality against uniform Euler steps (fig:cross-app-adaptive, uniform part)"),
-        "windows": Table(_ranks(n, windows), "Windows of the integrated score, linearised"),
+        "sweep": _sweep(n),
+        "windows": _scores(n, windows, "Windows of the integrated score, linearised"),
     }
 
 
 def headline(n: Numbers) -> Table:
     """Return the main table."""
 
-    def row(label: str, paper: str, *values: str) -> dict[str, str]:
-        return {"": label, "paper": paper, **dict(zip(METHODS.values(), values, strict=True))}
-
     def lift(method: str, path: str, base: str) -> str:
         if method == "joint" and "*" not in path:
             return NONE
-        entry, floor = (dig(n, p.replace("*", method)) for p in (path, base))
-        return f"{entry['auprc_within'] / floor['failure']:.1f}"
+        entry, run = (dig(n, p.replace("*", method)) for p in (path, base))
+        return number(entry["auprc_within"] / run["failure"], 1)
 
+    fids = [number(n[m]["fid"], 2) for m in ("plain", "joint")]  # FM's digits are the retrofit's
+    heads = [f"{number(n[m]['heads']['l1'])}; {number(n[m]['heads']['label_free'])}" for m in METHODS]
+    failed = [_percent(n[m]["failure"]) for m in METHODS]
     kept = [_percent(n[m]["linearised"]["integrated"]["kept_within"]) for m in METHODS]
-    heads = [f"{n[m]['heads']['l1']:.3f}; {n[m]['heads']['label_free']:.3f}" for m in METHODS]
-    fids = [f"{n[m]['fid']:.2f}" for m in ("plain", "joint")]  # FM's digits are the retrofit's
-    return Table(
-        [
-            row(f"FID (of training images: {n['plain']['floor_fid']:.2f})", "5.17; 4.22", *fids),
-            row("failed, %", "4", *(number(n[m]["failure"], 2, PERCENT) for m in METHODS)),
-            row(f"failed, % of the surest {KEPT:.0%}", NONE, *kept),
-            *(row(f"lift: {label}", paper, *(lift(m, *paths) for m in METHODS)) for label, paper, *paths in LIFTS),
-            row("AUPRC on a held-out half: L1 head; no labels", "0.09; 0.04", *heads),
-        ]
-    )
+    lines = [
+        (f"FID (of training images: {n['plain']['floor_fid']:.2f})", "5.17; 4.22", *fids),
+        ("failed, %", "4", *failed),
+        (f"failed, % of the surest {KEPT:.0%}", NONE, *kept),
+        *((f"lift: {label}", paper, *(lift(m, *paths) for m in METHODS)) for label, paper, *paths in LIFTS),
+        ("AUPRC on a held-out half: L1 head; no labels", "0.09; 0.04", *heads),
+    ]
+    return Table.from_rows(("", "paper", *METHODS.values()), lines)
 
 
 @from_results

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -66,8 +66,16 @@ class Table:
         lengths = {name: len(values) for name, values in columns.items()}
         if len(set(lengths.values())) > 1:
             raise ShapeError(f"every column needs one entry per row, got {lengths}")
-        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        return cls(rows, title, note, tuple(columns))
+        return cls.from_rows(tuple(columns), zip(*columns.values(), strict=True), title, note)
+
+    @classmethod
+    def from_rows(cls, columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", note: str = "") -> Table:
+        """Create a table from the names of its columns and the cells of each row.
+
+        >>> Table.from_rows(("name", "score"), [("a", 0.5), ("b", None)]).rows[1]
+        {'name': 'b', 'score': None}
+        """
+        return cls([dict(zip(columns, row, strict=True)) for row in rows], title, note, tuple(columns))
 
     def _cells(self) -> list[list[str]]:
         return [[_text(row.get(name)) for name in self.columns] for row in self.rows]
