@@ -18,9 +18,22 @@ from fmwc.crystals.judge import METASTABLE
 from fmwc.crystals.structures import Crystals
 from fmwc.errors import ShapeError, UsageError
 from fmwc.metrics.ranking import retention
-from fmwc.report.curves import EXTREME, extremes, on_common_times
+from fmwc.report.curves import EXTREME, even_choice, extremes, on_common_times
 from fmwc.report.images import Sheet
-from fmwc.report.page import CONFIDENCE, DOUBTFUL, FAINT, LINES, ONE, PERCENT, SURE, TIME, TWO, styled
+from fmwc.report.page import (
+    CONFIDENCE,
+    DASHED,
+    DOUBTFUL,
+    FAINT,
+    LEGEND_ABOVE,
+    LINES,
+    ONE,
+    PERCENT,
+    SURE,
+    TIME,
+    TWO,
+    styled,
+)
 
 __all__ = ["CHANNELS", "channel_variances", "edited_pairs", "precision_curve", "sorted_by_confidence"]
 
@@ -32,7 +45,7 @@ CLASSES = (  # colour, line, name
 )
 CHANNELS = {"type": "atom types", "coord": "coordinates", "lattice": "lattice"}
 WINDOW = 0.05  # share of the ranking that is averaged around each place
-MARKED = (0.05, 0.1)  # shares of the surest whose precision is stated
+MARKED = (0.05, 0.1)  # shares of the surest whose precision is written in the legend
 
 
 # ---- structures in order -----------------------------------------------------------------------------------------
@@ -74,7 +87,7 @@ def sorted_by_confidence(
             f"one value per crystal is needed: {len(crystals)} crystals, {len(level)} confidences, {len(kind)} energies"
         )
     order = np.lexsort((np.asarray(score, dtype=float), -level))
-    places = np.unique(np.linspace(0, len(order) - 1, rows * columns).round().astype(int))
+    places = even_choice(len(order), rows * columns)
     rows = -(-len(places) // columns)
     left, heading, strip = 0.12, 0.62, 2.55  # inches, as all that follows
     wide, tall = (TWO[0] - 2 * left) / columns, 1.98
@@ -122,7 +135,7 @@ def edited_pairs(
     energies = [np.asarray(e, dtype=float) for e in (e_before, e_after)]
     kinds = [_classes(e, np.ones(len(e), dtype=bool)) for e in energies]
     numbers, t, good = np.asarray(sample), np.asarray(times, dtype=float), np.asarray(success, dtype=bool)
-    shown = np.unique(np.linspace(0, len(t) - 1, min(rows * columns, len(t))).round().astype(int))
+    shown = even_choice(len(t), rows * columns)
     left, heading, tall = 0.12, 0.62, 2.0  # inches
     wide = (TWO[0] - 2 * left) / columns
     sheet = Sheet(TWO[0], heading + -(-len(shown) // columns) * tall + 0.08, side=1.0)
@@ -181,11 +194,10 @@ def _class_legend(sheet: Sheet, left: float, middle: float, kind: np.ndarray) ->
         left = text.get_window_extent().transformed(sheet.axes.transData.inverted()).x1 + 0.3
 
 
-def _windows(count: int) -> list[tuple[int, slice]]:
-    """Return places of a ranking, and the window around each."""
+def _windows(count: int) -> list[tuple[float, slice]]:
+    """Return places of a ranking in [0, 1], and the window around each."""
     half = max(5, round(WINDOW * count / 2))
-    centres = np.unique(np.linspace(0, count - 1, 121).round().astype(int))
-    return [(int(c), slice(max(0, c - half), c + half + 1)) for c in centres]
+    return [((c + 0.5) / count, slice(max(0, c - half), c + half + 1)) for c in even_choice(count, 121).tolist()]
 
 
 def _ranked(axes: Axes, count: int, places: np.ndarray, kind: np.ndarray) -> None:
@@ -207,21 +219,20 @@ def _ranked(axes: Axes, count: int, places: np.ndarray, kind: np.ndarray) -> Non
 
 def _energies(axes: Axes, energy: np.ndarray, kind: np.ndarray, places: np.ndarray) -> None:
     """Draw the energy above the hull along the ranking, of valid structures that have one."""
-    count = len(energy)
     known = np.where(kind < 2, energy, np.nan)
     rows = []
-    for centre, window in _windows(count):
+    for place, window in _windows(len(energy)):
         values = known[window][np.isfinite(known[window])]
         if len(values):
-            rows.append([(centre + 0.5) / count, *np.quantile(values, [0.16, 0.5, 0.84]), values.mean()])
-    _ranked(axes, count, places, kind)
+            rows.append([place, *np.quantile(values, [0.16, 0.5, 0.84]), values.mean()])
+    _ranked(axes, len(energy), places, kind)
     axes.set_ylabel("eV/atom above the hull")
     if not rows:
         axes.set_yticks([])
         axes.text(0.5, 0.5, "no energies", transform=axes.transAxes, ha="center", color=FAINT)
         return
     x, low, middle, high, mean = np.array(rows).T
-    axes.axhline(METASTABLE, color=STABLE_COLOUR, linewidth=1.0, linestyle=(0, (4, 3)))
+    axes.axhline(METASTABLE, color=STABLE_COLOUR, linewidth=1.0, linestyle=DASHED)
     axes.fill_between(x, low, high, color=SURE, alpha=0.14, linewidth=0, label="16–84 %")
     axes.plot(x, mean, color=LINES[1], linewidth=1.3, label="mean")
     axes.plot(x, middle, color=SURE, label="median")
@@ -232,14 +243,13 @@ def _energies(axes: Axes, energy: np.ndarray, kind: np.ndarray, places: np.ndarr
 
 def _shares(axes: Axes, kind: np.ndarray, places: np.ndarray) -> None:
     """Draw the shares of metastable and of invalid structures along the ranking."""
-    count = len(kind)
-    x = [(centre + 0.5) / count for centre, _ in _windows(count)]
-    for number, words in ((2, CLASSES[2][2]), (0, "metastable")):
+    windows = _windows(len(kind))
+    for number, words, width in ((2, CLASSES[2][2], 1.3), (0, "metastable", 2.0)):
         colour, line, _ = CLASSES[number]
-        share = [(kind[window] == number).mean() for _, window in _windows(count)]
-        axes.plot(x, share, color=colour, linestyle=line, linewidth=2.0 if number == 0 else 1.3, label=words)
-    axes.axhline((kind == 0).mean(), color=FAINT, linewidth=1.0, linestyle=(0, (4, 3)), label="metastable, of all")
-    _ranked(axes, count, places, kind)
+        share = [(kind[window] == number).mean() for _, window in windows]
+        axes.plot([x for x, _ in windows], share, color=colour, linestyle=line, linewidth=width, label=words)
+    axes.axhline((kind == 0).mean(), color=FAINT, linewidth=1.0, linestyle=DASHED, label="metastable, of all")
+    _ranked(axes, len(kind), places, kind)
     axes.set(ylim=(0, 1.04), ylabel="share of structures")
     axes.yaxis.set_major_formatter(PERCENT)
     axes.legend(loc="best", fontsize=8.5)
@@ -302,12 +312,12 @@ def precision_curve(scores: Mapping[str, ArrayLike], good: ArrayLike, what: str 
         written = ", ".join(f"{rate:.0%} at {share:.0%}" for rate, share in zip(marks, MARKED, strict=True))
         axes.plot(curve.kept[drawn], curve.rate[drawn], color=colour, label=f"{name}  ({written})")
         axes.plot(MARKED, marks, "o", color=colour, markersize=7, markeredgecolor="white", zorder=4)
-    axes.axhline(floor, color=FAINT, linewidth=1.2, linestyle=(0, (4, 3)), label=f"random order  ({floor:.0%})")
+    axes.axhline(floor, color=FAINT, linewidth=1.2, linestyle=DASHED, label=f"random order  ({floor:.0%})")
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator([0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0]))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(PERCENT)
     axes.set(xlim=(0.01, 1), ylim=(0, 1.04), xlabel="share kept, the surest first", ylabel=f"{what} among the kept")
-    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.2)
+    axes.legend(**LEGEND_ABOVE)
     return figure

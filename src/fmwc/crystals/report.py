@@ -7,11 +7,8 @@ from pathlib import Path
 from textwrap import shorten
 
 import numpy as np
-from matplotlib.figure import Figure
-from torch import Tensor
 
-from fmwc.crystals import Judgement
-from fmwc.crystals import figures as crystals_drawn
+from fmwc.crystals import Judgement, figures
 from fmwc.crystals.drawing import formula
 from fmwc.crystals.figures import METASTABLE
 from fmwc.crystals.structures import CHANNELS, crystals_of
@@ -19,7 +16,7 @@ from fmwc.errors import ShapeError, UsageError
 from fmwc.metrics.ranking import ranking_text, rate, rate_kept
 from fmwc.report.page import Picture, Section, Tile, write_page
 from fmwc.report.reports import ENOUGH, closing, tile
-from fmwc.report.run import NAMES, array, ordering_of
+from fmwc.report.run import array, describe, ordering_of
 from fmwc.report.table import MISSING, Table
 from fmwc.sampling import SCORES, Trajectory
 from fmwc.sampling.scores import names_of
@@ -27,9 +24,9 @@ from fmwc.state import channels
 
 __all__ = ["Ranked", "sections", "write_report"]
 
-KEPT = 0.1  # the headline's share: what a laboratory can afford to check
+KEPT = 0.1  # share of the structures in the main numbers: what a laboratory can afford to check
 SUREST, DOUBTFUL = 20, 10  # structures listed from either end
-RULES = {"distances_ok": "distances", "charge_ok": "charge", "density_ok": "density"}  # of being valid
+RULES = {"distances_ok": "distances", "charge_ok": "charge", "density_ok": "density"}  # of validity
 
 
 class Ranked:
@@ -38,7 +35,7 @@ class Ranked:
     Attributes:
         crystals: The structures.
         energy: Energy above the hull, eV/atom, `(N,)`; NaN if there is none.
-        apart: Whether atoms keep their distance, `(N,)`.
+        apart: Whether no atoms overlap, `(N,)`.
         ordering: The confidence, or the rank within the run.
         scores: Scores by readable name, high = doubtful, `(N,)` each; the run's default score comes first.
         times: Times of the readings, `(R, N)`.
@@ -58,88 +55,85 @@ class Ranked:
         self.ordering = ordering_of(run)
         self.confidence = array(self.ordering.values)
         present = [channel for channel in CHANNELS if len(run.times) and channel in channels(run.var)]
-        self.scores = {name: array(score) for name, score in _scores(run, present).items()}
+        self.scores, self.by = _scores(run, present)
         self.score = next(iter(self.scores.values()))
         self.order = np.argsort(self.score, kind="stable")  # by the score, because confidences have ties
         self.good = self.energy <= METASTABLE
         self.times = array(run.times)
         self.std = {channel: array(run._total(channel).sqrt()) for channel in present}
-        self.by = _by(run)
 
 
-def _scores(run: Trajectory, present: Sequence[str]) -> dict[str, Tensor]:
-    """Return the run's default score, and the same score of each channel alone and of all channels together."""
-    channel, score = _parted(run.default_score)
-    words = crystals_drawn.CHANNELS
-    single = score if score.partition("@")[0] in SCORES else "integrated"  # a score of one channel
-    found = {f"default: {words.get(channel, channel) or 'all channels'}": run.score()}
-    found |= {words[c]: run.score(single, channel=c) for c in present if run.standard or c != channel}
-    return found if not channel or not present else {**found, "all channels": run.score(single)}
+def _scores(run: Trajectory, present: Sequence[str]) -> tuple[dict[str, np.ndarray], str]:
+    """Return the scores to compare, by readable name, and the readable name of the default score.
 
-
-def _parted(score: str) -> tuple[str, str]:
-    """Split a score into its channel, if it has one, and its name; a sum of scores has no channel."""
-    channel, _, rest = ("", "", score) if len(names_of(score)) > 1 else score.rpartition("/")
-    return channel, rest
-
-
-def _by(run: Trajectory) -> str:
-    """Return the readable name of the run's default score."""
-    channel, score = _parted(run.default_score)
+    The default score is compared with the same score of each channel alone and of all channels together.
+    """
+    words = figures.CHANNELS
+    single = len(names_of(run.default_score)) == 1
+    channel, _, score = run.default_score.rpartition("/") if single else ("", "", run.default_score)
     kind, _, window = score.partition("@")
-    name = NAMES.get(kind, kind)
+    compared = score if kind in SCORES else "integrated"  # a score that each channel has
+    scores = {f"default: {words.get(channel, channel) or 'all channels'}": run.score()}
+    scores |= {words[c]: run.score(compared, channel=c) for c in present if run.standard or c != channel}
+    if channel and present:
+        scores["all channels"] = run.score(compared)
+    name = describe(run.default_score)
     if window and kind == "integrated":
         name = f"uncertainty from t = {window.replace('-', ' to ')}"
-    of = f" of the {crystals_drawn.CHANNELS.get(channel, channel)}" if channel else ""
+    of = f" of the {words.get(channel, channel)}" if channel else ""
     among = f", among structures with the same {run.standard.cond}" if run.standard is not None else ""
-    return f"{name}{of}{among}"
-
-
-def _section(title: str, caption: str, name: str, alt: str, figure: Figure) -> Section:
-    return Section(title, caption, pictures=[Picture(name, alt, figure)])
+    return {label: array(values) for label, values in scores.items()}, f"{name}{of}{among}"
 
 
 def sections(run: Ranked) -> list[Section]:
     """Return the sections with figures: structures, precision, and variance by channel."""
-    found = [
-        _section(
+    drawn = [
+        Section(
             f"Structures by {run.ordering.label}",
             "Structures from the surest to the most doubtful, row by row; the small number is the rank. The frame "
             f"shows the energy of the structure as generated: metastable (at most {METASTABLE} eV/atom above the "
             "convex hull of known crystals), higher, or neither. Structures with overlapping atoms count as invalid, "
             "whatever their energy. The curves below cover all structures. With a useful confidence, the energy rises "
             "from left to right and the share of metastable structures falls.",
-            "crystals",
-            "Unit cells of generated structures from the surest to the most doubtful, framed by their energy above the "
-            "hull; below, that energy and the share of metastable structures along the ranking.",
-            crystals_drawn.sorted_by_confidence(
-                run.crystals, run.confidence, run.energy, run.apart, run.score, rows=4, label=run.ordering.label
-            ),
+            pictures=[
+                Picture(
+                    "crystals",
+                    "Unit cells of generated structures from the surest to the most doubtful, framed by their energy "
+                    "above the hull; below, that energy and the share of metastable structures along the ranking.",
+                    figures.sorted_by_confidence(
+                        run.crystals,
+                        run.confidence,
+                        run.energy,
+                        run.apart,
+                        run.score,
+                        rows=4,
+                        label=run.ordering.label,
+                    ),
+                )
+            ],
         )
     ]
     if len(run.good) >= ENOUGH:
-        found += [
-            _section(
+        alt = "Share of metastable structures among those kept, against the share kept."
+        drawn.append(
+            Section(
                 "Share of metastable structures among the surest",
                 "If only a share of the structures can be checked, how many of them are metastable? A random order "
                 f"follows the dashed line. The run is ranked by {run.by}; other scores are drawn for comparison.",
-                "precision",
-                "Share of metastable structures among those kept, against the share kept.",
-                crystals_drawn.precision_curve(run.scores, run.good),
+                pictures=[Picture("precision", alt, figures.precision_curve(run.scores, run.good))],
             )
-        ]
+        )
     if len(run.times):
-        found += [
-            _section(
+        alt = "Uncertainty of the velocity of atom types, coordinates and lattice over time."
+        drawn.append(
+            Section(
                 "Uncertainty over time, by channel",
                 "Atom types, coordinates and lattice are generated together but determined at different times. A dot "
                 "marks the time at which the uncertainty of a channel is highest.",
-                "channels",
-                "Uncertainty of the velocity of atom types, coordinates and lattice over time.",
-                crystals_drawn.channel_variances(run.times, run.std, run.confidence),
+                pictures=[Picture("channels", alt, figures.channel_variances(run.times, run.std, run.confidence))],
             )
-        ]
-    return found
+        )
+    return drawn
 
 
 def _lead(run: Ranked) -> tuple[list[str], list[Tile]]:
