@@ -34,13 +34,13 @@ from fmwc.sampling import SamplingConfig, Trajectory
 __all__ = ["CrystalExperiment"]
 
 
-def _mean(found: Outcome) -> float:
-    known = found["above"][np.isfinite(found["above"])]
+def _mean(outcome: Outcome) -> float:
+    known = outcome["above"][np.isfinite(outcome["above"])]
     return float(known.mean()) if len(known) else math.nan
 
 
-# What counts as a success, the scales that were compared, and the scale, time and peak that were chosen. Scales are of
-# bits of ±1, of fractions of a cell, and for all channels, of the root of each channel's weight in the loss.
+# Per mode: what counts as a success, the scales that were compared, and the chosen scale, time and peak. The unit of a
+# scale is a bit of ±1, a fraction of the cell, or for all channels the root of each channel's weight in the loss.
 EDITS: dict[str, tuple[str, tuple[float, ...], float, float, str]] = {
     "chem-swap": ("another formula, RMSD above 0.10, nearer the hull", (0.3, 1.0, 2.0), 0.3, 0.2, "transported"),
     "polymorph": ("the same formula, RMSD above 0.10, nearer the hull", (0.1, 0.3, 1.0), 0.1, 0.4, "variance"),
@@ -116,9 +116,9 @@ class CrystalExperiment(Experiment):
         return {"model": self.domain.calculator, "data": self.data}
 
     def keep(self, x: Any, cond: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = decode(x, cond["atoms"])
-        cell = torch.cat([found.lengths, found.angles], 1)
-        return {"numbers": found.numbers.to(torch.uint8), "coords": found.coords, "cell": cell}
+        crystals = decode(x, cond["atoms"])
+        cell = torch.cat([crystals.lengths, crystals.angles], 1)
+        return {"numbers": crystals.numbers.to(torch.uint8), "coords": crystals.coords, "cell": cell}
 
     def judge(self, kept: Mapping[str, Tensor]) -> Outcome:
         structures, model = candidates(_structures(kept)), self.domain.calculator
@@ -131,9 +131,9 @@ class CrystalExperiment(Experiment):
                 )
             ]
         )
-        found = {name: value.numpy() for name, value in kept.items()}
+        arrays = {name: value.numpy() for name, value in kept.items()}
         valid = np.array([validity(candidate).distances for candidate in structures])
-        return {**found, "above": above, "valid": valid, "bad": ~(above <= METASTABLE)}
+        return {**arrays, "above": above, "valid": valid, "bad": ~(above <= METASTABLE)}
 
     def scores(self, run: Trajectory) -> dict[str, Tensor]:
         return {**super().scores(run), "fewest atoms first": run.cond["atoms"].float()}
@@ -142,8 +142,8 @@ class CrystalExperiment(Experiment):
         return success(intent, _structures(before), _structures(after), before["above"], after["above"]).numpy()
 
 
-def _structures(found: Mapping[str, Any]) -> Crystals:
-    """Return what was kept as crystals."""
-    numbers, coords, cell = (torch.as_tensor(found[name]) for name in ("numbers", "coords", "cell"))
+def _structures(kept: Mapping[str, Any]) -> Crystals:
+    """Return the arrays of `keep` as crystals."""
+    numbers, coords, cell = (torch.as_tensor(kept[name]) for name in ("numbers", "coords", "cell"))
     names = tuple(str(i) for i in range(len(numbers)))
     return Crystals(numbers.long(), coords, cell[:, :3], cell[:, 3:], names)

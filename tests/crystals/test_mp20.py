@@ -184,7 +184,7 @@ def test_the_prototypes(library):
     assert len({name for crystals in library.values() for name in crystals.names}) == 250
     for split, crystals in library.items():
         assert crystals.numbers.shape[1] == 20
-        assert {mp20.dealt(name) for name in crystals.names} == {split}
+        assert {mp20.split_of(name) for name in crystals.names} == {split}
         assert all(value.isfinite().all() for value in encode(crystals)[0].values())
     assert same(mp20.load("prototypes", "val"), library["val"])
 
@@ -205,7 +205,7 @@ def test_cifs_are_split_by_name(tmp_path, library, texts):
     (tmp_path / "notes.txt").write_text("about")
     (tmp_path / "._hidden.cif").write_text("no CIF")
     for split in SPLITS:
-        names = sorted(name for name in texts if mp20.dealt(name) == split)
+        names = sorted(name for name in texts if mp20.split_of(name) == split)
         assert names
         found = mp20.load(tmp_path, split)
         assert list(found.names) == names
@@ -217,7 +217,7 @@ def test_cifs_are_split_by_name(tmp_path, library, texts):
 
 
 def test_split_by_name_is_fixed():
-    splits = [mp20.dealt(f"mp-{i}") for i in range(5000)]
+    splits = [mp20.split_of(f"mp-{i}") for i in range(5000)]
     assert [splits.count(split) / 5000 for split in SPLITS] == pytest.approx([0.8, 0.1, 0.1], abs=0.02)
     assert [i for i in range(40) if splits[i] == "val"] == [13, 17, 31, 35]
     assert [i for i in range(40) if splits[i] == "test"] == [14, 24, 32, 39]

@@ -24,7 +24,18 @@ from fmwc.errors import DataError, OutputError, pick
 from fmwc.files import write_bytes
 from fmwc.readers import read_arrays, read_csv
 
-__all__ = ["ENERGIES", "MOST_ATOMS", "SPLITS", "Progress", "Report", "build", "dealt", "energies", "load", "prototypes"]
+__all__ = [
+    "ENERGIES",
+    "MOST_ATOMS",
+    "SPLITS",
+    "Progress",
+    "Report",
+    "build",
+    "energies",
+    "load",
+    "prototypes",
+    "split_of",
+]
 
 SPLITS = {"train": range(8), "val": range(8, 9), "test": range(9, 10)}  # tenths of a set without splits
 FIELDS = ("num_atoms", "atomic_numbers", "frac_coords", "lengths", "angles", "material_id")
@@ -151,22 +162,22 @@ def energies(where: str | Path | None = None) -> tuple[tuple[str, ...], Tensor] 
     arrays = _arrays(file, ("material_id", "energy_per_atom"))
     values, names = arrays["energy_per_atom"], _names(arrays["material_id"], str(file))
     if values.dtype.kind != "f" or values.shape != (len(names),) or not np.isfinite(values).all():
-        came = f"{values.dtype} {values.shape} for {len(names)} names"
-        raise DataError(f"{file}: energy_per_atom must be one finite number for each name, got {came}; copy it again")
+        got = f"{values.dtype} {values.shape} for {len(names)} names"
+        raise DataError(f"{file}: energy_per_atom must be one finite number for each name, got {got}; copy it again")
     return names, torch.from_numpy(values.astype(np.float32))
 
 
 def prototypes(split: str = "train") -> Crystals:
     """Return pymatgen's prototype structures (AFLOW's library), split by their names like a folder of CIFs."""
     pick(SPLITS, split, "split")
-    with quiet():  # of the grammar of bibliographies
-        found = {}
+    with quiet():  # the import of bibliographies warns
+        kept = {}
         for entry in need("pymatgen.analysis.prototypes").AFLOW_PROTOTYPE_LIBRARY:
             structure = entry["snl"].structure
             name = f"{structure.composition.reduced_formula}-{entry['tags']['aflow']}"
-            if dealt(name) == split and isinstance(cell := cell_of(structure), Cell):
-                found[name] = cell
-    return from_cells(found, MOST_ATOMS)
+            if split_of(name) == split and isinstance(cell := cell_of(structure), Cell):
+                kept[name] = cell
+    return from_cells(kept, MOST_ATOMS)
 
 
 # ---- where the data are ------------------------------------------------------------------------------------------
@@ -195,8 +206,8 @@ def _home(place: Path, kinds: Mapping[str, Callable[[Path, str], Any]]) -> tuple
     raise DataError(f"{place} contains no crystals; {OTHERS if 'npz' in kinds else 'give ' + SOURCES}")
 
 
-def dealt(name: str) -> str:
-    """Return the split of a structure in a set without splits: by its name, so that it does not depend on others."""
+def split_of(name: str) -> str:
+    """Return the split of a structure in a set without splits. It depends on the name alone."""
     tenth = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) % 10
     return next(split for split, tenths in SPLITS.items() if tenth in tenths)
 
@@ -206,14 +217,15 @@ def _name(file: Path) -> str:
 
 
 def _cifs(folder: Path, split: str) -> list[Path]:
-    found: dict[str, list[Path]] = {part: [] for part in (*SPLITS, ".")}
-    for part, files in found.items():
-        if (folder / part).is_dir():
-            inside = sorted((folder / part).iterdir(), key=lambda file: file.name)
-            files += [f for f in inside if f.suffix.lower() == ".cif" and not f.name.startswith(".") and f.is_file()]
-    if any(found[part] for part in SPLITS):
-        return found[split]
-    return [file for file in found["."] if dealt(_name(file)) == split]
+    """Return the CIF files of a split, from one subfolder per split, or else by their names."""
+
+    def inside(place: Path) -> list[Path]:
+        files = sorted(place.iterdir(), key=lambda file: file.name) if place.is_dir() else []
+        return [f for f in files if f.suffix.lower() == ".cif" and not f.name.startswith(".") and f.is_file()]
+
+    if any(inside(folder / part) for part in SPLITS):
+        return inside(folder / split)
+    return [file for file in inside(folder) if split_of(_name(file)) == split]
 
 
 FORMATS: dict[str, Callable[[Path, str], Any]] = {  # in order of preference
@@ -224,7 +236,7 @@ FORMATS: dict[str, Callable[[Path, str], Any]] = {  # in order of preference
 
 
 def _text(file: Path) -> str:
-    """Return the text of a CIF; empty if it cannot be read, which then counts as no readable CIF."""
+    """Return the text of a CIF; empty if it cannot be read, so that it counts as no readable CIF."""
     try:
         return read_text_of(file, CIF_BYTES)
     except DataError:
@@ -232,16 +244,16 @@ def _text(file: Path) -> str:
 
 
 def _rows(file: Path) -> list[tuple[str, str]]:
-    """Return the name and the CIF of each row of a CSV file; cells that are missing are empty."""
+    """Return the name and the CIF of each row of a CSV file; missing cells are empty."""
     rows = read_csv(file)
-    held = next(rows, [])
-    if missing := [column for column in COLUMNS if column not in held]:
+    header = next(rows, [])
+    if missing := [column for column in COLUMNS if column not in header]:
         raise DataError(
-            f"{file} has the columns {', '.join(held)[:200] or 'none'}, and needs {' and '.join(missing)}; "
+            f"{file} has the columns {', '.join(header)[:200] or 'none'}, and needs {' and '.join(missing)}; "
             "get MP-20's own CSV files"
         )
-    name, text = (held.index(column) for column in COLUMNS)
-    padded = ([*row, *[""] * len(held)] for row in rows if row)
+    name, text = (header.index(column) for column in COLUMNS)
+    padded = ([*row, *[""] * len(header)] for row in rows if row)
     return [(row[name], row[text]) for row in padded]
 
 
@@ -292,8 +304,8 @@ def _arrays(file: Path, needed: Sequence[str] = FIELDS) -> dict[str, np.ndarray]
     except DataError as error:
         raise DataError(f"{error}; {REBUILD}") from error
     if missing := [name for name in needed if name not in arrays]:
-        held = ", ".join(sorted(arrays)) or "no arrays"
-        raise DataError(f"{file} contains {held[:200]}, and needs {', '.join(missing)}; {REBUILD}")
+        names = ", ".join(sorted(arrays)) or "no arrays"
+        raise DataError(f"{file} contains {names[:200]}, and needs {', '.join(missing)}; {REBUILD}")
     return {name: arrays[name] for name in needed}
 
 
@@ -306,33 +318,33 @@ def _names(array: np.ndarray, source: str) -> tuple[str, ...]:
 def _crystals(arrays: Mapping[str, np.ndarray], source: str) -> Crystals:
     """Return crystals after checking each array alone, then against the others."""
 
-    def require(fields: str, kinds: str, *shape: int) -> None:
-        for field in fields.split():
-            array = arrays[field]
-            if array.shape != shape or array.dtype.kind not in kinds or not array.size:
-                wanted, came = f"{'floats' if kinds == 'f' else 'integers'} {shape}", f"{array.dtype} {array.shape}"
-                raise DataError(f"{source}: {field} must be {wanted}, not empty, got {came}; {REBUILD}")
+    def require_shape(field: str, kinds: str, *shape: int) -> None:
+        array = arrays[field]
+        if array.shape != shape or array.dtype.kind not in kinds or not array.size:
+            wanted, got = f"{'floats' if kinds == 'f' else 'integers'} {shape}", f"{array.dtype} {array.shape}"
+            raise DataError(f"{source}: {field} must be {wanted}, not empty, got {got}; {REBUILD}")
 
-    def hold(rule: str, holds: Any, values: np.ndarray, whose: np.ndarray) -> None:
+    def require(rule: str, holds: Any, values: np.ndarray, owner: np.ndarray) -> None:
         if not holds.all():
             at = int(holds.argmin())
-            raise DataError(f"{source}: a crystal must have {rule}, but {names[whose[at]]} has {values[at]}; {REBUILD}")
+            raise DataError(f"{source}: a crystal must have {rule}, but {names[owner[at]]} has {values[at]}; {REBUILD}")
 
     names = _names(arrays["material_id"], source)
     atoms, z, coords, lengths, angles = (arrays[field] for field in FIELDS[:-1])
     count, each = len(names), np.arange(len(names))
-    require("num_atoms", "iu", count)
-    require("lengths angles", "f", count, 3)
-    hold(f"1 to {MOST_ATOMS} atoms", (atoms >= 1) & (atoms <= MOST_ATOMS), atoms, each)  # before they are summed
-    hold("lengths above 0", (np.isfinite(lengths) & (lengths > 0)).all(-1), lengths, each)
+    require_shape("num_atoms", "iu", count)
+    require_shape("lengths", "f", count, 3)
+    require_shape("angles", "f", count, 3)
+    require(f"1 to {MOST_ATOMS} atoms", (atoms >= 1) & (atoms <= MOST_ATOMS), atoms, each)  # before they are summed
+    require("lengths above 0", (np.isfinite(lengths) & (lengths > 0)).all(-1), lengths, each)
     inside = (angles > ANGLES[0]) & (angles < ANGLES[1])
-    hold(f"angles of {ANGLES[0]}° to {ANGLES[1]}°", inside.all(-1), angles, each)
-    hold("angles that form a cell", has_volume(angles), angles, each)
+    require(f"angles of {ANGLES[0]}° to {ANGLES[1]}°", inside.all(-1), angles, each)
+    require("angles that form a cell", has_volume(angles), angles, each)
     owner = np.repeat(each, atoms)
-    require("atomic_numbers", "iu", len(owner))
-    require("frac_coords", "f", len(owner), 3)
-    hold(f"atomic numbers 1 to {ELEMENTS}", (z >= 1) & (z <= ELEMENTS), z, owner)
-    hold("finite coordinates", np.isfinite(coords).all(-1), coords, owner)
+    require_shape("atomic_numbers", "iu", len(owner))
+    require_shape("frac_coords", "f", len(owner), 3)
+    require(f"atomic numbers 1 to {ELEMENTS}", (z >= 1) & (z <= ELEMENTS), z, owner)
+    require("finite coordinates", np.isfinite(coords).all(-1), coords, owner)
     if twice := count - len(set(names)):
         raise DataError(f"{source}: every material_id must be different, but {twice} occur twice; {REBUILD}")
     counts = torch.from_numpy(atoms.astype(np.int64))

@@ -54,17 +54,17 @@ _KIND = re.compile(r"([A-Za-z]{1,2})(\d*\.?\d*[+-]?\d*)")  # Na, Na1+, Fe3+
 
 def check_text(text: str) -> None:
     """Raise if the text holds control characters: parsers skip them and read another element."""
-    if found := _CONTROL.search(text):
-        line = text.count("\n", 0, found.start()) + 1
-        raise Unusable(f"line {line} contains a control character ({found[0]!r}), so it is not a text file")
+    if match := _CONTROL.search(text):
+        line = text.count("\n", 0, match.start()) + 1
+        raise Unusable(f"line {line} contains a control character ({match[0]!r}), so it is not a text file")
 
 
 def check_symbol(symbol: str) -> None:
     """Raise if this is not the symbol of an element or of D or T, with or without a charge."""
     from pymatgen.core import Element
 
-    found = _KIND.fullmatch(symbol)
-    if found is None or not Element.is_valid_symbol(found[1].title()):
+    match = _KIND.fullmatch(symbol)
+    if match is None or not Element.is_valid_symbol(match[1].title()):
         raise Unusable(f"'{symbol[:20]}' is not the symbol of an element")
 
 
@@ -128,7 +128,7 @@ def cif(text: str, most: int) -> Iterator[Any]:
     """Yield the structures of a CIF, one block at a time."""
     from pymatgen.io.cif import CifFile, CifParser
 
-    starts = [found.start() for found in _BLOCK.finditer(text)]
+    starts = [match.start() for match in _BLOCK.finditer(text)]
     for begin, end in pairwise([*starts, len(text)]):
         block = text[begin:end]
         check_cif(block, most)

@@ -1,4 +1,4 @@
-"""Structures as plain arrays: compositions, cells, neighbours, and the checks before anything slow is computed."""
+"""Structures as plain arrays: compositions, cells, neighbours, and checks before slow computations."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ __all__ = [
 
 
 # ---- extras ----------------------------------------------------------------------------------------------------------
-# Optional packages, imported when they are needed and never before.
+# Optional packages, imported when they are first needed.
 
 
 def need(module: str, install: str = "'fmwc[crystals]'") -> Any:
     """Return a module of an optional package, or raise an error that says how to install it."""
-    if (found := sys.modules.get(module)) is not None:
-        return found
+    if (loaded := sys.modules.get(module)) is not None:
+        return loaded
     try:
         with quiet():
             return importlib.import_module(module)
@@ -72,7 +72,7 @@ def need(module: str, install: str = "'fmwc[crystals]'") -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress warnings and standard output of other packages."""
+    """Suppress warnings and the standard output of other packages."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
@@ -184,7 +184,7 @@ def encode(crystals: Crystals) -> tuple[dict[str, Tensor], Tensor]:
 
 
 def decode(state: dict[str, Tensor], atoms: Tensor, names: Sequence[str] | None = None) -> Crystals:
-    """Return the crystals of a flow's states. Atomic numbers above 118 are kept; a judge refuses them."""
+    """Return the crystals of a flow's states. Atomic numbers above 118 are possible; the judge refuses them."""
     types, coords, lattice = (state[name].detach().cpu() for name in CHANNELS)
     present = torch.arange(types.shape[1]) < atoms.cpu()[:, None]
     numbers = 1 + ((types > 0) << torch.arange(BITS)).sum(-1)
@@ -207,11 +207,11 @@ def crystals_of(run: Trajectory) -> Crystals:
 
 # ---- structures ------------------------------------------------------------------------------------------------------
 
-DENSEST = 2.0  # Å³ per atom; MP-20 begins at 5.8, and the number of neighbours grows with the inverse
-EMPTIEST = 5000.0  # Å³ per atom; MP-20 ends at 202
+DENSEST = 2.0  # Å³ per atom; the smallest in MP-20 is 5.8, and the number of neighbours grows with the inverse
+EMPTIEST = 5000.0  # Å³ per atom; the largest in MP-20 is 202
 THINNEST = 0.5  # Å between opposite faces; the number of images to search grows with the inverse
-NEEDLE = 50.0  # longest by shortest edge; MP-20 ends at 15
-CLOSEST = 0.5  # Å; the shortest known bond, that of H₂, has 0.74
+NEEDLE = 50.0  # ratio of the longest to the shortest edge; the largest in MP-20 is 15
+CLOSEST = 0.5  # Å; the shortest known bond, H₂, has 0.74
 
 Key = tuple[tuple[int, int], ...]  # a reduced composition: (atomic number, count), by atomic number
 
@@ -222,7 +222,7 @@ def symbol(z: int) -> str:
 
 
 def key_of(numbers: Sequence[int] | np.ndarray) -> Key:
-    """Return the reduced composition of some atoms. Zeros, which stand for no atom, are ignored.
+    """Return the reduced composition of atomic numbers. Zeros mean no atom and are ignored.
 
     >>> key_of([11, 17, 11, 17, 0])
     ((11, 1), (17, 1))
@@ -265,7 +265,7 @@ class Candidate:
 
     @property
     def known(self) -> bool:
-        """Whether there are atoms, all of them of known elements."""
+        """Whether there are atoms, and all are of known elements."""
         return len(self) > 0 and bool(((self.numbers >= 1) & (self.numbers <= ELEMENTS)).all())
 
     @property
@@ -283,7 +283,7 @@ class Candidate:
 
     @property
     def formula(self) -> str:
-        """The reduced formula in the order of chemists; empty if an element is unknown."""
+        """The reduced formula by pymatgen, metals first; empty if an element is unknown."""
         if not self.known:
             return ""
         with quiet():  # pymatgen warns of noble gases, which have no electronegativity
@@ -341,17 +341,17 @@ class Neighbours(NamedTuple):
 
     centre: np.ndarray  # (E,)
     other: np.ndarray  # (E,)
-    image: np.ndarray  # (E, 3) the cell of the other atom
+    image: np.ndarray  # (E, 3), the cell of the other atom
     distance: np.ndarray  # (E,) Å
 
 
 def neighbours(candidate: Candidate, cutoff: float) -> Neighbours:
-    """Return all pairs within the cutoff. The cell must not be `unmeasurable`: the search might take all memory."""
+    """Return all pairs within the cutoff. In an `unmeasurable` cell, the search might take all memory."""
     search = need("pymatgen.optimization.neighbors").find_points_in_spheres
     cell = np.ascontiguousarray(candidate.cell, dtype=float)
     places = np.ascontiguousarray((candidate.coords % 1.0) @ cell)
-    found = search(places, places, r=float(cutoff), pbc=np.ones(3, np.int64), lattice=cell, tol=1e-8)
-    centre, other, image, distance = (np.asarray(part) for part in found)
+    pairs = search(places, places, r=float(cutoff), pbc=np.ones(3, np.int64), lattice=cell, tol=1e-8)
+    centre, other, image, distance = (np.asarray(part) for part in pairs)
     itself = (centre == other) & (image == 0).all(-1)  # by index: two atoms at one place are a pair
     return Neighbours(*(part[~itself] for part in (centre, other, image, distance)))
 
@@ -364,11 +364,11 @@ def unmeasurable(candidate: Candidate) -> str:
         return "it has no atoms"
     if not candidate.finite:
         return "its cell or coordinates are not finite, or its angles do not form a cell"
-    each = candidate.volume / len(candidate)
-    if each < DENSEST:
-        return f"its cell has collapsed: {each:.3g} Å³ per atom"
-    if each > EMPTIEST:
-        return f"its cell is nearly empty: {each:.3g} Å³ per atom"
+    per_atom = candidate.volume / len(candidate)
+    if per_atom < DENSEST:
+        return f"its cell has collapsed: {per_atom:.3g} Å³ per atom"
+    if per_atom > EMPTIEST:
+        return f"its cell is nearly empty: {per_atom:.3g} Å³ per atom"
     height = 1 / np.linalg.norm(np.linalg.inv(candidate.cell), axis=0).max()
     return f"its cell is flat: {height:.3g} Å thin" if height < THINNEST else ""
 
@@ -378,8 +378,8 @@ def refusal(candidate: Candidate, highest: int = ELEMENTS) -> str:
     if reason := unmeasurable(candidate):
         return reason
     if not candidate.known:
-        strange = next(int(z) for z in candidate.numbers if not 1 <= z <= ELEMENTS)
-        return f"atomic number {strange} is none of the {ELEMENTS} elements"
+        unknown = next(int(z) for z in candidate.numbers if not 1 <= z <= ELEMENTS)
+        return f"atomic number {unknown} is none of the {ELEMENTS} elements"
     if (last := int(candidate.numbers.max())) > highest:
         return f"the model does not know {symbol(last)}"
     edges = np.linalg.norm(candidate.cell, axis=1)
