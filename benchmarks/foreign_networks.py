@@ -1,10 +1,10 @@
-"""Confidence for networks nobody here wrote: is the variance right? Small random networks of other libraries.
+"""Check the variance on small random networks of other libraries.
 
     .venv-interop/bin/python benchmarks/foreign_networks.py [--only NAME …] [--out results/interop/exactness.json]
 
-For each network, the linearised variance (one probe an output: exact to first order) and, where its rules reach, the
-diagonal one are held against 1024 posterior draws, at a noise level where first order holds and at larger ones. Writes
-the numbers, and the table of docs/interop.md from them. The tests of tests/interop take their networks from here.
+For each network, the linearised variance (one probe per output: exact to first order) and, where its rules apply, the
+diagonal one are compared with 1024 posterior draws, at a noise level where first order holds and at larger ones. Writes
+the numbers, and the table of docs/interop.md. The tests in tests/interop use the same networks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DRAWS, SAMPLES, ABREAST = 1024, 8, 64
 
 
 class _Name(type):
-    """The class of names that cannot be used: they may be inherited from, listed and compared, and no more."""
+    """The type of names that cannot be used: they may only be inherited from, listed and compared."""
 
     def __getattr__(cls, name: str) -> str:
         if name.startswith("__"):
@@ -58,11 +58,11 @@ class _Name(type):
 
 
 class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Lets timm import `torchvision` where there is none: every name in it exists, and none of them can be used.
+    """An importer that lets timm import `torchvision` if it is not installed. No name in it can be used.
 
-    timm imports image transforms and one class of frozen norms at its top, which a vision transformer never calls. The
-    registry's torchvision is a CUDA build, and does not import beside a CPU torch ("operator torchvision::nms does not
-    exist"). This is for the tests and this script alone; where a torchvision is installed it is not used.
+    On import, timm imports image transforms and one class of frozen norms, which a vision transformer never calls. The
+    registry's torchvision is a CUDA build, which does not import with a CPU torch ("operator torchvision::nms does not
+    exist"). Only the tests and this script use this, and only if torchvision is not installed.
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
@@ -86,7 +86,7 @@ class _Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def import_timm() -> types.ModuleType:
-    """timm, with torchvision if it is installed and without if not; nobody else sees the difference afterwards."""
+    """Import timm, without torchvision if that is not installed."""
     if "timm" in sys.modules or importlib.util.find_spec("torchvision") is not None:
         return importlib.import_module("timm")
     absent = _Absent()
@@ -107,12 +107,12 @@ class Foreign:
     """A network of another library.
 
     Arguments:
-        build: Makes it, small and random, as a velocity network.
+        build: Returns the network, small and random, as a velocity network.
         shape: The shape of a state.
-        needs: The module that has to be there.
-        call: How its author calls it.
-        adapter: What stands between, if anything.
-        cond: The conditions of so many samples.
+        needs: The module that must be installed.
+        call: The call as in its library.
+        adapter: The adapter that it needs.
+        cond: Returns the conditions of a number of samples.
     """
 
     build: Callable[[], nn.Module]
@@ -127,7 +127,7 @@ class Foreign:
         return importlib.util.find_spec(self.needs) is None
 
     def field(self, alpha: float = ALPHAS[0], seed: int = 0) -> fmwc.Field:
-        """The network with noise around a level α, which depends on the input as it does after training."""
+        """Return the network with noise around a level α that depends on the input, as after training."""
         torch.manual_seed(seed)
         network = self.build().eval()
         wake(network)
@@ -142,7 +142,7 @@ class Foreign:
 
 
 def wake(network: nn.Module) -> None:
-    """Draws the weights that start at zero (last layers, gates of transformers): else nothing random comes out."""
+    """Draw the weights that start at zero (last layers, gates of transformers), so that the output is random."""
     with torch.no_grad():
         for parameter in network.parameters():
             if parameter.ndim > 1 and not parameter.any():
@@ -154,7 +154,7 @@ def _waves(t: Tensor, count: int) -> Tensor:  # (B,) -> (B, count)
 
 
 class Tokens(nn.Module):
-    """torch's own transformer encoder as a velocity network of token states."""
+    """The transformer encoder of torch as a velocity network of token states."""
 
     def __init__(self, features: int = 3, width: int = 16) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class Tokens(nn.Module):
 
 
 class Graphs(nn.Module):
-    """A graph network over complete graphs of `nodes` nodes: their batch is one large graph."""
+    """A graph network over complete graphs of `nodes` nodes, whose batch is one large graph."""
 
     def __init__(self, network: nn.Module, nodes: int) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ class Graphs(nn.Module):
 
 
 class Patches(nn.Module):
-    """A vision transformer's features as the velocity of an image; the time is a channel of its own."""
+    """The features of a vision transformer as the velocity of an image; the time is an additional channel."""
 
     def __init__(self, vit: nn.Module, patch: int, channels: int = 1) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class Patches(nn.Module):
 
 
 class Modulated(nn.Module):
-    """A backbone of azula's, which takes the time as a vector."""
+    """A backbone of azula, which takes the time as a vector."""
 
     def __init__(self, network: nn.Module, features: int) -> None:
         super().__init__()
@@ -230,91 +230,57 @@ def torchcfm_unet() -> nn.Module:
     return adapt(net, time_first=True)
 
 
-def unet_2d() -> nn.Module:
-    from diffusers import UNet2DModel
-
-    net = UNet2DModel(
-        sample_size=8,
-        in_channels=1,
-        out_channels=1,
-        block_out_channels=(16, 32),
-        layers_per_block=1,
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-        norm_num_groups=8,
-        attention_head_dim=8,
-    )
-    return timestepped(net)
+def diffusers(name: str, sizes: dict[str, Any], **options: Any) -> Callable[[], nn.Module]:
+    """Return the builder of a network of diffusers, by name; `options` are those of `timestepped`."""
+    return lambda: timestepped(getattr(importlib.import_module("diffusers"), name)(**sizes), **options)
 
 
-def unet_2d_condition() -> nn.Module:
-    from diffusers import UNet2DConditionModel
+IMAGE = {"sample_size": 8, "in_channels": 1, "out_channels": 1}
+UNET = {**IMAGE, "block_out_channels": (16, 32), "layers_per_block": 1, "attention_head_dim": 8, "norm_num_groups": 8}
+HEADS = {"attention_head_dim": 8, "num_attention_heads": 2}
+PROMPT = {"joint_attention_dim": 16, "pooled_projection_dim": 16}
 
-    net = UNet2DConditionModel(
-        sample_size=8,
-        in_channels=1,
-        out_channels=1,
-        block_out_channels=(16, 32),
-        layers_per_block=1,
-        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
-        cross_attention_dim=16,
-        attention_head_dim=8,
-        norm_num_groups=8,
-    )
-    return timestepped(net)
-
-
-def dit() -> nn.Module:
-    from diffusers import DiTTransformer2DModel
-
-    net = DiTTransformer2DModel(
-        num_attention_heads=2,
-        attention_head_dim=8,
-        in_channels=1,
-        out_channels=1,
-        num_layers=2,
-        sample_size=8,
-        patch_size=2,
-        num_embeds_ada_norm=10,
-    )
-    return timestepped(net)
-
-
-def sd3() -> nn.Module:
-    from diffusers import SD3Transformer2DModel
-
-    net = SD3Transformer2DModel(
-        sample_size=8,
-        patch_size=2,
-        in_channels=1,
-        out_channels=1,
-        num_layers=2,
-        attention_head_dim=8,
-        num_attention_heads=2,
-        joint_attention_dim=16,
-        caption_projection_dim=16,
-        pooled_projection_dim=16,
-        pos_embed_max_size=8,
-    )
-    return timestepped(net, backwards=True)
-
-
-def flux() -> nn.Module:
-    from diffusers import FluxTransformer2DModel
-
-    net = FluxTransformer2DModel(
-        in_channels=4,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=8,
-        num_attention_heads=2,
-        joint_attention_dim=16,
-        pooled_projection_dim=16,
-        axes_dims_rope=(2, 2, 4),
-    )
-    places = torch.tensor([(0, i, j) for i in range(4) for j in range(4)]).float()
-    return timestepped(net, backwards=True, scale=1.0, img_ids=places, txt_ids=torch.zeros(3, 3))
+unet_2d = diffusers(
+    "UNet2DModel",
+    {
+        **UNET,
+        "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
+        "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
+    },
+)
+unet_2d_condition = diffusers(
+    "UNet2DConditionModel",
+    {
+        **UNET,
+        "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+        "cross_attention_dim": 16,
+    },
+)
+dit = diffusers(
+    "DiTTransformer2DModel", {**IMAGE, **HEADS, "num_layers": 2, "patch_size": 2, "num_embeds_ada_norm": 10}
+)
+sd3 = diffusers(
+    "SD3Transformer2DModel",
+    {
+        **IMAGE,
+        **HEADS,
+        **PROMPT,
+        "num_layers": 2,
+        "patch_size": 2,
+        "caption_projection_dim": 16,
+        "pos_embed_max_size": 8,
+    },
+    backwards=True,
+)
+flux = diffusers(
+    "FluxTransformer2DModel",
+    {**HEADS, **PROMPT, "in_channels": 4, "num_layers": 1, "num_single_layers": 1, "axes_dims_rope": (2, 2, 4)},
+    backwards=True,
+    scale=1.0,
+    img_ids=torch.tensor([(0, i, j) for i in range(4) for j in range(4)]).float(),
+    txt_ids=torch.zeros(3, 3),
+)
 
 
 def graph_sage() -> nn.Module:
@@ -354,8 +320,10 @@ def azula_denoiser() -> nn.Module:
 
 
 def model_wrapper() -> nn.Module:
-    """flow_matching's own wrapper where that package happens to be installed: its licence (CC BY-NC) keeps it out of
-    what this project installs or depends on."""
+    """Return a network in flow_matching's wrapper if that package is installed.
+
+    Its licence (CC BY-NC) rules it out as a dependency.
+    """
     if importlib.util.find_spec("flow_matching") is None:
         return StandInWrapper(MLP(2, 32, 2, 16))
     from flow_matching.utils import ModelWrapper
@@ -425,7 +393,7 @@ def spearman(a: Tensor, b: Tensor) -> float:
 def compare(
     field: fmwc.Field, x: Tensor, t: Tensor, cond: dict[str, Tensor], draws: int = DRAWS, ceiling: bool = True
 ) -> dict[str, Any]:
-    """The linearised and the diagonal variance against posterior draws: ratio of means, median ratio, Spearman."""
+    """Compare linearised and diagonal variance with posterior draws: ratio of means, median ratio, Spearman."""
 
     def drawn(seed: int) -> Tensor:
         return field.moments(x, t, MonteCarlo(draws, ABREAST), seed=seed, cond=cond).var
@@ -450,19 +418,19 @@ def compare(
 
 
 def refused(message: str) -> str:
-    """The operation that diagonal propagation stopped at."""
-    said = re.search(r"through ([\w.]+)|^([\w.]+)\(", message)
-    return next((group for group in said.groups() if group), message) if said else message
+    """Return the operation that diagonal propagation has no rule for."""
+    match = re.search(r"through ([\w.]+)|^([\w.]+)\(", message)
+    return next((group for group in match.groups() if group), message) if match else message
 
 
 def version_of(name: str) -> str:
-    """The version of the library a network's name begins with."""
+    """Return the version of the library that a network's name begins with."""
     library = name.split()[0]
     return importlib.metadata.version(library) if importlib.util.find_spec(library) else "stand-in"
 
 
 def measure(name: str, alphas: tuple[float, ...] = ALPHAS, draws: int = DRAWS) -> dict[str, Any]:
-    """Everything the table says of one network."""
+    """Measure one network."""
     foreign = NETWORKS[name]
     x, t, cond = foreign.inputs()
     field = foreign.field()
@@ -483,39 +451,35 @@ BEGIN, END = "<!-- made from results/interop/exactness.json -->", "<!-- end -->"
 
 
 def table(networks: dict[str, Any]) -> str:
-    """The table of docs/interop.md from the numbers."""
+    """Return the table of docs/interop.md from the numbers."""
     small, *larger = next(iter(networks.values()))["alpha"]
-    heads = [
-        "network",
-        "noisy layers",
-        f"linearised ÷ draws, α = {small}",
-        "median",
-        "16 random probes",
-        "Spearman (of draws with other draws)",
-        *(f"α = {a}" for a in larger),
-        f"diagonal ÷ draws, α = {small}",
-    ]
-    rows = []
-    for name, entry in networks.items():
-        here, diagonal = entry["alpha"][small], entry["alpha"][small]["diagonal"]
-        rows.append(
-            [
-                f"{name} {entry['version']}",
-                str(entry["layers"]),
-                f"{here['ratio']:.3f}",
-                f"{here['median']:.3f}",
-                f"{here['16 probes']:.2f}",
-                f"{here['spearman']:.3f} ({here['spearman of draws with other draws']:.3f})",
-                *(f"{entry['alpha'][a]['ratio']:.2f}" for a in larger),
-                f"refused: `{diagonal['refused']}`" if "refused" in diagonal else f"{diagonal['ratio']:.2f}",
-            ]
-        )
-    lines = [heads, ["---"] + ["---:"] * (len(heads) - 2) + ["---"], *rows]
+
+    def row(name: str, entry: dict[str, Any]) -> dict[str, str]:
+        compared = entry["alpha"][small]
+        diagonal = compared["diagonal"]
+        return {
+            "network": f"{name} {entry['version']}",
+            "noisy layers": str(entry["layers"]),
+            f"linearised ÷ draws, α = {small}": f"{compared['ratio']:.3f}",
+            "median": f"{compared['median']:.3f}",
+            "16 random probes": f"{compared['16 probes']:.2f}",
+            "Spearman (of draws with other draws)": (
+                f"{compared['spearman']:.3f} ({compared['spearman of draws with other draws']:.3f})"
+            ),
+            **{f"α = {a}": f"{entry['alpha'][a]['ratio']:.2f}" for a in larger},
+            f"diagonal ÷ draws, α = {small}": (
+                f"refused: `{diagonal['refused']}`" if "refused" in diagonal else f"{diagonal['ratio']:.2f}"
+            ),
+        }
+
+    rows = [row(name, entry) for name, entry in networks.items()]
+    heads = list(rows[0])
+    lines = [heads, ["---"] + ["---:"] * (len(heads) - 2) + ["---"], *(list(row.values()) for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def put(table: str, page: str) -> str:
-    """A page with its table replaced."""
+    """Return a page with its table replaced."""
     before, rest = page.split(BEGIN)
     return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
 
@@ -523,7 +487,7 @@ def put(table: str, page: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--only", nargs="*", help="measure these again, and keep the others")
+    parser.add_argument("--only", nargs="*", help="measure only these again")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     clock = Clock(torch.device("cpu"))

@@ -25,8 +25,6 @@ from fmwc.modes import evaluating
 from fmwc.randomness import derive
 from fmwc.training import TrainingConfig, train
 
-__all__ = ["JUDGES", "Pictures", "mnist", "small"]
-
 JUDGES = "FMWC_ZOO_JUDGES"  # the environment variable that names the folder of trained judges
 COUNT, HELD_OUT = 20_000, 2_000
 TURN = math.pi / 3  # the largest angle

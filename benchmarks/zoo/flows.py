@@ -1,4 +1,4 @@
-"""The flows of the zoo: data, network, path and failure rule of each, and how long it trains.
+"""The flows of the zoo: data, network, path, failure rule and training length of each.
 
 Every flow belongs to one half, named here beforehand: scores are chosen on `choose` and reported on `report`. Both
 halves hold low-dimensional, sequence and image flows, with and without conditions. The rule that chooses confidence was
@@ -38,8 +38,6 @@ from fmwc.flow import Channel, FlatTorus, Space, euclidean
 from fmwc.randomness import Randomness, derive
 from fmwc.state import SINGLE, State, tree_map
 from fmwc.training import TrainingConfig, train
-
-__all__ = ["FLOWS", "HALVES", "OTHERS", "TRAINING", "Flow", "Trained", "Training"]
 
 HALVES = ("choose", "report", "fresh", "fresh2")
 DATA, HELD_OUT = 10_000, 2_000  # of the flows whose data are drawn
@@ -91,18 +89,18 @@ TRAINING = {
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained flow with what judging it needs.
+    """A trained flow, and the rule that judges its samples.
 
     Attributes:
         network: Called as `network(x, t, **cond)`; noise at t = 0, data at t = 1; in evaluation mode.
-        space: Where states live.
-        data, cond: What it was trained on, `(N, *)`, and its conditions.
+        space: The space of the states.
+        data, cond: The training data, `(N, *)`, and their conditions.
         held_out, held_out_cond: Data of the same kind that it was not trained on.
         conditions: The conditions for n samples: classes in turn, or nothing.
         failed: The failure rule: `(state, conditions) -> (B,)`, true where a sample failed.
         pairs: The coupling of training, `(x1, randomness) -> x0`; `None` if noise and data are independent.
         notes: Numbers that belong to the failure rule: the held-out accuracy of its classifier.
-        others: The networks of `OTHERS` that there are, by name.
+        others: Networks of `OTHERS`, by name.
     """
 
     network: nn.Module
@@ -118,6 +116,9 @@ class Trained:
     others: Mapping[str, nn.Module] = field(default_factory=dict)
 
 
+Build = Callable[[torch.Generator, torch.device], Trained]
+
+
 @dataclass(frozen=True)
 class Flow:
     """A flow of the zoo.
@@ -127,17 +128,17 @@ class Flow:
         half: `choose`, `report`, `fresh` or `fresh2`.
         about: Data, network and path in one line.
         rule: When a sample counts as failed, in one line.
-        build: Makes data, rule and the untrained network from a generator for the data and a device.
+        build: Returns data, rule and the untrained network, given a generator for the data and a device.
     """
 
     name: str
     half: str
     about: str
     rule: str
-    build: Callable[[torch.Generator, torch.device], Trained]
+    build: Build
 
     def untrained(self, seed: int, device: torch.device, other: str = "") -> Trained:
-        """Everything but the training. The same seed makes the same data on every device."""
+        """Return the flow before training. The same seed gives the same data on every device."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(seed, self.name, "weights", *_member(other)))
             made = self.build(torch.Generator().manual_seed(derive(seed, self.name, "data")), device)
@@ -157,7 +158,7 @@ class Flow:
         other: str = "",
         progress: Callable[[int, float], None] | None = None,
     ) -> Trained:
-        """Train the flow, as long as `TRAINING` says, or one of `OTHERS`."""
+        """Train the flow, or one of `OTHERS`, with the settings of `TRAINING`."""
         made, how = self.untrained(seed, device, other), TRAINING[self.name]
         space, network, pairs = made.space, made.network, made.pairs
         objective = getattr(network, "objective", None)
@@ -190,7 +191,7 @@ class Flow:
         weights: Mapping[str, Tensor],
         others: Mapping[str, Mapping[str, Tensor]] | None = None,
     ) -> Trained:
-        """The trained flow, and others, from the weights of an earlier training with the same seed."""
+        """Return the trained flow, and others, from the weights of an earlier training with the same seed."""
         made = self.untrained(seed, device)
         made.network.load_state_dict(dict(weights))
         networks = {name: copy.deepcopy(made.network) for name in others or {}}
@@ -200,36 +201,43 @@ class Flow:
 
 
 def _member(other: str) -> tuple[str, ...]:
-    """What sets the seeds of a network apart: the early one differs in nothing but its length."""
+    """Return what the seeds of a network depend on. The early one differs from the flow only in its training length."""
     return () if other in ("", "early") else (other,)
 
 
-# ---- what flows are made of --------------------------------------------------------------------------------------
+# ---- building blocks ---------------------------------------------------------------------------------------------
 
 Rule = Callable[..., Tensor]  # (x) or (x, y) -> (B,) on the CPU
 
 
 def _drawn(
-    network: nn.Module,
-    space: Space,
-    draw: Callable[[int], Tensor | tuple[Tensor, Tensor]],
+    network: Callable[[], nn.Module],
+    space: Space | tuple[int, ...],
+    draw: Callable[[int, torch.Generator], Tensor | tuple[Tensor, Tensor]],
     rule: Rule,
-    classes: int,
-    device: torch.device,
+    classes: int = 0,
+    *,
     count: int = DATA,
-    **more: Any,
-) -> Trained:
-    """A flow whose data are drawn, with a class for each where there are any."""
+    pairs: Callable[[Tensor, Randomness], Tensor] | None = None,
+) -> Build:
+    """Return the builder of a flow whose data are drawn, with a class each if there are any."""
 
-    def rows(count: int) -> tuple[Tensor, dict[str, Tensor]]:
-        found = draw(count)
-        return (found[0], {"y": found[1]}) if isinstance(found, tuple) else (found, {})
+    def rows(count: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+        drawn = draw(count, generator)
+        return (drawn[0], {"y": drawn[1]}) if isinstance(drawn, tuple) else (drawn, {})
 
-    data, cond = rows(count)
-    held_out, held_out_cond = rows(HELD_OUT)
-    return Trained(
-        network, space, data, cond, held_out, held_out_cond, _in_turn(classes, device), _judged(rule), **more
-    )
+    def build(generator: torch.Generator, device: torch.device) -> Trained:
+        return Trained(
+            network(),
+            euclidean(space) if isinstance(space, tuple) else space,
+            *rows(count, generator),
+            *rows(HELD_OUT, generator),
+            _in_turn(classes, device),
+            _judged(rule),
+            pairs=pairs,
+        )
+
+    return build
 
 
 def _in_turn(classes: int, device: torch.device) -> Callable[[int], dict[str, Tensor]]:
@@ -248,7 +256,7 @@ def _judged(rule: Rule) -> Callable[[State, dict[str, Tensor]], Tensor]:
 
 
 def optimal_pairs(x1: Tensor, randomness: Randomness) -> Tensor:
-    """Noise for a batch of data, assigned so that the squared distances are least in sum (minibatch OT)."""
+    """Return noise for a batch of data, assigned so that the sum of squared distances is least (minibatch OT)."""
     from scipy.optimize import linear_sum_assignment
 
     x0 = randomness.normal(x1)
@@ -257,215 +265,55 @@ def optimal_pairs(x1: Tensor, randomness: Randomness) -> Tensor:
 
 
 def _curves(
-    curves: Tensor, noise: float, tolerance: float, *, labelled: bool = False, count: int = DATA, **more: Any
-) -> Callable[[torch.Generator, torch.device], Trained]:
-    """A flow of points near curves; off its curves, or off the one of its class, a sample failed."""
-    wrap, pairs = more.get("wrap", lambda network: network), more.get("pairs")
+    curves: Tensor,
+    noise: float,
+    tolerance: float,
+    *,
+    labelled: bool = False,
+    wrap: Callable[[nn.Module], nn.Module] = lambda network: network,
+    **options: Any,
+) -> Build:
+    """Return the builder of a flow of points near curves. Points off the curves, or off that of their class, fail."""
+    classes, dim = len(curves) if labelled else 0, curves.shape[2]
 
-    def build(generator: torch.Generator, device: torch.device) -> Trained:
-        classes, dim = len(curves) if labelled else 0, curves.shape[2]
-        network = wrap(ResidualMLP(dim, more.get("hidden", 128), more.get("depth", 3), classes))
+    def draw(count: int, generator: torch.Generator) -> Any:
+        points, which = shapes.points_on(curves, count, noise, generator)
+        return (points, which) if labelled else points
 
-        def draw(count: int) -> Any:
-            found = shapes.points_on(curves, count, noise, generator)
-            return found if labelled else found[0]
+    def rule(x: Tensor, y: Tensor | None = None) -> Tensor:
+        return shapes.nearest(x, curves, y) > tolerance
 
-        def rule(x: Tensor, y: Tensor | None = None) -> Tensor:
-            return shapes.nearest(x, curves, y) > tolerance
-
-        return _drawn(network, euclidean((dim,)), draw, rule, classes, device, count, pairs=pairs)
-
-    return build
-
-
-def _torus(generator: torch.Generator, device: torch.device) -> Trained:
-    curve = shapes.torus_curve()
-    return _drawn(
-        ResidualMLP(2, 96, 2, periodic=True),
-        Space({SINGLE: Channel((2,), FlatTorus(), "uniform")}),
-        lambda count: shapes.points_on(curve, count, 0.015, generator)[0].remainder(1),
-        lambda x: shapes.nearest(x, curve, torus=True) > 0.06,
-        0,
-        device,
-    )
+    return _drawn(lambda: wrap(ResidualMLP(dim, 128, 3, classes)), (dim,), draw, rule, classes, **options)
 
 
-def _waves(generator: torch.Generator, device: torch.device) -> Trained:
-    return _drawn(
-        ConvGru(),
-        euclidean((1, shapes.LENGTH)),
-        lambda count: shapes.waves(count, generator),
-        shapes.wrong_tones,
-        0,
-        device,
-    )
-
-
-def _melodies(generator: torch.Generator, device: torch.device) -> Trained:
-    classes = len(shapes.NOTES)
-    return _drawn(
-        Dilated(classes),
-        euclidean((1, shapes.LENGTH)),
-        lambda count: shapes.melodies(count, generator),
-        shapes.wrong_notes,
-        classes,
-        device,
-    )
-
-
-def _circles(generator: torch.Generator, device: torch.device) -> Trained:
-    return _drawn(
-        SetTransformer(2),
-        euclidean((shapes.POINTS, 2)),
-        lambda count: shapes.circles(count, generator),
-        shapes.off_circle,
-        0,
-        device,
-    )
-
-
-def _graphs(generator: torch.Generator, device: torch.device) -> Trained:
-    return _drawn(
-        GraphNet(shapes.BONDS, 2),
-        euclidean((shapes.NODES, 2)),
-        lambda count: shapes.bonded(count, generator),
-        shapes.broken,
-        len(shapes.BONDS),
-        device,
-    )
-
-
-def _clouds(generator: torch.Generator, device: torch.device) -> Trained:
-    centres = shapes.cloud_centres()
-    return _drawn(
-        ResidualMLP(centres.shape[2], 96, 2, len(centres)),
-        euclidean((centres.shape[2],)),
-        lambda count: shapes.points_on(centres, count, 0.4, generator),
-        lambda x, y: shapes.nearer_another(x, y, centres, 0.4),
-        len(centres),
-        device,
-    )
-
-
-def _segments(generator: torch.Generator, device: torch.device) -> Trained:
-    return _drawn(
-        SetTransformer(2),
-        euclidean((6, 2)),
-        lambda count: shapes.segments(count, generator),
-        shapes.off_line,
-        0,
-        device,
-    )
-
-
-def _triangles(generator: torch.Generator, device: torch.device) -> Trained:
-    return _drawn(
-        ResidualMLP(6, 128, 3),
-        euclidean((3, 2)),
-        lambda count: shapes.triangles(count, generator),
-        shapes.not_right,
-        0,
-        device,
-        pairs=optimal_pairs,
-    )
-
-
-def _pulses(generator: torch.Generator, device: torch.device) -> Trained:
-    return _drawn(
-        Dilated(shapes.PULSES, dilations=(1, 2, 4, 1)),
-        euclidean((1, shapes.TRACK)),
-        lambda count: shapes.pulses(count, generator),
-        shapes.wrong_count,
-        shapes.PULSES,
-        device,
-    )
-
-
-def _octahedra(generator: torch.Generator, device: torch.device) -> Trained:
-    return _drawn(
-        Equivariant(),
-        Space({SINGLE: Channel((len(shapes.CORNERS), 3), shapes.Sphere())}),
-        lambda count: shapes.octahedra(count, generator),
-        shapes.no_octahedron,
-        0,
-        device,
-    )
-
-
-def _brackets(generator: torch.Generator, device: torch.device) -> Trained:
-    return _drawn(
-        Endpoint(Mixer(shapes.WORD, shapes.LETTERS)),
-        euclidean((shapes.WORD, shapes.LETTERS)),
-        lambda count: shapes.brackets(count, generator),
-        shapes.unbalanced,
-        0,
-        device,
-    )
-
-
-def _hunts(generator: torch.Generator, device: torch.device) -> Trained:
-    return _drawn(
-        Recurrent(2),
-        euclidean((shapes.STEPS, 2)),
-        lambda count: shapes.hunts(count, generator),
-        shapes.no_hunt,
-        0,
-        device,
-    )
-
-
-def _rare(generator: torch.Generator, device: torch.device) -> Trained:
-    centres = shapes.cloud_centres(4, 5, 20)
-    return _drawn(
-        GatedMLP(centres.shape[2], len(centres), 192, 4),
-        euclidean((centres.shape[2],)),
-        lambda count: shapes.rare(centres, count, 0.25, generator),
-        lambda x, y: shapes.nearest(x, centres, y) > 1.7,
-        len(centres),
-        device,
-        pairs=optimal_pairs,
-    )
-
-
-def _emblems(generator: torch.Generator, device: torch.device) -> Trained:
-    return _drawn(
-        PatchTransformer(3, shapes.SIDE, 4, shapes.EMBLEMS),
-        euclidean((3, shapes.SIDE, shapes.SIDE)),
-        lambda count: shapes.emblems(count, generator),
-        shapes.wrong_emblem,
-        shapes.EMBLEMS,
-        device,
-    )
-
-
-def _digits(generator: torch.Generator, device: torch.device) -> Trained:
-    found = digits.small(generator)
-    network = ResidualMLP(64, 256, 3, 10)
-    return _pictures(network, found, 10, device)
-
-
-def _mnist(kind: str, network: Callable[[], nn.Module], labelled: bool = True) -> Callable[..., Trained]:
+def _mnist(kind: str, network: Callable[[], nn.Module], labelled: bool = True) -> Build:
     def build(generator: torch.Generator, device: torch.device) -> Trained:
         return _pictures(network(), digits.mnist(kind, generator, device), 10 if labelled else 0, device)
 
     return build
 
 
-def _pictures(network: nn.Module, found: digits.Pictures, classes: int, device: torch.device) -> Trained:
-    labels = [{"y": y} if classes else {} for y in (found.y, found.held_out_y)]
+def _digits(generator: torch.Generator, device: torch.device) -> Trained:
+    pictures = digits.small(generator)
+    return _pictures(ResidualMLP(64, 256, 3, 10), pictures, 10, device)
+
+
+def _pictures(network: nn.Module, pictures: digits.Pictures, classes: int, device: torch.device) -> Trained:
+    labels = [{"y": y} if classes else {} for y in (pictures.y, pictures.held_out_y)]
     return Trained(
         network,
-        euclidean(found.x.shape[1:]),
-        found.x,
+        euclidean(pictures.x.shape[1:]),
+        pictures.x,
         labels[0],
-        found.held_out,
+        pictures.held_out,
         labels[1],
         _in_turn(classes, device),
-        _judged(found.rule),
-        notes=found.notes,
+        _judged(pictures.rule),
+        notes=pictures.notes,
     )
 
 
+TORUS, CLOUDS, RARE = shapes.torus_curve(), shapes.cloud_centres(), shapes.cloud_centres(4, 5, 20)
 MOONS = shapes.moon_curves()
 OFF = "farther than {} from {}"
 TAKEN = "a classifier trained on the right labels ({}) takes it for another digit"
@@ -513,7 +361,12 @@ FLOWS = {
             "choose",
             "a closed curve on a flat torus; MLP of sines and cosines; geodesics from uniform noise",
             OFF.format(0.06, "the curve"),
-            _torus,
+            _drawn(
+                lambda: ResidualMLP(2, 96, 2, periodic=True),
+                Space({SINGLE: Channel((2,), FlatTorus(), "uniform")}),
+                lambda count, generator: shapes.points_on(TORUS, count, 0.015, generator)[0].remainder(1),
+                lambda x: shapes.nearest(x, TORUS, torus=True) > 0.06,
+            ),
         ),
         Flow(
             "undertrained",
@@ -534,28 +387,36 @@ FLOWS = {
             "choose",
             "sums of two tones that go together, length 64; convolutions and a GRU; straight path",
             "the two strongest frequencies do not go together, or hold less than 85 % of the energy",
-            _waves,
+            _drawn(ConvGru, (1, shapes.LENGTH), shapes.waves, shapes.wrong_tones),
         ),
         Flow(
             "melodies",
             "report",
             "two notes one after the other, the class, length 64; dilated convolutions; straight path",
             "either half's strongest frequency is not the note asked for, or holds less than 75 % of its energy",
-            _melodies,
+            _drawn(
+                lambda: Dilated(len(shapes.NOTES)),
+                (1, shapes.LENGTH),
+                shapes.melodies,
+                shapes.wrong_notes,
+                len(shapes.NOTES),
+            ),
         ),
         Flow(
             "circles",
             "report",
             "sets of eight points on a circle of any place and size; transformer without positions; straight path",
             "a point is off the best circle by more than 15 % of its radius",
-            _circles,
+            _drawn(lambda: SetTransformer(2), (shapes.POINTS, 2), shapes.circles, shapes.off_circle),
         ),
         Flow(
             "graphs",
             "choose",
             "six nodes in the plane, bonded as the class says; graph network; straight path",
             "a bond is not 0.7 to 1.3 long, or two nodes without a bond are nearer than 0.7",
-            _graphs,
+            _drawn(
+                lambda: GraphNet(shapes.BONDS, 2), (shapes.NODES, 2), shapes.bonded, shapes.broken, len(shapes.BONDS)
+            ),
         ),
         Flow(
             "digits",
@@ -618,63 +479,98 @@ FLOWS = {
             "fresh",
             "two Gaussian clouds in 4-D for each of six classes, partly overlapping; residual MLP; straight path",
             "another class's centre is nearer than both of its own by more than 0.4 (a standard deviation)",
-            _clouds,
+            _drawn(
+                lambda: ResidualMLP(4, 96, 2, len(CLOUDS)),
+                (4,),
+                lambda count, generator: shapes.points_on(CLOUDS, count, 0.4, generator),
+                lambda x, y: shapes.nearer_another(x, y, CLOUDS, 0.4),
+                len(CLOUDS),
+            ),
         ),
         Flow(
             "segments",
             "fresh",
             "sets of six points on a line segment; transformer without positions; straight path",
             "a point is farther than 0.2 from the best line",
-            _segments,
+            _drawn(lambda: SetTransformer(2), (6, 2), shapes.segments, shapes.off_line),
         ),
         Flow(
             "triangles-ot",
             "fresh",
             "right-angled triangles in the plane; residual MLP; straight path, minibatch optimal transport",
             "the angle is not 90° ± 12°, or a leg is not 0.7 to 2.1 long",
-            _triangles,
+            _drawn(lambda: ResidualMLP(6, 128, 3), (3, 2), shapes.triangles, shapes.not_right, pairs=optimal_pairs),
         ),
         Flow(
             "pulses",
             "fresh",
             "one to four pulses on a track, the class their number, length 32; dilated convolutions; straight path",
             "the number of pulses is not the one asked for",
-            _pulses,
+            _drawn(
+                lambda: Dilated(shapes.PULSES, dilations=(1, 2, 4, 1)),
+                (1, shapes.TRACK),
+                shapes.pulses,
+                shapes.wrong_count,
+                shapes.PULSES,
+            ),
         ),
         Flow(
             "octahedra",
             "fresh2",
             "six directions to the corners of an octahedron; network that turns with them; geodesics of spheres",
             "a corner's inner products with the others are not an octahedron's within 0.3",
-            _octahedra,
+            _drawn(
+                Equivariant,
+                Space({SINGLE: Channel((len(shapes.CORNERS), 3), shapes.Sphere())}),
+                shapes.octahedra,
+                shapes.no_octahedron,
+            ),
         ),
         Flow(
             "brackets",
             "fresh2",
             "balanced words of two kinds of brackets, one-hot; MLP-Mixer trained by cross entropy; straight path",
             "the largest numbers do not spell a balanced word",
-            _brackets,
+            _drawn(
+                lambda: Endpoint(Mixer(shapes.WORD, shapes.LETTERS)),
+                (shapes.WORD, shapes.LETTERS),
+                shapes.brackets,
+                shapes.unbalanced,
+            ),
         ),
         Flow(
             "hunts",
             "fresh2",
             "series of prey and hunters by Lotka and Volterra, length 16; LSTM layers; straight path",
             "a state is farther than 0.3 from where the equations take the one before it",
-            _hunts,
+            _drawn(lambda: Recurrent(2), (shapes.STEPS, 2), shapes.hunts, shapes.no_hunt),
         ),
         Flow(
             "rare-ot",
             "fresh2",
             "five Gaussians in 20-D for each of four classes, the rarest 3 %; gated MLP; minibatch optimal transport",
             OFF.format(1.7, "the nearest centre of its class (6.8 standard deviations; 4.5 are usual)"),
-            _rare,
+            _drawn(
+                lambda: GatedMLP(20, len(RARE), 192, 4),
+                (20,),
+                lambda count, generator: shapes.rare(RARE, count, 0.25, generator),
+                lambda x, y: shapes.nearest(x, RARE, y) > 1.7,
+                len(RARE),
+                pairs=optimal_pairs,
+            ),
         ),
         Flow(
             "emblems",
             "fresh2",
             "coloured figures, 3 × 12 × 12, the class figure and colour; transformer over patches; straight path",
             "the nearest drawing is of another class, or differs by more than 0.2 (root mean square)",
-            _emblems,
+            _drawn(
+                lambda: PatchTransformer(3, shapes.SIDE, 4, shapes.EMBLEMS),
+                (3, shapes.SIDE, shapes.SIDE),
+                shapes.emblems,
+                shapes.wrong_emblem,
+                shapes.EMBLEMS,
+            ),
         ),
     )
 }

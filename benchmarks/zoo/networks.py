@@ -17,27 +17,9 @@ from fmwc.flow import Space
 from fmwc.networks import TimeEmbedding
 from fmwc.randomness import Randomness
 
-__all__ = [
-    "Classifier",
-    "ConvGru",
-    "Denoiser",
-    "Dilated",
-    "Endpoint",
-    "Equivariant",
-    "GatedMLP",
-    "GraphNet",
-    "Guided",
-    "Mixer",
-    "PatchTransformer",
-    "Recurrent",
-    "ResidualMLP",
-    "SetTransformer",
-    "SmallUNet",
-]
-
 
 class Condition(nn.Module):
-    """Creates the embedding of time, and of a class where there is one: (B,), (B,) -> (B, F)."""
+    """The embedding of time, and of a class where there is one: (B,), (B,) -> (B, F)."""
 
     def __init__(self, features: int, classes: int = 0) -> None:
         super().__init__()
@@ -51,7 +33,7 @@ class Condition(nn.Module):
 
 
 class ResidualMLP(nn.Module):
-    """Creates a residual MLP with LayerNorm for vectors.
+    """A residual MLP with LayerNorm for vectors.
 
     Arguments:
         dim: The numbers of a sample; a sample of another shape is flattened.
@@ -82,7 +64,7 @@ class ResidualMLP(nn.Module):
 
 
 class Denoiser(nn.Module):
-    r"""Creates a velocity network from a denoiser E[x₁ | x_t] on a variance-preserving path with a cosine schedule.
+    r"""A velocity network from a denoiser E[x₁ | x_t] on a variance-preserving path with a cosine schedule.
 
     x_t = α x₁ + σ x₀ with α = sin θ, σ = cos θ and θ = (π/2) · 0.98 · t: a little noise is left at t = 1, so that the
     velocity stays finite. The velocity follows from x₀ = (x_t − α x₁)/σ:
@@ -118,7 +100,7 @@ class Denoiser(nn.Module):
 
 
 class Guided(nn.Module):
-    """Creates classifier-free guidance: v(∅) + w (v(y) − v(∅)), from one call with twice the batch.
+    """Classifier-free guidance: v(∅) + w (v(y) − v(∅)), from one call with twice the batch.
 
     Arguments:
         network: Called as `network(x, t, y=labels)`, with one class more than there are, which stands for no label.
@@ -150,7 +132,7 @@ class Guided(nn.Module):
 
 
 class ConvGru(nn.Module):
-    """Creates a network for waves (B, 1, L): strided convolutions, a GRU in both directions, and the way up again.
+    """A network for waves (B, 1, L): strided convolutions, a GRU in both directions, and the way up again.
 
     The GRU is written with linear layers, one step at a time, over L/4 places.
     """
@@ -187,7 +169,7 @@ class ConvGru(nn.Module):
 
 
 class Dilated(nn.Module):
-    """Creates a network for waves (B, 1, L) with a class: residual dilated convolutions at full length."""
+    """A network for waves (B, 1, L) with a class: residual dilated convolutions at full length."""
 
     def __init__(self, classes: int, hidden: int = 32, features: int = 32, dilations: tuple[int, ...] = (1, 4, 16, 2)):
         super().__init__()
@@ -207,7 +189,7 @@ class Dilated(nn.Module):
 
 
 class SetTransformer(nn.Module):
-    """Creates a transformer for sets of points (B, N, D): pre-norm blocks, and no positions, so order is ignored."""
+    """A transformer for sets of points (B, N, D): pre-norm blocks, and no positions, so order is ignored."""
 
     def __init__(self, dim: int, hidden: int = 48, heads: int = 4, depth: int = 3) -> None:
         super().__init__()
@@ -229,7 +211,7 @@ class SetTransformer(nn.Module):
 
 
 class GraphNet(nn.Module):
-    """Creates a graph network for nodes in space (B, N, D) whose class y says which of them are bonded.
+    """A graph network for nodes in space (B, N, D) whose class y says which of them are bonded.
 
     Messages pass between all pairs; a pair is seen by its difference, its distance and its bond.
 
@@ -264,7 +246,7 @@ class GraphNet(nn.Module):
 
 
 class SmallUNet(nn.Module):
-    """Creates a small UNet for images (B, 1, H, W) with even sides: two blocks at full and two at half resolution.
+    """A small UNet for images (B, 1, H, W) with even sides: two blocks at full and two at half resolution.
 
     Arguments:
         classes: How many classes; 0 for none.
@@ -298,7 +280,7 @@ class SmallUNet(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """Creates an MLP of gated blocks (SwiGLU) for vectors with a class, which scales and shifts every block's input."""
+    """An MLP of gated blocks (SwiGLU) for vectors with a class, which scales and shifts every block's input."""
 
     def __init__(self, dim: int, classes: int, hidden: int = 96, depth: int = 3, features: int = 64) -> None:
         super().__init__()
@@ -320,7 +302,7 @@ class GatedMLP(nn.Module):
 
 
 class Mixer(nn.Module):
-    """Creates an MLP-Mixer for sequences (B, L, A): dense layers along the places and along the features in turn."""
+    """An MLP-Mixer for sequences (B, L, A): dense layers along the places and along the features in turn."""
 
     def __init__(self, length: int, letters: int, hidden: int = 48, depth: int = 3) -> None:
         super().__init__()
@@ -344,7 +326,7 @@ def _dense(size: int, hidden: int) -> nn.Sequential:
 
 
 class Endpoint(nn.Module):
-    """Creates the velocity (E[x₁ | x_t] − x_t) / (1 − t) for one-hot letters, from a network that gives their logits.
+    """The velocity (E[x₁ | x_t] − x_t) / (1 − t) for one-hot letters, from a network that gives their logits.
 
     The loss is cross entropy (variational flow matching). The denominator is at least 0.02, the last of 50 steps.
     """
@@ -362,7 +344,7 @@ class Endpoint(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Creates a network for series (B, L, D): LSTM layers that read backwards and forwards in turn.
+    """A network for series (B, L, D): LSTM layers that read backwards and forwards in turn.
 
     The LSTM is written with linear layers, one step at a time.
     """
@@ -395,7 +377,7 @@ class Recurrent(nn.Module):
 
 
 class Equivariant(nn.Module):
-    """Creates a network for sets of unit vectors (B, N, D) that turns and reorders with them.
+    """A network for sets of unit vectors (B, N, D) that turns and reorders with them.
 
     It sees inner products only; the velocity of each vector is the tangent part of a weighted sum of all of them.
     """
@@ -420,7 +402,7 @@ class Equivariant(nn.Module):
 
 
 class PatchTransformer(nn.Module):
-    """Creates a transformer over patches of images (B, C, S, S); time and class scale, shift and gate every block."""
+    """A transformer over patches of images (B, C, S, S); time and class scale, shift and gate every block."""
 
     def __init__(
         self, channels: int, side: int, patch: int, classes: int, hidden: int = 64, heads: int = 4, depth: int = 3
@@ -448,7 +430,7 @@ class PatchTransformer(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Creates the judge of 14 × 14 images: three convolutions, two pools, two dense layers."""
+    """The judge of 14 × 14 images: three convolutions, two pools, two dense layers."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()

@@ -17,8 +17,6 @@ from benchmarks.zoo.flows import FLOWS, OTHERS
 from benchmarks.zoo.scores import score
 from fmwc.files import write_bytes
 
-__all__ = ["one", "run"]
-
 
 def one(name: str, seed: int, device_name: str, out: Path, only: str, count: int) -> str:
     """Do one flow and seed; return a line that says what was done."""

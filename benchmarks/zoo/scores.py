@@ -22,8 +22,6 @@ from fmwc.sampling.scores import SCORES
 from fmwc.sampling.trajectory import DISPERSION
 from fmwc.state import tree_map
 
-__all__ = ["BACKWARD", "Reading", "score"]
-
 COUNT, STEPS = 3_000, 50
 NOISE_STEPS = 1_000  # of fit_noise
 BATCH = {"cpu": 500, "cuda": 1_500}

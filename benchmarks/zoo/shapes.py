@@ -11,54 +11,6 @@ from torch import Generator, Tensor
 
 from fmwc.flow import FlatTorus
 
-__all__ = [
-    "BONDS",
-    "CENTRES",
-    "CORNERS",
-    "EMBLEMS",
-    "LETTERS",
-    "NOTES",
-    "SIDE",
-    "STEPS",
-    "TONES",
-    "WORD",
-    "Sphere",
-    "arms",
-    "board",
-    "bonded",
-    "brackets",
-    "broken",
-    "circles",
-    "cloud_centres",
-    "emblems",
-    "hunts",
-    "lissajous",
-    "melodies",
-    "moon_curves",
-    "nearer_another",
-    "nearest",
-    "no_hunt",
-    "no_octahedron",
-    "not_right",
-    "octahedra",
-    "off_circle",
-    "off_line",
-    "points_on",
-    "pulses",
-    "rare",
-    "ring_curves",
-    "segments",
-    "square_curves",
-    "torus_curve",
-    "triangles",
-    "unbalanced",
-    "waves",
-    "wrong_count",
-    "wrong_emblem",
-    "wrong_notes",
-    "wrong_tones",
-]
-
 PLACES = 400  # of a curve, which distances are measured to
 
 
@@ -341,7 +293,7 @@ def broken(x: Tensor, y: Tensor) -> Tensor:  # (B, 6, 2), (B,) -> (B,)
 
 
 class Sphere:
-    """Creates the unit sphere of the last dimension; normal noise, put on it, is uniform."""
+    """The unit sphere of the last dimension; normal noise, put on it, is uniform."""
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         size = u.square().sum(-1, keepdim=True).clamp_min(1e-20).sqrt()

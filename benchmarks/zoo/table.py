@@ -19,8 +19,6 @@ from benchmarks.zoo.flows import FLOWS, HALVES
 from fmwc.files import write_json, write_text
 from fmwc.metrics.ranking import ranking
 
-__all__ = ["auroc", "collect", "summary", "tables", "write"]
-
 METRICS = ("auroc", "auprc", "lift")
 DIGITS = {"auroc": 2, "auprc": 2, "lift": 1}
 
