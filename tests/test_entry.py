@@ -7,7 +7,7 @@ import torch
 
 import fmwc
 from fmwc.data.arrays import Samples
-from fmwc.entry import build, called, try_once
+from fmwc.entry import build, call_entry, try_once
 from fmwc.errors import UsageError
 from fmwc.retrofit import Retrofit, retrofit
 
@@ -98,7 +98,7 @@ def test_functions_that_return_no_network(module, body):
 def test_an_interrupt_is_passed_on(module):
     module("raise KeyboardInterrupt")
     with pytest.raises(KeyboardInterrupt):
-        called("odd_module:made", "a network")
+        call_entry("odd_module:made", "a network")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Networks and other objects that a user names as `module:function`, and the weights that go into them."""
+"""Networks and other objects that users name as `module:function`, and their weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fmwc.modes import evaluating
 from fmwc.readers import shown
 from fmwc.state import State, batch_size, channels, precision_of, tree_map
 
-__all__ = ["build", "called", "one_line", "try_once"]
+__all__ = ["build", "call_entry", "one_line", "try_once"]
 
 T = TypeVar("T")
 
@@ -34,14 +34,14 @@ LARGEST = 1 << 28  # numbers per sample
 # ---- functions ---------------------------------------------------------------------------------------------------
 
 
-def called(entry: str, what: str) -> Any:
+def call_entry(entry: str, what: str) -> Any:
     """Import `package.module:function`, call it without arguments, and return its result.
 
-    The module is looked up where Python looks and in the working directory. Whatever goes wrong raises one line.
+    The module is searched on Python's path and in the working directory. Every failure raises a one-line error.
 
     Arguments:
         entry: The function's name.
-        what: What it should return, for messages.
+        what: What it returns, for messages.
     """
     module_name, colon, name = entry.partition(":")
     if not colon or not name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
@@ -53,19 +53,17 @@ def called(entry: str, what: str) -> Any:
             raise UsageError(f"module '{module_name}' has no '{name}'")
         if not callable(function) or (hasattr(function, "state_dict") and not isinstance(function, type)):
             raise UsageError(f"'{entry}' must be a function without arguments that returns {what}")
-        _require_no_arguments(entry, function)
-        found = _guarded(function, f"'{entry}' failed")
-        if inspect.iscoroutine(found):
-            found.close()  # otherwise Python warns that it was never awaited
+        if inspect.iscoroutinefunction(function):
             raise UsageError(f"'{entry}' is asynchronous; give a plain function that returns {what}")
-        return found
+        _require_no_arguments(entry, function)
+        return _guarded(function, f"'{entry}' failed")
 
 
 def one_line(error: BaseException, longest: int = 200) -> str:
     """Return the message of an exception as one line of bounded length."""
     try:
         words = " ".join(str(error).split())
-    except Exception:  # of a user's own class
+    except Exception:  # a user's exception class may fail to print
         words = ""
     return shown(f"{type(error).__name__}: {words}"[:longest]).removesuffix(": ")
 
@@ -93,7 +91,7 @@ def _guarded(function: Callable[[], T], problem: str) -> T:
 
 @contextmanager
 def _importing_from(folder: str) -> Iterator[None]:
-    """Look for modules in a folder too, also for the imports inside a function that is called meanwhile."""
+    """Search a folder for modules, too, including those that a called function imports."""
     sys.path.insert(0, folder)
     try:
         yield
@@ -110,9 +108,9 @@ def build(entry: str, weights: str | Path | None = None) -> tuple[nn.Module, Spa
 
     Arguments:
         entry: `package.module:function`; the function returns the network, or a pair of the network and its space.
-        weights: A state dict: .safetensors, or .pt that holds tensors only.
+        weights: A state dict: .safetensors, or .pt with tensors only.
     """
-    made = called(entry, "a network")
+    made = call_entry(entry, "a network")
     network, space = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if isinstance(space, (tuple, list)) and all(isinstance(size, int) for size in space):
         if not all(1 <= size <= LARGEST for size in space) or not 1 <= math.prod(space) <= LARGEST:
@@ -136,7 +134,7 @@ def build(entry: str, weights: str | Path | None = None) -> tuple[nn.Module, Spa
 
 
 def _load_weights(network: nn.Module, found: dict[str, Tensor]) -> None:
-    """Load a state dict, saved with or without an adapter, `torch.compile` or `DataParallel` around the network."""
+    """Load a state dict that was saved with or without an adapter, `torch.compile` or `DataParallel`."""
     for wrapper in ("_orig_mod.", "module."):
         if all(name.startswith(wrapper) for name in found):
             found = {name.removeprefix(wrapper): value for name, value in found.items()}
@@ -158,7 +156,7 @@ def try_once(network: nn.Module, x: State, cond: dict[str, Any]) -> None:
             velocity = network(few, half, **{k: v[:2] for k, v in cond.items()})
     except FmwcError:
         raise
-    except Exception as error:  # whatever the user's own code raises
+    except Exception as error:  # whatever the user's code raises
         raise UsageError(
             f"the network does not run as network(x, t) on samples of {shapes}{given}: {one_line(error)}; if it has "
             "another signature, adapt it, such as fmwc.adapters.adapt(net, time_first=True)"

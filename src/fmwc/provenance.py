@@ -1,10 +1,10 @@
-"""Where a result comes from: commit, code, device, versions and time.
+"""The provenance of a result: commit, code, device, versions and time.
 
 The commit is written into a package when it is built (`hatch_build.py`), and read from git's files in a checkout. Git
-itself is never run: it would execute what the configuration of a surrounding repository says, and it would answer for
-whatever repository that is. :func:`code` hashes the files that run, so edits since the commit show.
+itself is never run: the configuration of a surrounding repository, which need not be fmwc's, could make it execute
+commands. :func:`code` hashes the files that run, so it shows edits since the commit.
 
-`hatch_build.py` loads this file on its own, so it imports torch and the rest of fmwc inside functions only.
+`hatch_build.py` loads this file without the package, so torch and the rest of fmwc are imported inside functions only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
     "runtime",
 ]
 
-BAKED = "_commit.py"  # in the package's folder, where it was built
+BAKED = "_commit.py"  # the file in a built package that holds its commit
 UNKNOWN = "unknown"
 SHORT = 12
 _HASH = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
@@ -49,7 +49,7 @@ PACKAGE = Path(__file__).resolve().parent
 
 @cache
 def commit() -> str:
-    """Return the commit of the running code: `FMWC_COMMIT`, that of the build or of the checkout, or "unknown"."""
+    """Return the commit of the running code, from `FMWC_COMMIT`, the build or the checkout, or "unknown"."""
     if given := os.environ.get("FMWC_COMMIT"):
         return "".join(c if c.isprintable() else "?" for c in given)[:100]
     if found := re.fullmatch(r'COMMIT = "([0-9a-f]{7,64})"\s*', _text(PACKAGE / BAKED)):
@@ -60,22 +60,22 @@ def commit() -> str:
 
 
 def commit_of(root: Path) -> str:
-    """Return the commit that a checkout is at, from the files of its repository, or "unknown"."""
+    """Return the commit of a checkout, from the files of its repository, or "unknown"."""
     git = root / ".git"
-    if git.is_file():  # of a worktree, or a submodule
-        there = re.fullmatch(r"gitdir: (.+)\s*", _text(git))
-        if not there:
+    if git.is_file():  # in a worktree or a submodule
+        match = re.fullmatch(r"gitdir: (.+)\s*", _text(git))
+        if not match:
             return UNKNOWN
-        git = root / there[1].strip()
+        git = root / match[1].strip()
     shared = _text(git / "commondir").strip()
-    places = [git, git / shared] if shared else [git]
+    folders = [git, git / shared] if shared else [git]
     head = _text(git / "HEAD").strip()
     if head.startswith("ref: "):
         name = head.removeprefix("ref: ")
         if not _REF.fullmatch(name) or ".." in name:
             return UNKNOWN
-        packed = [line for place in places for line in _text(place / "packed-refs").splitlines()]
-        found = [_text(place / name).strip() for place in places]
+        packed = [line for folder in folders for line in _text(folder / "packed-refs").splitlines()]
+        found = [_text(folder / name).strip() for folder in folders]
         found += [line.removesuffix(f" {name}") for line in packed if line.endswith(f" {name}")]
         head = next(filter(None, found), "")
     return head[:SHORT] if _HASH.fullmatch(head) else UNKNOWN
@@ -92,12 +92,12 @@ def _text(path: Path) -> str:
 @cache
 def code() -> str:
     """Return a hash of the package's Python files as they are."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         if path.name != BAKED:
             content = path.read_bytes()
-            found.update(f"{path.relative_to(PACKAGE).as_posix()}|{len(content)}|".encode() + content)
-    return found.hexdigest()[:SHORT]
+            digest.update(f"{path.relative_to(PACKAGE).as_posix()}|{len(content)}|".encode() + content)
+    return digest.hexdigest()[:SHORT]
 
 
 # ---- device and time ---------------------------------------------------------------------------------------------
@@ -123,6 +123,7 @@ def pick_device(name: str | torch.device) -> torch.device:
 
 
 def describe_device(device: torch.device) -> str:
+    """Return the name of a GPU, or the number of threads on a CPU."""
     import torch
 
     if device.type == "cuda":
@@ -131,14 +132,15 @@ def describe_device(device: torch.device) -> str:
 
 
 class Clock:
-    """Wall time since it was created; waits for the device."""
+    """A stopwatch for work on a device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.start = device, time.perf_counter()
-        commit(), code()  # looked up once: the files may change during the run
+        commit(), code()  # cached, because the files may change during the run
 
     @property
     def seconds(self) -> float:
+        """Wall time since the clock was created, including work that the GPU has not finished yet."""
         import torch
 
         if self.device.type == "cuda":
@@ -147,7 +149,7 @@ class Clock:
 
 
 def runtime(device: torch.device) -> dict[str, str]:
-    """Return what a result depends on beside its recipe: part of the identity of every run that can resume."""
+    """Return what a result depends on besides its options, as part of the identity of every run that can resume."""
     import torch
 
     version = sys.modules["fmwc"].__version__  # not an import: the package imports from every layer

@@ -1,7 +1,7 @@
-"""Weights in eight bits: a matrix as integers from −127 to 127 and one scale per row, for shipped weights.
+"""Quantised weights: a matrix as 8-bit integers from −127 to 127 with one scale per row.
 
 A network is rounded before anything is measured with it, so that the measurements hold for the shipped weights.
-Rounding again changes nothing.
+Rounding twice is the same as rounding once.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ def encode(weight: Tensor) -> tuple[Tensor, Tensor]:  # (O, *) -> (O, *) int8, (
 
 
 def decode(levels: Tensor, scale: Tensor) -> Tensor:
+    """Return the matrix that integers and scales stand for."""
     return levels.float() * scale[(..., *[None] * (levels.ndim - 1))]
 
 
 def round_weights(module: nn.Module) -> None:
-    """Round every matrix of a module to values that eight bits can hold; vectors are not changed."""
+    """Round every matrix of a module to quantised values; vectors do not change."""
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.ndim > 1:

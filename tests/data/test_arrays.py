@@ -64,7 +64,7 @@ def test_what_is_wrong_is_said(tmp_path, capsys):
             arrays.load(tmp_path / name)
 
     refused("missing.npz", "cannot be read")
-    refused("d.csv", r"none of the extensions \.npz")
+    refused("d.csv", r"one of the extensions \.npz")
     (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04 and nothing more")
     refused("cut.npz", "cut off")
     (tmp_path / "cut.safetensors").write_bytes(b"\x00" * 4)
@@ -84,11 +84,11 @@ def test_what_is_wrong_is_said(tmp_path, capsys):
     torch.save(X.to_sparse(), tmp_path / "sparse.pt")
     refused("sparse.pt", "sparse")
     torch.save([X], tmp_path / "list.pt")
-    refused("list.pt", "something else than named tensors")
+    refused("list.pt", "must hold named tensors only")
     np.save(tmp_path / "complex.npy", X.numpy() * 1j)
     refused("complex.npy", "save numbers")
     os.mkfifo(tmp_path / "fifo.npy")
     refused("fifo.npy", "not a file")
     torch.save({"x": X, "name": "word"}, tmp_path / "word.pt")
-    refused("word.pt", "something else than named tensors")
+    refused("word.pt", "must hold named tensors only")
     assert "must never run" not in capsys.readouterr().out

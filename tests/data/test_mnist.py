@@ -371,15 +371,15 @@ def test_a_damaged_gz(folder):
 @pytest.mark.parametrize(
     ("fault", "match"),
     [
-        (lambda b: b[:-1], r"promises 2560 bytes after its header and holds 2559;"),
+        (lambda b: b[:-1], r"announces 2560 bytes after its header and holds 2559;"),
         (lambda b: b[:16], "holds 0;"),
-        (lambda b: b + b"\0", "promises 2560 bytes after its header and holds more"),
+        (lambda b: b + b"\0", "announces 2560 bytes after its header and holds more"),
         (lambda b: b[:9], "truncated, or not an idx file of images"),
         (lambda b: b"", "truncated, or not an idx file of images"),
         (lambda b: b"\0\0\x08\x01" + b[4:], "starts with 0x00000801.*not an idx file of images"),
         (lambda b: b"\0\0\x0d\x03" + b[4:], "starts with 0x00000d03"),
-        (lambda b: b[:4] + b"\xff" * 12 + b[16:], f"promises {(2**32 - 1) ** 3:,} bytes"),
-        (lambda b: b[:4] + bytes(4) + b[8:], "promises 0 bytes"),
+        (lambda b: b[:4] + b"\xff" * 12 + b[16:], f"announces {(2**32 - 1) ** 3:,} bytes"),
+        (lambda b: b[:4] + bytes(4) + b[8:], "announces 0 bytes"),
         (lambda b: b[:4] + bytes(4) + b[8:16], r"\(0, 8, 8\).*N ≥ 1"),
     ],
 )
@@ -703,7 +703,7 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused_before_it_is(tmp_path
         refused("unpacks to .* bytes; of its size at most", tmp_path / "own.npz", own=True)
         (tmp_path / f"{LABELS}.gz").write_bytes(gzip.compress(struct.pack(">II", 0x801, 4)))
         (tmp_path / f"{IMAGES}.gz").write_bytes(gzip.compress(struct.pack(">IIII", 0x803, 1 << 22, 28, 28)))
-        refused("promises 3,288,334,336 bytes", tmp_path, own=True)
+        refused("announces 3,288,334,336 bytes", tmp_path, own=True)
         assert tracemalloc.get_traced_memory()[1] < 1 << 24
     finally:
         tracemalloc.stop()

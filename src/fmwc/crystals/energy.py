@@ -27,7 +27,7 @@ from fmwc.crystals.structures import (
     said,
     symbol,
 )
-from fmwc.entry import called
+from fmwc.entry import call_entry
 from fmwc.errors import DataError, UnknownNameError, UsageError, nearest
 
 __all__ = [
@@ -296,7 +296,7 @@ def calculator(name: str = "chgnet", device: str = "") -> Calculator:
     if ":" not in name:
         raise UnknownNameError(nearest(name, [*CALCULATORS, "module:function"], "calculator"))
     with quiet():
-        made = called(name, "an ASE calculator")
+        made = call_entry(name, "an ASE calculator")
     if not hasattr(made, "get_potential_energy"):
         raise UsageError(f"calculator '{name}' must return an ASE calculator, not {type(made).__name__}")
     return _Ase(name, lambda: made)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fmwc.errors import DataError
 from fmwc.readers import read_arrays, read_pt, read_safetensors, shown
-from fmwc.state import SINGLE, State, channels
+from fmwc.state import SINGLE, State, channels, tree_map
 
 __all__ = ["READERS", "Samples", "fingerprint", "load", "read", "samples_of"]
 
@@ -21,7 +21,7 @@ LIMIT = 8 << 30  # bytes of a file, and of its numbers in single precision, whic
 
 
 class Samples(NamedTuple):
-    """Samples, if there are any, and conditions, with one row per sample."""
+    """Samples, if any, and conditions, with one row per sample."""
 
     x: State | None
     cond: dict[str, Tensor]
@@ -57,17 +57,17 @@ READERS: dict[str, Callable[[Path], Any]] = {
 
 
 def read(path: str | Path) -> dict[str, Tensor]:
-    """Return the tensors of a file by name; its extension tells the format."""
+    """Return the tensors of a file by name. The extension determines the format."""
     path = Path(path)
     if path.suffix not in READERS:
-        raise DataError(f"{shown(path)} has none of the extensions {', '.join(READERS)}")
+        raise DataError(f"{shown(path)} must have one of the extensions {', '.join(READERS)}")
     found = READERS[path.suffix](path)
     named = isinstance(found, Mapping) and all(isinstance(name, str) for name in found)
     if not named or not found or not all(isinstance(value, Tensor) for value in found.values()):
         inner = [name for name, value in found.items() if isinstance(value, dict)] if named else []
-        do = f"; save {inner[0][:60]!r} alone, or let the function load it" if inner else ""
+        remedy = f"; save {inner[0][:60]!r} alone, or let the function load it" if inner else ""
         held = ", ".join(found)[:200] or "nothing" if named else type(found).__name__
-        raise DataError(f"{shown(path)} holds something else than named tensors: {held}{do}")
+        raise DataError(f"{shown(path)} must hold named tensors only, but holds {held}{remedy}")
     return dict(found)
 
 
@@ -80,7 +80,7 @@ def samples_of(found: Mapping[str, Tensor], path: str | Path) -> Samples:
     """Return the tensors of a file as samples and conditions; raise if they do not fit together."""
     parts = {name.removeprefix("x."): v for name, v in found.items() if name.startswith("x.")}
     if parts and SINGLE in found:
-        raise DataError(f"{path} holds both x and x.{next(iter(parts))}; samples are one or the other")
+        raise DataError(f"{path} holds both x and x.{next(iter(parts))}; keep one of them")
     x: State | None = parts or found.get(SINGLE)
     cond = {name: v for name, v in found.items() if name != SINGLE and not name.startswith("x.")}
     rows = {name: len(v) if v.ndim else 0 for name, v in found.items()}
@@ -90,17 +90,12 @@ def samples_of(found: Mapping[str, Tensor], path: str | Path) -> Samples:
         raise DataError(f"{path}: '{odd[0]}' is of {found[odd[0]].dtype}; save real numbers")
     if (size := 4 * sum(v.numel() for v in channels(x).values()) if x is not None else 0) > LIMIT:
         raise DataError(f"{path} takes {size:,} bytes in single precision; at most {LIMIT:,} are read")
-    return Samples(_floats(x), {name: v.float() if v.dtype == torch.float64 else v for name, v in cond.items()})
-
-
-def _floats(x: State | None) -> State | None:
-    if isinstance(x, dict):
-        return {name: value.float() for name, value in x.items()}
-    return None if x is None else x.float()
+    x = None if x is None else tree_map(Tensor.float, x)
+    return Samples(x, {name: v.float() if v.dtype == torch.float64 else v for name, v in cond.items()})
 
 
 def fingerprint(*data: State) -> str:
-    """Return a short hash of the data that a model is trained on."""
+    """Return a short hash of training data."""
     digest = hashlib.sha256()
     for tensor in (value for row in data for value in channels(row).values()):
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())

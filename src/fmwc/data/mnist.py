@@ -1,15 +1,16 @@
-"""MNIST, verified by checksums, and other data sets of greyscale images with labels."""
+"""MNIST, verified by checksums, and other data sets of labelled greyscale images."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import math
 import os
 import struct
 import warnings
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,8 +53,7 @@ PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 PLACES = (".", "mnist", "MNIST/raw")  # subfolders to search; the last is torchvision's
 TIMEOUT = 30.0  # seconds
 LARGEST = 1 << 24  # bytes accepted from a mirror; the largest of the four files has 9.9 million
-CHUNK = 1 << 20
-TOGETHER = 1000  # images that are rounded at a time
+TOGETHER = 1000  # images that are converted at a time, because float64 copies take eight times the memory
 TENTH = 10  # in data without splits, every tenth image is for testing
 BY_HAND = f"{', '.join(name for name in SUMS if name.endswith('.gz'))} from {' or '.join(MIRRORS)}"
 OWN = (
@@ -71,12 +71,14 @@ class Images(NamedTuple):
     y: Tensor  # (N,) int64
 
 
-class _Found(NamedTuple):
+class _Arrays(NamedTuple):
+    """Arrays as they were read, and the names of their sources for messages."""
+
     x: np.ndarray
     y: np.ndarray
     x_from: str
     y_from: str
-    split: bool = True  # whether this is one split rather than all of the data
+    split: bool = True  # whether they are one split, not all of the data
     names: tuple[str, ...] = ()  # of image files, with their folders
 
 
@@ -99,9 +101,9 @@ def load(
     Arguments:
         path: The folder (or .npz file) of the data; by default `FMWC_DATA`, or else a folder in the user's cache.
         split: `"train"` or `"test"`.
-        own: Read a data set of your own: idx files with MNIST's names, an .npz file, or a folder of images with one
-            subfolder per class. Otherwise, every file must have MNIST's checksum. Without splits, every tenth image,
-            counted in order of the labels, is for testing.
+        own: Read your own data: idx files with MNIST's names, an .npz file, or a folder of images with one subfolder
+            per class. Without splits, every tenth image, in order of the labels, is for testing. If `own` is false,
+            every file must have MNIST's checksum.
         classes: The number of classes; labels are 0 to `classes` − 1.
         download: Download MNIST into the cache if no path was given and it is not there.
     """
@@ -113,25 +115,30 @@ def load(
         raise DataError(f"give the path of your own data by --data or FMWC_DATA; {OWN}")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fmwc", "mnist")
     place = Path(os.path.expanduser(cache if given is None else given))
-    try:
-        found = _own(place, split, classes) if own else _official(place, split, download and given is None)
-    except OSError as error:  # permissions, a full disk
-        raise DataError(f"{error.filename or place} cannot be read or written ({error.strerror or error})") from error
-    images = _checked(found, classes)
-    return images if found.split else _dealt(images, split, place)
+    with _one_line_errors(place):
+        arrays = _own(place, split, classes) if own else _official(place, split, download and given is None)
+    images = _checked(arrays, classes)
+    return images if arrays.split else _part(images, split, place)
 
 
 def pictures(folder: str | Path, classes: int = 10) -> tuple[Images, tuple[str, ...]]:
     """Read every image of a folder with one subfolder per class, and the names of the files."""
     place = Path(os.path.expanduser(folder))
+    with _one_line_errors(place):
+        arrays = _pictures(place, "train", classes)
+    return _checked(arrays, classes), arrays.names
+
+
+@contextmanager
+def _one_line_errors(place: Path) -> Iterator[None]:
+    """Raise a DataError for an OSError, such as missing permissions or a full disk."""
     try:
-        found = _pictures(place, "train", classes)
+        yield
     except OSError as error:
-        raise DataError(f"{error.filename or place} cannot be read ({error.strerror or error})") from error
-    return _checked(found, classes), found.names
+        raise DataError(f"{error.filename or place} cannot be read or written ({error.strerror or error})") from error
 
 
-def _official(place: Path, split: str, download: bool) -> _Found:
+def _official(place: Path, split: str, download: bool) -> _Arrays:
     home = _home(place) or place
     for name in FILES[split]:
         if download and _held(home, name) is None:
@@ -163,12 +170,12 @@ def _held(folder: Path, name: str) -> Path | None:
 
 
 def _home(folder: Path) -> Path | None:
-    """Return the subfolder of the idx files; all are read from one, so that two data sets are never mixed."""
+    """Return the only subfolder that idx files are read from, so that two data sets are never mixed."""
     names = [name for pair in FILES.values() for name in pair]
     return next((folder / part for part in PLACES if any(_held(folder / part, name) for name in names)), None)
 
 
-def _idx_pair(home: Path, split: str, remedy: str, *, verify: bool = False) -> _Found:
+def _idx_pair(home: Path, split: str, remedy: str, *, verify: bool = False) -> _Arrays:
     files = {name: _held(home, name) for name in FILES[split]}
     for name, file in files.items():
         if file is None:
@@ -176,7 +183,7 @@ def _idx_pair(home: Path, split: str, remedy: str, *, verify: bool = False) -> _
     images, labels = (file for file in files.values() if file)
     for file in (images, labels) if verify else ():
         _verify(file)
-    return _Found(_idx(images, "images", 3), _idx(labels, "labels", 1), str(images), str(labels))
+    return _Arrays(_idx(images, "images", 3), _idx(labels, "labels", 1), str(images), str(labels))
 
 
 def _verify(file: Path) -> None:
@@ -188,40 +195,32 @@ def _verify(file: Path) -> None:
 
 
 def _idx(file: Path, what: str, dims: int) -> np.ndarray:
-    """Read unsigned bytes of `dims` dimensions; unpack no more than the header promises."""
+    """Read an array of bytes with `dims` dimensions, unpacking no more than its header announces."""
     size = 4 + 4 * dims
     with open_regular(file, LIMIT) as raw:
         try:
-            stream: Any = gzip.open(raw) if file.suffix == ".gz" else raw  # noqa: SIM115  `raw` is what is open
-            head = _up_to(stream, size)
+            stream: Any = gzip.open(raw) if file.suffix == ".gz" else raw  # noqa: SIM115  closed with `raw`
+            head = stream.read(size)
             if len(head) < size or head[:4] != struct.pack(">I", 0x800 + dims):
                 raise DataError(
                     f"{file} starts with 0x{head.hex()}: truncated, or not an idx file of {what}; copy it again"
                 )
             shape = struct.unpack(f">{dims}I", head[4:])
-            promised, most = math.prod(shape), unpacked(os.fstat(raw.fileno()).st_size, LIMIT)
-            if promised > most:
+            expected, most = math.prod(shape), unpacked(os.fstat(raw.fileno()).st_size, LIMIT)
+            if expected > most:
                 raise DataError(
-                    f"{file} promises {promised:,} bytes; at most {most:,} are read from a file of its size"
+                    f"{file} announces {expected:,} bytes; at most {most:,} are read from a file of its size"
                 )
-            body = _up_to(stream, promised + 1)
+            body = stream.read(expected + 1)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise DataError(f"{file} is truncated, damaged or not a gzip file; copy it again") from error
-    if len(body) != promised:
-        came = "more" if len(body) > promised else len(body)
-        raise DataError(f"{file} promises {promised} bytes after its header and holds {came}; copy it again")
+    if len(body) != expected:
+        came = "more" if len(body) > expected else len(body)
+        raise DataError(f"{file} announces {expected} bytes after its header and holds {came}; copy it again")
     return np.frombuffer(body, np.uint8).reshape(shape)
 
 
-def _up_to(stream: io.BufferedIOBase, count: int) -> bytearray:
-    """Read at most `count` bytes, in pieces: a header may promise more than there is."""
-    content = bytearray()
-    while len(content) < count and (piece := stream.read(min(CHUNK, count - len(content)))):
-        content += piece
-    return content
-
-
-def _own(place: Path, split: str, classes: int) -> _Found:
+def _own(place: Path, split: str, classes: int) -> _Arrays:
     if not place.exists():
         raise DataError(f"{place} does not exist; {OWN}")
     if place.is_dir():
@@ -232,7 +231,7 @@ def _own(place: Path, split: str, classes: int) -> _Found:
     raise DataError(f"{place} is a file of an unknown type; {OWN}")
 
 
-def _npz(file: Path, split: str) -> _Found:
+def _npz(file: Path, split: str) -> _Arrays:
     try:
         arrays = read_arrays(file, LIMIT)
     except DataError as error:
@@ -245,28 +244,28 @@ def _npz(file: Path, split: str) -> _Found:
         names = ", ".join(sorted(arrays)) or "no arrays"
         raise DataError(f"{file} has no {split} split: it holds {names[:200]}, and needs {wanted}")
     x_name, y_name = pairs[0]
-    return _Found(arrays[x_name], arrays[y_name], f"{file}: {x_name}", f"{file}: {y_name}", not whole)
+    return _Arrays(arrays[x_name], arrays[y_name], f"{file}: {x_name}", f"{file}: {y_name}", not whole)
 
 
-def _pictures(folder: Path, split: str, classes: int) -> _Found:
+def _pictures(folder: Path, split: str, classes: int) -> _Arrays:
     root = folder / "mnist" if (folder / "mnist").is_dir() else folder
     parts = [name for name in FILES if (root / name).is_dir()]
     if parts and split not in parts:
         raise DataError(f"{root} holds {parts[0]}/ and no {split}/; add it, or leave both out")
     top = root / split if parts else root
-    kinds = {kind.name: kind for kind in top.iterdir() if kind.is_dir() and not kind.name.startswith(".")}
-    if not kinds:
+    folders = {inner.name: inner for inner in top.iterdir() if inner.is_dir() and not inner.name.startswith(".")}
+    if not folders:
         raise DataError(f"{top} holds neither idx files nor class folders; {OWN}")
-    if odd := sorted(kinds.keys() - {str(label) for label in range(classes)}):
-        raise DataError(f"{kinds[odd[0]]} is not named by a label, 0 to {classes - 1}; rename or move it")
+    if odd := sorted(folders.keys() - {str(label) for label in range(classes)}):
+        raise DataError(f"{folders[odd[0]]} is not named by a label, 0 to {classes - 1}; rename or move it")
     x: list[np.ndarray] = []
     y: list[int] = []
     names: list[str] = []
-    for label in sorted(map(int, kinds)):
-        inside = sorted(kinds[str(label)].iterdir(), key=lambda file: file.name)
+    for label in sorted(map(int, folders)):
+        inside = sorted(folders[str(label)].iterdir(), key=lambda file: file.name)
         files = [file for file in inside if file.suffix.lower() in PICTURES and not file.name.startswith(".")]
         if not files:
-            raise DataError(f"{kinds[str(label)]} holds no images ({' '.join(PICTURES)}); fill it or remove it")
+            raise DataError(f"{folders[str(label)]} holds no images ({' '.join(PICTURES)}); fill it or remove it")
         for file in files:
             x.append(_grey(file))
             y.append(label)
@@ -277,7 +276,7 @@ def _pictures(folder: Path, split: str, classes: int) -> _Found:
                 raise DataError(
                     f"{file} is {x[-1].shape} and the images before it {x[0].shape}; make all images of one size"
                 )
-    return _Found(np.stack(x), np.array(y), str(top), str(top), bool(parts), tuple(names))
+    return _Arrays(np.stack(x), np.array(y), str(top), str(top), bool(parts), tuple(names))
 
 
 def _grey(file: Path) -> np.ndarray:
@@ -301,14 +300,14 @@ def _grey(file: Path) -> np.ndarray:
     return np.asarray(full.convert("L"))
 
 
-def _checked(found: _Found, classes: int) -> Images:
-    x, y, x_from, y_from = found[:4]
+def _checked(arrays: _Arrays, classes: int) -> Images:
+    x, y, x_from, y_from = arrays[:4]
     if x.ndim == 4 and x.shape[1] != 1 and x.shape[3] == 1:
         x = x.transpose(0, 3, 1, 2)
     x = x[:, None] if x.ndim == 3 else x
     scale = {"u": 1, "i": 1, "f": 255, "b": 255}.get(x.dtype.kind)
     if x.ndim != 4 or x.shape[1] != 1 or x.size == 0 or scale is None:
-        raise DataError(f"{x_from} is {x.dtype} {found.x.shape}; images must be numbers (N, H, W), greyscale, N ≥ 1")
+        raise DataError(f"{x_from} is {x.dtype} {arrays.x.shape}; images must be numbers (N, H, W), greyscale, N ≥ 1")
     if y.ndim != 1 or y.dtype.kind not in "iu":
         raise DataError(f"{y_from} is {y.dtype} {y.shape}; labels must be integers (N,), one per image")
     if len(x) != len(y):
@@ -322,15 +321,14 @@ def _checked(found: _Found, classes: int) -> Images:
             f"{y_from}: label {y[at]} at index {at} is outside 0 to {classes - 1}; correct it, or set classes"
         )
     pixels = np.empty(x.shape, np.uint8)
-    for rows in (
-        slice(i, i + TOGETHER) for i in range(0, len(x), TOGETHER)
-    ):  # the float64 copies take eight times the memory
+    for rows in (slice(i, i + TOGETHER) for i in range(0, len(x), TOGETHER)):
         pixels[rows] = x[rows] if scale == 1 else np.rint(x[rows].astype(np.float64) * scale)
     return Images(torch.from_numpy(pixels), torch.from_numpy(y.astype(np.int64)))
 
 
-def _dealt(images: Images, split: str, place: Path) -> Images:
-    """Choose every tenth image in order of the labels, since labels in a file may have a period of ten."""
+def _part(images: Images, split: str, place: Path) -> Images:
+    """Return one split of all data: every tenth image in order of the labels is for testing."""
+    # In the order of the file, labels may have a period of ten.
     rank = images.y.argsort(stable=True).argsort()
     chosen = (rank % TENTH == TENTH - 1) == (split == "test")
     if not chosen.any():
