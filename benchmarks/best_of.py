@@ -32,8 +32,7 @@ import fmwc
 from fmwc.checks import Contest, Echo, run_checks
 from fmwc.metrics.points import misplaced, symmetric_kl
 from fmwc.randomness import derive
-from fmwc.references import Schedule
-from fmwc.sampling import Sampler, SamplingConfig, Trajectory, default_estimator, noise, sample
+from fmwc.sampling import Sampler, SamplingConfig, Schedule, Trajectory, default_estimator, noise, sample
 from fmwc.state import channels, tree_map
 from fmwc.uses.best_of import best_of
 from fmwc.uses.rewind import resample

@@ -17,10 +17,9 @@ from fmwc.checkpoint import save_schedule
 from fmwc.domains import DOMAINS, domain_named
 from fmwc.progress import sampling_bar
 from fmwc.provenance import Clock, pick_device
-from fmwc.references import Schedule
-from fmwc.sampling import SamplingConfig, Trajectory, fit_schedule
-from fmwc.sampling.schedules import READINGS
-from fmwc.sampling.scores import parsed
+from fmwc.sampling import SamplingConfig, Schedule, Trajectory, fit_schedule
+from fmwc.sampling.pilot import READINGS
+from fmwc.sampling.trajectory import parsed
 
 STEPS, SEED = 50, 100
 FEWER = {"mnist": 2}  # each of two probes, and so dearer

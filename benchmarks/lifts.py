@@ -31,9 +31,8 @@ from fmwc.estimators import Linearised
 from fmwc.files import write_json, write_text
 from fmwc.provenance import Clock, provenance
 from fmwc.randomness import derive
-from fmwc.references import Schedule
-from fmwc.sampling import SamplingConfig, Trajectory
-from fmwc.sampling.scores import combined
+from fmwc.sampling import SamplingConfig, Schedule, Trajectory
+from fmwc.sampling.trajectory import combined
 
 BATCH = {"mnist": 2500, "crystals": 1000, "checkerboard": 10_000}
 VARIANCE = {

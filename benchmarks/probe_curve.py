@@ -32,7 +32,7 @@ from fmwc.metrics.ranking import auprc
 from fmwc.provenance import Clock, pick_device, provenance
 from fmwc.report.page import png
 from fmwc.sampling import SamplingConfig, Trajectory, reread
-from fmwc.sampling.schedules import fitted, score_at
+from fmwc.sampling.pilot import fitted, score_at
 
 STEPS, SETS = 50, 4
 RUNS = {"pilot": (2_000, 100), "run": (10_000, 2027)}  # digits and seed; nothing was chosen on the second

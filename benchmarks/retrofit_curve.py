@@ -47,10 +47,9 @@ from fmwc.randomness import derive
 from fmwc.recipes.checkerboard import PRESETS as BOARD
 from fmwc.recipes.crystals import READ_BY, SCORE, Mp20
 from fmwc.recipes.mnist import JUDGE, WITHIN, Mnist, labels
-from fmwc.references import Schedule
 from fmwc.report.page import FAINT, LINES, png, styled
 from fmwc.retrofit import held_out_elbo
-from fmwc.sampling import SamplingConfig, Trajectory, reread, sample
+from fmwc.sampling import SamplingConfig, Schedule, Trajectory, reread, sample
 from fmwc.state import tree_map
 
 STEPS = (10, 30, 100, 300, 1000, 3000)

@@ -36,10 +36,9 @@ from fmwc.estimators import Linearised
 from fmwc.files import write_bytes, write_json
 from fmwc.metrics.ranking import auprc, bootstrap
 from fmwc.provenance import Clock, pick_device, provenance
-from fmwc.references import Schedule
 from fmwc.report.page import png
-from fmwc.sampling import SamplingConfig, Trajectory, noise, sample
-from fmwc.sampling.schedules import fitted, score_at
+from fmwc.sampling import SamplingConfig, Schedule, Trajectory, noise, sample
+from fmwc.sampling.pilot import fitted, score_at
 
 STEPS = 50
 EVERY = (1, 2, 3, 5, 7, 10, 16, 25)

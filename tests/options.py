@@ -5,8 +5,7 @@ from dataclasses import fields
 from typing import Any
 
 from fmwc.estimators import Estimator, as_estimator
-from fmwc.references import Schedule
-from fmwc.sampling import AsReference, Grid, SamplingConfig
+from fmwc.sampling import AsReference, Grid, SamplingConfig, Schedule
 
 __all__ = ["arguments", "reader", "when"]
 

@@ -14,8 +14,7 @@ from fmwc.field import attach
 from fmwc.identity import digest_file, seal
 from fmwc.networks import MLP, LeNet, UNet
 from fmwc.quantise import decode, encode, round_weights
-from fmwc.references import ReadWith, Reference, Schedule
-from fmwc.sampling import default_estimator, read_with, sample, standard_of
+from fmwc.sampling import ReadWith, Reference, Schedule, default_estimator, read_with, sample, standard_of
 from tests.conftest import TinyConv, TwoChannels, awaken, conv_field, dict_field, mlp_field
 
 MADE = ReadWith("Linearised(probes=None)", 50, "euler", (0.2, 0.8))

@@ -9,8 +9,7 @@ from PIL import Image
 
 import fmwc
 from fmwc.checks import Contest, Nearest, check
-from fmwc.references import Part, Reference, Schedule
-from fmwc.sampling import Trajectory
+from fmwc.sampling import Part, Reference, Schedule, Trajectory
 from fmwc.uses.best_of import best_of
 from tests.command import call, one_line, rows
 

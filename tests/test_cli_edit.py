@@ -11,8 +11,7 @@ import fmwc
 from fmwc.checkpoint import about
 from fmwc.domains import DOMAINS
 from fmwc.metrics.points import misplaced, squares
-from fmwc.references import Reference
-from fmwc.sampling import Trajectory, read_with
+from fmwc.sampling import Reference, Trajectory, read_with
 from fmwc.uses.continuation import with_states
 from fmwc.uses.edit import critical_time, edit
 from tests.command import call, one_line, rows

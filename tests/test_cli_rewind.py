@@ -11,7 +11,7 @@ from fmwc.domains import domain_named
 from fmwc.estimators import Linearised
 from fmwc.metrics.points import misplaced
 from fmwc.sampling import Trajectory
-from fmwc.sampling.scores import Standard
+from fmwc.sampling.trajectory import Standard
 from fmwc.uses.continuation import with_states
 from fmwc.uses.rewind import resample
 from tests.command import call, one_line, rows

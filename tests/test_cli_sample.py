@@ -9,11 +9,11 @@ from fmwc.domains import DOMAINS
 from fmwc.estimators import Linearised
 from fmwc.files import MANIFEST
 from fmwc.randomness import derive
-from fmwc.references import Reference
 from fmwc.sampling import (
     Damped,
     Ema,
     Extrapolated,
+    Reference,
     SamplingConfig,
     Trajectory,
     Uniform,
@@ -21,7 +21,7 @@ from fmwc.sampling import (
     read_with,
     survey,
 )
-from fmwc.sampling.controllers import follows, needs_variance
+from fmwc.sampling.config import follows, needs_moments
 from fmwc.uses.guidance import Guidance
 from tests.command import rows
 from tests.options import arguments
@@ -77,7 +77,7 @@ def test_the_table_says_what_controllers_do():
     seen = survey(fmwc.load("checkerboard"), pilot=5, steps=5)
     for name, kind in CONTROLLERS.items():
         made = kind.make(4, seen)
-        assert (kind.reads_variance, kind.changes_velocity) == (needs_variance(made), follows(made)), name
+        assert (kind.reads_variance, kind.changes_velocity) == (needs_moments(made), follows(made)), name
         assert made.steps == 4
 
 

@@ -14,8 +14,7 @@ from fmwc.errors import CheckpointError, MismatchError, NotFiniteError, ShapeErr
 from fmwc.estimators import Diagonal
 from fmwc.recipes.checkerboard import PRESETS
 from fmwc.recipes.recipe import override
-from fmwc.references import Reference, Schedule
-from fmwc.sampling import Grid, SamplingConfig, read_with
+from fmwc.sampling import Grid, Reference, SamplingConfig, Schedule, read_with
 from tests.conftest import mlp_field
 from tests.options import arguments, reader
 

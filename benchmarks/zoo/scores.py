@@ -17,9 +17,8 @@ from fmwc.checks import Contest, Echo, Nearest, embedded, run_checks
 from fmwc.randomness import derive
 from fmwc.sampling import SamplingConfig, Trajectory
 from fmwc.sampling.confidence import PROBES
-from fmwc.sampling.controllers import FEW, numbers
-from fmwc.sampling.scores import SCORES
-from fmwc.sampling.trajectory import DISPERSION
+from fmwc.sampling.config import is_small
+from fmwc.sampling.trajectory import DISPERSION, SCORES
 from fmwc.state import tree_map
 
 COUNT, STEPS = 3_000, 50
@@ -39,10 +38,10 @@ class Reading(NamedTuple):
 
 def variance(trained: Trained, field: fmwc.Field, run: Trajectory) -> Reading:
     """The scores of the variance along the run, and the transported dispersion where it was read."""
-    few = numbers(trained.space) <= FEW
+    few = is_small(trained.space)
     readings = len(run.times) * BACKWARD
     scores = {name: run.score(name) for name in SCORES}
-    costs = dict.fromkeys(SCORES, float(readings * (numbers(trained.space) if few else PROBES)))
+    costs = dict.fromkeys(SCORES, float(readings * (run.x[0].numel() if few else PROBES)))
     if run.transported is not None:
         scores[DISPERSION] = run.score(DISPERSION)
         probes = run.transported.var.shape[1]
@@ -151,7 +150,7 @@ def score(trained: Trained, seed: int, *, count: int = COUNT) -> dict[str, np.nd
         count,
         steps=STEPS,
         seed=derive(seed, "zoo"),
-        transport=numbers(trained.space) <= FEW,
+        transport=is_small(trained.space),
         cond=cond,
         config=SamplingConfig(record="total", batch=BATCH[device.type]),
     )

@@ -19,8 +19,7 @@ from fmwc.metrics.divergence import agreement, along
 from fmwc.metrics.points import misplaced, misplacement, symmetric_kl
 from fmwc.metrics.ranking import auprc, retention
 from fmwc.moments import CLOSURES
-from fmwc.references import Schedule
-from fmwc.sampling import SCORES, SamplingConfig, Trajectory, sample
+from fmwc.sampling import SCORES, SamplingConfig, Schedule, Trajectory, sample
 
 __all__ = ["RIVALS", "WINDOWS", "auprcs", "decoders", "evaluate_field", "main_numbers"]
 

@@ -26,10 +26,9 @@ from fmwc.field import Field
 from fmwc.metrics.points import misplaced, symmetric_kl
 from fmwc.progress import say_on_stderr
 from fmwc.randomness import derive
-from fmwc.references import Schedule
 from fmwc.report.page import write_pictures
 from fmwc.report.reports import checkerboard_sections
-from fmwc.sampling import Trajectory
+from fmwc.sampling import Schedule, Trajectory
 from fmwc.sampling.trajectory import DISPERSION
 from fmwc.uses.guidance import Guidance
 

@@ -22,8 +22,7 @@ from fmwc.provenance import Clock
 from fmwc.randomness import derive
 from fmwc.recipes.checkerboard import SPACE, Checkerboard
 from fmwc.recipes.fitting import identity_of
-from fmwc.references import Schedule
-from fmwc.sampling import SamplingConfig, noise, sample
+from fmwc.sampling import SamplingConfig, Schedule, noise, sample
 
 __all__ = ["SCHEDULES", "reproduce"]
 

@@ -16,8 +16,7 @@ from fmwc.domains.domain import Show
 from fmwc.errors import UsageError
 from fmwc.field import Field
 from fmwc.recipes.recipe import override
-from fmwc.references import Schedule
-from fmwc.sampling import SCORES, SamplingConfig, Trajectory, sample
+from fmwc.sampling import SCORES, SamplingConfig, Schedule, Trajectory, sample
 from fmwc.uses.guidance import Guidance
 
 __all__ = ["OWN", "Experiment", "Intent", "Metric", "Outcome", "Sizes"]

@@ -28,9 +28,8 @@ from fmwc.field import Field
 from fmwc.flow import elbo_loss, flow_matching_loss
 from fmwc.modes import tensor_float
 from fmwc.provenance import Clock, provenance
-from fmwc.references import Schedule
-from fmwc.sampling import AsReference, SamplingConfig, noise, sample
-from fmwc.sampling.schedules import READINGS
+from fmwc.sampling import AsReference, SamplingConfig, Schedule, noise, sample
+from fmwc.sampling.pilot import READINGS
 from fmwc.training import TrainingConfig, train
 
 __all__ = ["CASES", "COMPILATION", "SIZES", "TRAINING", "Case", "measure", "words_of"]

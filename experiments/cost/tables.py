@@ -15,7 +15,7 @@ from fmwc.files import write_json, write_text
 from fmwc.readers import anything, mapping, read_json
 from fmwc.report.table import MISSING, Table
 from fmwc.sampling import Schedule, Uniform
-from fmwc.sampling.controllers import foreseen
+from fmwc.sampling.confidence import foreseen
 
 __all__ = ["default_table", "other_table", "write_costs"]
 

@@ -27,8 +27,7 @@ from fmwc.field import Field
 from fmwc.metrics.divergence import agreement, divergence, estimates
 from fmwc.metrics.ranking import auprc, bootstrap, retention
 from fmwc.recipes.crystals import EVERY, SCORE, Mp20, batch_for
-from fmwc.references import Schedule
-from fmwc.sampling import SCORES, SamplingConfig, Trajectory
+from fmwc.sampling import SCORES, SamplingConfig, Schedule, Trajectory
 from fmwc.state import channels
 
 __all__ = [

@@ -28,8 +28,7 @@ from fmwc.field import Field
 from fmwc.progress import say_on_stderr
 from fmwc.recipes.crystals import Mp20, batch_for
 from fmwc.recipes.recipe import override
-from fmwc.references import Schedule
-from fmwc.sampling import SamplingConfig, Trajectory
+from fmwc.sampling import SamplingConfig, Schedule, Trajectory
 
 __all__ = ["CrystalExperiment"]
 

@@ -42,9 +42,8 @@ from fmwc.randomness import derive
 from fmwc.readers import anything, read_json, read_safetensors
 from fmwc.recipes.crystals import EVERY, SCORE, Mp20
 from fmwc.recipes.fitting import identity_of
-from fmwc.references import Schedule
 from fmwc.report.table import Table
-from fmwc.sampling import SamplingConfig, Trajectory
+from fmwc.sampling import SamplingConfig, Schedule, Trajectory
 
 __all__ = ["DRAWS", "READINGS", "SAMPLERS", "reproduce"]
 

@@ -27,9 +27,8 @@ from fmwc.metrics.divergence import agreement, along
 from fmwc.metrics.images import activations, failed, frechet
 from fmwc.metrics.ranking import auprc, retention
 from fmwc.recipes.mnist import SCORE, WITHIN, batch_for, labels
-from fmwc.references import Schedule
-from fmwc.sampling import AsReference, SamplingConfig, Trajectory, default_estimator, sample
-from fmwc.sampling.scores import within_groups
+from fmwc.sampling import AsReference, SamplingConfig, Schedule, Trajectory, default_estimator, sample
+from fmwc.sampling.trajectory import within_groups
 
 __all__ = ["KEPT", "RIVALS", "STEPS", "Examiner", "evaluate_field", "heads", "lifts"]
 

@@ -31,10 +31,8 @@ from fmwc.progress import say_on_stderr
 from fmwc.randomness import derive
 from fmwc.recipes.mnist import JUDGE, WITHIN, Mnist, batch_for
 from fmwc.recipes.recipe import override
-from fmwc.references import Schedule
-from fmwc.sampling import SCORES, SamplingConfig, Trajectory
-from fmwc.sampling.scores import FEWEST
-from fmwc.sampling.trajectory import DISPERSION
+from fmwc.sampling import SCORES, SamplingConfig, Schedule, Trajectory
+from fmwc.sampling.trajectory import DISPERSION, FEWEST
 from fmwc.uses.guidance import Guidance
 
 __all__ = ["MnistExperiment", "ink_of", "style_of", "without_specks"]

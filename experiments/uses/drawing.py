@@ -17,10 +17,20 @@ from torch import Tensor
 from experiments.common.experiment import Experiment, Intent
 from fmwc.errors import UsageError
 from fmwc.provenance import Clock
-from fmwc.references import Schedule
-from fmwc.sampling import Controller, Damped, Ema, Extrapolated, Grid, SamplingConfig, Trajectory, Uniform, survey
-from fmwc.sampling.controllers import needs_variance
-from fmwc.sampling.scores import of_variance
+from fmwc.sampling import (
+    Controller,
+    Damped,
+    Ema,
+    Extrapolated,
+    Grid,
+    SamplingConfig,
+    Schedule,
+    Trajectory,
+    Uniform,
+    survey,
+)
+from fmwc.sampling.config import needs_moments
+from fmwc.sampling.trajectory import of_variance
 from fmwc.uses.best_of import best_of
 from fmwc.uses.edit import critical_time, edit, random_times
 from fmwc.uses.rewind import resample
@@ -152,7 +162,7 @@ def draw_steps(experiment: Experiment, seed: int, wide: bool) -> Rows:
     pilot = experiment.draw(min(PILOT, count), PILOT_SEED)
     for (name, make), steps in product(_controllers(experiment, pilot, wide).items(), (5, 10) if wide else SWEEP):
         controller = make(steps)
-        options = {} if needs_variance(controller) else {"confidence": None}
+        options = {} if needs_moments(controller) else {"confidence": None}
         run, row = _draw(experiment, count, seed, config=SamplingConfig(controller=controller), **options)
         row.info["grid"] = [round(float(t), 3) for t in run.grid.mean(1)]
         row.info["grid_std"] = [round(float(t), 3) for t in run.grid.std(1)]

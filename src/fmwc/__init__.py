@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from fmwc.field import attach as attach
     from fmwc.flow import elbo_loss as elbo_loss
     from fmwc.flow import flow_matching_loss as flow_matching_loss
-    from fmwc.references import Schedule as Schedule
     from fmwc.sampling import SamplingConfig as SamplingConfig
+    from fmwc.sampling import Schedule as Schedule
     from fmwc.sampling import Trajectory as Trajectory
     from fmwc.sampling import VarianceRecorder as VarianceRecorder
     from fmwc.sampling import sample as sample

@@ -37,9 +37,11 @@ from fmwc.field import Field
 from fmwc.flow import Space, path_of
 from fmwc.modes import evaluating
 from fmwc.randomness import Blocks, derive
-from fmwc.references import Part, Reference, Schedule
 from fmwc.sampling import (
+    Part,
+    Reference,
     SamplingConfig,
+    Schedule,
     Trajectory,
     default_estimator,
     needs_variance,
@@ -48,8 +50,8 @@ from fmwc.sampling import (
     sample,
     standard_of,
 )
-from fmwc.sampling.controllers import FEW, numbers
-from fmwc.sampling.scores import FEWEST, SCORES, combined
+from fmwc.sampling.config import is_small
+from fmwc.sampling.trajectory import FEWEST, SCORES, combined
 from fmwc.state import (
     as_conditions,
     as_numbers,
@@ -292,7 +294,7 @@ def _try_without_conditions(field: Field) -> None:
 def _pilot_size(field: Field, pilot: int | None) -> int:
     if pilot is not None:
         return as_whole(pilot, "pilot", FEWEST_PILOT)
-    return PILOT_CPU if field.device.type == "cpu" and numbers(_space_of(field)) > FEW else PILOT
+    return PILOT_CPU if field.device.type == "cpu" and not is_small(_space_of(field)) else PILOT
 
 
 def _classes(cond: Mapping[str, Tensor], space: Space, count: int, of_data: bool) -> tuple[list[str], dict[str, str]]:

@@ -42,10 +42,8 @@ from fmwc.readers import (
     text,
     whole,
 )
-from fmwc.references import Part, ReadWith, Reference, Schedule
-from fmwc.sampling import SCORES, Standard, read_times
-from fmwc.sampling.scores import MOST, names_of, parsed
-from fmwc.sampling.trajectory import DISPERSION, EVIDENCE
+from fmwc.sampling import SCORES, Part, ReadWith, Reference, Schedule, Standard, read_times
+from fmwc.sampling.trajectory import DISPERSION, EVIDENCE, MOST, names_of, parsed
 
 __all__ = [
     "FORMAT",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from fmwc.modes import Scope, eagerly, evaluating
 from fmwc.moments import Moments
 from fmwc.noise import Draw, NoiseModel, Pass, kl
 from fmwc.randomness import Randomness, as_randomness
-from fmwc.references import Reference, Schedule
 from fmwc.state import (
     State,
     as_conditions,
@@ -29,6 +28,9 @@ from fmwc.state import (
     first_channel,
     require_state,
 )
+
+if TYPE_CHECKING:
+    from fmwc.sampling.confidence import Reference, Schedule
 
 __all__ = ["Field", "attach", "checked"]
 

@@ -27,9 +27,8 @@ from fmwc.modes import evaluating
 from fmwc.provenance import Clock, provenance, runtime
 from fmwc.randomness import derive
 from fmwc.readers import array, number, optional, read_json, record, whole
-from fmwc.references import Reference
-from fmwc.sampling import SCORES, Parts, SamplingConfig, default_estimator, noise, read_with, sample
-from fmwc.sampling.scores import FEWEST, parsed
+from fmwc.sampling import SCORES, Parts, Reference, SamplingConfig, default_estimator, noise, read_with, sample
+from fmwc.sampling.trajectory import FEWEST, parsed
 from fmwc.state import State, as_state, batch_size, channels, tree_map
 from fmwc.training import fit_noise
 

@@ -10,7 +10,7 @@ from fmwc.checks import Nearest, embedded
 from fmwc.errors import FmwcError, UsageError
 from fmwc.flow import euclidean
 from fmwc.sampling import SamplingConfig, stream
-from fmwc.sampling.scores import combined
+from fmwc.sampling.trajectory import combined
 from tests import cells
 from tests.options import arguments
 

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 import fmwc
 from fmwc.checks import Contest, Nearest
 from fmwc.errors import UsageError
-from fmwc.references import Part, Reference
-from fmwc.sampling import Grid, SamplingConfig, Standard, read_with, stream
+from fmwc.sampling import Grid, Part, Reference, SamplingConfig, Standard, read_with, stream
 from fmwc.uses.best_of import best_of
 
 LEVELS = torch.linspace(0, 1, 101)

@@ -19,8 +19,7 @@ from fmwc.estimators import Diagonal, Linearised
 from fmwc.metrics import ranking
 from fmwc.metrics.divergence import estimates
 from fmwc.recipes.crystals import SCORE
-from fmwc.references import Schedule
-from fmwc.sampling import SCORES, SamplingConfig, Trajectory
+from fmwc.sampling import SCORES, SamplingConfig, Schedule, Trajectory
 from tests.conftest import awaken
 from tests.options import when
 from tests.recipes.test_crystals import CHANNELS, TINY, same

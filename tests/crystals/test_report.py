@@ -15,7 +15,7 @@ from fmwc.crystals.report import write_report
 from fmwc.crystals.structures import Crystals, crystals_of, encode
 from fmwc.errors import ShapeError, UsageError
 from fmwc.sampling import Trajectory
-from fmwc.sampling.scores import standard_of
+from fmwc.sampling.trajectory import standard_of
 
 NAN = float("nan")
 COUNT = 64

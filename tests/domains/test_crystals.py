@@ -21,8 +21,7 @@ from fmwc.domains.crystals import CrystalDomain
 from fmwc.errors import UnknownNameError, UsageError
 from fmwc.recipes.crystals import SCORE
 from fmwc.recipes.fitting import fit
-from fmwc.references import Reference, Schedule
-from fmwc.sampling import Parts, SamplingConfig, Trajectory, read_with
+from fmwc.sampling import Parts, Reference, SamplingConfig, Schedule, Trajectory, read_with
 from tests.options import arguments
 from tests.recipes.conftest import CPU
 from tests.recipes.test_crystals import CHANNELS, TINY, same

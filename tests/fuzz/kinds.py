@@ -72,7 +72,7 @@ def make_checkpoint(folder: Path) -> Path:
     from fmwc.networks import MLP
 
     field = fmwc.attach(MLP(2, 4, 1), space=(2,), width=4)
-    field.reference = fmwc.references.Reference(
+    field.reference = fmwc.sampling.Reference(
         "temporal_ratio", fmwc.sampling.read_with("linearised", 10, "euler"), torch.linspace(0, 1, 11)
     )
     fmwc.save(field, folder / "checkpoint", recipe={"name": "checkerboard", "iterations": 3})

@@ -42,13 +42,13 @@ from fmwc.metrics.divergence import agreement, along, divergence, estimates
 from fmwc.metrics.ranking import rate, rate_kept
 from fmwc.networks import MLP, UNet
 from fmwc.randomness import Stream
-from fmwc.references import Schedule
 from fmwc.sampling import (
     Damped,
     Ema,
     Extrapolated,
     Grid,
     SamplingConfig,
+    Schedule,
     Trajectory,
     Uniform,
     default_estimator,

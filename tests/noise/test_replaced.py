@@ -11,7 +11,7 @@ import fmwc
 from fmwc.errors import UsageError
 from fmwc.networks import MLP
 from fmwc.noise import KINDS, LayerKind
-from fmwc.sampling.scores import require_varied
+from fmwc.sampling.trajectory import require_varied
 
 
 class Net(nn.Module):

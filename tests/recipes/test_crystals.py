@@ -25,8 +25,7 @@ from fmwc.randomness import Stream, derive
 from fmwc.recipes.crystals import EVERY, PRESETS, SCORE, Mp20, _capacity
 from fmwc.recipes.fitting import fit, fit_joint, fit_network
 from fmwc.recipes.recipe import literals_of
-from fmwc.references import Schedule
-from fmwc.sampling import SamplingConfig, read_with
+from fmwc.sampling import SamplingConfig, Schedule, read_with
 from tests.options import reader, when
 from tests.recipes.conftest import CPU, identical, weights
 

@@ -18,9 +18,8 @@ from fmwc.metrics.images import accuracy
 from fmwc.metrics.ranking import auprc, retention
 from fmwc.networks import UNet
 from fmwc.recipes.mnist import PRESETS, Mnist, labels
-from fmwc.references import Schedule
-from fmwc.sampling import AsReference, SamplingConfig, Trajectory
-from fmwc.sampling.scores import within_groups
+from fmwc.sampling import AsReference, SamplingConfig, Schedule, Trajectory
+from fmwc.sampling.trajectory import within_groups
 from tests.conftest import awaken
 from tests.options import arguments
 from tests.recipes.conftest import identical, weights

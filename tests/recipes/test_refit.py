@@ -13,7 +13,7 @@ from benchmarks.refit_reference import recipe_of, refit
 from fmwc.checkpoint import about, save_reference
 from fmwc.errors import DataError, UsageError
 from fmwc.recipes.fitting import fit
-from fmwc.references import Reference
+from fmwc.sampling import Reference
 from tests.recipes.conftest import CPU, identical, weights
 
 

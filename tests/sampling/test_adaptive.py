@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from fmwc.errors import UnknownNameError, UsageError
 from fmwc.flow import Channel, Space, euclidean
 from fmwc.moments import Moments
-from fmwc.references import Schedule
 from fmwc.sampling import (
     Damped,
     Ema,
@@ -20,12 +19,13 @@ from fmwc.sampling import (
     Profile,
     Sampler,
     SamplingConfig,
+    Schedule,
     Uniform,
     fit_grid,
     sample,
     survey,
 )
-from fmwc.sampling.controllers import spread
+from fmwc.sampling.adaptive import std_norm
 from fmwc.state import tree_map
 from tests.conftest import mlp_field
 from tests.options import arguments
@@ -79,14 +79,14 @@ def test_the_spread_is_that_of_the_trajectory(mlp, product):
     for field in (mlp, product):
         run = sample(field, 4, steps=1)
         moments = field.moments(run.x0, run.times[0])
-        torch.testing.assert_close(spread(field.space, moments), run.std[0])
+        torch.testing.assert_close(std_norm(field.space, moments), run.std[0])
 
 
 def test_channels_count_in_their_units():
     space = Space({"a": Channel((2,), weight=4.0), "b": Channel((3,))})
     mean = {"a": torch.zeros(1, 2), "b": torch.zeros(1, 3)}
     var = {"a": torch.ones(1, 1), "b": torch.full((1, 3), 2.0)}  # a: one number for both coordinates
-    assert spread(space, Moments(mean, var)).item() == pytest.approx(math.sqrt(4 * 2 + 3 * 2))
+    assert std_norm(space, Moments(mean, var)).item() == pytest.approx(math.sqrt(4 * 2 + 3 * 2))
 
 
 # ---- Ema -------------------------------------------------------------------------------------------------------------

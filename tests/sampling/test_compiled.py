@@ -13,8 +13,7 @@ from fmwc.errors import UsageError
 from fmwc.estimators import Diagonal, Linearised, MonteCarlo, Tangent
 from fmwc.flow import Channel, FlatTorus, Space
 from fmwc.networks import MLP, CSPNet, UNet
-from fmwc.references import Schedule
-from fmwc.sampling import SamplingConfig
+from fmwc.sampling import SamplingConfig, Schedule
 from fmwc.state import channels
 from tests.options import arguments, reader
 

@@ -9,9 +9,11 @@ import fmwc
 from fmwc.checks import Echo
 from fmwc.errors import UsageError
 from fmwc.estimators import Diagonal, Linearised, estimator_of
-from fmwc.references import Part, ReadWith, Reference
 from fmwc.sampling import (
     Grid,
+    Part,
+    ReadWith,
+    Reference,
     SamplingConfig,
     Schedule,
     Trajectory,
@@ -21,7 +23,7 @@ from fmwc.sampling import (
     sample,
     stream,
 )
-from fmwc.sampling.scores import combined
+from fmwc.sampling.trajectory import combined
 from tests.conftest import dict_field, mlp_field
 from tests.options import arguments, reader, when
 

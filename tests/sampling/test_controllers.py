@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from fmwc.errors import UsageError
 from fmwc.estimators import Linearised
-from fmwc.references import Schedule
-from fmwc.sampling import Ema, Grid, Sampler, SamplingConfig, Uniform, read_times, sample
-from fmwc.sampling.controllers import due, foreseen
+from fmwc.sampling import Ema, Grid, Sampler, SamplingConfig, Schedule, Uniform, read_times, sample
+from fmwc.sampling.confidence import foreseen, is_due
 from tests.conftest import mlp_field
 from tests.options import when
 
@@ -82,7 +81,7 @@ def test_a_controller_of_ones_own_sees_the_moments():
 @given(st.integers(1, 40), st.integers(1, 50))
 def test_every_kth_step_and_always_the_last(k, steps):
     t = torch.zeros(2)
-    read = [n for n in range(steps) if due(Schedule.every(k), n, steps, None, t)]
+    read = [n for n in range(steps) if is_due(Schedule.every(k), n, steps, None, t)]
     assert read[-1] == steps - 1
     assert all(b - a == k for a, b in pairwise(read))
     assert read[0] < k
@@ -130,7 +129,7 @@ def test_steps_are_foreseen_as_they_fall_due(times, starts, steps):
     start, controller = torch.tensor(starts), Uniform(steps)
     t, before, read = start, None, set()
     for step in range(steps):
-        if due(Schedule.at(times), step, steps, before, t):
+        if is_due(Schedule.at(times), step, steps, before, t):
             read.add(step)
         before, t = t, controller.next_time(step, t, start, None)
     assert foreseen(Schedule.at(times), controller, start) == read

@@ -10,7 +10,7 @@ from fmwc.compiled import Compiled, graphs
 from fmwc.domains import DOMAINS
 from fmwc.estimators import Diagonal, Linearised, MonteCarlo
 from fmwc.field import Field
-from fmwc.references import Schedule
+from fmwc.sampling import Schedule
 from fmwc.state import channels
 from tests.conftest import conv_field, dict_field, mlp_field
 from tests.options import arguments

@@ -88,7 +88,7 @@ def test_states_without_their_times(times, mlp):
 
 def test_the_next_run_begins_anew(mlp):
     watched = fmwc.VarianceRecorder(mlp)
-    with pytest.raises(UsageError, match="nothing was watched"):
+    with pytest.raises(UsageError, match="nothing was recorded"):
         watched.trajectory(torch.zeros(1, 2))
     for count in (3, 5):
         x0 = torch.randn(count, 2)

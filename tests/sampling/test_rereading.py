@@ -9,8 +9,7 @@ from fmwc.compiled import Compiled
 from fmwc.errors import UsageError
 from fmwc.estimators import Linearised
 from fmwc.networks import MLP
-from fmwc.references import Schedule
-from fmwc.sampling import SamplingConfig, reread, sample
+from fmwc.sampling import SamplingConfig, Schedule, reread, sample
 from tests.options import reader, when
 
 

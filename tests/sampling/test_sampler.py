@@ -23,9 +23,8 @@ from fmwc.sampling import (
     sample,
 )
 from fmwc.sampling.confidence import PROBES
-from fmwc.sampling.controllers import FEW
-from fmwc.sampling.sample import PROJECTIONS
-from fmwc.sampling.sampler import Sampler
+from fmwc.sampling.config import SMALL
+from fmwc.sampling.sampler import PROJECTIONS, Sampler
 from fmwc.state import channels
 from tests.conftest import conv_field, dict_field, mlp_field
 from tests.options import arguments, reader
@@ -90,11 +89,11 @@ def test_record_total_keeps_the_mean_over_coordinates(conv):
 # ---- what is read unless told ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dim", [1, FEW, FEW + 1, 3 * FEW])
+@pytest.mark.parametrize("dim", [1, SMALL, SMALL + 1, 3 * SMALL])
 def test_a_few_numbers_are_read_exactly_and_more_by_probes(dim):
     field = mlp_field(dim=dim)
     run = sample(field, 3, steps=2, transport=True)
-    few = dim <= FEW
+    few = dim <= SMALL
     assert default_estimator(field.space) == (Linearised() if few else Linearised(PROBES))
     assert run.var.shape == (2, 3, dim if few else 1)
     assert run.transported.var.shape == (3, dim if few else PROJECTIONS)
@@ -111,7 +110,7 @@ def test_what_counts_is_all_numbers_of_all_channels(product):
     assert default_estimator(product.space) == Linearised()  # two and three of them
     assert default_estimator(euclidean((1, 4, 4))) == Linearised()
     assert default_estimator(euclidean((1, 3, 6))) == Linearised(PROBES)
-    assert FEW == 16
+    assert SMALL == 16
 
 
 def test_probes_of_images_estimate_the_exact_score(conv):
@@ -152,7 +151,7 @@ def test_noise_is_made_where_the_network_lives(name, monkeypatch):
         asked.append(torch.device(device))
         return noise(space, count, seed)
 
-    monkeypatch.setattr(importlib.import_module("fmwc.sampling.sample"), "noise", made)
+    monkeypatch.setattr(importlib.import_module("fmwc.sampling.sampler"), "noise", made)
     sample(build(), 3, steps=2, confidence=None, config=SamplingConfig(space=(2,)))
     assert asked == [torch.device(device)]
 
@@ -243,7 +242,7 @@ def test_conditions_of_another_length_are_refused(rows):
     def velocity(x, t, goal):
         return goal - x
 
-    with pytest.raises(ShapeError, match=f"'goal' has {rows} rows for 10 samples; give one a sample"):
+    with pytest.raises(ShapeError, match=f"'goal' has {rows} rows for 10 samples; give one per sample"):
         sample(
             velocity,
             10,
@@ -406,10 +405,10 @@ def test_a_product_is_sampled_channel_by_channel(product):
 
 X0 = torch.zeros(4, 2)
 REFUSED = {
-    "no count": ({}, UsageError, "say how many samples"),
+    "no count": ({}, UsageError, "give the number of samples"),
     "no samples": ({"count": 0}, UsageError, "at least 1 sample"),
     "an empty x0": ({"x0": torch.zeros(0, 2)}, ShapeError, "at least 1 sample"),
-    "two counts": ({"count": 3, "x0": X0}, UsageError, "x0 holds 4 states, and 3"),
+    "two counts": ({"count": 3, "x0": X0}, UsageError, "x0 holds 4 states, but count is 3"),
     "a wrong shape": ({"x0": torch.zeros(4, 3)}, ShapeError, r"got \(4, 3\)"),
     "NaN in x0": ({"x0": torch.full((4, 2), float("nan"))}, NotFiniteError, "x0's channel 'x' holds 8 NaN"),
     "two budgets": ({"x0": X0, "steps": 3, "evaluations": 3}, UsageError, "one of steps, evaluations and a controller"),
@@ -419,8 +418,8 @@ REFUSED = {
     "a late start": ({"x0": X0, "start": 1.0}, UsageError, "start lies in"),
     "an early start": ({"x0": X0, "start": -0.1}, UsageError, "start lies in"),
     "a NaN start": ({"x0": X0, "start": float("nan")}, UsageError, "start lies in"),
-    "starts for others": ({"x0": X0, "start": torch.zeros(3)}, ShapeError, r"one a sample \(4\), got 3"),
-    "times and a start": ({"x0": X0, "times": [0.0, 1.0], "start": 0.5}, UsageError, "leave start out"),
+    "starts for others": ({"x0": X0, "start": torch.zeros(3)}, ShapeError, r"one per sample \(4\), got 3"),
+    "times and a start": ({"x0": X0, "times": [0.0, 1.0], "start": 0.5}, UsageError, "leave out start"),
     "stepper": ({"x0": X0, "stepper": "heunn"}, UnknownNameError, "did you mean 'heun'"),
     "decoder": ({"x0": X0, "decoder": "mapp"}, UnknownNameError, "did you mean 'map'"),
     "record": ({"x0": X0, "record": "totl"}, UnknownNameError, "did you mean 'total'"),

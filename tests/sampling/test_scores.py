@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from fmwc.errors import UnknownNameError, UsageError
 from fmwc.estimators import Transported
-from fmwc.references import Schedule
-from fmwc.sampling import EARLY, LATE, SCORES, Standard, Trajectory, sample, standard_of
-from fmwc.sampling.scores import FEWEST, TAKES_WINDOW, parsed, score, within_groups
+from fmwc.sampling import EARLY, LATE, SCORES, Schedule, Standard, Trajectory, sample, standard_of
+from fmwc.sampling.trajectory import FEWEST, TAKES_WINDOW, parsed, variance_score, within_groups
 
 
 def tiny(times=(0.0, 0.2, 0.7, 0.9), stds=((3, 4, 1, 2), (1, 1, 5, 7))):
@@ -229,7 +228,7 @@ def test_a_run_without_variance_has_no_score(mlp):
 def test_the_table_is_asked_by_name():
     run = tiny()
     with pytest.raises(UnknownNameError, match="Known: endpoint"):
-        score("nothing", run.std, run.times, run.weights)
+        variance_score("nothing", run.std, run.times, run.weights)
 
 
 # ---- between conditions ---------------------------------------------------------------------------------------------
@@ -340,5 +339,5 @@ def test_a_class_the_standard_does_not_know_is_refused(strange):
     ids=["float", "a column", "negative", "huge"],
 )
 def test_what_is_no_class_is_refused(groups):
-    with pytest.raises(UsageError, match="'y' is not a condition of whole numbers, one a sample"):
+    with pytest.raises(UsageError, match="'y' is not a condition of whole numbers, one per sample"):
         standard_of("y", torch.rand(20), groups)

@@ -11,8 +11,7 @@ from torch import nn
 import fmwc
 from fmwc.errors import UsageError
 from fmwc.field import attach
-from fmwc.references import Reference
-from fmwc.sampling import SamplingConfig, Standard, Trajectory, growing, read_with, sample, stream
+from fmwc.sampling import Reference, SamplingConfig, Standard, Trajectory, growing, read_with, sample, stream
 from fmwc.state import channels
 from fmwc.uses.edit import edit
 from tests.conftest import conv_field, dict_field, mlp_field

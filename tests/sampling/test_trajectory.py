@@ -13,9 +13,19 @@ from fmwc.estimators import Diagonal, Linearised, Tangent
 from fmwc.field import attach
 from fmwc.flow import Space
 from fmwc.identity import SEAL, digest_tensors
-from fmwc.references import Reference, Schedule
-from fmwc.sampling import SCORES, Parts, SamplingConfig, Standard, Trajectory, read_with, sample, standard_of
-from fmwc.sampling.scores import within_groups
+from fmwc.sampling import (
+    SCORES,
+    Parts,
+    Reference,
+    SamplingConfig,
+    Schedule,
+    Standard,
+    Trajectory,
+    read_with,
+    sample,
+    standard_of,
+)
+from fmwc.sampling.trajectory import within_groups
 from fmwc.state import channels
 from tests.conftest import PRODUCT, awaken
 from tests.options import arguments

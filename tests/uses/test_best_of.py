@@ -8,8 +8,7 @@ import fmwc
 from benchmarks.best_of import Subject, stopped
 from fmwc.checks import Contest, Echo, Nearest
 from fmwc.errors import ShapeError, UsageError
-from fmwc.references import Part, Reference
-from fmwc.sampling import SamplingConfig
+from fmwc.sampling import Part, Reference, SamplingConfig
 from fmwc.uses.best_of import best_of, candidate_seed, candidates_within
 from tests import cells
 from tests.options import arguments

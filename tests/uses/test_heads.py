@@ -9,7 +9,7 @@ import torch
 from fmwc.errors import ShapeError, UnknownNameError, UsageError
 from fmwc.metrics.ranking import auprc
 from fmwc.sampling import Trajectory
-from fmwc.sampling.scores import within_groups
+from fmwc.sampling.trajectory import within_groups
 from fmwc.uses.heads import HEADS, features, fit_head
 
 BAD = torch.arange(200) % 4 == 0

@@ -22,10 +22,9 @@ from fmwc.field import Field
 from fmwc.files import claimed, write_bytes
 from fmwc.progress import say_on_stderr
 from fmwc.provenance import pick_device
-from fmwc.references import Reference, Schedule
 from fmwc.report.page import png
-from fmwc.sampling import SamplingConfig, Trajectory, compared, read_with, reread
-from fmwc.sampling.scores import of_variance
+from fmwc.sampling import Reference, SamplingConfig, Schedule, Trajectory, compared, read_with, reread
+from fmwc.sampling.trajectory import of_variance
 from fmwc.uses.continuation import step_at, with_states
 from fmwc.uses.edit import critical_time, edit, random_times
 from fmwc.uses.guidance import Guidance

@@ -26,7 +26,6 @@ from fmwc.files import Folder, claimed, write_text
 from fmwc.progress import sampling_bar, say_on_stderr
 from fmwc.provenance import pick_device, runtime
 from fmwc.readers import array, boolean, check, number, record, shown, text, whole
-from fmwc.references import Schedule
 from fmwc.report.run import confidence_source
 from fmwc.report.table import Table
 from fmwc.sampling import (
@@ -41,15 +40,15 @@ from fmwc.sampling import (
     Parts,
     Profile,
     SamplingConfig,
+    Schedule,
     Trajectory,
     Uniform,
     needs_variance,
     read_times,
     read_with,
 )
-from fmwc.sampling.controllers import FEW, numbers
-from fmwc.sampling.scores import names_of, parsed, score
-from fmwc.sampling.trajectory import DISPERSION, EVIDENCE
+from fmwc.sampling.config import is_small
+from fmwc.sampling.trajectory import DISPERSION, EVIDENCE, names_of, parsed, variance_score
 from fmwc.uses.best_of import (
     candidate_seed,
     candidates_within,
@@ -210,7 +209,7 @@ class RunRecord:
         """Return the decoder, which applies guidance."""
         if not self.guide:
             return "map"
-        exact = field.space is not None and numbers(field.space) <= FEW
+        exact = field.space is not None and is_small(field.space)
         return Guidance(self.guide, *self.window, probes=None if exact else GUIDE_PROBES)
 
 
@@ -465,7 +464,7 @@ def _score_problem(name: str, steps: int, stride: int) -> str:
     try:
         for _, part, window in map(parsed, names_of(name)):
             if part in SCORES:
-                score(part, torch.ones_like(times), times, spans, **window)
+                variance_score(part, torch.ones_like(times), times, spans, **window)
     except UsageError as error:
         return str(error)
     return ""

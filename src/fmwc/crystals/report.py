@@ -19,7 +19,7 @@ from fmwc.report.reports import ENOUGH, closing, tile
 from fmwc.report.run import array, describe, ordering_of
 from fmwc.report.table import MISSING, Table
 from fmwc.sampling import SCORES, Trajectory
-from fmwc.sampling.scores import names_of
+from fmwc.sampling.trajectory import names_of
 from fmwc.state import channels
 
 __all__ = ["Ranked", "sections", "write_report"]

@@ -13,13 +13,11 @@ from fmwc.domains.domain import Rows, ShippedDomain, Show, shares
 from fmwc.field import Field
 from fmwc.metrics.points import misplaced, squares
 from fmwc.recipes.checkerboard import PRESETS
-from fmwc.references import Schedule
 from fmwc.report.points import EditedPaths, edited_paths
 from fmwc.report.reports import CHECKERBOARD_KEPT, checkerboard_page
 from fmwc.report.run import describe
-from fmwc.sampling import PILOT, Trajectory
-from fmwc.sampling.scores import of_variance
-from fmwc.sampling.trajectory import DISPERSION
+from fmwc.sampling import PILOT, Schedule, Trajectory
+from fmwc.sampling.trajectory import DISPERSION, of_variance
 
 __all__ = ["CheckerboardDomain"]
 

@@ -29,7 +29,7 @@ from fmwc.recipes.crystals import EVERY, PRESETS, READ_BY, SCORE, batch_for
 from fmwc.report.page import png
 from fmwc.report.run import ordering_of
 from fmwc.sampling import Trajectory, needs_variance
-from fmwc.sampling.scores import names_of
+from fmwc.sampling.trajectory import names_of
 
 __all__ = ["CrystalDomain"]
 

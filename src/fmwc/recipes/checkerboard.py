@@ -17,8 +17,7 @@ from fmwc.metrics.points import misplacement
 from fmwc.networks import MLP
 from fmwc.randomness import derive
 from fmwc.recipes.recipe import Recipe
-from fmwc.references import Reference
-from fmwc.sampling import sample
+from fmwc.sampling import Reference, sample
 
 __all__ = ["PRESETS", "SPACE", "Checkerboard"]
 

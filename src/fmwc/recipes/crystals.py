@@ -20,9 +20,8 @@ from fmwc.flow import Channel, FlatTorus, Lattice, Space
 from fmwc.networks import CSPNet
 from fmwc.randomness import Stream, derive
 from fmwc.recipes.recipe import Recipe
-from fmwc.references import Reference
-from fmwc.sampling import SamplingConfig, sample
-from fmwc.sampling.scores import parsed
+from fmwc.sampling import Reference, SamplingConfig, sample
+from fmwc.sampling.trajectory import parsed
 
 __all__ = ["EVERY", "PRESETS", "READ_BY", "SCORE", "Mp20", "batch_for"]
 

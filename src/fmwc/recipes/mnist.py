@@ -20,9 +20,8 @@ from fmwc.metrics.images import failed
 from fmwc.networks import UNet
 from fmwc.randomness import derive
 from fmwc.recipes.recipe import Recipe
-from fmwc.references import Reference
-from fmwc.sampling import SamplingConfig, sample
-from fmwc.sampling.scores import FEWEST
+from fmwc.sampling import Reference, SamplingConfig, sample
+from fmwc.sampling.trajectory import FEWEST
 
 __all__ = ["JUDGE", "PRESETS", "SCORE", "WITHIN", "Mnist", "batch_for", "labels"]
 

@@ -17,7 +17,7 @@ from fmwc.field import Field, attach
 from fmwc.flow import Space
 from fmwc.randomness import derive
 from fmwc.readers import shown
-from fmwc.references import Reference
+from fmwc.sampling import Reference
 from fmwc.training import TrainingConfig
 
 __all__ = ["RENAMED", "Recipe", "data_of", "literals_of", "override"]

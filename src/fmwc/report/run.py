@@ -13,8 +13,7 @@ from torch import Tensor
 
 from fmwc.errors import UsageError
 from fmwc.sampling import Trajectory
-from fmwc.sampling.scores import names_of, parsed
-from fmwc.sampling.trajectory import DISPERSION
+from fmwc.sampling.trajectory import DISPERSION, names_of, parsed
 
 __all__ = ["NAMES", "Ordering", "RunArrays", "array", "confidence_source", "describe", "note_of", "ordering_of"]
 
@@ -49,7 +48,7 @@ def confidence_source(reference: Any) -> str:
     'confidence is based on echo, because it detects a disturbance'
 
     Arguments:
-        reference: A :class:`fmwc.references.Reference`, its record in a checkpoint, or `None`.
+        reference: A :class:`fmwc.sampling.Reference`, its record in a checkpoint, or `None`.
     """
     if reference is None:
         return "confidence is withheld, because the checkpoint has no reference; add one with fmwc.fit_confidence"

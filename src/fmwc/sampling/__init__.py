@@ -1,16 +1,32 @@
-"""Sampling: one loop, from noise to a :class:`Trajectory`."""
+"""Sampling: from noise to a :class:`Trajectory` with confidence."""
 
-from fmwc.references import Schedule
-from fmwc.sampling.confidence import compared, default_estimator, needs_variance, read_times, read_with
-from fmwc.sampling.config import DECODERS, STEPPERS, AsReference, SamplingConfig, Stepper, decode_mean
-from fmwc.sampling.controllers import Controller, Damped, Ema, Extrapolated, Grid, Planned, Profile, Uniform
-from fmwc.sampling.parts import Parts, growing
+from fmwc.sampling.adaptive import Damped, Ema, Extrapolated, Planned, Profile
+from fmwc.sampling.confidence import (
+    Part,
+    ReadWith,
+    Reference,
+    Schedule,
+    compared,
+    default_estimator,
+    read_times,
+    read_with,
+)
+from fmwc.sampling.config import (
+    DECODERS,
+    STEPPERS,
+    AsReference,
+    Controller,
+    Grid,
+    SamplingConfig,
+    Stepper,
+    Uniform,
+    decode_mean,
+)
+from fmwc.sampling.pilot import PILOT, fit_grid, fit_schedule, survey
 from fmwc.sampling.recorder import VarianceRecorder, reread
-from fmwc.sampling.sample import for_each, noise, sample, stream
-from fmwc.sampling.sampler import Sampler
-from fmwc.sampling.schedules import PILOT, fit_grid, fit_schedule, survey
-from fmwc.sampling.scores import EARLY, LATE, SCORES, Standard, standard_of
-from fmwc.sampling.trajectory import Trajectory
+from fmwc.sampling.sampler import Sampler, noise, sample, stream
+from fmwc.sampling.storage import Parts, growing
+from fmwc.sampling.trajectory import EARLY, LATE, SCORES, Standard, Trajectory, needs_variance, standard_of
 
 __all__ = [
     "DECODERS",
@@ -25,9 +41,12 @@ __all__ = [
     "Ema",
     "Extrapolated",
     "Grid",
+    "Part",
     "Parts",
     "Planned",
     "Profile",
+    "ReadWith",
+    "Reference",
     "Sampler",
     "SamplingConfig",
     "Schedule",
@@ -41,7 +60,6 @@ __all__ = [
     "default_estimator",
     "fit_grid",
     "fit_schedule",
-    "for_each",
     "growing",
     "needs_variance",
     "noise",

@@ -1,12 +1,17 @@
-"""The confidence of a run: by which reference it is compared, or why it cannot be."""
+"""Where confidence comes from: schedules of readings, references, and how a run is compared with a reference.
+
+The confidence of a sample is the position of its score among reference samples, which were drawn from the same field in
+the same way. A run that was made otherwise has no confidence, and says why.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,31 +21,118 @@ from fmwc.checks.residuals import same
 from fmwc.errors import UsageError
 from fmwc.estimators import Estimator, Linearised, as_estimator, estimator_of
 from fmwc.flow import Space
-from fmwc.references import ReadWith, Reference, Schedule, same_times
-from fmwc.sampling.config import AsReference
-from fmwc.sampling.controllers import FEW, Controller, Uniform, foreseen, numbers
-from fmwc.sampling.scores import SCORES, combined, names_of, parsed, standard_of
-from fmwc.sampling.trajectory import Trajectory
+from fmwc.sampling.config import AsReference, Controller, Uniform, is_small
+from fmwc.sampling.trajectory import Standard, Trajectory, combined, names_of, needs_variance, standard_of
 
-__all__ = ["compared", "default_estimator", "needs_variance", "read_times", "read_with"]
+__all__ = [
+    "EVERY_STEP",
+    "Part",
+    "ReadWith",
+    "Reference",
+    "Schedule",
+    "compared",
+    "default_estimator",
+    "foreseen",
+    "is_due",
+    "read_times",
+    "read_with",
+]
 
-PROBES = 2  # random probes per reading for larger states; a score over many readings averages their noise
+PROBES = 2  # random probes per reading for large states; a score over many readings averages their noise
 OTHER_CHECK = "the samples were not checked as the reference was; leave out check (--check and --no-check)"
-NOT_ASKED = "the run was drawn without it; leave out confidence=None (--propagation none)"
+NOT_READ = "the run was drawn without it; leave out confidence=None (--propagation none)"
 OTHER_STEPS = "the reference is of runs with equal steps from t = 0, without changes of the velocity"
 
 
-def default_estimator(space: Space) -> Estimator:
-    """Return the linearised estimator: exact for states of a few numbers, by random probes for larger ones."""
-    return Linearised(None if numbers(space) <= FEW else PROBES)
+# ---- schedules -------------------------------------------------------------------------------------------------------
+
+ROUNDING = 1e-6  # of recorded times: 0.166667 means the step at 1/6
 
 
-def read_with(
-    estimator: Estimator | str | None, steps: int, stepper: str, schedule: Schedule | None = None
-) -> ReadWith:
-    """Return the record of how a run of equal steps from t = 0 is made and read, by default at every step."""
-    reads = "" if estimator is None else str(as_estimator(estimator))
-    return ReadWith(reads, steps, stepper, read_times(steps, schedule or Schedule.every(1)) if reads else ())
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """When a run reads the variance: `Schedule.every(5)`, `Schedule.at([0.2, 0.6])` or `Schedule.adaptive()`.
+
+    :func:`fmwc.sampling.fit_schedule` chooses a few times with a pilot run; a field keeps them in its checkpoint.
+
+    Attributes:
+        times: The times to read at: each is read at the first step that starts at or after it, or at the last step.
+        reference: The reference for scores that are read at these times.
+        agreement: The correlation of those scores with the pilot's, which was read at every step.
+        stride: Instead of times, read at every k-th step, always including the last.
+        numbers: Instead of times, read at the steps with these numbers.
+    """
+
+    times: tuple[float, ...] = ()
+    reference: Reference | None = None
+    agreement: float = math.nan
+    stride: int = 0
+    numbers: frozenset[int] | None = None
+
+    @classmethod
+    def every(cls, k: int) -> Schedule:
+        """Return the schedule that reads at every k-th step, always including the last."""
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise UsageError(f"the schedule is every k-th step with k ≥ 1, got {k!r}")
+        return cls(stride=k)
+
+    @classmethod
+    def at(cls, times: Iterable[float]) -> Schedule:
+        """Return the schedule that reads at chosen times."""
+        chosen = tuple(float(t) for t in times)
+        if not chosen:
+            raise UsageError("a schedule takes at least 1 time to read at")
+        return cls(chosen)
+
+    @classmethod
+    def adaptive(cls) -> Schedule:
+        """Return a placeholder for the field's own schedule, `field.schedule`."""
+        return cls()
+
+    @classmethod
+    def steps(cls, numbers: Iterable[int]) -> Schedule:
+        """Return the schedule that reads at the steps with these numbers."""
+        return cls(numbers=frozenset(numbers))
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether this is the placeholder for the field's own schedule."""
+        return not self.times and not self.stride and self.numbers is None
+
+
+EVERY_STEP = Schedule.every(1)
+
+
+def is_due(schedule: Schedule, step: int, steps: int, before: Tensor | None, t: Tensor) -> bool:
+    """Return whether to read the variance at a step that starts at t, after one that started at `before`."""
+    if schedule.numbers is not None:
+        return step in schedule.numbers
+    if schedule.stride:
+        return (steps - 1 - step) % schedule.stride == 0
+    chosen = t.new_tensor(schedule.times)[:, None] - ROUNDING
+    reached = (t >= chosen) | (step == steps - 1)
+    fresh = reached if before is None else reached & (before < chosen)
+    return bool(fresh.any())  # waits for a GPU
+
+
+def foreseen(schedule: Schedule, controller: Controller, start: Tensor) -> set[int] | None:
+    """Return the steps at which the variance is read, or `None` if the controller's times are not known beforehand.
+
+    This agrees with :func:`is_due` for each step, but waits for a GPU once instead of at every step.
+    """
+    steps = controller.steps
+    if not schedule.times:
+        return {step for step in range(steps) if is_due(schedule, step, steps, None, start)}
+    if not getattr(controller, "foreseen", False):
+        return None
+    times = [start]
+    for step in range(steps - 1):
+        times.append(controller.next_time(step, times[-1], start, None))
+    chosen, t = start.new_tensor(schedule.times)[:, None] - ROUNDING, torch.stack(times)
+    reached = t[:, None] >= chosen  # (steps, K, B)
+    reached[-1] = True
+    fresh = reached & ~torch.cat([torch.zeros_like(reached[:1]), t[:-1, None] >= chosen])
+    return set(fresh.flatten(1).any(1).nonzero()[:, 0].tolist())
 
 
 def read_times(steps: int, schedule: Schedule) -> tuple[float, ...]:
@@ -53,138 +145,160 @@ def read_times(steps: int, schedule: Schedule) -> tuple[float, ...]:
     return tuple(round(step / steps, 6) for step in sorted(read))
 
 
-def needs_variance(score: str) -> bool:
-    """Return whether a score, or a part of a sum, is read from the variance of the velocity."""
-    return any(parsed(name)[1] in SCORES for name in names_of(score))
+# ---- references ------------------------------------------------------------------------------------------------------
 
 
-def compared(run: Trajectory, reference: Reference, without: str = "") -> Trajectory:
-    """Return the run with the reference's score and, unless it is withheld, its confidence.
+def _same_times(times: Sequence[float], others: Sequence[float]) -> bool:
+    """Return whether two lists of times are the same up to rounding."""
+    return len(times) == len(others) and all(abs(a - b) < 1e-4 for a, b in zip(times, others, strict=True))
 
-    Arguments:
-        without: Why the run cannot be compared with the reference; its confidence is then withheld.
+
+class ReadWith(NamedTuple):
+    """How a run was made and read. Scores of runs that were made differently cannot be compared.
+
+    Attributes:
+        estimator: The estimator of the variance with its options, as text; empty if none was used.
+        steps: The number of steps.
+        stepper: The name of the stepper.
+        times: When the variance was read.
     """
-    if reference.parts and run.scores is None:
-        run = _scored(reference, run)
-        if run.scores is None:
-            return replace(run, without=without or f"this run did not read all of {reference.score}")
-    elif not reference.parts:
-        run = replace(run, default_score=reference.score)
-    without = reference.withheld or without
-    if not without:
-        standard = reference.standard and reference.standard._replace(source="checkpoint")
-        return replace(run, reference=reference.quantiles, standard=standard)
-    standard = None
-    if reference.standard is not None:
-        name = reference.standard.cond
-        with suppress(UsageError, KeyError):  # across conditions only where it is too small for more
-            standard = standard_of(name, run.score(), run.cond[name])
-    return replace(run, standard=standard, without=without)
+
+    estimator: str
+    steps: int
+    stepper: str
+    times: tuple[float, ...]
+
+    def differs(self, other: ReadWith, *, variance: bool = True) -> str:
+        """Return what is different in another run, in words; empty if nothing is.
+
+        Arguments:
+            other: How the other run was made.
+            variance: Whether the score is read from the variance, so that the estimator and the times matter.
+        """
+        if (self.steps, self.stepper) != (other.steps, other.stepper):
+            return f"{self.steps} {self.stepper} steps, not {other.steps} {other.stepper} steps"
+        if variance and self.estimator != other.estimator:
+            return f"the variance by {self.estimator or 'no estimator'}, not by {other.estimator or 'none'}"
+        if variance and not _same_times(self.times, other.times):
+            return f"the variance at {len(self.times)} times, not at {len(other.times)} (or at others)"
+        return ""
 
 
-def _scored(reference: Reference, run: Trajectory) -> Trajectory:
-    """Return a run with the reference's sum of scores; unchanged where a part of it cannot be read."""
-    found = []
-    for part in reference.parts:
-        try:
-            raw = run.score(part.score)
-            if part.standard is not None:
-                raw = part.standard(raw, run.cond[part.standard.cond])
-        except (KeyError, UsageError):
-            return run
-        found.append((raw, part.weight, part.quantiles))
-    return replace(run, scores=combined(found), default_score=reference.score)
+class Part(NamedTuple):
+    """One of the scores that are added to a combined score.
+
+    Attributes:
+        score: Its name.
+        weight: Its weight in the sum.
+        quantiles: Its quantiles over reference samples, at evenly spaced levels from 0 to 1.
+        standard: Makes it comparable between conditions; applied before the quantiles were computed.
+    """
+
+    score: str
+    weight: float
+    quantiles: Tensor
+    standard: Standard | None = None
 
 
-def kept_score(reference: Reference | None) -> str | Callable[[Trajectory], Trajectory]:
-    """Return the score of a run that keeps its score alone."""
-    if reference is None:
-        return "temporal_ratio"
-    return partial(_scored, reference) if reference.parts else reference.score
+class Reference(NamedTuple):
+    """Scores of reference samples, with which even a single sample has a confidence. Checkpoints store it.
+
+    Attributes:
+        score: The name of the score, or a sum of several (`contest + 0.3 spread@0.3-0.8`).
+        read_with: How the reference samples were made; `None` for a check of samples from any source.
+        quantiles: The score's quantiles at evenly spaced levels from 0 to 1.
+        standard: Makes the score comparable between conditions; applied before the quantiles were computed.
+        parts: The terms of a sum.
+        checks: The checks of finished samples that the score uses, by name (:class:`fmwc.checks.Echo`,
+            :class:`fmwc.checks.Contest`).
+        reason: Why this score was chosen, in words.
+        withheld: Why there is no confidence, if the evidence is no better than chance; else empty.
+        candidates: The scores that were compared, one row each: name, and numbers by name.
+        classes: The classes of the reference samples, by the name of the condition; empty without classes.
+    """
+
+    score: str
+    read_with: ReadWith | None
+    quantiles: Tensor
+    standard: Standard | None = None
+    parts: tuple[Part, ...] = ()
+    checks: dict[str, Any] = {}  # noqa: RUF012
+    reason: str = ""
+    withheld: str = ""
+    candidates: tuple[dict[str, Any], ...] = ()
+    classes: dict[str, tuple[int, ...]] = {}  # noqa: RUF012
+
+    @property
+    def needs_variance(self) -> bool:
+        """Whether the score, or a part of it, is read from the variance."""
+        return needs_variance(self.score)
+
+    @property
+    def of_any_samples(self) -> bool:
+        """Whether the score consists of checks of finished samples, however these were drawn."""
+        return self.read_with is None and {part.score for part in self.parts} <= self.checks.keys() != set()
 
 
-# ---- before a run is drawn -----------------------------------------------------------------------------------------
+# ---- before a run ----------------------------------------------------------------------------------------------------
 
 
-def chosen_estimator(
+def default_estimator(space: Space) -> Estimator:
+    """Return the linearised estimator: exact for small states, with random probes for larger ones."""
+    return Linearised(None if is_small(space) else PROBES)
+
+
+def read_with(
+    estimator: Estimator | str | None, steps: int, stepper: str, schedule: Schedule | None = None
+) -> ReadWith:
+    """Return the record of how a run of equal steps from t = 0 is made and read; at every step by default."""
+    name = "" if estimator is None else str(as_estimator(estimator))
+    return ReadWith(name, steps, stepper, read_times(steps, schedule or EVERY_STEP) if name else ())
+
+
+def choose_estimator(
     space: Space, reference: Reference | None, confidence: Estimator | None, *, always: bool
 ) -> Estimator | None:
-    """Return what reads the variance.
+    """Return the estimator of the variance.
 
     Arguments:
-        always: Whether something other than the score needs the variance, so that it is read in any case.
+        always: Whether something else than the score needs the variance, so that it is read in any case.
     """
     if not isinstance(confidence, AsReference):
         return confidence
-    if not (always or reference is None or needs_variance(reference.score)):
+    if reference is not None and not always and not reference.needs_variance:
         return None
-    text = reference.read_with.estimator if reference is not None and reference.read_with is not None else ""
-    return estimator_of(text) or default_estimator(space)
+    made = reference.read_with if reference is not None else None
+    return estimator_of(made.estimator if made else "") or default_estimator(space)
 
 
-def chosen_schedule(field: Any, schedule: Schedule | None, controller: Controller) -> tuple[Schedule, Reference | None]:
-    """Return when to read the variance, and the reference for what is read then."""
-    reference, own = getattr(field, "reference", None), getattr(field, "schedule", None)
-    if schedule is not None and schedule.is_adaptive:
-        if own is None:
+def choose_schedule(field: Any, schedule: Schedule | None, controller: Controller) -> tuple[Schedule, Reference | None]:
+    """Return when to read the variance, and the reference for scores that are read then."""
+    reference, fitted = getattr(field, "reference", None), getattr(field, "schedule", None)
+    made: ReadWith | None = reference.read_with if reference is not None else None
+    if schedule is None:
+        schedule = EVERY_STEP
+        if made is not None and made.times and isinstance(controller, Uniform) and made.steps == controller.steps:
+            schedule = Schedule.at(made.times)
+    elif schedule.is_adaptive:
+        if fitted is None:
             raise UsageError(
                 "this field has no schedule of its own; field.schedule = fmwc.sampling.fit_schedule(field)"
             )
-        schedule = own
-    if schedule is not None and schedule.reference is not None:
+        schedule = fitted
+    if schedule.reference is not None:
         return schedule, schedule.reference
-    made = getattr(reference, "read_with", None)
-    uniform = isinstance(controller, Uniform)
-    if schedule is None and made is not None and made.times and uniform and made.steps == controller.steps:
-        schedule = Schedule.at(made.times)
-    schedule = schedule or Schedule.every(1)
-    # The times of the field's own schedule, given as such, have the schedule's reference.
-    if own is not None and schedule.times and same_times(schedule.times, own.times):
-        same = made is not None and same_times(schedule.times, made.times)
-        return schedule, reference if same or (reference and not needs_variance(reference.score)) else own.reference
+    # The times of the field's schedule, given as such, have the reference of that schedule.
+    if fitted is not None and schedule.times and _same_times(schedule.times, fitted.times):
+        same_as_field = made is not None and _same_times(schedule.times, made.times)
+        if not same_as_field and (reference is None or reference.needs_variance):
+            return schedule, fitted.reference
     return schedule, reference
 
 
-def compared_by(reference: Reference | None) -> dict[str, Tensor]:
-    """Return the conditions that a reference compares samples by, each with the values that it knows."""
-    if reference is None:
-        return {}
-    known: dict[str, Tensor] = {}
-    for own in reference.checks.values():
-        values = getattr(own, "rivals", getattr(own, "labels", None))
-        if values is not None:
-            known[own.cond] = values.unique(dim=0)
-    for standard in (reference.standard, *(part.standard for part in reference.parts)):
-        if standard is not None:
-            known[standard.cond] = (~standard.spread.isnan()).nonzero()[:, 0]
-    return known
-
-
-def unknown_conditions(reference: Reference | None, cond: Mapping[str, Any], count: int) -> str:
-    """Return why samples with these conditions cannot be compared with the reference; empty if they can."""
-    for own in getattr(reference, "checks", {}).values():
-        if missing := getattr(own, "missing", ""):
-            return missing
-    for name, known in compared_by(reference).items():
-        value = cond.get(name)
-        if not isinstance(value, Tensor):
-            return f"the reference compares samples by '{name}', which was not given; give cond={{'{name}': ...}}"
-        if len(value) != count:
-            continue  # which sampling refuses
-        if value.shape[1:] != known.shape[1:]:
-            shapes = f"{tuple(known.shape[1:])} per sample, not {tuple(value.shape[1:])}"
-            return f"the reference knows '{name}' with shape {shapes}"
-        seen = value.unique(dim=0)
-        missing = seen[~same(seen, known.to(value.device)).any(1)]
-        if len(missing):
-            return f"the reference holds no samples with {name} = {missing[0].tolist()}"
-    return ""
-
-
-def chosen_checks(
+def choose_checks(
     field: Any, space: Space, reference: Reference | None, check: Any, cond: Mapping[str, Any], scored: bool
 ) -> dict[str, Any]:
-    """Return the checks to run, by name."""
+    """Return the checks to run, by name; those of the reference only if the run is compared with it (`scored`)."""
     if check is True:
         return dict(reference.checks) if reference is not None and scored else {}
     if check is False or check is None:
@@ -199,7 +313,88 @@ def chosen_checks(
     return {check.name: check}
 
 
-# ---- after it is drawn ---------------------------------------------------------------------------------------------
+def compared_by(reference: Reference | None) -> dict[str, Tensor]:
+    """Return the conditions that a reference compares samples by, each with the values that it knows."""
+    if reference is None:
+        return {}
+    known: dict[str, Tensor] = {}
+    for check in reference.checks.values():
+        values = getattr(check, "rivals", getattr(check, "labels", None))
+        if values is not None:
+            known[check.cond] = values.unique(dim=0)
+    for standard in (reference.standard, *(part.standard for part in reference.parts)):
+        if standard is not None:
+            known[standard.cond] = (~standard.spread.isnan()).nonzero()[:, 0]
+    return known
+
+
+def unknown_conditions(reference: Reference | None, cond: Mapping[str, Any], count: int) -> str:
+    """Return why samples with these conditions cannot be compared with the reference; empty if they can."""
+    for check in getattr(reference, "checks", {}).values():
+        if missing := getattr(check, "missing", ""):
+            return missing
+    for name, known in compared_by(reference).items():
+        value = cond.get(name)
+        if not isinstance(value, Tensor):
+            return f"the reference compares samples by '{name}', which was not given; give cond={{'{name}': ...}}"
+        if len(value) != count:
+            continue  # the sampler raises
+        if value.shape[1:] != known.shape[1:]:
+            shapes = f"{tuple(known.shape[1:])} per sample, not {tuple(value.shape[1:])}"
+            return f"the reference knows '{name}' with shape {shapes}"
+        seen = value.unique(dim=0)
+        missing = seen[~same(seen, known.to(value.device)).any(1)]
+        if len(missing):
+            return f"the reference holds no samples with {name} = {missing[0].tolist()}"
+    return ""
+
+
+# ---- after a run -----------------------------------------------------------------------------------------------------
+
+
+def score_to_keep(reference: Reference | None) -> str | Callable[[Trajectory], Trajectory]:
+    """Return the score of a run with `record="score"`."""
+    if reference is None:
+        return "temporal_ratio"
+    return partial(_with_sum, reference) if reference.parts else reference.score
+
+
+def compared(run: Trajectory, reference: Reference, without: str = "") -> Trajectory:
+    """Return the run with the reference's score and, unless it is withheld, its confidence.
+
+    Arguments:
+        without: Why the run cannot be compared with the reference; its confidence is then withheld.
+    """
+    if reference.parts and run.scores is None:
+        run = _with_sum(reference, run)
+        if run.scores is None:
+            return replace(run, without=without or f"this run did not read all of {reference.score}")
+    elif not reference.parts:
+        run = replace(run, default_score=reference.score)
+    without = reference.withheld or without
+    if not without:
+        standard = reference.standard and reference.standard._replace(source="checkpoint")
+        return replace(run, reference=reference.quantiles, standard=standard)
+    standard = None
+    if reference.standard is not None:
+        name = reference.standard.cond
+        with suppress(UsageError, KeyError):  # too few samples per condition
+            standard = standard_of(name, run.score(), run.cond[name])
+    return replace(run, standard=standard, without=without)
+
+
+def _with_sum(reference: Reference, run: Trajectory) -> Trajectory:
+    """Return a run with the reference's sum of scores; unchanged if a part of it cannot be read."""
+    scores = []
+    for part in reference.parts:
+        try:
+            raw = run.score(part.score)
+            if part.standard is not None:
+                raw = part.standard(raw, run.cond[part.standard.cond])
+        except (KeyError, UsageError):
+            return run
+        scores.append((raw, part.weight, part.quantiles))
+    return replace(run, scores=combined(scores), default_score=reference.score)
 
 
 def with_confidence(
@@ -212,45 +407,40 @@ def with_confidence(
     unread: bool,
     strange: str,
 ) -> Trajectory:
-    """Return a run compared with its reference, with the reason where it cannot be.
+    """Return a run compared with its reference, or with the reason why it cannot be compared.
 
     Arguments:
-        checks: The checks that it ended with.
+        checks: The checks of its finished samples.
         made: How it was made and read.
         usual: Whether it took equal steps from t = 0 and followed the plain velocity.
-        unread: Whether neither variance nor a check was asked for.
+        unread: Whether neither the variance nor a check was read.
         strange: Why its conditions are unknown to the reference; empty if they are known.
     """
     if reference is None:
         return _by_evidence(run, checks)
     if unread:
-        return replace(run, without=NOT_ASKED)
+        return replace(run, without=NOT_READ)
     if strange:
         return _by_evidence(compared(run, reference, strange), checks)
     without = ""
-    if not usual and not _of_samples(reference):
+    if not usual and not reference.of_any_samples:
         without = OTHER_STEPS
-    elif any(checks.get(name) != own for name, own in reference.checks.items()):
+    elif any(checks.get(name) != check for name, check in reference.checks.items()):
         without = OTHER_CHECK
-    if reference.read_with is not None and not without:
-        differs = reference.read_with.differs(made, variance=needs_variance(reference.score))
+    elif reference.read_with is not None:
+        differs = reference.read_with.differs(made, variance=reference.needs_variance)
         without = f"the reference was made with {differs}" if differs else ""
     return _by_evidence(compared(run, reference, without), [*checks, *names_of(reference.score)])
 
 
-def _of_samples(reference: Reference) -> bool:
-    """Return whether a reference consists of checks of finished samples, however those were drawn."""
-    return reference.read_with is None and {part.score for part in reference.parts} <= reference.checks.keys() != set()
-
-
 def _by_evidence(run: Trajectory, names: Iterable[str]) -> Trajectory:
-    """Return the run ranked by the first of these scores that it has, if it cannot read its own."""
-    own = run.default_score
-    for name in (own, *names):
+    """Return the run ranked by the first of these scores that it has, if it cannot read its default score."""
+    default = run.default_score
+    for name in (default, *names):
         with suppress(UsageError):
             run.score(name)
-            if name == own:
+            if name == default:
                 return run
-            without = run.without or (f"this run did not read {own}" if run.reference is not None else "")
+            without = run.without or (f"this run did not read {default}" if run.reference is not None else "")
             return replace(run, default_score=name, reference=None, standard=None, without=without)
     return run

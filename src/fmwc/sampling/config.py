@@ -1,10 +1,11 @@
-"""How samples are drawn: what :func:`fmwc.sample` is told beside how many, of what, and with which confidence."""
+"""How samples are drawn: steppers, decoders, fixed steps, and :class:`SamplingConfig`, which holds all of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -12,37 +13,51 @@ from torch import Tensor
 from fmwc.errors import UsageError, pick
 from fmwc.flow import Space
 from fmwc.randomness import Randomness
-from fmwc.sampling.controllers import Controller, Grid, Uniform
-from fmwc.sampling.parts import Parts
 from fmwc.state import as_whole, tree_map
+
+if TYPE_CHECKING:
+    from fmwc.sampling.storage import Parts
 
 __all__ = [
     "DECODERS",
     "STEPPERS",
     "AsReference",
+    "Controller",
     "Decoder",
+    "Grid",
     "SamplingConfig",
     "Stepper",
+    "Uniform",
+    "begin",
     "cost_of",
     "decode_map",
     "decode_mean",
-    "decode_stochastic",
+    "follows",
+    "is_small",
+    "needs_moments",
 ]
+
+SMALL = 16  # numbers
+
+
+def is_small(space: Space) -> bool:
+    """Return whether a state has so few numbers that each is a component, and exact estimators are affordable."""
+    return sum(math.prod(channel.shape) for channel in space.channels.values()) <= SMALL
 
 
 # ---- steppers --------------------------------------------------------------------------------------------------------
-# Steppers: one update of the state. The sampler owns the loop, and has already evaluated the velocity at (x, t).
+# One update of the state. The sampler owns the loop, and has already evaluated the velocity v at (x, t).
 
 Velocity = Callable[[Any, Tensor], Any]
 
 
 @dataclass(frozen=True)
 class Stepper:
-    """One row of the table.
+    """A row of the table of steppers.
 
     Arguments:
         step: `(space, velocity, x, v, t, dt) -> x at t + dt`, where v is the velocity at (x, t).
-        evaluations: Evaluations of the network a step, that of v included.
+        evaluations: Evaluations of the network per step, including that of v.
         order: The global order of convergence.
     """
 
@@ -72,23 +87,23 @@ STEPPERS: dict[str, Stepper] = {
 
 
 # ---- decoders --------------------------------------------------------------------------------------------------------
-# Decoders: which velocity a sample follows (App. sampling-strategy).
+# Which velocity a sample follows (App. sampling-strategy).
 
 Decoder = Callable[[Any, Any, Tensor, dict[str, Any], Randomness], Any]
 
 
 def decode_map(field: Any, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Any:
-    """MAP: the plain network."""
+    """Return the velocity of the plain network (MAP)."""
     return field(x, t, **cond)
 
 
 def decode_stochastic(field: Any, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Any:
-    """Stochastic: one posterior draw at each evaluation."""
+    """Return the velocity of one posterior draw per evaluation."""
     return field.draw(x, t, seed=randomness, cond=cond)
 
 
 def decode_mean(draws: int) -> Decoder:
-    """Mean velocity: the average of k posterior draws at each evaluation."""
+    """Return a decoder that averages several posterior draws per evaluation."""
 
     def decode(field: Any, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Any:
         total = field.draw(x, t, seed=randomness, cond=cond)
@@ -100,25 +115,107 @@ def decode_mean(draws: int) -> Decoder:
     return decode
 
 
-def cost_of(decoder: str | Decoder) -> int:
-    """Evaluations of the network that one velocity takes."""
-    chosen = pick(DECODERS, decoder, "decoder") if isinstance(decoder, str) else decoder
-    return getattr(chosen, "evaluations", 1)
-
-
 DECODERS: dict[str, Decoder] = {"map": decode_map, "stochastic": decode_stochastic, "mean5": decode_mean(5)}
 
 
-# ---- config ----------------------------------------------------------------------------------------------------------
+def cost_of(decoder: str | Decoder) -> int:
+    """Return how many evaluations of the network one velocity takes."""
+    return getattr(DECODERS[decoder] if isinstance(decoder, str) else decoder, "evaluations", 1)
+
+
+# ---- controllers -----------------------------------------------------------------------------------------------------
+# The policy that picks the times. Those that follow the variance are in fmwc.sampling.adaptive.
+
+
+class Controller(Protocol):
+    """Pick each sample's next time: `next_time(step, t, start, moments)`; `steps` is the total number of steps.
+
+    `t` and `start` are each sample's time and the time that it started from, `(B,)`; samples of a batch may be at
+    different times. `moments` are those of this step, or `None` where the schedule reads none.
+
+    A controller may also have
+
+    - `begin(space) -> controller`: the controller for one batch, with its own state. `space` carries the anti-annealing
+      of the run. A controller that has state and no `begin` shares it between batches, and between threads;
+    - `follow(v, t, moments, speeds) -> v`: the velocity to follow, called once per step after `next_time`. `v` includes
+      anti-annealing; `speeds` holds its factor per channel, `(B,)`;
+    - `needs_variance = True` if it reads `moments` at every step;
+    - `foreseen = True` if its times depend on the start alone.
+    """
+
+    @property
+    def steps(self) -> int: ...
+    def next_time(self, step: int, t: Tensor, start: Tensor, moments: Any) -> Tensor: ...
+
+
+def begin(controller: Controller, space: Space) -> Controller:
+    """Return the controller for one batch."""
+    fresh: Controller = controller.begin(space) if hasattr(controller, "begin") else controller
+    return fresh
+
+
+def follows(controller: Controller) -> bool:
+    """Return whether a controller changes the velocity."""
+    return hasattr(controller, "follow")
+
+
+def needs_moments(controller: Controller) -> bool:
+    """Return whether a controller reads the variance at every step."""
+    return bool(getattr(controller, "needs_variance", False))
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Equal steps from each sample's start to t = 1."""
+
+    steps: int
+    foreseen = True
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise UsageError(f"sampling takes at least 1 step, got {self.steps}")
+
+    def next_time(self, step: int, t: Tensor, start: Tensor, moments: Any) -> Tensor:
+        # From the step number, not by adding dt: the last time is then exactly 1.
+        return start + (1 - start) * ((step + 1) / self.steps)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Steps between chosen times, which rise from the start to 1."""
+
+    times: tuple[float, ...]
+    foreseen = True
+
+    def __post_init__(self) -> None:
+        rises = all(a < b for a, b in zip(self.times, self.times[1:], strict=False))
+        if len(self.times) < 2 or not rises or self.times[0] < 0 or self.times[-1] != 1:
+            raise UsageError(f"a time grid rises from at least 0 to exactly 1, got {list(self.times)}")
+
+    @property
+    def steps(self) -> int:
+        return len(self.times) - 1
+
+    @property
+    def equal(self) -> bool:
+        """Whether these are equal steps from 0."""
+        return all(abs(t - i / self.steps) < 1e-6 for i, t in enumerate(self.times))
+
+    def next_time(self, step: int, t: Tensor, start: Tensor, moments: Any) -> Tensor:
+        return torch.full_like(t, self.times[step + 1])
+
+
+# ---- the configuration -----------------------------------------------------------------------------------------------
 
 STEPS = 50
 BATCH = 16384
 RECORDS = ("full", "total", "score")
+TWO_PLANS = "give one of steps, evaluations and a controller"
 
 
 @dataclass(frozen=True)
 class AsReference:
-    """The default `confidence` of :func:`fmwc.sample`: read what the field's reference was made from."""
+    """The default `confidence` of :func:`fmwc.sample`: the estimator that the field's reference was made with."""
 
     plain_mean = True
 
@@ -135,23 +232,23 @@ class SamplingConfig:
 
     Arguments:
         stepper: `euler`, `midpoint` or `heun`.
-        controller: Picks the times in place of equal steps: `Grid(times)`, `Ema(10)`, `survey(field).plan(10)`.
-        evaluations: In place of steps, the evaluations of the network to spend, exactly. A two-stage stepper ends an
-            odd number with an Euler step.
+        controller: Picks the times instead of equal steps: `Grid(times)`, `Ema(10)`, `survey(field).plan(10)`.
+        evaluations: Instead of steps, the exact number of network evaluations to spend. A two-stage stepper spends an
+            odd one on a last Euler step.
         decoder: `map`, `stochastic`, `mean5`, or a function such as :class:`fmwc.uses.guidance.Guidance`.
         anneal: Anti-annealing, `{"coord": 5.0}`: these channels follow their velocity at 1 + s·t times its speed. By
-            default as the space says.
+            default that of the space.
         start: The time of `x0`, a number or one per sample.
-        space: The shape of a sample or its space, where the field does not know it.
+        space: The space of the samples, or the shape of one, if the field does not know it.
         first: The number of the first sample, so that a run can be drawn in pieces.
-        projections: Random projections of the endpoint that `transport` reads. By default 8, or one per coordinate
-            where a state is at most 16 numbers.
+        projections: Random projections of the endpoint for `transport`. By default 8, or one per coordinate for states
+            of at most 16 numbers.
         record: What a run keeps of the variance: `full`, one value per coordinate; `total`, one per sample and channel;
             `score`, the score alone, so that memory does not grow with the steps. By default `full`, or `score` for
             :func:`fmwc.sampling.stream`.
-        keep_states: Keep the states of every step.
+        keep_states: Whether to keep the states of every step.
         batch: Samples integrated together, at most 16384 by default. A batch that does not fit in memory is halved.
-        parts: A folder that keeps batches as they are drawn, so that an interrupted run resumes.
+        parts: A folder that keeps finished batches, so that an interrupted run resumes.
     """
 
     stepper: str = "euler"
@@ -183,42 +280,40 @@ class SamplingConfig:
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, as_whole(value, name, low, high, unit))
         if self.controller is not None and self.evaluations is not None:
-            raise UsageError("give one of steps, evaluations and a controller")
+            raise UsageError(TWO_PLANS)
         if self.parts and self.keep_states:
             raise UsageError("batches that are kept on disk do not hold their states; leave out keep_states or parts")
         if isinstance(self.controller, Grid) and not self.starts_at_0:
-            raise UsageError("the times of a grid say where to start; leave start out")
+            raise UsageError("the first time of a grid is the start; leave out start")
 
     @property
     def starts_at_0(self) -> bool:
         return isinstance(self.start, (int, float)) and self.start == 0
 
-    def with_defaults(self, **usual: Any) -> SamplingConfig:
-        """Return the configuration with these values for the fields that are still at their defaults."""
-        known = {field.name: field.default for field in fields(self)}
-        return replace(self, **{name: value for name, value in usual.items() if getattr(self, name) is known[name]})
+    def with_defaults(self, **defaults: Any) -> SamplingConfig:
+        """Return the configuration with other defaults: values for the fields that were not set."""
+        unset = {field.name for field in fields(self) if getattr(self, field.name) is field.default}
+        return replace(self, **{name: value for name, value in defaults.items() if name in unset})
 
-    def timed(self, steps: int | None) -> SamplingConfig:
-        """Return the configuration for a number of equal steps; a grid of equal steps from 0 counts as such."""
+    def with_steps(self, steps: int | None) -> SamplingConfig:
+        """Return the configuration for a number of equal steps. A grid of equal steps from 0 becomes `Uniform`."""
         if steps is not None:
             if self.controller is not None or self.evaluations is not None:
-                raise UsageError("give one of steps, evaluations and a controller")
+                raise UsageError(TWO_PLANS)
             return replace(self, controller=Uniform(steps))
         if isinstance(self.controller, Grid) and self.controller.equal:
             return replace(self, controller=Uniform(self.controller.steps))
         return self
 
     def plan(self) -> tuple[Controller, int]:
-        """Return the controller, and how many of its last steps are Euler's."""
-        if self.controller is not None:
-            return self.controller, 0
-        if self.evaluations is None:
-            return Uniform(STEPS), 0
+        """Return the controller, and the number of Euler steps at the end."""
+        if self.controller is not None or self.evaluations is None:
+            return self.controller or Uniform(STEPS), 0
         cost = cost_of(self.decoder)
         velocities, rest = divmod(self.evaluations, cost)
         if rest:
             raise UsageError(
                 f"this decoder takes {cost} evaluations per velocity, so {self.evaluations} cannot be spent exactly"
             )
-        whole, tail = divmod(velocities, STEPPERS[self.stepper].evaluations)
-        return Uniform(whole + tail), tail
+        steps, tail = divmod(velocities, STEPPERS[self.stepper].evaluations)
+        return Uniform(steps + tail), tail

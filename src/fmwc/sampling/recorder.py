@@ -1,4 +1,4 @@
-"""A field in somebody else's loop: their solver takes the steps, and the confidence is read on the way."""
+"""Variances read outside the sampler: along another library's solver, or again along the states of a finished run."""
 
 from __future__ import annotations
 
@@ -15,36 +15,31 @@ from fmwc.estimators import Estimator, as_estimator
 from fmwc.field import checked
 from fmwc.modes import evaluating
 from fmwc.randomness import Blocks, as_randomness, derive
-from fmwc.references import EVERY_STEP, Schedule
-from fmwc.sampling.controllers import due
+from fmwc.sampling.confidence import EVERY_STEP, Schedule, is_due
 from fmwc.sampling.trajectory import Trajectory
-from fmwc.state import as_conditions, batch_size, blame_conditions, tree_map
+from fmwc.state import as_conditions, batch_size, blame_conditions, select, tree_map
 
 __all__ = ["VarianceRecorder", "reread"]
 
 
-# ---- recorder --------------------------------------------------------------------------------------------------------
-
-
 class VarianceRecorder(nn.Module):
-    """Creates a velocity `(x, t, **cond)` for any solver: that of the plain network, whose variance is recorded.
+    """A velocity `(x, t, **cond)` for any solver: that of the plain network, with its variance recorded.
 
-    Every evaluation is recorded, and a solver does not say which states it accepts. One whose time does not come after
-    the one before it replaces what was recorded from that time on, so that rejected steps of an adaptive solver, and
-    the predictor of a two-stage one, are not counted. What a solver evaluates inside a step that it accepts cannot be
-    told from steps, and stays. To read the accepted states alone, give the solver the field itself, and :meth:`read`
-    the states that it returns:
+    Every evaluation is recorded, because a solver does not say which states it accepts. An evaluation at an earlier or
+    equal time replaces everything recorded from that time on. So rejected steps of an adaptive solver, and the
+    predictor of a two-stage solver, are not counted; evaluations inside an accepted step are. To read the accepted
+    states alone, give the solver the field itself, and :meth:`read` the states that it returns:
 
     >>> times = torch.linspace(0, 1, 21)
     >>> states = odeint(lambda t, x: field(x, t), x0, times)  # doctest: +SKIP
     >>> run = VarianceRecorder(field).read(states, times)  # doctest: +SKIP
 
-    Use one for each run and thread: it holds what the run has recorded so far.
+    Use one recorder per run and thread: it holds the readings of the current run.
 
     Arguments:
         field: A field.
         estimator: Reads the variance: a name, or an estimator with options (`Linearised(probes=2)` for images).
-        seed: Randomness for the estimators that need it.
+        seed: Seeds estimators that need randomness.
     """
 
     def __init__(self, field: Any, estimator: str | Estimator = "linearised", seed: int = 0) -> None:
@@ -61,8 +56,8 @@ class VarianceRecorder(nn.Module):
 
         def read() -> tuple[Any, Any]:
             with torch.no_grad():
-                found = self.estimator(self.field, x, times, cond, self.randomness)
-                return (found.mean if self.estimator.plain_mean else self.field(x, times, **cond)), found.var
+                moments = self.estimator(self.field, x, times, cond, self.randomness)
+                return (moments.mean if self.estimator.plain_mean else self.field(x, times, **cond)), moments.var
 
         try:
             v, var = evaluating(self.field).call(read)
@@ -70,7 +65,7 @@ class VarianceRecorder(nn.Module):
             blame_conditions(error, cond, batch_size(x))
             raise
         when = float(times[0])
-        while self.readings and self.readings[-1][0] >= when:  # their times rise
+        while self.readings and self.readings[-1][0] >= when:
             self.readings.pop()
         if not self.readings:
             self.x0 = tree_map(Tensor.clone, x)
@@ -78,12 +73,12 @@ class VarianceRecorder(nn.Module):
         return v
 
     def read(self, states: Any, times: Any, *, cond: Mapping[str, Any] | None = None) -> Trajectory:
-        """Return the run through these states: those that a solver accepted, or was asked for.
+        """Return the run through these states, such as those that a solver accepted.
 
         Arguments:
-            states: A state for each time, in order: a list, or one tensor or array `(T, B, *)`. The last is the sample.
+            states: One state per time, in order: a list, or one tensor or array `(T, B, *)`. The last is the sample.
             times: The times, rising from the start to 1.
-            cond: The conditions, by name; given to the network.
+            cond: The conditions of the network, by name.
         """
         cond = as_conditions(cond)
         try:
@@ -100,18 +95,17 @@ class VarianceRecorder(nn.Module):
         self.readings = []
         for x, t in zip(states, when[:-1], strict=False):
             self(x, t, **cond)
-        options = {"cond": {n: c for n, c in cond.items() if isinstance(c, Tensor) and c.ndim}}
-        return self.trajectory(last, **options)
+        return self.trajectory(last, cond={n: c for n, c in cond.items() if isinstance(c, Tensor) and c.ndim})
 
     def trajectory(self, x: Any, **options: Any) -> Trajectory:
-        """The run that ended at `x`, with its scores and confidence; the next call begins another run.
+        """Return the run that ended at `x`, with its scores; the next call begins another run.
 
         Arguments:
             x: The samples.
             options: Attributes of the trajectory, such as `default_score="integrated"` or `cond={"y": labels}`.
         """
         if not self.readings:
-            raise UsageError("nothing was watched; give this to a solver as its velocity first")
+            raise UsageError("nothing was recorded; give this to a solver as its velocity first")
         readings, self.readings = self.readings, []
         _, times, mean, var = zip(*readings, strict=True)
         when = torch.stack(times)
@@ -127,10 +121,6 @@ class VarianceRecorder(nn.Module):
         )
 
 
-# ---- rereading -------------------------------------------------------------------------------------------------------
-# Reading again: the variance along the way that samples took, by another noise or another estimator.
-
-
 def reread(
     field: Any,
     run: Trajectory,
@@ -140,45 +130,40 @@ def reread(
     seed: int = 0,
     batch: int = 1024,
 ) -> Trajectory:
-    """The same samples on the same way, with the variance read anew at the states the run kept.
+    """Return the same samples with their variance read again, by another noise or estimator, at the run's states.
 
-    What a field would say of samples that another drew, or drew before its noise was fitted: nothing is integrated, so
-    that the samples are the same to the bit, and two readings differ by what reads them alone.
+    Nothing is integrated, so the samples are the same to the bit, and two runs differ only by what reads them.
 
     Arguments:
-        field: Whose noise is read.
+        field: The field whose noise is read.
         run: A run with its states (`SamplingConfig(keep_states=True)`).
         confidence: The estimator.
         schedule: When to read.
-        seed: Of the random probes.
-        batch: Samples read together.
+        seed: Seeds random probes.
+        batch: The number of samples read together.
     """
     if run.states is None:
         raise UsageError("the run kept no states; sample with config=SamplingConfig(keep_states=True)")
     states = run.states
     steps, count = len(run.grid) - 1, len(run)
-    read = [k for k in range(steps) if due(schedule, k, steps, run.grid[k - 1] if k else None, run.grid[k])]
-    means, vars_ = [], []
+    read = [k for k in range(steps) if is_due(schedule, k, steps, run.grid[k - 1] if k else None, run.grid[k])]
 
-    def read_all() -> None:
-        for step in read:
-            parts = []
-            for first in range(0, count, batch):
-                rows = slice(first, min(first + batch, count))
-                x = tree_map(lambda c: c[rows], states[step])  # noqa: B023
-                cond = {name: value[rows] for name, value in run.cond.items()}
-                randomness = Blocks(derive(seed, "reread", step), first, batch_size(x))
-                parts.append(confidence(field, x, run.grid[step, rows], cond, randomness))
-            means.append(tree_map(lambda *c: torch.cat(c), *(part.mean for part in parts)))
-            vars_.append(tree_map(lambda *c: torch.cat(c), *(part.var for part in parts)))
+    def moments(step: int, first: int) -> tuple[Any, Any]:
+        rows = slice(first, min(first + batch, count))
+        x, cond = select(states[step], rows), {name: value[rows] for name, value in run.cond.items()}
+        randomness = Blocks(derive(seed, "reread", step), first, batch_size(x))
+        found = confidence(field, x, run.grid[step, rows], cond, randomness)
+        return found.mean, found.var
 
-    evaluating(field).call(field.constant_weights().call, read_all)
-    return replace(
-        run,
-        times=run.grid[read],
-        mean=tree_map(lambda *c: torch.stack(c), *means),
-        var=tree_map(lambda *c: torch.stack(c), *vars_),
-        transported=None,
-        reference=None,
-        standard=None,
+    def read_all() -> Any:
+        return [[moments(step, first) for first in range(0, count, batch)] for step in read]
+
+    readings = evaluating(field).call(field.constant_weights().call, read_all)
+    mean, var = (
+        tree_map(
+            lambda *c: torch.stack(c),
+            *(tree_map(lambda *c: torch.cat(c), *(part[which] for part in parts)) for parts in readings),
+        )
+        for which in (0, 1)
     )
+    return replace(run, times=run.grid[read], mean=mean, var=var, transported=None, reference=None, standard=None)

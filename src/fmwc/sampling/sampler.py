@@ -1,169 +1,425 @@
-"""The sampler: the only loop that integrates a flow."""
+"""From noise to a :class:`Trajectory`: :func:`sample`, :func:`stream`, and the only loop that integrates a flow."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fmwc.checks import run_checks
 from fmwc.errors import ShapeError, UsageError, pick, require_finite
-from fmwc.estimators import Estimator, Record, Transport, Transported, as_normal_tensor
-from fmwc.flow import Space, as_space
+from fmwc.estimators import ESTIMATORS, Estimator, Record, Transport, Transported, as_normal_tensor
+from fmwc.flow import Space, as_space, euclidean
 from fmwc.modes import Scope, evaluating
 from fmwc.randomness import Blocks, Randomness, derive
-from fmwc.references import Schedule
-from fmwc.sampling.config import BATCH, DECODERS, STEPPERS, SamplingConfig, cost_of, decode_map
-from fmwc.sampling.controllers import Controller, Grid, begin, due, follows, foreseen, needs_variance
-from fmwc.sampling.scores import Free
-from fmwc.sampling.trajectory import Trajectory
+from fmwc.sampling.confidence import (
+    EVERY_STEP,
+    Schedule,
+    choose_checks,
+    choose_estimator,
+    choose_schedule,
+    compared_by,
+    foreseen,
+    is_due,
+    read_with,
+    score_to_keep,
+    unknown_conditions,
+    with_confidence,
+)
+from fmwc.sampling.config import (
+    AS_REFERENCE,
+    BATCH,
+    DECODERS,
+    STEPPERS,
+    AsReference,
+    Controller,
+    Grid,
+    SamplingConfig,
+    Uniform,
+    begin,
+    cost_of,
+    decode_map,
+    follows,
+    is_small,
+    needs_moments,
+)
+from fmwc.sampling.trajectory import FreeSignals, Trajectory, join
 from fmwc.state import (
+    SEEDS,
     SINGLE,
     State,
     as_conditions,
+    as_numbers,
+    as_state,
     as_whole,
     batch_size,
     blame_conditions,
     channels,
     out_of_memory,
+    precision_of,
     require_state,
+    select,
+    select_conditions,
     tree_map,
 )
 
-__all__ = ["Sampler", "join"]
+__all__ = ["Sampler", "noise", "sample", "stream"]
+
+PROJECTIONS = 8  # random projections of the endpoint
 
 
-class VelocityField(Protocol):
-    """What the sampler asks of a field; a plain network will do where no noise is asked for."""
+def noise(
+    space: Space | Sequence[int] | int,
+    count: int,
+    seed: int,
+    device: torch.device | str = "cpu",
+    *,
+    first: int = 0,
+    cond: Mapping[str, Any] | None = None,
+) -> State:
+    """Return x0 of `count` samples, from number `first` on. Longer runs with the same seed start with the same samples.
 
-    def __call__(self, x: Any, t: Any, **cond: Any) -> Any: ...
+    If samples differ in their number of rows, `cond` holds the condition that counts them.
+    """
+    return as_space(space).given(as_conditions(cond)).noise(count, Blocks(derive(seed, "x0"), first, count), device)
 
 
-@dataclass(frozen=True, eq=False)
+# ---- sample ----------------------------------------------------------------------------------------------------------
+
+
+def sample(
+    field: Callable[..., Any],
+    count: int | None = None,
+    *,
+    steps: int | None = None,
+    seed: int = 0,
+    cond: Mapping[str, Any] | None = None,
+    x0: State | None = None,
+    confidence: Estimator | None = AS_REFERENCE,
+    schedule: Schedule | None = None,
+    transport: bool = False,
+    check: Any = True,
+    progress: Callable[[int], None] | None = None,
+    config: SamplingConfig | None = None,
+) -> Trajectory:
+    """Draw samples with their confidence. Reading confidence does not change a sample.
+
+    Arguments:
+        field: A field, compiled or not; with `confidence=None`, any velocity network or function.
+        count: The number of samples; not needed with `x0`.
+        steps: The number of equal steps, 50 by default.
+        seed: Seeds the noise. Samples do not depend on the batches that they are drawn in, up to rounding.
+        cond: The conditions of the network, by name: `{"y": labels}`. Tensors with one row per sample are split into
+            batches.
+        x0: Start from these states instead of noise.
+        confidence: The estimator that reads the variance. By default the one that the field's reference was made with,
+            or :func:`default_estimator`; none if the reference needs no variance. `None` reads nothing.
+        schedule: When to read the variance: `Schedule.every(5)`, `Schedule.at([0.2, 0.6])` or `Schedule.adaptive()`.
+            By default as for the field's reference, or at every step.
+        transport: Also transport the variance to the endpoint, for the score `dispersion`.
+        check: Check the finished samples (:mod:`fmwc.checks`): `True` for the checks of the field's reference, `False`
+            for none, a number of evaluations per sample, or a check such as `Echo(...)`.
+        progress: Called with the number of samples done since the last call.
+        config: Everything else: stepper, controller, batch size and more (:class:`SamplingConfig`).
+    """
+    _require_kinds(confidence, schedule, transport, config)
+    config = config or SamplingConfig()
+    seed = as_whole(seed, "seed", *SEEDS)
+    config = config.with_steps(None if steps is None else as_whole(steps, "steps", 1, 10**6, "step"))
+    device = _device_of(field)
+    space, x0 = _start(field, config, x0)
+    count = _count(count, x0)
+    needs_field = transport or isinstance(confidence, (AsReference, *map(type, ESTIMATORS.values())))
+    if needs_field and not hasattr(field, "run"):
+        raise UsageError(
+            "a plain network has no noise to read confidence from; attach it first, or say confidence=None"
+        )
+    config = replace(config, space=space)
+    controller, _ = config.plan()
+    when, reference = choose_schedule(field, schedule, controller)
+    estimator = choose_estimator(space, reference, confidence, always=needs_moments(controller))
+    cond = _expanded(_as_tensors(cond, device), compared_by(reference), count, device)
+    strange = unknown_conditions(reference, cond, count)
+    checks = choose_checks(field, space, reference, check, cond, confidence is not None and not strange)
+    cond = _expanded(cond, {getattr(one, "cond", "") for one in checks.values()}, count, device)
+    space.check_rows(cond, count)
+    if x0 is None:
+        precision = precision_of(getattr(field, "network", field))
+        x0 = tree_map(lambda c: c.to(precision), noise(space, count, seed, device, first=config.first, cond=cond))
+    sampler = Sampler(
+        field,
+        config,
+        estimator=estimator,
+        schedule=when,
+        transport=Transport(config.projections or (None if is_small(space) else PROJECTIONS)) if transport else None,
+        score=score_to_keep(reference),
+        check=partial(run_checks, checks) if checks else None,
+        progress=progress,
+    )
+    plain_flow = config.starts_at_0 and config.anneal is None and config.decoder == "map"
+    return with_confidence(
+        sampler(x0, seed=seed, cond=cond),
+        reference,
+        checks,
+        read_with(estimator, controller.steps, config.stepper, when),
+        usual=plain_flow and isinstance(controller, Uniform),
+        unread=confidence is None and not checks,
+        strange=strange,
+    )
+
+
+def stream(
+    field: Callable[..., Any],
+    count: int,
+    *,
+    cond: Mapping[str, Any] | None = None,
+    x0: State | None = None,
+    config: SamplingConfig | None = None,
+    **options: Any,
+) -> Iterator[Trajectory]:
+    """Yield the samples of `sample(field, count, ...)` one batch at a time, with their scores alone.
+
+    Memory grows neither with the samples nor with the steps. The samples are not held together, so they need the
+    reference of a checkpoint for their confidence, and must be drawn as it was.
+
+    Arguments:
+        config: `batch` is the number of samples drawn together and yielded.
+        cond, x0, options: As for :func:`sample`; tensors with one row per sample are split.
+    """
+    count = as_whole(count, "count", 1, 10**12, "sample")
+    config = config or SamplingConfig()
+    if config.first:
+        raise UsageError("a stream begins with its first sample; leave out first")
+    batch = config.batch or BATCH
+    config = replace(config, record=config.record or "score", batch=batch)
+    cond = {**_as_tensors(cond), "": config.start}
+    for first in range(0, count, batch):
+        rows = slice(first, min(first + batch, count))
+        given = select_conditions(cond, rows, count)
+        part_config = replace(config, first=first, start=given.pop(""))
+        states = None if x0 is None else select(x0, rows)
+        part = sample(field, rows.stop - first, cond=given, x0=states, config=part_config, **options)
+        if part.reference is None and (len(part.times) or part.scores is not None):
+            raise UsageError(
+                "samples that are not held together have their confidence by a checkpoint's reference; "
+                f"{part.withheld.partition('; rank')[0]}"
+            )
+        yield part
+
+
+def _require_kinds(confidence: Any, schedule: Any, transport: Any, config: Any) -> None:
+    """Raise if an argument is of another kind, and say what to give."""
+    is_estimator = callable(confidence) and not isinstance(confidence, (bool, str))
+    if not is_estimator and confidence is not None:
+        raise UsageError(
+            "confidence is an estimator such as fmwc.estimators.Linearised(), or None to read none; leave it out to "
+            f"read what the field's reference was made from; got {confidence!r}"
+        )
+    if schedule is not None and not isinstance(schedule, Schedule):
+        raise UsageError(
+            "schedule is fmwc.Schedule.every(5), fmwc.Schedule.at([0.2, 0.6]) or fmwc.Schedule.adaptive(); "
+            f"got {schedule!r:.60}"
+        )
+    if not isinstance(transport, bool):
+        raise UsageError(
+            f"transport is True or False; give config=SamplingConfig(projections=8) for a number; got {transport!r}"
+        )
+    if config is not None and not isinstance(config, SamplingConfig):
+        raise UsageError(f"config is a fmwc.SamplingConfig(...), got {config!r:.60}")
+
+
+def _start(field: Any, config: SamplingConfig, x0: State | None) -> tuple[Space, State | None]:
+    """Return the space of the samples, and the states to start from as tensors."""
+    space = getattr(field, "space", None) if config.space is None else as_space(config.space)
+    if x0 is not None:
+        device = _device_of(field) if hasattr(field, "parameters") or hasattr(field, "device") else None
+        x0 = as_state(x0, "x0", getattr(field, "network", field), device)
+    if space is None:
+        if not isinstance(x0, Tensor):
+            raise UsageError(
+                "the shape of a sample is not known; give space=(...) to attach, x0, or "
+                "config=SamplingConfig(space=(...))"
+            )
+        space = euclidean(x0.shape[1:])
+    return space, x0
+
+
+def _count(count: int | None, x0: State | None) -> int:
+    if count is not None:
+        count = as_whole(count, "count", 1, 10**12, "sample")
+    if x0 is None:
+        if count is None:
+            raise UsageError("give the number of samples: sample(field, 1000)")
+        return count
+    if count is not None and count != batch_size(x0):
+        raise UsageError(f"x0 holds {batch_size(x0)} states, but count is {count}")
+    return batch_size(x0)
+
+
+def _device_of(field: Any) -> torch.device:
+    """Return the device of a field or a plain network; that of a function without one is the CPU."""
+    if hasattr(field, "device"):
+        return torch.device(field.device)
+    parameter = next(field.parameters(), None) if isinstance(field, nn.Module) else None
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
+def _as_tensors(cond: Mapping[str, Any] | None, device: torch.device | None = None) -> dict[str, Any]:
+    """Return the conditions by name, with lists and arrays converted to tensors."""
+    return {
+        name: as_numbers(value, f"the condition '{name}'", device)
+        if isinstance(value, (list, tuple, np.ndarray))
+        else value
+        for name, value in as_conditions(cond).items()
+    }
+
+
+def _expanded(cond: Mapping[str, Any], names: Iterable[str], count: int, device: torch.device) -> dict[str, Any]:
+    """Return the conditions, where the named ones have one row per sample even if one value was given for all."""
+
+    def expand(value: Any) -> Any:
+        if isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
+            value = torch.as_tensor(value, device=device)
+        if isinstance(value, Tensor) and (not value.ndim or len(value) == 1 < count):
+            value = torch.atleast_1d(value)
+            return value.expand(count, *value.shape[1:])
+        return value
+
+    return {name: expand(value) if name in names else value for name, value in cond.items()}
+
+
+# ---- the loop --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
 class Sampler:
     """The sampler: noise in, :class:`Trajectory` out.
 
     Arguments:
-        field: A field, or any `v(x, t, **cond)` if neither variance nor transport is read.
-        config: How the flow is integrated; it says the space where the field does not.
+        field: A field; any `v(x, t, **cond)` if neither the variance is read nor transported.
+        config: How the flow is integrated. It holds the space if the field does not.
         estimator: Reads the variance; `None` reads none.
         schedule: When to read it.
-        transport: Also carries endpoint probes back through the whole run.
-        score: What a run with `record="score"` keeps: a score's name, or a function that gives a trajectory its score.
+        transport: Also transports endpoint probes back through the whole run.
+        score: What a run with `record="score"` keeps: the name of a score, or a function that gives a trajectory its
+            score.
         check: Called at the end of each batch with the field, the space, the samples, their conditions, the seed and
-            the number of the first sample; returns evidence by name, a row per sample (:mod:`fmwc.checks`).
+            the number of the first sample; returns evidence by name, one row per sample (:mod:`fmwc.checks`).
         progress: Called with the number of samples done since the last call.
     """
 
     field: Any
     config: SamplingConfig
     estimator: Estimator | None = None
-    schedule: Schedule = Schedule.every(1)
+    schedule: Schedule = EVERY_STEP
     transport: Transport | None = None
     score: str | Callable[[Trajectory], Trajectory] = "temporal_ratio"
     check: Callable[..., dict[str, Tensor]] | None = None
     progress: Callable[[int], None] | None = None
     space: Space = dataclass_field(init=False)
     controller: Controller = dataclass_field(init=False)
-    tail: int = dataclass_field(init=False)
+    steppers: list[str] = dataclass_field(init=False)  # the stepper of each step
 
     def __post_init__(self) -> None:
         config = self.config
-        space = self.field.space if config.space is None else config.space
-        controller, tail = config.plan()
-        for name, value in (("space", as_space(space)), ("controller", controller), ("tail", tail)):
-            object.__setattr__(self, name, value)
-        for name in config.anneal or {}:
-            pick(self.space.channels, name, "channel")
+        self.space = as_space(self.field.space if config.space is None else config.space)
+        self.controller, tail = config.plan()
+        self.steppers = [config.stepper] * (self.controller.steps - tail) + ["euler"] * tail
+        if config.anneal is not None:
+            for name in config.anneal:
+                pick(self.space.channels, name, "channel")
         if config.record == "score" and (config.keep_states or self.transport):
             raise UsageError("record='score' keeps the score per sample alone; leave out keep_states and transport")
-        name = type(controller).__name__
-        if needs_variance(controller) and (self.estimator is None or self.schedule.stride != 1):
+        name = type(self.controller).__name__
+        if needs_moments(self.controller) and (self.estimator is None or self.schedule.stride != 1):
             raise UsageError(f"{name} reads the variance at every step; leave confidence on, with Schedule.every(1)")
-        if follows(controller) and (STEPPERS[config.stepper].evaluations > 1 or self.transport):
+        if follows(self.controller) and (STEPPERS[config.stepper].evaluations > 1 or self.transport):
             raise UsageError(f"{name} changes the velocity: it takes euler steps, and no transport")
 
     def __call__(self, x0: State, *, seed: int = 0, cond: Mapping[str, Any] | None = None) -> Trajectory:
-        """Integrate from `x0` at `config.start` to t = 1. `cond` goes to the network, by name."""
-        seed, first, cond = as_whole(seed, "seed"), self.config.first, as_conditions(cond)
+        """Integrate from `x0` at `config.start` to t = 1. The network is called with the conditions `cond`, by name."""
+        seed, cond = as_whole(seed, "seed"), as_conditions(cond)
         self.space.check(x0)
         count = batch_size(x0)
         if count < 1:
             raise ShapeError("sampling takes at least 1 sample")
         for name, value in channels(x0).items():
             require_finite(value, f"x0's channel '{name}'")
-        starts = self._starts(x0)
-        device = starts.device
+        start = self._start(x0)
         for name, value in cond.items():
             if isinstance(value, Tensor) and value.ndim and value.shape[0] not in (1, count):
-                raise ShapeError(f"condition '{name}' has {value.shape[0]} rows for {count} samples; give one a sample")
-        parts: list[Trajectory] = []
-        kept = self.config.parts
-        a, size, too_many = 0, min(self.config.batch or BATCH, count), 0
-        while a < count:
-            if kept and (part := kept.get(first + a, count - a, device)) is not None:
-                parts.append(part)
-                a += len(part)
-                if self.progress:
-                    self.progress(len(part))
-                continue
-            b = min(a + size, count)
-            here = {k: v[a:b] if _one_a_sample(v, count) else v for k, v in cond.items()}
-            randomness = Blocks(derive(seed, "sampler"), first + a, b - a)
-            place = seed, first + a
-            part = None
-            try:
-                chunk = tree_map(lambda c: c[a:b], x0), starts[a:b], randomness, here, place  # noqa: B023
-                part = evaluating(self.field).call(_steady(self.field).call, self._chunk, *chunk)
-            except (RuntimeError, MemoryError) as error:
-                if not out_of_memory(error) or b - a == 1:
-                    blame_conditions(error, here, b - a)
-                    raise
-            except (AttributeError, IndexError, TypeError) as error:
-                blame_conditions(error, here, b - a)
-                raise
-            if part is None:  # outside the handler, which holds on to all that the batch had computed
-                too_many, size = too_many or b - a, (b - a + 1) // 2
-                continue
-            if too_many:
-                warnings.warn(
-                    f"{too_many} samples together do not fit in memory; {size} do", RuntimeWarning, stacklevel=2
+                raise ShapeError(
+                    f"condition '{name}' has {value.shape[0]} rows for {count} samples; give one per sample"
                 )
-                too_many = 0
-            part = replace(part, seed=seed, cond=_conditions(here, b - a), index=torch.arange(first + a, first + b))
-            if self.config.record == "score":
-                part = part.scored(self.score) if isinstance(self.score, str) else self.score(part).scored()
-            parts.append(kept.put(part) if kept else part)
+        parts: list[Trajectory] = []
+        done, size, stored = 0, self.config.batch or BATCH, self.config.parts
+        while done < count:
+            first = self.config.first + done
+            part = stored.get(first, count - done, start.device) if stored else None
+            if part is None:
+                part, size = self._draw(x0, start, cond, seed, done, min(size, count - done))
+                part = stored.put(part) if stored else part
+            parts.append(part)
+            done += len(part)
             if self.progress:
-                self.progress(b - a)
-            a = b
+                self.progress(len(part))
         return join(parts)
 
-    def _starts(self, x0: State) -> Tensor:  # -> (B,)
-        """The time that each sample starts at."""
+    def _start(self, x0: State) -> Tensor:  # -> (B,)
+        """Return the time that each sample starts at."""
         count, like = batch_size(x0), next(iter(channels(x0).values()))
-        start = self.controller.times[0] if isinstance(self.controller, Grid) else self.config.start
-        starts = torch.as_tensor(start, dtype=like.dtype, device=like.device).reshape(-1)
-        if len(starts) not in (1, count):
-            raise ShapeError(f"start is one number or one a sample ({count}), got {len(starts)}")
-        if not bool(((starts >= 0) & (starts < 1)).all()):
+        value = self.controller.times[0] if isinstance(self.controller, Grid) else self.config.start
+        start = torch.as_tensor(value, dtype=like.dtype, device=like.device).reshape(-1)
+        if len(start) not in (1, count):
+            raise ShapeError(f"start is one number or one per sample ({count}), got {len(start)}")
+        if not bool(((start >= 0) & (start < 1)).all()):
             raise UsageError("start lies in [0, 1)")
-        return starts.expand(count)
+        return start.expand(count)
 
-    def _chunk(
-        self, x0: State, start: Tensor, randomness: Randomness, cond: dict[str, Any], place: tuple[int, int]
-    ) -> Trajectory:
-        config, estimator = self.config, self.estimator
-        if estimator and hasattr(self.field, "reader"):  # a compiled field has a reading of its own
-            estimator = self.field.reader(estimator)
+    def _draw(
+        self, x0: State, start: Tensor, cond: dict[str, Any], seed: int, done: int, size: int
+    ) -> tuple[Trajectory, int]:
+        """Return a batch that begins with sample `done`, and its size: `size`, halved until it fits in memory."""
+        part, largest, total = None, size, len(start)
+        while part is None:
+            rows, first = slice(done, done + size), self.config.first + done
+            given = select_conditions(cond, rows, total)
+            constant = getattr(self.field, "constant_weights", Scope)()
+            try:
+                chunk = select(x0, rows), start[rows], given, seed, first
+                part = evaluating(self.field).call(constant.call, self._integrate, *chunk)
+            except (AttributeError, IndexError, MemoryError, RuntimeError, TypeError) as error:
+                if not out_of_memory(error) or size == 1:
+                    blame_conditions(error, given, size)
+                    raise
+            if part is None:  # outside the handler, which holds on to all that the batch had computed
+                size = (size + 1) // 2
+        if size < largest:
+            warnings.warn(f"{largest} samples together do not fit in memory; {size} do", RuntimeWarning, stacklevel=3)
+        tensors = {k: torch.atleast_1d(v) for k, v in given.items() if isinstance(v, Tensor)}
+        tensors = {k: v.expand(size, *v.shape[1:]) for k, v in tensors.items()}
+        part = replace(part, seed=seed, cond=tensors, index=torch.arange(first, first + size))
+        if self.config.record == "score":
+            part = part.scored(self.score) if isinstance(self.score, str) else self.score(part).scored()
+        return part, size
+
+    def _integrate(self, x0: State, start: Tensor, cond: dict[str, Any], seed: int, first: int) -> Trajectory:
+        """Integrate one batch, whose first sample has the number `first`."""
+        config, steppers, space = self.config, self.steppers, self.space.given(cond)
+        randomness = Blocks(derive(seed, "sampler"), first, len(start))
         decoder = DECODERS[config.decoder] if isinstance(config.decoder, str) else config.decoder
-        space = self.space.given(cond)
         controller = begin(self.controller, self._annealed())
+        reader = self._reader(decoder is decode_map)
+        x, t, before = x0, start, None
+        grid, states, readings = [t], [x0], []
+        free = FreeSignals(space, x0, len(steppers))
         evaluations = 0
 
         def velocity(x: Any, t: Tensor) -> Any:
@@ -171,36 +427,28 @@ class Sampler:
             evaluations += cost_of(decoder)
             return decoder(self.field, x, t, cond, randomness)
 
-        x, t, before = x0, start, None
-        grid, states, steppers = [t], [x0], self._steppers()
-        free = Free(space, x0, len(steppers))
-        times, means, vars_ = [], [], []
         with torch.no_grad():
-            read = foreseen(self.schedule, controller, start) if estimator else None
+            read = foreseen(self.schedule, controller, start) if reader else set()
             for step, stepper in enumerate(steppers):
-                moments = None
-                if estimator and (due(self.schedule, step, len(steppers), before, t) if read is None else step in read):
-                    moments = estimator(self.field, x, t, cond, randomness)
-                    times.append(t)
-                if moments is not None and getattr(estimator, "plain_mean", False) and decoder is decode_map:
-                    v = moments.mean
-                    evaluations += 1
-                else:
+                due = is_due(self.schedule, step, len(steppers), before, t) if read is None else step in read
+                moments, v = reader(x, t, cond, randomness) if reader and due else (None, None)
+                if v is None:
                     v = velocity(x, t)
+                else:
+                    evaluations += 1
                 if step == 0:
                     require_state(v, "the network's velocity")
                     self.space.check(v, "the network's velocity is of another shape: ")
                 if moments is not None:
-                    mean, var = self._reduce(v, moments.var)
-                    means.append(mean)
-                    vars_.append(var)
+                    readings.append((t, *self._reduced(v, moments.var)))
                 after = controller.next_time(step, t, start, moments)
-                pace = partial(self._pace, dt=after - t)
                 free.guess(step, x, t, v)
-                v = _paced(v, speeds := pace(t))
+                speeds = self._speeds(t, after - t)
+                v = _scaled(v, speeds)
                 if follows(controller):
                     v = controller.follow(v, t, moments, speeds)  # type: ignore[attr-defined]
-                x = STEPPERS[stepper].step(space, lambda x, t: _paced(velocity(x, t), pace(t)), x, v, t, after - t)  # noqa: B023
+                paced = partial(self._paced, velocity, dt=after - t)
+                x = STEPPERS[stepper].step(space, paced, x, v, t, after - t)
                 free.move(x)
                 before, t = t, after
                 if config.record == "score":
@@ -208,22 +456,15 @@ class Sampler:
                 grid.append(t)
                 if self.transport or config.keep_states:
                     states.append(x)
-        var = _stack(vars_, x)
-        for what, state in (("the sampled", x), ("the variance of", var)):
-            for name, value in channels(state).items():
-                if not torch.isfinite(value).all():
-                    if hasattr(self.field, "check_finite"):
-                        self.field.check_finite()  # names the weight, if one is to blame
-                    require_finite(value, f"{what} channel '{name}'")
-        transported = None
-        if self.transport:
-            transported = self._transport(states, grid, steppers, randomness, cond)
-        empty = start.new_zeros(0, len(start))
+        times, mean, var = _stacked(readings, start, x)
+        self._require_finite(x, var)
+        transported = self._transport(states, grid, randomness, cond) if self.transport else None
+        checked = self.check(self.field, self.space, x, cond, seed, first) if self.check else {}
         return Trajectory(
             x=x,
             x0=x0,
-            times=torch.stack(times) if times else empty,
-            mean=_stack(means, x),
+            times=times,
+            mean=mean,
             var=var,
             grid=torch.stack(grid),
             transported=transported,
@@ -231,114 +472,101 @@ class Sampler:
             states=states if config.keep_states else None,
             units={n: c.weight for n, c in space.channels.items() if c.weight != 1},
             rows={n: (c.rows, int(c.centred)) for n, c in space.channels.items() if c.rows},
-            evidence={**free.found(), **(self.check(self.field, self.space, x, cond, *place) if self.check else {})},
+            evidence={**free.evidence(), **checked},
         )
 
-    def _annealed(self) -> Space:
-        """The space with the anti-annealing of this run."""
-        if self.config.anneal is None:
-            return self.space
-        return Space({n: replace(c, anneal=self.config.anneal.get(n, 0.0)) for n, c in self.space.channels.items()})
+    def _reader(self, plain: bool) -> Callable[..., tuple[Any, Any]] | None:
+        """Return a function that returns the moments, and the velocity to follow if it comes with them."""
+        estimator = self.estimator
+        if estimator is None:
+            return None
+        if hasattr(self.field, "reader"):  # a compiled field reads the variance itself
+            estimator = self.field.reader(estimator)
+        with_velocity = plain and getattr(estimator, "plain_mean", False)
 
-    def _pace(self, t: Tensor, dt: Tensor) -> dict[str, Tensor]:  # -> (B,) a channel
-        """How many times faster than its velocity each annealed channel goes: 1 + s·t.
+        def read(x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> tuple[Any, Any]:
+            moments = estimator(self.field, x, t, cond, randomness)
+            return moments, moments.mean if with_velocity else None
 
-        But no faster than (1 − t)/dt, with which a step ends where the velocity points to at t = 1: beyond that, what
-        is left of the way is overshot, and grows.
-        """
-        own = {name: channel.anneal for name, channel in self.space.channels.items()}
-        slopes = own if self.config.anneal is None else self.config.anneal
-        if not any(slopes.values()):
-            return {}
-        most = ((1 - t) / dt.clamp_min(torch.finfo(t.dtype).tiny)).clamp_min(1.0)
-        return {name: torch.minimum(1 + slope * t, most) for name, slope in slopes.items() if slope}
+        return read
 
-    def _steppers(self) -> list[str]:
-        return [self.config.stepper] * (self.controller.steps - self.tail) + ["euler"] * self.tail
-
-    def _reduce(self, mean: Any, var: Any) -> tuple[Any, Any]:
-        """What is kept of a reading."""
+    def _reduced(self, mean: Any, var: Any) -> tuple[Any, Any]:
+        """Return what the run records of a reading."""
         if self.config.record in (None, "full"):
             return mean, var
         small = tree_map(lambda m, v: v.expand_as(m).flatten(1).mean(1).reshape(-1, *[1] * (m.ndim - 1)), mean, var)
         if self.config.record == "total":
             return mean, small
-        total = tree_map(lambda m, s: s.reshape(-1, 1) * m[0].numel(), mean, small)  # as Trajectory.compact has it
+        total = tree_map(lambda m, s: s.reshape(-1, 1) * m[0].numel(), mean, small)  # as in Trajectory.compact
         return tree_map(torch.zeros_like, total), total
 
+    def _require_finite(self, x: Any, var: Any) -> None:
+        for what, state in (("the sampled", x), ("the variance of", var)):
+            for name, value in channels(state).items():
+                if not torch.isfinite(value).all():
+                    if hasattr(self.field, "check_finite"):
+                        self.field.check_finite()  # names the weight, if one is not finite
+                    require_finite(value, f"{what} channel '{name}'")
+
+    # ---- anti-annealing ----
+
+    def _slopes(self) -> dict[str, float]:
+        if self.config.anneal is None:
+            return {name: channel.anneal for name, channel in self.space.channels.items()}
+        return {name: self.config.anneal.get(name, 0.0) for name in self.space.channels}
+
+    def _annealed(self) -> Space:
+        """Return the space with the anti-annealing of this run."""
+        slopes = self._slopes()
+        return Space({name: replace(c, anneal=slopes[name]) for name, c in self.space.channels.items()})
+
+    def _speeds(self, t: Tensor, dt: Tensor) -> dict[str, Tensor]:  # -> (B,) per channel
+        """Return how many times faster than its velocity each annealed channel moves: 1 + s·t.
+
+        The factor is at most (1 − t)/dt, with which a step ends at the end that the velocity predicts. Beyond that,
+        samples overshoot, and the error grows.
+        """
+        slopes = {name: slope for name, slope in self._slopes().items() if slope}
+        if not slopes:
+            return {}
+        most = ((1 - t) / dt.clamp_min(torch.finfo(t.dtype).tiny)).clamp_min(1.0)
+        return {name: torch.minimum(1 + slope * t, most) for name, slope in slopes.items()}
+
+    def _paced(self, velocity: Callable[[Any, Tensor], Any], x: Any, t: Tensor, *, dt: Tensor) -> Any:
+        return _scaled(velocity(x, t), self._speeds(t, dt))
+
+    # ---- transport ----
+
     def _transport(
-        self, states: list[Any], grid: list[Tensor], steppers: list[str], randomness: Randomness, cond: dict[str, Any]
+        self, states: list[Any], grid: list[Tensor], randomness: Randomness, cond: dict[str, Any]
     ) -> Transported:
         def advance(step: int, x: Any, record: Record) -> Any:
             t, dt = as_normal_tensor(grid[step]), as_normal_tensor(grid[step + 1] - grid[step])
 
             def velocity(x: Any, t: Tensor) -> Any:
-                v = self.field.run(record, x, t, cond={k: as_normal_tensor(c) for k, c in cond.items()})
-                return _paced(v, self._pace(t, dt))
+                return self.field.run(record, x, t, cond={k: as_normal_tensor(c) for k, c in cond.items()})
 
-            return STEPPERS[steppers[step]].step(self.space.given(cond), velocity, x, velocity(x, t), t, dt)
+            paced = partial(self._paced, velocity, dt=dt)
+            return STEPPERS[self.steppers[step]].step(self.space.given(cond), paced, x, paced(x, t), t, dt)
 
         assert self.transport is not None
         weights = {name: channel.weight for name, channel in self.space.channels.items()}
         return self.transport(advance, states, randomness, weights)
 
 
-def _paced(v: Any, speeds: Mapping[str, Tensor]) -> Any:
-    """The velocity, each channel times its speed."""
+def _scaled(v: Any, speeds: Mapping[str, Tensor]) -> Any:
+    """Return the velocity with each channel times its speed."""
     if not speeds:
         return v
-    own = {n: c * speeds[n][(..., *[None] * (c.ndim - 1))] if n in speeds else c for n, c in channels(v).items()}
-    return own if isinstance(v, dict) else own[SINGLE]
+    scaled = {n: c * speeds[n][(..., *[None] * (c.ndim - 1))] if n in speeds else c for n, c in channels(v).items()}
+    return scaled if isinstance(v, dict) else scaled[SINGLE]
 
 
-def _steady(field: Any) -> Scope:
-    """Cache weight-dependent terms while a batch is drawn; a plain network has none."""
-    scope: Scope = field.constant_weights() if hasattr(field, "constant_weights") else Scope()
-    return scope
-
-
-def _one_a_sample(value: Any, count: int) -> bool:
-    return isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == count
-
-
-def _conditions(cond: dict[str, Any], count: int) -> dict[str, Tensor]:
-    """The conditions that are tensors, one row a sample."""
-    tensors = {k: torch.atleast_1d(v) for k, v in cond.items() if isinstance(v, Tensor)}
-    return {k: v.expand(count, *v.shape[1:]) for k, v in tensors.items()}
-
-
-def _stack(values: list[Any], like: Any) -> Any:
-    if not values:
-        return tree_map(lambda c: c.new_zeros(0, *c.shape), like)
-    return tree_map(lambda *c: torch.stack(c), *values)
-
-
-def join(parts: list[Trajectory]) -> Trajectory:
-    """One trajectory from those of the batches."""
-    if len(parts) == 1:
-        return parts[0]
-    if len({len(p.times) for p in parts}) > 1:
-        raise UsageError(
-            "with starts of their own, batches pass the chosen times at different steps; use one batch for all, "
-            "or a schedule of every k-th step"
-        )
-    changes: dict[str, Any] = {
-        n: tree_map(lambda *c: torch.cat(c), *(getattr(p, n) for p in parts)) for n in ("x", "x0")
-    }
-    for name in ("times", "mean", "var", "grid"):
-        changes[name] = tree_map(lambda *c: torch.cat(c, 1), *(getattr(p, name) for p in parts))
-    for name in ("scores", "index"):
-        if getattr(parts[0], name) is not None:
-            changes[name] = torch.cat([getattr(p, name) for p in parts])
-    changes["evidence"] = {n: torch.cat([p.evidence[n] for p in parts]) for n in parts[0].evidence}
-    ends = [p.transported for p in parts if p.transported is not None]
-    if ends:
-        changes["transported"] = Transported(
-            torch.cat([e.var for e in ends]), torch.cat([e.profile for e in ends], 2), ends[0].layers
-        )
-    if parts[0].states is not None:
-        changes["states"] = [
-            tree_map(lambda *c: torch.cat(c), *rows) for rows in zip(*(p.states or [] for p in parts), strict=True)
-        ]
-    changes["cond"] = {n: torch.cat([p.cond[n] for p in parts]) for n in parts[0].cond}
-    return replace(parts[0], **changes)
+def _stacked(readings: list[tuple[Tensor, Any, Any]], t: Tensor, x: Any) -> tuple[Tensor, Any, Any]:
+    """Return the times, means and variances of readings, with a dimension for the readings first."""
+    if not readings:
+        empty = tree_map(lambda c: c.new_zeros(0, *c.shape), x)
+        return t.new_zeros(0, len(t)), empty, empty
+    times, means, variances = zip(*readings, strict=True)
+    mean, var = (tree_map(lambda *c: torch.stack(c), *states) for states in (means, variances))
+    return torch.stack(times), mean, var

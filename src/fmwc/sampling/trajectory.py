@@ -1,82 +1,408 @@
-"""The trajectory: what one sampling run returns."""
+"""The trajectory of a run, and the scores that are computed from it.
+
+A score is one number per sample, high = doubtful (sec:method-readouts). Its name may contain a channel and a window of
+time (`coord/integrated@0.6-0.9`), and a score may be a sum (`contest + 0.3 spread@0.3-0.8`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fmwc.errors import CheckpointError, FmwcError, UsageError, nearest, require_finite
+from fmwc.errors import UsageError, nearest, pick
 from fmwc.estimators import Transported
-from fmwc.files import read_tensors, write_tensors
-from fmwc.identity import SEAL, plain
-from fmwc.readers import (
-    anything,
-    array,
-    choice,
-    mapping,
-    number,
-    record,
-    text,
-    whole,
-)
-from fmwc.sampling.scores import (
-    PER_COORDINATE,
-    SCORES,
-    Standard,
-    names_of,
-    parsed,
-    require_varied,
-    spread,
-    standard_of,
-    within_groups,
-)
-from fmwc.sampling.scores import score as read
-from fmwc.state import SINGLE, batch_size, channels, tree_map
+from fmwc.files import write_tensors
+from fmwc.flow import Space
+from fmwc.identity import plain
+from fmwc.state import SINGLE, batch_size, channels, select, tree_map
 
-__all__ = ["DISPERSION", "Trajectory"]
+__all__ = [
+    "DISPERSION",
+    "EARLY",
+    "EVIDENCE",
+    "LATE",
+    "SCORES",
+    "FreeSignals",
+    "Standard",
+    "Trajectory",
+    "combined",
+    "join",
+    "names_of",
+    "needs_variance",
+    "of_variance",
+    "parsed",
+    "require_varied",
+    "standard_of",
+    "variance_score",
+    "within_groups",
+]
+
+TINY = 1e-30
+
+
+# ---- scores of the variance ------------------------------------------------------------------------------------------
+# Each takes (std, times, weights), all (R, B): the norm ‖σ_t‖₂ of the velocity's standard deviation at the R times at
+# which it was read (the root mean square for `geometric`), those times, and how much time each stands for.
+
+# The windows of the temporal ratio: the best and steadiest over validation seeds with the linearised variance
+# (results/checkerboard, windows).
+EARLY, LATE = 0.3, 0.7
+
+
+def endpoint(std: Tensor, times: Tensor, weights: Tensor) -> Tensor:
+    """Return ‖σ_T‖ at the last evaluation (eq:cep)."""
+    return std[-1]
+
+
+def integrated(std: Tensor, times: Tensor, weights: Tensor, early: float = 0.0, late: float = 1.0) -> Tensor:
+    """Return Σ ‖σ_t‖ Δt over early ≤ t < late."""
+    return (std * weights * _window(times, early, late)).sum(0)
+
+
+def geometric(std: Tensor, times: Tensor, weights: Tensor, early: float = 0.0, late: float = 1.0) -> Tensor:
+    r"""Return the geometric mean, over channels and time, of the root mean square of σ per degree of freedom.
+
+    .. math:: \exp \Big\langle \frac1C \sum_c \log \sqrt{ \tfrac1{d_c} \sum_i σ_{c,i}^2 } \Big\rangle_{early ≤ t < late}
+
+    Up to constants this is the entropy of independent channels. It needs no weights between units, and a sample with
+    more coordinates (atoms) is not more doubtful for that reason.
+    """
+    share = weights * _window(times, early, late)
+    logarithm = std.clamp_min(torch.finfo(std.dtype).tiny).log()
+    return ((logarithm * share).sum(0) / share.sum(0)).exp()
+
+
+def temporal_ratio(std: Tensor, times: Tensor, weights: Tensor, early: float = EARLY, late: float = LATE) -> Tensor:
+    """Return the mean of ‖σ_t‖ over t ≥ late, divided by its mean over t < early (eq:ctc).
+
+    The paper has sums. Means do not give more weight to a window that is read more often.
+    """
+    _require_rising(early, late, may_meet=True)
+
+    def mean(window: Tensor, name: str) -> Tensor:
+        share = (window * weights).sum(0)
+        if not bool((share > 0).all()):
+            raise UsageError(
+                f"temporal_ratio needs the variance in the {name} window, and it was not read there; "
+                "start at t = 0 with a finer schedule, or choose another score"
+            )
+        return (std * weights * window).sum(0) / share
+
+    above = mean((times >= late).to(std.dtype), f"late (t ≥ {late})")
+    return above / mean((times < early).to(std.dtype), f"early (t < {early})").clamp_min(TINY)
+
+
+def peak(std: Tensor, times: Tensor, weights: Tensor) -> Tensor:
+    """Return max ‖σ_t‖ over time."""
+    return std.amax(0)
+
+
+SCORES: dict[str, Callable[..., Tensor]] = {
+    "endpoint": endpoint,
+    "integrated": integrated,
+    "temporal_ratio": temporal_ratio,
+    "peak": peak,
+    "geometric": geometric,
+}
+TAKES_WINDOW = ("temporal_ratio", "integrated", "geometric")
+DISPERSION, SPREAD = "dispersion", "spread"
+EVIDENCE = (SPREAD, "detour", "echo", "contest", "nearest")  # scores that need no variance
+
+
+def _require_rising(early: float, late: float, *, may_meet: bool = False) -> None:
+    if not (early < late or (may_meet and early == late)):
+        raise UsageError(f"a window of time rises, got {early} to {late}")
+
+
+def _window(times: Tensor, early: float, late: float) -> Tensor:
+    _require_rising(early, late)
+    window = (times >= early) & (times < late)
+    if not bool(window.any(0).all()):
+        raise UsageError(
+            f"the variance was not read for {early} ≤ t < {late}; read it at more steps, or choose another score"
+        )
+    return window
+
+
+def variance_score(name: str, std: Tensor, times: Tensor, weights: Tensor, **options: float) -> Tensor:
+    """Return a score of the variance by name; `early` and `late` are its window of time."""
+    function = pick(SCORES, name, "score")
+    if options and name not in TAKES_WINDOW:
+        raise UsageError(f"score '{name}' takes no options; early and late are those of {' and '.join(TAKES_WINDOW)}")
+    if unknown := options.keys() - {"early", "late"}:
+        raise UsageError(f"the options of a score are early and late, got {', '.join(sorted(unknown))}")
+    return function(std, times, weights, **options)
+
+
+def require_varied(score: Tensor, name: str = "the score") -> Tensor:  # (B,) -> (B,)
+    """Return a score, or raise if it is the same for all of two or more samples and so ranks none of them.
+
+    >>> require_varied(torch.tensor([1.0, 2.0]))
+    tensor([1., 2.])
+    """
+    low, high = (float(end) for end in score.aminmax()) if score.numel() else (0.0, 0.0)
+    if score.numel() > 1 and high - low <= 4 * torch.finfo(score.dtype).eps * max(abs(low), abs(high)):
+        raise UsageError(
+            f"{name} is {low:.4g} for all of {score.numel()} samples, so it ranks none of them; choose another score, "
+            "and if every variance is 0 look at which layers carry noise (attach's include and exclude)"
+        )
+    return score
+
+
+# ---- names of scores -------------------------------------------------------------------------------------------------
+
+
+def parsed(name: str) -> tuple[str | None, str, dict[str, float]]:
+    """Return the parts of a score's name: its channel, the score, and its window of time.
+
+    >>> parsed("coord/integrated@0.6-0.9")
+    ('coord', 'integrated', {'early': 0.6, 'late': 0.9})
+    """
+    channel, _, rest = name.rpartition("/")
+    score, _, window = rest.partition("@")
+    if not window:
+        return channel or None, score, {}
+    try:
+        early, late = (float(end) for end in window.split("-"))
+    except ValueError as error:
+        raise UsageError(f"a window is two times, integrated@0.6-0.9; got '@{window}'") from error
+    _require_rising(early, late, may_meet=score == "temporal_ratio")  # reported before anything is drawn
+    return channel or None, score, {"early": early, "late": late}
+
+
+def names_of(score: str) -> list[str]:
+    """Return the names of the scores in a sum.
+
+    >>> names_of("contest + 0.3 spread@0.3-0.8")
+    ['contest', 'spread@0.3-0.8']
+    """
+    return [part.rpartition(" ")[2] for part in score.split(" + ")]
+
+
+def of_variance(score: str) -> bool:
+    """Return whether a score, or every part of a sum, is read from the variance of the velocity.
+
+    >>> of_variance("type/integrated@0.6-0.9"), of_variance("contest + 0.3 integrated")
+    (True, False)
+    """
+    return all(parsed(name)[1] in SCORES for name in names_of(score))
+
+
+def needs_variance(score: str) -> bool:
+    """Return whether a score, or any part of a sum, is read from the variance of the velocity."""
+    return any(parsed(name)[1] in SCORES for name in names_of(score))
+
+
+# ---- comparisons -----------------------------------------------------------------------------------------------------
+
+FEWEST = 8  # samples per condition whose centre and spread can be estimated
+MOST = 100_000  # values of a condition that can be a class
+
+
+class Standard(NamedTuple):
+    """Make a score comparable between conditions: an 8 has more ink than a 1, and so more variance, but no more doubt.
+
+    Attributes:
+        cond: The name of the condition, integers from 0 on.
+        centre: The median of the score's logarithm per condition, `(C,)`.
+        spread: Half of its 16–84 % range per condition, `(C,)`; NaN for a condition without samples.
+        source: `checkpoint`, or `run` if it was computed from the same samples that it is applied to. Their scores then
+            depend on one another, and no guarantee can use them.
+    """
+
+    cond: str
+    centre: Tensor
+    spread: Tensor
+    source: str = "checkpoint"
+
+    def __call__(self, raw: Tensor, groups: Tensor) -> Tensor:  # (..., B), (B,) -> (..., B)
+        """Return (log s − centre) / spread, with the centre and spread of each sample's condition."""
+        groups = groups.long()  # bytes would be used as a mask
+        known = ~self.spread.isnan()
+        strange = [g for g in groups.unique().tolist() if not 0 <= g < len(known) or not known[g]]
+        if strange:
+            raise UsageError(f"the reference holds no samples with {self.cond} = {strange[0]}, so none can be compared")
+        logarithm = raw.clamp_min(torch.finfo(raw.dtype).tiny).log()
+        return (logarithm - self.centre.to(raw)[groups]) / self.spread.to(raw)[groups]
+
+
+def standard_of(cond: str, raw: Tensor, groups: Tensor) -> Standard:  # (B,), (B,)
+    """Return the standard computed from samples of a run."""
+    if groups.is_floating_point() or groups.ndim != 1 or not 0 <= int(groups.min()) <= int(groups.max()) < MOST:
+        raise UsageError(
+            f"'{cond}' is not a condition of whole numbers, one per sample, so samples cannot be grouped by it"
+        )
+    levels = torch.tensor([0.16, 0.5, 0.84], device=raw.device, dtype=raw.dtype)
+    rows = []
+    for group in range(int(groups.max()) + 1):
+        members = raw[groups == group]
+        if 0 < len(members) < FEWEST:
+            raise UsageError(
+                f"{len(members)} samples with {cond} = {group} are too few to compare them with one another; "
+                f"draw at least {FEWEST}, or use a checkpoint that holds a reference"
+            )
+        logarithm = members.clamp_min(torch.finfo(raw.dtype).tiny).log()
+        rows.append(logarithm.quantile(levels) if len(members) else levels * torch.nan)
+    low, middle, high = torch.stack(rows, 1)
+    return Standard(cond, middle, ((high - low) / 2).clamp_min(1e-6), "run")
+
+
+def within_groups(cond: str, raw: Tensor, groups: Tensor) -> Tensor:  # (B,), (B,) -> (B,)
+    """Return a score standardised among the samples of the same condition."""
+    return standard_of(cond, raw, groups)(raw, groups)
+
+
+def combined(scores: Sequence[tuple[Tensor, float, Tensor]]) -> Tensor:  # (B,), weight, (Q,) -> (B,)
+    """Return the weighted sum of scores, each converted to a standard normal number by its rank in a reference.
+
+    Arguments:
+        scores: For each, the score, its weight, and its quantiles over reference samples at evenly spaced levels.
+            Beyond the largest and the smallest quantile the order of samples is preserved.
+    """
+    total: Tensor | float = 0.0
+    for score, weight, quantiles in scores:
+        levels = quantiles.to(score).contiguous()
+        last = len(levels) - 1
+        at = torch.searchsorted(levels, score.contiguous()).clamp(1, last)
+        low, high = levels[at - 1], levels[at]
+        inside = ((score - low) / (high - low).clamp_min(torch.finfo(score.dtype).tiny)).clamp(0, 1)
+        share = ((at - 1 + inside) / last).clamp(0.5 / last, 1 - 0.5 / last)
+        width = (levels[-1] - levels[0]).clamp_min(torch.finfo(score.dtype).tiny)
+        beyond = (score - levels[-1]).clamp_min(0) + (score - levels[0]).clamp_max(0)
+        normal = torch.special.ndtri(share) + beyond.sign() * (beyond.abs() / width).log1p()
+        total = total + normal * weight
+    return total / sum(weight**2 for _, weight, _ in scores) ** 0.5
+
+
+# ---- free signals ----------------------------------------------------------------------------------------------------
+# Signals that need neither a noise model nor another evaluation. At every step the velocity predicts the end,
+# x̂₁ = x_t + (1 − t) v. If this prediction keeps changing, the sample is doubtful:
+#
+# - `spread`: the root mean square of x̂₁(t) − x₁ per number of a sample, as a geometric mean over channels and over ten
+#   times of the trajectory (or those in a window).
+# - `detour`: the length of the trajectory divided by the distance between its ends, averaged over channels likewise.
+
+GUESSES = 10  # predicted ends that are stored while a batch is integrated
+
+
+class FreeSignals:
+    """Collect the free signals of a batch while it is integrated.
+
+    Arguments:
+        space: The space of the samples, given their conditions.
+        x0: The states at the start.
+        steps: The number of steps of the run.
+    """
+
+    def __init__(self, space: Space, x0: Any, steps: int) -> None:
+        self.space, self.x0, self.last = space, x0, x0
+        self.when = {round(i * steps / GUESSES) for i in range(GUESSES)} if steps > GUESSES else set(range(steps))
+        self.guesses: list[tuple[Tensor, Any]] = []
+        self.length: Any = 0.0
+
+    def guess(self, step: int, x: Any, t: Tensor, v: Any) -> None:
+        """Store the end that the velocity at a step predicts."""
+        if step in self.when:
+            self.guesses.append((t, self.space.advance(x, v, 1 - t)))
+
+    def move(self, x: Any) -> None:
+        """Add the length of a step that ends at x."""
+        self.length = self.length + self._between(self.last, x).sqrt()
+        self.last = x
+
+    def evidence(self) -> dict[str, Tensor]:
+        """Return the signals, one row per sample."""
+        squares = torch.stack([self._between(x, self.last) for _, x in self.guesses], 1)  # (C, G, B)
+        far = self._between(self.x0, self.last).sqrt()
+        return {
+            "guess": self._over_channels(squares).T.contiguous(),  # (B, G)
+            "guess_t": torch.stack([t for t, _ in self.guesses], 1),  # (B, G)
+            "detour": self._over_channels(self.length / far.clamp_min(TINY)),
+        }
+
+    def _between(self, x: Any, y: Any) -> Tensor:  # -> (C, B)
+        """Return the squared distance along the geodesic, per number of each channel."""
+        rows = []
+        for name, channel in self.space.channels.items():
+            square = channel.manifold.logmap(channels(x)[name], channels(y)[name]).square().flatten(1)
+            present, numbers = self.space.present.get(name), square.shape[1]
+            count: Any = numbers if present is None else present.flatten(1).sum(1) * (numbers / channel.shape[0])
+            rows.append(square.sum(1) / count)
+        return torch.stack(rows)
+
+    def _over_channels(self, value: Tensor) -> Tensor:  # (C, ...) -> (...)
+        """Return the geometric mean over the channels that move."""
+        moves = (value > TINY).to(value.dtype)
+        return ((value.clamp_min(TINY).log() * moves).sum(0) / moves.sum(0).clamp_min(1)).exp() * (moves.sum(0) > 0)
+
+
+def _spread(guess: Tensor, times: Tensor, early: float = 0.0, late: float = 1.0) -> Tensor:  # (B, G), (B, G) -> (B,)
+    """Return the geometric mean of the distance to the end over the predictions with early ≤ t < late.
+
+    The first predictions would dominate an arithmetic mean.
+    """
+    inside = ((times >= early - 1e-6) & (times < late - 1e-6)).to(guess.dtype)
+    if not bool((inside.sum(1) > 0).all()):
+        raise UsageError(f"no predicted end is known for {early} ≤ t < {late}; take more steps, or another window")
+    return ((guess.clamp_min(TINY).log() * inside).sum(1) / inside.sum(1) / 2).exp()
+
+
+# ---- the trajectory --------------------------------------------------------------------------------------------------
 
 NO_REFERENCE = "there is no reference for runs like this; fmwc.fit_confidence(field, data) makes one"
-DISPERSION = "dispersion"
-SPREAD = "spread"
-EVIDENCE = (SPREAD, "detour", "echo", "contest", "nearest")  # scores that are read from the evidence
-_ROWS_FIRST = ("x", "x0")  # the others have steps before samples
+
+# The fields with one entry per sample, and the dimension of the samples.
+SAMPLES = {
+    "x": 0,
+    "x0": 0,
+    "cond": 0,
+    "evidence": 0,
+    "scores": 0,
+    "index": 0,
+    "times": 1,
+    "mean": 1,
+    "var": 1,
+    "grid": 1,
+}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Trajectory:
-    """What sampling gives: the samples, and the variance of the velocity along their way. R times were read.
+    """The samples of a run, and the variance of the velocity along their trajectories, read at R times.
 
     Attributes:
         x: Samples at t = 1, `(B, *)` or a dict of channels.
-        x0: Where they started.
+        x0: The states at the start.
         times: When the variance was read, `(R, B)`.
-        mean: The velocity there, `(R, B, *)`.
-        var: Its variance there, `(R, B, *)`; size 1 in the last dimensions where it is one number a sample.
+        mean: The velocity at these times, `(R, B, *)`.
+        var: Its variance, `(R, B, *)`; size 1 in the last dimensions where there is one number per sample.
         grid: Every time of the run, `(steps + 1, B)`.
-        transported: The endpoint's variance and its profile over steps and layers, if asked for.
-        cond: What the network was given with each sample (its class), `(B, *)` each.
-        reference: Sorted quantiles of the default score over reference samples, if there are any for this setting.
+        transported: The variance of the endpoint and its profile over steps and layers, with `transport=True`.
+        cond: The conditions of each sample (its class), `(B, *)` each.
+        reference: Sorted quantiles of the default score over reference samples, if the run can be compared with any.
         standard: Makes the default score comparable between conditions, if the reference holds it.
         default_score: The score that `confidence` is made from.
-        units: What a channel's variance is multiplied by before channels are added up, where that is not 1: its weight
-            in the training loss, because ångström and fractions of a cell do not add up as they are.
-        rows: The condition that counts a channel's rows, where samples differ in them (atoms), and how many of them are
-            tied by the others: one where their mean is taken off.
-        evaluations: How often the network was evaluated for the velocity, a sample.
+        units: Factors for the variance of channels, where these are not 1: the channel's weight in the training loss,
+            because ångström and fractions of a cell cannot be added.
+        rows: For channels whose number of rows differs between samples (atoms): the condition that counts the rows, and
+            how many rows the others determine (1 if their mean is removed).
+        evaluations: Network evaluations per sample that were spent on the velocity.
         seed: The seed of the run.
-        scores: The default score, where it was kept in place of the variance it was read from (`record="score"`).
-        made: How it was made: the checkpoint, its identity and the settings, saved with the samples.
-        index: The number of each sample within its run, `(B,)`, which its name is made from; 0, 1, … if `None`.
-        evidence: What is known of each sample beside its variance, by name and with a row per sample: the free signals
-            of its trajectory (:mod:`fmwc.sampling.sampler`), and what checks of the finished sample found.
-        without: Why the run has no confidence, where it has a checkpoint's reference but cannot be compared with it.
+        scores: The default score, if it was kept instead of the variance (`record="score"`).
+        made: How the run was made: the checkpoint, its identity and the settings, as saved with the samples.
+        index: The number of each sample within its run, `(B,)`; 0, 1, … if `None`.
+        evidence: Other signals, by name and with one row per sample: the free signals of the trajectory
+            (:class:`FreeSignals`), and the results of checks of the finished samples.
+        without: Why the run has no confidence although its checkpoint holds a reference; else empty.
         ranks: The sorted scores of the run that these samples were taken from, if they were.
+        states: The states at every time of the grid, with `keep_states=True`.
     """
 
     x: Any
@@ -100,16 +426,28 @@ class Trajectory:
     evidence: dict[str, Tensor] = field(default_factory=dict)
     without: str = ""
     ranks: Tensor | None = None
-    states: list[Any] | None = field(default=None, repr=False)
+    states: list[Any] | None = None
 
     def __len__(self) -> int:
         return batch_size(self.x)
 
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{tuple(c.shape)}" + f" {n}" * (n != SINGLE) for n, c in channels(self.x).items())
+        read = f"variance read at {len(self.times)} times" if len(self.times) else "no variance read"
+        place = "confidence in [0, 1], high = trust" if not self.withheld else self.withheld
+        return (
+            f"Trajectory of {len(self)} samples {shapes}: {self.evaluations} evaluations per sample, {read}\n"
+            f"  score: {self.default_score}, high = doubtful; evidence: {', '.join(self.evidence) or 'none'}\n"
+            f"  {place}"
+        )
+
     @property
     def names(self) -> list[str]:
-        """What each sample is called in tables and files, by its number within its run."""
+        """The name of each sample in tables and files: its number within its run."""
         numbers = range(len(self)) if self.index is None else self.index.tolist()
         return [f"{i:05d}" for i in numbers]
+
+    # ---- variance ----
 
     @property
     def std(self) -> Tensor:  # (R, B)
@@ -125,20 +463,20 @@ class Trajectory:
     def rms(self) -> Tensor:  # (R, B)
         """The geometric mean over channels of the root mean square of σ over a channel's degrees of freedom.
 
-        A channel without any (where the only atom is, once the crystal's drift is taken off) has no say.
+        A channel without degrees of freedom (the position of the only atom of a crystal) is left out.
         """
         free = torch.stack([self._freedom(name) for name in channels(self.var)])[:, None] > 0  # (C, 1, B)
-        logs = torch.stack([self._rms(name).clamp_min(1e-30).log() for name in channels(self.var)])
+        logs = torch.stack([self._rms(name).clamp_min(TINY).log() for name in channels(self.var)])
         mean = torch.where(free, logs, 0.0).sum(0) / free.sum(0).clamp_min(1)
         return torch.where(free.any(0), mean.exp(), 0.0)
 
     def _rms(self, channel: str) -> Tensor:  # (R, B)
-        """Of one channel; nothing where it cannot vary, whatever an estimator that drops correlations says of it."""
+        """Return that of one channel; 0 if it cannot vary, even if an estimator without correlations says otherwise."""
         freedom = self._freedom(channel)
         return torch.where(freedom > 0, self._total(channel) / freedom.clamp_min(1), 0.0).sqrt()
 
     def _freedom(self, channel: str) -> Tensor:  # (B,)
-        """How many numbers of a channel can vary."""
+        """Return how many numbers of a channel can vary."""
         shape = channels(self.x)[channel].shape[1:]
         if channel not in self.rows:
             return self.times.new_full((len(self),), shape.numel())
@@ -147,108 +485,109 @@ class Trajectory:
 
     @property
     def weights(self) -> Tensor:  # (R, B)
-        """The time each reading stands for: until the next one, the last until t = 1."""
+        """The time that each reading stands for: until the next one, the last until t = 1."""
         return torch.cat([self.times[1:], torch.ones_like(self.times[:1])]) - self.times
+
+    # ---- scores ----
 
     def score(
         self, name: str | None = None, *, within: str | None = None, channel: str | None = None, **options: float
     ) -> Tensor:  # (B,)
-        """A score by name, high = doubtful: endpoint, integrated, temporal_ratio, peak, geometric or
-        dispersion.
+        """Return a score by name, high = doubtful: endpoint, integrated, temporal_ratio, peak, geometric, dispersion …
 
-        `type/integrated` is the integrated score of the channel `type` alone, and `integrated@0.6-0.9` that of a window
-        of time.
+        `type/integrated` is the integrated score of the channel `type`; `integrated@0.6-0.9` is that of a time window.
 
         Arguments:
-            name: The score; the field's own choice if not given, standardised between conditions if its reference is.
-            within: Standardise the score among samples with the same condition of this name (`"y"`): how doubtful a
-                sample is for what was asked. Needs no label of how it turned out.
+            name: The score. By default that of the confidence, standardised between conditions if its reference is.
+            within: The name of a condition (`"y"`). Standardises the score among the samples with the same value: how
+                doubtful a sample is for its condition. This needs no labels of failures.
             channel: Read the variance of one channel only.
-            options: `early` and `late`, the window of the temporal ratio, of integrated and of geometric.
+            options: `early` and `late`, the time window of temporal_ratio, integrated and geometric.
         """
-        if within is not None:
-            groups = self._groups(within)
-            return within_groups(within, self._raw(name or self.default_score, channel, options), groups)
         raw = self._raw(name or self.default_score, channel, options)
+        if within is not None:
+            return within_groups(within, raw, self._groups(within))
         if name is None and self.standard is not None:
             return self.standard(raw, self.cond[self.standard.cond])
         return raw
 
-    def _raw(self, asked: str, channel: str | None, options: dict[str, float]) -> Tensor:
-        if self.scores is not None and (asked, channel, options) == (self.default_score, None, {}):
+    def _raw(self, score: str, channel: str | None = None, options: dict[str, float] | None = None) -> Tensor:
+        """Return a score that is not standardised."""
+        if self.scores is not None and score == self.default_score and channel is None and not options:
             return self.scores
-        of, name, window = parsed(asked)
-        channel, options = channel or of, {**window, **options}
-        if name == DISPERSION:
-            if channel is not None or options:
-                raise UsageError("dispersion is of the whole state at its end; leave out channel and window")
-            if self.transported is None:
-                raise UsageError("dispersion is read from transported variance: sample(..., transport=True)")
-            # The mean over probes times the dimension: with one probe a coordinate that is the sum itself, with random
-            # projections an unbiased estimate of it.
-            dim = sum(c[0].numel() for c in channels(self.x).values())
-            return (self.transported.var.mean(1) * dim).sqrt()
-        if name in (SPREAD, *self.evidence):
-            return self._evident(name, channel, options)
-        if name in EVIDENCE:
-            raise UsageError(f"this run did not read {name}; sample with the check that reads it (check=...)")
+        named_channel, name, window = parsed(score)
+        channel, options = channel or named_channel, {**window, **(options or {})}
+        if name == DISPERSION or name in EVIDENCE or name in self.evidence:
+            if channel is not None or (options and name != SPREAD):
+                raise UsageError(f"{name} is of the whole sample; leave out channel and window")
+            return self._dispersion() if name == DISPERSION else self._of_evidence(name, options)
         if name not in SCORES:
             raise UsageError(nearest(name, [*SCORES, DISPERSION, *EVIDENCE], "score"))
         if not len(self.times):
             kept = f", but its score {self.default_score}" if self.scores is not None else ""
-            why = f"confidence is withheld: {self.without}; " if self.without and asked == self.default_score else ""
-            how = "sample with confidence=Linearised() and the default record"
-            raise UsageError(f"{why}this run kept no variance{kept}; {how}")
-        if channel is not None and channel not in channels(self.var):
-            raise UsageError(nearest(channel, channels(self.var), "channel"))
-        if name in PER_COORDINATE:
+            why = f"confidence is withheld: {self.without}; " if self.without and score == self.default_score else ""
+            fix = "sample with confidence=Linearised() and the default record"
+            raise UsageError(f"{why}this run kept no variance{kept}; {fix}")
+        if channel is not None:
+            pick(channels(self.var), channel, "channel")
+        if name == "geometric":
             std = self.rms if channel is None else self._rms(channel)
         else:
             std = self.std if channel is None else self._total(channel).sqrt()
-        return read(name, std, self.times, self.weights, **options)
+        return variance_score(name, std, self.times, self.weights, **options)
 
-    def _evident(self, name: str, channel: str | None, options: dict[str, float]) -> Tensor:
-        """A score that is read from the evidence."""
-        if channel is not None or (options and name != SPREAD):
-            raise UsageError(f"{name} is of the whole sample; leave out channel and window")
+    def _dispersion(self) -> Tensor:
+        if self.transported is None:
+            raise UsageError("dispersion is read from transported variance: sample(..., transport=True)")
+        # The mean over probes times the dimension: the sum itself with one probe per coordinate, an unbiased estimate
+        # of it with random projections.
+        dim = sum(c[0].numel() for c in channels(self.x).values())
+        return (self.transported.var.mean(1) * dim).sqrt()
+
+    def _of_evidence(self, name: str, options: dict[str, float]) -> Tensor:
         if name == SPREAD:
             if "guess" not in self.evidence:
-                raise UsageError("this run did not keep what it predicted of its end, so there is no spread")
-            return spread(self.evidence["guess"], self.evidence["guess_t"], **options)
+                raise UsageError("this run did not keep the ends that it predicted, so there is no spread")
+            return _spread(self.evidence["guess"], self.evidence["guess_t"], **options)
+        if name not in self.evidence:
+            raise UsageError(f"this run did not read {name}; sample with the check that reads it (check=...)")
         if self.evidence[name].ndim != 1:
             raise UsageError(f"'{name}' is not one number per sample; choose another score")
         return self.evidence[name]
 
-    def ranked_by(self, score: str, *, within: str | None = None) -> Trajectory:
-        """The same run with its confidence made from another score, among its own samples (of the same condition).
+    def _groups(self, within: str) -> Tensor:
+        if not self.cond:
+            raise UsageError("this run had no conditions")
+        return pick(self.cond, within, "condition")
 
-        By name a score is as it was read: also the run's own, where its checkpoint made that comparable between
-        conditions. Where it did not, there is nothing to change.
+    def ranked_by(self, score: str, *, within: str | None = None) -> Trajectory:
+        """Return the run ranked by another score among its own samples (of the same condition, with `within`).
+
+        A named score is not standardised between conditions, not even the default score of the checkpoint.
         """
         if within is None and score == self.default_score and self.standard is None:
             return self
-        self._raw(score, None, {})  # what cannot be read is said here
-        standard = None if within is None else standard_of(within, self.score(score), self._groups(within))
-        found = replace(self, default_score=score, reference=None, standard=standard, ranks=None, scores=None)
-        return replace(found, without=f"the run is ranked by {score}, which has no reference")
+        raw = self._raw(score)
+        standard = None if within is None else standard_of(within, raw, self._groups(within))
+        without = f"the run is ranked by {score}, which has no reference"
+        return replace(
+            self, default_score=score, reference=None, standard=standard, ranks=None, scores=None, without=without
+        )
 
-    def _groups(self, within: str) -> Tensor:
-        if within not in self.cond:
-            raise UsageError(nearest(within, self.cond, "condition") if self.cond else "this run had no conditions")
-        return self.cond[within]
+    # ---- confidence ----
 
     @property
     def confidence(self) -> Tensor:  # (B,)
-        """In [0, 1], high = trust it: the share of reference samples with a higher score.
+        """In [0, 1], high = trust: the share of reference samples with a higher score.
 
-        The reference is that of the checkpoint, for runs that were made as it was. For others confidence is withheld:
-        this raises an error that says why, as :attr:`withheld` does. :attr:`rank` orders the samples of any run
+        The reference is that of the checkpoint. If the run was not made as its reference samples were, there is no
+        confidence: this raises an error with the reason, :attr:`withheld`. :attr:`rank` orders the samples of any run
         that has a score.
         """
         if self.withheld:
             raise UsageError(self.withheld)
         assert self.reference is not None
-        return _place(self.score(), self.reference)
+        return _share_above(self.score(), self.reference)
 
     @property
     def withheld(self) -> str:
@@ -263,288 +602,146 @@ class Trajectory:
 
     @property
     def rank(self) -> Tensor:  # (B,)
-        """In [0, 1], high = surer: the share of the samples of this run with a higher score."""
-        own = self.score()
-        among = own.sort().values if self.ranks is None else self.ranks
-        return _place(own, require_varied(among, self.default_score))
+        """In [0, 1], high = trust: the share of the samples of this run with a higher score."""
+        score = self.score()
+        among = score.sort().values if self.ranks is None else self.ranks
+        return _share_above(score, require_varied(among, self.default_score))
+
+    # ---- parts of a run ----
 
     def compact(self) -> Trajectory:
-        """The run with one variance a sample and channel in place of a velocity a coordinate: the same scores."""
+        """Return the run with one variance per sample and channel instead of per coordinate; scores do not change."""
         totals = {name: self._total(name)[..., None] for name in channels(self.var)}
         var = totals if isinstance(self.var, dict) else totals[SINGLE]
         return replace(self, mean=tree_map(torch.zeros_like, var), var=var, states=None)
 
     def scored(self, score: str = "") -> Trajectory:
-        """The run with a score in place of what it was read from: its memory does not depend on the steps.
+        """Return the run with a score instead of the variance, so that its size does not depend on the steps.
 
         Arguments:
-            score: The name of the score; the run's own if empty.
+            score: The name of the score; the default score if empty.
         """
-        nothing: dict[str, Any] = {n: tree_map(lambda c: c[:0], getattr(self, n)) for n in ("times", "mean", "var")}
-        name = score or self.default_score
-        scores = None
+        empty = {n: tree_map(lambda c: c[:0], getattr(self, n)) for n in ("times", "mean", "var")}
+        name, scores = score or self.default_score, None
         with suppress(UsageError):
-            scores = self._raw(name, None, {})
-        few = {n: value for n, value in self.evidence.items() if n not in ("guess", "guess_t")}
-        return replace(
-            self, **nothing, grid=self.grid[-1:], states=None, default_score=name, scores=scores, evidence=few
-        )
+            scores = self._raw(name)
+        evidence = {n: value for n, value in self.evidence.items() if n not in ("guess", "guess_t")}
+        few: dict[str, Any] = {**empty, "grid": self.grid[-1:], "states": None, "evidence": evidence}
+        return replace(self, **few, default_score=name, scores=scores)
 
     def read_at(self, steps: Sequence[int]) -> Trajectory:
-        """The run as it would be, had the variance been read at some of its times only."""
+        """Return the run with some of its readings only."""
         index = torch.as_tensor(steps, device=self.times.device)
-        fewer = {name: tree_map(lambda c: c[index], getattr(self, name)) for name in ("times", "mean", "var")}
-        return replace(self, **fewer, scores=None)  # which were read at all of them
+        fewer: dict[str, Any] = {n: select(getattr(self, n), index) for n in ("times", "mean", "var")}
+        return replace(self, **fewer, scores=None)  # the scores were made from all of them
 
     def take(self, index: Tensor) -> Trajectory:
-        """The trajectory of some of the samples."""
-        changes: dict[str, Any] = {n: tree_map(lambda c: c[index], getattr(self, n)) for n in _ROWS_FIRST}
-        for name in ("times", "mean", "var", "grid"):
-            changes[name] = tree_map(lambda c: c[:, index], getattr(self, name))
-        changes["cond"] = {name: value[index] for name, value in self.cond.items()}
-        changes["evidence"] = {name: value[index] for name, value in self.evidence.items()}
-        own = torch.arange(len(self)) if self.index is None else self.index
-        changes["index"] = own[index.to(own.device)]
-        if self.scores is not None:
-            changes["scores"] = self.scores[index]
-        if self.transported is not None:
-            t = self.transported
-            changes["transported"] = Transported(t.var[index], t.profile[:, :, index], t.layers)
-        if self.states is not None:
-            changes["states"] = [tree_map(lambda c: c[index], s) for s in self.states]
+        """Return some of the samples."""
+        run = self if self.index is not None else replace(self, index=torch.arange(len(self)))
+        changes = _per_sample([run], lambda axis, c: c[(*[slice(None)] * axis, index.to(c.device))])
         if self.ranks is None:
-            # Samples keep the rank they had: their place among all of this run, not among those taken.
-            with suppress(UsageError):
+            with suppress(UsageError):  # samples keep their rank among all samples of this run
                 changes["ranks"] = self.score().sort().values
         return replace(self, **changes)
 
     def to(self, device: torch.device | str) -> Trajectory:
-        """The trajectory with its tensors on a device."""
-
-        def moved(value: Any) -> Any:
-            return tree_map(lambda c: c.to(device), value)
-
-        changes: dict[str, Any] = {n: moved(getattr(self, n)) for n in (*_ROWS_FIRST, "times", "mean", "var", "grid")}
-        changes["cond"] = {name: value.to(device) for name, value in self.cond.items()}
-        changes["evidence"] = {name: value.to(device) for name, value in self.evidence.items()}
-        if self.transported is not None:
-            t = self.transported
-            changes["transported"] = Transported(t.var.to(device), t.profile.to(device), t.layers)
-        if self.states is not None:
-            changes["states"] = [moved(state) for state in self.states]
-        for name in ("reference", "scores", "ranks"):
+        """Return the trajectory with its tensors on a device."""
+        changes = _per_sample([self], lambda axis, c: c.to(device))
+        for name in ("reference", "ranks"):
             if (value := getattr(self, name)) is not None:
                 changes[name] = value.to(device)
-        if self.standard is not None:
-            s = self.standard
+        if (s := self.standard) is not None:
             changes["standard"] = s._replace(centre=s.centre.to(device), spread=s.spread.to(device))
-        return replace(self, **changes)
+        return replace(self, **changes | {"index": self.index})  # numbers stay on the CPU
 
     def surest(self, fraction: float, score: str | None = None, *, within: str | None = None) -> Trajectory:
-        """The surest share of the samples, in their order; by the run's own score, or another (of a condition)."""
+        """Return the share of the samples with the lowest score, in their order."""
         if not 0 < fraction <= 1:
             raise UsageError(f"the fraction to keep lies in (0, 1], got {fraction}")
         keep = max(1, round(fraction * len(self)))
-        own = self.score(score, within=within)
+        values = self.score(score, within=within)
         if keep < len(self):
-            require_varied(own, score or self.default_score)
-        return self.take(own.argsort(stable=True)[:keep].sort().values)
+            require_varied(values, score or self.default_score)
+        return self.take(values.argsort(stable=True)[:keep].sort().values)
+
+    # ---- files ----
 
     def save(self, path: str | Path) -> Path:
-        """Write `samples.safetensors` (or the file named): all of it or nothing."""
+        """Write `samples.safetensors`, or the named file, atomically."""
         path = Path(path)
         path = path / "samples.safetensors" if path.is_dir() else path
         return write_tensors(path, self.tensors(), self.about())
 
+    @classmethod
+    def load(cls, path: str | Path) -> Trajectory:
+        """Read what `save` wrote; raise if it is not a run or was changed since."""
+        from fmwc.sampling.storage import load_run
+
+        return load_run(Path(path))
+
     def tensors(self) -> dict[str, Tensor]:
-        """What `save` writes."""
-        tensors: dict[str, Tensor] = {}
-        for name in ("x", "x0", "mean", "var", "times", "grid"):
-            for channel, value in channels(getattr(self, name)).items():
-                key = f"{name}.{channel}" if isinstance(getattr(self, name), dict) else name
-                tensors[key] = value.contiguous().cpu()
-        tensors |= {f"cond.{name}": value.cpu().clone().contiguous() for name, value in self.cond.items()}
-        tensors |= {f"evidence.{name}": value.cpu().clone().contiguous() for name, value in self.evidence.items()}
+        """Return the tensors that `save` writes."""
+        groups = {name: getattr(self, name) for name in (*SAMPLES, "reference", "ranks")}
         if self.standard is not None:
-            tensors |= {f"standard.{n}": v.cpu() for n, v in self.standard._asdict().items() if isinstance(v, Tensor)}
-        with suppress(UsageError):  # a run too short for its score is still worth keeping
-            tensors["score"] = self.score().contiguous().cpu()
-            tensors["rank"] = self.rank.contiguous().cpu()
-            tensors["confidence"] = self.confidence.contiguous().cpu()
+            groups["standard"] = {"centre": self.standard.centre, "spread": self.standard.spread}
         if self.transported is not None:
-            tensors["transported.var"] = self.transported.var.contiguous().cpu()
-            tensors["transported.profile"] = self.transported.profile.contiguous().cpu()
-        for name in ("reference", "scores", "ranks", "index"):
-            if (value := getattr(self, name)) is not None:
-                tensors[name] = value.cpu().clone()  # what it was ranked by may be the same numbers
-        return tensors
+            groups["transported"] = {"var": self.transported.var, "profile": self.transported.profile}
+        with suppress(UsageError):  # a run that is too short for its score can be saved
+            groups["score"] = self.score()
+            groups["rank"] = self.rank
+            groups["confidence"] = self.confidence
+        found: dict[str, Tensor] = {}
+        for name, group in groups.items():
+            parts = group if isinstance(group, dict) else {"": group}
+            found |= {f"{name}.{part}".rstrip("."): value.cpu() for part, value in parts.items() if value is not None}
+        # Files cannot hold two tensors with shared memory. The large ones share none, and are not copied.
+        large = ("x", "x0", "mean", "var")
+        return {n: (c if n.partition(".")[0] in large else c.clone()).contiguous() for n, c in found.items()}
 
     def about(self) -> dict[str, Any]:
-        """What `save` writes beside the tensors, and their hash."""
+        """Return the description that `save` writes beside the tensors and their hash."""
+        names = ("seed", "default_score", "evaluations", "units", "rows", "without")
         return {
-            "seed": self.seed,
-            "default_score": self.default_score,
-            "evaluations": self.evaluations,
-            "units": self.units,
-            "rows": self.rows,
+            **{name: getattr(self, name) for name in names},
             "layers": list(self.transported.layers) if self.transported else [],
             "within": self.standard.cond if self.standard else None,
             "standardised_by": self.standard.source if self.standard else None,
-            "without": self.without,
             "made": plain(self.made),
         }
 
-    @classmethod
-    def load(cls, path: str | Path) -> Trajectory:
-        """Read what `save` wrote; content that was changed since, or that is not a run, is refused."""
-        path = Path(path)
-        path = path / "samples.safetensors" if path.is_dir() else path
-        flat, about = read_tensors(path, _described, "a samples file of fmwc")
-        try:
-            return cls._loaded(flat, about)
-        except FmwcError as error:
-            raise CheckpointError(f"{path} is not a samples file of fmwc, or was changed ({error})") from error
 
-    @classmethod
-    def _loaded(cls, flat: dict[str, Tensor], about: dict[str, Any]) -> Trajectory:
-        found: dict[str, Any] = {}
-        for key, value in flat.items():
-            name, _, channel = key.partition(".")
-            if name in found and isinstance(found[name], dict) != bool(channel):
-                raise CheckpointError(f"it holds both '{name}' and channels of that name")
-            if channel:
-                found.setdefault(name, {})[channel] = value
-            else:
-                found[key] = value
-        _require_run(found)
-        if (ends := found.pop("transported", None)) is not None:
-            found["transported"] = Transported(ends["var"], ends["profile"], tuple(about["layers"]))
-        if (own := found.pop("standard", None)) is not None:
-            source = about.get("standardised_by") or "checkpoint"
-            found["standard"] = Standard(about["within"] or "", own["centre"], own["spread"], source)
-        rows = {name: (cond, tied) for name, (cond, tied) in about["rows"].items()}
-        known = {f.name for f in fields(cls)}
-        return cls(**{k: v for k, v in (found | about | {"rows": rows}).items() if k in known})
+def join(runs: Sequence[Trajectory]) -> Trajectory:
+    """Return one trajectory with the samples of several, which were read at the same steps."""
+    if len(runs) == 1:
+        return runs[0]
+    if len({len(run.times) for run in runs}) > 1:
+        raise UsageError(
+            "samples with different starts pass the chosen times at different steps; use one batch for all, or a "
+            "schedule of every k-th step"
+        )
+    return replace(runs[0], **_per_sample(runs, lambda axis, *parts: torch.cat(parts, axis)))
 
 
-def _place(score: Tensor, reference: Tensor) -> Tensor:  # (B,), (N,) -> (B,)
-    """The share of a sorted reference that is higher."""
+def _per_sample(runs: Sequence[Trajectory], f: Callable[..., Tensor]) -> dict[str, Any]:
+    """Return `f(dimension of the samples, tensor of each run, …)` for every field with one entry per sample."""
+    first = runs[0]
+    changes: dict[str, Any] = {
+        name: tree_map(partial(f, axis), *(getattr(run, name) for run in runs))
+        for name, axis in SAMPLES.items()
+        if getattr(first, name) is not None
+    }
+    if first.transported is not None:
+        ends = [run.transported for run in runs if run.transported is not None]
+        var, profile = f(0, *(end.var for end in ends)), f(2, *(end.profile for end in ends))
+        changes["transported"] = Transported(var, profile, first.transported.layers)
+    if first.states is not None:
+        changes["states"] = [
+            tree_map(partial(f, 0), *states) for states in zip(*(run.states or [] for run in runs), strict=True)
+        ]
+    return changes
+
+
+def _share_above(score: Tensor, reference: Tensor) -> Tensor:  # (B,), (N,) -> (B,)
+    """Return the share of a sorted reference that is higher."""
     at = torch.searchsorted(reference.to(score), score.contiguous(), right=True)
     return 1 - at.to(score.dtype) / len(reference)
-
-
-# ---- what a file of samples holds --------------------------------------------------------------------------------
-
-
-def _row_of(value: Any, where: str) -> Any:
-    pair = array(anything, 2, 2)(value, where)
-    return text(1000)(pair[0], where), whole(0, 1)(pair[1], where)
-
-
-def _known_score(value: Any, where: str) -> Any:
-    text(1000)(value, where)
-    for name in names_of(value):
-        choice(*SCORES, DISPERSION, *EVIDENCE)(parsed(name)[1], where)
-    return value
-
-
-_ABOUT = record(
-    {
-        "seed": whole(-(1 << 63), 1 << 64),
-        "default_score": _known_score,
-        "evaluations": whole(),
-        "units": mapping(number(0, open_low=True), 100),
-        "rows": mapping(_row_of, 100),
-        "layers": array(text(1000), most=100_000),
-    },
-    {
-        "within": text(1000),
-        "standardised_by": choice("checkpoint", "run"),
-        "without": text(10_000),
-        "made": mapping(anything, 100),
-        SEAL: text(64),
-    },
-    more=True,
-)
-
-
-def _described(value: Any, where: str) -> Any:
-    """The description of a run. Files of older versions have no hash; those that name their checkpoint's have one."""
-    found = _ABOUT(value, where)
-    if (found.get("made") or {}).get("identity") and SEAL not in found:
-        raise CheckpointError("its hash is missing")
-    return found
-
-
-def _require_run(found: dict[str, Any]) -> None:
-    """Raise where tensors do not fit together, or hold NaN."""
-
-    def need(good: bool, what: str) -> None:
-        if not good:
-            raise CheckpointError(what)
-
-    for name in ("x", "x0", "mean", "var", "times", "grid"):
-        need(name in found, f"it lacks '{name}'")
-        need(
-            isinstance(found[name], dict) == isinstance(found["x"], dict) or name in ("times", "grid"),
-            f"'{name}' is odd",
-        )
-        for part in channels(found[name]).values():
-            need(
-                isinstance(part, Tensor) and part.dtype in (torch.float32, torch.float64), f"'{name}' is not of numbers"
-            )
-            require_finite(part, f"'{name}'")
-    x, times, grid = channels(found["x"]), found["times"], found["grid"]
-    sizes = {len(part) if part.ndim else 0 for part in x.values()}
-    need(len(sizes) == 1 and sizes != {0}, "its channels do not have one row per sample")
-    count = sizes.pop()
-    need(times.ndim == 2 and times.shape[1] == count, "'times' is not one column per sample")
-    need(grid.ndim == 2 and grid.shape[1] == count and len(grid) > 0, "'grid' is not one column per sample")
-    need(
-        bool(((times >= 0) & (times <= 1)).all()) and bool(((grid >= 0) & (grid <= 1)).all()), "a time is not in [0, 1]"
-    )
-    for name, part in x.items():
-        need(all(name in channels(found[n]) for n in ("x0", "mean", "var")), f"channel '{name}' is not in every part")
-        x0, mean, var = (channels(found[n])[name] for n in ("x0", "mean", "var"))
-        need(x0.shape == part.shape, f"'x0' has another shape than 'x' in channel '{name}'")
-        for other in (mean, var):
-            need(
-                other.ndim >= 2 and tuple(other.shape[:2]) == (len(times), count), f"channel '{name}' has odd readings"
-            )
-        need(
-            var.ndim == mean.ndim and all(a in (1, b) for a, b in zip(var.shape, mean.shape, strict=True)), "odd 'var'"
-        )
-        need(not bool((var < 0).any()), "a variance is negative")
-    for name in ("scores", "score", "confidence", "rank", "index"):
-        value = found.get(name)
-        need(
-            value is None or (isinstance(value, Tensor) and value.shape == (count,)), f"'{name}' is not one per sample"
-        )
-        if value is not None and name != "index":
-            require_finite(value, f"'{name}'")
-    index = found.get("index")
-    need(index is None or (index.dtype == torch.int64 and bool((index >= 0).all())), "'index' is not of whole numbers")
-    for name, value in (found.get("cond") or {}).items():
-        need(value.ndim > 0 and len(value) == count, f"the condition '{name}' is not one row per sample")
-        require_finite(value, f"the condition '{name}'")
-    for name, value in (found.get("evidence") or {}).items():
-        need(value.ndim > 0 and len(value) == count, f"the evidence '{name}' is not one row per sample")
-        require_finite(value, f"the evidence '{name}'")
-    reference, standard, ends = (found.get(n) for n in ("reference", "standard", "transported"))
-    for name, levels in (("reference", reference), ("ranks", found.get("ranks"))):
-        if levels is not None:
-            real = isinstance(levels, Tensor) and levels.dtype in (torch.float32, torch.float64)
-            need(real and levels.ndim == 1 and len(levels) > 0, f"'{name}' is not a list of numbers")
-            require_finite(levels, f"'{name}'")
-            need(not bool((levels[1:] < levels[:-1]).any()), f"'{name}' is not sorted")
-    if standard is not None:
-        need(standard.keys() == {"centre", "spread"}, "'standard' is odd")
-        need(standard["centre"].ndim == 1 and standard["centre"].shape == standard["spread"].shape, "'standard' is odd")
-    if ends is not None:
-        need(
-            ends.keys() == {"var", "profile"} and ends["var"].ndim == 2 and len(ends["var"]) == count,
-            "odd 'transported'",
-        )
-        need(ends["profile"].ndim == 3 and ends["profile"].shape[2] == count, "odd 'transported'")
-        for value in ends.values():
-            require_finite(value, "'transported'")

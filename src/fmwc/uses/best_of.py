@@ -21,8 +21,7 @@ from fmwc.flow import as_space
 from fmwc.randomness import derive
 from fmwc.sampling import STEPPERS, SamplingConfig, Trajectory, sample, standard_of
 from fmwc.sampling.config import cost_of
-from fmwc.sampling.sampler import join
-from fmwc.sampling.scores import require_varied
+from fmwc.sampling.trajectory import join, require_varied
 from fmwc.state import as_conditions, as_whole
 
 __all__ = [
@@ -186,7 +185,7 @@ def evaluations_per_candidate(field: Any, options: dict[str, Any]) -> int:
     config = options.get("config") or SamplingConfig()
     if config.evaluations is not None:
         return config.evaluations + spent_on_checks
-    controller, _ = config.timed(options.get("steps")).plan()
+    controller, _ = config.with_steps(options.get("steps")).plan()
     return controller.steps * evaluations_per_step(config) + spent_on_checks
 
 

@@ -13,8 +13,7 @@ from fmwc.errors import UsageError
 from fmwc.estimators import Estimator
 from fmwc.flow import Space, as_space, euclidean
 from fmwc.randomness import derive
-from fmwc.references import Schedule
-from fmwc.sampling import AsReference, Sampler, SamplingConfig, Trajectory, default_estimator
+from fmwc.sampling import AsReference, Sampler, SamplingConfig, Schedule, Trajectory, default_estimator
 from fmwc.sampling.config import AS_REFERENCE, BATCH
 from fmwc.state import State, as_conditions, channels, select, select_conditions, tree_map
 

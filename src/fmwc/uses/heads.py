@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 
 from fmwc.errors import ShapeError, UsageError, pick
 from fmwc.sampling import Trajectory
-from fmwc.sampling.scores import within_groups
+from fmwc.sampling.trajectory import within_groups
 from fmwc.state import channels
 
 __all__ = ["HEADS", "Head", "features", "fit_head"]

@@ -17,7 +17,7 @@ from torch import Tensor
 from fmwc.errors import ShapeError, UsageError
 from fmwc.randomness import derive
 from fmwc.sampling import Trajectory, noise
-from fmwc.sampling.scores import of_variance
+from fmwc.sampling.trajectory import of_variance
 from fmwc.state import as_conditions, select_conditions, tree_map
 from fmwc.uses.best_of import Score, Selection, evaluations_per_step, read_score
 from fmwc.uses.continuation import continue_from, step_at, with_states, without_endpoint

@@ -1,0 +1,334 @@
+"""Adaptive controllers: the variance of a sample sets its steps, or how fast it follows its velocity.
+
+Those of the paper (App. adaptive-controllers) are :class:`Ema` and :class:`Damped`; the others use a pilot run
+(:class:`Profile`). σ_j is ‖σ_t‖₂ of sample j in the units of its space, as in :attr:`Trajectory.std`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fmwc.errors import UsageError, pick
+from fmwc.flow import Space
+from fmwc.sampling.config import Controller, Uniform, begin, follows, is_small, needs_moments
+from fmwc.state import SINGLE, channels, tree_map
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Damped", "Ema", "Extrapolated", "Planned", "Profile", "std_norm"]
+
+SMALLEST = 1e-2  # the shortest adaptive step, relative to an equal step (the paper's)
+
+
+def std_norm(space: Space, moments: Any) -> Tensor:  # -> (B,)
+    """Return ‖σ‖₂ per sample: √(Σ over channels of weight × variance), as :attr:`Trajectory.std`."""
+    mean = channels(moments.mean)
+    totals = [
+        var.expand_as(mean[name]).flatten(1).sum(1) * space.channels[name].weight
+        for name, var in channels(moments.var).items()
+    ]
+    return torch.stack(totals).sum(0).sqrt()
+
+
+def _positive(value: Tensor) -> Tensor:
+    """Bound values away from zero, so that the ratio of two zero variances is 1."""
+    return value.clamp_min(torch.finfo(value.dtype).tiny)
+
+
+def _advance(t: Tensor, dt: Tensor, last: bool) -> Tensor:
+    """Return t + dt, or exactly 1 at the last step and where that would exceed 1."""
+    return torch.ones_like(t) if last else torch.where(dt >= 1 - t, torch.ones_like(t), t + dt)
+
+
+def _at_least(low: float, **values: float) -> None:
+    for name, value in values.items():
+        if not low <= value < math.inf:
+            raise UsageError(f"{name} is at least {low:g}, got {value}")
+
+
+def _check(steps: int, rate: float = 1.0, **values: float) -> None:
+    """Check the number of steps, the rate of a running mean, and values that are at least 0."""
+    if not 1 <= steps < math.inf:
+        raise UsageError(f"the number of steps is at least 1, got {steps}")
+    if not 0 < rate <= 1:
+        raise UsageError(f"the rate of a running mean lies in (0, 1], got {rate}")
+    _at_least(0, **values)
+
+
+@dataclass
+class _InSpace:
+    """A controller that knows the space of the run."""
+
+    space: Space | None = field(default=None, kw_only=True, repr=False, compare=False)
+
+    def begin(self, space: Space) -> Self:
+        return replace(self, space=space)
+
+    def _std(self, moments: Any) -> Tensor:  # -> (B,)
+        assert self.space is not None
+        return std_norm(self.space, moments)
+
+
+@dataclass
+class Ema(_InSpace):
+    r"""The paper's naive controller: each sample's step follows its own running mean of σ.
+
+    .. math:: Δt_j = \frac{1 - t_j}{K_j} \left( \frac{\barσ_j}{σ_j(t_j)} \right)^b, \qquad
+        \barσ_j ← (1 - λ) \barσ_j + λ σ_j(t_j)
+
+    with K steps remaining and σ̄ starting at σ(0). The running mean is updated before it is compared, in the order of
+    the paper's text. The last step ends at t = 1.
+
+    Arguments:
+        steps: N, exactly.
+        rate: λ.
+        boost: b; 0 gives equal steps.
+        smallest: The shortest step; 10⁻²/N if `None`.
+    """
+
+    steps: int
+    rate: float = 0.5
+    boost: float = 0.5
+    smallest: float | None = None
+    mean: Tensor | None = field(default=None, init=False, repr=False, compare=False)
+    needs_variance = True
+
+    def __post_init__(self) -> None:
+        _check(self.steps, self.rate, boost=self.boost, smallest=self.smallest or 0.0)
+
+    def next_time(self, step: int, t: Tensor, start: Tensor, moments: Any) -> Tensor:
+        std = self._std(moments)
+        self.mean = std if self.mean is None else torch.lerp(self.mean, std, self.rate)
+        ratio = (_positive(self.mean) / _positive(std)).pow(self.boost).clamp_max(1e6).to(t)
+        smallest = SMALLEST / self.steps if self.smallest is None else self.smallest
+        dt = ((1 - t) / (self.steps - step) * ratio).clamp_min(smallest)
+        return _advance(t, dt, step == self.steps - 1)
+
+
+@dataclass
+class Damped(_InSpace):
+    r"""The paper's *Online Adaptive*: equal steps; late ones slow each component with σ above its own running mean.
+
+    .. math:: v_c ← (1 - κ_c r_c)_+ v_c, \qquad r_c = \max(σ_c / \barσ_c - 1, 0), \qquad t ≥ t_{late}
+
+    In a channel with anti-annealing 1 + s·t the slope s is damped instead of the velocity. Components are the channels
+    of a state with several; else the coordinates of a small state; else image channels (damped alike if the estimator
+    returns one variance per sample, as random probes do).
+
+    Arguments:
+        steps: N.
+        late: t_late.
+        rate: λ of the running means, which start at σ_c(0) and are updated before they are compared.
+        gain: κ, one number, or one per channel by name (0 for channels that are not named).
+    """
+
+    steps: int
+    late: float = 0.7
+    rate: float = 0.3
+    gain: float | Mapping[str, float] = 0.05
+    mean: dict[str, Tensor] | None = field(default=None, init=False, repr=False, compare=False)
+    needs_variance = True
+
+    def __post_init__(self) -> None:
+        for gain in self.gain.values() if isinstance(self.gain, Mapping) else [self.gain]:
+            _check(self.steps, self.rate, gain=gain)
+        if not 0 <= self.late <= 1:
+            raise UsageError(f"late lies in [0, 1], got {self.late}")
+
+    def begin(self, space: Space) -> Self:
+        for name in self.gain if isinstance(self.gain, Mapping) else ():
+            pick(space.channels, name, "channel")
+        return super().begin(space)
+
+    def next_time(self, step: int, t: Tensor, start: Tensor, moments: Any) -> Tensor:
+        return Uniform(self.steps).next_time(step, t, start, moments)
+
+    def follow(self, v: Any, t: Tensor, moments: Any, speeds: Mapping[str, Tensor]) -> Any:
+        means = channels(moments.mean)
+        std = {n: self._component(var.expand_as(means[n])) for n, var in channels(moments.var).items()}
+        before = self.mean or std
+        self.mean = {n: torch.lerp(before[n], std[n], self.rate) for n in std}
+        slowed = {
+            n: value * self._factor(n, t, std[n] / _positive(self.mean[n]), speeds.get(n))
+            for n, value in channels(v).items()
+        }
+        return slowed if isinstance(v, dict) else slowed[SINGLE]
+
+    def _component(self, var: Tensor) -> Tensor:  # (B, *) -> (B, 1 or component, …)
+        assert self.space is not None
+        if self.space.single and is_small(self.space):
+            return var.sqrt()
+        whole = tuple(range(2 if self.space.single and var.ndim == 4 else 1, var.ndim))
+        return (var.sum(whole, keepdim=True) if whole else var).sqrt()
+
+    def _factor(self, name: str, t: Tensor, ratio: Tensor, speed: Tensor | None) -> Tensor:
+        gain = self.gain.get(name, 0.0) if isinstance(self.gain, Mapping) else self.gain
+        rows = (..., *[None] * (ratio.ndim - 1))
+        factor = (1 - gain * (ratio - 1).clamp_min(0)).clamp_min(0)
+        if speed is not None:  # the velocity is this many times faster, and only the excess is damped
+            pace = speed.to(ratio)[rows]
+            factor = (1 + (pace - 1) * factor) / pace
+        return torch.where(t.to(ratio)[rows] >= self.late, factor, torch.ones_like(factor))
+
+
+# ---- with a pilot run ------------------------------------------------------------------------------------------------
+
+MOST = 2.0  # factor by which θ may change; further extrapolation of a velocity is a guess
+
+
+class Profile:
+    r"""Where along the trajectories of a checkpoint the variance is, by a pilot run.
+
+    .. math:: m(t) = \frac1P \sum_j σ_j(t)^p, \qquad u(t) = \int_0^t m \Big/ \int_0^1 m
+
+    Equal shares of u are the steps that spend the network's evaluations where the variance is. With p > 1 the mean is
+    dominated by the few doubtful samples; the others end where they should on any grid.
+
+    Arguments:
+        times: The pilot's times, rising from 0, `(R,)`. Each reading stands until the next, the last until t = 1.
+        std: σ of the pilot's samples at these times, `(R, P)`.
+        power: p of the measure.
+    """
+
+    def __init__(self, times: Tensor, std: Tensor, power: float) -> None:
+        _at_least(0, power=power)
+        if len(times) != len(std) or not len(times) or not bool((times.diff() > 0).all()) or times[0] < 0:
+            raise UsageError("a profile has readings at times that rise from 0, the same for all samples of the pilot")
+        self.edges = torch.cat([times.double(), times.new_ones(1).double()]).cpu()
+        std = std.double().cpu()
+        self.usual = _positive(std).log().mean(1).exp()  # (R,)
+        # Relative to the largest, so that no power overflows; never quite zero, so that u rises.
+        density = (std / _positive(std.amax())).pow(power).mean(1)
+        density = torch.where(density.amax() > 0, density, 1.0).clamp_min(1e-9 * density.amax())
+        shares = (density * self.edges.diff()).cumsum(0)
+        self.shares = torch.cat([shares.new_zeros(1), shares / shares[-1]])  # (R + 1,)
+
+    def share(self, t: Tensor) -> Tensor:
+        """Return u(t)."""
+        return _interpolated(t, self.edges, self.shares)
+
+    def time(self, share: Tensor) -> Tensor:
+        """Return t(u)."""
+        return _interpolated(share, self.shares, self.edges)
+
+    def usually(self, t: Tensor) -> Tensor:
+        """Return the geometric mean of the pilot's σ at t."""
+        return _interpolated(t, self.edges, torch.cat([self.usual, self.usual[-1:]]))
+
+    def grid(self, steps: int) -> tuple[float, ...]:
+        """Return times of equal shares."""
+        _check(steps)
+        inner = self.time(torch.arange(1, steps, dtype=torch.float64) / steps)
+        return (float(self.edges[0]), *inner.tolist(), 1.0)
+
+    def plan(self, steps: int) -> Extrapolated:
+        """Return the controller that plans steps per sample with this profile, and extrapolates by the variance."""
+        return Extrapolated(Planned(self, steps), boost=1.0, profile=self)
+
+
+def _interpolated(x: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
+    """Interpolate linearly, in double precision."""
+    xs, ys, at = xs.to(x.device), ys.to(x.device), x.double().contiguous()
+    right = torch.searchsorted(xs, at, right=True).clamp(1, len(xs) - 1)
+    weight = (at - xs[right - 1]) / (xs[right] - xs[right - 1])
+    return torch.lerp(ys[right - 1], ys[right], weight.clamp(0, 1)).to(x.dtype)
+
+
+@dataclass
+class Planned(_InSpace):
+    r"""A controller that plans the remaining steps on the pilot's profile, anew for each sample at each step.
+
+    .. math:: Δu_j = \frac{1 - u(t_j)}{K_j} \left( \frac{\barσ(t_j)}{σ_j(t_j)} \right)^b
+
+    A sample above the pilot's σ̄ takes a shorter step than the profile's shared grid, and one below it a longer step.
+    The last step ends at t = 1. With b = 0 it is the shared grid.
+
+    Arguments:
+        profile: The pilot's profile; :func:`fmwc.sampling.survey` makes one.
+        steps: N, exactly.
+        boost: b.
+    """
+
+    profile: Profile
+    steps: int
+    boost: float = 0.5
+    needs_variance = True
+
+    def __post_init__(self) -> None:
+        _check(self.steps, boost=self.boost)
+
+    def next_time(self, step: int, t: Tensor, start: Tensor, moments: Any) -> Tensor:
+        std = _positive(self._std(moments)).to(t)
+        ratio = (_positive(self.profile.usually(t)) / std).pow(self.boost).clamp_max(1e6)
+        done = self.profile.share(t)
+        share = _advance(done, ((1 - done) / (self.steps - step) * ratio).clamp_min(SMALLEST / self.steps), False)
+        return _advance(t, self.profile.time(share) - t, step == self.steps - 1)
+
+
+@dataclass
+class Extrapolated(_InSpace):
+    r"""A controller that takes another's times, and follows the velocity expected later in each step.
+
+    .. math:: v ← v_i + θ_j Δt_i \frac{v_i - v_{i-1}}{Δt_{i-1}}, \qquad
+        θ_j = θ \left( \frac{σ_j(t_j)}{\barσ(t_j)} \right)^c
+
+    θ = ½ with c = 0 is the two-step Adams–Bashforth rule: second order with as many evaluations as Euler; it reads no
+    variance. With c > 0 a sample above the pilot's σ̄ is extrapolated further (θ_j within a factor of 2 of θ), because
+    its velocity still changes where its variance is.
+
+    Arguments:
+        times: The controller that picks the times.
+        weight: θ.
+        boost: c; 0 reads no variance.
+        profile: The pilot's profile, for σ̄; required if c > 0.
+    """
+
+    times: Controller
+    weight: float = 0.5
+    boost: float = 0.0
+    profile: Profile | None = None
+    dt: Tensor | None = field(default=None, init=False, repr=False, compare=False)
+    last: tuple[Any, Tensor] | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _at_least(0, weight=self.weight, boost=self.boost)
+        if self.boost and self.profile is None:
+            raise UsageError("boost compares a sample's variance with a pilot's; give profile=survey(field)")
+
+    @property
+    def steps(self) -> int:
+        return self.times.steps
+
+    @property
+    def needs_variance(self) -> bool:
+        return self.boost > 0 or needs_moments(self.times)
+
+    def begin(self, space: Space) -> Self:
+        return replace(self, times=begin(self.times, space), space=space)
+
+    def next_time(self, step: int, t: Tensor, start: Tensor, moments: Any) -> Tensor:
+        after = self.times.next_time(step, t, start, moments)
+        self.dt = after - t
+        return after
+
+    def follow(self, v: Any, t: Tensor, moments: Any, speeds: Mapping[str, Tensor]) -> Any:
+        assert self.dt is not None
+        if follows(self.times):
+            v = self.times.follow(v, t, moments, speeds)  # type: ignore[attr-defined]
+        before, self.last = self.last, (v, self.dt)
+        if before is None:
+            return v
+        # A step of length zero (a sample that has arrived) says nothing about how the velocity changes.
+        ahead = torch.where(before[1] > 0, self.dt / before[1] * self.weight, torch.zeros_like(self.dt))
+        if self.boost:
+            assert self.profile is not None
+            excess = self._std(moments).to(t) / _positive(self.profile.usually(t))
+            ahead = ahead * excess.pow(self.boost).clamp(1 / MOST, MOST)
+        return tree_map(lambda a, b: a + (a - b) * ahead.to(a)[(..., *[None] * (a.ndim - 1))], v, before[0])

@@ -1,0 +1,162 @@
+r"""Pilot runs: where along the trajectories the variance is (:func:`survey`), and the few times that determine a score.
+
+:func:`fit_schedule` draws a pilot that is read at every step. It removes readings one after another, such that the
+score s of the pilot's samples stays most similar to itself, and then exchanges the remaining K readings for others as
+long as that helps:
+
+.. math:: \max_{|T| = K} \; ρ \big( s_T, s \big)
+
+with Pearson's ρ, which the few most doubtful samples dominate. A reading stands until the next
+(:attr:`Trajectory.weights`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fmwc.errors import UsageError
+from fmwc.estimators import Estimator
+from fmwc.sampling.adaptive import Profile
+from fmwc.sampling.confidence import ReadWith, Reference, Schedule, choose_estimator, default_estimator, read_with
+from fmwc.sampling.config import AS_REFERENCE, AsReference, Grid, SamplingConfig
+from fmwc.sampling.sampler import sample
+from fmwc.sampling.trajectory import Trajectory, needs_variance, standard_of
+
+__all__ = ["PILOT", "fit_grid", "fit_schedule", "fitted", "score_at", "survey"]
+
+PILOT = 1000  # samples of a profile
+POWER = 2.0  # of the measure; a larger one leaves out the outer cells of the Checkerboard (`study checkerboard --wide`)
+READINGS = 3  # 50 steps then take 1.2 times as long (results/bench)
+LEVELS = 201  # quantiles of the pilot's scores
+
+
+def survey(field: Any, *, pilot: int | Trajectory = PILOT, power: float = POWER, **options: Any) -> Profile:
+    """Return where along the trajectories a field's variance is, by a pilot run. Make it once, and use it for all runs.
+
+    Arguments:
+        field: A field.
+        pilot: The number of samples to draw, or an existing run whose samples share their times.
+        power: p of the measure, the mean over samples of σ^p.
+        options: Those of :func:`fmwc.sample` for the pilot, such as `steps`, `seed` and `cond`.
+    """
+    if isinstance(pilot, Trajectory):
+        run = pilot
+    else:
+        options = {"check": False, **options}
+        if field.space is not None:  # read the variance even if the field's score does not need it
+            confidence = options.get("confidence", AS_REFERENCE)
+            options["confidence"] = choose_estimator(field.space, field.reference, confidence, always=True)
+        run = sample(field, pilot, **options)
+    _require_shared_times(run)
+    return Profile(run.times[:, 0], run.std, power)
+
+
+def fit_grid(field: Any, steps: int, **options: Any) -> Grid:
+    """Return the controller whose steps each take an equal share of ∫ E[σ^p] dt, by a pilot run.
+
+    >>> sample(field, 1000, config=SamplingConfig(controller=fit_grid(field, 10)))  # doctest: +SKIP
+
+    Arguments:
+        field: A field.
+        steps: The number of steps of the grid.
+        options: Those of :func:`survey`, without its steps.
+    """
+    return Grid(survey(field, **options).grid(steps))
+
+
+def fit_schedule(
+    field: Any,
+    readings: int = READINGS,
+    *,
+    pilot: int | Trajectory = PILOT,
+    steps: int = 50,
+    confidence: Estimator | None = AS_REFERENCE,
+    config: SamplingConfig | None = None,
+    **options: Any,
+) -> Schedule:
+    """Return the few times at which the variance determines most of the field's score.
+
+    >>> field.schedule = fit_schedule(field)  # doctest: +SKIP
+    >>> sample(field, 1000, schedule=Schedule.adaptive())  # doctest: +SKIP
+
+    Fit the schedule once, for the number of steps that it is used with, and save it with the field. Other scores, such
+    as peak or those of other windows, cannot be read at these times.
+
+    Arguments:
+        field: A field.
+        readings: The number of times.
+        pilot: The number of samples to draw, or an existing run that `confidence` read at every step.
+        steps, confidence, config, options: Those of :func:`fmwc.sample`, for the pilot.
+    """
+    estimator = default_estimator(field.space) if isinstance(confidence, AsReference) else confidence
+    config = config or SamplingConfig()
+    if isinstance(pilot, Trajectory):
+        run = pilot
+        if len(run.grid) - 1 != steps:
+            raise UsageError(f"the pilot took {len(run.grid) - 1} steps; give steps={len(run.grid) - 1}, not {steps}")
+    else:
+        config = replace(config, record=config.record or "total")
+        run = sample(field, pilot, steps=steps, confidence=estimator, config=config, **options)
+    if not needs_variance(run.default_score):
+        raise UsageError(f"the field's score, {run.default_score}, reads no variance, so it takes no schedule")
+    return fitted(run, readings, lambda times: read_with(estimator, steps, config.stepper, Schedule.at(times)))
+
+
+def fitted(run: Trajectory, readings: int, read_with: Callable[[tuple[float, ...]], ReadWith]) -> Schedule:
+    """Return the schedule for a pilot's score.
+
+    Arguments:
+        run: The pilot, read at every step.
+        readings: K.
+        read_with: Returns how a run that is read at these times is made (:func:`fmwc.sampling.read_with`).
+    """
+    every = range(len(run.times))
+    if not 1 <= readings <= len(every):
+        raise UsageError(f"a schedule takes 1 to {len(every)} of the pilot's readings, got {readings}")
+    _require_shared_times(run)
+    run = run.compact().to("cpu")  # thousands of small sums
+    whole = score_at(run, every)
+
+    def similarity(steps: Iterable[int]) -> float:
+        try:
+            both = torch.stack([score_at(run, steps), whole]).double()
+        except UsageError:  # no reading is left in a window of the score
+            return -math.inf
+        return float(torch.corrcoef(both)[0, 1].nan_to_num(-1.0))
+
+    chosen = frozenset(every)
+    while len(chosen) > readings:
+        chosen = max((chosen - {step} for step in sorted(chosen)), key=similarity)
+    while others := [chosen - {old} | {new} for old in sorted(chosen) for new in every if new not in chosen]:
+        best = max(others, key=similarity)
+        if similarity(best) <= similarity(chosen):
+            break
+        chosen = best
+    if (agreement := similarity(chosen)) == -math.inf:
+        raise UsageError(f"{run.default_score} cannot be read from {readings} readings; take more")
+    # The shortest decimals that give the same number: a time that is rounded up would be read one step later.
+    times = tuple(float(str(run.times[step, 0].cpu().numpy())) for step in sorted(chosen))
+    few, standard = run.read_at(sorted(chosen)), None
+    if run.standard is not None:
+        name = run.standard.cond
+        standard = standard_of(name, few.score(run.default_score), run.cond[name])
+    score = replace(few, standard=standard).score()
+    quantiles = score.quantile(torch.linspace(0, 1, LEVELS, device=score.device, dtype=score.dtype))
+    return Schedule(times, Reference(run.default_score, read_with(times), quantiles, standard), agreement)
+
+
+def score_at(run: Trajectory, steps: Iterable[int]) -> Tensor:  # (B,)
+    """Return the score read at some of the steps, standardised among samples of the same condition if the run's is."""
+    within = run.standard.cond if run.standard else None
+    return run.read_at(sorted(steps)).score(run.default_score, within=within)
+
+
+def _require_shared_times(run: Trajectory) -> None:
+    if not len(run.times) or not bool((run.times == run.times[:, :1]).all()):
+        raise UsageError("a pilot reads the variance, at the same times for every sample")
