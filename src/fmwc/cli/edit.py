@@ -169,10 +169,11 @@ def ranked_by_variance(run: Trajectory, field: Field, domain: ShippedDomain) -> 
 
 def within_condition(run: Trajectory, field: Field) -> Trajectory:
     """Return the run ranked within conditions if the checkpoint's scores are, and if there are enough samples."""
-    references = [r for r in _variance_references(field) if r.standard and r.score == run.default_score]
-    if references and run.standard is None and run.withheld:
+    references = _variance_references(field)
+    standards = [r.standard for r in references if r.standard and r.score == run.default_score]
+    if standards and run.standard is None and run.withheld:
         with suppress(UsageError):  # too few samples of a condition
-            return run.ranked_by(run.default_score, within=references[0].standard.cond)
+            return run.ranked_by(run.default_score, within=standards[0].cond)
     return run
 
 
