@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from experiments.common.experiment import Outcome
 from experiments.common.plots import comparison_plot, reliability_plot, steps_axis, value_axis
 from experiments.uses.drawing import Drawn
 from experiments.uses.folder import (
@@ -57,9 +58,10 @@ def filter_curves(study: Study) -> Figure:
     return retention_curve(curves, use["bad"], study.bad)
 
 
-def filter_scores(study: Study) -> Figure:
+def filter_scores(study: Study) -> Figure | None:
     """AUPRC of each score, and its difference to the first."""
-    return comparison_plot(study.numbers["filter"]["compared"])
+    compared = study.numbers["filter"]["compared"]
+    return comparison_plot(compared) if compared else None
 
 
 def reliable(study: Study) -> Figure:
@@ -69,9 +71,11 @@ def reliable(study: Study) -> Figure:
 
 
 @styled
-def certificates(study: Study) -> Figure:
+def certificates(study: Study) -> Figure | None:
     """Requested and achieved failure rates, how often certificates are violated, and how many samples they keep."""
     rows = study.numbers["trust"]["promises"]
+    if not rows:
+        return None
     allowed = rows[0]["allowed"]
     figure = Figure(figsize=(TWO[0], 1.4 + 0.5 * len(rows)))
     risk, broken, kept = figure.subplots(1, 3, sharey=True, width_ratios=(1.5, 1, 1))
@@ -299,10 +303,12 @@ def rewound(study: Study) -> Figure:
 
 
 @styled
-def guided(study: Study) -> Figure:
+def guided(study: Study) -> Figure | None:
     """The first metric against each of the others, which guidance may worsen."""
     (first, quality), *others = study.metrics.items()
     rows = study.numbers["guide"]
+    if len(rows) < 2:
+        return None
     figure = Figure(figsize=(max(ONE[0], 3.6 * len(others)), 3.5 + 0.22 * -(-len(rows) // 3)))
     panels = np.atleast_1d(figure.subplots(1, len(others), sharey=True))
     colours = [FAINT, *LINES, *LINES]  # the first is without guidance
@@ -327,27 +333,15 @@ def _metric_label(metric: MetricFormat) -> str:
 
 # ---- samples before and after an edit ----------------------------------------------------------------------------
 
-Outcomes = Mapping[str, Mapping[str, np.ndarray]]
-
 
 class Edits(NamedTuple):
-    """The edits of one kind, with their samples.
+    """The edits of one kind, with samples of the first seed and their outcomes by label; `seeds` are the originals."""
 
-    Attributes:
-        words: What counts as a success.
-        chosen: The time that was chosen on the validation seed.
-        rows: Their numbers.
-        drawn, outcomes: Samples of the first seed and their outcomes, by label; those before the edit are `seeds`.
-    """
-
-    words: str
-    chosen: str
-    rows: list[Row]
+    words: str  # what counts as a success
+    chosen: str  # the time that was chosen on the validation seed
+    rows: dict[str, Row]  # by time
     drawn: dict[str, Drawn]
-    outcomes: Outcomes
-
-    def at(self, when: str) -> Row:
-        return next(row for row in self.rows if row.at == when)
+    outcomes: Mapping[str, Outcome]
 
 
 def _label(row: Row) -> str:
@@ -357,7 +351,7 @@ def _label(row: Row) -> str:
 def _points(edits: Edits) -> Figure:
     before = edits.drawn["seeds"].kept["ways"].numpy().swapaxes(0, 1)
     panels = {}
-    for row in map(edits.at, ("random", "variance", edits.chosen)):
+    for row in (edits.rows[when] for when in ("random", "variance", edits.chosen)):
         kept = edits.drawn[_label(row)].kept
         after = kept["ways"].numpy().swapaxes(0, 1)
         count = after.shape[1]
@@ -372,8 +366,8 @@ def _points(edits: Edits) -> Figure:
 def _digits(edits: Edits) -> Figure:
     """One column per digit: the digit, its edits from the earliest to the latest, and those at critical times."""
     before = edits.drawn["seeds"].kept["images"][:, 0].numpy() / 255
-    fixed = [row for row in edits.rows if row.at.startswith("t = ")]
-    order = [*fixed, *(row for row in edits.rows if row not in fixed)]
+    order = sorted(edits.rows.values(), key=lambda row: not row.at.startswith("t = "))
+    fixed = sum(row.at.startswith("t = ") for row in order)
     left, heading, gap, columns, right = 5.6, 0.85, 0.35, len(before), 1.7
     sheet = Sheet(left + columns + right, heading + len(order) + 1 + 2 * gap + 0.15, side=0.46)
     sheet.text(left + columns + right - 0.15, heading / 2, "success", ha="right", color=FAINT)
@@ -382,7 +376,7 @@ def _digits(edits: Edits) -> Figure:
     sheet.text(left - 0.25, heading + 0.5, "sample", ha="right", fontweight="bold")
     top = heading + 1 + gap
     for number, row in enumerate(order):
-        if number == len(fixed):
+        if number == fixed:
             top += gap
         after = edits.drawn[_label(row)].kept["images"][:, 0].numpy() / 255
         sheet.images(after, left, top, columns)
@@ -394,13 +388,13 @@ def _digits(edits: Edits) -> Figure:
     return sheet.figure
 
 
-def _structures(outcome: Mapping[str, np.ndarray]) -> Crystals:
+def _structures(outcome: Outcome) -> Crystals:
     numbers, coords, cell = (torch.as_tensor(outcome[name]) for name in ("numbers", "coords", "cell"))
     return Crystals(numbers.long(), coords, cell[:, :3], cell[:, 3:], tuple(map(str, range(len(numbers)))))
 
 
 def _crystals(edits: Edits) -> Figure:
-    row = edits.at(edits.chosen)
+    row = edits.rows[edits.chosen]
     count = min(PAIRS, len(edits.outcomes["seeds"]["bad"]))
     before = {name: value[:count] for name, value in edits.outcomes["seeds"].items()}
     replicates = row.numbers["replicates"]
@@ -422,7 +416,9 @@ def edited_samples(study: Study) -> dict[str, Figure]:
     drawn = load_drawn(path)
     if not any("time" in row.kept for row in drawn.values()):  # an older file
         return {}
-    return {
-        intent: _DRAW[study.setting](Edits(study.intents[intent], study.chosen[intent], rows, drawn, outcomes))
-        for intent, rows in study.groups("edit").items()
-    }
+    figures = {}
+    for intent, rows in study.groups("edit").items():
+        by_time = {row.at: row for row in rows}
+        edits = Edits(study.intents[intent], study.chosen[intent], by_time, drawn, outcomes)
+        figures[intent] = _DRAW[study.setting](edits)
+    return figures

@@ -17,14 +17,6 @@ from fmwc.report.page import Picture, Section, write_page, write_pictures
 from fmwc.report.table import MISSING, Table
 
 NAMES = {"checkerboard": "Checkerboard", "mnist": "Digits", "crystals": "Crystals"}
-TITLES = {
-    "filter": "Filter: keep the surest samples",
-    "trust": "Risk control: guarantee a failure rate",
-    "edit": "Edit: change samples at critical times",
-    "steps": "Steps: place them by the variance",
-    "rewind": "Rewind: resample the most doubtful samples",
-    "guide": "Guide: steer away from uncertainty",
-}
 LEAD = "Uses of per-sample confidence, each compared with baselines. "
 CHOSEN = "Options were chosen on other seeds."
 WIDE = "The samples are those of the validation seed, with everything that was tried on it."
@@ -227,60 +219,64 @@ def _guide(study: Study) -> list[Table]:
     return [Table(rows, "Guidance", note)] if len(rows) > 1 else []
 
 
-TABLES: Mapping[str, Callable[[Study], list[Table]]] = {
-    "filter": _filter,
-    "trust": _trust,
-    "edit": _edit,
-    "steps": _steps,
-    "rewind": _rewind,
-    "guide": _guide,
-}
-
-
 # ---- figures and page --------------------------------------------------------------------------------------------
 
 
-class Plot(NamedTuple):
-    """A figure: the name of its file, its description, its function, and whether there is data for it."""
+class Use(NamedTuple):
+    """A section: its title, the function of its tables, and the name, description and function of each figure."""
 
-    name: str
-    alt: str
-    draw: Callable[[Study], Figure]
-    has_data: Callable[[Study], object] = lambda study: True
+    title: str
+    tables: Callable[[Study], list[Table]]
+    plots: tuple[tuple[str, str, Callable[[Study], Figure | None]], ...]
 
 
-PLOTS: dict[str, tuple[Plot, ...]] = {
-    "filter": (
-        Plot("retention", "The share of bad samples among the surest, for each score.", figures.filter_curves),
-        Plot(
-            "scores",
-            "AUPRC of each score with its interval, and its difference to the first score.",
-            figures.filter_scores,
-            lambda study: study.numbers["filter"]["compared"],
+USES = {
+    "filter": Use(
+        "Filter: keep the surest samples",
+        _filter,
+        (
+            ("retention", "The share of bad samples among the surest, for each score.", figures.filter_curves),
+            (
+                "scores",
+                "AUPRC of each score with its interval, and its difference to the first score.",
+                figures.filter_scores,
+            ),
         ),
     ),
-    "trust": (
-        Plot("reliability", "The rate of good samples by confidence.", figures.reliable),
-        Plot(
-            "certificates",
-            "Requested and achieved failure rates, share of violated certificates, and share of samples kept.",
-            figures.certificates,
-            lambda study: study.numbers["trust"]["promises"],
+    "trust": Use(
+        "Risk control: guarantee a failure rate",
+        _trust,
+        (
+            ("reliability", "The rate of good samples by confidence.", figures.reliable),
+            (
+                "certificates",
+                "Requested and achieved failure rates, share of violated certificates, and share of samples kept.",
+                figures.certificates,
+            ),
         ),
     ),
-    "edit": (Plot("edits", "The share of successful edits by the time of the edit.", figures.edit_times),),
-    "steps": (
-        Plot("grids", "The steps of each controller.", figures.step_grids),
-        Plot("steps", "Quality against the number of steps, for each controller.", figures.step_quality),
+    "edit": Use(
+        "Edit: change samples at critical times",
+        _edit,
+        (("edits", "The share of successful edits by the time of the edit.", figures.edit_times),),
     ),
-    "rewind": (Plot("rewind", "Quality against evaluations per sample, for each method.", figures.rewound),),
-    "guide": (
-        Plot(
-            "guide",
-            "Quality against diversity, for each guidance.",
-            figures.guided,
-            lambda study: len(study.numbers["guide"]) > 1,
+    "steps": Use(
+        "Steps: place them by the variance",
+        _steps,
+        (
+            ("grids", "The steps of each controller.", figures.step_grids),
+            ("steps", "Quality against the number of steps, for each controller.", figures.step_quality),
         ),
+    ),
+    "rewind": Use(
+        "Rewind: resample the most doubtful samples",
+        _rewind,
+        (("rewind", "Quality against evaluations per sample, for each method.", figures.rewound),),
+    ),
+    "guide": Use(
+        "Guide: steer away from uncertainty",
+        _guide,
+        (("guide", "Quality against diversity, for each guidance.", figures.guided),),
     ),
 }
 
@@ -303,14 +299,15 @@ def _provenance(study: Study, use: str) -> str:
 
 
 def _section(study: Study, use: str) -> Section:
-    pictures = [Picture(plot.name, plot.alt, plot.draw(study)) for plot in PLOTS[use] if plot.has_data(study)]
+    plots = [(name, alt, draw(study)) for name, alt, draw in USES[use].plots]
+    pictures = [Picture(name, alt, figure) for name, alt, figure in plots if figure]
     if use == "edit":
         pictures += [
             Picture(f"edited-{intent}", f"Samples and their edits: {intent}.", figure)
             for intent, figure in figures.edited_samples(study).items()
         ]
     facts = {"provenance": _provenance(study, use)}
-    return Section(TITLES[use], pictures=pictures, tables=TABLES[use](study), facts=facts, summary="Tables")
+    return Section(USES[use].title, pictures=pictures, tables=USES[use].tables(study), facts=facts, summary="Tables")
 
 
 def _markdown(study: Study, title: str, sections: Sequence[Section]) -> str:

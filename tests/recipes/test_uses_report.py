@@ -12,7 +12,7 @@ from experiments.uses import figures
 from experiments.uses.drawing import Drawn
 from experiments.uses.figures import edited_samples
 from experiments.uses.folder import NUMBERS, drawn_at, judged_at, read_study, save_drawn, save_outcomes, time_label
-from experiments.uses.report import TABLES, entry_text, write_study
+from experiments.uses.report import USES, entry_text, write_study
 from fmwc.errors import CheckpointError
 from fmwc.report.table import MISSING as NONE
 
@@ -111,14 +111,14 @@ def folder(tmp_path):
 
 
 def table(folder, use, number=0):
-    return TABLES[use](read_study(folder))[number].rows
+    return USES[use].tables(read_study(folder))[number].rows
 
 
 # ---- tables ---------------------------------------------------------------------------------------------------------
 
 
 def test_filter_tables(folder):
-    found, left, apart = TABLES["filter"](read_study(folder()))
+    found, left, apart = USES["filter"].tables(read_study(folder()))
     assert found.rows[0]["score"] == "ratio (own)"
     assert found.rows[1]["AUPRC"] == "0.600 [0.500, 0.700]"
     assert found.rows[0]["most doubtful 5 %"] == "50.0 [40.0, 60.0]"
@@ -130,7 +130,7 @@ def test_filter_tables(folder):
 
 def test_filter_tables_of_a_score_that_finds_good_samples(folder):
     use = {**numbers(("turn",))["filter"], "finds": "good"}
-    found, left, _ = TABLES["filter"](read_study(folder(filter=use)))
+    found, left, _ = USES["filter"].tables(read_study(folder(filter=use)))
     assert "surest 5 %" in found.rows[0]
     assert "most doubtful 80 %" in left.rows[0]
     assert "fine" in found.title
@@ -160,7 +160,7 @@ def test_edit_table_compares_with_random_times_and_the_paper(folder):
 
 
 def test_steps_tables(folder):
-    quality, _, times = TABLES["steps"](read_study(folder()))
+    quality, _, times = USES["steps"].tables(read_study(folder()))
     assert quality.rows[0] == {"steps": "uniform", "5": "10.0 [9.0, 11.0]", "10": "5.0 [4.0, 6.0]"}
     assert times.rows[2] == {"steps": "uniform, extrapolated", "5": "1.0×", "10": "1.0×"}
 
@@ -305,5 +305,5 @@ def test_folders_without_a_valid_study(tmp_path):
 def test_uses_without_results_have_no_table(folder):
     found = numbers(("turn",))
     study = read_study(folder(filter={**found["filter"], "compared": {}}, guide={"none": rows_of(5)}))
-    assert TABLES["filter"](study) == TABLES["guide"](study) == []
-    assert [table.title for table in TABLES["trust"](study)] == ["Risk certificates", "Success by confidence"]
+    assert USES["filter"].tables(study) == USES["guide"].tables(study) == []
+    assert [table.title for table in USES["trust"].tables(study)] == ["Risk certificates", "Success by confidence"]
