@@ -30,25 +30,26 @@ from fmwc.progress import sampling_bar
 
 __all__ = ["app"]
 
+CheckpointName = Annotated[str, typer.Option(help="A shipped name or a folder; default: the shipped weights.")]
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 @app.command()
 def reproduce(
-    setting: Which,
+    experiment: Which,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Results folder; default: runs/SETTING. Existing results are kept."),
+        typer.Option("--out", "-o", help="Results folder; default: runs/EXPERIMENT. Existing results are kept."),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas; default: those of the setting.")] = "",
-    set_: Set = None,
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas; default: those of the experiment.")] = "",
+    changes: Set = None,
     count: Count = 0,
     draws: Annotated[
-        int, typer.Option(help="Stochastic trajectories per sample for the dispersion; 0: the setting's number.")
+        int, typer.Option(help="Stochastic trajectories per sample for the dispersion; 0: the experiment's number.")
     ] = 0,
     only: Annotated[
-        str,
-        typer.Option(help="mnist, crystals: run only these tasks (flow:0,read:joint), to share work."),
+        str, typer.Option(help="mnist, crystals: run only these tasks (flow:0,read:joint), to share work.")
     ] = "",
     data: Data = "",
     own: Own = False,
@@ -62,24 +63,21 @@ def reproduce(
     from experiments.common.registry import experiment_named
     from fmwc.provenance import pick_device
 
-    chosen = experiment_named(setting, judge)
-    recipe = chosen.domain.recipe("recommended", set_ or [], data, own)
+    chosen = experiment_named(experiment, judge)
+    recipe = chosen.domain.recipe("recommended", changes or [], data, own)
     if getattr(recipe, "own", False) and not judge:
         raise UsageError("data of your own needs a judge: fmwc train mnist --preset judge, then --judge FOLDER")
-    numbers = numbers_of(seeds or chosen.seeds)
-    folder = out or Path("runs") / setting
+    sizes = {"count": count or chosen.reproduced, "draws": draws or chosen.draws}
+    numbers, folder = _seeds(seeds or chosen.seeds), out or Path("runs") / experiment
+    results = ("cells/*.json", "pieces/*.json", "models/*.safetensors", "draws/*.safetensors")
     where = pick_device(device)
-    with claimed(
-        folder, "reproduce", adds=("cells/*.json", "pieces/*.json", "models/*.safetensors", "draws/*.safetensors")
-    ):
-        chosen.reproduce(
-            recipe, folder, where, numbers, count=count or chosen.reproduced, draws=draws or chosen.draws, only=only
-        )
+    with claimed(folder, "reproduce", adds=results):
+        chosen.reproduce(recipe, folder, where, numbers, **sizes, only=only)
         for path in [] if only else chosen.tables(folder):
             say(f"wrote {path}")
 
 
-def numbers_of(text: str) -> list[int]:
+def _seeds(text: str) -> list[int]:
     """Return the seeds of a comma-separated list."""
     try:
         return [int(number) for number in text.split(",")]
@@ -87,21 +85,10 @@ def numbers_of(text: str) -> list[int]:
         raise UsageError(f"--seeds must be whole numbers separated by commas; got '{text}'") from error
 
 
-def _flat(values: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """Flatten nested numbers by joining their names."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        label = f"{before} {name}".strip()
-        if isinstance(value, list):
-            value = "–".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in value)
-        flat |= _flat(value, label) if isinstance(value, dict) else {label: value}
-    return flat
-
-
 @app.command()
 def evaluate(
-    setting: Which = "checkerboard",
-    checkpoint: Annotated[str, typer.Option(help="A shipped name or a folder; default: the shipped weights.")] = "",
+    experiment: Which = "checkerboard",
+    checkpoint: CheckpointName = "",
     count: Count = 0,
     seed: Annotated[int, typer.Option(help="Seed of the samples; the default was not used to choose anything.")] = 2026,
     data: Data = "",
@@ -113,25 +100,38 @@ def evaluate(
     from experiments.common.registry import experiment_of
     from fmwc.provenance import Clock, pick_device, provenance
 
-    chosen, where = experiment_of(setting, checkpoint, judge), pick_device(device)
+    chosen, where = experiment_of(experiment, checkpoint, judge), pick_device(device)
     clock = Clock(where)
-    name, count = checkpoint or setting, count or chosen.domain.count(where)
+    name, count = checkpoint or experiment, count or chosen.domain.count(where)
     field = fmwc.load(name, device=where)
     chosen.domain.require_judge(field)
-    with sampling_bar(f"reading {name}", None) as bar:
-        found = chosen.evaluate(field, count, seed, data, bar)
-    found = {"checkpoint": name, **found, "provenance": provenance(where, clock.seconds, seed=seed, samples=count)}
+    with sampling_bar(f"evaluating {name}", None) as bar:
+        numbers = chosen.evaluate(field, count, seed, data, bar)
+    about = provenance(where, clock.seconds, seed=seed, samples=count)
+    numbers = {"checkpoint": name, **numbers, "provenance": about}
     if as_json:
-        say(json.dumps(found, indent=1))
-        return
-    print_rows(
-        [{"": k, "value": f"{v:.4f}" if isinstance(v, float) else str(v)} for k, v in _flat(found).items()], name
-    )
+        say(json.dumps(numbers, indent=1))
+    else:
+        print_rows([{"": label, "value": value} for label, value in _flat(numbers).items()], name)
+
+
+def _flat(values: dict[str, Any], before: str = "") -> dict[str, str]:
+    """Flatten nested numbers by joining their names, and format them."""
+    flat: dict[str, str] = {}
+    for name, value in values.items():
+        label = f"{before} {name}".strip()
+        if isinstance(value, dict):
+            flat |= _flat(value, label)
+        elif isinstance(value, list):
+            flat[label] = "–".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in value)
+        else:
+            flat[label] = f"{value:.4f}" if isinstance(value, float) else str(value)
+    return flat
 
 
 @app.command()
 def study(
-    setting: Which,
+    experiment: Which,
     out: Out,
     seeds: Annotated[
         str, typer.Option(help="Seeds, separated by commas; default: seeds that were not used to choose anything.")
@@ -143,13 +143,10 @@ def study(
         bool, typer.Option("--wide", help="Measure all options that were considered, on the validation seed.")
     ] = False,
     sizes: Annotated[
-        list[str],
-        typer.Option(
-            "--set",
-            help="Samples per seed: samples=…,edited=…,replicates=…,swept=…,rewound=…,guided=…",
-        ),
-    ] = [],  # noqa: B006
-    checkpoint: Annotated[str, typer.Option(help="A shipped name or a folder; default: the shipped weights.")] = "",
+        list[str] | None,
+        typer.Option("--set", help="Samples per seed: samples=…,edited=…,replicates=…,swept=…,rewound=…,guided=…"),
+    ] = None,
+    checkpoint: CheckpointName = "",
     data: Data = "",
     judge: JudgedBy = "",
     device: Device = "auto",
@@ -162,32 +159,32 @@ def study(
     from experiments.common.registry import experiment_of
     from experiments.uses.report import write_study
     from experiments.uses.study import REPORTED, VALIDATION
-    from experiments.uses.study import study as fill
+    from experiments.uses.study import study as run
     from fmwc.progress import say_on_stderr
     from fmwc.provenance import pick_device
 
-    chosen = experiment_of(setting, checkpoint, judge, "study")
-    numbers = numbers_of(seeds) if seeds else VALIDATION if wide else REPORTED
-    changes = [change for given in sizes for change in given.split(",")]
+    chosen = experiment_of(experiment, checkpoint, judge, "study")
+    numbers = _seeds(seeds) if seeds else VALIDATION if wide else REPORTED
+    changes = [change for part in sizes or [] for change in part.split(",")]
     field = fmwc.load(checkpoint or chosen.name, device=pick_device(device))
-    experiment = chosen.with_field(field, data, changes)
+    studied = chosen.with_field(field, data, changes)
     with claimed(out, "study", adds=("pieces/*.json", "draws/*.safetensors")):
-        if fill(experiment, out, seeds=numbers, only=only, wide=wide, say=say_on_stderr) is None:
-            print_written([out / "draws"])
-            return
-        written = write_study(out)
+        complete = run(studied, out, seeds=numbers, only=only, wide=wide, say=say_on_stderr) is not None
+        written = write_study(out) if complete else [out / "draws"]
     print_written(written)
 
 
 @app.command()
 def bench(
     out: Out,
-    settings: Annotated[list[str], typer.Argument(help=f"Some of {', '.join(DOMAINS)}; default: all.")] = [],  # noqa: B006
+    experiments: Annotated[
+        list[str] | None, typer.Argument(help=f"Some of {', '.join(DOMAINS)}; default: all.")
+    ] = None,
     count: Count = 0,
     steps: Annotated[int, typer.Option(min=1, help="Euler steps.")] = 10,
     rounds: Annotated[int, typer.Option(min=1, help="Measurements per case, interleaved.")] = 5,
     minutes: Annotated[
-        float, typer.Option(min=0, help="Time limit per setting; cases that do not fit are skipped and listed.")
+        float, typer.Option(min=0, help="Time limit per experiment; cases that do not fit are skipped and listed.")
     ] = 10.0,
     only: Annotated[
         str,
@@ -213,26 +210,16 @@ def bench(
     from fmwc.progress import say_on_stderr
     from fmwc.provenance import pick_device
 
-    chosen = [experiment_named(name).domain for name in settings or DOMAINS]
+    domains = [experiment_named(name).domain for name in experiments or DOMAINS]
     words_of(only)
+    options: dict[str, Any] = {"count": count, "steps": steps, "rounds": rounds, "minutes": minutes, "only": only}
+    options |= {"backend": backend, "tf32": tf32, "say": say_on_stderr}
     written = []
     with claimed(out, "bench", force=force):
-        for setting in chosen:
-            field = fmwc.load(setting.name, device=pick_device(device))
-            say_on_stderr(f"{setting.name}:")
-            costs = measure(
-                setting,
-                field,
-                count=count,
-                steps=steps,
-                rounds=rounds,
-                minutes=minutes,
-                only=only,
-                backend=backend,
-                tf32=tf32,
-                say=say_on_stderr,
-            )
-            written += write_costs(out, setting.name, costs)
+        for domain in domains:
+            field = fmwc.load(domain.name, device=pick_device(device))
+            say_on_stderr(f"{domain.name}:")
+            written += write_costs(out, domain.name, measure(domain, field, **options))
     for path in written[1::2]:
         say(path.read_text())
     print_written(written)
@@ -248,5 +235,5 @@ def report(results: Annotated[Path, typer.Argument(help="A folder of reproduce o
 
     if (results / NUMBERS).is_file():
         print_written(write_study(results))
-        return
-    print_written(experiment_named(experiment_of_results(results)).tables(results))
+    else:
+        print_written(experiment_named(experiment_of_results(results)).tables(results))

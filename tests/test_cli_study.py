@@ -92,7 +92,7 @@ def test_a_study_without_the_digits_test_split_says_so(run, tmp_path, monkeypatc
     monkeypatch.setattr("experiments.uses.study.study", lambda experiment, out, **options: asked.append(experiment))
     code, _, err = run("study", "mnist", *WORDS, "--out", tmp_path / "s")
     assert code == 0, err
-    assert "FID not read" in err
+    assert "FID not computed" in err
     assert "fid" not in asked[0].metrics
     assert asked[0].sizes.samples == 20
 

@@ -1,4 +1,4 @@
-"""Every number of the Checkerboard's tables, from 10⁴ samples of a fresh seed."""
+"""The numbers of the Checkerboard's tables, from 10⁴ samples of a fresh seed."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ __all__ = ["RIVALS", "WINDOWS", "auprcs", "decoders", "evaluate_field", "main_nu
 WINDOWS = ((0.1, 0.9), (0.2, 0.8), (0.3, 0.7), (0.5, 0.7), (0.5, 0.5))  # (early, late) of the temporal ratio
 KEPT = 0.9  # the share kept in the main numbers
 POINTS, DRAWS = 500, 1024  # states, and posterior draws per set, that the variance is compared at and with
-# Estimators for a plain flow, and when they are read. The posterior's trace divides the network's error by t, so it is
-# not read before t = 0.1.
+# Estimators for a plain flow, and their schedules. The trace of the posterior divides the error of the network by t, so
+# it starts at t = 0.1.
 RIVALS: dict[str, tuple[Any, Any]] = {
     "state_sensitivity": (StateSensitivity(), Schedule.every(1)),
     "posterior_trace": (PosteriorTrace(), Schedule.at(tuple(0.1 + 0.02 * i for i in range(45)))),
@@ -50,32 +50,32 @@ def decoders(field: Field, count: int, steps: int, seed: int) -> dict[str, float
 
 
 def main_numbers(run: Trajectory, plain: Tensor) -> dict[str, Any]:
-    """Return the numbers that a user would ask for first.
+    """Return the numbers that matter most to a user.
 
     Arguments:
         plain: The same samples, drawn without confidence.
     """
     bad = misplaced(run.x)
-    own = ["dispersion"] if run.transported is not None else []
+    transported = ["dispersion"] if run.transported is not None else []
     return {
         "misplacement": float(bad.mean()),
-        "auprc": auprcs(run, bad, [*SCORES, *own]),
-        "kept_90": {n: retention(run.score(n).cpu(), bad).at(KEPT) for n in ("temporal_ratio", *own)},
+        "auprc": auprcs(run, bad, [*SCORES, *transported]),
+        "kept_90": {n: retention(run.score(n).cpu(), bad).at(KEPT) for n in ("temporal_ratio", *transported)},
         "bit_for_bit": bool(torch.equal(run.x, plain)),
     }
 
 
 def _accumulated(run: Trajectory) -> Tensor:
-    """√(Σ σ_t² Δt²): the endpoint's std if the errors of the steps were independent and the flow did not move them."""
+    """Return √(Σ σ_t² Δt²), the std of the endpoint if errors of steps were independent and not moved by the flow."""
     return (run.std * run.weights).square().sum(0).sqrt()
 
 
 def _transported(run: Trajectory, ends: Tensor, bad: np.ndarray) -> dict[str, float]:
     """Compare the transported dispersion with that of k stochastic trajectories."""
-    own = run.score("dispersion")
-    found = {**dispersion_agreement(own, dispersion(ends)), "auprc": auprc(own.cpu(), bad)}
+    score = run.score("dispersion")
+    numbers = {**dispersion_agreement(score, dispersion(ends)), "auprc": auprc(score.cpu(), bad)}
     ks = (k for k in (5, 10, 20, 40, 64) if k <= len(ends))
-    return found | {f"auprc_k{k}": auprc(dispersion(ends[:k]).cpu(), bad) for k in ks}
+    return numbers | {f"auprc_k{k}": auprc(dispersion(ends[:k]).cpu(), bad) for k in ks}
 
 
 def evaluate_field(
@@ -93,7 +93,7 @@ def evaluate_field(
         field: The field.
         count, steps, seed: The run: samples, Euler steps, and a seed that was not used to choose anything.
         trajectories: Stochastic trajectories of the Monte Carlo dispersion.
-        pool: Threads that fit the learned heads in the meantime.
+        pool: Threads that fit the learned heads in the background.
     """
 
     def draw(**options: Any) -> Trajectory:
@@ -107,41 +107,41 @@ def evaluate_field(
     heads: dict[str, Future[dict[str, Any]]] = {}
     if pool:
         heads = {name: pool.submit(evaluate_heads, run, bad) for name, run in runs.items()}
-    found = {**main_numbers(linear, plain.x), "kl": symmetric_kl(linear.x)}
-    found["auprc"] = {"linearised": found["auprc"], "diagonal": auprcs(runs["diagonal"], bad)}
+    numbers = {**main_numbers(linear, plain.x), "kl": symmetric_kl(linear.x)}
+    numbers["auprc"] = {"linearised": numbers["auprc"], "diagonal": auprcs(runs["diagonal"], bad)}
     for name, run in runs.items():
-        found["auprc"][name]["accumulated"] = auprc(_accumulated(run).cpu(), bad)
-    found["windows"] = {
+        numbers["auprc"][name]["accumulated"] = auprc(_accumulated(run).cpu(), bad)
+    numbers["windows"] = {
         f"{early}/{late}": {
             name: auprc(run.score("temporal_ratio", early=early, late=late).cpu(), bad) for name, run in runs.items()
         }
         for early, late in WINDOWS
     }
     every_5th = draw(confidence=Linearised(), schedule=Schedule.every(5))
-    found["every_5th"] = auprc(every_5th.score("temporal_ratio").cpu(), bad)
-    found["closures"] = {
+    numbers["every_5th"] = auprc(every_5th.score("temporal_ratio").cpu(), bad)
+    numbers["closures"] = {
         name: auprc(draw(confidence=Diagonal(closure)).score("endpoint").cpu(), bad)
         for name, closure in CLOSURES.items()
     }
     say("decoders")
-    found["decoders"] = decoders(field, count, steps, seed)
+    numbers["decoders"] = decoders(field, count, steps, seed)
     say(f"dispersion of {trajectories}")
     ends = stochastic_ends(field, linear.x0, trajectories, steps=steps, seed=seed)
-    found["transported"] = _transported(linear, ends, bad)
+    numbers["transported"] = _transported(linear, ends, bad)
     say("divergence and fidelity")
     assert plain.states is not None
     divergence = along(field, plain.states, plain.grid)
-    found["agreement"] = {name: agreement(run.var.sum(2), divergence)._asdict() for name, run in runs.items()}
-    found["fidelity"] = fidelity(
+    numbers["agreement"] = {name: agreement(run.var.sum(2), divergence)._asdict() for name, run in runs.items()}
+    numbers["fidelity"] = fidelity(
         field,
         sample(field, POINTS, steps=steps, seed=seed, confidence=None, config=SamplingConfig(keep_states=True)),
         {"linearised": "linearised", "diagonal": "diagonal"},
         draws=DRAWS,
         abreast=64 if field.device.type == "cuda" else 8,
         seed=seed,
-        own_seed=seed,
+        read_seed=seed,
         sets=8,
     )
     for name, run in runs.items():
-        found["auprc"][name] |= heads[name].result() if pool else evaluate_heads(run, bad)
-    return found
+        numbers["auprc"][name] |= heads[name].result() if pool else evaluate_heads(run, bad)
+    return numbers

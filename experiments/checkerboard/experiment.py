@@ -34,30 +34,30 @@ from fmwc.uses.guidance import Guidance
 
 __all__ = ["CheckerboardExperiment", "square"]
 
-MARGIN = 0.05  # a point this near to a square's edge, from inside, is at its edge: 19 % of the data are
+MARGIN = 0.05  # points inside a square that are closer to an edge than this are at its edge: 19 % of the data
 SHOWN = 40  # edits whose trajectories a picture shows
 
 
 def square(x: np.ndarray) -> np.ndarray:  # (B, 2) -> (B,)
-    """Return the number of the square of 16 that a point is in, or the nearest to a point off the board."""
+    """Return the index of each point's square, from 0 to 15; for a point off the board, that of the nearest square."""
     cell = np.clip(np.floor((x + checkerboard.HALF) / checkerboard.CELL), 0, 3).astype(int)
     return cell[:, 0] * 4 + cell[:, 1]
 
 
-def _emptiest(found: Outcome) -> float:
+def _emptiest(outcome: Outcome) -> float:
     """Return the share of points in the emptiest of the eight squares, which should hold equal shares."""
     target = [number for number in range(16) if (number // 4 + number % 4) % 2 == 0]
-    return 100 * min(float((square(found["x"][~found["bad"]]) == n).sum()) for n in target) / len(found["x"])
+    return 100 * min(float((square(outcome["x"][~outcome["bad"]]) == n).sum()) for n in target) / len(outcome["x"])
 
 
-def _kl(found: Outcome) -> float:
-    """Return the difference between the points' symmetric KL to the target and that of as many points of the data.
+def _kl(outcome: Outcome) -> float:
+    """Return the difference between the symmetric KL of the points and of equally many points of the data.
 
-    A kernel density of few points blurs edges, so that points which keep away from them have a lower KL than the data.
-    NaN for too few points to have a density.
+    A kernel density of few points blurs edges, so that points which avoid the edges have a lower KL than the data. NaN
+    if there are too few points for a density.
     """
-    count = len(found["x"])
-    return abs(symmetric_kl(torch.as_tensor(found["x"]), cells=100) - _own_kl(count)) if count > 2 else math.nan
+    count = len(outcome["x"])
+    return abs(symmetric_kl(torch.as_tensor(outcome["x"]), cells=100) - _own_kl(count)) if count > 2 else math.nan
 
 
 @cache
@@ -65,8 +65,8 @@ def _own_kl(count: int) -> float:
     return symmetric_kl(checkerboard.sample(count, derive("checkerboard", "as many")), cells=100)
 
 
-def _at_edges(found: Outcome) -> float:
-    inside = found["x"][~found["bad"]]
+def _at_edges(outcome: Outcome) -> float:
+    inside = outcome["x"][~outcome["bad"]]
     place = inside - np.floor(inside)
     return math.nan if not len(inside) else 100 * float(((place < MARGIN) | (place >= 1 - MARGIN)).any(1).mean())
 
@@ -74,14 +74,14 @@ def _at_edges(found: Outcome) -> float:
 class CheckerboardExperiment(Experiment):
     """The Checkerboard.
 
-    Scales and strengths were chosen on validation seed 100: few points misplaced, while squares are as full as those
-    of the plain flow and their edges not much emptier.
+    Scales and strengths were chosen on validation seed 100: few misplaced points, squares as full as those of the plain
+    flow, and edges not much emptier.
     """
 
     draws, seeds = 64, "0,1,2"
     bad, good = "misplaced", "placed"
     metrics: Mapping[str, Metric] = {
-        "misplaced": Metric(lambda found: 100 * float(found["bad"].mean()), "misplaced, %"),
+        "misplaced": Metric(lambda outcome: 100 * float(outcome["bad"].mean()), "misplaced, %"),
         # A low misplacement can come from empty squares, or from points that keep away from the edges.
         "kl": Metric(_kl, "symmetric KL, off the data's own", each=False),
         "emptiest": Metric(_emptiest, "in the emptiest square, % (12.5)", each=False, higher=True, digits=1),
@@ -107,12 +107,12 @@ class CheckerboardExperiment(Experiment):
         )
         diagonal = self.domain.draw(field, count, seed, progress, confidence=Diagonal())
         bad = misplaced(plain.x)
-        found = {**main_numbers(linear, plain.x), "auprc_diagonal": auprcs(diagonal, bad)}
+        numbers = {**main_numbers(linear, plain.x), "auprc_diagonal": auprcs(diagonal, bad)}
         for name, (estimator, schedule) in RIVALS.items():
             run = self.domain.draw(field, count, seed, progress, confidence=estimator, schedule=schedule)
-            found[f"auprc_{name}"] = auprcs(run, bad)
-        found["heads"] = evaluate_heads(linear, bad)
-        return with_intervals(found, bad, self.domain.bad, linear.score().cpu())
+            numbers[f"auprc_{name}"] = auprcs(run, bad)
+        numbers["heads"] = evaluate_heads(linear, bad)
+        return with_intervals(numbers, bad, self.domain.bad, linear.score().cpu())
 
     def reproduce(
         self, recipe: Any, out: Path, device: torch.device, seeds: Sequence[int], *, count: int, draws: int, only: str
@@ -150,5 +150,5 @@ class CheckerboardExperiment(Experiment):
         return {} if run.states is None else {"ways": torch.stack([s[::every][:SHOWN] for s in run.states], 1)}
 
     def scores(self, run: Trajectory) -> dict[str, Tensor]:
-        own = {} if run.transported is None else {DISPERSION: run.score(DISPERSION)}
-        return {**super().scores(run), **own}
+        transported = {} if run.transported is None else {DISPERSION: run.score(DISPERSION)}
+        return {**super().scores(run), **transported}

@@ -26,7 +26,7 @@ from fmwc.sampling import SamplingConfig, Schedule, noise, sample
 
 __all__ = ["SCHEDULES", "reproduce"]
 
-# The field of each schedule that ships, and its name: the paper's, and the recommended one.
+# The shipped field of each learning-rate schedule and its name: the paper's schedule, and the recommended one.
 SCHEDULES = {"constant": ("joint", "checkerboard-joint"), "cosine": ("retrofit", "checkerboard")}
 
 
@@ -34,27 +34,27 @@ def _numbers(networks: Networks, seed: int, count: int, steps: int, draws: int) 
     """Train and evaluate every method at one seed and schedule."""
     fresh = derive(seed, "evaluation") % 2**31  # a seed that was not used to choose anything
     x0, say = noise(SPACE, count, fresh, networks.device), networks.say
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     with ThreadPoolExecutor(2) as pool:
         retrofit = networks.retrofit(seed)
         for name, field in (("retrofit", retrofit), ("joint", networks.joint(seed))):
-            say(f"reading {name}")
-            found[name] = evaluate_field(field, count, steps, fresh, draws, pool)
+            say(f"evaluating {name}")
+            numbers[name] = evaluate_field(field, count, steps, fresh, draws, pool)
     plain = sample(retrofit, x0=x0, steps=steps, seed=fresh, confidence=None)
     bad = misplaced(plain.x)
-    found["fm"] = {"misplacement": float(bad.mean()), "kl": symmetric_kl(plain.x)}
+    numbers["fm"] = {"misplacement": float(bad.mean()), "kl": symmetric_kl(plain.x)}
 
-    say("reading output-only")
+    say("evaluating output-only")
     output = networks.joint(seed, "output", layers="out")
     on = sample(output, count, steps=steps, seed=fresh, confidence=Linearised(), schedule=Schedule.every(1))
     off = sample(output, count, steps=steps, seed=fresh, confidence=None)
     kl = symmetric_kl(on.x)
-    found["output_only"] = {**main_numbers(on, off.x), "kl": kl, "decoders": decoders(output, count, steps, fresh)}
+    numbers["output_only"] = {**main_numbers(on, off.x), "kl": kl, "decoders": decoders(output, count, steps, fresh)}
 
-    say("reading baselines")
+    say("evaluating baselines")
     members = [retrofit.network, *(networks.flow(s) for s in SHARED)]
     ends = ensemble_ends(members, x0, steps=steps, space=SPACE)
-    found["ensemble"] = {
+    numbers["ensemble"] = {
         "misplacement": float(bad.mean()),  # the sample is the first member's: the plain flow's
         "member_misplacement": [misplacement(e) for e in ends],
         "auprc": {"dispersion": auprc(dispersion(ends).cpu(), bad)},
@@ -62,7 +62,7 @@ def _numbers(networks: Networks, seed: int, count: int, steps: int, draws: int) 
     dropout = networks.dropout(seed)
     still = sample(dropout, x0=x0, steps=steps, confidence=None, config=SamplingConfig(space=SPACE))
     ends = stochastic_ends(dropout, x0, MEMBERS, steps=steps, seed=fresh, space=SPACE)
-    found["dropout"] = {
+    numbers["dropout"] = {
         "misplacement": misplacement(still.x),
         "stochastic_misplacement": misplacement(ends[0]),
         "auprc": {"dispersion": auprc(dispersion(ends).cpu(), misplaced(still.x))},
@@ -74,11 +74,11 @@ def _numbers(networks: Networks, seed: int, count: int, steps: int, draws: int) 
         confidence=HeteroscedasticVariance(),
         config=SamplingConfig(space=SPACE),
     )
-    found["head"] = {"misplacement": misplacement(run.x), "auprc": auprcs(run, misplaced(run.x))}
+    numbers["head"] = {"misplacement": misplacement(run.x), "auprc": auprcs(run, misplaced(run.x))}
     for name, (estimator, schedule) in RIVALS.items():
         run = sample(retrofit, x0=x0, steps=steps, confidence=estimator, schedule=schedule)
-        found[name] = {"auprc": auprcs(run, bad)}
-    return found
+        numbers[name] = {"auprc": auprcs(run, bad)}
+    return numbers
 
 
 def reproduce(
@@ -92,10 +92,10 @@ def reproduce(
     draws: int = 64,
     say: Say = print,
 ) -> list[Path]:
-    """Fill `out/cells` and keep the networks in `out/models`; return the result files.
+    """Write the result files to `out/cells` and the networks to `out/models`; return the result files.
 
-    The fields of the first seed that ship, the retrofit with cosine decay and the joint one with a constant rate, are
-    also written as checkpoints.
+    For the first seed, the two shipped fields are also written as checkpoints: the retrofit with cosine decay, and the
+    joint field with a constant rate.
 
     Arguments:
         draws: Stochastic trajectories that the transported dispersion is compared with.

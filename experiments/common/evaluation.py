@@ -1,4 +1,4 @@
-"""Readings that the experiments share: scores, learned heads, and variances against posterior draws."""
+"""Numbers that the experiments share: scores, learned heads, and variances against posterior draws."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 RANKINGS = ("auprc", "heads", "own", "linearised", "thresholds", "baselines", "beyond")  # numbers of a ranking
-TIMES = (0.0, 0.2, 0.5, 0.8, 0.98)  # where the variance is compared with posterior draws
+TIMES = (0.0, 0.2, 0.5, 0.8, 0.98)  # when the variance is compared with posterior draws
 
 
 def spearman(a: Any, b: Any) -> float:
@@ -65,10 +65,10 @@ def evaluate_heads(
     return {kind: measure(fit_head(known, bad[:half], kind, within=within).score(fresh), bad[half:]) for kind in HEADS}
 
 
-def dispersion_agreement(own: Tensor, reference: Tensor) -> dict[str, float]:
+def dispersion_agreement(transported: Tensor, reference: Tensor) -> dict[str, float]:
     """Compare the transported dispersion with that of stochastic trajectories."""
-    own, reference = own.cpu(), reference.cpu()
-    return {"ratio": float((own / reference).median()), "spearman": spearman(own, reference)}
+    transported, reference = transported.cpu(), reference.cpu()
+    return {"ratio": float((transported / reference).median()), "spearman": spearman(transported, reference)}
 
 
 def fidelity(
@@ -79,22 +79,22 @@ def fidelity(
     draws: int,
     abreast: int,
     seed: int,
-    own_seed: int,
+    read_seed: int,
     sets: int = 2,
     reduce: Callable[[Tensor], Tensor] = lambda var: var,
 ) -> dict[str, dict[str, float]]:
     """Compare each estimator's variance with that of posterior draws, at states along trajectories.
 
     `ceiling` compares a second set of draws with the first. With more than two sets, `long` compares with all of
-    them: it shows how much of a disagreement is the reference's own noise.
+    them, which shows how much of a disagreement is noise of the reference.
 
     Arguments:
         run: Trajectories with their states.
-        draws, sets: Posterior draws per set, and independent sets.
+        draws, sets: Posterior draws per set, and number of independent sets.
         reduce: Reduces the variance to the values that are compared.
     """
     assert run.states is not None
-    found: dict[str, dict[str, float]] = {}
+    rows: dict[str, dict[str, float]] = {}
     for time in TIMES:
         x = run.states[round(time * (len(run.grid) - 1))]
         t = torch.full((len(run),), time, device=field.device)
@@ -106,13 +106,13 @@ def fidelity(
         references = [variance(MonteCarlo(draws, abreast), seed + i) for i in range(sets)]
         row = {"ceiling_spearman": spearman(references[1], references[0])}
         for name, estimator in estimators.items():
-            own = variance(estimator, own_seed)
-            row[f"{name}_ratio"] = float(np.median(own / references[0]))
-            row[f"{name}_spearman"] = spearman(own, references[0])
+            var = variance(estimator, read_seed)
+            row[f"{name}_ratio"] = float(np.median(var / references[0]))
+            row[f"{name}_spearman"] = spearman(var, references[0])
             if sets > 2:
-                row[f"{name}_spearman_long"] = spearman(own, np.mean(references, 0))
-        found[str(time)] = row
-    return found
+                row[f"{name}_spearman_long"] = spearman(var, np.mean(references, 0))
+        rows[str(time)] = row
+    return rows
 
 
 def with_intervals(numbers: dict[str, Any], positive: np.ndarray, what: str, score: Any) -> dict[str, Any]:

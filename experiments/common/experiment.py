@@ -1,4 +1,4 @@
-"""`Experiment`: what the paper does with one domain. It is evaluated, reproduced, and studied for its uses."""
+"""`Experiment`, the base class of the paper's experiments: evaluate, reproduce, and study the uses of confidence."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ __all__ = ["OWN", "Experiment", "Intent", "Metric", "Outcome", "Sizes"]
 
 OWN = " (own)"  # the suffix of the name of the field's own score
 
-Outcome = Mapping[str, np.ndarray]  # one entry per sample in each array; `bad` is always there
+Outcome = Mapping[str, np.ndarray]  # arrays with one entry per sample; `bad` is always among them
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number of a set of samples.
+    """A number that describes a set of samples.
 
     Arguments:
-        read: Computes it from the samples' outcome.
+        read: Computes it from the outcome of the samples.
         words: Its name in a table.
-        each: Whether it is a mean over samples, so that a bootstrap of them gives its interval.
+        each: Whether it is a mean over samples, so that a bootstrap gives its interval.
         higher: Whether higher is better.
         digits: Digits after the point in a table.
     """
@@ -54,8 +54,8 @@ class Intent:
         scale: The standard deviation of the noise.
         words: What counts as a success.
         other: Whether the condition changes too (another class).
-        scales: The scales that the chosen one was selected from.
-        before: How long before the critical time the noise is added: a decision can only be changed before it is made.
+        scales: The scales that were compared.
+        before: How long before the critical time the noise is added. Later, the decision has been made.
         peak: Which of the two critical times.
     """
 
@@ -82,14 +82,14 @@ class Sizes:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if value < 1:
-                raise UsageError(f"a study takes at least one sample of each kind, got {name}={value}")
+                raise UsageError(f"a study needs at least one sample of each kind, got {name}={value}")
 
 
 class Experiment(ABC):
     """One of the paper's experiments.
 
-    In a study of the uses, drawing and judging are separate, because they may need different machines: `keep` returns
-    the little that the judge needs of each sample, and `judge` judges it.
+    A study draws and judges separately, because the two may need different machines: `keep` returns what the judge
+    needs of each sample, and `judge` judges it.
 
     Arguments:
         domain: The installed domain that draws and judges samples.
@@ -99,17 +99,17 @@ class Experiment(ABC):
     Attributes:
         draws: Stochastic trajectories per sample that the transported dispersion is compared with.
         seeds: The reported seeds.
-        reproduced: Samples per reading.
+        reproduced: Samples per evaluation.
         bad, good: Words for samples to discard and to keep.
         finds: Which of them are the positive class of a score's AUPRC.
-        metrics: What a study reports of a set of samples; choices are made by the first.
+        metrics: What a study reports of a set of samples; options are chosen by the first.
         intents: Kinds of edits.
-        usual: The variance is read at every k-th step by the checkpoint's reference.
-        every: The same for edits and rewinding, where readings are most of the cost.
+        usual: A study computes the variance at every k-th step,
+        every: and for edits and rewinding, where it is most of the cost, at every k-th step of these.
         dispersion: Whether the transported dispersion is among the scores.
         before, scale: Rewinding: how long before the critical time, and the noise's standard deviation.
         guides: Guidance settings by name.
-        risks: Failure rates that a guarantee is asked for.
+        risks: Failure rates to guarantee.
         power, weight: The exponent of the fitted grid, and the weight of extrapolation.
         scales, befores, strengths: The options that were compared on the validation seed.
     """
@@ -169,7 +169,7 @@ class Experiment(ABC):
         """Return the experiment for a study of a field.
 
         Arguments:
-            data: Where the data is that samples are compared with, where there is any.
+            data: Folder of the data that samples are compared with, if the experiment has any.
             changes: `key=value` changes of the sizes.
         """
         return type(self)(self.domain, field, override(self.sizes_for(field.device.type), changes, "size"))
@@ -192,11 +192,11 @@ class Experiment(ABC):
         """Return which edits succeeded, row by row."""
 
     def judged_by(self) -> dict[str, str]:
-        """Return what the outcomes depend on besides the samples: a fingerprint or a name for each."""
+        """Return the names or fingerprints of what the outcomes depend on besides the samples."""
         return {}
 
     def shown(self, run: Trajectory, every: int = 1) -> dict[str, Tensor]:
-        """Return what a picture needs of a few samples besides what is kept; of edits, of every k-th."""
+        """Return what a picture needs of a few samples besides what the judge needs; of edits, of every k-th."""
         return {}
 
     def edited_conditions(self, run: Trajectory, intent: Intent, seed: int) -> dict[str, Any]:
@@ -204,7 +204,7 @@ class Experiment(ABC):
         return {}
 
     def options(self) -> dict[str, Any]:
-        """Return how samples are integrated, and the estimator of the variance."""
+        """Return the options of :func:`fmwc.sample` for this field."""
         return {"confidence": self.domain.estimator(self.field)}
 
     def draw(self, count: int, seed: int, **options: Any) -> Trajectory:
@@ -220,6 +220,6 @@ class Experiment(ABC):
         return sample(self.field, count, seed=seed, **{**usual, **options, "config": config})
 
     def scores(self, run: Trajectory) -> dict[str, Tensor]:
-        """Return label-free scores, high = doubtful, the field's own first."""
+        """Return label-free scores, high = doubtful, the default score of the field first."""
         others = [name for name in SCORES if name != run.default_score or run.standard is not None]
         return {f"{run.default_score}{OWN}": run.score(), **{name: run.score(name) for name in others}}

@@ -1,4 +1,4 @@
-"""What an experiment keeps on disk, so that a stopped run resumes: trained networks, and a result file per task.
+"""The files of a reproduction, which let a stopped run resume: trained networks, and one result file per task.
 
 `pieces/SEED-TASK.json` holds the numbers of one task, `cells/SEED.json` those of all tasks of a seed.
 """
@@ -42,7 +42,7 @@ __all__ = [
     "run_task",
 ]
 
-MEMBERS = 5  # of an ensemble
+MEMBERS = 5  # members of an ensemble
 SHARED = (1001, 1002, 1003, 1004)  # seeds of the members that the ensembles of all reported seeds have in common
 # Recipe fields that a network without noise does not depend on.
 OF_NOISE = (
@@ -64,7 +64,9 @@ class Networks:
 
     Arguments:
         recipe: The sizes and the schedule.
-        folder: Where the trained networks are kept.
+        folder: The folder of the trained networks.
+        device: Where they are trained.
+        say: Called with a message after each training.
     """
 
     def __init__(self, recipe: Any, folder: Path, device: torch.device, say: Say) -> None:
@@ -121,7 +123,7 @@ class Networks:
             fitting.finish(self.at(seed, method=kind), field, folder, clock or Clock(self.device))
 
     def steps(self, name: str, seed: int) -> dict[str, int]:
-        """Return how many steps a network was trained for, and how many were planned; a time limit may end it."""
+        """Return how many steps a network was trained for, and how many were planned; a time limit may end it early."""
         recipe = self.at(seed)
         if name == "flow" and (given := getattr(recipe, "flow", "")):
             steps = about(given)["recipe"]["iterations"]
@@ -133,10 +135,10 @@ class Networks:
         return self.folder / f"{name}-{recipe.decay}-{recipe.seed}.safetensors"
 
     def _trained(self, name: str, recipe: Any, module: Any) -> Any:
-        """Fill `module` with weights of an earlier run of the same recipe; otherwise train it and keep the weights."""
+        """Load the weights of an earlier run of the same recipe into `module`, or train it and write the weights."""
         path = self._file(name, recipe)
         ignored = (*fitting.LATER, *(OF_NOISE if name == "flow" else ()), *(("flow",) if name == "joint" else ()))
-        # Plain values, because a network trained on one machine is read on others.
+        # Plain values can be compared on other machines.
         identity = plain(fitting.identity_of(recipe, self.data, ignored))
         resume = path.with_suffix(".resume")
         if path.exists():
@@ -162,8 +164,8 @@ class Networks:
         if not getattr(recipe, "flow", ""):
             return False
         known = about(recipe.flow)
-        wanted = {name: getattr(recipe, name) for name in ("seed", *OF_NOISE) if hasattr(recipe, name)}
-        same = all((known.get("recipe") or {}).get(name) == value for name, value in wanted.items())
+        fitted = known.get("recipe") or {}
+        same = all(fitted.get(n) == getattr(recipe, n) for n in ("seed", *OF_NOISE) if hasattr(recipe, n))
         return same and (known.get("data") or {}).get("fingerprint") == self.data
 
 
@@ -195,9 +197,9 @@ def parse_tasks(
         tasks: The known names of each verb, `draw` and `read`.
         networks: The networks that can be trained alone.
     """
-    found = []
-    for given in (part.strip() for part in only.split(",")) if only else ():
-        verb, _, name = given.partition(":")
+    parsed = []
+    for task in (part.strip() for part in only.split(",")) if only else ():
+        verb, _, name = task.partition(":")
         if verb in tasks:
             pick(tasks[verb], name, _NOUNS[verb])
         else:
@@ -205,9 +207,9 @@ def parse_tasks(
             pick(known or tasks, verb, "network" if known else "task")
             if not name.isdigit():
                 forms = ", ".join(["network:seed", *(f"{v}:name" for v in tasks)])
-                raise UsageError(f"--only takes {' or '.join(forms.rsplit(', ', 1))}, got '{given}'")
-        found.append((verb, name))
-    return found
+                raise UsageError(f"--only takes {' or '.join(forms.rsplit(', ', 1))}, got '{task}'")
+        parsed.append((verb, name))
+    return parsed
 
 
 def read_result(path: Path, schema: Check = _RESULT) -> dict[str, Any]:
@@ -256,24 +258,24 @@ def join_results(out: Path, setting: str, seed: int, readings: Iterable[str], dr
 
     Arguments:
         readings: The tasks whose numbers are joined.
-        drawings: The tasks that those read from; only their provenance is kept.
+        drawings: The tasks that those read from; only their provenance is joined.
     """
     paths = {name: result_file(out, seed, name) for name in (*drawings, *readings)}
-    there = {name: read_result(path) for name, path in paths.items() if path.exists()}
-    about = {**next(iter(there.values()))["provenance"]}
-    about["seconds"] = round(sum(result["provenance"]["seconds"] for result in there.values()), 1)
-    about["pieces"] = {name: result["provenance"] for name, result in there.items()}
-    numbers = {name: there[name]["numbers"] for name in readings if name in there}
+    results = {name: read_result(path) for name, path in paths.items() if path.exists()}
+    pieces = {name: result["provenance"] for name, result in results.items()}
+    seconds = round(sum(piece["seconds"] for piece in pieces.values()), 1)
+    about = {**next(iter(pieces.values())), "seconds": seconds, "pieces": pieces}
+    numbers = {name: results[name]["numbers"] for name in readings if name in results}
     joined = {"setting": setting, "seed": seed, "provenance": about, "numbers": numbers}
     return write_json(out / "cells" / f"{seed}.json", joined)
 
 
 def read_results(out: Path) -> list[dict[str, Any]]:
     """Read the joined results of every seed in a results folder."""
-    found = [read_result(path, _RESULTS) for path in sorted((out / "cells").glob("*.json"))]
-    if not found:
+    results = [read_result(path, _RESULTS) for path in sorted((out / "cells").glob("*.json"))]
+    if not results:
         raise CheckpointError(f"{out} holds no results; run python -m experiments reproduce first")
-    return found
+    return results
 
 
 def experiment_of_results(out: Path) -> str:
@@ -282,7 +284,7 @@ def experiment_of_results(out: Path) -> str:
 
 
 def from_results(function: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[Path, P], T]:
-    """Turn errors that unexpected numbers cause in a function of a results folder into an error about the folder."""
+    """Wrap a function of a results folder, so that numbers of an unexpected kind raise an error about the folder."""
 
     @wraps(function)
     def run(out: Path, /, *args: P.args, **options: P.kwargs) -> T:
@@ -293,7 +295,7 @@ def from_results(function: Callable[Concatenate[Path, P], T]) -> Callable[Concat
                 raise
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}".removesuffix(": ")
             raise CheckpointError(
-                f"{out} holds numbers of another kind than its tables are made of ({reason}); run "
+                f"the results in {out} are incomplete or of another kind ({reason}); run "
                 "python -m experiments reproduce or python -m experiments study to the end"
             ) from error
 

@@ -1,4 +1,4 @@
-"""Every number of the MNIST tables, from 10⁴ digits of a fresh seed."""
+"""The numbers of the MNIST tables, from 10⁴ digits of a fresh seed."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from fmwc.sampling.trajectory import within_groups
 __all__ = ["KEPT", "RIVALS", "STEPS", "Examiner", "evaluate_field", "heads", "lifts"]
 
 KEPT = 0.8  # the share kept in the main numbers
-STEPS = (5, 10, 20, 30, 50)  # of the sweep
-WINDOWS = ((0.0, 0.3), (0.3, 0.7), (0.5, 0.8), (0.7, 1.0))  # of the integrated score
-PROBES = 16  # where the variance itself is compared
+STEPS = (5, 10, 20, 30, 50)  # numbers of steps of the sweep
+WINDOWS = ((0.0, 0.3), (0.3, 0.7), (0.5, 0.8), (0.7, 1.0))  # windows of the integrated score
+PROBES = 16  # probes of the linearised variance where the variance itself is compared
 STATES, DRAWS = 128, 256  # images per time, and posterior draws, that the variance is compared with
 HUTCHINSON = 64  # probes of the divergence's reference
-EVERY = 2  # the divergence is read at every second step
-# Estimators for a plain flow, and when they are read; the posterior's trace divides the network's error by t.
+EVERY = 2  # the divergence is computed at every second step
+# Estimators for a plain flow, and their schedules; the trace of the posterior divides the error of the network by t.
 RIVALS: dict[str, tuple[Any, Any]] = {
     "state_sensitivity": (StateSensitivity(probes=2), Schedule.every(2)),
     "posterior_trace": (PosteriorTrace(probes=2), Schedule.at(tuple(0.1 + 0.04 * i for i in range(23)))),
@@ -48,16 +48,16 @@ RIVALS: dict[str, tuple[Any, Any]] = {
 
 def lifts(scores: Mapping[str, Tensor], y: Tensor, bad: np.ndarray) -> dict[str, dict[str, float]]:
     """Return the AUPRC of each score, as it is and standardised within its class; the positive class is failure."""
-    found = {}
+    numbers = {}
     for name, score in scores.items():
         inside = within_groups(WITHIN, score, y.to(score.device)).cpu()
-        found[name] = {
+        numbers[name] = {
             "auprc": auprc(score.cpu(), bad),
             "auprc_within": auprc(inside, bad),
             "kept": retention(score.cpu(), bad).at(KEPT),
             "kept_within": retention(inside, bad).at(KEPT),
         }
-    return found
+    return numbers
 
 
 def retained(score: Tensor, bad: np.ndarray) -> dict[str, float]:
@@ -82,7 +82,7 @@ class Examiner:
         classifier: The judge.
         test: The test split that samples are compared with.
         count, steps, seed: The run: digits, Euler steps, and a seed that was not used to choose anything.
-        few: Digits where a reference is expensive (many draws, many probes).
+        few: Digits for comparisons with an expensive reference (many draws, many probes).
     """
 
     classifier: Any
@@ -93,7 +93,7 @@ class Examiner:
     few: int = 500
 
     def draw(self, field: Any, count: int | None = None, **options: Any) -> Trajectory:
-        """Draw digits of this seed, each class in turn; the first ones do not depend on the count."""
+        """Draw digits of this seed, each class in turn; the count does not change the first digits."""
         device = next(self.classifier.parameters()).device
         y = labels(count or self.count, self.classifier.config["classes"]).to(device)
         config = options.get("config", SamplingConfig()).with_defaults(batch=batch_for(device))
@@ -128,39 +128,38 @@ def universality(field: Field, examiner: Examiner) -> dict[str, dict[str, float]
     """Compare the variance with |∇·v|, by Hutchinson's estimator (tab:universality)."""
     run = examiner.draw(field, examiner.few, config=SamplingConfig(keep_states=True))
     assert run.states is not None
-    first = (examiner.steps - 1) % EVERY  # as the schedule counts, from the last step
+    first = (examiner.steps - 1) % EVERY  # the schedule counts from the last step
     read_at = [*range(first, examiner.steps, EVERY), examiner.steps]
     states, grid = [run.states[i] for i in read_at], run.grid[read_at]
     divergence = along(field, states, grid, HUTCHINSON, seed=examiner.seed, cond=run.cond)
-    found = {}
+    numbers = {}
     for name, estimator in (("linearised", Linearised(PROBES)), ("diagonal", Diagonal())):
         read = examiner.draw(field, examiner.few, x0=run.x0, confidence=estimator, schedule=Schedule.every(EVERY))
-        found[name] = agreement(read.std.square(), divergence)._asdict()
-    return found
+        numbers[name] = agreement(read.std.square(), divergence)._asdict()
+    return numbers
 
 
 def transported(field: Field, examiner: Examiner, projections: int, trajectories: int, few: int) -> dict[str, Any]:
     """Compare the transported dispersion, of all pixels and of a few projections, with that of k trajectories.
 
-    Random projections are an unbiased estimate of the variance of all pixels; the first few are what a user with
-    little time would take.
+    Random projections give an unbiased estimate of the variance of all pixels. The first few cost little time.
     """
     run = examiner.draw(field, few, transport=True, config=SamplingConfig(projections=projections))
     assert run.transported is not None
-    own = run.score("dispersion")
-    how: dict[str, Any] = {"steps": examiner.steps, "cond": run.cond}
-    how["config"] = SamplingConfig(batch=batch_for(field.device))
-    scores = {"pixels": own}
+    score = run.score("dispersion")
+    config = SamplingConfig(batch=batch_for(field.device))
+    options: dict[str, Any] = {"steps": examiner.steps, "cond": run.cond, "config": config}
+    scores = {"pixels": score}
     for k in (k for k in (1, 2, 4) if k < projections):
         part = replace(run.transported, var=run.transported.var[:, :k])
         scores[f"projections_{k}"] = replace(run, transported=part).score("dispersion")
-    ends = stochastic_ends(field, run.x0, trajectories, seed=examiner.seed % 2**20, **how)
+    ends = stochastic_ends(field, run.x0, trajectories, seed=examiner.seed % 2**20, **options)
     scores |= {f"k{k}": dispersion(ends[:k]) for k in (5, 10, 20) if k <= trajectories}
     return {
         "samples": len(run),
         "projections": projections,
         "failure": float(examiner.bad(run).mean()),
-        **dispersion_agreement(own, dispersion(ends)),
+        **dispersion_agreement(score, dispersion(ends)),
         "scores": examiner.lifts(run, scores),
     }
 
@@ -183,36 +182,36 @@ def evaluate_field(
     plain = examiner.draw(field)
     run = examiner.draw(field, x0=plain.x0, confidence=AsReference())
     bad = examiner.bad(run)
-    found: dict[str, Any] = {**examiner.quality(run), "bit_for_bit": bool(torch.equal(run.x, plain.x))}
-    found["linearised"] = examiner.lifts(run)
+    numbers: dict[str, Any] = {**examiner.quality(run), "bit_for_bit": bool(torch.equal(run.x, plain.x))}
+    numbers["linearised"] = examiner.lifts(run)
     windows = {f"{a}–{b}": run.score("integrated", early=a, late=b) for a, b in WINDOWS}
-    found["windows"] = examiner.lifts(run, windows)
-    found["retention"] = {
+    numbers["windows"] = examiner.lifts(run, windows)
+    numbers["retention"] = {
         SCORE: retained(run.score(SCORE), bad),
         f"{SCORE}_within": retained(run.score(SCORE, within=WITHIN), bad),
     }
     say("learned heads")
-    found["heads"] = heads(run, bad)
+    numbers["heads"] = heads(run, bad)
     say("diagonal")
     diagonal = examiner.draw(
         field, x0=plain.x0, confidence=Diagonal(), schedule=Schedule.every(5), config=SamplingConfig(record="total")
     )
-    found["diagonal"] = examiner.lifts(diagonal)
-    found["heads_diagonal"] = heads(diagonal, bad)
-    found["every_5th"] = examiner.lifts(thinned(run, 5))
+    numbers["diagonal"] = examiner.lifts(diagonal)
+    numbers["heads_diagonal"] = heads(diagonal, bad)
+    numbers["every_5th"] = examiner.lifts(thinned(run, 5))
     say("against draws")
-    found["fidelity"] = fidelity(
+    numbers["fidelity"] = fidelity(
         field,
         examiner.draw(field, min(STATES, examiner.few), config=SamplingConfig(keep_states=True)),
         {"linearised": Linearised(PROBES), "diagonal": "diagonal"},
         draws=DRAWS,
         abreast=min(8, DRAWS),
         seed=examiner.seed,
-        own_seed=examiner.seed + 2,
+        read_seed=examiner.seed + 2,
         reduce=lambda var: var.flatten(1).mean(1),
     )
     say("against the divergence")
-    found["agreement"] = universality(field, examiner)
+    numbers["agreement"] = universality(field, examiner)
     say(f"transported, against {trajectories} trajectories")
-    found["transported"] = transported(field, examiner, projections, trajectories, few)
-    return found
+    numbers["transported"] = transported(field, examiner, projections, trajectories, few)
+    return numbers

@@ -39,12 +39,12 @@ __all__ = ["MnistExperiment", "ink_of", "style_of", "without_specks"]
 
 ENOUGH = 2_000  # digits for a Fréchet distance, which is biased upwards with fewer
 SHOWN = 12  # edits that a picture shows
-STYLE = 1.0  # standard deviations: a style further away than this is another
-PROBES = 2  # of guidance, per step
+STYLE = 1.0  # standard deviations between two styles
+PROBES = 2  # probes of guidance per step
 
 
 def without_specks(x: Tensor) -> Tensor:  # (B, 1, H, W) -> (B, 1, H, W)
-    """Return each pixel as the median of its neighbourhood: noise that an edit left behind is not a style."""
+    """Return the median of each pixel's neighbourhood, which removes noise that an edit left behind."""
     return F.pad(x[:, 0], (1, 1, 1, 1)).unfold(1, 3, 1).unfold(2, 3, 1).flatten(3).median(3).values[:, None]
 
 
@@ -65,14 +65,14 @@ def ink_of(x: Tensor) -> Tensor:  # (B, 1, H, W) -> (B, 3)
 
 
 def style_of(x: Tensor) -> Tensor:  # (B, 1, H, W) -> (B, 3)
-    """Return how a digit is written, whichever digit it is."""
+    """Return the style of a handwritten digit."""
     return ink_of(without_specks(x))
 
 
 class MnistExperiment(Experiment):
-    """MNIST. Scales, times and strengths were chosen on validation seed 100 by what `--wide` measured.
+    """MNIST. Scales, times and strengths were chosen on validation seed 100 from the results of `--wide`.
 
-    Steps are chosen by FID, and rewinding, which did not change the FID, by the share that failed.
+    Steps were chosen by FID, and rewinding by the failure rate, because rewinding did not change the FID.
 
     Arguments:
         test: The test split for the Fréchet distance; without it, the distance is not computed.
@@ -110,7 +110,7 @@ class MnistExperiment(Experiment):
         fid = {"fid": Metric(self._fid, "FID", each=False)} if test is not None else {}
         self.metrics = {
             **fid,
-            "failed": Metric(lambda found: 100 * float(found["bad"].mean()), "failed, %"),
+            "failed": Metric(lambda outcome: 100 * float(outcome["bad"].mean()), "failed, %"),
             "style": Metric(self._spread, "spread of styles ÷ the data's", each=False, higher=True),
         }
 
@@ -121,31 +121,31 @@ class MnistExperiment(Experiment):
         plain = self.domain.draw(field, count, seed, progress, confidence=None)
         run = self.domain.draw(field, count, seed, progress, schedule=Schedule.every(self.domain.every))
         bad, y = failed(judge, run.x, run.cond["y"]), run.cond["y"]
-        found: dict[str, Any] = {"failure": float(bad.mean()), "bit_for_bit": bool(torch.equal(run.x, plain.x))}
+        numbers: dict[str, Any] = {"failure": float(bad.mean()), "bit_for_bit": bool(torch.equal(run.x, plain.x))}
         if count < ENOUGH:
-            found["fid"] = f"not read: it takes {ENOUGH:,} digits"
+            numbers["fid"] = f"not computed: this needs {ENOUGH:,} digits"
         elif isinstance(test := self._test(data), str):
-            found["fid"] = test
+            numbers["fid"] = test
         else:
-            found["fid"] = frechet(activations(judge, run.x), activations(judge, mnist.unit(test.x)))
+            numbers["fid"] = frechet(activations(judge, run.x), activations(judge, mnist.unit(test.x)))
         if bad.any() and count < FEWEST * judge.config["classes"]:
-            found["auprc"] = {name: auprc(score, bad) for name, score in scores_of(run).items()}
+            numbers["auprc"] = {name: auprc(score, bad) for name, score in scores_of(run).items()}
         elif bad.any():
             read = lifts(scores_of(run), y, bad)
             for name, key in (("auprc", "auprc"), ("auprc_within", "auprc_within"), ("kept_80", "kept_within")):
-                found[name] = {score: entry[key] for score, entry in read.items()}
+                numbers[name] = {score: entry[key] for score, entry in read.items()}
             with suppress(UsageError):  # heads need more digits, and more failures, than a quick run has
-                found["heads"] = heads(run, bad)
-        return with_intervals(found, bad, self.domain.bad, run.score().cpu())
+                numbers["heads"] = heads(run, bad)
+        return with_intervals(numbers, bad, self.domain.bad, run.score().cpu())
 
     def _test(self, data: str) -> mnist.Images | str:
-        """Return the test split, or why it is missing if no place was named."""
+        """Return the test split, or the reason why it is missing if no folder was given."""
         try:
             return mnist.load(data or None, "test", own=self.domain.classifier != JUDGE, download=False)
         except DataError as error:
             if data:
                 raise
-            return f"not read: {error}"
+            return f"not computed: {error}"
 
     def reproduce(
         self, recipe: Any, out: Path, device: torch.device, seeds: Sequence[int], *, count: int, draws: int, only: str
@@ -190,8 +190,8 @@ class MnistExperiment(Experiment):
         }
 
     def judge(self, kept: Mapping[str, Tensor]) -> Outcome:
-        found = {name: kept[name].cpu().numpy() for name in ("y", "taken", "features", "style")}
-        return {**found, "bad": found["taken"] != found["y"], "features": found["features"].astype(float)}
+        known = {name: kept[name].cpu().numpy() for name in ("y", "taken", "features", "style")}
+        return {**known, "bad": known["taken"] != known["y"], "features": known["features"].astype(float)}
 
     def shown(self, run: Trajectory, every: int = 1) -> dict[str, Tensor]:
         return {"images": (run.x[::every][:SHOWN].clamp(0, 1) * 255).round().to(torch.uint8)}
@@ -208,10 +208,10 @@ class MnistExperiment(Experiment):
         return {"y": (y + torch.randint(1, classes, (len(y),), generator=generator).to(y)) % classes}
 
     def succeeded(self, intent: str, before: Outcome, after: Outcome) -> np.ndarray:
-        """Styles are compared with those of the same digit: a 1 has less ink than an 8 whoever writes it."""
-        apart = np.sqrt(((self._standard(before) - self._standard(after)) ** 2).mean(1))
-        otherwise = apart > STYLE
-        return ~after["bad"] & (otherwise if intent == "style" else ~otherwise)
+        """Compare styles relative to those of the same digit, because a 1 has less ink than an 8."""
+        distance = np.sqrt(((self._standard(before) - self._standard(after)) ** 2).mean(1))
+        restyled = distance > STYLE
+        return ~after["bad"] & (restyled if intent == "style" else ~restyled)
 
     @cached_property
     def _styles(self) -> tuple[np.ndarray, np.ndarray]:  # (10, 3) each
@@ -224,17 +224,17 @@ class MnistExperiment(Experiment):
         groups = [style[y == digit] for digit in range(self.classifier.config["classes"])]
         return np.stack([g.mean(0) for g in groups]), np.stack([g.std(0) for g in groups])
 
-    def _standard(self, found: Outcome) -> np.ndarray:  # (B, 3)
+    def _standard(self, outcome: Outcome) -> np.ndarray:  # (B, 3)
         mean, std = self._styles
-        return (found["style"] - mean[found["y"]]) / std[found["y"]]
+        return (outcome["style"] - mean[outcome["y"]]) / std[outcome["y"]]
 
-    def _spread(self, found: Outcome) -> float:
-        return float(self._standard(found).std(0).mean())
+    def _spread(self, outcome: Outcome) -> float:
+        return float(self._standard(outcome).std(0).mean())
 
     @cached_property
     def _target(self) -> np.ndarray:
         assert self.test is not None
         return activations(self.classifier, mnist.unit(self.test.x))
 
-    def _fid(self, found: Outcome) -> float:
-        return frechet(found["features"], self._target)
+    def _fid(self, outcome: Outcome) -> float:
+        return frechet(outcome["features"], self._target)

@@ -1,6 +1,6 @@
-"""Reproduce the paper's MNIST columns: tasks that train a network or compute numbers, each kept when it is done.
+"""Reproduce the paper's MNIST columns: tasks that train a network or compute numbers, each with its own file.
 
-Several processes may be given different tasks (`--only`), to share a GPU that one small network does not fill.
+Several processes can share a GPU, each with other tasks (`--only`), because one small network does not fill it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from fmwc.sampling import AsReference, SamplingConfig, Trajectory
 __all__ = ["NETWORKS", "TASKS", "reproduce"]
 
 SHOWN = 1_000  # digits of the run that pictures are made from
-REPEATS = SHARED[:1]  # seeds of the ensemble whose retrofit is read too, to show the spread between seeds
+REPEATS = SHARED[:1]  # seeds of the ensemble whose retrofit is evaluated too, to show the spread between seeds
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a task works with."""
+    """The settings of a task."""
 
     networks: Networks
     examiner: Examiner
@@ -62,20 +62,20 @@ class Context:
 
 def read_retrofit(context: Context) -> dict[str, Any]:
     """FM + retrofit; also writes the samples that pictures are made from."""
-    field, found = context.field("retrofit", context.trajectories)
+    field, numbers = context.field("retrofit", context.trajectories)
     shown = context.examiner.draw(field, min(SHOWN, context.examiner.count), confidence=AsReference(), transport=True)
     shown.compact().save(context.out / "samples.safetensors")
-    return found
+    return numbers
 
 
 def read_joint(context: Context) -> dict[str, Any]:
     """FMwC, trained jointly."""
-    field, found = context.field("joint", MEMBERS)
-    return {**found, "sweep": context.examiner.sweep(field, field.space)}
+    field, numbers = context.field("joint", MEMBERS)
+    return {**numbers, "sweep": context.examiner.sweep(field, field.space)}
 
 
 def read_plain(context: Context) -> dict[str, Any]:
-    """Plain FM, what an ensemble of it disagrees on, and the lowest FID: that of training images."""
+    """Plain FM, an ensemble of it, and the lowest possible FID, that of training images."""
     examiner, space = context.examiner, context.space
     members = [context.networks.flow(s) for s in (context.seed, *SHARED)]
     sweep = examiner.sweep(members[0], space)
@@ -114,22 +114,22 @@ def read_head(context: Context, kind: str) -> dict[str, Any]:
 
 def read_rivals(context: Context) -> dict[str, Any]:
     """Estimators that need no noise model."""
-    flow, found = context.networks.flow(context.seed), {}
+    flow, numbers = context.networks.flow(context.seed), {}
     for name, (estimator, schedule) in RIVALS.items():
         run = context.examiner.draw(
             flow, confidence=estimator, schedule=schedule, config=SamplingConfig(space=context.space)
         )
-        found[name] = context.examiner.lifts(run)
-    return found
+        numbers[name] = context.examiner.lifts(run)
+    return numbers
 
 
 def read_repeats(context: Context) -> dict[str, Any]:
     """FM + retrofit at other seeds of the flow."""
-    found = {}
+    numbers = {}
     for seed in REPEATS:
         run = context.examiner.draw(context.networks.retrofit(seed), confidence=AsReference())
-        found[str(seed)] = {**context.examiner.quality(run), "linearised": context.examiner.lifts(run)}
-    return found
+        numbers[str(seed)] = {**context.examiner.quality(run), "linearised": context.examiner.lifts(run)}
+    return numbers
 
 
 NETWORKS = ("flow", "retrofit", "joint", "dropout", "head", "variance")
@@ -159,19 +159,19 @@ def reproduce(
     judge: str | Path = JUDGE,
     say: Say = print,
 ) -> list[Path]:
-    """Fill `out/cells` and keep the networks in `out/models`; return the complete result files.
+    """Write the result files to `out/cells` and the networks to `out/models`; return the complete result files.
 
     Arguments:
         recipe: The sizes and the schedule.
-        seeds: Seeds of the networks; the seed of the digits is derived from it and was not used to choose anything.
-        count, steps: Digits per reading, Euler steps.
+        seeds: Seeds of the networks. The seeds of the digits are derived from them; none was used to choose anything.
+        count, steps: Digits per evaluation, Euler steps.
         draws: Stochastic trajectories that the transported dispersion is compared with, on the first `few` digits.
         only: Tasks to run, such as `flow:0,read:joint`; all if empty.
         judge: The judge, by shipped name or folder.
     """
     chosen = parse_tasks(only, {"read": TASKS}, NETWORKS)
     if count < 1 or steps < 1:
-        raise UsageError(f"a reading takes at least 1 digit and 1 step, got {count} and {steps}")
+        raise UsageError(f"an evaluation needs at least 1 digit and 1 step, got {count} and {steps}")
     if draws < MEMBERS:
         raise UsageError(f"the dispersion is compared with at least {MEMBERS} trajectories, got {draws}")
     few = min(few, count)

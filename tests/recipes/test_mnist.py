@@ -247,7 +247,7 @@ def test_fidelity_holds_the_variance_against_draws(monkeypatch):
     eye = examiner(few=12)
     run = eye.draw(field, 12, config=SamplingConfig(keep_states=True))
     estimators = {"linearised": Linearised(evaluate.PROBES), "diagonal": "diagonal"}
-    options = {"draws": 200, "abreast": 8, "seed": eye.seed, "own_seed": eye.seed + 2}
+    options = {"draws": 200, "abreast": 8, "seed": eye.seed, "read_seed": eye.seed + 2}
     found = evaluation.fidelity(field, run, estimators, **options, reduce=lambda var: var.flatten(1).mean(1))
     assert found.keys() == {"0.0", "0.5"}
     for row in found.values():
