@@ -1,4 +1,4 @@
-"""The command line on crystals: structures drawn, and structures of any generator judged, good and bad."""
+"""The command line on crystals: sampling, editing, rewinding and judging."""
 
 import csv
 import json
@@ -43,7 +43,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def no_picture(monkeypatch):
-    """Drawing one takes longer than all the rest."""
+    """Skip the figures, which take longer than the rest."""
     monkeypatch.setattr(fmwc.domains.crystals, "sorted_by_confidence", lambda *args, **options: None)
     monkeypatch.setattr(fmwc.domains.crystals, "png", lambda picture: b"")
 
@@ -63,7 +63,7 @@ def test_train_writes_a_checkpoint_of_crystals(trained):
     assert fmwc.load(trained).reference is not None
 
 
-def test_sample_writes_a_cif_each_and_the_table(run, trained, tmp_path):
+def test_sample_writes_cifs_and_a_table(run, trained, tmp_path):
     words = ("sample", trained, "-n", 6, "--steps", 4, "--device", "cpu")
     code, out, err = run(*words, "--out", tmp_path / "a")
     assert code == 0, err
@@ -71,7 +71,7 @@ def test_sample_writes_a_cif_each_and_the_table(run, trained, tmp_path):
     rows = table(tmp_path / "a" / "samples.csv")
     assert [row["name"] for row in rows] == [f"{i:05d}" for i in range(6)]
     assert all(0 <= float(row["rank"]) <= 1 for row in rows)
-    assert "confidence" not in rows[0]  # nothing is better than chance on so poor a network, which is said
+    assert "confidence" not in rows[0]  # withheld: no score is better than chance on this network
     assert "confidence is withheld" in err
     written = {p.stem for p in (tmp_path / "a" / "cif").iterdir()}
     assert written == {row["name"] for row in rows if row["formula"]}  # those of known elements
@@ -126,14 +126,14 @@ def test_evaluate_prints_json(run, trained):
     assert found["quality"]["structures"] == 4
 
 
-def test_the_demonstration_takes_no_recipe_of_ones_own(run, tmp_path):
+def test_demo_refuses_a_recipe(run, tmp_path):
     code, _, err = run("demo", "crystals", "--out", tmp_path / "demo", "--train", "--set", "hidden=8")
     assert code == 2
     assert "shows shipped weights" in one_line(err)
     assert not (tmp_path / "demo").exists()
 
 
-def test_reproduce_refuses_tasks_that_are_none(run, tmp_path):
+def test_reproduce_refuses_unknown_tasks(run, tmp_path):
     words = ("reproduce", "crystals", "--data", "prototypes", "--device", "cpu", "--out", tmp_path / "out", *SETS)
     code, _, err = run(*words, "--only", "read:joynt")
     assert code == 2
@@ -161,7 +161,7 @@ def drawn(trained, tmp_path_factory):
 
 
 @pytest.mark.usefixtures("no_picture")
-def test_an_edit_of_a_channel_is_held_against_the_papers_rules(run, drawn, tmp_path):
+def test_edit_of_a_channel_is_evaluated_by_the_papers_rules(run, drawn, tmp_path):
     words = ("--channel", "type", "--at", 0.25, "--scale", 3, "--doubtful", 2, "--replicates", 2, "--device", "cpu")
     code, out, err = run("edit", drawn, *words, "--out", tmp_path / "e")
     assert code == 0, err
@@ -182,7 +182,7 @@ def test_an_edit_of_a_channel_is_held_against_the_papers_rules(run, drawn, tmp_p
 
 
 @pytest.mark.usefixtures("no_picture")
-def test_without_noise_an_edit_is_the_crystal_itself(run, drawn, tmp_path):
+def test_edit_without_noise_returns_the_crystal(run, drawn, tmp_path):
     words = ("--channel", "lattice", "--at", 0.25, "--scale", 0, "--device", "cpu")
     code, _, err = run("edit", drawn, *words, "--out", tmp_path / "e")
     assert code == 0, err
@@ -208,7 +208,7 @@ def test_crystals_are_rewound(run, drawn, tmp_path):
     assert "evaluations per sample" in out
 
 
-def test_a_channel_that_is_none_is_refused_with_those_that_are(run, drawn, tmp_path):
+def test_unknown_channel_is_refused_with_a_suggestion(run, drawn, tmp_path):
     code, _, err = run("edit", drawn, "--channel", "typ", "--device", "cpu", "--out", tmp_path / "out")
     assert code == 2
     assert "did you mean 'type'? Known: coord, lattice, type" in one_line(err)
@@ -230,7 +230,7 @@ def write(folder, **those):
 
 @pytest.fixture
 def mixed(tmp_path):
-    """One that is fine, and five that are not, each for its own reason."""
+    """One good structure and five bad ones, each for a different reason."""
     return write(
         tmp_path / "mixed",
         a_salt=rock_salt(),
@@ -246,7 +246,7 @@ NAMES = ["a_salt.cif", "b_coincident.cif", "c_collapsed.cif", "d_needle.cif", "e
 SAID = ["", "", "collapsed", "needle", "no reference for Ne", "contains no structure"]
 
 
-def test_judge_gives_every_structure_a_row_and_says_what_is_wrong(run, mixed, tmp_path):
+def test_judge_writes_a_row_with_the_problem_of_each_structure(run, mixed, tmp_path):
     code, out, err = run("judge", mixed, "--json", "--out", tmp_path / "out")
     assert code == 1, err
     rows = [json.loads(line) for line in out.splitlines()]
@@ -260,7 +260,7 @@ def test_judge_gives_every_structure_a_row_and_says_what_is_wrong(run, mixed, tm
     assert abs(rows[0]["e_above_hull"]) < 0.02
     assert rows[0]["valid"] is True
     assert rows[0]["novel"] is None  # no training set was given
-    assert rows[4]["energy_per_atom"] is not None  # an energy, and nothing to hold it against
+    assert rows[4]["energy_per_atom"] is not None  # an energy without a reference
     kept = table(tmp_path / "out" / "judged.csv")
     assert [row["name"] for row in kept] == NAMES
     assert [row["problem"] for row in kept] == [row["problem"] for row in rows]
@@ -276,7 +276,7 @@ def test_judge_prints_a_table_and_a_summary(run, mixed):
     assert "could not be judged" in out
 
 
-def test_judge_of_what_is_fine_exits_with_0(run, tmp_path):
+def test_judge_of_good_structures_exits_with_0(run, tmp_path):
     folder = write(tmp_path / "fine", one=rock_salt(), two=rock_salt(5.7))
     code, out, err = run("judge", folder / "one.cif", folder / "two.cif", "--json")
     assert code == 0, err
@@ -294,7 +294,7 @@ def test_judge_after_relaxation(run, tmp_path):
     assert np.isfinite(row["rmsd"])
 
 
-def test_judge_of_a_file_that_is_not_there(run, tmp_path):
+def test_judge_of_a_missing_file(run, tmp_path):
     code, out, _ = run("judge", tmp_path / "nowhere.cif", "--json")
     assert code == 1
     row = json.loads(out)
@@ -308,7 +308,7 @@ def test_judge_of_a_folder_without_structures(run, tmp_path):
     assert "contains no CIF, extended XYZ or POSCAR file" in one_line(err)
 
 
-def test_a_calculator_that_is_not_installed_says_how_to_get_it(run, mixed, monkeypatch, tmp_path):
+def test_missing_calculator_names_its_package(run, mixed, monkeypatch, tmp_path):
     for name in ("mace", "mace.calculators"):
         monkeypatch.setitem(sys.modules, name, None)
     code, out, err = run("judge", mixed, "--calculator", "mace", "--out", tmp_path / "out")
@@ -321,7 +321,7 @@ def test_a_calculator_that_is_not_installed_says_how_to_get_it(run, mixed, monke
     assert "did you mean 'chgnet'" in one_line(err)
 
 
-def test_judge_leaves_a_folder_that_is_not_empty_alone(run, tmp_path):
+def test_judge_does_not_write_to_a_folder_in_use(run, tmp_path):
     folder = write(tmp_path / "fine", one=rock_salt())
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "judged.csv").write_text("mine")
@@ -332,7 +332,7 @@ def test_judge_leaves_a_folder_that_is_not_empty_alone(run, tmp_path):
 
 
 @pytest.mark.usefixtures("no_picture")
-def test_what_was_sampled_can_be_judged_again(run, trained, tmp_path):
+def test_sampled_structures_can_be_judged_again(run, trained, tmp_path):
     assert run("sample", trained, "-n", 12, "--steps", 4, "--device", "cpu", "--out", tmp_path / "a")[0] == 0
     rows = {row["name"]: row for row in table(tmp_path / "a" / "samples.csv")}
     _, out, _ = run("judge", tmp_path / "a" / "cif", "--json")

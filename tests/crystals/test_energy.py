@@ -1,4 +1,4 @@
-"""Energies: the same as by the packages themselves, and a reason for each that has none."""
+"""Energies agree with those of the packages; each missing energy has a reason."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What is drawn and read of crystals, by numbers that can be worked out."""
+"""Sampling and evaluation of crystals, checked against numbers computed by hand."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ pytest.importorskip("pymatgen.core", exc_type=ImportError)
 
 from experiments.common.evaluation import thinned
 from experiments.crystals import evaluate
-from experiments.crystals.evaluate import bootstrap, heads, hutchinson_rows, lift_of, quality_of
+from experiments.crystals.evaluate import heads, hutchinson_rows, lift_of, quality_of
 from fmwc.crystals import Judgement
 from fmwc.crystals.judge import SHARES
 from fmwc.errors import UsageError
@@ -67,7 +67,7 @@ def test_lift_by_hand():
     assert turned["precision_10%"] == 0
 
 
-def test_a_lift_comes_with_an_interval_that_covers_it():
+def test_lift_interval_contains_the_lift():
     generator = np.random.default_rng(1)
     good = generator.random(200) < 0.3
     doubt = generator.normal(size=200) - good
@@ -79,24 +79,9 @@ def test_a_lift_comes_with_an_interval_that_covers_it():
     assert all(math.isfinite(v) for v in few["lift_interval"])
 
 
-def test_nothing_good_is_nothing_to_find():
+def test_lift_without_good_samples_is_an_error():
     with pytest.raises(UsageError, match="no sample is positive"):
         lift_of(np.arange(5.0), np.zeros(5, bool))
-
-
-def test_an_interval_is_as_wide_as_it_should_be():
-    values = np.random.default_rng(2).normal(3, 2, 400)
-    low, high = bootstrap(lambda index: float(values[index].mean()), 400)
-    assert low < values.mean() < high
-    assert high - low == pytest.approx(2 * 1.645 * values.std() / 20, rel=0.15)  # 90 % of a normal distribution
-    assert bootstrap(lambda index: float(values[index].mean()), 400) == [low, high]
-    assert bootstrap(lambda index: float(values[index].mean()), 400, seed=1) != [low, high]
-
-
-def test_draws_that_hold_nothing_are_left_out_of_an_interval():
-    once = bootstrap(lambda index: 5.0 if 0 in index else NAN, 3)
-    assert once == [5.0, 5.0]
-    assert all(math.isnan(v) for v in bootstrap(lambda index: NAN, 3))
 
 
 # ---- quality --------------------------------------------------------------------------------------------------------
@@ -111,7 +96,7 @@ def test_quality_where_some_could_not_be_judged():
     assert 0.08 < low < 0.15 < high < 0.22
     low, high = found["intervals"]["metastable_share"]
     assert 0.15 < low < 1 / 3 < high < 0.55
-    assert "novel_share" not in found["intervals"]  # was not asked
+    assert "novel_share" not in found["intervals"]
     assert found["novel"] is None
 
 
@@ -123,7 +108,7 @@ def test_quality_where_none_could_be_judged():
     assert found["intervals"]["metastable_share"] == [0.0, 0.0]
 
 
-def test_good_is_what_was_judged_and_is_near_the_hull():
+def test_good_samples_are_judged_and_near_the_hull():
     assert judgement([0.0, 0.1, 0.11, NAN]).good.tolist() == [True, True, False, False]
 
 
@@ -131,7 +116,7 @@ def test_good_is_what_was_judged_and_is_near_the_hull():
 
 
 def run_of(doubt):
-    """A run whose variance rises with a number a sample."""
+    """A run whose variance rises with a number per sample."""
     count, generator = len(doubt), torch.Generator().manual_seed(0)
     grid = torch.linspace(0, 1, 6)[:, None].repeat(1, count)
     var = {c: doubt.exp()[None, :, None] * (0.9 + 0.2 * torch.rand(5, count, 1, generator=generator)) for c in CHANNELS}
@@ -155,8 +140,8 @@ def test_no_head_is_fitted_on_too_few(taught, left, enough, monkeypatch):
     assert bool(heads(run_of(torch.arange(40) / 40), good, torch.arange(40.0))) == enough
 
 
-def test_heads_are_judged_on_the_half_they_did_not_see(excess, monkeypatch):
-    """What the first half can teach is the opposite of what the second half is like."""
+def test_heads_are_evaluated_on_the_second_half(excess, monkeypatch):
+    """In the last part, the labels of the first half are inverted."""
     monkeypatch.setattr(ranking, "RESAMPLES", 30)
     run, good = run_of(excess), (excess < -0.3).numpy()
     found = heads(run, good, excess)
@@ -214,7 +199,7 @@ def test_rows_of_the_sweep():
 
 
 @pytest.mark.parametrize(("steps", "every"), [(6, 5), (10, 5), (7, 2), (4, 9)])
-def test_a_thinned_run_is_one_read_less_often(steps, every, field):
+def test_thinned_run_equals_a_run_with_fewer_readings(steps, every, field):
     full, seldom = (
         TINY.draw(field, 4, 1, steps=steps, confidence=Diagonal(), schedule=when(k)).compact() for k in (1, every)
     )
@@ -227,7 +212,7 @@ def test_a_thinned_run_is_one_read_less_often(steps, every, field):
     assert same(thin.x, full.x)
 
 
-def test_every_score_of_every_channel_is_read(field):
+def test_lifts_of_every_score_of_every_channel(field):
     run = TINY.draw(field, 3, 1, confidence=Diagonal())
     good = np.array([True, False, True])
     found = evaluate.lifts(run, good)
@@ -240,7 +225,7 @@ def test_every_score_of_every_channel_is_read(field):
 # ---- drawing --------------------------------------------------------------------------------------------------------
 
 
-def test_runs_to_read_from_are_compact_and_of_the_same_crystals(field):
+def test_runs_are_compact_and_have_the_same_crystals(field):
     plain = TINY.draw(field, 6, 2, confidence=None)
     run, diagonal = evaluate.draw_linearised(TINY, field, 6, 2), evaluate.draw_diagonal(TINY, field, 6, 2)
     assert same(run.x, plain.x)
@@ -267,7 +252,7 @@ def test_dispersion_of_a_run(field):
 
 
 def linear_rows(atoms):
-    """FLOPs of the plain network by hand: rows · in · out · 2 of every linear layer, and a 3×3 product a pair."""
+    """FLOPs of the plain network: rows · in · out · 2 per linear layer, and a 3×3 product per pair."""
     h, f, waves = TINY.hidden, TINY.time_features, 6 * TINY.frequencies + 3
     crystals, total, pairs = len(atoms), int(atoms.sum()), int((atoms * (atoms - 1)).sum())
     assert pairs not in (crystals, total)
@@ -282,7 +267,7 @@ def linear_rows(atoms):
     return 2 * (crystals * of_crystals + total * of_atoms + pairs * of_pairs)
 
 
-def test_arithmetic_is_counted_as_by_hand(field):
+def test_flops_equal_a_count_by_hand(field):
     read = {f"linearised_{k}": Linearised(k) for k in (1, 2, 3)}
     found = evaluate.flops(TINY, field, {**read, "diagonal": Diagonal()}, count=7)
     atoms = TINY.draw(field, 7, 0, confidence=None).cond["atoms"]
@@ -297,7 +282,7 @@ def test_arithmetic_is_counted_as_by_hand(field):
     assert rise < 3 * found["plain"]  # one a channel, and none through the waves, which have no noise
 
 
-def test_the_sweep_reads_at_the_states_of_one_run(field):
+def test_sweep_evaluates_at_the_states_of_one_run(field):
     ks = (1, 2, 4)
     found = evaluate.sweep(TINY, field, 5, 3, {"diagonal": Diagonal()}, ks, every=2)
     assert found.keys() == {"k1", "k2", "k4", "reference", *(f"diagonal.{c}" for c in CHANNELS)}
@@ -315,7 +300,7 @@ def test_the_sweep_reads_at_the_states_of_one_run(field):
             torch.testing.assert_close(found[f"diagonal.{c}"][row], expected)
 
 
-def test_the_reference_of_the_sweep_shares_no_probe_with_what_is_held_against_it(field, monkeypatch):
+def test_reference_of_the_sweep_uses_other_probes(field, monkeypatch):
     def numbered(velocity, x, t, probes, **options):
         return torch.arange(float(probes))[:, None].expand(-1, len(x["lattice"]))
 

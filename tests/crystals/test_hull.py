@@ -1,4 +1,4 @@
-"""Hulls: by hand, as pymatgen's, and from files."""
+"""Hulls checked by hand and against pymatgen, and hull files."""
 
 import warnings
 
@@ -152,7 +152,6 @@ def test_other_models_need_references(monkeypatch):
 
 
 def test_energies_of_mp20_above_the_hull(mp20_folder, tmp_path):
-
     from fmwc.crystals import mp20
 
     stored = mp20.energies(mp20_folder)

@@ -1,4 +1,4 @@
-"""MP-20 and crystals of one's own: found where they are, checked before use, and refused in one line."""
+"""MP-20 and other training data: where they are found, how they are checked, and one-line errors."""
 
 import csv
 import os
@@ -40,7 +40,7 @@ def real():
 
 @pytest.fixture(scope="module")
 def texts(library):
-    """A few prototypes as CIFs, by name: nine that are dealt out to train, and a val and a test."""
+    """Prototypes as CIFs by name: nine of the split train, one of val, one of test."""
     few = [(library["train"], i) for i in range(0, 90, 10)] + [(library["val"], 0), (library["test"], 0)]
     return {crystals.names[i]: structure_of(crystals, i).to(fmt="cif") for crystals, i in few}
 
@@ -306,7 +306,7 @@ def test_unusable_cifs_are_left_out_with_a_reason(tmp_path, library, texts):
     assert same(crystals, mp20.load(tmp_path / "out"))
 
 
-def test_a_cell_that_has_no_reduction(monkeypatch):
+def test_cells_without_a_reduction(monkeypatch):
     core = pytest.importorskip("pymatgen.core")
     salt = core.Structure(core.Lattice.cubic(4), ["Na", "Cl"], [[0] * 3, [0.5] * 3])
     assert isinstance(parsers.cell_of(salt), parsers.Cell)
@@ -317,7 +317,7 @@ def test_a_cell_that_has_no_reduction(monkeypatch):
     assert parsers.cell_of(salt) == parsers.NO_CELL
 
 
-def test_a_dummy_is_no_element():
+def test_dummy_species_are_refused():
     core = pytest.importorskip("pymatgen.core")
     assert (
         parsers.cell_of(core.Structure(core.Lattice.cubic(4), [core.DummySpecies("X")], [[0] * 3])) == parsers.STRANGE
@@ -338,11 +338,11 @@ def test_several_processes_give_the_same(monkeypatch, texts):
         assert type(a) is type(b)
         assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
     assert len(made) == 2
-    assert all(each._process is None for each in made)  # none is left behind
+    assert all(each._process is None for each in made)  # all have ended
     assert seen == [(n, 36) for n in (5, 10, 15, 20, 25, 30, 35, 36)]
 
 
-def test_a_cif_is_parsed_to_the_same_bits_as_here(texts):
+def test_process_parses_to_the_same_bits(texts):
     for text, there in zip(texts.values(), sandbox.cells(list(texts.values())), strict=True):
         assert all(np.array_equal(x, y) for x, y in zip(parsers.niggli(text), there, strict=True))
 
@@ -361,16 +361,10 @@ def test_build_from_csvs_and_load(tmp_path, texts):
     assert mp20.load(tmp_path / "out").names == tuple(name for name, _ in items[:6])  # in the order of the file
     with np.load(tmp_path / "out" / "train.npz") as held:
         assert set(held) == set(mp20.FIELDS)
-
-
-def test_csvs_agree_with_cifs(tmp_path, texts):
     ordered = dict(sorted(texts.items()))
     write_csv(tmp_path / "a", "train", ordered, ("material_id", "cif"))
     write_cifs(tmp_path / "b" / "train", ordered)
     assert same(mp20.load(tmp_path / "a"), mp20.load(tmp_path / "b"))
-    mp20.build(tmp_path / "a", tmp_path / "out")
-    with np.load(tmp_path / "out" / "train.npz") as held:
-        assert set(held) == set(mp20.FIELDS)
 
 
 def test_rows_that_cannot_be_used(tmp_path, texts):
@@ -499,7 +493,7 @@ def test_bad_arrays(tmp_path, arrays, field, change, match):
     assert "copy it again" in message
 
 
-def test_more_than_twenty_atoms(tmp_path, arrays):
+def test_more_than_20_atoms(tmp_path, arrays):
     arrays["num_atoms"] = np.array([20, 21])
     arrays["atomic_numbers"] = np.ones(41, int)
     arrays["frac_coords"] = np.random.default_rng(0).random((41, 3))
@@ -507,7 +501,7 @@ def test_more_than_twenty_atoms(tmp_path, arrays):
     refused("1 to 20 atoms, but mp-13 has 21", tmp_path)
 
 
-def test_files_that_are_no_npz(tmp_path, arrays):
+def test_malformed_npz_files(tmp_path, arrays):
     file = tmp_path / "train.npz"
     np.savez_compressed(file, **arrays)
     whole = file.read_bytes()

@@ -1,4 +1,4 @@
-"""The page of crystals, made from whatever a run holds."""
+"""The page of a run of crystals."""
 
 import re
 from dataclasses import replace
@@ -52,7 +52,7 @@ def made(count: int = COUNT, read: int = 10) -> Trajectory:
 
 
 def judged(run: Trajectory, energy=None, problem: str = "", novel=True) -> Judgement:
-    """As an energy model would: the higher, the later in the run."""
+    """A judgement in which the energy rises along the run."""
     those = candidates(crystals_of(run))
     count = len(those)
     energy = np.linspace(-0.02, 0.6, count) if energy is None else np.asarray(energy, float)
@@ -101,7 +101,7 @@ def page_of(tmp_path, run, judgement, numbers=(), about=None):
 # ---- the page ----------------------------------------------------------------------------------------------------
 
 
-def test_the_page_is_complete_and_loads_nothing(tmp_path, run, structures):
+def test_page_is_complete_and_self_contained(tmp_path, run, structures):
     energy = np.where(np.arange(COUNT) == COUNT - 1, NAN, np.linspace(-0.02, 0.6, COUNT))
     judgement = judged(run, energy, "atoms 1 & 2 <coincide>: 0 Å")
     page = page_of(
@@ -147,7 +147,7 @@ def test_few_structures_are_all_listed(tmp_path, count):
     page = page_of(tmp_path, few, judged(few))
     assert "All structures, surest first" in page
     assert len(re.findall("<tr>", page)) == count + 1
-    assert "among the surest" not in page  # a curve of so few would be an accident
+    assert "among the surest" not in page  # too few for a curve
 
 
 def test_page_without_judgements(tmp_path, run):
@@ -177,7 +177,6 @@ def test_errors(tmp_path, run):
 
 
 def test_order_within_sizes(tmp_path, run):
-    """Among structures of the same size, if that is how the run ranks."""
     within = replace(run, standard=standard_of("atoms", run.score("integrated"), run.cond["atoms"]))
     page = page_of(tmp_path, within, judged(run))
     first = re.findall(r"<tbody><tr><td[^>]*>1</td><td[^>]*>(.*?)</td>", page)[0]

@@ -1,4 +1,4 @@
-"""Reproducing the crystal columns: tasks that are kept, joined to a cell, and refused where they are none."""
+"""Reproduction of the crystal columns: finished tasks are stored, joined to result files, and not repeated."""
 
 import dataclasses
 import json
@@ -11,9 +11,9 @@ pytest.importorskip("pymatgen.core", exc_type=ImportError)
 
 from safetensors.torch import load_file
 
-import experiments.crystals.reproduce as room
 from experiments.common.store import experiment_of_results, read_results
 from experiments.crystals import evaluate
+from experiments.crystals import reproduce as module
 from experiments.crystals.reproduce import DRAWS, READINGS, reproduce
 from fmwc.checkpoint import load
 from fmwc.crystals import Judgement
@@ -37,7 +37,7 @@ def _no_data_given(monkeypatch):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Tasks that say their name, so that only how they are called is tested."""
+    """Tasks that return their name, to test how they are called."""
     done = []
 
     def task(name):
@@ -47,8 +47,8 @@ def quick(monkeypatch):
 
         return work
 
-    monkeypatch.setattr(room, "DRAWS", {name: task(f"draw-{name}") for name in DRAWS})
-    monkeypatch.setattr(room, "READINGS", {name: task(name) for name in READINGS})
+    monkeypatch.setattr(module, "DRAWS", {name: task(f"draw-{name}") for name in DRAWS})
+    monkeypatch.setattr(module, "READINGS", {name: task(name) for name in READINGS})
     monkeypatch.setattr(Mp20, "reference", lambda self, field: (None, {}))
     return done
 
@@ -79,7 +79,7 @@ def again(tmp_path):
         ("flow:0,,flow:1", UnknownNameError, "unknown network ''"),
     ],
 )
-def test_tasks_that_are_none_are_refused_before_anything_is_made(only, error, message, again, tmp_path, quick):
+def test_unknown_tasks_are_refused_before_any_work(only, error, message, again, tmp_path, quick):
     with pytest.raises(error, match=message) as raised:
         again(only=only)
     assert "\n" not in str(raised.value)
@@ -88,13 +88,13 @@ def test_tasks_that_are_none_are_refused_before_anything_is_made(only, error, me
 
 
 @pytest.mark.parametrize("change", [{"count": 0}, {"draws": 1}], ids=str)
-def test_sizes_that_make_no_sense_are_refused_before_anything_is_made(change, again, tmp_path):
+def test_impossible_sizes_are_refused_before_any_work(change, again, tmp_path):
     with pytest.raises(UsageError, match="at least 1 crystal and 2 trajectories"):
         again(**change)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_network_of_a_seed_is_trained_and_nothing_else(again, tmp_path, quick):
+def test_one_network_is_trained_alone(again, tmp_path, quick):
     paths, said = again(only="flow:7")
     assert paths == quick == []
     files = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
@@ -103,7 +103,7 @@ def test_a_network_of_a_seed_is_trained_and_nothing_else(again, tmp_path, quick)
     assert again(only="flow:7")[1] == []
 
 
-def test_tasks_are_kept_one_by_one_and_not_done_again(again, tmp_path, quick):
+def test_finished_tasks_are_not_repeated(again, tmp_path, quick):
     again(only=" draw:joint , read:joint")
     assert quick == [(0, "draw-joint"), (0, "joint")]
     assert {p.name for p in (tmp_path / "pieces").iterdir()} == {"0-draw-joint.json", "0-joint.json"}
@@ -139,14 +139,14 @@ def test_pieces_made_with_other_settings_are_refused(change, what, again):
 
 
 @pytest.mark.usefixtures("quick")
-def test_what_makes_no_other_numbers_may_change(again):
+def test_settings_without_effect_on_numbers_may_change(again):
     again(only="read:joint,draw:joint")
     other = dataclasses.replace(TINY, save_every=1, minutes=5.0, compiled=False)
     assert again(other, only="read:joint")[1] == ["0-joint.json is there already"]
     assert again(only="draw:joint", calculator="mace")[1] == ["0-draw-joint.json is there already"]  # not judged yet
 
 
-def test_pieces_are_joined_to_one_cell_a_seed(again, tmp_path, quick):
+def test_tasks_are_joined_to_one_result_file_per_seed(again, tmp_path, quick):
     again(only="draw:joint", seeds=(0, 5))
     paths, _ = again(seeds=(0, 5))
     assert [p.relative_to(tmp_path).as_posix() for p in paths] == ["cells/0.json", "cells/5.json"]
@@ -161,25 +161,25 @@ def test_pieces_are_joined_to_one_cell_a_seed(again, tmp_path, quick):
     assert len(quick) == 2 * len(names)
 
 
-def test_a_task_that_is_killed_leaves_those_before_it(again, tmp_path, quick, monkeypatch):
+def test_interruption_keeps_finished_tasks(again, tmp_path, quick, monkeypatch):
     def die(context):
         raise KeyboardInterrupt
 
-    alive = room.DRAWS["sweep"]
-    monkeypatch.setitem(room.DRAWS, "sweep", die)
+    alive = module.DRAWS["sweep"]
+    monkeypatch.setitem(module.DRAWS, "sweep", die)
     with pytest.raises(KeyboardInterrupt):
         again()
     assert {p.name for p in (tmp_path / "pieces").iterdir()} == {"0-draw-retrofit.json", "0-draw-joint.json"}
-    monkeypatch.setitem(room.DRAWS, "sweep", alive)
+    monkeypatch.setitem(module.DRAWS, "sweep", alive)
     again()
     assert [name for _, name in quick] == [*(f"draw-{n}" for n in DRAWS), *READINGS]
 
 
-def test_a_field_that_changes_what_is_drawn_is_told(again, tmp_path, monkeypatch):
+def test_samples_changed_by_confidence_are_recorded(again, tmp_path, monkeypatch):
     def other(recipe, field, count, seed, **options):
         return recipe.draw(field, count, seed + 1, **arguments(**options))
 
-    monkeypatch.setattr(room, "draw_linearised", other)
+    monkeypatch.setattr(module, "draw_linearised", other)
     again(only="draw:retrofit")
     drawn = json.loads((tmp_path / "pieces" / "0-draw-retrofit.json").read_text())["numbers"]
     assert not drawn["bit_for_bit"]
@@ -195,14 +195,14 @@ def whole(tmp_path_factory):
     out = tmp_path_factory.mktemp("results") / "crystals"
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("FMWC_DATA", raising=False)
-        patch.setattr(room, "SAMPLERS", ((5, 0.0),))
+        patch.setattr(module, "SAMPLERS", ((5, 0.0),))
         patch.setattr(ranking, "RESAMPLES", 50)
         paths = reproduce(TINY, out, CPU, say=lambda text: None, **SIZE)
     assert paths == [out / "cells" / "0.json"]
     return out
 
 
-def test_every_task_is_in_the_cell(whole):
+def test_result_file_holds_every_task(whole):
     cell = read_results(whole)[0]
     found = cell["numbers"]
     assert found.keys() == READINGS.keys()
@@ -216,24 +216,24 @@ def test_every_task_is_in_the_cell(whole):
     assert experiment_of_results(whole) == "crystals"
 
 
-def test_hutchinsons_rows_are_in_the_cell(whole):
+def test_result_file_holds_hutchinson_rows(whole):
     rows = read_results(whole)[0]["numbers"]["hutchinson"]
     assert [row["K"] for row in rows[:3]] == [1, 2, 4]
     assert {row["name"] for row in rows} >= {"Hutchinson", "linearised", "diagonal", "linearised, type"}
     assert all(row["flops"] > 0 for row in rows if row["name"] != "number of atoms")
     counted = json.loads((whole / "draws" / "sweep-0.json").read_text())
-    assert {"plain", "linearised, 1 probe a channel", *room.ESTIMATORS} <= counted.keys()
+    assert {"plain", "linearised, 1 probe a channel", *module.ESTIMATORS} <= counted.keys()
     assert load_file(whole / "draws" / "sweep-0.safetensors")["reference"].shape == (1, 6)
 
 
-def test_a_judged_structure_has_a_row(whole):
+def test_each_judged_structure_has_a_row(whole):
     for name in ("retrofit-0", "joint-0", "sampler-5-0-0"):
         lines = (whole / "judged" / f"{name}.csv").read_text().splitlines()
         assert len(lines) == 25
         assert lines[0].startswith("name,formula,atoms,")
 
 
-def test_runs_are_of_a_seed_that_nothing_was_chosen_on_and_checkpoints_draw_them(whole):
+def test_checkpoints_reproduce_the_runs_of_the_evaluation_seed(whole):
     for kind, folder in (("retrofit", "crystals"), ("joint", "crystals-joint")):
         run, field = Trajectory.load(whole / "draws" / f"{kind}-0.safetensors"), load(whole / "models" / folder)
         assert field.reference is not None
@@ -243,12 +243,12 @@ def test_runs_are_of_a_seed_that_nothing_was_chosen_on_and_checkpoints_draw_them
     assert not identical(weights(load(whole / "models" / "crystals")), weights(load(whole / "models/crystals-joint")))
 
 
-def test_what_is_there_is_not_made_again(whole, monkeypatch):
+def test_second_call_computes_nothing(whole, monkeypatch):
     def fail(*args, **kwargs):
-        pytest.fail("made again")
+        pytest.fail("computed again")
 
     for name in ("draw_linearised", "draw_diagonal", "draw_dispersion", "sweep", "flops", "judge"):
-        monkeypatch.setattr(room, name, fail)
+        monkeypatch.setattr(module, name, fail)
     before = (whole / "cells" / "0.json").read_bytes()
     said = []
     reproduce(TINY, whole, CPU, say=said.append, **SIZE)
@@ -257,8 +257,8 @@ def test_what_is_there_is_not_made_again(whole, monkeypatch):
     assert json.loads((whole / "cells" / "0.json").read_bytes()) == json.loads(before)
 
 
-def test_where_some_are_good_every_reading_is_held_against_them(again, tmp_path, monkeypatch):
-    """A judge that finds every other crystal good, so that there is something to find."""
+def test_every_measure_is_computed_if_some_are_good(again, tmp_path, monkeypatch):
+    """The judge accepts every other crystal."""
 
     def every_other(crystals, training, calculator):
         those = candidates(crystals)
@@ -267,8 +267,8 @@ def test_where_some_are_good_every_reading_is_held_against_them(again, tmp_path,
         columns |= dict.fromkeys(SHARES, known) | {"metastable": [True, False] * (len(those) // 2)}
         return Judgement({**columns, "problem": [""] * len(those)}, tuple(those))
 
-    monkeypatch.setattr(room, "judge", every_other)
-    monkeypatch.setattr(room, "SAMPLERS", ((5, 0.0),))
+    monkeypatch.setattr(module, "judge", every_other)
+    monkeypatch.setattr(module, "SAMPLERS", ((5, 0.0),))
     monkeypatch.setattr(ranking, "RESAMPLES", 50)
     recipe = dataclasses.replace(TINY, steps=20)
     again(recipe, only="draw:retrofit,draw:samplers,read:retrofit", count=44)

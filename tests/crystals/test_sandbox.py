@@ -1,4 +1,4 @@
-"""The reader of structure files: a file that is too large, too slow or wrong is a row with a reason, and no more."""
+"""The reader of structure files: a file that is too large, too slow or malformed gives a row with the reason."""
 
 import os
 import signal
@@ -118,7 +118,7 @@ def test_slow_files_do_not_stop_others(tmp_path, monkeypatch):
     for name, text in {"1.cif": cif(), "2.cif": slow, "3.cif": cif()}.items():
         write(tmp_path, name, text)
     monkeypatch.setattr(sandbox, "_SHARED", sandbox._Process())
-    read([tmp_path / "1.cif"])  # the libraries are in
+    read([tmp_path / "1.cif"])  # loads the libraries
     process = sandbox._SHARED._process
     rows = sandbox.read_structures("cif", slow, seconds=0.0)
     assert "takes more than" in rows[0]["problem"]

@@ -1,4 +1,4 @@
-"""The figures and the tables of a results folder of crystals."""
+"""Figures and tables of a results folder of crystals."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def run():
 
 
 def hutchinson():
-    """As `hutchinson_rows` gives them."""
+    """Rows in the format of `hutchinson_rows`."""
     rows = [("Hutchinson", 1, 3e9, 0.55), ("Hutchinson", 10, 21e9, 0.88), ("Hutchinson", 500, 1001e9, 0.99)]
     for name, flops, value in (("diagonal", 2e9, 0.3), ("linearised", 6e9, 0.78)):
         rows += [(n, None, flops, value) for n in (name, *(f"{name}, {c}" for c in CHANNELS))]
@@ -83,7 +83,7 @@ def folder(tmp_path, run):
     return SimpleNamespace(out=tmp_path, energy=energy)
 
 
-def test_figures_are_drawn_from_what_was_kept(folder, monkeypatch):
+def test_figures_use_the_stored_run_and_judgement(folder, monkeypatch):
     seen = []
     monkeypatch.setattr(crystals_drawn, "sorted_by_confidence", lambda *a, **k: seen.append(a) or Figure())
     paths = write_figures(folder.out)
@@ -93,7 +93,7 @@ def test_figures_are_drawn_from_what_was_kept(folder, monkeypatch):
     np.testing.assert_array_equal(seen[0][3], np.isfinite(folder.energy))
 
 
-def test_figures_without_a_sweep_and_of_a_folder_cut_short(folder, monkeypatch):
+def test_figures_of_incomplete_folders(folder, monkeypatch):
     monkeypatch.setattr(crystals_drawn, "sorted_by_confidence", lambda *a, **k: Figure())
     cell = json.loads((folder.out / "cells" / "0.json").read_text())
     del cell["numbers"]["hutchinson"]
@@ -112,7 +112,7 @@ def test_figures_without_a_sweep_and_of_a_folder_cut_short(folder, monkeypatch):
         write_figures(folder.out)
 
 
-def test_tables_stand_beside_the_papers(folder):
+def test_tables_with_the_papers_numbers(folder):
     summary, text = tables(folder.out)
     rows = json.loads(summary.read_text())["tables"]
     page = text.read_text()
@@ -140,7 +140,7 @@ def test_tables_stand_beside_the_papers(folder):
     assert page.count("Commit def456; a GPU; seed 0; 1,040 structures; 50 steps; 2026-11-15.") == 2
 
 
-def test_the_papers_sweep_stands_beside_the_same_number_of_probes(run):
+def test_sweep_rows_match_the_papers_by_number_of_probes(run):
     rows = tables_of(cell_of(run)["numbers"])["hutchinson"].rows
     assert [row["K"] for row in rows] == ["1", "10", "500", "—", "—", "—"]
     assert [row["paper: Spearman, per step"] for row in rows[:3]] == ["0.500", "0.745", "0.868"]
@@ -160,7 +160,7 @@ def dashes(table):
     "missing",
     ["quality", "own", "linearised", "diagonal", "heads", "thresholds", "baselines", "trained", "bit_for_bit"],
 )
-def test_what_is_missing_is_a_dash(run, missing):
+def test_missing_numbers_are_dashes(run, missing):
     numbers = cell_of(run)["numbers"]
     del numbers["retrofit"][missing]
     whole, cut = tables_of(cell_of(run)["numbers"]), tables_of(numbers)
@@ -173,20 +173,20 @@ def test_what_is_missing_is_a_dash(run, missing):
 
 
 @pytest.mark.parametrize("numbers", [{}, {"retrofit": {}}, {"joint": {"own": {}}}, {"hutchinson": []}])
-def test_an_empty_cell_has_tables(tmp_path, numbers):
+def test_tables_of_empty_results(tmp_path, numbers):
     (tmp_path / "cells").mkdir()
     (tmp_path / "cells" / "0.json").write_text(json.dumps({"numbers": numbers}))
     _, text = tables(tmp_path)
     assert "Commit —; —; seed —; — structures" in text.read_text()
     assert "nan" not in text.read_text().lower()
-    assert not headline(tmp_path).rows  # what nobody has read is left out
+    assert not headline(tmp_path).rows
     assert len(tables_of(numbers)["hutchinson"].rows) == len(PAPER_SWEEP)
     (tmp_path / "cells" / "0.json").write_text("{}")
     with pytest.raises(CheckpointError, match="no numbers"):
         tables(tmp_path)
 
 
-def test_a_method_that_was_not_read_has_no_column(run, tmp_path):
+def test_missing_method_has_no_column(run, tmp_path):
     cell = cell_of(run)
     del cell["numbers"]["joint"]
     (tmp_path / "cells").mkdir()
@@ -194,7 +194,7 @@ def test_a_method_that_was_not_read_has_no_column(run, tmp_path):
     assert {tuple(row) for row in headline(tmp_path).rows} == {("", "paper", "FM + retrofit")}
 
 
-def test_what_is_not_a_number_is_a_dash(run):
+def test_nan_is_a_dash(run):
     numbers = cell_of(run)["numbers"]
     numbers["retrofit"]["quality"] = quality_of_none(run)
     column = [row["FM + retrofit"] for row in tables_of(numbers)["table1_quality"].rows]
@@ -204,11 +204,11 @@ def test_what_is_not_a_number_is_a_dash(run):
 
 
 def quality_of_none(run):
-    """Nothing judged, and no training set: what `quality_of` gives but for its intervals."""
+    """The summary if nothing was judged and there is no training set."""
     return json.loads(json.dumps(judged(run, np.full(COUNT, NAN), "no", novel=None).summary()))
 
 
-def test_the_headline_is_made_from_the_cell(folder):
+def test_headline(folder):
     table = headline(folder.out)
     rows = table.rows
     assert list(rows[0]) == ["", "paper", "FM + retrofit", "FMwC, joint"]
