@@ -574,6 +574,24 @@ def test_checkpoints_of_the_first_release_load(saved):
     one_line(lambda: load(saved), match="parts must be a whole number from 1 to 1000")
 
 
+def test_references_of_format_2_load(tmp_path):
+    """Format 2 stores the numbers of a reference as tensors, and how it was made as a line of text."""
+    field = digits()
+    save(field, tmp_path)
+    reference = dict(about(tmp_path)["reference"])
+    made, numbers = reference.pop("read_with"), {n: reference.pop(n) for n in ("quantiles", "centre", "spread")}
+    reference["setting"] = f"{made['estimator']}, {made['steps']} {made['stepper']} steps, read at 1"
+    rewrite(tmp_path, lambda t: t.update({f"reference.{n}": torch.tensor(values) for n, values in numbers.items()}))
+    edit(tmp_path, format=2, reference=reference)
+    before, after = field.reference, load(tmp_path).reference
+    assert (after.score, after.read_with, after.standard.cond) == (before.score, before.read_with, "y")
+    assert torch.equal(after.quantiles, before.quantiles)
+    assert torch.equal(after.standard.centre, before.standard.centre)
+    assert torch.equal(after.standard.spread, before.standard.spread)
+    edit(tmp_path, reference={**reference, "setting": "no such text"})
+    one_line(lambda: load(tmp_path), match="its setting cannot be read: 'no such text'")
+
+
 SCHEDULES = {
     "times": {"times": [0.2, float("nan")]},
     "no times": {"times": []},

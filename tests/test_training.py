@@ -1,11 +1,15 @@
-"""Training: resumable to the same weights, refusing what it cannot resume, and the retrofit."""
+"""The training loop: configuration, randomness, data in memory, and resuming to the same weights."""
 
 import dataclasses
+import itertools
+import math
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from fmwc.data.batches import Rows
 from fmwc.errors import (
     CheckpointError,
     DataError,
@@ -15,243 +19,31 @@ from fmwc.errors import (
     UnknownNameError,
     UsageError,
 )
-from fmwc.field import attach
 from fmwc.flow import elbo_loss, euclidean, flow_matching_loss
-from fmwc.networks import MLP, UNet
+from fmwc.networks import MLP
 from fmwc.noise import cyclic
 from fmwc.sampling import sample
-from fmwc.training import DECAYS, PRECISIONS, TrainingConfig, fit_noise, train
-from tests.conftest import awaken, mlp_field
+from fmwc.training import DECAYS, PRECISIONS, TrainingConfig, train
+from tests import cells
+from tests.conftest import PRODUCT, TwoChannels, mlp_field
+from tests.recipes.conftest import identical, weights
 
-PLAN = TrainingConfig(60, batch=16, lr=1e-2, decay="cosine", seed=3, save_every=20)
+CPU = torch.device("cpu")
+CONFIG = TrainingConfig(60, batch=16, lr=1e-2, decay="cosine", seed=3, save_every=20)
+SHORT = dataclasses.replace(CONFIG, iterations=30, batch=8, save_every=10)
 
 
-def data():
+def points():
     return torch.randn(40, 2, generator=torch.Generator().manual_seed(8)) * 0.3 + 1
 
 
-def objective(field, stop_at=None):
-    calls = 0
-
-    def loss(x1, randomness, beta, cond):
-        nonlocal calls
-        calls += 1
-        if calls == stop_at:
-            raise KeyboardInterrupt
-        return elbo_loss(field, x1, 1e-2 * beta, seed=randomness)
-
-    return loss
+def labels():
+    return torch.arange(40) % 3
 
 
-def weights(module):
-    return {k: v.clone() for k, v in module.state_dict().items()}
-
-
-def identical(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
-
-
-# ---- resuming -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stop_at", [45, 21, 10], ids=lambda n: f"killed in step {n}")
-def test_a_killed_run_resumes_to_the_same_weights_bit_for_bit(tmp_path, stop_at):
-    undisturbed = mlp_field()
-    train(undisturbed, objective(undisturbed), data(), PLAN)
-
-    path = tmp_path / "resume.safetensors"
-    killed = mlp_field()
-    with pytest.raises(KeyboardInterrupt):
-        train(killed, objective(killed, stop_at), data(), PLAN, resume=path)
-    assert path.exists() == (stop_at > 20)
-    assert not identical(weights(killed), weights(undisturbed))
-
-    resumed = mlp_field(seed=99)  # whatever it holds is overwritten, unless nothing was saved yet
-    if stop_at <= 20:
-        resumed = mlp_field()
-    train(resumed, objective(resumed), data(), PLAN, resume=path)
-    assert identical(weights(resumed), weights(undisturbed))
-
-
-def test_a_finished_run_is_not_run_again(tmp_path):
-    path = tmp_path / "resume.safetensors"
-    first = mlp_field()
-    train(first, objective(first), data(), PLAN, resume=path)
-    again = mlp_field(seed=4)
-    history = train(again, objective(again, stop_at=1), data(), PLAN, resume=path)
-    assert history[-1][0] == PLAN.iterations  # what the first run saw
-    assert identical(weights(again), weights(first))
-
-
-def test_how_often_it_saves_is_not_part_of_the_plan(tmp_path):
-    path = tmp_path / "resume.safetensors"
-    field = mlp_field()
-    with pytest.raises(KeyboardInterrupt):
-        train(field, objective(field, 45), data(), PLAN, resume=path)
-    other = dataclasses.replace(PLAN, save_every=7)
-    train(field, objective(field), data(), other, resume=path)
-    undisturbed = mlp_field()
-    train(undisturbed, objective(undisturbed), data(), PLAN)
-    assert identical(weights(field), weights(undisturbed))
-
-
-@pytest.fixture
-def point(tmp_path):
-    path = tmp_path / "resume.safetensors"
-    field = mlp_field()
-    with pytest.raises(KeyboardInterrupt):
-        train(field, objective(field, 25), data(), PLAN, resume=path)
-    return path
-
-
-def refused(path, field, plan, message):
-    before = weights(field)
-    with pytest.raises((CheckpointError, MismatchError), match=message) as raised:
-        train(field, objective(field), data(), plan, resume=path)
-    assert "\n" not in str(raised.value)
-    assert identical(weights(field), before)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"iterations": 61},
-        {"batch": 17},
-        {"lr": 2e-2},
-        {"decay": "constant"},
-        {"seed": 4},
-        {"cycles": 2},
-        {"warmup": 0.2},
-        {"beta": 2e-3},
-    ],
-    ids=str,
-)
-def test_another_plan_is_refused(point, change):
-    refused(point, mlp_field(), dataclasses.replace(PLAN, **change), f"other settings \\({next(iter(change))}: ")
-
-
-def test_other_data_is_refused(point):
-    field = mlp_field()
-    with pytest.raises(MismatchError, match="training with other settings"):
-        train(field, objective(field), data() + 1, PLAN, resume=point)
-
-
-@pytest.mark.parametrize("options", [{"hidden": 12}, {"depth": 3}, {"include": ["out"]}], ids=str)
-def test_another_architecture_is_refused(point, options):
-    refused(point, mlp_field(**options), PLAN, "another architecture")
-
-
-@pytest.mark.parametrize("keep", [0, 5, 200, -1], ids=lambda n: f"{n} bytes")
-def test_a_file_that_is_cut_off_is_refused(point, keep):
-    point.write_bytes(point.read_bytes()[:keep])
-    refused(point, mlp_field(), PLAN, "not a resume point, or is cut off or changed")
-
-
-def test_a_file_of_another_kind_is_refused(point, mlp):
-    sample(mlp, 3, steps=2).save(point)
-    refused(point, mlp_field(), PLAN, "another|not a resume point")
-
-
-# ---- the loop -------------------------------------------------------------------------------------------------------
-
-
-def test_it_learns():
-    torch.manual_seed(0)
-    network = MLP(2, 16, 2, 8)
-    field = mlp_field()
-
-    def loss(x1, randomness, beta, cond):
-        return flow_matching_loss(network, field.space, x1, seed=randomness)
-
-    before = flow_matching_loss(network, field.space, data(), seed=0).item()
-    history = train(network, loss, data(), TrainingConfig(200, batch=32, lr=1e-2))
-    after = flow_matching_loss(network, field.space, data(), seed=0).item()
-    assert after < 0.8 * before
-    assert [step for step, _ in history] == [200]
-
-
-def test_the_loss_is_handed_the_annealed_weight():
-    seen = []
-    field = mlp_field()
-
-    def loss(x1, randomness, beta, cond):
-        seen.append(float(beta))
-        assert x1.shape == (16, 2)
-        return elbo_loss(field, x1, 1e-2, seed=randomness)
-
-    train(field, loss, data(), dataclasses.replace(PLAN, iterations=40))
-    assert seen == pytest.approx([PLAN.beta * cyclic(s, 40) for s in range(40)], abs=1e-9)
-
-
-def test_progress_and_history():
-    told = []
-    network, field = MLP(2, 8, 1, 4), mlp_field()
-
-    def loss(x1, randomness, beta, cond):
-        return flow_matching_loss(network, field.space, x1, seed=randomness)
-
-    history = train(
-        network, loss, data(), TrainingConfig(450, batch=4), progress=lambda n, value: told.append((n, value))
-    )
-    assert [n for n, _ in history] == [200, 400, 450]
-    assert told == history
-
-
-def test_only_what_wants_a_gradient_is_trained():
-    field = mlp_field()
-    field.network.out.requires_grad_(False)
-    before = weights(field)
-    train(field, objective(field), data(), dataclasses.replace(PLAN, iterations=3))
-    after = weights(field)
-    changed = {k for k in before if not torch.equal(before[k], after[k])}
-    assert not any(k.startswith("network.out") for k in changed)
-    assert any(k.startswith("network.layers") for k in changed)
-
-
-SHARES = {"constant": [1, 1, 1], "cosine": [1, 0.5, 0]}
-
-
-def test_every_decay_is_tested():
-    assert SHARES.keys() == DECAYS.keys()
-
-
-@pytest.mark.parametrize("name", SHARES)
-def test_decays(name):
-    assert [DECAYS[name](x) for x in (0, 0.5, 1)] == pytest.approx(SHARES[name])
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_data_that_is_not_finite_is_refused(bad, mlp):
-    wrong = data()
-    wrong[3, 1] = bad
-    before = weights(mlp)
-    for call in (lambda: train(mlp, objective(mlp), wrong, PLAN), lambda: fit_noise(mlp, wrong, 5)):
-        with pytest.raises(NotFiniteError, match="the training data holds 1 NaN"):
-            call()
-    assert identical(weights(mlp), before)
-
-
-def test_no_data_is_refused(mlp):
-    with pytest.raises(DataError, match="no sample"):
-        train(mlp, objective(mlp), torch.zeros(0, 2), PLAN)
-
-
-def test_a_loss_that_runs_away_is_said_to(mlp):
-    with pytest.raises(NotFiniteError, match="the loss is nan at step 60; lower lr"):
-        train(mlp, lambda x1, r, beta, cond: elbo_loss(mlp, x1, seed=r) * float("nan"), data(), PLAN)
-
-
-@pytest.mark.parametrize(
-    "change", [{"iterations": 0}, {"batch": 0}, {"save_every": 0}, {"cycles": 0}, {"lr": 0.0}], ids=str
-)
-def test_plans_that_make_no_sense(change):
-    with pytest.raises(UsageError, match=next(iter(change))):
-        dataclasses.replace(PLAN, **change)
-    with pytest.raises(UnknownNameError, match="did you mean 'cosine'"):
-        dataclasses.replace(PLAN, decay="cosin")
-
-
-# ---- conditions -----------------------------------------------------------------------------------------------------
+def channels():
+    rows = torch.arange(40) / 40
+    return {"place": torch.stack([rows, rows], 1), "shape": rows[:, None].expand(40, 3)}
 
 
 class Labelled(nn.Module):
@@ -265,245 +57,430 @@ class Labelled(nn.Module):
         return self.out(torch.cat([x, t[:, None].to(x.dtype), self.label(y)], 1))
 
 
-def labels():
-    return torch.arange(40) % 3
+def network():
+    return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
 
 
-def conditional(network, stop_at=None):
-    calls = 0
+def elbo(field):
+    return lambda x1, randomness, beta, cond: elbo_loss(field, x1, 1e-2 * beta, seed=randomness)
 
+
+def regression(net):
     def loss(x1, randomness, beta, cond):
-        nonlocal calls
-        calls += 1
-        if calls == stop_at:
-            raise KeyboardInterrupt
-        return flow_matching_loss(network, euclidean((2,)), x1, seed=randomness, cond=cond)
+        return (net(x1 + 0.1 * randomness.normal(x1)) - x1.sum(1, keepdim=True)).square().mean()
 
     return loss
 
 
-def test_conditions_reach_the_loss_beside_their_own_data():
-    rows = torch.arange(40)
-    seen, parameter = [], nn.Linear(1, 1)
-
-    def loss(x1, randomness, beta, cond):
-        y, pair = cond["y"], cond["pair"]
-        assert torch.equal(x1[:, 0].long(), y)
-        assert torch.equal(pair, torch.stack([y, -y], 1))
-        seen.append(y)
-        return parameter(x1[:, :1]).square().mean()
-
-    train(parameter, loss, rows[:, None].float(), PLAN, cond={"y": rows, "pair": torch.stack([rows, -rows], 1)})
-    assert torch.cat(seen).unique().tolist() == rows.tolist()
-    assert all(len(batch) == PLAN.batch for batch in seen)
+def flow_of(space):
+    """Return a function that makes the flow-matching loss of a network."""
+    return lambda net: lambda x1, randomness, beta, cond: flow_matching_loss(net, space, x1, seed=randomness, cond=cond)
 
 
-def test_conditions_do_not_move_what_is_drawn():
-    seen = {"without": [], "with": []}
-    parameter = nn.Linear(2, 1)
+def stopping(loss, at):
+    """Interrupt training in this step."""
+    calls = itertools.count(1)
 
-    def loss(name):
-        def keep(x1, randomness, beta, cond):
-            seen[name].append(torch.cat([x1, randomness.normal(x1)], 1))
-            return parameter(x1).square().mean()
+    def stopped(*args):
+        if next(calls) == at:
+            raise KeyboardInterrupt
+        return loss(*args)
 
-        return keep
-
-    train(parameter, loss("without"), data(), PLAN)
-    train(parameter, loss("with"), data(), PLAN, cond={"y": labels()})
-    assert torch.equal(torch.cat(seen["without"]), torch.cat(seen["with"]))
+    return stopped
 
 
-@pytest.mark.parametrize("count", [39, 41, 1])
-def test_conditions_of_another_length_are_refused(count):
-    network = Labelled()
-    before = weights(network)
-    wrong = torch.zeros(count, dtype=torch.long)
-    with pytest.raises(ShapeError, match=f"'y' needs one row per sample: got {count} for 40 samples"):
-        train(network, conditional(network), data(), PLAN, cond={"y": wrong})
-    assert identical(weights(network), before)
-
-
-@pytest.mark.parametrize("name", ["x1", "randomness", "beta", "cond"])
-def test_a_condition_may_have_any_name(name):
-    seen, parameter = [], nn.Linear(2, 1)
-
-    def loss(x1, randomness, beta, cond):
-        seen.append(list(cond))
-        return parameter(x1).square().mean()
-
-    train(parameter, loss, data(), PLAN, cond={name: labels()})
-    assert seen == [[name]] * PLAN.iterations
-
-
-def labelled(seed=0):
+def seeded(build, seed=0):
     torch.manual_seed(seed)
-    return Labelled()
+    return build()
 
 
-def test_a_killed_run_with_conditions_resumes_bit_for_bit_and_takes_no_others(tmp_path):
-    undisturbed = labelled()
-    train(undisturbed, conditional(undisturbed), data(), PLAN, cond={"y": labels()})
+@pytest.fixture
+def spy():
+    """Record what the optimiser sees at every step (rates, gradients), and the weights after it."""
+    seen = {"rates": [], "gradients": [], "weights": [], "kinds": []}
 
-    path = tmp_path / "resume.safetensors"
-    killed = labelled()
+    def parameters(optimiser):
+        return [p for group in optimiser.param_groups for p in group["params"]]
+
+    def before(optimiser, args, kwargs):
+        seen["rates"].append(optimiser.param_groups[0]["lr"])
+        seen["kinds"].append(type(optimiser))
+        seen["gradients"].append([None if p.grad is None else p.grad.clone() for p in parameters(optimiser)])
+
+    def after(optimiser, args, kwargs):
+        seen["weights"].append([p.detach().clone() for p in parameters(optimiser)])
+
+    handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+    yield seen
+    for handle in handles:
+        handle.remove()
+
+
+# ---- resuming --------------------------------------------------------------------------------------------------------
+
+OPTIONS = {"average": 0.9, "weight_decay": 0.1, "clip": 0.05, "stratified": True, "last_lr": 1e-3}
+RUNS = {  # network, its loss, data, conditions, options
+    "field": (mlp_field, elbo, points(), None, {}),
+    "average": (network, regression, points(), None, {"average": 0.9}),
+    "all options": (network, regression, points(), None, OPTIONS),
+    "conditions": (Labelled, flow_of(euclidean((2,))), points(), {"y": labels()}, {}),
+    "channels": (TwoChannels, flow_of(PRODUCT), channels(), None, {"average": 0.9}),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("stop_at", [25, 11, 5], ids=lambda n: f"killed in step {n}")
+def test_a_killed_run_resumes_to_the_same_weights_bit_for_bit(name, stop_at, tmp_path):
+    build, objective, data, cond, options = RUNS[name]
+    config, path = dataclasses.replace(SHORT, **options), tmp_path / "resume.safetensors"
+    undisturbed, killed = seeded(build), seeded(build)
+    train(undisturbed, objective(undisturbed), data, config, cond=cond)
     with pytest.raises(KeyboardInterrupt):
-        train(killed, conditional(killed, 45), data(), PLAN, cond={"y": labels()}, resume=path)
-    point = path.read_bytes()
-
-    resumed = labelled(seed=9)
-    before = weights(resumed)
-    for cond in ({"y": labels().flip(0)}, {"y": (labels() + 1) % 3}):
-        with pytest.raises(MismatchError, match="training with other settings"):
-            train(resumed, conditional(resumed), data(), PLAN, cond=cond, resume=path)
-    with pytest.raises(MismatchError, match="training with other settings"):
-        train(resumed, conditional(resumed), data(), PLAN, resume=path)
-    assert identical(weights(resumed), before)
-    assert path.read_bytes() == point
-
-    train(resumed, conditional(resumed), data(), PLAN, cond={"y": labels()}, resume=path)
+        train(killed, stopping(objective(killed), stop_at), data, config, cond=cond, resume=path)
+    assert path.exists() == (stop_at > 10)
+    assert not identical(weights(killed), weights(undisturbed))
+    other = lambda: build(seed=99) if build is mlp_field else seeded(build, 99)  # noqa: E731
+    resumed = other() if stop_at > 10 else seeded(build)  # a resume point replaces all weights
+    rare = dataclasses.replace(config, save_every=7)  # how often it saves does not matter
+    train(resumed, objective(resumed), data, rare, cond=cond, resume=path)
     assert identical(weights(resumed), weights(undisturbed))
+    again = other()  # a finished run is not run again
+    history = train(again, stopping(objective(again), 1), data, config, cond=cond, resume=path)
+    assert history[-1][0] == config.iterations
+    assert identical(weights(again), weights(undisturbed))
 
 
-# ---- precision ------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def resume_point(tmp_path_factory):
+    path = tmp_path_factory.mktemp("point") / "resume.safetensors"
+    field, config = mlp_field(), dataclasses.replace(CONFIG, average=0.9)
+    with pytest.raises(KeyboardInterrupt):
+        train(field, stopping(elbo(field), 25), points(), config, cond={"y": labels()}, resume=path)
+    return path.read_bytes()
 
 
-def test_bf16_is_for_a_gpu_and_a_cpu_trains_in_full():
+@pytest.fixture
+def point(resume_point, tmp_path):
+    path = tmp_path / "resume.safetensors"
+    path.write_bytes(resume_point)
+    return path
+
+
+def refused(path, message, field=None, data=None, y=None, **change):
+    field = mlp_field() if field is None else field
+    before, content = weights(field), path.read_bytes()
+    config = dataclasses.replace(CONFIG, average=0.9)
+    with pytest.raises((CheckpointError, MismatchError), match=message) as raised:
+        train(
+            field,
+            elbo(field),
+            points() if data is None else data,
+            dataclasses.replace(config, **change),
+            cond={"y": labels() if y is None else y} if y is not False else None,
+            resume=path,
+        )
+    assert "\n" not in str(raised.value)
+    assert identical(weights(field), before)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"iterations": 61}, {"batch": 17}, {"lr": 2e-2}, {"decay": "constant"}, {"seed": 4}, {"cycles": 2},
+        {"warmup": 0.2}, {"beta": 2e-3}, {"average": 0.8}, {"average": 0.0}, {"weight_decay": 0.1}, {"clip": 0.1},
+        {"last_lr": 1e-4}, {"stratified": True}, {"precision": "bf16"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_resume_point_of_another_configuration_is_refused(point, change):
+    refused(point, f"training with other settings \\({next(iter(change))}: ", **change)
+
+
+@pytest.mark.parametrize(
+    "change", [{"data": points() + 1}, {"y": labels().flip(0)}, {"y": (labels() + 1) % 3}, {"y": False}], ids=len
+)
+def test_a_resume_point_of_other_data_is_refused(point, change):
+    refused(point, "training with other settings", **change)
+
+
+@pytest.mark.parametrize("options", [{"hidden": 12}, {"depth": 3}, {"include": ["out"]}], ids=str)
+def test_a_resume_point_of_another_architecture_is_refused(point, options):
+    refused(point, "another architecture", mlp_field(**options))
+
+
+@pytest.mark.parametrize("keep", [0, 5, 200, -1], ids=lambda n: f"{n} bytes")
+def test_a_truncated_resume_point_is_refused(point, keep):
+    point.write_bytes(point.read_bytes()[:keep])
+    refused(point, "not a resume point, or is cut off or changed")
+
+
+def test_a_file_of_another_kind_is_refused(point, mlp):
+    sample(mlp, 3, steps=2).save(point)
+    refused(point, "another|not a resume point")
+
+
+# ---- the loop --------------------------------------------------------------------------------------------------------
+
+
+def test_training_lowers_the_loss_and_reports_it():
+    reported, net = [], seeded(lambda: MLP(2, 16, 2, 8))
+    loss = flow_of(euclidean((2,)))(net)
+    before = flow_matching_loss(net, euclidean((2,)), points(), seed=0).item()
+    config = TrainingConfig(450, batch=16, lr=1e-2)
+    history = train(net, loss, points(), config, progress=lambda *step: reported.append(step))
+    assert flow_matching_loss(net, euclidean((2,)), points(), seed=0).item() < 0.8 * before
+    assert [step for step, _ in history] == [200, 400, 450]
+    assert reported == history
+
+
+def test_the_loss_gets_the_annealed_weight_of_the_kl():
+    seen = []
+    field = mlp_field()
+
+    def loss(x1, randomness, beta, cond):
+        seen.append(float(beta))
+        assert x1.shape == (16, 2)
+        return elbo_loss(field, x1, 1e-2, seed=randomness)
+
+    train(field, loss, points(), dataclasses.replace(CONFIG, iterations=40))
+    assert seen == pytest.approx([CONFIG.beta * cyclic(s, 40) for s in range(40)], abs=1e-9)
+
+
+def test_parameters_without_gradients_are_not_trained():
+    field = mlp_field()
+    field.network.out.requires_grad_(False)
+    before = weights(field)
+    train(field, elbo(field), points(), dataclasses.replace(CONFIG, iterations=3))
+    after = weights(field)
+    changed = {k for k in before if not torch.equal(before[k], after[k])}
+    assert not any(k.startswith("network.out") for k in changed)
+    assert any(k.startswith("network.layers") for k in changed)
+
+
+def test_a_loss_that_is_not_finite_raises(mlp):
+    with pytest.raises(NotFiniteError, match="the loss is nan at step 60; lower lr"):
+        train(mlp, lambda x1, r, beta, cond: elbo_loss(mlp, x1, seed=r) * float("nan"), points(), CONFIG)
+
+
+def test_precision_applies_to_a_gpu_only():
     fields = {precision: mlp_field() for precision in PRECISIONS}
     for precision, field in fields.items():
-        train(field, objective(field), data(), dataclasses.replace(PLAN, precision=precision))
+        train(field, elbo(field), points(), dataclasses.replace(SHORT, precision=precision))
+    assert set(PRECISIONS) == {"full", "bf16"}
     assert identical(*(weights(field) for field in fields.values()))
 
 
-def test_another_precision_is_another_plan(point):
-    refused(point, mlp_field(), dataclasses.replace(PLAN, precision="bf16"), "precision: full before, bf16 now")
+# ---- options ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_precision_is_refused():
-    assert set(PRECISIONS) == {"full", "bf16"}
-    with pytest.raises(UnknownNameError, match="unknown precision 'bf61'; did you mean 'bf16'"):
-        dataclasses.replace(PLAN, precision="bf61")
+def test_decays():
+    shares = {name: [round(decay(x), 12) for x in (0, 0.5, 1)] for name, decay in DECAYS.items()}
+    assert shares == {"constant": [1, 1, 1], "cosine": [1, 0.5, 0]}
 
 
-def test_training_leaves_torchs_own_generator_and_settings_alone(mlp):
-    state, products = torch.get_rng_state(), torch.get_float32_matmul_precision()
-    train(mlp, objective(mlp), data(), dataclasses.replace(PLAN, iterations=3))
-    fit_noise(mlp, data(), 3, batch=8, precision="bf16")
-    assert torch.equal(torch.get_rng_state(), state)
-    assert torch.get_float32_matmul_precision() == products
-    assert not torch.is_autocast_enabled("cpu")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        *(({name: 0}, f"{name} must be") for name in ("iterations", "batch", "save_every", "cycles", "lr")),
+        *(
+            ({name: value}, f"{name} must lie between 0 and")
+            for name, value in [
+                ("last_lr", -1e-4), ("last_lr", 2e-2), ("weight_decay", -1.0), ("clip", -0.5), ("average", 1.5),
+                ("average", -0.1), ("average", math.nan),
+            ]
+        ),
+        ({"decay": "cosin"}, "did you mean 'cosine'"),
+        ({"precision": "bf61"}, "unknown precision 'bf61'; did you mean 'bf16'"),
+    ],
+)  # fmt: skip
+def test_invalid_options_are_refused(change, message):
+    with pytest.raises((UsageError, UnknownNameError), match=message):
+        dataclasses.replace(CONFIG, **change)
 
 
-# ---- the retrofit ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("rate", [0.5, 0.9, 0.999])
+def test_the_average_of_the_weights_is_that_of_its_formula(rate, spy):
+    net = seeded(network)
+    average = [p.detach().double() for p in net.parameters()]
+    train(net, regression(net), points(), dataclasses.replace(SHORT, average=rate))
+    for n, after in enumerate(spy["weights"]):
+        share = min(rate, (1 + n) / (10 + n))
+        average = [share * a + (1 - share) * w.double() for a, w in zip(average, after, strict=True)]
+    assert len(spy["weights"]) == 30
+    for trained, expected, last in zip(net.parameters(), average, spy["weights"][-1], strict=True):
+        torch.testing.assert_close(trained.detach().double(), expected, rtol=1e-5, atol=1e-6)
+        assert not torch.allclose(trained.detach(), last, atol=1e-4)
 
 
-def bound(field):
-    with torch.no_grad():
-        return sum(elbo_loss(field, data(), 0.1, seed=s).item() for s in range(20)) / 20
+def test_averaging_does_not_change_the_steps(spy):
+    plain, averaged = seeded(network), seeded(network)
+    train(plain, regression(plain), points(), SHORT)
+    train(averaged, regression(averaged), points(), dataclasses.replace(SHORT, average=0.9))
+    for a, b in zip(spy["weights"][:30], spy["weights"][30:], strict=True):
+        assert all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
+    assert not identical(weights(plain), weights(averaged))
 
 
-def test_fitting_the_noise_leaves_the_backbone_and_its_samples_alone():
-    field = mlp_field()
-    field.network.layers[0].bias.requires_grad_(False)  # as the user left it
-    field.network.train()
-    field.network.acts[0].eval()
-    wants = {n: p.requires_grad for n, p in field.network.named_parameters()}
-    modes = {n: m.training for n, m in field.network.named_modules()}
-    before, noise = weights(field.network), weights(field.noise)
-    samples, loss = sample(field, 5, steps=4).x, bound(field)
-
-    fit_noise(field, data(), 300, beta=0.1, batch=32, lr=1e-2)
-
-    assert identical(weights(field.network), before)
-    assert not identical(weights(field.noise), noise)
-    assert torch.equal(sample(field, 5, steps=4).x, samples)
-    assert bound(field) < loss
-    assert {n: p.requires_grad for n, p in field.network.named_parameters()} == wants
-    assert {n: m.training for n, m in field.network.named_modules()} == modes
-    assert all(p.requires_grad for p in field.noise.parameters())
+def test_a_cosine_goes_from_the_first_rate_to_the_last(spy):
+    config, net = dataclasses.replace(SHORT, last_lr=2e-3), seeded(network)
+    assert [config.lr_at(n) for n in (0, 15, 30)] == pytest.approx([1e-2, 6e-3, 2e-3])
+    train(net, regression(net), points(), config)
+    expected = [2e-3 + 8e-3 * 0.5 * (1 + math.cos(math.pi * n / 30)) for n in range(30)]
+    assert spy["rates"] == pytest.approx(expected)
+    constant = dataclasses.replace(config, decay="constant")
+    assert [constant.lr_at(n) for n in (0, 15, 30)] == pytest.approx([1e-2] * 3)
 
 
-def test_an_interrupted_fit_gives_the_gradients_back():
-    field = mlp_field()
-
-    def stop(step, loss):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fit_noise(field, data(), 200, batch=4, progress=stop)
-    assert all(p.requires_grad for p in field.parameters())
-    assert field.network.training
-
-
-def test_a_fit_resumes_too(tmp_path):
-    path = tmp_path / "noise.safetensors"
-    first, second = mlp_field(), mlp_field()
-    fit_noise(first, data(), 20, batch=8, resume=path)
-    fit_noise(second, data(), 20, batch=8, resume=path)
-    assert identical(weights(first), weights(second))
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_weight_decay_shrinks_weights_without_gradients(decay, spy):
+    net = nn.Linear(2, 1)
+    start = net.weight.detach().clone()
+    config = TrainingConfig(20, batch=4, lr=1e-2, decay="cosine", weight_decay=decay)
+    train(net, lambda x1, r, beta, cond: 0 * net(x1).sum() + net.bias.square().sum(), points(), config)
+    share = math.prod(1 - config.lr_at(n) * decay for n in range(20))
+    torch.testing.assert_close(net.weight.detach(), start * share)
+    assert (share < 0.98) == (decay > 0)
+    assert set(spy["kinds"]) == {torch.optim.AdamW if decay else torch.optim.Adam}
 
 
-def test_a_broken_network_is_refused_before_any_step(mlp):
-    with torch.no_grad():
-        mlp.network.out.weight[0, 0] = float("nan")
-    with pytest.raises(NotFiniteError, match=r"network\.out\.weight"):
-        fit_noise(mlp, data(), 5)
+@pytest.mark.parametrize("clip", [0.0, 0.25])
+def test_each_entry_of_the_gradient_is_clipped(clip, spy):
+    net = nn.Linear(2, 1)
+    slope = torch.tensor([[1e6, -0.1]])
+    config = TrainingConfig(5, batch=4, clip=clip)
+    train(net, lambda x1, r, beta, cond: (net.weight * slope).sum() - 3 * net.bias.sum(), points(), config)
+    weight, bias = ([[0.25, -0.1]], [-0.25]) if clip else ([[1e6, -0.1]], [-3.0])
+    for gradients in spy["gradients"]:
+        torch.testing.assert_close(gradients, [torch.tensor(weight), torch.tensor(bias)])
+    assert len(spy["gradients"]) == 5
 
 
-def image_field():
-    torch.manual_seed(0)
-    return awaken(attach(UNet(base=8, stages=(1, 2), cond=8, classes=3), space=(1, 4, 4), width=8))
+# ---- data in memory --------------------------------------------------------------------------------------------------
 
 
-def images():
-    return torch.rand(12, 1, 4, 4, generator=torch.Generator().manual_seed(2)), torch.arange(12) % 3
+@pytest.mark.parametrize(
+    ("data", "cond", "error", "message"),
+    [
+        (torch.full((40, 2), math.nan), None, NotFiniteError, "the training data holds 80 NaN"),
+        ({**channels(), "shape": torch.full((40, 3), math.inf)}, None, NotFiniteError, "the training data holds"),
+        (torch.zeros(0, 2), None, DataError, "no sample"),
+        (points(), {"y": torch.zeros(39)}, ShapeError, "'y' needs one row per sample: got 39 for 40 samples"),
+        (points(), {"y": torch.zeros(1)}, ShapeError, "'y' needs one row per sample: got 1 for 40 samples"),
+        ({**channels(), "shape": torch.zeros(39, 3)}, None, ShapeError, "'x1' needs one row per sample: got 39 for 40"),
+    ],
+    ids=["NaN", "inf in a channel", "no sample", "39 conditions", "one condition", "39 rows of a channel"],
+)
+def test_unusable_data_is_refused(data, cond, error, message):
+    net = network()
+    before = weights(net)
+    with pytest.raises(error, match=message):
+        train(net, regression(net), data, CONFIG, cond=cond)
+    assert identical(weights(net), before)
 
 
-def test_fitting_the_noise_with_labels_leaves_the_network_bit_for_bit():
-    field, (x, y) = image_field(), images()
-    before, noise = weights(field.network), weights(field.noise)
-    samples = sample(field, 4, steps=3, cond={"y": y[:4]}).x
-    fit_noise(field, x, 5, batch=6, cond={"y": y})
-    assert identical(weights(field.network), before)
-    assert all(p.grad is None for p in field.network.parameters())
-    assert not identical(weights(field.noise), noise)
-    assert torch.equal(sample(field, 4, steps=3, cond={"y": y[:4]}).x, samples)
+def test_channels_and_conditions_are_drawn_together():
+    net, seen, rows = seeded(TwoChannels), [], torch.arange(40)
+
+    def loss(x1, randomness, beta, cond):
+        y, pair = cond["x1"], cond["beta"]  # any name will do
+        assert list(x1) == ["place", "shape"]
+        assert torch.equal((x1["place"][:, 0] * 40).round().long(), y)
+        assert torch.equal((x1["shape"][:, 2] * 40).round().long(), y)
+        assert torch.equal(pair["a"], -y)
+        seen.append(y)
+        return flow_matching_loss(net, PRODUCT, x1, seed=randomness)
+
+    train(net, loss, channels(), CONFIG, cond={"x1": rows, "beta": {"a": -rows}})
+    assert torch.cat(seen).unique().tolist() == rows.tolist()
+    assert all(len(y) == CONFIG.batch for y in seen)
 
 
-def test_the_labels_are_what_the_noise_is_fitted_with():
-    x, y = images()
-    fitted = []
-    for given in (y, y, y.flip(0)):
-        field = image_field()
-        fit_noise(field, x, 3, batch=6, cond={"y": given})
-        fitted.append(weights(field.noise))
-    assert identical(fitted[0], fitted[1])
-    assert not identical(fitted[0], fitted[2])
+def test_conditions_and_channels_do_not_change_the_rows_that_are_drawn():
+    seen = []
+
+    def loss(x1, randomness, beta, cond):
+        rows = x1["shape"] if isinstance(x1, dict) else x1
+        seen[-1].append(torch.cat([rows, randomness.normal(rows)], 1))
+        return net(rows).square().mean()
+
+    for data, cond in ((channels()["shape"], None), (channels()["shape"], {"y": labels()}), (channels(), None)):
+        net = nn.Linear(3, 1)
+        seen.append([])
+        train(net, loss, data, SHORT, cond=cond)
+    first, *others = (torch.cat(run) for run in seen)
+    assert all(torch.equal(first, other) for other in others)
 
 
-def test_labels_missing_or_too_few_are_refused_before_any_step():
-    field, (x, y) = image_field(), images()
-    noise = weights(field.noise)
-    with pytest.raises(UsageError, match="needs the class of every image"):
-        fit_noise(field, x, 3)
-    with pytest.raises(ShapeError, match="'y' needs one row per sample: got 11 for 12 samples"):
-        fit_noise(field, x, 3, cond={"y": y[:11]})
-    assert identical(weights(field.noise), noise)
+def test_a_network_of_crystals_trains():
+    x, _, atoms = cells.batch(*(1 + i % cells.WIDTH for i in range(12)), dtype=torch.float32)
+    order = atoms.argsort(stable=True)
+    net, data, atoms = cells.small(dtype=torch.float32), {k: v[order] for k, v in x.items()}, atoms[order]
+
+    def error():
+        losses = (flow_matching_loss(net, cells.space(), data, seed=s, cond={"atoms": atoms}) for s in range(10))
+        return sum(loss.item() for loss in losses)
+
+    before = error()
+    config = TrainingConfig(60, batch=6, lr=3e-3, clip=0.5, weight_decay=5e-3, average=0.9, stratified=True)
+    train(net, flow_of(cells.space())(net), data, config, cond={"atoms": atoms})
+    assert error() < before
+    with pytest.raises(UsageError, match=r"give cond=\{'atoms': \.\.\.\}"):
+        train(net, lambda x1, r, b, cond: flow_matching_loss(net, cells.space(), x1, seed=r), data, config)
 
 
-def test_fitting_the_noise_leaves_running_statistics_and_dropout_alone():
-    class Normed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.norm, self.drop = nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.5)
-            self.out = nn.Linear(8, 2)
+# ---- stratified batches ----------------------------------------------------------------------------------------------
 
-        def forward(self, x, t):
-            return self.out(self.drop(self.norm(self.first(x))))
 
-    field = attach(Normed(), space=(2,), width=8)
-    before, state = weights(field.network), torch.get_rng_state()
-    fit_noise(field, data(), 3, batch=8)
-    assert identical(weights(field.network), before)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert field.network.training
+def drawn(rows, batch, times):
+    source = Rows(torch.zeros(rows, 1), {}, batch, True, CPU)
+    generator = torch.Generator().manual_seed(0)
+    return torch.stack([source.draw_indices(generator) for _ in range(times)])
+
+
+@pytest.mark.parametrize(("rows", "batch"), [(40, 8), (40, 40), (41, 8), (17, 16), (1000, 7), (1, 1)], ids=str)
+def test_every_slice_is_drawn_from_once_and_every_row_is_equally_likely(rows, batch):
+    times = 4000
+    index = drawn(rows, batch, times)
+    assert index.shape == (times, batch)
+    assert index.min() >= 0
+    assert index.max() < rows
+    low = torch.arange(batch) * rows / batch  # of each slice, whose ends may divide a row
+    assert bool((index >= low.floor() - 1e-9).all())
+    assert bool((index < low + rows / batch + 1e-9).all())
+    assert bool((index.diff(dim=1) >= 0).all())
+    # The variance of a row's count is at most that of a binomial distribution of the same mean.
+    counts = torch.bincount(index.flatten(), minlength=rows).double()
+    share = batch / rows
+    assert bool(((counts - times * share).abs() <= 6 * (times * share) ** 0.5 + 1e-9).all())
+    if rows % batch == 0:  # the counts of a slice are multinomial: χ² with rows − batch degrees of freedom
+        chi = ((counts - times * share).square() / (times * share)).sum().item()
+        freedom = rows - batch
+        assert chi <= freedom + 6 * (2 * max(freedom, 1)) ** 0.5
+
+
+def test_stratified_batches_of_sorted_data_have_similar_sizes():
+    sizes = torch.arange(1, 41).double()
+    spread = sizes[drawn(40, 8, 2000)].sum(1).std()
+    assert float(spread) < 0.25 * float(sizes[torch.randint(40, (2000, 8))].sum(1).std())
+
+
+def test_a_stratified_batch_holds_one_row_of_each_slice_with_its_condition():
+    seen, net, rows = [], nn.Linear(1, 1), torch.arange(40)
+
+    def loss(x1, randomness, beta, cond):
+        assert torch.equal(x1[:, 0].long(), cond["y"])
+        seen.append(cond["y"] // 5)
+        return net(x1 / 40).square().mean()
+
+    train(net, loss, rows[:, None].float(), dataclasses.replace(SHORT, stratified=True), cond={"y": rows})
+    assert all(batch.tolist() == list(range(8)) for batch in seen)
+
+
+def test_a_stratified_batch_is_at_most_as_large_as_the_data():
+    net = network()
+    config = dataclasses.replace(SHORT, iterations=2, stratified=True, batch=41)
+    with pytest.raises(UsageError, match="a stratified batch of 41 needs as many samples; --set batch=40"):
+        train(net, regression(net), points(), config)
+    train(net, regression(net), points(), dataclasses.replace(config, batch=40))
+    train(net, regression(net), points(), dataclasses.replace(config, stratified=False))

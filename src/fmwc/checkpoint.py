@@ -191,25 +191,27 @@ def about(path: str | Path) -> dict[str, Any]:
 def _open(path: str | Path) -> tuple[Path, dict[str, Any]]:
     """Return the folder of a checkpoint and its record, whose `files` are complete for every format."""
     folder = _find(path)
-    found: dict[str, Any] = read_json(folder / RECORD, _SCHEMA, error=CheckpointError)
-    if found["format"] > FORMAT:
-        raise CheckpointError(f"{folder} has format {found['format']} and this fmwc reads up to {FORMAT}; upgrade fmwc")
-    if found["format"] > 1 and not (sealed(found) and found.get("files")):
+    content: dict[str, Any] = read_json(folder / RECORD, _SCHEMA, error=CheckpointError)
+    if content["format"] > FORMAT:
+        raise CheckpointError(
+            f"{folder} has format {content['format']} and this fmwc reads up to {FORMAT}; upgrade fmwc"
+        )
+    if content["format"] > 1 and not (sealed(content) and content.get("files")):
         raise CheckpointError(f"{folder}/{RECORD} was changed after it was written; copy the checkpoint again")
-    found["files"] = found.get("files") or dict.fromkeys(_file_names(found.get("parts", 1)), "")
-    return folder, found
+    content["files"] = content.get("files") or dict.fromkeys(_file_names(content.get("parts", 1)), "")
+    return folder, content
 
 
 def identity(path: str | Path) -> str:
     """Return the hash of what a checkpoint's samples and scores depend on: its weights, noise, space and reference."""
-    folder, found = _open(path)
+    folder, content = _open(path)
     parts = ("network", "noise", "space", "reference")
-    return digest({"files": list(_hashes(folder, found).values()), **{name: found.get(name) for name in parts}})
+    return digest({"files": list(_hashes(folder, content).values()), **{name: content.get(name) for name in parts}})
 
 
-def _hashes(folder: Path, found: dict[str, Any]) -> dict[str, str]:
+def _hashes(folder: Path, content: dict[str, Any]) -> dict[str, str]:
     """Return the hash of each file of weights; format 1 does not record them."""
-    return {name: hashed or digest_file(folder / name) for name, hashed in found["files"].items()}
+    return {name: hashed or digest_file(folder / name) for name, hashed in content["files"].items()}
 
 
 def shipped() -> dict[str, Path]:
@@ -248,7 +250,7 @@ def save(
     field.check_layers()
     network = field.network
     known = NETS.get(type(network).__name__) is type(network)
-    found = {
+    content = {
         "network": {"kind": type(network).__name__, "config": network.config if known else None},
         "noise": {**field.noise.options, "layers": field.noise.names},
         "prior_rate": field.prior_rate,
@@ -259,13 +261,13 @@ def save(
     }
     tensors = dict(field.state_dict())
     if field.reference is not None:
-        found["reference"] = describe_reference(field.reference, "the reference")
+        content["reference"] = describe_reference(field.reference, "the reference")
         if (near := field.reference.checks.get("nearest")) is not None:
             tensors[f"{_REFERENCE}points"] = near.points
             tensors |= {} if near.labels is None else {f"{_REFERENCE}labels": near.labels}
     if field.schedule is not None:
-        found["schedule"] = _describe_schedule(field.schedule)
-    return _write(Path(path), tensors, found, quantise)
+        content["schedule"] = _describe_schedule(field.schedule)
+    return _write(Path(path), tensors, content, quantise)
 
 
 def save_schedule(schedule: Schedule, folder: str | Path) -> Path:
@@ -287,11 +289,11 @@ def save_reference(reference: Reference, folder: str | Path, **extra: Any) -> Pa
 
 
 def _amend(folder: str | Path, changes: dict[str, Any]) -> Path:
-    folder, found = _open(folder)
-    new = {**found, "format": FORMAT, "files": _hashes(folder, found), **changes}
+    folder, content = _open(folder)
+    new = {**content, "format": FORMAT, "files": _hashes(folder, content), **changes}
     new.pop("parts", None)
     write_json(folder / RECORD, seal(new))
-    if found["format"] == 1 and "schedule" in changes:
+    if content["format"] == 1 and "schedule" in changes:
         (folder / _SCHEDULE).unlink(missing_ok=True)
     return folder / RECORD
 
@@ -308,7 +310,7 @@ def _describe_schedule(schedule: Schedule) -> dict[str, Any]:
 def describe_reference(reference: Reference, what: str) -> dict[str, Any]:
     """Return a reference as the record of a checkpoint holds it; raise if it could not be read again."""
     read_with = reference.read_with
-    found: dict[str, Any] = plain(
+    described: dict[str, Any] = plain(
         {
             **_describe_scores(reference, what),
             "read_with": None if read_with is None else read_with._asdict(),
@@ -320,20 +322,20 @@ def describe_reference(reference: Reference, what: str) -> dict[str, Any]:
             **({"classes": reference.classes} if reference.classes else {}),
         }
     )
-    check(found, _REFERENCE_SCHEMA, what, CheckpointError)
-    for part in (found, *found["parts"]):
+    check(described, _REFERENCE_SCHEMA, what, CheckpointError)
+    for part in (described, *described["parts"]):
         _standard(part)
-    return found
+    return described
 
 
 def _describe_scores(scores: Reference | Part, what: str) -> dict[str, Any]:
     """Return the name, the quantiles and the standardisation of reference scores."""
     standard: Standard | None = scores.standard
-    found = {"score": scores.score, "quantiles": _digits(scores.quantiles, what)}
+    described = {"score": scores.score, "quantiles": _digits(scores.quantiles, what)}
     if standard is not None:
         centre, spread = _digits(standard.centre, what), _digits(standard.spread, what)
-        found |= {"within": standard.cond, "centre": centre, "spread": spread}
-    return found
+        described |= {"within": standard.cond, "centre": centre, "spread": spread}
+    return described
 
 
 def _digits(values: Tensor, what: str) -> list[float | None]:
@@ -348,11 +350,11 @@ def save_network(network: nn.Module, path: str | Path, *, recipe: dict[str, Any]
     kind = type(network).__name__
     if NETS.get(kind) is not type(network):
         raise CheckpointError(f"{kind} is not one of fmwc's networks; save a field with fmwc.save instead")
-    found = {"network": {"kind": kind, "config": network.config}, "recipe": recipe, **extra}
-    return _write(Path(path), dict(network.state_dict()), found)
+    content = {"network": {"kind": kind, "config": network.config}, "recipe": recipe, **extra}
+    return _write(Path(path), dict(network.state_dict()), content)
 
 
-def _write(path: Path, tensors: dict[str, Tensor], found: dict[str, Any], quantise: bool = False) -> Path:
+def _write(path: Path, tensors: dict[str, Tensor], content: dict[str, Any], quantise: bool = False) -> Path:
     if path.exists() and not path.is_dir():
         raise CheckpointError(f"{path} is a file; a checkpoint is a folder")
     # Copies: tied weights share memory, which the format does not support.
@@ -362,14 +364,14 @@ def _write(path: Path, tensors: dict[str, Tensor], found: dict[str, Any], quanti
             require_finite(tensor, f"weight '{name}'")
     parts = [to_bytes(part) for part in (_split(_quantised(tensors)) if quantise else [tensors])]
     files: dict[str, str] = {}
-    for name, content in zip(_file_names(len(parts)), parts, strict=True):
-        hashed = digest_bytes(content)
+    for name, data in zip(_file_names(len(parts)), parts, strict=True):
+        hashed = digest_bytes(data)
         if (path / name).exists() and digest_file(path / name) != hashed:  # needed until the record is replaced
             name = f"{Path(name).stem}-{hashed[:8]}.safetensors"
-        write_bytes(path / name, content)
+        write_bytes(path / name, data)
         files[name] = hashed
     stale = _listed_files(path) - files.keys()
-    write_json(path / RECORD, seal(plain({"format": FORMAT, "files": files, **found})))
+    write_json(path / RECORD, seal(plain({"format": FORMAT, "files": files, **content})))
     for name in stale:
         (path / name).unlink(missing_ok=True)
     return path
@@ -378,10 +380,10 @@ def _write(path: Path, tensors: dict[str, Tensor], found: dict[str, Any], quanti
 def _listed_files(folder: Path) -> set[str]:
     """Return the names of the files that belong to the checkpoint in a folder, if there is one."""
     try:
-        found = about(folder) if (folder / RECORD).is_file() else {}
+        content = about(folder) if (folder / RECORD).is_file() else {}
     except FmwcError:
         return set()
-    return {*found.get("files", ()), *([_SCHEDULE] if found.get("format") == 1 else [])}
+    return {*content.get("files", ()), *([_SCHEDULE] if content.get("format") == 1 else [])}
 
 
 def _file_names(parts: int) -> list[str]:
@@ -429,21 +431,21 @@ def load(
         space: The space of the samples, if it has manifolds that are not in `fmwc.flow`.
         device: Where to put the field.
     """
-    folder, found = _open(path)
-    if found.get("noise") is None:
+    folder, content = _open(path)
+    if content.get("noise") is None:
         raise CheckpointError(f"{folder} holds a network without noise; read it with fmwc.checkpoint.load_network")
-    tensors = _read(folder, found)
+    tensors = _read(folder, content)
     reference = {n.removeprefix(_REFERENCE): tensors.pop(n) for n in list(tensors) if n.startswith(_REFERENCE)}
-    if (width := tensors.get(_WIDTH)) is None or not width.ndim or len(width) != found["noise"]["width"]:
+    if (width := tensors.get(_WIDTH)) is None or not width.ndim or len(width) != content["noise"]["width"]:
         raise CheckpointError(f"{folder}/{RECORD} and its weights disagree on the width of the inference networks")
     if network is None:
-        _check_shapes(folder, _built(folder, found, None, space, meta=True), tensors)  # before memory is taken
-    field = _built(folder, found, network, space)
+        _check_shapes(folder, _built(folder, content, None, space, meta=True), tensors)  # before memory is taken
+    field = _built(folder, content, network, space)
     _fill(folder, field, tensors)
-    if reference or found.get("reference") is not None:
-        field.reference = _reference(folder, found.get("reference"), reference)
-    described = found.get("schedule")
-    if described is None and found["format"] == 1 and (folder / _SCHEDULE).is_file():
+    if reference or content.get("reference") is not None:
+        field.reference = _reference(folder, content.get("reference"), reference)
+    described = content.get("schedule")
+    if described is None and content["format"] == 1 and (folder / _SCHEDULE).is_file():
         described = read_json(folder / _SCHEDULE, anything, error=CheckpointError)
     if described is not None:
         field.schedule = _schedule(folder, described)
@@ -451,8 +453,8 @@ def load(
 
 
 def _schedule(folder: Path, described: Any) -> Schedule:
-    found = check(described, _SCHEDULE_SCHEMA, f"the schedule of {folder}", CheckpointError)
-    return Schedule(tuple(found["times"]), _reference(folder, found["reference"], {}), float(found["agreement"]))
+    given = check(described, _SCHEDULE_SCHEMA, f"the schedule of {folder}", CheckpointError)
+    return Schedule(tuple(given["times"]), _reference(folder, given["reference"], {}), float(given["agreement"]))
 
 
 def _reference(folder: Path, described: Any, tensors: dict[str, Tensor]) -> Reference:
@@ -511,19 +513,19 @@ def _read_with(given: Mapping[str, Any]) -> ReadWith | None:
 
 def load_network(path: str | Path, *, device: torch.device | str = "cpu") -> Any:
     """Read a network that `save_network` wrote, or by the name of shipped weights; in evaluation mode."""
-    folder, found = _open(path)
-    if found.get("noise") is not None:
+    folder, content = _open(path)
+    if content.get("noise") is not None:
         raise CheckpointError(f"{folder} holds a field; read it with fmwc.load")
-    tensors = _read(folder, found)
-    _check_shapes(folder, _network(folder, found, meta=True), tensors)
-    network = _network(folder, found)
+    tensors = _read(folder, content)
+    _check_shapes(folder, _network(folder, content, meta=True), tensors)
+    network = _network(folder, content)
     _fill(folder, network, tensors)
     return network.to(device).eval()
 
 
-def _read(folder: Path, found: dict[str, Any]) -> dict[str, Tensor]:
+def _read(folder: Path, content: dict[str, Any]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    for name, wanted in found["files"].items():
+    for name, wanted in content["files"].items():
         path = folder / name
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise CheckpointError(f"{folder}/{RECORD} lists '{name[:60]}', which is not a file of weights")
@@ -563,24 +565,24 @@ def _fill(folder: Path, module: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 
 def _built(
-    folder: Path, found: dict[str, Any], network: nn.Module | None, space: Space | None, *, meta: bool = False
+    folder: Path, content: dict[str, Any], network: nn.Module | None, space: Space | None, *, meta: bool = False
 ) -> Field:
     """Build the field that a record describes; with `meta`, only its shapes, without memory."""
-    noise = found["noise"]
+    noise = content["noise"]
     try:
-        space = space or (Space.from_description(found["space"]) if found.get("space") else None)
+        space = space or (Space.from_description(content["space"]) if content.get("space") else None)
     except (FmwcError, TypeError, KeyError) as error:
         raise CheckpointError(f"the space of {folder} cannot be built: {error}") from error
     with _ShapesOnly() if meta else torch.device("cpu"):
         field = attach(
-            _network(folder, found, meta=meta) if network is None else network,
+            _network(folder, content, meta=meta) if network is None else network,
             include=noise["include"],
             exclude=noise["exclude"],
             width=noise["width"],
             initial_log_alpha=noise["initial_log_alpha"],
             space=space,
-            prior_rate=0.3 if found.get("prior_rate") is None else found["prior_rate"],
-            kl_factor=0.5 if found.get("kl_factor") is None else found["kl_factor"],
+            prior_rate=0.3 if content.get("prior_rate") is None else content["prior_rate"],
+            kl_factor=0.5 if content.get("kl_factor") is None else content["kl_factor"],
         )
     if field.noise.names != noise["layers"]:
         raise CheckpointError(
@@ -610,9 +612,9 @@ class _ShapesOnly(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _network(folder: Path, found: dict[str, Any], *, meta: bool = False) -> nn.Module:
+def _network(folder: Path, content: dict[str, Any], *, meta: bool = False) -> nn.Module:
     """Build one of fmwc's own networks without changing torch's global random state."""
-    kind, config = found["network"]["kind"], found["network"]["config"]
+    kind, config = content["network"]["kind"], content["network"]["config"]
     if config is None or kind not in NETS:
         raise CheckpointError(f"{folder} holds a {kind}, not a network of fmwc; pass it: load(path, network=net)")
     try:
@@ -637,11 +639,11 @@ def _option(value: Any, where: str) -> Any:
 
 def _check_shapes(folder: Path, module: nn.Module, tensors: dict[str, Tensor]) -> None:
     expected = {k: tuple(v.shape) for k, v in module.state_dict().items()}
-    found = {k: tuple(v.shape) for k, v in tensors.items()}
-    wrong = sorted(k for k in expected.keys() | found.keys() if expected.get(k) != found.get(k))
+    stored = {k: tuple(v.shape) for k, v in tensors.items()}
+    wrong = sorted(k for k in expected.keys() | stored.keys() if expected.get(k) != stored.get(k))
     if wrong:
         name = wrong[0]
         raise CheckpointError(
-            f"{folder} is of another architecture: {name} is {found.get(name, 'missing')} in the file and "
+            f"{folder} is of another architecture: {name} is {stored.get(name, 'missing')} in the file and "
             f"{expected.get(name, 'missing')} in the network ({len(wrong)} weights differ)"
         )

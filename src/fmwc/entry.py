@@ -133,15 +133,15 @@ def build(entry: str, weights: str | Path | None = None) -> tuple[nn.Module, Spa
     return network, space
 
 
-def _load_weights(network: nn.Module, found: dict[str, Tensor]) -> None:
+def _load_weights(network: nn.Module, weights: dict[str, Tensor]) -> None:
     """Load a state dict that was saved with or without an adapter, `torch.compile` or `DataParallel`."""
     for wrapper in ("_orig_mod.", "module."):
-        if all(name.startswith(wrapper) for name in found):
-            found = {name.removeprefix(wrapper): value for name, value in found.items()}
+        if all(name.startswith(wrapper) for name in weights):
+            weights = {name.removeprefix(wrapper): value for name, value in weights.items()}
     if isinstance(network, (Adapted, Denoised)) and isinstance(network.network, nn.Module):
         inner = network.network
-        network = inner if found.keys() == inner.state_dict().keys() else network
-    network.load_state_dict(found)
+        network = inner if weights.keys() == inner.state_dict().keys() else network
+    network.load_state_dict(weights)
 
 
 def try_once(network: nn.Module, x: State, cond: dict[str, Any]) -> None:
@@ -162,7 +162,7 @@ def try_once(network: nn.Module, x: State, cond: dict[str, Any]) -> None:
             "another signature, adapt it, such as fmwc.adapters.adapt(net, time_first=True)"
         ) from error
     alike = isinstance(velocity, (Tensor, dict)) and isinstance(velocity, dict) == isinstance(few, dict)
-    found = {name: getattr(v, "shape", None) for name, v in channels(velocity).items()} if alike else {}
-    if found != {name: value.shape for name, value in channels(few).items()}:
-        came = {name: tuple(shape or ()) for name, shape in found.items()} or type(velocity).__name__
+    returned = {name: getattr(v, "shape", None) for name, v in channels(velocity).items()} if alike else {}
+    if returned != {name: value.shape for name, value in channels(few).items()}:
+        came = {name: tuple(shape or ()) for name, shape in returned.items()} or type(velocity).__name__
         raise UsageError(f"the network must return a velocity of the samples' shape, {shapes}{given}; got {came}")

@@ -52,8 +52,8 @@ def commit() -> str:
     """Return the commit of the running code, from `FMWC_COMMIT`, the build or the checkout, or "unknown"."""
     if given := os.environ.get("FMWC_COMMIT"):
         return "".join(c if c.isprintable() else "?" for c in given)[:100]
-    if found := re.fullmatch(r'COMMIT = "([0-9a-f]{7,64})"\s*', _text(PACKAGE / BAKED)):
-        return found[1]
+    if match := re.fullmatch(r'COMMIT = "([0-9a-f]{7,64})"\s*', _text(PACKAGE / BAKED)):
+        return match[1]
     root = PACKAGE.parents[1]
     ours = root / "src" / "fmwc" == PACKAGE and _OURS.search(_text(root / "pyproject.toml"))
     return commit_of(root) if ours else UNKNOWN
@@ -75,9 +75,9 @@ def commit_of(root: Path) -> str:
         if not _REF.fullmatch(name) or ".." in name:
             return UNKNOWN
         packed = [line for folder in folders for line in _text(folder / "packed-refs").splitlines()]
-        found = [_text(folder / name).strip() for folder in folders]
-        found += [line.removesuffix(f" {name}") for line in packed if line.endswith(f" {name}")]
-        head = next(filter(None, found), "")
+        hashes = [_text(folder / name).strip() for folder in folders]
+        hashes += [line.removesuffix(f" {name}") for line in packed if line.endswith(f" {name}")]
+        head = next(filter(None, hashes), "")
     return head[:SHORT] if _HASH.fullmatch(head) else UNKNOWN
 
 

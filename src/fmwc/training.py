@@ -527,10 +527,10 @@ def _learn_space(field: Field, data: State, cond: Mapping[str, Tensor]) -> None:
 
 def _tensors(field: Field, data: Any) -> State:
     """Return data as tensors of the network's precision."""
-    found = tree_map(lambda c: as_rows(c, "the data"), data)
-    if not all(value.is_floating_point() for value in channels(found).values()):
+    rows = tree_map(lambda c: as_rows(c, "the data"), data)
+    if not all(value.is_floating_point() for value in channels(rows).values()):
         raise UsageError("the data are integers, and a flow has no path between them; scale them, x.float() / 255")
-    return tree_map(lambda c: c.to(precision_of(field.network)), found)
+    return tree_map(lambda c: c.to(precision_of(field.network)), rows)
 
 
 def _set_gradient(parameter: nn.Parameter, required: bool) -> None:

@@ -28,11 +28,11 @@ class Samples(NamedTuple):
 
 
 def _numpy(path: Path) -> dict[str, Tensor]:
-    found = {name or SINGLE: value for name, value in read_arrays(path, LIMIT).items()}
-    if odd := [name for name, value in found.items() if value.dtype.kind not in "fiub" or value.dtype.itemsize > 8]:
-        raise DataError(f"{path}: '{odd[0][:60]}' is of {found[odd[0]].dtype}; save numbers")
+    arrays = {name or SINGLE: value for name, value in read_arrays(path, LIMIT).items()}
+    if odd := [name for name, value in arrays.items() if value.dtype.kind not in "fiub" or value.dtype.itemsize > 8]:
+        raise DataError(f"{path}: '{odd[0][:60]}' is of {arrays[odd[0]].dtype}; save numbers")
     try:
-        return {name: torch.from_numpy(_native(value)) for name, value in found.items()}
+        return {name: torch.from_numpy(_native(value)) for name, value in arrays.items()}
     except (TypeError, ValueError) as error:
         raise DataError(f"{path} holds arrays that cannot be tensors ({error})") from error
 
@@ -43,8 +43,8 @@ def _native(value: np.ndarray) -> np.ndarray:
 
 
 def _torch(path: Path) -> Any:
-    found = read_pt(path, LIMIT)
-    return {SINGLE: found} if isinstance(found, Tensor) else found
+    content = read_pt(path, LIMIT)
+    return {SINGLE: content} if isinstance(content, Tensor) else content
 
 
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -61,14 +61,14 @@ def read(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     if path.suffix not in READERS:
         raise DataError(f"{shown(path)} must have one of the extensions {', '.join(READERS)}")
-    found = READERS[path.suffix](path)
-    named = isinstance(found, Mapping) and all(isinstance(name, str) for name in found)
-    if not named or not found or not all(isinstance(value, Tensor) for value in found.values()):
-        inner = [name for name, value in found.items() if isinstance(value, dict)] if named else []
+    content = READERS[path.suffix](path)
+    named = isinstance(content, Mapping) and all(isinstance(name, str) for name in content)
+    if not named or not content or not all(isinstance(value, Tensor) for value in content.values()):
+        inner = [name for name, value in content.items() if isinstance(value, dict)] if named else []
         remedy = f"; save {inner[0][:60]!r} alone, or let the function load it" if inner else ""
-        held = ", ".join(found)[:200] or "nothing" if named else type(found).__name__
+        held = ", ".join(content)[:200] or "nothing" if named else type(content).__name__
         raise DataError(f"{shown(path)} must hold named tensors only, but holds {held}{remedy}")
-    return dict(found)
+    return dict(content)
 
 
 def load(path: str | Path) -> Samples:
@@ -76,18 +76,18 @@ def load(path: str | Path) -> Samples:
     return samples_of(read(path), path)
 
 
-def samples_of(found: Mapping[str, Tensor], path: str | Path) -> Samples:
+def samples_of(tensors: Mapping[str, Tensor], path: str | Path) -> Samples:
     """Return the tensors of a file as samples and conditions; raise if they do not fit together."""
-    parts = {name.removeprefix("x."): v for name, v in found.items() if name.startswith("x.")}
-    if parts and SINGLE in found:
+    parts = {name.removeprefix("x."): v for name, v in tensors.items() if name.startswith("x.")}
+    if parts and SINGLE in tensors:
         raise DataError(f"{path} holds both x and x.{next(iter(parts))}; keep one of them")
-    x: State | None = parts or found.get(SINGLE)
-    cond = {name: v for name, v in found.items() if name != SINGLE and not name.startswith("x.")}
-    rows = {name: len(v) if v.ndim else 0 for name, v in found.items()}
+    x: State | None = parts or tensors.get(SINGLE)
+    cond = {name: v for name, v in tensors.items() if name != SINGLE and not name.startswith("x.")}
+    rows = {name: len(v) if v.ndim else 0 for name, v in tensors.items()}
     if len(set(rows.values())) > 1 or 0 in rows.values():
         raise DataError(f"{path} needs one row per sample in every array, and at least one; got {rows}")
-    if odd := [name for name, v in found.items() if v.is_complex() or v.is_quantized]:
-        raise DataError(f"{path}: '{odd[0]}' is of {found[odd[0]].dtype}; save real numbers")
+    if odd := [name for name, v in tensors.items() if v.is_complex() or v.is_quantized]:
+        raise DataError(f"{path}: '{odd[0]}' is of {tensors[odd[0]].dtype}; save real numbers")
     if (size := 4 * sum(v.numel() for v in channels(x).values()) if x is not None else 0) > LIMIT:
         raise DataError(f"{path} takes {size:,} bytes in single precision; at most {LIMIT:,} are read")
     x = None if x is None else tree_map(Tensor.float, x)

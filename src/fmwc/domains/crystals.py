@@ -116,11 +116,11 @@ class CrystalDomain(ShippedDomain):
 
     def numbers(self, run: Trajectory, bad: np.ndarray | None = None) -> Rows:
         bad = self.judge(run) if bad is None else bad
-        found = self.judgement(run).summary()
+        summary = self.judgement(run).summary()
         rows = [
-            {"": "structures", "value": f"{found['structures']}, of which {found['problems']} could not be judged"},
-            {"": "mean energy above the hull, eV/atom", "value": f"{found['mean_e_above_hull']:.3f}"},
-            {"": "valid by the distance rule", "value": f"{found['distances_ok_share']:.1%}"},
+            {"": "structures", "value": f"{summary['structures']}, of which {summary['problems']} could not be judged"},
+            {"": "mean energy above the hull, eV/atom", "value": f"{summary['mean_e_above_hull']:.3f}"},
+            {"": "valid by the distance rule", "value": f"{summary['distances_ok_share']:.1%}"},
             {"": "metastable (≤ 0.1 eV/atom)", "value": rate(~bad)},
         ]
         if 0 < bad.sum() < len(bad):

@@ -130,7 +130,7 @@ class Mp20(Recipe):
         return sample(field, count, seed=seed, cond={"atoms": atoms.to(device)}, **options)
 
     def reference(self, field: Field) -> tuple[Reference, dict[str, float]]:
-        """Return the reference, from crystals with their own seed."""
+        """Fit the reference to crystals of a separate seed."""
         network: Any = field.network
         atoms = network.draw_sizes(self.references, derive(self.seed, "atoms"))
         reference = fit_confidence(
@@ -170,8 +170,8 @@ def _scale(network: CSPNet, recipe: Mp20) -> None:
     network.lattice_std.copy_(x_t["lattice"].std(0).clamp_min(1e-3))
     network.velocity_mean.copy_(u["lattice"].mean(0))
     network.velocity_std.copy_(u["lattice"].std(0).clamp_min(1e-3))
-    there = space.present["coord"].expand_as(u["coord"])
-    network.coord_std.copy_(u["coord"][there].square().mean().sqrt())
+    present = space.present["coord"].expand_as(u["coord"])
+    network.coord_std.copy_(u["coord"][present].square().mean().sqrt())
     network.sizes.copy_(torch.bincount(cond["atoms"], minlength=WIDTH + 1))
 
 
