@@ -30,7 +30,7 @@ from fmwc.errors import MismatchError
 from fmwc.flow import elbo_loss, flow_matching_loss
 from fmwc.networks import TimeEmbedding
 from fmwc.noise import Draw, divergence_from_prior, time_features
-from fmwc.randomness import Given, derive
+from fmwc.randomness import ReplayedRandomness, derive
 from fmwc.recipes.checkerboard import PRESETS, SPACE
 
 CPU = torch.device("cpu")
@@ -89,7 +89,7 @@ def test_losses_and_gradients_are_the_librarys(draws):
     loss, gradients, _ = stacked(fields, [Cell(beta=BETA)] * 2, draws)
     for i, field in enumerate(fields):
         x1, *rest = draws[i]
-        wanted = elbo_loss(field, x1, BETA * SHARE, seed=Given(rest))
+        wanted = elbo_loss(field, x1, BETA * SHARE, seed=ReplayedRandomness(rest))
         wanted.backward()
         torch.testing.assert_close(loss[i], wanted, rtol=1e-5, atol=1e-6)
         for mine, own in zip(gradients, own_gradients(field), strict=True):
@@ -100,7 +100,7 @@ def test_plain_flow_matching_is_a_cell(draws):
     fields = [field_of(0), field_of(1)]
     loss, gradients, _ = stacked(fields, [FM, Cell(beta=BETA)], draws)
     x1, *rest = draws[0]
-    wanted = flow_matching_loss(fields[0].network, SPACE, x1, seed=Given(rest))
+    wanted = flow_matching_loss(fields[0].network, SPACE, x1, seed=ReplayedRandomness(rest))
     wanted.backward()
     torch.testing.assert_close(loss[0], wanted, rtol=1e-5, atol=1e-6)
     for mine, own in zip(gradients, own_gradients(fields[0]), strict=True):
@@ -122,7 +122,7 @@ def test_readings_against_the_definition(draws, variance, reduction, layers):
     x1, t, x0, *epsilon = draws[0]
     noisy_layers = LAYERS[layers]
     given = [e if i in noisy_layers else torch.zeros_like(e) for i, e in enumerate(epsilon)]
-    draw = Draw(Given(given))
+    draw = Draw(ReplayedRandomness(given))
     v = field.run(draw, x0 + t[:, None] * (x1 - x0), t)
     total = (v - (x1 - x0)).square().mean()
     for i, log_ratio in enumerate(draw.log_alphas):

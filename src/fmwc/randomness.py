@@ -13,7 +13,17 @@ from typing import Protocol, SupportsIndex
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK", "Blocks", "Given", "Noting", "Randomness", "Stream", "as_randomness", "derive", "signs"]
+__all__ = [
+    "BLOCK",
+    "Blocks",
+    "Randomness",
+    "RecordingRandomness",
+    "ReplayedRandomness",
+    "Stream",
+    "as_randomness",
+    "derive",
+    "signs",
+]
 
 # Samples that share one seed. Larger blocks waste more at the borders of a batch; smaller ones are seeded more often.
 # If a sample takes many numbers (the noise of an image's layer), fewer share a seed. GPUs prefer larger fills.
@@ -95,27 +105,27 @@ class Blocks:
         return torch.cat(pieces).reshape(like.shape)
 
 
-class Noting:
-    """Randomness that records the requests to another source, and its answers."""
+class RecordingRandomness:
+    """Randomness that records the requests to another source, and its draws."""
 
     def __init__(self, source: Randomness) -> None:
         self.source = source
-        self.asked: list[tuple[str, Tensor]] = []
+        self.requests: list[tuple[str, Tensor]] = []
         self.drawn: list[Tensor] = []
 
-    def _note(self, method: str, like: Tensor) -> Tensor:
-        self.asked.append((method, like.detach().new_empty(()).expand(like.shape)))  # the shape, without memory
+    def normal(self, like: Tensor) -> Tensor:
+        return self._record("normal", like)
+
+    def uniform(self, like: Tensor) -> Tensor:
+        return self._record("uniform", like)
+
+    def _record(self, method: str, like: Tensor) -> Tensor:
+        self.requests.append((method, like.detach().new_empty(()).expand(like.shape)))  # the shape, without memory
         self.drawn.append(getattr(self.source, method)(like))
         return self.drawn[-1]
 
-    def normal(self, like: Tensor) -> Tensor:
-        return self._note("normal", like)
 
-    def uniform(self, like: Tensor) -> Tensor:
-        return self._note("uniform", like)
-
-
-class Given:
+class ReplayedRandomness:
     """Randomness that replays recorded draws in order."""
 
     def __init__(self, drawn: list[Tensor]) -> None:

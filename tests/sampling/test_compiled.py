@@ -7,8 +7,8 @@ from torch._dynamo.utils import counters
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fmwc
-from fmwc.compiled import Compiled, graphs
-from fmwc.compiled import compiled as compiling
+from fmwc import compiled as compiling
+from fmwc.compiled import Compiled
 from fmwc.errors import UsageError
 from fmwc.estimators import Diagonal, Linearised, MonteCarlo, Tangent
 from fmwc.flow import Channel, FlatTorus, Space
@@ -114,13 +114,13 @@ class Convolving(nn.Module):
 
 def test_convolutions_are_pulled_back_as_convolutions(monkeypatch):
     field = fmwc.attach(Convolving(), space=(1, 7, 7))
-    seen, rewrite = [], graphs.without_backward
+    seen, rewrite = [], compiling.transpose_backward_convolutions
 
     def rewritten(graph):
         rewrite(graph)
         seen.append([str(node.target) for node in graph.nodes])
 
-    monkeypatch.setattr(graphs, "without_backward", rewritten)
+    monkeypatch.setattr(compiling, "transpose_backward_convolutions", rewritten)
     options = {"steps": 2, "confidence": Linearised(2)}
     assert_same(
         fmwc.sample(fast(field)[0], 4, **arguments(**options)),
@@ -134,13 +134,13 @@ def test_convolutions_are_pulled_back_as_convolutions(monkeypatch):
 
 def test_what_a_reading_and_the_velocity_have_in_common_is_computed_once(monkeypatch):
     field, cond = digits()
-    seen, rewrite = [], graphs.once
+    seen, rewrite = [], compiling.remove_duplicates
 
     def rewritten(module):
         rewrite(module)
         seen.append([str(node.target) for node in module.graph.nodes])
 
-    monkeypatch.setattr(graphs, "once", rewritten)
+    monkeypatch.setattr(compiling, "remove_duplicates", rewritten)
     fmwc.sample(fast(field)[0], 6, steps=1, confidence=reader(ESTIMATORS["taylor"]), cond=cond)
     layers = sum(isinstance(m, nn.Conv2d) for m in field.network.modules())
     assert [targets.count("aten.convolution.default") for targets in seen] == [2 * layers]  # outputs and variances
@@ -164,7 +164,7 @@ class Writing(nn.Module):
 
 def test_what_is_drawn_twice_stays_two():
     module = make_fx(lambda x: torch.randn_like(x) - torch.randn_like(x))(torch.zeros(4))
-    graphs.once(module)
+    compiling.remove_duplicates(module)
     assert module(torch.zeros(4)).abs().min() > 0
 
 
@@ -304,7 +304,7 @@ def test_graphs_of_a_room_that_was_too_small_are_let_go_of():
     compiled, _ = fast(field)
     for size in (1, 2, 3, 4):
         fmwc.sample(compiled, 3, steps=2, confidence=None, cond={"atoms": torch.full((3,), size)})
-    assert len(compiled._made) == 1
+    assert len(compiled._graphs) == 1
 
 
 def test_it_stands_for_its_field():
@@ -358,7 +358,7 @@ def test_a_captured_graph_agrees_with_the_field(made, half, tolerance, monkeypat
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # ten bits, rounded otherwise where fused otherwise
     field, cond = made()
     field, cond = field.to("cuda"), {k: v.to("cuda") for k, v in cond.items()}
-    compiled = Compiled(field, say=lambda text: None, half=half)
+    compiled = Compiled(field, say=lambda text: None, half=half, cuda_graph=True)
     options = {"steps": 3, "confidence": Linearised(1), "cond": cond}
     for seed in (0, 1):
         one, other = (fmwc.sample(f, 6, **arguments(seed=seed, **options)) for f in (compiled, field))
