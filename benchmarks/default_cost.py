@@ -1,6 +1,6 @@
 """What sampling with confidence costs as it comes, in units of plain sampling: the fastest of several runs of each.
 
-python benchmarks/default_cost.py --device cuda --out results/lifts/timing.json
+python -m benchmarks.default_cost --device cuda --out results/lifts/timing.json
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Small checks behind results/mnist/NOTES.md: noise of probes, sign of the divergence, how far a small run goes.
 
-.venv/bin/python benchmarks/digit_checks.py [--run runs/mnist]   # samples of python -m experiments reproduce mnist
+python -m benchmarks.digit_checks [--run runs/mnist]   # samples of python -m experiments reproduce mnist
 """
 
 from __future__ import annotations

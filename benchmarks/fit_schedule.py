@@ -1,7 +1,7 @@
 """Chooses the few times at which a shipped checkpoint's variance is read, and writes them beside its weights.
 
-    .venv/bin/python benchmarks/fit_schedule.py crystals --pilot 1000
-    .venv/bin/python benchmarks/fit_schedule.py mnist --pilot 1000 --device cuda
+    python -m benchmarks.fit_schedule crystals --pilot 1000
+    python -m benchmarks.fit_schedule mnist --pilot 1000 --device cuda
 
 A pilot run is read at every step that its score looks at, on a seed of its own; it sees no outcome. What fewer or more
 readings would tell is printed.

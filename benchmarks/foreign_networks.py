@@ -1,6 +1,6 @@
 """Check the variance on small random networks of other libraries.
 
-    .venv-interop/bin/python benchmarks/foreign_networks.py [--only NAME …] [--out results/interop/exactness.json]
+    python -m benchmarks.foreign_networks [--only NAME …] [--out results/interop/exactness.json]
 
 For each network, the linearised variance (one probe per output: exact to first order) and, where its rules apply, the
 diagonal one are compared with 1024 posterior draws, at a noise level where first order holds and at larger ones. Writes

@@ -1,6 +1,6 @@
 """The paper's headline on the Checkerboard: does joint training place more samples than plain flow matching?
 
-    PYTHONPATH=src python benchmarks/headline.py --device cuda --minutes 9 --out results/checkerboard/headline
+    python -m benchmarks.headline --device cuda --minutes 9 --out results/checkerboard/headline
 
 The paper prints 5.9 % misplaced samples for plain flow matching (FM) and 4.6 % for joint training, and its text leaves
 open how the noise and its KL are meant (:class:`Cell`). A screening trains every reading for a part of the iterations

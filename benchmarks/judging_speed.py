@@ -1,6 +1,6 @@
 """How fast crystals are judged: energies by CHGNet, and everything else, on real structures.
 
-.venv/bin/python benchmarks/judging_speed.py --data FOLDER   # MP-20's test split
+python -m benchmarks.judging_speed --data FOLDER   # MP-20's test split
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""How well confidence finds failures as it comes, beside its parts, its rivals and larger budgets, on fresh seeds.
+"""Compare how well the default confidence, its parts, other scores and larger budgets find failures, on fresh seeds.
 
     python -m benchmarks.lifts draw mnist --seeds 200,201,202 --count 10000 --device cuda --out runs/lifts/mnist
     python -m benchmarks.lifts draw runs/fashion --setting mnist --judge runs/fashion-judge --data fashion.npz --refit …
-    python -m benchmarks.lifts judge runs/lifts/crystals      # crystals are judged on a CPU, after they were drawn
+    python -m benchmarks.lifts judge runs/lifts/crystals      # crystals are judged afterwards, on a CPU
     python -m benchmarks.lifts table runs/lifts --out results/lifts
 
 `draw` writes one file per seed with every score, and the seconds that plain sampling and the default took. `--refit`
-chooses the confidence anew (fmwc.fit_confidence), with the data that is given, and writes it into `reference.json`.
-`--early` is a checkpoint of the same network after a fifth of its training, which some of the leads need
-(benchmarks/leads.py); `--leads` reads the others too.
+chooses the confidence again (fmwc.fit_confidence) with the given data, and writes it to `reference.json`. `--early` is
+a checkpoint of the same network after a fifth of its training, for some of the scores of benchmarks/leads.py; `--leads`
+computes the others too.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from fmwc import fit_confidence, load, sample
 from fmwc.checkpoint import describe_reference, load_network
 from fmwc.checks import Contest, Echo, run_checks
 from fmwc.data import mnist
+from fmwc.domains import domain_named
 from fmwc.estimators import Linearised
 from fmwc.files import write_json, write_text
 from fmwc.provenance import Clock, provenance
@@ -44,16 +45,13 @@ FREE = ("spread", "spread@0.3-0.8", "spread@0.6-1", "detour")
 
 
 def conditions(field: Any, setting: str, count: int, seed: int) -> dict[str, Any]:
-    """Conditions of fresh samples, as `fmwc sample` draws them."""
-    if setting == "mnist":
-        return {"y": torch.arange(count, device=field.device) % field.network.config["classes"]}
-    if setting == "crystals":
-        return {"atoms": field.network.draw_sizes(count, derive(seed, "atoms")).to(field.device)}
-    return {}
+    """Return the conditions of fresh samples, as `fmwc sample` draws them."""
+    cond = domain_named(setting).conditions(field, count, seed=seed)
+    return {name: value.to(field.device) for name, value in cond.items()}
 
 
 def larger(setting: str, field: Any) -> dict[str, Any]:
-    """Checks with larger budgets than the default's."""
+    """Return checks with larger budgets than the default."""
     if setting == "mnist":
         values = torch.arange(field.network.config["classes"])
         return {f"contest, {n}": Contest.planned("y", values, n) for n in (10, 40, 120)}
@@ -64,7 +62,7 @@ def larger(setting: str, field: Any) -> dict[str, Any]:
 
 
 def seconds(device: torch.device, call: Any) -> tuple[float, Any]:
-    """The seconds that a call takes, and what it returns."""
+    """Return the seconds that a call takes, and its result."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     begun = time.perf_counter()
@@ -76,11 +74,8 @@ def seconds(device: torch.device, call: Any) -> tuple[float, Any]:
 
 def draw(args: argparse.Namespace) -> None:
     """Draw fresh samples, and read every score."""
-    device, setting, clock = (
-        torch.device(args.device),
-        args.setting or args.checkpoint,
-        Clock(torch.device(args.device)),
-    )
+    device, setting = torch.device(args.device), args.setting or args.checkpoint
+    clock = Clock(device)
     field: Any = load(args.checkpoint, device=device)
     args.out.mkdir(parents=True, exist_ok=True)
     batch = args.batch or BATCH[setting]
@@ -134,14 +129,17 @@ def draw(args: argparse.Namespace) -> None:
             found["failed"] = misplaced(run.x)
         else:
             run.compact().to("cpu").save(args.out / f"{seed}.safetensors")
-        about = {"plain_s": plain_s, "default_s": default_s, "variance_s": variance_s, "chosen": field.reference.score}
-        about |= {
+        about = {
+            "plain_s": plain_s,
+            "default_s": default_s,
+            "variance_s": variance_s,
+            "chosen": field.reference.score,
             "reason": field.reference.reason,
             "checkpoint": Path(args.checkpoint).name,
             "count": args.count,
             "same": same,
+            "extra": sum(check.evaluations for check in field.reference.checks.values()),
         }
-        about |= {"extra": sum(own.evaluations for own in field.reference.checks.values())}
         np.savez_compressed(args.out / f"{seed}.npz", about=np.array(json.dumps(about)), **found)
         print(f"{args.out.name} {seed}: {json.dumps(about)}", flush=True)
     write_json(
@@ -150,7 +148,7 @@ def draw(args: argparse.Namespace) -> None:
 
 
 def led(args: argparse.Namespace, field: Any, run: Trajectory, cond: dict[str, Any], batch: int) -> dict[str, Any]:
-    """The scores of leads that were tried."""
+    """Read the scores of benchmarks/leads.py in batches."""
     early: Any = load(args.early, device=field.device) if args.early else None
     classes = torch.arange(field.network.config["classes"], device=field.device) if "y" in cond else None
     parts: list[leads.Found] = []
@@ -178,7 +176,7 @@ def _summed(scores: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
 
 
 def judge(args: argparse.Namespace) -> None:
-    """Judge crystals that were drawn before: failed are those that are not metastable."""
+    """Judge crystals that were drawn before; those that are not metastable count as failed."""
     from fmwc.domains.crystals import CrystalDomain
 
     setting = CrystalDomain()

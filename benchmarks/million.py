@@ -1,6 +1,6 @@
 """Many Checkerboard points with their confidence: time and peak memory of `fmwc sample`, which does not grow.
 
-    .venv/bin/python benchmarks/million.py [--counts 10000 100000 1000000] [--every-step]
+    python -m benchmarks.million [--counts 10000 100000 1000000] [--every-step]
 
 Each number of samples is a process of its own, whose peak resident memory the system tells when it ends: the most that
 it held at any time, torch itself included. Small runs are held together, large ones are written as they come.

@@ -1,36 +1,37 @@
 #!/usr/bin/env bash
-# What results/ needs a GPU for, in calls of ten minutes at most (one H200):
+# The parts of results/ that need a GPU, in calls of ten minutes at most (one H200):
 #
 #     bash benchmarks/on_gpu.sh PART COMMIT OUT
 #
-#     draw   what fmwc reproduce crystals draws of the shipped field, what options of fmwc study crystals are chosen
-#            from (validation seed), few times to read the variance at, and whether compiled fields work here: OUT/draw.tar.*
-#     study  what fmwc study crystals draws, on three fresh seeds: OUT/study.tar.*
+#     draw   the samples of `reproduce crystals` from the shipped field, all options of `study crystals` (validation seed),
+#            few times to read the variance at, and the tests of compiled fields: OUT/draw.tar.*
+#     study  the samples of `study crystals`, on three fresh seeds: OUT/study.tar.*
 #     crystals, mnist
-#            what confidence costs there: fmwc bench, alone on the GPU, sampling (also with TF32) and training; and digits read by four probes: OUT/crystals.tar.*, …
+#            the cost of confidence: `bench`, alone on the GPU, sampling (also with TF32) and training; and digits read
+#            by four probes: OUT/crystals.tar.*, …
 #     sweep  smaller and larger batches, read in half precision: OUT/sweep.tar.*
 #     curve  crystals read at few and many steps: OUT/curve.tar.*
 #
 # Data lies in carry/mp20, which git ignores. Crystals are judged afterwards, on a CPU:
 #
 #     cat draw.tar.* | tar x -C runs
-#     fmwc reproduce crystals --set flow=crystals --only read:retrofit,read:hutchinson --out runs/draw/reproduce
-#     fmwc study crystals --wide --only read:edit,read:steps,read:rewind --out runs/draw/wide
+#     python -m experiments reproduce crystals --set flow=crystals --only read:retrofit,read:hutchinson --out runs/draw/reproduce
+#     python -m experiments study crystals --wide --only read:edit,read:steps,read:rewind --out runs/draw/wide
 #     cat study.tar.* | tar x -C runs
-#     fmwc study crystals --only read:filter,read:trust,read:edit,read:steps,read:rewind --out runs/study
+#     python -m experiments study crystals --only read:filter,read:trust,read:edit,read:steps,read:rewind --out runs/study
 set -uo pipefail
 part=$1 out=$3
-export FMWC_COMMIT=$2 PYTHONPATH=$PWD/src PYTHONUNBUFFERED=1 OMP_NUM_THREADS=2
+export FMWC_COMMIT=$2 PYTHONPATH=$PWD/src:$PWD PYTHONUNBUFFERED=1 OMP_NUM_THREADS=2
 work=$(mktemp -d)
 mkdir -p "$out" "$work/$part"
 
-fmwc() { timeout "$1" python3 -m fmwc "${@:2}"; }
-crystals() { FMWC_DATA=carry/mp20 fmwc "$@"; }
+experiments() { timeout "$1" python3 -m experiments "${@:2}"; }
+crystals() { FMWC_DATA=carry/mp20 experiments "$@"; }
 
-# Processes that share the GPU: each has kernels that fill it badly.
+# Let processes share the GPU, because the kernels of each do not fill it.
 shared() { export CUDA_MPS_PIPE_DIRECTORY=$work/mps CUDA_MPS_LOG_DIRECTORY=$work/mps; mkdir -p "$work/mps"; nvidia-cuda-mps-control -d; }
 
-# What there is of a folder, in files that come back from the machine.
+# Pack a folder into files that are copied back from the machine.
 bring() { tar c -C "$work" --exclude='*.resume' "$1" | split -b 15M -d - "$out/$1.tar."; ls -l "$out"; }
 
 case $part in
@@ -43,8 +44,8 @@ draw)
         crystals 530 study crystals --wide --set edited=50 --set replicates=4 --set swept=300 --set rewound=300 --only "draw:$task" --out "$work/draw/wide" &
     done
     for name in crystals mnist; do
-        FMWC_DATA=carry/mp20 timeout 400 python3 benchmarks/fit_schedule.py $name --pilot 2000 --out "$work/draw/schedule-$name" >"$work/draw/schedule-$name.log" 2>&1 &
-        fmwc 300 bench $name --steps 50 --rounds 1 --minutes 4 --only readings --out "$work/draw/tried-$name" >"$work/draw/tried-$name.log" 2>&1 &
+        FMWC_DATA=carry/mp20 timeout 400 python3 -m benchmarks.fit_schedule $name --pilot 2000 --out "$work/draw/schedule-$name" >"$work/draw/schedule-$name.log" 2>&1 &
+        experiments 300 bench $name --steps 50 --rounds 1 --minutes 4 --only readings --out "$work/draw/tried-$name" >"$work/draw/tried-$name.log" 2>&1 &
     done
     timeout 300 python3 -m pytest -q -p no:cacheprovider tests/sampling/test_compiled.py >"$work/draw/compiled.log" 2>&1 &
     wait
@@ -64,41 +65,41 @@ crystals | mnist)
     declare -A count=([crystals]=512 [mnist]=1024)
     n=${count[$part]}
     for case in few "linearised in bf16" "(1 probe) in" "Taylor-1 in" "Hermite in"; do
-        # Compiles everything, all at once; what is measured below finds it in torch's cache.
-        fmwc 200 bench "$part" -n "$n" --steps 2 --rounds 1 --only "$case" --out "$work/warm-$case" >"$work/$case.log" 2>&1 &
+        # Compile everything in parallel; the measurements below use torch's cache.
+        experiments 200 bench "$part" -n "$n" --steps 2 --rounds 1 --only "$case" --out "$work/warm-$case" >"$work/$case.log" 2>&1 &
     done
-    fmwc 200 bench "$part" -n 256 --rounds 1 --only training --out "$work/warm-training" >"$work/training.log" 2>&1 &
-    fmwc 200 bench "$part" -n "$n" --steps 2 --rounds 1 --only "linearised in bf16" --tf32 --out "$work/warm-tf32" >"$work/tf32.log" 2>&1 &
+    experiments 200 bench "$part" -n 256 --rounds 1 --only training --out "$work/warm-training" >"$work/training.log" 2>&1 &
+    experiments 200 bench "$part" -n "$n" --steps 2 --rounds 1 --only "linearised in bf16" --tf32 --out "$work/warm-tf32" >"$work/tf32.log" 2>&1 &
     wait
     echo "compiled after $SECONDS s"
     tail -qn 1 "$work"/*.log | cut -c 1-200
-    fmwc 200 bench "$part" -n "$n" --steps 50 --rounds 3 --minutes 2.8 --only few,bf16,ensemble --out "$work/$part/bench"
+    experiments 200 bench "$part" -n "$n" --steps 50 --rounds 3 --minutes 2.8 --only few,bf16,ensemble --out "$work/$part/bench"
     echo "sampled after $SECONDS s"
     bring "$part" >/dev/null # so far
-    fmwc 60 bench "$part" -n "$n" --steps 50 --rounds 3 --minutes 0.7 --only "linearised in bf16" --tf32 --out "$work/$part/tf32"
-    fmwc 90 bench "$part" -n 256 --rounds 20 --minutes 0.8 --only training --out "$work/$part/training"
+    experiments 60 bench "$part" -n "$n" --steps 50 --rounds 3 --minutes 0.7 --only "linearised in bf16" --tf32 --out "$work/$part/tf32"
+    experiments 90 bench "$part" -n 256 --rounds 20 --minutes 0.8 --only training --out "$work/$part/training"
     echo "trained after $SECONDS s"
     bring "$part" >/dev/null
     if [ "$part" = mnist ]; then
-        timeout 200 python3 benchmarks/probe_curve.py --draw "$work/mnist/probes.safetensors"
+        timeout 200 python3 -m benchmarks.probe_curve --draw "$work/mnist/probes.safetensors"
     fi
     bring "$part"
     ;;
 sweep)
     export OMP_NUM_THREADS=3
     for case in "crystals 64" "crystals 2048" "mnist 64" "mnist 8192"; do
-        fmwc 200 bench ${case% *} -n ${case#* } --steps 2 --rounds 1 --only "linearised in bf16" --out "$work/warm-$case" >"$work/$case.log" 2>&1 &
+        experiments 200 bench ${case% *} -n ${case#* } --steps 2 --rounds 1 --only "linearised in bf16" --out "$work/warm-$case" >"$work/$case.log" 2>&1 &
     done
     wait
     echo "compiled after $SECONDS s"
     for case in "crystals 64" "crystals 2048" "mnist 64" "mnist 8192"; do
-        fmwc 80 bench ${case% *} -n ${case#* } --steps 50 --rounds 3 --minutes 1 --only "linearised in bf16" --out "$work/sweep/${case/ /-}"
+        experiments 80 bench ${case% *} -n ${case#* } --steps 50 --rounds 3 --minutes 1 --only "linearised in bf16" --out "$work/sweep/${case/ /-}"
     done
     bring sweep
     ;;
 curve)
-    # Crystals are brought home, and judged by the same command there.
-    FMWC_DATA=carry/mp20 timeout 100 python3 benchmarks/schedule_curve.py crystals --count 2500 --pilot 1000 --draws "$work/curve/crystals" --draw-only
+    # The same command judges the crystals afterwards, on a CPU.
+    FMWC_DATA=carry/mp20 timeout 100 python3 -m benchmarks.schedule_curve crystals --count 2500 --pilot 1000 --draws "$work/curve/crystals" --draw-only
     bring curve
     ;;
 *)

@@ -1,7 +1,7 @@
 """Digits: more readings, or more probes a reading? How well failures are found, and what it costs.
 
-    python benchmarks/probe_curve.py --draw runs/probes.safetensors            # on a GPU, about two minutes
-    python benchmarks/probe_curve.py --probes runs/probes.safetensors --costs results/bench/h200/mnist.json
+    python -m benchmarks.probe_curve --draw runs/probes.safetensors            # on a GPU, about two minutes
+    python -m benchmarks.probe_curve --probes runs/probes.safetensors --costs results/bench/h200/mnist.json
 
 Each digit is read at every step, by four probes one after another, so that every number of probes and of readings is a
 part of one run; one probe can be taken in four ways, two in two. Times to read at are chosen on digits of another seed,

@@ -1,6 +1,6 @@
 """What one evaluation of a compiled field costs on a GPU, without a sampler around it, and which kernels take the time.
 
-    python benchmarks/profile_reading.py mnist --kernels 12 --out results/bench/h200/evaluations
+    python -m benchmarks.profile_reading mnist --kernels 12 --out results/bench/h200/evaluations
 
 Ratios are to the plain velocity of the same batch. What they come to in a run is for
 `python -m experiments bench` to measure.

@@ -1,7 +1,7 @@
 """Chooses again what the confidence of a shipped checkpoint is made from, and writes the reference into its folder.
 
-    .venv/bin/python benchmarks/refit_reference.py mnist-joint --data DIR --device cuda
-    .venv/bin/python benchmarks/refit_reference.py mnist-joint --data DIR --references 80 --out /tmp/mnist-joint
+    python -m benchmarks.refit_reference mnist-joint --data DIR --device cuda
+    python -m benchmarks.refit_reference mnist-joint --data DIR --references 80 --out /tmp/mnist-joint
 
 It runs `fmwc.fit_confidence` by the checkpoint's own recipe, as training does at its end, with the training data and
 the recipe's seed. The weights stay as they are, and data other than those the checkpoint was trained on are refused.

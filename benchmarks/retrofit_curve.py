@@ -1,12 +1,12 @@
 """How many steps a retrofit takes, with data and with the network's own samples, beside joint training.
 
-.venv/bin/python benchmarks/retrofit_curve.py checkerboard
-.venv/bin/python benchmarks/retrofit_curve.py mnist --device cuda --data ../shared/data/mnist --every 5
-.venv/bin/python benchmarks/retrofit_curve.py crystals --device cuda --every 5 --joint FOLDER --drawn curve.safetensors
-.venv/bin/python benchmarks/retrofit_curve.py crystals --judge curve.safetensors
-.venv/bin/python benchmarks/retrofit_curve.py crystals --batch 64 --count 1000 --own 1000 --steps 0 30 100 300 \\
+python -m benchmarks.retrofit_curve checkerboard
+python -m benchmarks.retrofit_curve mnist --device cuda --data ../shared/data/mnist --every 5
+python -m benchmarks.retrofit_curve crystals --device cuda --every 5 --joint FOLDER --drawn curve.safetensors
+python -m benchmarks.retrofit_curve crystals --judge curve.safetensors
+python -m benchmarks.retrofit_curve crystals --batch 64 --count 1000 --own 1000 --steps 0 30 100 300 \\
     --times 0.68 0.78 0.88
-.venv/bin/python benchmarks/retrofit_curve.py picture
+python -m benchmarks.retrofit_curve picture
 
 The shipped flow's noise is fitted anew for each number of steps. Every one of them reads the same samples on the same
 way (`fmwc.sampling.reread`), so that rows differ by the noise alone. Joint training has samples of its own; so a lift,

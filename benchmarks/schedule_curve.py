@@ -1,7 +1,7 @@
 """Quality against cost: how well few readings of the variance find what failed, and how much time they take.
 
-    .venv/bin/python benchmarks/schedule_curve.py checkerboard
-    .venv/bin/python benchmarks/schedule_curve.py crystals --draws runs/curve --costs results/bench/h200/crystals.json
+    python -m benchmarks.schedule_curve checkerboard
+    python -m benchmarks.schedule_curve crystals --draws runs/curve --costs results/bench/h200/crystals.json
 
 Digits have `probe_curve.py`, where the number of probes is a choice too. With --draw-only samples go to the folder
 --draws, to be judged on another machine.

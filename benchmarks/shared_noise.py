@@ -1,6 +1,6 @@
 """Noise per position against noise that positions share: scores of both, for the same digits of the shipped model.
 
-    python benchmarks/shared_noise.py --count 1000 --device cuda --out runs/shared_noise
+    python -m benchmarks.shared_noise --count 1000 --device cuda --out runs/shared_noise
 
 Writes scores.npz: for each sample its label and every score by both estimators, the samples (`x`) to be judged, and, if
 the shipped classifier is used (`--judge`), whether it disagrees with the label; prints their rank correlation, and the

@@ -1,6 +1,6 @@
 """Peak memory of the transported dispersion against the number of steps: flat, but for the states.
 
-    .venv/bin/python benchmarks/transport_memory.py [--out results/checkerboard/memory.json]
+    python -m benchmarks.transport_memory [--out results/checkerboard/memory.json]
 
 Each number of steps runs in a process of its own, whose peak resident memory is read at the end. Large blocks are
 given back to the system when freed (glibc's MALLOC_MMAP_THRESHOLD_): what the allocator keeps for later is not counted.
