@@ -56,7 +56,7 @@ _HOME = {
     "Field": "field",
     "FmwcError": "errors",
     "SamplingConfig": "sampling",
-    "Schedule": "references",
+    "Schedule": "sampling",
     "Trajectory": "sampling",
     "VarianceRecorder": "sampling",
     "attach": "field",
