@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fmwc.checks.residuals import renoised, residuals
+from fmwc.checks.evidence import renoised, residuals
 from fmwc.flow import Space, path_of
 from fmwc.randomness import derive
 from fmwc.sampling import SamplingConfig, sample

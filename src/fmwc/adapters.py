@@ -19,7 +19,6 @@ were trained on another path than the straight one have a method `path`, and noi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
@@ -27,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fmwc.conventions import PREDICTIONS, SCHEDULES, PathSchedule
 from fmwc.errors import UsageError, pick
 from fmwc.state import batch_size, tree_map, unsqueeze_like
 
@@ -122,29 +122,8 @@ def timestepped(network: nn.Module, *, scale: float = 1000.0, backwards: bool = 
 
 FLOOR = 1e-2  # the distance from the ends of time, where a prediction is divided by a scale of zero
 
-Schedule = Callable[[Tensor], tuple[Tensor, Tensor]]  # t -> scales α of data and σ of noise, x_t = α x1 + σ x0
 
-
-def _vp(t: Tensor, low: float = 0.1, high: float = 20.0) -> tuple[Tensor, Tensor]:
-    s = 1 - t
-    alpha = torch.exp(-0.25 * s.square() * (high - low) - 0.5 * s * low)
-    return alpha, (1 - alpha.square()).clamp_min(0).sqrt()
-
-
-SCHEDULES: dict[str, Schedule] = {
-    "linear": lambda t: (t, 1 - t),
-    "cosine": lambda t: (torch.sin(math.pi / 2 * t), torch.cos(math.pi / 2 * t)),
-    "vp": _vp,  # β from 0.1 to 20, as in DDPM and score-based models
-}
-# The velocity of a state x and a prediction, for scales α, σ and their slopes. The prediction appears once, so that
-# diagonal propagation counts its variance once.
-PREDICTIONS: dict[str, Callable[..., Tensor]] = {
-    "data": lambda x, found, a, s, da, ds: (da - ds * a / s) * found + ds / s * x,
-    "noise": lambda x, found, a, s, da, ds: (ds - da * s / a) * found + da / a * x,
-}
-
-
-def _scales(schedule: Schedule, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _scales(schedule: PathSchedule, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return α, σ and their slopes."""
     with torch.inference_mode(False):
         (alpha, sigma), pull = torch.func.vjp(schedule, t.clone())  # type: ignore[misc]
@@ -191,7 +170,7 @@ class Predicting(Adapted):
         self,
         network: nn.Module,
         predicts: str,
-        schedule: str | Schedule = "linear",
+        schedule: str | PathSchedule = "linear",
         *,
         floor: float = FLOOR,
         **call: Any,

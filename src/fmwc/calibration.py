@@ -28,8 +28,7 @@ import torch
 from torch import Tensor
 
 from fmwc.checks import Contest, Echo, Nearest, run_checks
-from fmwc.checks.nearest import NEIGHBOURS, vectors
-from fmwc.checks.residuals import discrete_conditions
+from fmwc.checks.evidence import NEIGHBOURS, discrete_conditions, vectors
 from fmwc.conventions import check_conventions
 from fmwc.entry import one_line
 from fmwc.errors import FmwcError, ShapeError, UsageError, require_finite

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fmwc.checks import Contest, Echo, Nearest
-from fmwc.checks.nearest import missing_features
+from fmwc.checks.evidence import missing_features
 from fmwc.errors import CheckpointError, FmwcError, nearest, require_finite
 from fmwc.field import Field, attach
 from fmwc.files import write_bytes, write_json

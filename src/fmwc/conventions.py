@@ -1,7 +1,7 @@
-"""Whether a network is called as it was trained: its loss beside that of a zero velocity and of other conventions.
+"""Conventions: what a network predicts and how it is called, and whether it is called as it was trained.
 
-The right velocity has the least flow-matching loss of all functions of (x_t, t). So where the same network, read by
-another convention on the same path, has clearly less, it was trained by that convention; the message names the adapter.
+The right velocity has the least flow-matching loss of all functions of (x_t, t). If the same network has clearly less
+loss under another convention on the same path, it was trained with that one, and the message names the adapter.
 """
 
 from __future__ import annotations
@@ -16,73 +16,108 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fmwc.adapters import PREDICTIONS, SCHEDULES
 from fmwc.errors import UsageError
 from fmwc.flow import Euclidean, Pairs, Space, couple, path_of
 from fmwc.modes import evaluating
 from fmwc.randomness import Stream, derive
-from fmwc.state import State, as_conditions, batch_size, channels, precision_of, require_state, tree_map
+from fmwc.state import (
+    State,
+    as_conditions,
+    batch_size,
+    channels,
+    has_rows,
+    precision_of,
+    require_state,
+    select_conditions,
+    tree_map,
+    unsqueeze_like,
+)
 
-__all__ = ["Conventions", "check_conventions", "examine_conventions"]
+__all__ = ["PREDICTIONS", "SCHEDULES", "Conventions", "PathSchedule", "check_conventions", "examine_conventions"]
 
-MOST = 256  # samples looked at
-TIMES_EACH = 4  # at so many times each; less of both where samples are large
-NUMBERS = 1 << 15
-CLEAR = 0.95  # of the loss of our convention: what a better one has at most
-SURE = 4.0  # standard errors between two losses
-GOOD = 0.5  # of a zero velocity's loss: a network that has less is not asked further questions
-USELESS = 0.9  # of a zero velocity's loss: a network that has more has not learned the velocity (a linear one has 0.79)
-EXPLAINED = 0.75  # of the variance of data or noise: what a prediction of them leaves at most
-LINEAR = 1.25  # of the loss of a linear guess: what another reading of the network has at most (0.9 for samples)
-RESCALED = 0.6  # of the loss on the data as they are: what those on rescaled data have at most
-WORSE = 2.0  # of the loss of a linear guess: a network that has more wants rescaled data, if it has
-LEARNED = 1.1  # at most of it there (an untrained network has 1.2 and more on data of any scale)
-RATIOS = 2.0  # of data to noise, as logarithms: paths are compared from −2 to 2
-FACTORS = (1 / 100, 1 / 10, 1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 2, 2, 3, 4, 10, 100)  # of the data
-FAR = 4.0  # a standard deviation of data that is not one's own choice
-ENDS = 0.15  # of time: left out at both ends where a path of the network's own divides by a scale that ends at zero
+PathSchedule = Callable[[Tensor], tuple[Tensor, Tensor]]  # t -> scales α of data and σ of noise, x_t = α x1 + σ x0
 
+
+def _vp(t: Tensor, low: float = 0.1, high: float = 20.0) -> tuple[Tensor, Tensor]:
+    s = 1 - t
+    alpha = torch.exp(-0.25 * s.square() * (high - low) - 0.5 * s * low)
+    return alpha, (1 - alpha.square()).clamp_min(0).sqrt()
+
+
+SCHEDULES: dict[str, PathSchedule] = {
+    "linear": lambda t: (t, 1 - t),
+    "cosine": lambda t: (torch.sin(math.pi / 2 * t), torch.cos(math.pi / 2 * t)),
+    "vp": _vp,  # β from 0.1 to 20, as in DDPM and score-based models
+}
+# The velocity of a state x and a prediction, for scales α, σ and their slopes. The prediction appears once, so that
+# diagonal propagation counts its variance once.
+PREDICTIONS: dict[str, Callable[..., Tensor]] = {
+    "data": lambda x, found, a, s, da, ds: (da - ds * a / s) * found + ds / s * x,
+    "noise": lambda x, found, a, s, da, ds: (ds - da * s / a) * found + da / a * x,
+}
 TIMES: dict[str, Callable[[Tensor], Tensor]] = {
     "": lambda t: t,
     "backwards=True": lambda t: 1 - t,
     "scale=1000.0": lambda t: 1000 * t,
     "scale=1000.0, backwards=True": lambda t: 1000 * (1 - t),
 }
-# Where a prediction is turned into a velocity: not where it is divided by a scale near zero.
-TURNED: dict[str, Callable[[Tensor], Tensor]] = {
+# The times at which a prediction is compared as a velocity: not where it is divided by a scale near zero.
+COMPARED: dict[str, Callable[[Tensor], Tensor]] = {
     "": lambda t: t > -1,
     "data": lambda t: t < 0.5,
     "noise": lambda t: t > 0.5,
 }
 
+# Sizes
+MOST = 256  # samples that are examined,
+TIMES_EACH = 4  # each at so many times; both are smaller for large samples
+NUMBERS = 1 << 15
+# Thresholds of a loss, relative to the loss of our convention ...
+CLEAR = 0.95  # the largest of a better convention
+RESCALED = 0.6  # the largest on rescaled data
+SURE = 4.0  # standard errors between two losses
+# ... to that of a zero velocity ...
+GOOD = 0.5  # a network with less is called correctly
+USELESS = 0.9  # a network with more has not learned the velocity (a linear one has 0.79)
+# ... and to that of the best linear guess
+LINEAR = 1.25  # the largest of another convention (0.9 for samples)
+WORSE = 2.0  # a network with more may need rescaled data,
+LEARNED = 1.1  # on which it has at most this (an untrained network has at least 1.2 on data of any scale)
+EXPLAINED = 0.75  # largest unexplained share of the variance of data or noise, if a network predicts them
+# Others
+RATIOS = 2.0  # logarithms of the ratio of data to noise at which paths are compared, from −2 to 2
+FACTORS = (1 / 100, 1 / 10, 1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 2, 2, 3, 4, 10, 100)  # of the data
+FAR = 4.0  # a standard deviation of the data, or its inverse, that nobody chooses
+ENDS = 0.15  # excluded at both ends of time on a network's own path, which may divide by a scale that ends at zero
 
-class Reading(NamedTuple):
-    """One way to read a network.
+
+class Alternative(NamedTuple):
+    """Another convention, or another scale of the data.
 
     Attributes:
-        fix: The adapter, or the change of the data, that makes it so.
-        asks: What is asked of the user, in words.
-        loss: Its loss, as a multiple of a zero velocity's.
-        share: Its loss, as a multiple of that of the best linear guess, by which readings are compared.
+        fix: The adapter, or the change of the data.
+        question: What the message asks the user.
+        loss: The network's loss, as a multiple of that of a zero velocity.
+        share: Its loss, as a multiple of that of the best linear guess; alternatives are compared by it.
     """
 
     fix: str
-    asks: str
-    loss: float
+    question: str
+    loss: float = math.nan
     share: float = math.inf
 
 
 @dataclass(frozen=True)
 class Conventions:
-    """What was found.
+    """The result of examining a network.
 
     Attributes:
-        loss: The network's flow-matching loss, as a multiple of a zero velocity's: less than 1 for a trained network.
-        better: A reading that explains the network clearly better than ours, if there is one.
+        loss: The network's flow-matching loss, as a multiple of that of a zero velocity: below 1 if it is trained.
+        better: An alternative that explains the network clearly better, if there is one.
     """
 
     loss: float
-    better: Reading | None = None
+    better: Alternative | None = None
 
     @property
     def useless(self) -> bool:
@@ -91,13 +126,13 @@ class Conventions:
 
     @property
     def message(self) -> str:
-        """One line on what is wrong and what to do; empty if nothing is."""
+        """One line that says what is wrong and what to do; empty if nothing is."""
         worse = "worse than predicting nothing" if self.loss > 1 else "that of another convention"
         times = f"{self.loss:.3g} times the loss of a zero velocity"
         if self.better is not None:
             return (
-                f"the network's loss is {worse} ({times}, {self.better.loss:.3g} otherwise): {self.better.asks} use "
-                f"{self.better.fix}; conventions=False skips this check"
+                f"the network's loss is {worse} ({times}, {self.better.loss:.3g} otherwise): {self.better.question} "
+                f"use {self.better.fix}; conventions=False skips this check"
             )
         if self.useless:
             return (
@@ -117,15 +152,15 @@ def check_conventions(
     pairs: Pairs = None,
     refuse: bool = True,
 ) -> Conventions:
-    """Raise where another convention explains a network clearly better than ours; warn where it has learned nothing.
+    """Raise if another convention explains a network clearly better; warn if the network has learned nothing.
 
     Arguments:
         network: A network or a field, called as `network(x, t, **cond)`.
-        space: Where states live.
-        x1: Data, or samples of the network's own.
-        cond: Its conditions, a row per sample.
+        space: The space of the states.
+        x1: Data, or samples of the network.
+        cond: Their conditions, one row per sample.
         seed: Seeds the choice of samples, and their noise.
-        pairs: Which noise goes with which data (:func:`fmwc.flow.couple`).
+        pairs: Which noise belongs to which data (:func:`fmwc.flow.couple`).
         refuse: Whether to raise. If not, `x1` are samples of any quality: losses are medians over samples, and a
             better convention is a warning.
     """
@@ -149,14 +184,23 @@ def examine_conventions(
 ) -> Conventions:
     """Compare a network's loss with those of other conventions, without raising; see :func:`check_conventions`."""
     network = getattr(network, "network", network) if hasattr(network, "noise") else network
-    # Guidance is no velocity of a path; what is guided is.
+    # A guided velocity is not that of a path; the network behind it is.
     called = getattr(network, "conditional", network)
     modes = evaluating(network) if isinstance(network, nn.Module) else nullcontext()
     with modes, torch.inference_mode(False), torch.no_grad():
-        return _Look(network, called, space, x1, as_conditions(cond), seed, pairs, robust).found()
+        return _Examination(network, called, space, x1, as_conditions(cond), seed, pairs, robust).result()
 
 
-class _Look:
+class _Candidate(NamedTuple):
+    """An alternative on the same path, with the squared error of its velocity per sample."""
+
+    alternative: Alternative
+    predicts: str  # empty for a velocity
+    options: str  # of the adapter
+    errors: Tensor
+
+
+class _Examination:
     """One batch of data on paths from noise, and the network's outputs there."""
 
     def __init__(
@@ -170,7 +214,8 @@ class _Look:
         pairs: Pairs,
         robust: bool,
     ) -> None:
-        self.robust, self.most = robust, USELESS if robust else LINEAR
+        self.network, self.called, self.robust = network, called, robust
+        self.largest = USELESS if robust else LINEAR
         total, size = batch_size(x1), sum(c[0].numel() for c in channels(x1).values())
         count = max(min(total, MOST, NUMBERS // size), min(total, 16))
         count *= max(1, min(MOST * TIMES_EACH, NUMBERS // size) // count)
@@ -179,79 +224,187 @@ class _Look:
         weights = network.parameters() if isinstance(network, nn.Module) else ()
         device = next((p.device for p in weights), next(iter(channels(x1).values())).device)
 
-        def taken(value: Any) -> Any:
-            if isinstance(value, (list, tuple)) and len(value) == total:  # texts
-                return [value[row] for row in rows.tolist()]
-            several = isinstance(value, Tensor) and value.ndim > 0 and len(value) == total
-            return value[rows.to(value.device)].to(device) if several else value
+        def on_device(value: Any) -> Any:
+            return value.to(device) if has_rows(value, count) else value
+
+        def chosen(state: Any) -> Any:
+            return tree_map(lambda c: on_device(c[rows.to(c.device)]) if has_rows(c, total) else c, state)
 
         dtype = precision_of(network)
-        self.x1 = tree_map(lambda c: taken(c).to(dtype), x1)
-        self.cond = {name: taken(value) for name, value in cond.items()}
-        self.network, self.called, self.space = network, called, space.given(self.cond)
-        given = pairs if pairs is None or isinstance(pairs, str) or callable(pairs) else tree_map(taken, pairs)
+        self.x1 = tree_map(lambda c: c.to(dtype), chosen(x1))
+        self.cond = {name: on_device(value) for name, value in select_conditions(cond, rows, total).items()}
+        self.space = space.given(self.cond)
+        given = pairs if pairs is None or isinstance(pairs, str) or callable(pairs) else chosen(pairs)
         randomness = Stream(torch.Generator(device).manual_seed(derive(seed, "noise")))
         self.x0 = tree_map(lambda c: c.to(dtype), couple(given, self.space, self.x1, randomness))
-        # Evenly spaced times, in an order of their own.
+        # Evenly spaced times, in random order.
         order = torch.randperm(count, generator=torch.Generator().manual_seed(derive(seed, "times")))
         self.t = ((order.to(device, dtype) + 0.5) / count).to(dtype)
         self.path = path_of(network, self.space)
-        flat = all(isinstance(c.manifold, Euclidean) for c in space.channels.values())
         ours = getattr(self.path, "__self__", None) is self.space
-        self.straight = flat and ours
+        self.straight = ours and all(isinstance(c.manifold, Euclidean) for c in space.channels.values())
         self.t = self.t if ours else ENDS + (1 - 2 * ENDS) * self.t
+        self.x_t, self.u = self.path(self.x0, self.x1, self.t)
 
-    def found(self) -> Conventions:
-        x_t, u_t = self.path(self.x0, self.x1, self.t)
-        first = self._output(x_t, self.t)
+    def result(self) -> Conventions:
+        first = self._output(self.x_t, self.t)
         assert first is not None
         require_state(first, "the network's velocity")
         self.space.check(first, "the network's velocity is of another shape: ")
-        ours, nothing = self._errors(first, u_t), self._errors(tree_map(torch.zeros_like, u_t), u_t)
-        loss = self._ratio(ours, nothing)
-        called = self._called_otherwise(x_t, u_t, first, ours, nothing, loss)
-        rescaled, least = self._rescaled(loss)
+        errors, zero = self._errors(first, self.u), self._errors(tree_map(torch.zeros_like, self.u), self.u)
+        loss = self._ratio(errors, zero)
+        better = self._better_convention(first, errors, zero, loss)
+        rescaled, least = self._better_scale(loss)
         spread = float(sum(c.std() for c in channels(self.x1).values()) / len(channels(self.x1)))
-        far = not 1 / FAR < spread < FAR
-        if called is not None and (least < called.share or (far and rescaled is not None)):
-            called = None
-        return Conventions(loss, called or rescaled)
+        unusual = not 1 / FAR < spread < FAR
+        if better is not None and (least < better.share or (unusual and rescaled is not None)):
+            better = None
+        return Conventions(loss, better or rescaled)
 
-    def _called_otherwise(
-        self, x_t: Any, u_t: Any, first: Any, ours: Tensor, nothing: Tensor, loss: float
-    ) -> Reading | None:
-        """The best of the conventions that have clearly less loss on the same path."""
-        found: list[tuple[Reading, str, str, Tensor]] = []
-        # The best constant: what an untrained network can come near to by chance.
-        constant = self._errors(tree_map(lambda c: c.mean(0, keepdim=True).expand_as(c), u_t), u_t)
-        linear = self._errors(self._linear(x_t, self.x1), u_t) if self.straight else None
-        for reading, what, options, v, least in self._readings(x_t, first, asked=not loss < GOOD):
-            where, theirs = TURNED[what](self.t), self._errors(v, u_t)
-            # A prediction of nothing is a velocity, too: x / t, where data are wide.
-            bars = [ours, constant, *([] if least is None else [self._errors(least, u_t)])]
-            if not all(self._clearly(theirs[where], bar[where]) for bar in bars):
+    # ---- other conventions ----
+
+    def _better_convention(self, first: Any, errors: Tensor, zero: Tensor, loss: float) -> Alternative | None:
+        """Return the best of the conventions that have clearly less loss on the same path."""
+        velocities, predictions = self._candidates(first, errors, zero, loss)
+        best = min(velocities, key=lambda one: one.alternative.loss, default=None)
+        for one in sorted(predictions, key=lambda one: one.alternative.loss):
+            where = COMPARED[one.predicts](self.t)
+            if best is None or self._clearly_less(one.errors[where], best.errors[where]):
+                return self._prediction(one.predicts, one.options)[1] or one.alternative
+        if best is None:
+            return None if loss < USELESS else self._prediction()[1]
+        if best.alternative.loss < GOOD:
+            return best.alternative
+        share, predicted = self._prediction()
+        useful = best.alternative.loss < USELESS and not share < USELESS  # else no better than a linear guess
+        return best.alternative if useful else predicted
+
+    def _candidates(
+        self, first: Any, errors: Tensor, zero: Tensor, loss: float
+    ) -> tuple[list[_Candidate], list[_Candidate]]:
+        """Return the velocities and the predictions that have clearly less loss than ours and than constants."""
+        found: tuple[list[_Candidate], list[_Candidate]] = [], []
+        # An untrained network can come near to the best constant by chance.
+        constant = self._errors(tree_map(lambda c: c.mean(0, keepdim=True).expand_as(c), self.u), self.u)
+        linear = self._errors(self._linear(self.x_t, self.x1), self.u) if self.straight else None
+        for alternative, predicts, options, v, of_nothing in self._conventions(first, every=not loss < GOOD):
+            where, theirs = COMPARED[predicts](self.t), self._errors(v, self.u)
+            # A prediction of nothing is a velocity, too: x / t for wide data.
+            bounds = [errors, constant, *([] if of_nothing is None else [self._errors(of_nothing, self.u)])]
+            if not all(self._clearly_less(theirs[where], bound[where]) for bound in bounds):
                 continue
             share = 1.0 if linear is None else self._ratio(theirs[where], linear[where])
-            if what or share < self.most:
-                reading = reading._replace(loss=self._ratio(theirs[where], nothing[where]), share=share)
-                found.append((reading, what, options, theirs))
-        velocities = [one for one in found if not one[1]]
-        best = min(velocities, key=lambda one: one[0].loss, default=None)
-        for other in sorted((one for one in found if one[1]), key=lambda one: one[0].loss):
-            where = TURNED[other[1]](self.t)  # compared where a prediction can be
-            if best is None or self._clearly(other[3][where], best[3][where]):
-                return self._predictions(other[1], other[2])[1] or other[0]
-        if best is None and loss < USELESS:
-            return None
-        if best is not None and best[0].loss < GOOD:
-            return best[0]
-        share, predicted = self._predictions()
-        if best is not None and best[0].loss < USELESS and not share < USELESS:  # no better than a linear guess
-            return best[0]
-        return predicted
+            if predicts or share < self.largest:
+                ratio = self._ratio(theirs[where], zero[where])
+                one = _Candidate(alternative._replace(loss=ratio, share=share), predicts, options, theirs)
+                found[bool(predicts)].append(one)
+        return found
+
+    def _conventions(self, first: Any, every: bool) -> Iterator[tuple[Alternative, str, str, Any, Any]]:
+        """Yield every other convention on the same path.
+
+        Each is an alternative without losses, what it predicts, its options, its velocity, and for a prediction the
+        velocity of a network that predicts zero. Without `every`, the network is called only as it was.
+        """
+        for options, time in TIMES.items() if every else [("", TIMES[""])]:
+            output = first if not options else self._output(self.x_t, time(self.t))
+            if output is None:
+                continue
+            back = "backwards" in options
+            question = "noise at t = 1?" if back else "a turned velocity?"
+            question = "a time up to 1000?" if "scale" in options else question
+            for sign in (1, -1) if options else (-1,):
+                turned = "output=lambda v: -v" if back != (sign == -1) else ""
+                fix = f"adapt({', '.join(filter(None, ['net', options, turned]))})"
+                yield Alternative(fix, question), "", options, tree_map(lambda c: sign * c, output), None  # noqa: B023
+            for what in PREDICTIONS if self.straight else ():
+                of_nothing = self._as_velocity(what, tree_map(torch.zeros_like, output))
+                yield _predicting(what, "linear", options), what, options, self._as_velocity(what, output), of_nothing
+
+    def _as_velocity(self, what: str, output: Any) -> Any:
+        """Return the velocity of a prediction on the straight path."""
+        one = torch.ones_like(self.t)
+
+        def convert(x: Tensor, found: Tensor) -> Tensor:
+            return PREDICTIONS[what](x, found, *(unsqueeze_like(s, x) for s in (self.t, 1 - self.t, one, -one)))
+
+        return tree_map(convert, self.x_t, output)
+
+    def _prediction(self, known: str = "", called: str | None = None) -> tuple[float, Alternative | None]:
+        """Return the best prediction of data or noise on any path, and its loss relative to a linear guess.
+
+        Paths are compared at the same ratios of data to noise, where the least error is the same on all of them. A
+        prediction must explain some of the variance.
+
+        Arguments:
+            known: What the network predicts, if that is known.
+            called: How it is called, if that is known.
+        """
+        best: tuple[float, Alternative | None] = math.inf, None
+        if not self.straight:
+            return best
+        signal = (RATIOS * (2 * self.t - 1)).exp()
+        for schedule, scales in SCHEDULES.items():
+            t = _time_of(scales, signal)
+            alpha, sigma = scales(t)
+            x_t = tree_map(lambda a, b: unsqueeze_like(alpha, a) * a + unsqueeze_like(sigma, b) * b, self.x1, self.x0)  # noqa: B023
+            for options in TIMES if called is None else (called,):
+                if (output := self._output(x_t, TIMES[options](t))) is None:
+                    continue
+                for what, target in (("data", self.x1), ("noise", self.x0)):
+                    centre = tree_map(lambda c: c.mean(0, keepdim=True).expand_as(c), target)
+                    theirs, guess = self._errors(output, target), _linear_guess(what, x_t, self.x1, alpha, sigma)
+                    left = self._ratio(theirs, self._errors(centre, target))
+                    share = self._ratio(theirs, self._errors(guess, target))
+                    if what == (known or what) and left < EXPLAINED and share < min(best[0], self.largest):
+                        best = share, _predicting(what, schedule, options)._replace(loss=left, share=share)
+        return best
+
+    # ---- other scales of the data ----
+
+    def _better_scale(self, loss: float) -> tuple[Alternative | None, float]:
+        """Return a scale of the data with clearly less loss, in a flat space of one channel, and the least loss.
+
+        The least loss at any scale is relative to that of a linear guess.
+        """
+        if loss < GOOD or not self.straight or not isinstance(self.x1, Tensor):
+            return None, math.inf
+        x1, found, least = self.x1, [], math.inf
+        zero, linear = self._errors(torch.zeros_like(self.u), self.u), self._linear(self.x_t, x1)
+        ours = loss * self._ratio(zero, self._errors(linear, self.u))
+        for words, rescaled, enough in self._rescaled(x1, loss):
+            x_t, u = self.path(self.x0, rescaled, self.t)
+            if (output := self._output(x_t, self.t.clone())) is not None:
+                theirs = self._errors(output, u)
+                ratio = self._ratio(theirs, self._errors(torch.zeros_like(u), u))
+                share = self._ratio(theirs, self._errors(self._linear(x_t, rescaled), u))
+                least = min(least, share)
+                if (ratio < enough and share < LINEAR) or (ours > WORSE and share < LEARNED):
+                    found.append(Alternative(words, "data of another scale?", ratio, share))
+        return min(found, key=lambda one: one.share, default=None), least
+
+    def _rescaled(self, x1: Tensor, loss: float) -> Iterator[tuple[str, Tensor, float]]:
+        """Yield usual changes of the data that suit their range: its code, the data, and the loss that would do."""
+        low, high, spread = float(x1.min()), float(x1.max()), float(x1.std().clamp_min(1e-12))
+        less, usual = RESCALED * loss, RESCALED * loss if loss < USELESS else USELESS
+        bytes_, raw = low > -25 and 200 < high < 280, not 1 / 1.5 < spread < 1.5
+        for words, rescaled, suits, enough in (
+            ("2 * x - 1", 2 * x1 - 1, low > -0.1 and 0.8 < high < 1.2, less),
+            ("(x + 1) / 2", (x1 + 1) / 2, -1.2 < low < -0.8 and 0.8 < high < 1.2, less),
+            ("x / 255", x1 / 255, bytes_, usual),
+            ("x / 127.5 - 1", x1 / 127.5 - 1, bytes_, usual),
+            ("(x - x.mean()) / x.std()", (x1 - x1.mean()) / spread, raw, usual),
+            ("x / x.std()", x1 / spread, raw, usual),
+            ("(x - x.mean(0)) / x.std(0)", (x1 - x1.mean(0)) / x1.std(0).clamp_min(1e-6 * spread), x1.ndim == 2, usual),
+            *((f"{factor:.3g} * x", factor * x1, True, less) for factor in FACTORS),
+        ):
+            if suits:
+                yield words, rescaled, enough
+
+    # ---- errors ----
 
     def _output(self, x: Any, t: Tensor) -> Any | None:
-        """What the network gives; `None` where it cannot be called so."""
+        """Return the output of the network, or `None` if it cannot be called like that."""
         try:
             return self.called(x, t, **self.cond)
         except (IndexError, RuntimeError, ValueError):
@@ -259,112 +412,13 @@ class _Look:
                 raise
             return None
 
-    def _readings(self, x_t: Any, first: Any, asked: bool) -> Iterator[tuple[Reading, str, str, Any, Any]]:
-        """Every other convention on the same path: what it predicts, how it is called, its velocity, and that of a
-        network which predicts nothing."""
-        for options, time in TIMES.items():
-            if options and not asked:
-                return
-            output = first if not options else self._output(x_t, time(self.t))
-            if output is None:
-                continue
-            back = "backwards" in options
-            asks = "a time up to 1000?" if "scale" in options else "noise at t = 1?" if back else "a turned velocity?"
-            for sign in (1, -1):
-                if options or sign == -1:
-                    turned = "output=lambda v: -v" if back != (sign == -1) else ""
-                    fix = f"adapt({', '.join(filter(None, ['net', options, turned]))})"
-                    yield Reading(fix, asks, math.nan), "", options, tree_map(lambda c: sign * c, output), None  # noqa: B023
-            for what in PREDICTIONS if self.straight else ():
-                reading = Reading(_predicting(what, "linear", options), f"does it predict the {what}?", math.nan)
-                least = self._as_velocity(what, x_t, tree_map(torch.zeros_like, output))
-                yield reading, what, options, self._as_velocity(what, x_t, output), least
-
-    def _as_velocity(self, what: str, x_t: Any, output: Any) -> Any:
-        ones = torch.ones_like(self.t)
-
-        def one(x: Tensor, found: Tensor) -> Tensor:
-            scales = (scale[(..., *[None] * (x.ndim - 1))] for scale in (self.t, 1 - self.t, ones, -ones))
-            return PREDICTIONS[what](x, found, *scales)
-
-        return tree_map(one, x_t, output)
-
-    def _predictions(self, known: str = "", called: str | None = None) -> tuple[float, Reading | None]:
-        """The best prediction of data or noise on any path, if one leaves little of their variance unexplained.
-
-        Paths are compared at the same ratios of data to noise, where the least error is the same on all of them. Also
-        returns what is left, divided by what a linear guess leaves.
-
-        Arguments:
-            known: What it predicts, if that is known,
-            called: and how it is called.
-        """
-        best: tuple[float, Reading | None] = math.inf, None
-        if not self.straight:
-            return best
-        signal = (RATIOS * (2 * self.t - 1)).exp()
-        for schedule, scales in SCHEDULES.items():
-            t = _time_of(scales, signal)
-            alpha, sigma = scales(t)
-            x_t = tree_map(lambda a, b: _by(alpha, a) * a + _by(sigma, b) * b, self.x1, self.x0)  # noqa: B023
-            for options in TIMES if called is None else (called,):
-                if (output := self._output(x_t, TIMES[options](t))) is None:
-                    continue
-                for what, target in (("data", self.x1), ("noise", self.x0)):
-                    centre = tree_map(lambda c: c.mean(0, keepdim=True).expand_as(c), target)
-                    theirs, guess = self._errors(output, target), _guess(what, x_t, self.x1, alpha, sigma)
-                    left = self._ratio(theirs, self._errors(centre, target))
-                    share = self._ratio(theirs, self._errors(guess, target))
-                    if what == (known or what) and left < EXPLAINED and share < min(best[0], self.most):
-                        asks = f"does it predict the {what}?"
-                        best = share, Reading(_predicting(what, schedule, options), asks, left, share)
-        return best
-
     def _linear(self, x_t: Any, x1: Any) -> Any:
-        """The best velocity that is linear in each number of the state."""
-        data, noise = (_guess(what, x_t, x1, self.t, 1 - self.t) for what in ("data", "noise"))
+        """Return the best velocity that is linear in each number of the state."""
+        data, noise = (_linear_guess(what, x_t, x1, self.t, 1 - self.t) for what in ("data", "noise"))
         return tree_map(torch.sub, data, noise)
 
-    def _rescaled(self, loss: float) -> tuple[Reading | None, float]:
-        """A scale of the data at which the network has clearly less loss, in a flat space of one channel.
-
-        Also returns the least loss at any scale, as a multiple of a linear guess's.
-        """
-        if loss < GOOD or not self.straight or not isinstance(self.x1, Tensor):
-            return None, math.inf
-        x1, found, least = self.x1, [], math.inf
-        low, high, spread = float(x1.min()), float(x1.max()), float(x1.std().clamp_min(1e-12))
-        most = RESCALED * loss if loss < USELESS else USELESS
-        candidates = [
-            ("2 * x - 1", 2 * x1 - 1, low > -0.1 and 0.8 < high < 1.2, RESCALED * loss),
-            ("(x + 1) / 2", (x1 + 1) / 2, -1.2 < low < -0.8 and 0.8 < high < 1.2, RESCALED * loss),
-            ("x / 255", x1 / 255, low > -25 and 200 < high < 280, most),
-            ("x / 127.5 - 1", x1 / 127.5 - 1, low > -25 and 200 < high < 280, most),
-            ("(x - x.mean()) / x.std()", (x1 - x1.mean()) / spread, not 1 / 1.5 < spread < 1.5, most),
-            ("x / x.std()", x1 / spread, not 1 / 1.5 < spread < 1.5, most),
-            ("(x - x.mean(0)) / x.std(0)", (x1 - x1.mean(0)) / x1.std(0).clamp_min(1e-6 * spread), x1.ndim == 2, most),
-            *((f"{factor:.3g} * x", factor * x1, True, RESCALED * loss) for factor in FACTORS),
-        ]
-        ours = self._share(loss)
-        for words, rescaled, fits, enough in candidates:
-            x_t, u_t = self.path(self.x0, rescaled, self.t)
-            if fits and (output := self._output(x_t, self.t.clone())) is not None:
-                theirs = self._errors(output, u_t)
-                other = self._ratio(theirs, self._errors(torch.zeros_like(u_t), u_t))
-                share = self._ratio(theirs, self._errors(self._linear(x_t, rescaled), u_t))
-                least = min(least, share)
-                if (other < enough and share < LINEAR) or (ours > WORSE and share < LEARNED):
-                    found.append(Reading(words, "data of another scale?", other, share))
-        return min(found, key=lambda reading: reading.share, default=None), least
-
-    def _share(self, loss: float) -> float:
-        """The network's loss as a multiple of that of the best linear guess, on the data as they are."""
-        x_t, u_t = self.path(self.x0, self.x1, self.t)
-        nothing, linear = (self._errors(v, u_t) for v in (tree_map(torch.zeros_like, u_t), self._linear(x_t, self.x1)))
-        return loss * self._ratio(nothing, linear)
-
     def _errors(self, v: Any, u: Any) -> Tensor:  # -> (B,)
-        """The squared error of each sample, channels weighted as in the training loss."""
+        """Return the squared error per sample, with the weights of the channels in the training loss."""
         total, weights = torch.zeros_like(self.t), 0.0
         for name, wanted in channels(u).items():
             channel, present = self.space.channels[name], self.space.present.get(name)
@@ -377,41 +431,37 @@ class _Look:
             total, weights = total + channel.weight * error, weights + channel.weight
         return (total / weights).nan_to_num(math.inf)
 
-    def _clearly(self, theirs: Tensor, ours: Tensor) -> bool:
-        """Whether errors of the same samples are less on average, beyond chance and by a share that matters."""
+    def _clearly_less(self, theirs: Tensor, ours: Tensor) -> bool:
+        """Return whether errors of the same samples are less on average, beyond chance and by a share that matters."""
         gain = ours - theirs
         gain = gain.sign() if self.robust else gain
         return bool(gain.mean() > SURE * gain.std() / len(gain) ** 0.5) and self._ratio(theirs, ours) < CLEAR
 
     def _ratio(self, a: Tensor, b: Tensor) -> float:
-        """The ratio of two means, or medians; infinite where it is not a number."""
+        """Return the ratio of two means, or medians; infinite if it is not a finite number."""
         above, below = (one.median() if self.robust else one.mean() for one in (a, b))
         ratio = float(above / below.clamp_min(torch.finfo(b.dtype).tiny))
         return ratio if math.isfinite(ratio) else math.inf
 
 
-def _time_of(schedule: Callable[[Tensor], tuple[Tensor, Tensor]], ratio: Tensor) -> Tensor:
-    """When a schedule has a ratio α/σ of data to noise, which rises with time."""
+def _time_of(schedule: PathSchedule, ratio: Tensor) -> Tensor:
+    """Return when a schedule has a ratio α/σ of data to noise, which rises with time."""
     grid = torch.linspace(0, 1, 10_001, dtype=ratio.dtype, device=ratio.device)[1:-1]
     alpha, sigma = schedule(grid)
     return grid[torch.searchsorted(alpha / sigma.clamp_min(1e-12), ratio).clamp_max(len(grid) - 1)]
 
 
-def _guess(what: str, x_t: Any, x1: Any, alpha: Tensor, sigma: Tensor) -> Any:
-    """The best guess of data or noise that is linear in each number of the state x_t = αx₁ + σx₀."""
+def _linear_guess(what: str, x_t: Any, x1: Any, alpha: Tensor, sigma: Tensor) -> Any:
+    """Return the best guess of data or noise that is linear in each number of the state x_t = αx₁ + σx₀."""
 
-    def one(x: Tensor, data: Tensor) -> Tensor:
-        mean, var, a, s = data.mean(0), data.var(0), _by(alpha, x), _by(sigma, x)
+    def guess(x: Tensor, data: Tensor) -> Tensor:
+        mean, var, a, s = data.mean(0), data.var(0), unsqueeze_like(alpha, x), unsqueeze_like(sigma, x)
         away = (x - a * mean) / (a.square() * var + s.square())
         return mean + a * var * away if what == "data" else s * away
 
-    return tree_map(one, x_t, x1)
+    return tree_map(guess, x_t, x1)
 
 
-def _by(scale: Tensor, x: Tensor) -> Tensor:  # (B,) -> (B, 1, …)
-    return scale[(..., *[None] * (x.ndim - 1))]
-
-
-def _predicting(what: str, schedule: str, options: str) -> str:
+def _predicting(what: str, schedule: str, options: str) -> Alternative:
     rest = ", ".join(filter(None, [f'"{what}"', f'"{schedule}"' if schedule != "linear" else "", options]))
-    return f"predicting(net, {rest})"
+    return Alternative(f"predicting(net, {rest})", f"does it predict the {what}?")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fmwc.calibration import fit_confidence, pilot_conditions
 from fmwc.checkpoint import about as checkpoint_about
 from fmwc.checkpoint import load, save
-from fmwc.checks.residuals import discrete_conditions
+from fmwc.checks.evidence import discrete_conditions
 from fmwc.data import arrays
 from fmwc.data.arrays import fingerprint
 from fmwc.entry import try_once

@@ -8,7 +8,7 @@ from torch import nn
 
 import fmwc
 from fmwc.checks import Contest, Echo, Nearest, check, run_checks
-from fmwc.checks.residuals import residuals
+from fmwc.checks.evidence import residuals
 from fmwc.errors import NotFiniteError, ShapeError, UsageError
 from fmwc.flow import Channel, FlatTorus, Space, euclidean
 from fmwc.sampling import SamplingConfig

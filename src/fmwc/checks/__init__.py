@@ -1,8 +1,7 @@
 """Checks: evidence from a finished sample, wherever it comes from. Checks need no noise model and no training."""
 
-from fmwc.checks.check import CheckResult, check, choose_check, run_checks
-from fmwc.checks.nearest import Nearest, embedded
-from fmwc.checks.residuals import Contest, Echo, Evidence, residuals
+from fmwc.checks.check import CheckResult, check, choose_check
+from fmwc.checks.evidence import Contest, Echo, Evidence, Nearest, embedded, residuals, run_checks
 
 __all__ = [
     "CheckResult",

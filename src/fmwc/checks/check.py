@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fmwc.checks.residuals import Contest, Echo, among_rivals, discrete_conditions, is_text, same
+from fmwc.checks.evidence import Contest, Echo, among_rivals, discrete_conditions, is_text, run_checks, same
 from fmwc.conventions import check_conventions
 from fmwc.errors import FmwcError, ShapeError, UsageError, nearest, require_finite
 from fmwc.flow import Space, as_space, euclidean
-from fmwc.modes import evaluating
 from fmwc.state import (
     as_conditions,
     as_state,
@@ -23,19 +22,16 @@ from fmwc.state import (
     blame_conditions,
     channels,
     out_of_memory,
-    select,
-    select_conditions,
 )
 
 __all__ = ["CheckResult", "check", "choose_check", "run_checks"]
 
 CHECKS = ("contest", "echo", "nearest")
 EVALUATIONS = 20  # per sample, if the field's reference has no check
-CHUNK = 3  # a contest evaluates at most this many times as many rows at once as there are samples
 OUTSIDE = 1e-3  # how far a sample may be off its manifold, relative to its largest number
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CheckResult:
     """The result of checking samples.
 
@@ -45,8 +41,8 @@ class CheckResult:
         confidence: In [0, 1], high = trust: the position of the score among the field's reference samples. `None` if
             the field has no reference for this check.
         withheld: The reason why there is no confidence; else empty.
-        rival: For a contest, the value of the condition that came nearest to the one asked for.
-        margin: For a contest, how much better the condition asked for explains the sample than the rival does;
+        rival: For a contest, the value of the condition that came nearest to the sample's.
+        margin: For a contest, how much better its condition explains the sample than the rival does;
             negative where the flow prefers the rival.
         evaluations: Evaluations of the network per sample.
     """
@@ -81,12 +77,12 @@ def check(
     """Score finished samples by how well a flow explains them: its own, those of another generator, or real data.
 
     >>> net = nn.Bilinear(2, 1, 2)
-    >>> found = check(lambda x, t: net(x, t[:, None]), torch.zeros(3, 2), evaluations=4, conventions=False)
-    >>> found.evidence, found.score.shape, found.evaluations
+    >>> result = check(lambda x, t: net(x, t[:, None]), torch.zeros(3, 2), evaluations=4, conventions=False)
+    >>> result.evidence, result.score.shape, result.evaluations
     ('echo', torch.Size([3]), 4)
 
-    If the samples have a discrete condition (a class), the check is a *contest* between the value that was asked for
-    and the others, else an *echo* (:mod:`fmwc.checks.residuals`).
+    If the samples have a discrete condition (a class), the check is a *contest* between its value
+    and the others, else an *echo* (:mod:`fmwc.checks.evidence`).
 
     Arguments:
         field: A field, or any network called as `network(x, t, **cond)`. It needs no noise model.
@@ -104,8 +100,8 @@ def check(
         batch: The number of samples checked together.
         first: The number of the first sample, which its noise depends on.
         progress: Called with the number of samples done since the last call.
-        conventions: Whether to warn if the network explains the samples no better than a zero velocity. Not asked of
-            a field with a reference.
+        conventions: Whether to warn if the network explains the samples no better than a zero velocity. Fields
+            with a reference are not examined.
     """
     if not callable(field):
         hint = "; fmwc.load(name) opens a checkpoint" if isinstance(field, str) else ""
@@ -127,56 +123,16 @@ def check(
     try:
         if conventions and reference is None and isinstance(network, nn.Module) and count > 1:
             check_conventions(field, space, x, cond, seed=seed, refuse=False)
-        found = run_checks({chosen.name: chosen}, field, space, x, cond, seed, first, batch=batch, progress=progress)
+        results = run_checks({chosen.name: chosen}, field, space, x, cond, seed, first, batch=batch, progress=progress)
     except FmwcError:
         raise
     except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         _blame(error, x, cond)
         raise
-    score, rival = found[chosen.name], found.get("rival")
+    score, rival = results[chosen.name], results.get("rival")
     confidence, withheld = _confidence(reference, chosen, score, cond)
     named = [chosen.rivals[i] for i in rival.tolist()] if rival is not None and is_text(chosen.rivals) else rival
-    return CheckResult(chosen.name, score, confidence, withheld, named, found.get("margin"), chosen.evaluations)
-
-
-def run_checks(
-    checks: Mapping[str, Any],
-    network: Any,
-    space: Space,
-    x: Any,
-    cond: Mapping[str, Any],
-    seed: int,
-    first: int,
-    *,
-    batch: int | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> dict[str, Tensor]:
-    """Return the evidence of checks by name, one row per sample; the arguments are those of :func:`check`."""
-    total = batch_size(x)
-    parts: dict[str, list[Tensor]] = {}
-    with evaluating(network), torch.no_grad():
-        for start in range(0, total, batch or total):
-            count = min(batch or total, total - start)
-            for name, own in checks.items():
-                contest = isinstance(own, Contest)
-                size = -(-CHUNK * count // len(own.rivals)) if contest else count
-                for a in range(start, start + count, size):
-                    rows = slice(a, min(a + size, start + count))
-                    here = select_conditions(cond, rows, total)
-                    found = own(network, space, select(x, rows), here, seed, first + a)
-                    require_finite(found.score, f"the {name}")
-                    parts.setdefault(name, []).append(found.score)
-                    if contest:
-                        parts.setdefault("rival", []).append(_value_of(own.rivals, found.rival))
-                        parts.setdefault("margin", []).append(found.margin)
-            if progress:
-                progress(count)
-    return {name: torch.cat(values) for name, values in parts.items()}
-
-
-def _value_of(rivals: Any, index: Tensor) -> Tensor:
-    """Return the rivals that are numbers themselves, and those that are vectors or texts by their index."""
-    return rivals.to(index.device)[index] if isinstance(rivals, Tensor) and rivals.ndim == 1 else index
+    return CheckResult(chosen.name, score, confidence, withheld, named, results.get("margin"), chosen.evaluations)
 
 
 def _confidence(reference: Any, chosen: Any, score: Tensor, cond: Mapping[str, Any]) -> tuple[Tensor | None, str]:
@@ -192,14 +148,14 @@ def _confidence(reference: Any, chosen: Any, score: Tensor, cond: Mapping[str, A
     if not reference.checks:
         why = f"the field's reference, {reference.score}, is of trajectories; fmwc.sample gives confidence by it"
         return None, why
-    for own in reference.checks.values():
-        if getattr(own, "missing", ""):
-            return None, own.missing
-        if (name := getattr(own, "cond", "")) and cond.get(name) is None:
+    for one in reference.checks.values():
+        if getattr(one, "missing", ""):
+            return None, one.missing
+        if (name := getattr(one, "cond", "")) and cond.get(name) is None:
             return None, f"the reference compares samples by '{name}', which was not given; give cond={{'{name}': ...}}"
     return None, (
         f"the field's reference, {reference.score}, was not made with this check; leave out evaluations, evidence and "
-        f"rivals to use its own ({' and '.join(reference.checks)})"
+        f"rivals to use its checks ({' and '.join(reference.checks)})"
     )
 
 
@@ -235,11 +191,11 @@ def choose_check(
             )
         return known["nearest"]
     for name in ("contest", "echo") if evaluations is not None else known:
-        own = known.get(name)
-        if own is None or rivals or evidence not in ("", name) or evaluations not in (None, own.evaluations):
+        one = known.get(name)
+        if one is None or rivals or evidence not in ("", name) or evaluations not in (None, one.evaluations):
             continue
-        if getattr(own, "cond", "") in ("", *cond) and not getattr(own, "missing", ""):
-            return own
+        if getattr(one, "cond", "") in ("", *cond) and not getattr(one, "missing", ""):
+            return one
     evaluations = as_whole(EVALUATIONS if evaluations is None else evaluations, "evaluations", 1, 10**6)
     if evidence == "echo":
         return Echo.planned(evaluations)
@@ -309,13 +265,13 @@ def _prepared(
     x = as_state(x, "x", network, device)
     if not (count := batch_size(x)):
         raise ShapeError("a check takes at least 1 sample")
-    where = _space_of(field, x, space)
-    where.check(x)
+    space = _space_of(field, x, space)
+    space.check(x)
     for name, value in channels(x).items():
         require_finite(value, f"the samples' channel '{name}'")
     given = {name: _rows(name, value, count, x) for name, value in cond.items()}
-    where.check_rows(given, count)
-    for name, channel in where.channels.items():
+    space.check_rows(given, count)
+    for name, channel in space.channels.items():
         value = channels(x)[name]
         far = (channel.manifold.projx(value) - value).abs() > OUTSIDE * value.abs().amax().clamp_min(1.0)
         if bool(far.any()):
@@ -323,14 +279,14 @@ def _prepared(
                 f"{int(far.flatten(1).any(1).sum())} of {count} samples lie outside the space in channel '{name}'; "
                 "project them onto it first"
             )
-    return where, x, given
+    return space, x, given
 
 
 def _space_of(field: Any, x: Any, space: Any) -> Space:
     if space is not None:
         return as_space(space)
-    if (own := getattr(field, "space", None)) is not None:
-        return own
+    if (known := getattr(field, "space", None)) is not None:
+        return known
     if isinstance(x, dict):
         raise UsageError("samples of several channels need their space: check(..., space=...)")
     if x.ndim < 2:
@@ -355,7 +311,7 @@ def _rows(name: str, value: Any, count: int, x: Any) -> Any:
 
 
 def _blame(error: Exception, x: Any, cond: dict[str, Any]) -> None:
-    """Raise a one-line error for an exception of the network; return if the machine is to blame."""
+    """Raise a one-line error for an exception of the network; return if it reports the machine."""
     blame_conditions(error, cond, batch_size(x))
     if out_of_memory(error) or "CUDA" in str(error):
         return

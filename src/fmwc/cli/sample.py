@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fmwc.checkpoint import identity
 from fmwc.checks import choose_check
-from fmwc.checks.residuals import discrete_conditions
+from fmwc.checks.evidence import discrete_conditions
 from fmwc.cli.verbs import Sample
 from fmwc.compiled import Compiled
 from fmwc.domains import open_checkpoint

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fmwc.checks import choose_check
-from fmwc.checks.residuals import same
+from fmwc.checks.evidence import same
 from fmwc.errors import UsageError
 from fmwc.estimators import Estimator, Linearised, as_estimator, estimator_of
 from fmwc.flow import Space

@@ -1,22 +1,27 @@
-r"""How well a flow's own velocity explains a finished sample: *echo* and *contest*.
+r"""Evidence from finished samples: *echo*, *contest* and *nearest*, and the loop that runs them on batches.
 
-A finished sample x₁ is mixed with fresh noise x₀ on the path that the network was trained on, and the velocity of the
-network is compared with that of the path:
+Echo and contest measure how well a flow's velocity explains a finished sample x₁. It is mixed with fresh noise x₀ on
+the path that the network was trained on, and the network's velocity is compared with that of the path:
 
 .. math:: r(x_1, c; t) = \| v(x_t, t, c) - u_t \|^2, \quad (x_t, u_t) = \mathrm{path}(x_0, x_1, t)
 
-per channel, as a mean over its numbers. The **echo** is r under the sample's own condition, as a geometric mean over
-channels, times and draws. The **contest** is r under the condition that was asked for, minus the smallest r under its
-rivals, with the same noise for all of them. Neither needs a noise model or the trajectory of the sample.
+per channel, as a mean over its numbers. The **echo** is r under the sample's condition, as a geometric mean over
+channels, times and draws. The **contest** is r under that condition, minus the smallest r under its rivals, with the
+same noise for all of them. Neither needs a noise model or the trajectory of the sample.
 
 The contest is the idea of diffusion classifiers (Li et al., "Your Diffusion Model is Secretly a Zero-Shot Classifier",
 ICCV 2023; Clark and Jaini, "Text-to-Image Diffusion Models are Zero-Shot Classifiers", NeurIPS 2023), applied to the
 model's own samples. The echo is a re-noising loss, as used to detect out-of-distribution images with diffusion models
 (Graham et al., "Denoising diffusion models for out-of-distribution detection", 2023).
+
+**Nearest** is the distance to the nearest training points, where training data are available. It is hard to beat for
+states of a few numbers. It does not use the flow, and it rewards copies of the training data: a sample that is new and
+good counts as doubtful.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,25 +30,30 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fmwc.errors import UsageError
-from fmwc.flow import Space, path_of
+from fmwc.errors import UsageError, require_finite
+from fmwc.flow import FlatTorus, Space, path_of
+from fmwc.modes import evaluating
 from fmwc.randomness import Blocks, derive
 from fmwc.state import as_whole, batch_size, channels, has_rows, require_state, select, select_conditions, tree_map
 
 __all__ = [
     "CONTEST_TIMES",
     "ECHO_TIMES",
+    "NEIGHBOURS",
     "Contest",
     "Echo",
     "Evidence",
+    "Nearest",
     "among_rivals",
-    "as_values",
     "discrete_conditions",
+    "embedded",
     "is_text",
+    "missing_features",
     "renoised",
-    "required_condition",
     "residuals",
+    "run_checks",
     "same",
+    "vectors",
 ]
 
 # Times in the order in which a growing budget uses them.
@@ -57,8 +67,8 @@ class Evidence(NamedTuple):
 
     Attributes:
         score: One number per sample, high = doubtful, `(B,)`.
-        rival: For a contest, the index of the rival that came nearest to the condition asked for, `(B,)`.
-        margin: For a contest, how much better the condition asked for explains the sample than that rival, per number
+        rival: For a contest, the index of the rival that came nearest to the sample's condition, `(B,)`.
+        margin: For a contest, how much better its condition explains the sample than that rival, per number
             of the state; negative where the flow prefers the rival.
     """
 
@@ -155,11 +165,11 @@ class Echo:
 
 @dataclass(frozen=True, eq=False)
 class Contest:
-    """A check of samples under the condition that was asked for, against its rivals.
+    """A check of samples under their own condition, against its rivals.
 
-    The first `rounds` times are evaluated under every rival. At the other times the condition asked for is compared
+    The first `rounds` times are evaluated under every rival. At the other times the sample's condition is compared
     with the `finalists` rivals that explain the sample best so far. The score is the weighted sum over all times of r
-    under the condition asked for, minus the smallest such sum among the finalists.
+    under the sample's condition, minus the smallest such sum among the finalists.
 
     Arguments:
         cond: The name of the condition.
@@ -238,30 +248,30 @@ class Contest:
     def __call__(self, network: Any, space: Space, x1: Any, cond: Mapping[str, Any], seed: int, first: int) -> Evidence:
         count, space = batch_size(x1), space.given(cond)
         like = next(iter(channels(x1).values()))
-        asked = required_condition(cond, self.cond, self.name)
-        listed = among_rivals(self.cond, asked, self.rivals)
-        value, rivals, texts = as_values(asked, self.rivals, like.device)
-        own = same(value, rivals)  # (B, K); rivals that are the sample's own condition cannot win
+        given = required_condition(cond, self.cond, self.name)
+        listed = among_rivals(self.cond, given, self.rivals)
+        value, rivals, texts = as_values(given, self.rivals, like.device)
+        is_own = same(value, rivals)  # (B, K); rivals that are the sample's own condition cannot win
         weights = [t / (1 - t) for t in self.times]
         entered = torch.arange(len(rivals), device=value.device).expand(count, -1)  # the rivals at this time, (B, M)
         sums = value.new_zeros((count, len(rivals)), dtype=like.dtype)
-        asked_sum = sums.new_zeros(count)
+        own_sum = sums.new_zeros(count)
         seen: Counter[float] = Counter()
         for number, (t, weight) in enumerate(zip(self.times, weights, strict=True)):
             noisy = renoised(space, x1, t, seed, first, draw=seen[t])
             seen[t] += 1
             if number == self.rounds:
                 finalists = min(self.finalists, len(rivals) - listed)  # with two listed classes there is one rival
-                entered = sums.masked_fill(own, torch.inf).topk(finalists, 1, largest=False)[1]
-            joint = number < self.rounds and listed  # the condition asked for is one of those that entered
+                entered = sums.masked_fill(is_own, torch.inf).topk(finalists, 1, largest=False)[1]
+            joint = number < self.rounds and listed  # the sample's condition is one of those that entered
             values = rivals[entered] if joint else torch.cat([value[:, None], rivals[entered]], 1)
             r = self._residual(network, space, noisy, values, cond, texts) * weight
-            asked_sum = asked_sum + ((r * own).sum(1) if joint else r[:, 0])
+            own_sum = own_sum + ((r * is_own).sum(1) if joint else r[:, 0])
             sums = sums.scatter_add(1, entered, r if joint else r[:, 1:])
         final = torch.full_like(sums, torch.inf).scatter(1, entered, sums.gather(1, entered))
-        best, rival = final.masked_fill(own, torch.inf).min(1)
+        best, rival = final.masked_fill(is_own, torch.inf).min(1)
         total = sum(weights)
-        return Evidence((asked_sum - best) / total, rival, (best - asked_sum) / total)
+        return Evidence((own_sum - best) / total, rival, (best - own_sum) / total)
 
     def _residual(
         self,
@@ -283,6 +293,116 @@ class Contest:
         return ((found * weights).sum(0) / weights.sum()).view(count, several)
 
 
+# ---- nearest training points -----------------------------------------------------------------------------------------
+
+NEIGHBOURS = 10  # the distance to a single point is mostly chance
+DISTANCES = 1 << 24  # computed together
+MISSING = (
+    "the reference compares features of samples, and a checkpoint cannot hold the function that computes them; call "
+    "fmwc.fit_confidence(field, data, features=...) again"
+)
+
+
+def embedded(space: Space, x: Any) -> Tensor:  # -> (B, D)
+    """Return states as vectors whose distances are those of the space: an angle becomes a point on a circle."""
+    parts = []
+    for name, channel in space.channels.items():
+        if channel.rows:
+            raise UsageError(
+                f"samples differ in their number of rows of '{name}', so distances between them are not defined; give "
+                "features=, a function of states"
+            )
+        flat = channels(x)[name].flatten(1)
+        if isinstance(channel.manifold, FlatTorus):
+            angle = 2 * math.pi * flat
+            flat = torch.cat([angle.sin(), angle.cos()], 1) / (2 * math.pi)
+        parts.append(flat * math.sqrt(channel.weight))
+    return torch.cat(parts, 1)
+
+
+def vectors(space: Space, x: Any, features: Callable[[Any], Tensor] | None = None) -> Tensor:  # -> (B, D)
+    """Return one vector per sample: its features, or the embedded state if `features` is `None`."""
+    if features is None:
+        return embedded(space, x)
+    found, count = features(x), batch_size(x)
+    if not isinstance(found, Tensor) or found.ndim < 2 or len(found) != count or not found.is_floating_point():
+        came = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        raise UsageError(f"features returns a tensor of real numbers with one row per sample ({count}, D), got {came}")
+    require_finite(found, "features of samples")
+    return found.detach().flatten(1)
+
+
+def missing_features(x: Any) -> Tensor:
+    """Raise: the placeholder for the features of a reference that was loaded from a checkpoint."""
+    raise UsageError(MISSING)
+
+
+@dataclass(frozen=True, eq=False)
+class Nearest:
+    """The logarithm of the mean distance to the ten nearest training points, of the same class if they have labels.
+
+    With labels, this logarithm counts twice, and that of the nearest points of other classes is subtracted: a sample
+    should be nearer to the points of its own class.
+
+    Arguments:
+        points: Training points, `(N, D)`, as `features` returns them.
+        labels: Their class, `(N,)`, if they have one.
+        cond: The name of the condition that holds the class.
+        features: A function of states that returns one vector per sample, in which similar samples are near one
+            another. `None` for the numbers of the state.
+    """
+
+    points: Tensor
+    labels: Tensor | None = None
+    cond: str = ""
+    features: Callable[[Any], Tensor] | None = None
+    name = "nearest"
+    evaluations = 0
+
+    def describe(self) -> dict[str, Any]:
+        """Return the options as a checkpoint records them; it holds the points as tensors, and no features."""
+        return {"points": len(self.points), "cond": self.cond, **({} if self.features is None else {"features": True})}
+
+    @property
+    def missing(self) -> str:
+        """The reason why samples cannot be compared, if the features did not come with the checkpoint; else empty."""
+        return MISSING if self.features is missing_features else ""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Nearest) or (self.cond, self.features) != (other.cond, other.features):
+            return False
+        pairs = ((self.points, other.points), (self.labels, other.labels))
+        return all(a is b or (a is not None and b is not None and torch.equal(a.cpu(), b.cpu())) for a, b in pairs)
+
+    def __call__(self, network: Any, space: Space, x1: Any, cond: Mapping[str, Any], seed: int, first: int) -> Evidence:
+        states = vectors(space, x1, self.features)
+        points = self.points.to(states)
+        if states.shape[1] != points.shape[1]:
+            raise UsageError(f"samples have {states.shape[1]} numbers and the training points {points.shape[1]}")
+        labels = None if self.labels is None else self.labels.to(states.device)
+        logs = []
+        for rows in torch.arange(len(states), device=states.device).split(max(1, DISTANCES // len(points))):
+            distance = torch.cdist(states[rows], points)
+            if labels is None:
+                logs.append(_log_nearest(distance))
+                continue
+            alike = required_condition(cond, self.cond, self.name)[rows][:, None] == labels[None]
+            mine, others = (_log_nearest(distance.masked_fill(mask, torch.inf)) for mask in (~alike, alike))
+            logs.append(2 * mine - others)
+        score = torch.cat(logs)
+        if not bool(score.isfinite().all()):
+            raise UsageError(
+                f"the training points hold fewer than {NEIGHBOURS} of some '{self.cond}', or of all others"
+            )
+        return Evidence(score)
+
+
+def _log_nearest(distance: Tensor) -> Tensor:  # (B, N) -> (B,)
+    """Return the logarithm of the mean distance to the nearest neighbours."""
+    few = distance.topk(min(NEIGHBOURS, distance.shape[1]), 1, largest=False).values
+    return few.mean(1).clamp_min(torch.finfo(distance.dtype).tiny).log()
+
+
 # ---- conditions --------------------------------------------------------------------------------------------------
 
 
@@ -301,13 +421,13 @@ def is_text(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and bool(value) and all(isinstance(one, str) for one in value)
 
 
-def as_values(own: Any, rivals: Any, device: Any = None) -> tuple[Tensor, Tensor, list[str]]:
+def as_values(values: Any, rivals: Any, device: Any = None) -> tuple[Tensor, Tensor, list[str]]:
     """Return the samples' own values and the rivals as tensors. Texts become indices into the returned list."""
     if not is_text(rivals):
-        value = torch.as_tensor(own)
+        value = torch.as_tensor(values)
         return value, torch.as_tensor(rivals).to(value.device, value.dtype), []
-    texts = list(dict.fromkeys([*rivals, *own]))
-    value, others = (torch.tensor([texts.index(one) for one in several], device=device) for several in (own, rivals))
+    texts = list(dict.fromkeys([*rivals, *values]))
+    value, others = (torch.tensor([texts.index(one) for one in several], device=device) for several in (values, rivals))
     return value, others, texts
 
 
@@ -317,14 +437,14 @@ def same(values: Tensor, rivals: Tensor) -> Tensor:  # (B, *), (K, *) -> (B, K)
     return alike.reshape(*alike.shape[:2], -1).all(2)
 
 
-def among_rivals(name: str, own: Any, rivals: Any) -> bool:
+def among_rivals(name: str, values: Any, rivals: Any) -> bool:
     """Return whether the samples' own values are among the rivals; raise if that holds for only some samples."""
-    found = same(*as_values(own, rivals)[:2]).any(1)
-    if bool(found.any()) and not bool(found.all()):
+    listed = same(*as_values(values, rivals)[:2]).any(1)
+    if bool(listed.any()) and not bool(listed.all()):
         raise UsageError(
             f"'{name}' is one of the rivals for some samples and not for others; list all of their values as rivals"
         )
-    return bool(found.all())
+    return bool(listed.all())
 
 
 def discrete_conditions(cond: Mapping[str, Any], space: Space, count: int) -> list[str]:
@@ -341,9 +461,6 @@ def discrete_conditions(cond: Mapping[str, Any], space: Space, count: int) -> li
     ]
 
 
-# ---- parts -------------------------------------------------------------------------------------------------------
-
-
 def _log_mean(found: Tensor, space: Space) -> Tensor:  # (C, B) -> (B,)
     """Return the mean of log r over the channels that can vary: the position of a single atom cannot."""
     logs, free = found.clamp_min(TINY).log(), torch.ones_like(found)
@@ -357,3 +474,48 @@ def _log_mean(found: Tensor, space: Space) -> Tensor:  # (C, B) -> (B,)
 def _require_times(times: Sequence[float]) -> None:
     if not times or not all(0 < t < 1 for t in times):
         raise UsageError(f"a check takes times strictly between 0 and 1, got {times}")
+
+
+# ---- batches ---------------------------------------------------------------------------------------------------------
+
+CHUNK = 3  # a contest evaluates at most this many times as many rows at once as there are samples
+
+
+def run_checks(
+    checks: Mapping[str, Any],
+    network: Any,
+    space: Space,
+    x: Any,
+    cond: Mapping[str, Any],
+    seed: int,
+    first: int,
+    *,
+    batch: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Tensor]:
+    """Return the evidence of checks by name, one row per sample; arguments as in :func:`check`."""
+    total = batch_size(x)
+    parts: dict[str, list[Tensor]] = {}
+    with evaluating(network), torch.no_grad():
+        for start in range(0, total, batch or total):
+            count = min(batch or total, total - start)
+            for name, check in checks.items():
+                contest = isinstance(check, Contest)
+                size = -(-CHUNK * count // len(check.rivals)) if contest else count
+                for a in range(start, start + count, size):
+                    rows = slice(a, min(a + size, start + count))
+                    given = select_conditions(cond, rows, total)
+                    found = check(network, space, select(x, rows), given, seed, first + a)
+                    require_finite(found.score, f"the {name}")
+                    parts.setdefault(name, []).append(found.score)
+                    if contest:
+                        parts.setdefault("rival", []).append(_value_of(check.rivals, found.rival))
+                        parts.setdefault("margin", []).append(found.margin)
+            if progress:
+                progress(count)
+    return {name: torch.cat(values) for name, values in parts.items()}
+
+
+def _value_of(rivals: Any, index: Tensor) -> Tensor:
+    """Return the rivals that are numbers themselves, and those that are vectors or texts by their index."""
+    return rivals.to(index.device)[index] if isinstance(rivals, Tensor) and rivals.ndim == 1 else index
