@@ -88,12 +88,11 @@ class Hull:
         self.model = model
         self.keys = tuple(lowest)
         self.energies = np.array(list(lowest.values()))
-        self._fractions = np.zeros((len(lowest), ELEMENTS + 1))
-        for row, key in zip(self._fractions, self.keys, strict=True):
+        self._amounts = np.zeros((ELEMENTS + 1, len(lowest)))  # atoms of each element in each reference
+        for column, key in enumerate(self.keys):
             for z, count in key:
-                row[z] = count
-        self._fractions /= self._fractions.sum(1, keepdims=True)
-        self._masks = np.array([_mask(z for z, _ in key) for key in self.keys], np.uint64).reshape(-1, 2).T.copy()
+                self._amounts[z, column] = count
+        self._atoms = self._amounts.sum(0)
         self._systems: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = {}
         self._solved: dict[Key, tuple[float, str]] = {}
 
@@ -103,9 +102,9 @@ class Hull:
     def _system(self, elements: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:  # (d, d + M), (d + M,)
         """Return the fractions and energies of all phases of some elements, the pure elements first."""
         if elements not in self._systems:
-            (low, high), (other_low, other_high) = self._masks, ~np.array(_mask(elements), np.uint64)
-            inside = np.flatnonzero(((low & other_low) | (high & other_high)) == 0)
-            points, values = self._fractions[np.ix_(inside, np.array(elements))].T, self.energies[inside]
+            amounts = self._amounts[list(elements)]
+            inside = np.flatnonzero(amounts.sum(0) == self._atoms)
+            points, values = amounts[:, inside] / self._atoms[inside], self.energies[inside]
             pure = [values[points[i] == 1] for i in range(len(elements))]
             start = [float(energies.min()) if len(energies) else ABSENT for energies in pure]
             self._systems[elements] = np.hstack([np.eye(len(elements)), points]), np.concatenate([start, values])
@@ -154,19 +153,14 @@ class Hull:
         if missing := [name for name in names if name not in arrays]:
             raise DataError(f"{path} is not a hull file: it lacks '{missing[0]}'")
         model, elements, numbers, counts, energies = (arrays[name] for name in names)
-        whole = all(part.ndim == 1 and part.dtype.kind in "iu" for part in (elements, numbers, counts))
-        good = whole and bool((elements >= 1).all() and (numbers >= 1).all() and (numbers <= ELEMENTS).all())
-        good = good and bool((counts >= 1).all()) and len(numbers) == len(counts) == int(elements.sum(dtype=np.int64))
+        integers = (elements, numbers, counts)
+        good = all(part.ndim == 1 and part.dtype.kind in "iu" and (part >= 1).all() for part in integers)
+        good = good and (numbers <= ELEMENTS).all() and len(numbers) == len(counts) == elements.sum(dtype=np.int64)
         if not good or energies.shape != elements.shape or energies.dtype.kind != "f" or model.shape != ():
             raise DataError(f"{path} is not a hull file: its arrays do not fit together")
         terms = iter(zip(numbers.tolist(), counts.tolist(), strict=True))
         keys = [tuple(next(terms) for _ in range(count)) for count in elements.tolist()]
         return cls(keys, energies, str(model))
-
-
-def _mask(elements: Iterable[int]) -> tuple[int, int]:
-    bits = sum(1 << z for z in set(elements))
-    return bits & (1 << 64) - 1, bits >> 64
 
 
 def _lowest(points: np.ndarray, values: np.ndarray, x: np.ndarray) -> tuple[float, list[int]]:
