@@ -19,7 +19,7 @@ from experiments.crystals.reproduce import reproduce
 from experiments.crystals.tables import tables
 from fmwc.crystals.energy import calculator, energies
 from fmwc.crystals.hull import hull_for
-from fmwc.crystals.judge import METASTABLE, validity
+from fmwc.crystals.judge import METASTABLE, above_hull, validity
 from fmwc.crystals.matching import MODES, success
 from fmwc.crystals.structures import CHANNELS, Crystals, candidates, decode
 from fmwc.domains.domain import Show
@@ -48,7 +48,7 @@ EDITS: dict[str, tuple[str, tuple[float, ...], float, float, str]] = {
 
 
 class CrystalExperiment(Experiment):
-    """Crystals. Scales and times were chosen on validation seed 100 by what `--wide` measured.
+    """Crystals. Scales and times were chosen by the results of `--wide` on validation seed 100.
 
     Arguments:
         data: MP-20, for the hull of its structures; the package's own hull if empty.
@@ -82,8 +82,8 @@ class CrystalExperiment(Experiment):
         few = min(count, batch_for(field.device))
         plain = self.domain.draw(field, few, seed, None, confidence=None)  # the first structures of the run
         same = all(torch.equal(run.x[c][:few], plain.x[c]) for c in CHANNELS)
-        found = {"bit_for_bit": same, **evaluate_run(run, self.domain.judgement(run, data))}
-        return with_intervals(found, ~self.domain.judge(run), "metastable", -run.score().cpu())
+        measures = {"bit_for_bit": same, **evaluate_run(run, self.domain.judgement(run, data))}
+        return with_intervals(measures, ~self.domain.judge(run), "metastable", -run.score().cpu())
 
     def reproduce(
         self, recipe: Any, out: Path, device: torch.device, seeds: Sequence[int], *, count: int, draws: int, only: str
@@ -102,7 +102,7 @@ class CrystalExperiment(Experiment):
 
     def with_field(self, field: Field, data: str = "", changes: Sequence[str] = ()) -> Experiment:
         sizes = override(self.sizes_for(field.device.type), changes, "size")
-        return type(self)(self.domain, field, sizes, data)  # does not require the judge, which drawing does not need
+        return type(self)(self.domain, field, sizes, data)  # without requiring the judge, which sampling does not need
 
     @staticmethod
     def sizes_for(device: str) -> Sizes:
@@ -122,14 +122,7 @@ class CrystalExperiment(Experiment):
     def judge(self, kept: Mapping[str, Tensor]) -> Outcome:
         structures, model = candidates(_structures(kept)), self.domain.calculator
         computed, hull = energies(structures, calculator(model)), hull_for(model, self.data or None)
-        above = np.array(
-            [
-                math.nan if problem else hull.above(candidate.key, energy)[0]
-                for candidate, energy, problem in zip(
-                    structures, computed.per_atom.tolist(), computed.problems, strict=True
-                )
-            ]
-        )
+        above = np.array(above_hull(structures, computed, hull)[0])
         arrays = {name: value.numpy() for name, value in kept.items()}
         valid = np.array([validity(candidate).distances for candidate in structures])
         return {**arrays, "above": above, "valid": valid, "bad": ~(above <= METASTABLE)}

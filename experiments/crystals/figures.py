@@ -23,7 +23,7 @@ __all__ = ["hutchinson", "write_figures"]
 
 
 def _judged(path: Path) -> tuple[list[float], list[bool]]:
-    """Return energies above the hull, and which structures keep the distance rule, from the table of judgements."""
+    """Return the energy above the hull and the result of the distance rule of each structure from a judged table."""
     try:
         head, *rows = read_csv(path)
         above, distances = head.index("e_above_hull"), head.index("distances_ok")
@@ -41,11 +41,11 @@ def write_figures(out: Path) -> list[Path]:
     result = read_results(out)[0]
     points, name = dig(result, "numbers/hutchinson") or [], f"retrofit-{result.get('seed', 0)}"
     run = Trajectory.load(out / "draws" / f"{name}.safetensors").ranked_by(SCORE)
-    drawn = sections(Ranked(run, *_judged(out / "judged" / f"{name}.csv")))
-    # Whole estimators that cost something: a mark for each of their channels would hide them.
+    pages = sections(Ranked(run, *_judged(out / "judged" / f"{name}.csv")))
+    # Estimators of all channels that have a cost; marks for single channels would hide them.
     if whole := [p for p in points if p.get("flops") and (p.get("K") is not None or "," not in p["name"])]:
-        drawn.append(Section("", pictures=[Picture("hutchinson", "", hutchinson(whole))]))
-    return write_pictures(out / "figures", drawn)
+        pages.append(Section("", pictures=[Picture("hutchinson", "", hutchinson(whole))]))
+    return write_pictures(out / "figures", pages)
 
 
 @styled

@@ -128,8 +128,10 @@ def _precision(entry: Any, share: str) -> str:
 
 def _quality(n: Numbers) -> Table:
     def row(label: str, cells: Sequence[str]) -> dict[str, str]:
-        pairs = [{PAPER[m]: NONE, name: cell} for (m, name), cell in zip(METHODS.items(), cells, strict=True)]
-        return {"": label, **pairs[0], **pairs[1]}
+        row = {"": label}
+        for (m, name), cell in zip(METHODS.items(), cells, strict=True):
+            row |= {PAPER[m]: NONE, name: cell}
+        return row
 
     quality = {m: dig(n, f"{m}/quality") for m in METHODS}
     rows = [row(what[0], [quality_text(entry, what) for entry in quality.values()]) for what in QUALITY]

@@ -99,10 +99,9 @@ def sorted_by_confidence(
         row, column = divmod(n, columns)
         one = int(order[place])
         x, y = left + column * wide, heading + row * tall
-        _card(sheet, x + 0.04, y + 0.04, wide - 0.08, tall - 0.08, int(kind[one]))
+        caption = f"{_energy(energy[one])}\n{label} {_number(level[one])}"
+        _draw_card(sheet, (x + 0.04, y + 0.04, wide - 0.08, tall - 0.08), kind[one], crystals, one, caption, 8.5)
         sheet.text(x + 0.11, y + 0.14, f"{place + 1:,}", fontsize=6.5, color=FAINT)
-        inner = _axes(sheet, x + 0.12, y + 0.39, wide - 0.24, tall - 0.79)
-        draw_crystal(inner, crystals, one, f"{_energy(energy[one])}\n{label} {_number(level[one])}", size=8.5)
     top = heading + rows * tall + 0.22
     half = TWO[0] / 2
     _energies(_axes(sheet, 0.72, top, half - 0.95, strip - 0.80), energy[order], kind[order], places)
@@ -149,10 +148,8 @@ def edited_pairs(
         x, y = left + column * wide, heading + row * tall
         for side, (crystals, energy, kind) in enumerate(zip((before, after), energies, kinds, strict=True)):
             at = x + 0.04 + side * (card + 0.17)
-            _card(sheet, at, y + 0.04, card, tall - 0.12, int(kind[one]))
-            inner = _axes(sheet, at + 0.07, y + 0.39, card - 0.14, tall - 0.83)
-            when = f"t = {t[one]:.2f}" if side else f"sample {numbers[one]}"
-            draw_crystal(inner, crystals, int(one), f"{_energy(energy[one])}\n{when}", size=7.6)
+            caption = f"{_energy(energy[one])}\n" + (f"t = {t[one]:.2f}" if side else f"sample {numbers[one]}")
+            _draw_card(sheet, (at, y + 0.04, card, tall - 0.12), kind[one], crystals, int(one), caption, 7.6)
         sheet.text(x + 0.04 + card + 0.085, y + tall / 2, "→", ha="center", color=FAINT, fontsize=12)
         if good[one]:
             sheet.text(at + card - 0.06, y + 0.15, "✓", ha="right", color=STABLE_COLOUR, fontsize=10, fontweight="bold")
@@ -178,6 +175,23 @@ def _number(value: float) -> str:
         return "–"
     text = f"{value:.2f}" if abs(value) < 9.995 else f"{value:.0f}"
     return text.replace("-0.00", "0.00").replace("-", "−")
+
+
+def _draw_card(
+    sheet: Sheet,
+    box: tuple[float, float, float, float],
+    kind: int,
+    crystals: Crystals,
+    index: int,
+    caption: str,
+    size: float,
+) -> None:
+    """Draw a structure in a frame, at left, top, width and height."""
+    left, top, width, height = box
+    _card(sheet, left, top, width, height, kind)
+    draw_crystal(
+        _axes(sheet, left + 0.07, top + 0.35, width - 0.14, height - 0.71), crystals, index, caption, size=size
+    )
 
 
 def _card(sheet: Sheet, left: float, top: float, width: float, height: float, kind: int) -> None:

@@ -29,7 +29,7 @@ from fmwc.crystals.structures import (
 )
 from fmwc.errors import UsageError
 
-__all__ = ["METASTABLE", "STABLE", "Judgement", "Validity", "balanced", "judge", "validity"]
+__all__ = ["METASTABLE", "STABLE", "Judgement", "Validity", "above_hull", "balanced", "judge", "validity"]
 
 
 # ---- validity --------------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def judge(
     relaxation: dict[str, list[Any]] = {}
     if relax:
         judged, computed, relaxation = _relax(judged, computed, model, relax, progress)
-    above, problems = _above(judged, computed, hull)
+    above, problems = above_hull(judged, computed, hull)
     stable, metastable = [value <= STABLE for value in above], [value <= METASTABLE for value in above]
     first, novel = _compare(judged, training, progress)
     columns: dict[str, list[Any]] = {
@@ -246,11 +246,11 @@ def _relax(
     return relaxed, Energies(energy, tuple(problems)), {"energy_raw": computed.per_atom.tolist(), "rmsd": rmsd}
 
 
-def _above(judged: list[Candidate], computed: Energies, hull: Hull) -> tuple[list[float], list[str]]:
+def above_hull(structures: Sequence[Candidate], computed: Energies, hull: Hull) -> tuple[list[float], list[str]]:
     """Return energies above the hull, NaN where there is none, and the problem with each structure."""
     rows = [
         (math.nan, problem) if problem else hull.above(candidate.key, energy)
-        for candidate, energy, problem in zip(judged, computed.per_atom.tolist(), computed.problems, strict=True)
+        for candidate, energy, problem in zip(structures, computed.per_atom.tolist(), computed.problems, strict=True)
     ]
     return [value for value, _ in rows], [problem for _, problem in rows]
 
