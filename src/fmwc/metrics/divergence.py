@@ -36,7 +36,7 @@ def divergence(
     seed: Randomness | torch.Generator | int | None = None,
     cond: Mapping[str, Any] | None = None,
 ) -> Tensor:  # (B, *), (B,) -> (B,)
-    """The divergence ∇·v per sample, summed over the channels of a state that has several.
+    """Return the divergence ∇·v per sample, summed over the channels of the state.
 
     Arguments:
         velocity: Called as `v(x, t, **cond)`.
@@ -66,26 +66,29 @@ def estimates(
     seed: Randomness | torch.Generator | int | None = None,
     cond: Mapping[str, Any] | None = None,
 ) -> Tensor:  # -> (K, B)
-    """wᵀ(∂v/∂x)w for each Hutchinson probe; the mean is an unbiased ∇·v. Arguments as in :func:`divergence`."""
+    """Return wᵀ(∂v/∂x)w for each Hutchinson probe; the mean is an unbiased estimate of ∇·v.
+
+    The arguments are those of :func:`divergence`.
+    """
     draw = pick(PROBES, distribution, "distribution")
     if probes < 1:
         raise UsageError(f"probes is None (exact) or at least 1, got {probes}")
-    found = []
+    rows = []
     with torch.enable_grad():
         v, pull = _vjp(velocity, x, t, as_conditions(cond))
         like = tree_map(Tensor.detach, v)
         randomness = as_randomness(seed, next(iter(channels(like).values())).device)
         for _ in range(probes):
             w = tree_map(lambda c: draw(randomness, c), like)
-            rows = zip(pull(w), channels(w).values(), strict=True)
-            found.append(torch.stack([(g * c).flatten(1).sum(1) for g, c in rows]).sum(0))
-    return torch.stack(found)
+            pairs = zip(pull(w), channels(w).values(), strict=True)
+            rows.append(torch.stack([(g * c).flatten(1).sum(1) for g, c in pairs]).sum(0))
+    return torch.stack(rows)
 
 
 def _vjp(
     velocity: Velocity, x: State, t: Tensor, cond: dict[str, Any]
 ) -> tuple[State, Callable[[State], list[Tensor]]]:
-    """The velocity and the function w ↦ (∂v/∂x)ᵀw, one tensor per channel."""
+    """Return the velocity, and the function w ↦ (∂v/∂x)ᵀw, which returns one tensor per channel."""
     x = tree_map(lambda c: c.detach().requires_grad_(), x)
     v = velocity(x, t, **cond)
     inputs = list(channels(x).values())
@@ -95,8 +98,8 @@ def _vjp(
         if not moved:
             return [torch.zeros_like(c) for c in inputs]
         ends, probes = ([channels(state)[name] for name in moved] for state in (v, w))
-        found = torch.autograd.grad(ends, inputs, probes, retain_graph=True, allow_unused=True)
-        return [torch.zeros_like(c) if g is None else g for g, c in zip(found, inputs, strict=True)]
+        grads = torch.autograd.grad(ends, inputs, probes, retain_graph=True, allow_unused=True)
+        return [torch.zeros_like(c) if g is None else g for g, c in zip(grads, inputs, strict=True)]
 
     return v, pull
 
@@ -110,9 +113,12 @@ def along(
     cond: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Tensor:  # -> (steps, B)
-    """The divergence at every step of a trajectory with saved states; `times` is its time grid.
+    """Return the divergence at every step of a trajectory with saved states.
 
-    `cond` and `options` are those of :func:`divergence`.
+    Arguments:
+        velocity, probes, cond, options: Those of :func:`divergence`.
+        states: The states of the trajectory.
+        times: Its time grid.
     """
     rows = zip(states[:-1], times[:-1], strict=True)
     return torch.stack([divergence(velocity, x, t, probes, cond=cond, **options) for x, t in rows])
@@ -130,7 +136,7 @@ class Agreement(NamedTuple):
 
 
 def agreement(var: Tensor, divergence: Tensor) -> Agreement:  # (R, B), (R, B)
-    """Correlations of σ_t² with |∇·v_t| over samples (tab:universality)."""
+    """Return the correlations of σ_t² with |∇·v_t| over samples (tab:universality)."""
     from scipy.stats import pearsonr, spearmanr  # half a second to import
 
     a, b = var.double().cpu().numpy(), divergence.double().abs().cpu().numpy()

@@ -24,29 +24,29 @@ def _classify(classifier: Any, x: Tensor, method: str) -> Tensor:
 
 
 def predictions(classifier: Any, x: Tensor) -> Tensor:  # (B, 1, H, W) -> (B,)
-    """The predicted class of each image."""
+    """Return the predicted class of each image."""
     return _classify(classifier, x, "forward").argmax(1)
 
 
 def failed(classifier: Any, x: Tensor, y: Tensor) -> np.ndarray:  # (B, 1, H, W), (B,) -> (B,)
-    """The positive class: images whose predicted class is not the requested one."""
+    """Return the positive class: images whose predicted class is not the requested one."""
     if len(x) != len(y):
         raise ShapeError(f"expected one class per image, got {len(y)} for {len(x)} images")
     return (predictions(classifier, x) != y.cpu()).numpy()
 
 
 def accuracy(classifier: Any, x: Tensor, y: Tensor) -> float:
-    """The fraction of images whose class is predicted correctly."""
+    """Return the fraction of images whose class is predicted correctly."""
     return 1 - float(failed(classifier, x, y).mean())
 
 
 def activations(classifier: Any, x: Tensor) -> np.ndarray:  # (B, 1, H, W) -> (B, F)
-    """The classifier's penultimate layer, in double precision."""
+    """Return the classifier's penultimate layer, in double precision."""
     return _classify(classifier, x, "features").double().numpy()
 
 
 def frechet(a: np.ndarray, b: np.ndarray) -> float:  # (N, F), (M, F)
-    r"""The Fréchet distance between Gaussians fitted to two sets of activations (FID, with this classifier's layer).
+    r"""Return the Fréchet distance between Gaussians fitted to two sets of activations (FID, with this classifier).
 
     .. math:: \| μ_a - μ_b \|^2 + \mathrm{tr}(Σ_a + Σ_b - 2 (Σ_a Σ_b)^{1/2})
 
@@ -54,7 +54,7 @@ def frechet(a: np.ndarray, b: np.ndarray) -> float:  # (N, F), (M, F)
     Σ_a^{1/2} Σ_b Σ_a^{1/2}, so that no complex number appears.
     """
     if min(len(a), len(b)) < 2:
-        raise UsageError("a Fréchet distance takes at least 2 images on either side")
+        raise UsageError("a Fréchet distance needs at least 2 images on either side")
     shift = a.mean(0) - b.mean(0)
     first, second = np.atleast_2d(np.cov(a, rowvar=False)), np.atleast_2d(np.cov(b, rowvar=False))
     values, vectors = np.linalg.eigh(first)

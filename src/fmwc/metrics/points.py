@@ -16,17 +16,17 @@ FLOOR = 1e-3  # of densities: between the cells the target is zero and has no lo
 
 
 def misplaced(x: Tensor) -> np.ndarray:  # (B, 2) -> (B,)
-    """The positive class: samples outside the eight cells."""
+    """Return the positive class: samples outside the eight cells."""
     return (~checkerboard.inside(x)).cpu().numpy()
 
 
 def misplacement(x: Tensor) -> float:
-    """The fraction of samples outside the eight cells."""
+    """Return the fraction of samples outside the eight cells."""
     return float(misplaced(x).mean())
 
 
 def squares(x: Tensor) -> list[str]:  # (B, 2)
-    """The square of each point, named as on a chessboard with a1 at the lower left; empty outside the board.
+    """Return the square of each point, named as on a chessboard with a1 at the lower left; empty outside the board.
 
     >>> squares(torch.tensor([[-1.5, -1.5], [1.5, -0.5], [3.0, 0.0]]))
     ['a1', 'd2', '']
@@ -37,7 +37,7 @@ def squares(x: Tensor) -> list[str]:  # (B, 2)
 
 
 def kernel_density(x: Tensor, at: Tensor) -> Tensor:  # (B, D), (N, D) -> (N,)
-    """A Gaussian kernel density estimate with the samples' covariance, scaled by Silverman's rule."""
+    """Return a Gaussian kernel density estimate with the samples' covariance, scaled by Silverman's rule."""
     count, dim = x.shape
     factor = (count * (dim + 2) / 4) ** (-1 / (dim + 4))
     root = torch.linalg.cholesky(torch.cov(x.T)) * factor
@@ -47,7 +47,7 @@ def kernel_density(x: Tensor, at: Tensor) -> Tensor:  # (B, D), (N, D) -> (N,)
 
 
 def symmetric_kl(x: Tensor, cells: int = 200) -> float:
-    """½ (KL(p‖q) + KL(q‖p)) between the target p and a kernel density q of the samples.
+    """Return ½ (KL(p‖q) + KL(q‖p)) between the target p and a kernel density q of the samples.
 
     Evaluated on a `cells`² grid over the board, with both densities floored at 1e-3 and normalised. The paper does not
     say how it treats the target's zeros, so compare values between runs of this library only.

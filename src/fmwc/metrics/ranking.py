@@ -56,7 +56,7 @@ def _require_positive(labels: np.ndarray) -> None:
 
 
 def auprc(score: ArrayLike, positive: ArrayLike) -> float:
-    """Area under the precision-recall curve; a high score marks a sample as probably positive."""
+    """Return the area under the precision-recall curve; a high score marks a sample as probably positive."""
     values, labels = _arrays(score, positive)
     _require_positive(labels)
     return float(average_precision_score(labels, values))
@@ -74,6 +74,7 @@ class Ranking(NamedTuple):
 
 
 def ranking(score: ArrayLike, positive: ArrayLike) -> Ranking:
+    """Return the AUPRC of a score, and the prevalence of the positive class."""
     return Ranking(auprc(score, positive), float(np.mean(np.asarray(positive, dtype=float))))
 
 
@@ -84,12 +85,12 @@ class Retention(NamedTuple):
     rate: np.ndarray
 
     def at(self, fraction: float) -> float:
-        """The rate among the `fraction` of lowest score."""
+        """Return the rate among the `fraction` of lowest score."""
         return float(self.rate[max(1, round(fraction * len(self.rate))) - 1])
 
 
 def retention(score: ArrayLike, positive: ArrayLike) -> Retention:
-    """The retention curve: keep the samples of lowest score.
+    """Return the retention curve, which keeps the samples of lowest score.
 
     >>> retention([0.1, 0.2, 0.9, 0.8], [False, False, True, False]).rate.tolist()
     [0.0, 0.0, 0.0, 0.25]
@@ -100,14 +101,14 @@ def retention(score: ArrayLike, positive: ArrayLike) -> Retention:
 
 
 def _count(fraction: float, total: int) -> int:
-    """The number of samples in a fraction, at least one."""
+    """Return the number of samples in a fraction, at least one."""
     if not 0 < fraction <= 1:
         raise UsageError(f"a fraction of the samples lies in (0, 1], got {fraction}")
     return max(1, round(fraction * total))
 
 
 def precisions(score: ArrayLike, positive: ArrayLike, shares: Sequence[float] = TOP) -> dict[float, float]:
-    """The rate of positives among the samples of highest score, for each fraction of all samples.
+    """Return the rate of positives among the samples of highest score, for each fraction of all samples.
 
     >>> precisions([4, 3, 2, 1], [True, False, False, True], [0.25, 0.5])
     {0.25: 1.0, 0.5: 0.5}
@@ -121,7 +122,7 @@ def precisions(score: ArrayLike, positive: ArrayLike, shares: Sequence[float] = 
 
 
 def wilson(count: int, total: int) -> tuple[float, float]:
-    """The 90 % Wilson interval of a rate. Unlike a bootstrap, it also holds for counts of 0 or `total`.
+    """Return the 90 % Wilson interval of a rate. Unlike a bootstrap, it also holds for counts of 0 or `total`.
 
     >>> [round(v, 3) for v in wilson(2, 100)], [round(v, 3) for v in wilson(0, 80)]
     ([0.007, 0.059], [0.0, 0.033])
@@ -138,13 +139,13 @@ def _resamples(count: int, seed: int) -> Iterator[np.ndarray]:
         yield generator.integers(0, count, count)
 
 
-def _interval(found: np.ndarray) -> list[float]:
-    found = found[np.isfinite(found)]  # a resample may hold no positive sample
-    return [float(v) for v in np.percentile(found, LEVELS)] if len(found) else [math.nan, math.nan]
+def _interval(values: np.ndarray) -> list[float]:
+    values = values[np.isfinite(values)]  # a resample may hold no positive sample
+    return [float(v) for v in np.percentile(values, LEVELS)] if len(values) else [math.nan, math.nan]
 
 
 def bootstrap(read: Callable[[np.ndarray], float], count: int, seed: int = 0) -> list[float]:
-    """A 90 % bootstrap interval of a statistic of `count` samples.
+    """Return a 90 % bootstrap interval of a statistic of `count` samples.
 
     Arguments:
         read: Computes the statistic from the indices of the samples, which may repeat.
@@ -155,7 +156,7 @@ def bootstrap(read: Callable[[np.ndarray], float], count: int, seed: int = 0) ->
 
 
 class _Order:
-    """The order of the samples by score, sorted once; a resample is given as how often each sample was drawn."""
+    """Samples in the order of their score, which is sorted once for all resamples."""
 
     def __init__(self, values: np.ndarray, labels: np.ndarray) -> None:
         self.order = np.argsort(-values, kind="stable")
@@ -163,29 +164,34 @@ class _Order:
         ranked = values[self.order]
         self.ends = np.append(np.flatnonzero(ranked[1:] != ranked[:-1]), len(ranked) - 1)  # of equal scores
 
-    def read(self, times: np.ndarray, top: Sequence[float], kept: Sequence[float]) -> list[float]:
-        """AUPRC, lift, precision at the top and rate among the kept; NaN where no positive was drawn."""
+    def metrics(self, times: np.ndarray, top: Sequence[float], kept: Sequence[float]) -> list[float]:
+        """Return AUPRC, lift, precision at the top and rate among the kept; NaN if no positive was drawn.
+
+        Arguments:
+            times: How often each sample was drawn, `(B,)`.
+            top, kept: Fractions of highest and of lowest score.
+        """
         drawn = times[self.order]
-        all_, positives = np.cumsum(drawn), np.cumsum(drawn * self.labels)
-        total, found = int(all_[-1]), int(positives[-1])
-        if not found:
+        samples, positives = np.cumsum(drawn), np.cumsum(drawn * self.labels)
+        total, positive = int(samples[-1]), int(positives[-1])
+        if not positive:
             return [math.nan] * (2 + len(top) + len(kept))
-        hits, seen = positives[self.ends], all_[self.ends]
-        area = float(np.sum(np.diff(hits, prepend=0) * hits / np.maximum(seen, 1))) / found
+        hits, seen = positives[self.ends], samples[self.ends]
+        area = float(np.sum(np.diff(hits, prepend=0) * hits / np.maximum(seen, 1))) / positive
 
         def among_first(count: int) -> int:  # positives; the last of these samples may have been drawn several times
             if count == 0:
                 return 0
-            edge = int(np.searchsorted(all_, count))
-            return int(positives[edge] - (all_[edge] - count) * self.labels[edge])
+            edge = int(np.searchsorted(samples, count))
+            return int(positives[edge] - (samples[edge] - count) * self.labels[edge])
 
         first = [_count(share, total) for share in top]
         last = [_count(share, total) for share in kept]
         return [
             area,
-            area * total / found,
+            area * total / positive,
             *(among_first(n) / n for n in first),
-            *((found - among_first(total - n)) / n for n in last),
+            *((positive - among_first(total - n)) / n for n in last),
         ]
 
 
@@ -220,21 +226,20 @@ def compare(
     names = ["auprc", "lift", *(f"precision_{100 * s:.3g}%" for s in top), *(f"retention_{100 * s:.3g}%" for s in kept)]
     orders = [_Order(*pair) for pair in arrays.values()]
     count = len(labels)
-    values = np.array([order.read(np.ones(count, int), top, kept) for order in orders])  # (S, M)
+    values = np.array([order.metrics(np.ones(count, int), top, kept) for order in orders])  # (S, M)
     draws = np.empty((RESAMPLES, *values.shape))
     for row, index in zip(draws, _resamples(count, seed), strict=True):
         times = np.bincount(index, minlength=count)
-        row[:] = [order.read(times, top, kept) for order in orders]
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for i, score in enumerate(scores):
-        found[score] = {}
-        for j, name in enumerate(names):
-            entry: dict[str, Any] = {"value": float(values[i, j]), "interval": _interval(draws[:, i, j])}
-            if i:
-                entry["difference"] = float(values[i, j] - values[0, j])
-                entry["difference_interval"] = _interval(draws[:, i, j] - draws[:, 0, j])
-            found[score][name] = entry
-    return found
+        row[:] = [order.metrics(times, top, kept) for order in orders]
+
+    def entry(i: int, j: int) -> dict[str, Any]:
+        result: dict[str, Any] = {"value": float(values[i, j]), "interval": _interval(draws[:, i, j])}
+        if i:
+            result["difference"] = float(values[i, j] - values[0, j])
+            result["difference_interval"] = _interval(draws[:, i, j] - draws[:, 0, j])
+        return result
+
+    return {score: {name: entry(i, j) for j, name in enumerate(names)} for i, score in enumerate(scores)}
 
 
 # ---- as text ---------------------------------------------------------------------------------------------------------
@@ -246,39 +251,39 @@ def _rate_text(share: float, count: int, total: int) -> str:
 
 
 def rate(positive: ArrayLike) -> str:
-    """The rate of positive samples.
+    """Return the rate of positive samples with its interval.
 
     >>> rate([True, False, False, False])
     '25.0% [5.8%, 64.4%]'
     """
-    found = np.asarray(positive, dtype=bool)
-    return _rate_text(found.mean(), int(found.sum()), len(found))
+    labels = np.asarray(positive, dtype=bool)
+    return _rate_text(labels.mean(), int(labels.sum()), len(labels))
 
 
 def rate_kept(score: ArrayLike, positive: ArrayLike, share: float) -> str:
-    """The rate of positive samples among the fraction `share` of lowest score."""
-    found = np.asarray(positive, dtype=bool)
-    count = max(1, round(share * len(found)))
-    value = retention(score, found).at(share)
+    """Return the rate of positive samples among the fraction `share` of lowest score, with its interval."""
+    labels = np.asarray(positive, dtype=bool)
+    count = max(1, round(share * len(labels)))
+    value = retention(score, labels).at(share)
     return _rate_text(value, round(value * count), count)
 
 
 def too_few(positive: ArrayLike, what: str) -> str:
-    """The reason why one class is too small for a ranking; empty if it is not.
+    """Return why one class is too small for a ranking; empty if both are large enough.
 
     >>> too_few([True] * 2 + [False] * 98, "failed")
     'too few to tell (2 failed)'
     """
-    found = np.asarray(positive, dtype=bool)
-    count = int(found.sum())
-    if min(count, len(found) - count) >= FEWEST:
+    labels = np.asarray(positive, dtype=bool)
+    count = int(labels.sum())
+    if min(count, len(labels) - count) >= FEWEST:
         return ""
-    rare = f"{count} {what}" if count < FEWEST else f"{len(found) - count} not {what}"
+    rare = f"{count} {what}" if count < FEWEST else f"{len(labels) - count} not {what}"
     return f"too few to tell ({rare})"
 
 
 def ranking_text(score: ArrayLike, positive: ArrayLike, what: str, number: str = "auprc") -> str:
-    """AUPRC or lift with its interval, or the reason why there are too few samples for it.
+    """Return AUPRC or lift with its interval, or the reason why there are too few samples for it.
 
     Arguments:
         score: High for samples that are probably positive.
@@ -288,6 +293,6 @@ def ranking_text(score: ArrayLike, positive: ArrayLike, what: str, number: str =
     """
     if reason := too_few(positive, what):
         return reason
-    found = compare({"": score}, positive, top=(), kept=())[""][number]
-    low, high = found["interval"]
-    return f"{found['value']:.2f} [{low:.2f}, {high:.2f}]"
+    result = compare({"": score}, positive, top=(), kept=())[""][number]
+    low, high = result["interval"]
+    return f"{result['value']:.2f} [{low:.2f}, {high:.2f}]"
