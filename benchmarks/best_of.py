@@ -30,9 +30,10 @@ import torch
 from torch import Tensor
 
 import fmwc
+from experiments.checkerboard.evaluate import symmetric_kl
 from fmwc.checks import Contest, Echo, run_checks
 from fmwc.domains import domain_named
-from fmwc.metrics.points import misplaced, symmetric_kl
+from fmwc.metrics.points import misplaced
 from fmwc.randomness import derive
 from fmwc.sampling import Sampler, SamplingConfig, Schedule, Trajectory, default_estimator, noise, sample
 from fmwc.state import batch_size, channels, select, tree_map

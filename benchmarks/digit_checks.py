@@ -14,9 +14,9 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 import fmwc
+from experiments.common.evaluation import along
 from fmwc.checkpoint import load_network
 from fmwc.estimators import Record, contributions
-from fmwc.metrics.divergence import along
 from fmwc.metrics.images import failed
 from fmwc.metrics.ranking import ranking
 from fmwc.randomness import Stream, signs

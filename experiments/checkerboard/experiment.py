@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from experiments.checkerboard.evaluate import RIVALS, auprcs, main_numbers
+from experiments.checkerboard.evaluate import RIVALS, auprcs, main_numbers, symmetric_kl
 from experiments.checkerboard.reproduce import reproduce
 from experiments.checkerboard.tables import tables
 from experiments.common.evaluation import evaluate_heads, with_intervals
@@ -23,7 +23,7 @@ from fmwc.domains.domain import Show
 from fmwc.errors import UsageError
 from fmwc.estimators import Diagonal
 from fmwc.field import Field
-from fmwc.metrics.points import misplaced, symmetric_kl
+from fmwc.metrics.points import misplaced
 from fmwc.progress import say_on_stderr
 from fmwc.randomness import derive
 from fmwc.report.page import write_pictures

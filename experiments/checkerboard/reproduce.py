@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from experiments.checkerboard.evaluate import RIVALS, auprcs, decoders, evaluate_field, main_numbers
+from experiments.checkerboard.evaluate import RIVALS, auprcs, decoders, evaluate_field, main_numbers, symmetric_kl
 from experiments.common.comparisons import HeteroscedasticVariance
 from experiments.common.store import MEMBERS, SHARED, Networks, Say, run_task
 from fmwc.baselines import dispersion, ensemble_ends, stochastic_ends
 from fmwc.estimators import Linearised
-from fmwc.metrics.points import misplaced, misplacement, symmetric_kl
+from fmwc.metrics.points import misplaced, misplacement
 from fmwc.metrics.ranking import auprc
 from fmwc.provenance import Clock
 from fmwc.randomness import derive

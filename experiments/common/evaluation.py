@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.stats import spearmanr
+from scipy.stats import pearsonr, spearmanr
 from torch import Tensor
 
 from fmwc.estimators import MonteCarlo
 from fmwc.field import Field
+from fmwc.metrics.divergence import divergence
 from fmwc.metrics.ranking import auprc, ranking_text, too_few, wilson
 from fmwc.sampling import SCORES, Trajectory
-from fmwc.state import tree_map
+from fmwc.state import State, tree_map
 from fmwc.uses.heads import HEADS, fit_head
 
 __all__ = [
     "TIMES",
+    "Agreement",
+    "agreement",
+    "along",
     "dispersion_agreement",
     "evaluate_heads",
     "fidelity",
@@ -69,6 +73,47 @@ def dispersion_agreement(transported: Tensor, reference: Tensor) -> dict[str, fl
     """Compare the transported dispersion with that of stochastic trajectories."""
     transported, reference = transported.cpu(), reference.cpu()
     return {"ratio": float((transported / reference).median()), "spearman": spearman(transported, reference)}
+
+
+def along(
+    velocity: Callable[..., Any],
+    states: Sequence[State],
+    times: Tensor,
+    probes: int | None = None,
+    *,
+    cond: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Tensor:  # -> (steps, B)
+    """Return the divergence at every step of a trajectory with saved states.
+
+    Arguments:
+        velocity, probes, cond, options: Those of :func:`divergence`.
+        states: The states of the trajectory.
+        times: Its time grid.
+    """
+    rows = zip(states[:-1], times[:-1], strict=True)
+    return torch.stack([divergence(velocity, x, t, probes, cond=cond, **options) for x, t in rows])
+
+
+class Agreement(NamedTuple):
+    """Correlations per step (mean and standard deviation over steps) and of the sums along the trajectory."""
+
+    pearson_step: float
+    pearson_step_std: float
+    spearman_step: float
+    spearman_step_std: float
+    pearson: float
+    spearman: float
+
+
+def agreement(var: Tensor, divergence: Tensor) -> Agreement:  # (R, B), (R, B)
+    """Return the correlations of σ_t² with |∇·v_t| over samples (tab:universality)."""
+    a, b = var.double().cpu().numpy(), divergence.double().abs().cpu().numpy()
+    # A step where all samples have the same value has no correlation, and is left out.
+    steps = [(x, y) for x, y in zip(a, b, strict=True) if np.ptp(x) > 0 and np.ptp(y) > 0]
+    per_step = ([correlate(x, y)[0] for x, y in steps] for correlate in (pearsonr, spearmanr))
+    summary = [float(f(values)) for values in per_step for f in (np.mean, np.std)]
+    return Agreement(*summary, *(float(correlate(a.sum(0), b.sum(0))[0]) for correlate in (pearsonr, spearmanr)))
 
 
 def fidelity(

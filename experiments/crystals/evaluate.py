@@ -17,14 +17,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from experiments.common.evaluation import evaluate_heads, scores_of, spearman
+from experiments.common.evaluation import agreement, evaluate_heads, scores_of, spearman
 from fmwc.baselines import dispersion, stochastic_ends
 from fmwc.crystals import Judgement
 from fmwc.crystals.judge import METASTABLE, STABLE
 from fmwc.crystals.structures import CHANNELS
 from fmwc.estimators import Diagonal, Estimator, Linearised
 from fmwc.field import Field
-from fmwc.metrics.divergence import agreement, divergence, estimates
+from fmwc.metrics.divergence import divergence, estimates
 from fmwc.metrics.ranking import auprc, bootstrap, retention
 from fmwc.recipes.crystals import EVERY, SCORE, Mp20, batch_for
 from fmwc.sampling import SCORES, SamplingConfig, Schedule, Trajectory

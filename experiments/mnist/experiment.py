@@ -15,7 +15,7 @@ from torch import Tensor
 
 from experiments.common.evaluation import scores_of, with_intervals
 from experiments.common.experiment import OWN, Experiment, Intent, Metric, Outcome, Sizes
-from experiments.mnist.evaluate import heads, lifts
+from experiments.mnist.evaluate import frechet, heads, lifts
 from experiments.mnist.figures import write_figures
 from experiments.mnist.reproduce import reproduce
 from experiments.mnist.tables import tables
@@ -25,7 +25,7 @@ from fmwc.data.arrays import fingerprint
 from fmwc.domains.domain import Show
 from fmwc.errors import DataError, UsageError
 from fmwc.field import Field
-from fmwc.metrics.images import activations, failed, frechet, predictions
+from fmwc.metrics.images import activations, failed, predictions
 from fmwc.metrics.ranking import auprc
 from fmwc.progress import say_on_stderr
 from fmwc.randomness import derive

@@ -15,13 +15,13 @@ import torch
 
 from experiments.common.comparisons import HeteroscedasticVariance
 from experiments.common.store import MEMBERS, SHARED, Networks, Say, join_results, parse_tasks, result_file, run_task
-from experiments.mnist.evaluate import RIVALS, Examiner, evaluate_field
+from experiments.mnist.evaluate import RIVALS, Examiner, evaluate_field, frechet
 from fmwc.baselines import dispersion, ensemble_ends, stochastic_ends
 from fmwc.checkpoint import load_network
 from fmwc.data import mnist
 from fmwc.data.arrays import fingerprint
 from fmwc.errors import UsageError
-from fmwc.metrics.images import accuracy, activations, frechet
+from fmwc.metrics.images import accuracy, activations
 from fmwc.randomness import derive
 from fmwc.recipes.fitting import identity_of
 from fmwc.recipes.mnist import JUDGE, Mnist, batch_for

@@ -25,6 +25,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 import fmwc
+from experiments.checkerboard.evaluate import symmetric_kl
 from experiments.common.comparisons import (
     HeteroscedasticHead,
     HeteroscedasticVariance,
@@ -32,13 +33,15 @@ from experiments.common.comparisons import (
     StateSensitivity,
     nll,
 )
+from experiments.common.evaluation import agreement, along
+from experiments.mnist.evaluate import frechet
 from fmwc.baselines import Dropout, dispersion, ensemble_ends, stochastic_ends
 from fmwc.checks import Contest, Echo
 from fmwc.data import checkerboard
 from fmwc.estimators import Diagonal, Linearised, MonteCarlo, Tangent
 from fmwc.flow import Channel, FlatTorus, Space
 from fmwc.metrics import images, points, ranking
-from fmwc.metrics.divergence import agreement, along, divergence, estimates
+from fmwc.metrics.divergence import divergence, estimates
 from fmwc.metrics.ranking import rate, rate_kept
 from fmwc.networks import MLP, UNet
 from fmwc.randomness import Stream
@@ -789,7 +792,7 @@ def metrics_of_samples() -> Found:
     found: Found = {"data": x, "misplaced": points.misplaced(x), "misplacement": points.misplacement(x)}
     found |= {
         "squares": " ".join(points.squares(x)),
-        "kl": points.symmetric_kl(x, 40),
+        "kl": symmetric_kl(x, 40),
         "inside": checkerboard.inside(x),
     }
     judge = fmwc.checkpoint.load_network("mnist-judge")
@@ -797,7 +800,7 @@ def metrics_of_samples() -> Found:
     x = fmwc.sample(shipped("mnist"), 20, steps=3, cond={"y": y}, confidence=None, check=False).x
     a, b = images.activations(judge, x), images.activations(judge, x.flip(3))
     found |= {"predictions": images.predictions(judge, x), "failed": images.failed(judge, x, y), "activations": a}
-    return {**found, "accuracy": images.accuracy(judge, x, y), "frechet": images.frechet(a[:, :12], b[:, :12])}
+    return {**found, "accuracy": images.accuracy(judge, x, y), "frechet": frechet(a[:, :12], b[:, :12])}
 
 
 def structures() -> list[Any]:

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from experiments.common.evaluation import agreement, along
 from fmwc.errors import UnknownNameError, UsageError
-from fmwc.metrics.divergence import PROBES, agreement, along, divergence, estimates
+from fmwc.metrics.divergence import PROBES, divergence, estimates
 from fmwc.sampling import SamplingConfig, sample
 from tests.conftest import conv_field
 from tests.reference import assert_within, statistics

@@ -7,8 +7,9 @@ from scipy.linalg import sqrtm
 from torch import nn
 
 import fmwc.metrics.images
+from experiments.mnist.evaluate import frechet
 from fmwc.errors import ShapeError, UsageError
-from fmwc.metrics.images import accuracy, activations, failed, frechet, predictions
+from fmwc.metrics.images import accuracy, activations, failed, predictions
 from fmwc.networks import LeNet
 
 

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from experiments.checkerboard.evaluate import symmetric_kl
 from fmwc.data import checkerboard
-from fmwc.metrics.points import misplaced, misplacement, symmetric_kl
+from fmwc.metrics.points import misplaced, misplacement
 
 
 def uniform(count, seed=0):

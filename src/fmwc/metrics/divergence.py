@@ -1,14 +1,13 @@
-r"""The divergence of a velocity field, exact or by Hutchinson's estimator, and how the variance correlates with it.
+r"""The divergence of a velocity field, exact or by Hutchinson's estimator.
 
 .. math:: ∇·v = \mathrm{tr}\, \frac{∂v}{∂x} = E_w[w^T \frac{∂v}{∂x} w], \quad E[ww^T] = 1
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +16,7 @@ from fmwc.estimators import unit_probes
 from fmwc.randomness import Randomness, as_randomness, signs
 from fmwc.state import State, as_conditions, batch_size, channels, tree_map
 
-__all__ = ["PROBES", "Agreement", "agreement", "along", "divergence", "estimates"]
+__all__ = ["PROBES", "divergence", "estimates"]
 
 PROBES: dict[str, Callable[[Randomness, Tensor], Tensor]] = {
     "rademacher": signs,
@@ -102,46 +101,3 @@ def _vjp(
         return [torch.zeros_like(c) if g is None else g for g, c in zip(grads, inputs, strict=True)]
 
     return v, pull
-
-
-def along(
-    velocity: Velocity,
-    states: Sequence[State],
-    times: Tensor,
-    probes: int | None = None,
-    *,
-    cond: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> Tensor:  # -> (steps, B)
-    """Return the divergence at every step of a trajectory with saved states.
-
-    Arguments:
-        velocity, probes, cond, options: Those of :func:`divergence`.
-        states: The states of the trajectory.
-        times: Its time grid.
-    """
-    rows = zip(states[:-1], times[:-1], strict=True)
-    return torch.stack([divergence(velocity, x, t, probes, cond=cond, **options) for x, t in rows])
-
-
-class Agreement(NamedTuple):
-    """Correlations per step (mean and standard deviation over steps) and of the sums along the trajectory."""
-
-    pearson_step: float
-    pearson_step_std: float
-    spearman_step: float
-    spearman_step_std: float
-    pearson: float
-    spearman: float
-
-
-def agreement(var: Tensor, divergence: Tensor) -> Agreement:  # (R, B), (R, B)
-    """Return the correlations of σ_t² with |∇·v_t| over samples (tab:universality)."""
-    from scipy.stats import pearsonr, spearmanr  # half a second to import
-
-    a, b = var.double().cpu().numpy(), divergence.double().abs().cpu().numpy()
-    # A step where all samples have the same value has no correlation, and is left out.
-    steps = [(x, y) for x, y in zip(a, b, strict=True) if np.ptp(x) > 0 and np.ptp(y) > 0]
-    per_step = ([correlate(x, y)[0] for x, y in steps] for correlate in (pearsonr, spearmanr))
-    summary = [float(f(values)) for values in per_step for f in (np.mean, np.std)]
-    return Agreement(*summary, *(float(correlate(a.sum(0), b.sum(0))[0]) for correlate in (pearsonr, spearmanr)))
