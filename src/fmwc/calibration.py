@@ -40,7 +40,6 @@ from fmwc.sampling import (
     Part,
     Reference,
     SamplingConfig,
-    Schedule,
     Trajectory,
     default_estimator,
     needs_variance,
@@ -49,8 +48,9 @@ from fmwc.sampling import (
     sample,
     standard_of,
 )
+from fmwc.sampling.confidence import EVERY_STEP
 from fmwc.sampling.config import is_small
-from fmwc.sampling.trajectory import FEWEST, SCORES, combined
+from fmwc.sampling.trajectory import EVIDENCE, FEWEST, SCORES, combined
 from fmwc.state import (
     as_conditions,
     as_numbers,
@@ -117,12 +117,34 @@ class Candidate(NamedTuple):
         return combined([(score, weight, score.quantile(levels.to(score))) for score, weight in scores])
 
 
-class Pair(NamedTuple):
-    """Some of the model's own samples, the same samples disturbed, and their conditions."""
+class Pilot(NamedTuple):
+    """What the questions are asked about.
 
+    Attributes:
+        field: The field.
+        space: Its space.
+        own: Some of the model's own samples.
+        disturbed: The same samples, disturbed.
+        cond: Their conditions.
+        seed: Seeds the noise of the checks.
+    """
+
+    field: Field
+    space: Space
     own: Any
     disturbed: Any
     cond: dict[str, Any]
+    seed: int
+
+    def score(self, check: Any, x: Any, seed: int, cond: dict[str, Any] | None = None) -> Tensor:
+        """Return the score of a check on samples, under their own conditions by default."""
+        cond = self.cond if cond is None else cond
+        return run_checks({check.name: check}, self.field, self.space, x, cond, seed, 0)[check.name]
+
+    def detects(self, check: Any) -> float:
+        """Return the AUROC with which a check separates disturbed samples from the model's own."""
+        seed = derive(self.seed, "disturbed")
+        return auroc(*(self.score(check, x, seed) for x in (self.disturbed, self.own)))
 
 
 def fit_confidence(
@@ -189,11 +211,11 @@ def fit_confidence(
         few = tree_map(lambda c: c[:1024].to(device), data)
         check_conventions(field, space, few, {k: v[:1024].to(device) for k, v in given.items()}, seed=seed)
     count = _pilot_size(field, pilot)
-    classes, ids = _classes(given, space, count, data is not None)
+    classes, unused = _classes(given, space, count, data is not None)
     within = classes[0] if len(classes) == 1 else ""
-    count = max(count, FEWEST * len(given[within].unique())) if within else count
-    drawn = {name: value.to(device) for name, value in pilot_conditions(given, within, count).items()}
-    checks = _checks(field, data if keep_data else None, given, within, evaluations, steps, features)
+    values = given[within].unique() if within else torch.empty(0)
+    count = max(count, FEWEST * len(values))
+    checks = _checks(space, data if keep_data else None, given, within, evaluations, steps, features)
     reads = None if labels is None else default_estimator(space)
     old, field.reference = field.reference, None
     try:
@@ -202,36 +224,36 @@ def fit_confidence(
             count,
             steps=steps,
             seed=derive(seed, "pilot"),
-            cond=drawn,
+            cond={name: value.to(device) for name, value in pilot_conditions(given, within, count).items()},
             confidence=reads,
-            schedule=Schedule.every(1),
+            schedule=EVERY_STEP,
             check=False,
             progress=progress,
             config=SamplingConfig(stepper=stepper, batch=batch, record="full" if labels is None else "total"),
         )
     finally:
         field.reference = old
-    pair = _disturbed(field, run, derive(seed, "disturbed"))
-    checks["echo"], noticed = _best_echo(checks["echo"], field, pair, seed)
-    found = run_checks(checks, field, space, run.x, run.cond, derive(seed, "check"), 0, batch=batch)
-    run = replace(run, evidence={**run.evidence, **found})
+    tried = _pilot(field, space, run, seed)
+    checks["echo"], by_echo = _best_echo(checks["echo"], tried)
+    evidence = run_checks(checks, field, space, run.x, run.cond, derive(seed, "check"), 0, batch=batch)
+    run = replace(run, evidence={**run.evidence, **evidence})
     candidates = []
     if (near := checks.get("nearest")) is not None:
-        candidates.append(_near(space, near, data, _detects(near, field, pair, seed), noticed))
+        candidates.append(_near(space, near, data, tried.detects(near), by_echo))
     if within:
-        contest, kinds = checks.get("contest"), len(given[within].unique())
-        candidates.append(_contest(field, run, contest, within, kinds, derive(seed, "asked")))
-    candidates += [Candidate((("contest", 1.0),), why, False) for why in ids.values()]
-    candidates.append(_echo(noticed))
+        candidates.append(_contest(run, tried, checks.get("contest"), within, len(values)))
+    candidates += [Candidate((("contest", 1.0),), why, False) for why in unused]
+    candidates.append(_echo(by_echo))
     chosen = next((c for c in candidates if c.use), candidates[-1])
-    rows = [{"score": c.name, "why": c.why, "usable": c.use} for c in candidates]
-    reason = chosen.why
+    reason, rows = chosen.why, [{"score": c.name, "why": c.why, "usable": c.use} for c in candidates]
     if labels is not None:
         chosen, reason, rows = _by_labels(run, candidates, chosen, labels, min(judged, count))
-    reference = _reference(run, chosen, checks, reads, steps, stepper, within)
-    blind = "" if chosen.use else f"no evidence is better than chance on this model ({chosen.why})"
-    known = {within: tuple(given[within].unique().tolist())} if within else {}
-    field.reference = reference._replace(reason=reason, withheld=blind, candidates=tuple(rows), classes=known)
+    field.reference = _reference(run, chosen, checks, reads, steps, stepper, within)._replace(
+        reason=reason,
+        withheld="" if chosen.use else f"no evidence is better than chance on this model ({chosen.why})",
+        candidates=tuple(rows),
+        classes={within: tuple(values.tolist())} if within else {},
+    )
     return field.reference
 
 
@@ -296,7 +318,7 @@ def _pilot_size(field: Field, pilot: int | None) -> int:
     return PILOT_CPU if field.device.type == "cpu" and not is_small(_space_of(field)) else PILOT
 
 
-def _classes(cond: Mapping[str, Tensor], space: Space, count: int, of_data: bool) -> tuple[list[str], dict[str, str]]:
+def _classes(cond: Mapping[str, Tensor], space: Space, count: int, of_data: bool) -> tuple[list[str], list[str]]:
     """Return the conditions that are classes, and for each other discrete condition why it is not used as one.
 
     Arguments:
@@ -308,19 +330,19 @@ def _classes(cond: Mapping[str, Tensor], space: Space, count: int, of_data: bool
     rows = len(next(iter(cond.values()), ()))
     largest = max(count, LARGEST_PILOT)
     so = "so it is not used as a class: there is no contest, and samples are not compared within it"
-    classes, ids = [], {}
+    classes, unused = [], []
     for name in discrete_conditions(cond, space, rows):
         values = len(cond[name].unique())
         if of_data and rows > 1 and 2 * values > rows:
-            ids[name] = f"'{name}' has {values:,} values in {rows:,} rows of data, {so}"
+            unused.append(f"'{name}' has {values:,} values in {rows:,} rows of data, {so}")
         elif FEWEST * values > largest:
-            ids[name] = (
+            unused.append(
                 f"'{name}' has {values:,} values and a pilot of {FEWEST} per value has more than {largest:,} samples, "
                 f"{so}; give pilot={FEWEST * values} to use it"
             )
         else:
             classes.append(name)
-    return classes, ids
+    return classes, unused
 
 
 def pilot_conditions(cond: Mapping[str, Tensor], within: str, count: int) -> dict[str, Tensor]:
@@ -336,7 +358,7 @@ def pilot_conditions(cond: Mapping[str, Tensor], within: str, count: int) -> dic
 
 
 def _checks(
-    field: Field,
+    space: Space,
     data: Any,
     cond: Mapping[str, Tensor],
     within: str,
@@ -345,20 +367,19 @@ def _checks(
     features: Callable[[Any], Tensor] | None,
 ) -> dict[str, Any]:
     """Return the checks to try, by name."""
-    space = _space_of(field)
-    found: dict[str, Any] = {"echo": Echo.planned(ECHO if evaluations is None else min(evaluations, 10**4))}
+    checks: dict[str, Any] = {"echo": Echo.planned(ECHO if evaluations is None else min(evaluations, 10**4))}
     if within:
         values = cond[within].unique()
         budget = max(1, int(EXTRA * steps)) if evaluations is None else evaluations
         if 2 <= len(values) <= budget:
-            found["contest"] = Contest.planned(within, values, budget)
+            checks["contest"] = Contest.planned(within, values, budget)
     ragged = any(channel.rows for channel in space.channels.values())
     if data is not None and (features is not None or not ragged):
         near = _points(space, data, cond.get(within), within, features)
         few = [len(near.points)] if near.labels is None else near.labels.unique(return_counts=True)[1].tolist()
         if min(few) >= NEIGHBOURS:
-            found["nearest"] = near
-    return found
+            checks["nearest"] = near
+    return checks
 
 
 def _points(
@@ -408,21 +429,20 @@ def _density(space: Space, near: Nearest, data: Any) -> float:
     return float(torch.cdist(new, near.points).amin(1).median() / apart.clamp_min(1e-12))
 
 
-def _contest(field: Field, run: Trajectory, check: Contest | None, within: str, kinds: int, seed: int) -> Candidate:
+def _contest(run: Trajectory, tried: Pilot, check: Contest | None, within: str, kinds: int) -> Candidate:
     """Return the contest as a candidate: usable if it detects wrong classes, and some samples lose it."""
     if check is None:
         why = f"a contest between {kinds} classes does not fit in the evaluations; give evaluations={kinds} or more"
         if kinds == 1:
             why = f"'{within}' has one value, so there is no other class to contest it"
         return Candidate((("contest", 1.0),), why, False)
-    found, few = run.evidence["contest"], slice(0, min(TRIED, len(run)))
-    lost = float((found > 0).float().mean())
-    values = check.rivals.to(run.cond[within])
-    own = (run.cond[within][few, None] == values).float().argmax(1)
-    shift = torch.randint(1, len(values), own.shape, generator=torch.Generator().manual_seed(seed)).to(own)
-    wrong = {**{k: v[few] for k, v in run.cond.items()}, within: values[(own + shift) % len(values)]}
-    changed = run_checks({"contest": check}, field, _space_of(field), select(run.x, few), wrong, seed, 0)["contest"]
-    knows = auroc(changed, found[few])
+    score, seed, label = run.evidence["contest"], derive(tried.seed, "asked"), tried.cond[within]
+    lost = float((score > 0).float().mean())
+    values = check.rivals.to(label)
+    number = (label[:, None] == values).float().argmax(1)
+    shift = torch.randint(1, len(values), number.shape, generator=torch.Generator().manual_seed(seed)).to(number)
+    wrong = {**tried.cond, within: values[(number + shift) % len(values)]}
+    knows = auroc(tried.score(check, tried.own, seed, wrong), score[: len(label)])
     why = (
         f"the contest detects wrong classes with AUROC {knows:.2f} (at least {KNOWS} is required), and {lost:.1%} of "
         f"the samples lose it (at least {LOST:.1%})"
@@ -436,33 +456,22 @@ def _echo(noticed: float) -> Candidate:
     return Candidate((("echo", 1.0), WEIGHTS["echo"]), why, noticed >= NOTICES)
 
 
-def _disturbed(field: Field, run: Trajectory, seed: int) -> Pair:
+def _pilot(field: Field, space: Space, run: Trajectory, seed: int) -> Pilot:
     """Return some of the samples, and the same samples put back on their path to a time before the end."""
     few = slice(0, min(TRIED, len(run)))
     own, cond = select(run.x, few), {k: v[few] for k, v in run.cond.items()}
-    space, like = _space_of(field).given(cond), next(iter(channels(own).values()))
-    x0 = tree_map(lambda c: c.to(like.dtype), space.noise(len(like), Blocks(seed, 0, len(like)), like.device))
-    disturbed, _ = path_of(field, space)(x0, own, like.new_full((len(like),), DISTURBED))
-    return Pair(own, disturbed, cond)
+    given, like = space.given(cond), next(iter(channels(own).values()))
+    randomness = Blocks(derive(seed, "disturbed"), 0, len(like))
+    x0 = tree_map(lambda c: c.to(like.dtype), given.noise(len(like), randomness, like.device))
+    disturbed, _ = path_of(field, given)(x0, own, like.new_full((len(like),), DISTURBED))
+    return Pilot(field, space, own, disturbed, cond, seed)
 
 
-def _detects(check: Any, field: Field, pair: Pair, seed: int) -> float:
-    """Return the AUROC with which a check separates disturbed samples from the model's own."""
-    at, space = derive(seed, "disturbed"), _space_of(field)
-    scores = [
-        run_checks({check.name: check}, field, space, x, pair.cond, at, 0)[check.name]
-        for x in (pair.disturbed, pair.own)
-    ]
-    return auroc(*scores)
-
-
-def _best_echo(check: Echo, field: Field, pair: Pair, seed: int) -> tuple[Echo, float]:
-    """Return the echo at the times that detect disturbed samples best, with its AUROC."""
-    tried = [several[: len(check.times)] for several in ECHOES]
-    found = [(times, _detects(Echo(times), field, pair, seed)) for times in tried]
-    most = max(value for _, value in found)
-    times, value = next(one for one in found if one[1] >= most - NEARLY)
-    return Echo(times, check.draws), value
+def _best_echo(check: Echo, tried: Pilot) -> tuple[Echo, float]:
+    """Return the echo at the earliest times among those that detect disturbed samples best, with its AUROC."""
+    values = {times: tried.detects(Echo(times)) for times in (several[: len(check.times)] for several in ECHOES)}
+    times = next(times for times, value in values.items() if value >= max(values.values()) - NEARLY)
+    return Echo(times, check.draws), values[times]
 
 
 def auroc(high: Tensor, low: Tensor) -> float:
@@ -481,9 +490,7 @@ def _by_labels(
     failed = _failures(run.take(torch.arange(judged, device=run.grid.device)), labels)
     bad = int(failed.sum())
     mixed = 0 < bad < judged
-    others = [
-        Candidate(((name, 1.0),), "", True) for name in (*SCORES, "spread", "detour", "echo", "contest", "nearest")
-    ]
+    others = [Candidate(((name, 1.0),), "", True) for name in (*SCORES, *EVIDENCE)]
     rows: list[dict[str, Any]] = []
     scored: list[tuple[float, Candidate]] = []
     for candidate in (*candidates, *others):
@@ -498,16 +505,16 @@ def _by_labels(
         scored.append((value, candidate))
     if not mixed:
         return chosen, f"{bad} of the {judged} labels are failures, which is not informative; {chosen.why}", rows
-    own = next((value for value, candidate in scored if candidate.name == chosen.name), 0.5)
+    without = next((value for value, candidate in scored if candidate.name == chosen.name), 0.5)
     best, better = max(scored, key=lambda pair: pair[0])
     least = min(bad, judged - bad)
     capped = min(best, 1 - 1 / (2 * least))  # a few labels can be separated by chance
     error = (capped * (1 - capped) / least) ** 0.5
-    if best - SURE * error > own or not chosen.use:
+    if best - SURE * error > without or not chosen.use:
         use = least >= FEWEST_LABELS and best - CLEARLY * error > 0.5
         reason = f"of {judged} labels with {bad} failures, {better.name} has AUROC {best:.2f}"
         return better._replace(why=reason, use=use), reason, rows
-    reason = f"{judged} labels with {bad} failures (AUROC {own:.2f}) do not prefer another score; {chosen.why}"
+    reason = f"{judged} labels with {bad} failures (AUROC {without:.2f}) do not prefer another score; {chosen.why}"
     return chosen, reason, rows
 
 
@@ -547,7 +554,7 @@ def _reference(
         scores.append((raw, weight, quantiles))
     total = combined(scores)
     names = {name.partition("@")[0] for name, _ in chosen.parts}
-    used = {name: own for name, own in checks.items() if name in names}
+    used = {name: check for name, check in checks.items() if name in names}
     made = None
     if names - used.keys():  # some of it is read from the trajectory
         made = read_with(estimator if needs_variance(chosen.name) else None, steps, stepper)

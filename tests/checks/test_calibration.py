@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import fmwc
-from fmwc.calibration import Pair, _detects, _near, auroc
+from fmwc.calibration import Pilot, _near, auroc
 from fmwc.checks import Nearest, embedded
 from fmwc.errors import FmwcError, UsageError
 from fmwc.flow import euclidean
@@ -95,8 +95,8 @@ def test_a_distance_that_decreases_with_noise_is_detected():
     field = fmwc.attach(Straight(12), space=(12,))
     near, rows = Nearest(data[:2_000]), data[2_000:2_400]
     noise = 0.1 * torch.randn(rows.shape, generator=generator)
-    assert _detects(near, field, Pair(rows, rows + 10 * noise, {}), 0) > 0.6
-    assert _detects(near, field, Pair(rows, 0.5 * rows + noise, {}), 0) < 0.4
+    assert Pilot(field, field.space, rows, rows + 10 * noise, {}, 0).detects(near) > 0.6
+    assert Pilot(field, field.space, rows, 0.5 * rows + noise, {}, 0).detects(near) < 0.4
 
 
 class Straight(nn.Module):
