@@ -52,10 +52,13 @@ class _Process:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._owner = 0
+
+    def forget(self) -> None:
+        """Let go of the process without ending it: after a fork, it belongs to the parent."""
+        self._lock, self._process = threading.Lock(), None
 
     def _started(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
+        if self._process is None or self._process.poll() is not None:
             self.close()
             # multiprocessing does not fit: fork copies a process with threads, and spawn runs the user's script again.
             # The search path is that of this process, without the working directory.
@@ -67,17 +70,14 @@ class _Process:
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
             )
-            self._owner = os.getpid()
         return self._process
 
     def ask(self, kind: str, text: str, most: int, seconds: float) -> list[Any]:
         """Return the answers to a request; the last one is a problem if the process had to be ended."""
         answers: list[Any] = []
-        end: str | None = None
-        code: int | None = None
-        late = threading.Event()
+        end = code = None
         with self._lock:
-            process = self._started()
+            process, late = self._started(), threading.Event()
             assert process.stdin is not None
             assert process.stdout is not None
 
@@ -120,19 +120,17 @@ class _Process:
         process, self._process = self._process, None
         if process is None:
             return None
-        started_here = self._owner == os.getpid()  # otherwise this is a fork, and the parent still uses the process
-        code = process.poll() if started_here else None
-        if started_here:
-            process.kill()
+        process.kill()
         for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                with suppress(OSError):
-                    stream.close()
-        return process.wait() if started_here and code is None else code
+            with suppress(OSError):
+                stream.close()  # type: ignore[union-attr]
+        return process.wait()
 
 
 _SHARED = _Process()
 atexit.register(_SHARED.close)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_SHARED.forget)
 
 
 def read_structures(kind: str, text: str, *, most: int = MOST, seconds: float = SECONDS) -> list[Row]:
