@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,9 @@ def study(
             folder of its own.
         say: Called with a line of progress.
     """
-    tasks = parse_tasks(only, {"draw": DRAWINGS, "read": READINGS})
+    drawings, uses = _tasks(only, wide)
     if not seeds:
         raise UsageError("a study takes at least one seed")
-    if not only:
-        drawings = [name for name in DRAWINGS if not (wide and name == "samples")]  # no option is chosen by samples
-        tasks = [("draw", name) for name in drawings]
-        tasks += [("read", use) for use, (drawing, _) in READINGS.items() if drawing in drawings]
     device, judged_by = experiment.field.device, experiment.judged_by()
     clock = Clock(device)
     shared = {"setting": experiment.name, "wide": wide}
@@ -67,11 +64,9 @@ def study(
     }  # it judges samples as they are drawn
     field = fingerprint(*experiment.field.state_dict().values())
     settings = {**shared, "steps": STEPS, "sizes": vars(experiment.sizes), "field": field}
-    for name in (name for verb, name in tasks if verb == "draw"):
-        for seed in seeds:
-            task = partial(_draw, experiment, name, seed, wide, drawn_at(out, name, seed), say)
-            run_task(result_file(out, seed, f"draw-{name}"), task, seed, settings, device, say)
-    uses = [use for verb, use in tasks if verb == "read"]
+    for name, seed in product(drawings, seeds):
+        task = partial(_draw, experiment, name, seed, wide, drawn_at(out, name, seed), say)
+        run_task(result_file(out, seed, f"draw-{name}"), task, seed, settings, device, say)
     if not uses:
         return None
     about = {"setting": experiment.name, "steps": STEPS, "wide": wide, "seeds": list(seeds), "judged_by": judged_by}
@@ -84,6 +79,16 @@ def study(
     about = provenance(device, clock.seconds, **about, pieces=origins)
     ordered = {use: numbers[use] for use in READINGS if use in numbers}
     return write_json(out / NUMBERS, {**_described(experiment), "provenance": about, "numbers": ordered})
+
+
+def _tasks(only: str, wide: bool) -> tuple[list[str], list[str]]:
+    """Return the drawings to make and the uses to evaluate; no option is chosen by `samples`, so `wide` has none."""
+    tasks = parse_tasks(only, {"draw": DRAWINGS, "read": READINGS})
+    if only:
+        drawings, uses = ([name for verb, name in tasks if verb == kind] for kind in ("draw", "read"))
+        return drawings, uses
+    drawings = [name for name in DRAWINGS if not (wide and name == "samples")]
+    return drawings, [use for use, (drawing, _) in READINGS.items() if drawing in drawings]
 
 
 def _draw(experiment: Experiment, name: str, seed: int, wide: bool, path: Path, say: Say) -> dict[str, Any]:

@@ -198,17 +198,14 @@ def evaluations_per_step(config: SamplingConfig | None) -> int:
 def checks_of(field: Any, options: dict[str, Any]) -> dict[str, Any]:
     """Return the checks that a run with these options ends with, by name."""
     check, reference = options.get("check", True), getattr(field, "reference", None)
-    if check is False or check is None:
+    if check is False or check is None or (check is True and options.get("confidence", True) is None):
         return {}
     if check is True:
-        if options.get("confidence", True) is None:
-            return {}
         schedule = options.get("schedule")
         if schedule is not None and schedule.is_adaptive:
             schedule = getattr(field, "schedule", None)
-        if schedule is not None and schedule.reference is not None:
-            reference = schedule.reference
-        return {} if reference is None else dict(reference.checks)
+        reference = getattr(schedule, "reference", None) or reference
+        return dict(reference.checks) if reference else {}
     if isinstance(check, int):
         config = options.get("config")
         space: Any = config.space if config is not None and config.space is not None else field.space

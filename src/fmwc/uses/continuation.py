@@ -97,42 +97,69 @@ def continue_from(
     _require_undetermined(config, others)
     if len(run.grid) < 2:
         raise UsageError("this run kept only its scores, not its times; sample with the default record")
-    space, steps, read = space_of(field, run, config), len(run.grid) - 1, _steps_read(run)
+    space, read, form = space_of(field, run, config), _steps_read(run), _form(run)
     estimator = default_estimator(space) if isinstance(confidence, AsReference) else confidence
-    estimator = estimator if read else None
-    compact = any(m.shape[2:] != channels(run.x)[n].shape[1:] for n, m in channels(run.mean).items())
-    total = bool(read) and not compact and all(v[0, 0].numel() == 1 for v in channels(run.var).values())
     keep_states = keep_states or run.states is not None
-    new = {name: tree_map(Tensor.clone, getattr(run, name)) for name in ("x", "times", "mean", "var")}
-    new_states = [tree_map(Tensor.clone, s) for s in run.states or [states] * (steps + 1)] if keep_states else []
+    merged = _Merged(run, states, keep_states)
     cond, spent = {**run.cond, **as_conditions(cond)}, 0
     for number, rows in enumerate(_batches(first, config.batch or BATCH, together)):
         begin = int(first[rows].min())
-        later = [step for step in read if step >= begin] if estimator else []
+        later = {step: index for index, step in enumerate(read) if step >= begin and estimator is not None}
         settings = replace(
             config,
             space=space,
             controller=OwnTimes(run.grid[begin:, rows]),
             start=run.grid[first[rows], rows],
-            record="total" if total else "full",
+            record="total" if form == "total" else "full",
             batch=len(rows),
             keep_states=keep_states,
         )
-        part = Sampler(field, settings, estimator, Schedule.steps([step - begin for step in later]))(
+        schedule = Schedule.steps([step - begin for step in later])
+        part = Sampler(field, settings, estimator if read else None, schedule)(
             select(states, rows), seed=derive(seed, "resume", number), cond=select_conditions(cond, rows, len(run))
         )
         spent += part.evaluations * len(rows)
-        _put(new["x"], rows, part.x)
-        for step, state in enumerate(part.states or [], begin):
-            started = first[rows] <= step
-            _put(new_states[step], rows[started], select(state, started))
-        part = part.compact() if compact and later else part
-        for index, step in enumerate(later):
-            started = first[rows] <= step
+        merged.put(
+            part.compact() if form == "compact" and later else part, part.states, rows, first[rows], begin, later
+        )
+    return merged.run, spent
+
+
+class _Merged:
+    """A copy of a run that receives the new parts of its trajectories."""
+
+    def __init__(self, run: Trajectory, states: State, keep_states: bool) -> None:
+        changes = {name: tree_map(Tensor.clone, getattr(run, name)) for name in ("x", "times", "mean", "var")}
+        old_states = (run.states or [states] * len(run.grid)) if keep_states else []
+        changes["states"] = [tree_map(Tensor.clone, state) for state in old_states] or None
+        self.run = without_endpoint(replace(run, **changes))
+
+    def put(
+        self, part: Trajectory, states: Any, rows: Tensor, first: Tensor, begin: int, later: Mapping[int, int]
+    ) -> None:
+        """Copy the trajectories of some samples, each from its first step on.
+
+        Arguments:
+            part, states: The trajectories of these samples from the step `begin` on, and their states.
+            rows, first: The indices of the samples, and their first steps.
+            begin: The smallest of these steps.
+            later: The steps at which `part` was read, and the number of each reading in the run.
+        """
+        _put(self.run.x, rows, part.x)
+        for step, state in enumerate(states or [], begin):
+            assert self.run.states is not None
+            _put(self.run.states[step], rows[first <= step], select(state, first <= step))
+        for number, (step, index) in enumerate(later.items()):
             for name in ("times", "mean", "var"):
-                value = select(select(getattr(part, name), index), started)
-                _put(select(new[name], read.index(step)), rows[started], value)
-    return without_endpoint(replace(run, **new, states=new_states or None)), spent
+                value = select(select(getattr(part, name), number), first <= step)
+                _put(select(getattr(self.run, name), index), rows[first <= step], value)
+
+
+def _form(run: Trajectory) -> str:
+    """Return how much of its velocities a run holds: `full`, `total` (one variance per sample), or `compact`."""
+    if any(m.shape[2:] != channels(run.x)[n].shape[1:] for n, m in channels(run.mean).items()):
+        return "compact"
+    return "total" if len(run.times) and all(v[0, 0].numel() == 1 for v in channels(run.var).values()) else "full"
 
 
 def _require_undetermined(config: SamplingConfig, others: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ several backward passes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -64,34 +64,37 @@ def variance_gradient(
         x = tree_map(lambda c: as_normal_tensor(c).detach().requires_grad_(), x)
         record = _DifferentiableRecord()
         v = field.run(record, x, as_normal_tensor(t), cond={k: as_normal_tensor(c) for k, c in (cond or {}).items()})
-        count = batch_size(v)
         plain = tree_map(Tensor.detach, v)
-        units = {n: c.weight for n, c in field.space.channels.items()} if field.space else {}
-        total = next(iter(channels(plain).values())).new_zeros(count)
-        if probes is None:
-            pulls = [(units.get(name, 1.0), probe) for name, _, probe in unit_probes(plain)]
-        else:
-            assert randomness is not None
-            # One sign per number of all channels: cross terms vanish on average.
-            pulls = []
-            for _ in range(probes):
-                probe = {n: signs(randomness, c) * units.get(n, 1.0) ** 0.5 for n, c in channels(plain).items()}
-                pulls.append((1 / probes, probe if isinstance(plain, dict) else next(iter(probe.values()))))
-        for unit, probe in pulls:
+        weights = {n: c.weight for n, c in field.space.channels.items()} if field.space else {}
+        total = next(iter(channels(plain).values())).new_zeros(batch_size(v))
+        for weight, probe in _weighted_probes(plain, weights, probes, randomness):
             with translate_checkpoint_errors():
                 gradients = torch.autograd.grad(
                     list(channels(v).values()),
                     record.outputs,
-                    list(channels(probe).values()),
+                    list(probe.values()),
                     create_graph=True,
                     allow_unused=True,
                 )
-            total = total + unit * contributions(list(gradients), record, count).sum(0)
+            total = total + weight * contributions(list(gradients), record, len(total)).sum(0)
         floor = torch.finfo(total.dtype).tiny
         aim = total.clamp_min(floor).log() if objective == "log_var" else total.clamp_min(floor).sqrt()
         gradients = torch.autograd.grad(aim.sum(), list(channels(x).values()), materialize_grads=True)
         gradient = dict(zip(x, gradients, strict=True)) if isinstance(x, dict) else gradients[0]
     return plain, total.detach(), gradient
+
+
+def _weighted_probes(
+    v: Any, weights: Mapping[str, float], probes: int | None, randomness: Randomness | None
+) -> Iterator[tuple[float, dict[str, Tensor]]]:
+    """Yield probes of the velocity by channel, and the weight of each in the total variance."""
+    if probes is None:
+        for name, _, probe in unit_probes(v):
+            yield weights.get(name, 1.0), channels(probe)
+        return
+    assert randomness is not None
+    for _ in range(probes):  # one sign per number of all channels: cross terms vanish on average
+        yield 1 / probes, {n: signs(randomness, c) * weights.get(n, 1.0) ** 0.5 for n, c in channels(v).items()}
 
 
 @dataclass(frozen=True)
