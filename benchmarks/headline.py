@@ -1,15 +1,16 @@
-"""The paper's headline on the Checkerboard: does joint training place more samples than plain flow matching?
+"""Compare joint training with plain flow matching on the Checkerboard: the paper's headline numbers.
 
     python -m benchmarks.headline --device cuda --minutes 9 --out results/checkerboard/headline
 
-The paper prints 5.9 % misplaced samples for plain flow matching (FM) and 4.6 % for joint training, and its text leaves
-open how the noise and its KL are meant (:class:`Cell`). A screening trains every reading for a part of the iterations
-on validation seeds. The final rounds train FM, the library's reading, the formulas as printed and the best readings of
-the screening for all iterations on ten fresh seeds. Raw and averaged weights come from the same training.
+The paper prints 5.9 % misplaced samples for plain flow matching (FM) and 4.6 % for joint training. Its text does not
+determine the noise and its KL (:class:`Cell`). A screening trains every interpretation for a part of the iterations on
+validation seeds. The final rounds train FM, the library's interpretation, the formulas as printed and the best
+interpretations of the screening for all iterations on ten fresh seeds. Raw and averaged weights come from the same
+training.
 
-Models are trained side by side: their weights are stacked, and every product is one batched product. Each seed has a
-random stream of its own, which all cells share: cells differ in nothing but the reading, and differences are paired.
-The results are written after every round. A second call with the same --out skips the finished rounds.
+Models are trained in parallel: their weights are stacked, and every product is one batched product. All cells share the
+random stream of a seed, so they differ only in their interpretation, and differences are paired. The results are
+written after every round. A second call with the same --out skips the finished rounds.
 """
 
 from __future__ import annotations
@@ -57,17 +58,17 @@ EVALUATING, COMPILING = 20.0, 45.0  # seconds allowed for the evaluation of a ro
 WARM = 3  # steps of a round that are not timed: the first is compiled
 HALF = {"bf16": torch.bfloat16, "tf32": None}
 
-# How the output s of an inference network is read: the variance of a weight is exp(a s) θ², and the KL is computed as
-# if it were exp(b s) θ². By name: (a, b).
+# Interpretations of the output s of an inference network: the variance of a weight is exp(a s) θ², and the KL takes it
+# for exp(b s) θ². By name: (a, b).
 VARIANCES = {
-    "alpha": (1, 1),  # α is the ratio of variances, as in eqn:kl_analytical and eq:layerprop; the library's reading
-    "square": (2, 2),  # α² is, as in eq:vad, and in the KL too
+    "alpha": (1, 1),  # the ratio of variances is α, as in eqn:kl_analytical and eq:layerprop; the library's choice
+    "square": (2, 2),  # the ratio of variances is α², as in eq:vad, and in the KL too
     "printed": (2, 1),  # each formula as printed: α² θ² is the variance (eq:vad), and eqn:kl_analytical has α
 }
 # How many times the mean over channels is counted in the KL of a layer, by its numbers of inputs and outputs.
 REDUCTIONS: dict[str, Callable[[int, int], int]] = {
-    "mean": lambda inputs, outputs: 1,  # the library's reading
-    "channels": lambda inputs, outputs: inputs,  # a sum over the channels that have an α of their own
+    "mean": lambda inputs, outputs: 1,  # the library's choice
+    "channels": lambda inputs, outputs: inputs,  # a sum over the channels, which have separate α
     "weights": lambda inputs, outputs: inputs * outputs,  # a sum over all weights: the KL of the posterior
 }
 LAYERS = {"none": (), "all": (0, 1, 2, 3), "out": (3,)}  # the noisy layers
@@ -75,7 +76,7 @@ LAYERS = {"none": (), "all": (0, 1, 2, 3), "out": (3,)}  # the noisy layers
 
 @dataclass(frozen=True)
 class Cell:
-    """One reading of the paper's text. The defaults are the library's.
+    """One interpretation of the paper. The defaults are those of the library.
 
     Arguments:
         variance: A name of `VARIANCES`.
@@ -102,8 +103,8 @@ class Cell:
 
     @property
     def name(self) -> str:
-        own = f"{self.variance}, KL {self.factor:g} × {self.reduction}, β {self.beta:g}"
-        parts = {"none": "FM", "out": f"output only: {own}"}.get(self.layers, own)
+        noise = f"{self.variance}, KL {self.factor:g} × {self.reduction}, β {self.beta:g}"
+        parts = {"none": "FM", "out": f"output only: {noise}"}.get(self.layers, noise)
         return ", ".join(
             [parts, *(v for v, usual in ((self.decay, "constant"), (self.precision, "bf16")) if v != usual)]
         )
@@ -133,17 +134,17 @@ class Layer(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The readings of S models as tensors, and which of the seeds each model has."""
+    """The interpretations of S models as tensors, and the number of the seed of each model."""
 
     which: Tensor  # (S,)
     ratio: Tensor  # (S, 1, 1): the power of exp(s) that is the ratio of variances
-    counted: Tensor  # (S, 1, 1): the power that the KL takes for it
+    counted: Tensor  # (S, 1, 1): the power that the KL uses instead
     noisy: Tensor  # (S, L): 1 where the layer is noisy
     weight: Tensor  # (S, L): of the mean of the KL's bracket: β × factor × count
 
 
 class Batch(NamedTuple):
-    """What a step draws for each of N seeds."""
+    """The random numbers of a step, for each of N seeds."""
 
     t: Tensor  # (N, B)
     x_t: Tensor  # (N, B, 2)
@@ -164,7 +165,7 @@ def stack(fields: Sequence[Field], device: torch.device) -> list[Layer]:
 
 
 def reading(cells: Sequence[Cell], which: Sequence[int], shapes: Sequence[tuple[int, int]], device: Any) -> Reading:
-    """Return the readings of models as tensors, given the inputs and outputs of each layer."""
+    """Return the interpretations of models as tensors, given the inputs and outputs of each layer."""
 
     def column(values: Iterable[float]) -> Tensor:
         return torch.tensor(list(values), dtype=torch.float32, device=device)[:, None, None]
@@ -181,7 +182,7 @@ def reading(cells: Sequence[Cell], which: Sequence[int], shapes: Sequence[tuple[
 
 
 def product(h: Tensor, weight: Tensor, half: torch.dtype | None) -> Tensor:
-    """h · weight, of operands rounded to `half`, if it is given."""
+    """Return h · weight, with operands rounded to `half` if that is given."""
     return torch.bmm(h, weight) if half is None else torch.bmm(h.to(half), weight.to(half)).float()
 
 
@@ -197,9 +198,9 @@ def velocity(
     """Return the velocities of S models, and log α of each layer if weights are drawn (eqn:local-reparam)."""
     log_alphas = []
     for number, layer in enumerate(layers):
-        own = half if number else None  # the first layer sees coordinates, which are not rounded
-        h = torch.cat([c if own is None else c.to(own) for c in (x, embedded[about.which])], -1)
-        y = product(h, layer.weight, own) + layer.bias
+        rounded = half if number else None  # the first layer sees coordinates, which are not rounded
+        h = torch.cat([c if rounded is None else c.to(rounded) for c in (x, embedded[about.which])], -1)
+        y = product(h, layer.weight, rounded) + layer.bias
         if epsilon is not None:
             seen = torch.cat([h, features[about.which].to(h.dtype)], -1)
             hidden = F.silu(product(seen, layer.hidden_weight, half) + layer.hidden_bias)
@@ -254,12 +255,12 @@ def update(
 
 
 class Models:
-    """S models that train side by side.
+    """S models that are trained in parallel.
 
     Arguments:
         recipe: The sizes, the data and the length of the training.
         cells: The readings.
-        seeds: Every cell is trained at each of these.
+        seeds: The seeds that every cell is trained with.
         compiled: Whether a step is compiled.
     """
 
@@ -291,7 +292,7 @@ class Models:
         )
 
     def draw(self) -> Batch:
-        """Draw what a step needs, for each seed from its own generator."""
+        """Draw the random numbers of a step, from one generator per seed."""
         for i, generator in enumerate(self.generators):
             rows = torch.randint(len(self.data), (self.recipe.batch,), generator=generator, device=self.device)
             self.x1[i] = self.data[rows]
@@ -326,11 +327,11 @@ class Models:
 
     @torch.no_grad()
     def ends(self, count: int, steps: int, averaged: bool = False, drawn: bool = False) -> Tensor:  # (S, count, 2)
-        """Samples of every model from the noise of its seed, in full precision.
+        """Return samples of every model from the noise of its seed, in full precision.
 
         Arguments:
-            averaged: With the averaged weights.
-            drawn: With one draw of the weights per step (the stochastic decoder), in place of the mean weights.
+            averaged: Whether to use the averaged weights.
+            drawn: Whether to draw the weights at every step (the stochastic decoder) instead of using their mean.
         """
         source = iter(self.average if averaged else self.weights)
         layers = [Layer(*(next(source) for _ in layer)) for layer in self.layers]
@@ -350,13 +351,12 @@ class Models:
 
 
 def shares(ends: Tensor) -> list[list[float]]:
-    """The share of misplaced samples of each model, in the first and in the second half of its samples."""
-    bad = [misplaced(own) for own in ends]
-    return [[float(half.mean()) for half in np.array_split(own, 2)] for own in bad]
+    """Return the share of misplaced samples of each model, in the first and in the second half of its samples."""
+    return [[float(half.mean()) for half in np.array_split(misplaced(x), 2)] for x in ends]
 
 
 def train(models: Models, count: int, steps: int, until: float, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Train to the end of the plan, or until the clock says so; return one record per model."""
+    """Train to the end of the plan, or until a time; return one record per model."""
     total, begin = models.recipe.iterations, time.monotonic()
     late: list[list[list[float]]] = []
     started, evaluated = begin, 0.0
@@ -402,7 +402,7 @@ def train(models: Models, count: int, steps: int, until: float, say: Callable[[s
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Mean, standard deviation and 95 % t-interval.
+    """Return mean, standard deviation and 95 % t-interval.
 
     >>> spread([0.05, 0.06, 0.07])["interval"]
     [0.03516, 0.08484]
@@ -417,32 +417,32 @@ KINDS = ("raw", "averaged", "raw, drawn", "averaged, drawn", "late", "selected")
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each cell: the misplacement of each kind, and FM's minus its own, paired by seed."""
-    found = []
+    """Return for each cell the misplacement of each kind, and that of FM minus it, paired by seed."""
+    rows = []
     for name in dict.fromkeys(run["cell"] for run in runs):
-        own = {run["seed"]: run for run in runs if run["cell"] == name}
-        one = next(iter(own.values()))
+        by_seed = {run["seed"]: run for run in runs if run["cell"] == name}
+        one = next(iter(by_seed.values()))
         plain = replace(FM, decay=one["decay"], precision=one["precision"]).name
         fm = {run["seed"]: run for run in runs if run["cell"] == plain}
-        row: dict[str, Any] = {"cell": name, "iterations": one["iterations"], "seeds": sorted(own)}
+        row: dict[str, Any] = {"cell": name, "iterations": one["iterations"], "seeds": sorted(by_seed)}
         for kind in KINDS:
-            row[kind] = spread([run["misplacement"][kind] for run in own.values()])
-            if common := sorted(own.keys() & fm.keys()):
+            row[kind] = spread([run["misplacement"][kind] for run in by_seed.values()])
+            if common := sorted(by_seed.keys() & fm.keys()):
                 base = kind.removesuffix(", drawn")
-                gains = [fm[s]["misplacement"][base] - own[s]["misplacement"][kind] for s in common]
+                gains = [fm[s]["misplacement"][base] - by_seed[s]["misplacement"][kind] for s in common]
                 row[kind]["fm_minus_own"] = spread(gains)
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
 def best(rows: Sequence[dict[str, Any]], names: Iterable[str]) -> list[str]:
-    """Cells in order of the mean misplacement of late raw weights, the least first."""
+    """Return cells in order of the mean misplacement of late raw weights, the least first."""
     means = {row["cell"]: row["late"]["mean"] for row in rows}
     return sorted((name for name in names if name in means), key=means.__getitem__)
 
 
 def finals(screening: Sequence[dict[str, Any]]) -> dict[str, list[Cell]]:
-    """The final rounds, the most important first, given the screening's summary."""
+    """Return the final rounds, the most important first, given the summary of the screening."""
     known = {cell.name: cell for cell in SCREENED}
     order = [known[name] for name in best(screening, known)]
     multi = [cell for cell in order if cell.layers == "all" and cell != LIBRARY]
@@ -464,7 +464,7 @@ def percent(row: dict[str, Any] | None) -> str:
 
 
 def tables(result: dict[str, Any]) -> str:
-    """Markdown: one table for each stage."""
+    """Return the tables as Markdown, one for each stage."""
     about = result["provenance"]
     lines = [
         f"Misplaced samples in percent: {about['samples']:,} samples, {about['steps']} Euler steps; mean over seeds",
@@ -490,7 +490,7 @@ def tables(result: dict[str, Any]) -> str:
 
 @styled
 def picture(result: dict[str, Any]) -> Figure:
-    """Misplacement of each cell with its interval; the line is FM of the same stage."""
+    """Draw the misplacement of each cell with its interval; the line is FM of the same stage."""
     stages = [stage for stage in ("final", "screening") if result[stage]]
     figure = Figure(figsize=(12, 1.5 + 0.27 * max(len(result[s]) for s in stages)))
     for axes, stage in zip(np.atleast_1d(figure.subplots(1, len(stages), squeeze=False)[0]), stages, strict=True):
@@ -522,25 +522,10 @@ def picture(result: dict[str, Any]) -> Figure:
     return figure
 
 
-def write(out: Path, rounds: dict[str, Any], made_with: dict[str, Any], clock: Clock, spent: float) -> None:
-    """Write the results of the rounds that there are."""
-    runs = {
-        stage: [run for name, own in rounds.items() if name.startswith("screening") == first for run in own["runs"]]
-        for stage, first in (("screening", True), ("final", False))
-    }
-    about = provenance(
-        clock.device, spent + clock.seconds, seeds={"screening": VALIDATION, "final": FRESH}, **made_with
-    )
-    result = {"provenance": about, **{stage: summary(own) for stage, own in runs.items()}, "rounds": rounds}
-    write_json(out / "headline.json", result)
-    write_text(out / "tables.md", tables(result))
-    write_bytes(out / "headline.png", png(picture(result)))
-
-
 def speed(
     recipe: Checkerboard, cells: Sequence[Cell], seeds: Sequence[int], device: torch.device
 ) -> tuple[float, bool]:
-    """Seconds per step of one model, and whether a step can be compiled."""
+    """Return the seconds per step of one model, and whether a step can be compiled."""
     for compiled in (device.type == "cuda", False):
         try:
             models = Models(recipe, cells, seeds, device, compiled)
@@ -551,11 +536,109 @@ def speed(
             for _ in range(10):
                 models.step()
             return (clock.seconds - start) / 10 / len(models.each), compiled
-        except Exception as error:  # whatever a compiler raises
+        except Exception as error:  # compilers raise errors of any kind
             if not compiled:
                 raise
             print(f"not compiled: {type(error).__name__}: {str(error).splitlines()[0][:200]}", flush=True)
     raise AssertionError
+
+
+class Rounds:
+    """The rounds of training, with the results of those that are finished.
+
+    Arguments:
+        recipe: The recipe with all its iterations.
+        count, steps: Samples and Euler steps of an evaluation.
+        device: Where models are trained.
+        out: The folder of the results; finished rounds in it are kept.
+        minutes: No round starts that would end later; `None` for no limit.
+    """
+
+    def __init__(
+        self, recipe: Checkerboard, count: int, steps: int, device: torch.device, out: Path, minutes: float | None
+    ) -> None:
+        self.recipe, self.count, self.steps, self.device, self.out = recipe, count, steps, device, out
+        self.clock = Clock(device)
+        self.deadline = math.inf if minutes is None else time.monotonic() + 60 * minutes - 5
+        self.made_with = {"samples": count, "steps": steps, "recipe": asdict(recipe)}
+        self.done: dict[str, Any] = {}
+        if (out / "headline.json").exists():
+            old = json.loads((out / "headline.json").read_text(encoding="utf-8"))
+            if any(old["provenance"][name] != value for name, value in self.made_with.items()):
+                raise MismatchError(f"{out} was made with other settings; delete it, or use another --out")
+            self.done = {name: record for name, record in old["rounds"].items() if record["complete"]}
+        self.spent = sum(record["seconds"] for record in self.done.values())
+        self.overhead = {"screening": EVALUATING, "final": EVALUATING}
+        self.rate, self.compiled = math.nan, False
+        self.shapes: set[tuple[int, str]] = set()  # numbers of models and precisions whose step is compiled
+
+    def say(self, text: str) -> None:
+        print(f"{self.clock.seconds:6.1f} s  {text}", flush=True)
+
+    def measure_speed(self, cells: Sequence[Cell], seeds: Sequence[int]) -> None:
+        """Measure the seconds per step and model, which the length of the rounds is planned by."""
+        self.rate, self.compiled = speed(self.recipe, cells, seeds, self.device)
+        self.shapes = {(len(cells) * len(seeds), "bf16")}
+
+    def screening_length(self, minutes: float) -> int:
+        """Return the iterations of the screening: those of finished rounds, or as many as there is time for."""
+        if known := [record["iterations"] for record in self.done.values() if record["screening"]]:
+            return known[0]
+        affordable = SCREENING_SHARE * 60 * minutes / self.rate / (len(SCREENED) * len(VALIDATION))
+        return min(int(min(max(affordable, SCREENING[0]), SCREENING[1]) // 500 * 500), self.recipe.iterations)
+
+    def run(self, name: str, cells: Sequence[Cell], seeds: Sequence[int], iterations: int) -> bool:
+        """Train a round unless it is finished; return whether there was time for it."""
+        if name in self.done:
+            self.say(f"{name}: already finished")
+            return True
+        stage = "screening" if name.startswith("screening") else "final"
+        precision, number = cells[0].precision, len(cells) * len(seeds)
+        slower = 1.0 if precision == "bf16" else 2.0
+        known = (number, precision) in self.shapes
+        expected = self.rate * slower * number * iterations
+        extra = self.overhead[stage] + COMPILING * (self.compiled and not known)
+        if time.monotonic() + expected + extra > self.deadline:
+            self.say(f"{name}: no time for {expected:.0f} s of training and {extra:.0f} s of compiling and evaluation")
+            return False
+        names = "; ".join(cell.name for cell in cells[:3]) + (" …" if len(cells) > 3 else "")
+        self.say(f"{name}: {names}: {expected:.0f} s")
+        begin = time.monotonic()
+        models = Models(replace(self.recipe, iterations=iterations), cells, seeds, self.device, self.compiled)
+        runs = train(models, self.count, self.steps, self.deadline - self.overhead[stage] / 2, self.say)
+        seconds = time.monotonic() - begin
+        if known:
+            self.overhead[stage] = seconds - models.rate * number * models.done
+        self.shapes.add((number, precision))
+        self.rate = models.rate / slower
+        self.done[name] = {
+            "screening": stage == "screening",
+            "iterations": iterations,
+            "complete": models.done == iterations,
+            "seconds": round(seconds, 1),
+            "ms_per_step_and_model": round(1e3 * models.rate, 4),
+            "compiled": self.compiled,
+            "runs": runs,
+        }
+        self.write()
+        for row in summary(runs):
+            self.say(f"  {row['cell']}: raw {percent(row['raw'])}, averaged {percent(row['averaged'])}")
+        return bool(self.done[name]["complete"])
+
+    def runs(self, stage: str) -> list[dict[str, Any]]:
+        """Return the records of all models of a stage, `screening` or `final`."""
+        rounds = (record for record in self.done.values() if record["screening"] == (stage == "screening"))
+        return [run for record in rounds for run in record["runs"]]
+
+    def write(self) -> None:
+        """Write the results so far."""
+        seconds, seeds = self.spent + self.clock.seconds, {"screening": VALIDATION, "final": FRESH}
+        about = provenance(self.device, seconds, seeds=seeds, **self.made_with)
+        summaries = {stage: summary(self.runs(stage)) for stage in ("screening", "final")}
+        result = {"provenance": about, **summaries, "rounds": self.done}
+        write_json(self.out / "headline.json", result)
+        write_text(self.out / "tables.md", tables(result))
+        write_bytes(self.out / "headline.png", png(picture(result)))
 
 
 def main(given: Sequence[str] | None = None) -> None:
@@ -565,83 +648,25 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=9.0, help="start no round that would end later")
     parser.add_argument("--tiny", action="store_true", help="small networks and few steps, to try the script")
     arguments = parser.parse_args(given)
-    device, out = pick_device(arguments.device), arguments.out
-    clock = Clock(device)
-    deadline = time.monotonic() + 60 * arguments.minutes - 5
     recipe, count, steps, seeds = PRESETS["paper"], 10_000, 50, FRESH
     if arguments.tiny:
         recipe = replace(recipe, points=1000, hidden=8, time_features=4, width=4, iterations=20, batch=16)
         count, steps, seeds = 50, 4, FRESH[:2]
-    made_with = {"samples": count, "steps": steps, "recipe": asdict(recipe)}
-    rounds: dict[str, Any] = {}
-    if (out / "headline.json").exists():
-        old = json.loads((out / "headline.json").read_text(encoding="utf-8"))
-        if any(old["provenance"][name] != value for name, value in made_with.items()):
-            raise MismatchError(f"{out} was made with other settings; delete it, or use another --out")
-        rounds = {name: own for name, own in old["rounds"].items() if own["complete"]}
-    spent = sum(own["seconds"] for own in rounds.values())
-
-    def say(text: str) -> None:
-        print(f"{clock.seconds:6.1f} s  {text}", flush=True)
-
+    minutes = None if arguments.tiny else arguments.minutes
+    rounds = Rounds(recipe, count, steps, pick_device(arguments.device), arguments.out, minutes)
     parts = -(-len(SCREENED) * len(VALIDATION) // ABREAST)
-    pieces = {f"screening {i + 1}": SCREENED[i::parts] for i in range(parts)}
-    waiting = next((cells for name, cells in pieces.items() if name not in rounds), None)
-    shape = (waiting or (FM, LIBRARY, PRINTED), VALIDATION if waiting else seeds)
-    rate, compiled = speed(recipe, *shape, device)
-    shapes = {(len(shape[0]) * len(shape[1]), "bf16")}
-    models_screened = len(SCREENED) * len(VALIDATION)
-    affordable = SCREENING_SHARE * 60 * arguments.minutes / rate / models_screened
-    length = int(min(max(affordable, SCREENING[0]), SCREENING[1]) // 500 * 500)
-    length = next((own["iterations"] for own in rounds.values() if own["screening"]), min(length, recipe.iterations))
-    say(f"{1e3 * rate:.3f} ms per step and model, compiled: {compiled}; screening with {length} iterations")
-    overhead = {"screening": EVALUATING, "final": EVALUATING}
-
-    def run(name: str, cells: Sequence[Cell], own_seeds: Sequence[int], iterations: int) -> bool:
-        """Train a round, unless it is there; return whether there was time for it."""
-        nonlocal rate
-        if name in rounds:
-            say(f"{name}: there already")
-            return True
-        first = name.startswith("screening")
-        stage = "screening" if first else "final"
-        own_shape = (len(cells) * len(own_seeds), cells[0].precision)
-        number, slower = len(cells) * len(own_seeds), 1.0 if cells[0].precision == "bf16" else 2.0
-        expected = rate * slower * number * iterations
-        beside = overhead[stage] + COMPILING * (compiled and own_shape not in shapes)
-        if not arguments.tiny and time.monotonic() + expected + beside > deadline:
-            say(f"{name}: no time for {expected:.0f} s of training and {beside:.0f} s beside it")
-            return False
-        say(f"{name}: {'; '.join(cell.name for cell in cells[:3])}{' …' if len(cells) > 3 else ''}: {expected:.0f} s")
-        begin = time.monotonic()
-        models = Models(replace(recipe, iterations=iterations), cells, own_seeds, device, compiled)
-        runs = train(models, count, steps, deadline - overhead[stage] / 2, say)
-        seconds = time.monotonic() - begin
-        if own_shape in shapes:
-            overhead[stage] = seconds - models.rate * number * models.done
-        shapes.add(own_shape)
-        rate = models.rate / slower
-        rounds[name] = {
-            "screening": first,
-            "iterations": iterations,
-            "complete": models.done == iterations,
-            "seconds": round(seconds, 1),
-            "ms_per_step_and_model": round(1e3 * models.rate, 4),
-            "compiled": compiled,
-            "runs": runs,
-        }
-        write(out, rounds, made_with, clock, spent)
-        for row in summary(runs):
-            say(f"  {row['cell']}: raw {percent(row['raw'])}, averaged {percent(row['averaged'])}")
-        return rounds[name]["complete"]
-
-    if all(run(name, cells, VALIDATION, length) for name, cells in pieces.items()):
-        screened = [r for own in rounds.values() if own["screening"] for r in own["runs"]]
-        for name, cells in finals(summary(screened)).items():
-            if not run(name, cells, seeds, recipe.iterations):
+    screening = {f"screening {i + 1}": SCREENED[i::parts] for i in range(parts)}
+    waiting = next((cells for name, cells in screening.items() if name not in rounds.done), None)
+    rounds.measure_speed(waiting or (FM, LIBRARY, PRINTED), VALIDATION if waiting else seeds)
+    length = rounds.screening_length(arguments.minutes)
+    speed_text = f"{1e3 * rounds.rate:.3f} ms per step and model, compiled: {rounds.compiled}"
+    rounds.say(f"{speed_text}; screening with {length} iterations")
+    if all(rounds.run(name, cells, VALIDATION, length) for name, cells in screening.items()):
+        for name, cells in finals(summary(rounds.runs("screening"))).items():
+            if not rounds.run(name, cells, seeds, recipe.iterations):
                 break
-    write(out, rounds, made_with, clock, spent)
-    say(f"wrote {out}")
+    rounds.write()
+    rounds.say(f"wrote {arguments.out}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,13 @@ from fmwc.data import mnist
 from fmwc.domains import domain_named
 from fmwc.estimators import Linearised
 from fmwc.files import write_json, write_text
+from fmwc.metrics.images import failed, predictions
+from fmwc.metrics.points import misplaced
 from fmwc.provenance import Clock, provenance
 from fmwc.randomness import derive
 from fmwc.sampling import SamplingConfig, Schedule, Trajectory
 from fmwc.sampling.trajectory import combined
+from fmwc.state import channels, select
 
 BATCH = {"mnist": 2500, "crystals": 1000, "checkerboard": 10_000}
 VARIANCE = {
@@ -61,15 +65,12 @@ def larger(setting: str, field: Any) -> dict[str, Any]:
     return {}
 
 
-def seconds(device: torch.device, call: Any) -> tuple[float, Any]:
+def seconds(device: torch.device, call: Callable[..., Any], *args: Any, **options: Any) -> tuple[float, Any]:
     """Return the seconds that a call takes, and its result."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    begun = time.perf_counter()
-    found = call()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - begun, found
+    clock = Clock(device)
+    begun = clock.seconds
+    result = call(*args, **options)
+    return clock.seconds - begun, result
 
 
 def draw(args: argparse.Namespace) -> None:
@@ -92,42 +93,24 @@ def draw(args: argparse.Namespace) -> None:
     for seed in (int(s) for s in args.seeds.split(",")):
         cond = conditions(field, setting, args.count, seed)
         how: dict[str, Any] = {"steps": 50, "seed": seed, "cond": cond, "config": SamplingConfig(batch=batch)}
-        sample(field, min(args.count, batch), **{**how, "cond": {k: v[:batch] for k, v in cond.items()}})  # warm
-        plain_s, plain = seconds(device, lambda: sample(field, args.count, confidence=None, check=False, **how))  # noqa: B023
-        default_s, run = seconds(device, lambda: sample(field, args.count, **how))  # noqa: B023
-        same = all(torch.equal(a, b) for a, b in zip(_parts(plain.x), _parts(run.x), strict=True))
+        draw_timed = partial(seconds, device, sample, field)
+        draw_timed(min(args.count, batch), **{**how, "cond": {k: v[:batch] for k, v in cond.items()}})  # warm up
+        plain_s, plain = draw_timed(args.count, confidence=None, check=False, **how)
+        default_s, run = draw_timed(args.count, **how)
+        same = all(torch.equal(c, channels(run.x)[name]) for name, c in channels(plain.x).items())
         scores = {"default": run.score()} | {name: run.score(name) for name in FREE}
         scores |= {name: run.evidence[name] for name in ("contest", "echo", "nearest") if name in run.evidence}
         reads = Linearised(None if setting == "checkerboard" else 2)
         every = 5 if setting == "crystals" else 1
         few = {**how, "check": False, "schedule": Schedule.every(every), "transport": setting == "checkerboard"}
         few["config"] = SamplingConfig(batch=batch, record="total")
-        variance_s, read = seconds(device, lambda: sample(field, args.count, confidence=reads, **few))  # noqa: B023
+        variance_s, read = draw_timed(args.count, confidence=reads, **few)
         scores |= {name: read.score(name) for name in VARIANCE[setting]}
-        for name, own in larger(setting, field).items():
-            for a in range(0, args.count, batch):
-                rows = slice(a, a + batch)
-                here = {k: v[rows] for k, v in cond.items()}
-                part = run_checks({own.name: own}, field, field.space, _rows(run.x, rows), here, seed, a)
-                scores.setdefault(name, []).append(part[own.name])  # type: ignore[union-attr]
-            scores[name] = torch.cat(scores[name])  # type: ignore[arg-type]
-            beside, weight = ("spread@0.3-0.8", 0.3) if own.name == "contest" else ("spread@0.6-1", 0.5)
-            scores[f"{name} + {weight:g} {beside}"] = _summed([(scores[name], 1.0), (scores[beside], weight)])
+        scores |= with_larger_budgets(setting, field, run, cond, batch, scores)
         if args.leads or args.early:
             scores |= led(args, field, run, cond, batch)
-        found = {f"score.{n}": v.float().cpu().numpy() for n, v in scores.items()}
-        if setting == "mnist":
-            from fmwc.metrics.images import failed, predictions
-
-            found["failed"] = failed(judge, run.x, cond["y"])
-            rival = run.evidence.get("rival")
-            if rival is not None:
-                found |= {"rival": rival.cpu().numpy(), "taken": predictions(judge, run.x).cpu().numpy()}
-        elif setting == "checkerboard":
-            from fmwc.metrics.points import misplaced
-
-            found["failed"] = misplaced(run.x)
-        else:
+        arrays = {f"score.{n}": v.float().cpu().numpy() for n, v in scores.items()} | outcomes(setting, judge, run)
+        if setting == "crystals":  # judged later
             run.compact().to("cpu").save(args.out / f"{seed}.safetensors")
         about = {
             "plain_s": plain_s,
@@ -140,11 +123,41 @@ def draw(args: argparse.Namespace) -> None:
             "same": same,
             "extra": sum(check.evaluations for check in field.reference.checks.values()),
         }
-        np.savez_compressed(args.out / f"{seed}.npz", about=np.array(json.dumps(about)), **found)
+        np.savez_compressed(args.out / f"{seed}.npz", about=np.array(json.dumps(about)), **arrays)
         print(f"{args.out.name} {seed}: {json.dumps(about)}", flush=True)
     write_json(
         args.out / "provenance.json", provenance(device, clock.seconds, seeds=[int(s) for s in args.seeds.split(",")])
     )
+
+
+def with_larger_budgets(
+    setting: str, field: Any, run: Trajectory, cond: dict[str, Any], batch: int, scores: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return the scores of checks with larger budgets, alone and combined with the spread."""
+    found: dict[str, torch.Tensor] = {}
+    for name, check in larger(setting, field).items():
+        parts = []
+        for first in range(0, len(run), batch):
+            rows = slice(first, first + batch)
+            of_batch = select(run.x, rows), {k: v[rows] for k, v in cond.items()}, run.seed, first
+            parts.append(run_checks({check.name: check}, field, field.space, *of_batch)[check.name])
+        found[name] = torch.cat(parts)
+        spread, weight = ("spread@0.3-0.8", 0.3) if check.name == "contest" else ("spread@0.6-1", 0.5)
+        found[f"{name} + {weight:g} {spread}"] = _summed([(found[name], 1.0), (scores[spread], weight)])
+    return found
+
+
+def outcomes(setting: str, judge: Any, run: Trajectory) -> dict[str, np.ndarray]:
+    """Return which samples failed, and for digits the classes that contest and judge see; crystals are judged later."""
+    if setting == "checkerboard":
+        return {"failed": misplaced(run.x)}
+    if setting == "crystals":
+        return {}
+    found = {"failed": failed(judge, run.x, run.cond["y"])}
+    rival = run.evidence.get("rival")
+    if rival is not None:
+        found |= {"rival": rival.cpu().numpy(), "taken": predictions(judge, run.x).cpu().numpy()}
+    return found
 
 
 def led(args: argparse.Namespace, field: Any, run: Trajectory, cond: dict[str, Any], batch: int) -> dict[str, Any]:
@@ -154,20 +167,12 @@ def led(args: argparse.Namespace, field: Any, run: Trajectory, cond: dict[str, A
     parts: list[leads.Found] = []
     for a in range(0, len(run), batch):
         rows = slice(a, a + batch)
-        here, x0, x = {k: v[rows] for k, v in cond.items()}, _rows(run.x0, rows), _rows(run.x, rows)
-        found = leads.read(field, field.space, x0, here, seed=run.seed, first=a, early=early, classes=classes)
+        part, x0, x = {k: v[rows] for k, v in cond.items()}, select(run.x0, rows), select(run.x, rows)
+        found = leads.read(field, field.space, x0, part, seed=run.seed, first=a, early=early, classes=classes)
         if "atoms" in cond:
-            found |= leads.cells(field, field.space, x, here, seed=run.seed, first=a)
+            found |= leads.cells(field, field.space, x, part, seed=run.seed, first=a)
         parts.append(found)
     return {f"{n} ({parts[0][n][1]:.0f})": torch.cat([p[n][0] for p in parts]) for n in parts[0]}
-
-
-def _rows(x: Any, rows: slice) -> Any:
-    return {k: v[rows] for k, v in x.items()} if isinstance(x, dict) else x[rows]
-
-
-def _parts(x: Any) -> list[torch.Tensor]:
-    return list(x.values()) if isinstance(x, dict) else [x]
 
 
 def _summed(scores: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
@@ -187,43 +192,41 @@ def judge(args: argparse.Namespace) -> None:
         print(f"{path.stem}: {100 * (1 - found['failed'].mean()):.1f} % metastable", flush=True)
 
 
-def table(args: argparse.Namespace) -> None:
-    """Write the table of every setting below a folder."""
+def quality(result: dict[str, np.ndarray], name: str, good: bool) -> tuple[float, ...]:
+    """Return AUROC, AUPRC, lift and the share of positives among the samples that the score keeps."""
     from sklearn.metrics import average_precision_score, roc_auc_score
 
+    positive, score = (~result["failed"], -result[name]) if good else (result["failed"], result[name])
+    precision = average_precision_score(positive, score)
+    kept = np.argsort(result[name], kind="stable")[: round((0.1 if good else 0.8) * len(score))]
+    return roc_auc_score(positive, score), precision, precision / positive.mean(), positive[kept].mean()
+
+
+def table(args: argparse.Namespace) -> None:
+    """Write the table of every setting below a folder."""
     lines, rows = ["# Confidence as it comes, on fresh seeds", ""], []
     for folder in sorted(p for p in args.folder.iterdir() if list(p.glob("*.npz"))):
-        files = [dict(np.load(path)) for path in sorted(folder.glob("*.npz"))]
-        good = "crystals" in folder.name  # where most fail, a ranking is to find those that do not
-        about = [json.loads(str(f["about"])) for f in files]
-        rate = np.mean([1 - f["failed"].mean() if good else f["failed"].mean() for f in files])
+        results = [dict(np.load(path)) for path in sorted(folder.glob("*.npz"))]
+        good = "crystals" in folder.name  # most crystals fail, so the scores look for the others
+        about = [json.loads(str(result["about"])) for result in results]
+        rate = np.mean([1 - r["failed"].mean() if good else r["failed"].mean() for r in results])
+        plain, default = (np.mean([a[name] for a in about]) for name in ("plain_s", "default_s"))
+        last = "metastable among the surest 10 %" if good else "failed of surest 80 %"
         lines += [
             f"## {folder.name}",
             "",
             f"{'Metastable' if good else 'Failed'}: {rate:.2%}. Default: {about[0]['chosen']} ({about[0]['reason']}). "
-            f"{len(files)} seeds of {about[0]['count']:,} samples. Seconds: plain "
-            f"{np.mean([a['plain_s'] for a in about]):.2f}, default {np.mean([a['default_s'] for a in about]):.2f}.",
+            f"{len(results)} seeds of {about[0]['count']:,} samples. Seconds: plain {plain:.2f}, default {default:.2f}.",
             "",
-            "| score | AUROC | AUPRC | lift | "
-            + ("metastable among the surest 10 %" if good else "failed of surest 80 %")
-            + " |",
+            f"| score | AUROC | AUPRC | lift | {last} |",
             "| --- | ---: | ---: | ---: | ---: |",
         ]
-        names = [n for n in files[0] if n.startswith("score.")]
-        for name in names:
-            found = []
-            for f in (f for f in files if name in f):  # a lead may have been read on some of the seeds
-                positive, score = (~f["failed"], -f[name]) if good else (f["failed"], f[name])
-                precision = average_precision_score(positive, score)
-                order = np.argsort(f[name], kind="stable")
-                kept = order[: round((0.1 if good else 0.8) * len(order))]
-                found.append(
-                    (roc_auc_score(positive, score), precision, precision / positive.mean(), positive[kept].mean())
-                )
-            mean, std = np.mean(found, 0), np.std(found, 0, ddof=1) if len(found) > 1 else np.zeros(4)
-            last = f"{mean[3]:.1%} ± {std[3]:.1%}" if good else f"{mean[3]:.2%} ± {std[3]:.2%}"
-            cells = [f"{m:.3f} ± {s:.3f}" for m, s in zip(mean[:2], std[:2], strict=True)]
-            lines.append(f"| {name[6:]} | {cells[0]} | {cells[1]} | {mean[2]:.2f} ± {std[2]:.2f} | {last} |")
+        for name in (n for n in results[0] if n.startswith("score.")):
+            numbers = [quality(r, name, good) for r in results if name in r]  # some scores lack some seeds
+            mean, std = np.mean(numbers, 0), np.std(numbers, 0, ddof=1) if len(numbers) > 1 else np.zeros(4)
+            formats = (".3f", ".3f", ".2f", ".1%" if good else ".2%")
+            cells = [f"{m:{f}} ± {s:{f}}" for m, s, f in zip(mean, std, formats, strict=True)]
+            lines.append(f"| {name[6:]} | {' | '.join(cells)} |")
             rows.append({"setting": folder.name, "score": name[6:], "mean": mean.tolist(), "std": std.tolist()})
         lines.append("")
         about_file = folder / "provenance.json"
