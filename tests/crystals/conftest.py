@@ -33,7 +33,7 @@ def crystal(numbers: list[int], coords: list[list[float]], cell: list[float], na
     return Candidate(name, np.array(numbers), np.array(coords, float).reshape(-1, 3), np.diag(np.array(cell, float)))
 
 
-BAD = {  # what is wrong: the structure, what is said of it
+BAD = {  # by name: the structure, and a part of its problem
     "coincident": (crystal([11, 17], [[0, 0, 0], [0, 0, 0]], [4, 4, 4]), "coincide: 0 Å"),
     "close": (crystal([11, 17], [[0, 0, 0], [0.05, 0, 0]], [4, 4, 4]), "Na and Cl"),
     "collapsed": (crystal([11, 17], [[0, 0, 0], [0.5, 0.5, 0.5]], [1e-3, 1e-3, 1e-3]), "collapsed"),
@@ -43,7 +43,7 @@ BAD = {  # what is wrong: the structure, what is said of it
     "empty cell": (crystal([11, 17], [[0, 0, 0], [0.5, 0.5, 0.5]], [1e7, 1e7, 1e7]), "nearly empty"),
     "isolated": (crystal([11, 17], [[0, 0, 0], [0.5, 0.5, 0.5]], [14, 14, 14]), "isolated: no neighbour within 6 Å"),
     "no atoms": (crystal([], [], [4, 4, 4]), "no atoms"),
-    "no element": (crystal([11, 121], [[0, 0, 0], [0.5, 0.5, 0.5]], [4, 4, 4]), "121 is none of the 118"),
+    "no element": (crystal([11, 121], [[0, 0, 0], [0.5, 0.5, 0.5]], [4, 4, 4]), "121 is not one of the 118"),
     "unknown": (crystal([11, 98], [[0, 0, 0], [0.5, 0.5, 0.5]], [4, 4, 4]), "does not know Cf"),
     "not finite": (crystal([11, 17], [[0, 0, 0], [np.nan, 0, 0]], [4, 4, 4]), "not finite"),
     "cell not finite": (crystal([11, 17], [[0, 0, 0], [0.5, 0.5, 0.5]], [4, 4, np.inf]), "not finite"),

@@ -221,9 +221,9 @@ def test_unknown_channel_is_refused_with_a_suggestion(run, drawn, tmp_path):
 # ---- judge ----------------------------------------------------------------------------------------------------------
 
 
-def write(folder, **those):
+def write(folder, **structures):
     folder.mkdir()
-    for name, candidate in those.items():
+    for name, candidate in structures.items():
         (folder / f"{name}.cif").write_text(candidate if isinstance(candidate, str) else cif_text(candidate))
     return folder
 
@@ -243,7 +243,7 @@ def mixed(tmp_path):
 
 
 NAMES = ["a_salt.cif", "b_coincident.cif", "c_collapsed.cif", "d_needle.cif", "e_neon.cif", "f_text.cif"]
-SAID = ["", "", "collapsed", "needle", "no reference for Ne", "contains no structure"]
+PROBLEMS = ["", "", "collapsed", "needle", "no reference for Ne", "contains no structure"]
 
 
 def test_judge_writes_a_row_with_the_problem_of_each_structure(run, mixed, tmp_path):
@@ -251,8 +251,8 @@ def test_judge_writes_a_row_with_the_problem_of_each_structure(run, mixed, tmp_p
     assert code == 1, err
     rows = [json.loads(line) for line in out.splitlines()]
     assert [row["name"] for row in rows] == NAMES
-    for row, said in zip(rows, SAID, strict=True):
-        assert said in row["problem"], row["name"]
+    for row, message in zip(rows, PROBLEMS, strict=True):
+        assert message in row["problem"], row["name"]
         assert (row["problem"] == "") == (row["name"] == "a_salt.cif"), row["name"]
         assert (row["e_above_hull"] is None) == (row["name"] != "a_salt.cif")
         assert row["metastable"] is (row["name"] == "a_salt.cif")
@@ -338,7 +338,7 @@ def test_sampled_structures_can_be_judged_again(run, trained, tmp_path):
     _, out, _ = run("judge", tmp_path / "a" / "cif", "--json")
     again = {row["name"].removesuffix(".cif"): row for row in map(json.loads, out.splitlines())}
     assert again.keys() <= rows.keys()
-    told = [name for name in again if rows[name]["e_above_hull"]]
-    assert told
-    for name in told:
+    judged_names = [name for name in again if rows[name]["e_above_hull"]]
+    assert judged_names
+    for name in judged_names:
         assert again[name]["e_above_hull"] == pytest.approx(float(rows[name]["e_above_hull"]), abs=1e-3)

@@ -66,8 +66,8 @@ def test_bad_structures_have_a_reason_and_the_others_an_energy(chgnet):
     mixed = [one for candidate, _ in BAD.values() for one in (candidate, rock_salt())]
     found = energies(mixed, chgnet, progress=lambda *step: seen.append(step))
     good = energies([rock_salt()], chgnet).per_atom[0]
-    for (_, said), problem in zip(BAD.values(), found.problems[::2], strict=True):
-        assert said in problem
+    for (_, message), problem in zip(BAD.values(), found.problems[::2], strict=True):
+        assert message in problem
     assert np.isnan(found.per_atom[::2]).all()
     assert not any(found.problems[1::2])
     np.testing.assert_allclose(found.per_atom[1::2], good, atol=1e-5)
@@ -143,9 +143,9 @@ def test_relaxation_lowers_the_energy(chgnet):
 
 
 def test_failed_relaxations_have_a_reason(chgnet):
-    for candidate, said in BAD.values():
+    for candidate, message in BAD.values():
         after = relax(candidate, chgnet, 5)
-        assert said in after.problem
+        assert message in after.problem
         assert np.isnan(after.energy)
         assert after.candidate is candidate
 

@@ -276,14 +276,14 @@ def test_precision_curve():
 def test_edited_pairs(monkeypatch):
     drawn = []
     monkeypatch.setattr(
-        crystals_drawn, "draw_crystal", lambda ax, those, i, caption, **_: drawn.append((those, i, caption))
+        crystals_drawn, "draw_crystal", lambda ax, crystals, i, caption, **_: drawn.append((crystals, i, caption))
     )
     count = 30
     before, after = object(), object()
     high, low = np.full(count, 0.5), np.full(count, 0.05)
     marks = np.arange(count) == 0
     figure = crystals_drawn.edited_pairs(before, after, high, low, np.arange(count) + 7, np.full(count, 0.25), marks)
-    assert [those is before for those, _, _ in drawn] == [True, False] * 18
+    assert [crystals is before for crystals, _, _ in drawn] == [True, False] * 18
     assert [i for _, i, _ in drawn[:2]] == [0, 0]
     assert "0.50 eV/atom\nsample 7" in drawn[0][2]
     assert "0.05 eV/atom\nt = 0.25" in drawn[1][2]

@@ -63,12 +63,12 @@ def test_hull_agrees_with_pymatgen():
             warnings.simplefilter("ignore")
             theirs, ours = PhaseDiagram(entries), Hull(keys, energies, "model")
         for _ in range(3):
-            asked = "".join(f"{symbol(z)}{generator.integers(1, 7)}" for z in elements)
-            expected = theirs.get_hull_energy_per_atom(Composition(asked))
-            worst = max(worst, abs(ours.energy(composition(asked))[0] - expected))
-        entry = PDEntry(Composition(asked), -20.0 * Composition(asked).num_atoms)
+            mixture = "".join(f"{symbol(z)}{generator.integers(1, 7)}" for z in elements)
+            expected = theirs.get_hull_energy_per_atom(Composition(mixture))
+            worst = max(worst, abs(ours.energy(composition(mixture))[0] - expected))
+        entry = PDEntry(Composition(mixture), -20.0 * Composition(mixture).num_atoms)
         below = theirs.get_decomp_and_e_above_hull(entry, allow_negative=True)[1]
-        assert ours.above(asked, -20.0)[0] == pytest.approx(below, abs=1e-6)
+        assert ours.above(mixture, -20.0)[0] == pytest.approx(below, abs=1e-6)
     assert worst < 1e-6
 
 

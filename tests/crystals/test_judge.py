@@ -20,17 +20,17 @@ COLUMNS = [
 
 def test_good_and_bad_structures(chgnet):
     bad = [candidate for candidate, _ in BAD.values()]
-    those = [rock_salt(name="first"), *bad, rock_salt(name="again"), rock_salt(4.8, name="hot")]
-    found = judge(those, calculator=chgnet, training=[rock_salt(cation=19)])
+    structures = [rock_salt(name="first"), *bad, rock_salt(name="again"), rock_salt(4.8, name="hot")]
+    found = judge(structures, calculator=chgnet, training=[rock_salt(cation=19)])
     assert list(found.columns) == COLUMNS
-    assert found["name"] == [candidate.name for candidate in those]
+    assert found["name"] == [candidate.name for candidate in structures]
     rows = found.rows()
     assert rows[0]["formula"] == "NaCl"
     assert rows[0]["atoms"] == 8
     assert rows[0]["e_above_hull"] == pytest.approx(0, abs=0.02)
     assert rows[0]["msun"] is rows[0]["novel"] is rows[0]["unique"] is True
-    for row, (_, said) in zip(rows[1:-2], BAD.values(), strict=True):
-        assert said in row["problem"]
+    for row, (_, message) in zip(rows[1:-2], BAD.values(), strict=True):
+        assert message in row["problem"]
         assert math.isnan(row["e_above_hull"])
         assert not any(row[name] for name in ("stable", "metastable", "sun", "msun"))
     assert rows[-2]["metastable"]
@@ -75,12 +75,12 @@ def test_hulls_of_other_models_are_refused(chgnet):
 
 
 def test_relaxation(chgnet):
-    those = [rock_salt(5.3), BAD["coincident"][0]]
-    found = judge(those, calculator=chgnet, relax=8)
+    structures = [rock_salt(5.3), BAD["coincident"][0]]
+    found = judge(structures, calculator=chgnet, relax=8)
     assert found["energy_per_atom"][0] < found["energy_raw"][0]
     assert found["rmsd"][0] < 0.05
     assert "coincide" in found["problem"][1]
-    assert found.candidates[0].volume > those[0].volume
+    assert found.candidates[0].volume > structures[0].volume
     assert list(found.columns)[-1] == "problem"
 
 

@@ -300,9 +300,9 @@ def test_unusable_cifs_are_left_out_with_a_reason(tmp_path, library, texts):
     assert "1 with disordered sites: half" in str(report)
     assert not (tmp_path / "out" / "val.npz").exists()
     refused("contains no val.npz", tmp_path / "out", "val")
-    with pytest.warns(UserWarning, match="kept 1 train; left out .*disordered sites: half") as told:
+    with pytest.warns(UserWarning, match="kept 1 train; left out .*disordered sites: half") as warned:
         crystals = mp20.load(tmp_path / "in")
-    assert len(told) == 1
+    assert len(warned) == 1
     assert same(crystals, mp20.load(tmp_path / "out"))
 
 
@@ -320,7 +320,7 @@ def test_cells_without_a_reduction(monkeypatch):
 def test_dummy_species_are_refused():
     core = pytest.importorskip("pymatgen.core")
     assert (
-        parsers.cell_of(core.Structure(core.Lattice.cubic(4), [core.DummySpecies("X")], [[0] * 3])) == parsers.STRANGE
+        parsers.cell_of(core.Structure(core.Lattice.cubic(4), [core.DummySpecies("X")], [[0] * 3])) == parsers.UNKNOWN
     )
 
 

@@ -53,15 +53,15 @@ def made(count: int = COUNT, read: int = 10) -> Trajectory:
 
 def judged(run: Trajectory, energy=None, problem: str = "", novel=True) -> Judgement:
     """A judgement in which the energy rises along the run."""
-    those = candidates(crystals_of(run))
-    count = len(those)
+    structures = candidates(crystals_of(run))
+    count = len(structures)
     energy = np.linspace(-0.02, 0.6, count) if energy is None else np.asarray(energy, float)
     fine = np.isfinite(energy)
     yes, known = [bool(v) for v in fine], [bool(v) for v in energy <= 0.1]
     columns = {
-        "name": [c.name for c in those],
+        "name": [c.name for c in structures],
         "formula": ["?"] * count,
-        "atoms": [len(c) for c in those],
+        "atoms": [len(c) for c in structures],
         "energy_per_atom": energy.tolist(),
         "e_above_hull": energy.tolist(),
         **dict.fromkeys(("distances_ok", "apart_ok", "density_ok", "unique"), yes),
@@ -74,7 +74,7 @@ def judged(run: Trajectory, energy=None, problem: str = "", novel=True) -> Judge
         "msun": [None if novel is None else v for v in known],
         "problem": ["" if ok else problem for ok in yes],
     }
-    return Judgement(columns, tuple(those))
+    return Judgement(columns, tuple(structures))
 
 
 @pytest.fixture(scope="module")

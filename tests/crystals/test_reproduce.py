@@ -56,8 +56,8 @@ def quick(monkeypatch):
 @pytest.fixture
 def again(tmp_path):
     def run(recipe=TINY, **options):
-        said = []
-        return reproduce(recipe, tmp_path, CPU, **{"say": said.append, **SIZE, **options}), said
+        messages = []
+        return reproduce(recipe, tmp_path, CPU, **{"say": messages.append, **SIZE, **options}), messages
 
     return run
 
@@ -95,11 +95,11 @@ def test_impossible_sizes_are_refused_before_any_work(change, again, tmp_path):
 
 
 def test_one_network_is_trained_alone(again, tmp_path, quick):
-    paths, said = again(only="flow:7")
+    paths, messages = again(only="flow:7")
     assert paths == quick == []
     files = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
     assert files == {"models/flow-cosine-7.safetensors"}
-    assert len(said) == 1
+    assert len(messages) == 1
     assert again(only="flow:7")[1] == []
 
 
@@ -113,9 +113,9 @@ def test_finished_tasks_are_not_repeated(again, tmp_path, quick):
     assert "data" not in piece["provenance"]["recipe"]
     cell = json.loads((tmp_path / "cells" / "0.json").read_text())
     assert cell["numbers"] == {"joint": {"name": "joint"}}  # what there is so far
-    _, said = again(only="read:joint,read:hutchinson")
+    _, messages = again(only="read:joint,read:hutchinson")
     assert quick[2:] == [(0, "hutchinson")]
-    assert "0-joint.json is there already" in said
+    assert "0-joint.json is there already" in messages
 
 
 @pytest.mark.usefixtures("quick")
@@ -250,10 +250,10 @@ def test_second_call_computes_nothing(whole, monkeypatch):
     for name in ("draw_linearised", "draw_diagonal", "draw_dispersion", "sweep", "flops", "judge"):
         monkeypatch.setattr(module, name, fail)
     before = (whole / "cells" / "0.json").read_bytes()
-    said = []
-    reproduce(TINY, whole, CPU, say=said.append, **SIZE)
-    assert len(said) == len(DRAWS) + len(READINGS)
-    assert all(text.endswith("is there already") for text in said)
+    messages = []
+    reproduce(TINY, whole, CPU, say=messages.append, **SIZE)
+    assert len(messages) == len(DRAWS) + len(READINGS)
+    assert all(text.endswith("is there already") for text in messages)
     assert json.loads((whole / "cells" / "0.json").read_bytes()) == json.loads(before)
 
 
@@ -261,11 +261,11 @@ def test_every_measure_is_computed_if_some_are_good(again, tmp_path, monkeypatch
     """The judge accepts every other crystal."""
 
     def every_other(crystals, training, calculator):
-        those = candidates(crystals)
-        known = [True] * len(those)
-        columns = {"name": [c.name for c in those], "e_above_hull": [0.01, 0.5] * (len(those) // 2)}
-        columns |= dict.fromkeys(SHARES, known) | {"metastable": [True, False] * (len(those) // 2)}
-        return Judgement({**columns, "problem": [""] * len(those)}, tuple(those))
+        structures = candidates(crystals)
+        known = [True] * len(structures)
+        columns = {"name": [c.name for c in structures], "e_above_hull": [0.01, 0.5] * (len(structures) // 2)}
+        columns |= dict.fromkeys(SHARES, known) | {"metastable": [True, False] * (len(structures) // 2)}
+        return Judgement({**columns, "problem": [""] * len(structures)}, tuple(structures))
 
     monkeypatch.setattr(module, "judge", every_other)
     monkeypatch.setattr(module, "SAMPLERS", ((5, 0.0),))

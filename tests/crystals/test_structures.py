@@ -82,11 +82,11 @@ def test_keys_are_reduced():
 
 @pytest.mark.parametrize("which", BAD)
 def test_bad_cells_are_refused_quickly(which):
-    candidate, said = BAD[which]
+    candidate, message = BAD[which]
     start = time.perf_counter()
     reason = refusal(candidate, 94)
     assert time.perf_counter() - start < 1
-    assert said in reason or which == "isolated"
+    assert message in reason or which == "isolated"
     assert not refusal(rock_salt(), 94)
 
 

@@ -22,9 +22,9 @@ from fmwc.crystals.structures import (
     candidates,
     need,
     neighbours,
+    one_line,
     quiet,
     refusal,
-    said,
     symbol,
 )
 from fmwc.entry import call_entry
@@ -174,7 +174,7 @@ class Chgnet:
             except DataError as error:
                 entry = str(error)
             except (ValueError, MemoryError) as error:
-                entry = f"no graph: {said(error)}"
+                entry = f"no graph: {one_line(error)}"
             if size and size + cost > most:
                 yield self._outcomes(batch)
                 batch, size = [], 0
@@ -190,7 +190,7 @@ class Chgnet:
                 values = self.model([g.to(self.device) for g in graphs], task="e")["e"].tolist() if graphs else []
         except (RuntimeError, MemoryError, IndexError, ValueError) as error:
             if len(batch) == 1:
-                return [f"chgnet failed: {said(error)}"]
+                return [f"chgnet failed: {one_line(error)}"]
             return [self._outcomes([entry])[0] for entry in batch]
         rest = iter(values)
         return [entry if isinstance(entry, str) else next(rest) for entry in batch]
@@ -242,7 +242,7 @@ class _Ase:
                 with quiet():
                     outcome = float(self._calculator.get_potential_energy(candidate.atoms())) / len(candidate)
             except Exception as error:  # concerns this structure alone
-                outcome = f"{self.name} failed: {said(error)}"
+                outcome = f"{self.name} failed: {one_line(error)}"
             yield [outcome]
 
 
@@ -398,7 +398,7 @@ def relax(candidate: Candidate, model: Calculator, steps: int, *, ase: Any = Non
             optimizer.run(fmax=LARGEST_FORCE, steps=steps)
             energy = float(atoms.get_potential_energy()) / len(candidate)
     except Exception as error:  # concerns this structure alone
-        reason = str(error) if isinstance(error, DataError) else said(error)
+        reason = str(error) if isinstance(error, DataError) else one_line(error)
         return failed(f"relaxation failed after {done} steps: {reason}")
     if not np.isfinite(energy):
         return failed(f"relaxation ended at an energy of {energy}")

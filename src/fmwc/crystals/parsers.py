@@ -34,7 +34,7 @@ SEVERAL = "several structures in one CIF"
 FORMULA = "atoms that do not add up to the formula of the CIF"
 DISORDERED = "disordered sites"
 TOO_MANY = f"more than {MOST_ATOMS} atoms in the cell (its primitive cell may have fewer)"
-STRANGE = f"an element that is none of the {ELEMENTS}"
+UNKNOWN = "an unknown element"
 NO_CELL = f"no Niggli cell with angles between {ANGLES[0]}° and {ANGLES[1]}°"
 
 Row = dict[str, Any]  # `numbers`, `coords` and `cell` of a structure; or the `problem` with it
@@ -235,7 +235,7 @@ def cell_of(structure: Any) -> Cell | str:
     if len(structure) > MOST_ATOMS:
         return TOO_MANY
     if not all(1 <= site.specie.Z <= ELEMENTS for site in structure):  # a dummy species has some large number
-        return STRANGE
+        return UNKNOWN
     try:
         reduced = structure.get_reduced_structure()
         lengths, angles = np.array(reduced.lattice.abc), np.array(reduced.lattice.angles)

@@ -43,10 +43,10 @@ __all__ = [
     "key_of",
     "need",
     "neighbours",
+    "one_line",
     "pad",
     "quiet",
     "refusal",
-    "said",
     "symbol",
     "unmeasurable",
 ]
@@ -78,7 +78,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def said(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """Return the message of an exception as one line of bounded length."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}".removesuffix(": ")
 
@@ -379,7 +379,7 @@ def refusal(candidate: Candidate, highest: int = ELEMENTS) -> str:
         return reason
     if not candidate.known:
         unknown = next(int(z) for z in candidate.numbers if not 1 <= z <= ELEMENTS)
-        return f"atomic number {unknown} is none of the {ELEMENTS} elements"
+        return f"atomic number {unknown} is not one of the {ELEMENTS} elements"
     if (last := int(candidate.numbers.max())) > highest:
         return f"the model does not know {symbol(last)}"
     edges = np.linalg.norm(candidate.cell, axis=1)
