@@ -57,7 +57,7 @@ def is_picture(path):
 
 
 @pytest.mark.parametrize("of_variance", [True, False], ids=["by the variance", "by a check"])
-def test_a_run_of_few_readings_is_read_again_to_find_when_it_was_decided(of_variance, run, tmp_path):
+def test_the_variance_is_recomputed_if_it_was_computed_at_few_times(of_variance, run, tmp_path):
     checkpoint = "checkerboard"
     if of_variance:
         field, recipe = fmwc.load(checkpoint), about(checkpoint)["recipe"]
@@ -84,12 +84,12 @@ def test_a_run_of_few_readings_is_read_again_to_find_when_it_was_decided(of_vari
 # ---- what is written ---------------------------------------------------------------------------------------------
 
 
-def test_digits_carry_what_the_judge_says(digits):
+def test_tables_of_digits_have_the_predicted_class(digits):
     for row in rows(digits / "samples.csv"):
         assert row["correct"] == str(int(row["predicted"] == row["y"]))
 
 
-def test_edits_are_the_librarys_and_the_table_says_what_they_did(run, points, read, tmp_path):
+def test_edits_equal_the_library_function_and_the_table_describes_them(run, points, read, tmp_path):
     words = ("--before", 0.2, "--scale", 0.5, "--replicates", 2, "--seed", 3, "--device", "cpu")
     code, out, err = run("edit", points, "--out", tmp_path / "e", *words)
     assert code == 0, err
@@ -127,7 +127,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_without_noise_an_edit_is_the_run_itself_however_it_was_made(way, run, tmp_path):
+def test_an_edit_without_noise_reproduces_the_run(way, run, tmp_path):
     draw(tmp_path / "a", *WAYS[way])
     draw(tmp_path / "read", *WAYS[way], "--score", "temporal_ratio")
     code, _, err = run("edit", tmp_path / "a", "--scale", 0, "--at", 0.3, "--device", "cpu", "--out", tmp_path / "b")
@@ -146,7 +146,7 @@ def test_without_noise_an_edit_is_the_run_itself_however_it_was_made(way, run, t
         (("--at", "random", "--only", "1"), [1]),
     ],
 )
-def test_some_of_the_samples(words, expected, run, points, tmp_path):
+def test_only_the_chosen_samples_are_edited(words, expected, run, points, tmp_path):
     code, _, err = run("edit", points, *words, "--device", "cpu", "--out", tmp_path / "e")
     assert code == 0, err
     order = Trajectory.load(points).score().argsort(stable=True).tolist()
@@ -154,7 +154,7 @@ def test_some_of_the_samples(words, expected, run, points, tmp_path):
     assert [int(row["sample"]) for row in rows(tmp_path / "e" / "edits.csv")] == expected
 
 
-def test_transported_times_are_of_runs_that_have_them(run, points, tmp_path):
+def test_transported_times_need_transported_variance(run, points, tmp_path):
     draw(tmp_path / "t", "--transport")
     words = ("--at", "transported", "--before", 0.1, "--device", "cpu")
     code, _, err = run("edit", tmp_path / "t", *words, "--out", tmp_path / "e")
@@ -168,7 +168,7 @@ def test_transported_times_are_of_runs_that_have_them(run, points, tmp_path):
     assert "transport" in one_line(err)
 
 
-def test_a_digit_under_another_class_from_the_edit_on(run, digits, tmp_path):
+def test_a_digit_changes_its_class(run, digits, tmp_path):
     words = ("--label", 3, "--scale", 0, "--device", "cpu")
     code, out, err = run("edit", digits, "--at", 0, *words, "--out", tmp_path / "all")
     assert code == 0, err
@@ -190,7 +190,7 @@ def test_a_digit_under_another_class_from_the_edit_on(run, digits, tmp_path):
 # ---- where samples come from -------------------------------------------------------------------------------------
 
 
-def test_samples_know_what_drew_them_and_old_files_are_told(run, points, tmp_path):
+def test_files_record_their_checkpoint_and_older_files_need_the_option(run, points, tmp_path):
     assert Trajectory.load(points).made["checkpoint"] == "checkerboard"
     old = tmp_path / "old"
     old.mkdir()
@@ -208,14 +208,14 @@ def test_samples_know_what_drew_them_and_old_files_are_told(run, points, tmp_pat
     torch.testing.assert_close(Trajectory.load(tmp_path / "a").x, tensors["x"])
 
 
-def test_what_was_filtered_can_be_edited(run, points, tmp_path):
+def test_filtered_samples_can_be_edited(run, points, tmp_path):
     assert run("filter", points, "--budget", 5, "--out", tmp_path / "kept")[0] == 0
     code, _, err = run("edit", tmp_path / "kept", "--scale", 0, "--device", "cpu", "--out", tmp_path / "e")
     assert code == 0, err
     torch.testing.assert_close(Trajectory.load(tmp_path / "e").x, Trajectory.load(tmp_path / "kept").x)
 
 
-def test_samples_that_cannot_be_gone_on_from(run, points, tmp_path):
+def test_samples_that_cannot_be_recomputed_are_rejected(run, points, tmp_path):
     def refused(source, expected, *words):
         code, _, err = run("edit", source, "--device", "cpu", "--out", tmp_path / "out", *words)
         assert code == 2
@@ -248,7 +248,7 @@ def test_samples_that_cannot_be_gone_on_from(run, points, tmp_path):
     refused(tmp_path / "damped", "--controller damped changed the velocity")
 
 
-def test_digits_guided_by_probes_cannot_be_made_again(run, tmp_path):
+def test_samples_guided_with_random_probes_are_rejected(run, tmp_path):
     words = ("-n", 2, "--steps", 2, "--guide", 0.1, "--device", "cpu")
     assert run("sample", "mnist", *words, "--out", tmp_path / "g")[0] == 0
     code, _, err = run("edit", tmp_path / "g", "--at", 0.5, "--device", "cpu", "--out", tmp_path / "e")
@@ -284,7 +284,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line_and_touches_nothing(case, run, points, tmp_path):
+def test_wrong_input_is_one_line_and_writes_nothing(case, run, points, tmp_path):
     words, expected = BAD[case]
     code, _, err = run("edit", points, "--out", tmp_path / "out", *words)
     assert code == 2
@@ -292,7 +292,7 @@ def test_bad_input_is_one_line_and_touches_nothing(case, run, points, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_folders_with_something_in_them_are_left_alone(run, points, tmp_path):
+def test_files_in_a_folder_that_is_not_empty_are_not_changed(run, points, tmp_path):
     before = (points / "samples.csv").read_bytes()
     code, _, err = run("edit", points, "--device", "cpu", "--out", points, "--force")
     assert code == 2
@@ -305,13 +305,13 @@ def test_folders_with_something_in_them_are_left_alone(run, points, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_a_class_that_is_none(run, digits, tmp_path):
+def test_an_unknown_class_is_rejected(run, digits, tmp_path):
     code, _, err = run("edit", digits, "--label", 10, "--device", "cpu", "--out", tmp_path / "out")
     assert code == 2
     assert "from 0 to 9" in one_line(err)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_field_made_again_elsewhere_is_noticed(points):
+def test_another_field_than_the_recorded_one_is_detected(points):
     with pytest.raises(fmwc.errors.UsageError, match="ends elsewhere"):
         with_states(fmwc.load("checkerboard-joint"), Trajectory.load(points))

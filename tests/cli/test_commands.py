@@ -1,9 +1,11 @@
-"""The command line, as a user meets it: tiny runs end to end, and every kind of bad input."""
+"""Tiny runs of `fmwc train`, `demo`, `report` and `rules`, and wrong input to any command."""
 
+import contextlib
 import functools
+import io
 import json
 import re
-import sys
+import shutil
 from base64 import b64decode
 from pathlib import Path
 
@@ -14,11 +16,12 @@ from safetensors.torch import load_file, save_file
 
 import experiments.checkerboard.reproduce as reproduction
 import fmwc
-from fmwc.__main__ import main
 from fmwc.checkpoint import shipped
 from fmwc.files import WORK
 from fmwc.identity import seal
 from fmwc.metrics.points import misplaced
+from fmwc.moments import RULES, rule_rows
+from tests.command import call
 from tests.options import reader
 
 TINY = ["hidden=16", "time_features=8", "iterations=40", "batch=64", "noise_steps=10", "points=2000", "save_every=20"]
@@ -28,16 +31,11 @@ SETS = [part for change in TINY for part in ("--set", change)]
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained") / "model"
-    with pytest.MonkeyPatch.context() as patch:
-        words = ["train", "checkerboard", "--preset", "quick", "--device", "cpu", "--out", str(folder), *SETS]
-        patch.setattr(sys, "argv", ["fmwc", *words])
-        with pytest.raises(SystemExit) as stop:
-            main()
-    assert not stop.value.code
+    call("train", "checkerboard", "--preset", "quick", "--device", "cpu", "--out", folder, *SETS)
     return folder
 
 
-def test_train_writes_a_checkpoint_that_says_how_it_was_made(trained):
+def test_train_records_its_recipe_and_provenance(trained):
     record = json.loads((trained / "recipe.json").read_text())
     assert record["recipe"]["hidden"] == 16
     assert record["data"]["fingerprint"]
@@ -52,7 +50,7 @@ def test_train_joint(run, tmp_path):
     assert json.loads((tmp_path / "m" / "recipe.json").read_text())["recipe"]["method"] == "joint"
 
 
-def test_train_goes_on_where_it_was_killed(run, tmp_path, monkeypatch):
+def test_train_resumes_after_a_kill(run, tmp_path, monkeypatch):
     from fmwc import training
 
     calls = 0
@@ -84,7 +82,7 @@ def test_train_goes_on_where_it_was_killed(run, tmp_path, monkeypatch):
     ],
     ids=str,
 )
-def test_sample_writes_files_for_elsewhere(words, columns, run, trained, tmp_path):
+def test_sample_writes_a_table_and_a_samples_file(words, columns, run, trained, tmp_path):
     small = ("-n", 50, "--steps", 10, "--keep", 0.8, "--device", "cpu")
     code, _, err = run("sample", trained, *small, *words, "--out", tmp_path)
     assert code == 0, err
@@ -94,30 +92,31 @@ def test_sample_writes_files_for_elsewhere(words, columns, run, trained, tmp_pat
     assert len(fmwc.Trajectory.load(tmp_path)) == 40
 
 
-def test_demo_writes_one_page_with_everything_inside(run, tmp_path):
-    code, out, err = run("demo", "--out", tmp_path / "demo", "--device", "cpu", "-n", 300)
-    assert code == 0, err
-    page = (tmp_path / "demo" / "report.html").read_text()
-    assert 'src="http' not in page
-    assert "<canvas" in page
-    assert "misplaced, surest 90" in out
-    assert not (tmp_path / "demo" / "model").exists()
+@pytest.fixture(scope="module")
+def demonstration(tmp_path_factory):
+    """A folder that fmwc demo wrote, and what it printed."""
+    folder = tmp_path_factory.mktemp("demo") / "demo"
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        call("demo", "--out", folder, "--device", "cpu", "-n", 400)
+    return folder, printed.getvalue()
 
 
-def test_demo_ranks_by_the_fields_confidence_and_shows_the_variance_beside_it(run, tmp_path):
-    code, out, err = run("demo", "--out", tmp_path, "--device", "cpu", "-n", 400)
-    assert code == 0, err
-    made = fmwc.Trajectory.load(tmp_path)
+def test_demo_ranks_by_confidence_and_writes_one_page(demonstration):
+    folder, out = demonstration
+    made = fmwc.Trajectory.load(folder)
     as_it_comes = fmwc.sample(fmwc.load("checkerboard"), 400)
     assert made.default_score == "nearest"
     torch.testing.assert_close(made.confidence, as_it_comes.confidence, atol=2e-3, rtol=0)
     for name in ("nearest", "temporal_ratio"):
         assert f"AUPRC of {name}" in out
-    rows = {row[""]: row["value"] for row in json.loads((tmp_path / "numbers.json").read_text())["numbers"]}
+    rows = {row[""]: row["value"] for row in json.loads((folder / "numbers.json").read_text())["numbers"]}
     assert rows["nearest: the confidence"] == "distance to the nearest training samples"
     assert rows["temporal_ratio: the variance"] == "late / early uncertainty"
     # Pictures and numbers are of the same ranking: the curves' legend, the table and the explorer.
-    page = (tmp_path / "report.html").read_text()
+    page = (folder / "report.html").read_text()
+    assert 'src="http' not in page
+    assert "<canvas" in page
     data = json.loads(re.search(r'class="data">(.*?)</script>', page)[1])
     bad = np.frombuffer(b64decode(data["bad"]), np.uint8) > 0
     worst = misplaced(made.x)[made.score().argsort(descending=True, stable=True)[:40].numpy()]
@@ -125,14 +124,6 @@ def test_demo_ranks_by_the_fields_confidence_and_shows_the_variance_beside_it(ru
     ranks = np.frombuffer(b64decode(data["beside"]), "<u2") / 65535
     expected = made.ranked_by("temporal_ratio").rank[made.score().argsort(stable=True)]
     np.testing.assert_allclose(ranks, expected.numpy(), atol=1e-4)
-
-
-def test_demo_trains_when_asked_to(run, tmp_path):
-    for seed in (0, 1):  # made to be run again
-        words = ("demo", "--train", "--seed", seed, "--out", tmp_path / "demo", "--device", "cpu", "-n", 300)
-        code, _, err = run(*words, *SETS)
-        assert code == 0, err
-        assert json.loads((tmp_path / "demo" / "model" / "recipe.json").read_text())["recipe"]["seed"] == seed
 
 
 def test_report_of_a_checkpoint(run, trained, tmp_path):
@@ -150,7 +141,7 @@ def test_evaluate_prints_json(run, trained):
     assert found["provenance"]["commit"]
 
 
-def test_reproduce_writes_every_table_and_goes_on(run, tmp_path, monkeypatch):
+def test_reproduce_writes_every_table_and_resumes(run, tmp_path, monkeypatch):
     monkeypatch.setattr("experiments.checkerboard.evaluate.POINTS", 20)
     monkeypatch.setattr("experiments.checkerboard.evaluate.DRAWS", 16)
     monkeypatch.setattr(reproduction, "SCHEDULES", {"cosine": reproduction.SCHEDULES["cosine"]})
@@ -236,7 +227,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line_and_exit_code_2(case, run, tmp_path):
+def test_wrong_input_is_one_line_and_exit_code_2(case, run, tmp_path):
     words, expected = BAD[case]
     code, _, err = run(*(w.format(out=tmp_path / "out") for w in words))
     assert code == 2
@@ -245,7 +236,7 @@ def test_bad_input_is_one_line_and_exit_code_2(case, run, tmp_path):
     assert expected in lines[0]
 
 
-def test_a_folder_that_is_not_empty_is_left_alone(run, trained, tmp_path):
+def test_files_in_a_folder_that_is_not_empty_are_not_changed(run, trained, tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     for words in (
         ("sample", trained, "--device", "cpu", "--out", tmp_path),
@@ -266,18 +257,20 @@ def test_a_folder_that_is_not_empty_is_left_alone(run, trained, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
 
-def test_a_demonstration_replaces_only_its_own_files(run, tmp_path):
-    demo = ("demo", "--out", tmp_path / "demo", "--device", "cpu", "-n", 50)
-    assert run(*demo)[0] == 0
-    ours = {p.name for p in (tmp_path / "demo").iterdir()}
-    (tmp_path / "demo" / "thesis.txt").write_text("mine")
-    (tmp_path / "demo" / "report.html").unlink()
-    assert run(*demo)[0] == 0
-    assert {p.name for p in (tmp_path / "demo").iterdir()} == {*ours, "thesis.txt"}
-    assert (tmp_path / "demo" / "thesis.txt").read_text() == "mine"
+def test_a_second_demo_replaces_only_the_files_of_the_first(run, demonstration, tmp_path):
+    folder = tmp_path / "demo"
+    shutil.copytree(demonstration[0], folder)
+    ours = {p.name for p in folder.iterdir()}
+    (folder / "thesis.txt").write_text("mine")
+    (folder / "report.html").unlink()
+    code, _, err = run("demo", "--train", "--seed", 1, "--out", folder, "--device", "cpu", "-n", 50, *SETS)
+    assert code == 0, err
+    assert {p.name for p in folder.iterdir()} == {*ours, "model", "thesis.txt"}
+    assert (folder / "thesis.txt").read_text() == "mine"
+    assert json.loads((folder / "model" / "recipe.json").read_text())["recipe"]["seed"] == 1
 
 
-def test_a_demonstration_leaves_folders_of_others_alone(run, tmp_path):
+def test_demo_does_not_write_into_a_folder_with_other_files(run, tmp_path):
     (tmp_path / ".fmwc-demo").write_text("")  # the mark of an earlier version
     (tmp_path / "samples.csv").write_text("mine")  # a name that a demonstration writes, too
     code, _, err = run("demo", "--out", tmp_path, "--device", "cpu", "-n", 50)
@@ -286,16 +279,17 @@ def test_a_demonstration_leaves_folders_of_others_alone(run, tmp_path):
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {".fmwc-demo": "", "samples.csv": "mine"}
 
 
-def test_a_demonstration_does_not_replace_a_file_of_the_user_that_has_a_name_it_needs(run, tmp_path):
-    assert run("demo", "--out", tmp_path, "--device", "cpu", "-n", 50)[0] == 0
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "recipe.json").write_text("mine")
-    code, _, err = run("demo", "--train", "--out", tmp_path, "--device", "cpu", "-n", 50, *SETS)
+def test_demo_does_not_replace_a_file_of_the_user_with_a_name_it_needs(run, demonstration, tmp_path):
+    folder = tmp_path / "demo"
+    shutil.copytree(demonstration[0], folder)
+    (folder / "model").mkdir()
+    (folder / "model" / "recipe.json").write_text("mine")
+    code, _, err = run("demo", "--train", "--out", folder, "--device", "cpu", "-n", 50, *SETS)
     assert code == 2, err
-    assert (tmp_path / "model" / "recipe.json").read_text() == "mine"
+    assert (folder / "model" / "recipe.json").read_text() == "mine"
 
 
-def test_an_out_that_is_a_file_or_cannot_be_made(run, trained, tmp_path):
+def test_an_output_path_that_is_a_file_is_rejected(run, trained, tmp_path):
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         for words in (("train", "checkerboard", *SETS), ("sample", trained, "--device", "cpu")):
@@ -305,7 +299,7 @@ def test_an_out_that_is_a_file_or_cannot_be_made(run, trained, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_damaged_checkpoints_are_refused(run, trained, tmp_path):
+def test_damaged_checkpoints_are_rejected(run, trained, tmp_path):
     def copy(name: str) -> Path:
         folder = tmp_path / name
         folder.mkdir()
@@ -342,3 +336,19 @@ def test_damaged_checkpoints_are_refused(run, trained, tmp_path):
 
 def test_shipped_weights_are_small():
     assert all(p.stat().st_size < 6e6 for p in Path(fmwc.weights.__file__).parent.rglob("*.safetensors"))
+
+
+def test_rules_are_printed_as_a_table_and_as_json(run):
+    code, out, err = run("rules")
+    assert (code, err) == (0, "")
+    assert all(row["operation"].split()[0] in out for row in rule_rows())
+    code, out, _ = run("rules", "--json")
+    rows = json.loads(out)
+    assert code == 0
+    assert rows == rule_rows()
+    assert sum(len(row["spellings"]) for row in rows) == len(RULES)
+    by_name = {name: row["exactness"] for row in rows for name in row["spellings"]}
+    assert by_name["F.scaled_dot_product_attention"] == "first order"
+    assert by_name["Tensor.add_"] == by_name["torch.add"] == "exact for independent inputs"
+    assert by_name["Tensor.shape"] == "exact"
+    assert all(row["rule"] for row in rows)

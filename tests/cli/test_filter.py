@@ -83,7 +83,7 @@ def crystals(tmp_path):
 # ---- what is kept ------------------------------------------------------------------------------------------------
 
 
-def test_a_share_of_points(run, points, tmp_path):
+def test_keep_a_share(run, points, tmp_path):
     code, out, err = run("filter", points, "--keep", 0.8, "--out", tmp_path / "kept")
     assert code == 0, err
     assert "480 of 600 (80.0%)" in out
@@ -100,7 +100,7 @@ def test_a_share_of_points(run, points, tmp_path):
     assert [float(row["score"]) for row in ranked] == sorted(float(row["score"]) for row in table)
 
 
-def test_a_budget_by_another_score_of_the_file_itself(run, points, tmp_path):
+def test_keep_a_number_by_another_score(run, points, tmp_path):
     words = ("filter", points / "samples.safetensors", "--budget", 100, "--score", "peak")
     code, out, err = run(*words, "--out", tmp_path)
     assert code == 0, err
@@ -119,7 +119,7 @@ def labels(points, tmp_path):
     return bad, write_text(tmp_path / "labels.csv", "id,bad\n" + "".join(f"{i},{int(b)}\n" for i, b in enumerate(bad)))
 
 
-def test_a_promise_and_its_use_on_new_samples(run, points, labels, tmp_path):
+def test_a_certificate_and_its_use_on_new_samples(run, points, labels, tmp_path):
     bad, file = labels
     risk = round(float(bad.mean()) * 0.9, 3)
     words = ("filter", points, "--max-risk", risk, "--labels", file, "--out", tmp_path / "kept")
@@ -150,7 +150,7 @@ def test_a_promise_and_its_use_on_new_samples(run, points, labels, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
-def test_points_carry_their_labels(run, points, labels, tmp_path):
+def test_labels_from_the_table_of_samples(run, points, labels, tmp_path):
     bad, file = labels
     found = []
     for name, source in (("table", "misplaced"), ("file", file)):
@@ -162,7 +162,7 @@ def test_points_carry_their_labels(run, points, labels, tmp_path):
     assert f"{bad.sum()} of {COUNT}" in found[0]
 
 
-def test_labels_of_some_and_in_every_form(run, points, labels, tmp_path):
+def test_partial_labels_in_every_format(run, points, labels, tmp_path):
     bad, _ = labels
     some = ["" if i % 2 else str(bool(b)) for i, b in enumerate(bad)]
     forms = {
@@ -274,7 +274,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line_and_touches_nothing(case, run, points, labels, tmp_path):
+def test_wrong_input_is_one_line_and_writes_nothing(case, run, points, labels, tmp_path):
     words, expected = BAD[case]
     files = {
         "short": "0\n1\n0\n",
@@ -293,7 +293,7 @@ def test_bad_input_is_one_line_and_touches_nothing(case, run, points, labels, tm
     assert not (tmp_path / "out").exists()
 
 
-def test_samples_that_are_none(run, points, tmp_path):
+def test_files_without_samples_are_rejected(run, points, tmp_path):
     def refused(source, expected, out=tmp_path / "out", *more):
         code, _, err = run("filter", source, "--keep", 0.5, "--out", out, *more)
         assert code == 2
@@ -362,7 +362,7 @@ def drawn(tmp_path_factory):
     return base
 
 
-def test_a_promise_is_kept_for_another_seed(run, drawn, tmp_path):
+def test_a_certificate_applies_to_another_seed(run, drawn, tmp_path):
     code, out, err = run("filter", drawn / "another seed", "--promise", drawn / "promised", "--out", tmp_path / "kept")
     assert code == 0, err
     assert "at most 0.5 of samples" in out
@@ -380,7 +380,7 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_a_promise_is_refused_for_samples_drawn_otherwise(run, drawn, name, tmp_path):
+def test_a_certificate_is_rejected_for_samples_drawn_differently(run, drawn, name, tmp_path):
     code, _, err = run("filter", drawn / name, "--promise", drawn / "promised", "--out", tmp_path / "kept")
     assert code == 2
     assert DIFFERENT[name] in one_line(err)
@@ -388,7 +388,7 @@ def test_a_promise_is_refused_for_samples_drawn_otherwise(run, drawn, name, tmp_
 
 
 @pytest.mark.parametrize("name", ["selected", "filtered", "edited"])
-def test_no_promise_is_made_on_samples_that_were_selected_or_edited(run, drawn, name, tmp_path):
+def test_no_certificate_for_selected_or_edited_samples(run, drawn, name, tmp_path):
     words = ("--max-risk", 0.5, "--labels", "misplaced", "--out", tmp_path / "kept")
     code, _, err = run("filter", drawn / name, *words)
     assert code == 2
@@ -408,7 +408,7 @@ def test_no_promise_is_made_on_samples_that_were_selected_or_edited(run, drawn, 
     ],
     ids=str,
 )
-def test_a_promise_that_was_changed_is_refused(run, drawn, change, tmp_path):
+def test_a_changed_certificate_is_rejected(run, drawn, change, tmp_path):
     content = {**json.loads((drawn / "promised" / "promise.json").read_text()), **change}
     for name, made in {"as it is": content, "with its hash": seal(content)}.items():
         if name == "with its hash" and "sha256" in change:
@@ -419,7 +419,7 @@ def test_a_promise_that_was_changed_is_refused(run, drawn, change, tmp_path):
         assert one_line(err)
 
 
-def test_a_promise_of_an_older_release_is_refused(run, drawn, tmp_path):
+def test_a_certificate_of_an_older_release_is_rejected(run, drawn, tmp_path):
     content = json.loads((drawn / "promised" / "promise.json").read_text())
     old = {k: v for k, v in content.items() if k not in ("format", "for", "sha256")}
     file = write_text(tmp_path / "promise.json", json.dumps(old))
@@ -436,7 +436,7 @@ def standardised(tmp_path, source):
     return write_text(tmp_path / "labels.txt", "0\n" * 400)
 
 
-def test_scores_standardised_within_their_run_promise_nothing(run, tmp_path):
+def test_no_certificate_for_scores_standardised_over_the_run(run, tmp_path):
     labels = standardised(tmp_path, "run")
     words = ("filter", tmp_path / "run", "--max-risk", 0.1, "--labels", labels, "--out", tmp_path / "kept")
     code, _, err = run(*words)
@@ -446,7 +446,7 @@ def test_scores_standardised_within_their_run_promise_nothing(run, tmp_path):
     assert code == 0, err
 
 
-def test_scores_standardised_by_the_checkpoint_do(run, tmp_path):
+def test_a_certificate_for_scores_standardised_by_the_checkpoint(run, tmp_path):
     labels = standardised(tmp_path, "checkpoint")
     words = ("filter", tmp_path / "run", "--max-risk", 0.1, "--labels", labels, "--out", tmp_path / "kept")
     code, _, err = run(*words)
@@ -467,7 +467,7 @@ def judged(points, tmp_path, names=None, order=None, extra=""):
 
 @pytest.mark.parametrize("column", [("--good", "metastable"), ("--bad", "odd")])
 @pytest.mark.parametrize("suffix", ["", ".cif"])
-def test_labels_in_any_order_are_those_of_their_samples(run, points, tmp_path, column, suffix):
+def test_labels_are_matched_by_name_in_any_order(run, points, tmp_path, column, suffix):
     names = [f"{i:05d}{suffix}" for i in range(COUNT)]
     file = judged(points, tmp_path, names, np.random.default_rng(0).permutation(COUNT))
     run("filter", points, "--max-risk", 0.3, "--labels", "misplaced", "--out", tmp_path / "own")
@@ -476,7 +476,7 @@ def test_labels_in_any_order_are_those_of_their_samples(run, points, tmp_path, c
     assert (tmp_path / "own" / "samples.csv").read_text() == (tmp_path / "sorted" / "samples.csv").read_text()
 
 
-def test_some_labels_by_name_and_some_of_others(run, points, tmp_path):
+def test_labels_of_some_samples_and_of_unknown_names(run, points, tmp_path):
     file = judged(points, tmp_path, order=range(100, 300), extra="77777,1,0\n")
     code, out, err = run(
         "filter", points, "--keep", 0.5, "--labels", file, "--good", "metastable", "--out", tmp_path / "k"
@@ -486,7 +486,7 @@ def test_some_labels_by_name_and_some_of_others(run, points, tmp_path):
     assert "1 labels are for names that are not among the samples (77777)" in out
 
 
-def test_names_twice_or_of_no_sample(run, points, tmp_path):
+def test_repeated_names_and_files_of_other_samples_are_rejected(run, points, tmp_path):
     twice = judged(points, tmp_path, order=[*range(COUNT), 3])
     words = ("--good", "metastable", "--out", tmp_path / "k")
     code, _, err = run("filter", points, "--keep", 0.5, "--labels", twice, *words)
@@ -501,7 +501,7 @@ def test_names_twice_or_of_no_sample(run, points, tmp_path):
     assert "has no column 'stable'" in one_line(err)
 
 
-def test_labels_that_are_known_of_failures_only_are_refused(run, points, tmp_path):
+def test_labels_of_failures_only_are_rejected(run, points, tmp_path):
     """As `sun` is without the training set: false where a structure is not stable, and else not known."""
     bad = misplaced(Trajectory.load(points).x)
     cells = [f"{i:05d},{'False' if b else ''}\n" for i, b in enumerate(bad)]
@@ -511,7 +511,7 @@ def test_labels_that_are_known_of_failures_only_are_refused(run, points, tmp_pat
     assert "one-sided" in one_line(err)
 
 
-def test_a_table_in_another_order_is_matched_by_name(run, points, tmp_path):
+def test_the_table_of_samples_is_matched_by_name(run, points, tmp_path):
     shutil.copytree(points, tmp_path / "copy")
     head, *lines = (points / "samples.csv").read_text().splitlines(keepends=True)
     (tmp_path / "copy" / "samples.csv").write_text(head + "".join(lines[::-1]))
@@ -522,7 +522,7 @@ def test_a_table_in_another_order_is_matched_by_name(run, points, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "a\\b", ""])
-def test_files_from_elsewhere_are_not_copied(run, crystals, tmp_path, name):
+def test_names_cannot_lead_out_of_the_folder(run, crystals, tmp_path, name):
     folder, _, _ = crystals
     write_text(tmp_path / "secret.cif", "mine")
     text = (folder / "samples.csv").read_text()
@@ -533,7 +533,7 @@ def test_files_from_elsewhere_are_not_copied(run, crystals, tmp_path, name):
 
 
 @pytest.mark.parametrize("what", ["cif/00000.cif", "cif", "samples.xyz"])
-def test_links_that_lead_out_of_the_folder_are_not_followed(run, crystals, tmp_path, what):
+def test_links_out_of_the_folder_are_not_followed(run, crystals, tmp_path, what):
     folder, _, _ = crystals
     secret = tmp_path / "secret"
     if what == "cif":
@@ -583,7 +583,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_labels_are_one_line(run, crystals, tmp_path, case):
+def test_malformed_labels_are_one_line(run, crystals, tmp_path, case):
     content, said = HOSTILE[case]
     (tmp_path / "labels.csv").write_bytes(content)
     code, _, err = run(
@@ -593,7 +593,7 @@ def test_hostile_labels_are_one_line(run, crystals, tmp_path, case):
     assert said in one_line(err)
 
 
-def test_labels_as_other_programs_write_them(run, crystals, tmp_path):
+def test_labels_written_by_other_programs(run, crystals, tmp_path):
     """With a byte-order mark, Windows' ends of lines, quotes, and names of judged files."""
     text = '\ufeff"name","note","good"\r\n' + "".join(f'"{i:05d}.cif","a, ""b""",{i % 2}\r\n' for i in range(8))
     (tmp_path / "labels.csv").write_text(text, newline="")

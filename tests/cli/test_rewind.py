@@ -36,7 +36,7 @@ def read(tmp_path_factory):
     return folder
 
 
-def test_rewinding_is_the_librarys_and_the_table_says_what_it_did(run, points, read, tmp_path):
+def test_rewinding_equals_the_library_function_and_the_table_describes_it(run, points, read, tmp_path):
     words = ("--extra", 3, "--share", 0.2, "--before", 0.3, "--scale", 0.4, "--seed", 1, "--device", "cpu")
     code, out, err = run("rewind", points, *words, "--out", tmp_path / "r")
     assert code == 0, err
@@ -61,7 +61,7 @@ def test_rewinding_is_the_librarys_and_the_table_says_what_it_did(run, points, r
 
 
 @pytest.mark.parametrize("words", [(), ("--fresh",)], ids=["rewound", "anew"])
-def test_a_run_of_few_readings_is_rewound_by_one_score(words, run, tmp_path):
+def test_the_variance_is_recomputed_if_it_was_computed_at_few_times(words, run, tmp_path):
     call("sample", "checkerboard", "-n", COUNT, "--adaptive", "--device", "cpu", "--out", tmp_path / "few")
     assert Trajectory.load(tmp_path / "few").made["few"]
     code, _, err = run("rewind", tmp_path / "few", "--extra", 10, *words, "--device", "cpu", "--out", tmp_path / "r")
@@ -72,7 +72,7 @@ def test_a_run_of_few_readings_is_rewound_by_one_score(words, run, tmp_path):
         assert (float(row["score_after"]) < float(row["score_before"])) == (row["branch"] != "0")
 
 
-def test_starting_over_makes_samples_that_can_be_gone_on_from(run, points, read, tmp_path):
+def test_samples_of_the_baseline_can_be_rewound_again(run, points, read, tmp_path):
     code, out, err = run("rewind", points, "--extra", 4, "--fresh", "--device", "cpu", "--out", tmp_path / "f")
     assert code == 0, err
     assert "recompute the trajectories" in out  # to read their variance
@@ -88,7 +88,7 @@ def test_starting_over_makes_samples_that_can_be_gone_on_from(run, points, read,
     torch.testing.assert_close(Trajectory.load(tmp_path / "e").x, after.x)
 
 
-def test_digits_are_rewound_within_their_class(run, tmp_path):
+def test_digits_are_compared_within_their_class(run, tmp_path):
     words = ("-n", 4, "--steps", 4, "--device", "cpu", "--out", tmp_path / "d")
     assert run("sample", "mnist", *words)[0] == 0
     words = ("--extra", 2, "--share", 0.5, "--device", "cpu")
@@ -104,7 +104,7 @@ def test_digits_are_rewound_within_their_class(run, tmp_path):
         assert (float(row["score_after"]) < float(row["score_before"])) == (row["branch"] != "0")
 
 
-def test_a_score_is_comparable_between_classes_where_samples_are_enough():
+def test_scores_are_standardised_within_classes_if_there_are_enough_samples():
     field, count = fmwc.load("checkerboard"), 40
     known = field.schedule.reference._replace(standard=Standard("y", torch.zeros(2), torch.ones(2)))
     field.schedule = replace(field.schedule, reference=known)
@@ -129,7 +129,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line_and_touches_nothing(case, run, points, tmp_path):
+def test_wrong_input_is_one_line_and_writes_nothing(case, run, points, tmp_path):
     words, expected = BAD[case]
     code, _, err = run("rewind", points, "--device", "cpu", "--out", tmp_path / "out", *words)
     assert code == 2

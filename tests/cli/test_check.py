@@ -39,7 +39,7 @@ def checked(run, samples, out, *words):
     return rows(out / "checks.csv"), text
 
 
-def test_samples_of_ours_are_checked_by_what_drew_them(run, digits, tmp_path):
+def test_samples_are_checked_with_their_recorded_checkpoint(run, digits, tmp_path):
     table, text = checked(run, digits, tmp_path / "c", "--seed", 3)
     drawn = Trajectory.load(digits)
     found = check(fmwc.load("mnist"), drawn.x, drawn.cond, rivals={"y": 10}, seed=3)
@@ -57,7 +57,7 @@ def test_samples_of_ours_are_checked_by_what_drew_them(run, digits, tmp_path):
     assert "contest" in text
 
 
-def test_arrays_with_wrong_labels_are_found(run, arrays, tmp_path):
+def test_wrong_labels_of_arrays_are_detected(run, arrays, tmp_path):
     np.savez(tmp_path / "a.npz", x=arrays[0], y=arrays[1])
     table, text = checked(run, tmp_path / "a.npz", tmp_path / "c", "--checkpoint", "mnist")
     wrong = [int(row["rival"]) for row in table[:3]]
@@ -73,7 +73,7 @@ def test_arrays_with_wrong_labels_are_found(run, arrays, tmp_path):
     assert json.loads((tmp_path / "c" / "checks.json").read_text())["read_as_something_else"] == 3
 
 
-def test_pixels_and_image_folders_are_the_same_samples(run, arrays, tmp_path):
+def test_pixel_arrays_and_image_folders_give_the_same_results(run, arrays, tmp_path):
     pixels = (arrays[0][:, 0].clip(0, 1) * 255).round().astype(np.uint8)
     np.savez(tmp_path / "a.npz", images=pixels, labels=arrays[1])
     order = []
@@ -92,7 +92,7 @@ def test_pixels_and_image_folders_are_the_same_samples(run, arrays, tmp_path):
     assert "rival" not in a[0]
 
 
-def test_crystals_are_read_from_cifs(run, tmp_path):
+def test_crystals_are_read_from_cif_files(run, tmp_path):
     structures = pytest.importorskip("pymatgen.core")
     salt = structures.Structure.from_spacegroup(
         "Fm-3m", structures.Lattice.cubic(5.64), ["Na", "Cl"], [[0, 0, 0], [0.5, 0.5, 0.5]]
@@ -149,7 +149,7 @@ def own(tmp_path, monkeypatch):
     return "own_net_for_check:build"
 
 
-def test_a_network_of_ones_own_needs_no_checkpoint(run, own, tmp_path):
+def test_a_network_of_the_user_needs_no_checkpoint(run, own, tmp_path):
     y = torch.arange(20) % 2
     x = y[:, None] + 0.01 * torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
     asked = y.clone()
@@ -167,7 +167,7 @@ def test_a_network_of_ones_own_needs_no_checkpoint(run, own, tmp_path):
     assert "evidence='echo'" in one_line(err)
 
 
-def test_one_class_of_digits_is_contested_with_all(run, arrays, tmp_path):
+def test_samples_of_one_class_are_compared_with_all_classes(run, arrays, tmp_path):
     np.savez(tmp_path / "one.npz", x=arrays[0], y=np.zeros(COUNT, np.int64))
     table, _ = checked(run, tmp_path / "one.npz", tmp_path / "c", "--checkpoint", "mnist")
     assert sum(float(row["margin"]) < 0 for row in table) >= COUNT - 3
@@ -190,7 +190,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line_and_touches_nothing(case, run, arrays, tmp_path):
+def test_wrong_input_is_one_line_and_writes_nothing(case, run, arrays, tmp_path):
     changes, words, expected = BAD[case]
     held = {name: changes.get(name, lambda v: v)(value) for name, value in zip("xy", arrays, strict=True)}
     np.savez(tmp_path / "a.npz", **{name: value for name, value in held.items() if value is not None})
@@ -201,7 +201,7 @@ def test_bad_input_is_one_line_and_touches_nothing(case, run, arrays, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_what_holds_no_samples_is_refused(run, digits, tmp_path):
+def test_paths_without_samples_are_rejected(run, digits, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.txt").write_text("x")
     np.savez(tmp_path / "a.npz", x=np.zeros((2, 1, 28, 28)))
@@ -224,7 +224,7 @@ def test_what_holds_no_samples_is_refused(run, digits, tmp_path):
 # ---- fmwc sample -------------------------------------------------------------------------------------------------
 
 
-def test_sampling_ends_with_a_check(run, tmp_path):
+def test_sampling_includes_the_requested_check(run, tmp_path):
     words = ("-n", 4, "--steps", 4, "--label", 4, "--check", 20, "--device", "cpu", "--out", tmp_path / "s")
     code, _, err = run("sample", "mnist", *words)
     assert code == 0, err
@@ -247,7 +247,7 @@ def test_sampling_ends_with_a_check(run, tmp_path):
     assert "contradict" in one_line(err)
 
 
-def test_the_best_of_candidates_is_chosen_by_the_check_that_is_given(run, tmp_path):
+def test_best_of_uses_the_requested_check(run, tmp_path):
     out = tmp_path / "x"
     how = ("--best-of", 2, "--check", 2, "--propagation", "none", "--steps", 10, "-n", 20, "--out", out)
     code, _, err = run("sample", "checkerboard", *how)
@@ -258,7 +258,7 @@ def test_the_best_of_candidates_is_chosen_by_the_check_that_is_given(run, tmp_pa
     torch.testing.assert_close(made.score(), expected.run.score())
 
 
-def test_the_best_of_candidates_is_the_librarys(run, tmp_path):
+def test_best_of_equals_the_library_function(run, tmp_path):
     words = ("-n", 30, "--steps", 10, "--every", 1, "--device", "cpu")
     for name, how in {"n": ("--best-of", 3), "budget": ("--budget", 35)}.items():
         code, _, err = run("sample", "checkerboard", *words, *how, "--out", tmp_path / name)
@@ -309,7 +309,7 @@ def near(loose, tmp_path):
     return tmp_path / "near"
 
 
-def test_withheld_confidence_is_said_and_the_rank_is_kept(run, near, loose, tmp_path):
+def test_withheld_confidence_is_reported_and_rank_remains(run, near, loose, tmp_path):
     words = ("sample", near, "--network", loose, "-n", 6, "--device", "cpu", "--out")
     code, _, err = run(*words, tmp_path / "a")
     assert code == 0, err
@@ -332,7 +332,7 @@ def test_withheld_confidence_is_said_and_the_rank_is_kept(run, near, loose, tmp_
     assert err.count("confidence is withheld: the run was drawn without it") == 1
 
 
-def test_pages_and_checks_say_what_confidence_is_made_from(run, near, loose, tmp_path):
+def test_pages_and_checks_report_the_source_of_confidence(run, near, loose, tmp_path):
     said = "confidence is based on nearest, because points are dense"
     code, _, err = run("report", near, "--network", loose, "-n", 12, "--device", "cpu", "--out", tmp_path / "r")
     assert code == 0, err
@@ -343,7 +343,7 @@ def test_pages_and_checks_say_what_confidence_is_made_from(run, near, loose, tmp
     assert said in (tmp_path / "k" / "checks.html").read_text()
 
 
-def test_confidence_from_nearest_points_is_given_to_finished_samples(run, tmp_path):
+def test_finished_samples_have_confidence_from_nearest_points(run, tmp_path):
     x = fmwc.sample(fmwc.load("checkerboard"), 5).x
     np.savez(tmp_path / "a.npz", x=x.numpy())
     expected = check(fmwc.load("checkerboard"), x)
@@ -354,7 +354,7 @@ def test_confidence_from_nearest_points_is_given_to_finished_samples(run, tmp_pa
     assert "confidence" not in table[0]
 
 
-def test_retrofit_says_what_confidence_is_made_from(run, own, tmp_path):
+def test_retrofit_reports_the_source_of_confidence(run, own, tmp_path):
     np.savez(tmp_path / "d.npz", x=0.1 * np.random.default_rng(0).normal(size=(200, 2)).astype(np.float32))
     words = ("--data", tmp_path / "d.npz", "--steps", 8, "--batch", 32, "--no-conventions", "--device", "cpu")
     code, out, err = run("retrofit", own, *words, "--out", tmp_path / "f")

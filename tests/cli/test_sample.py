@@ -61,7 +61,7 @@ LIBRARY = {
 
 
 @pytest.mark.parametrize("name", LIBRARY)
-def test_a_controller_by_name_is_the_librarys(name, run, tmp_path):
+def test_a_controller_by_name_equals_the_library_class(name, run, tmp_path):
     words = ("-n", 20, "--steps", 6, "--controller", name, "--device", "cpu", "--out", tmp_path)
     code, _, err = run("sample", "checkerboard", *words)
     assert code == 0, err
@@ -72,7 +72,7 @@ def test_a_controller_by_name_is_the_librarys(name, run, tmp_path):
     assert ("pilot run" in err) == CONTROLLERS[name].needs_pilot
 
 
-def test_the_table_says_what_controllers_do():
+def test_the_table_describes_the_controllers():
     assert LIBRARY.keys() == CONTROLLERS.keys()
     seen = survey(fmwc.load("checkerboard"), pilot=5, steps=5)
     for name, kind in CONTROLLERS.items():
@@ -81,7 +81,7 @@ def test_the_table_says_what_controllers_do():
         assert made.steps == 4
 
 
-def test_guidance_is_the_librarys(run, tmp_path):
+def test_guidance_equals_the_library_class(run, tmp_path):
     words = ("-n", 20, "--steps", 6, "--guide", 0.2, "--guide-window", "0.5-0.9", "--device", "cpu")
     code, _, err = run("sample", "checkerboard", *words, "--out", tmp_path)
     assert code == 0, err
@@ -92,14 +92,14 @@ def test_guidance_is_the_librarys(run, tmp_path):
     assert RunRecord.read(Trajectory.load(tmp_path).made).window == (0.5, 0.9)
 
 
-def test_images_are_guided_by_a_few_probes():
+def test_images_are_guided_with_random_probes():
     decoder = RunRecord("mnist", guide=0.2).decoder(fmwc.load("mnist"))
     assert isinstance(decoder, Guidance)
     assert decoder.probes is not None
     assert decoder.probes < 10
 
 
-def test_equal_steps_keep_the_checkpoints_reference(run, tmp_path):
+def test_equal_steps_use_the_reference_of_the_checkpoint(run, tmp_path):
     words = ("-n", 3, "--controller", "uniform", "--every", 1, "--device", "cpu", "--out", tmp_path)
     assert run("sample", "checkerboard", *words)[0] == 0
     torch.testing.assert_close(Trajectory.load(tmp_path).reference, fmwc.load("checkerboard").reference.quantiles)
@@ -120,7 +120,7 @@ FEW = {  # whether the checkpoint's few readings are taken
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, where it imports its compiler
-def test_compiled_samples_are_the_same_to_rounding(run, tmp_path):
+def test_compiled_samples_are_equal_up_to_rounding(run, tmp_path):
     for name, words in (("plain", ("--adaptive",)), ("fast", ("--adaptive", "--compiled"))):
         folder = tmp_path / name
         code, _, err = run("sample", "checkerboard", "-n", 20, "--device", "cpu", "--out", folder, *words)
@@ -132,7 +132,7 @@ def test_compiled_samples_are_the_same_to_rounding(run, tmp_path):
 
 
 @pytest.mark.parametrize("case", FEW)
-def test_few_readings_are_taken_where_they_were_chosen_for_what_is_asked(case, run, by_variance, tmp_path):
+def test_the_schedule_is_used_only_for_the_run_it_was_fitted_for(case, run, by_variance, tmp_path):
     words, expected = FEW[case]
     code, _, err = run("sample", by_variance, "-n", 30, *words, "--device", "cpu", "--out", tmp_path / "drawn")
     assert code == 0, err
@@ -146,7 +146,7 @@ def test_few_readings_are_taken_where_they_were_chosen_for_what_is_asked(case, r
         torch.testing.assert_close(made.reference, own)
 
 
-def test_few_readings_are_the_checkpoints_own_or_a_pilots(run, by_variance, tmp_path):
+def test_the_schedule_comes_from_the_checkpoint_or_a_pilot_run(run, by_variance, tmp_path):
     words = ("-n", 30, "--adaptive", "--device", "cpu")
     code, _, err = run("sample", by_variance, *words, "--out", tmp_path / "own")
     assert code == 0, err
@@ -165,7 +165,7 @@ def test_few_readings_are_the_checkpoints_own_or_a_pilots(run, by_variance, tmp_
 
 
 @pytest.mark.parametrize("words", [(), ("--adaptive",), ("--propagation", "none")], ids=str)
-def test_very_many_samples_are_written_as_they_come_and_are_the_same(words, run, tmp_path, monkeypatch):
+def test_streamed_samples_equal_samples_held_in_memory(words, run, tmp_path, monkeypatch):
     board = type(DOMAINS["checkerboard"])
     monkeypatch.setattr(board, "batch", lambda self, device: 8)
     for name, large in (("held", 100), ("streamed", 20)):
@@ -192,7 +192,7 @@ def test_very_many_samples_are_written_as_they_come_and_are_the_same(words, run,
     assert "no trajectories" in err
 
 
-def test_digits_that_come_are_read_by_the_judge(run, tmp_path, monkeypatch):
+def test_streamed_digits_are_judged(run, tmp_path, monkeypatch):
     digits = type(DOMAINS["mnist"])
     monkeypatch.setattr(digits, "batch", lambda self, device: 3)
     for name, large in (("held", 100), ("streamed", 2)):
@@ -206,7 +206,7 @@ def test_digits_that_come_are_read_by_the_judge(run, tmp_path, monkeypatch):
     assert [row.split(",")[1] for row in held.splitlines()[1:]] == ["0", "1", "2", "3", "4"]
 
 
-def test_what_is_ranked_among_one_another_is_held_together(run, by_variance, tmp_path, monkeypatch):
+def test_runs_ranked_within_the_run_are_not_streamed(run, by_variance, tmp_path, monkeypatch):
     monkeypatch.setattr(type(DOMAINS["checkerboard"]), "large", 5)
     for i, words in enumerate([("--steps", 8), ("--keep", 0.5), ("--score", "peak")]):
         code, _, err = run("sample", by_variance, "-n", 8, *words, "--device", "cpu", "--out", tmp_path / str(i))
@@ -236,7 +236,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_makes_no_sense_is_one_line_and_writes_nothing(case, run, tmp_path):
+def test_contradicting_options_are_one_line_and_write_nothing(case, run, tmp_path):
     words, expected = BAD[case]
     code, _, err = run("sample", "checkerboard", "--device", "cpu", "--out", tmp_path / "out", *words)
     assert code == 2
@@ -251,7 +251,7 @@ def test_what_makes_no_sense_is_one_line_and_writes_nothing(case, run, tmp_path)
     [("-n", 10**12), ("-n", 10**20), ("--steps", 10**9), ("--every", 10**9), ("--seed", 10**25), ("-n", 0)],
     ids=str,
 )
-def test_numbers_that_cannot_be_are_refused_before_anything_is_made(words, run, tmp_path):
+def test_numbers_out_of_range_are_rejected_before_anything_is_written(words, run, tmp_path):
     code, _, err = run("sample", "checkerboard", *words, "--device", "cpu", "--out", tmp_path / "out")
     assert code == 2
     assert "Traceback" not in err
