@@ -63,8 +63,8 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("seed", range(3))
-def test_a_velocity_called_otherwise_is_named(call, seed):
+@pytest.mark.parametrize("seed", range(2))
+def test_a_velocity_called_differently_is_named(call, seed):
     net, data = Exact("velocity", **CALLS[call]), points(2000)
     found = examine_conventions(net, as_space(2), data, seed=seed)
     if not call:
@@ -90,7 +90,7 @@ def test_predictions_are_named_with_their_schedule(what, schedule, call):
     assert not fixed.useless
 
 
-def test_a_path_of_its_own_is_the_one_that_is_looked_at():
+def test_networks_are_examined_on_their_own_path():
     """A VP network behind its adapter is good; the same network taken for a velocity is refused."""
     net, data = Exact("noise", "vp", backwards=True), points(2000)
     assert not examine_conventions(predicting(net, "noise", "vp", backwards=True), as_space(2), data).message
@@ -113,7 +113,7 @@ def test_data_of_another_scale_are_named(net, data, fix):
 
 @pytest.mark.parametrize("robust", [False, True])
 @pytest.mark.parametrize("scale", [1.5, 2.0, 2.5, 3.0, 5.0])
-def test_a_wrong_scale_is_not_taken_for_a_turned_network(scale, robust):
+def test_a_wrong_scale_is_not_mistaken_for_reversed_time(scale, robust):
     found = examine_conventions(Exact("velocity"), as_space(2), scale * points(2000), robust=robust)
     assert found.better is None or "adapt" not in found.better.fix
     assert scale < 2 or found.better
@@ -143,12 +143,12 @@ def test_bad_samples_are_checked_and_the_network_is_not_blamed(name):
     assert examine_conventions(Exact("velocity"), as_space(2), BAD[name], robust=True).better is None
 
 
-def test_a_check_of_good_samples_warns_of_a_turned_network():
+def test_a_check_of_good_samples_warns_about_reversed_time():
     with pytest.warns(UserWarning, match=r"use adapt\(net, backwards=True\)"):
         fmwc.check(Exact("velocity", backwards=True), points(400))
 
 
-def test_a_check_by_a_field_with_a_reference_looks_at_no_conventions(recwarn):
+def test_fields_with_a_reference_are_not_examined(recwarn):
     field = fmwc.attach(Exact("velocity"), space=2)
     fmwc.fit_confidence(field, points(400), pilot=50)
     fmwc.check(field, 3 * points(400))
@@ -164,13 +164,13 @@ class Rough(Exact):
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 @pytest.mark.parametrize("what", ["noise", "data"])
-def test_a_prediction_is_not_judged_where_it_is_divided_by_nearly_zero(what, schedule):
+def test_predictions_are_not_compared_where_they_are_divided_by_nearly_zero(what, schedule):
     net = predicting(Rough(what, schedule), what, schedule)
     assert not examine_conventions(net, as_space(2), points(2000)).message
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_an_untrained_network_is_told_and_not_blamed(seed):
+@pytest.mark.parametrize("seed", range(2))
+def test_untrained_networks_get_a_warning_without_a_fix(seed):
     torch.manual_seed(seed)
     net = MLP(dim=2, hidden=64, depth=2)
     found = examine_conventions(net, as_space(2), points(1000), seed=seed)
@@ -207,7 +207,7 @@ def test_an_optimal_transport_flow_is_good_on_its_pairs(pairs):
 @pytest.mark.parametrize("name", ["checkerboard", "checkerboard-joint"])
 def test_the_shipped_checkerboards_are_good(name):
     field = fmwc.load(name)
-    for seed in range(3):
+    for seed in range(2):
         assert not check_conventions(field, field.space, checkerboard.sample(1000, seed), seed=seed).message
     turned = adapt(field.network, backwards=True)
     with pytest.raises(UsageError, match=r"use adapt\(net, backwards=True\)"):
@@ -215,8 +215,8 @@ def test_the_shipped_checkerboards_are_good(name):
 
 
 def test_the_shipped_digits_are_good():
-    field, y = fmwc.load("mnist"), torch.arange(16) % 10
-    x = fmwc.sample(field, 16, steps=8, confidence=None, cond={"y": y}).x
+    field, y = fmwc.load("mnist"), torch.arange(10)
+    x = fmwc.sample(field, 10, steps=6, confidence=None, cond={"y": y}).x
     assert check_conventions(field, field.space, x, {"y": y}).loss < 0.2
     guided = Guided(field.network, 6.0, y=0)  # guidance this strong is no velocity of the path
     assert check_conventions(guided, field.space, x, {"y": y}).loss < 0.2
@@ -237,7 +237,7 @@ def test_the_shipped_crystals_are_good():
     assert turned.better.fix == "adapt(net, backwards=True)"
 
 
-def test_fitting_and_retrofitting_refuse_and_can_be_told_to_go_on(tmp_path):
+def test_fitting_and_retrofitting_refuse_unless_conventions_is_false(tmp_path):
     net, data = Exact("velocity", backwards=True), points(400)
     words = r"worse than predicting nothing .*noise at t = 1\? use adapt\(net, backwards=True\); conventions=False"
     with pytest.raises(UsageError, match=words):
@@ -250,7 +250,7 @@ def test_fitting_and_retrofitting_refuse_and_can_be_told_to_go_on(tmp_path):
     retrofit(net, tmp_path / "told", samples, Retrofit(steps=8, batch=32, sampling_steps=4, conventions=False))
 
 
-def test_the_check_leaves_randomness_modes_and_training_alone():
+def test_examining_changes_neither_randomness_nor_modes():
     """The noise that is fitted is the same with and without it."""
     data = points(200)
     net = MLP(dim=2, hidden=8, depth=1).train()
@@ -278,7 +278,7 @@ def test_a_network_that_takes_the_time_first_is_refused_by_its_signature():
     fmwc.attach(adapt(TimeFirst(), time_first=True))
 
 
-def test_a_network_that_wants_its_time_as_a_column_is_refused_in_one_line():
+def test_networks_with_time_as_a_column_are_refused_in_one_line():
     class Column(nn.Module):
         def __init__(self):
             super().__init__()

@@ -261,7 +261,7 @@ def test_plain_training_with_checkpointing(place):
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
-def test_noise_cannot_learn_through_a_checkpoint_and_says_so(place):
+def test_training_noise_through_a_checkpoint_is_refused(place):
     """What is computed again would lack its noise. Torch notices; a silent wrong gradient would be the worse thing."""
     with pytest.raises(CheckpointError, match="different number of tensors"):
         fmwc.elbo_loss(blocks(False), torch.randn(8, 2), seed=0).backward()
@@ -305,7 +305,7 @@ COPIES = {
 
 
 @pytest.mark.parametrize("how", COPIES)
-def test_a_copy_acts_on_its_own_noise(how, mlp, place):
+def test_a_copy_uses_its_own_noise(how, mlp, place):
     var, drawn = mlp.moments(*place).var, mlp.draw(*place, seed=0)
     twin = COPIES[how](mlp)
     assert torch.equal(twin.moments(*place).var, var)

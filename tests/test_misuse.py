@@ -159,7 +159,7 @@ def test_attaching_is_seeded_and_leaves_torchs_generator_alone():
     assert torch.equal(torch.random.get_rng_state(), after)
 
 
-def test_weights_of_another_recipe_are_not_taken_for_ones_own(tmp_path):
+def test_weights_of_another_recipe_are_not_reused(tmp_path):
     recipe = override(PRESETS["recommended"], TINY)
     Networks(recipe, tmp_path, torch.device("cpu"), lambda text: None).flow(0)
     Networks(recipe, tmp_path, torch.device("cpu"), lambda text: None).flow(0)
@@ -167,7 +167,7 @@ def test_weights_of_another_recipe_are_not_taken_for_ones_own(tmp_path):
         Networks(override(recipe, ["iterations=3"]), tmp_path, torch.device("cpu"), lambda text: None).flow(0)
 
 
-def test_a_cell_made_otherwise_is_not_taken_for_ones_own(tmp_path):
+def test_a_cell_of_another_recipe_is_not_reused(tmp_path):
     cell = tmp_path / "cosine-0.json"
     cell.write_text(json.dumps({"provenance": {"samples": 10, "steps": 50}}))
     check_settings(cell, {"samples": 10, "steps": 50})
@@ -190,7 +190,7 @@ class InTraining(torch.nn.Module):
         return self.out(self.drop(self.norm(self.layer(torch.cat([x, t.expand(len(x))[:, None]], 1)))))
 
 
-def test_a_network_left_in_training_mode_is_sampled_as_it_would_be_used():
+def test_networks_in_training_mode_are_sampled_in_evaluation_mode():
     torch.manual_seed(0)
     field = fmwc.attach(InTraining(), space=(2,))
     before = {k: v.clone() for k, v in field.network.state_dict().items()}

@@ -120,7 +120,7 @@ def test_without_boost_ema_is_uniform(steps, start, sigmas):
     assert grid[-1, 0] == 1
 
 
-def test_no_variance_is_no_trouble():
+def test_zero_variance_gives_equal_steps():
     assert walk(Ema(2, 0.3, 2.0), [read(0.0), read(0.0)])[:, 0].tolist() == [0, 0.5, 1]
     kept = Damped(2, 0.0).begin(PLANE).follow(torch.ones(1, 2), torch.zeros(1), read(0.0), {})
     assert kept.tolist() == [[1, 1]]
@@ -170,7 +170,7 @@ def test_the_last_step_of_an_annealed_channel_is_not_damped_short(product):
     tree_map(torch.testing.assert_close, damped.x, full.x)
 
 
-def test_the_runs_own_annealing_is_what_is_damped(product):
+def test_the_annealing_of_the_run_is_damped(product):
     seen = []
 
     class Looking(Damped):
@@ -223,7 +223,7 @@ def test_a_constant_profile_gives_equal_steps(steps, power):
     Grid(profile.grid(steps))
 
 
-def test_a_known_profile_has_its_quantiles():
+def test_quantiles_of_a_known_profile():
     """m(t) = t: the share below t is t²."""
     assert RISING.grid(5) == pytest.approx([math.sqrt(n / 5) for n in range(6)], abs=2e-3)
     times = torch.tensor([0.0, 0.8])
@@ -313,7 +313,7 @@ def test_every_sample_arrives_in_exactly_n_evaluations(name, steps, mlp, conv, p
 
 
 @pytest.mark.parametrize("name", everyone())
-def test_a_late_start_arrives_too(name, mlp):
+def test_a_late_start_ends_at_one(name, mlp):
     start = torch.tensor([0.0, 0.4, 0.9])
     run = sample(mlp, 3, config=SamplingConfig(controller=everyone()[name], start=start))
     assert torch.equal(run.grid[0], start)
@@ -321,7 +321,7 @@ def test_a_late_start_arrives_too(name, mlp):
 
 
 @pytest.mark.parametrize("name", everyone())
-def test_batches_do_not_matter(name):
+def test_results_do_not_depend_on_batches(name):
     field, controller = mlp_field().double(), everyone()[name]
     x0 = torch.randn(7, 2, dtype=torch.float64)
     whole, split = (sample(field, x0=x0, config=SamplingConfig(controller=controller, batch=b)) for b in (7, 3))
@@ -330,7 +330,7 @@ def test_batches_do_not_matter(name):
 
 
 @pytest.mark.parametrize("name", everyone())
-def test_nothing_leaks_between_runs(name, mlp):
+def test_controllers_keep_no_state_between_runs(name, mlp):
     controller = everyone()[name]
     fresh = sample(mlp, 5, config=SamplingConfig(controller=everyone()[name]))
     sample(mlp, 9, seed=4, config=SamplingConfig(controller=controller))
@@ -368,7 +368,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_options_that_make_no_sense(name):
+def test_invalid_options(name):
     make, message = BAD[name]
     with pytest.raises(UsageError, match=message):
         make()
@@ -395,13 +395,13 @@ def test_refusals(name, mlp):
         sample(mlp, 3, **arguments(**options))
 
 
-def test_a_gain_for_a_channel_there_is_not(mlp, product):
+def test_a_gain_for_an_unknown_channel_is_refused(mlp, product):
     with pytest.raises(UnknownNameError, match="place"):
         sample(product, 3, config=SamplingConfig(controller=Damped(3, gain={"plac": 1.0})))
     assert sample(product, 3, config=SamplingConfig(controller=Damped(3, gain={"place": 1.0}))).evaluations == 3
 
 
-def test_pilots_that_tell_nothing(mlp):
+def test_pilots_without_shared_readings_are_refused(mlp):
     for pilot in (
         sample(mlp, 3, steps=4, confidence=None),
         sample(mlp, 3, config=SamplingConfig(controller=Ema(4, boost=3.0))),
@@ -424,7 +424,7 @@ def test_a_plain_network_can_be_extrapolated():
     assert sampler(torch.randn(2, 2)).evaluations == 3
 
 
-def test_times_of_ones_own_are_transported(mlp):
+def test_a_run_on_a_grid_is_transported(mlp):
     run = sample(mlp, 3, transport=True, config=SamplingConfig(controller=Ema(4, boost=2.0)))
     assert run.transported is not None
     assert run.score("dispersion").shape == (3,)

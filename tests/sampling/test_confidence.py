@@ -62,7 +62,7 @@ OTHERWISE = {
 
 
 @pytest.mark.parametrize("difference", [d for d in OTHERWISE if "or at others" not in d])
-def test_a_run_made_otherwise_names_the_difference(difference, mlp):
+def test_a_run_made_differently_names_the_difference(difference, mlp):
     run = sample(referred(mlp), 6, **arguments(**OTHERWISE[difference]))
     with pytest.raises(UsageError, match=difference):
         run.confidence  # noqa: B018
@@ -189,7 +189,7 @@ def test_a_part_that_was_not_read_is_named(mlp):
     assert "not checked as the reference was" in other.withheld
 
 
-def test_the_variance_can_still_be_asked_for(mlp):
+def test_the_variance_can_be_requested(mlp):
     field = summed(mlp, "spread@0.2-0.9", "detour")
     plain, read = (sample(field, 5, steps=10, confidence=reader(how)) for how in (True, "linearised"))
     assert len(read.times) == 10
@@ -214,7 +214,7 @@ def test_a_run_is_ranked_by_the_only_check_it_has(mlp):
         bare.rank  # noqa: B018
 
 
-def test_a_check_in_place_of_the_references_score_ranks_and_has_no_confidence(mlp):
+def test_another_check_ranks_without_confidence(mlp):
     field = referred(mlp)
     field.reference = field.reference._replace(read_with=None)
     run = sample(field, 6, steps=10, confidence=None, check=8)

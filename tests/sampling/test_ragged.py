@@ -47,7 +47,7 @@ def pace(t, dt, slope):
 
 @pytest.mark.parametrize("slope", [1.0, 5.0, 100.0])
 @pytest.mark.parametrize("steps", [1, 2, 7, 50])
-def test_no_step_goes_past_where_its_velocity_points(steps, slope):
+def test_annealed_steps_do_not_overshoot(steps, slope):
     """Towards a known end the way left shrinks at every step, whatever the slope, and none is left at t = 1."""
     x0, end = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([[1.0, -2.0]], dtype=torch.float64)
 
@@ -64,7 +64,7 @@ def test_no_step_goes_past_where_its_velocity_points(steps, slope):
 
 @pytest.mark.parametrize("slope", [5.0, -0.5, 0.0])
 @pytest.mark.parametrize("steps", [1, 4, 10])
-def test_a_constant_velocity_is_followed_faster_and_faster(steps, slope):
+def test_annealing_speeds_up_with_time(steps, slope):
     """On Euler's grid the end is x0 + v Σ pace(t_n) dt."""
     x0 = start()
     options = {"steps": steps, "space": PRODUCT, "confidence": None}
@@ -109,7 +109,7 @@ def test_each_sample_is_paced_by_its_own_time():
     torch.testing.assert_close(run.x["size"], x0["size"] + way[:, None, None])
 
 
-def test_what_is_read_along_the_way_is_the_velocity_itself():
+def test_readings_are_of_the_velocity_without_annealing():
     made = mlp_field()
     x0 = torch.randn(3, 2)
     run = sample(made, x0=x0, steps=4, config=SamplingConfig(anneal={"x": 2.0}, keep_states=True))
@@ -122,7 +122,7 @@ def test_what_is_read_along_the_way_is_the_velocity_itself():
     assert torch.equal(bare.x, run.x)
 
 
-def test_a_space_may_say_how_its_channels_are_paced():
+def test_annealing_of_a_space():
     x0 = start()
     paced = Space({**PRODUCT.channels, "shape": Channel((3,), anneal=4.0)})
     options = {"x0": x0, "steps": 5, "confidence": None}
@@ -138,7 +138,7 @@ def test_a_space_may_say_how_its_channels_are_paced():
     assert {k: c.anneal for k, c in again.channels.items()} == {"place": 0.0, "shape": 4.0, "size": 0.0}
 
 
-def test_a_channel_that_is_not_there_is_named():
+def test_annealing_of_an_unknown_channel_is_refused():
     with pytest.raises(UnknownNameError, match="unknown channel 'shpe'; did you mean 'shape'"):
         sample(
             constant, x0=start(), steps=2, confidence=None, config=SamplingConfig(space=PRODUCT, anneal={"shpe": 1.0})
@@ -151,7 +151,7 @@ def test_a_channel_that_is_not_there_is_named():
 
 
 @pytest.mark.parametrize("atoms", [ATOMS, ATOMS.tolist(), ATOMS.numpy()], ids=["tensor", "list", "array"])
-def test_crystals_have_the_atoms_asked_for(atoms):
+def test_crystals_have_the_given_numbers_of_atoms(atoms):
     run = sample(
         field(torch.float32),
         8,
@@ -172,7 +172,7 @@ def test_crystals_have_the_atoms_asked_for(atoms):
     assert torch.equal(head.cond["atoms"], ATOMS[:3])
 
 
-def test_without_them_it_says_what_is_missing():
+def test_missing_numbers_of_atoms_are_named():
     for options in ({}, {"confidence": None}):
         with pytest.raises(UsageError, match=r"number of rows from 'atoms'; give cond=\{'atoms': \.\.\.\}") as raised:
             sample(field(torch.float32), 8, **arguments(steps=2, **options))
@@ -181,7 +181,7 @@ def test_without_them_it_says_what_is_missing():
         sample(field(torch.float32), x0=noise(space(), 8, 0, cond={"atoms": ATOMS}), steps=2)
 
 
-def test_from_states_of_ones_own_the_rows_of_another_number_are_refused():
+def test_states_with_other_rows_are_refused():
     x0 = noise(space(), 8, 0, cond={"atoms": ATOMS})
     with pytest.raises(ShapeError, match="atoms must be one integer for each of the 8 samples"):
         sample(field(torch.float32), x0=x0, steps=2, cond={"atoms": ATOMS[:3]})
@@ -197,7 +197,7 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("name", STRANGE)
-def test_what_is_no_number_of_atoms_is_refused_by_name(name):
+def test_invalid_numbers_of_atoms_are_refused(name):
     with pytest.raises((ShapeError, UsageError), match="atoms"):
         sample(field(torch.float32), 8, steps=2, cond={"atoms": STRANGE[name]})
 
@@ -207,7 +207,7 @@ def test_what_is_no_number_of_atoms_is_refused_by_name(name):
 
 @pytest.mark.parametrize("options", [{"confidence": None}, {}, {"confidence": Linearised(), "record": "total"},
                                      {"transport": 2, "stepper": "heun"}], ids=str)  # fmt: skip
-def test_batches_do_not_matter(options):
+def test_results_do_not_depend_on_batches(options):
     made = field(torch.float32)
     options = {"steps": 4, "seed": 3, "anneal": {"coord": 1.0}, "cond": {"atoms": ATOMS}, **options}
     whole, split = (sample(made, 8, **arguments(batch=size, **options)) for size in (16384, 2))

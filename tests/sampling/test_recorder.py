@@ -1,12 +1,18 @@
-"""A field in somebody else's loop gives what ours gives."""
+"""Variances read outside the sampler: along another loop, and again along a finished run."""
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import fmwc
+from fmwc.compiled import Compiled
 from fmwc.errors import UsageError
+from fmwc.estimators import Linearised
+from fmwc.networks import MLP
+from fmwc.sampling import SamplingConfig, Schedule, reread, sample
 from tests.conftest import dict_field, mlp_field
+from tests.options import reader, when
 
 
 def euler(velocity, x, steps):
@@ -15,10 +21,10 @@ def euler(velocity, x, steps):
     return x
 
 
-def test_a_loop_of_ones_own_is_our_loop(mlp):
+def test_another_loop_gives_the_same_run(mlp):
     x0 = torch.randn(6, 2)
-    watched = fmwc.VarianceRecorder(mlp)
-    run, ours = watched.trajectory(euler(watched, x0, 20)), fmwc.sample(mlp, x0=x0, steps=20)
+    recorder = fmwc.VarianceRecorder(mlp)
+    run, ours = recorder.trajectory(euler(recorder, x0, 20)), fmwc.sample(mlp, x0=x0, steps=20)
     torch.testing.assert_close(run.x, ours.x)
     torch.testing.assert_close(run.var, ours.var)
     torch.testing.assert_close(run.times, ours.times)
@@ -35,10 +41,10 @@ def test_the_velocity_is_the_plain_networks(estimator, mlp):
 
 def test_a_rejected_step_is_not_counted(mlp):
     x, times = torch.randn(6, 2), (0.0, 0.5, 0.25, 0.8, 0.8)
-    watched = fmwc.VarianceRecorder(mlp)
+    recorder = fmwc.VarianceRecorder(mlp)
     for k, t in enumerate(times):
-        watched(x * k, t)
-    run = watched.trajectory(x)
+        recorder(x * k, t)
+    run = recorder.trajectory(x)
     assert run.times[:, 0].tolist() == pytest.approx([0.0, 0.25, 0.8])
     expected = [mlp.moments(x * k, t).var for k, t in ((0, 0.0), (2, 0.25), (4, 0.8))]
     torch.testing.assert_close(run.var, torch.stack(expected))
@@ -73,40 +79,40 @@ def test_the_states_an_adaptive_solver_accepts(mlp):
     torch.testing.assert_close(run.var[2], mlp.moments(states[2], times[2]).var)
     fine = fmwc.sample(mlp, x0=x0, steps=400)
     torch.testing.assert_close(run.score("integrated"), fine.score("integrated"), rtol=0.1, atol=0)
-    watched = fmwc.VarianceRecorder(mlp)
-    times, states, _ = adaptive(watched, x0, 1e-3)
-    recorded = watched.trajectory(states[-1])
+    recorder = fmwc.VarianceRecorder(mlp)
+    times, states, _ = adaptive(recorder, x0, 1e-3)
+    recorded = recorder.trajectory(states[-1])
     torch.testing.assert_close(recorded.times[:-1, 0], times[:-1])  # and the end of the last step
     torch.testing.assert_close(recorded.score("integrated"), fine.score("integrated"), rtol=0.1, atol=0)
 
 
 @pytest.mark.parametrize("times", [[0.0, 0.5], [0.0, 0.5, 0.5, 1.0], [0.0, 1.0]])
-def test_states_without_their_times(times, mlp):
+def test_states_need_their_times(times, mlp):
     with pytest.raises(UsageError, match="one state for each"):
         fmwc.VarianceRecorder(mlp).read([torch.zeros(2, 2)] * (3 if len(times) < 4 else 4), times)
 
 
-def test_the_next_run_begins_anew(mlp):
-    watched = fmwc.VarianceRecorder(mlp)
+def test_the_next_run_begins_with_no_readings(mlp):
+    recorder = fmwc.VarianceRecorder(mlp)
     with pytest.raises(UsageError, match="nothing was recorded"):
-        watched.trajectory(torch.zeros(1, 2))
+        recorder.trajectory(torch.zeros(1, 2))
     for count in (3, 5):
         x0 = torch.randn(count, 2)
-        run = watched.trajectory(euler(watched, x0, 4), default_score="integrated")
+        run = recorder.trajectory(euler(recorder, x0, 4), default_score="integrated")
         assert torch.equal(run.x0, x0)
         assert run.rank.shape == (count,)
 
 
 def test_states_of_channels():
     field = dict_field()
-    watched = fmwc.VarianceRecorder(field)
+    recorder = fmwc.VarianceRecorder(field)
     x = {"place": torch.rand(3, 2), "shape": torch.randn(3, 3)}
     for t in (0.0, 0.5):
-        watched(x, t)
-    assert watched.trajectory(x).score("integrated").shape == (3,)
+        recorder(x, t)
+    assert recorder.trajectory(x).score("integrated").shape == (3,)
 
 
-def test_a_network_in_training_mode_is_watched_in_evaluation_mode():
+def test_networks_in_training_mode_are_recorded_in_evaluation_mode():
     field = mlp_field()
     field.train()
     fmwc.VarianceRecorder(field)(torch.randn(3, 2), 0.5)
@@ -121,10 +127,10 @@ X = torch.linspace(-1, 1, 12).reshape(6, 2)
 )
 @pytest.mark.parametrize("x", [X, X.double(), X.numpy(), X.tolist()], ids=["x", "double", "array", "list"])
 def test_states_and_times_of_other_kinds(x, t, mlp):
-    watched = fmwc.VarianceRecorder(mlp)
+    recorder = fmwc.VarianceRecorder(mlp)
     expected = mlp.moments(X, 0.25)
-    assert torch.equal(watched(x, t), mlp(X, torch.full((6,), 0.25)))
-    run = watched.trajectory(X)
+    assert torch.equal(recorder(x, t), mlp(X, torch.full((6,), 0.25)))
+    run = recorder.trajectory(X)
     assert torch.equal(run.var[0], expected.var)
     assert torch.equal(run.x0, X)
 
@@ -158,7 +164,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("states", "times"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_read(states, times, mlp):
+def test_invalid_states(states, times, mlp):
     with pytest.raises(UsageError):
         fmwc.VarianceRecorder(mlp).read(states, times)
     if isinstance(states, list):
@@ -166,13 +172,81 @@ def test_what_cannot_be_read(states, times, mlp):
             fmwc.VarianceRecorder(mlp)(states[-1], times and times[-1])
 
 
-def test_a_call_does_not_look_at_former_readings(mlp, monkeypatch):
+def test_evaluations_do_not_depend_on_former_readings(mlp, monkeypatch):
     looks = []
-    watched, look = fmwc.VarianceRecorder(mlp), torch.Tensor.__float__
+    recorder, look = fmwc.VarianceRecorder(mlp), torch.Tensor.__float__
     monkeypatch.setattr(torch.Tensor, "__float__", lambda t: looks.append(t) or look(t))
     counts = []
     for k in range(12):
         looks.clear()
-        watched(X, k / 12)
+        recorder(X, k / 12)
         counts.append(len(looks))
     assert len(set(counts)) == 1
+
+
+# ---- rereading -------------------------------------------------------------------------------------------------------
+
+
+def fields():
+    torch.manual_seed(0)
+    network = MLP(2, 8, 2)
+    return [fmwc.attach(network, space=(2,)) for _ in range(2)]
+
+
+@pytest.mark.parametrize("schedule", [1, 3, (0.25, 0.6)])
+def test_rereading_with_the_same_noise_gives_the_same_variance(schedule):
+    field, _ = fields()
+    run = sample(
+        field, 7, steps=10, schedule=when(schedule), confidence=Linearised(), config=SamplingConfig(keep_states=True)
+    )
+    again = reread(field, run, reader("linearised"), schedule=when(schedule), batch=3)
+    torch.testing.assert_close(again.times, run.times)
+    torch.testing.assert_close(again.var, run.var)
+    torch.testing.assert_close(again.mean, run.mean)
+    assert torch.equal(again.x, run.x)
+
+
+def test_rereading_with_another_noise_changes_the_variance_alone():
+    field, other = fields()
+    run = sample(field, 5, steps=6, config=SamplingConfig(keep_states=True))
+    with torch.no_grad():
+        for layer in other.noise.layers:
+            layer.inference.out.bias += 1.0  # log α, one higher everywhere
+    again = reread(other, run, reader("linearised"))
+    assert torch.equal(again.x, run.x)
+    torch.testing.assert_close(again.var, run.var * torch.e)
+
+
+def test_rereading_does_not_depend_on_batches():
+    field, _ = fields()
+    run = sample(field, 9, steps=4, confidence=None, config=SamplingConfig(keep_states=True))
+    one, some = (reread(field, run, Linearised(2), batch=size) for size in (9, 2))
+    torch.testing.assert_close(one.var, some.var)
+
+
+def test_runs_without_states_cannot_be_reread():
+    field, _ = fields()
+    with pytest.raises(UsageError, match="keep_states=True"):
+        reread(field, sample(field, 3, steps=2), reader("linearised"))
+    for schedule in (0, -1, True, 1.5):
+        with pytest.raises(UsageError, match="every k-th step"):
+            Schedule.every(schedule)
+    with pytest.raises(UsageError, match="at least 1 time"):
+        Schedule.at([])
+
+
+def test_networks_in_training_mode_are_reread_in_evaluation_mode():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    net.forward = lambda x, t: nn.Sequential.forward(net, x)
+    field = fmwc.attach(net, space=(2,)).train()
+    run = sample(field, 4, steps=3, config=SamplingConfig(keep_states=True))
+    torch.testing.assert_close(reread(field, run, reader("linearised")).var, run.var)
+    assert net.training
+
+
+def test_a_compiled_field_is_reread(monkeypatch):
+    field, _ = fields()
+    run = sample(field, 4, steps=3, config=SamplingConfig(keep_states=True))
+    fast = Compiled(field, "eager", lambda text: None)
+    torch.testing.assert_close(reread(fast, run, reader("linearised")).var, run.var)

@@ -67,7 +67,7 @@ def test_a_plain_network_gives_the_same_samples(name):
     assert equal(sample(network, 5, steps=6, confidence=None, config=SamplingConfig(space=space)).x, expected.x)
 
 
-def test_what_is_read_is_the_velocity_and_its_variance_at_the_states_passed(mlp):
+def test_readings_are_the_velocity_and_its_variance_at_each_state(mlp):
     run = sample(mlp, 4, steps=5, config=SamplingConfig(keep_states=True))
     for n in range(5):
         found = mlp.moments(run.states[n], run.grid[n])
@@ -90,7 +90,7 @@ def test_record_total_keeps_the_mean_over_coordinates(conv):
 
 
 @pytest.mark.parametrize("dim", [1, SMALL, SMALL + 1, 3 * SMALL])
-def test_a_few_numbers_are_read_exactly_and_more_by_probes(dim):
+def test_small_states_are_read_exactly_and_large_ones_with_probes(dim):
     field = mlp_field(dim=dim)
     run = sample(field, 3, steps=2, transport=True)
     few = dim <= SMALL
@@ -106,7 +106,7 @@ def test_a_few_numbers_are_read_exactly_and_more_by_probes(dim):
     assert sample(field, 3, steps=2).transported is None
 
 
-def test_what_counts_is_all_numbers_of_all_channels(product):
+def test_the_size_of_a_state_counts_all_channels(product):
     assert default_estimator(product.space) == Linearised()  # two and three of them
     assert default_estimator(euclidean((1, 4, 4))) == Linearised()
     assert default_estimator(euclidean((1, 3, 6))) == Linearised(PROBES)
@@ -143,7 +143,7 @@ LIVES = {
 
 
 @pytest.mark.parametrize("name", LIVES)
-def test_noise_is_made_where_the_network_lives(name, monkeypatch):
+def test_noise_is_drawn_on_the_device_of_the_network(name, monkeypatch):
     build, device = LIVES[name]
     asked = []
 
@@ -156,7 +156,7 @@ def test_noise_is_made_where_the_network_lives(name, monkeypatch):
     assert asked == [torch.device(device)]
 
 
-def test_a_plain_network_has_no_confidence_to_read():
+def test_plain_networks_have_no_confidence():
     for options in ({}, {"confidence": Diagonal()}, {"confidence": None, "transport": True}):
         with pytest.raises(UsageError, match="attach it first, or say confidence=None"):
             sample(MLP(2, 8, 1, 4), 3, **arguments(steps=2, space=(2,), **options))
@@ -168,7 +168,7 @@ def test_a_plain_network_has_no_confidence_to_read():
 @pytest.mark.parametrize("options", [{}, {"decoder": "stochastic"}, {"decoder": "mean5"}, {"confidence": Tangent()},
                                      {"confidence": Linearised(2)}, {"transport": 2}], ids=str)  # fmt: skip
 @pytest.mark.parametrize("name", FIELDS)
-def test_batches_do_not_matter(name, options):
+def test_results_do_not_depend_on_batches(name, options):
     field, count = FIELDS[name](), 20
     whole = sample(field, count, **arguments(steps=4, batch=64, **options))
     split = sample(field, count, **arguments(steps=4, batch=7, **options))
@@ -215,7 +215,7 @@ def test_seeds(mlp):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_progress_and_conditions_go_with_the_batches():
+def test_progress_and_conditions_follow_the_batches():
     class Conditional(nn.Module):
         def __init__(self):
             super().__init__()
@@ -264,7 +264,7 @@ def test_conditions_of_another_length_are_refused(rows):
 
 
 @pytest.mark.parametrize("stepper", STEPPERS)
-def test_each_sample_may_start_at_its_own_time(mlp, stepper):
+def test_samples_may_start_at_different_times(mlp, stepper):
     x0, starts = torch.randn(4, 2), torch.tensor([0.0, 0.3, 0.55, 0.9])
     options = {"steps": 5, "stepper": stepper, "transport": True}
     together = sample(mlp, **arguments(x0=x0, start=starts, **options))
@@ -280,7 +280,7 @@ def test_each_sample_may_start_at_its_own_time(mlp, stepper):
     close(split.x, together.x)
 
 
-def test_given_states_are_where_it_starts(mlp):
+def test_x0_is_the_start(mlp):
     x0 = torch.randn(4, 2)
     run = sample(mlp, x0=x0, steps=3)
     assert torch.equal(run.x0, x0)
@@ -316,7 +316,7 @@ def test_a_budget_is_spent_exactly(stepper, budget, confidence):
 
 
 @pytest.mark.parametrize("stepper", STEPPERS)
-def test_steps_are_what_they_cost(stepper):
+def test_evaluations_per_step(stepper):
     field = attach(Counting(), space=(2,), width=4)
     run = sample(field, 6, steps=4, config=SamplingConfig(stepper=stepper, batch=2))
     assert run.evaluations == 4 * STEPPERS[stepper].evaluations
@@ -331,7 +331,7 @@ def test_an_odd_budget_ends_with_an_euler_step(mlp):
     torch.testing.assert_close(found, expected.detach())
 
 
-def test_fifty_steps_unless_told():
+def test_fifty_steps_by_default():
     assert len(sample(lambda x, t: x, x0=torch.zeros(1, 2), confidence=None).grid) == 51
 
 
@@ -365,7 +365,7 @@ def test_decoders_average_the_noise(decoder):
     assert x.var().item() == pytest.approx(var, rel=6 * (2 / count) ** 0.5, abs=1e-9)
 
 
-def test_decoders_of_ones_own(mlp):
+def test_custom_decoders(mlp):
     x0 = torch.randn(3, 2)
     still = sample(
         mlp, x0=x0, steps=3, config=SamplingConfig(decoder=lambda field, x, t, cond, randomness: torch.zeros_like(x))
@@ -435,7 +435,7 @@ def test_refusals(name, mlp):
     assert "\n" not in str(raised.value)
 
 
-def test_a_sample_of_unknown_shape():
+def test_an_unknown_shape_is_refused():
     with pytest.raises(UsageError, match="give space="):
         sample(attach(MLP(2, 8, 1, 4)), 3)
     assert sample(attach(MLP(2, 8, 1, 4)), 3, steps=2, config=SamplingConfig(space=(2,))).x.shape == (3, 2)
@@ -449,11 +449,11 @@ def test_a_broken_weight_is_named(mlp):
         sample(mlp, 3, steps=2)
 
 
-def test_a_flow_that_runs_away_is_said_to():
+def test_a_diverging_flow_is_an_error():
     with pytest.raises(NotFiniteError, match="the sampled channel 'x'"):
         sample(lambda x, t: x.exp().exp() * 1e30, x0=torch.ones(2, 2) * 3, confidence=None)
 
 
-def test_the_sampler_by_itself(mlp):
+def test_the_sampler_without_sample(mlp):
     run = Sampler(mlp, SamplingConfig(controller=Uniform(3)))(torch.randn(2, 2))
     assert len(run.times) == 0

@@ -39,7 +39,7 @@ BY_HAND = {  # weights are 0.2, 0.5, 0.2, 0.1
 }
 
 
-def test_every_score_is_worked_out():
+def test_every_score_is_computed_by_hand():
     assert BY_HAND.keys() == SCORES.keys()
 
 
@@ -48,7 +48,7 @@ def test_scores_by_hand(name):
     torch.testing.assert_close(tiny().score(name), torch.tensor(BY_HAND[name], dtype=torch.float64))
 
 
-def test_the_parts_a_score_is_made_of():
+def test_parts_of_a_name():
     run = tiny()
     torch.testing.assert_close(run.std[:, 0], torch.tensor([3.0, 4, 1, 2], dtype=torch.float64))
     torch.testing.assert_close(run.weights[:, 0], torch.tensor([0.2, 0.5, 0.2, 0.1], dtype=torch.float64))
@@ -56,7 +56,7 @@ def test_the_parts_a_score_is_made_of():
     torch.testing.assert_close(run.score(), run.score("temporal_ratio"))
 
 
-def test_the_geometric_score_knows_neither_units_nor_numbers_of_rows():
+def test_the_geometric_score_does_not_depend_on_units_or_rows():
     """Two channels, one of them with two and with three rows: each row as uncertain, each sample as doubtful."""
     times = torch.tensor([[0.0, 0.0], [0.5, 0.5]])
     atoms = torch.tensor([2, 3])
@@ -80,7 +80,7 @@ def test_the_geometric_score_knows_neither_units_nor_numbers_of_rows():
     torch.testing.assert_close(run(1.0).compact().score("geometric"), run(1.0).score("geometric"))
 
 
-def test_a_channel_that_cannot_vary_has_no_say_in_the_geometric_score():
+def test_the_geometric_score_leaves_out_channels_that_cannot_vary():
     """Of rows whose mean is taken off, one is tied by the others: a single row is certain, whatever is known of it."""
     times, atoms = torch.zeros(1, 2), torch.tensor([1, 3])
     x = {"a": torch.zeros(2, 3, 2), "b": torch.zeros(2, 1)}
@@ -146,7 +146,7 @@ def test_an_irregular_schedule_weighs_each_reading_by_its_time(mlp):
     torch.testing.assert_close(run.weights[:, 0], torch.tensor([0.2, 0.6, 0.2]))
 
 
-def test_one_number_a_sample_stands_for_every_coordinate():
+def test_one_variance_per_sample_stands_for_every_coordinate():
     run = tiny()
     total = Trajectory(
         x=run.x, x0=run.x0, times=run.times, mean=run.mean, var=run.var.mean(2, keepdim=True), grid=run.grid
@@ -202,7 +202,7 @@ def test_errors(name):
     assert "\n" not in str(raised.value)
 
 
-def test_classes_in_bytes_are_no_mask():
+def test_classes_may_be_bytes():
     standard = Standard("y", torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
     raw, y = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1, 0, 1])
     assert torch.equal(standard(raw, y.byte()), standard(raw, y))
@@ -225,7 +225,7 @@ def test_a_run_without_variance_has_no_score(mlp):
             run.score(name)
 
 
-def test_the_table_is_asked_by_name():
+def test_scores_by_name():
     run = tiny()
     with pytest.raises(UnknownNameError, match="Known: endpoint"):
         variance_score("nothing", run.std, run.times, run.weights)
@@ -253,7 +253,7 @@ def test_a_standard_is_the_median_and_the_inner_two_thirds_of_the_logarithm():
     torch.testing.assert_close(found.spread, 0.68 * torch.tensor(SPREADS, dtype=torch.float64))
 
 
-def test_within_a_class_neither_its_level_nor_its_spread_is_left():
+def test_the_level_and_spread_of_a_class_are_removed():
     raw, groups, z = classes()
     torch.testing.assert_close(within_groups("y", raw, groups), z / 0.68)
 
@@ -290,7 +290,7 @@ def test_the_same_samples_in_another_order_have_the_same_scores():
     torch.testing.assert_close(within_groups("y", raw[order], groups[order]), within_groups("y", raw, groups)[order])
 
 
-def test_a_standard_is_kept_for_other_samples():
+def test_a_standard_applies_to_other_samples():
     standard = Standard("y", torch.tensor([0.0, 2.0]), torch.tensor([1.0, 0.5]))
     raw, groups = torch.tensor([1.0, math.e, math.e**2, math.e**3]), torch.tensor([0, 0, 1, 1])
     torch.testing.assert_close(standard(raw, groups), torch.tensor([0.0, 1.0, 0.0, 2.0]))
@@ -317,7 +317,7 @@ def test_a_class_of_too_few_is_named_with_their_count(count):
     assert "\n" not in str(raised.value)
 
 
-def test_enough_of_a_class_will_do_and_a_class_nobody_asked_for_is_no_obstacle():
+def test_absent_classes_are_allowed():
     groups = torch.tensor([0] * FEWEST + [2] * FEWEST)
     raw = torch.rand(len(groups)) + 0.1
     found = standard_of("y", raw, groups)
@@ -327,7 +327,7 @@ def test_enough_of_a_class_will_do_and_a_class_nobody_asked_for_is_no_obstacle()
 
 
 @pytest.mark.parametrize("strange", [1, 3, -1], ids=["not seen", "beyond", "negative"])
-def test_a_class_the_standard_does_not_know_is_refused(strange):
+def test_unknown_classes_are_refused(strange):
     standard = standard_of("y", torch.rand(16) + 0.1, torch.tensor([0] * 8 + [2] * 8))
     with pytest.raises(UsageError, match=f"no samples with y = {strange}"):
         standard(torch.ones(3), torch.tensor([0, strange, 2]))
@@ -338,6 +338,6 @@ def test_a_class_the_standard_does_not_know_is_refused(strange):
     [torch.zeros(20), torch.zeros(20, 1, dtype=torch.long), torch.arange(20) - 1, torch.arange(20) * 10**6],
     ids=["float", "a column", "negative", "huge"],
 )
-def test_what_is_no_class_is_refused(groups):
+def test_invalid_classes_are_refused(groups):
     with pytest.raises(UsageError, match="'y' is not a condition of whole numbers, one per sample"):
         standard_of("y", torch.rand(20), groups)

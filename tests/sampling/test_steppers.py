@@ -57,7 +57,7 @@ def test_order_of_convergence(name, problem):
 
 
 @pytest.mark.parametrize("name", STEPPERS)
-def test_a_run_written_out(name):
+def test_steps_by_hand(name):
     times = [0.0, 0.1, 0.45, 0.5, 1.0]
     found = sample(
         Decay().velocity, x0=x0(), confidence=None, config=SamplingConfig(controller=Grid(times), stepper=name)
@@ -66,7 +66,7 @@ def test_a_run_written_out(name):
 
 
 @pytest.mark.parametrize("name", STEPPERS)
-def test_a_constant_velocity_is_followed_round_the_torus(name):
+def test_a_constant_velocity_on_the_torus(name):
     start = torch.tensor([[0.9, 0.2]], dtype=torch.float64)
     speed = torch.tensor([[0.75, -1.5]], dtype=torch.float64)
     found = sample(

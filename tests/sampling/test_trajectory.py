@@ -43,13 +43,26 @@ def same(a, b):
 # ---- confidence -----------------------------------------------------------------------------------------------------
 
 
-def test_the_rank_is_the_place_among_the_run_reversed(mlp):
+def test_rank_is_the_reversed_position_within_the_run(mlp):
     run = sample(mlp, 40, steps=10)
     own, found = run.score(), run.rank
     for i in range(40):
         assert found[i].item() == pytest.approx((own > own[i]).double().mean().item(), abs=1e-6)
     assert found.min() >= 0
     assert found.max() < 1
+
+
+def test_a_run_is_shown_in_three_lines_and_compared_without_an_error(mlp, product):
+    for field in (mlp, product):
+        run = sample(field, 4, steps=3)
+        text = repr(run).splitlines()
+        assert len(text) == 3
+        assert "4 samples" in text[0]
+        assert "confidence is withheld" in text[2]
+        assert run == run
+        assert run != sample(field, 4, steps=3)
+    mlp.reference = Reference("peak", read_with("linearised", 3, "euler"), torch.linspace(0, 2, 11))
+    assert "confidence in [0, 1]" in repr(sample(mlp, 4, steps=3))
 
 
 def test_confidence_against_a_reference(mlp):
@@ -77,7 +90,7 @@ def test_confidence_against_a_reference(mlp):
     ],
     ids=str,
 )
-def test_a_reference_read_otherwise_is_not_used(options, mlp):
+def test_a_reference_read_differently_is_not_used(options, mlp):
     mlp.reference = Reference("peak", read_with("linearised", 10, "euler"), torch.linspace(0, 1, 101))
     run = sample(mlp, 4, **arguments(**options))
     assert run.reference is None
@@ -86,7 +99,7 @@ def test_a_reference_read_otherwise_is_not_used(options, mlp):
     assert sorted(run.rank.tolist()) == pytest.approx([0, 0.25, 0.5, 0.75])
 
 
-def test_settings_tell_estimators_and_their_options_apart():
+def test_read_with_distinguishes_estimators_and_options():
     settings = [read_with(e, 10, "euler") for e in ("linearised", "diagonal", Diagonal("taylor1"), None)]
     assert len(set(settings)) == 4
     assert read_with("diagonal", 10, "euler") == read_with(Diagonal(), 10, "euler")
@@ -126,7 +139,7 @@ def referenced(field, steps=10):
     return field
 
 
-def test_a_run_keeps_what_was_asked_of_each_sample(asked):
+def test_a_run_keeps_its_conditions(asked):
     run = sample(asked, 36, steps=4, cond={"y": Y, "scale": torch.tensor(0.5)}, config=SamplingConfig(batch=7))
     assert run.cond.keys() == {"y", "scale"}
     assert torch.equal(run.cond["y"], Y)
@@ -144,7 +157,7 @@ def test_a_score_within_a_class_is_standardised_among_its_samples(name, asked):
         assert torch.equal(found[label == Y].argsort(), run.score(name)[label == Y].argsort())
 
 
-def test_the_level_of_a_class_is_taken_out(asked):
+def test_the_level_of_a_class_is_removed(asked):
     run = sample(asked, 36, steps=10, cond={"y": Y})
     raw, inside = run.score("peak"), run.score("peak", within="y")
     assert raw[Y == 2].min() > raw[Y == 0].max()
@@ -173,7 +186,7 @@ def test_conditions_that_cannot_be_compared_within_are_refused(asked, mlp):
         assert "\n" not in str(raised.value)
 
 
-def test_a_reference_within_a_class_is_what_confidence_is_read_against(asked):
+def test_confidence_uses_a_reference_within_classes(asked):
     reference = referenced(asked).reference
     run = sample(asked, 36, steps=10, cond={"y": Y})
     expected = reference.standard(run.score("peak"), Y)
@@ -196,7 +209,7 @@ def test_no_class_is_trusted_less_than_another(asked):
 
 
 @pytest.mark.parametrize("options", [{"steps": 11}, {"steps": 10, "confidence": Diagonal()}], ids=str)
-def test_a_run_read_otherwise_is_compared_within_itself(options, asked):
+def test_a_run_read_differently_is_ranked_within_itself(options, asked):
     field = referenced(asked)
     run = sample(field, 36, **arguments(cond={"y": Y}, **options))
     assert run.reference is None
@@ -208,7 +221,7 @@ def test_a_run_read_otherwise_is_compared_within_itself(options, asked):
     assert sorted(few.rank.tolist()) == pytest.approx([i / 12 for i in range(12)])
 
 
-def test_ranking_by_another_score_leaves_the_reference_behind(asked):
+def test_ranking_by_another_score_drops_the_reference(asked):
     run = sample(referenced(asked), 36, steps=10, cond={"y": Y})
     raw = run.ranked_by("peak")  # the checkpoint's own, which is standardised between classes
     assert (raw.reference, raw.standard) == (None, None)
@@ -226,7 +239,7 @@ def test_ranking_by_another_score_leaves_the_reference_behind(asked):
 
 
 @pytest.mark.parametrize("y", [torch.tensor(2), torch.tensor([2])], ids=["a number", "one row"])
-def test_one_class_for_all_is_that_class_for_each(y, asked):
+def test_one_class_applies_to_all_samples(y, asked):
     referenced(asked)
     run = sample(asked, 5, steps=10, cond={"y": y})
     torch.testing.assert_close(run.confidence, sample(asked, 5, steps=10, cond={"y": torch.full((5,), 2)}).confidence)
@@ -277,7 +290,7 @@ def test_channels_are_added_up_in_their_units(product, tmp_path):
         torch.testing.assert_close(other.score("peak"), run.score("peak"))
 
 
-def test_names_that_are_none_are_named(product, mlp):
+def test_unknown_names_are_named(product, mlp):
     run = sample(product, 3, steps=10)
     for name, message in (
         ("plase/peak", "unknown channel 'plase'; did you mean 'place'. Known: place, shape"),
@@ -314,7 +327,7 @@ def test_a_compact_run_of_one_number_a_channel_is_the_same(product):
     torch.testing.assert_close(run.compact().var["shape"], 3 * run.var["shape"].reshape(10, 5, 1))
 
 
-def test_a_compact_run_travels(product, tmp_path):
+def test_round_trip_of_a_compact_run(product, tmp_path):
     run = sample(product, 5, steps=10)
     again = round_trip(run.compact(), tmp_path / "small.safetensors")
     torch.testing.assert_close(again.score("place/peak"), run.score("place/peak"))
@@ -324,7 +337,7 @@ def test_a_compact_run_travels(product, tmp_path):
 # ---- as it goes -----------------------------------------------------------------------------------------------------
 
 
-def test_batches_are_kept_as_they_are_done_and_not_drawn_again(asked, tmp_path):
+def test_stored_batches_are_not_drawn_again(asked, tmp_path):
     parts, done = Parts(tmp_path / "parts"), []
     options = {"steps": 4, "seed": 3, "batch": 4, "cond": {"y": Y[:10]}}
     plain = sample(asked, 10, **arguments(**options))
@@ -349,7 +362,7 @@ def test_batches_are_kept_as_they_are_done_and_not_drawn_again(asked, tmp_path):
     torch.testing.assert_close(Trajectory.load(files[0]).x, first.x[:3])
 
 
-def test_batches_on_disk_do_not_hold_states(asked, tmp_path):
+def test_stored_batches_do_not_hold_states(asked, tmp_path):
     with pytest.raises(UsageError, match="leave out keep_states or parts"):
         sample(asked, 4, steps=2, cond={"y": Y[:4]}, config=SamplingConfig(parts=Parts(tmp_path), keep_states=True))
 
@@ -387,7 +400,7 @@ def test_take_by_mask_and_of_channels(full, product):
 
 
 @pytest.mark.parametrize("reference", [True, False], ids=["reference", "its own"])
-def test_what_is_taken_keeps_its_conditions_its_confidence_and_its_rank(reference, asked):
+def test_taken_samples_keep_their_conditions_confidence_and_rank(reference, asked):
     run = sample(referenced(asked) if reference else asked, 36, steps=10, cond={"y": Y})
     names = ["rank", *(["confidence"] if reference else [])]
     index = torch.tensor([8, 3, 35])
@@ -416,7 +429,7 @@ def test_surest_keeps_the_lowest_scores_in_their_order(fraction, kept, score, fu
 
 
 @pytest.mark.parametrize("fraction", [0, -0.5, 1.5, float("nan")])
-def test_a_fraction_is_one(fraction, full):
+def test_invalid_fractions(fraction, full):
     with pytest.raises(UsageError, match="lies in"):
         full.surest(fraction)
 
@@ -480,12 +493,12 @@ def test_round_trip_without_variance_into_a_folder(mlp, tmp_path):
     round_trip(run, tmp_path)
 
 
-def test_a_run_too_short_for_its_score_is_kept_all_the_same(mlp, tmp_path):
+def test_round_trip_of_a_run_too_short_for_its_score(mlp, tmp_path):
     round_trip(sample(mlp, 6, steps=2), tmp_path / "short.safetensors")
     round_trip(sample(mlp, 6, steps=10, config=SamplingConfig(start=0.5)), tmp_path / "late.safetensors")
 
 
-def test_a_file_that_is_cut_off_or_is_none(full, tmp_path):
+def test_truncated_files_are_refused(full, tmp_path):
     path = full.save(tmp_path / "run.safetensors")
     path.write_bytes(path.read_bytes()[:-50])
     other = tmp_path / "other.safetensors"
@@ -497,7 +510,7 @@ def test_a_file_that_is_cut_off_or_is_none(full, tmp_path):
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.999])
-def test_a_file_of_samples_that_was_changed_is_refused(full, tmp_path, share):
+def test_changed_files_are_refused(full, tmp_path, share):
     path = full.save(tmp_path / "run.safetensors")
     content = bytearray(path.read_bytes())
     content[int(share * len(content))] ^= 0x08
@@ -519,11 +532,19 @@ BROKEN = {
     "negative index": lambda t: t.update(index=-1 - torch.arange(len(t["x"]))),
     "odd condition": lambda t: t.update({"cond.y": torch.zeros(1)}),
     "no row": lambda t: t.update(x=torch.zeros(())),
+    "no samples": lambda t: t.update({name: value[..., :0] for name, value in t.items()}),
+    "a late time": lambda t: t["grid"].add_(1),
+    "other channels": lambda t: t.update({"mean.place": t.pop("mean")}),
+    "wide variance": lambda t: t.update(var=t["var"].repeat(1, 1, 2)),
+    "half a standard": lambda t: t.update({"standard.centre": torch.zeros(2)}),
+    "an unknown standard": lambda t: t.update({"standard.height": torch.zeros(2)}),
+    "evidence without a name": lambda t: t.update(evidence=torch.zeros(len(t["x"]))),
+    "short evidence": lambda t: t.update({"evidence.echo": torch.zeros(1)}),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_tensors_that_are_no_run_are_refused(full, tmp_path, name):
+def test_invalid_tensors_are_refused(full, tmp_path, name):
     """With the right hash: as if somebody had made them so."""
     tensors, about = full.tensors(), full.about()
     BROKEN[name](tensors)
@@ -538,7 +559,7 @@ def test_tensors_that_are_no_run_are_refused(full, tmp_path, name):
 # ---- where it is, and how it was made -------------------------------------------------------------------------------
 
 
-def test_a_run_moves_with_all_it_holds(asked):
+def test_a_run_moves_between_devices(asked):
     run = sample(
         referenced(asked), 36, steps=10, cond={"y": Y}, transport=True, config=SamplingConfig(keep_states=True)
     )
@@ -551,7 +572,7 @@ def test_a_run_moves_with_all_it_holds(asked):
     assert same(run.to("cpu").x, run.x)
 
 
-def test_how_a_run_was_made_travels_with_it(mlp, tmp_path):
+def test_round_trip_of_how_a_run_was_made(mlp, tmp_path):
     made = {"checkpoint": "mine", "guide": 0.5, "window": [0.0, 1.0]}
     run = dataclasses.replace(sample(mlp, 6, steps=10), made=made)
     assert Trajectory.load(run.save(tmp_path / "run.safetensors")).made == made

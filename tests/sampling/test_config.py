@@ -27,7 +27,7 @@ def test_uniform_steps_are_equal_and_end_at_exactly_one(steps, starts):
     torch.testing.assert_close(dt, ((1 - start) / steps).expand_as(dt), atol=3e-7, rtol=0)
 
 
-def test_a_grid_is_walked_as_given(mlp):
+def test_a_run_follows_its_grid(mlp):
     times = [0.0, 0.05, 0.5, 0.9, 1.0]
     run = sample(mlp, 3, config=SamplingConfig(controller=Grid(times)))
     torch.testing.assert_close(run.grid, torch.tensor(times)[:, None].expand(5, 3))
@@ -47,17 +47,17 @@ WRONG_GRIDS = {
 
 
 @pytest.mark.parametrize("name", WRONG_GRIDS)
-def test_grids_that_make_no_sense(name):
+def test_invalid_grids(name):
     with pytest.raises(UsageError, match="rises from at least 0 to exactly 1"):
         Grid(WRONG_GRIDS[name])
 
 
-def test_uniform_takes_a_step():
+def test_uniform_needs_a_step():
     with pytest.raises(UsageError, match="at least 1 step"):
         Uniform(0)
 
 
-def test_a_controller_of_ones_own_sees_the_moments():
+def test_custom_controllers_receive_the_moments():
     """Two members are all it takes; a batch may sit at different times."""
     seen = []
 
@@ -125,7 +125,7 @@ def test_schedules_by_time(name, mlp):
     st.lists(st.floats(0, 0.95), min_size=1, max_size=3),
     st.integers(1, 12),
 )
-def test_steps_are_foreseen_as_they_fall_due(times, starts, steps):
+def test_foreseen_steps_are_those_that_are_due(times, starts, steps):
     start, controller = torch.tensor(starts), Uniform(steps)
     t, before, read = start, None, set()
     for step in range(steps):
@@ -153,7 +153,7 @@ def test_chosen_times_are_read_under_a_controller_whose_times_are_not_foreseen()
     assert run.times[:, 0].tolist() == [0.5]
 
 
-def test_steps_of_a_controller_that_goes_by_the_variance_are_not_foreseen():
+def test_adaptive_steps_are_not_foreseen():
     assert foreseen(Schedule.at([0.5]), Ema(4), torch.zeros(2)) is None
 
 
@@ -168,7 +168,7 @@ def test_batches_that_would_be_read_differently_are_refused(mlp):
         sample(mlp, 4, steps=4, schedule=Schedule.at([0.5]), config=SamplingConfig(start=start, batch=2))
 
 
-def test_a_schedule_reads_something(mlp):
+def test_a_schedule_reads_at_least_once(mlp):
     with pytest.raises(UsageError, match="k ≥ 1"):
         sample(mlp, 3, steps=10, schedule=Schedule.every(0))
 
