@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import fmwc
 from fmwc.baselines import Dropout
 from fmwc.compiled import Compiled
-from fmwc.estimators import MonteCarlo
+from fmwc.estimators import Linearised, MonteCarlo
 from fmwc.field import attach
 from fmwc.modes import _MODES, SMALL, evaluating, one_thread, tensor_float
 from fmwc.networks import MLP
