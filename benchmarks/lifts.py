@@ -216,7 +216,8 @@ def table(args: argparse.Namespace) -> None:
             f"## {folder.name}",
             "",
             f"{'Metastable' if good else 'Failed'}: {rate:.2%}. Default: {about[0]['chosen']} ({about[0]['reason']}). "
-            f"{len(results)} seeds of {about[0]['count']:,} samples. Seconds: plain {plain:.2f}, default {default:.2f}.",
+            f"{len(results)} seeds of {about[0]['count']:,} samples. "
+            f"Seconds: plain {plain:.2f}, default {default:.2f}.",
             "",
             f"| score | AUROC | AUPRC | lift | {last} |",
             "| --- | ---: | ---: | ---: | ---: |",

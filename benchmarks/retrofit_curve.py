@@ -1,4 +1,4 @@
-"""How many steps a retrofit takes, with data and with the network's own samples, beside joint training.
+"""Measure how many steps a retrofit takes, with data and with the network's own samples, compared with joint training.
 
 python -m benchmarks.retrofit_curve checkerboard
 python -m benchmarks.retrofit_curve mnist --device cuda --data ../shared/data/mnist --every 5
@@ -8,12 +8,11 @@ python -m benchmarks.retrofit_curve crystals --batch 64 --count 1000 --own 1000 
     --times 0.68 0.78 0.88
 python -m benchmarks.retrofit_curve picture
 
-The shipped flow's noise is fitted anew for each number of steps. Every one of them reads the same samples on the same
-way (`fmwc.sampling.reread`), so that rows differ by the noise alone. Joint training has samples of its own; so a lift,
-AUPRC over the share of what is looked for, is what is compared, and each row has an interval over resampled samples.
-With `--drawn` samples and scores are only written, row by row, for another machine to judge; several such files of the
-same samples (`--fit data`, `--fit "own samples"`) are judged together. The picture is of all the settings that were
-measured.
+The noise of the shipped flow is fitted again for each number of steps. All rows read the same samples along the same
+trajectories (`fmwc.sampling.reread`), so they differ only in the noise. Joint training has other samples, so lifts are
+compared: AUPRC divided by the share of positives, each with an interval over resampled samples. `--drawn` only writes
+samples and scores, for another machine to judge; several such files of the same samples (`--fit data`,
+`--fit "own samples"`) are judged together. `picture` draws all settings that were measured.
 """
 
 from __future__ import annotations
@@ -43,10 +42,9 @@ from fmwc.metrics.images import predictions
 from fmwc.metrics.points import misplaced
 from fmwc.metrics.ranking import auprc, bootstrap
 from fmwc.provenance import Clock, pick_device, provenance
-from fmwc.randomness import derive
 from fmwc.recipes.checkerboard import PRESETS as BOARD
 from fmwc.recipes.crystals import READ_BY, SCORE, Mp20
-from fmwc.recipes.mnist import JUDGE, WITHIN, Mnist, labels
+from fmwc.recipes.mnist import JUDGE, WITHIN, Mnist
 from fmwc.report.page import FAINT, LINES, png, styled
 from fmwc.retrofit import held_out_elbo
 from fmwc.sampling import SamplingConfig, Schedule, Trajectory, reread, sample
@@ -60,78 +58,71 @@ Kept = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """One setting: what to fit to, how samples are read, what a judge needs of them, and what it looks for."""
+    """How noise is fitted in one domain, and how samples are read and judged.
 
-    joint: str
-    rows: Callable[[], tuple[Any, dict[str, Any]]]
-    conditions: Callable[[int, int], dict[str, Any]]  # of so many samples, of a seed
+    Arguments:
+        recipe: The recipe of the shipped flow, with the data that noise is fitted to.
+        kept: Returns what a judge needs of the samples of a run.
+        positive: Returns which of them a score is to find.
+        doubtful: Whether those are the doubtful ones.
+        score, within, estimator: How the variance is read.
+        batch, lr: Batch size and learning rate of a retrofit.
+        joint: The shipped field of joint training, if there is one.
+    """
+
+    recipe: Any
     kept: Callable[[Trajectory], Kept]
-    found: Callable[[Kept], np.ndarray]  # which of them a score is to find
-    doubtful: bool  # whether those are the doubtful ones
+    positive: Callable[[Kept], np.ndarray]
     score: str
-    within: str | None
     estimator: Estimator
     batch: int
     lr: float
-    trained: int  # steps of the joint training
-    retrofitted: int  # steps of the shipped retrofit
+    within: str | None = None
+    doubtful: bool = True
+    joint: str = ""
 
 
 def board(data: str, device: torch.device) -> Case:
     recipe = BOARD["recommended"]
     return Case(
-        "checkerboard-joint",
-        recipe.rows,
-        lambda count, seed: {},
-        lambda run: {"x": run.x},
-        lambda kept: misplaced(kept["x"].cpu()),
-        True,
-        "temporal_ratio",
-        None,
-        Linearised(None),
-        1024,
-        recipe.lr,
-        recipe.iterations,
-        recipe.noise_steps,
+        recipe,
+        kept=lambda run: {"x": run.x},
+        positive=lambda kept: misplaced(kept["x"].cpu()),
+        score="temporal_ratio",
+        estimator=Linearised(None),
+        batch=1024,
+        lr=recipe.lr,
+        joint="checkerboard-joint",
     )
 
 
 def digits(data: str, device: torch.device) -> Case:
     recipe, judge = Mnist(data=data), load_network(JUDGE, device=device)
     return Case(
-        "mnist-joint",
-        recipe.rows,
-        lambda count, seed: {"y": labels(count, 10).to(device)},
-        lambda run: {"taken": predictions(judge, run.x).cpu(), "y": run.cond["y"].cpu()},
-        lambda kept: (kept["taken"] != kept["y"]).numpy(),
-        True,
-        "integrated",
-        WITHIN,
-        Linearised(2),
-        256,
-        recipe.noise_lr,
-        recipe.iterations,
-        recipe.noise_steps,
+        recipe,
+        kept=lambda run: {"taken": predictions(judge, run.x).cpu(), "y": run.cond["y"].cpu()},
+        positive=lambda kept: (kept["taken"] != kept["y"]).numpy(),
+        score="integrated",
+        within=WITHIN,
+        estimator=Linearised(2),
+        batch=256,
+        lr=recipe.noise_lr,
+        joint="mnist-joint",
     )
 
 
 def crystals(data: str, device: torch.device) -> Case:
-    recipe, field = Mp20(data=data), fmwc.load("crystals", device=device)
-    experiment, network = CrystalExperiment(domain_named("crystals"), field, data=data), field.network
+    recipe = Mp20(data=data)
+    experiment = CrystalExperiment(domain_named("crystals"), fmwc.load("crystals", device=device), data=data)
     return Case(
-        "",
-        recipe.rows,
-        lambda count, seed: {"atoms": network.draw_sizes(count, derive(seed, "atoms")).to(device)},
-        lambda run: experiment.keep(run.x, run.cond),
-        lambda kept: ~experiment.judge(kept)["bad"],
-        False,
-        SCORE,
-        None,
-        READ_BY,
-        recipe.noise_batch,
-        recipe.noise_lr,
-        recipe.iterations,
-        recipe.noise_steps,
+        recipe,
+        kept=lambda run: experiment.keep(run.x, run.cond),
+        positive=lambda kept: ~experiment.judge(kept)["bad"],
+        doubtful=False,
+        score=SCORE,
+        estimator=READ_BY,
+        batch=recipe.noise_batch,
+        lr=recipe.noise_lr,
     )
 
 
@@ -141,7 +132,7 @@ CASES = {"checkerboard": board, "mnist": digits, "crystals": crystals}
 def fitted(
     case: Case, source: str, steps: int, x: Any, cond: dict[str, Any], device: torch.device, batch: int
 ) -> fmwc.Field:
-    """The shipped flow with noise fitted anew."""
+    """Return the shipped flow with newly fitted noise."""
     shipped = fmwc.load(source, device=device)
     shipped.noise.remove()
     options = shipped.noise.options
@@ -160,7 +151,7 @@ def fitted(
 
 @dataclass
 class Drawn:
-    """Creates what was drawn: samples of either flow as their judge needs them, and rows of scores of them."""
+    """What a judge needs of the samples of each flow, and rows of scores."""
 
     samples: dict[str, Kept]
     scores: dict[str, Tensor]
@@ -171,7 +162,7 @@ class Drawn:
         print(name, about, flush=True)
 
     def join(self, other: Drawn) -> Drawn:
-        """With the rows of another drawing of the same samples."""
+        """Add the rows of another drawing of the same samples."""
         for of, kept in other.samples.items():
             same = of not in self.samples or all(torch.equal(kept[k], v) for k, v in self.samples[of].items())
             if not same:
@@ -200,7 +191,7 @@ class Drawn:
 
 def draw(case: Case, arguments: Any, device: torch.device, save_to: Path | None) -> Drawn:
     clock = Clock(device)
-    x, cond = case.rows()
+    x, cond = case.recipe.rows()
     order = torch.randperm(len(next(iter(cond.values()), x)), generator=torch.Generator().manual_seed(SEED))
     fresh, kept_back = order[:HELD_OUT], order[HELD_OUT:]
     held = tree_map(lambda c: c[fresh].to(device), x), {k: v[fresh].to(device) for k, v in cond.items()}
@@ -209,19 +200,19 @@ def draw(case: Case, arguments: Any, device: torch.device, save_to: Path | None)
     when = Schedule.at(arguments.times) if arguments.times else Schedule.every(arguments.every)
     read = partial(reread, confidence=case.estimator, schedule=when, batch=arguments.read)
     flow, count = fmwc.load(arguments.setting, device=device), arguments.count
-    here = case.conditions(arguments.own, OWN_SEED)
-    sources = {DATA: lambda: (x, cond), OWN: lambda: (make(flow, arguments.own, seed=OWN_SEED, cond=here).x, here)}
-    run = make(
-        flow,
-        count,
-        seed=SEED,
-        config=SamplingConfig(batch=arguments.read, keep_states=True),
-        cond=case.conditions(count, SEED),
-    )
+
+    def conditions(count: int, seed: int) -> dict[str, Tensor]:
+        drawn = domain_named(arguments.setting).conditions(flow, count, seed=seed)
+        return {name: value.to(device) for name, value in drawn.items()}
+
+    own = conditions(arguments.own, OWN_SEED)
+    sources = {DATA: lambda: (x, cond), OWN: lambda: (make(flow, arguments.own, seed=OWN_SEED, cond=own).x, own)}
+    options = {"seed": SEED, "config": SamplingConfig(batch=arguments.read, keep_states=True)}
+    run = make(flow, count, **options, cond=conditions(count, SEED))
     drawn = Drawn({"flow": case.kept(run)}, {}, {"rows": {}})
 
-    def note(name: str, field: fmwc.Field, way: Trajectory, **about: Any) -> None:
-        drawn.add(name, read(field, way).score(case.score, within=case.within), **about)
+    def note(name: str, field: fmwc.Field, run: Trajectory, **about: Any) -> None:
+        drawn.add(name, read(field, run).score(case.score, within=case.within), **about)
         drawn.about["provenance"] = provenance(
             device,
             clock.seconds,
@@ -235,16 +226,10 @@ def draw(case: Case, arguments: Any, device: torch.device, save_to: Path | None)
 
     if source := arguments.joint or case.joint:
         joint = fmwc.load(source, device=device)
-        theirs = make(
-            joint,
-            count,
-            seed=SEED,
-            config=SamplingConfig(batch=arguments.read, keep_states=True),
-            cond=case.conditions(count, SEED),
-        )
-        drawn.samples[JOINT] = case.kept(theirs)
-        note(JOINT, joint, theirs, of=JOINT, steps=case.trained)
-    note(SHIPPED, flow, run, of="flow", steps=case.retrofitted)
+        joint_run = make(joint, count, **options, cond=conditions(count, SEED))
+        drawn.samples[JOINT] = case.kept(joint_run)
+        note(JOINT, joint, joint_run, of=JOINT, steps=case.recipe.iterations)
+    note(SHIPPED, flow, run, of="flow", steps=case.recipe.noise_steps)
     for name in arguments.fit:
         data, with_ = sources[name]()
         for steps in arguments.steps:
@@ -255,11 +240,11 @@ def draw(case: Case, arguments: Any, device: torch.device, save_to: Path | None)
 
 
 def judged(case: Case, drawn: Drawn) -> dict[str, Any]:
-    """Every row's lift, beside joint training's."""
-    found = {of: case.found(kept) for of, kept in drawn.samples.items()}
+    """Return the lift of every row, and its ratio to that of joint training."""
+    positives = {of: case.positive(kept) for of, kept in drawn.samples.items()}
     rows: dict[str, Any] = {}
     for name, about in drawn.about["rows"].items():
-        positive = found[about["of"]]
+        positive = positives[about["of"]]
         score = drawn.scores[name].numpy() * (1 if case.doubtful else -1)
         read = partial(_lift, score, positive)
         rows[name] = {**about, "lift": read(np.arange(len(score))), "interval": bootstrap(read, len(score))}
@@ -284,20 +269,20 @@ def printed(rows: Mapping[str, Any]) -> None:
 
 @styled
 def picture(folder: Path) -> Figure:
-    """Lift and held-out ELBO against steps, a column a setting."""
-    found = {path.stem: json.loads(path.read_text())["numbers"] for path in sorted(folder.glob("*.json"))}
-    figure = Figure(figsize=(4.2 * len(found), 5.2))
-    columns = figure.subplots(2, len(found), sharex="col", squeeze=False).T
-    for (above, below), (setting, rows) in zip(columns, found.items(), strict=True):
+    """Draw lift and held-out ELBO against steps, one column per setting."""
+    results = {path.stem: json.loads(path.read_text())["numbers"] for path in sorted(folder.glob("*.json"))}
+    figure = Figure(figsize=(4.2 * len(results), 5.2))
+    columns = figure.subplots(2, len(results), sharex="col", squeeze=False).T
+    for (above, below), (setting, rows) in zip(columns, results.items(), strict=True):
         for name, colour in ((DATA, LINES[0]), (OWN, LINES[1])):
-            own = sorted(
-                (r for label, r in rows.items() if label.startswith(f"{name}, ") and r["steps"]),
-                key=lambda r: r["steps"],
+            fitted_rows = [r for label, r in rows.items() if label.startswith(f"{name}, ") and r["steps"]]
+            fitted_rows.sort(key=lambda r: r["steps"])
+            steps, lifts, intervals, elbos = (
+                [r[key] for r in fitted_rows] for key in ("steps", "lift", "interval", "held_out")
             )
-            steps, lifts = [r["steps"] for r in own], [r["lift"] for r in own]
             above.plot(steps, lifts, "o-", color=colour, label=f"retrofit, {name}")
-            above.fill_between(steps, *zip(*(r["interval"] for r in own), strict=True), color=colour, alpha=0.12, lw=0)
-            below.plot(steps, [r["held_out"] for r in own], "o-", color=colour)
+            above.fill_between(steps, *zip(*intervals, strict=True), color=colour, alpha=0.12, lw=0)
+            below.plot(steps, elbos, "o-", color=colour)
         if shipped := rows.get(SHIPPED):
             above.plot(shipped["steps"], shipped["lift"], "D", color=FAINT, label="retrofit, as shipped")
         if joint := rows.get(JOINT):
