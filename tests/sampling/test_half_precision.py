@@ -8,7 +8,7 @@ import fmwc
 from fmwc import compiled as compiling
 from fmwc.compiled import Compiled
 from fmwc.domains import DOMAINS
-from fmwc.estimators import Diagonal, Linearised, MonteCarlo
+from fmwc.estimators import Linearised, MonteCarlo
 from fmwc.field import Field
 from fmwc.sampling import Schedule
 from fmwc.state import channels
@@ -122,11 +122,10 @@ def nn_of(width):
     return net
 
 
-@pytest.mark.parametrize(("name", "estimator"), [("mnist", Linearised(1)), ("crystals", Diagonal("taylor1"))])
-def test_readings_of_shipped_weights_hardly_change(name, estimator):
-    field, shipped = fmwc.load(name), DOMAINS[name]
+def test_readings_of_shipped_weights_hardly_change():
+    field, shipped = fmwc.load("mnist"), DOMAINS["mnist"]
     options = {"count": 3, "steps": 2, "schedule": Schedule.at([0.5]), "cond": shipped.conditions(field, 3)}
-    whole, half = (drawn(field, estimator, half, **options) for half in (False, True))
+    whole, half = (drawn(field, Linearised(1), half, **options) for half in (False, True))
     for channel, var in channels(whole.var).items():
         one, other = (v.flatten(2).sum(2).flatten() for v in (var, channels(half.var)[channel]))
         assert 0 < (other / one - 1).abs().median() < 0.01

@@ -29,6 +29,7 @@ from fmwc.moments.gaussian import (
     Closure,
     Gaussian,
     Taylor,
+    arguments,
     closure_of,
     gaussians,
     mean_of,
@@ -37,8 +38,6 @@ from fmwc.moments.gaussian import (
     register,
     write,
 )
-
-__all__: list[str] = []
 
 T = Tensor
 
@@ -93,15 +92,15 @@ def _closed(func: Any, args: Any, kwargs: Any, closure: Closure | None) -> Gauss
     inplace = kwargs.pop("inplace", False)
     if closure is None or gaussians([*rest, *kwargs.values()]):
         raise NoRuleError(refusal(func, args, kwargs))
-    found = Gaussian(*closure(lambda z: func(z, *rest, **kwargs), x._mean, x._var), x._closure)
-    return write(x, found) if inplace else found
+    result = Gaussian(*closure(lambda z: func(z, *rest, **kwargs), x._mean, x._var), x._closure)
+    return write(x, result) if inplace else result
 
 
 # ---- two operands ----------------------------------------------------------------------------------------------------
 
 
 def _over(var: Tensor, mean: Tensor) -> Tensor:
-    """A variance in the mean's shape, with memory of its own, because a network may write into it."""
+    """Expand a variance to the mean's shape in memory of its own, because a network may write into it."""
     return var if var.shape == mean.shape else var.expand_as(mean).clone()
 
 
@@ -185,7 +184,10 @@ def larger_or_smaller(func: Any, args: Any, kwargs: Any) -> Gaussian:
 
 
 def product_var(f: Callable[[Any, Any], Tensor], a: Any, b: Any) -> Tensor:
-    """The variance of f(a, b), where f sums products of entries of a and b, of which one or both are Gaussian."""
+    """Return the variance of f(a, b), where f sums products of entries of a and b, one or both Gaussian.
+
+    Exact for independent inputs.
+    """
     if not isinstance(b, Gaussian):
         return f(a._var, b * b)
     if not isinstance(a, Gaussian):
@@ -251,8 +253,8 @@ def _complex_product(func: Any, args: Any, kwargs: Any) -> Gaussian:
 def matrix_product_added(func: Any, args: Any, kwargs: Any) -> Any:
     """β a + α (b @ c)."""
     a, b, c = args
-    made, beta = torch.matmul(b, c) * kwargs.get("alpha", 1), kwargs.get("beta", 1)
-    return made if beta == 0 else made + (a if beta == 1 else a * beta)
+    product, beta = torch.matmul(b, c) * kwargs.get("alpha", 1), kwargs.get("beta", 1)
+    return product if beta == 0 else product + (a if beta == 1 else a * beta)
 
 
 # ---- compositions of other rules -------------------------------------------------------------------------------------
@@ -268,11 +270,7 @@ def product_added(func: Any, args: Any, kwargs: Any) -> Any:
 @register(torch.lerp, T.lerp, exactness=INDEPENDENT)
 def mixture(func: Any, args: Any, kwargs: Any) -> Any:
     """(1 − w) a + w b with a known w."""
-
-    def bind(input: Any, end: Any, weight: Any) -> Any:
-        return input, end, weight
-
-    a, b, w = bind(*args, **kwargs)
+    a, b, w = arguments(args, kwargs, "input", "end", "weight")
     if isinstance(w, Gaussian):
         raise NoRuleError(refusal(func, args, kwargs))
     return a * (1 - w) + b * w
@@ -281,11 +279,8 @@ def mixture(func: Any, args: Any, kwargs: Any) -> Any:
 @register(F.glu, exactness=QUADRATURE)
 def gate(func: Any, args: Any, kwargs: Any) -> Any:
     """a·sigmoid(b) of the two halves."""
-
-    def bind(input: Any, dim: int = -1) -> Any:
-        return input.chunk(2, dim)
-
-    a, b = bind(*args, **kwargs)
+    x, dim = arguments(args, kwargs, "input", dim=-1)
+    a, b = x.chunk(2, dim)
     return a * torch.sigmoid(b)
 
 
@@ -313,7 +308,7 @@ def einsum(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _letters(equation: str, dims: list[int]) -> tuple[list[str], str]:
-    """The terms of an equation with ellipses replaced by letters, and its explicit result."""
+    """Return the terms of an equation with ellipses replaced by letters, and its explicit result."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz" if c not in equation]
@@ -330,7 +325,7 @@ def _letters(equation: str, dims: list[int]) -> tuple[list[str], str]:
 
 
 def _alone(equation: str, x: Any) -> Any:
-    """The einsum of one operand, which moves and sums entries: the same for means and variances."""
+    """Return the einsum of one operand, which moves and sums entries: the same for means and variances."""
     if not isinstance(x, Gaussian):
         return torch.einsum(equation, x)
     return Gaussian(torch.einsum(equation, x._mean), torch.einsum(equation, x._var), x._closure)
@@ -345,6 +340,6 @@ def _contracted(equation: str, a: Any, b: Any) -> Any:
     def f(u: Tensor, v: Tensor) -> Tensor:
         return torch.einsum(equation, u, v)
 
-    found = [v for v in (a, b) if isinstance(v, Gaussian)]
     mean = f(mean_of(a), mean_of(b))
-    return Gaussian(mean, product_var(f, a, b), found[0]._closure) if found else mean
+    random = gaussians((a, b))
+    return Gaussian(mean, product_var(f, a, b), random[0]._closure) if random else mean

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fmwc.errors import NoRuleError
-from fmwc.moments.gaussian import FIRST_ORDER, Gaussian, refusal, register
+from fmwc.moments.gaussian import FIRST_ORDER, Gaussian, arguments, refusal, register
 
 __all__ = ["multi_head_attention"]
 
@@ -30,11 +30,7 @@ _LOGARITHMS = (F.log_softmax, torch.log_softmax, T.log_softmax)
 @register(F.softmax, torch.softmax, T.softmax, *_LOGARITHMS, exactness=FIRST_ORDER)
 def softmax(func: Any, args: Any, kwargs: Any) -> Gaussian:
     """p, p²[σ²(1 − 2p) + Σp²σ²]; for its logarithm without the first p²."""
-
-    def bind(input: Any, dim: int | None = None, *rest: Any, **more: Any) -> Any:
-        return input, dim
-
-    x, dim = bind(*args, **kwargs)
+    x, dim = arguments(args, kwargs, "input", dim=None)
     if dim is None:  # torch would guess
         raise NoRuleError(refusal(func, args, kwargs))
     mean = func(x._mean, *args[1:], **kwargs)
@@ -101,7 +97,7 @@ def multi_head_attention(
     is_causal: bool = False,
     project: Project = _linear,
 ) -> tuple[Any, Any]:
-    """torch's multi_head_attention_forward with its four projections computed by `project`, batch first."""
+    """Compute torch's multi_head_attention_forward, with its four projections computed by `project`, batch first."""
     if static_k is not None or static_v is not None:
         raise NoRuleError("no rule carries a variance through attention with static keys; use propagation='linearised'")
     batched = query.ndim == 3
@@ -136,7 +132,7 @@ def multi_head_attention(
 
 
 def _merged(attn_mask: Any, key_padding_mask: Any, q: Any, keys: int, extra: int) -> Any:  # -> (B, H, L, S) or less
-    """Both masks as one additive mask of the scores; extra tokens are never masked."""
+    """Return both masks as one additive mask of the scores; extra tokens are never masked."""
 
     def added(mask: Tensor) -> Tensor:
         if mask.dtype == torch.bool:

@@ -58,6 +58,8 @@ class Moments(NamedTuple):
 
 
 class Closure(Protocol):
+    """Computes the moments of f(z) for z ~ N(mean, var), one coordinate at a time."""
+
     def __call__(self, f: Pointwise, mean: Tensor, var: Tensor) -> Moments: ...
 
 
@@ -133,7 +135,7 @@ class Taylor:
 
 
 def preserves_mean(closure: Closure) -> bool:
-    """Whether rules keep the mean of the plain network, as at first order (except for the maximum of two)."""
+    """Return whether rules keep the mean of the plain network, as at first order (except for the maximum of two)."""
     return closure == Taylor(1)
 
 
@@ -141,6 +143,7 @@ CLOSURES: dict[str, Closure] = {"gauss_hermite": GaussHermite(), "taylor1": Tayl
 
 
 def as_closure(closure: str | Closure) -> Closure:
+    """Return a closure by its name; a closure object unchanged."""
     return pick(CLOSURES, closure, "closure") if isinstance(closure, str) else closure
 
 
@@ -156,7 +159,7 @@ FIRST_ORDER = "first order"
 
 @dataclass(frozen=True)
 class Rule:
-    """One row of the table: the action of an operation on moments, and its exactness."""
+    """One row of the table: how an operation acts on moments, and how exactly."""
 
     apply: Callable[..., Any]  # (func, args, kwargs) -> the result of the operation
     exactness: str
@@ -234,19 +237,19 @@ class Gaussian(Tensor):
 
 
 def moments_of(value: Tensor) -> Moments:
-    """The mean and variance of a Gaussian tensor; the variance of a plain tensor is zero."""
+    """Return the mean and variance of a Gaussian tensor; the variance of a plain tensor is zero."""
     if isinstance(value, Gaussian):
         return Moments(value._mean, value._var)
     return Moments(value, torch.zeros_like(value))
 
 
 def known(value: Tensor, closure: Closure) -> Gaussian:
-    """A Gaussian with zero variance, which a network may write Gaussians into."""
+    """Return a Gaussian with zero variance, which a network may write Gaussians into."""
     return Gaussian(value, torch.zeros_like(value), closure)
 
 
 def gaussians(value: Any) -> list[Gaussian]:
-    """Every Gaussian in nested lists and tuples."""
+    """Return every Gaussian in nested lists and tuples."""
     if isinstance(value, Gaussian):
         return [value]
     return [g for v in value for g in gaussians(v)] if isinstance(value, (list, tuple)) else []
@@ -262,23 +265,26 @@ def walk(value: Any, f: Callable[[Tensor], Any]) -> Any:
 
 
 def mean_of(value: Any) -> Any:
+    """Return the mean of a Gaussian; any other value unchanged."""
     return value._mean if isinstance(value, Gaussian) else value
 
 
 def _of_known_values(func: Any, args: Any, kwargs: Any) -> Any:
-    """An operation without a rule, applied to the values of Gaussians whose variance is zero."""
+    """Apply an operation without a rule to Gaussians whose variance is zero; raise for any other variance."""
     if kwargs.get("out") is not None or any(bool(g._var.any()) for g in gaussians([*args, *kwargs.values()])):
         raise NoRuleError(refusal(func, args, kwargs))
     return func(*walk(args, mean_of), **{k: walk(v, mean_of) for k, v in kwargs.items()})
 
 
 def is_inplace(func: Any) -> bool:
+    """Return whether a torch function writes into its first argument, by its name."""
     name = getattr(func, "__name__", str(func))
     augmented = name.startswith("__i") and name.endswith("__")
     return augmented or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
 
 
 def refusal(func: Any, args: Any, kwargs: Any) -> str:
+    """Return the message of the error for an operation that has no rule for these arguments."""
     name = torch.overrides.resolve_name(func) or getattr(func, "__name__", str(func))
     kinds = ", ".join([_kind(a) for a in args] + [f"{k}={_kind(v)}" for k, v in kwargs.items()])
     if is_inplace(func) or kwargs.get("out") is not None:
@@ -304,12 +310,24 @@ def _kind(value: Any) -> str:
 # ---- helpers of rules ------------------------------------------------------------------------------------------------
 
 
+def arguments(args: Any, kwargs: Any, *names: str, **defaults: Any) -> list[Any]:
+    """Return the arguments of a torch function in order, whether they were passed by position or by name.
+
+    >>> arguments((1,), {"dim": 0}, "input", p=2, dim=-1)
+    [1, 2, 0]
+    """
+    order = (*names, *defaults)
+    values = {**defaults, **dict(zip(order, args, strict=False)), **kwargs}
+    return [values[name] for name in order]
+
+
 def closure_of(args: Any, kwargs: Any) -> Closure:
+    """Return the closure of the first Gaussian among the arguments."""
     return gaussians([*args, *kwargs.values()])[0]._closure
 
 
 def on(f: Callable[[Tensor], Any], args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments with `f` applied to every tensor."""
+    """Return the arguments with `f` applied to every tensor."""
     return [walk(a, f) for a in args], {k: walk(v, f) for k, v in kwargs.items()}
 
 
@@ -323,12 +341,12 @@ def paired(mean: Any, var: Any, closure: Closure) -> Any:
 
 
 def variance_at(value: Tensor) -> Tensor:
-    """The variance of a value; integers and masks, which are indices, are unchanged."""
+    """Return the variance of a value; integers and masks, which are indices, unchanged."""
     return moments_of(value).var if value.is_floating_point() or value.is_complex() else value
 
 
 def getter(name: str) -> Any:
-    """The function that torch dispatches on when a property is read."""
+    """Return the function that torch dispatches on when a property is read."""
     return getattr(torch.Tensor, name).__get__
 
 

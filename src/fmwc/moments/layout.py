@@ -16,6 +16,7 @@ from fmwc.moments.gaussian import (
     EXACT,
     INDEPENDENT,
     Gaussian,
+    arguments,
     closure_of,
     getter,
     known,
@@ -28,8 +29,6 @@ from fmwc.moments.gaussian import (
     variance_at,
     walk,
 )
-
-__all__: list[str] = []
 
 T = Tensor
 
@@ -60,8 +59,8 @@ def creation(func: Any, args: Any, kwargs: Any) -> Any:
     """New entries have zero variance, and are Gaussian so that a network may write into them."""
     closure = closure_of(args, kwargs)
     args, kwargs = on(mean_of, args, kwargs)
-    made = func(*args, **kwargs)
-    return known(made, closure) if made.is_floating_point() else made
+    created = func(*args, **kwargs)
+    return known(created, closure) if created.is_floating_point() else created
 
 
 # ---- moves ----------------------------------------------------------------------------------------------------------
@@ -108,11 +107,7 @@ def rows(func: Any, args: Any, kwargs: Any) -> Any:
 @register(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, exactness=EXACT)
 def dropout(func: Any, args: Any, kwargs: Any) -> Any:
     """The identity in evaluation mode; refused in training mode."""
-
-    def bind(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-        return input, training
-
-    x, training = bind(*args, **kwargs)
+    x, _, training = arguments(args, kwargs, "input", p=0.5, training=True)
     if training:
         raise NoRuleError("dropout is on; call network.eval() first, or use propagation='monte_carlo'")
     return x
@@ -133,7 +128,7 @@ _PLACES: dict[Any, tuple[int | str, ...]] = {  # the arguments that are values; 
 
 
 def _spread(value: Any) -> Any:
-    """The variance of an inserted value; zero unless it is Gaussian."""
+    """Return the variance of an inserted value; zero unless it is Gaussian."""
     if isinstance(value, (Tensor, list, tuple)):
         return walk(value, lambda v: moments_of(v).var)
     return 0
@@ -202,16 +197,14 @@ def scattered_sum(func: Any, args: Any, kwargs: Any) -> Gaussian:
 @register(torch.scatter_reduce, T.scatter_reduce, exactness=INDEPENDENT)
 def scattered_sum_or_mean(func: Any, args: Any, kwargs: Any) -> Gaussian:
     """A sum, or a mean: the sum of n variances over n²."""
-
-    def bind(input: Any, dim: int, index: Tensor, src: Any, reduce: str, include_self: bool = True) -> Any:
-        return input, dim, index, src, reduce, include_self
-
-    x, dim, index, src, reduce, include = bind(*args, **kwargs)
+    x, dim, index, src, reduce, include = arguments(
+        args, kwargs, "input", "dim", "index", "src", "reduce", include_self=True
+    )
     if reduce not in ("sum", "mean"):
         raise NoRuleError(refusal(func, args, kwargs))
 
-    def reduced(f: Any, how: str) -> Tensor:
-        return func(f(x), dim, index, f(src), how, include_self=include)
+    def reduced(f: Any, reduce: str) -> Tensor:
+        return func(f(x), dim, index, f(src), reduce, include_self=include)
 
     var = reduced(variance_at, reduce)
     if reduce == "mean":
@@ -242,12 +235,12 @@ def average_pool(func: Any, args: Any, kwargs: Any) -> Gaussian:
 @register(F.avg_pool1d, exactness=INDEPENDENT, family="average pool")
 def average_pool_of_rows(func: Any, args: Any, kwargs: Any) -> Any:
     """The pool of an image with one row."""
-
-    def bind(input: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, *rest: Any, **more: Any) -> Any:
-        kernel, step, edge = (v[0] if isinstance(v, (list, tuple)) else v for v in (kernel_size, stride, padding))
-        return F.avg_pool2d(input.unsqueeze(-2), (1, kernel), (1, step or kernel), (0, edge), *rest, **more)
-
-    return bind(*args, **kwargs).squeeze(-2)
+    x, *window, ceil_mode, count_include_pad = arguments(
+        args, kwargs, "input", "kernel_size", stride=None, padding=0, ceil_mode=False, count_include_pad=True
+    )
+    kernel, stride, padding = (v[0] if isinstance(v, (list, tuple)) else v for v in window)
+    sizes = (1, kernel), (1, stride or kernel), (0, padding)
+    return F.avg_pool2d(x.unsqueeze(-2), *sizes, ceil_mode, count_include_pad).squeeze(-2)
 
 
 @register(*_ADAPTIVE, exactness=INDEPENDENT)
@@ -278,21 +271,21 @@ def interpolate(func: Any, args: Any, kwargs: Any) -> Gaussian:
         raise NoRuleError(refusal(func, args, kwargs))
     if kwargs.get("mode", "nearest") in ("nearest", "nearest-exact"):
         return Gaussian(func(x._mean, **kwargs), func(x._var, **kwargs), x._closure)
-    given = {k: kwargs.pop(k) for k in ("size", "scale_factor")}
+    sizes = {k: kwargs.pop(k) for k in ("size", "scale_factor")}
     dims = x.ndim - 2
 
-    def along(axis: int, value: Any, elsewhere: Any) -> Any:  # the size or factor of this axis
+    def along(axis: int, value: Any, other: Any) -> Any:  # the size or factor of this axis
         if value is None:
             return None
-        every = value if isinstance(value, (tuple, list)) else [value] * dims
-        return [every[i] if i == axis else elsewhere for i in range(dims)]
+        values = value if isinstance(value, (tuple, list)) else [value] * dims
+        return [values[i] if i == axis else other for i in range(dims)]
 
     var = x._var
     for axis in range(dims):
         side = x.shape[2 + axis]
         identity = torch.eye(side, dtype=var.dtype, device=var.device)
         identity = identity.reshape(side, 1, *[side if i == axis else 1 for i in range(dims)])
-        here = {k: along(axis, v, 1 if k == "size" else 1.0) for k, v in given.items()}
-        weights = func(identity, **here, **kwargs).reshape(side, -1)
+        options = {k: along(axis, v, 1 if k == "size" else 1.0) for k, v in sizes.items()}
+        weights = func(identity, **options, **kwargs).reshape(side, -1)
         var = torch.tensordot(var, weights.square(), ([2 + axis], [0])).movedim(-1, 2 + axis)
-    return Gaussian(func(x._mean, **given, **kwargs), var, x._closure)
+    return Gaussian(func(x._mean, **sizes, **kwargs), var, x._closure)

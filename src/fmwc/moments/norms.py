@@ -32,6 +32,7 @@ from fmwc.moments.gaussian import (
     FIRST_ORDER,
     Gaussian,
     Moments,
+    arguments,
     mean_of,
     preserves_mean,
     refusal,
@@ -51,14 +52,14 @@ Over = Sequence[Sequence[int]]  # sets of dimensions, averaged over one after th
 
 
 def _average(value: Tensor, over: Over) -> Tensor:
-    """The average over sets of dimensions; flattening them would reorder memory with channels last."""
+    """Return the average over sets of dimensions; flattening them would reorder memory with channels last."""
     for dims in over:
         value = value.mean(tuple(dims), keepdim=True)
     return value
 
 
 def normalised(mean: Tensor, var: Tensor, eps: float, over: Over = ((-1,),), known: Known | None = None) -> Moments:
-    r"""z and its variance over some dimensions, with J² expanded so that no n × n matrix is built.
+    r"""Return z and its variance over some dimensions, with J² expanded so that no n × n matrix is built. First order.
 
     .. math:: Var[z_i] = \frac{1}{s^2} \Bigl[ σ_i^2 \Bigl(1 - \frac{2 (1 + z_i^2)}{n}\Bigr)
         + \frac1n \bigl( \overline{σ^2} + 2 z_i \overline{z σ^2} + z_i^2 \overline{z^2 σ^2} \bigr) \Bigr]
@@ -70,26 +71,26 @@ def normalised(mean: Tensor, var: Tensor, eps: float, over: Over = ((-1,),), kno
     square = centred.square()
     noise, first, second = (_average(v, over) for v in (var, centred * var, square * var))
     precision = 1 / (_average(square, over) + (1 - 1 / n) * noise + eps) if known is None else known[1]
-    own = var * (1 - 2 * (1 + precision * square) / n)
+    diagonal = var * (1 - 2 * (1 + precision * square) / n)
     # Two moderate factors, because 1/s⁴ overflows single precision if a group is all zero.
     shared = noise + 2 * precision * centred * first + (precision * square) * (precision * second)
     # Non-negative up to rounding.
-    return Moments(centred * precision.sqrt(), (precision * (own + shared / n)).clamp_min(0))
+    return Moments(centred * precision.sqrt(), (precision * (diagonal + shared / n)).clamp_min(0))
 
 
 def normalised_by_root(
     mean: Tensor, var: Tensor, eps: float, over: Over = ((-1,),), known: Known | None = None
 ) -> Moments:
-    r"""The same for the RMS norm.
+    r"""Return the same for the RMS norm. First order.
 
     .. math:: Var[z_i] = \frac{1}{s^2} \Bigl[ σ_i^2 \Bigl(1 - \frac{2 z_i^2}{n}\Bigr)
         + \frac{z_i^2}{n} \overline{z^2 σ^2} \Bigr]
     """
     n, square = math.prod(mean.shape[i] for dims in over for i in dims), mean.square()
     precision = 1 / (_average(square + var, over) + eps) if known is None else known[1]
-    own = var * (1 - 2 * precision * square / n)
+    diagonal = var * (1 - 2 * precision * square / n)
     shared = (precision * square) * (precision * _average(square * var, over))
-    return Moments(mean * precision.sqrt(), (precision * (own + shared / n)).clamp_min(0))
+    return Moments(mean * precision.sqrt(), (precision * (diagonal + shared / n)).clamp_min(0))
 
 
 class Call(NamedTuple):
@@ -234,11 +235,7 @@ def normalise(func: Any, args: Any, kwargs: Any) -> Gaussian:
 @register(F.normalize, exactness=IN_EXPECTATION, family="normalise")
 def unit_length(func: Any, args: Any, kwargs: Any) -> Gaussian:
     """x/‖x‖ is the RMS norm over √n."""
-
-    def bind(input: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None) -> Any:
-        return input, p, dim, eps
-
-    x, p, dim, eps = bind(*args, **kwargs)
+    x, p, dim, eps = arguments(args, kwargs, "input", p=2.0, dim=1, eps=1e-12)
     if p != 2 or not isinstance(dim, int):
         raise NoRuleError(refusal(func, args, kwargs))
     n, plain, small = x.shape[dim], preserves_mean(x._closure), eps**2 / x.shape[dim]
@@ -249,22 +246,20 @@ def unit_length(func: Any, args: Any, kwargs: Any) -> Gaussian:
 
 # ---- norms, spreads and extremes -------------------------------------------------------------------------------------
 
-_ARGUMENTS: dict[Any, tuple[str, ...]] = {  # the arguments after the input
-    torch.linalg.vector_norm: ("ord", "dim", "keepdim"), torch.linalg.norm: ("ord", "dim", "keepdim"),
-    torch.norm: ("p", "dim", "keepdim"),
-    T.norm: ("p", "dim", "keepdim"), torch.logsumexp: ("dim", "keepdim"), T.logsumexp: ("dim", "keepdim"),
-    torch.amax: ("dim", "keepdim"), T.amax: ("dim", "keepdim"), torch.amin: ("dim", "keepdim"),
-    T.amin: ("dim", "keepdim"), torch.var: ("dim", "unbiased", "keepdim"), T.var: ("dim", "unbiased", "keepdim"),
-    torch.std: ("dim", "unbiased", "keepdim"), T.std: ("dim", "unbiased", "keepdim"), torch.prod: ("dim", "keepdim"),
-    T.prod: ("dim", "keepdim"),
-}  # fmt: skip
+_REDUCTIONS: dict[Any, tuple[str, ...]] = {  # with the names of their arguments after the input
+    **dict.fromkeys((torch.linalg.vector_norm, torch.linalg.norm), ("ord", "dim", "keepdim")),
+    **dict.fromkeys((torch.norm, T.norm), ("p", "dim", "keepdim")),
+    **dict.fromkeys((torch.logsumexp, T.logsumexp, torch.prod, T.prod), ("dim", "keepdim")),
+    **dict.fromkeys((torch.amax, T.amax, torch.amin, T.amin), ("dim", "keepdim")),
+    **dict.fromkeys((torch.var, T.var, torch.std, T.std), ("dim", "unbiased", "keepdim")),
+}
 
 
-@register(*_ARGUMENTS, exactness=FIRST_ORDER)
+@register(*_REDUCTIONS, exactness=FIRST_ORDER)
 def reduction(func: Any, args: Any, kwargs: Any) -> Gaussian:
     """f(μ), Σ_j (∂f/∂x_j)²σ_j². Each entry affects one result, so the gradient of their sum holds every slope."""
     x, *rest = args
-    given = {**dict(zip(_ARGUMENTS[func], rest, strict=False)), **kwargs}
+    given = {**dict(zip(_REDUCTIONS[func], rest, strict=False)), **kwargs}
     dim = given.get("dim")
     if isinstance(dim, bool):  # x.var(False): unbiased, not a dimension
         raise NoRuleError(refusal(func, args, kwargs))
@@ -277,13 +272,10 @@ def reduction(func: Any, args: Any, kwargs: Any) -> Gaussian:
 @register(torch.var_mean, torch.std_mean, exactness=FIRST_ORDER)
 def spread_and_mean(func: Any, args: Any, kwargs: Any) -> tuple[Gaussian, Gaussian]:
     """By the rules of its two parts; the mean is exact for independent inputs."""
-    x, *rest = args
-    spread, arguments = (torch.var, torch.std)[func is torch.std_mean], ("dim", "unbiased", "keepdim")
-    given = {**dict(zip(arguments, rest, strict=False)), **kwargs}
-    dims = given.get("dim")
+    x, dims, _, keepdim = arguments(args, kwargs, "input", dim=None, unbiased=True, keepdim=False)
+    spread = reduction(torch.std if func is torch.std_mean else torch.var, args, kwargs)  # raises for a bool as dim
     dims = tuple(range(x.ndim)) if dims is None or dims == () else dims
-    found = reduction(spread, args, kwargs)  # raises for a bool instead of a dimension
-    return found, torch.mean(x, dims, keepdim=given.get("keepdim", False))  # type: ignore[return-value]
+    return spread, torch.mean(x, dims, keepdim=keepdim)  # type: ignore[return-value]
 
 
 _WINDOWS: dict[Any, tuple[Any, int]] = {

@@ -20,8 +20,8 @@ _OTHER_SHAPE = ("rearrange", "metadata", "creation", "dropout")  # x.squeeze_() 
 
 
 def _inplace_forms() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """Every in-place function of torch whose operation has a rule: x.add_ and x += y for x.add."""
-    found = {}
+    """Return every in-place function of torch whose operation has a rule: x.add_ and x += y for x.add."""
+    forms = {}
     for namespace in (Tensor, torch, F):
         for name in dir(namespace):
             plain = name[:-1] if name.endswith("_") and not name.endswith("__") else ""
@@ -29,8 +29,8 @@ def _inplace_forms() -> dict[Callable[..., Any], Callable[..., Any]]:
                 plain = f"__{name[3:]}"
             operation = getattr(namespace, plain, None) if plain else None
             if operation in RULES and RULES[operation].family not in _OTHER_SHAPE:
-                found[getattr(namespace, name)] = operation
-    return found
+                forms[getattr(namespace, name)] = operation
+    return forms
 
 
 def _written(operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,17 +57,17 @@ _SHORT = {"torch.nn.functional.": "F.", "torch.Tensor.": "Tensor.", "torch.funct
 
 
 def rule_rows() -> list[dict[str, Any]]:
-    """One row per operation: its name, the exactness of its rule, its action on (μ, σ²), and its functions."""
+    """Return one row per operation: its name, the exactness of its rule, its action on (μ, σ²), and its functions."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for function, rule in RULES.items():
-        says = (rule.apply.__doc__ or "").strip().partition("\n\n")[0]
-        row = {"operation": rule.family, "exactness": rule.exactness, "rule": " ".join(says.split()), "spellings": []}
+        text = (rule.apply.__doc__ or "").strip().partition("\n\n")[0]
+        row = {"operation": rule.family, "exactness": rule.exactness, "rule": " ".join(text.split()), "spellings": []}
         rows.setdefault((rule.family, rule.exactness), row)["spellings"].append(_spelling(function))
     return list(rows.values())
 
 
 def _spelling(function: Any) -> str:
-    """The name in user code: torch.add, Tensor.add, F.silu, Tensor.shape."""
+    """Return the name in user code: torch.add, Tensor.add, F.silu, Tensor.shape."""
     name = torch.overrides.resolve_name(function) or getattr(function, "__name__", str(function))
     for long, short in _SHORT.items():
         name = name.replace(long, short)
@@ -75,7 +75,7 @@ def _spelling(function: Any) -> str:
 
 
 def short_names(spellings: list[str]) -> str:
-    """The names of a row without namespaces, in-place forms and methods of operators.
+    """Return the names of a row without namespaces, in-place forms and methods of operators.
 
     >>> short_names(["F.relu", "torch.relu", "Tensor.relu_", "Tensor.__add__", "torch.linalg.vector_norm"])
     'relu, vector_norm'
