@@ -11,7 +11,7 @@
 | a network that predicts the data | `net(x, t) ≈ x1` | `predicting(net, "data")` |
 | a time of shape (B, 1) | `net(x, t[:, None])` | `adapt(net, column=True)` |
 | classifier-free guidance | two calls, with and without the condition | `Guided(net, 2.0, y=10)` |
-| a module that returns a tuple | `net(x, t)[0]` | `adapt(net, output=lambda found: found[0])` |
+| a module that returns a tuple | `net(x, t)[0]` | `adapt(net, output=lambda result: result[0])` |
 
 The network itself is unchanged; its layers are those of the adapter under the name `network`. Adapters of networks that
 were trained on another path than the straight one have a method `path`, and noise is fitted on that path.
@@ -56,7 +56,7 @@ class Adapted(nn.Module):
         time: The name under which it takes the time (`"timestep"`), if not by position.
         scale: The end of its time (1000 timesteps).
         backwards: Whether its time runs from noise at 1 to data at 0, and its velocity points to the noise.
-        output: Selects the velocity in what it returns (`lambda found: found.sample`).
+        output: Selects the velocity in what it returns (`lambda result: result.sample`).
         column: Whether it takes times of shape (B, 1).
         always: Passed to it in every call (`return_dict=False`, positions that all samples share).
     """

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Hashable, Iterable
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from threading import RLock, get_ident
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
@@ -101,7 +102,7 @@ class Scopes(Scope):
 
 
 class Bound(Scope):
-    """A context variable set to a value, for this thread and task alone.
+    """A scope in which a context variable holds a value, for this thread and task alone.
 
     Arguments:
         variable: The variable.
@@ -122,14 +123,14 @@ class Bound(Scope):
             self.variable.set(self.before)
 
 
+@dataclass
 class _Entry:
-    def __init__(self, before: Any) -> None:
-        self.before = before
-        self.holders: dict[int, int] = {}  # with the thread of each
+    before: Any
+    holders: dict[int, int] = field(default_factory=dict)  # the thread of each holder
 
 
 class Shared(Generic[K]):
-    """A change of shared objects that overlapping calls share; the last one to end restores them.
+    """A temporary change of shared objects. Overlapping calls share the change, and the last one to end restores it.
 
     Arguments:
         read: `read(key)`: the object's value before the change.
@@ -148,6 +149,7 @@ class Shared(Generic[K]):
         return _Hold(self, list(keys))
 
     def hold(self, holder: int, keys: list[K]) -> None:
+        """Make the change for a holder."""
         with self.lock:
             for key in keys:
                 if key not in self.entries:
@@ -156,6 +158,7 @@ class Shared(Generic[K]):
                 self.write(key)
 
     def release(self, holder: int, keys: list[K]) -> None:
+        """End the change for a holder, and restore objects that no other holder needs."""
         with self.lock:
             for key in keys:
                 if (entry := self.entries.get(key)) is None:
@@ -245,12 +248,12 @@ _THREADS: Shared[str] = Shared(
 def one_thread(work: float = 0.0) -> Scope:
     """Return a scope in which torch uses one CPU thread, if the work is small.
 
-    Threads that wait for each other spin: below :data:`SMALL` a second thread gains nothing on an idle machine, and on
-    a busy one the two take two to five times as long as one. Samples and variances are the same bit for bit; gradients
-    are sums over the batch, which depend on the number of threads for larger batches.
+    Waiting threads spin: below :data:`SMALL` a second thread gains nothing on an idle machine, and on a busy one two
+    threads take two to five times as long as one. Samples and variances are the same bit for bit. Gradients are sums
+    over the batch, which depend on the number of threads for larger batches.
 
-    The scope is for programs such as the command line, not for library functions: the number of threads belongs to the
-    process, and a thread whose first operation falls inside the scope uses one thread ever after.
+    Use the scope in programs such as the command line, not in library functions: the number of threads belongs to the
+    process, and a thread whose first operation runs inside the scope always uses one thread.
 
     Arguments:
         work: Multiply-adds per evaluation of the network: about its parameters times the batch, and times the pixels
@@ -268,14 +271,18 @@ _FLAG: Shared[str] = Shared(
 
 
 def as_compiled() -> Scope:
-    """Return a scope in which :func:`compiling` is true in this thread and task, and `torch.compiler.is_compiling()`,
-    by which other libraries' networks skip checks of values, in all threads."""
+    """Return a scope in which :func:`compiling` is true in this thread and task.
+
+    `torch.compiler.is_compiling()` is true in all threads, so that other libraries' networks skip checks of values.
+    """
     return Scopes(Bound(_COMPILING, object()), _FLAG.holding(["compiling"]))
 
 
 def compiling() -> bool:
-    """Whether the network is being compiled in this thread, by torch or by :class:`fmwc.compiled.Compiled`, so that it
-    must not read values and must keep to its static capacity."""
+    """Return whether this thread compiles the network, with torch or with :class:`fmwc.compiled.Compiled`.
+
+    The network must then not read values, and must use its static capacity.
+    """
     if torch.compiler.is_dynamo_compiling():  # dynamo cannot trace a context variable
         return True
     return _COMPILING.get() is not None or (torch.compiler.is_compiling() and not _FLAG.entries)

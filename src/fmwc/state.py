@@ -117,16 +117,16 @@ def as_state(value: Any, what: str, network: Any = None, device: torch.device | 
     dtype = next((p.dtype for p in weights if p.dtype in (torch.float32, torch.float64)), None)
 
     def one(value: Any) -> Tensor:
-        found = as_rows(value, what)
-        if found.is_complex() or found.dtype == torch.bool:
-            raise UsageError(f"{what} holds {found.dtype}, but a flow needs real numbers; use x.float()")
-        if not found.ndim:
+        rows = as_rows(value, what)
+        if rows.is_complex() or rows.dtype == torch.bool:
+            raise UsageError(f"{what} holds {rows.dtype}, but a flow needs real numbers; use x.float()")
+        if not rows.ndim:
             raise ShapeError(f"{what} must be one tensor with a row per sample; got a single number")
-        if dtype is not None and found.dtype not in (torch.float16, torch.bfloat16):
-            found = found.to(dtype)
-        elif not found.is_floating_point():
-            found = found.float()
-        return found if device is None else found.to(device)
+        if dtype is not None and rows.dtype not in (torch.float16, torch.bfloat16):
+            rows = rows.to(dtype)
+        elif not rows.is_floating_point():
+            rows = rows.float()
+        return rows if device is None else rows.to(device)
 
     return tree_map(one, value)
 
@@ -154,17 +154,17 @@ def as_whole(value: Any, name: str, low: int = SEEDS[0], high: int = SEEDS[1], u
     5
     """
     try:
-        found = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
+        number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
     except TypeError:
-        found = None
-    if found is None or not low <= found <= high:
+        number = None
+    if number is None or not low <= number <= high:
         least = f"{low} {unit}".strip()
         raise UsageError(f"{name} must be a whole number, at least {least} and at most {high}; got {value!r:.60}")
-    return found
+    return number
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether an error reports a lack of memory, for which torch has a class on a GPU and only a text on a CPU."""
+    """Return whether an error reports a lack of memory; torch has a class for it on a GPU, and only a text on a CPU."""
     words = ("not enough memory", "can't allocate memory")
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in str(error) for word in words)
 
@@ -220,30 +220,28 @@ def blame_conditions(error: Exception, cond: dict[str, Any], count: int) -> None
     if out_of_memory(error) or any(word in text for word in _DEVICE):
         return
     reason = (text.splitlines() or [type(error).__name__])[0]
-    if isinstance(error, TypeError) and (found := re.search(r"unexpected keyword argument '(\w+)'", text)):
-        if found[1] in cond:
-            raise UsageError(f"the network takes no condition '{found[1]}' ({reason}); leave it out") from error
+    if isinstance(error, TypeError) and (argument := re.search(r"unexpected keyword argument '(\w+)'", text)):
+        if argument[1] in cond:
+            raise UsageError(f"the network takes no condition '{argument[1]}' ({reason}); leave it out") from error
         return
     for name, value in cond.items():
+        kind = type(value).__name__
         if isinstance(value, Tensor):
             rows = value.shape[0] if value.ndim else 1
             if rows not in (1, count) and re.search(rf"(?<!\d){rows}(?!\d)", text):
                 raise ShapeError(
                     f"condition '{name}' has {rows} rows for {count} samples; give one per sample ({reason})"
                 ) from error
-            continue
-        used = isinstance(error, (AttributeError, TypeError)) and re.search(rf"\b{type(value).__name__}\b", text)
-        if not used or isinstance(value, bool):
-            continue
-        if isinstance(value, (int, float)):
-            raise UsageError(
-                f"the network does not take the number {name}={value} ({reason}); give one per sample: "
-                f"cond={{'{name}': torch.full(({count},), {value})}}"
-            ) from error
-        if isinstance(value, (list, tuple, np.ndarray)):
-            raise UsageError(
-                f"the network does not take a {type(value).__name__} as condition '{name}' ({reason}); give a tensor"
-            ) from error
+        elif isinstance(error, (AttributeError, TypeError)) and re.search(rf"\b{kind}\b", text):
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                raise UsageError(
+                    f"the network does not take the number {name}={value} ({reason}); give one per sample: "
+                    f"cond={{'{name}': torch.full(({count},), {value})}}"
+                ) from error
+            if isinstance(value, (list, tuple, np.ndarray)):
+                raise UsageError(
+                    f"the network does not take a {kind} as condition '{name}' ({reason}); give a tensor"
+                ) from error
 
 
 def wide(value: Tensor) -> Tensor:
@@ -252,13 +250,13 @@ def wide(value: Tensor) -> Tensor:
 
 
 def require_state(value: Any, what: str) -> None:
-    """Raise if a network returned something else than a state, such as a tuple or a library's output class."""
+    """Raise if a network returned anything but a state, such as a tuple or a library's output class."""
     named = type(value) in (dict, OrderedDict) and value and all(isinstance(c, Tensor) for c in value.values())
     if isinstance(value, Tensor) or named:
         return
     raise UsageError(
         f"{what} must be a tensor or a dict of tensors; got {type(value).__name__}; select the right part with "
-        "fmwc.adapters.adapt(net, output=lambda found: found[0])"
+        "fmwc.adapters.adapt(net, output=lambda result: result[0])"
     )
 
 

@@ -123,8 +123,8 @@ def test_a_class_too_few_or_too_many_is_refused():
         (torch.tensor([0, 1]), ShapeError, r"one integer per image \(3\), got torch.int64 of shape \(2,\)"),
         (torch.tensor(1), ShapeError, r"of shape \(\)"),
         (torch.tensor([0.0, 1.0, 2.0]), ShapeError, "got torch.float32"),
-        (torch.tensor([0, 1, 3]), UsageError, "y lies from 0 to 2, got 0 to 3"),
-        (torch.tensor([-1, 1, 2]), UsageError, "y lies from 0 to 2, got -1 to 2"),
+        (torch.tensor([0, 1, 3]), UsageError, "y must lie between 0 and 2, got 0 to 3"),
+        (torch.tensor([-1, 1, 2]), UsageError, "y must lie between 0 and 2, got -1 to 2"),
     ],
     ids=["too few", "a number", "floats", "too high", "negative"],
 )

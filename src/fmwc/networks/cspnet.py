@@ -38,11 +38,11 @@ class Layout(NamedTuple):
 
 
 def _places(mask: Tensor, size: int) -> Tensor:  # (M,) -> (size,)
-    """The indices where the mask is true, then M: `nonzero` with a static shape."""
-    where = mask.cumsum(0) - 1
-    where = torch.where(mask & (where < size), where, size)
-    found = torch.full((size + 1,), len(mask), device=mask.device)
-    return found.scatter(0, where, torch.arange(len(mask), device=mask.device))[:size]
+    """Return the indices where the mask is true, then M: `nonzero` with a static shape."""
+    rank = mask.cumsum(0) - 1
+    target = torch.where(mask & (rank < size), rank, size)
+    indices = torch.full((size + 1,), len(mask), device=mask.device)
+    return indices.scatter(0, target, torch.arange(len(mask), device=mask.device))[:size]
 
 
 def _rounded_up(rows: int) -> int:
@@ -56,7 +56,7 @@ def _rounded_up(rows: int) -> int:
 
 
 def layout_of(atoms: Tensor, width: int, capacity: tuple[int, int] | None = None) -> Layout:  # (B,)
-    """The layout of crystals with these numbers of atoms.
+    """Return the layout of crystals with these numbers of atoms.
 
     Arguments:
         atoms: The number of atoms of each crystal.
@@ -64,18 +64,18 @@ def layout_of(atoms: Tensor, width: int, capacity: tuple[int, int] | None = None
         capacity: The numbers of rows for atoms and pairs; the exact numbers if `None`, which synchronises a GPU.
     """
     count, each = len(atoms), torch.arange(width, device=atoms.device)
-    there = each < atoms[:, None]  # (B, A)
-    pairs = there[:, :, None] & there[:, None, :] & (each[:, None] != each)
+    used = each < atoms[:, None]  # (B, A)
+    pairs = used[:, :, None] & used[:, None, :] & (each[:, None] != each)
     if capacity is None:
         total = int(atoms.sum())
         edges = max(1, int((atoms * (atoms - 1)).sum()))
         while edges in (count, total):  # layers recognise rows of crystals, atoms and pairs by their number
             edges += 1
         capacity = total, edges
-    slot = _places(there.flatten(), capacity[0])
+    slot = _places(used.flatten(), capacity[0])
     place = _places(pairs.flatten(), capacity[1])
     # The index of each atom in the flat list; padding points behind the list.
-    number = torch.cat([there.flatten().cumsum(0) - 1, torch.full((1,), capacity[0], device=atoms.device)])
+    number = torch.cat([used.flatten().cumsum(0) - 1, torch.full((1,), capacity[0], device=atoms.device)])
     end = count * width
     pair = place // width**2
     receiver = number[torch.where(pair < count, place // width, end)]
@@ -103,15 +103,15 @@ class Messages(nn.Module):
 
     def forward(self, h: Tensor, offset: Tensor, cell: Tensor, neighbours: Tensor, at: Layout) -> Tensor:
         normed = self.norm(h)
-        here = self.from_receiver(normed) + _rows(self.from_cell(cell), at.crystal)
-        message = _rows(here, at.receiver) + _rows(self.from_sender(normed), at.sender) + self.from_offset(offset)
+        receiver = self.from_receiver(normed) + _rows(self.from_cell(cell), at.crystal)
+        message = _rows(receiver, at.receiver) + _rows(self.from_sender(normed), at.sender) + self.from_offset(offset)
         message = F.silu(self.edge(F.silu(message)))
         received = h.new_zeros(len(h) + 1, h.shape[1]).index_add(0, at.receiver, message.to(h.dtype))[:-1] / neighbours
         return h + F.silu(self.update(F.silu(self.gather(torch.cat([normed, received], -1)))))
 
 
 def _rows(table: Tensor, index: Tensor) -> Tensor:
-    """Rows by index. Indices behind the table, of unused rows, give an arbitrary row."""
+    """Return rows by index. Indices after the end of the table, of unused rows, give an arbitrary row."""
     return table[index.clamp_max(len(table) - 1)]
 
 
@@ -174,13 +174,13 @@ class CSPNet(nn.Module):
         self.sizes[0] = 0
 
     def draw_sizes(self, count: int, seed: int = 0) -> Tensor:  # -> (count,)
-        """Numbers of atoms with the frequencies of the training data; a longer draw starts with a shorter one."""
+        """Draw numbers of atoms with the frequencies of the training data; longer draws begin with the shorter ones."""
         uniform = torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         share = self.sizes.double().cpu().cumsum(0)
         return torch.searchsorted(share, uniform * share[-1], right=True).clamp_max(self.width)
 
     def rows(self, x: Any, t: Any, *, atoms: Tensor) -> list[Tensor]:
-        """The crystal of each atom and of each pair of atoms, in the order of the layers' rows."""
+        """Return the crystal of each atom and of each pair of atoms, in the order of the layers' rows."""
         at = self._layout(atoms)
         return [at.crystal, at.pair]
 
@@ -221,17 +221,17 @@ class CSPNet(nn.Module):
         h = self.norm(h)
         total = h.new_zeros(count + 1, h.shape[1]).index_add(0, at.crystal, h)[:count]
         coord = self._padded(self.to_coord(h), at, count)
-        there = (torch.arange(self.width, device=atoms.device) < atoms[:, None])[..., None]
+        used = (torch.arange(self.width, device=atoms.device) < atoms[:, None])[..., None]
         drift = coord.sum(1, keepdim=True) / atoms[:, None, None]
         pooled = self.to_lattice(torch.cat([total / atoms[:, None], total], -1))
         return {
             "type": self._padded(self.to_type(h), at, count),
-            "coord": (coord - drift) * there * self.coord_std,
+            "coord": (coord - drift) * used * self.coord_std,
             "lattice": pooled * self.velocity_std + self.velocity_mean,
         }
 
     def _offset(self, coord: Tensor, lattice: Tensor, at: Layout) -> Tensor:  # (N, 3), (B, 6) -> (E, 6K + 3 + padding)
-        """The features of a pair: waves of the fractional offset, and its direction in the metric."""
+        """Return the features of pairs: waves of the fractional offset, and its direction in the metric."""
         delta = _rows(coord, at.sender) - _rows(coord, at.receiver)
         angle = 2 * math.pi * delta
         near = torch.atan2(angle.sin(), angle.cos()) / (2 * math.pi)  # the shortest image
@@ -248,7 +248,7 @@ class CSPNet(nn.Module):
 
 
 def metric(lattice: Tensor, angles: tuple[float, float] = (59.9, 120.1)) -> Tensor:  # (B, 6) -> (B, 3, 3)
-    """The metric L Lᵀ of a cell: a_i a_j cos(angle between edges i and j)."""
+    """Return the metric L Lᵀ of a cell: a_i a_j cos(angle between edges i and j)."""
     low, high = angles
     cos = torch.deg2rad(low + (high - low) * lattice[:, 3:].sigmoid()).cos()
     alpha, beta, gamma = cos.unbind(1)

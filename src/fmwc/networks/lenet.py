@@ -31,7 +31,7 @@ class LeNet(nn.Module):
         self.out = nn.Linear(84, classes)
 
     def features(self, x: Tensor) -> Tensor:  # (B, 1, H, W) -> (B, 84)
-        """The penultimate layer, in which the Fréchet distance is computed."""
+        """Return the penultimate layer, in which the Fréchet distance is computed."""
         side = self.config["side"]
         if tuple(x.shape[1:]) != (1, side, side):
             raise ShapeError(f"this classifier takes images of shape (1, {side}, {side}), got {tuple(x.shape[1:])}")

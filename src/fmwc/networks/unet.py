@@ -101,16 +101,16 @@ class UNet(nn.Module):
             e = e + self.label(y)
         e = self.act(e)
         h = self.first(x)
-        kept = []
+        skipped = []
         for blocks, shrink in zip(self.down, self.shrink, strict=True):
             for block in blocks:  # type: ignore[attr-defined]
                 h = block(h, e)
-            kept.append(h)
+            skipped.append(h)
             h = shrink(h)
         for block in self.middle:
             h = block(h, e)
         for grow, blocks in zip(self.grow, self.up, strict=True):
-            h = torch.cat([grow(F.interpolate(h, scale_factor=2.0, mode="nearest")), kept.pop()], 1)
+            h = torch.cat([grow(F.interpolate(h, scale_factor=2.0, mode="nearest")), skipped.pop()], 1)
             for block in blocks:  # type: ignore[attr-defined]
                 h = block(h, e)
         return self.out(self.last(self.norm(h)))
@@ -130,4 +130,4 @@ class UNet(nn.Module):
             return
         classes = self.config["classes"]
         if len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
-            raise UsageError(f"y lies from 0 to {classes - 1}, got {int(y.min())} to {int(y.max())}")
+            raise UsageError(f"y must lie between 0 and {classes - 1}, got {int(y.min())} to {int(y.max())}")
