@@ -1,4 +1,4 @@
-"""The command as tests call it, and what it leaves: the line that it says, the tables that it writes."""
+"""Run commands in tests; read the line that they print and the tables that they write."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fmwc.__main__ import main
 
 __all__ = ["call", "one_line", "rows", "runner"]
 
-OF_EXPERIMENTS = ("bench", "evaluate", "reproduce", "study")  # verbs that only python -m experiments has
+OF_EXPERIMENTS = ("bench", "evaluate", "reproduce", "study")  # commands that only python -m experiments has
 
 
 def runner(words: tuple[object, ...]) -> tuple[list[str], tuple[str, str]]:
-    """The arguments of a command line, and the module and the name of the command.
+    """Return the arguments of a command line, and the module and name of the command.
 
-    `experiments` as the first word stands for python -m experiments; its own verbs need no such word.
+    `experiments` as the first word stands for python -m experiments; commands that only it has do not need it.
     """
     named = bool(words) and words[0] == "experiments"
     verb = str(words[0]) if words else ""
@@ -30,7 +30,7 @@ def runner(words: tuple[object, ...]) -> tuple[list[str], tuple[str, str]]:
 
 
 def call(*words: object) -> None:
-    """Runs the command, where fixtures cannot capture what it prints; it must end well."""
+    """Run a command where the fixture `run` is not available; it must succeed."""
     with pytest.MonkeyPatch.context() as patch:
         argv, command = runner(words)
         patch.setattr(sys, "argv", argv)
@@ -40,13 +40,13 @@ def call(*words: object) -> None:
 
 
 def one_line(err: str) -> str:
-    """The one line that says what is wrong."""
+    """Return the one line of an error."""
     lines = [line for line in err.splitlines() if line.startswith("fmwc:")]
     assert len(lines) == 1
     return lines[0]
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    """A table, row by row."""
+    """Return the rows of a CSV table."""
     with path.open(newline="") as stream:
         return list(csv.DictReader(stream))

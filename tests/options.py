@@ -1,4 +1,4 @@
-"""Options of a run written flat and short, for tests that vary them."""
+"""Short forms of the options of a run, for tests that vary them."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -13,7 +13,7 @@ CONFIG = {field.name for field in fields(SamplingConfig)}
 
 
 def arguments(**options: Any) -> dict[str, Any]:
-    """Arguments of `sample`: the options that :class:`SamplingConfig` holds, in its `config`."""
+    """Return the arguments of `sample`; options of :class:`SamplingConfig` are moved into `config`."""
     if "times" in options:
         options["controller"] = Grid(options.pop("times"))
     if "confidence" in options:
@@ -28,14 +28,14 @@ def arguments(**options: Any) -> dict[str, Any]:
 
 
 def reader(confidence: bool | str | Estimator | None) -> Estimator | None:
-    """An estimator, by name too; as the reference was made for `True`, none for `False`."""
+    """Return an estimator: by name, that of the reference for `True`, or none for `False`."""
     if isinstance(confidence, bool):
         return AsReference() if confidence else None
     return None if confidence is None else as_estimator(confidence)
 
 
 def when(schedule: int | str | Sequence[float] | Schedule | None) -> Schedule | None:
-    """A schedule: every k-th step for a number, the field's own for `adaptive`, chosen times for a list."""
+    """Return a schedule: every k-th step for a number, that of the field for `adaptive`, or the times of a list."""
     if schedule is None or isinstance(schedule, Schedule):
         return schedule
     if schedule == "adaptive":

@@ -75,7 +75,7 @@ def test_the_variance_is_recomputed_if_it_was_computed_at_few_times(words, run, 
 def test_samples_of_the_baseline_can_be_rewound_again(run, points, read, tmp_path):
     code, out, err = run("rewind", points, "--extra", 4, "--fresh", "--device", "cpu", "--out", tmp_path / "f")
     assert code == 0, err
-    assert "recompute the trajectories" in out  # to read their variance
+    assert "recompute a trajectory" in out  # for the variance
     after = Trajectory.load(tmp_path / "f")
     moved = torch.tensor([row["branch"] != "0" for row in rows(tmp_path / "f" / "rewound.csv")])
     assert bool(moved.any())

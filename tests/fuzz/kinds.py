@@ -195,7 +195,7 @@ def fuzz_table(rng: random.Random, source: Path, folder: Path) -> Any:
     return filter_samples(Filter(folder, folder / "out", keep=0.5, labels=rng.choice(["", "metastable"])))
 
 
-def make_promise(folder: Path) -> tuple[Path, Any]:
+def make_certificate(folder: Path) -> tuple[Path, Any]:
     """Return samples and a certificate made from them."""
     from fmwc.cli.filter import filter_samples
     from fmwc.cli.verbs import Filter
@@ -208,7 +208,7 @@ def make_promise(folder: Path) -> tuple[Path, Any]:
     return folder, json.loads((folder / "kept" / "promise.json").read_text())
 
 
-def fuzz_promise(rng: random.Random, source: tuple[Path, Any], folder: Path) -> Any:
+def fuzz_certificate(rng: random.Random, source: tuple[Path, Any], folder: Path) -> Any:
     from fmwc.cli.filter import filter_samples
     from fmwc.cli.verbs import Filter
 
@@ -561,7 +561,7 @@ KINDS = [
     Kind("data arrays", nothing, fuzz_arrays, 2.0),
     Kind("tables", make_filter, fuzz_table, 0.5),
     Kind("labels", make_filter, fuzz_labels, 0.5),
-    Kind("promises", make_promise, fuzz_promise, 0.5),
+    Kind("certificates", make_certificate, fuzz_certificate, 0.5),
     Kind("structures", nothing, fuzz_structures),
     Kind("--set", make_recipes, fuzz_set),
     Kind("module:function", nothing, fuzz_entry),

@@ -208,7 +208,7 @@ def edit_samples(options: Edit) -> tuple[Rows, list[Path]]:
         times = _times(origin, time, options) if times is None else times
         how |= {"at": times, "scale": options.scale, "seed": options.seed, "replicates": options.replicates}
         edited = edit(field, origin, channel, **how)
-        edited = replace(edited, made=replace(opened.record_of(run), by="edit").record())
+        edited = replace(edited, made=replace(opened.record_of(run), by="edit").made())
         index = torch.arange(len(run), device=chosen.device).repeat_interleave(options.replicates)
         before = origin.take(index)
         starts = before.grid.gather(0, step_at(before, times.reshape(-1))[None])[0]
@@ -314,7 +314,7 @@ def rewind_samples(options: Rewind) -> tuple[Rows, list[Path]]:
         selection = resample(field, origin, budget, **how)
         record = opened.record_of(run) if new_variance else opened.record
         record = replace(record, by="sample" if options.fresh else "rewind", selected="rewind")
-        redrawn = replace(selection.run, states=None, made=record.record())
+        redrawn = replace(selection.run, states=None, made=record.made())
         branch, before, after = selection.branch.cpu(), origin.score(), redrawn.score()
         table = {
             "sample": list(range(len(run))),
@@ -325,7 +325,7 @@ def rewind_samples(options: Rewind) -> tuple[Rows, list[Path]]:
         used = f"{selection.evaluations / len(run):.2f} of {options.extra}"
         summary = {"evaluations per sample": used}
         if recomputing:
-            summary["… to recompute the trajectories"] = f"{recomputing / len(run):.0f}"
+            summary["evaluations to recompute a trajectory"] = f"{recomputing / len(run):.0f}"
         summary["replaced"] = f"{(branch > 0).double().mean():.1%} of {len(run)} samples"
         summary[f"mean {origin.default_score}"] = f"{before.mean():.4g} before, {after.mean():.4g} after"
         if domain.has_judge:

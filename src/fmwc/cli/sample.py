@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,28 +102,9 @@ def _read_at(value: Any, where: str) -> Any:
     return (array(number(0, 1)) if isinstance(value, list) else whole())(value, where)
 
 
-_RECORD = record(
-    {},
-    {
-        "checkpoint": text(),
-        "stepper": text(100),
-        "propagation": text(100),
-        "controller": text(100),
-        "guide": number(0),
-        "window": array(number(0, 1), 2, 2, rising=True),
-        "by": text(100),
-        "few": boolean,
-        "identity": text(64, "([0-9a-f]{64})?"),
-        "steps": whole(),
-        "read_at": _read_at,
-        "label": whole(),
-        "transport": boolean,
-        "pilot": whole(-(1 << 63)),
-        "selected": text(1000),
-        "checked": text(1000),
-    },
-    more=True,
-)
+def _checked(default: Any, check: Any) -> Any:
+    """Declare a field of a record with the check of its value in a file."""
+    return dataclass_field(default=default, metadata={"check": check})
 
 
 @dataclass(frozen=True)
@@ -149,22 +131,22 @@ class RunRecord:
         checked: The check that replaced the checkpoint's, with its evaluations, or `none`.
     """
 
-    checkpoint: str
-    stepper: str = "euler"
-    propagation: str = "linearised"
-    controller: str = "uniform"
-    guide: float = 0.0
-    window: tuple[float, float] = (0.0, 1.0)
-    by: str = "sample"
-    few: bool = False
-    identity: str = ""
-    steps: int = 0
-    read_at: int | tuple[float, ...] = 0
-    label: int | None = None
-    transport: bool = False
-    pilot: int | None = None
-    selected: str = ""
-    checked: str = ""
+    checkpoint: str = _checked("", text())
+    stepper: str = _checked("euler", text(100))
+    propagation: str = _checked("linearised", text(100))
+    controller: str = _checked("uniform", text(100))
+    guide: float = _checked(0.0, number(0))
+    window: tuple[float, float] = _checked((0.0, 1.0), array(number(0, 1), 2, 2, rising=True))
+    by: str = _checked("sample", text(100))
+    few: bool = _checked(False, boolean)
+    identity: str = _checked("", text(64, "([0-9a-f]{64})?"))
+    steps: int = _checked(0, whole())
+    read_at: int | tuple[float, ...] = _checked(0, _read_at)
+    label: int | None = _checked(None, whole())
+    transport: bool = _checked(False, boolean)
+    pilot: int | None = _checked(None, whole(-(1 << 63)))
+    selected: str = _checked("", text(1000))
+    checked: str = _checked("", text(1000))
 
     def __post_init__(self) -> None:
         pick(STEPPERS, self.stepper, "stepper")
@@ -180,17 +162,18 @@ class RunRecord:
             made: :attr:`fmwc.Trajectory.made`.
             checkpoint: The checkpoint, if it is not the recorded one.
         """
-        made = check(made, _RECORD, "the record of how these samples were drawn")
-        known = {name: made[name] for name in (f.name for f in fields(cls)) if made.get(name) is not None}
+        readers = {field.name: field.metadata["check"] for field in fields(cls)}
+        made = check(made, record({}, readers, more=True), "the record of how these samples were drawn")
+        known = {name: made[name] for name in readers if made.get(name) is not None}
         known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
-        return cls(**{"checkpoint": "", **known, **({"checkpoint": checkpoint} if checkpoint else {})})
+        return cls(**{**known, **({"checkpoint": checkpoint} if checkpoint else {})})
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name. `checked` is left out if empty: older runs and certificates do not have it."""
         return {name: value for name, value in asdict(self).items() if name != "checked" or value}
 
-    def record(self) -> dict[str, Any]:
-        """Return the record for :attr:`fmwc.Trajectory.made`, with the full path of a checkpoint folder."""
+    def made(self) -> dict[str, Any]:
+        """Return the record as :attr:`fmwc.Trajectory.made` holds it, with the full path of a checkpoint folder."""
         folder = Path(self.checkpoint)
         local = (folder / "recipe.json").is_file()
         return {**self.as_dict(), "checkpoint": str(folder.resolve()) if local else self.checkpoint}
@@ -348,7 +331,7 @@ class Plan:
         judge = options.judge
         with suppress(CheckpointError):  # the name of an energy model
             judge = judge and identity(judge)
-        recorded = {n: v for n, v in self.record.record().items() if n not in ("checkpoint", "read_at", "pilot")}
+        recorded = {n: v for n, v in self.record.made().items() if n not in ("checkpoint", "read_at", "pilot")}
         names = ("adaptive", "count", "seed", "score", "keep", "format", "network", "compiled")
         return {
             **recorded,
@@ -497,7 +480,7 @@ def _draw(plan: Plan, folder: Folder) -> list[Path]:
     used = field.schedule if schedule is not None and schedule.is_adaptive else schedule
     record = replace(record, read_at=0 if used is None else used.times or used.stride)
     source = confidence_source(field.reference)
-    made = {**record.record(), "made_from": source}
+    made = {**record.made(), "made_from": source}
     uniform = record.controller == "uniform"
     config = SamplingConfig(
         stepper=record.stepper,

@@ -31,7 +31,9 @@ def train(options: Train) -> list[str]:
     with training_bar() as bar:
         domain.fit(recipe, options.out, device, bar, force=options.force)
     record = about(options.out)
-    lines = [f"{shown(options.out)} {status}: {record['metrics']}"]
+    lines = [
+        f"{shown(options.out)} {status}: {', '.join(f'{name} {value}' for name, value in record['metrics'].items())}"
+    ]
     if record.get("noise") is not None:  # judges have none
         lines.append(confidence_source(record.get("reference")))
     return lines
