@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from markupsafe import Markup, escape
 
 from fmwc.errors import ShapeError
 
@@ -77,12 +76,13 @@ class Table:
         """
         return cls([dict(zip(columns, row, strict=True)) for row in rows], title, note, tuple(columns))
 
-    def _cells(self) -> list[list[str]]:
+    def cells(self) -> list[list[str]]:
+        """Return the cells of each row as text."""
         return [[_text(row.get(name)) for name in self.columns] for row in self.rows]
 
-    def _numeric(self) -> list[bool]:
-        """Whether each column holds numbers, which are aligned to the right; missing cells do not count."""
-        columns = [[cell for row in self._cells() if (cell := row[i].strip())] for i in range(len(self.columns))]
+    def numeric(self) -> list[bool]:
+        """Return whether each column holds numbers, which are aligned to the right; missing cells do not count."""
+        columns = [[cell for row in self.cells() if (cell := row[i].strip())] for i in range(len(self.columns))]
         known = [[cell for cell in column if cell not in ("–", MISSING)] for column in columns]
         return [bool(column) and all(map(_NUMBER.match, column)) for column in known]
 
@@ -95,9 +95,9 @@ class Table:
         | peak  |  0.78 |
         | ratio |   0.7 |
         """
-        cells = [[c.replace("|", "\\|").replace("\n", " ") for c in line] for line in [self.columns, *self._cells()]]
+        cells = [[c.replace("|", "\\|").replace("\n", " ") for c in line] for line in [self.columns, *self.cells()]]
         widths = [max(3, *(len(line[i]) for line in cells)) for i in range(len(self.columns))]
-        right = self._numeric()
+        right = self.numeric()
         rule = ["-" * (width - 1) + (":" if r else "-") for width, r in zip(widths, right, strict=True)]
         lines = [
             [c.rjust(width) if r else c.ljust(width) for c, width, r in zip(line, widths, right, strict=True)]
@@ -118,24 +118,6 @@ class Table:
         |   1 |
         """
         return "\n\n".join([f"{heading} {self.title}", *([self.note] if self.note else []), self.markdown()])
-
-    def html(self) -> Markup:
-        """Return the table as HTML, with every cell escaped.
-
-        >>> "<td>a &lt; b</td>" in Table([{"claim": "a < b"}]).html()
-        True
-        """
-        kinds = [Markup(' class="number"') if numeric else Markup() for numeric in self._numeric()]
-
-        def line(tag: str, cells: Sequence[str]) -> Markup:
-            name, end = Markup(tag), Markup(tag.split()[0])
-            parts = [Markup("<{}{}>{}</{}>").format(name, k, escape(c), end) for k, c in zip(kinds, cells, strict=True)]
-            return Markup("<tr>{}</tr>").format(Markup().join(parts))
-
-        body = Markup().join(line("td", row) for row in self._cells())
-        return Markup(
-            '<div class="scroll" tabindex="0"><table><thead>{}</thead><tbody>{}</tbody></table></div>'
-        ).format(line('th scope="col"', self.columns), body)
 
     def frame(self, *, lower: bool = False) -> pd.DataFrame:
         """Return the table as a `pandas.DataFrame` of Python objects, with `None` for missing values and NaN.
