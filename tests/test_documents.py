@@ -294,6 +294,34 @@ def test_code_in_sentences_names_what_there_is_and_calls_it_rightly():
     assert list(json.loads(found.stdout)) == wrong, found.stdout
 
 
+# ---- tables and links --------------------------------------------------------------------------------------------
+
+
+def test_tables_are_those_of_the_results():
+    from experiments import documents
+
+    assert list(documents.outdated()) == []
+
+
+def test_a_changed_table_is_found_and_mended(tmp_path, monkeypatch):
+    from experiments import documents
+
+    page = tmp_path / "page.md"
+    page.write_text("before\n\n<!-- table: cost -->\n\n| a |\n| - |\n| 1 |\n\nafter\n")
+    monkeypatch.setattr(documents, "DOCUMENTS", (page,))
+    monkeypatch.setattr(documents, "SUMMARIES", {})
+    monkeypatch.setattr(documents, "ROOT", tmp_path)
+    monkeypatch.setattr("sys.argv", ["documents", "--check"])
+    with pytest.raises(SystemExit, match=r"out of date: page\.md"):
+        documents.main()
+    assert "| 1 |" in page.read_text()
+    monkeypatch.setattr("sys.argv", ["documents"])
+    documents.main()
+    assert "the default ÷ plain sampling" in page.read_text()
+    assert page.read_text().endswith("|\n\nafter\n")
+    assert not documents.outdated()
+
+
 def test_every_file_that_is_linked_is_there():
     for document in DOCUMENTS:
         for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text()):

@@ -149,7 +149,8 @@ def test_compare_reads_what_the_single_functions_read():
     json.dumps(found)
 
 
-def test_compare_draws_as_bootstrap_does():
+def test_compare_draws_as_bootstrap_does(monkeypatch):
+    monkeypatch.setattr("fmwc.metrics.ranking.RESAMPLES", 100)
     scores, positive = toy_scores(120)
     found = compare(scores, positive, seed=3)
     a, b = scores["worse"], scores["good"]

@@ -247,13 +247,13 @@ def test_fidelity_holds_the_variance_against_draws(monkeypatch):
     eye = examiner(few=12)
     run = eye.draw(field, 12, config=SamplingConfig(keep_states=True))
     estimators = {"linearised": Linearised(evaluate.PROBES), "diagonal": "diagonal"}
-    options = {"draws": 200, "abreast": 8, "seed": eye.seed, "read_seed": eye.seed + 2}
+    options = {"draws": 100, "abreast": 20, "seed": eye.seed, "read_seed": eye.seed + 2}
     found = evaluation.fidelity(field, run, estimators, **options, reduce=lambda var: var.flatten(1).mean(1))
     assert found.keys() == {"0.0", "0.5"}
     for row in found.values():
         assert row["ceiling_spearman"] > 0.3
         assert 0.5 < row["linearised_ratio"] < 2
-    draws = field.moments(run.states[3], 0.5, MonteCarlo(200, 8), seed=eye.seed, cond=run.cond).var
+    draws = field.moments(run.states[3], 0.5, MonteCarlo(100, 20), seed=eye.seed, cond=run.cond).var
     own = field.moments(run.states[3], 0.5, Linearised(evaluate.PROBES), seed=eye.seed + 2, cond=run.cond).var
     ratio = (own.flatten(1).mean(1) / draws.flatten(1).mean(1)).quantile(0.5)
     assert found["0.5"]["linearised_ratio"] == pytest.approx(ratio.item(), rel=1e-4)

@@ -10,6 +10,7 @@ import torch
 from fmwc.errors import UsageError
 from fmwc.field import attach
 from fmwc.networks import UNet
+from fmwc.report import images
 from fmwc.report.images import read_pixels
 from fmwc.report.reports import by_stage, digits_page
 from fmwc.report.run import RunArrays
@@ -56,12 +57,13 @@ def test_pixels_are_of_the_surest_and_the_most_doubtful(field, trajectory, pixel
     torch.testing.assert_close(torch.tensor(pixels.states[1]), again.states[25][:, 0])
 
 
-def test_pixels_have_the_variance_of_the_velocity(field, trajectory):
-    pixels = read_pixels(field, trajectory, 2, (0.5,), probes=200)
+def test_pixels_have_the_variance_of_the_velocity(field, trajectory, monkeypatch):
+    monkeypatch.setattr(images, "STEPS", 2)
+    pixels = read_pixels(field, trajectory, 2, (0.5,), probes=60)
     y = trajectory.cond["y"][pixels.index]
     exact = field.moments(torch.tensor(pixels.states[0])[:, None], float(pixels.times[0]), cond={"y": y}).var[:, 0]
-    # A mean of 200 squares of normal numbers is within 10 % of its expectation two times in three; a sum is closer.
-    np.testing.assert_allclose(np.square(pixels.std[0]).sum((1, 2)), exact.sum((1, 2)), rtol=0.1)
+    # A mean of 60 squares of normal numbers is within 18 % of its expectation two times in three; a sum is closer.
+    np.testing.assert_allclose(np.square(pixels.std[0]).sum((1, 2)), exact.sum((1, 2)), rtol=0.15)
     assert np.corrcoef(np.square(pixels.std[0]).ravel(), exact.ravel())[0, 1] > 0.8
 
 
