@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fmwc.crystals.parsers import MOST_ATOMS, Cell, cell_of, has_volume
 from fmwc.crystals.sandbox import CIF_BYTES, cells, read_text_of
-from fmwc.crystals.structures import ANGLES, ELEMENTS, Crystals, fold, from_cells, need, pad, quiet
+from fmwc.crystals.structures import ANGLES, ELEMENTS, Crystals, from_cells, from_flat, need, quiet
 from fmwc.errors import DataError, OutputError, pick
 from fmwc.files import write_bytes
 from fmwc.readers import read_arrays, read_csv
@@ -347,11 +347,4 @@ def _crystals(arrays: Mapping[str, np.ndarray], source: str) -> Crystals:
     require("finite coordinates", np.isfinite(coords).all(-1), coords, owner)
     if twice := count - len(set(names)):
         raise DataError(f"{source}: every material_id must be different, but {twice} occur twice; {REBUILD}")
-    counts = torch.from_numpy(atoms.astype(np.int64))
-    return Crystals(
-        pad(counts, torch.from_numpy(z.astype(np.int64)), MOST_ATOMS),
-        pad(counts, fold(torch.from_numpy(coords.astype(np.float32))), MOST_ATOMS),
-        torch.from_numpy(lengths.astype(np.float32)),
-        torch.from_numpy(angles.astype(np.float32)),
-        names,
-    )
+    return from_flat(atoms, z, coords, lengths, angles, names, MOST_ATOMS)

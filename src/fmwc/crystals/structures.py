@@ -39,6 +39,7 @@ __all__ = [
     "encode",
     "fold",
     "from_cells",
+    "from_flat",
     "from_row",
     "key_of",
     "need",
@@ -147,19 +148,27 @@ def fold(coords: Tensor) -> Tensor:
     return inside * (inside < 1)
 
 
+def from_flat(
+    counts: np.ndarray,
+    numbers: np.ndarray,
+    coords: np.ndarray,
+    lengths: np.ndarray,
+    angles: np.ndarray,
+    names: tuple[str, ...],
+    width: int,
+) -> Crystals:
+    """Return crystals from arrays with the atoms of all crystals one after another, padded to `width` atoms."""
+    atoms = torch.from_numpy(counts.astype(np.int64))
+    z = torch.from_numpy(numbers.astype(np.int64))
+    places, edges, corners = (torch.from_numpy(part.astype(np.float32)) for part in (coords, lengths, angles))
+    return Crystals(pad(atoms, z, width), pad(atoms, fold(places), width), edges, corners, names)
+
+
 def from_cells(cells: Mapping[str, Cell], width: int) -> Crystals:
     """Return named cells as crystals, padded to `width` atoms; there must be at least one."""
-    numbers, coords, lengths, angles = (
-        [torch.from_numpy(part) for part in parts] for parts in zip(*cells.values(), strict=True)
-    )
-    counts = torch.tensor([len(part) for part in numbers])
-    return Crystals(
-        pad(counts, torch.cat(numbers).long(), width),
-        pad(counts, fold(torch.cat(coords).float()), width),
-        torch.stack(lengths).float(),
-        torch.stack(angles).float(),
-        tuple(cells),
-    )
+    numbers, coords, lengths, angles = zip(*cells.values(), strict=True)
+    counts, atoms = np.array([len(part) for part in numbers]), (np.concatenate(numbers), np.concatenate(coords))
+    return from_flat(counts, *atoms, np.array(lengths), np.array(angles), tuple(cells), width)
 
 
 def encode(crystals: Crystals) -> tuple[dict[str, Tensor], Tensor]:
