@@ -56,7 +56,7 @@ def test_the_call_is_the_authors(options, args, kwargs):
         assert net.seen[1][name] is value or torch.equal(net.seen[1][name], names[value])
 
 
-def test_conditions_pass_and_may_replace_what_is_always_given():
+def test_conditions_override_fixed_arguments():
     net = Told()
     wrapped = adapt(net, **FIRST, a=1, b=2)
     wrapped(torch.randn(3, 2), torch.rand(3), b=3, c=4)
@@ -110,7 +110,7 @@ def test_flow_matching_trains_through_an_adapter():
 
 
 @pytest.mark.parametrize("output", ["tuple", "class"])
-def test_a_network_that_returns_something_else_is_told_how(output):
+def test_unsupported_outputs_name_the_fix(output):
     net = Told() if output == "tuple" else Diffuser()
     field = fmwc.attach(net, space=(2,))
     x, t = torch.randn(3, 2), torch.rand(3)
@@ -165,7 +165,7 @@ def test_a_denoiser_flows_from_noise_to_its_data(name):
     torch.testing.assert_close(run.x, 2 * x0, rtol=0.02, atol=0.01)  # the flow between Gaussians scales
 
 
-def test_the_velocity_of_a_denoiser_has_derivatives_everywhere():
+def test_denoiser_velocity_is_differentiable():
     velocity = Denoised(Denoiser(SCHEDULES["cosine"]))
     x, t = torch.randn(3, 2), torch.tensor([0.0, 0.5, 1.0])
     plain = velocity(x, t)

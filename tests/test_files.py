@@ -38,7 +38,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypat
     assert os.listdir(tmp_path) == ["a.bin"]
 
 
-def test_so_does_one_that_is_interrupted(tmp_path, monkeypatch):
+def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "a.bin"
     write_bytes(path, b"old")
 
@@ -98,7 +98,7 @@ def interrupted(folder):
         run()
 
 
-def test_a_claimed_folder_is_new_or_empty_and_lists_what_was_written(tmp_path):
+def test_claimed_folders_must_be_empty_and_list_their_files(tmp_path):
     out = tmp_path / "a" / "b"
     found = fill(out, "x.txt", "deep/y.txt")
     assert found.finished
@@ -111,7 +111,7 @@ def test_a_claimed_folder_is_new_or_empty_and_lists_what_was_written(tmp_path):
         fill(out / "x.txt", "z.txt")
 
 
-def test_force_deletes_what_the_earlier_run_wrote_and_nothing_else(tmp_path):
+def test_force_deletes_only_files_of_the_earlier_run(tmp_path):
     fill(tmp_path, *(f"cif/{i}.cif" for i in range(5)), "samples.csv")
     (tmp_path / "cif" / "mine.cif").write_text("mine")
     (tmp_path / "notes.txt").write_text("mine")
@@ -119,7 +119,7 @@ def test_force_deletes_what_the_earlier_run_wrote_and_nothing_else(tmp_path):
     assert names(tmp_path) == {"cif", "cif/0.cif", "cif/1.cif", "cif/mine.cif", "notes.txt", "samples.csv", MANIFEST}
 
 
-def test_again_replaces_what_the_same_verb_wrote_and_spares_the_rest(tmp_path):
+def test_again_replaces_only_files_of_the_same_verb(tmp_path):
     fill(tmp_path, "page.html", "old.png", again=True)
     (tmp_path / "notes.txt").write_text("mine")
     fill(tmp_path, "page.html", again=True)
@@ -131,7 +131,7 @@ def test_again_replaces_what_the_same_verb_wrote_and_spares_the_rest(tmp_path):
         fill(tmp_path, "page.html", by="other", again=True)
 
 
-def test_a_folder_that_only_looks_like_ours_is_left_alone(tmp_path):
+def test_folders_without_a_manifest_are_not_touched(tmp_path):
     (tmp_path / ".fmwc-demo").write_text("")
     (tmp_path / "work.txt").write_text("mine")
     with pytest.raises(OutputError, match="not empty"):
@@ -140,7 +140,7 @@ def test_a_folder_that_only_looks_like_ours_is_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../victim.txt", "/victim.txt", "a/../../victim.txt", MANIFEST, "", 3, None])
-def test_a_manifest_cannot_have_files_deleted_elsewhere(tmp_path, name):
+def test_forged_manifests_cannot_delete_files_elsewhere(tmp_path, name):
     out, victim = tmp_path / "out", tmp_path / "victim.txt"
     victim.write_text("mine")
     fill(out, "a.txt")
@@ -165,7 +165,7 @@ def test_an_unfinished_run_is_resumed_with_its_identity_and_no_other(tmp_path):
         assert folder.finished
 
 
-def test_what_fails_before_it_writes_leaves_no_trace(tmp_path):
+def test_runs_that_fail_before_writing_leave_no_files(tmp_path):
     with pytest.raises(ValueError, match="wrong"), claimed(tmp_path / "a" / "b", "draw"):
         raise ValueError("wrong")
     assert names(tmp_path) == set()

@@ -34,7 +34,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_global_generators_stay_where_they_are(call, tmp_path):
+def test_global_generators_are_not_advanced(call, tmp_path):
     field = mlp_field()
     fmwc.save(field, tmp_path / "field")
     before = drawn()
@@ -42,7 +42,7 @@ def test_global_generators_stay_where_they_are(call, tmp_path):
     assert drawn() == before
 
 
-def test_the_first_weights_are_torchs_own():
+def test_initial_weights_match_torch():
     """Drawn from a generator of their own, they are what a seeded torch.nn.Linear has."""
     field = fmwc.attach(MLP(2, 16, 2, 8), width=8, seed=3)
     torch.manual_seed(3)

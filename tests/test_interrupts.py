@@ -24,7 +24,7 @@ from tests.noise.test_compiling import Attends
 # Python swallows one that comes while it finalises an object, and says so.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 POINTS = ("call", "return", "c_return")
-OWN = ("fmwc/modes.py", "fmwc/noise/model.py", "fmwc/noise/attention.py", "fmwc/field.py")
+OWN = ("fmwc/modes.py", "fmwc/noise/model.py", "fmwc/noise/layers.py", "fmwc/field.py")
 OTHERS = 101
 
 

@@ -79,7 +79,7 @@ def test_a_tensor_without_rows_for_the_samples_is_filled_all_the_same():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_type_and_shape_are_those_asked_for(dtype):
+def test_draws_have_the_requested_type_and_shape(dtype):
     like = torch.empty(3, 2, 2, dtype=dtype)
     for source in (Blocks(0, 0, 3), Stream(torch.Generator().manual_seed(0))):
         for method in METHODS:

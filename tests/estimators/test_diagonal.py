@@ -177,7 +177,7 @@ def test_a_refusal_names_the_operation_and_the_place_in_the_users_network(kind):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in REFUSED if kind != "norm"])  # which mixes samples
-def test_what_diagonal_refuses_linearised_does(kind):
+def test_linearised_handles_networks_without_rules(kind):
     field = attach(Outer(kind), space=(2,))
     field.network.eval()
     var = field.moments(torch.randn(3, 2), 0.5).var
@@ -186,7 +186,7 @@ def test_what_diagonal_refuses_linearised_does(kind):
 
 
 @pytest.mark.parametrize("kind", ["dropout", "inplace"])
-def test_what_is_no_obstacle(kind):
+def test_linearised_handles_unusual_networks(kind):
     field = attach(Outer(kind), space=(2,))
     field.network.eval()
     with torch.no_grad():

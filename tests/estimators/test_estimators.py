@@ -95,7 +95,7 @@ def test_more_noise_is_more_variance(name):
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_seeds_are_all_the_randomness_there_is(name, mlp):
+def test_results_depend_only_on_the_seed(name, mlp):
     x, t = inputs(5, 0)
     state = torch.get_rng_state()
     assert torch.equal(mlp.moments(x, t, name, seed=1).var, mlp.moments(x, t, name, seed=1).var)

@@ -67,7 +67,7 @@ def test_tangents_converge_to_every_coordinate(name):
 
 
 @pytest.mark.parametrize("name", BUILDS)
-def test_monte_carlo_converges_to_it_where_alpha_is_small(name):
+def test_monte_carlo_converges_to_linearised_for_small_alpha(name):
     field = BUILDS[name](initial_log_alpha=-7.0).double()
     for layer in field.noise.layers:  # every α small, whatever the input
         layer.inference.out.weight.data.zero_()
@@ -129,7 +129,7 @@ def test_conditions_born_in_inference_mode():
         torch.testing.assert_close(field.moments(x, 0.5, cond={"label": label + 0}).var, expected)
 
 
-def test_gradients_of_the_user_are_left_alone(mlp):
+def test_user_gradients_are_not_changed(mlp):
     x, t = inputs(mlp, 3, torch.float32)
     mlp.moments(x, t)
     assert all(p.grad is None for p in mlp.parameters())

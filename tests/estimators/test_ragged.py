@@ -47,7 +47,7 @@ def test_exact_is_the_whole_jacobian(name):
 
 
 @pytest.mark.parametrize("name", MIXES)
-def test_a_crystals_variance_is_its_own(name):
+def test_variance_does_not_depend_on_the_batch(name):
     made, (x, t, atoms) = field(), batch(*MIXES[name])
     whole = made.moments(x, t, Linearised(), cond={"atoms": atoms}).var
     for i in range(len(atoms)):
@@ -57,7 +57,7 @@ def test_a_crystals_variance_is_its_own(name):
             torch.testing.assert_close(whole[channel][i : i + 1], single[channel], rtol=1e-8, atol=1e-14)
 
 
-def test_what_is_absent_has_no_variance():
+def test_unused_rows_have_zero_variance():
     made, (x, t, atoms) = field(), batch(*SIZES)
     there = present(atoms)
     for estimator in (Linearised(), Tangent(2), MonteCarlo(4), Diagonal()):
@@ -109,7 +109,7 @@ def test_garbage_in_absent_rows_does_not_reach_the_variance():
 # ---- the others against it ------------------------------------------------------------------------------------------
 
 
-def test_draws_agree_with_it_where_alpha_is_small():
+def test_draws_agree_with_linearised_for_small_alpha():
     made, (x, t, atoms), draws = constant(), batch(*SIZES), 6000
     found = made.moments(x, t, MonteCarlo(draws, 300), seed=0, cond={"atoms": atoms})
     exact = made.moments(x, t, Linearised(), cond={"atoms": atoms})
@@ -126,7 +126,7 @@ def test_draws_agree_with_it_where_alpha_is_small():
     assert_within(flat(found.mean), flat(exact.mean), (precise / draws).sqrt() + 0.05 * precise.sqrt())
 
 
-def test_tangents_agree_with_it_on_average():
+def test_tangents_agree_on_average():
     made, (x, t, atoms) = field(), batch(*SIZES)
     exact = made.moments(x, t, Linearised(), cond={"atoms": atoms}).var
     many = 500
@@ -239,7 +239,7 @@ class Peek(Pass):
         return y
 
 
-def test_every_row_has_its_own_crystals_time():
+def test_rows_have_the_time_of_their_crystal():
     """log α of each row is what its crystal alone would give it."""
     made, (x, t, atoms) = field(), batch(*SIZES)
     whole = Peek()
@@ -287,7 +287,7 @@ def test_two_kinds_of_rows_of_the_same_number_are_refused():
     assert torch.isfinite(apart.moments(torch.randn(2, 2), 0.5).var).all()
 
 
-def test_a_pass_in_a_pass_has_its_own_rows_and_gives_them_back():
+def test_nested_passes_have_separate_rows():
     noise, (_, t, _) = field().noise, batch(*SIZES)
     one, two = torch.tensor([0, 1, 1, 2]), torch.tensor([0, 0])
     with noise.during(Pass(), t, [one]):
@@ -308,7 +308,7 @@ def test_a_pass_in_a_pass_has_its_own_rows_and_gives_them_back():
 # ---- draws and their divergence -------------------------------------------------------------------------------------
 
 
-def test_the_divergence_is_the_mean_over_the_rows_there_are():
+def test_kl_is_the_mean_over_used_rows():
     made, (x, t, atoms) = field(prior_rate=0.2), batch(*SIZES)
     peek = Peek()
     made.run(peek, x, t, cond={"atoms": atoms})

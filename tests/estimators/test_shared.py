@@ -198,7 +198,7 @@ def test_one_linear_layer_over_tokens_in_closed_form():
     torch.testing.assert_close(shared, alpha * F.linear(x.sum(1).square(), weight.square()))
 
 
-def test_descriptions_of_estimators_are_as_before_where_nothing_is_shared():
+def test_repr_omits_the_default_of_shared():
     """References are compared by them."""
     assert repr(Linearised()) == "Linearised(probes=None)"
     assert repr(Linearised(2)) == "Linearised(probes=2)"

@@ -49,7 +49,7 @@ def test_a_linear_field_against_the_covariance_recursion():
         torch.testing.assert_close(found.var[i], covariance.diagonal())
 
 
-def test_its_profile_is_what_each_step_adds():
+def test_profile_is_the_contribution_of_each_step():
     """A noise made at step n reaches the end by the steps after it: (1 + dt A)^(N−n−1)."""
     steps, alpha = 5, torch.tensor(LOG_ALPHA, dtype=torch.float64).exp()
     run = sample(line(), x0=x0(), steps=steps, transport=True)
@@ -106,7 +106,7 @@ def test_random_directions_are_unbiased_for_the_mean_over_coordinates(mlp):
     assert float((error / exact).max()) < 0.1
 
 
-def test_it_is_the_limit_of_the_dispersion_of_stochastic_runs():
+def test_transport_is_the_limit_of_stochastic_dispersion():
     field = mlp_field(initial_log_alpha=-7.0)
     for layer in field.noise.layers:
         layer.inference.out.weight.data.zero_()

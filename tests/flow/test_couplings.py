@@ -78,7 +78,7 @@ def test_wrong_pairs_are_named(pairs, error, words):
             fmwc.fit_noise(fmwc.attach(Transport(), space=2), torch.zeros(4, 2), 1, pairs=pairs)
 
 
-def test_rows_that_differ_and_a_missing_scipy_are_said(monkeypatch):
+def test_ragged_rows_and_missing_scipy_raise(monkeypatch):
     ragged = Space({"x": Channel((3, 1), rows="n")}).given({"n": torch.tensor([1, 2])})
     with pytest.raises(UsageError, match="different numbers of rows"):
         couple("ot", ragged, torch.zeros(2, 3, 1), randomness())
@@ -127,7 +127,7 @@ def test_without_its_pairs_an_optimal_transport_flow_has_far_too_much_variance()
     assert var["none"] > 10 * var["ot"]
 
 
-def test_given_noise_travels_with_its_data():
+def test_noise_given_as_pairs_stays_with_its_data():
     """A function of the data and the same numbers given as rows are the same training, step by step."""
     data = WIDE * torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
     fits = [
@@ -145,7 +145,7 @@ def test_the_loss_of_an_optimal_transport_flow_vanishes_on_its_pairs_only():
     assert exact < 1e-4 < batch < 0.1 * alone
 
 
-def test_a_network_with_a_path_of_its_own_is_fitted_on_it():
+def test_networks_with_a_path_are_fitted_on_it():
     class Turning(Transport):
         def path(self, x0, x1, t):
             angle = t[:, None] * torch.pi / 2

@@ -34,7 +34,7 @@ def test_exp_and_log_undo_each_other(seed):
     assert isinstance(lattice, Manifold)
 
 
-def test_the_path_is_a_line_with_its_own_derivative():
+def test_velocity_is_the_derivative_of_the_path():
     space = Space({"x": Channel((6,), Lattice(), "own")})
     x0, x1 = cells(seed=1), cells(seed=2)
     t = torch.linspace(0.1, 0.9, 5, dtype=torch.float64)

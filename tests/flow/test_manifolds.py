@@ -34,7 +34,7 @@ def test_log_undoes_exp_within_half_a_turn(name, a, u):
 
 
 @given(inside, inside)
-def test_the_torus_takes_the_shorter_way(a, b):
+def test_torus_paths_are_shortest(a, b):
     found = FlatTorus().logmap(point(a), point(b)).item()
     assert abs(found) <= 0.5 + 1e-9
     assert abs(found) == pytest.approx(min(abs(b - a + k) for k in (-1, 0, 1)), abs=1e-9)

@@ -27,7 +27,7 @@ def test_data_of_one_point_has_a_velocity_that_costs_nothing():
     assert off.item() == pytest.approx(1, rel=1e-2)
 
 
-def test_so_it_has_on_the_torus():
+def test_optimal_transport_on_the_torus():
     space = Space({"x": Channel((2,), FlatTorus(), "uniform")})
     found = flow_matching_loss(
         lambda x, t: FlatTorus().logmap(x, POINT.expand_as(x)) / (1 - t)[:, None], space, POINT.expand(512, 2), seed=0
@@ -35,7 +35,7 @@ def test_so_it_has_on_the_torus():
     assert found.item() < 1e-6
 
 
-def test_the_zero_velocity_costs_what_data_and_noise_are_apart():
+def test_loss_of_zero_velocity():
     """E‖x1 − x0‖² per coordinate is s² + 1 for data of variance s²."""
     x1 = 2 * torch.randn(40_000, 2, generator=torch.Generator().manual_seed(1))
     found = flow_matching_loss(lambda x, t: torch.zeros_like(x), euclidean((2,)), x1, seed=0)
@@ -77,7 +77,7 @@ def test_elbo_is_the_error_of_a_draw_and_the_kl(mlp):
     assert elbo_loss(mlp, x1, 0.0, seed=3) < elbo_loss(mlp, x1, 1.0, seed=3)
 
 
-def test_elbo_of_pairs_of_ones_own(mlp):
+def test_elbo_of_given_pairs(mlp):
     x1 = torch.randn(16, 2)
     t, x0 = torch.rand(16), torch.randn(16, 2)
     pairs = PathSample(t, x0 + t[:, None] * (x1 - x0), x1 - x0)

@@ -68,7 +68,7 @@ def test_numbers_of_rows_may_be_a_list_and_may_differ_between_channels():
     assert not drawn["a"][2, 2:].any()  # the first rows are the ones there are
 
 
-def test_noise_has_nothing_where_there_is_no_row():
+def test_noise_is_zero_in_unused_rows():
     atoms = torch.tensor(SIZES)
     drawn, whole = noise(space(), 4, 3, cond={"atoms": atoms}), space().noise(4, stream())
     assert not absent(drawn, atoms).any()
@@ -84,7 +84,7 @@ def test_noise_has_nothing_where_there_is_no_row():
 
 
 @given(st.integers(0, 50))
-def test_drift_is_taken_off_and_what_is_absent_is_still(seed):
+def test_centred_channels_do_not_drift_and_unused_rows_do_not_move(seed):
     x, v, _, atoms = two(seed)
     here = space().given({"atoms": atoms})
     found = here.tangent(x, rubbish(v, atoms))
@@ -98,7 +98,7 @@ def test_drift_is_taken_off_and_what_is_absent_is_still(seed):
     torch.testing.assert_close(again["coord"], found["coord"])
 
 
-def test_a_centred_channel_that_is_full():
+def test_centred_channel_without_unused_rows():
     made = Space({"x": Channel((4, 3), centred=True)})
     v = torch.randn(2, 4, 3, dtype=torch.float64)
     torch.testing.assert_close(made.tangent(torch.zeros(2, 4, 3), v), v - v.mean(1, keepdim=True))
@@ -112,7 +112,7 @@ def test_one_row_alone_does_not_move():
 
 
 @pytest.mark.parametrize("garbage", [False, True])
-def test_absent_rows_stay_zero_however_far_one_goes(garbage):
+def test_unused_rows_stay_zero(garbage):
     x, v, t, atoms = two()
     here = space().given({"atoms": atoms})
     v = rubbish(v, atoms, 3.7) if garbage else v
@@ -171,7 +171,7 @@ def test_images_of_an_atom_take_the_same_path(seed):
     torch.testing.assert_close(v["coord"], u["coord"], atol=1e-9, rtol=0)
 
 
-def test_a_pair_of_the_path_is_of_the_given_space():
+def test_path_samples_belong_to_the_space():
     _, x1, _, atoms = two()
     x1 = {k: v.float() for k, v in x1.items()}
     t, x_t, u_t = path_sample(space().given({"atoms": atoms}), x1, stream())
@@ -213,7 +213,7 @@ THERE = torch.arange(4) < HOW_MANY[:, None]
 
 
 @given(st.integers(0, 50))
-def test_a_manifold_of_ones_own_with_rows_and_noise(seed):
+def test_custom_manifold_with_rows_and_noise(seed):
     here = ARROWS.given({"arrows": HOW_MANY})
     x0, x1 = ({k: v.double() for k, v in here.noise(3, stream(seed + k)).items()} for k in (0, 1000))
     x0["arrow"], x1["arrow"] = (Sphere().projx(x["arrow"]) for x in (x0, x1))
@@ -230,7 +230,7 @@ def test_a_manifold_of_ones_own_with_rows_and_noise(seed):
     torch.testing.assert_close(((ahead - behind) / 2e-5).norm(dim=-1), u["arrow"].norm(dim=-1))
 
 
-def test_a_run_on_a_manifold_of_ones_own_stays_on_it():
+def test_runs_stay_on_custom_manifolds():
     axis = torch.tensor([0.0, 0.0, 1.0])
 
     def turning(x, t, arrows):  # and away from the sphere, which is not followed
@@ -292,7 +292,7 @@ def test_errors_of_other_shapes_are_refused():
         here.squared_error({**v, "coord": v["coord"][:, :, :2]}, u)
 
 
-def test_the_loss_of_a_velocity_that_is_right_is_zero():
+def test_loss_of_the_exact_velocity_is_zero():
     """At x_t = t·x1 + (1 − t)·x0 with x1 = 0 in flat channels, u = −x0 = −x_t/(1 − t): the loss knows absent rows."""
     made = Space({"a": Channel((4, 2), rows="n"), "b": Channel((2,))})
     n = torch.tensor([1, 4, 2])
@@ -332,7 +332,7 @@ def test_channels_that_make_no_sense(name):
     assert "\n" not in str(raised.value)
 
 
-def test_a_description_goes_through_json():
+def test_descriptions_survive_json():
     made = Space(
         {
             "type": Channel((WIDTH, 7), rows="atoms", weight=40.0),

@@ -55,7 +55,7 @@ def test_a_product_is_its_channels_apart():
     assert torch.equal(moved["shape"], x_t["shape"])
 
 
-def test_each_sample_moves_by_its_own_dt():
+def test_samples_advance_by_individual_steps():
     space = euclidean((2, 2))
     x, v, dt = torch.zeros(3, 2, 2), torch.ones(3, 2, 2), torch.tensor([0.1, 0.2, 0.3])
     torch.testing.assert_close(space.advance(x, v, dt)[:, 1, 0], dt)
@@ -166,13 +166,13 @@ def test_other_refusals():
 
 
 @pytest.mark.parametrize("space", [euclidean((1, 4, 4)), PRODUCT], ids=["euclidean", "product"])
-def test_a_description_is_enough_to_build_it_again(space):
+def test_descriptions_rebuild_the_space(space):
     again = Space.from_description(space.describe())
     assert again.describe() == space.describe()
     assert again.single == space.single
 
 
-def test_a_manifold_of_ones_own_is_not_guessed_from_its_name():
+def test_descriptions_of_custom_manifolds_are_refused():
     described = Space({"x": Channel((2,), Sphere())}).describe()
     with pytest.raises(UnknownNameError, match="unknown manifold 'Sphere'"):
         Space.from_description(described)

@@ -72,7 +72,7 @@ def test_confidence_leaves_the_samples_alone(foreign):
     assert bool((run.std > 0).all())
 
 
-def test_the_noise_learns_and_is_kept(foreign, tmp_path):
+def test_noise_is_trained_and_saved(foreign, tmp_path):
     field = foreign.field()
     x, t, cond = foreign.inputs(8)
     before = {k: v.clone() for k, v in field.network.state_dict().items()}

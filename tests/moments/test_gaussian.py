@@ -20,7 +20,7 @@ def test_mean_and_variance_have_one_shape():
         Gaussian(torch.zeros(2), torch.zeros(3))
 
 
-def test_a_plain_tensor_is_known_exactly():
+def test_plain_tensors_have_zero_variance():
     mean, var = moments_of(torch.ones(2))
     assert torch.equal(mean, torch.ones(2))
     assert not var.any()
@@ -35,7 +35,7 @@ def test_mean_and_variance_lie_alike_in_memory():
     assert torch.equal(x._var, 4 * var)
 
 
-def test_what_has_no_variance_is_known():
+def test_constants_have_zero_variance():
     x = Gaussian(torch.tensor([3.0, 1.0]), torch.zeros(2))
     assert torch.equal(torch.sort(x).values, torch.tensor([1.0, 3.0]))
     assert bool((x > 0).all())
@@ -44,7 +44,7 @@ def test_what_has_no_variance_is_known():
         torch.sort(Gaussian(torch.ones(2), torch.tensor([0.0, 1.0])))
 
 
-def test_it_prints():
+def test_repr_of_gaussians():
     assert "mean=" in repr(gaussian(2))
     assert "var=" in repr(gaussian(2))
 
@@ -112,7 +112,7 @@ IN_PLACE = {
 
 
 @pytest.mark.parametrize("name", IN_PLACE)
-def test_what_cannot_be_written_in_place_is_refused(name):
+def test_writes_into_plain_tensors_are_refused(name):
     x = gaussian(2, 3)
     before = x._mean.clone(), x._var.clone()
     with pytest.raises(NoRuleError, match=r"(in place|inplace).*linearised") as raised:
@@ -122,7 +122,7 @@ def test_what_cannot_be_written_in_place_is_refused(name):
     assert torch.equal(x._var, before[1])
 
 
-def test_a_rule_of_ones_own():
+def test_users_can_register_rules():
     assert torch.cummax not in RULES
     try:
 

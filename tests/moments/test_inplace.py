@@ -37,7 +37,7 @@ def arguments(operation: Callable[..., Any]) -> tuple[tuple[int, ...], tuple[Any
 
 
 @pytest.mark.parametrize("key", INPLACE, ids=name_of)
-def test_in_place_is_out_of_place_written_down(key):
+def test_in_place_forms_equal_the_operations(key):
     assert RULES[key].exactness == RULES[INPLACE[key]].exactness
     shape, args = arguments(INPLACE[key])
     x = gaussian(*shape, low=0.3, high=0.7)
@@ -96,7 +96,7 @@ def test_results_do_not_share_memory_with_their_operands():
         assert_same(x, *before)
 
 
-def test_messages_are_gathered_and_scattered():
+def test_gather_and_scatter_of_messages():
     """As message passing does it: new_zeros, a sum in place, a mean by counts."""
     x, source, target = gaussian(4, 3), torch.tensor([0, 1, 1, 3]), torch.tensor([2, 2, 0, 2])
     messages = x.index_select(0, source)

@@ -124,7 +124,7 @@ def test_four_entries_against_monte_carlo():
 
 
 @pytest.mark.parametrize("noise", [0.3, 1.0, 3.0])
-def test_a_large_group_may_be_as_noisy_as_it_likes(noise):
+def test_large_groups_with_large_noise(noise):
     """Statistics of the means alone would leave the variance 1 + σ² times too large."""
 
     def f(z: Tensor) -> Tensor:
@@ -248,7 +248,7 @@ class Normed(nn.Module):
         return self.norm(self.conv(x))
 
 
-def test_a_norm_after_a_noisy_layer_is_what_linearised_says():
+def test_norms_after_a_noisy_layer_agree_with_linearised():
     field = attach(Normed(), width=8, initial_log_alpha=-10.0).double()
     x, t = plain(3, 1, 6, 6), torch.rand(3, dtype=torch.float64)
     found, expected = field.moments(x, t, "diagonal"), field.moments(x, t)

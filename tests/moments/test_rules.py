@@ -62,7 +62,7 @@ def test_metadata(key):
 
 
 @pytest.mark.parametrize("key", CREATION, ids=name_of)
-def test_what_is_made_has_no_variance(key):
+def test_created_tensors_have_zero_variance(key):
     x = gaussian(2, 3)
     found, expected = moments_of(key(x, *CREATION[key])), key(x._mean, *CREATION[key])
     assert (found.mean.shape, found.mean.dtype) == (expected.shape, expected.dtype)
@@ -153,7 +153,7 @@ def test_rows_one_after_another():
         assert_same(row, x._mean[i], x._var[i])
 
 
-def test_a_shape_taken_from_a_gaussian_leaves_what_takes_it_known():
+def test_reshaping_like_a_gaussian_adds_no_variance():
     x, index = gaussian(2, 3), torch.tensor([[1], [0]])
     for found in (index.expand_as(x), plain(3, 2).view_as(x), plain(6).reshape_as(x), index.type_as(x), index.to(x)):
         assert not isinstance(found, Gaussian)
@@ -204,7 +204,7 @@ def test_padding_with_copies(mode):
 
 
 @pytest.mark.parametrize("value", [None, 0, 2.5])
-def test_padding_with_what_is_known_has_no_variance(value):
+def test_padding_has_zero_variance(value):
     x = gaussian(2, 3, 4, 6)
     assert_same(
         F.pad(x, (1, 2, 0, 3), value=value), F.pad(x._mean, (1, 2, 0, 3), value=value), F.pad(x._var, (1, 2, 0, 3))
@@ -611,7 +611,7 @@ def test_every_rule_has_a_row_and_every_row_a_rule():
     assert {name_of(k) for k in rows - RULES.keys()} == set(), "test rows without a rule"
 
 
-def test_every_rule_says_how_exact_it_is():
+def test_every_rule_states_its_exactness():
     words = {EXACT, INDEPENDENT, GAUSSIAN, QUADRATURE, FIRST_ORDER, IN_EXPECTATION}
     assert all(any(w in rule.exactness for w in words) for rule in RULES.values())
     assert all(RULES[k].exactness == QUADRATURE for k in POINTWISE)

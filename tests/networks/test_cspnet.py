@@ -32,7 +32,7 @@ def differs(a, b, names=("type", "coord", "lattice")):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_it_turns_with_the_order_of_the_atoms(seed):
+def test_equivariant_to_permutations(seed):
     net, (x, t, atoms) = small(), batch(*SIZES, seed=seed)
     plain = net(x, t, atoms=atoms)
     generator = torch.Generator().manual_seed(seed)
@@ -69,7 +69,7 @@ def test_a_period_of_any_atom_changes_nothing(seed):
     assert_close(net({**x, "coord": x["coord"] + periods}, t, atoms=atoms), net(x, t, atoms=atoms))
 
 
-def test_everything_it_is_given_matters():
+def test_every_input_matters():
     net, (x, t, atoms) = small(), batch(3, 4)
     plain = net(x, t, atoms=atoms)
     for name in ("type", "coord", "lattice"):
@@ -101,7 +101,7 @@ def test_a_crystal_is_the_same_in_any_batch(name):
 
 
 @pytest.mark.parametrize("value", [7.25, -1e3])
-def test_what_is_in_absent_rows_does_not_matter(value):
+def test_unused_rows_do_not_matter(value):
     net, (x, t, atoms) = small(), batch(*SIZES)
     gone = ~present(atoms)[..., None]
     dirty = {k: v if k == "lattice" else v.masked_fill(gone, value) for k, v in x.items()}
@@ -139,7 +139,7 @@ def test_crystals_know_nothing_of_one_another():
 
 @pytest.mark.parametrize("more", [(0, 1), (4, 9), (30, 100)], ids=str)
 @pytest.mark.parametrize("name", MIXES)
-def test_room_to_spare_changes_nothing(name, more, monkeypatch):
+def test_spare_capacity_changes_nothing(name, more, monkeypatch):
     net, (x, t, atoms) = small(), batch(*MIXES[name])
     plain = net(x, t, atoms=atoms)
     room = int(atoms.sum()) + more[0], int((atoms * (atoms - 1)).sum()) + more[1]
@@ -151,7 +151,7 @@ def test_room_to_spare_changes_nothing(name, more, monkeypatch):
     assert all(torch.isfinite(g).all() for g in gradients)
 
 
-def test_rooms_are_for_what_is_compiled_or_captured(monkeypatch):
+def test_capacity_applies_only_when_compiled_or_captured(monkeypatch):
     net, (_, _, atoms) = small(), batch(*SIZES)
     net.static_capacity[4] = (50, 60)
     assert len(net._layout(atoms).slot) == sum(SIZES)
@@ -180,7 +180,7 @@ def test_the_layout_by_hand(room):
 
 
 @pytest.mark.parametrize("sizes", [SIZES, (1,), (1, 1), (2,), (2, 2, 1), (3,), (2, 1)], ids=str)
-def test_rows_say_whose_they_are_and_are_told_apart(sizes):
+def test_rows_give_the_crystal_of_each_row(sizes):
     net, (x, t, atoms) = small(), batch(*sizes)
     owners = net.rows(x, t, atoms=atoms)
     assert len({len(owner) for owner in owners}) == 2
@@ -197,7 +197,7 @@ def test_rows_say_whose_they_are_and_are_told_apart(sizes):
 
 
 @pytest.mark.parametrize("sizes", [(2, 1), (2, 1, 2, 1), (3, 1, 1, 1, 1, 1)], ids=str)
-def test_rows_of_pairs_are_not_taken_for_crystals(sizes):
+def test_pairs_and_crystals_have_different_numbers_of_rows(sizes):
     """Rows are recognised by their number: as many pairs as crystals would give a cell's noise to the wrong one."""
     net, (x, t, atoms) = small(), batch(*sizes)
     assert int((atoms * (atoms - 1)).sum()) == len(sizes)
@@ -289,7 +289,7 @@ def written_out(net, x, t, n):
     }
 
 
-def test_it_is_the_network_written_out():
+def test_forward_equals_the_written_out_network():
     net, (x, t, atoms) = small(), batch(*SIZES)
     found = net(x, t, atoms=atoms)
     for i, n in enumerate(SIZES):
@@ -330,7 +330,7 @@ def test_the_ends_are_scaled_and_pooled_as_written():
         torch.testing.assert_close(v["coord"][i, : len(rows)], (coord - coord.mean(0)) * net.coord_std)
 
 
-def test_the_lattice_goes_in_standardised():
+def test_lattice_input_is_standardised():
     net, (x, t, atoms) = small(), batch(3, 2)
     seen = []
     net.layers[0].from_cell.register_forward_hook(lambda m, a, y: seen.append(a[0]))

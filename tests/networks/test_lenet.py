@@ -16,7 +16,7 @@ def test_shapes(side, classes):
     assert judge.features(x).shape == (3, 84)
 
 
-def test_the_features_are_what_the_last_layer_reads():
+def test_features_are_the_input_of_the_last_layer():
     judge, x = LeNet(side=8).eval(), torch.rand(5, 1, 8, 8)
     features = judge.features(x)
     assert features.min() >= 0  # after a ReLU

@@ -20,7 +20,7 @@ def test_shapes_and_times():
     assert MLP(3, 16, 2, 8, outputs=7)(x, t).shape == (5, 7)
 
 
-def test_it_is_the_network_written_out():
+def test_forward_equals_the_written_out_network():
     net = MLP(2, 8, 2, 4)
     x, t = torch.randn(3, 2), torch.rand(3)
     e = net.embed(t)

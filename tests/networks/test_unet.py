@@ -38,7 +38,7 @@ def test_a_velocity_has_the_shape_of_its_image(stages, size):
     assert net(x, torch.rand(2), y).shape == x.shape
 
 
-def test_it_is_the_network_written_out():
+def test_forward_equals_the_written_out_network():
     net = tiny(blocks=1)
     x, t, y = inputs()
     e = F.silu(net.time(net.embed(t)) + net.label.weight[y])
@@ -81,7 +81,7 @@ def test_the_time_and_the_class_matter():
     assert not torch.allclose(other[2], plain[2], atol=1e-4)
 
 
-def test_without_classes_it_is_the_network_whose_classes_say_nothing():
+def test_unconditional_network_equals_zero_embedding():
     bare, net = tiny(classes=0), tiny()
     state = net.state_dict()
     state["label.weight"].zero_()
@@ -186,7 +186,7 @@ def small(level=-8.0):
     return field
 
 
-def test_posterior_draws_agree_with_it_where_alpha_is_small():
+def test_posterior_draws_agree_for_small_alpha():
     field, draws = small(), 1500
     x, t, y = inputs(2, dtype=torch.float64)
     found, exact = (field.moments(x, t, e, seed=0, cond={"y": y}) for e in (MonteCarlo(draws, 50), Linearised()))
@@ -196,7 +196,7 @@ def test_posterior_draws_agree_with_it_where_alpha_is_small():
     assert_within(found.mean, exact.mean, (exact.var / draws).sqrt() + 0.03 * exact.var.sqrt())
 
 
-def test_random_directions_agree_with_it_on_average():
+def test_random_directions_agree_on_average():
     field = noisy().double()
     x, t, y = inputs(2, dtype=torch.float64)
     exact = field.moments(x, t, Linearised(), cond={"y": y}).var

@@ -95,7 +95,7 @@ def states(count: int = 2) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_it_is_the_same_as_four_layers(way):
+def test_equals_four_linear_layers(way):
     fused, hand = pair(way)
     x, t = states()
     parts = [f"attention.{which}_proj" for which in ("q", "k", "v", "out")]
@@ -271,7 +271,7 @@ class Twice(nn.Module):
         return h + self.late(h, h, h, need_weights=False)[0]
 
 
-def test_an_attention_in_two_places_goes_by_either_name():
+def test_attention_used_twice_matches_either_name():
     names = ["early.q_proj", "early.k_proj", "early.v_proj", "early.out_proj"]
     assert attach(Twice()).noise.names == names
     assert attach(Twice(), include=["late.v_proj"]).noise.names == ["early.v_proj"]
@@ -279,7 +279,7 @@ def test_an_attention_in_two_places_goes_by_either_name():
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
-def test_a_checkpointed_attention_is_refused_where_derivatives_are_needed_only():
+def test_checkpointed_attention_is_refused_only_with_derivatives():
     x, t = states()
     field = awaken(attach(Twice(False).double(), space=(TOKENS, WIDTH), width=8))
     with pytest.raises(UsageError, match="switch gradient checkpointing off"):

@@ -69,7 +69,7 @@ class Pieces(nn.Module):
 
 
 @pytest.mark.parametrize("made", [points, digits, crystals, attention])
-def test_the_loss_is_one_graph_while_the_hooks_are_kept_in(made):
+def test_loss_compiles_to_one_graph_inside_keep_hooks(made):
     torch.manual_seed(0)
     field, x, cond = made()
     beta = torch.tensor(1e-3)
@@ -99,7 +99,7 @@ def test_the_loss_is_one_graph_while_the_hooks_are_kept_in(made):
     torch.testing.assert_close(loss(x, **cond), expected)  # the same without them kept
 
 
-def test_hooks_are_in_while_they_are_kept_and_gone_afterwards():
+def test_keep_hooks_registers_and_removes_hooks():
     field, x, _ = points()
     layers = [m for m in field.network.modules() if isinstance(m, torch.nn.Linear)]
 
@@ -123,7 +123,7 @@ def test_hooks_are_in_while_they_are_kept_and_gone_afterwards():
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own, while it traces
 @pytest.mark.parametrize("build", [lambda: MLP(2, 8, 2), Pieces, Attends], ids=["one piece", "pieces", "attention"])
-def test_a_compiled_draw_is_right_whether_hooks_are_kept_or_not(build):
+def test_compiled_draws_with_and_without_keep_hooks(build):
     torch.manual_seed(0)
     x, t = torch.randn(4, *(3,) * (build is Attends), 2), torch.rand(4)
     field = awaken(fmwc.attach(build(), space=tuple(x.shape[1:])))
@@ -160,7 +160,7 @@ class Encodes(nn.Module):
         return self.encoder(x) * t[:, None, None]
 
 
-def test_a_plain_output_of_fused_attention_while_the_hooks_are_kept():
+def test_plain_output_of_fused_attention_inside_keep_hooks():
     torch.manual_seed(0)
     field = awaken(fmwc.attach(Encodes().eval(), space=(3, 8)))
     x, t = torch.randn(4, 3, 8), torch.rand(4)

@@ -36,7 +36,7 @@ def test_kl_by_the_numbers(log_alpha, rate):
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.5, 0.8])
-def test_kl_is_least_where_alpha_is_the_prior_ratio(rate):
+def test_kl_is_minimal_at_the_prior_ratio(rate):
     log_alpha = torch.linspace(-8, 4, 12_001, dtype=torch.float64)
     best = log_alpha[divergence_from_prior(log_alpha, rate).argmin()]
     assert best.exp().item() == pytest.approx(rate / (1 - rate), rel=2e-3)
@@ -53,7 +53,7 @@ def test_mean_over_batch_and_channels_sum_over_layers():
     torch.testing.assert_close(kl(layers, 0.3), expected)
 
 
-def test_rows_of_no_sample_are_left_out_of_the_mean():
+def test_unused_rows_do_not_count_in_the_mean():
     """Two samples of three and one rows, and two rows of padding whatever is in them."""
     owner = torch.tensor([0, 0, 0, 1, 2, 2])
     pairs, cells = torch.randn(6, 3), torch.randn(2, 5)
@@ -77,7 +77,7 @@ def test_rows_of_more_dimensions_and_layers_of_padding_alone():
     assert not nothing.grad.any()
 
 
-def test_one_owner_a_layer():
+def test_kl_takes_one_owner_per_layer():
     with pytest.raises(ValueError, match="zip"):
         kl([torch.zeros(2, 1), torch.zeros(2, 1)], 0.3, owners=[None], count=2)
 

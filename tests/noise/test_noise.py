@@ -22,7 +22,7 @@ def hooks(network: nn.Module) -> int:
 @pytest.mark.parametrize(
     ("build", "shape"), [(lambda: MLP(2, 16, 2, 8), (2,)), (TinyConv, (1, 4, 4))], ids=["mlp", "conv"]
 )
-def test_attach_and_detach_leave_the_network_as_it_was(build, shape):
+def test_attach_and_detach_do_not_change_the_network(build, shape):
     torch.manual_seed(0)
     network = build()
     x, t = torch.randn(5, *shape), torch.rand(5)
@@ -145,7 +145,7 @@ def test_two_fields_on_one_network_do_not_disturb_each_other():
 
 
 @pytest.mark.parametrize("build", [mlp_field, conv_field], ids=["mlp", "conv"])
-def test_a_deep_copy_works_and_stands_on_its_own(build):
+def test_deep_copies_are_independent(build):
     field = build()
     x, t = torch.randn(3, *field.space.channels["x"].shape), torch.rand(3)
     var, mean = field.moments(x, t).var, field(x, t)
@@ -258,7 +258,7 @@ def test_a_layer_on_two_paths_is_one_layer_with_noise_at_each_use():
     torch.testing.assert_close(field.moments(x, t).var, drawn, rtol=0.15, atol=0)
 
 
-def test_a_shared_layer_goes_by_either_name():
+def test_shared_layers_match_either_name():
     assert attach(Shared(), include=["second"]).noise.names == ["first"]
     assert attach(Shared(), exclude=["second"]).noise.names == ["other"]
 
@@ -271,7 +271,7 @@ def test_a_layer_that_does_not_know_its_size_yet():
     assert attach(network).noise.names == ["0"]
 
 
-def test_layers_of_other_libraries_are_known_by_name():
+def test_layers_of_other_libraries_are_found_by_class_name():
     own = type("Linear", (nn.Module,), {"__module__": "torch_geometric.nn.dense.linear"})
     assert layer_kind(own()).channels == "in_channels"
     assert layer_kind(type("Linear", (nn.Module,), {"__module__": "elsewhere"})()) is None

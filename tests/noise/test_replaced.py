@@ -117,7 +117,7 @@ EFFECTIVE = {
 
 
 @pytest.mark.parametrize("kind", EFFECTIVE)
-def test_a_linear_layer_with_a_function_of_its_own_has_the_noise_of_the_weight_it_applies(kind):
+def test_overridden_linear_layers_use_their_effective_weight(kind):
     """As the same network with that weight in a plain layer, for every estimator."""
     torch.manual_seed(0)
     net, plain = Net(kind(2, 8)).eval(), Net(nn.Linear(2, 8))
@@ -160,7 +160,7 @@ def test_other_functions_are_refused_by_name(layer):
     assert fmwc.attach(net, exclude=["first"]).noise.names == ["last"]
 
 
-def test_a_row_of_the_table_says_what_weight_a_layer_applies(monkeypatch):
+def test_table_rows_may_define_the_weight(monkeypatch):
     row = KINDS[nn.Conv1d]
     standard = lambda m: (m.weight - m.weight.mean((1, 2), True)) / m.weight.std((1, 2), keepdim=True)  # noqa: E731
     monkeypatch.setitem(KINDS, Standardised, LayerKind(row.apply, row.channels, row.spatial, standard))

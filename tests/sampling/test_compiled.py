@@ -70,7 +70,7 @@ SAME = [(made, name) for made in (points, digits) for name in ("probed", "tangen
 @pytest.mark.parametrize(
     ("made", "estimator"), [*SAME, (points, "exact"), *[(crystals, n) for n in ("probed", "taylor")]]
 )
-def test_it_draws_the_same_samples_with_the_same_variance(made, estimator):
+def test_compiled_samples_and_variances_agree(made, estimator):
     field, cond = made()
     options = {"steps": 3, "confidence": ESTIMATORS[estimator], "schedule": Schedule.every(2), "cond": cond}
     compiled, said = fast(field)
@@ -84,7 +84,7 @@ def test_it_draws_the_same_samples_with_the_same_variance(made, estimator):
 
 
 @pytest.mark.parametrize("made", [points, digits])
-def test_what_torch_rewrites_agrees_to_rounding(made):
+def test_backends_agree_up_to_rounding(made):
     field, cond = made()
     compiled, _ = fast(field, "aot_eager")
     options = {"steps": 3, "confidence": ESTIMATORS["probed"], "cond": cond}
@@ -93,7 +93,7 @@ def test_what_torch_rewrites_agrees_to_rounding(made):
 
 
 class Convolving(nn.Module):
-    """Creates a network of convolutions of every kind."""
+    """A network of convolutions of every kind."""
 
     def __init__(self):
         super().__init__()
@@ -112,7 +112,7 @@ class Convolving(nn.Module):
         return h + self.thin(h[:, 0]).sum(-1)[:, None, None]
 
 
-def test_convolutions_are_pulled_back_as_convolutions(monkeypatch):
+def test_backward_convolutions_become_transposed_convolutions(monkeypatch):
     field = fmwc.attach(Convolving(), space=(1, 7, 7))
     seen, rewrite = [], compiling.transpose_backward_convolutions
 
@@ -132,7 +132,7 @@ def test_convolutions_are_pulled_back_as_convolutions(monkeypatch):
     assert seen[0].count("aten.convolution.default") == 7 + 7 + 2 * 5  # outputs, variances; both probes, past the first
 
 
-def test_what_a_reading_and_the_velocity_have_in_common_is_computed_once(monkeypatch):
+def test_common_terms_of_reading_and_velocity_are_computed_once(monkeypatch):
     field, cond = digits()
     seen, rewrite = [], compiling.remove_duplicates
 
@@ -149,7 +149,7 @@ def test_what_a_reading_and_the_velocity_have_in_common_is_computed_once(monkeyp
 
 
 class Writing(nn.Module):
-    """Creates a network that fills two tables which begin the same."""
+    """A network that fills two tables which begin the same."""
 
     def __init__(self):
         super().__init__()
@@ -162,13 +162,13 @@ class Writing(nn.Module):
         return one + 2 * other + one * other
 
 
-def test_what_is_drawn_twice_stays_two():
+def test_random_operations_are_not_merged():
     module = make_fx(lambda x: torch.randn_like(x) - torch.randn_like(x))(torch.zeros(4))
     compiling.remove_duplicates(module)
     assert module(torch.zeros(4)).abs().min() > 0
 
 
-def test_tables_that_are_written_into_are_kept_apart():
+def test_tensors_written_in_place_are_not_merged():
     field = fmwc.attach(Writing(), space=(2,))
     for confidence in (Linearised(2), MonteCarlo(2)):
         options = {"steps": 2, "confidence": confidence}
@@ -217,7 +217,7 @@ def test_weights_may_change_between_runs(change, compiled):
     assert not torch.allclose(before.var, after.var)
 
 
-def test_larger_crystals_get_more_room():
+def test_larger_crystals_get_more_capacity():
     field, _ = crystals()
     compiled, said = fast(field)
     for atoms in ([1, 1, 1], [4, 4, 4], [1, 2, 1]):
@@ -249,7 +249,7 @@ def test_transport_and_other_decoders_run_uncompiled():
 
 
 class Looking(nn.Module):
-    """Creates a network that does otherwise for other values."""
+    """A network that does otherwise for other values."""
 
     def __init__(self):
         super().__init__()
@@ -259,13 +259,13 @@ class Looking(nn.Module):
         return self.layer(x) if float(x.detach().sum()) > 0 else x
 
 
-def test_a_network_that_looks_at_values_is_refused():
+def test_networks_that_branch_on_values_are_refused():
     with pytest.raises(UsageError, match="cannot be compiled"):
         fmwc.sample(fast(fmwc.attach(Looking(), space=(2,)))[0], 4, steps=2)
 
 
 class Choosing(nn.Module):
-    """Creates a network whose shapes depend on values, without a look at any."""
+    """A network whose shapes depend on values, without a look at any."""
 
     def __init__(self):
         super().__init__()
@@ -283,7 +283,7 @@ def test_a_network_whose_shapes_depend_on_values_is_refused(confidence):
         fmwc.sample(fast(fmwc.attach(Choosing(), space=(2,)))[0], 4, steps=2, confidence=reader(confidence))
 
 
-def test_precisions_have_graphs_of_their_own():
+def test_each_precision_has_its_own_graph():
     field, _ = points()
     compiled, _ = fast(field)
     with torch.autocast("cpu", torch.bfloat16):
@@ -293,13 +293,13 @@ def test_precisions_have_graphs_of_their_own():
     assert not torch.equal(half.x, whole.x)
 
 
-def test_rooms_that_sampling_takes_are_not_the_networks():
+def test_sampling_does_not_change_the_networks_capacity():
     field, cond = crystals()
     fmwc.sample(fast(field)[0], 6, steps=2, confidence=Linearised(1), cond=cond)
     assert field.network.static_capacity == {}
 
 
-def test_graphs_of_a_room_that_was_too_small_are_let_go_of():
+def test_graphs_of_a_smaller_capacity_are_dropped():
     field, _ = crystals()
     compiled, _ = fast(field)
     for size in (1, 2, 3, 4):
@@ -307,7 +307,7 @@ def test_graphs_of_a_room_that_was_too_small_are_let_go_of():
     assert len(compiled._graphs) == 1
 
 
-def test_it_stands_for_its_field():
+def test_compiled_field_forwards_reference_and_schedule():
     field, _ = points()
     compiled, _ = fast(field)
     compiled.schedule = fmwc.sampling.fit_schedule(compiled, 2, pilot=10, steps=4)
@@ -315,7 +315,7 @@ def test_it_stands_for_its_field():
     assert fmwc.sample(compiled, 3, steps=4, schedule=Schedule.adaptive()).reference is not None
 
 
-def test_no_room_is_not_a_network_that_cannot_be_compiled(monkeypatch):
+def test_out_of_memory_is_not_reported_as_uncompilable(monkeypatch):
     def full(*args, **options):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
@@ -335,7 +335,7 @@ def test_the_compiler_itself_agrees_with_the_field():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_was_compiled_is_found_again_whatever_the_weights(tmp_path, monkeypatch):
+def test_compiled_code_is_cached_on_disk_for_any_weights(tmp_path, monkeypatch):
     """In torch's cache on disk, by a new process too; weights and numbers that a network holds are not a part of it."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     for hits in (0, 1):

@@ -54,7 +54,7 @@ def test_the_variance_is_close_and_the_sample_the_same(build, name, monkeypatch)
 
 
 class Writing(nn.Module):
-    """Creates a network that writes what it computes into a table."""
+    """A network that writes what it computes into a table."""
 
     def __init__(self):
         super().__init__()
@@ -67,14 +67,14 @@ class Writing(nn.Module):
         return table
 
 
-def test_what_is_written_into_a_table_is_of_the_mean():
+def test_tensors_written_in_place_belong_to_the_mean():
     field = fmwc.attach(Writing(), space=(32,))
     whole, half = (drawn(field, Linearised(2), half) for half in (False, True))
     assert torch.equal(whole.x, half.x)
 
 
 class Twice(nn.Module):
-    """Creates a network whose way back is a product of a product."""
+    """A network whose way back is a product of a product."""
 
     def __init__(self):
         super().__init__()
@@ -107,7 +107,7 @@ def test_the_velocity_is_not_rounded(monkeypatch):
     assert seen == {True: [], False: []}
 
 
-def test_products_of_few_terms_are_left_alone(monkeypatch):
+def test_products_of_few_terms_stay_in_single_precision(monkeypatch):
     seen = terms_of_products(monkeypatch)
     drawn(fmwc.attach(nn_of(32), space=(2,), exclude=["0"]), Linearised(1), True)
     # θ²(αh²) and the inference network's two of both layers with noise. The probe's way back to the first is by the two
@@ -142,14 +142,14 @@ def test_readings_of_shipped_weights_hardly_change():
         ("mps", True, None, False),
     ],
 )
-def test_it_is_the_default_where_it_is_fast(device, able, said, expected, monkeypatch):
+def test_half_precision_is_the_default_where_it_is_fast(device, able, said, expected, monkeypatch):
     monkeypatch.setattr(Field, "device", torch.device(device))
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: able, raising=False)
     assert Compiled(mlp_field(), half=said).halves == expected
 
 
 class Normed(nn.Module):
-    """Creates a network in which probes are pulled back through a group norm, and on through linear layers."""
+    """A network in which probes are pulled back through a group norm, and on through linear layers."""
 
     def __init__(self):
         super().__init__()
