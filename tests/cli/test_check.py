@@ -1,4 +1,4 @@
-"""`fmwc check` as a user meets it: each kind of input, what it writes, bad input; and the checks of `fmwc sample`."""
+"""`fmwc check` with each kind of input and with wrong input, and the checks of `fmwc sample`."""
 
 import json
 
@@ -18,7 +18,7 @@ COUNT = 12
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
-    """What `fmwc sample mnist` writes."""
+    """A folder that `fmwc sample mnist` wrote."""
     folder = tmp_path_factory.mktemp("digits")
     call("sample", "mnist", "-n", COUNT, "--steps", 8, "--device", "cpu", "--out", folder)
     return folder
@@ -26,7 +26,7 @@ def digits(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def arrays(digits):
-    """The same digits as arrays, the first three under a wrong label."""
+    """The same digits as arrays; the first three have a wrong label."""
     run = Trajectory.load(digits)
     y = run.cond["y"].clone()
     y[:3] = (y[:3] + 5) % 10
@@ -86,7 +86,7 @@ def test_pixel_arrays_and_image_folders_give_the_same_results(run, arrays, tmp_p
     a, _ = checked(run, tmp_path / "a.npz", tmp_path / "c", "--checkpoint", "mnist", "--evidence", "echo")
     b, _ = checked(run, tmp_path / "images", tmp_path / "d", "--checkpoint", "mnist", "--evidence", "echo")
     assert [row["name"] for row in b] == [f"{label}/{i:03d}.png" for label, i in order]
-    # A sample's noise goes by its number, so that the scores are near and not the same.
+    # The noise depends on the number of a sample, so the scores are close but not equal.
     apart = [float(row["score"]) - float(a[i]["score"]) for row, (_, i) in zip(b, order, strict=True)]
     assert np.abs(apart).max() < 0.2
     assert "rival" not in a[0]
@@ -157,7 +157,7 @@ def test_a_network_of_the_user_needs_no_checkpoint(run, own, tmp_path):
     np.savez(tmp_path / "a.npz", x=x.numpy(), y=asked.numpy())
     table, _ = checked(run, tmp_path / "a.npz", tmp_path / "c", "--network", own)
     assert [float(row["margin"]) < 0 for row in table] == [True] * 2 + [False] * 18
-    # One class only: there is nothing to contest, and the echo is taken, or offered.
+    # With a single class there is no other condition to compare with, so the check is the echo.
     np.savez(tmp_path / "one.npz", x=x.numpy(), y=np.zeros(20, np.int64))
     table, _ = checked(run, tmp_path / "one.npz", tmp_path / "d", "--network", own)
     assert "rival" not in table[0]
@@ -238,7 +238,7 @@ def test_sampling_includes_the_requested_check(run, tmp_path):
     table = rows(tmp_path / "s" / "samples.csv")
     assert [int(row["rival"]) for row in table] == made.evidence["rival"].tolist()
     code, _, err = run("sample", "mnist", *[19 if word == 20 else word for word in words])
-    assert code == 0, err  # the same check
+    assert code == 0, err  # the default check, requested by number
     code, _, err = run("sample", "mnist", *[40 if word == 20 else word for word in words])
     assert code == 2
     assert "checked" in one_line(err)
@@ -286,7 +286,7 @@ def test_best_of_equals_the_library_function(run, tmp_path):
 
 @pytest.fixture
 def loose(tmp_path, monkeypatch):
-    """A network whose samples end at different places."""
+    """A network that does not map noise to the data."""
     (tmp_path / "loose_net_for_check.py").write_text(NETWORK.replace("(target - x) / (1 - t[:, None])", "-0.5 * x"))
     monkeypatch.syspath_prepend(str(tmp_path))
     return "loose_net_for_check:build"
@@ -294,7 +294,7 @@ def loose(tmp_path, monkeypatch):
 
 @pytest.fixture
 def near(loose, tmp_path):
-    """A checkpoint of a network of one's own whose confidence is made from the nearest training points."""
+    """A checkpoint of a network of the user with confidence from the nearest training points."""
     from loose_net_for_check import build
 
     net, space = build()

@@ -77,8 +77,8 @@ def test_train_resumes_after_a_kill(run, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "columns"),
     [
-        ((), "name,x_0,x_1,score,rank,confidence,misplaced"),  # a check of finished samples, of any steps
-        (("--score", "temporal_ratio"), "name,x_0,x_1,score,rank,misplaced"),  # which has no reference
+        ((), "name,x_0,x_1,score,rank,confidence,misplaced"),  # a check, valid for any number of steps
+        (("--score", "temporal_ratio"), "name,x_0,x_1,score,rank,misplaced"),  # no reference, so no confidence
     ],
     ids=str,
 )
@@ -94,7 +94,7 @@ def test_sample_writes_a_table_and_a_samples_file(words, columns, run, trained, 
 
 @pytest.fixture(scope="module")
 def demonstration(tmp_path_factory):
-    """A folder that fmwc demo wrote, and what it printed."""
+    """A folder that `fmwc demo` wrote, and the text that it printed."""
     folder = tmp_path_factory.mktemp("demo") / "demo"
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -113,7 +113,7 @@ def test_demo_ranks_by_confidence_and_writes_one_page(demonstration):
     rows = {row[""]: row["value"] for row in json.loads((folder / "numbers.json").read_text())["numbers"]}
     assert rows["nearest: the confidence"] == "distance to the nearest training samples"
     assert rows["temporal_ratio: the variance"] == "late / early uncertainty"
-    # Pictures and numbers are of the same ranking: the curves' legend, the table and the explorer.
+    # The curves, the table and the explorer show the same ranking.
     page = (folder / "report.html").read_text()
     assert 'src="http' not in page
     assert "<canvas" in page
@@ -249,7 +249,7 @@ def test_files_in_a_folder_that_is_not_empty_are_not_changed(run, trained, tmp_p
         assert "not empty" in err
     before = (trained / "recipe.json").read_bytes()
     words = ("train", "checkerboard", "--preset", "quick", "--device", "cpu", "--out", trained, *SETS)
-    assert run(*words)[0] == 0  # it is there already
+    assert run(*words)[0] == 0  # already finished
     code, _, err = run(*words, "--seed", 1)
     assert code == 2
     assert "fmwc train was finished there: seed: 0 before, 1 now" in err
@@ -271,8 +271,8 @@ def test_a_second_demo_replaces_only_the_files_of_the_first(run, demonstration, 
 
 
 def test_demo_does_not_write_into_a_folder_with_other_files(run, tmp_path):
-    (tmp_path / ".fmwc-demo").write_text("")  # the mark of an earlier version
-    (tmp_path / "samples.csv").write_text("mine")  # a name that a demonstration writes, too
+    (tmp_path / ".fmwc-demo").write_text("")  # written by an earlier version
+    (tmp_path / "samples.csv").write_text("mine")  # a name that fmwc demo also writes
     code, _, err = run("demo", "--out", tmp_path, "--device", "cpu", "-n", 50)
     assert code == 2
     assert "not empty" in err

@@ -1,4 +1,4 @@
-"""`fmwc edit` as a user meets it: points and digits, runs made in every way, and every kind of bad input."""
+"""`fmwc edit` on points and digits, on runs with different samplers, and with wrong input."""
 
 import json
 
@@ -32,7 +32,7 @@ def _small_pilot(monkeypatch):
 
 @pytest.fixture(scope="module")
 def points(tmp_path_factory):
-    """What `fmwc sample checkerboard` writes."""
+    """A folder that `fmwc sample checkerboard` wrote."""
     return draw(tmp_path_factory.mktemp("points"))
 
 
@@ -64,9 +64,9 @@ def test_the_variance_is_recomputed_if_it_was_computed_at_few_times(of_variance,
         made = read_with("linearised", 50, "euler")
         field.reference = Reference("temporal_ratio", made, torch.linspace(0, 1, 101))
         checkpoint = fmwc.save(field, tmp_path / "model", recipe=recipe)
-    way = ("sample", checkpoint, "-n", COUNT, "--device", "cpu")
+    words_of_run = ("sample", checkpoint, "-n", COUNT, "--device", "cpu")
     for name, words in (("few", ("--adaptive",)), ("every", ("--every", 1))):
-        call(*way, "--out", tmp_path / name, *words)
+        call(*words_of_run, "--out", tmp_path / name, *words)
         code, _, err = run(
             "edit", tmp_path / name, "--scale", 0, "--device", "cpu", "--out", tmp_path / f"{name}-edited"
         )
@@ -77,7 +77,7 @@ def test_the_variance_is_recomputed_if_it_was_computed_at_few_times(of_variance,
     assert times[0] == times[1]
     assert len({*times[0]}) > 3
     edited = Trajectory.load(tmp_path / "few-edited")
-    assert (edited.reference is not None) == of_variance  # beside the checkpoint's samples, read as often as they were
+    assert (edited.reference is not None) == of_variance  # comparable with the checkpoint's reference
     torch.testing.assert_close(edited.score(), every.score("temporal_ratio"))
 
 
@@ -109,27 +109,27 @@ def test_edits_equal_the_library_function_and_the_table_describes_them(run, poin
     assert [row["square_after"] for row in table] == squares(after.x)
     assert [row["misplaced_after"] == "true" for row in table] == misplaced(after.x).tolist()
     assert {row["turned"] for row in table} == {"true", "false"}
-    told = torch.tensor([float(row["time"]) for row in table])
-    assert bool(((start[index] - told > -1e-4) & (start[index] - told < 1 / STEPS)).all())  # at the start of a step
+    times = torch.tensor([float(row["time"]) for row in table])
+    assert bool(((start[index] - times > -1e-4) & (start[index] - times < 1 / STEPS)).all())  # at the start of a step
     assert len(rows(tmp_path / "e" / "samples.csv")) == 2 * COUNT
     assert is_picture(tmp_path / "e" / "edits.png")
 
 
-WAYS = {
-    "as it comes": (),
+RUNS = {
+    "default": (),
     "stepper": ("--stepper", "midpoint"),
     "estimator": ("--propagation", "diagonal"),
-    "readings": ("--every", 3),
-    "times of its own": ("--controller", "ema"),
+    "every third step": ("--every", 3),
+    "times per sample": ("--controller", "ema"),
     "a fitted grid": ("--controller", "grid"),
     "guided": ("--guide", 0.3, "--guide-window", "0.2-0.8"),
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_an_edit_without_noise_reproduces_the_run(way, run, tmp_path):
-    draw(tmp_path / "a", *WAYS[way])
-    draw(tmp_path / "read", *WAYS[way], "--score", "temporal_ratio")
+@pytest.mark.parametrize("name", RUNS)
+def test_an_edit_without_noise_reproduces_the_run(name, run, tmp_path):
+    draw(tmp_path / "a", *RUNS[name])
+    draw(tmp_path / "read", *RUNS[name], "--score", "temporal_ratio")
     code, _, err = run("edit", tmp_path / "a", "--scale", 0, "--at", 0.3, "--device", "cpu", "--out", tmp_path / "b")
     assert code == 0, err
     before, after, read = (Trajectory.load(tmp_path / name) for name in ("a", "b", "read"))
@@ -162,7 +162,7 @@ def test_transported_times_need_transported_variance(run, points, tmp_path):
     before, after = Trajectory.load(tmp_path / "t"), Trajectory.load(tmp_path / "e")
     start = (critical_time(before, kind="transported") - 0.1).clamp_min(0)
     torch.testing.assert_close(after.x, edit(fmwc.load("checkerboard"), before, None, at=start, scale=0.2).x)
-    assert after.rank.shape == (COUNT,)  # by a score that an edit has, too
+    assert after.rank.shape == (COUNT,)  # ranked by a score that edits also have
     code, _, err = run("edit", points, *words, "--out", tmp_path / "x")
     assert code == 2
     assert "transport" in one_line(err)
@@ -177,14 +177,14 @@ def test_a_digit_changes_its_class(run, digits, tmp_path):
         "sample", "mnist", "-n", 3, "--steps", 4, "--seed", 5, "--label", 3, "--device", "cpu", "--out", tmp_path / "3"
     )
     edited, drawn = Trajectory.load(tmp_path / "all"), Trajectory.load(tmp_path / "3")
-    torch.testing.assert_close(edited.x, drawn.x, rtol=0, atol=1e-4)  # from t = 0 on it is a sample of that class
+    torch.testing.assert_close(edited.x, drawn.x, rtol=0, atol=1e-4)  # an edit at t = 0 draws a sample of that class
     assert edited.cond["y"].tolist() == [3, 3, 3]
     table = rows(tmp_path / "all" / "edits.csv")
     assert [(row["asked_before"], row["asked_after"]) for row in table] == [("0", "3"), ("1", "3"), ("2", "3")]
     assert float(table[0]["pixel_distance"]) > 0.01
     assert is_picture(tmp_path / "all" / "edits.png")
     assert run("edit", digits, "--at", 0.8, *words, "--out", tmp_path / "late")[0] == 0
-    assert (Trajectory.load(tmp_path / "late").x - edited.x).abs().max() > 0.1  # what was decided before stays
+    assert (Trajectory.load(tmp_path / "late").x - edited.x).abs().max() > 0.1  # a late edit keeps earlier decisions
 
 
 # ---- where samples come from -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`fmwc filter` as a user meets it: on points, on crystals with their files, and with every kind of bad input."""
+"""`fmwc filter` on points, on crystals with their files, and with wrong input."""
 
 import json
 import shutil
@@ -25,12 +25,12 @@ COUNT = 600
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "300")  # no line of the table is broken
+    monkeypatch.setenv("COLUMNS", "300")  # no line of the printed table is wrapped
 
 
 @pytest.fixture(scope="module")
 def points(tmp_path_factory):
-    """What `fmwc sample checkerboard` writes by a score of the variance."""
+    """A folder that `fmwc sample checkerboard` wrote, with a score of the variance."""
     folder = tmp_path_factory.mktemp("points")
     with pytest.MonkeyPatch.context() as patch:
         words = ["sample", "checkerboard", "-n", COUNT, "--steps", 10, "--score", "temporal_ratio"]
@@ -56,7 +56,7 @@ def trajectory(count, seed=0):
 
 @pytest.fixture
 def crystals(tmp_path):
-    """What `fmwc sample crystals` writes; structure 2 cannot be written, and has no file."""
+    """A folder like those of `fmwc sample crystals`; structure 2 has no file."""
     folder = tmp_path / "crystals"
     folder.mkdir()
     made = trajectory(8)
@@ -90,11 +90,11 @@ def test_keep_a_share(run, points, tmp_path):
     before, kept = Trajectory.load(points), Trajectory.load(tmp_path / "kept")
     expected = before.surest(0.8)
     assert torch.equal(kept.x, expected.x)
-    assert torch.allclose(kept.rank, expected.rank)  # their place among all, as before
+    assert torch.allclose(kept.rank, expected.rank)  # the rank among all samples
     table, old = rows(tmp_path / "kept" / "samples.csv"), rows(points / "samples.csv")
     assert [*table[0]] == [*old[0], "place"]
     left = [{k: v for k, v in row.items() if k != "place"} for row in table]
-    assert left == [row for row in old if row in left]  # in their order, as they were
+    assert left == [row for row in old if row in left]  # unchanged and in order
     assert sorted(int(row["place"]) for row in table) == list(range(1, 481))
     ranked = sorted(table, key=lambda row: int(row["place"]))
     assert [float(row["score"]) for row in ranked] == sorted(float(row["score"]) for row in table)
@@ -179,7 +179,7 @@ def test_partial_labels_in_every_format(run, points, labels, tmp_path):
         seen.add((tmp_path / name / "samples.csv").read_text())
         code, out, err = run("filter", points, "--max-risk", 0.3, "--labels", file, "--out", tmp_path / f"{name}-risk")
         assert code == 0, err
-        assert "based on 300 labels" in out  # thresholds come from those without one
+        assert "based on 300 labels" in out  # thresholds come from unlabelled samples
     assert len(seen) == 1
     none = write_text(tmp_path / "none.txt", "\n" * 600)
     code, out, err = run("filter", points, "--keep", 0.5, "--labels", none, "--out", tmp_path / "none")
@@ -233,15 +233,15 @@ def test_parquet_keeps_its_types(run, crystals, tmp_path):
 # ---- bad input ---------------------------------------------------------------------------------------------------
 
 BAD = {
-    "no way": ((), "got none"),
-    "two ways": (("--keep", 0.5, "--budget", 3), "got --keep and --budget"),
+    "no choice": ((), "got none"),
+    "two choices": (("--keep", 0.5, "--budget", 3), "got --keep and --budget"),
     "nothing kept": (("--keep", 0), "(0, 1], got 0.0"),
     "too much kept": (("--keep", 1.2), "(0, 1], got 1.2"),
     "a budget larger than the set": (("--budget", 601), "the number of samples, 600; got 601"),
     "no budget": (("--budget", 0), "at least 1"),
     "risk without labels": (("--max-risk", 0.05), "add --labels"),
-    "a risk that is none": (("--max-risk", 5, "--labels", "{labels}"), "between 0 and 1"),
-    "a probability that is none": (
+    "a risk out of range": (("--max-risk", 5, "--labels", "{labels}"), "between 0 and 1"),
+    "a probability out of range": (
         ("--max-risk", 0.05, "--labels", "{labels}", "--probability", 90),
         "between 0 and 1",
     ),
@@ -263,13 +263,13 @@ BAD = {
         "nor a column of the samples' table (name, x_0, x_1",
     ),
     "a column of numbers": (("--keep", 0.5, "--labels", "x_0"), "labels must be 0, 1, true, false"),
-    "labels that are no text": (("--keep", 0.5, "--labels", "{samples}"), "is not UTF-8 text"),
+    "labels that are not text": (("--keep", 0.5, "--labels", "{samples}"), "is not UTF-8 text"),
     "score": (("--keep", 0.5, "--score", "peek"), "did you mean 'peak'"),
     "dispersion": (("--keep", 0.5, "--score", "dispersion"), "transport"),
     "channel": (("--keep", 0.5, "--score", "type/peak"), "unknown channel 'type'"),
-    "promise": (("--promise", "{words}"), "is not JSON"),
-    "a promise of another kind": (("--promise", "{json}"), "is not a certificate that fmwc filter wrote"),
-    "no promise there": (("--promise", "{out}/nothing"), "cannot be read"),
+    "a certificate that is not JSON": (("--promise", "{words}"), "is not JSON"),
+    "another JSON file": (("--promise", "{json}"), "is not a certificate that fmwc filter wrote"),
+    "a missing certificate": (("--promise", "{out}/nothing"), "cannot be read"),
 }
 
 
@@ -337,7 +337,7 @@ def call(*words):
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
-    """Samples of the same network under other weights, steps, seeds, schedules; edited ones; a promise of the first."""
+    """Samples with other weights, steps, seeds and schedules, edited samples, and a certificate for the first."""
     base = tmp_path_factory.mktemp("drawn")
     field = fmwc.load("checkerboard")
     with torch.no_grad():
@@ -429,7 +429,7 @@ def test_a_certificate_of_an_older_release_is_rejected(run, drawn, tmp_path):
 
 
 def standardised(tmp_path, source):
-    """A run whose score is compared within its two classes."""
+    """A run whose score is standardised within its two classes."""
     made, y = trajectory(400), torch.arange(400) % 2
     standard = standard_of("y", made.score(), y)._replace(source=source)
     replace(made, cond={"y": y}, standard=standard).save(write_text(tmp_path / "run" / "x", "").parent)
@@ -457,7 +457,7 @@ def test_a_certificate_for_scores_standardised_by_the_checkpoint(run, tmp_path):
 
 
 def judged(points, tmp_path, names=None, order=None, extra=""):
-    """A table of labels by name, in some order."""
+    """Write labels by name in a given order."""
     bad = misplaced(Trajectory.load(points).x)
     names = names or [f"{i:05d}" for i in range(COUNT)]
     lines = [f"{name},{int(not b)},{int(b)}\n" for name, b in zip(names, bad, strict=True)]
@@ -502,7 +502,7 @@ def test_repeated_names_and_files_of_other_samples_are_rejected(run, points, tmp
 
 
 def test_labels_of_failures_only_are_rejected(run, points, tmp_path):
-    """As `sun` is without the training set: false where a structure is not stable, and else not known."""
+    """`sun` without a training set is false for unstable structures and unknown for others."""
     bad = misplaced(Trajectory.load(points).x)
     cells = [f"{i:05d},{'False' if b else ''}\n" for i, b in enumerate(bad)]
     file = write_text(tmp_path / "judged.csv", "name,sun\n" + "".join(cells))
@@ -594,7 +594,7 @@ def test_malformed_labels_are_one_line(run, crystals, tmp_path, case):
 
 
 def test_labels_written_by_other_programs(run, crystals, tmp_path):
-    """With a byte-order mark, Windows' ends of lines, quotes, and names of judged files."""
+    """A byte-order mark, Windows line endings, quotes, and file names as sample names."""
     text = '\ufeff"name","note","good"\r\n' + "".join(f'"{i:05d}.cif","a, ""b""",{i % 2}\r\n' for i in range(8))
     (tmp_path / "labels.csv").write_text(text, newline="")
     words = ("filter", crystals[0], "--keep", 1, "--labels", tmp_path / "labels.csv", "--out", tmp_path / "k")

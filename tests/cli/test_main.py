@@ -1,4 +1,4 @@
-"""How the command ends: errors, signals, closed pipes, and names that no terminal can show."""
+"""Exit codes and messages of the command: errors, signals, closed pipes, and unprintable names."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ def command(*words, **options):
 
 
 def stubbed(body: str) -> list[str]:
-    """The command with another body in place of its verbs: what surrounds the verbs is real, and starts at once."""
+    """Return a command line that runs `body` instead of a command of `fmwc`, so that it starts without delay."""
     code = f"import sys, time, fmwc.__main__ as m\ndef run(words, *_):\n{body}\n    return 0\nm._run = run\nm.main()"
     return [sys.executable, "-c", code]
 
@@ -28,7 +28,7 @@ def stubbed(body: str) -> list[str]:
 # ---- errors ------------------------------------------------------------------------------------------------------
 
 CASES = {
-    "an error nobody thought of": ("raise KeyError('x')", 70, "fmwc: unexpected KeyError: 'x' (add --debug for"),
+    "an unexpected error": ("raise KeyError('x')", 70, "fmwc: unexpected KeyError: 'x' (add --debug for"),
     "of several lines": ("raise RuntimeError('one\\ntwo')", 70, "fmwc: unexpected RuntimeError: one (add --debug"),
     "without a message": ("raise ZeroDivisionError", 70, "fmwc: unexpected ZeroDivisionError: (add --debug"),
     "too deep": ("exec('f = lambda: f(); f()', {})", 70, "fmwc: unexpected RecursionError: maximum recursion depth"),
@@ -76,7 +76,7 @@ WAITING = """\
         print("ready", flush=True)
         time.sleep(60)
     finally:
-        print("left in order", flush=True)"""
+        print("cleaned up", flush=True)"""
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no signals to send")
@@ -90,18 +90,18 @@ def test_signals_end_the_command_like_ctrl_c(number, name):
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number
-    assert out == "left in order\n"
+    assert out == "cleaned up\n"
     assert err == f"fmwc: interrupted ({name}); run the same command again to resume\n"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no signals to send")
 def test_a_second_signal_does_not_interrupt_cleanup():
-    body = WAITING.replace('print("left', 'import os, signal; os.kill(os.getpid(), signal.SIGHUP); print("left')
+    body = WAITING.replace('print("cl', 'import os, signal; os.kill(os.getpid(), signal.SIGHUP); print("cl')
     with subprocess.Popen(stubbed(body), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
         process.terminate()
         out, _ = process.communicate(timeout=60)
-    assert (process.returncode, out) == (128 + signal.SIGTERM, "left in order\n")
+    assert (process.returncode, out) == (128 + signal.SIGTERM, "cleaned up\n")
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")

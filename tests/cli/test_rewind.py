@@ -1,4 +1,4 @@
-"""`fmwc rewind` as a user meets it: what is spent, what is kept, and bad input."""
+"""`fmwc rewind`: evaluations, the samples that are kept, and wrong input."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ COUNT = 60
 
 @pytest.fixture(scope="module")
 def points(tmp_path_factory):
-    """What `fmwc sample checkerboard` writes."""
+    """A folder that `fmwc sample checkerboard` wrote."""
     folder = tmp_path_factory.mktemp("points")
     call("sample", "checkerboard", "-n", COUNT, "--steps", 10, "--device", "cpu", "--out", folder)
     return folder
@@ -46,7 +46,7 @@ def test_rewinding_equals_the_library_function_and_the_table_describes_it(run, p
     torch.testing.assert_close(after.x, expected.run.x)
     table = rows(tmp_path / "r" / "rewound.csv")
     assert [int(row["branch"]) for row in table] == expected.branch.tolist()
-    assert any(int(row["branch"]) > 1 for row in table)  # later rounds have their number
+    assert any(int(row["branch"]) > 1 for row in table)  # the number of the round
     for row in table:
         changed = float(row["score_after"]) < float(row["score_before"])
         assert changed == (row["branch"] != "0")

@@ -1,4 +1,4 @@
-"""`fmwc sample` with controllers and guidance: each is the library's, and what makes no sense is refused."""
+"""`fmwc sample` with controllers, guidance and schedules, and with contradicting options."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def _small_pilot(monkeypatch):
 
 @pytest.fixture(scope="module")
 def by_variance(tmp_path_factory):
-    """The shipped checkpoint with confidence from the variance, read at every step."""
+    """The shipped checkpoint with confidence from the variance at every step."""
     field = fmwc.load("checkerboard")
     run = fmwc.sample(field, 200, seed=1, confidence=Linearised(), check=False)
     quantiles = run.score("temporal_ratio").quantile(torch.linspace(0, 1, 101))
@@ -105,9 +105,9 @@ def test_equal_steps_use_the_reference_of_the_checkpoint(run, tmp_path):
     torch.testing.assert_close(Trajectory.load(tmp_path).reference, fmwc.load("checkerboard").reference.quantiles)
 
 
-FEW = {  # whether the checkpoint's few readings are taken
+FEW = {  # options, and whether the schedule of the checkpoint is used
     "adaptive": (("--adaptive",), True),
-    "nothing said": ((), False),  # as the reference was read: at every step
+    "default": ((), False),  # at every step, like the reference
     "every": (("--every", 5), False),
     "other steps": (("--steps", 20), False),
     "another stepper": (("--stepper", "heun"), False),
@@ -119,7 +119,7 @@ FEW = {  # whether the checkpoint's few readings are taken
 }
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, where it imports its compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised when torch imports its compiler
 def test_compiled_samples_are_equal_up_to_rounding(run, tmp_path):
     for name, words in (("plain", ("--adaptive",)), ("fast", ("--adaptive", "--compiled"))):
         folder = tmp_path / name
@@ -176,7 +176,9 @@ def test_streamed_samples_equal_samples_held_in_memory(words, run, tmp_path, mon
     held, streamed = (Trajectory.load(tmp_path / name) for name in ("held", "streamed"))
     tables = [rows(tmp_path / name / "samples.csv") for name in ("held", "streamed")]
     assert "none" in words or all("rank" in row for row in tables[0])
-    assert [{k: v for k, v in row.items() if k != "rank"} for row in tables[0]] == tables[1]  # which no part knows
+    assert [{k: v for k, v in row.items() if k != "rank"} for row in tables[0]] == tables[
+        1
+    ]  # the rank needs all samples
     assert torch.equal(streamed.x, held.x)
     assert torch.equal(streamed.x0, held.x0)
     assert streamed.made == held.made
