@@ -72,14 +72,13 @@ def hutchinson(points: Sequence[Mapping[str, Any]]) -> Figure:
             cost, value = [p["flops"] for p in sweep], [p[f"{regime}_{kind}"] for p in sweep]
             axes.plot(cost, value, linestyle=line, markerfacecolor=FAINT if filled else "white", **circles)
             for p, colour in ours:
-                style = {"color": colour, "markersize": 8, "markeredgewidth": 1.6, "zorder": 4}
-                axes.plot(
-                    p["flops"], p[f"{regime}_{kind}"], "D", markerfacecolor=colour if filled else "white", **style
-                )
+                style = {"color": colour, "markerfacecolor": colour if filled else "white"}
+                axes.plot(p["flops"], p[f"{regime}_{kind}"], "D", markersize=8, markeredgewidth=1.6, zorder=4, **style)
         for p in sweep:
-            place = p["flops"], p[f"{regime}_spearman"]
-            style = {"textcoords": "offset points", "ha": "center", "fontsize": 7.5, "color": FAINT}
-            axes.annotate(f"K = {p['K']}" if p is sweep[0] else f"{p['K']}", place, xytext=(0, 6), **style)
+            place, text = (p["flops"], p[f"{regime}_spearman"]), f"K = {p['K']}" if p is sweep[0] else f"{p['K']}"
+            axes.annotate(
+                text, place, xytext=(0, 6), textcoords="offset points", ha="center", fontsize=7.5, color=FAINT
+            )
         axes.set(xscale="log", xlabel="FLOPs per evaluation")
         axes.set_title(title)
     lowest = min(p[f"{regime}_{kind}"] for regime in regimes for kind in kinds for p in points)

@@ -95,7 +95,8 @@ def fast(request, monkeypatch):
 
 
 def page_of(tmp_path, run, judgement, numbers=(), about=None):
-    return write_report(tmp_path, run, judgement, numbers=list(numbers), provenance=about or {}).read_text()
+    page = write_report(tmp_path, run, judgement, numbers=list(numbers), provenance=about or {}).read_text()
+    return re.sub(r"\s*(</?(?:table|tbody|thead|tr|td|th)\b[^>]*>)\s*", r"\1", page)
 
 
 # ---- the page ----------------------------------------------------------------------------------------------------

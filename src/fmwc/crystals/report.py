@@ -87,52 +87,37 @@ def _scores(run: Trajectory, present: Sequence[str]) -> tuple[dict[str, np.ndarr
 
 def sections(run: Ranked) -> list[Section]:
     """Return the sections with figures: structures, precision, and variance by channel."""
-    drawn = [
-        Section(
-            f"Structures by {run.ordering.label}",
-            "Structures from the surest to the most doubtful, row by row; the small number is the rank. The frame "
-            f"shows the energy of the structure as generated: metastable (at most {METASTABLE} eV/atom above the "
-            "convex hull of known crystals), higher, or neither. Structures with overlapping atoms count as invalid, "
-            "whatever their energy. The curves below cover all structures. With a useful confidence, the energy rises "
-            "from left to right and the share of metastable structures falls.",
-            pictures=[
-                Picture(
-                    "crystals",
-                    "Unit cells of generated structures from the surest to the most doubtful, framed by their energy "
-                    "above the hull; below, that energy and the share of metastable structures along the ranking.",
-                    figures.sorted_by_confidence(
-                        run.crystals,
-                        run.confidence,
-                        run.energy,
-                        run.apart,
-                        run.score,
-                        rows=4,
-                        label=run.ordering.label,
-                    ),
-                )
-            ],
-        )
-    ]
+    label = run.ordering.label
+    order = run.crystals, run.confidence, run.energy, run.apart, run.score
+    caption = (
+        "Structures from the surest to the most doubtful, row by row; the small number is the rank. The frame shows "
+        f"the energy of the structure as generated: metastable (at most {METASTABLE} eV/atom above the convex hull of "
+        "known crystals), higher, or neither. Structures with overlapping atoms count as invalid, whatever their "
+        "energy. The curves below cover all structures. With a useful confidence, the energy rises from left to right "
+        "and the share of metastable structures falls."
+    )
+    alt = (
+        "Unit cells of generated structures from the surest to the most doubtful, framed by their energy above the "
+        "hull; below, that energy and the share of metastable structures along the ranking."
+    )
+    figure = figures.sorted_by_confidence(*order, rows=4, label=label)
+    drawn = [Section(f"Structures by {label}", caption, pictures=[Picture("crystals", alt, figure)])]
     if len(run.good) >= ENOUGH:
+        caption = (
+            "If only a share of the structures can be checked, how many of them are metastable? A random order "
+            f"follows the dashed line. The run is ranked by {run.by}; other scores are drawn for comparison."
+        )
         alt = "Share of metastable structures among those kept, against the share kept."
-        drawn.append(
-            Section(
-                "Share of metastable structures among the surest",
-                "If only a share of the structures can be checked, how many of them are metastable? A random order "
-                f"follows the dashed line. The run is ranked by {run.by}; other scores are drawn for comparison.",
-                pictures=[Picture("precision", alt, figures.precision_curve(run.scores, run.good))],
-            )
-        )
+        picture = Picture("precision", alt, figures.precision_curve(run.scores, run.good))
+        drawn.append(Section("Share of metastable structures among the surest", caption, pictures=[picture]))
     if len(run.times):
-        alt = "Uncertainty of the velocity of atom types, coordinates and lattice over time."
-        drawn.append(
-            Section(
-                "Uncertainty over time, by channel",
-                "Atom types, coordinates and lattice are generated together but determined at different times. A dot "
-                "marks the time at which the uncertainty of a channel is highest.",
-                pictures=[Picture("channels", alt, figures.channel_variances(run.times, run.std, run.confidence))],
-            )
+        caption = (
+            "Atom types, coordinates and lattice are generated together but determined at different times. A dot "
+            "marks the time at which the uncertainty of a channel is highest."
         )
+        alt = "Uncertainty of the velocity of atom types, coordinates and lattice over time."
+        picture = Picture("channels", alt, figures.channel_variances(run.times, run.std, run.confidence))
+        drawn.append(Section("Uncertainty over time, by channel", caption, pictures=[picture]))
     return drawn
 
 
@@ -183,10 +168,7 @@ def _list(run: Ranked, judgement: Judgement) -> Section:
         lines = [{name: cell for name, cell in line.items() if name != "problem"} for line in lines]
     if len(lines) <= SUREST + DOUBTFUL:
         return Section("All structures, surest first", caption, tables=[Table(lines)])
-    ends = [
-        Table(lines[:SUREST], f"The {SUREST} surest"),
-        Table(lines[-DOUBTFUL:], f"The {DOUBTFUL} most doubtful"),
-    ]
+    ends = [Table(lines[:SUREST], f"The {SUREST} surest"), Table(lines[-DOUBTFUL:], f"The {DOUBTFUL} most doubtful")]
     return Section("Surest and most doubtful structures", caption, tables=ends)
 
 
