@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 import fmwc
-from fmwc.checkpoint import save_schedule
+from fmwc.checkpoint import update
 from fmwc.domains import DOMAINS, domain_named
 from fmwc.progress import sampling_bar
 from fmwc.provenance import Clock, pick_device
@@ -64,7 +64,7 @@ def main() -> None:
             continue
         print(f"{readings} readings: {found.times}, correlation with all {len(run.times)} {found.agreement:.4f}")
         if readings == chosen:
-            save_schedule(found, arguments.out or WEIGHTS / setting.name)
+            update(arguments.out or WEIGHTS / setting.name, schedule=found)
     print(f"{len(run)} samples, {clock.seconds:.0f} s")
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import fmwc
-from fmwc.checkpoint import about, save_reference, shipped
+from fmwc.checkpoint import about, shipped, update
 from fmwc.errors import DataError, FmwcError, UsageError
 from fmwc.provenance import Clock, describe_device, pick_device, provenance
 from fmwc.recipes.recipe import RENAMED, data_of
@@ -72,7 +72,7 @@ def refit(name: str, out: Path, device: str = "auto", data: str = "", references
         kept = {key: record[key] for key in KEPT if key in record}
         fmwc.save(field, out, recipe=record["recipe"], **kept, provenance=about_it)
     else:
-        save_reference(reference, out, provenance=about_it)
+        update(out, reference=reference, provenance=about_it)
     return field
 
 

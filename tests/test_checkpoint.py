@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import fmwc.checkpoint
-from fmwc.checkpoint import FORMAT, about, identity, load, load_network, save, save_network, save_schedule
+from fmwc.checkpoint import FORMAT, about, identity, load, load_network, save, save_network, update
 from fmwc.errors import CheckpointError, NotFiniteError
 from fmwc.field import attach
 from fmwc.identity import digest_file, seal
@@ -541,7 +541,7 @@ def test_loading_leaves_torchs_random_numbers_alone(saved):
 def test_a_schedule_is_part_of_the_record(saved):
     reference = Reference("temporal_ratio", MADE, torch.linspace(0, 1, 5))
     same = identity(saved)
-    save_schedule(Schedule((0.2, 0.8), reference, 0.9), saved)
+    update(saved, schedule=Schedule((0.2, 0.8), reference, 0.9))
     again = load(saved)
     assert again.schedule.times == (0.2, 0.8)
     assert torch.equal(again.schedule.reference.quantiles, reference.quantiles)
@@ -563,7 +563,7 @@ def to_format_1(path):
 
 
 def test_checkpoints_of_the_first_release_load(saved):
-    save_schedule(Schedule((0.2, 0.8), Reference("peak", MADE, torch.linspace(0, 1, 5)), 0.9), saved)
+    update(saved, schedule=Schedule((0.2, 0.8), Reference("peak", MADE, torch.linspace(0, 1, 5)), 0.9))
     same = identity(saved)
     to_format_1(saved)
     again = load(saved)
@@ -605,7 +605,7 @@ SCHEDULES = {
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_schedule_that_is_damaged(name, saved):
-    save_schedule(Schedule((0.2, 0.8), Reference("peak", MADE, torch.linspace(0, 1, 5)), 0.9), saved)
+    update(saved, schedule=Schedule((0.2, 0.8), Reference("peak", MADE, torch.linspace(0, 1, 5)), 0.9))
     record = json.loads((saved / "recipe.json").read_text())
     edit(saved, schedule={**record["schedule"], **SCHEDULES[name]})
     one_line(lambda: load(saved))

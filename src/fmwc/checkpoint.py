@@ -54,9 +54,8 @@ __all__ = [
     "load_network",
     "save",
     "save_network",
-    "save_reference",
-    "save_schedule",
     "shipped",
+    "update",
 ]
 
 FORMAT = 3  # format 1 has no hashes and a separate file for its schedule; format 2 stores its reference as tensors
@@ -270,30 +269,28 @@ def save(
     return _write(Path(path), tensors, content, quantise)
 
 
-def save_schedule(schedule: Schedule, folder: str | Path) -> Path:
-    """Add a schedule to the record of the checkpoint it was fitted to."""
-    return _amend(folder, {"schedule": _describe_schedule(schedule)})
-
-
-def save_reference(reference: Reference, folder: str | Path, **extra: Any) -> Path:
-    """Replace the reference in the record of the checkpoint it was fitted to.
+def update(
+    path: str | Path, *, reference: Reference | None = None, schedule: Schedule | None = None, **extra: Any
+) -> Path:
+    """Replace entries in the record of a checkpoint; its weights do not change.
 
     Arguments:
-        reference: The reference.
-        folder: The checkpoint.
-        extra: Other entries of the record to replace, such as the provenance.
+        path: The checkpoint.
+        reference: The new reference.
+        schedule: The new schedule.
+        extra: Other entries, such as the provenance.
     """
-    if "nearest" in reference.checks:
+    folder, content = _open(path)
+    if reference is not None and "nearest" in reference.checks:
         raise CheckpointError("this reference holds training points, which are stored with the weights; use fmwc.save")
-    return _amend(folder, {"reference": describe_reference(reference, "the reference"), **plain(extra)})
-
-
-def _amend(folder: str | Path, changes: dict[str, Any]) -> Path:
-    folder, content = _open(folder)
-    new = {**content, "format": FORMAT, "files": _hashes(folder, content), **changes}
+    if reference is not None:
+        content["reference"] = describe_reference(reference, "the reference")
+    if schedule is not None:
+        content["schedule"] = _describe_schedule(schedule)
+    new = {**content, "format": FORMAT, "files": _hashes(folder, content), **plain(extra)}
     new.pop("parts", None)
     write_json(folder / RECORD, seal(new))
-    if content["format"] == 1 and "schedule" in changes:
+    if content["format"] == 1 and schedule is not None:
         (folder / _SCHEDULE).unlink(missing_ok=True)
     return folder / RECORD
 

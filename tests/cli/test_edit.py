@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import fmwc
 from fmwc.checkpoint import about
-from fmwc.domains import DOMAINS
+from fmwc.domains import domain_named
 from fmwc.metrics.points import misplaced, squares
 from fmwc.sampling import Reference, Trajectory, read_with
 from fmwc.uses.continuation import with_states
@@ -27,7 +27,7 @@ def draw(folder, *words):
 
 @pytest.fixture(autouse=True)
 def _small_pilot(monkeypatch):
-    monkeypatch.setattr(type(DOMAINS["checkerboard"]), "pilot", lambda self, device: 50)
+    monkeypatch.setattr(type(domain_named("checkerboard")), "pilot", lambda self, device: 50)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import torch
 
 import fmwc
 from fmwc.cli.sample import CONTROLLERS, RunRecord
-from fmwc.domains import DOMAINS
+from fmwc.domains import domain_named
 from fmwc.estimators import Linearised
 from fmwc.files import MANIFEST
 from fmwc.randomness import derive
@@ -31,7 +31,7 @@ PILOT = 50
 
 @pytest.fixture(autouse=True)
 def _small_pilot(monkeypatch):
-    monkeypatch.setattr(type(DOMAINS["checkerboard"]), "pilot", lambda self, device: PILOT)
+    monkeypatch.setattr(type(domain_named("checkerboard")), "pilot", lambda self, device: PILOT)
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +166,7 @@ def test_the_schedule_comes_from_the_checkpoint_or_a_pilot_run(run, by_variance,
 
 @pytest.mark.parametrize("words", [(), ("--adaptive",), ("--propagation", "none")], ids=str)
 def test_streamed_samples_equal_samples_held_in_memory(words, run, tmp_path, monkeypatch):
-    board = type(DOMAINS["checkerboard"])
+    board = type(domain_named("checkerboard"))
     monkeypatch.setattr(board, "batch", lambda self, device: 8)
     for name, large in (("held", 100), ("streamed", 20)):
         monkeypatch.setattr(board, "large", large)
@@ -195,7 +195,7 @@ def test_streamed_samples_equal_samples_held_in_memory(words, run, tmp_path, mon
 
 
 def test_streamed_digits_are_judged(run, tmp_path, monkeypatch):
-    digits = type(DOMAINS["mnist"])
+    digits = type(domain_named("mnist"))
     monkeypatch.setattr(digits, "batch", lambda self, device: 3)
     for name, large in (("held", 100), ("streamed", 2)):
         monkeypatch.setattr(digits, "large", large)
@@ -209,7 +209,7 @@ def test_streamed_digits_are_judged(run, tmp_path, monkeypatch):
 
 
 def test_runs_ranked_within_the_run_are_not_streamed(run, by_variance, tmp_path, monkeypatch):
-    monkeypatch.setattr(type(DOMAINS["checkerboard"]), "large", 5)
+    monkeypatch.setattr(type(domain_named("checkerboard")), "large", 5)
     for i, words in enumerate([("--steps", 8), ("--keep", 0.5), ("--score", "peak")]):
         code, _, err = run("sample", by_variance, "-n", 8, *words, "--device", "cpu", "--out", tmp_path / str(i))
         assert code == 0, err

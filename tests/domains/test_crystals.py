@@ -16,7 +16,7 @@ import fmwc.domains.crystals as room
 from experiments.common.registry import experiment_named
 from fmwc.checkpoint import load
 from fmwc.crystals.structures import crystals_of, encode, quiet
-from fmwc.domains import DOMAINS
+from fmwc.domains import domain_named
 from fmwc.domains.crystals import CrystalDomain
 from fmwc.errors import UnknownNameError, UsageError
 from fmwc.recipes.crystals import SCORE
@@ -271,7 +271,7 @@ def test_an_unknown_calculator_is_named_with_those_that_are_known(setting):
         setting.with_judge("mase")
     assert setting.with_judge("mace").calculator == "mace"
     assert setting.with_judge("mine:model").calculator == "mine:model"
-    assert DOMAINS["crystals"].calculator == "chgnet"
+    assert domain_named("crystals").calculator == "chgnet"
 
 
 def test_bad_is_what_is_not_metastable(setting, salts):

@@ -6,7 +6,7 @@ import numpy as np
 
 import fmwc
 from experiments.common.evaluation import with_intervals
-from fmwc.domains import DOMAINS
+from fmwc.domains import domain_named
 
 FOUND = {"failure": 0.02, "auprc": {"peak": 0.27}, "heads": {"l1": 0.5}, "kept_80": {"peak": 0.0}}
 
@@ -30,7 +30,7 @@ def test_rankings_of_many_failures_have_an_interval():
 
 
 def test_the_short_table_tells_when_failures_are_few():
-    chosen = DOMAINS["checkerboard"]
+    chosen = domain_named("checkerboard")
     run = fmwc.sample(fmwc.load("checkerboard"), 60, steps=5)
     for failures in (0, 2, 20):
         rows = {row[""]: row["value"] for row in chosen.numbers(run, np.arange(60) < failures)}

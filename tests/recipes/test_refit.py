@@ -10,7 +10,7 @@ import torch
 
 import fmwc
 from benchmarks.refit_reference import recipe_of, refit
-from fmwc.checkpoint import about, save_reference
+from fmwc.checkpoint import about, update
 from fmwc.errors import DataError, UsageError
 from fmwc.recipes.fitting import fit
 from fmwc.sampling import Reference
@@ -22,7 +22,7 @@ def made(recipe, tmp_path):
     """A checkpoint as training leaves it, and a copy with an old reference."""
     fit(recipe, tmp_path / "new", CPU)
     shutil.copytree(tmp_path / "new", tmp_path / "old")
-    save_reference(Reference("peak", None, torch.linspace(0, 1, 11)), tmp_path / "old")
+    update(tmp_path / "old", reference=Reference("peak", None, torch.linspace(0, 1, 11)))
     return tmp_path
 
 

@@ -7,7 +7,7 @@ from torch import nn
 import fmwc
 from fmwc import compiled as compiling
 from fmwc.compiled import Compiled
-from fmwc.domains import DOMAINS
+from fmwc.domains import domain_named
 from fmwc.estimators import Linearised, MonteCarlo
 from fmwc.field import Field
 from fmwc.sampling import Schedule
@@ -123,7 +123,7 @@ def nn_of(width):
 
 
 def test_readings_of_shipped_weights_hardly_change():
-    field, shipped = fmwc.load("mnist"), DOMAINS["mnist"]
+    field, shipped = fmwc.load("mnist"), domain_named("mnist")
     options = {"count": 3, "steps": 2, "schedule": Schedule.at([0.5]), "cond": shipped.conditions(field, 3)}
     whole, half = (drawn(field, Linearised(1), half, **options) for half in (False, True))
     for channel, var in channels(whole.var).items():

@@ -1,8 +1,7 @@
-"""The domains by name. A domain is imported when it is first used: crystals need packages that points do not."""
+"""The domains by name, and the domain of a checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -17,37 +16,22 @@ if TYPE_CHECKING:
 
 __all__ = ["DOMAINS", "domain_named", "domain_of", "open_checkpoint"]
 
+CLASSES = {"checkerboard": "CheckerboardDomain", "mnist": "MnistDomain", "crystals": "CrystalDomain"}
+DOMAINS = tuple(CLASSES)
 OWN = "a network of your own"
 
 
 @lru_cache
-def _domain(module: str, name: str) -> Any:
-    return getattr(import_module(f"fmwc.domains.{module}"), name)()
-
-
-class _Domains(Mapping[str, "ShippedDomain"]):
-    """The shipped domains by name, imported on first access."""
-
-    classes = {"checkerboard": "CheckerboardDomain", "mnist": "MnistDomain", "crystals": "CrystalDomain"}  # noqa: RUF012
-
-    def __getitem__(self, name: str) -> ShippedDomain:
-        domain: ShippedDomain = _domain(name, self.classes[name])
-        return domain
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.classes)
-
-    def __len__(self) -> int:
-        return len(self.classes)
-
-
-DOMAINS = _Domains()
+def _shipped(name: str) -> Any:
+    """Import a domain when it is first used: crystals need packages that points do not."""
+    return getattr(import_module(f"fmwc.domains.{name}"), CLASSES[name])()
 
 
 def domain_named(name: str, judge: str = "") -> ShippedDomain:
     """Return a shipped domain, with your own judge if one is given."""
-    chosen = pick(DOMAINS, name, "domain")
-    return chosen.with_judge(judge) if judge else chosen
+    pick(CLASSES, name, "domain")
+    domain: ShippedDomain = _shipped(name)
+    return domain.with_judge(judge) if judge else domain
 
 
 def domain_of(checkpoint: str, judge: str = "") -> ShippedDomain:
@@ -74,6 +58,7 @@ def open_checkpoint(checkpoint: str, device: torch.device, judge: str = "", netw
         network: `module:function` that builds the network, for a network of your own.
     """
     from fmwc.checkpoint import about, load
+    from fmwc.domains.domain import OwnDomain
     from fmwc.entry import build
 
     record = about(checkpoint)
@@ -88,4 +73,4 @@ def open_checkpoint(checkpoint: str, device: torch.device, judge: str = "", netw
         before = f" (it was trained with {recipe['network']})" if recipe.get("network") else ""
         raise UsageError(f"{checkpoint} holds {OWN}: add --network module:function{before}")
     built, space = build(network) if network else (None, None)
-    return _domain("domain", "OwnDomain"), load(checkpoint, built, space=space, device=device)
+    return OwnDomain(), load(checkpoint, built, space=space, device=device)
