@@ -1,4 +1,4 @@
-"""What sampling with confidence costs as it comes, in units of plain sampling: the fastest of several runs of each.
+"""Measure the time of sampling with default confidence relative to plain sampling: the fastest of several runs.
 
 python -m benchmarks.default_cost --device cuda --out results/lifts/timing.json
 """
@@ -31,27 +31,27 @@ def conditions(field: Any, name: str, count: int) -> dict[str, Any]:
 
 
 def fastest(field: Any, count: int, cond: dict[str, Any], rounds: int) -> dict[str, float]:
-    """Seconds of the fastest run of each way. The ways take turns, so that a busy machine slows all of them alike."""
-    ways: dict[str, dict[str, Any]] = {
+    """Return the seconds of the fastest run of each case. Cases are interleaved, so other load affects all of them."""
+    cases: dict[str, dict[str, Any]] = {
         "plain": {"confidence": None, "check": False},
         "default": {},
         "no_check": {"check": False},
     }
-    found: dict[str, list[float]] = {way: [] for way in ways}
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(rounds + 1):
-        for way, options in ways.items():
+        for name, options in cases.items():
             begun = time.perf_counter()
             sample(field, count, steps=50, seed=1, **options, cond=cond, config=SamplingConfig(batch=count))
             if field.device.type == "cuda":
                 torch.cuda.synchronize()
-            found[way].append(time.perf_counter() - begun)
-    return {way: min(seconds[1:]) for way, seconds in found.items()}  # the first round warms up
+            seconds[name].append(time.perf_counter() - begun)
+    return {name: min(each[1:]) for name, each in seconds.items()}  # the first round warms up
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--rounds", type=int, default=7, help="runs of each way, of which the fastest counts")
+    parser.add_argument("--rounds", type=int, default=7, help="runs of each case, of which the fastest counts")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     rows = []
@@ -69,7 +69,7 @@ def main() -> None:
                 "plain_s": round(seconds["plain"], 4),
                 "score": score,
             }
-            rows.append(row | {way: round(seconds[way] / seconds["plain"], 3) for way in ("default", "no_check")})
+            rows.append(row | {case: round(seconds[case] / seconds["plain"], 3) for case in ("default", "no_check")})
             print(rows[-1], flush=True)
     write_json(args.out, rows)
 

@@ -1,4 +1,4 @@
-"""Small checks behind results/mnist/NOTES.md: noise of probes, sign of the divergence, how far a small run goes.
+"""Compute small numbers of results/mnist/NOTES.md: noise of probes, sign of the divergence, spread of small runs.
 
 python -m benchmarks.digit_checks [--run runs/mnist]   # samples of python -m experiments reproduce mnist
 """
@@ -27,7 +27,7 @@ FIELDS = ("mnist", "mnist-joint")
 
 
 def probe_noise(name: str, images: int = 48) -> None:
-    """Relative noise of K probes of all pixels, and of K probes that take every K-th pixel each."""
+    """Print the relative noise of K probes of all pixels, and of K probes of every K-th pixel each."""
     field, y, randomness = fmwc.load(name), labels(images), Stream(torch.Generator().manual_seed(0))
     run = fmwc.sample(
         field, images, steps=50, seed=5, confidence=None, cond={"y": y}, config=SamplingConfig(keep_states=True)
@@ -51,7 +51,7 @@ def probe_noise(name: str, images: int = 48) -> None:
             return torch.stack([pull(sign * (place % k == i)) for i in range(k)]).sum(0)
 
         truth = (diluted(64) + diluted(64)) / 2
-        noise = [float((way(16) / truth).std()) for way in (whole, diluted)]
+        noise = [float((probed(16) / truth).std()) for probed in (whole, diluted)]
         spread = float(truth.log().std())
         print(f"{name}, t = {time}: images differ by {spread:.3f}; 16 probes {noise[0]:.3f}, diluted {noise[1]:.3f}")
 
@@ -68,14 +68,14 @@ def divergence_sign(name: str, images: int = 60) -> None:
 
 
 def small_runs(folder: Path, halves: int = 300, again: int = 60) -> None:
-    """How a lift moves between halves of a run, and whether this machine reads the same digits alike."""
+    """Print how a lift varies between halves of a run, and whether this machine repeats its readings."""
     run = Trajectory.load(folder / "samples.safetensors")
     bad = failed(load_network(JUDGE), run.x, run.cond["y"])
     score, random = run.score(SCORE, within=WITHIN).numpy(), np.random.default_rng(0)
     picks = [random.choice(len(bad), len(bad) // 2, replace=False) for _ in range(halves)]
     low, high = np.quantile([ranking(score[i], bad[i]).lift for i in picks], [0.05, 0.95])
     print(f"{len(bad)} digits, {bad.sum()} failed: lift {ranking(score, bad).lift:.1f}, halves {low:.1f} to {high:.1f}")
-    here = fmwc.sample(
+    repeated = fmwc.sample(
         fmwc.load("mnist"),
         x0=run.x0[:again],
         steps=50,
@@ -83,10 +83,10 @@ def small_runs(folder: Path, halves: int = 300, again: int = 60) -> None:
         cond={"y": run.cond["y"][:again]},
         config=SamplingConfig(batch=30),
     )
-    own, saved = here.score(SCORE), run.score(SCORE)[:again]
-    rank = spearmanr(own, saved)[0]
-    pixels = float((here.x - run.x[:again]).abs().max())
-    print(f"again here: pixels to {pixels:.3f}, Spearman {rank:.2f}, ratio {(own / saved).median():.3f}")
+    score, saved = repeated.score(SCORE), run.score(SCORE)[:again]
+    rank = spearmanr(score, saved)[0]
+    pixels = float((repeated.x - run.x[:again]).abs().max())
+    print(f"repeated: pixels differ by {pixels:.3f}, Spearman {rank:.2f}, ratio {(score / saved).median():.3f}")
 
 
 def main() -> None:

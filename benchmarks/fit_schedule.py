@@ -1,10 +1,10 @@
-"""Chooses the few times at which a shipped checkpoint's variance is read, and writes them beside its weights.
+"""Choose the few times at which the variance of a shipped checkpoint is read, and write them next to its weights.
 
     python -m benchmarks.fit_schedule crystals --pilot 1000
     python -m benchmarks.fit_schedule mnist --pilot 1000 --device cuda
 
-A pilot run is read at every step that its score looks at, on a seed of its own; it sees no outcome. What fewer or more
-readings would tell is printed.
+The times are chosen on a pilot run of a separate seed that is read at every step of the score, without outcomes. Prints
+the agreement of fewer and of more readings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fmwc.sampling.pilot import READINGS
 from fmwc.sampling.trajectory import parsed
 
 STEPS, SEED = 50, 100
-FEWER = {"mnist": 2}  # each of two probes, and so dearer
+FEWER = {"mnist": 2}  # each has two probes, so it costs more
 WEIGHTS = Path(fmwc.__file__).parent / "weights"
 
 
@@ -30,18 +30,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("setting", choices=list(DOMAINS))
     parser.add_argument("--pilot", type=int, default=1000, help="samples")
-    parser.add_argument("--readings", type=int, default=0, help="how many; the setting's own number if not given")
-    parser.add_argument("--draws", type=Path, help="a pilot at hand, read at every step by the setting's own estimator")
+    parser.add_argument("--readings", type=int, default=0, help="how many; default: the number of the setting")
+    parser.add_argument(
+        "--draws", type=Path, help="a pilot run that was read at every step by the estimator of the setting"
+    )
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, help="a checkpoint's folder; the shipped one if not given")
+    parser.add_argument("--out", type=Path, help="the folder of a checkpoint; default: the shipped one")
     arguments = parser.parse_args()
     device, setting = pick_device(arguments.device), domain_named(arguments.setting)
     chosen = arguments.readings or FEWER.get(setting.name, READINGS)
     clock, field = Clock(device), fmwc.load(setting.name, device=device)
     reading = setting.estimator(field)
     _, score, window = parsed(field.reference.score)
-    window = {} if score == "temporal_ratio" else window  # whose two windows it names, not one
-    # Until the step after its window, up to which the last reading in it counts.
+    window = {} if score == "temporal_ratio" else window  # the ratio has two windows
+    # Include the step after the window, up to which its last reading counts.
     times = [k / STEPS for k in range(STEPS) if window.get("early", 0) <= k / STEPS <= window.get("late", 1)]
     if arguments.draws:
         run = Trajectory.load(arguments.draws)

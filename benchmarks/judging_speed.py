@@ -1,4 +1,4 @@
-"""How fast crystals are judged: energies by CHGNet, and everything else, on real structures.
+"""Measure how fast crystals are judged: energies by CHGNet, and everything else, on real structures.
 
 python -m benchmarks.judging_speed --data FOLDER   # MP-20's test split
 """

@@ -1,8 +1,8 @@
-"""Leads: evidence that was tried beside the library's own. `benchmarks/zoo` and `benchmarks/lifts.py` read it.
+"""Leads: scores that were tried and are not part of the library. `benchmarks/zoo` and `benchmarks/lifts.py` use them.
 
 Every function returns scores by name, high = doubtful, with their cost in evaluations per sample beyond plain sampling.
 Networks are compared either on states of the trajectory ("path") or on finished samples mixed with fresh noise
-("echo"). What earns no place in the library stays here, so that the tables can be made again.
+("echo").
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from fmwc.state import batch_size, channels, tree_map
 
 __all__ = ["cells", "read"]
 
-TIMES = (0.5, 0.6, 0.7, 0.8)  # at which finished samples are mixed with noise
-EVERY = 5  # steps between the states of a trajectory that are looked at
-DRAWS = 2  # of the weights, at each time
+TIMES = (0.5, 0.6, 0.7, 0.8)  # times at which finished samples are mixed with noise
+EVERY = 5  # steps between the states of a trajectory that are compared
+DRAWS = 2  # draws of the weights at each time
 TINY = 1e-30
 
 Velocity = Callable[..., Any]
@@ -31,7 +31,7 @@ Found = dict[str, tuple[Tensor, float]]  # score and cost
 
 
 def disagreement(velocities: Sequence[Any], space: Space) -> Tensor:  # -> (B,)
-    """The logarithm of the variance between velocities per number, as a mean over channels."""
+    """Return the logarithm of the variance between velocities per coordinate, as a mean over channels."""
     logs = []
     for name in space.channels:
         values = torch.stack([channels(v)[name] for v in velocities]).flatten(2)
@@ -44,11 +44,9 @@ def disagreement(velocities: Sequence[Any], space: Space) -> Tensor:  # -> (B,)
 
 
 def _on_path(networks: Sequence[Velocity], space: Space, states: Sequence[tuple[Any, Tensor]], cond: Any) -> Tensor:
-    """The mean over states of the standard deviation between networks."""
-    found = []
-    for x, t in states:
-        found.append((disagreement([network(x, t, **cond) for network in networks], space) / 2).exp())
-    return torch.stack(found).mean(0)
+    """Return the mean over states of the standard deviation between networks."""
+    stds = [(disagreement([network(x, t, **cond) for network in networks], space) / 2).exp() for x, t in states]
+    return torch.stack(stds).mean(0)
 
 
 def read(
@@ -69,10 +67,10 @@ def read(
 
     Arguments:
         field: The flow, with its noise if it has any.
-        space: Where states live.
+        space: The space of the states.
         x0, cond: The noise and the conditions of the samples.
         seed, first: Seed the fresh noise; the number of the first sample.
-        steps: Of the trajectory.
+        steps: The steps of the trajectory.
         early: The same network after a fifth of its training.
         members: Networks that were trained alike from other initial weights.
         null: The unconditional velocity, called without a condition `y`; the mean over classes if not given.
@@ -120,7 +118,7 @@ def _log(found: Tensor) -> Tensor:  # (C, B) -> (B,)
 
 
 def _drawn(field: Any, space: Space, noisy: Sequence[Any], cond: Mapping[str, Any], seed: int) -> Found:
-    """The echo under draws of the weights, and how much the velocity differs between them."""
+    """Return the echo under draws of the weights, and how much the velocity differs between them."""
     generator = torch.Generator(field.device).manual_seed(seed)
     echoes, gaps = [], []
     for mixed, x, t in noisy:
@@ -136,7 +134,7 @@ def _drawn(field: Any, space: Space, noisy: Sequence[Any], cond: Mapping[str, An
 
 
 class Fixed:
-    """A network whose velocity is known, on the path of another."""
+    """A network that returns a known velocity, on the path of another network."""
 
     def __init__(self, network: Any, velocity: Any) -> None:
         self.velocity = velocity
@@ -157,7 +155,7 @@ def _unconditional(
     null: Velocity | None,
     classes: Tensor,
 ) -> Found:
-    """The gap between the velocity of the class and that without a class, and how much better the class explains."""
+    """Return the difference between the velocities with and without the class, and how much better the class fits."""
 
     def without(x: Any, t: Tensor, **_: Any) -> Any:
         if null is not None:
@@ -178,7 +176,7 @@ def _unconditional(
 
 
 def cells(field: Any, space: Space, x1: Any, cond: Mapping[str, Any], *, seed: int, first: int = 0) -> Found:
-    """How much the velocities of a crystal differ when its cell is written with its axes in another order."""
+    """Return how much the velocities of a crystal differ when the axes of its cell are permuted."""
     own, gaps, echoes = space.given(cond), [], []
     with torch.no_grad():
         for t in TIMES[2:]:
@@ -193,6 +191,6 @@ def cells(field: Any, space: Space, x1: Any, cond: Mapping[str, Any], *, seed: i
 
 
 def _turned(state: Mapping[str, Tensor], turn: int) -> dict[str, Tensor]:
-    """A crystal, or its velocity, with its three axes in turn: lengths, angles and coordinates."""
+    """Permute the three axes of a crystal or its velocity cyclically: lengths, angles and coordinates."""
     lattice = torch.cat([part.roll(turn, -1) for part in state["lattice"].split(3, -1)], -1)
     return {**state, "coord": state["coord"].roll(turn, -1), "lattice": lattice}

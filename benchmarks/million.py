@@ -1,9 +1,9 @@
-"""Many Checkerboard points with their confidence: time and peak memory of `fmwc sample`, which does not grow.
+"""Measure time and peak memory of `fmwc sample` for many Checkerboard points; the memory is bounded.
 
     python -m benchmarks.million [--counts 10000 100000 1000000] [--every-step]
 
-Each number of samples is a process of its own, whose peak resident memory the system tells when it ends: the most that
-it held at any time, torch itself included. Small runs are held together, large ones are written as they come.
+Each number of samples runs in a separate process. The operating system reports its peak resident memory, which
+includes torch. Small runs are kept in memory, large ones are written batch by batch.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Digits: more readings, or more probes a reading? How well failures are found, and what it costs.
+"""Measure for digits how well more readings, or more probes per reading, find failures, and their cost.
 
     python -m benchmarks.probe_curve --draw runs/probes.safetensors            # on a GPU, about two minutes
     python -m benchmarks.probe_curve --probes runs/probes.safetensors --costs results/bench/h200/mnist.json
 
-Each digit is read at every step, by four probes one after another, so that every number of probes and of readings is a
-part of one run; one probe can be taken in four ways, two in two. Times to read at are chosen on digits of another seed,
-with as many probes, and see no outcome. Costs are those of `python -m experiments bench`: few readings of two
-probes, every step of one and of two, and a line between; four probes are two and twice the difference.
+Each digit is read at every step by four separate probes, so one run holds every number of readings and probes: one
+probe in four versions, two in two. Times are chosen on digits of another seed with as many probes, without outcomes.
+Costs are those of `python -m experiments bench`: few readings of two probes, and every step of one and of two, with
+linear interpolation; four probes cost as much as two and twice the difference.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 import fmwc
+from benchmarks.schedule_curve import plot_auprc
 from fmwc.domains import domain_named
 from fmwc.estimators import Linearised
 from fmwc.files import write_bytes, write_json
@@ -40,7 +41,7 @@ READINGS = (1, 2, 3, 5, 10)
 
 
 def draw(path: Path, device: torch.device) -> None:
-    """Writes each run's variance (probes, steps, digits), classes, and which digits failed."""
+    """Write the variance (probes, steps, digits) and classes of each run, and which digits failed."""
     setting, field, clock = domain_named("mnist"), fmwc.load("mnist", device=device), Clock(device)
     found: dict[str, Tensor] = {}
     for name, (count, seed) in RUNS.items():
@@ -56,7 +57,7 @@ def draw(path: Path, device: torch.device) -> None:
 
 
 def trajectory(var: Tensor, y: Tensor, standard: Any, score: str) -> Trajectory:  # (probes, R, B), (B,)
-    """What a score needs of a run."""
+    """Return a run with only what a score reads."""
     numbers = var.mean(0)[..., None, None, None]
     times = (torch.arange(STEPS) / STEPS)[:, None].expand(STEPS, var.shape[2])
     grid = torch.cat([times, torch.ones_like(times[:1])])
@@ -67,25 +68,27 @@ def trajectory(var: Tensor, y: Tensor, standard: Any, score: str) -> Trajectory:
 
 
 def curve(data: dict[str, Tensor], costs: dict[str, Any]) -> dict[str, Any]:
-    """By probes and readings: the AUPRC of each way to take so many probes, and the time beside plain sampling."""
-    one, two = (
-        costs["compiled"][f"linearised {how}in bf16, every step"]["ratio"] - 1 for how in ("(1 probe) ", "")
-    )  # of a reading, in evaluations
+    """Return AUPRC and time relative to plain sampling, by number of readings and probes."""
+    one, two = (  # the cost of a reading, in evaluations
+        costs["compiled"][f"linearised {probes}in bf16, every step"]["ratio"] - 1 for probes in ("(1 probe) ", "")
+    )
     field = fmwc.load("mnist")
-    reference, own = field.reference, [round(t * STEPS) for t in field.schedule.times]
+    reference, shipped = field.reference, [round(t * STEPS) for t in field.schedule.times]
     few = costs["compiled"]["linearised in bf16, few readings"]["ratio"]
-    begun = few - 1 - len(own) * two / STEPS  # what a run with readings takes besides them
+    constant = few - 1 - len(shipped) * two / STEPS  # the cost of a run with readings besides the readings
     found = {}
     for probes, cost in {1: one, 2: two, 4: two + 2 * (two - one)}.items():
-        ways = [slice(first, first + probes) for first in range(0, SETS, probes)]
+        sets = [slice(first, first + probes) for first in range(0, SETS, probes)]
         runs = {
-            name: [trajectory(data[name][way], data[f"{name} y"], reference.standard, reference.score) for way in ways]
+            name: [
+                trajectory(data[name][part], data[f"{name} y"], reference.standard, reference.score) for part in sets
+            ]
             for name in RUNS
         }
         for readings in (*READINGS, STEPS, "the shipped"):
-            known = {STEPS: range(STEPS), "the shipped": own}
+            known = {STEPS: range(STEPS), "the shipped": shipped}
             at = [
-                known.get(readings) or [round(t * STEPS) for t in fitted(pilot, readings, "").times]
+                known.get(readings) or [round(t * STEPS) for t in fitted(pilot, readings, lambda times: {}).times]
                 for pilot in runs["pilot"]
             ]
             values = [
@@ -100,7 +103,11 @@ def curve(data: dict[str, Tensor], costs: dict[str, Any]) -> dict[str, Any]:
                 "each": values,
                 "times": [[round(step / STEPS, 3) for step in steps] for steps in at],
                 "ratio": float(
-                    np.interp(len(at[0]), [0, len(own), STEPS], [1, 1 + begun + len(own) * cost / STEPS, 1 + cost])
+                    np.interp(
+                        len(at[0]),
+                        [0, len(shipped), STEPS],
+                        [1, 1 + constant + len(shipped) * cost / STEPS, 1 + cost],
+                    )
                 ),
             }
             each = ", ".join(f"{v:.3f}" for v in values)
@@ -112,13 +119,11 @@ def picture(rows: dict[str, Any], title: str) -> Figure:
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     for probes in sorted({row["probes"] for row in rows.values()}):
-        own = [row for name, row in rows.items() if row["probes"] == probes and not name.startswith("the shipped")]
-        x, y = ([row[k] for row in own] for k in ("ratio", "auprc"))
-        low, high = ([f(row["each"]) for row in own] for f in (min, max))
-        (line,) = axes.plot(x, y, "o-", label="one probe a reading" if probes == 1 else f"{probes} probes")
+        group = [row for name, row in rows.items() if row["probes"] == probes and not name.startswith("the shipped")]
+        x = [row["ratio"] for row in group]
+        low, high = ([f(row["each"]) for row in group] for f in (min, max))
+        line = plot_auprc(axes, x, group, "one probe per reading" if probes == 1 else f"{probes} probes")
         axes.vlines(x, low, high, color=line.get_color(), alpha=0.4)
-        for at, row in zip(x, own, strict=True):
-            axes.annotate(str(row["readings"]), (at, row["auprc"]), textcoords="offset points", xytext=(4, 4), size=7)
     shipped, best = rows["the shipped readings of 2"], rows[f"{STEPS} readings of 2"]["auprc"]
     axes.plot(shipped["ratio"], shipped["auprc"], "k*", ms=10, label="the default: two readings of two")
     axes.vlines(shipped["ratio"], min(shipped["each"]), max(shipped["each"]), color="black", alpha=0.4)
@@ -133,10 +138,13 @@ def picture(rows: dict[str, Any], title: str) -> Figure:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draw", type=Path, help="write readings to this file, and stop")
-    parser.add_argument("--probes", type=Path, default=Path("runs/probes.safetensors"), help="such a file")
+    parser.add_argument("--draw", type=Path, help="only write readings to this file")
+    parser.add_argument("--probes", type=Path, default=Path("runs/probes.safetensors"), help="a file of --draw")
     parser.add_argument(
-        "--costs", type=Path, default=Path("results/bench/h200/mnist.json"), help="of python -m experiments bench"
+        "--costs",
+        type=Path,
+        default=Path("results/bench/h200/mnist.json"),
+        help="a file of python -m experiments bench",
     )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("results/bench"))

@@ -1,9 +1,8 @@
-"""What one evaluation of a compiled field costs on a GPU, without a sampler around it, and which kernels take the time.
+"""Measure one evaluation of a compiled field on a GPU without a sampler, and list the kernels that take most time.
 
     python -m benchmarks.profile_reading mnist --kernels 12 --out results/bench/h200/evaluations
 
-Ratios are to the plain velocity of the same batch. What they come to in a run is for
-`python -m experiments bench` to measure.
+Ratios are relative to the plain velocity of the same batch. `python -m experiments bench` measures whole runs.
 """
 
 from __future__ import annotations
@@ -32,14 +31,13 @@ from fmwc.sampling import noise
 CALLS = 10  # timed together
 
 
-def ways(own: Linearised) -> dict[str, tuple[Any, bool]]:
-    """Estimators, by what they are called, and whether they are in half precision; none is the plain velocity."""
-    found: dict[str, Any] = {"linearised": own, "linearised (1 probe)": Linearised(1)}
-    found |= {"diagonal Taylor-1": Diagonal("taylor1"), "diagonal Gauss–Hermite": Diagonal()}
-    if own.probes in (None, 1):
-        del found["linearised (1 probe)"]
-    half = {f"{name} in bf16": (way, True) for name, way in found.items()}
-    return {"plain": (None, False), **half, **{name: (way, False) for name, way in found.items()}}
+def estimators(usual: Linearised) -> dict[str, tuple[Any, bool]]:
+    """Return estimators by name, each with whether it runs in half precision; `None` is the plain velocity."""
+    single = {} if usual.probes in (None, 1) else {"linearised (1 probe)": Linearised(1)}
+    diagonal = {"diagonal Taylor-1": Diagonal("taylor1"), "diagonal Gauss–Hermite": Diagonal()}
+    table: dict[str, Any] = {"linearised": usual, **single, **diagonal}
+    half = {f"{name} in bf16": (estimator, True) for name, estimator in table.items()}
+    return {"plain": (None, False), **half, **{name: (estimator, False) for name, estimator in table.items()}}
 
 
 def main() -> None:
@@ -47,9 +45,9 @@ def main() -> None:
     parser.add_argument("setting", choices=list(DOMAINS))
     parser.add_argument("-n", "--count", type=int, default=0, help="samples in the batch")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--kernels", type=int, default=0, help="print those that take most of the time")
-    parser.add_argument("--tf32", action="store_true", help="matrix products in TensorFloat-32, the plain ones too")
-    parser.add_argument("--only", default="", help="what has this in its name, beside the plain velocity")
+    parser.add_argument("--kernels", type=int, default=0, help="print this many kernels that take most time")
+    parser.add_argument("--tf32", action="store_true", help="use TensorFloat-32 for all matrix products")
+    parser.add_argument("--only", default="", help="only estimators whose name contains this")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, help="a folder")
     arguments = parser.parse_args()
@@ -72,18 +70,19 @@ def main() -> None:
     kind = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
     say = partial(print, flush=True)
     with torch.no_grad(), tensor_float(arguments.tf32), by[0].constant_weights(), by[1].constant_weights():
-        chosen = {n: way for n, way in ways(setting.estimator(field)).items() if arguments.only in n or n == "plain"}
-        tasks = {name: partial(evaluate, *way, CALLS) for name, way in chosen.items()}
+        table = estimators(setting.estimator(field))
+        chosen = {name: case for name, case in table.items() if arguments.only in name or name == "plain"}
+        tasks = {name: partial(evaluate, *case, CALLS) for name, case in chosen.items()}
         found = Meter(device, arguments.rounds, math.inf, say)(tasks, f"{CALLS} evaluations")
         for name, row in found.items():
             say(f"{name}: {1000 * row['seconds'] / CALLS:.2f} ms, {row['ratio']:.2f}× plain")
         for name, task in tasks.items() if arguments.kernels else ():
             with profile(activities=[kind]) as seen:
                 task()
-            table = seen.key_averages().table(
+            kernels = seen.key_averages().table(
                 sort_by=f"{kind.name.lower()}_time_total", row_limit=arguments.kernels, max_name_column_width=90
             )
-            say(f"{name}\n{table}")
+            say(f"{name}\n{kernels}")
     if arguments.out:
         about = provenance(device, clock.seconds, samples=count, seeds=[0], tf32=arguments.tf32)
         name = f"{setting.name}-tf32.json" if arguments.tf32 else f"{setting.name}.json"

@@ -1,11 +1,11 @@
-"""Chooses again what the confidence of a shipped checkpoint is made from, and writes the reference into its folder.
+"""Choose the confidence of a shipped checkpoint again, and write the reference into its folder.
 
     python -m benchmarks.refit_reference mnist-joint --data DIR --device cuda
     python -m benchmarks.refit_reference mnist-joint --data DIR --references 80 --out /tmp/mnist-joint
 
-It runs `fmwc.fit_confidence` by the checkpoint's own recipe, as training does at its end, with the training data and
-the recipe's seed. The weights stay as they are, and data other than those the checkpoint was trained on are refused.
-A reference that holds training points is saved with the weights, in a file of another name.
+Runs `fmwc.fit_confidence` with the recipe of the checkpoint, its training data and its seed, as training does at the
+end. The weights do not change. Other data than the training data are refused. A reference that holds training points is
+saved with the weights, in a file with another name.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from fmwc.provenance import Clock, describe_device, pick_device, provenance
 from fmwc.recipes.recipe import RENAMED, data_of
 
 RECIPES = {name: f"fmwc.recipes.{name}" for name in ("checkerboard", "mnist", "crystals")}
-KEPT = ("data", "metrics", "trained")  # of a record, beside its recipe and its provenance
+KEPT = ("data", "metrics", "trained")  # entries of a record that do not change
 
 
 def recipe_of(record: dict[str, Any], data: str = "", references: int = 0) -> Any:
-    """Return the recipe that a checkpoint was made by.
+    """Return the recipe of a checkpoint.
 
     Arguments:
         record: The checkpoint's record.
-        data: Where the training data are; `FMWC_DATA` or the cache if empty.
-        references: The number of pilot samples; the recipe's own if 0.
+        data: The folder of the training data; `FMWC_DATA` or the cache if empty.
+        references: The number of pilot samples; 0 for that of the recipe.
     """
     recipe = import_module(RECIPES[record["recipe"]["name"]]).PRESETS["recommended"]
     known = {field.name for field in fields(recipe)}
@@ -57,9 +57,9 @@ def refit(name: str, out: Path, device: str = "auto", data: str = "", references
     """
     where, record = pick_device(device), about(name)
     recipe, clock = recipe_of(record, data, references), Clock(where)
-    found = data_of(recipe)
-    if found != record["data"]["fingerprint"]:
-        raise DataError(f"{name} was trained on data {record['data']['fingerprint']}, and these are {found}")
+    fingerprint = data_of(recipe)
+    if fingerprint != record["data"]["fingerprint"]:
+        raise DataError(f"{name} was trained on data {record['data']['fingerprint']}, and these are {fingerprint}")
     field = fmwc.load(name, device=where)
     reference, _ = recipe.reference(field)
     field.reference = reference

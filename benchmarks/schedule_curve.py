@@ -1,16 +1,15 @@
-"""Quality against cost: how well few readings of the variance find what failed, and how much time they take.
+"""Measure how well few readings of the variance find failed samples, and how much time they take.
 
     python -m benchmarks.schedule_curve checkerboard
     python -m benchmarks.schedule_curve crystals --draws runs/curve --costs results/bench/h200/crystals.json
 
-Digits have `probe_curve.py`, where the number of probes is a choice too. With --draw-only samples go to the folder
---draws, to be judged on another machine.
+For digits use `probe_curve.py`, which also varies the number of probes. With --draw-only, samples are only written to
+the folder --draws, to be judged on another machine.
 
-One run is read at every step, and every schedule is a part of its readings, so that schedules differ by when they read
-alone. Adaptive ones are chosen on a pilot run of another seed, which sees no outcome. Times are of sampling with that
-many readings, in one process, interleaved, beside plain sampling; or, with --costs, those that
-`python -m experiments bench` has measured on another machine (compiled),
-and a line between two of its numbers of readings.
+One run is read at every step, and every schedule uses a part of its readings, so schedules differ only in their times.
+Adaptive schedules are chosen on a pilot run of another seed, without outcomes. Times are measured for sampling with as
+many readings, interleaved with plain sampling in one process; or, with --costs, taken from
+`python -m experiments bench` on another machine (compiled), and interpolated linearly between numbers of readings.
 """
 
 from __future__ import annotations
@@ -23,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from scipy.stats import spearmanr
 
 import fmwc
@@ -43,31 +44,30 @@ from fmwc.sampling.pilot import fitted, score_at
 STEPS = 50
 EVERY = (1, 2, 3, 5, 7, 10, 16, 25)
 READINGS = (2, 3, 4, 5, 8, 12)
-BENCHED = {  # readings of `STEPS` steps that python -m experiments bench measures, beside the few of the checkpoint
+BENCHED = {  # readings of `STEPS` steps that python -m experiments bench measures, besides those of the checkpoint
     5: "linearised, every 10th step",
     10: "linearised, every 5th step",
     50: "linearised, every step",
 }
-DRAWN = "drawn.json"  # beside samples: who drew them
+DRAWN = "drawn.json"  # the provenance of the samples in a folder
 SEED, PILOT_SEED = 2027, 100  # nothing was chosen on the first
 PILOT = {"checkerboard": (1_000, 4_000), "crystals": (60, 1_000)}  # on a CPU, on a GPU
 COUNT = {"checkerboard": (4_000, 10_000), "crystals": (60, 2_500)}
 
 
 def schedules(pilot: Trajectory) -> dict[str, list[int]]:
-    """The steps that are read, by name."""
-    found = {f"every {k}": list(range((STEPS - 1) % k, STEPS, k)) for k in EVERY}
-    for readings in READINGS:
-        times = fitted(pilot, readings, "").times
-        found[f"adaptive {readings}"] = [round(t * STEPS) for t in times]
-    return found
+    """Return the steps that are read, by name."""
+    every = {f"every {k}": list(range((STEPS - 1) % k, STEPS, k)) for k in EVERY}
+    return every | {
+        f"adaptive {n}": [round(t * STEPS) for t in fitted(pilot, n, lambda times: {}).times] for n in READINGS
+    }
 
 
 def quality(setting: Domain, run: Trajectory, bad: np.ndarray, steps: dict[str, list[int]]) -> dict[str, Any]:
-    """AUPRC, its difference to that of every step with 90 % of resamples, and Spearman with the score of every step."""
-    few = setting.name == "crystals"  # where good ones are few, they are what is looked for
+    """Return the AUPRC, its difference to reading every step with an interval, and the rank correlation with that."""
+    few = setting.name == "crystals"  # good crystals are few, so they are the positives
 
-    def found(score: np.ndarray, index: np.ndarray) -> float:
+    def precision(score: np.ndarray, index: np.ndarray) -> float:
         positive = ~bad[index] if few else bad[index]
         return auprc(-score[index] if few else score[index], positive) if positive.any() else float("nan")
 
@@ -75,24 +75,24 @@ def quality(setting: Domain, run: Trajectory, bad: np.ndarray, steps: dict[str, 
     rows = {}
     for name, read in steps.items():
         try:
-            own = score_at(run, read).cpu().numpy()
+            score = score_at(run, read).cpu().numpy()
         except fmwc.errors.UsageError as error:  # a window that is not read
             print(f"{name}: {error}")
             continue
-        apart = partial(lambda own, index: found(own, index) - found(every, index), own)
+        difference = partial(lambda score, index: precision(score, index) - precision(every, index), score)
         rows[name] = {
             "readings": len(read),
             "times": [round(step / STEPS, 3) for step in read],
-            "spearman": float(spearmanr(own, every).statistic),
-            "auprc": found(own, all_),
-            "to_every_step": apart(all_),
-            "interval": bootstrap(apart, len(bad)),
+            "spearman": float(spearmanr(score, every).statistic),
+            "auprc": precision(score, all_),
+            "to_every_step": difference(all_),
+            "interval": bootstrap(difference, len(bad)),
         }
     return rows
 
 
 def overheads(setting: Domain, field: Any, reading: Any, rows: dict[str, Any], rounds: int, size: int) -> None:
-    """Adds the time of each number of readings, as a ratio to plain sampling."""
+    """Add the time of each number of readings, as a ratio to plain sampling."""
     device = field.device
     size = size or SIZES[setting.name][device.type][0]
     cond = {k: v.to(device) for k, v in setting.conditions(field, size).items()}
@@ -100,7 +100,7 @@ def overheads(setting: Domain, field: Any, reading: Any, rows: dict[str, Any], r
     drawn = Compiled(field, cuda_graph=True) if device.type == "cuda" else field
     draw = partial(sample, drawn, x0=x0, steps=STEPS, cond=cond, config=SamplingConfig(batch=size, record="total"))
     tasks: dict[str, Any] = {"plain": partial(draw, confidence=None)}
-    times = {row["readings"]: row["times"] for row in rows.values()}  # where they are does not change what they cost
+    times = {row["readings"]: row["times"] for row in rows.values()}  # the cost depends on their number only
     tasks |= {
         str(n): partial(draw, confidence=reading, schedule=Schedule.at(when)) for n, when in sorted(times.items())
     }
@@ -111,11 +111,11 @@ def overheads(setting: Domain, field: Any, reading: Any, rows: dict[str, Any], r
 
 
 def measured(rows: dict[str, Any], path: Path) -> None:
-    """Adds the times that `python -m experiments bench` found, of as many steps."""
+    """Add the times that `python -m experiments bench` measured with the same number of steps."""
     found = json.loads(path.read_text())
     assert found["provenance"]["steps"] == STEPS
     named = BENCHED | {len(found["provenance"]["few"]): "linearised, few readings"}
-    if "CPU" not in found["provenance"]["device"]:  # as compiled fields are read on a GPU
+    if "CPU" not in found["provenance"]["device"]:  # compiled fields are read in half precision on a GPU
         named = {n: name.replace("linearised", "linearised in bf16") for n, name in named.items()}
     known = {0: 1.0} | {n: found["compiled"][name]["ratio"] for n, name in named.items() if name in found["compiled"]}
     if not {len(found["provenance"]["few"]), STEPS} <= known.keys():
@@ -125,17 +125,21 @@ def measured(rows: dict[str, Any], path: Path) -> None:
         row["time"] = {"ratio": float(np.interp(row["readings"], at, [known[n] for n in at]))}
 
 
+def plot_auprc(axes: Axes, x: list[float], rows: list[dict[str, Any]], label: str) -> Line2D:
+    """Draw the AUPRC of rows as a line, with the number of readings at each point."""
+    (line,) = axes.plot(x, [row["auprc"] for row in rows], "o-", label=label)
+    for at, row in zip(x, rows, strict=True):
+        axes.annotate(str(row["readings"]), (at, row["auprc"]), textcoords="offset points", xytext=(4, 4), size=7)
+    return line
+
+
 def picture(rows: dict[str, Any], title: str) -> Figure:
-    """AUPRC against time, every k-th step and adaptive."""
+    """Draw AUPRC against time, for every k-th step and for adaptive times."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     for kind, word in (("every", "every k-th step"), ("adaptive", "adaptive")):
-        own = [row for name, row in rows.items() if name.startswith(kind)]
-        own.sort(key=lambda row: row["readings"])
-        x = [row["time"]["ratio"] for row in own]
-        axes.plot(x, [row["auprc"] for row in own], "o-", label=word)
-        for at, row in zip(x, own, strict=True):
-            axes.annotate(str(row["readings"]), (at, row["auprc"]), textcoords="offset points", xytext=(4, 4), size=7)
+        group = sorted((row for name, row in rows.items() if name.startswith(kind)), key=lambda row: row["readings"])
+        plot_auprc(axes, [row["time"]["ratio"] for row in group], group, word)
     best = rows["every 1"]["auprc"]
     axes.axhspan(best - 0.02, best + 0.02, alpha=0.15, label="within 0.02 of every step")
     axes.set(xlabel="time ÷ plain sampling", ylabel="AUPRC", title=title)
@@ -148,9 +152,11 @@ def main() -> None:
     parser.add_argument("setting", choices=list(COUNT))
     parser.add_argument("--count", type=int, default=0, help="samples that are read")
     parser.add_argument("--pilot", type=int, default=0, help="samples that schedules are chosen on")
-    parser.add_argument("--draws", type=Path, help="a folder of samples read at every step, taken where they are there")
-    parser.add_argument("--draw-only", action="store_true", help="write them there, and stop")
-    parser.add_argument("--probes", type=int, default=0, help="random probes a reading; the setting's own if not given")
+    parser.add_argument("--draws", type=Path, help="a folder of samples read at every step; used if it has them")
+    parser.add_argument("--draw-only", action="store_true", help="only write samples to --draws")
+    parser.add_argument(
+        "--probes", type=int, default=0, help="random probes per reading; default: those of the setting"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--timed", type=int, default=0, help="samples in the batch that is timed")
     parser.add_argument(
@@ -173,7 +179,7 @@ def main() -> None:
         config=SamplingConfig(record="total"),
     )
     if gpu:
-        draw = partial(draw, config=SamplingConfig(record="total", batch=2048))  # that fills it, uncompiled
+        draw = partial(draw, config=SamplingConfig(record="total", batch=2048))  # fills the GPU, uncompiled
     runs = []
     for name, count, seed in (
         ("pilot", arguments.pilot or PILOT[setting.name][gpu], PILOT_SEED),
@@ -206,7 +212,7 @@ def main() -> None:
         timed = json.loads(arguments.costs.read_text())["provenance"]
         about["timed"] = {key: timed[key] for key in ("commit", "device", "torch", "samples", "reading")}
     drawn = arguments.draws and arguments.draws / DRAWN
-    if drawn and drawn.exists():  # by another machine, perhaps, and another reading
+    if drawn and drawn.exists():  # maybe from another machine, with another estimator
         about["drawn"] = json.loads(drawn.read_text())
     about |= {"reading": str(reading), "score": pilot.default_score, "prevalence": float(bad.mean())}
     name = f"schedule-{setting.name}" + (f"-{arguments.probes}" if arguments.probes else "")

@@ -1,10 +1,10 @@
-"""Noise per position against noise that positions share: scores of both, for the same digits of the shipped model.
+"""Compare noise per position with noise that positions share: scores of the same digits of the shipped model.
 
     python -m benchmarks.shared_noise --count 1000 --device cuda --out runs/shared_noise
 
-Writes scores.npz: for each sample its label and every score by both estimators, the samples (`x`) to be judged, and, if
-the shipped classifier is used (`--judge`), whether it disagrees with the label; prints their rank correlation, and the
-average precision of each score for the disagreement.
+Writes scores.npz: for each sample its label, every score by both estimators, the sample (`x`), and, with `--judge`,
+whether the shipped classifier disagrees with the label. Prints rank correlations, and the average precision of each
+score for the disagreement.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def read(field: Any, count: int, steps: int, seed: int, shared: bool, batch: int
 def compare(
     field: Any, count: int, steps: int = 50, seed: int = 0, batch: int = 100, probes: int = 2
 ) -> tuple[Any, dict[str, np.ndarray], dict[str, float]]:
-    """Scores of the same samples by both estimators (`apart/…`, `shared/…`), and what each took in seconds."""
+    """Return scores of the same samples by both estimators (`apart/…`, `shared/…`), and the seconds of each."""
     found: dict[str, np.ndarray] = {}
     seconds: dict[str, float] = {}
     for name, shared in (("apart", False), ("shared", True)):

@@ -1,9 +1,9 @@
-"""Peak memory of the transported dispersion against the number of steps: flat, but for the states.
+"""Measure the peak memory of the transported dispersion by number of steps: constant except for the states.
 
     python -m benchmarks.transport_memory [--out results/checkerboard/memory.json]
 
-Each number of steps runs in a process of its own, whose peak resident memory is read at the end. Large blocks are
-given back to the system when freed (glibc's MALLOC_MMAP_THRESHOLD_): what the allocator keeps for later is not counted.
+Each number of steps runs in a separate process, whose peak resident memory is read at the end. Large blocks are
+returned to the system when freed (glibc's MALLOC_MMAP_THRESHOLD_), so memory that the allocator retains is not counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COUNT = 1024
 
 
 def measure(steps: int) -> float:
-    """Peak resident memory of one run, MiB."""
+    """Return the peak resident memory of one run in MiB."""
     fmwc.sample(fmwc.load("checkerboard"), COUNT, steps=steps, confidence=None, transport=True)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 

@@ -4,8 +4,8 @@ python -m benchmarks.zoo --out runs/zoo --jobs 2
 python -m benchmarks.zoo --device cuda --data zoo_data/mnist --out "$OUT" --jobs 8
 python -m benchmarks.zoo --flows moons,waves --seeds 0 --only scores
 
-For each flow and seed, `FLOW-SEED.safetensors` holds the weights and `FLOW-SEED.npz` failures and scores. What is there
-already is not done again; `--only scores` computes scores again from the weights.
+For each flow and seed, `FLOW-SEED.safetensors` holds the weights and `FLOW-SEED.npz` failures and scores. Existing
+files are kept; `--only scores` computes the scores again from the weights.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("runs/zoo"))
-    parser.add_argument("--data", help="the folder of MNIST; FMWC_DATA or the user's cache if not given")
-    parser.add_argument("--jobs", type=int, default=1, help="flows side by side, each with one thread")
-    parser.add_argument("--only", choices=STAGES, help="train without scores; scores again, from weights; or the table")
+    parser.add_argument("--data", help="the folder of MNIST; default: FMWC_DATA or the cache")
+    parser.add_argument("--jobs", type=int, default=1, help="processes, each with one thread")
+    parser.add_argument("--only", choices=STAGES, help="only train, compute scores from weights, or write the table")
     parser.add_argument("--count", type=int, default=COUNT, help="samples of each flow and seed")
     arguments = parser.parse_args()
     names = [n for n, flow in FLOWS.items() if flow.half == arguments.flows]

@@ -1,7 +1,7 @@
-"""Digits: scikit-learn's 8 × 8 ones, and MNIST at 14 × 14, turned, inverted or with wrong labels, with their judges.
+"""Digits with their judges: those of scikit-learn, and MNIST at 14 × 14, rotated, inverted or with wrong labels.
 
-Judges are classifiers trained on the right labels. Those of MNIST are the same for all seeds, and are kept in the
-folder `FMWC_ZOO_JUDGES` where that is set.
+Judges are classifiers trained on the right labels. Those of MNIST are the same for all seeds. They are cached in the
+folder `FMWC_ZOO_JUDGES` if that is set.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Pictures(NamedTuple):
 
 
 def small(generator: Generator) -> Pictures:
-    """scikit-learn's digits: 1,000 to train the flow on; the judge learns from the other 797."""
+    """Return the digits of scikit-learn: 1,000 to train the flow, and the other 797 to train the judge."""
     from sklearn.datasets import load_digits
     from sklearn.svm import SVC
 
@@ -70,9 +70,9 @@ def small(generator: Generator) -> Pictures:
 
 @cache
 def _split(split: str) -> tuple[Tensor, Tensor]:
-    """Images (N, 1, 28, 28) in [0, 1], and labels."""
-    found = load(split=split)
-    return unit(found.x), found.y
+    """Return images (N, 1, 28, 28) in [0, 1], and labels."""
+    digits = load(split=split)
+    return unit(digits.x), digits.y
 
 
 def _turned(x: Tensor, generator: Generator) -> Tensor:
@@ -84,14 +84,14 @@ def _turned(x: Tensor, generator: Generator) -> Tensor:
 
 
 def _shown(kind: str, x: Tensor, generator: Generator) -> Tensor:
-    """Images as a flow of this kind sees them: 14 × 14, in [−1, 1]."""
+    """Return images in the form of a kind of flow: 14 × 14, in [−1, 1]."""
     x = _turned(x, generator) if kind == "rotated" else x
     x = 2 * F.avg_pool2d(x, 2) - 1
     return -x if kind == "inverted" else x
 
 
 def mnist(kind: str, generator: Generator, device: torch.device) -> Pictures:
-    """MNIST for a flow: `plain`, `rotated`, `inverted`, `noisy` (a fifth of its labels replaced) or `unconditional`."""
+    """Return MNIST for a flow: `plain`, `rotated`, `inverted`, `noisy` (wrong labels) or `unconditional`."""
     (x, y), (held_x, held_y) = _split("train"), _split("test")
     index = torch.randperm(len(x), generator=generator)[:COUNT]
     held = torch.randperm(len(held_x), generator=generator)[:HELD_OUT]
@@ -104,13 +104,13 @@ def mnist(kind: str, generator: Generator, device: torch.device) -> Pictures:
 
 
 def _replaced(y: Tensor, generator: Generator) -> Tensor:
-    """Labels, some of them replaced by any of the other nine."""
+    """Replace some labels by any of the other nine."""
     other = (y + torch.randint(1, 10, y.shape, generator=generator)) % 10
     return torch.where(torch.rand(y.shape, generator=generator) < WRONG, other, y)
 
 
 def _judge(kind: str, device: torch.device) -> tuple[Callable[..., Tensor], dict[str, float]]:
-    """The rule of a kind of images, and the held-out accuracy of its classifier."""
+    """Return the failure rule of a kind of images, and the held-out accuracy of its classifier."""
     generator = Generator().manual_seed(derive(0, "judge", kind))
     images, labels = _split("test")
     test = _shown(kind, images, generator)
@@ -124,7 +124,7 @@ def _judge(kind: str, device: torch.device) -> tuple[Callable[..., Tensor], dict
 
 
 def _classifier(kind: str, device: torch.device, generator: Generator) -> nn.Module:
-    """The judge's network: from its file, or trained on all of MNIST with the right labels."""
+    """Load the network of a judge, or train it on all of MNIST with the right labels."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(0, "judge", kind, "weights"))
         network = Classifier(11 if kind == "unconditional" else 10).to(device)
@@ -149,7 +149,7 @@ def _classifier(kind: str, device: torch.device, generator: Generator) -> nn.Mod
 
 
 def _spoilt(x: Tensor, generator: Generator) -> Tensor:
-    """Images that are no digits: halves of two joined, two laid over each other, and noise."""
+    """Return images that are not digits: joined halves of two digits, two digits on top of each other, and noise."""
     third = len(x) // 6
     a, b = (x[torch.randperm(len(x), generator=generator)[: 2 * third]] for _ in range(2))
     half = x.shape[-1] // 2
@@ -161,12 +161,12 @@ def _spoilt(x: Tensor, generator: Generator) -> Tensor:
 
 
 def _logits(network: nn.Module, x: Tensor) -> Tensor:
-    """What the judge says of images, seen with pixels in [−1, 1]."""
+    """Return the logits of a judge for images, clamped to [−1, 1]."""
     device = next(network.parameters()).device
     with evaluating(network), torch.no_grad():
         return torch.cat([network(part.to(device).clamp(-1, 1)).float().cpu() for part in x.split(CHUNK)])
 
 
 def _surest(network: nn.Module, x: Tensor) -> Tensor:
-    """The largest probability of a digit; the eleventh class is of images that are none."""
+    """Return the largest probability of a digit; the eleventh class is for images that are not digits."""
     return _logits(network, x).softmax(1)[:, :10].amax(1)

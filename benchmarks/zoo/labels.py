@@ -1,9 +1,9 @@
-"""What labels add to the choice: a curve over their number, from the files that the zoo's runs left.
+"""Measure what labels add to the choice of a score, by their number, from the files of the zoo's runs.
 
 python -m benchmarks.zoo.labels runs/zoo --out results/zoo
 
-Of each run, n samples are labelled at random, and another score than the default is taken where its AUROC on them is
-larger by more than its standard error, as :func:`fmwc.fit_confidence` does. The other samples say how good that was.
+Of each run, n samples are labelled at random. Another score than the default is chosen if its AUROC on them is larger
+by more than its standard error, as in :func:`fmwc.fit_confidence`. The choice is evaluated on the other samples.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REPEATS = 50
 
 
 def chosen(scores: dict[str, np.ndarray], failed: np.ndarray, rows: np.ndarray) -> str:
-    """The score that these labels choose."""
+    """Return the score that these labels choose."""
     bad = int(failed[rows].sum())
     if not 0 < bad < len(rows):
         return "default"

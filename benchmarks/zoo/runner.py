@@ -1,4 +1,4 @@
-"""One flow and seed from training to scores, and many of them side by side."""
+"""Train and score one flow and seed, or many of them in parallel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fmwc.files import write_bytes
 
 
 def one(name: str, seed: int, device_name: str, out: Path, only: str, count: int) -> str:
-    """Do one flow and seed; return a line that says what was done."""
+    """Train and score one flow and seed; return a line that describes the result."""
     torch.set_num_threads(1)
     device, flow = torch.device(device_name), FLOWS[name]
     weights = {other: out / f"{name}-{seed}{other and '.'}{other}.safetensors" for other in ("", *OTHERS)}
@@ -46,16 +46,16 @@ def one(name: str, seed: int, device_name: str, out: Path, only: str, count: int
     return f"{name} {seed}: {', '.join(said) or 'done already'}"
 
 
-def run(tasks: Sequence[tuple[str, int]], jobs: int, *how: object) -> int:
-    """Do all flows and seeds, several side by side, and print a line for each; return how many raised an error."""
+def run(tasks: Sequence[tuple[str, int]], jobs: int, *arguments: object) -> int:
+    """Train and score flows and seeds in parallel, and print a line for each; return the number of errors."""
     errors = 0
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        waiting = {pool.submit(one, name, seed, *how): (name, seed) for name, seed in tasks}
+        waiting = {pool.submit(one, name, seed, *arguments): (name, seed) for name, seed in tasks}
         for done, future in enumerate(as_completed(waiting), 1):
             name, seed = waiting[future]
             try:
                 said = future.result()
-            except Exception as error:  # the others go on
+            except Exception as error:  # continue with the others
                 said, errors = f"{name} {seed}: ERROR, {type(error).__name__}: {error}", errors + 1
             print(f"[{done}/{len(tasks)}] {said}", flush=True)
     return errors

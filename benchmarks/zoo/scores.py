@@ -1,4 +1,4 @@
-"""Scores of a trained flow's samples: one run, read by every score and rival, and judged by the flow's failure rule."""
+"""Scores of the samples of a trained flow: one run, read by every score and judged by the failure rule of the flow."""
 
 from __future__ import annotations
 
@@ -24,20 +24,19 @@ from fmwc.state import tree_map
 COUNT, STEPS = 3_000, 50
 NOISE_STEPS = 1_000  # of fit_noise
 BATCH = {"cpu": 500, "cuda": 1_500}
-BACKWARD = 2  # evaluations that one backward pass counts as
+BACKWARD = 2  # the cost of a backward pass, in evaluations
 FREE = ("spread", "spread@0.3-0.8", "spread@0.6-1", "detour")
 
 
 class Reading(NamedTuple):
-    """Scores by name, high = doubtful, `(B,)` each, and what each costs beyond plain sampling, in evaluations per
-    sample."""
+    """Scores by name, `(B,)` each, high = doubtful, and their costs in evaluations per sample beyond plain sampling."""
 
     scores: dict[str, torch.Tensor]
     costs: dict[str, float]
 
 
 def variance(trained: Trained, field: fmwc.Field, run: Trajectory) -> Reading:
-    """The scores of the variance along the run, and the transported dispersion where it was read."""
+    """Return the scores of the variance, and the transported dispersion if it was read."""
     few = is_small(trained.space)
     readings = len(run.times) * BACKWARD
     scores = {name: run.score(name) for name in SCORES}
@@ -50,12 +49,12 @@ def variance(trained: Trained, field: fmwc.Field, run: Trajectory) -> Reading:
 
 
 def free(trained: Trained, field: fmwc.Field, run: Trajectory) -> Reading:
-    """What the trajectory says of its end without another evaluation."""
+    """Return the scores that need no further evaluation."""
     return Reading({name: run.score(name) for name in FREE}, dict.fromkeys(FREE, 0.0))
 
 
 def checks(trained: Trained, field: fmwc.Field, run: Trajectory) -> Reading:
-    """Echo, contest and nearest training points, each by itself."""
+    """Return echo, contest and nearest training points, each alone."""
     found: dict[str, Any] = {"echo": Echo.planned(4), "echo, late": Echo((0.8, 0.85, 0.9, 0.95))}
     data = tree_map(lambda c: c[:POINTS], trained.data)
     labels = trained.cond.get("y")
@@ -65,21 +64,21 @@ def checks(trained: Trained, field: fmwc.Field, run: Trajectory) -> Reading:
         found["nearest"] = Nearest(points, labels[:POINTS].to(points.device), "y")
         found["contest"] = Contest.planned("y", labels.unique(), 20)
     scores, costs = {}, {}
-    for name, own in found.items():
-        read = run_checks({own.name: own}, trained.network, trained.space, run.x, run.cond, run.seed, 0)
-        scores[name], costs[name] = read[own.name], float(own.evaluations)
+    for name, check in found.items():
+        read = run_checks({check.name: check}, trained.network, trained.space, run.x, run.cond, run.seed, 0)
+        scores[name], costs[name] = read[check.name], float(check.evaluations)
     return Reading(scores, costs)
 
 
 def default(trained: Trained, field: fmwc.Field, run: Trajectory) -> Reading:
-    """What confidence is made from as it comes: chosen with the training data, and without any."""
+    """Return the default scores: those chosen with the training data, and without data."""
     scores, costs = {}, {}
     for name, data in (("default", trained.data), ("default, no data", None)):
-        with_pairs = trained.pairs is not None  # whose loss on independent pairs says nothing
+        coupled = trained.pairs is not None  # its loss on independent pairs has no meaning
         reference = fmwc.fit_confidence(
-            field, data, cond=trained.cond, steps=STEPS, pilot=1_000, seed=run.seed, conventions=not with_pairs
+            field, data, cond=trained.cond, steps=STEPS, pilot=1_000, seed=run.seed, conventions=not coupled
         )
-        own = fmwc.sample(
+        repeated = fmwc.sample(
             field,
             x0=run.x0,
             steps=STEPS,
@@ -87,14 +86,14 @@ def default(trained: Trained, field: fmwc.Field, run: Trajectory) -> Reading:
             cond=run.cond,
             config=SamplingConfig(batch=BATCH[run.grid.device.type]),
         )
-        scores[name] = own.score()
+        scores[name] = repeated.score()
         costs[name] = float(sum(check.evaluations for check in reference.checks.values()))
         CHOSEN[name] = f"{reference.score}{' (withheld)' if reference.withheld else ''}: {reference.reason}"
     return Reading(scores, costs)
 
 
 def others(trained: Trained, field: fmwc.Field, run: Trajectory) -> Reading:
-    """Leads and rivals that need other networks, draws of the weights or a velocity without a class."""
+    """Return scores that need other networks, draws of the weights or a velocity without a class."""
     inner, labels = trained.network, trained.cond.get("y")
     null = inner.unconditional if isinstance(inner, Guided) else None
     given: dict[str, Any] = {
@@ -114,7 +113,7 @@ def others(trained: Trained, field: fmwc.Field, run: Trajectory) -> Reading:
     return Reading(scores, {name: cost for name, (_, cost) in parts[0].items()})
 
 
-CHOSEN: dict[str, str] = {}  # what was chosen, in words
+CHOSEN: dict[str, str] = {}  # descriptions of the chosen scores
 READERS: tuple[Callable[[Trained, fmwc.Field, Trajectory], Reading], ...] = (
     variance,
     free,
@@ -165,7 +164,7 @@ def score(trained: Trained, seed: int, *, count: int = COUNT) -> dict[str, np.nd
 
 
 def _coupling(trained: Trained) -> Mapping[str, Any]:
-    """The coupling of training, for fit_noise."""
+    """Return the options of fit_noise for the coupling of training."""
     return {"pairs": trained.pairs, "captured": False}
 
 

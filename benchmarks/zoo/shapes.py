@@ -1,4 +1,4 @@
-"""Data of the zoo and its failure rules, apart from MNIST's. All numbers come from an explicit generator."""
+"""Data and failure rules of the zoo, except those of digits. All random numbers come from an explicit generator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from fmwc.flow import FlatTorus
 
-PLACES = 400  # of a curve, which distances are measured to
+PLACES = 400  # points of a curve; distances are measured to these
 
 
 # ---- curves ------------------------------------------------------------------------------------------------------
@@ -34,7 +34,7 @@ def ring_curves() -> Tensor:  # (2, P, 2)
 
 
 def arms(count: int, turns: float, inner: float, outer: float) -> Tensor:  # (count, P, 2)
-    """Spiral arms that go round by so many turns from an inner to an outer radius."""
+    """Return spiral arms with a number of turns from an inner to an outer radius."""
     radius = torch.linspace(inner, outer, PLACES)
     angle = 2 * math.pi * (torch.arange(count)[:, None] / count + turns * (radius - inner) / (outer - inner))
     return radius[:, None] * torch.stack([angle.cos(), angle.sin()], -1)
@@ -78,14 +78,14 @@ CENTRES = 2 * _circle(0, 2 * math.pi)[:: PLACES // 8][:8, None]  # (8, 1, 2)
 
 
 def points_on(curves: Tensor, count: int, noise: float, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Points near curves: (count, D), and which curve each is of; all as likely, and evenly along it."""
+    """Return points near curves, `(count, D)`, and the curve of each. Curves are equally likely."""
     which = torch.randint(len(curves), (count,), generator=generator)
     place = torch.randint(curves.shape[1], (count,), generator=generator)
     return curves[which, place] + noise * torch.randn(count, curves.shape[2], generator=generator), which
 
 
 def nearest(x: Tensor, curves: Tensor, which: Tensor | None = None, torus: bool = False) -> Tensor:  # (B, D) -> (B,)
-    """The distance from each point to the curves, or to its own one."""
+    """Return the distance from each point to the nearest curve, or to the curve in `which`."""
     x = x.cpu()
     found = []
     for curve in curves:
@@ -97,7 +97,7 @@ def nearest(x: Tensor, curves: Tensor, which: Tensor | None = None, torus: bool 
 
 
 def nearer_another(x: Tensor, which: Tensor, curves: Tensor, margin: float) -> Tensor:  # (B, D), (B,) -> (B,)
-    """Whether another curve is nearer than the own one by more than a margin."""
+    """Return whether another curve is nearer than that in `which` by more than a margin."""
     every = torch.stack([nearest(x, curve[None]) for curve in curves], 1)
     own = torch.arange(len(curves)) == which.cpu()[:, None]
     return every[own] > every.masked_fill(own, math.inf).amin(1) + margin

@@ -1,4 +1,4 @@
-"""The table of the zoo: how well every score finds the failed samples of every flow.
+"""Write the table of the zoo: how well every score finds the failed samples of every flow.
 
 python -m benchmarks.zoo.table runs/zoo --out results/zoo
 """
@@ -24,7 +24,7 @@ DIGITS = {"auroc": 2, "auprc": 2, "lift": 1}
 
 
 def auroc(score: np.ndarray, failed: np.ndarray) -> float:
-    """The probability that a failed sample has a higher score than another; equal scores count half.
+    """Return the probability that a failed sample has a higher score than another; equal scores count half.
 
     >>> auroc(np.array([1.0, 2.0, 2.0, 3.0]), np.array([False, False, True, True]))
     0.875
@@ -37,7 +37,7 @@ def auroc(score: np.ndarray, failed: np.ndarray) -> float:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The numbers of one flow and seed: share of failures, and for every score AUROC, AUPRC, lift and cost."""
+    """Read one flow and seed: the share of failures, and for every score AUROC, AUPRC, lift and cost."""
     with np.load(path, allow_pickle=False) as file:
         failed = file["failed"].astype(bool)
         scores: dict[str, dict[str, float]] = {}
@@ -67,7 +67,7 @@ def _spread(values: list[float]) -> dict[str, float | None]:
 
 
 def collect(folder: Path) -> dict[str, Any]:
-    """Mean and standard deviation over seeds, by flow and score, from the files `FLOW-SEED.npz` of a folder."""
+    """Return means and standard deviations over seeds by flow and score, from the files `FLOW-SEED.npz` of a folder."""
     runs: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
     for path in sorted(folder.glob("*.npz")):
         name, _, seed = path.stem.rpartition("-")
@@ -101,8 +101,7 @@ def collect(folder: Path) -> dict[str, Any]:
 
 
 def summary(found: Mapping[str, Any]) -> dict[str, Any]:
-    """For each half and score: the median and the worst AUROC over flows, with the flow it is of, and how many have
-    it."""
+    """Return for each half and score the median AUROC over flows, the worst with its flow, and the number of flows."""
     halves: dict[str, Any] = {}
     for half in HALVES:
         by_score: dict[str, dict[str, float]] = defaultdict(dict)
@@ -124,8 +123,7 @@ def summary(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def against_best(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For each flow: the default's AUROC (None where confidence is withheld), and the best single score, which is
-    picked with the labels."""
+    """Return for each flow the AUROC of the default, or None if it is withheld, and the best score given the labels."""
     rows = []
     for name, flow in found.items():
         mean = {score: numbers["auroc"]["mean"] for score, numbers in flow["scores"].items()}
@@ -161,7 +159,7 @@ def _halves(found: Mapping[str, Any]) -> list[str]:
 
 
 def tables(found: Mapping[str, Any]) -> str:
-    """Markdown: the flows, a table for each metric with a row for each flow; the summaries come first."""
+    """Return the tables as Markdown: summaries, then one table for each metric with a row for each flow."""
     scores = list(dict.fromkeys(score for flow in found.values() for score in flow["scores"]))
     lines = [
         "# The zoo",
@@ -207,7 +205,7 @@ def write(folder: Path, out: Path, about: Mapping[str, Any] | None = None) -> No
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="the folder of the runner's .npz files")
-    parser.add_argument("--out", type=Path, help="where to write table.md and table.json; the same folder if not given")
+    parser.add_argument("--out", type=Path, help="the folder of table.md and table.json; default: the same folder")
     arguments = parser.parse_args()
     write(arguments.folder, arguments.out or arguments.folder)
 
