@@ -225,16 +225,17 @@ def make_shipped(data: str | Path | None = None, path: str | Path = SHIPPED) -> 
     return folder_hull(data).corners().save(path, NOTES)
 
 
-def _cached(path: Path, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the cached energies, and which of them are computed; none are if the file cannot be read."""
+def _cached(path: Path, count: int) -> np.ndarray:
+    """Return the cached energies, which are those of the first references; none if the file cannot be read."""
     try:
         arrays = read_arrays(path, LARGEST)
         values, done = arrays["energies"], arrays["done"]
-        if values.shape == done.shape == (count,) and values.dtype == np.float64 and done.dtype == bool:
-            return values, done
+        kinds = (values.dtype, done.dtype) == (np.float64, bool)
+        if kinds and values.ndim == 1 and values.shape == done.shape and len(values) <= count:
+            return values[done]
     except (DataError, KeyError):
         pass
-    return np.full(count, np.nan), np.zeros(count, bool)
+    return np.zeros(0)
 
 
 def reference_hull(crystals: Crystals, model: str = "chgnet", *, progress: Progress | None = None) -> Hull:
@@ -247,16 +248,15 @@ def reference_hull(crystals: Crystals, model: str = "chgnet", *, progress: Progr
     label = re.sub(r"[^A-Za-z0-9.]+", "-", f"{model}-{version(model)}" if version(model) else model)
     cache = os.environ.get("FMWC_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fmwc")
     path = Path(os.path.expanduser(cache)) / "hulls" / f"{label}-{mark}.npz"
-    values, done = _cached(path, len(crystals))
-    left = np.flatnonzero(~done)
-    for start in range(0, len(left), CACHE_EVERY):
-        rows = left[start : start + CACHE_EVERY]
-        values[rows], done[rows] = energies(crystals.take(rows.tolist()), model).per_atom, True
+    values = _cached(path, len(crystals))
+    while len(values) < len(crystals):
+        rows = range(len(values), min(len(values) + CACHE_EVERY, len(crystals)))
+        values = np.concatenate([values, energies(crystals.take(rows), model).per_atom])
         content = io.BytesIO()
-        np.savez_compressed(content, energies=values, done=done)
+        np.savez_compressed(content, energies=values, done=np.ones(len(values), bool))
         write_bytes(path, content.getvalue())
         if progress is not None:
-            progress("reference energies", int(done.sum()), len(done))
+            progress("reference energies", len(values), len(crystals))
     usable = np.flatnonzero(np.isfinite(values))
     if not len(usable):
         raise UsageError(f"{model} has no energy for any of the {len(crystals)} reference structures")
