@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 import numpy as np
 import torch
@@ -115,6 +115,16 @@ class Field(nn.Module):
         require_state(v, "the network's velocity")
         return v
 
+    @overload
+    def draw(
+        self, x: Tensor, t: float | Tensor, *, seed: Seed = None, cond: Mapping[str, Any] | None = None
+    ) -> Tensor: ...
+    @overload
+    def draw(
+        self, x: dict[str, Tensor], t: float | Tensor, *, seed: Seed = None, cond: Mapping[str, Any] | None = None
+    ) -> dict[str, Tensor]: ...
+    @overload
+    def draw(self, x: Any, t: Any, *, seed: Seed = None, cond: Mapping[str, Any] | None = None) -> Any: ...
     def draw(self, x: Any, t: Any, *, seed: Seed = None, cond: Mapping[str, Any] | None = None) -> Any:
         """Return the velocity under one draw of the weights from the posterior, ω ~ q(ω | x, t). Exact."""
         x, t = checked(self, x, t)

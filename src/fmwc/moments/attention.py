@@ -21,8 +21,6 @@ from torch import Tensor
 from fmwc.errors import NoRuleError
 from fmwc.moments.gaussian import FIRST_ORDER, Gaussian, arguments, refusal, register
 
-__all__ = ["multi_head_attention"]
-
 T = Tensor
 _LOGARITHMS = (F.log_softmax, torch.log_softmax, T.log_softmax)
 

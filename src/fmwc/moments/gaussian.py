@@ -22,25 +22,6 @@ from torch import Tensor
 
 from fmwc.errors import NoRuleError, ShapeError, UsageError, pick
 
-__all__ = [
-    "CLOSURES",
-    "EXACT",
-    "FIRST_ORDER",
-    "GAUSSIAN",
-    "INDEPENDENT",
-    "QUADRATURE",
-    "RULES",
-    "Closure",
-    "GaussHermite",
-    "Gaussian",
-    "Moments",
-    "Rule",
-    "Taylor",
-    "as_closure",
-    "moments_of",
-    "register",
-]
-
 # ---- closures --------------------------------------------------------------------------------------------------------
 
 Pointwise = Callable[[Tensor], Tensor]

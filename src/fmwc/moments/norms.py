@@ -40,8 +40,6 @@ from fmwc.moments.gaussian import (
     walk,
 )
 
-__all__ = ["IN_EXPECTATION"]
-
 T = Tensor
 
 IN_EXPECTATION = "first order, statistics in expectation"

@@ -13,8 +13,6 @@ from fmwc.errors import NoRuleError
 from fmwc.moments import arithmetic, attention, layout, norms  # noqa: F401
 from fmwc.moments.gaussian import RULES, Gaussian, refusal, register, write
 
-__all__ = ["INPLACE", "rule_rows", "short_names"]
-
 # A plain tensor has no memory for a variance, so in-place forms take a Gaussian target.
 _OTHER_SHAPE = ("rearrange", "metadata", "creation", "dropout")  # x.squeeze_() would change the target's shape
 

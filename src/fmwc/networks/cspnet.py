@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from fmwc.modes import compiling
 
-__all__ = ["CSPNet", "Layout", "layout_of"]
-
 ALIGN = 8  # tensor cores take products whose inner size is a multiple of this
 
 

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from fmwc.errors import ShapeError
 
-__all__ = ["LeNet"]
-
 
 class LeNet(nn.Module):
     """LeNet-style classifier: two convolutions with pooling, hidden layers of 120 and 84 units, and the classes.

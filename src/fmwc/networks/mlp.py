@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["MLP", "TimeEmbedding"]
-
 
 class TimeEmbedding(nn.Module):
     """Sinusoidal embedding of t in [0, 1], with wavelengths from 2π down to 2π/`fastest`.

@@ -13,8 +13,6 @@ from fmwc.errors import ShapeError, UsageError
 from fmwc.modes import compiling
 from fmwc.networks.mlp import TimeEmbedding
 
-__all__ = ["UNet"]
-
 GROUPS = 8  # of every GroupNorm
 
 

@@ -4,10 +4,10 @@ The hooks exist only while a pass runs in any thread, or inside :meth:`NoiseMode
 network has none, so that torch.compile, copies and pickles see the network as its author wrote it.
 
 The running pass is stored in context variables, so a hook acts only in the thread and task whose pass runs: other
-threads may sample the same field, or call the network, at the same time. A network that calls its layers from threads
-of its own must run them in a copy of its context (`contextvars.copy_context().run`); `nn.DataParallel` does not.
-torch does not use its fused kernel for `nn.TransformerEncoderLayer` where hooks exist: while a pass runs in one thread,
-results of such layers in other threads may differ in the last digits.
+threads may sample the same field, or call the network, at the same time. A network that starts threads for its layers
+must run them in a copy of its context (`contextvars.copy_context().run`); `nn.DataParallel` does not. If hooks exist,
+torch does not use its fused kernel for `nn.TransformerEncoderLayer`: while a pass runs in one thread, results of such
+layers in other threads may differ in the last digits.
 """
 
 from __future__ import annotations
@@ -49,14 +49,16 @@ class Pass:
     """
 
     def before(self, noisy: NoisyLayer, layer: Any, h: Tensor) -> Tensor:
+        """Return the input of the layer."""
         return h
 
     def after(self, noisy: NoisyLayer, layer: Any, h: Tensor, y: Tensor) -> Tensor:
+        """Return the output of the layer."""
         return y
 
 
 class Weights:
-    """One draw of the weights' noise √α ε θ per sample and layer, kept for the duration of a pass."""
+    """One draw of the weights' noise √α ε θ per sample and layer, constant during a pass."""
 
     def __init__(self, randomness: Randomness) -> None:
         self.randomness = randomness
@@ -156,7 +158,7 @@ class _Running(threading.local):
 
 
 class _Within(Bound):
-    """A scope in which a state is found in this context, and in copies of the context, until the scope closes."""
+    """A scope in which hooks find a state in this context, and in copies of it, until the scope closes."""
 
     state: _State | None = None
 
