@@ -1,4 +1,4 @@
-"""Checkpoints: what goes in comes out, and what cannot be read says why in one line."""
+"""Checkpoints: what is saved is loaded, and what cannot be read raises one line."""
 
 import json
 
@@ -52,7 +52,7 @@ def test_round_trip(name, tmp_path):
     assert torch.equal(before.transported.var, after.transported.var)
 
 
-def test_the_reference_travels(tmp_path):
+def test_a_reference_is_saved(tmp_path):
     field = mlp_field()
     field.reference = Reference("peak", MADE, torch.linspace(0, 1, 7))
     again = load(save(field, tmp_path)).reference
@@ -75,7 +75,7 @@ def digits(seed=0):
     return field
 
 
-def test_a_reference_within_a_class_travels_and_gives_the_same_confidence(tmp_path):
+def test_a_reference_within_a_class_gives_the_same_confidence(tmp_path):
     field = digits()
     again = load(save(field, tmp_path))
     before, after = (f.reference for f in (field, again))
@@ -93,7 +93,7 @@ def test_a_reference_within_a_class_travels_and_gives_the_same_confidence(tmp_pa
     assert about(tmp_path)["reference"]["within"] == "y"
 
 
-def test_a_reference_is_no_weight(tmp_path):
+def test_a_reference_is_not_a_weight(tmp_path):
     field = digits()
     again = load(save(field, tmp_path))
     assert same_weights(again, field)
@@ -101,7 +101,7 @@ def test_a_reference_is_no_weight(tmp_path):
     assert load(save(field, tmp_path)).reference is None
 
 
-def test_what_is_recorded(tmp_path):
+def test_the_record(tmp_path):
     path = save(mlp_field(), tmp_path, recipe={"name": "mine"}, metrics={"auprc": 0.5})
     record = about(path)
     assert record["format"] == FORMAT
@@ -112,14 +112,14 @@ def test_what_is_recorded(tmp_path):
     assert json.loads((path / "recipe.json").read_text()) == record
 
 
-def test_a_field_without_a_space_yet(tmp_path):
+def test_a_field_without_a_space(tmp_path):
     assert load(save(attach(MLP(2, 8, 1, 4)), tmp_path)).space is None
 
 
 @pytest.mark.parametrize(
     ("build", "network"), [(conv_field, TinyConv), (dict_field, TwoChannels)], ids=["conv", "product"]
 )
-def test_a_network_of_ones_own(build, network, tmp_path):
+def test_networks_that_are_not_of_fmwc(build, network, tmp_path):
     field = build()
     path = save(field, tmp_path)
     torch.manual_seed(77)
@@ -133,7 +133,7 @@ def test_a_network_of_ones_own(build, network, tmp_path):
     one_line(lambda: load(path), match=r"not a network of fmwc; pass it: load\(path, network=net\)")
 
 
-def test_saving_again_replaces(tmp_path):
+def test_saving_again_replaces_a_checkpoint(tmp_path):
     save(mlp_field(seed=1), tmp_path)
     field = mlp_field(seed=2)
     save(field, tmp_path)
@@ -149,7 +149,7 @@ def rounded(**options):
     return field
 
 
-def test_rounded_weights_come_back_bit_for_bit_from_eight_bits(tmp_path):
+def test_rounded_weights_are_quantised_without_loss(tmp_path):
     field = rounded()
     field.reference = Reference("peak", MADE, torch.linspace(0, 1, 7))  # numbers, and no weight
     again = load(save(field, tmp_path, quantise=True))
@@ -166,7 +166,7 @@ def test_rounded_weights_come_back_bit_for_bit_from_eight_bits(tmp_path):
     assert not [name for name in again.state_dict() if ":" in name]
 
 
-def test_weights_that_were_not_rounded_are_by_eight_bits(tmp_path):
+def test_quantising_rounds_weights(tmp_path):
     field = mlp_field()
     again = load(save(field, tmp_path / "a", quantise=True))
     assert not same_weights(again, field)
@@ -182,7 +182,7 @@ def parted(tmp_path, monkeypatch):
     return save(rounded(), tmp_path / "parted", quantise=True)
 
 
-def test_a_large_checkpoint_is_in_parts(parted):
+def test_a_large_checkpoint_is_split_into_parts(parted):
     count = len(about(parted)["files"])
     assert count > 2
     files = [f"model-{i + 1}-of-{count}.safetensors" for i in range(count)]
@@ -194,7 +194,7 @@ def test_a_large_checkpoint_is_in_parts(parted):
     assert same_weights(load(parted), rounded())
 
 
-def test_a_part_that_is_missing_or_cut_off_is_named(parted):
+def test_a_missing_or_truncated_part_is_named(parted):
     count = len(about(parted)["files"])
     part = parted / f"model-2-of-{count}.safetensors"
     whole = part.read_bytes()
@@ -218,7 +218,7 @@ BARE = {
 
 
 @pytest.mark.parametrize("name", BARE)
-def test_a_network_comes_back_bit_for_bit_and_in_evaluation_mode(name, tmp_path):
+def test_a_network_without_noise_is_loaded_in_evaluation_mode(name, tmp_path):
     build, inputs = BARE[name]
     network = build()
     network(*inputs)  # in training mode: running statistics move, and they travel too
@@ -235,7 +235,7 @@ def test_a_network_comes_back_bit_for_bit_and_in_evaluation_mode(name, tmp_path)
     assert record["recipe"] == {"name": "judge"}
 
 
-def test_a_network_that_could_not_be_built_again_is_not_saved(tmp_path):
+def test_only_networks_of_fmwc_are_saved_without_noise(tmp_path):
     class MLP(nn.Module):  # one of ours by name only
         config = {"dim": 2}  # noqa: RUF012
 
@@ -245,13 +245,13 @@ def test_a_network_that_could_not_be_built_again_is_not_saved(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-def test_a_judge_is_no_field_and_says_how_it_is_read(tmp_path):
+def test_a_network_without_noise_is_not_loaded_as_a_field(tmp_path):
     save_network(LeNet(4, 8), tmp_path)
     one_line(lambda: load(tmp_path), match=r"without noise; read it with fmwc\.checkpoint\.load_network")
     one_line(lambda: load(tmp_path, network=LeNet(4, 8)), match="load_network")
 
 
-def test_a_field_is_no_network(tmp_path):
+def test_a_field_is_not_loaded_as_a_network(tmp_path):
     save(mlp_field(), tmp_path)
     one_line(lambda: load_network(tmp_path), match=r"holds a field; read it with fmwc\.load")
 
@@ -275,13 +275,13 @@ RECORDS = {
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_a_record_of_a_network_that_is_damaged(name, tmp_path):
+def test_a_damaged_record_of_a_network(name, tmp_path):
     save_network(LeNet(4, 8), tmp_path)
     edit(tmp_path, **RECORDS[name])
     one_line(lambda: load_network(tmp_path), match="network")
 
 
-def test_weights_of_a_network_that_are_cut_off_or_broken(tmp_path, monkeypatch):
+def test_damaged_weights_of_a_network(tmp_path, monkeypatch):
     judge = LeNet(4, 8)
     weights = save_network(judge, tmp_path) / "model.safetensors"
     whole = weights.read_bytes()
@@ -312,19 +312,19 @@ def edit(path, **changes):
 
 
 @pytest.mark.parametrize("keep", [0, 4, 300, -1])
-def test_weights_that_are_cut_off(saved, keep):
+def test_truncated_weights(saved, keep):
     weights = saved / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:keep])
     one_line(lambda: load(saved), match="model.safetensors is (missing|not a safetensors file, or is cut off)")
 
 
-def test_weights_that_are_missing(saved):
+def test_missing_weights(saved):
     (saved / "model.safetensors").unlink()
     one_line(lambda: load(saved), match="model.safetensors is (missing|not a safetensors file, or is cut off)")
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"format": ', "[]", "null", '{"format": "x"}', "{}"])
-def test_a_record_that_is_cut_off(saved, content):
+def test_a_truncated_record(saved, content):
     (saved / "recipe.json").write_text(content)
     for call in (load, about):
         one_line(lambda call=call: call(saved), match=r"recipe.json( is not JSON|: the content|: format must)")
@@ -359,7 +359,7 @@ REFERENCES = {
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-def test_a_reference_that_is_damaged(name, tmp_path):
+def test_a_damaged_reference(name, tmp_path):
     save(digits(), tmp_path)
     record = json.loads((tmp_path / "recipe.json").read_text())
     record["reference"] = REFERENCES[name]
@@ -367,7 +367,7 @@ def test_a_reference_that_is_damaged(name, tmp_path):
     one_line(lambda: load(tmp_path), match="reference")
 
 
-def test_a_reference_that_lacks_its_standard(tmp_path):
+def test_a_reference_without_its_standardisation(tmp_path):
     field = mlp_field()
     field.reference = Reference("peak", MADE, torch.linspace(0, 1, 7))
     save(field, tmp_path)
@@ -377,7 +377,7 @@ def test_a_reference_that_lacks_its_standard(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["checkerbord", "chekerboard", "Checkerboard"])
-def test_an_unknown_name_names_the_nearest(name, monkeypatch, tmp_path):
+def test_the_error_for_an_unknown_name_suggests_the_nearest(name, monkeypatch, tmp_path):
     monkeypatch.setattr(fmwc.checkpoint, "shipped", lambda: {"checkerboard": tmp_path, "mnist": tmp_path})
     for call in (load, about):
         one_line(lambda call=call: call(name), match=f"unknown checkpoint '{name}'; did you mean 'checkerboard'")
@@ -388,7 +388,7 @@ def test_shipped_weights_by_name(monkeypatch, saved):
     assert same_weights(load("mine"), mlp_field())
 
 
-def test_folders_that_are_none(tmp_path):
+def test_folders_that_are_not_checkpoints(tmp_path):
     one_line(lambda: load(tmp_path), match="holds no recipe.json")
     file = tmp_path / "file"
     file.write_text("")
@@ -401,7 +401,7 @@ def test_folders_that_are_none(tmp_path):
 
 @pytest.mark.parametrize("part", ["network.out.bias", "noise.layers.0.inference.hidden.weight"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_broken_weight_is_not_saved(part, bad, tmp_path):
+def test_weights_that_are_not_finite_are_not_saved(part, bad, tmp_path):
     field = mlp_field()
     with torch.no_grad():
         field.get_parameter(part).flatten()[0] = bad
@@ -409,7 +409,7 @@ def test_a_broken_weight_is_not_saved(part, bad, tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-def test_a_broken_weight_is_not_loaded(saved, monkeypatch):
+def test_weights_that_are_not_finite_are_not_loaded(saved, monkeypatch):
     field = mlp_field()
     with torch.no_grad():
         field.network.out.bias[0] = float("nan")
@@ -456,7 +456,7 @@ def test_a_flipped_bit_of_the_weights_is_refused(place, saved):
 
 
 @pytest.mark.parametrize("change", [{"prior_rate": 0.9}, {"recipe": {"lr": 1}}, {"metrics": {"auprc": 1.0}}])
-def test_a_record_that_was_changed_is_refused(change, saved):
+def test_a_changed_record_is_refused(change, saved):
     record = json.loads((saved / "recipe.json").read_text())
     (saved / "recipe.json").write_text(json.dumps({**record, **change}))
     one_line(lambda: load(saved), match=r"recipe\.json was changed after it was written")
@@ -474,7 +474,7 @@ def test_weights_of_another_type_are_refused(dtype, saved):
     one_line(lambda: load(saved), match=r"weight 'network\.out\.bias' is torch\.")
 
 
-def test_weights_in_double_precision_come_back_in_double_precision(tmp_path):
+def test_weights_in_double_precision(tmp_path):
     field = mlp_field().double()
     again = load(save(field, tmp_path))
     assert again.network.out.bias.dtype == torch.float64
@@ -492,7 +492,7 @@ def test_weights_in_double_precision_come_back_in_double_precision(tmp_path):
     ],
     ids=["inf", "nan", "falling", "2-d", "empty"],
 )
-def test_a_reference_that_says_nothing_is_neither_saved_nor_loaded(quantiles, tmp_path):
+def test_an_invalid_reference_is_neither_saved_nor_loaded(quantiles, tmp_path):
     field = mlp_field()
     field.reference = Reference("peak", MADE, quantiles)
     with pytest.raises(fmwc.FmwcError):
@@ -504,7 +504,7 @@ def test_a_reference_that_says_nothing_is_neither_saved_nor_loaded(quantiles, tm
     one_line(lambda: load(tmp_path / "b"), match="reference")
 
 
-def test_sizes_are_compared_before_memory_is_taken(saved):
+def test_shapes_are_compared_before_memory_is_allocated(saved):
     edit(saved, network={"kind": "MLP", "config": {"dim": 2, "hidden": 60000, "depth": 900, "time_features": 8}})
     one_line(lambda: load(saved), match="another architecture|cannot be built")
     edit(saved, network={"kind": "MLP", "config": {"dim": 2, "hidden": 10**9}})
@@ -512,12 +512,12 @@ def test_sizes_are_compared_before_memory_is_taken(saved):
 
 
 @pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/passwd", "model.pt", ""])
-def test_weights_are_read_from_the_checkpoints_own_folder_only(name, saved):
+def test_weights_are_read_from_the_folder_of_the_checkpoint_only(name, saved):
     edit(saved, files={name: "0" * 64})
     one_line(lambda: load(saved), match="is not a file of weights")
 
 
-def test_a_checkpoint_stays_whole_until_the_new_one_is(saved, monkeypatch):
+def test_a_checkpoint_stays_complete_until_the_new_one_replaces_it(saved, monkeypatch):
     before = {p.name: p.read_bytes() for p in saved.iterdir()}
     monkeypatch.setattr(fmwc.checkpoint, "write_json", None)  # the record, which comes last, cannot be written
     with pytest.raises(TypeError):
@@ -531,7 +531,7 @@ def test_a_checkpoint_stays_whole_until_the_new_one_is(saved, monkeypatch):
     assert same_weights(load(saved), mlp_field(seed=7))
 
 
-def test_loading_leaves_torchs_random_numbers_alone(saved):
+def test_loading_does_not_change_torchs_random_state(saved):
     torch.manual_seed(3)
     before = torch.get_rng_state()
     load(saved)
@@ -562,7 +562,7 @@ def to_format_1(path):
         (path / "schedule.json").write_text(json.dumps(schedule))
 
 
-def test_checkpoints_of_the_first_release_load(saved):
+def test_checkpoints_of_format_1_load(saved):
     update(saved, schedule=Schedule((0.2, 0.8), Reference("peak", MADE, torch.linspace(0, 1, 5)), 0.9))
     same = identity(saved)
     to_format_1(saved)
@@ -604,14 +604,14 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_that_is_damaged(name, saved):
+def test_a_damaged_schedule(name, saved):
     update(saved, schedule=Schedule((0.2, 0.8), Reference("peak", MADE, torch.linspace(0, 1, 5)), 0.9))
     record = json.loads((saved / "recipe.json").read_text())
     edit(saved, schedule={**record["schedule"], **SCHEDULES[name]})
     one_line(lambda: load(saved))
 
 
-def test_saving_deletes_no_file_of_others(tmp_path):
+def test_saving_keeps_other_files(tmp_path):
     for name in ("schedule.json", "model-mine.safetensors"):
         (tmp_path / name).write_text("mine")
     for _ in range(2):

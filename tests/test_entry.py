@@ -1,4 +1,4 @@
-"""What a user names as `module:function` may do anything; what goes wrong is one line."""
+"""Functions named as `module:function`: every failure is one line."""
 
 import sys
 
@@ -85,17 +85,17 @@ def test_a_module_that_cannot_be_imported(module, body):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names_of_another_form(name):
+def test_invalid_names_are_refused(name):
     assert "module:function" in said(name)
 
 
 @pytest.mark.parametrize("body", FUNCTIONS)
-def test_functions_that_return_no_network(module, body):
+def test_functions_without_a_network_are_refused(module, body):
     module(body)
     assert FUNCTIONS[body] in said("odd_module:asks")
 
 
-def test_an_interrupt_is_passed_on(module):
+def test_an_interrupt_passes_through(module):
     module("raise KeyboardInterrupt")
     with pytest.raises(KeyboardInterrupt):
         call_entry("odd_module:made", "a network")

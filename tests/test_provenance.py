@@ -1,4 +1,4 @@
-"""The commit beside every number: that of fmwc's code, and of no repository that happens to be around it."""
+"""The commit of a result is that of fmwc's code, not that of a surrounding repository."""
 
 import os
 import shutil
@@ -41,7 +41,7 @@ def installed(package, environment=None):
     ).stdout.strip()
 
 
-def test_a_checkout_is_read_as_git_reads_it(repository):
+def test_the_commit_of_a_checkout_is_that_of_git(repository):
     assert commit_of(repository) == git(repository, "rev-parse", "HEAD")[:12]
     git(repository, "checkout", "-q", "-b", "feature/of-mine")
     git(repository, "commit", "-q", "--allow-empty", "-m", "second")
@@ -55,13 +55,13 @@ def test_a_checkout_is_read_as_git_reads_it(repository):
 
 
 @pytest.mark.parametrize("head", ["", "ref: ../../../etc/passwd", "ref: refs/heads/../../x", "z" * 40, "\0", "a" * 39])
-def test_a_repository_that_is_none(tmp_path, head):
+def test_a_damaged_repository(tmp_path, head):
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "HEAD").write_text(head)
     assert commit_of(tmp_path) == commit_of(tmp_path / "nowhere") == "unknown"
 
 
-def test_a_hostile_repository_around_an_installed_copy(repository):
+def test_a_surrounding_repository_is_not_used(repository):
     """Its configuration runs nothing, and its commit is not ours."""
     sprung = repository.parent / "sprung"
     git(repository, "config", "core.fsmonitor", f"touch {sprung}; false")
@@ -76,7 +76,7 @@ def test_a_hostile_repository_around_an_installed_copy(repository):
     assert not (package / "sprung").exists()
 
 
-def test_only_a_checkout_of_fmwc_is_believed(repository):
+def test_only_a_checkout_of_fmwc_is_used(repository):
     package = repository / "src" / "fmwc"
     assert installed(package) == "unknown"
     (repository / "pyproject.toml").write_text('[project]\nname = "theirs"\n\n[tool.x]\nname = "fmwc"\n')
@@ -85,7 +85,7 @@ def test_only_a_checkout_of_fmwc_is_believed(repository):
     assert installed(package) == git(repository, "rev-parse", "HEAD")[:12]
 
 
-def test_provenance_says_commit_and_code(monkeypatch):
+def test_provenance_records_commit_and_code(monkeypatch):
     monkeypatch.setenv("FMWC_COMMIT", "abc")
     commit.cache_clear()
     try:

@@ -1,4 +1,4 @@
-"""Weights in eight bits: rounding once is rounding for good, and is off by half a level at most."""
+"""Quantised weights: rounding twice is rounding once, and the error is at most half a level."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def weight(shape, seed=0, size=1.0):
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @given(st.integers(0, 200), st.floats(-20, 20))
-def test_again_changes_no_bit(shape, seed, exponent):
+def test_quantising_twice_is_quantising_once(shape, seed, exponent):
     levels, scale = encode(weight(shape, seed, 2.0**exponent))
     once = decode(levels, scale)
     levels_again, scale_again = encode(once)
@@ -28,7 +28,7 @@ def test_again_changes_no_bit(shape, seed, exponent):
     assert torch.equal(decode(levels_again, scale_again), once)
 
 
-def test_again_changes_no_bit_for_any_largest_entry():
+def test_quantising_twice_is_quantising_once_for_any_largest_entry():
     """127 · (m / 127) may be rounded away from m; the scale has to come back all the same. Every 64th of a binade."""
     largest = torch.arange(2**23, 2**24, 64, dtype=torch.float64).float()[:, None] * 2.0**-25
     once = decode(*encode(largest))
@@ -40,7 +40,7 @@ def test_again_changes_no_bit_for_any_largest_entry():
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @given(st.integers(0, 200), st.floats(-20, 20))
-def test_off_by_half_a_level_at_most(shape, seed, exponent):
+def test_the_error_is_at_most_half_a_level(shape, seed, exponent):
     before = weight(shape, seed, 2.0**exponent)
     levels, scale = encode(before)
     assert levels.dtype == torch.int8
@@ -54,7 +54,7 @@ def test_off_by_half_a_level_at_most(shape, seed, exponent):
     assert torch.equal(decode(levels, scale) < 0, levels < 0)
 
 
-def test_by_hand():
+def test_an_example():
     levels, scale = encode(torch.tensor([[127.0, -63.4, 0.6], [0.0, 0.0, 2.54]]))
     assert levels.tolist() == [[127, -63, 1], [0, 0, 127]]
     torch.testing.assert_close(scale, torch.tensor([1.0, 0.02]))
@@ -76,7 +76,7 @@ def test_rows_of_zeros_stay_zero():
 @pytest.mark.parametrize(
     "build", [lambda: nn.Linear(6, 4), TinyConv, lambda: nn.LayerNorm(5), lambda: small(dtype=torch.float32)]
 )
-def test_a_modules_matrices_are_rounded_and_its_vectors_untouched(build):
+def test_matrices_of_a_module_are_rounded_and_vectors_are_not(build):
     module = build()
     with torch.no_grad():
         for parameter in module.parameters():

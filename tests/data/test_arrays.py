@@ -1,4 +1,4 @@
-"""Samples of a user's own, from one file."""
+"""Samples and conditions from one file."""
 
 import os
 
@@ -26,7 +26,7 @@ def _pt(path):
 
 
 @pytest.mark.parametrize(("suffix", "write"), [(".npz", _npz), (".safetensors", _safetensors), (".pt", _pt)])
-def test_samples_and_conditions_come_back_from_every_kind_of_file(tmp_path, suffix, write):
+def test_samples_and_conditions_are_read_from_every_format(tmp_path, suffix, write):
     write(tmp_path / f"d{suffix}")
     found = arrays.load(tmp_path / f"d{suffix}")
     assert found.x.dtype == torch.float32
@@ -48,7 +48,7 @@ def test_channels_are_named(tmp_path):
     assert found.cond.keys() == {"atoms"}
 
 
-def test_conditions_alone_are_samples_of_nothing(tmp_path):
+def test_conditions_without_samples(tmp_path):
     np.savez(tmp_path / "d.npz", y=np.arange(4))
     assert arrays.load(tmp_path / "d.npz").x is None
 
@@ -58,7 +58,7 @@ class _Trap:
         return print, ("this must never run",)
 
 
-def test_what_is_wrong_is_said(tmp_path, capsys):
+def test_unusable_files_are_refused(tmp_path, capsys):
     def refused(name, match):
         with pytest.raises(DataError, match=match):
             arrays.load(tmp_path / name)

@@ -101,7 +101,7 @@ def test_an_interrupted_training_resumes_in_the_sequence_of_batches(source, stop
     assert identical(weights(whole), weights(killed))
 
 
-def test_a_sequence_does_not_depend_on_where_it_is_entered():
+def test_the_sequence_of_batches_does_not_depend_on_skipping():
     def first(count):
         batches = Batches(DataLoader(Labelled(), 7, shuffle=True), 8, seed=5)
         return [batches.draw() for _ in range(count)]

@@ -1,4 +1,4 @@
-"""MNIST and its like: found where they are, checked before use, and refused in one line."""
+"""MNIST and other labelled images: search, download, checks, and one-line errors."""
 
 import gzip
 import hashlib
@@ -133,7 +133,7 @@ def same(images, x, y):
         ("test", [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009], "7210414959", 0.132515, 0.310480),
     ],
 )
-def test_the_facts_of_mnist(split, per_digit, first, mean, std):
+def test_statistics_of_mnist(split, per_digit, first, mean, std):
     here = next((place for place in REAL if mnist._home(place)), None)
     if here is None:
         pytest.skip("MNIST itself is not on this machine: set FMWC_DATA to its folder")
@@ -150,7 +150,7 @@ def test_the_facts_of_mnist(split, per_digit, first, mean, std):
         assert len(images.x.unique(dim=0)) == len(images.x)
 
 
-def test_the_sums_cover_every_file_packed_and_not():
+def test_every_file_has_a_checksum():
     names = [name for pair in mnist.FILES.values() for name in pair]
     assert set(mnist.SUMS) == {*names, *(f"{name}.gz" for name in names)}
     lengths = {"sha256": 64, "md5": 32}
@@ -166,7 +166,7 @@ def test_the_sums_cover_every_file_packed_and_not():
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("place", mnist.PLACES)
 @pytest.mark.parametrize("how", ["path", "text", "variable", "cache"])
-def test_found(official, digits, cache, tmp_path, monkeypatch, packed, place, how):
+def test_mnist_is_found(official, digits, cache, tmp_path, monkeypatch, packed, place, how):
     x, y = digits
     root = cache if how == "cache" else tmp_path / "root"
     write_pair(root / place, "train", x[:40], y[:40], packed=packed)
@@ -195,7 +195,7 @@ def test_the_home_folder_is_known(official, tmp_path, monkeypatch):
     assert str(tmp_path / ".cache" / "fmwc" / "mnist") in refused("could not be downloaded")
 
 
-def test_only_the_split_asked_for_is_needed(official):
+def test_only_the_requested_split_is_needed(official):
     for name in mnist.FILES["test"]:
         (official / f"{name}.gz").unlink()
     assert len(mnist.load(official, "train").x) == 40
@@ -208,19 +208,19 @@ def test_only_the_split_asked_for_is_needed(official):
 
 
 @pytest.mark.parametrize("download", [True, False])
-def test_a_place_that_is_given_is_never_downloaded_to(tmp_path, download):
+def test_nothing_is_downloaded_to_a_given_path(tmp_path, download):
     for place in (tmp_path / "nowhere", tmp_path):
         assert str(place) in refused("holds no train-images", place, download=download)
     assert mnist.urlopen.asked == []
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_no_download_where_none_is_wanted(cache):
+def test_download_can_be_switched_off(cache):
     assert str(cache) in refused("download=True", download=False)
     assert mnist.urlopen.asked == []
 
 
-def test_a_file_is_not_mnist(tmp_path):
+def test_mnist_is_not_read_from_a_file(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"")
     refused("is not a folder.*--own", tmp_path / "a.npz")
 
@@ -242,7 +242,7 @@ def test_a_wrong_checksum_of_an_unpacked_file(official, digits):
     refused(r"train-images-idx3-ubyte is truncated.*\(by md5\)", official)
 
 
-def test_an_own_data_set_is_not_taken_for_mnist(folder):
+def test_own_data_needs_own(folder):
     refused("own=True", folder)
     assert len(mnist.load(folder, own=True).x) == 40
 
@@ -310,7 +310,7 @@ def test_no_network_at_all(cache):
     assert not cache.exists()
 
 
-def test_what_came_whole_is_kept_when_the_next_fails(official, cache, monkeypatch):
+def test_downloaded_files_are_kept_if_the_next_download_fails(official, cache, monkeypatch):
     answers = served(official, mnist.MIRRORS[0])
     labels = f"{mnist.MIRRORS[0]}{mnist.FILES['train'][1]}.gz"
     monkeypatch.setattr(mnist, "urlopen", Mirrors({k: v for k, v in answers.items() if k != labels}))
@@ -461,7 +461,7 @@ def test_npz_without_a_split(tmp_path, digits, names):
     assert same(train, x[~chosen], y[~chosen])
 
 
-def test_the_made_split_has_every_class_whatever_the_order(tmp_path, digits):
+def test_a_derived_split_has_every_class(tmp_path, digits):
     """Labels that run 0 to 9 again and again, or in blocks: neither leaves the test split with one class."""
     for y in (np.arange(1000) % 10, np.arange(1000) // 100):
         np.savez(tmp_path / "own.npz", x=digits[0][np.zeros(1000, int)], y=y)
@@ -484,7 +484,7 @@ def test_npz_shapes_and_types(tmp_path, digits, shape, dtype):
     assert same(mnist.load(tmp_path / "own.npz", own=True), x, y)
 
 
-def test_npz_of_truth_values(tmp_path, digits):
+def test_npz_of_booleans(tmp_path, digits):
     x, y = digits
     np.savez(tmp_path / "own.npz", x_train=x > 99, y_train=y)
     assert same(mnist.load(tmp_path / "own.npz", own=True), (x > 99) * np.uint8(255), y)
@@ -551,7 +551,7 @@ def test_pickle_is_refused(tmp_path, digits, which):
     assert not (tmp_path / "sprung").exists()
 
 
-def test_npz_that_is_none(tmp_path, digits):
+def test_damaged_npz(tmp_path, digits):
     file = tmp_path / "own.npz"
     np.savez_compressed(file, x_train=digits[0], y_train=digits[1])
     whole = file.read_bytes()
@@ -577,7 +577,7 @@ def test_pictures_with_splits(tmp_path, digits, kind):
 
 
 @pytest.mark.parametrize(("kind", "options"), [("webp", {"lossless": True}), ("jpg", {"quality": 100}), ("jpeg", {})])
-def test_pictures_that_may_lose(tmp_path, digits, kind, options):
+def test_compressed_pictures(tmp_path, digits, kind, options):
     x, y = by_label(*digits)
     images = mnist.load(write_pictures(tmp_path / "train", x, y, kind, **options).parent, own=True)
     assert torch.equal(images.y, torch.from_numpy(y))
@@ -689,7 +689,7 @@ def test_a_file_that_cannot_be_opened(folder, monkeypatch):
     refused("cannot be read or written .Permission denied", folder, own=True)
 
 
-def test_a_small_file_that_unpacks_to_gigabytes_is_refused_before_it_is(tmp_path):
+def test_small_files_that_unpack_to_gigabytes_are_refused(tmp_path):
     tracemalloc.start()
     try:
         with zipfile.ZipFile(tmp_path / "own.npz", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -710,7 +710,7 @@ def test_a_small_file_that_unpacks_to_gigabytes_is_refused_before_it_is(tmp_path
 
 
 @pytest.mark.parametrize("what", ["device", "fifo"])
-def test_what_is_no_regular_file(folder, what):
+def test_devices_and_pipes_are_refused(folder, what):
     file = folder / f"{IMAGES}.gz"
     file.unlink()
     os.symlink("/dev/zero", file) if what == "device" else os.mkfifo(file)

@@ -1,4 +1,4 @@
-"""Crystals as a setting: the files of a run, read back by others, and what its judge says of them."""
+"""The domain of crystals: files that other programs read, tables, drawing and judging."""
 
 import csv
 import dataclasses
@@ -117,7 +117,7 @@ def value(text):
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
-def test_cifs_and_the_table_are_read_by_others(salts, written):
+def test_pymatgen_reads_the_cif_files(salts, written):
     from pymatgen.core import Structure
 
     out, paths = written
@@ -150,7 +150,7 @@ def test_cifs_and_the_table_are_read_by_others(salts, written):
     assert all(row["novel"] == "" for row in rows)  # no training set is at hand
 
 
-def test_both_tables_hold_the_same(written):
+def test_csv_and_parquet_hold_the_same_table(written):
     from pyarrow import parquet
 
     out, _ = written
@@ -163,7 +163,7 @@ def test_both_tables_hold_the_same(written):
 
 
 @pytest.mark.usefixtures("no_picture")
-def test_extended_xyz_is_read_by_ase(setting, salts, tmp_path):
+def test_ase_reads_extended_xyz(setting, salts, tmp_path):
     ase = pytest.importorskip("ase.io")
     written = setting.write_samples(salts, tmp_path, "extxyz")
     assert "samples.xyz" in {p.name for p in written}
@@ -181,14 +181,14 @@ def test_extended_xyz_is_read_by_ase(setting, salts, tmp_path):
     assert "e_above_hull" not in frames[0].info
 
 
-def test_an_unknown_format_is_named_before_anything_is_written(setting, salts, tmp_path):
+def test_an_unknown_format_is_refused_before_anything_is_written(setting, salts, tmp_path):
     with pytest.raises(UnknownNameError, match=r"unknown format 'poscar'.* Known: cif, extxyz"):
         setting.write_samples(salts, tmp_path / "out", "poscar")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.usefixtures("no_picture")
-def test_every_crystal_of_a_poor_network_has_a_row(setting, drawn, tmp_path):
+def test_the_table_has_a_row_for_every_crystal(setting, drawn, tmp_path):
     setting.write_samples(drawn, tmp_path)
     rows = rows_of(tmp_path / "samples.csv")
     assert [row["name"] for row in rows] == [f"{i:05d}" for i in range(COUNT)]
@@ -200,7 +200,7 @@ def test_every_crystal_of_a_poor_network_has_a_row(setting, drawn, tmp_path):
     assert torch.equal(again.confidence, drawn.confidence)
 
 
-def test_a_run_without_confidence_is_still_written(setting, field, tmp_path):
+def test_a_run_without_confidence_is_written(setting, field, tmp_path):
     run = setting.draw(field, 5, 1, None, steps=4, confidence=None)
     written = setting.write_samples(run, tmp_path)
     assert {p.name for p in written} == {"samples.safetensors", "cif", "samples.csv", "samples.parquet"}
@@ -209,7 +209,7 @@ def test_a_run_without_confidence_is_still_written(setting, field, tmp_path):
     assert len(rows) == 5
 
 
-def test_the_table_begins_with_what_it_is_and_ends_with_what_is_wrong(setting, drawn):
+def test_columns_of_the_table(setting, drawn):
     table = setting.table(drawn)
     assert list(table) == [*FIRST, *OWN[:2], "confidence", *OWN[2:], *JUDGED]  # drawn as its reference was
     assert all(len(column) == COUNT for column in table.values())
@@ -220,7 +220,7 @@ def test_the_table_begins_with_what_it_is_and_ends_with_what_is_wrong(setting, d
 # ---- drawing --------------------------------------------------------------------------------------------------------
 
 
-def test_draws_are_those_of_the_recipe(setting, field, drawn):
+def test_the_domain_draws_as_the_recipe_does(setting, field, drawn):
     own = TINY.draw(field, COUNT, 1, confidence=room.READ_BY, schedule=Schedule.every(5))
     assert same(drawn.x, own.x)
     assert torch.equal(drawn.confidence, own.confidence)
@@ -231,7 +231,7 @@ def test_draws_are_those_of_the_recipe(setting, field, drawn):
     assert torch.equal(run.cond["atoms"], drawn.cond["atoms"])
 
 
-def test_where_confidence_is_withheld_the_table_has_ranks_and_no_scores_of_channels(setting, checkpoint):
+def test_the_table_of_a_run_without_variance(setting, checkpoint):
     run = setting.draw(load(checkpoint), COUNT, 1, None, steps=4)
     assert not len(run.times)
     assert run.withheld
@@ -243,7 +243,7 @@ def test_crystals_have_no_classes(setting, field):
         setting.draw(field, 2, 0, None, 3)
 
 
-def test_an_interrupted_run_goes_on_from_its_compact_batches(setting, field, tmp_path):
+def test_an_interrupted_run_resumes_from_compact_batches(setting, field, tmp_path):
     def die(done):
         if len(list((tmp_path / "killed").iterdir())) == 2:
             raise KeyboardInterrupt
@@ -266,7 +266,7 @@ def test_an_interrupted_run_goes_on_from_its_compact_batches(setting, field, tmp
 # ---- the judge ------------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_calculator_is_named_with_those_that_are_known(setting):
+def test_an_unknown_calculator_is_refused(setting):
     with pytest.raises(UnknownNameError, match=r"did you mean 'mace'\? Known: chgnet, mace, mattersim, orb, uma"):
         setting.with_judge("mase")
     assert setting.with_judge("mace").calculator == "mace"
@@ -274,14 +274,14 @@ def test_an_unknown_calculator_is_named_with_those_that_are_known(setting):
     assert domain_named("crystals").calculator == "chgnet"
 
 
-def test_bad_is_what_is_not_metastable(setting, salts):
+def test_crystals_fail_unless_they_are_metastable(setting, salts):
     bad, above = setting.judge(salts), np.array(setting.judgement(salts)["e_above_hull"], float)
     assert bad.tolist() == [not (e <= 0.1) for e in above]
     assert bad[0]  # it could not be judged
     assert not bad.all()
 
 
-def test_a_run_is_judged_once_and_another_is_not_taken_for_it(setting, salts, drawn, monkeypatch):
+def test_the_latest_judgement_is_cached(setting, salts, drawn, monkeypatch):
     real, calls = room.judge, []
     monkeypatch.setattr(room, "judge", lambda those, **k: calls.append(len(those)) or real(those, **k))
     first = setting.judgement(salts)
@@ -301,7 +301,7 @@ def test_novelty_is_judged_against_the_training_set(setting, salts, monkeypatch)
     assert any(novel)
 
 
-def test_numbers_in_words(setting, salts):
+def test_the_short_table(setting, salts):
     bad = setting.judge(salts)
     found = {row[""]: row["value"] for row in setting.numbers(salts, bad)}
     above = [e for e in setting.judgement(salts)["e_above_hull"] if not math.isnan(e)]
@@ -313,13 +313,13 @@ def test_numbers_in_words(setting, salts):
     assert told == f"too few to tell ({(~bad).sum()} metastable)"
 
 
-def test_numbers_where_none_is_good_say_nothing_of_confidence(setting, salts):
+def test_the_short_table_without_metastable_crystals(setting, salts):
     found = [row[""] for row in setting.numbers(salts, np.ones(8, bool))]
     assert found[-3:] == ["metastable (≤ 0.1 eV/atom)", "ordered by", "in brackets"]
     assert len(found) == 6
 
 
-def test_evaluation_reads_quality_and_says_that_no_crystal_changed(field):
+def test_evaluation_reports_quality_and_identical_crystals(field):
     told = []
     found = experiment_named("crystals").evaluate(field, 6, 3, "", told.append)
     assert found["bit_for_bit"] is True
@@ -330,12 +330,12 @@ def test_evaluation_reads_quality_and_says_that_no_crystal_changed(field):
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 
-def test_the_demonstration_is_of_shipped_weights(setting):
+def test_the_demonstration_uses_shipped_weights(setting):
     with pytest.raises(UsageError, match="shows shipped weights; train your own with fmwc train crystals"):
         setting.demo_recipe(["seed=3"])
 
 
-def test_data_of_a_folder_and_changes_make_a_recipe(setting):
+def test_data_and_changes_make_a_recipe(setting):
     recipe = setting.recipe("quick", ["hidden=8", "compiled=false"], "prototypes")
     assert (recipe.hidden, recipe.compiled, recipe.data) == (8, False, "prototypes")
     with pytest.raises(UnknownNameError, match="did you mean 'frequencies'"):

@@ -29,7 +29,7 @@ def test_rankings_of_many_failures_have_an_interval():
     assert low < 0.4 < high
 
 
-def test_the_short_table_tells_when_failures_are_few():
+def test_the_short_table_of_few_failures():
     chosen = domain_named("checkerboard")
     run = fmwc.sample(fmwc.load("checkerboard"), 60, steps=5)
     for failures in (0, 2, 20):

@@ -1,4 +1,4 @@
-"""A network by the name of what builds it, with weights as their author saved them; what is wrong is one line."""
+"""Networks that `module:function` builds, with weights from a file."""
 
 import sys
 
@@ -25,7 +25,7 @@ def test_a_network_is_built_by_name_with_its_weights(here):
     assert str(here) not in sys.path
 
 
-def test_a_function_may_import_its_neighbours_when_it_is_called(here):
+def test_a_function_may_import_modules_of_the_working_directory(here):
     (here / "their_sizes.py").write_text("HIDDEN = 12\n")
     (here / "their_late.py").write_text(
         "from fmwc.networks import MLP\n\n"
@@ -50,12 +50,12 @@ def test_a_function_may_import_its_neighbours_when_it_is_called(here):
         ("their_nets:returns_a_word", "must return a torch module"),
     ],
 )
-def test_a_name_that_builds_nothing_is_said(here, entry, said):
+def test_functions_that_build_no_network_are_refused(here, entry, said):
     with pytest.raises(UsageError, match=said):
         build(entry)
 
 
-def test_weights_of_another_network_are_said(here):
+def test_weights_of_another_network_are_refused(here):
     save_file(MLP(2, 8, 2).state_dict(), here / "w.safetensors")
     with pytest.raises(CheckpointError, match="does not fit the network of their_nets:made"):
         build("their_nets:made", here / "w.safetensors")
@@ -107,7 +107,7 @@ def late(here):
 
 
 @pytest.mark.parametrize("wrapper", ["", "_orig_mod.", "module."])
-def test_weights_are_read_as_their_author_saved_them(late, wrapper):
+def test_weights_may_be_saved_with_or_without_wrappers(late, wrapper):
     """Of the network below an adapter; compiled, or trained in parallel."""
     theirs = build("their_adapters:not_adapted")[0]
     save_file({f"{wrapper}{name}": value for name, value in theirs.state_dict().items()}, late / "w.safetensors")
@@ -124,7 +124,7 @@ def test_weights_are_read_as_their_author_saved_them(late, wrapper):
     ("entry", "said"),
     [("not_adapted", "adapt(net, time_first=True)"), ("asks_for_more", "'text'"), ("breaks", "KeyError: 'layers'")],
 )
-def test_what_does_not_run_is_said_in_a_line_also_with_own_samples(late, run, entry, said):
+def test_networks_that_do_not_run_raise_one_line(late, run, entry, said):
     words = ("--own-samples", 20, "--steps", 2, "--device", "cpu", "--out", late / "field")
     code, _, err = run("retrofit", f"their_adapters:{entry}", *words)
     assert code == 2
@@ -132,7 +132,7 @@ def test_what_does_not_run_is_said_in_a_line_also_with_own_samples(late, run, en
     assert not (late / "field").exists()
 
 
-def test_a_checkpoint_of_more_than_weights_names_what_it_holds(late):
+def test_a_file_with_more_than_weights_names_its_content(late):
     torch.save({"model": MLP(2, 16, 2).state_dict(), "epoch": 3}, late / "all.pt")
     with pytest.raises(DataError, match=r"model, epoch; save 'model' alone"):
         build("their_adapters:adapted", late / "all.pt")

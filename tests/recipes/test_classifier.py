@@ -1,4 +1,4 @@
-"""The judge's recipe: what it does to images before it learns from them, and how good it becomes."""
+"""The recipe of the digit classifier: distortions of its training images, and its accuracy."""
 
 import pytest
 import torch
@@ -66,7 +66,7 @@ def test_a_scale_zooms_about_the_middle():
     torch.testing.assert_close(far[..., 6, 6], x[..., 6, 6])
 
 
-def test_every_image_is_moved_by_an_amount_of_its_own_and_never_further():
+def test_every_image_is_distorted_by_a_bounded_amount():
     x = blobs(1).expand(300, -1, -1, -1)
     recipe = Classifier(**{**STILL, "shift": 0.08})
     found = distort(x, recipe, stream())
@@ -81,7 +81,7 @@ def test_every_image_is_moved_by_an_amount_of_its_own_and_never_further():
     assert moved[0].unique().numel() == 300
 
 
-def test_pictures_stay_pictures():
+def test_distorted_pixels_stay_in_range():
     x = torch.rand(20, 1, 8, 8)
     found = distort(x, Classifier(), stream())
     assert found.shape == x.shape
@@ -92,7 +92,7 @@ def test_pictures_stay_pictures():
 # ---- training -------------------------------------------------------------------------------------------------------
 
 
-def test_a_judge_of_small_digits_knows_them_and_its_folder_says_how_well(judge_folder, digits):
+def test_a_classifier_of_small_digits_is_accurate_and_records_its_accuracy(judge_folder, digits):
     judge, test = load_network(judge_folder), digits.images("test")
     found = accuracy(judge, unit(test.x), test.y)
     record = about(judge_folder)
@@ -105,7 +105,7 @@ def test_a_judge_of_small_digits_knows_them_and_its_folder_says_how_well(judge_f
     assert str(digits.data) not in (judge_folder / "recipe.json").read_text()
 
 
-def test_the_test_split_only_says_how_good_it_is(digits, tmp_path):
+def test_the_test_split_does_not_change_the_weights(digits, tmp_path):
     recipe, train, test = Classifier(iterations=5, batch=8), digits.images(), digits.images("test")
     state = torch.get_rng_state()
     first = fit_classifier(recipe, train, test, tmp_path / "a", CPU)

@@ -1,4 +1,4 @@
-"""The crystals' recipe: what its network is told of the data, what is drawn, and what a run that was stopped leaves."""
+"""The recipe of crystals: the scales of its network, capacities, samples, and training with a time limit."""
 
 import dataclasses
 import itertools
@@ -67,7 +67,7 @@ def same(a, b):
     ],
     ids=str,
 )
-def test_recipes_that_make_no_sense(change, message):
+def test_invalid_options_are_refused(change, message):
     with pytest.raises(UsageError, match=message) as raised:
         dataclasses.replace(PRESETS["quick"], **change)
     assert "\n" not in str(raised.value)
@@ -86,7 +86,7 @@ def test_rows_are_the_data_sorted_by_size():
     assert torch.equal(here.atoms, atoms)
 
 
-def test_the_network_knows_the_scales_of_the_data():
+def test_the_network_has_the_scales_of_the_data():
     """Lattices along their paths, velocities of the lattice, and how fast coordinates are; all recomputed here."""
     network = TINY.network()
     state, cond = TINY.rows()
@@ -138,7 +138,7 @@ def test_no_batch_exceeds_the_capacity(batch):
 
 
 @pytest.mark.parametrize("batch", [64, 256])
-def test_the_room_is_hardly_larger_than_what_is_drawn(batch):
+def test_the_capacity_is_at_most_5_percent_too_large(batch):
     atoms = sizes_of(20_000)
     source, generator = Rows(atoms, {}, batch, True, CPU), torch.Generator().manual_seed(0)
     drawn = torch.stack([source.draw(generator)[0] for _ in range(300)])
@@ -149,12 +149,12 @@ def test_the_room_is_hardly_larger_than_what_is_drawn(batch):
 
 
 @pytest.mark.parametrize(("sizes", "batch"), [([1, 3], 2), ([1] * 60 + [2] * 4, 64)], ids=["atoms", "crystals"])
-def test_rows_of_crystals_atoms_and_pairs_are_told_apart_by_their_number(sizes, batch):
+def test_numbers_of_crystals_atoms_and_pairs_differ(sizes, batch):
     rows, pairs = _capacity(torch.tensor(sizes), batch)
     assert pairs not in (rows, batch)
 
 
-def test_the_network_depends_on_the_seed_and_not_on_what_was_drawn_before():
+def test_the_network_depends_on_the_seed_only():
     state = torch.get_rng_state()
     first = weights(TINY.network())
     assert torch.equal(torch.get_rng_state(), state)
@@ -165,7 +165,7 @@ def test_the_network_depends_on_the_seed_and_not_on_what_was_drawn_before():
     assert not any(torch.equal(other[k], v) for k, v in first.items() if v.ndim > 1)
 
 
-def test_the_waves_of_a_pair_are_left_without_noise():
+def test_layers_of_pair_offsets_have_no_noise():
     names = TINY.attach(TINY.network()).noise.names
     assert "layers.0.edge" in names
     assert not [n for n in names if n.endswith("from_offset")]
@@ -176,7 +176,7 @@ def test_the_waves_of_a_pair_are_left_without_noise():
 # ---- what is drawn --------------------------------------------------------------------------------------------------
 
 
-def test_the_same_crystals_come_whatever_the_batch_and_a_longer_draw_starts_with_them():
+def test_crystals_depend_neither_on_the_batch_size_nor_on_their_number():
     field = TINY.attach(TINY.network())
     whole, split, longer = (
         TINY.draw(field, n, 3, config=SamplingConfig(batch=b)) for n, b in ((30, 30), (30, 7), (45, 45))
@@ -192,7 +192,7 @@ def test_the_same_crystals_come_whatever_the_batch_and_a_longer_draw_starts_with
     assert not torch.equal(TINY.draw(field, 30, 4).x["lattice"], whole.x["lattice"])
 
 
-def test_confidence_changes_no_crystal():
+def test_crystals_do_not_depend_on_the_estimator():
     field = TINY.attach(TINY.network())
     plain = TINY.draw(field.network, 20, 3, confidence=None)
     assert len(plain.times) == 0
@@ -202,7 +202,7 @@ def test_confidence_changes_no_crystal():
         assert run.times[:, 0].tolist() == [0.25, 0.75]
 
 
-def test_sizes_are_as_often_as_in_the_data():
+def test_sizes_have_the_frequencies_of_the_data():
     network, atoms = TINY.network(), TINY.rows()[1]["atoms"]
     drawn = network.draw_sizes(20_000, 1)
     share = torch.bincount(atoms, minlength=21).double() / len(atoms)
@@ -229,7 +229,7 @@ def test_steps_and_annealing_are_those_of_the_recipe():
 # ---- fitting --------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_loaded_draws_the_same_crystals_bit_for_bit(fitted):
+def test_a_loaded_checkpoint_draws_the_same_crystals(fitted):
     recipe, field, out = fitted
     again = load(out)
     assert identical(weights(again), weights(field))
@@ -243,7 +243,7 @@ def test_what_is_loaded_draws_the_same_crystals_bit_for_bit(fitted):
     torch.testing.assert_close(first.score(), second.score())
 
 
-def test_the_reference_is_of_crystals_of_its_own_seed(fitted):
+def test_the_reference_is_fitted_to_crystals_of_a_separate_seed(fitted):
     """A pilot run chose the echo, and found it no better than chance on a network that was hardly trained."""
     recipe, field, out = fitted
     for reference in (field.reference, load(out).reference):
@@ -264,7 +264,7 @@ def test_the_reference_is_of_crystals_of_its_own_seed(fitted):
     assert sorted(run.rank.tolist()) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
 
 
-def test_weights_are_settled(fitted):
+def test_weights_are_quantised(fitted):
     _, field, out = fitted
     before = weights(field)
     round_weights(field)
@@ -276,7 +276,7 @@ def test_weights_are_settled(fitted):
         assert kinds[name] == (torch.int8 if value.ndim > 1 else value.dtype)
 
 
-def test_weights_are_not_rounded_where_they_are_not_shipped_so(tmp_path):
+def test_weights_are_not_rounded_without_quantised(tmp_path):
     recipe = dataclasses.replace(TINY, quantised=False, references=8)
     field = fit(recipe, tmp_path / "model", CPU)
     before = weights(field)
@@ -293,7 +293,7 @@ def test_the_record_says_how_it_was_made(fitted):
     assert "prototypes" not in json.dumps(record)
 
 
-def test_a_retrofit_leaves_the_flows_crystals_as_they_are(tmp_path):
+def test_a_retrofit_does_not_change_the_crystals_of_the_flow(tmp_path):
     network = TINY.network()
     first = weights(network)
     fit_network(TINY, network)
@@ -320,9 +320,7 @@ def field_of(recipe):
     ids=["flow", "joint"],
 )
 @pytest.mark.parametrize("seconds", [2, 6, 9])
-def test_stopped_by_the_clock_and_called_again_it_reaches_the_same_weights(
-    build, train, seconds, tmp_path, monkeypatch
-):
+def test_training_stopped_by_the_time_limit_resumes_to_the_same_weights(build, train, seconds, tmp_path, monkeypatch):
     undisturbed = build(TINY)
     train(TINY, undisturbed)
     point = tmp_path / "point.resume"
@@ -339,7 +337,7 @@ def test_stopped_by_the_clock_and_called_again_it_reaches_the_same_weights(
     assert identical(weights(resumed), weights(undisturbed))
 
 
-def test_a_run_stopped_by_the_clock_leaves_a_checkpoint_where_that_is_enough(tmp_path, monkeypatch):
+def test_enough_steps_within_the_time_limit_give_a_checkpoint(tmp_path, monkeypatch):
     ticks = itertools.count()
     monkeypatch.setattr(fmwc.training, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
     told = []
@@ -349,7 +347,7 @@ def test_a_run_stopped_by_the_clock_leaves_a_checkpoint_where_that_is_enough(tmp
     assert identical(weights(load(tmp_path / "model")), weights(field))
 
 
-def test_a_given_flow_is_taken_as_it_is(tmp_path):
+def test_a_given_flow_is_not_trained_further(tmp_path):
     first = fit(TINY, tmp_path / "first", CPU)
     given = dataclasses.replace(TINY, flow=str(tmp_path / "first"), seed=7)
     second = fit(given, tmp_path / "second", CPU)
@@ -361,7 +359,7 @@ def test_a_given_flow_is_taken_as_it_is(tmp_path):
     assert not (tmp_path / "models").exists()
 
 
-def test_noise_that_a_given_checkpoint_has_already_is_not_fitted_again(tmp_path):
+def test_noise_of_a_given_checkpoint_is_not_fitted_again(tmp_path):
     first = fit(TINY, tmp_path / "first", CPU)
     given = dataclasses.replace(TINY, flow=str(tmp_path / "first"))
     taken = Networks(given, tmp_path / "models", CPU, print).retrofit(0)

@@ -1,4 +1,4 @@
-"""Fitting by a recipe: a folder that holds a checkpoint in the end, whatever happened on the way."""
+"""Training by a recipe into a checkpoint, also after interruptions."""
 
 import dataclasses
 import json
@@ -47,7 +47,7 @@ def test_a_folder_holds_the_checkpoint_and_nothing_else(fitted, digits):
     assert again.space.describe() == digits.space().describe()
 
 
-def test_the_reference_is_what_a_pilot_run_chose(fitted):
+def test_the_reference_is_chosen_by_a_pilot_run(fitted):
     field, out = fitted
     for reference in (field.reference, load(out).reference):
         assert {row["score"] for row in reference.candidates} >= {"contest + 0.3 spread@0.3-0.8", reference.score}
@@ -75,7 +75,7 @@ def test_the_record_says_how_it_was_made_and_holds_no_path_of_this_machine(fitte
     assert "digits.npz" not in json.dumps(record)
 
 
-def test_the_board_has_a_reference_of_its_own(tmp_path):
+def test_the_reference_of_the_checkerboard_has_a_separate_seed(tmp_path):
     field = fit(BOARD, tmp_path / "model", CPU)
     again = load(tmp_path / "model").reference
     assert again.score == field.reference.score == "nearest"  # points of the plane are dense
@@ -87,7 +87,7 @@ def test_the_board_has_a_reference_of_its_own(tmp_path):
 
 
 @pytest.mark.usefixtures("unreferenced")
-def test_a_retrofit_is_the_flow_as_it_would_be_without_it(recipe, tmp_path):
+def test_a_retrofit_does_not_change_the_flow(recipe, tmp_path):
     field = fit(recipe, tmp_path / "model", CPU)
     network = recipe.network()
     first = weights(network)
@@ -99,7 +99,7 @@ def test_a_retrofit_is_the_flow_as_it_would_be_without_it(recipe, tmp_path):
 
 @pytest.mark.usefixtures("unreferenced")
 @pytest.mark.parametrize("method", ["retrofit", "joint"])
-def test_a_seed_is_all_the_chance_there_is(recipe, method, tmp_path):
+def test_the_result_depends_on_the_seed_only(recipe, method, tmp_path):
     state = torch.get_rng_state()
     recipe = dataclasses.replace(recipe, method=method)
     seeds = {"a": 0, "b": 0, "c": 1}
@@ -123,7 +123,7 @@ def test_a_seed_is_all_the_chance_there_is(recipe, method, tmp_path):
     ],
     ids=["in the flow", "in the noise", "in both at once"],
 )
-def test_a_killed_training_goes_on_to_the_same_weights(recipe, method, stage, left, tmp_path):
+def test_a_killed_training_resumes_to_the_same_weights(recipe, method, stage, left, tmp_path):
     recipe = dataclasses.replace(recipe, method=method)
     undisturbed = fit(recipe, tmp_path / "whole", CPU)
     out, told = tmp_path / "killed", []
@@ -145,7 +145,7 @@ def test_a_killed_training_goes_on_to_the_same_weights(recipe, method, stage, le
 
 
 @pytest.mark.usefixtures("unreferenced")
-def test_a_killed_training_does_not_go_on_with_another_plan(tmp_path):
+def test_a_killed_training_does_not_resume_with_other_options(tmp_path):
     def kill(at, done, total, loss):
         raise KeyboardInterrupt
 
@@ -164,7 +164,7 @@ class Limited(Checkerboard):
 
 
 @pytest.mark.usefixtures("unreferenced")
-def test_a_stage_that_the_clock_ended_is_not_trained_further(tmp_path, monkeypatch):
+def test_a_stage_ended_by_the_time_limit_is_not_trained_further(tmp_path, monkeypatch):
     recipe = Limited(**{**dataclasses.asdict(BOARD), "iterations": 50, "minutes": 1.0, "enough": 0.1})
     now = iter(range(0, 10**6, 5))  # five seconds at each look: the clock ends the flow after a few steps
 
@@ -184,7 +184,7 @@ def test_a_stage_that_the_clock_ended_is_not_trained_further(tmp_path, monkeypat
 # ---- places that are not to be written to ---------------------------------------------------------------------------
 
 
-def test_nobodys_work_is_written_over(tmp_path):
+def test_existing_files_are_not_overwritten(tmp_path):
     file = tmp_path / "file"
     file.write_text("mine")
     with pytest.raises(OutputError, match="is a file"):
@@ -198,7 +198,7 @@ def test_nobodys_work_is_written_over(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"file", "recipe.json"}
 
 
-def test_data_that_cannot_be_read_is_said_before_anything_is_made(digits, tmp_path):
+def test_unreadable_data_is_refused_before_anything_is_written(digits, tmp_path):
     with pytest.raises(DataError, match="does not exist"):
         fit(dataclasses.replace(digits, data=str(tmp_path / "none.npz")), tmp_path / "model", CPU)
     assert not (tmp_path / "model").exists()
@@ -220,7 +220,7 @@ def test_dropout_is_on_while_it_learns(recipe, monkeypatch):
     assert not identical(weights(dropout.network), weights(plain))
 
 
-def test_two_heads_learn_together_and_a_variance_alone(recipe):
+def test_heads_are_trained_together_or_the_variance_alone(recipe):
     both = HeteroscedasticHead(recipe.network(heads=2))
     first = weights(both)
     fit_heads(recipe, both)
@@ -235,7 +235,7 @@ def test_two_heads_learn_together_and_a_variance_alone(recipe):
     assert changed == {"network.out.weight", "network.out.bias"}
 
 
-def test_progress_says_which_stage(tmp_path):
+def test_progress_names_the_stage(tmp_path):
     told = []
     fit(BOARD, tmp_path, CPU, lambda *about: told.append(about[:3]))
     assert told == [("flow", 4, 4), ("noise", 2, 2)]

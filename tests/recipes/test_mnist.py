@@ -1,4 +1,4 @@
-"""The MNIST recipe and its readings: what is refused, what depends on what, and numbers that can be worked out."""
+"""The MNIST recipe and its evaluation: options, data and numbers with known values."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -41,7 +41,7 @@ from tests.recipes.conftest import identical, weights
     ],
     ids=str,
 )
-def test_recipes_that_make_no_sense(change, message):
+def test_invalid_options_are_refused(change, message):
     with pytest.raises(UsageError, match=message) as raised:
         dataclasses.replace(PRESETS["quick"], **change)
     assert "\n" not in str(raised.value)
@@ -57,18 +57,18 @@ def test_recipes_that_make_no_sense(change, message):
     ],
     ids=str,
 )
-def test_plans_that_make_no_sense(change, message):
+def test_invalid_training_options_are_refused(change, message):
     with pytest.raises(UsageError, match=message):
         dataclasses.replace(PRESETS["quick"], **change).plan.iterations  # noqa: B018
 
 
-def test_channels_that_do_not_fill_the_groups_are_refused():
+def test_channels_must_fill_the_groups():
     with pytest.raises(UsageError, match="multiple of 8"):
         Mnist(base=12).network()
 
 
 @pytest.mark.parametrize("size", [(6, 8), (8, 10)], ids=str)
-def test_sides_that_cannot_be_halved_twice_are_refused(size, tmp_path):
+def test_sides_must_be_multiples_of_4(size, tmp_path):
     path = tmp_path / "odd.npz"
     np.savez(path, x=np.zeros((20, *size), np.uint8), y=np.arange(20) % 10)
     with pytest.raises(UsageError, match=f"multiples of 4; these are \\({size[0]}, {size[1]}\\)"):
@@ -81,7 +81,7 @@ def test_labels_outside_the_classes_are_refused(digits):
 
 
 @pytest.mark.parametrize(("classes", "needed"), [(10, 80), (3, 24)])
-def test_references_too_few_are_refused(classes, needed):
+def test_too_few_references_are_refused(classes, needed):
     Mnist(references=needed, classes=classes)
     with pytest.raises(UsageError, match=f"at least 8 per class, {needed}; got {needed - 1}"):
         Mnist(references=needed - 1, classes=classes)
@@ -106,7 +106,7 @@ def test_data_and_labels_go_together(digits):
     assert len(digits.images("test").y) == pytest.approx(len(x) / 9, abs=1)
 
 
-def test_the_network_depends_on_the_seed_and_not_on_what_was_drawn_before(digits):
+def test_the_network_depends_on_the_seed_only(digits):
     state = torch.get_rng_state()
     first = weights(digits.network())
     assert torch.equal(torch.get_rng_state(), state)
@@ -118,14 +118,14 @@ def test_the_network_depends_on_the_seed_and_not_on_what_was_drawn_before(digits
     assert two.out.weight.shape[0] == 2 * first["out.weight"].shape[0]
 
 
-def test_layers_may_be_left_without_noise(digits):
+def test_excluded_layers_have_no_noise(digits):
     field = dataclasses.replace(digits, exclude="first").attach(digits.network())
     assert "first" not in field.noise.names
     assert "first" in digits.attach(digits.network()).noise.names
 
 
 @pytest.mark.parametrize("classes", [3, 10])
-def test_every_class_is_asked_for_in_turn(classes):
+def test_classes_take_turns(classes):
     asked = labels(30, classes)
     assert asked[:classes].tolist() == list(range(classes))
     assert asked.bincount().tolist() == [30 // classes] * classes
@@ -145,7 +145,7 @@ def examiner(judge=None, test=None, **options):
     return evaluate.Examiner(judge, test, **{"count": 20, "steps": 6, "few": 20, **options})
 
 
-def test_the_first_digits_are_the_same_however_many_are_drawn():
+def test_digits_do_not_depend_on_their_number():
     field, eye = field_of_few(), examiner(seed=4)
     few, many = eye.draw(field, 5), eye.draw(field)
     assert len(many) == 20

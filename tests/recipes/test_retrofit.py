@@ -1,4 +1,4 @@
-"""Confidence for networks of a user's own, by the name of the function that builds them."""
+"""Retrofitting noise to networks of users, which a function builds."""
 
 import re
 from dataclasses import replace
@@ -26,7 +26,7 @@ def samples():
     return arrays.Samples(checkerboard.sample(500, 0), {})
 
 
-def test_the_network_stays_and_the_field_comes_back(here, samples):
+def test_the_network_does_not_change_and_the_field_loads(here, samples):
     network, _ = build("their_nets:made")
     before = {name: value.clone() for name, value in network.state_dict().items()}
     field, losses = retrofit(network, here / "field", samples, SMALL, entry="their_nets:made")
@@ -40,7 +40,7 @@ def test_the_network_stays_and_the_field_comes_back(here, samples):
     assert ours.reference is not None
 
 
-def test_own_samples_stand_in_for_data(here):
+def test_noise_is_fitted_to_own_samples(here):
     network, space = build("their_nets:with_space")
     config = Retrofit(steps=20, batch=32, sampling_steps=5, own_samples=100)
     field, _ = retrofit(network, here / "field", None, config, space=space)
@@ -51,7 +51,7 @@ def test_own_samples_stand_in_for_data(here):
         retrofit(build("their_nets:made")[0], here / "other", None, SMALL)
 
 
-def test_pairs_are_those_of_the_networks_training(here, samples):
+def test_pairs_are_recorded_and_used(here, samples):
     small = Retrofit(steps=8, batch=32, sampling_steps=5)
     runs = {}
     for pairs in ("independent", "ot"):
@@ -68,7 +68,7 @@ def test_pairs_are_those_of_the_networks_training(here, samples):
     assert fmwc.checkpoint.about(here / "cli")["recipe"]["pairs"] == "ot"
 
 
-def test_conditions_go_along(here):
+def test_conditions_reach_the_network(here):
     network, _ = build("their_nets:conditional")
     data = arrays.Samples(checkerboard.sample(90, 0), {"y": torch.arange(90) % 3})
     config = Retrofit(steps=20, batch=32, sampling_steps=5)
@@ -76,7 +76,7 @@ def test_conditions_go_along(here):
     assert len(fmwc.sample(field, 6, steps=5, cond={"y": torch.arange(6) % 3})) == 6
 
 
-def test_confidence_is_within_a_class_where_there_are_classes(here):
+def test_confidence_is_relative_to_the_class(here):
     """Also within one that is rare in the data, and would hardly be among what is held out."""
     torch.manual_seed(0)
     network, _ = build("their_nets:conditional")
@@ -94,7 +94,7 @@ def test_confidence_is_within_a_class_where_there_are_classes(here):
         _ = fmwc.sample(again, 3, steps=5, cond={"y": torch.tensor([0, 1, 2])}).confidence
 
 
-def test_a_class_that_is_rare_in_the_data_is_no_obstacle(here):
+def test_a_rare_class(here):
     """Its training points are too few to tell a distance to them: all points are taken together."""
     torch.manual_seed(0)
     data = arrays.Samples(checkerboard.sample(200, 0), {"y": (torch.arange(200) >= 190).int() * 2})
@@ -117,7 +117,7 @@ def test_a_class_that_is_rare_in_the_data_is_no_obstacle(here):
         {"n": torch.arange(90) % 3},  # the number of rows of a sample
     ],
 )
-def test_conditions_that_are_no_classes(cond, monkeypatch):
+def test_conditions_that_are_not_classes(cond, monkeypatch):
     monkeypatch.setattr("fmwc.retrofit.CLASSES", 50)
     space = Space({"x": Channel((3, 2), rows="n")})
     assert _class(cond, space, 90) == ""
@@ -157,7 +157,7 @@ def test_options_are_checked_before_anything_is_computed(here, samples, change, 
     assert not (here / "field").exists()
 
 
-def test_data_that_the_network_does_not_take_is_said(here, samples):
+def test_data_of_another_shape_is_refused(here, samples):
     network, _ = build("their_nets:made")
     with pytest.raises(UsageError, match=r"does not run as network\(x, t\) on samples of x \(3,\)"):
         retrofit(network, here / "field", arrays.Samples(torch.randn(50, 3), {}), SMALL)
@@ -221,7 +221,7 @@ def test_a_retrofitted_field_has_a_page(here, count):
     assert (here / "page" / "samples.csv").is_file()
 
 
-def test_classes_of_a_retrofitted_field_come_in_turn_or_as_asked(here):
+def test_classes_take_turns_unless_a_label_is_given(here):
     fitted(here, "their_nets:conditional", y=torch.arange(300) % 2 * 2)
     words = ["sample", "field", "--network", "their_nets:conditional", "-n", "4", "--steps", "3", "--device", "cpu"]
     run = CliRunner().invoke
@@ -234,13 +234,13 @@ def test_classes_of_a_retrofitted_field_come_in_turn_or_as_asked(here):
     assert not (here / "ones").exists()
 
 
-def test_a_network_of_ours_needs_no_name(here):
+def test_networks_of_fmwc_need_no_function(here):
     fitted(here)
     done = CliRunner().invoke(app, ["sample", "field", "-n", "4", "--steps", "3", "--device", "cpu", "--out", "drawn"])
     assert done.exit_code == 0, done.output
 
 
-def test_what_cannot_be_sampled_from_the_command_line_is_said_before_a_folder_is_made(here):
+def test_networks_that_cannot_be_sampled_are_refused_before_a_folder_is_made(here):
     fitted(here, "their_nets:plain")
     asking = fmwc.attach(build("their_nets:conditional")[0], space=(2,))
     fmwc.save(asking, here / "asking")
@@ -259,7 +259,7 @@ def test_what_cannot_be_sampled_from_the_command_line_is_said_before_a_folder_is
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_network_in_double_precision_is_retrofitted_by_the_verb(here, samples, dtype):
+def test_a_network_in_double_precision_is_retrofitted_from_the_command_line(here, samples, dtype):
     (here / "wide_nets.py").write_text(
         "import torch\nfrom their_nets import made\ndef build():\n    return made().double(), (2,)\n"
     )
@@ -274,14 +274,14 @@ def test_a_network_in_double_precision_is_retrofitted_by_the_verb(here, samples,
 
 
 @pytest.mark.parametrize("count", [1, 9, 10**12])
-def test_numbers_of_own_samples_that_cannot_be_are_refused_before_anything_is_made(here, count):
+def test_invalid_numbers_of_own_samples_are_refused(here, count):
     words = ["retrofit", "their_nets:made", "--own-samples", str(count), "--out", "field"]
     refused = CliRunner().invoke(app, words)
     assert isinstance(refused.exception, UsageError)
     assert not (here / "field").exists()
 
 
-def test_the_verb(here, samples):
+def test_retrofit_from_the_command_line(here, samples):
     np.savez(here / "d.npz", x=samples.x.numpy())
     run = CliRunner().invoke
     words = ["retrofit", "their_nets:made", "--data", "d.npz", "--steps", "20", "--batch", "32", "--out", "field"]
