@@ -84,7 +84,7 @@ def own_gradients(field):
     return [g.T if g.ndim == 2 else g[None] for g in found]
 
 
-def test_losses_and_gradients_are_the_librarys(draws):
+def test_losses_and_gradients_match_the_library(draws):
     fields = [field_of(0), field_of(1)]
     loss, gradients, _ = stacked(fields, [Cell(beta=BETA)] * 2, draws)
     for i, field in enumerate(fields):
@@ -96,7 +96,7 @@ def test_losses_and_gradients_are_the_librarys(draws):
             torch.testing.assert_close(mine[i], own, rtol=1e-5, atol=1e-6)
 
 
-def test_plain_flow_matching_is_a_cell(draws):
+def test_plain_flow_matching_matches_the_library(draws):
     fields = [field_of(0), field_of(1)]
     loss, gradients, _ = stacked(fields, [FM, Cell(beta=BETA)], draws)
     x1, *rest = draws[0]
@@ -111,7 +111,7 @@ def test_plain_flow_matching_is_a_cell(draws):
 @pytest.mark.parametrize("variance", ["square", "printed"])
 @pytest.mark.parametrize("reduction", ["mean", "channels", "weights"])
 @pytest.mark.parametrize("layers", ["all", "out"])
-def test_readings_against_the_definition(draws, variance, reduction, layers):
+def test_interpretations_against_the_definition(draws, variance, reduction, layers):
     """α² is the ratio of variances of a field whose inference networks give 2 log α; the KL is summed by hand."""
     cell = Cell(variance, reduction, 1.0, BETA, layers)
     field = field_of(0)
@@ -135,7 +135,7 @@ def test_readings_against_the_definition(draws, variance, reduction, layers):
     torch.testing.assert_close(loss[0], total, rtol=1e-5, atol=1e-5)
 
 
-def test_the_factor_is_a_change_of_beta(draws):
+def test_factor_rescales_beta(draws):
     one, half = (stacked([field_of(0)], [Cell(factor=f, beta=b)], draws)[1] for f, b in ((1.0, 0.1), (0.5, 0.2)))
     for a, b in zip(one, half, strict=True):
         torch.testing.assert_close(a, b)
@@ -147,7 +147,7 @@ def test_bf16_is_close(draws):
     assert not torch.equal(rounded, exact)
 
 
-def test_a_model_does_not_depend_on_its_neighbours():
+def test_models_do_not_depend_on_each_other():
     alone, others = [Models(TINY, cells, seeds, CPU, False) for cells, seeds in (
         ([LIBRARY], [7]), ([FM, PRINTED, LIBRARY], [3, 7]))]  # fmt: skip
     for _ in range(TINY.iterations):
@@ -158,7 +158,7 @@ def test_a_model_does_not_depend_on_its_neighbours():
             assert not torch.equal(b[3], b[5])
 
 
-def test_adam_and_the_average_are_torchs_and_the_librarys():
+def test_adam_and_average_match_torch_and_the_library():
     models = Models(TINY, [LIBRARY, replace(LIBRARY, decay="cosine")], [0], CPU, False)
     references = [[w[i].detach().clone().requires_grad_() for w in models.weights] for i in range(2)]
     optimisers = [torch.optim.Adam(r, lr=TINY.lr) for r in references]
@@ -189,7 +189,7 @@ def test_adam_and_the_average_are_torchs_and_the_librarys():
         torch.testing.assert_close(mine[0], own, rtol=1e-5, atol=1e-6)
 
 
-def test_samples_are_those_of_fmwc_sample():
+def test_samples_match_fmwc_sample():
     models = Models(TINY, [LIBRARY], [0, 1], CPU, False)
     for i, seed in enumerate((0, 1)):
         recipe = replace(TINY, seed=seed)
@@ -234,7 +234,7 @@ def test_final_rounds_take_the_best_of_the_screening():
     assert len({cell.name for cell in SCREENED}) == len(SCREENED)
 
 
-def test_a_second_call_resumes(tmp_path, monkeypatch):
+def test_second_call_resumes(tmp_path, monkeypatch):
     monkeypatch.setattr(headline, "SCREENED", (FM, Cell(beta=1e-2), Cell(beta=1e-1), Cell(layers="out")))
     monkeypatch.setattr(headline, "KINDS", ("raw", "averaged", "late"))
     given = ["--tiny", "--device", "cpu", "--out", str(tmp_path)]

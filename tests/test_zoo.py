@@ -54,7 +54,7 @@ def _judge(made, least):
     assert float(made.failed(noise, made.conditions(1000)).float().mean()) > 0.5
 
 
-def test_halves_are_equal_and_every_flow_has_a_training():
+def test_halves_are_equal_and_every_flow_has_training_settings():
     halves = [flow.half for flow in FLOWS.values()]
     assert halves.count("choose") == halves.count("report") >= 7
     assert halves.count("fresh") >= 5
@@ -98,7 +98,7 @@ def test_labels_are_replaced_in_the_stated_share():
     assert float(wrong.float().mean()) == pytest.approx(digits.WRONG, abs=0.01)
 
 
-def test_variance_preserving_path_is_that_of_the_velocity():
+def test_velocity_of_the_variance_preserving_path():
     """With the true data as its prediction, the denoiser's velocity is the path's, which is the path's slope."""
     network = Denoiser(ResidualMLP(2, 16, 1)).double()
     x0, x1 = torch.randn(2, 50, 2, dtype=torch.float64)
@@ -112,14 +112,14 @@ def test_variance_preserving_path_is_that_of_the_velocity():
     assert float((network.path(x0, x1, 0 * t + 1)[0] - x1).norm(dim=1).max()) < 0.2
 
 
-def test_guidance_is_two_calls_combined():
+def test_guidance_combines_two_velocities():
     network = Guided(ResidualMLP(2, 16, 1, classes=4), none=3, weight=2.0)
     x, t, y = torch.randn(5, 2), torch.rand(5), torch.arange(5) % 3
     with_, without = network.network(x, t, y), network.network(x, t, torch.full((5,), 3))
     assert torch.allclose(network(x, t, y), 2 * with_ - without, atol=1e-5)
 
 
-def test_optimal_pairs_are_a_permutation_that_costs_less():
+def test_optimal_pairs_are_a_cheaper_permutation():
     x1 = torch.randn(64, 2, generator=torch.Generator().manual_seed(1))
     x0 = flows.optimal_pairs(x1, Stream(torch.Generator().manual_seed(0)))
     drawn = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
@@ -127,14 +127,14 @@ def test_optimal_pairs_are_a_permutation_that_costs_less():
     assert (x1 - x0).square().sum() < 0.5 * (x1 - drawn).square().sum()
 
 
-def test_the_noise_of_a_coupled_flow_is_fitted(few):
+def test_noise_of_a_coupled_flow_is_fitted(few):
     made = FLOWS["triangles-ot"].train(0, CPU)
     field = fmwc.attach(made.network, space=made.space)
     fmwc.fit_noise(field, made.data, 2, batch=32, seed=0, confidence=False, **scores._coupling(made))
     assert all(bool(p.isfinite().all()) for p in field.parameters())
 
 
-def test_rules_catch_the_failure_they_name():
+def test_rules_of_first_flows():
     s = torch.arange(64) / 64
     tone = lambda f: (2 * torch.pi * f * s).sin()  # noqa: E731
     waves = torch.stack([tone(2) + tone(7), tone(2) + tone(11), tone(2) + tone(7) + tone(20)])[:, None]
@@ -154,7 +154,7 @@ def test_rules_catch_the_failure_they_name():
     assert torch.equal(BONDS, BONDS.transpose(1, 2))
 
 
-def test_fresh_rules_catch_the_failure_they_name():
+def test_rules_of_fresh_flows():
     line = torch.linspace(-1, 1, 6)[:, None] * torch.tensor([0.6, 0.8])
     bent = line.clone()
     bent[0, 0] += 0.6
@@ -172,7 +172,7 @@ def test_fresh_rules_catch_the_failure_they_name():
     assert nearer_another(points, torch.tensor([0, 0, 0, 1]), centres, 0.4).tolist() == [False, False, True, False]
 
 
-def test_second_fresh_rules_catch_the_failure_they_name():
+def test_rules_of_second_fresh_flows():
     bent = CORNERS.clone()
     bent[0] = Sphere().projx(torch.tensor([1.0, 0.4, 0.0]))
     assert no_octahedron(torch.stack([CORNERS[torch.arange(5, -1, -1)], bent])).tolist() == [False, True]
@@ -198,7 +198,7 @@ def test_geodesics_of_the_sphere_reach_their_end_at_constant_speed():
     assert torch.allclose((x * u).sum(1), torch.zeros(50, dtype=torch.float64), atol=1e-12)
 
 
-def test_one_layer_more_or_less_reads_every_place():
+def test_recurrent_network_reads_every_place():
     """A place of the output depends on all places before and after it, for an even or an odd number of LSTM layers."""
     for depth in (1, 2, 3):
         network = Recurrent(2, 8, depth)
@@ -209,7 +209,7 @@ def test_one_layer_more_or_less_reads_every_place():
         assert seen.all() == (depth > 1)
 
 
-def test_vectors_of_the_equivariant_network_turn_and_reorder():
+def test_equivariant_network_rotates_and_permutes_with_its_input():
     network, generator = Equivariant(8, 2).double(), torch.Generator().manual_seed(0)
     x = Sphere().projx(torch.randn(3, 6, 3, generator=generator, dtype=torch.float64))
     turn = torch.linalg.qr(torch.randn(3, 3, generator=generator, dtype=torch.float64)).Q
@@ -229,7 +229,7 @@ def test_summary_has_every_half():
     assert all(f"## Half `{half}`" in tables(found) for half in HALVES)
 
 
-def test_default_stands_beside_the_best_score_or_is_withheld():
+def test_table_compares_the_default_with_the_best_score():
     def flow(**auroc):
         known = {"auprc": {"mean": 0.5, "std": None}, "lift": {"mean": 2.0, "std": None}}
         scores = {name: {"auroc": {"mean": value, "std": None}, **known} for name, value in auroc.items()}
@@ -240,13 +240,13 @@ def test_default_stands_beside_the_best_score_or_is_withheld():
     assert "| rings | choose | withheld | echo 0.50 |" in text
 
 
-def test_auroc_is_that_of_scikit_learn():
+def test_auroc_matches_scikit_learn():
     generator = np.random.default_rng(0)
     score, failed = generator.integers(0, 20, 300).astype(float), generator.random(300) < 0.2
     assert auroc(score, failed) == pytest.approx(roc_auc_score(failed, score))
 
 
-def test_from_training_to_the_table_and_again(few, monkeypatch, tmp_path):
+def test_flow_is_trained_scored_and_summarised(few, monkeypatch, tmp_path):
     monkeypatch.setattr(scores, "NOISE_STEPS", 5)
     monkeypatch.setattr(scores, "STEPS", 10)
     assert "trained" in one("torus", 0, "cpu", tmp_path, "", 60)
