@@ -6,7 +6,8 @@ this order:
 1. *Are the training points dense?* If new data are much nearer to training points than to one another (a hundredth of
    the distance on a plane, more than half of it for images), the distance to the nearest training points detects
    samples off the data. This needs data. Such a distance can still point the wrong way, so it must also detect a
-   disturbance (see 3), or nearly as much of it as the echo does.
+   disturbance (see 3), or nearly as much of it as the echo does. For this, new data are disturbed: the samples of a weak
+   model are off the data already, and a disturbance does not move them farther away.
 2. *Does the contest know its classes?* The contest must detect that the model's own samples are given a wrong class.
    Some samples must also lose it under their own class: if the condition decides everything, no sample turns into a
    rival.
@@ -82,8 +83,9 @@ LEVELS = 1001  # quantiles of a reference
 DENSE = 0.25  # distance from new data to training points, relative to that between data
 KNOWS = 0.85  # AUROC of the contest for wrong classes
 LOST, MOST_LOST = 0.005, 0.5  # share of the model's own samples that lose a contest
-NOTICES = 0.6  # AUROC of the echo, and of nearest points, for disturbed samples
-BEHIND = 0.1  # AUROC by which nearest points may be behind an echo that detects less than that
+NOTICES = 0.6  # AUROC of the echo for disturbed samples
+MOVES = 0.63  # AUROC of nearest points for disturbed data,
+BEHIND = 0.1  # by which they may be behind an echo that detects less than that
 NEARLY = 0.02  # AUROC that earlier times may lose: they see more of a sample
 SURE = 1.0  # standard errors by which labels must prefer another candidate,
 CLEARLY = 2.7  # and by which it must be better than chance if nothing was usable without labels
@@ -117,21 +119,21 @@ class Candidate(NamedTuple):
         return combined([(score, weight, score.quantile(levels.to(score))) for score, weight in scores])
 
 
-class Pilot(NamedTuple):
-    """What the questions are asked about.
+class Disturbed(NamedTuple):
+    """States with the same states disturbed: what the questions are asked about.
 
     Attributes:
         field: The field.
         space: Its space.
-        own: Some of the model's own samples.
-        disturbed: The same samples, disturbed.
+        states: Some of the model's own samples, or of the data.
+        disturbed: The same states, disturbed.
         cond: Their conditions.
         seed: Seeds the noise of the checks.
     """
 
     field: Field
     space: Space
-    own: Any
+    states: Any
     disturbed: Any
     cond: dict[str, Any]
     seed: int
@@ -142,9 +144,9 @@ class Pilot(NamedTuple):
         return run_checks({check.name: check}, self.field, self.space, x, cond, seed, 0)[check.name]
 
     def detects(self, check: Any) -> float:
-        """Return the AUROC with which a check separates disturbed samples from the model's own."""
+        """Return the AUROC with which a check separates disturbed states from the others."""
         seed = derive(self.seed, "disturbed")
-        return auroc(*(self.score(check, x, seed) for x in (self.disturbed, self.own)))
+        return auroc(*(self.score(check, x, seed) for x in (self.disturbed, self.states)))
 
 
 def fit_confidence(
@@ -233,13 +235,16 @@ def fit_confidence(
         )
     finally:
         field.reference = old
-    tried = _pilot(field, space, run, seed)
+    few = slice(0, min(TRIED, len(run)))
+    tried = _disturbed(field, space, select(run.x, few), {k: v[few] for k, v in run.cond.items()}, seed)
     checks["echo"], by_echo = _best_echo(checks["echo"], tried)
     evidence = run_checks(checks, field, space, run.x, run.cond, derive(seed, "check"), 0, batch=batch)
     run = replace(run, evidence={**run.evidence, **evidence})
     candidates = []
     if (near := checks.get("nearest")) is not None:
-        candidates.append(_near(space, near, data, tried.detects(near), by_echo))
+        new = _new_rows(near, data)
+        unseen = tree_map(lambda c: c[new].to(device), data), {k: v[new].to(device) for k, v in given.items()}
+        candidates.append(_near(space, near, data, _disturbed(field, space, *unseen, seed).detects(near), by_echo))
     if within:
         candidates.append(_contest(run, tried, checks.get("contest"), within, len(values)))
     candidates += [Candidate((("contest", 1.0),), why, False) for why in unused]
@@ -414,14 +419,19 @@ def _near(space: Space, check: Nearest, data: Any, noticed: float, by_echo: floa
     share = _density(space, check, data)
     why = (
         f"the distance from new data to the training points is {share:.2f} of that between data (at most {DENSE} is "
-        f"required), and it detects disturbed samples with AUROC {noticed:.2f} (the echo: {by_echo:.2f})"
+        f"required), and it detects disturbed data with AUROC {noticed:.2f} (the echo: {by_echo:.2f})"
     )
-    return Candidate((("nearest", 1.0),), why, share <= DENSE and noticed >= min(NOTICES, by_echo - BEHIND))
+    return Candidate((("nearest", 1.0),), why, share <= DENSE and noticed >= min(MOVES, by_echo - BEHIND))
+
+
+def _new_rows(near: Nearest, data: Any) -> Tensor:
+    """Return some rows of the data that are not among the training points of a check."""
+    return _shuffled(batch_size(data))[len(near.points) :][:TRIED]
 
 
 def _density(space: Space, near: Nearest, data: Any) -> float:
     """Return the median distance from new data to the training points, relative to that between data."""
-    rows = _shuffled(batch_size(data))[len(near.points) :][:TRIED]
+    rows = _new_rows(near, data)
     if len(rows) < 2:
         return 1.0
     new = _vectors(space, data, rows, near.features).to(near.points)
@@ -429,7 +439,7 @@ def _density(space: Space, near: Nearest, data: Any) -> float:
     return float(torch.cdist(new, near.points).amin(1).median() / apart.clamp_min(1e-12))
 
 
-def _contest(run: Trajectory, tried: Pilot, check: Contest | None, within: str, kinds: int) -> Candidate:
+def _contest(run: Trajectory, tried: Disturbed, check: Contest | None, within: str, kinds: int) -> Candidate:
     """Return the contest as a candidate: usable if it detects wrong classes, and some samples lose it."""
     if check is None:
         why = f"a contest between {kinds} classes does not fit in the evaluations; give evaluations={kinds} or more"
@@ -442,7 +452,7 @@ def _contest(run: Trajectory, tried: Pilot, check: Contest | None, within: str, 
     number = (label[:, None] == values).float().argmax(1)
     shift = torch.randint(1, len(values), number.shape, generator=torch.Generator().manual_seed(seed)).to(number)
     wrong = {**tried.cond, within: values[(number + shift) % len(values)]}
-    knows = auroc(tried.score(check, tried.own, seed, wrong), score[: len(label)])
+    knows = auroc(tried.score(check, tried.states, seed, wrong), score[: len(label)])
     why = (
         f"the contest detects wrong classes with AUROC {knows:.2f} (at least {KNOWS} is required), and {lost:.1%} of "
         f"the samples lose it (at least {LOST:.1%})"
@@ -456,18 +466,16 @@ def _echo(noticed: float) -> Candidate:
     return Candidate((("echo", 1.0), WEIGHTS["echo"]), why, noticed >= NOTICES)
 
 
-def _pilot(field: Field, space: Space, run: Trajectory, seed: int) -> Pilot:
-    """Return some of the samples, and the same samples put back on their path to a time before the end."""
-    few = slice(0, min(TRIED, len(run)))
-    own, cond = select(run.x, few), {k: v[few] for k, v in run.cond.items()}
-    given, like = space.given(cond), next(iter(channels(own).values()))
+def _disturbed(field: Field, space: Space, x: Any, cond: dict[str, Any], seed: int) -> Disturbed:
+    """Return states, and the same states put back on their path to a time before the end."""
+    given, like = space.given(cond), next(iter(channels(x).values()))
     randomness = Blocks(derive(seed, "disturbed"), 0, len(like))
     x0 = tree_map(lambda c: c.to(like.dtype), given.noise(len(like), randomness, like.device))
-    disturbed, _ = path_of(field, given)(x0, own, like.new_full((len(like),), DISTURBED))
-    return Pilot(field, space, own, disturbed, cond, seed)
+    disturbed, _ = path_of(field, given)(x0, x, like.new_full((len(like),), DISTURBED))
+    return Disturbed(field, space, x, disturbed, cond, seed)
 
 
-def _best_echo(check: Echo, tried: Pilot) -> tuple[Echo, float]:
+def _best_echo(check: Echo, tried: Disturbed) -> tuple[Echo, float]:
     """Return the echo at the earliest times among those that detect disturbed samples best, with its AUROC."""
     values = {times: tried.detects(Echo(times)) for times in (several[: len(check.times)] for several in ECHOES)}
     times = next(times for times, value in values.items() if value >= max(values.values()) - NEARLY)

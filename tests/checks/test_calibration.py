@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import fmwc
-from fmwc.calibration import Pilot, _near, auroc
+from fmwc.calibration import Disturbed, _near, auroc
 from fmwc.checks import Nearest, embedded
 from fmwc.errors import FmwcError, UsageError
 from fmwc.flow import euclidean
@@ -30,6 +30,25 @@ class Points(nn.Module):
         far = (x[:, None] - t[:, None] * self.data[None]).square().sum(2) / (2 * (1 - t) ** 2)
         mean = torch.softmax(-far, 1) @ self.data
         return (mean - x) / (1 - t) + 0.0 * self.layer(x)
+
+
+class Blurred(nn.Module):
+    """The exact velocity of a flow to given points plus Gaussian noise: a weak model of the points."""
+
+    std = 0.8
+
+    def __init__(self, data: torch.Tensor) -> None:
+        super().__init__()
+        self.data = data
+        self.layer = nn.Linear(data.shape[1], data.shape[1])  # carries the noise
+
+    def forward(self, x, t):
+        t = t[:, None].clamp_max(0.99)
+        variance = (1 - t) ** 2 + (t * self.std) ** 2
+        off = x[:, None] - t[:, None] * self.data  # (B, N, D)
+        weights = torch.softmax(-off.square().sum(2) / (2 * variance), 1)
+        ends = self.data + (t * self.std**2 / variance)[:, None] * off
+        return ((weights[:, :, None] * ends).sum(1) - x) / (1 - t) + 0.0 * self.layer(x)
 
 
 def circle(count: int, seed: int = 0) -> torch.Tensor:
@@ -79,12 +98,25 @@ def test_dense_training_points_are_chosen(tmp_path):
     torch.testing.assert_close(torch.cat([p.confidence for p in parts]), many.confidence)
 
 
-@pytest.mark.parametrize(("noticed", "by_echo", "usable"), [(0.7, 0.9, True), (0.55, 0.6, True), (0.4, 0.85, False)])
+@pytest.mark.parametrize(("noticed", "by_echo", "usable"), [(0.7, 0.9, True), (0.55, 0.6, True), (0.6, 0.85, False)])
 def test_nearest_points_must_detect_disturbances(noticed, by_echo, usable):
     data = circle(2_000)
     candidate = _near(euclidean((2,)), Nearest(data[:1_500]), data, noticed, by_echo)
     assert candidate.use is usable
     assert f"{noticed:.2f} (the echo: {by_echo:.2f})" in candidate.why
+
+
+def test_a_weak_model_is_no_reason_against_nearest_points():
+    """Samples that are off the data already are not moved farther away by a disturbance; the data are."""
+    torch.manual_seed(0)
+    phase = 2 * torch.pi * torch.rand(2_000, 1)
+    data = torch.sin(2 * torch.pi * torch.arange(24) / 12 + phase)
+    field = fmwc.attach(Blurred(data[:500]), space=(24,))
+    samples = fmwc.sample(field, 200, confidence=None).x
+    assert float(torch.cdist(samples, data).amin(1).median()) > 5 * float(
+        torch.cdist(data[:100], data[100:]).amin(1).median()
+    )
+    assert fmwc.fit_confidence(field, data, pilot=200).score == "nearest"
 
 
 def test_a_distance_that_decreases_with_noise_is_detected():
@@ -95,8 +127,8 @@ def test_a_distance_that_decreases_with_noise_is_detected():
     field = fmwc.attach(Straight(12), space=(12,))
     near, rows = Nearest(data[:2_000]), data[2_000:2_400]
     noise = 0.1 * torch.randn(rows.shape, generator=generator)
-    assert Pilot(field, field.space, rows, rows + 10 * noise, {}, 0).detects(near) > 0.6
-    assert Pilot(field, field.space, rows, 0.5 * rows + noise, {}, 0).detects(near) < 0.4
+    assert Disturbed(field, field.space, rows, rows + 10 * noise, {}, 0).detects(near) > 0.6
+    assert Disturbed(field, field.space, rows, 0.5 * rows + noise, {}, 0).detects(near) < 0.4
 
 
 class Straight(nn.Module):
