@@ -6,8 +6,8 @@ this order:
 1. *Are the training points dense?* If new data are much nearer to training points than to one another (a hundredth of
    the distance on a plane, more than half of it for images), the distance to the nearest training points detects
    samples off the data. This needs data. Such a distance can still point the wrong way, so it must also detect a
-   disturbance (see 3), or nearly as much of it as the echo does. For this, new data are disturbed: the samples of a weak
-   model are off the data already, and a disturbance does not move them farther away.
+   disturbance (see 3), or nearly as much of it as the echo does. For this, new data are disturbed: the samples of a
+   weak model are off the data already, and a disturbance does not move them farther away.
 2. *Does the contest know its classes?* The contest must detect that the model's own samples are given a wrong class.
    Some samples must also lose it under their own class: if the condition decides everything, no sample turns into a
    rival.
