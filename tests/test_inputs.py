@@ -289,3 +289,20 @@ def test_a_condition_that_the_network_does_not_take(mlp):
         assert "torch.full" not in str(error.value)
     with pytest.raises(UsageError, match=r"^the network takes no condition 'label'"):
         fmwc.sample(mlp, 3, steps=1, cond={"label": torch.arange(3)})
+
+
+def test_labels_may_be_bytes_and_a_single_row_is_named():
+    class Labelled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.layer = nn.Embedding(4, 3), nn.Linear(6, 2)
+
+        def forward(self, x, t, y):
+            return self.layer(torch.cat([x, t[:, None], self.embedding(y)], 1))
+
+    field = fmwc.attach(Labelled(), space=(2,))
+    bytes_, longs = (torch.arange(4, dtype=dtype) for dtype in (torch.uint8, torch.int64))
+    runs = [fmwc.sample(field, 4, steps=2, cond={"y": y}) for y in (bytes_, longs, bytes_.numpy())]
+    assert all(torch.equal(run.x, runs[1].x) for run in runs)
+    with pytest.raises(ShapeError, match="condition 'y' has 1 row for 4 samples"):
+        fmwc.sample(field, 4, steps=2, cond={"y": torch.tensor([2])})

@@ -173,14 +173,22 @@ _DEVICE = ("CUDA error", "cuDNN error", "CUBLAS", "CUDNN", "NCCL")  # in errors 
 
 
 def as_conditions(cond: Any) -> dict[str, Any]:
-    """Return the conditions by name; an empty dict for `None`.
+    """Return the conditions by name; an empty dict for `None`. Small whole numbers become 64-bit ones.
+
+    Data files often hold labels as bytes, which embeddings refuse.
 
     >>> as_conditions({"y": 3}), as_conditions(None)
     ({'y': 3}, {})
     """
     if cond is not None and not isinstance(cond, Mapping):
         raise UsageError(f"conditions are given by name, such as cond={{'y': y}}; got {type(cond).__name__}")
-    return dict(cond or {})
+    return {name: _widened(value) for name, value in (cond or {}).items()}
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.dtype in (torch.uint8, torch.int8, torch.int16):
+        return value.long()
+    return value.astype(np.int64) if isinstance(value, np.ndarray) and value.dtype.kind in "iu" else value
 
 
 def select(state: State, rows: Any) -> Any:
@@ -228,9 +236,10 @@ def blame_conditions(error: Exception, cond: dict[str, Any], count: int) -> None
         kind = type(value).__name__
         if isinstance(value, Tensor):
             rows = value.shape[0] if value.ndim else 1
-            if rows not in (1, count) and re.search(rf"(?<!\d){rows}(?!\d)", text):
+            if rows != count and re.search(rf"(?<!\d){rows}(?!\d)", text):
                 raise ShapeError(
-                    f"condition '{name}' has {rows} rows for {count} samples; give one per sample ({reason})"
+                    f"condition '{name}' has {rows} row{'s' * (rows != 1)} for {count} samples; give one per sample "
+                    f"({reason})"
                 ) from error
         elif isinstance(error, (AttributeError, TypeError)) and re.search(rf"\b{kind}\b", text):
             if isinstance(value, (int, float)) and not isinstance(value, bool):

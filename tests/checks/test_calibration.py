@@ -11,6 +11,7 @@ from fmwc.errors import FmwcError, UsageError
 from fmwc.flow import euclidean
 from fmwc.sampling import SamplingConfig, stream
 from fmwc.sampling.trajectory import combined
+from fmwc.uses.best_of import best_of
 from tests import cells
 from tests.options import arguments
 
@@ -177,6 +178,9 @@ def test_confidence_is_withheld_if_no_evidence_is_usable():
     with pytest.raises(UsageError, match="withheld"):
         _ = run.confidence
     assert run.rank.shape == (10,)
+    assert "no evidence" in fmwc.sample(field, 20, steps=20, check=False).withheld
+    with pytest.raises(UsageError, match=r"no evidence .* score= or check="):
+        best_of(field, 4, 2, steps=20)
 
 
 def test_labels_can_prefer_another_score():

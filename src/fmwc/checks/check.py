@@ -100,8 +100,8 @@ def check(
         batch: The number of samples checked together.
         first: The number of the first sample, which its noise depends on.
         progress: Called with the number of samples done since the last call.
-        conventions: Whether to warn if the network explains the samples no better than a zero velocity. Fields
-            with a reference are not examined.
+        conventions: Whether to warn if the network explains the samples no better than a zero velocity, or explains
+            them clearly better at another scale. This takes a few more evaluations.
     """
     if not callable(field):
         hint = "; fmwc.load(name) opens a checkpoint" if isinstance(field, str) else ""
@@ -121,7 +121,7 @@ def check(
     if isinstance(chosen, Contest):
         chosen = chosen.given(cond)
     try:
-        if conventions and reference is None and isinstance(network, nn.Module) and count > 1:
+        if conventions and isinstance(network, nn.Module) and count > 1:
             check_conventions(field, space, x, cond, seed=seed, refuse=False)
         results = run_checks({chosen.name: chosen}, field, space, x, cond, seed, first, batch=batch, progress=progress)
     except FmwcError:

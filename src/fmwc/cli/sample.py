@@ -56,6 +56,7 @@ from fmwc.uses.best_of import (
     checks_of,
     evaluations_per_candidate,
     ranked_by_check,
+    require_evidence,
     surest_of,
 )
 from fmwc.uses.guidance import Guidance
@@ -379,6 +380,8 @@ def _planned(options: Sample, record: RunRecord, domain: Domain, field: Any) -> 
     if options.adaptive and not suits and field.reference is not None and not needs_variance(field.reference.score):
         raise UsageError(f"--adaptive applies to scores of the variance, not to {field.reference.score}; leave it out")
     candidates = options.best_of
+    if (candidates > 1 or options.budget) and not options.score and check is True:
+        require_evidence(field)
     if options.budget:
         config = SamplingConfig(stepper=options.stepper, decoder=record.decoder(field))
         cost = evaluations_per_candidate(field, {"steps": options.steps, "check": check, "config": config})

@@ -365,13 +365,13 @@ def compared(run: Trajectory, reference: Reference, without: str = "") -> Trajec
     Arguments:
         without: Why the run cannot be compared with the reference; its confidence is then withheld.
     """
+    without = reference.withheld or without
     if reference.parts and run.scores is None:
         run = _with_sum(reference, run)
         if run.scores is None:
             return replace(run, without=without or f"this run did not read all of {reference.score}")
     elif not reference.parts:
         run = replace(run, default_score=reference.score)
-    without = reference.withheld or without
     if not without:
         standard = reference.standard and reference.standard._replace(source="checkpoint")
         return replace(run, reference=reference.quantiles, standard=standard)

@@ -36,6 +36,7 @@ __all__ = [
     "evaluations_per_step",
     "ranked_by_check",
     "read_score",
+    "require_evidence",
     "surest_of",
 ]
 
@@ -92,6 +93,8 @@ def best_of(
     for name, is_set in (("x0", "x0" in options), ("first", config.first), ("parts", config.parts)):
         if is_set:
             raise UsageError(f"each candidate has its own noise; leave out {name}")
+    if score is None and options.get("check", True) is True:
+        require_evidence(field)
     lists = (list, tuple, np.ndarray)
     options["cond"] = {k: torch.as_tensor(v) if isinstance(v, lists) else v for k, v in as_conditions(cond).items()}
     n = as_whole(n, "n", 1, MOST) if n else candidates_within(budget, evaluations_per_candidate(field, options))
@@ -101,6 +104,12 @@ def best_of(
     run, branch = surest_of(runs, score)
     spent_on_checks = sum(c.evaluations for name, c in checks_of(field, options).items() if name in run.evidence)
     return Selection(run, n * (run.evaluations + spent_on_checks) * len(run), branch)
+
+
+def require_evidence(field: Any) -> None:
+    """Raise an error if the field's confidence is withheld: its own score cannot choose between candidates."""
+    if withheld := getattr(getattr(field, "reference", None), "withheld", ""):
+        raise UsageError(f"{withheld}; best of n needs another score: give score= or check= (--score, --check)")
 
 
 def ranked_by_check(run: Trajectory, check: Any) -> Trajectory:
