@@ -125,3 +125,48 @@ def run(monkeypatch, capsys):
         return (0 if code is None else code), out, err
 
     return call
+
+
+# ---- networks of users -----------------------------------------------------------------------------------------------
+
+THEIRS = """
+import torch
+from fmwc.flow import euclidean
+from fmwc.networks import MLP
+
+class Conditional(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.table = MLP(2, 16, 2), torch.nn.Embedding(3, 2)
+    def forward(self, x, t, *, y):
+        return self.net(x + self.table(y), t)
+
+def made():
+    torch.manual_seed(0)
+    return MLP(2, 16, 2)
+
+class Plain(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = MLP(2, 16, 2)
+    def forward(self, x, t):
+        return self.net(x, t)
+
+def plain():
+    return Plain()
+
+def with_space():
+    return made(), euclidean((2,))
+
+def conditional():
+    return Conditional()
+"""
+
+
+@pytest.fixture
+def workdir(tmp_path, monkeypatch):
+    """A working directory with a module of networks."""
+    (tmp_path / "their_nets.py").write_text(THEIRS)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("their_nets", None)

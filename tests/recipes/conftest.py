@@ -1,7 +1,5 @@
 """Recipes at a size that trains in seconds: a small board, and scikit-learn's digits, 8×8."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -52,55 +50,3 @@ def weights(module):
 
 def identical(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
-
-
-# ---- networks of a user's own ----------------------------------------------------------------------------------------
-
-THEIRS = """
-import torch
-from fmwc.flow import euclidean
-from fmwc.networks import MLP
-
-class Conditional(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net, self.table = MLP(2, 16, 2), torch.nn.Embedding(3, 2)
-    def forward(self, x, t, *, y):
-        return self.net(x + self.table(y), t)
-
-def made():
-    torch.manual_seed(0)
-    return MLP(2, 16, 2)
-
-class Plain(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = MLP(2, 16, 2)
-    def forward(self, x, t):
-        return self.net(x, t)
-
-def plain():
-    return Plain()
-
-def with_space():
-    return made(), euclidean((2,))
-
-def conditional():
-    return Conditional()
-
-def asks(size):
-    return made()
-
-def returns_a_word():
-    return "network"
-
-number = 3
-"""
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    (tmp_path / "their_nets.py").write_text(THEIRS)
-    monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    sys.modules.pop("their_nets", None)
