@@ -1,4 +1,4 @@
-"""Slow twins: every formula of the library once more, in float64, by another road."""
+"""Slow reference implementations: every formula of the library again, independently, in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters: another call, the same network."""
+"""Adapters: another signature for the same network."""
 
 import math
 import pickle

@@ -1,4 +1,4 @@
-"""Networks that predict data or noise, take times as a column, or are guided: velocities in closed form."""
+"""Networks that predict data or noise, take times as a column, or are guided, against closed forms."""
 
 import copy
 import math

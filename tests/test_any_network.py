@@ -1,4 +1,4 @@
-"""Networks as people write them: layouts, precisions and kinds of data; what does not go says what to do."""
+"""Networks with unusual layouts, precisions and data: they work, or the error names the fix."""
 
 import numpy as np
 import pytest
@@ -82,7 +82,7 @@ class Sequence(nn.Module):
 
 
 class Tokens(nn.Module):
-    """A network that sees the first tokens of all samples, then the second, …"""
+    """A network whose rows are ordered by token: the first tokens of all samples, then the second, …"""
 
     def __init__(self):
         super().__init__()
@@ -222,7 +222,7 @@ def test_invalid_networks_raise(call, said):
 
 
 def test_forward_mode_needs_no_look_at_rows():
-    """A direction of the noise goes where the rows go."""
+    """Directions of the noise follow the order of the rows."""
     field = fmwc.attach(Tokens(), space=SHAPE)
     assert bool((field.moments(torch.randn(2, *SHAPE), 0.5, Tangent(), seed=0).var >= 0).all())
 

@@ -1,4 +1,4 @@
-"""Errors: one family, one line each, and names that are nearly right."""
+"""Errors: one base class, one line each, and suggestions for misspelt names."""
 
 import inspect
 

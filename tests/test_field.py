@@ -1,4 +1,4 @@
-"""The field: what it takes, and what it says to what it does not."""
+"""The field: accepted inputs, and errors for others."""
 
 import pytest
 import torch

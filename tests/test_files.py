@@ -1,4 +1,4 @@
-"""Files: whole or not at all, and never over somebody's work."""
+"""Files: atomic writes, and folders that one run owns."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""No call moves the random numbers of torch, numpy or Python that the user draws from."""
+"""No function advances the global generators of torch, numpy or Python."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""An interrupt at any point of a reading leaves everything as it was, while its traceback is still alive."""
+"""An interrupt at any point of a reading restores everything, even while its traceback is alive."""
 
 import ctypes
 import sys

@@ -1,4 +1,4 @@
-"""Random numbers that belong to a sample, not to a batch."""
+"""Random numbers per sample, independent of the batch."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""States: a tensor, or a dict of channels; what is written for one works for both."""
+"""States: functions work on a tensor and on a dict of channels."""
 
 import pytest
 import torch

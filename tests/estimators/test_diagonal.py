@@ -1,4 +1,4 @@
-"""The diagonal estimator: exact where no correlation is lost, first order elsewhere, and its refusals."""
+"""The diagonal estimator: exact if no correlation is lost, first order otherwise; errors."""
 
 import pytest
 import torch

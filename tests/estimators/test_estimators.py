@@ -1,4 +1,4 @@
-"""Laws that hold for every estimator of the table, and the Monte Carlo reference."""
+"""Properties of every estimator, and the Monte Carlo reference."""
 
 import pytest
 import torch

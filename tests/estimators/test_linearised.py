@@ -1,4 +1,4 @@
-"""The linearised estimators against the whole Jacobian ∂v/∂ε in float64."""
+"""The linearised estimators against the full Jacobian ∂v/∂ε in float64."""
 
 import pytest
 import torch
@@ -98,7 +98,7 @@ def test_the_mean_is_the_plain_output_bit_for_bit(name, estimator):
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("name", BUILDS)
 def test_inference_mode_changes_nothing(name, estimator):
-    """Tensors born there have no derivatives; the time and the state are such tensors."""
+    """Tensors created in inference mode, such as the time and the state, have no derivatives."""
     field = BUILDS[name]()
     x, t = inputs(field, 3, torch.float32)
     expected = field.moments(x, t, ESTIMATORS[estimator], seed=0)

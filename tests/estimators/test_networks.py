@@ -1,4 +1,4 @@
-"""Networks as others write them, in small: the diagonal estimator reaches through each, and linearised does anyway."""
+"""Small networks in the style of other libraries: the diagonal and the linearised estimator on each."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Vision(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """A UNet with batch norms, pools, activations in place, attention over space, and both ways up."""
+    """A UNet with batch norms, pooling, in-place activations, spatial attention, and two kinds of upsampling."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Convolutions(nn.Module):
 
 
 class Messages(nn.Module):
-    """A graph network on a ring of points, as torch_geometric gathers and scatters."""
+    """A graph network on a ring of points that gathers and scatters as torch_geometric does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ def test_noise_in_the_output_layer_only_is_exact(name):
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_without_noise_to_speak_of_every_rule_gives_the_plain_value(name):
-    """The mean of a whole network at α = e⁻¹⁰, its least: a rule that loses its mean shows here."""
+    """The mean of a whole network at the smallest α = e⁻¹⁰, to find rules with a wrong mean."""
     field, x, t = built(name, initial_log_alpha=-30.0)
     for layer in field.noise.layers:
         nn.init.zeros_(layer.inference.out.weight)

@@ -1,4 +1,4 @@
-"""Noise of rows that differ in number between samples: atoms and pairs of crystals, and whose variance they are."""
+"""Samples with different numbers of rows (atoms and pairs of crystals): the variance belongs to the right sample."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def flat(v):
 
 
 def constant(log_alpha=-6.0, **options):
-    """Every α the same, whatever the input, so that none grows large."""
+    """Make α constant, so that it does not grow large for some input."""
     return field(size=0.0, initial_log_alpha=log_alpha, **options)
 
 
@@ -89,7 +89,7 @@ def test_rows_of_padding_contribute_nothing(name, more, monkeypatch):
 
 
 class Silent:
-    """Randomness that draws zeros, so that a draw is the network itself."""
+    """Randomness that draws zeros, so that a draw equals the plain network."""
 
     def normal(self, like):
         return torch.zeros_like(like)
@@ -179,7 +179,7 @@ def test_every_estimator_runs_on_every_mix(estimator, name):
 
 @pytest.mark.parametrize("closure", CLOSURES)
 def test_diagonal_of_the_last_layers_is_exact(closure):
-    """Their noise meets no nonlinearity, and a type's or a cell's numbers share no weight."""
+    """Only noise that no nonlinearity and no shared weight follows, so that the formula is exact."""
     made, (x, t, atoms) = field(include=["to_type", "to_lattice"]), batch(*SIZES)
     found, exact = (made.moments(x, t, e, cond={"atoms": atoms}) for e in (Diagonal(closure), Linearised()))
     for channel in CHANNELS:
@@ -189,7 +189,7 @@ def test_diagonal_of_the_last_layers_is_exact(closure):
 
 
 def test_diagonal_of_the_messages_to_atoms_by_hand():
-    """What an atom hears is a mean over its neighbours: variances add, over the square of their number."""
+    """Messages are averaged over neighbours: variances add, divided by the square of their number."""
 
     class Hear(nn.Module):
         def __init__(self):
@@ -262,7 +262,7 @@ def test_rows_have_the_time_of_their_crystal():
 
 
 class Rows(nn.Module):
-    """Says that its rows are of two kinds, with these owners."""
+    """A network with two kinds of rows and the given owners."""
 
     def __init__(self, *owners):
         super().__init__()

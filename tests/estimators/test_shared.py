@@ -1,4 +1,4 @@
-"""One draw of the weights for every position: linearised against draws of whole weights."""
+"""One draw of the weights for all positions: linearised against draws of whole weights."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ class Pictures(nn.Module):
 
 
 class Tokens(nn.Module):
-    """The same layers for every token, and rows that are tokens of all samples."""
+    """The same layers for every token, with rows ordered by token."""
 
     shape = (5, 2)
 
@@ -66,7 +66,7 @@ class Attending(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Two layers that are called at every step."""
+    """Two layers that are called in every recurrent step."""
 
     shape = (4, 2)
 
@@ -83,7 +83,7 @@ class Recurrent(nn.Module):
 
 
 class Ragged(nn.Module):
-    """A flat list of the rows there are, as graph networks have it, and one that belongs to none."""
+    """A flat list of rows, as in graph networks, with one unused row."""
 
     shape = (3, 2)
 
@@ -171,7 +171,7 @@ def test_probes_and_tangents_agree_with_the_exact_sum(kind):
 
 
 def test_without_positions_nothing_changes():
-    """A network that sees each sample as one row, once, has one meaning."""
+    """If every layer sees one row per sample once, both kinds of noise are the same."""
     field = fmwc.attach(fmwc.networks.MLP(dim=2, hidden=16, depth=2), space=2)
     x = torch.randn(5, 2)
     one, other = (field.moments(x, 0.4, Linearised(shared=shared)).var for shared in (False, True))
@@ -199,7 +199,7 @@ def test_one_linear_layer_over_tokens_in_closed_form():
 
 
 def test_repr_omits_the_default_of_shared():
-    """References are compared by them."""
+    """References are compared by these representations."""
     assert repr(Linearised()) == "Linearised(probes=None)"
     assert repr(Linearised(2)) == "Linearised(probes=2)"
     assert repr(Tangent()) == "Tangent(probes=1)"

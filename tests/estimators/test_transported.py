@@ -1,4 +1,4 @@
-"""Transport through the whole ODE against a recursion by hand and the Jacobian of the whole run."""
+"""Transport through the ODE against an explicit recursion and the Jacobian of the whole run."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_a_linear_field_against_the_covariance_recursion():
 
 
 def test_profile_is_the_contribution_of_each_step():
-    """A noise made at step n reaches the end by the steps after it: (1 + dt A)^(N−n−1)."""
+    """Noise of step n is propagated by the later steps: (1 + dt A)^(N−n−1)."""
     steps, alpha = 5, torch.tensor(LOG_ALPHA, dtype=torch.float64).exp()
     run = sample(line(), x0=x0(), steps=steps, transport=True)
     step = torch.eye(2, dtype=torch.float64) + A / steps
@@ -146,7 +146,7 @@ def test_inference_mode(build):
 
 
 def test_channels_on_a_torus():
-    """Against the Jacobian; the torus wraps, which has slope 1 everywhere but at the seam."""
+    """Compare with the Jacobian; the torus wraps, with slope 1 almost everywhere."""
     field = dict_field().double()
     start = {
         "place": torch.rand(2, 2, dtype=torch.float64) * 0.1 + 0.45,

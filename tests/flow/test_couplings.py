@@ -1,4 +1,4 @@
-"""Couplings: noise is fitted to the pairs a network was trained on."""
+"""Couplings: noise is fitted to the pairs that a network was trained on."""
 
 import itertools
 import sys
@@ -128,7 +128,7 @@ def test_without_its_pairs_an_optimal_transport_flow_has_far_too_much_variance()
 
 
 def test_noise_given_as_pairs_stays_with_its_data():
-    """A function of the data and the same numbers given as rows are the same training, step by step."""
+    """Noise from a function and the same noise given as rows give the same training."""
     data = WIDE * torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
     fits = [
         fmwc.fit_noise(fmwc.attach(Transport(), space=2), data, 5, batch=16, every=1, pairs=pairs)

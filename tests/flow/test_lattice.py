@@ -1,4 +1,4 @@
-"""The space of unit cells: flat, with lengths that stay positive, and noise of its own."""
+"""The space of unit cells: flat, with positive lengths and its own noise distribution."""
 
 import math
 

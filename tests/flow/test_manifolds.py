@@ -1,4 +1,4 @@
-"""Manifolds: exp and log undo each other, and the torus goes the shorter way round."""
+"""Manifolds: exp and log are inverse, and paths on the torus are shortest."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Objectives: zero where the velocity is right, and the evidence lower bound taken apart."""
+"""Losses: zero for the exact velocity, and the parts of the evidence lower bound."""
 
 import pytest
 import torch

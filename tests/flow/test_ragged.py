@@ -1,4 +1,4 @@
-"""Channels whose samples have different numbers of rows, that do not drift, and that weigh differently."""
+"""Channels with different numbers of rows per sample, without drift, and with weights."""
 
 import json
 import math
@@ -185,7 +185,7 @@ def test_path_samples_belong_to_the_space():
 
 
 class Sphere:
-    """Directions in space: four methods, and noise of its own."""
+    """The unit sphere: four methods and a noise distribution."""
 
     def expmap(self, x, u):
         size = u.norm(dim=-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Spaces: paths, steps, products, noise, and what they refuse."""
+"""Spaces: paths, steps, products, noise, and errors."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Networks of other libraries; `make test-interop` has them. Their warnings are not ours to heed."""
+"""Networks of other libraries, run by `make test-interop`; their own warnings are ignored."""
 
 import pytest
 

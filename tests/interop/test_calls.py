@@ -1,4 +1,4 @@
-"""The adapters give what the authors' own calls give, and fields run in the authors' own loops."""
+"""Adapters return the same values as the original calls, and fields run in the original libraries' loops."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""Every network of benchmarks/foreign_networks.py: attached as its author wrote it, and right."""
+"""Every network of benchmarks/foreign_networks.py with noise attached."""
 
 import copy
 

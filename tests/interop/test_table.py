@@ -1,4 +1,4 @@
-"""What the table of docs/interop.md says of a refusal."""
+"""Refusals in the table of docs/interop.md."""
 
 from benchmarks.foreign_networks import refused
 

@@ -1,4 +1,4 @@
-"""What the tests of rules share: operands, and the arguments of every pointwise operation."""
+"""Operands and arguments of pointwise operations for the tests of rules."""
 
 from __future__ import annotations
 

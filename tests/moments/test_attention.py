@@ -1,4 +1,4 @@
-"""Attention: made of the other rules, so torch's own without noise, and near Monte Carlo where the noise is small."""
+"""Attention rules: torch's own result without noise, and Monte Carlo for small noise."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ COMPOSED = {
 
 @pytest.mark.parametrize("name", COMPOSED)
 def test_attention(name):
-    """Without noise it is torch's own; the sum over tokens of a sample forgets how they are correlated."""
+    """Without noise the result is torch's own; sums over tokens ignore their correlations."""
     f, shapes = COMPOSED[name]
     inputs = [gaussian(*shape, seed=i, low=-1, high=1) for i, shape in enumerate(shapes)]
     sure = f(*(Gaussian(x._mean, torch.zeros_like(x._var)) for x in inputs))
@@ -98,7 +98,7 @@ def test_attention(name):
 
 @pytest.mark.parametrize("bias", [0.0, plain(3, 5), torch.zeros(3, 5).double().masked_fill(FORBIDDEN, -torch.inf)])
 def test_attention_in_closed_form(bias):
-    """Scores, softmax with its Jacobian written out, and values, each as if what goes in were independent."""
+    """Scores, softmax by its explicit Jacobian, and values, each for independent inputs."""
     (q, vq), (k, vk), (v, vv) = moments = [moments_of(gaussian(*shape, seed=i)) for i, shape in enumerate(QKV)]
     scale = 0.7
     weights = torch.softmax(scale * q @ k.mT + bias, -1)
@@ -113,7 +113,7 @@ def test_attention_in_closed_form(bias):
 
 
 def test_attention_of_independent_scores_against_monte_carlo():
-    """One dimension, one query, known keys but for their own noise: every score is a variable of its own."""
+    """One dimension and one query, so that all scores are independent."""
     shapes = ((1, 4, 1), (1, 4, 3))
 
     def f(k: T, v: T) -> T:

@@ -1,4 +1,4 @@
-"""The Gaussian tensor: what it refuses, and the laws that hold whatever is done with it."""
+"""The Gaussian tensor: errors, and properties of all operations."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_plain_tensors_have_zero_variance():
 
 
 def test_mean_and_variance_lie_alike_in_memory():
-    """So that what is a view of one is a view of the other, whatever a rule made the variance of."""
+    """Views of the mean and of the variance must correspond for every rule."""
     mean, var = torch.rand(3, 2), torch.rand(2, 3).t()
     x = Gaussian(mean, var)
     assert torch.equal(x._var, var)

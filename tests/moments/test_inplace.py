@@ -1,4 +1,4 @@
-"""In-place forms against the operation they are a form of, and what message passing does with them."""
+"""In-place forms against their operations, and in message passing."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_writing_into_a_gaussian():
 
 
 def test_results_do_not_share_memory_with_their_operands():
-    """Or writing into one would change the other's variance."""
+    """Otherwise writing into one would change the other's variance."""
     for f in (torch.neg, lambda x: x + 1, lambda x: x + plain(2, 2, 3), lambda x: x / 1, lambda x: x * 1,
               lambda x: torch.maximum(x, x), lambda x: torch.where(plain(2, 3) > 9, 0.0, x)):  # fmt: skip
         x = gaussian(2, 3)

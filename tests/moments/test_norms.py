@@ -1,4 +1,4 @@
-"""Normalisation against Monte Carlo, the delta method, and the laws of what it normalises."""
+"""Normalisation rules against Monte Carlo, the delta method, and invariances."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def plain(*shape: int, seed: int = 7) -> Tensor:
 
 
 def gaussian(*shape: int, noise: float, seed: int = 0) -> Gaussian:
-    """Means of unit spread, and deviations of about `noise` beside them."""
+    """Means with unit standard deviation, and standard deviations of about `noise`."""
     return Gaussian(plain(*shape, seed=seed), (noise * (0.5 + plain(*shape, seed=seed + 1).sigmoid())).square())
 
 
@@ -83,7 +83,7 @@ def test_a_small_variance_is_the_delta_method(f):
 @pytest.mark.parametrize("f", CASES)
 @pytest.mark.parametrize("noise", [1e-5, 3.0])
 def test_to_first_order_the_mean_is_the_plain_one_and_the_variance_the_delta_method(f, noise):
-    """Whatever the noise: nothing of second order is in it, the statistics neither."""
+    """At first order the mean is the plain output for any noise."""
     x = gaussian(2, 4, 2, 3, noise=noise)
     found = moments_of(f(Gaussian(*moments_of(x), Taylor(1))))
     assert torch.equal(found.mean, f(x._mean))
@@ -238,7 +238,7 @@ def test_groups_that_do_not_fit():
 
 
 class Normed(nn.Module):
-    """Noise, then a norm: to first order the diagonal estimator loses nothing here."""
+    """Noise followed by a norm, where the diagonal estimator is exact to first order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -270,7 +270,7 @@ class Block(nn.Module):
 
 
 class TinyUNet(nn.Module):
-    """Every operation of an image network, and none twice: 1×8×8 images of three classes."""
+    """Every operation of an image network once: 1×8×8 images of three classes."""
 
     def __init__(self) -> None:
         super().__init__()

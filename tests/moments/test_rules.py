@@ -130,7 +130,7 @@ def test_rearrange(key):
 @pytest.mark.parametrize("key", JOINS, ids=name_of)
 @pytest.mark.parametrize("other", ["gaussian", "float", "mask", "index"])
 def test_joins(key, other):
-    """What is joined and is no Gaussian is known exactly, whatever its type: its variance is zero."""
+    """Inserted values that are not Gaussian have zero variance, for any type."""
     x = gaussian(2, 3)
     y = {
         "gaussian": gaussian(2, 3, seed=1),
@@ -223,7 +223,7 @@ class Row:
 
 
 def pair(key: Callable[..., Any]) -> Row:
-    """An operation on two Gaussians, broadcast, and on one beside what is known."""
+    """An operation on two Gaussians, with broadcasting, and on a Gaussian and a constant."""
     known = plain(3)
     variants = (lambda a, b: key(a, b), lambda a, b: key(a, known) + b.sum(), lambda a, b: key(a, 1.7) + b.sum())
     return Row(((2, 3), (3,)), variants)
@@ -349,7 +349,7 @@ def total(key: Callable[..., Any]) -> Row:
 
 
 def scattered(key: Callable[..., Any]) -> Row:
-    """Rows added to a known table, to an uncertain one, and known rows to an uncertain table; and across."""
+    """Rows added to a constant or random table, and constant rows added to a random table, along both dimensions."""
     table, rows = plain(4, 3), plain(5, 3, seed=8)
     calls = (
         lambda a, b: key(table, 0, PLACES, b) + a,
@@ -406,7 +406,7 @@ def scatter(key: Callable[..., Any]) -> Row:
 
 
 def dims(key: Callable[..., Any], *before: Any) -> Row:
-    """A reduction over one dimension, over two, and kept."""
+    """A reduction over one dimension, over two, and with keepdim."""
     calls = (lambda x: key(x, *before, 1), lambda x: key(x, *before, dim=-1, keepdim=True))
     return Row(((2, 3, 4),), calls)
 
@@ -646,7 +646,7 @@ def test_a_product_of_two_in_closed_form():
 
 
 def test_the_larger_of_two_in_closed_form():
-    """Two of N(0, 1): mean 1/√π and variance 1 − 1/π. A sure thing against a sure thing: the larger, surely."""
+    """Two of N(0, 1) have mean 1/√π and variance 1 − 1/π; two constants give the larger one."""
     zero, one = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
     larger, smaller = (moments_of(f(Gaussian(zero, one), Gaussian(zero, one))) for f in (torch.maximum, torch.minimum))
     torch.testing.assert_close(larger.mean, one / torch.pi**0.5)

@@ -1,4 +1,4 @@
-"""The crystal backbone: what it must not see (order, origin, period, padding, other crystals), and its parts."""
+"""The crystal network: invariances (order, origin, period, padding, other crystals), and its parts."""
 
 import math
 
@@ -259,7 +259,7 @@ def test_the_split_edge_layer_is_the_layer_of_the_concatenation():
 
 
 def written_out(net, x, t, n):
-    """The velocity of one crystal of n atoms, one message after the other."""
+    """The velocity of one crystal of n atoms, computed message by message."""
     kind, coord, lattice = x["type"][0, :n], x["coord"][0, :n], x["lattice"][0]
     cell = torch.cat([(lattice - net.lattice_mean) / net.lattice_std, net.size.weight[n]])
     when = net.time.weight[:, 0] * t

@@ -1,4 +1,4 @@
-"""The LeNet: what it looks at, what it says, and the layer distances are taken in."""
+"""The LeNet: inputs, outputs, and features."""
 
 import pytest
 import torch

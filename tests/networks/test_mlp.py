@@ -1,4 +1,4 @@
-"""The MLP: shapes and times; and for every network, a record that builds it again."""
+"""The MLP: shapes and times; for every network, a configuration that rebuilds it."""
 
 import json
 

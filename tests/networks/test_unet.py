@@ -1,4 +1,4 @@
-"""The UNet: shapes, conditions, and every estimator through its norms, strides and skips."""
+"""The UNet: shapes, conditions, and every estimator through norms, strides and skip connections."""
 
 import pytest
 import torch
@@ -179,7 +179,7 @@ def test_exact_is_the_whole_jacobian():
 
 
 def small(level=-8.0):
-    """Every α the same and small, whatever the input."""
+    """Make α constant and small."""
     field = attach(tiny(), space=(1, 4, 4), width=8, initial_log_alpha=level).double()
     for layer in field.noise.layers:
         layer.inference.out.weight.data.zero_()

@@ -1,4 +1,4 @@
-"""nn.MultiheadAttention: each projection carries noise as a layer does, and at rest torch may fuse what it likes."""
+"""Noise in nn.MultiheadAttention: each projection is a noisy layer, and torch may use fused kernels without a pass."""
 
 import copy
 
@@ -29,7 +29,7 @@ WAYS = {  # how the module is built, and how it is called
 
 
 class Fused(nn.Module):
-    """Attention of a state to itself, or to cuts of it, by torch's own module."""
+    """Self-attention, or attention to slices of the input, with torch's module."""
 
     def __init__(self, **options):
         super().__init__()
@@ -256,7 +256,7 @@ def test_forward_mode_goes_through_fused_attention():
 
 
 class Twice(nn.Module):
-    """One attention in two places, one of them perhaps computed again on the way back."""
+    """One attention used twice, optionally with gradient checkpointing."""
 
     def __init__(self, reentrant=None):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Training under torch.compile: with the hooks kept in, the loss is one graph, and gives what it gives uncompiled."""
+"""Training under torch.compile: inside keep_hooks the loss is one graph with the same value as uncompiled."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def crystals():
 
 
 class Attends(nn.Module):
-    """Attention by torch's own module, whose projections are no layers."""
+    """Attention with torch's module, whose projections are not layers."""
 
     def __init__(self):
         super().__init__()
@@ -56,7 +56,7 @@ def attention():
 
 
 class Pieces(nn.Module):
-    """A network that torch cannot keep in one graph."""
+    """A network with a graph break."""
 
     def __init__(self):
         super().__init__()
@@ -150,7 +150,7 @@ def test_compiled_draws_with_and_without_keep_hooks(build):
 
 
 class Encodes(nn.Module):
-    """A layer of torch's own encoder, which torch has one kernel for, as long as nothing is hooked in."""
+    """torch's encoder layer, which has a fused kernel without hooks."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The closed-form KL against torch's own, and the annealing."""
+"""The closed-form KL against torch.distributions, and the annealing schedule."""
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ def test_mean_over_batch_and_channels_sum_over_layers():
 
 
 def test_unused_rows_do_not_count_in_the_mean():
-    """Two samples of three and one rows, and two rows of padding whatever is in them."""
+    """Two samples of three rows and one row, and two rows of arbitrary padding."""
     owner = torch.tensor([0, 0, 0, 1, 2, 2])
     pairs, cells = torch.randn(6, 3), torch.randn(2, 5)
     pairs[4:] = 50.0

@@ -1,4 +1,4 @@
-"""Every kind of layer that can carry noise: many draws against θ²(α h²)."""
+"""Every kind of layer that can carry noise: Monte Carlo against θ²(α h²)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The noise model: where it goes, that it leaves the network alone, and that it can be taken off and copied."""
+"""The noise model: choice of layers, an unchanged network, removal, copies and pickles."""
 
 import copy
 
@@ -168,7 +168,7 @@ def test_deep_copies_are_independent(build):
 
 
 class Tokens(nn.Module):
-    """Sees a sample as rows of its own: (B, N, C) becomes (B·N, C)."""
+    """A network that flattens (B, N, C) to (B·N, C)."""
 
     def __init__(self, transpose: bool = False) -> None:
         super().__init__()

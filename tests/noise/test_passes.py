@@ -1,4 +1,4 @@
-"""One draw: exact mean and variance through local reparameterisation, gradients everywhere, seeds respected."""
+"""Draws: exact mean and variance by local reparameterisation, gradients, and seeds."""
 
 import torch
 from torch import nn

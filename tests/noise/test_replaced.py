@@ -1,4 +1,4 @@
-"""Noise that would be missing or of the wrong weight is an error."""
+"""Layers that were replaced after attach raise an error."""
 
 import copy
 
@@ -118,7 +118,7 @@ EFFECTIVE = {
 
 @pytest.mark.parametrize("kind", EFFECTIVE)
 def test_overridden_linear_layers_use_their_effective_weight(kind):
-    """As the same network with that weight in a plain layer, for every estimator."""
+    """Every estimator agrees with the same network that has this weight in a plain layer."""
     torch.manual_seed(0)
     net, plain = Net(kind(2, 8)).eval(), Net(nn.Linear(2, 8))
     plain.load_state_dict(net.state_dict(), strict=False)

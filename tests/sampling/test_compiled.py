@@ -1,4 +1,4 @@
-"""A compiled field draws the field's samples, with the field's variance; and follows its weights."""
+"""A compiled field: the field's samples and variances, and updates of its weights."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Half precision for the variance alone: it moves by little, and means and samples not at all."""
+"""Half precision for variances: they change little; means and samples do not change."""
 
 import pytest
 import torch
