@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 
-# ---- chgnet ----------------------------------------------------------------------------------------------------------
+# ---- graphs of CHGNet ------------------------------------------------------------------------------------------------
 # CHGNet in batches, without forces. Its weights come with its package.
 #
 # The package's own converter creates a Python object for every bond: 1.5 ms per structure instead of the 0.4 ms of
@@ -53,9 +53,6 @@ __all__ = [
 
 BATCH = {"cpu": 10_000, "cuda": 300_000}  # bonds and angles per batch
 WEIGHTS = "pretrained/0.3.0/chgnet_0.3.0_e29f68s314m37.pth.tar"
-
-
-# ---- graphs ------------------------------------------------------------------------------------------------------
 
 
 def _reversed(pairs: Neighbours, atoms: int) -> np.ndarray:  # (E,)
@@ -129,16 +126,16 @@ class _Converter(nn.Module):
         self.atom_graph_cutoff, self.bond_graph_cutoff = cutoff, bond_cutoff
 
     def forward(self, structure: Any, graph_id: Any = None, mp_id: Any = None) -> Any:
-        made = graph(candidate_of(structure, ""), self.atom_graph_cutoff, self.bond_graph_cutoff)
-        made.atom_frac_coord.requires_grad_()  # forces and stress are its derivatives
-        made.lattice.requires_grad_()
-        return made
+        converted = graph(candidate_of(structure, ""), self.atom_graph_cutoff, self.bond_graph_cutoff)
+        converted.atom_frac_coord.requires_grad_()  # forces and stress are derivatives of the energy
+        converted.lattice.requires_grad_()
+        return converted
 
     def set_isolated_atom_response(self, on_isolated_atoms: str) -> None:
         """Do nothing: isolated atoms are always an error."""
 
 
-# ---- the network -------------------------------------------------------------------------------------------------
+# ---- CHGNet ----------------------------------------------------------------------------------------------------------
 
 
 class Chgnet:
@@ -196,7 +193,7 @@ class Chgnet:
         return [entry if isinstance(entry, str) else next(rest) for entry in batch]
 
 
-# ---- energy ----------------------------------------------------------------------------------------------------------
+# ---- energies by any model -------------------------------------------------------------------------------------------
 
 Progress = Callable[[str, int, int], None]  # stage, number done, total
 PACKAGES = {  # names for pip
@@ -296,10 +293,10 @@ def calculator(name: str = "chgnet", device: str = "") -> Calculator:
     if ":" not in name:
         raise UnknownNameError(nearest(name, [*CALCULATORS, "module:function"], "calculator"))
     with quiet():
-        made = call_entry(name, "an ASE calculator")
-    if not hasattr(made, "get_potential_energy"):
-        raise UsageError(f"calculator '{name}' must return an ASE calculator, not {type(made).__name__}")
-    return _Ase(name, lambda: made)
+        ase = call_entry(name, "an ASE calculator")
+    if not hasattr(ase, "get_potential_energy"):
+        raise UsageError(f"calculator '{name}' must return an ASE calculator, not {type(ase).__name__}")
+    return _Ase(name, lambda: ase)
 
 
 @dataclass(frozen=True)
