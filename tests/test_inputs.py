@@ -1,4 +1,4 @@
-"""What users give: lists, arrays, single numbers and other precisions work, or are refused in one line."""
+"""Arguments in other forms (lists, arrays, single numbers, other precisions) work or are rejected in one line."""
 
 from functools import partial
 
@@ -30,14 +30,14 @@ ALIKE = {
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_states_of_any_kind(name, mlp):
+def test_states_in_every_supported_form(name, mlp):
     t = torch.full((4,), 0.5)
     assert torch.equal(fmwc.sample(mlp, x0=ALIKE[name], steps=2).x, fmwc.sample(mlp, x0=X, steps=2).x)
     assert torch.equal(mlp.moments(ALIKE[name], t).var, mlp.moments(X, t).var)
     assert torch.equal(mlp.draw(ALIKE[name], t, seed=0), mlp.draw(X, t, seed=0))
 
 
-def test_whole_numbers_are_states_too(mlp):
+def test_integer_states(mlp):
     assert torch.equal(
         fmwc.sample(mlp, x0=torch.ones(3, 2).long(), steps=2).x, fmwc.sample(mlp, x0=torch.ones(3, 2), steps=2).x
     )
@@ -60,7 +60,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_states_that_cannot_be_used(name, mlp):
+def test_invalid_states_are_rejected_in_one_line(name, mlp):
     for call in (lambda: fmwc.sample(mlp, x0=REFUSED[name], steps=2), lambda: mlp.moments(REFUSED[name], 0.5)):
         with pytest.raises(UsageError) as error:
             call()
@@ -68,7 +68,7 @@ def test_states_that_cannot_be_used(name, mlp):
 
 
 @pytest.mark.parametrize("t", [0.5, torch.tensor(0.5), np.float64(0.5), np.full(4, 0.5, np.float32), [0.5] * 4])
-def test_one_time_for_all(t, mlp):
+def test_one_time_for_all_samples(t, mlp):
     times = torch.full((4,), 0.5)
     assert torch.equal(mlp.moments(X, t).var, mlp.moments(X, times).var)
     assert torch.equal(mlp.moments(X, t, "monte_carlo", seed=0).var, mlp.moments(X, times, "monte_carlo", seed=0).var)
@@ -87,20 +87,20 @@ def test_times_of_other_precisions(t, mlp):
     assert double.moments(X, t).var.dtype == double(X.double(), 0.25).dtype == torch.float64
 
 
-def test_a_column_of_times(mlp):
+def test_a_column_of_times_is_rejected(mlp):
     for call in (mlp.moments, mlp.draw, fmwc.VarianceRecorder(mlp)):
         with pytest.raises(ShapeError, match=r"t\[:, 0\]"):
             call(X, torch.full((4, 1), 0.5))
 
 
 @pytest.mark.parametrize("t", ["now", None, [0.5, 0.5], torch.zeros(3), float("nan")])
-def test_times_that_cannot_be_used(t, mlp):
+def test_invalid_times_are_rejected(t, mlp):
     for call in (lambda: mlp.moments(X, t), lambda: mlp.draw(X, t)):
         with pytest.raises(UsageError):
             call()
 
 
-def test_a_shape_is_a_space_wherever_one_is_asked_for(mlp):
+def test_a_shape_stands_for_a_euclidean_space(mlp):
     spaces = ((2,), [2], 2, torch.Size([2]), euclidean((2,)))
     for space in spaces:
         assert torch.equal(noise(space, 3, 0), noise((2,), 3, 0))
@@ -115,7 +115,7 @@ def test_a_shape_is_a_space_wherever_one_is_asked_for(mlp):
 
 
 @pytest.mark.parametrize("space", ["plane", (2.5,), (0,), -1, True, {"x": 2}, (2, None)], ids=str)
-def test_what_is_no_space(space):
+def test_invalid_spaces_are_rejected(space):
     with pytest.raises(UsageError, match=r"the shape of one sample such as \(2,\)"):
         fmwc.attach(MLP(2, 8, 1, 4), space=space)
 
@@ -131,7 +131,7 @@ class Labelled(nn.Module):
 
 @pytest.mark.parametrize("label", [1, 1.5, torch.arange(3)], ids=str)
 @pytest.mark.parametrize("build", [Labelled, lambda: UNet(1, 8, (1, 2), 1, 8, 3)], ids=["own", "unet"])
-def test_labels_that_are_not_one_per_sample(build, label):
+def test_labels_must_be_one_per_sample(build, label):
     network = build()
     shape = (2,) if isinstance(network, Labelled) else (1, 8, 8)
     field, x = fmwc.attach(network, space=shape, width=8), torch.randn(4, *shape)
@@ -148,7 +148,7 @@ def test_labels_that_are_not_one_per_sample(build, label):
         assert "y" in str(error.value)
 
 
-def test_a_number_that_a_network_takes_is_left_alone():
+def test_a_scalar_condition_is_passed_unchanged():
     class Scaled(nn.Module):
         def __init__(self):
             super().__init__()
@@ -161,7 +161,7 @@ def test_a_number_that_a_network_takes_is_left_alone():
     assert fmwc.sample(field, 4, steps=1, cond={"scale": 2}).x.shape == (4, 2)
 
 
-def test_an_error_of_the_network_is_its_own(mlp):
+def test_errors_of_the_network_are_not_changed(mlp):
     def broken(x, t):
         raise RuntimeError("mine")
 
@@ -172,7 +172,7 @@ def test_an_error_of_the_network_is_its_own(mlp):
 
 
 @pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
-def test_noise_learns_where_gradients_are_off(off):
+def test_noise_is_fitted_although_gradients_are_disabled(off):
     expected = mlp_field()
     fmwc.fit_noise(expected, X, 2)
     field = mlp_field()
@@ -181,13 +181,13 @@ def test_noise_learns_where_gradients_are_off(off):
     assert all(torch.equal(a, b) for a, b in zip(field.parameters(), expected.parameters(), strict=True))
 
 
-def test_lists_are_data_too():
+def test_data_as_lists():
     for data in (list(X), X.tolist(), X.numpy(), X.double()):
         field = mlp_field()
         fmwc.fit_noise(field, data, 1)
 
 
-def test_a_shape_error_names_what_was_expected(mlp):
+def test_a_shape_error_names_the_expected_shape(mlp):
     with pytest.raises(ShapeError, match=r"takes states of shape \(B, 2\), got \(4, 3\)"):
         fmwc.sample(mlp, x0=torch.zeros(4, 3))
 
@@ -215,7 +215,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize(("name", "value"), WHOLE.values(), ids=WHOLE)
-def test_whole_numbers_that_are_none(name, value, mlp):
+def test_invalid_integers_are_rejected(name, value, mlp):
     options = {"count": 3, name: value}
     with pytest.raises(UsageError, match=f"^{name} must be a whole number.* got "):
         fmwc.sample(mlp, **arguments(**options))
@@ -233,7 +233,7 @@ def test_whole_numbers_that_are_none(name, value, mlp):
 
 
 @pytest.mark.parametrize("seed", [-(2**63), 2**64 - 1, np.int64(5), np.uint8(5)])
-def test_seeds_that_files_hold(seed, mlp, tmp_path):
+def test_seeds_are_stored_in_files(seed, mlp, tmp_path):
     run = fmwc.sample(mlp, np.int32(3), steps=np.int64(2), seed=seed, config=SamplingConfig(batch=np.int16(2)))
     run.save(tmp_path / "run.safetensors")
     assert fmwc.Trajectory.load(tmp_path / "run.safetensors").seed == int(seed)
@@ -242,7 +242,7 @@ def test_seeds_that_files_hold(seed, mlp, tmp_path):
 
 
 class Failing(nn.Module):
-    """Takes conditions and fails for a reason of its own."""
+    """A network with conditions that fails for another reason."""
 
     def __init__(self, error):
         super().__init__()
@@ -264,7 +264,7 @@ INNOCENT = {
 
 
 @pytest.mark.parametrize("error", INNOCENT.values(), ids=INNOCENT)
-def test_conditions_that_are_not_to_blame(error):
+def test_errors_that_conditions_do_not_cause(error):
     field, cond = fmwc.attach(Failing(error), space=(2,)), {"scale": 2.0, "basis": torch.zeros(3, 2)}
     blame_conditions(error, cond, 4)
     for call in (
@@ -277,7 +277,7 @@ def test_conditions_that_are_not_to_blame(error):
         assert raised.value is error
 
 
-def test_a_condition_that_the_network_does_not_take(mlp):
+def test_an_unknown_condition_is_named(mlp):
     cond = {"label": 3}
     for call in (
         partial(mlp.moments, cond=cond),

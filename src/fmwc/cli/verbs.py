@@ -101,7 +101,6 @@ Out = Annotated[Path, Option("--out", "-o", help="Folder to write to.")]
 Set = Annotated[list[str] | None, Option("--set", help="Change a recipe field: --set key=value. May be repeated.")]
 Device = Annotated[str, Option(help="auto, cpu or cuda.")]
 Seed = Annotated[int, Option(min=-(1 << 63), max=(1 << 63) - 1, help="Seed of the run.")]
-NoiseSeed = Annotated[int, Option(help="Seed of the noise.")]
 Force = Annotated[bool, Option("--force", help="Write into a folder that is not empty.")]
 Count = Annotated[int, Option("-n", "--count", min=0, help="Number of samples; 0: the domain's default.")]
 Data = Annotated[str, Option(help="Folder of the data; default: FMWC_DATA, or the cache (downloaded if needed).")]
@@ -158,7 +157,7 @@ class Report:
     checkpoint: Annotated[str, Argument(help="A shipped name or a folder.")]
     out: Annotated[Path | None, Option("--out", "-o", help="Folder for the page.")] = None
     count: Count = 0
-    seed: Annotated[int, Option(help="Seed of the samples.")] = 2026
+    seed: Seed = 2026
     judge: JudgedBy = ""
     network: Network = ""
     device: Device = "auto"
@@ -490,7 +489,7 @@ class Edit:
     doubtful: Annotated[int | None, Option(help="Edit this many samples, least confident first.")] = None
     checkpoint: Checkpoint = ""
     judge: JudgedBy = ""
-    seed: NoiseSeed = 0
+    seed: Seed = 0
     device: Device = "auto"
     force: Force = False
 
@@ -522,7 +521,7 @@ class Rewind:
     )
     checkpoint: Checkpoint = ""
     judge: JudgedBy = ""
-    seed: NoiseSeed = 0
+    seed: Seed = 0
     device: Device = "auto"
     force: Force = False
 
