@@ -157,7 +157,7 @@ def test_labels_from_the_table_of_samples(run, points, labels, tmp_path):
         words = ("--max-risk", 0.3, "--labels", source, "--out", tmp_path / name)
         code, out, err = run("filter", points, *words)
         assert code == 0, err
-        found.append(out.replace(name, ""))
+        found.append(out.replace(str(tmp_path / name), ""))
     assert found[0] == found[1]
     assert f"{bad.sum()} of {COUNT}" in found[0]
 
