@@ -12,12 +12,12 @@ KINDS = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda c: c.__name__)
-def test_every_error_is_one_of_ours_and_is_said_publicly(kind):
+def test_every_error_is_public_and_derives_from_fmwc_error(kind):
     assert issubclass(kind, FmwcError)
     assert kind.__name__ in errors.__all__
 
 
-def test_a_wrong_value_is_a_value_error():
+def test_usage_errors_are_value_errors():
     assert issubclass(UsageError, ValueError)
     assert not issubclass(errors.NoRuleError, TypeError)
 
@@ -31,7 +31,7 @@ def test_pick():
         pick(table, "zzz", "score")
 
 
-def test_nearest_of_nothing():
+def test_nearest_without_names():
     assert nearest("a", [], "thing").startswith("unknown thing 'a'")
 
 
@@ -43,5 +43,5 @@ def test_require_finite():
             require_finite(torch.tensor([bad, 1.0, bad]), "the thing")
 
 
-def test_a_message_is_one_line_whatever_names_are_in_it():
+def test_a_message_is_one_line_even_with_line_breaks_in_names():
     assert str(UsageError("the file 'a\nb' is\n  not ours")) == "the file 'a b' is not ours"
