@@ -1,4 +1,4 @@
-"""`python -m experiments study` and `fmwc report` on its folder as a user meets them."""
+"""`python -m experiments study` and `fmwc report` on its folder from the command line."""
 
 import json
 
@@ -46,7 +46,7 @@ def test_a_study_is_drawn_read_and_reported(run, tmp_path):
         (("--judge", "mnist-judge"), "needs no judge"),
     ],
 )
-def test_what_is_wrong_is_one_line_and_makes_no_folder(words, message, run, tmp_path):
+def test_wrong_options_are_reported_in_one_line_and_create_no_folder(words, message, run, tmp_path):
     code, _, err = run("study", "checkerboard", *words, "--device", "cpu", "--out", tmp_path / "s")
     assert code == 2
     assert message in one_line(err)
@@ -72,7 +72,7 @@ def test_other_folders_and_other_sizes_are_left_alone(run, tmp_path):
 
 
 @pytest.mark.parametrize(("words", "seeds"), [((), REPORTED), (("--wide",), VALIDATION), (("--seeds", "7"), [7])])
-def test_seeds_are_those_that_nothing_was_chosen_on(words, seeds, run, tmp_path, monkeypatch):
+def test_default_seeds_were_not_used_to_choose_anything(words, seeds, run, tmp_path, monkeypatch):
     asked = {}
 
     def instead(experiment, out, **options):
@@ -97,7 +97,7 @@ def test_a_study_without_the_digits_test_split_says_so(run, tmp_path, monkeypatc
     assert asked[0].sizes.samples == 20
 
 
-def test_the_numbers_are_the_librarys(run, tmp_path):
+def test_the_command_gives_the_numbers_of_the_function(run, tmp_path):
     from experiments.common.experiment import Sizes
     from fmwc.checkpoint import load
     from tests.recipes.studies import points

@@ -1,4 +1,4 @@
-"""What confidence costs: every case is measured and told, or named as left out. How long it takes is not tested."""
+"""The costs of confidence: every case is measured, or listed as left out. Durations are not tested."""
 
 import json
 import time
@@ -63,7 +63,7 @@ def test_every_kind_of_case_is_measured_both_ways(field, tmp_path, monkeypatch):
     assert cost_table(found).markdown().count("×") == uncompiled  # the README's table is made from the same
 
 
-def test_what_time_has_no_room_for_is_named(field, tmp_path):
+def test_cases_that_do_not_fit_the_time_are_listed(field, tmp_path):
     found = measured(field, minutes=0)
     assert "cases" not in found
     sampled = sum((not case.half) + case.compiles for case in CASES.values())
@@ -84,7 +84,7 @@ def test_some_cases_or_parts_only(field):
     assert "cases" not in measured(field, only="training")
 
 
-def test_tensor_float_is_of_the_measuring_alone(field, tmp_path):
+def test_tf32_is_reset_after_measuring(field, tmp_path):
     found = measured(field, only="tangent", tf32=True)
     assert found["provenance"]["tf32"]
     assert ", TF32, commit" in write_costs(tmp_path, "checkerboard", found)[1].read_text()
@@ -105,7 +105,7 @@ def test_the_command_writes_a_table(tmp_path):
     ("words", "said"),
     [(("--only", "linearized"), "did you mean 'linearised'"), ((), "is not empty"), (("--out", "a.json"), "is a file")],
 )
-def test_what_cannot_be_measured_or_written_is_said_first(words, said, tmp_path, monkeypatch):
+def test_wrong_options_are_reported_before_measuring(words, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.json").write_text("{}")
     monkeypatch.setattr(costs, "measure", None)

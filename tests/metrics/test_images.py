@@ -1,4 +1,4 @@
-"""The metrics of images: a judge that can be read off, and Fréchet distances in closed form."""
+"""The metrics of images with a transparent classifier, and Fréchet distances in closed form."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from fmwc.networks import LeNet
 
 
 class Brightness(nn.Module):
-    """A judge that says 0 for a dark image, 1 for a grey one, 2 for a white one; its features are mean and peak."""
+    """A classifier: 0 for dark images, 1 for grey ones, 2 for white ones; its features are mean and peak."""
 
     def __init__(self):
         super().__init__()
@@ -39,7 +39,7 @@ def images(*levels):
     return torch.tensor(levels)[:, None, None, None].expand(-1, 1, 4, 4)
 
 
-def test_what_the_judge_takes_images_for():
+def test_predictions_by_hand():
     judge, x = Brightness(), images(0.1, 0.6, 0.9, 0.4)
     assert predictions(judge, x).tolist() == [0, 1, 2, 1]
     y = torch.tensor([0, 2, 2, 1])
@@ -55,7 +55,7 @@ def test_activations_are_the_features_in_double_precision():
     np.testing.assert_allclose(found, torch.stack([x.mean((1, 2, 3)), x.amax((1, 2, 3))], 1), rtol=1e-6)
 
 
-def test_pixels_are_seen_as_they_are_shown():
+def test_pixels_are_clamped_for_the_classifier():
     judge = Brightness()
     x = torch.tensor([[[[-3.0, 0.2], [7.0, 0.9]]]])
     predictions(judge, x)
@@ -65,7 +65,7 @@ def test_pixels_are_seen_as_they_are_shown():
 
 
 @pytest.mark.parametrize("read", [predictions, activations])
-def test_many_images_are_looked_at_in_parts(read, monkeypatch):
+def test_many_images_are_classified_in_batches(read, monkeypatch):
     judge, x = Brightness(), torch.rand(11, 1, 4, 4)
     whole = read(judge, x)
     monkeypatch.setattr(fmwc.metrics.images, "CHUNK", 4)
@@ -90,7 +90,7 @@ def test_the_judge_is_left_in_the_mode_it_was_in(breaks):
     assert [m.training for m in judge.modules()] == modes
 
 
-def test_looking_does_not_move_running_statistics():
+def test_classification_does_not_change_running_statistics():
     judge = LeNet(side=8).train()
     before = {k: v.clone() for k, v in judge.state_dict().items()}
     activations(judge, torch.rand(6, 1, 8, 8))
@@ -99,7 +99,7 @@ def test_looking_does_not_move_running_statistics():
 
 
 @pytest.mark.parametrize("read", [failed, accuracy])
-def test_one_class_an_image(read):
+def test_one_class_per_image(read):
     with pytest.raises(ShapeError, match="got 3 for 4 images"):
         read(Brightness(), images(0.0, 0.1, 0.2, 0.3), torch.zeros(3, dtype=torch.long))
 

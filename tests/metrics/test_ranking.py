@@ -73,7 +73,7 @@ def test_retention_by_hand():
     assert [curve.at(f) for f in (0.0, 0.25, 0.5, 1)] == pytest.approx([1, 1, 0.5, 0.5])
 
 
-def test_tensors_will_do():
+def test_tensors_are_accepted():
     assert auprc(torch.tensor([2.0, 1.0]), torch.tensor([True, False])) == 1
 
 
@@ -116,7 +116,7 @@ def test_bootstrap_covers_a_mean_as_often_as_it_says():
     assert 46 <= hits <= 60  # 54 expected
 
 
-def test_bootstrap_is_seeded_and_leaves_out_what_cannot_be_read():
+def test_bootstrap_is_seeded_and_leaves_out_nan():
     values = np.random.default_rng(0).normal(size=50)
     read = [bootstrap(lambda index: float(values[index].mean()), 50, seed) for seed in (0, 0, 1)]
     assert read[0] == read[1] != read[2]
@@ -136,7 +136,7 @@ def toy_scores(count=300, seed=0):
     }, positive
 
 
-def test_compare_reads_what_the_single_functions_read():
+def test_compare_returns_what_the_single_functions_return():
     scores, positive = toy_scores()
     found = compare(scores, positive, top=(0.05, 0.1), kept=(0.8,))
     for name, score in scores.items():
@@ -149,7 +149,7 @@ def test_compare_reads_what_the_single_functions_read():
     json.dumps(found)
 
 
-def test_compare_draws_as_bootstrap_does(monkeypatch):
+def test_compare_uses_the_resamples_of_bootstrap(monkeypatch):
     monkeypatch.setattr("fmwc.metrics.ranking.RESAMPLES", 100)
     scores, positive = toy_scores(120)
     found = compare(scores, positive, seed=3)

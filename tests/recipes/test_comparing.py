@@ -40,7 +40,7 @@ def no_training(monkeypatch):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_was_made_is_not_made_again(method, recipe, tmp_path, no_training):
+def test_networks_are_trained_once(method, recipe, tmp_path, no_training):
     first, said = networks(recipe, tmp_path)
     made = getattr(first, method)(3)
     assert any(text.startswith(f"trained {method}, cosine, seed 3") for text in said)
@@ -82,7 +82,7 @@ def test_a_variance_leaves_the_flows_samples(recipe, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["flow", "joint", "variance"])
-def test_a_killed_training_goes_on_to_the_same_weights(method, recipe, tmp_path, monkeypatch):
+def test_interrupted_training_resumes_to_the_same_weights(method, recipe, tmp_path, monkeypatch):
     recipe = dataclasses.replace(recipe, noise_steps=4)
     undisturbed, _ = networks(recipe, tmp_path / "whole")
     expected = weights(getattr(undisturbed, method)(0))
@@ -111,7 +111,7 @@ def test_weights_of_another_recipe_are_refused(change, tmp_path):
         other.flow(0)
 
 
-def test_weights_of_another_size_or_cut_off_are_refused(tmp_path):
+def test_weights_of_another_size_and_truncated_files_are_refused(tmp_path):
     networks(BOARD, tmp_path)[0].flow(0)
     other, _ = networks(dataclasses.replace(BOARD, hidden=12), tmp_path)
     with pytest.raises(MismatchError, match=r"trained by another recipe \(hidden: 8 before, 12 now\)"):
@@ -122,7 +122,7 @@ def test_weights_of_another_size_or_cut_off_are_refused(tmp_path):
         networks(BOARD, tmp_path)[0].flow(0)
 
 
-def test_what_makes_no_other_weights_may_change(digits, digits_file, tmp_path, no_training):
+def test_settings_that_do_not_affect_weights_may_change(digits, digits_file, tmp_path, no_training):
     made = networks(digits, tmp_path)[0].flow(0)
     copy = tmp_path / "copy.npz"
     copy.write_bytes(digits_file.read_bytes())
@@ -140,7 +140,7 @@ def write(path, content):
     return path
 
 
-def test_cells_are_read_in_order(tmp_path):
+def test_results_are_read_in_the_order_of_their_seeds(tmp_path):
     for seed in (1, 0, 2):
         write(tmp_path / "cells" / f"{seed}.json", {"seed": seed})
     assert [cell["seed"] for cell in read_results(tmp_path)] == [0, 1, 2]
@@ -151,7 +151,7 @@ def test_cells_are_read_in_order(tmp_path):
         read_results(tmp_path / "nothing")
 
 
-def test_a_cell_made_with_other_settings_is_refused_by_what_differs(tmp_path):
+def test_results_of_other_settings_are_refused_with_the_differences(tmp_path):
     made = {"samples": 100, "steps": 50, "windows": (0.3, 0.7)}
     path = write(tmp_path / "0.json", {"provenance": {**made, "seconds": 3}})
     check_settings(path, made)
@@ -161,7 +161,7 @@ def test_a_cell_made_with_other_settings_is_refused_by_what_differs(tmp_path):
         check_settings(path, {**made, "steps": 40, "windows": (0.2, 0.7)})
 
 
-def test_a_results_folder_says_of_which_setting_it_is(tmp_path):
+def test_a_results_folder_names_its_experiment(tmp_path):
     write(tmp_path / "a" / "cells" / "0.json", {"seed": 0})
     assert experiment_of_results(tmp_path / "a") == "checkerboard"
     write(tmp_path / "b" / "cells" / "0.json", {"seed": 0, "setting": "mnist"})

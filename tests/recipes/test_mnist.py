@@ -146,15 +146,15 @@ def examiner(judge=None, test=None, **options):
 
 
 def test_digits_do_not_depend_on_their_number():
-    field, eye = field_of_few(), examiner(seed=4)
-    few, many = eye.draw(field, 5), eye.draw(field)
+    field, examined = field_of_few(), examiner(seed=4)
+    few, many = examined.draw(field, 5), examined.draw(field)
     assert len(many) == 20
     assert torch.equal(few.x0, many.x0[:5])
     torch.testing.assert_close(few.x, many.x[:5])
     assert torch.equal(many.cond["y"], labels(20))
     assert len(few.times) == 0
     assert not torch.equal(examiner(seed=5).draw(field, 5).x0, few.x0)
-    assert torch.equal(eye.draw(field, x0=many.x0, confidence=AsReference()).x, many.x)
+    assert torch.equal(examined.draw(field, x0=many.x0, confidence=AsReference()).x, many.x)
 
 
 def test_quality_of_the_test_images_themselves(judge_folder, digits):
@@ -169,7 +169,7 @@ def test_quality_of_the_test_images_themselves(judge_folder, digits):
     assert examiner(judge, test).quality(inverted)["fid"] > 1
 
 
-def test_lifts_are_read_as_is_and_within_the_class():
+def test_lifts_over_all_digits_and_within_the_class():
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(120) % 3
     excess = torch.randn(120, generator=generator)
@@ -192,10 +192,10 @@ def test_lifts_are_read_as_is_and_within_the_class():
 
 
 @pytest.mark.parametrize(("steps", "every"), [(6, 5), (10, 5), (7, 2)])
-def test_a_thinned_run_is_one_read_less_often(steps, every):
-    eye, field = examiner(steps=steps), field_of_few()
-    full = eye.draw(field, 4, confidence=AsReference())
-    seldom = eye.draw(field, 4, confidence=AsReference(), schedule=Schedule.every(every))
+def test_a_thinned_run_has_fewer_readings(steps, every):
+    examined, field = examiner(steps=steps), field_of_few()
+    full = examined.draw(field, 4, confidence=AsReference())
+    seldom = examined.draw(field, 4, confidence=AsReference(), schedule=Schedule.every(every))
     thin = evaluation.thinned(full, every)
     assert torch.equal(thin.times, seldom.times)
     torch.testing.assert_close(thin.var, seldom.var)
@@ -216,15 +216,15 @@ def test_variance_and_divergence_are_read_at_the_same_times(steps, monkeypatch):
         return torch.stack([s.flatten(1).sum(1) for s in states[:-1]])
 
     monkeypatch.setattr(evaluate, "along", along)
-    eye = examiner(steps=steps)
-    found = evaluate.universality(field_of_few(), Recorded(eye.classifier, eye.test, 20, steps, few=20))
+    examined = examiner(steps=steps)
+    found = evaluate.universality(field_of_few(), Recorded(examined.classifier, examined.test, 20, steps, few=20))
     assert found.keys() == {"linearised", "diagonal"}
     assert drawn[0].states is not None
     for run in drawn[1:]:
         torch.testing.assert_close(run.times, times[0])
 
 
-def test_heads_are_judged_on_the_half_they_did_not_see():
+def test_heads_are_evaluated_on_the_other_half():
     """What the first half can teach is the opposite of what the second half is like."""
     generator = torch.Generator().manual_seed(0)
     excess = torch.randn(400, generator=generator)
@@ -241,20 +241,20 @@ def test_heads_are_judged_on_the_half_they_did_not_see():
     assert turned["label_free"] == honest["label_free"]
 
 
-def test_fidelity_holds_the_variance_against_draws(monkeypatch):
+def test_fidelity_compares_the_variance_with_draws(monkeypatch):
     monkeypatch.setattr(evaluation, "TIMES", (0.0, 0.5))
     field = field_of_few()
-    eye = examiner(few=12)
-    run = eye.draw(field, 12, config=SamplingConfig(keep_states=True))
+    examined = examiner(few=12)
+    run = examined.draw(field, 12, config=SamplingConfig(keep_states=True))
     estimators = {"linearised": Linearised(evaluate.PROBES), "diagonal": "diagonal"}
-    options = {"draws": 100, "abreast": 20, "seed": eye.seed, "read_seed": eye.seed + 2}
+    options = {"draws": 100, "abreast": 20, "seed": examined.seed, "read_seed": examined.seed + 2}
     found = evaluation.fidelity(field, run, estimators, **options, reduce=lambda var: var.flatten(1).mean(1))
     assert found.keys() == {"0.0", "0.5"}
     for row in found.values():
         assert row["ceiling_spearman"] > 0.3
         assert 0.5 < row["linearised_ratio"] < 2
-    draws = field.moments(run.states[3], 0.5, MonteCarlo(100, 20), seed=eye.seed, cond=run.cond).var
-    own = field.moments(run.states[3], 0.5, Linearised(evaluate.PROBES), seed=eye.seed + 2, cond=run.cond).var
+    draws = field.moments(run.states[3], 0.5, MonteCarlo(100, 20), seed=examined.seed, cond=run.cond).var
+    own = field.moments(run.states[3], 0.5, Linearised(evaluate.PROBES), seed=examined.seed + 2, cond=run.cond).var
     ratio = (own.flatten(1).mean(1) / draws.flatten(1).mean(1)).quantile(0.5)
     assert found["0.5"]["linearised_ratio"] == pytest.approx(ratio.item(), rel=1e-4)
 

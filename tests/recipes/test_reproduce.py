@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import experiments.mnist.evaluate as evaluate
-import experiments.mnist.reproduce as room
-import fmwc.recipes.mnist as recipe_room
+import experiments.mnist.reproduce as reproduction
+import fmwc.recipes.mnist as mnist_recipe
 from experiments.common.store import experiment_of_results, read_results
 from experiments.mnist.reproduce import TASKS, reproduce
 from fmwc.checkpoint import load, save_network
@@ -38,7 +38,7 @@ def quick(monkeypatch):
 
         return read
 
-    monkeypatch.setattr(room, "TASKS", {name: task(name) for name in TASKS})
+    monkeypatch.setattr(reproduction, "TASKS", {name: task(name) for name in TASKS})
     monkeypatch.setattr(Mnist, "reference", lambda self, field: (None, {}))
     return done
 
@@ -69,7 +69,7 @@ def again(digits, judge_folder, tmp_path):
         ("flow:0,,flow:1", UnknownNameError, "unknown network ''"),
     ],
 )
-def test_tasks_that_are_none_are_refused_before_anything_is_made(only, error, message, again, tmp_path, quick):
+def test_unknown_tasks_are_refused_before_training(only, error, message, again, tmp_path, quick):
     with pytest.raises(error, match=message) as raised:
         again(only=only)
     assert "\n" not in str(raised.value)
@@ -87,14 +87,14 @@ def test_a_network_of_a_seed_is_trained_and_nothing_else(again, tmp_path):
     assert again(only="flow:7")[1] == []
 
 
-@pytest.mark.parametrize("network", room.NETWORKS)
+@pytest.mark.parametrize("network", reproduction.NETWORKS)
 def test_every_network_has_a_task(network, again, tmp_path, quick):
     again(only=f"{network}:2")
     assert (tmp_path / "models" / f"{network}-cosine-2.safetensors").is_file()
     assert quick == []
 
 
-def test_readings_are_kept_one_by_one_and_not_done_again(again, tmp_path, quick):
+def test_each_task_has_a_file_and_runs_once(again, tmp_path, quick):
     again(only=" read:joint , flow:3,read:plain")
     assert quick == [(0, "joint"), (0, "plain")]
     assert {p.name for p in (tmp_path / "pieces").iterdir()} == {"0-joint.json", "0-plain.json"}
@@ -109,7 +109,7 @@ def test_readings_are_kept_one_by_one_and_not_done_again(again, tmp_path, quick)
     assert "0-joint.json is there already" in said
 
 
-def test_pieces_are_joined_to_one_cell_a_seed(again, tmp_path, quick):
+def test_task_files_are_joined_to_one_result_per_seed(again, tmp_path, quick):
     again(only="read:joint", seeds=(0, 5))
     paths, _ = again(seeds=(0, 5))
     assert [p.relative_to(tmp_path).as_posix() for p in paths] == ["cells/0.json", "cells/5.json"]
@@ -127,16 +127,16 @@ def test_pieces_are_joined_to_one_cell_a_seed(again, tmp_path, quick):
     assert len(quick) == 2 * len(TASKS)
 
 
-def test_a_task_that_is_killed_leaves_those_before_it(again, tmp_path, quick, monkeypatch):
+def test_an_interrupted_task_keeps_earlier_files(again, tmp_path, quick, monkeypatch):
     def die(context):
         raise KeyboardInterrupt
 
-    alive = room.TASKS["plain"]
-    monkeypatch.setitem(room.TASKS, "plain", die)
+    alive = reproduction.TASKS["plain"]
+    monkeypatch.setitem(reproduction.TASKS, "plain", die)
     with pytest.raises(KeyboardInterrupt):
         again()
     assert {p.name for p in (tmp_path / "pieces").iterdir()} == {"0-retrofit.json", "0-joint.json"}
-    monkeypatch.setitem(room.TASKS, "plain", alive)
+    monkeypatch.setitem(reproduction.TASKS, "plain", alive)
     again()
     assert [name for _, name in quick] == list(TASKS)
 
@@ -174,7 +174,7 @@ def test_networks_and_pieces_of_other_data_or_another_judge_are_refused(again, d
         again(only="flow:0", recipe=other)
     with pytest.raises(MismatchError, match=r"made with other settings \(.*data"):
         again(only="read:rivals", recipe=other)
-    judge = room.load_network(judge_folder)
+    judge = reproduction.load_network(judge_folder)
     with torch.no_grad():
         judge.out.bias[0] += 1
     with pytest.raises(MismatchError, match=r"made with other settings \(.*judge"):
@@ -187,13 +187,13 @@ def test_networks_and_pieces_of_other_data_or_another_judge_are_refused(again, d
     [({"count": 0}, "got 0 and 6"), ({"steps": 0}, "got 160 and 0"), ({"draws": 4}, "at least 5 trajectories, got 4")],
     ids=str,
 )
-def test_sizes_that_make_no_sense_are_refused_before_anything_is_made(change, message, again, tmp_path):
+def test_wrong_sizes_are_refused_before_training(change, message, again, tmp_path):
     with pytest.raises(UsageError, match=message):
         again(**change)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_judge_that_is_none_is_said(again, tmp_path):
+def test_an_unknown_judge_is_reported(again, tmp_path):
     with pytest.raises(FmwcError, match="unknown checkpoint"):
         again(judge=tmp_path / "nobody", only="flow:0")
 
@@ -207,9 +207,9 @@ def whole(digits, judge_folder, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"STATES": 8, "HUTCHINSON": 2, "PROBES": 2, "STEPS": (2,), "DRAWS": 4}.items():
             patch.setattr(evaluate, name, value)
-        for place in (evaluate, recipe_room, room):
+        for place in (evaluate, mnist_recipe, reproduction):
             patch.setattr(place, "batch_for", lambda device: 160)
-        patch.setattr(recipe_room, "sample", lambda *a, steps, **k: sample(*a, **arguments(steps=2, **k)))
+        patch.setattr(mnist_recipe, "sample", lambda *a, steps, **k: sample(*a, **arguments(steps=2, **k)))
         paths = reproduce(digits, out, CPU, judge=judge_folder, say=lambda text: None, **SIZE)
     assert paths == [out / "cells" / "0.json"]
     return out
@@ -259,7 +259,7 @@ def test_every_score_is_read_for_every_method(whole):
     assert found["repeats"].keys() == {"1001"}
 
 
-def test_the_judge_and_the_floor_are_told(whole, judge_folder):
+def test_judge_accuracy_and_lowest_fid(whole, judge_folder):
     plain = read_results(whole)[0]["numbers"]["plain"]
     assert plain["judge_accuracy"] > 0.9
     assert 0 < plain["floor_fid"] < plain["fid"]
@@ -284,7 +284,7 @@ def test_the_samples_shown_have_the_scores_of_the_retrofit(whole, digits, judge_
     torch.testing.assert_close(run.x, shown.x)
     for name in ("integrated", "endpoint", "temporal_ratio"):
         torch.testing.assert_close(shown.score(name), run.score(name), rtol=1e-3, atol=1e-5)
-    judge = room.load_network(judge_folder)
+    judge = reproduction.load_network(judge_folder)
     cell = read_results(whole)[0]["numbers"]["retrofit"]
     assert failed(judge, shown.x, shown.cond["y"]).mean() == pytest.approx(cell["failure"], abs=0.02)
 
@@ -299,5 +299,5 @@ def test_no_file_of_results_holds_a_path(whole, digits):
         assert digits.data not in path.read_text()
 
 
-def test_the_results_are_known_to_be_of_digits(whole):
+def test_results_name_their_experiment(whole):
     assert experiment_of_results(whole) == "mnist"

@@ -72,7 +72,7 @@ def test_more_pixels_than_digits_are_refused(field, trajectory):
         read_pixels(field, trajectory, COUNT + 1)
 
 
-def test_the_page_is_whole_and_fetches_nothing(tmp_path, trajectory, bad, pixels):
+def test_the_page_is_complete_and_fetches_nothing(tmp_path, trajectory, bad, pixels):
     about = {"commit": "<script>alert(1)</script>", "device": "a & b"}
     numbers = [{"score": "integrated", "AUPRC": "0.5"}]
     page = digits_page(tmp_path, trajectory, bad, pixels, numbers=numbers, provenance=about).read_text()

@@ -55,7 +55,7 @@ def test_a_page_shows_samples(kind, tmp_path):
     assert headings[0] == ("Samples: place" if kind == "points of a channel" else "Samples")
 
 
-def test_a_state_that_says_nothing_of_itself_is_listed_in_numbers(tmp_path):
+def test_a_state_of_ambiguous_shape_is_listed_as_numbers(tmp_path):
     run = fmwc.sample(fmwc.attach(Tokens(), space=(5, 3), width=8), 40, steps=5)
     page = samples_page(tmp_path, run, numbers=[], provenance={}).read_text()
     assert ">Samples<" not in page
