@@ -18,14 +18,21 @@ from benchmarks.zoo.shapes import (
     CORNERS,
     Sphere,
     broken,
+    broken_river,
     emblems,
     hunts,
+    irregular,
+    missed,
     nearer_another,
     no_hunt,
     no_octahedron,
     not_right,
     off_circle,
     off_line,
+    overlapping,
+    rivers,
+    same_neighbours,
+    slipped,
     unbalanced,
     wrong_count,
     wrong_emblem,
@@ -59,6 +66,7 @@ def test_halves_are_equal_and_every_flow_has_training_settings():
     assert halves.count("choose") == halves.count("report") >= 7
     assert halves.count("fresh") >= 5
     assert halves.count("fresh2") >= 5
+    assert halves.count("fresh3") >= 5
     assert set(halves) == set(HALVES)
     assert TRAINING.keys() == FLOWS.keys()
 
@@ -187,6 +195,37 @@ def test_rules_of_second_fresh_flows():
     assert wrong_emblem(x, (y + 1) % 9).all()  # another colour, or another figure
     assert wrong_emblem(x, (y + 3) % 9).all()  # another figure
     assert wrong_emblem(torch.zeros_like(x), y).all()  # no figure
+
+
+def test_third_fresh_rules_catch_the_failure_they_name():
+    board = (torch.arange(4)[:, None] + torch.arange(4)) % 2
+    wrong = board.clone()
+    wrong[3, 3] = board[3, 2]
+    fields = torch.nn.functional.one_hot(torch.stack([board, wrong]).flatten(1), 4)
+    assert same_neighbours(fields).tolist() == [False, True]
+    river = rivers(1, torch.Generator().manual_seed(0)).repeat(4, 1, 1, 1)
+    river[1, 0, :, 6] = -1.0  # a dry column
+    river[2, 0, :, 6] = 1.0  # a lake
+    river[3, 0, :, -1] = -1.0  # an end before the edge
+    assert broken_river(river).tolist() == [False, True, True, True]
+    angle = torch.tensor([[0.5, 1.0], [4.0, 8.0], [0.5, 2.0]])
+    wheels = torch.stack([angle.cos(), angle.sin()], -1)
+    assert slipped(wheels, torch.tensor([1, 1, 1])).tolist() == [False, False, True]
+    pulse = torch.zeros(6, 1, 64)
+    for row, places in enumerate(([5, 17, 29, 41, 53], [5, 17, 25, 41, 53], [5, 17, 25, 37, 49, 61])):
+        pulse[row, 0, places] = 2.0
+    for row, places in enumerate(([5, 17, 41, 53], [5, 17, 33, 41, 53], [5, 17, 29, 41]), 3):
+        pulse[row, 0, places] = 2.0
+    # regular; one early; a shift for good; one missing; one late; the last one missing
+    assert irregular(pulse).tolist() == [False, False, True, True, True, True]
+    rods = torch.tensor([[0.0, 0.0, 0.25, 0.0], [0.0, 0.0, 0.25, 0.5]])  # to (3, 1) and (1, 1)
+    goal = torch.zeros(2, dtype=torch.long)
+    assert missed(rods, goal).tolist() == [True, True]
+    assert missed(rods, goal, tolerance=1.1).tolist() == [False, False]
+    discs = torch.tensor([[0.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]).repeat(3, 1, 1)
+    discs[1, 0, 0] = 0.6
+    discs[2, 1, 0] = 1.4
+    assert overlapping(discs).tolist() == [False, True, True]
 
 
 def test_geodesics_of_the_sphere_reach_their_end_at_constant_speed():

@@ -4,7 +4,8 @@ Every flow belongs to one half, named here beforehand: scores are chosen on `cho
 halves hold low-dimensional, sequence and image flows, with and without conditions. The rule that chooses confidence was
 changed once after `report` had been seen; the flows of `fresh` were added after that change, with training lengths
 chosen by the share of failures alone. Those of `fresh2` were added later, by somebody who had seen no score; sizes of
-data and networks, tolerances and training lengths were chosen by the share of failures alone.
+data and networks, tolerances and training lengths were chosen by the share of failures alone. Those of `fresh3` were
+made in the same way by a third person: two are weak on purpose, as `about` says.
 """
 
 from __future__ import annotations
@@ -20,14 +21,18 @@ from torch import Tensor, nn
 from benchmarks.zoo import digits, shapes
 from benchmarks.zoo.networks import (
     ConvGru,
+    ConvUNet,
+    DeepSet,
     Denoiser,
     Dilated,
     Endpoint,
     Equivariant,
+    Experts,
     GatedMLP,
     GraphNet,
     Guided,
     Mixer,
+    NoisePrediction,
     PatchTransformer,
     Recurrent,
     ResidualMLP,
@@ -39,7 +44,7 @@ from fmwc.randomness import Randomness, derive
 from fmwc.state import SINGLE, State, tree_map
 from fmwc.training import TrainingConfig, train
 
-HALVES = ("choose", "report", "fresh", "fresh2")
+HALVES = ("choose", "report", "fresh", "fresh2", "fresh3")
 DATA, HELD_OUT = 10_000, 2_000  # of the flows whose data are drawn
 # Rivals need other networks, trained on the same data: from other initial weights, or a fifth as long.
 OTHERS = ("early", "second", "third")
@@ -84,6 +89,12 @@ TRAINING = {
     "hunts": Training(2500, 128, 2e-3),
     "rare-ot": Training(5000, 64, 2e-3),
     "emblems": Training(4000, 64, 2e-3),
+    "maps": Training(2500, 128, 3e-3),
+    "rivers": Training(2500, 64, 2e-3),
+    "gears": Training(6000, 256, 4e-3),
+    "beats": Training(2000, 128, 2e-3),
+    "reaches": Training(800, 256, 1e-3),
+    "discs-ot": Training(3000, 128, 2e-3),
 }
 
 
@@ -125,7 +136,7 @@ class Flow:
 
     Attributes:
         name: Its name in tables and files.
-        half: `choose`, `report`, `fresh` or `fresh2`.
+        half: `choose`, `report`, `fresh`, `fresh2` or `fresh3`.
         about: Data, network and path in one line.
         rule: When a sample counts as failed, in one line.
         build: Returns data, rule and the untrained network, given a generator for the data and a device.
@@ -571,6 +582,65 @@ FLOWS = {
                 shapes.wrong_emblem,
                 shapes.EMBLEMS,
             ),
+        ),
+        Flow(
+            "maps",
+            "fresh3",
+            "coloured maps of 4 × 4 fields, one-hot; MLP-Mixer over fields trained by cross entropy; straight path",
+            "two fields that share a side have the same colour",
+            _drawn(
+                lambda: Endpoint(Mixer(shapes.FIELDS**2, shapes.COLOURS)),
+                (shapes.FIELDS**2, shapes.COLOURS),
+                shapes.maps,
+                shapes.same_neighbours,
+            ),
+        ),
+        Flow(
+            "rivers",
+            "fresh3",
+            "a line from the left to the right edge, 12 × 12; small UNet; straight path",
+            "the bright pixels are not one piece from the left to the right edge, or a column has more than three",
+            _drawn(SmallUNet, (1, shapes.SIDE, shapes.SIDE), shapes.rivers, shapes.broken_river),
+        ),
+        Flow(
+            "gears",
+            "fresh3",
+            "two wheels, the class their gear; easy and hard gears; mixture of MLPs; predicts noise on DDPM's path",
+            "the second wheel is not where its gear puts it within 35°, or a radius is not 0.7 to 1.3",
+            _drawn(
+                lambda: NoisePrediction(Experts(4, len(shapes.RATIOS))),
+                (2, 2),
+                shapes.gears,
+                shapes.slipped,
+                len(shapes.RATIOS),
+            ),
+        ),
+        Flow(
+            "beats",
+            "fresh3",
+            "regular heartbeats, length 64, 4 % with an early beat, which is right; UNet for series; straight path",
+            "a beat is missing or out of time; one early beat is right if the beat after it is in time",
+            _drawn(ConvUNet, (1, shapes.LENGTH), shapes.beats, shapes.irregular),
+        ),
+        Flow(
+            "reaches",
+            "fresh3",
+            "directions of four rods that lead to the goal of the class; MLP of sines, stopped early; flat torus",
+            "the hand is farther than 0.3 from its goal",
+            _drawn(
+                lambda: ResidualMLP(4, 96, 2, len(shapes.GOALS), periodic=True),
+                Space({SINGLE: Channel((4,), FlatTorus(), "uniform")}),
+                shapes.reaches,
+                shapes.missed,
+                len(shapes.GOALS),
+            ),
+        ),
+        Flow(
+            "discs-ot",
+            "fresh3",
+            "five discs in a box; network too small for them, which sees means; minibatch optimal transport",
+            "two discs overlap, or one sticks out of the box, by more than 20 % of their diameter",
+            _drawn(lambda: DeepSet(2), (shapes.DISCS, 2), shapes.packed, shapes.overlapping, pairs=optimal_pairs),
         ),
     )
 }

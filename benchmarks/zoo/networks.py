@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fmwc.adapters import Predicting
 from fmwc.flow import Space
 from fmwc.networks import TimeEmbedding
 from fmwc.randomness import Randomness
@@ -321,8 +322,8 @@ class Mixer(nn.Module):
         return self.out(self.norms[-1](h))
 
 
-def _dense(size: int, hidden: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(size, hidden), nn.GELU(), nn.Linear(hidden, size))
+def _dense(size: int, hidden: int, out: int = 0) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(size, hidden), nn.GELU(), nn.Linear(hidden, out or size))
 
 
 class Endpoint(nn.Module):
@@ -341,6 +342,80 @@ class Endpoint(nn.Module):
     def objective(self, space: Space, x0: Tensor, x1: Tensor, t: Tensor, randomness: Randomness) -> Tensor:
         """Cross entropy of the letters."""
         return -(x1 * self.network(space.path(x0, x1, t)[0], t).log_softmax(-1)).sum(-1).mean()
+
+
+class NoisePrediction(Predicting):
+    """A velocity network from one that predicts the noise, on DDPM's variance-preserving path, by fmwc's adapter."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__(network, "noise", "vp")
+
+    def objective(self, space: Space, x0: Tensor, x1: Tensor, t: Tensor, randomness: Randomness, **cond: Any) -> Tensor:
+        """E‖E[x₀ | x_t] − x₀‖²."""
+        t = t.clamp(self.floor, 1 - self.floor)
+        return space.squared_error(self.called(self.path(x0, x1, t)[0], t, **cond), x0)
+
+
+class Experts(nn.Module):
+    """A mixture of MLPs for samples with a class: a gate, which sees the sample, time and class, weighs them."""
+
+    def __init__(self, dim: int, classes: int, hidden: int = 64, count: int = 6, features: int = 32) -> None:
+        super().__init__()
+        self.condition = Condition(features, classes)
+        self.gate = _dense(dim + features, hidden, count)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(dim + features, hidden), nn.SiLU(), _dense(hidden, hidden, dim))
+            for _ in range(count)
+        )
+
+    def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
+        seen = torch.cat([x.flatten(1), self.condition(t, y)], 1)
+        weights = self.gate(seen).softmax(1)
+        return sum(weights[:, i, None] * expert(seen) for i, expert in enumerate(self.experts)).view_as(x)
+
+
+class ConvUNet(nn.Module):
+    """A UNet for series (B, 1, L): convolutions at full, half and a quarter of the length."""
+
+    def __init__(self, hidden: int = 32, features: int = 32) -> None:
+        super().__init__()
+        self.condition = Condition(features)
+        self.first = nn.Conv1d(1, hidden, 5, padding=2)
+        self.down = nn.ModuleList(nn.Conv1d(hidden, hidden, 4, stride=2, padding=1) for _ in range(2))
+        self.join = nn.ModuleList(nn.Linear(features, hidden) for _ in range(3))
+        self.middle = nn.ModuleList(nn.Conv1d(hidden, hidden, 5, padding=2) for _ in range(3))
+        self.up = nn.ModuleList(nn.ConvTranspose1d(hidden, hidden, 4, stride=2, padding=1) for _ in range(2))
+        self.mix = nn.ModuleList(nn.Conv1d(2 * hidden, hidden, 5, padding=2) for _ in range(2))
+        self.out = nn.Conv1d(hidden, 1, 5, padding=2)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        e, h, kept = self.condition(t, None), self.first(x), []
+        for join, down in zip(self.join, self.down, strict=False):
+            kept.append(F.silu(h + join(e)[:, :, None]))
+            h = down(kept[-1])
+        h = h + self.join[2](e)[:, :, None]
+        for middle in self.middle:
+            h = h + middle(F.silu(h))
+        for up, mix in zip(self.up, self.mix, strict=True):
+            h = mix(torch.cat([kept.pop(), F.silu(up(F.silu(h)))], 1))
+        return self.out(F.silu(h))
+
+
+class DeepSet(nn.Module):
+    """A network for sets of points (B, N, D) in which each point sees the others by their mean alone."""
+
+    def __init__(self, dim: int, hidden: int = 64, depth: int = 3) -> None:
+        super().__init__()
+        self.condition = Condition(hidden)
+        self.first = nn.Linear(dim, hidden)
+        self.blocks = nn.ModuleList(_dense(2 * hidden, hidden, hidden) for _ in range(depth))
+        self.out = nn.Linear(hidden, dim)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        h = self.first(x) + self.condition(t, None)[:, None]
+        for block in self.blocks:
+            h = h + block(torch.cat([h, h.mean(1, keepdim=True).expand_as(h)], -1))
+        return self.out(h)
 
 
 class Recurrent(nn.Module):

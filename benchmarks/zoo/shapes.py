@@ -457,3 +457,170 @@ def wrong_emblem(x: Tensor, y: Tensor, tolerance: float = 0.2) -> Tensor:  # (B,
     )  # (B, 9)
     nearest, kind = apart.min(1)
     return (kind != y.cpu()) | (nearest > tolerance * math.sqrt(3 * SIDE * SIDE))
+
+
+# ---- maps --------------------------------------------------------------------------------------------------------
+
+FIELDS, COLOURS = 4, 4  # the fields of a side, and their colours
+
+
+def maps(count: int, generator: Generator) -> Tensor:  # (count, 16, 4)
+    """Square maps of four by four fields, one-hot, row by row; fields that share a side have different colours."""
+    x = torch.zeros(count, FIELDS + 1, FIELDS + 1, COLOURS)  # with an empty row above and an empty column on the left
+    for row in range(1, FIELDS + 1):
+        for column in range(1, FIELDS + 1):
+            free = 1 - torch.maximum(x[:, row - 1, column], x[:, row, column - 1])
+            colour = torch.multinomial(free, 1, generator=generator)[:, 0]
+            x[:, row, column] = torch.nn.functional.one_hot(colour, COLOURS)
+    return x[:, 1:, 1:].flatten(1, 2)
+
+
+def same_neighbours(x: Tensor) -> Tensor:  # (B, 16, 4) -> (B,)
+    """Whether two fields that share a side have the same colour, that of their largest number."""
+    colour = x.cpu().argmax(2).reshape(-1, FIELDS, FIELDS)
+    beside, below = colour[:, :, 1:] == colour[:, :, :-1], colour[:, 1:] == colour[:, :-1]
+    return beside.flatten(1).any(1) | below.flatten(1).any(1)
+
+
+# ---- rivers ------------------------------------------------------------------------------------------------------
+
+
+def rivers(count: int, generator: Generator) -> Tensor:  # (count, 1, 12, 12)
+    """A line that goes from the left to the right edge, up to two pixels up or down for each column."""
+    steps = torch.randint(-2, 3, (count, SIDE), generator=generator)
+    level = torch.randint(SIDE, (count,), generator=generator)
+    rows, x = torch.arange(SIDE), -torch.ones(count, 1, SIDE, SIDE)
+    for column in range(SIDE):
+        later = (level + steps[:, column]).clamp(0, SIDE - 1)
+        low, high = torch.minimum(level, later)[:, None], torch.maximum(level, later)[:, None]
+        x[:, 0, :, column][(low <= rows) & (rows <= high)] = 1.0
+        level = later
+    return x + 0.1 * torch.randn(x.shape, generator=generator)
+
+
+def broken_river(x: Tensor) -> Tensor:  # (B, 1, 12, 12) -> (B,)
+    """Whether the bright pixels are not one piece from the left to the right edge, or a column has more than three."""
+    ink = (x.cpu() > 0).float()
+    reached = ink.clone()
+    reached[..., 1:] = 0
+    for _ in range(SIDE * SIDE // 2):
+        reached = ink * torch.nn.functional.max_pool2d(reached, 3, 1, 1)
+    column = reached[:, 0].sum(1)
+    return (reached != ink).flatten(1).any(1) | (column[:, -1] == 0) | (column.amax(1) > 3)
+
+
+# ---- gears -------------------------------------------------------------------------------------------------------
+
+RATIOS = (1, 2, 3, 4, 5)  # the turns of the second wheel for one turn of the first, by class
+
+
+def gears(count: int, generator: Generator) -> tuple[Tensor, Tensor]:  # (count, 2, 2), (count,)
+    """A point on the rim of each of two wheels; the second turns as many times as fast as the class says."""
+    y = torch.randint(len(RATIOS), (count,), generator=generator)
+    angle = 2 * math.pi * torch.rand(count, 1, generator=generator)
+    angle = torch.cat([angle, torch.tensor(RATIOS)[y][:, None] * angle], 1)
+    rim = torch.stack([angle.cos(), angle.sin()], -1)
+    return rim + 0.01 * torch.randn(count, 2, 2, generator=generator), y
+
+
+def slipped(x: Tensor, y: Tensor, degrees: float = 35) -> Tensor:  # (B, 2, 2), (B,) -> (B,)
+    """Whether the second wheel is not where its gear puts it within some degrees, or a radius is not 0.7 to 1.3."""
+    x = x.cpu()
+    angle = torch.atan2(x[..., 1], x[..., 0])
+    off = (angle[:, 1] - torch.tensor(RATIOS)[y.cpu()] * angle[:, 0] + math.pi).remainder(2 * math.pi) - math.pi
+    return (off.abs().rad2deg() > degrees) | ((x.norm(dim=2) - 1).abs() > 0.3).any(1)
+
+
+# ---- heartbeats --------------------------------------------------------------------------------------------------
+
+EARLY = 0.04  # the share of series with an early beat
+
+
+def beats(count: int, generator: Generator) -> Tensor:  # (count, 1, 64)
+    """Regular heartbeats of any rate. A few series have one beat that comes early; the beat after it is in time."""
+    apart = 9 + 5 * torch.rand(count, 1, generator=generator)
+    place = apart * (torch.rand(count, 1, generator=generator) + torch.arange(8))  # (count, 8)
+    inner = (place[:, 1:] < LENGTH - 1).sum(1) - 1  # beats that have one before and one after them
+    early = (1 + inner * torch.rand(count, generator=generator)).long()
+    there = torch.rand(count, generator=generator) < EARLY
+    place = place - 0.35 * apart * ((torch.arange(8) == early[:, None]) & there[:, None])
+    since = torch.arange(LENGTH)[:, None] - place[:, None]
+    x = 2 * (-since.square() / 2).exp() - 0.6 * (-(since - 3).square() / 3).exp()
+    return (x.sum(2) + 0.05 * torch.randn(count, LENGTH, generator=generator))[:, None]
+
+
+def irregular(x: Tensor, tolerance: int = 2) -> Tensor:  # (B, 1, 64) -> (B,)
+    """Whether a beat is missing or out of time. One early beat is right if the beat after it is in time.
+
+    Beats are the largest of five numbers and more than 1, half their height; times are right within a tolerance.
+    """
+
+    def wrong(places: Tensor) -> bool:
+        if len(places) < 4:
+            return True
+        gaps = places.diff()
+        usual = gaps.median()
+        late = gaps - usual
+        if places[0] > usual + tolerance or LENGTH - 1 - places[-1] > usual + tolerance:
+            return True
+        odd = (late.abs() > tolerance).nonzero()[:, 0].tolist()
+        if len(odd) != 2:
+            return bool(odd)
+        first, second = odd
+        return second != first + 1 or bool(late[first] > 0) or bool(late[odd].sum().abs() > tolerance + 1)
+
+    x = x.cpu()
+    peaks = (x == torch.nn.functional.max_pool1d(x, 5, 1, 2)) & (x > 1)
+    return torch.tensor([wrong(row.nonzero()[:, 0]) for row in peaks[:, 0]])
+
+
+# ---- arms that reach ---------------------------------------------------------------------------------------------
+
+GOALS = torch.tensor([[2.0, 1.0], [-1.0, 2.5], [0.5, -1.5]])  # of the hand, by class
+
+
+def reaches(count: int, generator: Generator) -> tuple[Tensor, Tensor]:  # (count, 4), (count,)
+    """Directions, in turns, of four rods of length 1 that lead from the origin to the goal of the class.
+
+    The first two have any direction that leaves the goal in reach of the last two.
+    """
+    many = 6 * count
+    y = torch.randint(len(GOALS), (many,), generator=generator)
+    first = 2 * math.pi * torch.rand(many, 2, generator=generator)
+    rest = GOALS[y] - torch.stack([first.cos(), first.sin()], -1).sum(1)
+    bend = (rest.norm(dim=1) / 2).acos() * (1 - 2 * torch.randint(2, (many,), generator=generator))  # nan: out of reach
+    along = torch.atan2(rest[:, 1], rest[:, 0])
+    turns = torch.cat([first, torch.stack([along + bend, along - bend], 1)], 1) / (2 * math.pi)
+    kept = bend.isfinite().nonzero()[:count, 0]
+    return (turns[kept] + 0.003 * torch.randn(count, 4, generator=generator)).remainder(1), y[kept]
+
+
+def missed(x: Tensor, y: Tensor, tolerance: float = 0.3) -> Tensor:  # (B, 4), (B,) -> (B,)
+    """Whether the hand is farther from its goal than a tolerance."""
+    angle = 2 * math.pi * x.cpu()
+    return (torch.stack([angle.cos(), angle.sin()], -1).sum(1) - GOALS[y.cpu()]).norm(dim=1) > tolerance
+
+
+# ---- discs in a box ----------------------------------------------------------------------------------------------
+
+DISCS, ACROSS, WALL = 5, 0.7, 1.15  # how many; their diameter; how far from the middle their centres may be
+
+
+def packed(count: int, generator: Generator) -> Tensor:  # (count, 5, 2)
+    """The centres of discs in a square box that do not overlap, laid down one after the other."""
+    many = 2 * count
+    x, fits = torch.full((many, DISCS, 2), math.inf), torch.ones(many, dtype=torch.bool)
+    for i in range(DISCS):
+        tried = WALL * (2 * torch.rand(many, 40, 2, generator=generator) - 1)
+        free = (torch.cdist(tried, x[:, :i]) >= ACROSS).all(2)
+        x[:, i] = tried[torch.arange(many), free.long().argmax(1)]
+        fits &= free.any(1)
+    return x[fits][:count]
+
+
+def overlapping(x: Tensor, tolerance: float = 0.2) -> Tensor:  # (B, 5, 2) -> (B,)
+    """Whether two discs overlap, or one sticks out of the box, by more than a share of their diameter."""
+    x = x.cpu()
+    apart = torch.cdist(x, x) + torch.diag(torch.full((DISCS,), math.inf))
+    out = x.abs().amax((1, 2)) > WALL + tolerance * ACROSS
+    return out | (apart.amin((1, 2)) < (1 - tolerance) * ACROSS)
