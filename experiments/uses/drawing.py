@@ -40,14 +40,14 @@ SWEEP = (5, 10, 20, 30, 50)
 EXTRA = (2, 5, 10, 25)  # evaluations per sample on top of those of the first run
 FIXED = (0.0, 0.2, 0.4, 0.6, 0.8)
 PILOT, PILOT_SEED = 1_000, 99
-BLIND = (0.0, 0.71, 0.78, 0.84, 0.85, 1.0)  # five steps found by a search for misplacement alone, on another network
+BLIND = (0.0, 0.71, 0.78, 0.84, 0.85, 1.0)  # five steps with the least misplacement on another network
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """One row: what is kept of its samples, and how they were drawn."""
+    """One row: the tensors that its judge and pictures need, and how its samples were drawn."""
 
-    kept: dict[str, Tensor]
+    tensors: dict[str, Tensor]
     info: dict[str, Any]
 
 
@@ -71,8 +71,8 @@ def draw_samples(experiment: Experiment, seed: int, wide: bool) -> Rows:
     """Draw samples with every score and their confidence, or their rank if the reference is not valid for them."""
     options = {"transport": experiment.dispersion, "schedule": Schedule.every(experiment.usual)}
     run, row = _draw(experiment, experiment.sizes.samples, seed, **options)
-    row.kept["confidence"] = (run.rank if run.withheld else run.confidence).float()
-    row.kept.update({f"score {name}": score.float() for name, score in experiment.scores(run).items()})
+    row.tensors["confidence"] = (run.rank if run.withheld else run.confidence).float()
+    row.tensors.update({f"score {name}": score.float() for name, score in experiment.scores(run).items()})
     yield "samples", row
 
 
@@ -95,7 +95,7 @@ def draw_edits(experiment: Experiment, seed: int, wide: bool) -> Rows:
     """Add noise to a channel at some time, and integrate all channels from there on."""
     count, replicates = experiment.sizes.edited, experiment.sizes.replicates
     run, row = _draw(experiment, count, seed, transport=True, config=SamplingConfig(keep_states=True))
-    row.kept.update(experiment.shown(run))
+    row.tensors.update(experiment.shown(run))
     yield "seeds", row
     steps = len(run.times)
     run_to_edit = run.read_at(range((steps - 1) % experiment.every, steps, experiment.every))  # enough to rank edits
@@ -112,11 +112,11 @@ def draw_edits(experiment: Experiment, seed: int, wide: bool) -> Rows:
             new_cond = {k: v.repeat_interleave(replicates, 0) for k, v in cond.items()}
             row = Drawn(experiment.keep(edited.x, {**edited.cond, **new_cond}), info)
             time = time.reshape(-1, 1) if time.ndim < 2 else time
-            row.kept["time"] = time.expand(count, replicates).flatten()
+            row.tensors["time"] = time.expand(count, replicates).flatten()
             if not wide:
                 with suppress(UsageError):  # a run of few steps has too few readings for its score
-                    row.kept["score"] = edited.score(edited.default_score).float()
-            row.kept.update(experiment.shown(edited, replicates))
+                    row.tensors["score"] = edited.score(edited.default_score).float()
+            row.tensors.update(experiment.shown(edited, replicates))
             yield f"{name}, scale {scale:g}, {label}" if wide else f"{name}, {label}", row
 
 
@@ -169,7 +169,7 @@ def draw_steps(experiment: Experiment, seed: int, wide: bool) -> Rows:
         yield f"{name}, {steps}", row
     if not wide and experiment.name == "checkerboard":
         _, row = _draw(experiment, count, seed, confidence=None, config=SamplingConfig(controller=Grid(BLIND)))
-        yield f"blind grid, {len(BLIND) - 1}", Drawn(row.kept, {**row.info, "seconds": 0.0, "grid": list(BLIND)})
+        yield f"blind grid, {len(BLIND) - 1}", Drawn(row.tensors, {**row.info, "seconds": 0.0, "grid": list(BLIND)})
 
 
 # ---- rewinding ---------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def draw_guides(experiment: Experiment, seed: int, wide: bool) -> Rows:
     for name, guide in {"none": None, **(experiment.strengths if wide else experiment.guides)}.items():
         options = {} if guide is None else {"config": SamplingConfig(decoder=guide)}
         run, row = _draw(experiment, experiment.sizes.guided, seed, confidence=None, **options)
-        row.kept.update(experiment.shown(run))
+        row.tensors.update(experiment.shown(run))
         yield name, row
 
 

@@ -77,9 +77,9 @@ def _scored(judged: Judged) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarr
     rows, outcomes = zip(*(by_label["samples"] for by_label in judged.values()), strict=True)
 
     def pooled(name: str) -> np.ndarray:
-        return np.concatenate([row.kept[name].numpy() for row in rows])
+        return np.concatenate([row.tensors[name].numpy() for row in rows])
 
-    names = sorted((k for k in rows[0].kept if k.startswith("score ")), key=lambda name: not name.endswith(OWN))
+    names = sorted((k for k in rows[0].tensors if k.startswith("score ")), key=lambda name: not name.endswith(OWN))
     scores = {name.removeprefix("score "): pooled(name) for name in names}
     return scores, np.concatenate([outcome["bad"] for outcome in outcomes]), pooled("confidence")
 
@@ -159,8 +159,8 @@ def read_edit(experiment: Experiment, judged: Judged) -> dict[str, Any]:
             replicates = len(after["bad"]) // len(before["bad"])
             repeated = {name: np.repeat(value, replicates, 0) for name, value in before.items()}
             parts.append(experiment.succeeded(label.partition(",")[0], repeated, after).reshape(-1, replicates))
-            if "score" in row.kept:
-                scores.append(row.kept["score"].numpy().reshape(-1, replicates))
+            if "score" in row.tensors:
+                scores.append(row.tensors["score"].numpy().reshape(-1, replicates))
         succeeded = np.concatenate(parts)
         rates[label] = succeeded.mean(1)
         gain = rates[label] - rates[label.rpartition(", ")[0] + ", random"]
@@ -183,7 +183,7 @@ def read_edit(experiment: Experiment, judged: Judged) -> dict[str, Any]:
     return numbers
 
 
-# The drawing that each use is read from, and how.
+# The drawing that each use is evaluated from, and the function that evaluates it.
 READINGS: Mapping[str, tuple[str, Callable[[Experiment, Judged], dict[str, Any]]]] = {
     "filter": ("samples", read_filter),
     "trust": ("samples", read_trust),

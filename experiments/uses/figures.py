@@ -66,8 +66,8 @@ def filter_scores(study: Study) -> Figure | None:
 
 def reliable(study: Study) -> Figure:
     """The rate of good samples by confidence."""
-    found = study.numbers["trust"]["reliability"]
-    return reliability_plot(Reliability(**{k: np.asarray(v) for k, v in found.items()}), study.good)
+    bins = study.numbers["trust"]["reliability"]
+    return reliability_plot(Reliability(**{k: np.asarray(v) for k, v in bins.items()}), study.good)
 
 
 @styled
@@ -349,14 +349,14 @@ def _label(row: Row) -> str:
 
 
 def _points(edits: Edits) -> Figure:
-    before = edits.drawn["seeds"].kept["ways"].numpy().swapaxes(0, 1)
+    before = edits.drawn["seeds"].tensors["ways"].numpy().swapaxes(0, 1)
     panels = {}
     for row in (edits.rows[when] for when in ("random", "variance", edits.chosen)):
-        kept = edits.drawn[_label(row)].kept
-        after = kept["ways"].numpy().swapaxes(0, 1)
+        tensors = edits.drawn[_label(row)].tensors
+        after = tensors["ways"].numpy().swapaxes(0, 1)
         count = after.shape[1]
         grid = np.tile(np.linspace(0, 1, len(after))[:, None], (1, count))
-        times = kept["time"][:: row.numbers["replicates"]][:count].numpy()  # the first edit of each sample
+        times = tensors["time"][:: row.numbers["replicates"]][:count].numpy()  # the first edit of each sample
         title = f"{time_label(row.at)}\n{row.numbers['success']:.0%} succeed"
         panels[title] = EditedPaths(before[:, :count], after, grid, times, np.array(row.numbers["shown"][:count]))
     return edited_paths(panels, "edited, failure", "edited, success")
@@ -365,7 +365,7 @@ def _points(edits: Edits) -> Figure:
 @styled
 def _digits(edits: Edits) -> Figure:
     """One column per digit: the digit, its edits from the earliest to the latest, and those at critical times."""
-    before = edits.drawn["seeds"].kept["images"][:, 0].numpy() / 255
+    before = edits.drawn["seeds"].tensors["images"][:, 0].numpy() / 255
     order = sorted(edits.rows.values(), key=lambda row: not row.at.startswith("t = "))
     fixed = sum(row.at.startswith("t = ") for row in order)
     left, heading, gap, columns, right = 5.6, 0.85, 0.35, len(before), 1.7
@@ -378,7 +378,7 @@ def _digits(edits: Edits) -> Figure:
     for number, row in enumerate(order):
         if number == fixed:
             top += gap
-        after = edits.drawn[_label(row)].kept["images"][:, 0].numpy() / 255
+        after = edits.drawn[_label(row)].tensors["images"][:, 0].numpy() / 255
         sheet.images(after, left, top, columns)
         for column in np.flatnonzero(row.numbers["shown"][: len(after)]):
             sheet.frame(left + int(column), top, colour=LINES[2])
@@ -414,7 +414,7 @@ def edited_samples(study: Study) -> dict[str, Figure]:
     if study.wide or outcomes is None or not path.exists():
         return {}
     drawn = load_drawn(path)
-    if not any("time" in row.kept for row in drawn.values()):  # an older file
+    if not any("time" in row.tensors for row in drawn.values()):  # an older file
         return {}
     figures = {}
     for intent, rows in study.groups("edit").items():

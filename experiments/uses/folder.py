@@ -65,19 +65,19 @@ def _load(path: Path) -> tuple[dict[str, dict[str, Tensor]], Mapping[str, str]]:
 def save_drawn(path: Path, rows: Mapping[str, Drawn]) -> Path:
     """Write the rows of a drawing."""
     infos = json.dumps({label: row.info for label, row in rows.items()})
-    return _save(path, {label: row.kept for label, row in rows.items()}, {"rows": infos})
+    return _save(path, {label: row.tensors for label, row in rows.items()}, {"rows": infos})
 
 
 def load_drawn(path: Path) -> dict[str, Drawn]:
     """Read the rows of a drawing."""
-    kept, metadata = _load(path)
+    tensors, metadata = _load(path)
     what = f"{path} is not a drawing of python -m experiments study"
     infos = check(
         parse_json(metadata.get("rows", ""), what, CheckpointError), mapping(mapping(anything)), what, CheckpointError
     )
-    if unknown := sorted(kept.keys() - infos.keys()):
+    if unknown := sorted(tensors.keys() - infos.keys()):
         raise CheckpointError(f"{what}: it does not describe '{unknown[0][:60]}'")
-    return {label: Drawn(kept.get(label, {}), info) for label, info in infos.items()}
+    return {label: Drawn(tensors.get(label, {}), info) for label, info in infos.items()}
 
 
 def save_outcomes(path: Path, outcomes: Mapping[str, Outcome], of: str) -> Path:

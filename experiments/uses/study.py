@@ -50,7 +50,7 @@ def study(
         seeds: Seeds of the samples; the default seeds were not used to choose anything.
         only: Tasks to run, such as `draw:edit,read:edit`, if drawing and judging are on different machines.
         wide: Draw all options that were compared instead of those that were chosen: on the validation seed, in a
-            folder of its own.
+            separate folder.
         say: Called with a line of progress.
     """
     drawings, uses = _tasks(only, wide)
@@ -132,7 +132,7 @@ def _judged(experiment: Experiment, out: Path, drawing: str, seed: int) -> dict[
     rows, of = load_drawn(path), hashlib.sha256(path.read_bytes() + judged_by.encode()).hexdigest()
     outcomes = load_outcomes(judged_at(out, drawing, seed), of)
     if outcomes is None:
-        outcomes = {label: experiment.judge(row.kept) for label, row in rows.items()}
+        outcomes = {label: experiment.judge(row.tensors) for label, row in rows.items()}
         save_outcomes(judged_at(out, drawing, seed), outcomes, of)
     return {label: (row, outcomes[label]) for label, row in rows.items()}
 

@@ -119,10 +119,10 @@ def test_digits_are_studied(digits_experiment, tmp_path):
     assert found["guide"]["none"]["samples"] == 14
     assert list(digits_experiment.metrics) == ["fid", "failed", "style"]
     rows = load_drawn(drawn_at(tmp_path, "edit", 1))
-    assert rows["seeds"].kept["images"].shape == rows["class, random"].kept["images"].shape  # one edit per sample
-    assert rows["class, random"].kept["time"].shape == (4,)
-    assert (rows["class, random"].kept["y"][::2] != rows["seeds"].kept["y"]).all()
-    assert (rows["style, random"].kept["y"][::2] == rows["seeds"].kept["y"]).all()
+    assert rows["seeds"].tensors["images"].shape == rows["class, random"].tensors["images"].shape  # one edit per sample
+    assert rows["class, random"].tensors["time"].shape == (4,)
+    assert (rows["class, random"].tensors["y"][::2] != rows["seeds"].tensors["y"]).all()
+    assert (rows["style, random"].tensors["y"][::2] == rows["seeds"].tensors["y"]).all()
     assert "images" not in load_outcomes(judged_at(tmp_path, "edit", 1))["seeds"]
 
 

@@ -242,8 +242,8 @@ def test_edits_by_hand(points):
     assert (found["turn, random"]["samples"], found["turn, random"]["replicates"]) == (2, 2)
     assert "surest" not in found["turn, random"]  # drawn without a score
 
-    seen[0]["turn, random"][0].kept["score"] = torch.tensor([2.0, 1.0, 1.0, 2.0])
-    seen[0]["turn, variance"][0].kept["score"] = torch.tensor([1.0, 2.0, 2.0, 1.0])
+    seen[0]["turn, random"][0].tensors["score"] = torch.tensor([2.0, 1.0, 1.0, 2.0])
+    seen[0]["turn, variance"][0].tensors["score"] = torch.tensor([1.0, 2.0, 2.0, 1.0])
     found = read_edit(points, seen)
     assert found["turn, random"]["surest"] == 0.5  # of the first sample the second edit, of the second the first
     assert found["turn, variance"]["surest"] == 1.0

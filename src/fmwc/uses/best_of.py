@@ -42,7 +42,7 @@ __all__ = [
 
 MOST = 1_000  # candidates per sample
 
-Score = str | Callable[[Trajectory], Any] | None  # a name, a function such as a head's, or None for the run's own
+Score = str | Callable[[Trajectory], Any] | None  # a name, a function of a trajectory, or None for that of the run
 
 
 class Selection(NamedTuple):

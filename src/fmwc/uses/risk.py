@@ -155,9 +155,9 @@ class RiskCertificate:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> RiskCertificate:
+    def from_dict(cls, entries: Mapping[str, Any]) -> RiskCertificate:
         """Return the certificate of :meth:`as_dict`; other entries are ignored."""
-        return cls(**{f.name: found.get(f.name) for f in fields(cls)})  # type: ignore[arg-type]
+        return cls(**{f.name: entries.get(f.name) for f in fields(cls)})  # type: ignore[arg-type]
 
 
 def risk_control(
@@ -183,8 +183,8 @@ def risk_control(
         seed: Seeds the choice of the samples that are set aside.
 
     >>> score, others = np.random.default_rng(0).random((2, 400))
-    >>> found = risk_control(score, score > 0.8, max_risk=0.05, others=others)
-    >>> 0.75 < found.threshold < 0.85, found.bound <= 0.05
+    >>> certificate = risk_control(score, score > 0.8, max_risk=0.05, others=others)
+    >>> 0.75 < certificate.threshold < 0.85, certificate.bound <= 0.05
     (True, True)
     """
     values, labels = _arrays(score, bad)
