@@ -117,7 +117,7 @@ class MnistExperiment(Experiment):
     # ---- the paper's tables ------------------------------------------------------------------------------------------
 
     def evaluate(self, field: Field, count: int, seed: int, data: str, progress: Show) -> dict[str, Any]:
-        judge = self.domain._load(field.device)
+        judge = self.domain.load_judge(field.device)
         plain = self.domain.draw(field, count, seed, progress, confidence=None)
         run = self.domain.draw(field, count, seed, progress, schedule=Schedule.every(self.domain.every))
         bad, y = failed(judge, run.x, run.cond["y"]), run.cond["y"]

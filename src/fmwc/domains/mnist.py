@@ -88,7 +88,7 @@ class MnistDomain(ShippedDomain):
         return MnistDomain(judge)
 
     def require_judge(self, field: Field) -> None:
-        judge, network = self._load(field.device).config, _config(field)
+        judge, network = self.load_judge(field.device).config, _config(field)
         side = field.space.channels["x"].shape[-1] if field.space else judge["side"]
         if (judge["side"], judge["classes"]) != (side, network["classes"]):
             raise UsageError(
@@ -96,7 +96,8 @@ class MnistDomain(ShippedDomain):
                 f"{network['classes']} classes of side {side}; train a judge on the same data"
             )
 
-    def _load(self, device: torch.device) -> Any:
+    def load_judge(self, device: torch.device) -> Any:
+        """Return the classifier; raise if there is none for the data."""
         if not self.classifier:
             raise UsageError(
                 "the shipped judge is for MNIST only; train one on your data (fmwc train mnist --preset judge --data … "
@@ -105,10 +106,10 @@ class MnistDomain(ShippedDomain):
         return load_network(self.classifier, device=device)
 
     def _predict(self, x: Tensor) -> Tensor:
-        return predictions(self._load(x.device), x)
+        return predictions(self.load_judge(x.device), x)
 
     def judge(self, trajectory: Trajectory) -> np.ndarray:
-        return failed(self._load(trajectory.x.device), trajectory.x, trajectory.cond["y"])
+        return failed(self.load_judge(trajectory.x.device), trajectory.x, trajectory.cond["y"])
 
     # ---- edits -------------------------------------------------------------------------------------------------------
 
