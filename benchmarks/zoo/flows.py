@@ -93,7 +93,7 @@ TRAINING = {
     "rivers": Training(2500, 64, 2e-3),
     "gears": Training(6000, 256, 4e-3),
     "beats": Training(2000, 128, 2e-3),
-    "reaches": Training(800, 256, 1e-3),
+    "reaches": Training(1200),
     "discs-ot": Training(3000, 128, 2e-3),
 }
 
