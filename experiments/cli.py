@@ -28,8 +28,6 @@ from fmwc.errors import UsageError
 from fmwc.files import claimed
 from fmwc.progress import sampling_bar
 
-__all__ = ["app"]
-
 CheckpointName = Annotated[str, typer.Option(help="A shipped name or a folder; default: the shipped weights.")]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

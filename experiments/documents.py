@@ -25,8 +25,6 @@ from experiments.crystals import tables as crystals
 from experiments.mnist import tables as mnist
 from fmwc.report.table import Table
 
-__all__ = ["TABLES", "outdated"]
-
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
 DOCUMENTS = (ROOT / "docs" / "results.md", ROOT / "docs" / "five_minutes.md")

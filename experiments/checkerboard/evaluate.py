@@ -22,8 +22,6 @@ from fmwc.metrics.ranking import auprc, retention
 from fmwc.moments import CLOSURES
 from fmwc.sampling import SCORES, SamplingConfig, Schedule, Trajectory, sample
 
-__all__ = ["RIVALS", "WINDOWS", "auprcs", "decoders", "evaluate_field", "main_numbers", "symmetric_kl"]
-
 WINDOWS = ((0.1, 0.9), (0.2, 0.8), (0.3, 0.7), (0.5, 0.7), (0.5, 0.5))  # (early, late) of the temporal ratio
 FLOOR = 1e-3  # least density: between the cells the target is zero and has no logarithm
 KEPT = 0.9  # the share kept in the main numbers

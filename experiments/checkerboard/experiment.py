@@ -32,8 +32,6 @@ from fmwc.sampling import Schedule, Trajectory
 from fmwc.sampling.trajectory import DISPERSION
 from fmwc.uses.guidance import Guidance
 
-__all__ = ["CheckerboardExperiment", "square"]
-
 MARGIN = 0.05  # points inside a square that are closer to an edge than this are at its edge: 19 % of the data
 SHOWN = 40  # edits whose trajectories a picture shows
 

@@ -24,8 +24,6 @@ from fmwc.recipes.checkerboard import SPACE, Checkerboard
 from fmwc.recipes.fitting import identity_of
 from fmwc.sampling import SamplingConfig, Schedule, noise, sample
 
-__all__ = ["SCHEDULES", "reproduce"]
-
 # The shipped field of each learning-rate schedule and its name: the paper's schedule, and the recommended one.
 SCHEDULES = {"constant": ("joint", "checkerboard-joint"), "cosine": ("retrofit", "checkerboard")}
 

@@ -14,8 +14,6 @@ from experiments.common.tables import NONE, PERCENT, dig, ratio_text, write_tabl
 from fmwc.readers import anything, mapping, read_json
 from fmwc.report.table import Table
 
-__all__ = ["TABLES", "cost_table", "headline", "summarise", "tables"]
-
 
 class Spec(NamedTuple):
     """A table as data.

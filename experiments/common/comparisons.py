@@ -15,8 +15,6 @@ from fmwc.flow import Space, path_sample
 from fmwc.moments import Moments
 from fmwc.randomness import Randomness, Stream, signs
 
-__all__ = ["HeteroscedasticHead", "HeteroscedasticVariance", "PosteriorTrace", "StateSensitivity", "nll"]
-
 EARLIEST = 1e-3  # the floor of t, against division by zero
 
 

@@ -19,21 +19,6 @@ from fmwc.sampling import SCORES, Trajectory
 from fmwc.state import State, tree_map
 from fmwc.uses.heads import HEADS, fit_head
 
-__all__ = [
-    "TIMES",
-    "Agreement",
-    "agreement",
-    "along",
-    "dispersion_agreement",
-    "evaluate_heads",
-    "fidelity",
-    "scores_of",
-    "second_half",
-    "spearman",
-    "thinned",
-    "with_intervals",
-]
-
 RANKINGS = ("auprc", "heads", "own", "linearised", "thresholds", "baselines", "beyond")  # numbers of a ranking
 TIMES = (0.0, 0.2, 0.5, 0.8, 0.98)  # when the variance is compared with posterior draws
 

@@ -19,8 +19,6 @@ from fmwc.recipes.recipe import override
 from fmwc.sampling import SCORES, SamplingConfig, Schedule, Trajectory, sample
 from fmwc.uses.guidance import Guidance
 
-__all__ = ["OWN", "Experiment", "Intent", "Metric", "Outcome", "Sizes"]
-
 OWN = " (own)"  # the suffix of the name of the field's own score
 
 Outcome = Mapping[str, np.ndarray]  # arrays with one entry per sample; `bad` is always among them

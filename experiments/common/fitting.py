@@ -17,8 +17,6 @@ from fmwc.recipes.fitting import LATER, Progress, identity_of, stage_progress, t
 from fmwc.recipes.recipe import Recipe
 from fmwc.training import train
 
-__all__ = ["fit_dropout", "fit_heads", "fit_variance"]
-
 
 def fit_dropout(recipe: Recipe, dropout: Dropout, progress: Progress | None = None, resume: Path | None = None) -> int:
     """Train a flow with dropout on."""

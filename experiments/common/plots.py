@@ -14,8 +14,6 @@ from numpy.typing import ArrayLike
 from fmwc.report.page import DASHED, DOTTED, FAINT, INK, LEGEND_ABOVE, LINES, ONE, PERCENT, SURE, TWO, styled
 from fmwc.uses.risk import Reliability
 
-__all__ = ["comparison_plot", "reliability_plot", "steps_axis", "value_axis"]
-
 DECADE = 10  # values that span more are drawn on a logarithmic axis
 
 

@@ -9,8 +9,6 @@ from experiments.mnist.experiment import MnistExperiment
 from fmwc.domains import domain_named, domain_of
 from fmwc.errors import UsageError
 
-__all__ = ["EXPERIMENTS", "experiment_named", "experiment_of"]
-
 EXPERIMENTS: dict[str, type[Experiment]] = {
     "checkerboard": CheckerboardExperiment,
     "mnist": MnistExperiment,

@@ -26,22 +26,6 @@ from fmwc.readers import Check, anything, array, mapping, read_json, record, tex
 from fmwc.recipes import fitting
 from fmwc.recipes.recipe import data_of
 
-__all__ = [
-    "MEMBERS",
-    "SHARED",
-    "Networks",
-    "Say",
-    "check_settings",
-    "experiment_of_results",
-    "from_results",
-    "join_results",
-    "parse_tasks",
-    "read_result",
-    "read_results",
-    "result_file",
-    "run_task",
-]
-
 MEMBERS = 5  # members of an ensemble
 SHARED = (1001, 1002, 1003, 1004)  # seeds of the members that the ensembles of all reported seeds have in common
 # Recipe fields that a network without noise does not depend on.

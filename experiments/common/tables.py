@@ -10,19 +10,6 @@ from typing import Any
 from fmwc.files import write_json, write_text
 from fmwc.report.table import MISSING, Table
 
-__all__ = [
-    "METHODS",
-    "NONE",
-    "PERCENT",
-    "Numbers",
-    "Rows",
-    "dig",
-    "number",
-    "ratio_text",
-    "with_interval",
-    "write_tables",
-]
-
 Numbers = Mapping[str, Any]
 Rows = list[dict[str, str]]
 

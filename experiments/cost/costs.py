@@ -32,8 +32,6 @@ from fmwc.sampling import AsReference, SamplingConfig, Schedule, noise, sample
 from fmwc.sampling.pilot import READINGS
 from fmwc.training import TrainingConfig, train
 
-__all__ = ["CASES", "COMPILATION", "SIZES", "TRAINING", "Case", "measure", "words_of"]
-
 MEMBERS = 5  # trajectories of an ensemble or of a stochastic flow
 STEPS = 10  # optimiser steps that are timed together
 SIZES = {  # the default number of samples, and those of the sweep

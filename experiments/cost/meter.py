@@ -14,8 +14,6 @@ import torch
 
 from fmwc.provenance import Clock
 
-__all__ = ["Meter", "peak", "reset_peak", "spread"]
-
 
 @dataclass
 class Meter:

@@ -17,8 +17,6 @@ from fmwc.report.table import MISSING, Table
 from fmwc.sampling import Schedule, Uniform
 from fmwc.sampling.confidence import foreseen
 
-__all__ = ["default_table", "other_table", "write_costs"]
-
 MACHINES = {"cpu": "two cores", "h200": "H200"}  # the folder of each, and its name
 WORDS = {"checkerboard": "Checkerboard", "mnist": "digits", "crystals": "crystals"}
 SHOWN = {  # compiled cases

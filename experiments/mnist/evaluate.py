@@ -32,8 +32,6 @@ from fmwc.recipes.mnist import SCORE, WITHIN, batch_for, labels
 from fmwc.sampling import AsReference, SamplingConfig, Schedule, Trajectory, default_estimator, sample
 from fmwc.sampling.trajectory import within_groups
 
-__all__ = ["KEPT", "RIVALS", "STEPS", "Examiner", "evaluate_field", "frechet", "heads", "lifts"]
-
 KEPT = 0.8  # the share kept in the main numbers
 STEPS = (5, 10, 20, 30, 50)  # numbers of steps of the sweep
 WINDOWS = ((0.0, 0.3), (0.3, 0.7), (0.5, 0.8), (0.7, 1.0))  # windows of the integrated score

@@ -35,8 +35,6 @@ from fmwc.sampling import SCORES, SamplingConfig, Schedule, Trajectory
 from fmwc.sampling.trajectory import DISPERSION, FEWEST
 from fmwc.uses.guidance import Guidance
 
-__all__ = ["MnistExperiment", "ink_of", "style_of", "without_specks"]
-
 ENOUGH = 2_000  # digits for a Fréchet distance, which is biased upwards with fewer
 SHOWN = 12  # edits that a picture shows
 STYLE = 1.0  # standard deviations between two styles

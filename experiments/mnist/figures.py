@@ -21,8 +21,6 @@ from fmwc.report.page import LINES, PERCENT, TWO, Picture, Section, styled, writ
 from fmwc.report.reports import digit_sections
 from fmwc.sampling import Trajectory, compared
 
-__all__ = ["quality_against_steps", "write_figures"]
-
 CURVES = {  # label: method and curve of the numbers
     "FM + retrofit, for its class": ("retrofit", "integrated_within"),
     "FM + retrofit, as read": ("retrofit", "integrated"),

@@ -27,8 +27,6 @@ from fmwc.recipes.fitting import identity_of
 from fmwc.recipes.mnist import JUDGE, Mnist, batch_for
 from fmwc.sampling import AsReference, SamplingConfig, Trajectory
 
-__all__ = ["NETWORKS", "TASKS", "reproduce"]
-
 SHOWN = 1_000  # digits of the run that pictures are made from
 REPEATS = SHARED[:1]  # seeds of the ensemble whose retrofit is evaluated too, to show the spread between seeds
 

@@ -14,8 +14,6 @@ from experiments.common.tables import METHODS, NONE, PERCENT, Numbers, dig, numb
 from experiments.mnist.evaluate import HUTCHINSON, KEPT, PROBES, STATES, WINDOWS
 from fmwc.report.table import Table
 
-__all__ = ["headline", "tables", "tables_of"]
-
 Row = tuple[str, str, str, str]  # label, the paper's value, the path of its numbers, the path of its failure rate
 
 SCORES = ("integrated", "peak", "temporal_ratio", "endpoint")
