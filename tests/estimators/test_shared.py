@@ -40,7 +40,7 @@ class Pictures(nn.Module):
 
 
 class Tokens(nn.Module):
-    """The same layers for every token, with rows ordered by token."""
+    """The same layers for every token, one of them on a flattened batch of tokens."""
 
     shape = (5, 2)
 
