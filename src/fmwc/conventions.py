@@ -164,12 +164,12 @@ def check_conventions(
         refuse: Whether to raise. If not, `x1` are samples of any quality: losses are medians over samples, and a
             better convention is a warning.
     """
-    found = examine_conventions(network, space, x1, cond, seed=seed, pairs=pairs, robust=not refuse)
-    if refuse and found.better is not None:
-        raise UsageError(found.message)
-    if found.message:
-        warnings.warn(found.message, stacklevel=3)
-    return found
+    result = examine_conventions(network, space, x1, cond, seed=seed, pairs=pairs, robust=not refuse)
+    if refuse and result.better is not None:
+        raise UsageError(result.message)
+    if result.message:
+        warnings.warn(result.message, stacklevel=3)
+    return result
 
 
 def examine_conventions(

@@ -24,8 +24,6 @@ from fmwc.state import (
     out_of_memory,
 )
 
-__all__ = ["CheckResult", "check", "choose_check", "run_checks"]
-
 CHECKS = ("contest", "echo", "nearest")
 EVALUATIONS = 20  # per sample, if the field's reference has no check
 OUTSIDE = 1e-3  # how far a sample may be off its manifold, relative to its largest number

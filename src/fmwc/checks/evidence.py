@@ -36,26 +36,6 @@ from fmwc.modes import evaluating
 from fmwc.randomness import Blocks, derive
 from fmwc.state import as_whole, batch_size, channels, has_rows, require_state, select, select_conditions, tree_map
 
-__all__ = [
-    "CONTEST_TIMES",
-    "ECHO_TIMES",
-    "NEIGHBOURS",
-    "Contest",
-    "Echo",
-    "Evidence",
-    "Nearest",
-    "among_rivals",
-    "discrete_conditions",
-    "embedded",
-    "is_text",
-    "missing_features",
-    "renoised",
-    "residuals",
-    "run_checks",
-    "same",
-    "vectors",
-]
-
 # Times in the order in which a growing budget uses them.
 ECHO_TIMES = (0.7, 0.8, 0.6, 0.9)
 CONTEST_TIMES = (0.5, 0.4, 0.3, 0.6, 0.45, 0.35, 0.55, 0.25, 0.65, 0.2)

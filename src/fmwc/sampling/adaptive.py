@@ -22,8 +22,6 @@ from fmwc.state import SINGLE, channels, tree_map
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Damped", "Ema", "Extrapolated", "Planned", "Profile", "std_norm"]
-
 SMALLEST = 1e-2  # the shortest adaptive step, relative to an equal step (the paper's)
 
 

@@ -24,20 +24,6 @@ from fmwc.flow import Space
 from fmwc.sampling.config import AsReference, Controller, Uniform, is_small
 from fmwc.sampling.trajectory import Standard, Trajectory, combined, names_of, needs_variance, standard_of
 
-__all__ = [
-    "EVERY_STEP",
-    "Part",
-    "ReadWith",
-    "Reference",
-    "Schedule",
-    "compared",
-    "default_estimator",
-    "foreseen",
-    "is_due",
-    "read_times",
-    "read_with",
-]
-
 PROBES = 2  # random probes per reading for large states; a score over many readings averages their noise
 OTHER_CHECK = "the samples were not checked as the reference was; leave out check (--check and --no-check)"
 NOT_READ = "the run was drawn without it; leave out confidence=None (--propagation none)"

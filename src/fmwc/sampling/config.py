@@ -18,25 +18,6 @@ from fmwc.state import as_whole, tree_map
 if TYPE_CHECKING:
     from fmwc.sampling.storage import Parts
 
-__all__ = [
-    "DECODERS",
-    "STEPPERS",
-    "AsReference",
-    "Controller",
-    "Decoder",
-    "Grid",
-    "SamplingConfig",
-    "Stepper",
-    "Uniform",
-    "begin",
-    "cost_of",
-    "decode_map",
-    "decode_mean",
-    "follows",
-    "is_small",
-    "needs_moments",
-]
-
 SMALL = 16  # numbers
 
 

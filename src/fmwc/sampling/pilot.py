@@ -28,8 +28,6 @@ from fmwc.sampling.config import AS_REFERENCE, AsReference, Grid, SamplingConfig
 from fmwc.sampling.sampler import sample
 from fmwc.sampling.trajectory import Trajectory, needs_variance, standard_of
 
-__all__ = ["PILOT", "fit_grid", "fit_schedule", "fitted", "score_at", "survey"]
-
 PILOT = 1000  # samples of a profile
 POWER = 2.0  # of the measure; a larger one leaves out the outer cells of the Checkerboard (`study checkerboard --wide`)
 READINGS = 3  # 50 steps then take 1.2 times as long (results/bench)

@@ -19,8 +19,6 @@ from fmwc.sampling.confidence import EVERY_STEP, Schedule, is_due
 from fmwc.sampling.trajectory import Trajectory
 from fmwc.state import as_conditions, batch_size, blame_conditions, select, tree_map
 
-__all__ = ["VarianceRecorder", "reread"]
-
 
 class VarianceRecorder(nn.Module):
     """A velocity `(x, t, **cond)` for any solver: that of the plain network, with its variance recorded.
@@ -152,8 +150,8 @@ def reread(
         rows = slice(first, min(first + batch, count))
         x, cond = select(states[step], rows), {name: value[rows] for name, value in run.cond.items()}
         randomness = Blocks(derive(seed, "reread", step), first, batch_size(x))
-        found = confidence(field, x, run.grid[step, rows], cond, randomness)
-        return found.mean, found.var
+        velocity = confidence(field, x, run.grid[step, rows], cond, randomness)
+        return velocity.mean, velocity.var
 
     def read_all() -> Any:
         return [[moments(step, first) for first in range(0, count, batch)] for step in read]

@@ -70,8 +70,6 @@ from fmwc.state import (
     tree_map,
 )
 
-__all__ = ["Sampler", "noise", "sample", "stream"]
-
 PROJECTIONS = 8  # random projections of the endpoint
 
 
@@ -217,22 +215,27 @@ def stream(
 def _require_kinds(confidence: Any, schedule: Any, transport: Any, config: Any) -> None:
     """Raise if an argument is of another kind, and say what to give."""
     is_estimator = callable(confidence) and not isinstance(confidence, (bool, str))
-    if not is_estimator and confidence is not None:
-        raise UsageError(
+    for valid, value, text in (
+        (
+            confidence is None or is_estimator,
+            confidence,
             "confidence is an estimator such as fmwc.estimators.Linearised(), or None to read none; leave it out to "
-            f"read what the field's reference was made from; got {confidence!r}"
-        )
-    if schedule is not None and not isinstance(schedule, Schedule):
-        raise UsageError(
-            "schedule is fmwc.Schedule.every(5), fmwc.Schedule.at([0.2, 0.6]) or fmwc.Schedule.adaptive(); "
-            f"got {schedule!r:.60}"
-        )
-    if not isinstance(transport, bool):
-        raise UsageError(
-            f"transport is True or False; give config=SamplingConfig(projections=8) for a number; got {transport!r}"
-        )
-    if config is not None and not isinstance(config, SamplingConfig):
-        raise UsageError(f"config is a fmwc.SamplingConfig(...), got {config!r:.60}")
+            "read what the field's reference was made from",
+        ),
+        (
+            schedule is None or isinstance(schedule, Schedule),
+            schedule,
+            "schedule is fmwc.Schedule.every(5), fmwc.Schedule.at([0.2, 0.6]) or fmwc.Schedule.adaptive()",
+        ),
+        (
+            isinstance(transport, bool),
+            transport,
+            "transport is True or False; give config=SamplingConfig(projections=8) for a number",
+        ),
+        (config is None or isinstance(config, SamplingConfig), config, "config is a fmwc.SamplingConfig(...)"),
+    ):
+        if not valid:
+            raise UsageError(f"{text}; got {value!r:.60}")
 
 
 def _start(field: Any, config: SamplingConfig, x0: State | None) -> tuple[Space, State | None]:

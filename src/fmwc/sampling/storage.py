@@ -19,8 +19,6 @@ from fmwc.readers import anything, array, choice, mapping, number, record, text,
 from fmwc.sampling.trajectory import DISPERSION, EVIDENCE, SAMPLES, SCORES, Standard, Trajectory, names_of, parsed
 from fmwc.state import channels
 
-__all__ = ["Parts", "growing", "load_run"]
-
 
 class Parts:
     """A folder with one file per batch of a run.

@@ -23,27 +23,6 @@ from fmwc.flow import Space
 from fmwc.identity import plain
 from fmwc.state import SINGLE, batch_size, channels, select, tree_map
 
-__all__ = [
-    "DISPERSION",
-    "EARLY",
-    "EVIDENCE",
-    "LATE",
-    "SCORES",
-    "FreeSignals",
-    "Standard",
-    "Trajectory",
-    "combined",
-    "join",
-    "names_of",
-    "needs_variance",
-    "of_variance",
-    "parsed",
-    "require_varied",
-    "standard_of",
-    "variance_score",
-    "within_groups",
-]
-
 TINY = 1e-30
 
 
