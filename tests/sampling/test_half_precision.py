@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from scipy.stats import spearmanr
 from torch import nn
 
 import fmwc
 from fmwc import compiled as compiling
 from fmwc.compiled import Compiled
 from fmwc.domains import domain_named
-from fmwc.estimators import Linearised, MonteCarlo
+from fmwc.estimators import Diagonal, Linearised, MonteCarlo
 from fmwc.field import Field
 from fmwc.sampling import Schedule
 from fmwc.state import channels
@@ -20,9 +21,9 @@ ROUNDED = {name: estimator for name, estimator in ESTIMATORS.items() if name != 
 HALF = torch.bfloat16
 
 
-def drawn(field, estimator, half, backend="eager", count=20, **options):
+def drawn(field, estimator, half, backend="eager", **options):
     fast = Compiled(field, backend, say=lambda text: None, half=half)
-    return fmwc.sample(fast, count, **arguments(confidence=estimator, **{"steps": 3, **options}))
+    return fmwc.sample(fast, 20, **arguments(confidence=estimator, **{"steps": 3, **options}))
 
 
 def terms_of_products(monkeypatch):
@@ -122,13 +123,16 @@ def nn_of(width):
     return net
 
 
-def test_readings_of_shipped_weights_hardly_change():
-    field, shipped = fmwc.load("mnist"), domain_named("mnist")
-    options = {"count": 3, "steps": 2, "schedule": Schedule.at([0.5]), "cond": shipped.conditions(field, 3)}
-    whole, half = (drawn(field, Linearised(1), half, **options) for half in (False, True))
+@pytest.mark.parametrize("estimator", [Linearised(1), Diagonal(), Diagonal("taylor1")], ids=str)
+@pytest.mark.parametrize("name", ["mnist", "crystals"])
+def test_readings_of_shipped_weights_hardly_change(name, estimator):
+    field, shipped = fmwc.load(name), domain_named(name)
+    options = {"steps": 10, "schedule": Schedule.at([0.6]), "cond": shipped.conditions(field, 20)}
+    whole, half = (drawn(field, estimator, half, **options) for half in (False, True))
     for channel, var in channels(whole.var).items():
         one, other = (v.flatten(2).sum(2).flatten() for v in (var, channels(half.var)[channel]))
         assert 0 < (other / one - 1).abs().median() < 0.01
+        assert spearmanr(one, other).statistic > 0.99
 
 
 @pytest.mark.parametrize(
