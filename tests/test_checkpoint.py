@@ -130,7 +130,7 @@ def test_networks_that_are_not_of_fmwc(build, network, tmp_path):
     before, after = sample(field, 3, steps=3), sample(again, 3, steps=3)
     assert str(before.x) == str(after.x)
     assert str(before.var) == str(after.var)
-    one_line(lambda: load(path), match=r"not a network of fmwc; pass it: load\(path, network=net\)")
+    one_line(lambda: load(path), match=r"not a network of fmwc; pass it to load\(path, network=net\)")
 
 
 def test_saving_again_replaces_a_checkpoint(tmp_path):
@@ -247,13 +247,13 @@ def test_only_networks_of_fmwc_are_saved_without_noise(tmp_path):
 
 def test_a_network_without_noise_is_not_loaded_as_a_field(tmp_path):
     save_network(LeNet(4, 8), tmp_path)
-    one_line(lambda: load(tmp_path), match=r"without noise; read it with fmwc\.checkpoint\.load_network")
+    one_line(lambda: load(tmp_path), match=r"without noise; load it with fmwc\.checkpoint\.load_network")
     one_line(lambda: load(tmp_path, network=LeNet(4, 8)), match="load_network")
 
 
 def test_a_field_is_not_loaded_as_a_network(tmp_path):
     save(mlp_field(), tmp_path)
-    one_line(lambda: load_network(tmp_path), match=r"holds a field; read it with fmwc\.load")
+    one_line(lambda: load_network(tmp_path), match=r"holds a field; load it with fmwc\.load")
 
 
 def test_a_shipped_network_by_name(monkeypatch, tmp_path):
@@ -392,7 +392,7 @@ def test_folders_that_are_not_checkpoints(tmp_path):
     one_line(lambda: load(tmp_path), match="holds no recipe.json")
     file = tmp_path / "file"
     file.write_text("")
-    one_line(lambda: save(mlp_field(), file), match="is a file; a checkpoint is a folder")
+    one_line(lambda: save(mlp_field(), file), match="is a file; a checkpoint must be a folder")
     one_line(lambda: load(file), match="holds no recipe.json")
 
 
@@ -514,7 +514,7 @@ def test_shapes_are_compared_before_memory_is_allocated(saved):
 @pytest.mark.parametrize("name", ["../other/model.safetensors", "/etc/passwd", "model.pt", ""])
 def test_weights_are_read_from_the_folder_of_the_checkpoint_only(name, saved):
     edit(saved, files={name: "0" * 64})
-    one_line(lambda: load(saved), match="is not a file of weights")
+    one_line(lambda: load(saved), match="is not the name of a weights file")
 
 
 def test_a_checkpoint_stays_complete_until_the_new_one_replaces_it(saved, monkeypatch):

@@ -42,22 +42,22 @@ NAMES = [
     "a/b:c",
 ]
 FUNCTIONS = {
-    "asks = lambda x: x": "called without arguments",
+    "asks = lambda x: x": "callable without arguments",
     "def asks(): raise SystemExit": "failed: SystemExit",
     "def asks(): yield 1": "got generator",
     "async def asks(): pass": "is asynchronous",
     "asks = int": "got int",
     "asks = 3": "function without arguments",
     "import torch; asks = torch.nn.Linear(2, 2)": "function without arguments",
-    "import torch; asks = torch.nn.Linear": "called without arguments",
+    "import torch; asks = torch.nn.Linear": "callable without arguments",
     "def asks(): return None": "got NoneType",
     "def asks(): return 'network'": "must return a torch module",
     "def asks(): return (1, 2, 3)": "got tuple",
     "import torch; asks = lambda: (torch.nn.Linear(2, 2), '')": "got tuple",
-    "import torch; asks = lambda: (torch.nn.Linear(2, 2), (-1,))": "which no sample can have",
-    "import torch; asks = lambda: (torch.nn.Linear(2, 2), (10**12,))": "which no sample can have",
-    "import torch; asks = lambda: torch.nn.LazyLinear(2)": "has no values yet",
-    "import torch; asks = lambda: torch.nn.Linear(2, 2, device='meta')": "has no values yet",
+    "import torch; asks = lambda: (torch.nn.Linear(2, 2), (-1,))": "must have positive sizes",
+    "import torch; asks = lambda: (torch.nn.Linear(2, 2), (10**12,))": "must have positive sizes",
+    "import torch; asks = lambda: torch.nn.LazyLinear(2)": "is not initialised",
+    "import torch; asks = lambda: torch.nn.Linear(2, 2, device='meta')": "is not initialised",
     "def __getattr__(name): raise KeyError(name)": "KeyError",
 }
 
@@ -170,7 +170,8 @@ def test_a_function_may_import_modules_of_the_working_directory(workdir):
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"), [("no_such_module:made", "cannot be imported"), ("their_nets:nothing", "has no 'nothing'")]
+    ("entry", "said"),
+    [("no_such_module:made", "cannot be imported"), ("their_nets:nothing", "has no function 'nothing'")],
 )
 def test_missing_modules_and_functions_are_refused(workdir, entry, said):
     with pytest.raises(UsageError, match=said):

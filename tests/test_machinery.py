@@ -265,7 +265,7 @@ def test_training_noise_through_a_checkpoint_is_refused(place):
     """What is computed again would lack its noise. Torch notices; a silent wrong gradient would be the worse thing."""
     with pytest.raises(CheckpointError, match="different number of tensors"):
         fmwc.elbo_loss(blocks(False), torch.randn(8, 2), seed=0).backward()
-    with pytest.raises(UsageError, match=r"gradient checkpointing, .* switch it off while the noise is fitted"):
+    with pytest.raises(UsageError, match=r"gradient checkpointing, .* switch it off while fitting the noise"):
         fmwc.fit_noise(blocks(False), torch.randn(8, 2), steps=1)
     with pytest.raises(UsageError, match=r"'first\.0' runs without derivatives .* use_reentrant=False"):
         fmwc.elbo_loss(blocks(True), torch.randn(8, 2), seed=0)

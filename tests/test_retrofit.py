@@ -134,7 +134,9 @@ def test_held_out_losses_are_comparable():
 
 
 def test_advice():
-    assert "by 50.0 % of that in the last quarter" in advice([(0, 1.0), (10, 0.6), (75, 0.5), (90, 0.1), (100, 0.0)])
+    assert "with 50.0 % of the decrease in the last quarter" in advice(
+        [(0, 1.0), (10, 0.6), (75, 0.5), (90, 0.1), (100, 0.0)]
+    )
     assert "more steps may help" in advice([(0, 1.0), (1, 0.8), (2, 0.6), (3, 0.4)])
     assert "enough steps" in advice([(0, 1.0), (1, 0.401), (2, 0.4005), (3, 0.4)])
     assert "did not fall" in advice([(0, 1.0), (1, 15.0)])
@@ -294,7 +296,7 @@ def test_retrofit_from_the_command_line(workdir, samples):
     assert (workdir / "field" / "recipe.json").exists()
     again = run(app, [*words, "--device", "cpu"])
     assert again.exit_code == 0  # it is there already
-    assert "field was finished already: the held-out loss" in again.output
+    assert "field is already finished: the held-out loss" in again.output
     other = run(app, [*words, "--device", "cpu", "--seed", "1"])
     assert isinstance(other.exception, OutputError)
     assert "seed: 0 before, 1 now" in str(other.exception)

@@ -194,14 +194,14 @@ def refused(path, message, field=None, data=None, y=None, **change):
     ids=str,
 )  # fmt: skip
 def test_a_resume_point_of_another_configuration_is_refused(point, change):
-    refused(point, f"training with other settings \\({next(iter(change))}: ", **change)
+    refused(point, f"a run with other settings \\({next(iter(change))}: ", **change)
 
 
 @pytest.mark.parametrize(
     "change", [{"data": points() + 1}, {"y": labels().flip(0)}, {"y": (labels() + 1) % 3}, {"y": False}], ids=len
 )
 def test_a_resume_point_of_other_data_is_refused(point, change):
-    refused(point, "training with other settings", **change)
+    refused(point, "a run with other settings", **change)
 
 
 @pytest.mark.parametrize("options", [{"hidden": 12}, {"depth": 3}, {"include": ["out"]}], ids=str)

@@ -1,7 +1,7 @@
 """fmwc: flow matching with confidence.
 
-Generative flows that say how far to trust each sample. Needs torch, numpy and safetensors only. Public names and
-submodules are imported when they are first used, so that `import fmwc` does not wait for torch.
+Generative flows that estimate how far to trust each sample. Requires only torch, numpy and safetensors. Public names
+and submodules are imported on first use, so that `import fmwc` does not import torch.
 """
 
 from importlib import import_module

@@ -23,11 +23,11 @@ WRONG_INPUT = 2
 UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h
 SIGPIPE = 13
 HINT = " (add --debug for the traceback)"
-LONGEST = 2000  # characters of a message that are printed
+LONGEST = 2000  # characters printed of a message
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal that ends the command as Ctrl-C does: context managers exit in order, and no file is left incomplete.
+    """A signal that ends the command like Ctrl-C: context managers exit in order, and no file is left incomplete.
 
     Arguments:
         number: The signal.
@@ -39,14 +39,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 def main(module: str = "fmwc.cli", name: str = "fmwc") -> None:
-    """Run a command line and exit; print an error as one line on stderr.
+    """Run the command line and exit. Errors are printed as one line on stderr.
 
     Arguments:
-        module: The module with the Typer application `app`.
-        name: The name of the command in its help.
+        module: The module of the Typer application `app`.
+        name: The command's name in the help text.
     """
     words, debug = _without_debug(sys.argv[1:])
-    for stream in (sys.stdout, sys.stderr):  # text that the terminal's encoding cannot represent must not end a run
+    for stream in (sys.stdout, sys.stderr):  # characters that the terminal cannot encode must not end a run
         with suppress(AttributeError, ValueError, OSError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
@@ -58,7 +58,7 @@ def main(module: str = "fmwc.cli", name: str = "fmwc") -> None:
     except KeyboardInterrupt as stop:
         number, reason = (stop.number, str(stop)) if isinstance(stop, Interrupted) else (signal.SIGINT, "Ctrl-C")
         code = _report(stop, f"interrupted ({reason}); run the same command again to resume", 128 + number, debug)
-    except BrokenPipeError:  # as with `| head`: not an error, and nothing more can be printed
+    except BrokenPipeError:  # for example with `| head`: not an error, but nothing more can be printed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 128 + SIGPIPE
     except BaseException as error:
@@ -67,7 +67,7 @@ def main(module: str = "fmwc.cli", name: str = "fmwc") -> None:
 
 
 def _without_debug(words: Sequence[str]) -> tuple[list[str], bool]:
-    """Return the command line without `--debug`, which may stand anywhere, and whether tracebacks are wanted."""
+    """Remove `--debug` from the command line; also return whether to print tracebacks."""
     end = words.index("--") if "--" in words else len(words)
     others = [word for word in words[:end] if word != "--debug"]
     debug = len(others) < end or os.environ.get("FMWC_DEBUG", "") not in ("", "0")
@@ -88,12 +88,12 @@ def _run(words: list[str], module: str, name: str) -> int:
 
 
 def _described(error: BaseException) -> tuple[str, int]:
-    """Return the message for an error, and the exit code."""
+    """Return the message and the exit code for an error."""
     from fmwc.errors import FmwcError
 
     if isinstance(error, (FmwcError, OSError)):  # an OSError names a path that cannot be read or written
         return str(error), WRONG_INPUT
-    if hasattr(error, "format_message"):  # of click, or of the copy of it inside typer
+    if hasattr(error, "format_message"):  # an error of click, or of the copy of click inside typer
         return _usage(error), WRONG_INPUT
     if isinstance(error, ImportError) and (package := (error.name or "").partition(".")[0]) not in ("", "fmwc"):
         return f"this command needs '{package}'; install it with: pip install 'fmwc[cli]'", WRONG_INPUT
@@ -102,7 +102,7 @@ def _described(error: BaseException) -> tuple[str, int]:
 
 
 def _usage(error: Any) -> str:
-    """Return one line for a wrong option or argument."""
+    """Return the message for a wrong option or argument."""
     message = error.format_message().strip()
     context = getattr(error, "ctx", None)
     if context is None:
@@ -114,7 +114,7 @@ def _usage(error: Any) -> str:
 
 
 def _report(error: BaseException, message: str, code: int, debug: bool) -> int:
-    """Print one line, after the traceback if it is wanted; return the exit code."""
+    """Print the message as one line, after the traceback if `debug` is set; return the exit code."""
     if debug:
         traceback.print_exception(error)
     line = " ".join(message.removesuffix(HINT if debug else "").split())
@@ -126,11 +126,11 @@ def _report(error: BaseException, message: str, code: int, debug: bool) -> int:
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the command as Ctrl-C does; under nohup, SIGHUP stays ignored."""
+    """Let SIGTERM and SIGHUP end the command like Ctrl-C. Under nohup, SIGHUP stays ignored."""
     before: dict[int, Any] = {}
 
     def stop(number: int, frame: FrameType | None) -> None:
-        for known in before:  # a second signal must not interrupt the cleaning up
+        for known in before:  # a second signal must not interrupt the cleanup
             signal.signal(known, signal.SIG_IGN)
         raise Interrupted(number)
 

@@ -1,7 +1,7 @@
 """Checkpoints: a folder with `recipe.json` (the record) and `model.safetensors` (or parts of it).
 
-The record is written last and replaces the old one atomically. It contains the hash of each file of weights and a hash
-of itself (:mod:`fmwc.identity`), so a modified checkpoint is refused.
+The record is written last and replaces the old one atomically. It contains a hash of each weights file and a hash of
+itself (:mod:`fmwc.identity`), so that a modified checkpoint is refused.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ __all__ = [
 
 FORMAT = 3  # format 1 has no hashes and a separate file for its schedule; format 2 stores its reference as tensors
 RECORD = "recipe.json"
-PART = 5_000_000  # bytes per file of a quantised checkpoint, which is split so that a repository can store it
-LARGEST = 8 << 30  # bytes per file
+PART = 5_000_000  # maximum bytes per file of a quantised checkpoint, which is split so that a repository can store it
+LARGEST = 8 << 30  # maximum bytes per file
 _REFERENCE = "reference."
 _SCHEDULE = "schedule.json"
 _SCALE = ":scale"  # suffix of the scales of a quantised matrix
@@ -92,13 +92,13 @@ _STANDARD = {
 
 
 def _nearest(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Nearest:
-    """Return the check by nearest training points, which are stored among the tensors."""
+    """Return the check by nearest training points. The points are stored as tensors."""
     points, labels = tensors["points"], tensors.get("labels")
     if points.ndim != 2 or not points.is_floating_point() or len(points) != options["points"]:
-        raise CheckpointError("its training points are not one row each")
+        raise CheckpointError("its training points do not have the recorded shape")
     require_finite(points, "the training points")
     if labels is not None and tuple(labels.shape) != (len(points),):
-        raise CheckpointError("its training points do not have one label each")
+        raise CheckpointError("its training points need one label each")
     return Nearest(points, labels, options["cond"], missing_features if options.get("features") else None)
 
 
@@ -167,7 +167,7 @@ _SCHEMA = record(
         "kl_factor": number(0),
         "space": mapping(_CHANNEL, 100),
         "recipe": mapping(anything, 1000),
-        "reference": anything,  # checked by _REFERENCE_SCHEMA, with the numbers that format 2 stores as tensors
+        "reference": anything,  # checked by _REFERENCE_SCHEMA; format 2 stores its numbers as tensors
         "schedule": anything,  # checked by _SCHEDULE_SCHEMA
     },
     more=True,
@@ -188,7 +188,7 @@ def about(path: str | Path) -> dict[str, Any]:
 
 
 def _open(path: str | Path) -> tuple[Path, dict[str, Any]]:
-    """Return the folder of a checkpoint and its record, whose `files` are complete for every format."""
+    """Return the folder of a checkpoint and its record. For older formats, `files` is filled in."""
     folder = _find(path)
     content: dict[str, Any] = read_json(folder / RECORD, _SCHEMA, error=CheckpointError)
     if content["format"] > FORMAT:
@@ -202,14 +202,14 @@ def _open(path: str | Path) -> tuple[Path, dict[str, Any]]:
 
 
 def identity(path: str | Path) -> str:
-    """Return the hash of what a checkpoint's samples and scores depend on: its weights, noise, space and reference."""
+    """Return a hash of all that a checkpoint's samples and scores depend on: weights, noise, space and reference."""
     folder, content = _open(path)
     parts = ("network", "noise", "space", "reference")
     return digest({"files": list(_hashes(folder, content).values()), **{name: content.get(name) for name in parts}})
 
 
 def _hashes(folder: Path, content: dict[str, Any]) -> dict[str, str]:
-    """Return the hash of each file of weights; format 1 does not record them."""
+    """Return the hash of each weights file; format 1 does not record them."""
     return {name: hashed or digest_file(folder / name) for name, hashed in content["files"].items()}
 
 
@@ -236,15 +236,15 @@ def _find(path: str | Path) -> Path:
 def save(
     field: Field, path: str | Path, *, recipe: dict[str, Any] | None = None, quantise: bool = False, **extra: Any
 ) -> Path:
-    """Write a field to a folder. An existing checkpoint stays complete until the new one replaces it.
+    """Write a field to a folder. An existing checkpoint stays intact until the new one replaces it.
 
     Arguments:
         field: The field. A network of `fmwc.networks` is rebuilt on loading; pass any other network to `load`.
         path: The folder.
-        recipe: How the field was made.
-        quantise: Write matrices as 8-bit integers (:mod:`fmwc.quantise`), in files of a few megabytes. Weights that
-            were not rounded before are rounded.
-        extra: Further entries of the record, such as metrics and the data's fingerprint.
+        recipe: The training options to record.
+        quantise: Write matrices as 8-bit integers (:mod:`fmwc.quantise`), in files of a few megabytes. This rounds
+            weights that are not rounded yet.
+        extra: Further entries of the record, such as metrics and the fingerprint of the data.
     """
     field.check_layers()
     network = field.network
@@ -282,7 +282,9 @@ def update(
     """
     folder, content = _open(path)
     if reference is not None and "nearest" in reference.checks:
-        raise CheckpointError("this reference holds training points, which are stored with the weights; use fmwc.save")
+        raise CheckpointError(
+            "this reference contains training points, which are stored with the weights; use fmwc.save"
+        )
     if reference is not None:
         content["reference"] = describe_reference(reference, "the reference")
     if schedule is not None:
@@ -296,7 +298,7 @@ def update(
 
 
 def _describe_schedule(schedule: Schedule) -> dict[str, Any]:
-    assert schedule.reference is not None  # fit_schedule makes one
+    assert schedule.reference is not None  # set by fit_schedule
     return {
         "times": list(schedule.times),
         "agreement": round(schedule.agreement, 4),
@@ -305,7 +307,7 @@ def _describe_schedule(schedule: Schedule) -> dict[str, Any]:
 
 
 def describe_reference(reference: Reference, what: str) -> dict[str, Any]:
-    """Return a reference as the record of a checkpoint holds it; raise if it could not be read again."""
+    """Return a reference as it is stored in the record; raise if it could not be read back."""
     read_with = reference.read_with
     described: dict[str, Any] = plain(
         {
@@ -336,14 +338,14 @@ def _describe_scores(scores: Reference | Part, what: str) -> dict[str, Any]:
 
 
 def _digits(values: Tensor, what: str) -> list[float | None]:
-    """Return numbers with the digits of single precision; NaN, for a condition without samples, becomes `None`."""
+    """Round numbers to single precision. NaN, which marks a condition without samples, becomes `None`."""
     if values.ndim != 1 or not values.is_floating_point():
-        raise CheckpointError(f"{what} needs lists of numbers, got {values.dtype} of shape {tuple(values.shape)}")
+        raise CheckpointError(f"{what} must hold vectors of floats, got {values.dtype} of shape {tuple(values.shape)}")
     return [None if math.isnan(value) else float(f"{value:.9g}") for value in values.tolist()]
 
 
 def save_network(network: nn.Module, path: str | Path, *, recipe: dict[str, Any] | None = None, **extra: Any) -> Path:
-    """Write a network of `fmwc.networks` without noise, such as a classifier, in the same format."""
+    """Write a network of `fmwc.networks` without noise, such as a classifier, in the format of :func:`save`."""
     kind = type(network).__name__
     if NETS.get(kind) is not type(network):
         raise CheckpointError(f"{kind} is not one of fmwc's networks; save a field with fmwc.save instead")
@@ -353,7 +355,7 @@ def save_network(network: nn.Module, path: str | Path, *, recipe: dict[str, Any]
 
 def _write(path: Path, tensors: dict[str, Tensor], content: dict[str, Any], quantise: bool = False) -> Path:
     if path.exists() and not path.is_dir():
-        raise CheckpointError(f"{path} is a file; a checkpoint is a folder")
+        raise CheckpointError(f"{path} is a file; a checkpoint must be a folder")
     # Copies: tied weights share memory, which the format does not support.
     tensors = {k: v.detach().cpu().clone().contiguous() for k, v in tensors.items()}
     for name, tensor in tensors.items():
@@ -363,7 +365,9 @@ def _write(path: Path, tensors: dict[str, Tensor], content: dict[str, Any], quan
     files: dict[str, str] = {}
     for name, data in zip(_file_names(len(parts)), parts, strict=True):
         hashed = digest_bytes(data)
-        if (path / name).exists() and digest_file(path / name) != hashed:  # needed until the record is replaced
+        if (path / name).exists() and digest_file(
+            path / name
+        ) != hashed:  # the old file is needed until the record is replaced
             name = f"{Path(name).stem}-{hashed[:8]}.safetensors"
         write_bytes(path / name, data)
         files[name] = hashed
@@ -420,23 +424,25 @@ def load(
     space: Space | None = None,
     device: torch.device | str = "cpu",
 ) -> Field:
-    """Read a field from a folder, or by the name of shipped weights.
+    """Load a field from a folder, or by the name of shipped weights.
 
     Arguments:
         path: A name such as `"checkerboard"`, or a folder that `save` wrote.
-        network: The network to load into, unless it is one of `fmwc.networks`; its weights are overwritten.
+        network: The network to load the weights into; not needed if it is one of `fmwc.networks`.
         space: The space of the samples, if it has manifolds that are not in `fmwc.flow`.
-        device: Where to put the field.
+        device: The device of the field.
     """
     folder, content = _open(path)
     if content.get("noise") is None:
-        raise CheckpointError(f"{folder} holds a network without noise; read it with fmwc.checkpoint.load_network")
+        raise CheckpointError(f"{folder} holds a network without noise; load it with fmwc.checkpoint.load_network")
     tensors = _read(folder, content)
     reference = {n.removeprefix(_REFERENCE): tensors.pop(n) for n in list(tensors) if n.startswith(_REFERENCE)}
     if (width := tensors.get(_WIDTH)) is None or not width.ndim or len(width) != content["noise"]["width"]:
-        raise CheckpointError(f"{folder}/{RECORD} and its weights disagree on the width of the inference networks")
+        raise CheckpointError(
+            f"{folder}/{RECORD} and its weights disagree on the width of the inference networks; copy it again"
+        )
     if network is None:
-        _check_shapes(folder, _built(folder, content, None, space, meta=True), tensors)  # before memory is taken
+        _check_shapes(folder, _built(folder, content, None, space, meta=True), tensors)  # before memory is allocated
     field = _built(folder, content, network, space)
     _fill(folder, field, tensors)
     if reference or content.get("reference") is not None:
@@ -455,7 +461,7 @@ def _schedule(folder: Path, described: Any) -> Schedule:
 
 
 def _reference(folder: Path, described: Any, tensors: dict[str, Tensor]) -> Reference:
-    """Return the reference of a record. In format 2, its numbers are tensors and `read_with` is a line of text."""
+    """Return the reference of a record. Format 2 stores its numbers as tensors and `read_with` as a line of text."""
     try:
         if described is None:
             raise CheckpointError("its score is not recorded")
@@ -494,7 +500,7 @@ def _standard(given: Mapping[str, Any]) -> Standard | None:
 
 
 def _read_with(given: Mapping[str, Any]) -> ReadWith | None:
-    """Return how the reference samples were made; format 2 says it in a line of text."""
+    """Return the settings of the reference samples. Format 2 stores them as a line of text."""
     if (made := given.get("read_with")) is not None:
         return ReadWith(**{**made, "times": tuple(made["times"])})
     if not (setting := given.get("setting")):
@@ -509,10 +515,10 @@ def _read_with(given: Mapping[str, Any]) -> ReadWith | None:
 
 
 def load_network(path: str | Path, *, device: torch.device | str = "cpu") -> Any:
-    """Read a network that `save_network` wrote, or by the name of shipped weights; in evaluation mode."""
+    """Load a network that `save_network` wrote, or shipped weights by name, in evaluation mode."""
     folder, content = _open(path)
     if content.get("noise") is not None:
-        raise CheckpointError(f"{folder} holds a field; read it with fmwc.load")
+        raise CheckpointError(f"{folder} holds a field; load it with fmwc.load")
     tensors = _read(folder, content)
     _check_shapes(folder, _network(folder, content, meta=True), tensors)
     network = _network(folder, content)
@@ -525,7 +531,7 @@ def _read(folder: Path, content: dict[str, Any]) -> dict[str, Tensor]:
     for name, wanted in content["files"].items():
         path = folder / name
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{folder}/{RECORD} lists '{name[:60]}', which is not a file of weights")
+            raise CheckpointError(f"{folder}/{RECORD} lists '{name[:60]}', which is not the name of a weights file")
         if not path.is_file():
             raise CheckpointError(f"{path} is missing; copy the checkpoint again")
         part, _ = read_safetensors(path, LARGEST, CheckpointError)
@@ -537,13 +543,13 @@ def _read(folder: Path, content: dict[str, Any]) -> dict[str, Tensor]:
         levels = tensors.get(key)
         good = levels is not None and levels.dtype == torch.int8 and scale.dtype == torch.float32
         if not good or levels is None or scale.ndim != 1 or levels.ndim < 2 or len(scale) != len(levels):
-            raise CheckpointError(f"{folder}: '{key}' is not a matrix of 8-bit integers with a scale per row")
+            raise CheckpointError(f"{folder}: '{key}' is not a matrix of 8-bit integers with one scale per row")
         tensors[key] = decode(levels, scale)
     return tensors
 
 
 def _fill(folder: Path, module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Copy weights into a module with the same names, shapes and types, converted to double precision if they are."""
+    """Copy weights into a module with the same names, shapes and types. Double-precision weights make it double."""
     _check_shapes(folder, module, tensors)
     floating = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
     if floating == {torch.float64}:
@@ -564,7 +570,7 @@ def _fill(folder: Path, module: nn.Module, tensors: dict[str, Tensor]) -> None:
 def _built(
     folder: Path, content: dict[str, Any], network: nn.Module | None, space: Space | None, *, meta: bool = False
 ) -> Field:
-    """Build the field that a record describes; with `meta`, only its shapes, without memory."""
+    """Build the field that a record describes; with `meta`, without allocating memory."""
     noise = content["noise"]
     try:
         space = space or (Space.from_description(content["space"]) if content.get("space") else None)
@@ -613,7 +619,9 @@ def _network(folder: Path, content: dict[str, Any], *, meta: bool = False) -> nn
     """Build one of fmwc's own networks without changing torch's global random state."""
     kind, config = content["network"]["kind"], content["network"]["config"]
     if config is None or kind not in NETS:
-        raise CheckpointError(f"{folder} holds a {kind}, not a network of fmwc; pass it: load(path, network=net)")
+        raise CheckpointError(
+            f"{folder} holds a {kind}, which is not a network of fmwc; pass it to load(path, network=net)"
+        )
     try:
         check(config, mapping(_option), "its configuration")
         with torch.random.fork_rng(devices=[]), _ShapesOnly() if meta else torch.device("cpu"):

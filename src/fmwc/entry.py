@@ -1,4 +1,4 @@
-"""Networks and other objects that users name as `module:function`, and their weights."""
+"""Build networks and other objects that users name as `module:function`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["build", "call_entry", "one_line", "try_once"]
 
 T = TypeVar("T")
 
-LARGEST = 1 << 28  # numbers per sample
+LARGEST = 1 << 28  # maximum size of a sample, in numbers
 
 
 # ---- functions ---------------------------------------------------------------------------------------------------
@@ -40,17 +40,17 @@ def call_entry(entry: str, what: str) -> Any:
     The module is searched on Python's path and in the working directory. Every failure raises a one-line error.
 
     Arguments:
-        entry: The function's name.
-        what: What it returns, for messages.
+        entry: The function, as `package.module:function`.
+        what: A description of the result for error messages, such as `a network`.
     """
     module_name, colon, name = entry.partition(":")
     if not colon or not name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
-        raise UsageError(f"{what} is named module:function, such as my_models:make; got '{shown(entry)[:200]}'")
+        raise UsageError(f"{what} must be given as module:function, such as my_models:make; got '{shown(entry)[:200]}'")
     with _importing_from(os.getcwd()):
         module = _guarded(lambda: importlib.import_module(module_name), f"module '{module_name}' cannot be imported")
         function = _guarded(lambda: getattr(module, name, None), f"'{entry}' cannot be looked up")
         if function is None:
-            raise UsageError(f"module '{module_name}' has no '{name}'")
+            raise UsageError(f"module '{module_name}' has no function '{name}'")
         if not callable(function) or (hasattr(function, "state_dict") and not isinstance(function, type)):
             raise UsageError(f"'{entry}' must be a function without arguments that returns {what}")
         if inspect.iscoroutinefunction(function):
@@ -71,16 +71,16 @@ def one_line(error: BaseException, longest: int = 200) -> str:
 def _require_no_arguments(entry: str, function: Callable[..., Any]) -> None:
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of some built-in functions
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return
     try:
         signature.bind()
     except TypeError as error:
-        raise UsageError(f"'{entry}' is called without arguments, but it takes some: {error}") from error
+        raise UsageError(f"'{entry}' must be callable without arguments: {error}") from error
 
 
 def _guarded(function: Callable[[], T], problem: str) -> T:
-    """Call a user's code. It may raise anything, even SystemExit; only an interrupt passes through."""
+    """Call user code. Any exception, even SystemExit, becomes a UsageError; only KeyboardInterrupt passes through."""
     try:
         return function()
     except KeyboardInterrupt:
@@ -91,7 +91,7 @@ def _guarded(function: Callable[[], T], problem: str) -> T:
 
 @contextmanager
 def _importing_from(folder: str) -> Iterator[None]:
-    """Search a folder for modules, too, including those that a called function imports."""
+    """Add a folder to the search path of modules."""
     sys.path.insert(0, folder)
     try:
         yield
@@ -104,17 +104,20 @@ def _importing_from(folder: str) -> Iterator[None]:
 
 
 def build(entry: str, weights: str | Path | None = None) -> tuple[nn.Module, Space | None]:
-    """Return the network that `module:function` builds, with weights from a file if one is given, and its space.
+    """Build a network, load its weights if a file is given, and return the network and its space.
 
     Arguments:
         entry: `package.module:function`; the function returns the network, or a pair of the network and its space.
-        weights: A state dict: .safetensors, or .pt with tensors only.
+        weights: A file with a state dict: .safetensors, or .pt with tensors only.
     """
     made = call_entry(entry, "a network")
     network, space = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if isinstance(space, (tuple, list)) and all(isinstance(size, int) for size in space):
         if not all(1 <= size <= LARGEST for size in space) or not 1 <= math.prod(space) <= LARGEST:
-            raise UsageError(f"'{entry}' returns the shape {str(tuple(space))[:100]}, which no sample can have")
+            raise UsageError(
+                f"'{entry}' returns the shape {str(tuple(space))[:100]}; it must have positive sizes and at most "
+                f"{LARGEST:,} numbers"
+            )
         space = as_space(space)
     if not isinstance(network, nn.Module) or not (space is None or isinstance(space, Space)):
         raise UsageError(
@@ -123,7 +126,7 @@ def build(entry: str, weights: str | Path | None = None) -> tuple[nn.Module, Spa
         )
     for name, weight in (*network.named_parameters(), *network.named_buffers()):
         if is_lazy(weight) or weight.is_meta:
-            raise UsageError(f"'{entry}' returns a network whose '{name}' has no values yet; run it once, or load it")
+            raise UsageError(f"'{entry}' returns a network whose '{name}' is not initialised; run the network once")
     if weights is not None:
         try:
             _load_weights(network, arrays.read(weights))
@@ -145,24 +148,24 @@ def _load_weights(network: nn.Module, weights: dict[str, Tensor]) -> None:
 
 
 def try_once(network: nn.Module, x: State, cond: dict[str, Any]) -> None:
-    """Run the network on two samples; raise a readable error if it cannot be called as `network(x, t, **cond)`."""
-    few = tree_map(lambda c: c[:2].to(precision_of(network)), x)
-    value = next(iter(channels(few).values()))
-    half = torch.full((batch_size(few),), 0.5, device=value.device, dtype=value.dtype)
+    """Run the network on two samples; raise UsageError if it cannot be called as `network(x, t, **cond)`."""
+    first = tree_map(lambda c: c[:2].to(precision_of(network)), x)
+    value = next(iter(channels(first).values()))
+    half = torch.full((batch_size(first),), 0.5, device=value.device, dtype=value.dtype)
     shapes = ", ".join(f"{name} {tuple(value.shape[1:])}" for name, value in channels(x).items())
     given = f" and conditions {', '.join(cond)}" if cond else ""
     try:
         with evaluating(network), torch.no_grad():
-            velocity = network(few, half, **{k: v[:2] for k, v in cond.items()})
+            velocity = network(first, half, **{k: v[:2] for k, v in cond.items()})
     except FmwcError:
         raise
-    except Exception as error:  # whatever the user's code raises
+    except Exception as error:  # user code may raise anything
         raise UsageError(
             f"the network does not run as network(x, t) on samples of {shapes}{given}: {one_line(error)}; if it has "
-            "another signature, adapt it, such as fmwc.adapters.adapt(net, time_first=True)"
+            "another signature, wrap it with fmwc.adapters.adapt, for example adapt(net, time_first=True)"
         ) from error
-    alike = isinstance(velocity, (Tensor, dict)) and isinstance(velocity, dict) == isinstance(few, dict)
+    alike = isinstance(velocity, (Tensor, dict)) and isinstance(velocity, dict) == isinstance(first, dict)
     returned = {name: getattr(v, "shape", None) for name, v in channels(velocity).items()} if alike else {}
-    if returned != {name: value.shape for name, value in channels(few).items()}:
+    if returned != {name: value.shape for name, value in channels(first).items()}:
         came = {name: tuple(shape or ()) for name, shape in returned.items()} or type(velocity).__name__
-        raise UsageError(f"the network must return a velocity of the samples' shape, {shapes}{given}; got {came}")
+        raise UsageError(f"the network must return a velocity with the shape of the samples, {shapes}; got {came}")

@@ -1,4 +1,4 @@
-"""Messages and progress bars on stderr. Rich is imported when a bar is shown, so that `fmwc --help` stays fast."""
+"""Messages and progress bars on stderr. Rich is imported on first use, so that `fmwc --help` stays fast."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["sampling_bar", "say_on_stderr", "stages_bar", "training_bar"]
 
 
 def say_on_stderr(text: str) -> None:
-    """Print one line on stderr, control characters as question marks."""
+    """Print one line on stderr; control characters become question marks."""
     print(shown(text), file=sys.stderr, flush=True)
 
 
@@ -44,23 +44,23 @@ def _stages(*columns: ProgressColumn) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def stages_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Show one bar per stage of work."""
+    """Show one progress bar per stage of work."""
     with _stages() as show:
         yield show
 
 
 @contextmanager
 def training_bar() -> Iterator[Callable[[str, int, int, float], None]]:
-    """Show one bar per stage of training, with the loss."""
+    """Show one progress bar per stage of training, with the loss."""
     from rich.progress import TextColumn, TimeRemainingColumn
 
     with _stages(TimeRemainingColumn(), TextColumn("loss {task.fields[loss]:.4f}")) as show:
-        yield lambda stage, done, total, loss: show(f"training the {stage}", done, total, loss=loss)
+        yield lambda stage, done, total, loss: show(f"training: {stage}", done, total, loss=loss)
 
 
 @contextmanager
 def sampling_bar(what: str, count: int | None) -> Iterator[Callable[[int], None]]:
-    """Show one bar that counts samples."""
+    """Show one progress bar that counts samples."""
     with _bars() as bars:
         task = bars.add_task(shown(what), total=count)
         yield lambda done: bars.advance(task, done)

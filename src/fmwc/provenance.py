@@ -1,8 +1,8 @@
 """The provenance of a result: commit, code, device, versions and time.
 
 The commit is written into a package when it is built (`hatch_build.py`), and read from git's files in a checkout. Git
-itself is never run: the configuration of a surrounding repository, which need not be fmwc's, could make it execute
-commands. :func:`code` hashes the files that run, so it shows edits since the commit.
+itself is never run, because the configuration of a surrounding repository could make it execute commands.
+:func:`code` hashes the running files, which reveals edits since the commit.
 
 `hatch_build.py` loads this file without the package, so torch and the rest of fmwc are imported inside functions only.
 """
@@ -91,7 +91,7 @@ def _text(path: Path) -> str:
 
 @cache
 def code() -> str:
-    """Return a hash of the package's Python files as they are."""
+    """Return a hash of the current Python files of the package."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         if path.name != BAKED:
@@ -136,7 +136,7 @@ class Clock:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.start = device, time.perf_counter()
-        commit(), code()  # cached, because the files may change during the run
+        commit(), code()  # cache them now, because the files may change during the run
 
     @property
     def seconds(self) -> float:
@@ -149,15 +149,15 @@ class Clock:
 
 
 def runtime(device: torch.device) -> dict[str, str]:
-    """Return what a result depends on besides its options, as part of the identity of every run that can resume."""
+    """Return the device type and versions, which are part of the identity of every run that can resume."""
     import torch
 
-    version = sys.modules["fmwc"].__version__  # not an import: the package imports from every layer
+    version = sys.modules["fmwc"].__version__  # not imported, to avoid a cycle
     return {"device": device.type, "torch": torch.__version__, "fmwc": version}
 
 
 def provenance(device: torch.device, seconds: float, **more: Any) -> dict[str, Any]:
-    """Return the commit, code, device, versions, date and wall time that are recorded beside every result."""
+    """Return the commit, code, device, versions, date and wall time that are recorded with every result."""
     import torch
 
     return {

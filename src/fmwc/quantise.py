@@ -1,7 +1,7 @@
 """Quantised weights: a matrix as 8-bit integers from −127 to 127 with one scale per row.
 
-A network is rounded before anything is measured with it, so that the measurements hold for the shipped weights.
-Rounding twice is the same as rounding once.
+A network is rounded before it is evaluated, so that the results hold for the shipped weights. Rounding twice is the
+same as rounding once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def encode(weight: Tensor) -> tuple[Tensor, Tensor]:  # (O, *) -> (O, *) int8, (
 
 
 def decode(levels: Tensor, scale: Tensor) -> Tensor:
-    """Return the matrix that integers and scales stand for."""
+    """Return the matrix that :func:`encode` encoded."""
     return levels.float() * scale[(..., *[None] * (levels.ndim - 1))]
 
 

@@ -1,4 +1,4 @@
-"""Add confidence to a trained model: fit noise to data, or to its own samples, and write a checkpoint."""
+"""Add confidence to a trained model: fit noise to data or to samples of the model, and write a checkpoint."""
 
 from __future__ import annotations
 
@@ -34,37 +34,37 @@ from fmwc.training import fit_noise
 
 __all__ = ["Retrofit", "advice", "held_out_elbo", "retrofit"]
 
-HELD_OUT = 0.1  # the share of the data that the noise is not fitted to
+HELD_OUT = 0.1  # share of the data held out from fitting
 MOST_HELD_OUT = 1024
-DRAWS = 4  # times and noise draws per held-out sample, the same in every evaluation
+DRAWS = 4  # random times and noises per held-out sample, the same in every evaluation
 REFERENCES = 1_000  # reference samples; more if there are many classes
 CLASSES = 1_000  # a condition with more values than this is not a class
 CHUNK = 128  # held-out samples per batch
 LOSSES = "held_out.json"  # the held-out losses of an interrupted run
-EVALUATIONS = 8  # of the held-out loss, so that the last quarter of the steps can be compared with the rest
-ENOUGH = 0.01  # if the last quarter adds less than this share of the total gain, there were enough steps
+EVALUATIONS = 8  # evaluations of the held-out loss; the last quarter of the steps is compared with the rest
+ENOUGH = 0.01  # training has converged if the last quarter adds less than this share of the total gain
 
-Progress = Callable[[int, int, float, float], None]  # (steps done, steps in all, loss, held-out loss)
+Progress = Callable[[int, int, float, float], None]  # (steps done, total steps, loss, held-out loss)
 
 
 @dataclass(frozen=True)
 class Retrofit:
-    """How to fit the noise.
+    """Configuration of the noise fit.
 
     Arguments:
-        steps, batch, lr: Options of the optimiser.
-        beta: The weight of the KL.
+        steps, batch, lr: Number of steps, batch size and learning rate of the optimiser.
+        beta: The weight of the KL divergence.
         prior_rate: The prior rate p.
         width: The width of the inference networks.
-        include, exclude: Globs over the names of layers that carry noise.
-        own_samples: If not 0, fit to this many samples of the network instead of data.
+        include, exclude: Glob patterns of the names of layers with and without noise.
+        own_samples: If not 0, fit to this many samples drawn from the network instead of to data.
         sampling_steps: Euler steps of these samples and of the reference samples.
-        score: The score to compute confidence from; if empty, a pilot run chooses (:func:`fmwc.fit_confidence`).
-        captured: Capture a step as a CUDA graph, on a GPU; not for a network that reads a shape from the GPU.
+        score: The score to compute confidence from; if empty, it is chosen by :func:`fmwc.fit_confidence`.
+        captured: On a GPU, replay steps as a CUDA graph; not for networks whose shapes depend on values.
         seed: The seed of all random numbers.
         pairs: How noise and data were paired in the network's training: `independent`, or `ot` (optimal transport
             within each batch).
-        conventions: Check that the network is called as in its training.
+        conventions: Check that time and velocity have the conventions of the network's training.
     """
 
     steps: int = 2_000
@@ -84,7 +84,7 @@ class Retrofit:
     conventions: bool = True
 
     def about(self) -> dict[str, Any]:
-        """Return the options to record. Newer ones are left out at their defaults, so that older runs resume."""
+        """Return the options to record. Newer options are omitted at their defaults, so that older runs resume."""
         newer = {"pairs": "independent", "conventions": True}
         return {name: value for name, value in vars(self).items() if name not in newer or value != newer[name]}
 
@@ -109,7 +109,7 @@ class Retrofit:
 def held_out_elbo(
     field: Field, x: State, cond: dict[str, Any], beta: float, seed: int = 0, pairs: Pairs = None
 ) -> float:
-    """Return the ELBO loss on samples that the noise was not fitted to, with the same draws in every call."""
+    """Return the ELBO loss on held-out samples, with the same random draws in every call."""
     total = 0.0
     with evaluating(field.network), torch.no_grad():
         for draw in range(DRAWS):
@@ -121,22 +121,22 @@ def held_out_elbo(
 
 
 def advice(losses: list[tuple[int, float]]) -> str:
-    """Return a sentence on whether more steps would help, from pairs (step, held-out loss).
+    """Describe whether more steps would help, given pairs (step, held-out loss).
 
     >>> advice([(0, 1.0), (200, 0.5), (400, 0.4), (600, 0.401), (800, 0.4)])
-    'the held-out loss fell from 1 to 0.4, and by 0.2 % of that in the last quarter: enough steps'
+    'the held-out loss fell from 1 to 0.4, with 0.2 % of the decrease in the last quarter of the steps: enough steps'
     """
     first, last = losses[0][1], losses[-1][1]
     if not last < first:
-        return f"the held-out loss did not fall ({first:.4g}, then {last:.4g}): lower --lr, or check the data"
+        return f"the held-out loss did not fall ({first:.4g} before, {last:.4g} after): lower --lr, or check the data"
     before = [loss for step, loss in losses if step <= 0.75 * losses[-1][0]][-1]
     share = (before - last) / (first - last)
     if share < -ENOUGH:
         return f"the held-out loss fell from {first:.4g} to {last:.4g}, but rose in the last quarter: lower --lr"
     verdict = "enough steps" if share < ENOUGH else "more steps may help"
     return (
-        f"the held-out loss fell from {first:.4g} to {last:.4g}, and by {100 * share:.1f} % of that in the last "
-        f"quarter: {verdict}"
+        f"the held-out loss fell from {first:.4g} to {last:.4g}, with {100 * share:.1f} % of the decrease in the last "
+        f"quarter of the steps: {verdict}"
     )
 
 
@@ -157,12 +157,12 @@ def retrofit(
     Arguments:
         network: The trained network, called as `network(x, t, **cond)`. Its weights do not change.
         out: The checkpoint's folder.
-        data: Samples like those it generates, with conditions; with `own_samples`, only the conditions are used.
-        config: How to fit the noise.
+        data: Training samples with their conditions; with `own_samples`, only the conditions are used.
+        config: Configuration of the fit.
         space: The space of the samples; by default Euclidean, of the data's shape.
         device: Where to compute.
-        entry: The name of the function that builds the network, to be recorded.
-        progress: Called after each eighth of the steps.
+        entry: The name of the function that builds the network; it is recorded in the checkpoint.
+        progress: Called after each eighth of the steps with the steps done, the total, the loss and the held-out loss.
         force: Write into a folder that is not empty.
 
     Returns:
@@ -172,9 +172,9 @@ def retrofit(
     config.check()
     network = network.to(device)
     if not config.own_samples and (data is None or data.x is None):
-        held = f", which holds {', '.join(data.cond)}" if data is not None else ""
+        found = f"; the file has only {', '.join(data.cond)}" if data is not None else ""
         raise UsageError(
-            f"give data (an array x in the file{held}), or draw the network's own samples: --own-samples N"
+            f"there are no training samples{found}; give a file with an array x, or draw samples with --own-samples N"
         )
     about = {
         **config.about(),
@@ -218,7 +218,7 @@ def _fit(
     count = batch_size(x)
     held_out = min(MOST_HELD_OUT, round(HELD_OUT * count))
     if held_out < 1:
-        raise DataError(f"{count} samples are too few: a tenth of them is held out, which is less than one")
+        raise DataError(f"{count} samples are too few: a tenth of them is held out; give at least 10")
     field = attach(
         network,
         include=config.include,
@@ -272,7 +272,7 @@ _LOSSES = array(record({"step": whole(), "loss": optional(number())}), most=100_
 
 
 def _read_losses(path: Path) -> dict[int, float]:
-    """Return the held-out losses of an interrupted run by step; those after its resume point are computed again."""
+    """Return the held-out losses of an interrupted run by step. Those after its resume point are recomputed."""
     if not path.is_file():
         return {}
     rows = read_json(path, _LOSSES, error=CheckpointError)
@@ -287,15 +287,15 @@ def _own_samples(
     device: torch.device,
     work: Path,
 ) -> arrays.Samples:
-    """Draw samples of the network, with the conditions of the data, repeated as needed."""
+    """Draw samples from the network, under the conditions of the data, repeated as needed."""
     if space is None and data is not None and isinstance(data.x, Tensor):
         space = euclidean(data.x.shape[1:])
     if space is None:
-        raise UsageError("the shape of a sample is not known; let the function return (network, space), or give data")
+        raise UsageError("the shape of a sample is not known; return (network, space) from the function, or give data")
     cond = pilot_conditions({} if data is None else data.cond, "", config.own_samples)
     cond = {k: v.to(device) for k, v in cond.items()}
-    few = {k: v[:2] for k, v in cond.items()}
-    try_once(network, noise(space, 2, 0, device, cond=few), few)
+    first = {k: v[:2] for k, v in cond.items()}
+    try_once(network, noise(space, 2, 0, device, cond=first), first)
     run = sample(
         network,
         config.own_samples,
@@ -313,13 +313,13 @@ def _rows(x: State, cond: dict[str, Any], rows: Tensor, device: torch.device) ->
 
 
 def _class(cond: dict[str, Tensor], space: Space, count: int) -> str:
-    """Return the condition that is a class, if exactly one is and it has few enough values; else an empty text."""
+    """Return the name of the class condition; empty unless there is exactly one, with at most `CLASSES` values."""
     names = [name for name in discrete_conditions(cond, space, count) if int(cond[name].min()) >= 0]
     return names[0] if len(names) == 1 and len(cond[names[0]].unique()) <= CLASSES else ""
 
 
 def _reference(field: Field, config: Retrofit, x: State, cond: dict[str, Tensor], work: Path) -> Reference:
-    """Return the reference that a pilot run chooses, or that of the given score."""
+    """Return the reference for the given score, or the one that a pilot run chooses."""
     assert field.space is not None
     if not config.score:
         return fit_confidence(

@@ -1,7 +1,7 @@
-"""Training: one loop for every recipe and for the noise of a trained network.
+"""The training loop, shared by all recipes and by :func:`fit_noise`.
 
-Training resumes from a file and reaches the same weights as without the interruption. On a GPU, a step with data in
-memory is captured as a CUDA graph.
+An interrupted run resumes from a file and reaches the same weights as an uninterrupted one. On a GPU, with data in
+memory, steps are replayed as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ DECAYS: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
 }
 PAUSE = 60  # maximum seconds between two resume points, which are also written every `save_every` steps
-EVERY = 200  # steps between two reports of the loss; each waits for the GPU
-PAIRED = "paired noise"  # the name of the noise among the conditions, if it is given as tensors; not a keyword
+EVERY = 200  # steps between two reports of the loss; each report waits for the GPU
+PAIRED = "paired noise"  # key of paired noise among the conditions; not an identifier, so no condition has it
 WARM = 3  # eager steps before a CUDA graph is captured, so that the optimiser's state exists
 
-# `loss(x1, randomness, beta, cond)`: a scalar to minimise. `beta` is the annealed weight of the KL at this step, and
-# `cond` are the conditions of the batch, by name.
+# `loss(x1, randomness, beta, cond)`: a scalar to minimise. `beta` is the annealed weight of the KL divergence at
+# this step, and `cond` are the conditions of the batch, by name.
 Loss = Callable[..., Tensor]
 
 PRECISIONS: dict[str, torch.dtype | None] = {"full": None, "bf16": torch.bfloat16}
@@ -56,28 +56,28 @@ PRECISIONS: dict[str, torch.dtype | None] = {"full": None, "bf16": torch.bfloat1
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How long and how fast to train.
+    """Configuration of a training run.
 
     Arguments:
-        iterations: Steps of the optimiser (Adam).
+        iterations: Number of optimiser steps (Adam).
         batch: Samples per step, drawn with replacement from data in memory. A DataLoader has its own batch size.
-        lr: The learning rate at the start.
+        lr: The initial learning rate.
         decay: `constant` or `cosine`.
-        last_lr: The learning rate at the end of a cosine.
-        weight_decay: The rate of decoupled weight decay (AdamW), if not 0.
-        clip: The bound on each entry of the gradient, if not 0. NaN entries then count as 0.
-        average: The rate of a moving average of the weights, which replaces the weights at the end, if not 0.
-        stratified: Draw one sample from each of `batch` equal slices of the data, in their order; every sample remains
+        last_lr: The final learning rate of a cosine decay.
+        weight_decay: The rate of decoupled weight decay (AdamW); 0 for none.
+        clip: The bound on each entry of the gradient; 0 for none. With a bound, NaN entries are set to 0.
+        average: The decay rate of a moving average of the weights, which replaces the weights at the end; 0 for none.
+        stratified: Draw one sample from each of `batch` equal, consecutive slices of the data. Every sample remains
             equally likely. If the data is sorted by size, all batches have about the same size.
-        beta: The weight of the KL.
-        cycles, warmup: The cyclic annealing of `beta`.
+        beta: The weight of the KL divergence.
+        cycles, warmup: The cyclic annealing of `beta` (:func:`fmwc.noise.cyclic`).
         seed: The seed of all random numbers.
         save_every: Steps between two resume points.
         minutes: Stop after this many minutes; 0 means never.
         precision: `full` (TensorFloat-32 products on a GPU), or `bf16` by autocast, on a GPU only.
         compiled: Compile the loss, on a GPU. Compiling takes half a minute and pays off after a few thousand steps.
-        captured: Capture a step as a CUDA graph, on a GPU: several times faster for small networks. It fails for
-            networks that read a shape from the GPU, and is not used with data that comes in batches.
+        captured: Replay steps as a CUDA graph, on a GPU: several times faster for small networks. Not for
+            networks whose shapes depend on values; not used if the data comes in batches.
     """
 
     iterations: int
@@ -142,7 +142,7 @@ class _Average:
 
 
 class _Training:
-    """A training run: everything that a step changes, and the step."""
+    """A training run: a step, and the state that it changes."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class _Training:
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         self.device = device = self.parameters[0].device
         self.cuda = cuda = device.type == "cuda"
-        self.randomness = Stream(None if cuda else generator)  # compiled code can only use the GPU's own generator
+        self.randomness = Stream(None if cuda else generator)  # compiled code can only use the GPU's default generator
         self.loss = torch.compile(loss) if cuda and config.compiled else loss
         rate = torch.tensor(config.lr, device=device) if cuda else config.lr
         kind = torch.optim.AdamW if config.weight_decay else torch.optim.Adam
@@ -169,9 +169,9 @@ class _Training:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def advance(self) -> None:
-        """Take one step, from the captured graph if there is one."""
+        """Take one step. If a graph was captured, replay it."""
         config, cuda = self.config, self.cuda
-        # torch's schedulers compute the rate recursively or as a factor: with `last_lr`, it would be rounded otherwise.
+        # torch's schedulers compute the rate recursively or as a factor, which rounds differently with `last_lr`.
         for group in self.optimiser.param_groups:
             group["lr"].fill_(config.lr_at(self.done)) if cuda else group.update(lr=config.lr_at(self.done))
         if self.average:
@@ -186,7 +186,7 @@ class _Training:
 
     def step(self) -> None:
         x1, cond = self.source.draw(self.generator)
-        move = lambda c: c.to(self.device, non_blocking=True)  # noqa: E731  does nothing to data in memory
+        move = lambda c: c.to(self.device, non_blocking=True)  # noqa: E731  no effect on data in memory
         x1, cond = tree_map(move, x1), {name: tree_map(move, row) for name, row in cond.items()}
         self.optimiser.zero_grad(set_to_none=True)
         half = self.cuda and self.config.precision != "full"
@@ -197,7 +197,7 @@ class _Training:
         except Recomputed as error:
             raise UsageError(
                 "the network uses gradient checkpointing, which recomputes its layers without their noise; switch it "
-                "off while the noise is fitted"
+                "off while fitting the noise"
             ) from error
         if clip := self.config.clip:
             for parameter in self.parameters:
@@ -210,7 +210,7 @@ class _Training:
         self.latest.copy_(value.detach())
 
     def report(self) -> tuple[int, float]:
-        """Add the latest loss to the history; raise if it is not finite, unless clipping tolerates that."""
+        """Add the latest loss to the history; raise if it is not finite, unless gradients are clipped."""
         loss = float(self.latest)
         if not self.config.clip and not math.isfinite(loss):
             raise NotFiniteError(f"the loss is {loss} at step {self.done}; lower lr, or look for outliers in the data")
@@ -255,16 +255,16 @@ def train(
     """Train the parameters of `module` that require a gradient; return pairs (step, loss).
 
     Arguments:
-        module: What to train, on its device.
+        module: The module to train, on its device.
         loss: The objective, `loss(x1, randomness, beta, cond)`.
-        data: `(N, *)` or a dict of channels, moved to the module's device as a whole; or a Dataset, a DataLoader or
+        data: `(N, *)` or a dict of channels, moved to the module's device at once; or a Dataset, a DataLoader or
             another iterable of batches (:class:`fmwc.data.batches.Batches`), moved batch by batch.
-        config: How long and how fast to train.
+        config: The configuration.
         cond: The conditions of data in memory, by name, `(N, *)` each.
-        resume: A file for resume points. If it exists, training resumes from it, and reaches the same weights as
-            without the interruption.
-        identity: What the result depends on beside the configuration and the data, by name. A resume point with another
-            identity is refused.
+        resume: A file for resume points. If it exists, training resumes from it and reaches the same weights as an
+            uninterrupted run.
+        identity: Values that the result depends on, besides the configuration and the data, by name. A resume point
+            with a different identity is refused.
         progress: Called with the steps done and the latest loss.
         every: Steps between two calls of `progress`.
     """
@@ -275,7 +275,7 @@ def train(
     if resume:
         about = {k: v for k, v in vars(config).items() if k not in ("save_every", "minutes")}
         about |= {"data": source.fingerprint(), "device": device.type, **(identity or {})}
-    # The noise of a gradient is far larger than what TensorFloat-32 leaves out.
+    # Gradient noise is far larger than the rounding error of TensorFloat-32.
     with _generator(device, config.seed) as generator, tensor_float(device.type == "cuda"):
         run = _Training(module, loss, source, config, generator)
         if resume and resume.exists():
@@ -296,17 +296,17 @@ def train(
                 saved = time.monotonic()
     if run.average:
         run.average.copy_to_parameters()
-    if not run.history or run.history[-1][0] < run.done:  # the time limit ended it
+    if not run.history or run.history[-1][0] < run.done:  # the time limit ended the run
         run.history.append((run.done, run.history[-1][1] if run.history else math.nan))
     return run.history
 
 
 def _source(data: Data, cond: dict[str, State], config: TrainingConfig, device: torch.device) -> Rows | Batches:
-    """Return what batches are drawn from."""
+    """Return the source of batches."""
     if in_memory(data):
         return Rows(data, cond, config.batch, config.stratified, device)  # type: ignore[arg-type]
     if cond:
-        raise UsageError("conditions come with the batches of a loader: give pairs (x, {'y': y}), and leave out cond")
+        raise UsageError("conditions must come with the batches of a loader, as pairs (x, {'y': y}); leave out cond")
     if config.stratified:
         raise UsageError("stratified batches need data in memory; give tensors, or stratified=False")
     return data if isinstance(data, Batches) else Batches(data, config.batch, config.seed)
@@ -314,7 +314,7 @@ def _source(data: Data, cond: dict[str, State], config: TrainingConfig, device: 
 
 @contextmanager
 def _generator(device: torch.device, seed: int) -> Iterator[torch.Generator]:
-    """Yield a seeded generator: on a GPU the device's own, which is restored afterwards."""
+    """Yield a seeded generator: on a GPU the default one of the device, which is restored afterwards."""
     if device.type != "cuda":
         yield torch.Generator(device=device).manual_seed(seed)
         return
@@ -347,15 +347,15 @@ def save_point(path: Path, identity: dict[str, Any], run: _Training) -> None:
 
 
 def read_point(path: Path, identity: dict[str, Any], run: _Training) -> None:
-    """Restore what :func:`save_point` wrote."""
+    """Restore a run from a file that :func:`save_point` wrote."""
     tensors, about = read_tensors(path, _POINT, "a resume point")
     if rows := difference(about["identity"], identity):
-        raise MismatchError(f"{path} belongs to training with other settings ({rows}); delete it, or use another --out")
+        raise MismatchError(f"{path} belongs to a run with other settings ({rows}); delete it, or use another --out")
     try:
         kept = [tensors[f"kept.{i}"] for i in range(sum(key.startswith("kept.") for key in tensors))]
         if [(v.shape, v.dtype) for v in kept] != [(v.shape, v.dtype) for v in run.kept]:
-            raise CheckpointError(f"{path} is of another architecture; delete it, or train into another --out")
-        # A parameter without a gradient, of a layer that does not run, has no state.
+            raise CheckpointError(f"{path} belongs to another architecture; delete it, or use another --out")
+        # A parameter without a gradient, such as that of an unused layer, has no state.
         states = {
             i: {name: tensors[f"optimiser.{i}.{name}"] for name in STATE}
             for i in range(len(run.parameters))
@@ -400,27 +400,27 @@ def fit_noise(
 ) -> list[tuple[int, float]]:
     """Fit the noise of a trained network; return pairs (step, loss).
 
-    The network is frozen and only the inference networks are trained, so the field's samples stay bit for bit those of
-    the network. At the end, :func:`fmwc.fit_confidence` chooses the confidence score, unless `confidence=False`.
+    The network is frozen and only the inference networks are trained, so the field's samples remain bit for bit those
+    of the network. Afterwards, :func:`fmwc.fit_confidence` chooses the confidence score, unless `confidence=False`.
+    `lr`, `decay`, `precision`, `compiled` and `stratified` are described in :class:`TrainingConfig`.
 
     Arguments:
         field: An attached field.
-        data: Samples like those that the network generates, or generated ones: `(N, *)` or a dict of channels; or a
-            Dataset, a DataLoader or another iterable of batches. A batch is `x`, or a pair `(x, {"y": y})` with its
-            conditions.
-        steps: Steps of the optimiser.
-        beta: The weight of the KL.
+        data: Training samples of the network, or samples drawn from it: `(N, *)` or a dict of channels; or a Dataset, a
+            DataLoader or another iterable of batches. A batch is `x`, or a pair `(x, {"y": y})` with its conditions.
+        steps: Number of optimiser steps.
+        beta: The weight of the KL divergence.
         batch: Samples per step; a DataLoader has its own batch size.
-        captured: Capture a step as a CUDA graph, on a GPU; switch it off for a network that reads a shape from the GPU.
-        pairs: How noise and data are paired, as in the network's training: `None` (independently), `"ot"` (optimal
-            transport within each batch), a function `(x1, randomness) -> x0`, or tensors x0 with a row per sample.
+        captured: On a GPU, replay steps as a CUDA graph; not for networks whose shapes depend on values.
+        pairs: The coupling of noise and data in the network's training: `None` (independent), `"ot"` (optimal transport
+            within each batch), a function `(x1, randomness) -> x0`, or tensors x0 with one row per sample.
         conventions: Check on one batch that time and velocity have the conventions of the network's training
             (:func:`fmwc.conventions.check_conventions`).
-        resume: A file for resume points. A function given as `pairs` is not part of its identity.
-        identity: What the result depends on beside these arguments, the network's weights and the noise model.
+        resume: A file for resume points. Resuming does not detect a change of a function `pairs`.
+        identity: Values that the result depends on, besides these arguments, the network's weights and the noise model.
         progress: Called with the steps done and the latest loss.
         every: Steps between two calls of `progress`.
-        cond: The conditions of data in memory, by name, with a row per sample.
+        cond: The conditions of data in memory, by name, with one row per sample.
     """
     source: Data
     if in_memory(data):
@@ -433,7 +433,7 @@ def fit_noise(
         known, given = batches.head()
     if field.space is not None:
         field.space.check_rows(given, batch_size(known))
-    with _frozen(field.network):  # in training mode, a call would change batch norms
+    with _frozen(field.network):  # in training mode, a call would update batch norms
         _learn_space(field, known, given)
     field.check_finite()
     if isinstance(pairs, str):
@@ -457,7 +457,9 @@ def fit_noise(
     rows = dict(cond or {})
     if pairs is not None and in_memory(pairs):
         if not in_memory(data):
-            raise UsageError("pairs as tensors need data in memory; give tensors, or a function (x1, randomness) -> x0")
+            raise UsageError(
+                "pairs given as tensors need data in memory; give tensors, or a function (x1, randomness) -> x0"
+            )
         rows[PAIRED] = _paired(field, pairs, known)
     if in_memory(data):
         require_rows(rows, batch_size(known))
@@ -493,27 +495,27 @@ def _identity(field: Field, pairs: Pairs, more: Mapping[str, Any] | None) -> dic
 
 
 def _capturable(network: nn.Module, batch: int | None) -> bool:
-    """Return whether a network can be captured: if it has a static capacity, it needs one for this batch size."""
+    """Return whether a network can be captured. One with static capacities must have one for this batch size."""
     capacity = getattr(network, "static_capacity", None)
     return capacity is None or batch in capacity
 
 
 def _paired(field: Field, x0: Any, data: State) -> State:
-    """Return the noise that belongs to the data, checked against it."""
+    """Return the noise that is paired with the data; raise if their shapes do not match."""
     x0 = _tensors(field, x0)
     assert field.space is not None
     return couple(x0, field.space, data, Stream())
 
 
 def _learn_space(field: Field, data: State, cond: Mapping[str, Tensor]) -> None:
-    """Learn the space from the data; raise if the network cannot run on it."""
+    """Infer the space from the data; raise if the network does not run on the data."""
     before = field.space
     field.learn_space(data)
     try:
         with torch.no_grad():
             x = tree_map(lambda c: c[:2].to(field.device), data)
-            few = {k: v[:2].to(field.device) for k, v in cond.items()}
-            v = field(x, torch.zeros(batch_size(x), device=field.device), **few)
+            first = {k: v[:2].to(field.device) for k, v in cond.items()}
+            v = field(x, torch.zeros(batch_size(x), device=field.device), **first)
         require_state(v, "the network's velocity")
         field.learn_space(v)
     except (AssertionError, RuntimeError, TypeError, IndexError, ShapeError, ValueError) as error:
@@ -522,14 +524,16 @@ def _learn_space(field: Field, data: State, cond: Mapping[str, Tensor]) -> None:
         shapes = ", ".join(str(tuple(c.shape)) for c in channels(data).values())
         raise ShapeError(f"the network does not run on data of shape {shapes}: {reason}") from error
     if not field.row_order_checked and batch_size(x) > 1:
-        field.moments(x, 0.5, Linearised(1), seed=0, cond=few)
+        field.moments(x, 0.5, Linearised(1), seed=0, cond=first)
 
 
 def _tensors(field: Field, data: Any) -> State:
     """Return data as tensors of the network's precision."""
     rows = tree_map(lambda c: as_rows(c, "the data"), data)
     if not all(value.is_floating_point() for value in channels(rows).values()):
-        raise UsageError("the data are integers, and a flow has no path between them; scale them, x.float() / 255")
+        raise UsageError(
+            "the data are integers, but a flow needs floating-point numbers; convert them, as in x.float() / 255"
+        )
     return tree_map(lambda c: c.to(precision_of(field.network)), rows)
 
 

@@ -68,7 +68,7 @@ def test_conditions_come_with_the_batches():
     for field in fields:
         fit_noise(field, Labelled(), 6, batch=8, confidence=False)
     assert identical(weights(fields[0]), weights(fields[1]))
-    with pytest.raises(UsageError, match="conditions come with the batches"):
+    with pytest.raises(UsageError, match="conditions must come with the batches"):
         fit_noise(fields[0], Labelled(), 6, cond={"y": torch.zeros(40, dtype=torch.long)})
 
 
@@ -151,5 +151,5 @@ def test_unusable_sources_are_refused(source, error, message):
 def test_options_that_need_data_in_memory_are_refused():
     with pytest.raises(UsageError, match="stratified batches need data in memory"):
         fit_noise(mlp_field(), TensorDataset(ROWS), 3, stratified=True)
-    with pytest.raises(UsageError, match="pairs as tensors need data in memory"):
+    with pytest.raises(UsageError, match="pairs given as tensors need data in memory"):
         fit_noise(mlp_field(), TensorDataset(ROWS), 3, pairs=ROWS)

@@ -1,4 +1,4 @@
-"""The command line: :mod:`fmwc.cli.verbs` declares the verbs and their options; the other modules do their work."""
+"""The command line. :mod:`fmwc.cli.verbs` declares the commands and options; the other modules implement them."""
 
 from fmwc.cli.verbs import app
 

@@ -15,7 +15,7 @@ from fmwc.progress import stages_bar
 
 __all__ = ["judge_structures", "result_rows", "summary_rows"]
 
-SHOWN = 50  # rows printed; the files hold all rows
+SHOWN = 50  # printed rows; the files contain all rows
 
 
 def judge_structures(options: Judge) -> tuple[Judgement, list[Path]]:
@@ -40,7 +40,7 @@ def judge_structures(options: Judge) -> tuple[Judgement, list[Path]]:
 
 
 def result_rows(judgement: Judgement) -> list[dict[str, str]]:
-    """Return a printable table of the first structures."""
+    """Return the printed table of the first structures."""
 
     def energy(value: Any) -> str:
         return "" if value is None or math.isnan(value) else f"{value:.3f}"
@@ -59,7 +59,7 @@ def result_rows(judgement: Judgement) -> list[dict[str, str]]:
 
 
 def summary_rows(judgement: Judgement) -> list[dict[str, str]]:
-    """Return a printable summary of all structures."""
+    """Return the printed summary of all structures."""
     summary = judgement.summary()
     descriptions = {
         "distances_ok": "valid by the distance rule",

@@ -29,7 +29,7 @@ class Page(NamedTuple):
     Attributes:
         rows: The short table.
         path: The file.
-        seconds: How long sampling (and training) took.
+        seconds: Time of sampling and, if any, of training.
     """
 
     rows: Rows
@@ -38,10 +38,10 @@ class Page(NamedTuple):
 
 
 def write_demo(options: Demo) -> Page:
-    """Draw samples of a domain's shipped weights, or of a small model trained now; write their report page."""
+    """Draw samples from the shipped weights of a domain, or from a newly trained small model; write a report page."""
     domain, device = domain_named(options.domain), pick_device(options.device)
     if options.changes and not options.train:
-        raise UsageError("--set changes training, but the demonstration uses shipped weights; add --train")
+        raise UsageError("--set changes training, but the demo uses shipped weights; add --train")
     changes = [f"seed={options.seed}", *(options.changes or [])]
     recipe = domain.demo_recipe(changes) if options.train else None  # raises before anything is written
     with claimed(options.out, "demo", force=options.force, again=True) as folder:
@@ -55,9 +55,9 @@ def write_demo(options: Demo) -> Page:
 
 
 def write_report(options: Report) -> Page:
-    """Draw samples of a checkpoint and write their report page."""
+    """Draw samples from a checkpoint and write a report page."""
     if options.out is None:
-        about(options.checkpoint)  # a wrong name is reported first
+        about(options.checkpoint)  # reports a wrong name first
         raise UsageError("no folder for the page; add --out FOLDER")
     device = pick_device(options.device)
     clock = Clock(device)

@@ -34,7 +34,7 @@ def train(options: Train) -> list[str]:
     lines = [
         f"{shown(options.out)} {status}: {', '.join(f'{name} {value}' for name, value in record['metrics'].items())}"
     ]
-    if record.get("noise") is not None:  # judges have none
+    if record.get("noise") is not None:  # classifiers have no noise
         lines.append(confidence_source(record.get("reference")))
     return lines
 
@@ -68,4 +68,4 @@ def retrofit(options: Retrofit) -> list[str]:
 
 
 def _status(out: Path, force: bool) -> str:
-    return "was finished already" if (out / "recipe.json").is_file() and not force else "written"
+    return "is already finished" if (out / "recipe.json").is_file() and not force else "written"

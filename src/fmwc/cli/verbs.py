@@ -1,7 +1,7 @@
-"""The verbs of `fmwc`: their options, and how their results are printed.
+"""The commands of `fmwc`: their options and their printed results.
 
-Each verb is a dataclass. Its docstring is the help text, its fields are the options, and `run` calls the function that
-does the work and prints the result. This module imports neither torch nor pandas, so that `fmwc --help` stays fast.
+Each command is a dataclass: its docstring is the help text, its fields are the options, and `run` calls the function
+that does the work and prints the result. This module does not import torch or pandas, so that `fmwc --help` stays fast.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fmwc.readers import shown
 
 
 def _run(verb: Any, **_: Any) -> None:
-    """Run the verb whose options were parsed."""
+    """Run the command whose options were parsed."""
     verb.run()
 
 
@@ -62,7 +62,7 @@ def _options(
 
 
 def say(text: str) -> None:
-    """Print text without markup or wrapping, control characters as question marks."""
+    """Print text without markup or wrapping; control characters become question marks."""
     print("\n".join(map(shown, text.splitlines())), flush=True)
 
 
@@ -72,12 +72,12 @@ def print_rows(rows: list[dict[str, str]], title: str) -> None:
 
 
 def print_table(rows: list[dict[str, str]], title: str, *, header: bool = True) -> None:
-    """Print a table, by default with the names of its columns."""
+    """Print a table, by default with a header."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    def plain(value: str) -> Text:  # rich looks for markup, emoji and numbers in str, not in Text
+    def plain(value: str) -> Text:  # rich interprets markup, emoji and numbers in str, but not in Text
         return Text(shown(value))
 
     table = Table(title=plain(title), show_header=header)
@@ -94,31 +94,34 @@ def print_written(paths: list[Path]) -> None:
         say(f"wrote {', '.join(map(shown, paths))}")
 
 
-# ---- options of several verbs ----------------------------------------------------------------------------------------
+# ---- shared options --------------------------------------------------------------------------------------------------
 
 Which = Annotated[str, Argument(help=f"{', '.join(DOMAINS)}.")]
 Out = Annotated[Path, Option("--out", "-o", help="Folder to write to.")]
 Set = Annotated[list[str] | None, Option("--set", help="Change a recipe field: --set key=value. May be repeated.")]
 Device = Annotated[str, Option(help="auto, cpu or cuda.")]
-Seed = Annotated[int, Option(min=-(1 << 63), max=(1 << 63) - 1, help="Seed of the run.")]
+Seed = Annotated[int, Option(min=-(1 << 63), max=(1 << 63) - 1, help="Random seed.")]
 Force = Annotated[bool, Option("--force", help="Write into a folder that is not empty.")]
 Count = Annotated[int, Option("-n", "--count", min=0, help="Number of samples; 0: the domain's default.")]
-Data = Annotated[str, Option(help="Folder of the data; default: FMWC_DATA, or the cache (downloaded if needed).")]
+Data = Annotated[str, Option(help="Folder of the data; default: FMWC_DATA, or else the cache (downloaded if needed).")]
 JudgedBy = Annotated[
-    str, Option("--judge", help="mnist: folder of a judge for your data. crystals: energy model, by default chgnet.")
+    str,
+    Option(
+        "--judge", help="mnist: folder of a classifier trained on your data. crystals: energy model; default: chgnet."
+    ),
 ]
 Network = Annotated[
     str,
-    Option(help="For a checkpoint of fmwc retrofit: module:function that builds its network. Name only trusted code."),
+    Option(help="For a checkpoint of fmwc retrofit: module:function that builds its network. Use only trusted code."),
 ]
-Own = Annotated[bool, Option("--own", help="The data is your own: idx files, .npz, or a folder of images.")]
+Own = Annotated[bool, Option("--own", help="Read your own image data: idx files, .npz, or a folder of images.")]
 Samples = Annotated[Path, Argument(help="A folder that fmwc sample wrote, or its samples.safetensors.")]
 Checkpoint = Annotated[
-    str, Option(help="Checkpoint of the samples, by shipped name or folder; default: the one recorded.")
+    str, Option(help="Checkpoint of the samples: a shipped name or a folder; default: the recorded one.")
 ]
 
 
-# ---- verbs, in the order in which the help lists them ----------------------------------------------------------------
+# ---- commands, in the order of the help text ------------------------------------------------------------------------
 
 
 @app.command("demo")
@@ -126,7 +129,7 @@ Checkpoint = Annotated[
 class Demo:
     """Draw samples with confidence and write a report page.
 
-    Uses the shipped weights. A second run with the same folder replaces the files of the first; other files stay.
+    Uses the shipped weights. A second run into the same folder replaces the files of the first.
     """
 
     domain: Which = "checkerboard"
@@ -155,7 +158,7 @@ class Report:
     """
 
     checkpoint: Annotated[str, Argument(help="A shipped name or a folder.")]
-    out: Annotated[Path | None, Option("--out", "-o", help="Folder for the page.")] = None
+    out: Annotated[Path | None, Option("--out", "-o", help="Folder to write to (required).")] = None
     count: Count = 0
     seed: Seed = 2026
     judge: JudgedBy = ""
@@ -181,7 +184,9 @@ class Train:
 
     domain: Which
     out: Out
-    preset: Annotated[str, Option(help="recommended, paper or quick; mnist also has judge.")] = "recommended"
+    preset: Annotated[str, Option(help="recommended, paper or quick; for mnist also judge, the classifier.")] = (
+        "recommended"
+    )
     seed: Seed = 0
     changes: Set = None
     data: Data = ""
@@ -201,21 +206,21 @@ class Train:
 class Retrofit:
     """Add confidence to a trained flow model.
 
-    Fits only the noise; the network's weights do not change. A tenth of the data is held out; its loss is computed
-    after each eighth of the steps and shows whether more steps would help. If the data has classes, confidence
-    compares samples of one class. The named module is executed, so name only code that you trust.
+    Fits only the noise; the network's weights do not change. A tenth of the data is held out, and the loss on it shows
+    whether more steps would help. If the data has classes, samples are compared within their class. The module is
+    executed, so use only trusted code.
     """
 
     network: Annotated[str, Argument(help="module:function that returns the network, or (network, space).")]
     out: Out
     weights: Annotated[
-        str, Option(help="State dict of the network, .safetensors or .pt; not needed if the function loads it.")
+        str, Option(help="State dict of the network (.safetensors or .pt); not needed if the function loads it.")
     ] = ""
     data: Annotated[
         str,
         Option(
-            help="Training samples: an .npz, .safetensors or .pt file with x (or x.CHANNEL for each channel), one row "
-            "per sample; every other array is a condition of that name. Or an .npy file."
+            help="Training samples: an .npz, .safetensors or .pt file with an array x (or x.CHANNEL for each channel), "
+            "one row per sample; other arrays are conditions, by name. Or an .npy file."
         ),
     ] = ""
     own_samples: Annotated[
@@ -226,10 +231,10 @@ class Retrofit:
     lr: Annotated[float, Option(help="Learning rate.")] = 1e-3
     beta: Annotated[float, Option(help="Weight of the KL divergence.")] = 1e-3
     include: Annotated[
-        list[str] | None, Option(help="Glob of layers that carry noise; default: all. May be repeated.")
+        list[str] | None, Option(help="Glob pattern of layers with noise; default: all. May be repeated.")
     ] = None
-    exclude: Annotated[list[str] | None, Option(help="Glob of layers that do not carry noise. May be repeated.")] = None
-    score: Annotated[str, Option(help="Score to compute confidence from; default: by sample size.")] = ""
+    exclude: Annotated[list[str] | None, Option(help="Glob pattern of layers without noise. May be repeated.")] = None
+    score: Annotated[str, Option(help="Score to compute confidence from; default: chosen by a pilot run.")] = ""
     pairs: Annotated[
         str,
         Option(
@@ -237,7 +242,9 @@ class Retrofit:
             "within each batch)."
         ),
     ] = "independent"
-    conventions: Annotated[bool, Option(help="Check on a batch that the network is called as it was trained.")] = True
+    conventions: Annotated[
+        bool, Option(help="Check on one batch that time and velocity follow the conventions of the network's training.")
+    ] = True
     captured: Annotated[
         bool,
         Option(
@@ -261,10 +268,11 @@ class Retrofit:
 class Sample:
     """Draw samples, each with a confidence.
 
-    Confidence is the position of a sample's score among the checkpoint's reference samples. It is withheld if samples
-    are drawn differently from the reference, for example with another number of steps; the rank within the run remains.
+    Confidence is the share of the checkpoint's reference samples that have a worse score. It is withheld if samples are
+    drawn differently from the reference, for example with another number of steps; the rank within the run is still
+    available.
 
-    Writes samples.safetensors and samples.csv; for digits and crystals also a picture, most confident first. For
+    Writes samples.safetensors and samples.csv; for digits and crystals also a picture, sorted by confidence. For
     crystals, also writes one CIF per structure (or one extended XYZ file) and adds the judge's results to the table.
     For crystals and networks of your own, the table is also written as Parquet.
 
@@ -278,44 +286,44 @@ class Sample:
     ]
     out: Out
     count: Annotated[int, Option("-n", "--count", min=1, max=10**9, help="Number of samples.")] = 1000
-    label: Annotated[int | None, Option(help="Class to draw; default: every class in turn.")] = None
+    label: Annotated[int | None, Option(help="Class to draw; default: all classes in turn.")] = None
     judge: JudgedBy = ""
     network: Network = ""
     steps: Annotated[int, Option(min=1, max=10**5, help="Integration steps.")] = 50
-    stepper: Annotated[str, Option(help="euler, midpoint or heun.")] = "euler"
+    stepper: Annotated[str, Option(help="Integration method: euler, midpoint or heun.")] = "euler"
     propagation: Annotated[
         str,
         Option(
             help="Estimator of the variance: linearised, diagonal, tangent, monte_carlo or none; default: the one "
-            "that the checkpoint's confidence needs."
+            "that the checkpoint's confidence uses."
         ),
     ] = ""
     controller: Annotated[
         str,
         Option(
-            help="Step-size controller: uniform, ema or damped (the paper's), extrapolated; or fitted to the variance "
-            "of a pilot run: grid (shared by all samples) or planned (per sample)."
+            help="Step-size controller: uniform, ema, damped (both from the paper) or extrapolated; or, fitted to the "
+            "variance of a pilot run, grid (the same steps for all samples) or planned (per sample)."
         ),
     ] = "uniform"
     guide: Annotated[
-        float, Option(help="Strength of guidance towards low variance; 0.2 is strong. Several times slower.")
+        float,
+        Option(help="Strength of guidance towards low variance; 0.2 is strong. Makes sampling several times slower."),
     ] = 0.0
-    guide_window: Annotated[str, Option(help="Times at which guidance acts, as in 0.5-0.9.")] = ""
+    guide_window: Annotated[str, Option(help="Time interval in which guidance acts, such as 0.5-0.9.")] = ""
     every: Annotated[
         int,
         Option(
             min=0,
             max=10**5,
-            help="Compute the variance at every k-th step, for example for another score; default: the times that "
-            "the checkpoint's confidence needs.",
+            help="Compute the variance at every k-th step, for example to use another score; 0: at the times that the "
+            "checkpoint's confidence needs.",
         ),
     ] = 0
     adaptive: Annotated[
         bool,
         Option(
             "--adaptive",
-            help="Compute the variance at a few steps only: those of the checkpoint's schedule, or those that a pilot "
-            "run chooses.",
+            help="Compute the variance at a few steps only, from the checkpoint's schedule or chosen by a pilot run.",
         ),
     ] = False
     transport: Annotated[bool, Option("--transport", help="Also compute the transported dispersion.")] = False
@@ -328,15 +336,15 @@ class Sample:
         Option(
             min=0,
             max=10**5,
-            help="Check finished samples with the flow itself, with at most this many network evaluations each; "
-            "default: the check that the checkpoint's confidence needs.",
+            help="Check finished samples with the flow itself, using at most this many network evaluations per sample; "
+            "0: use the check that the checkpoint's confidence needs.",
         ),
     ] = 0
     no_check: Annotated[bool, Option("--no-check", help="Skip the checks that the checkpoint's confidence needs.")] = (
         False
     )
     best_of: Annotated[
-        int, Option(min=1, max=1000, help="Candidates per sample, of which the most confident is kept.")
+        int, Option(min=1, max=1000, help="Draw this many candidates per sample and keep the most confident.")
     ] = 1
     budget: Annotated[
         int,
@@ -345,7 +353,7 @@ class Sample:
     compiled: Annotated[
         bool,
         Option(
-            "--compiled", help="Compile the network first. This takes a minute or two and pays off for many samples."
+            "--compiled", help="Compile the network first. This takes one to two minutes and pays off for many samples."
         ),
     ] = False
     format: Annotated[str, Option(help="crystals: cif (one file per structure) or extxyz (one file).")] = ""
@@ -364,12 +372,11 @@ class Sample:
 class Check:
     """Check finished samples from any source with a flow model.
 
-    Writes checks.csv (condition, score, rank, and for a contest the rival and the margin), checks.json, and a page,
-    checks.html. For images, also writes checks.png with the most doubtful ones.
+    Writes checks.csv (condition, score, rank, and for a contest the rival condition and the margin), checks.json, and a
+    page, checks.html. For images, also writes checks.png with the least confident ones.
 
-    The confidence in checks.csv places the score of the check alone among the checkpoint's reference samples. The
-    confidence of fmwc sample may also use the trajectory (its spread), which finished samples do not have, so the two
-    numbers can differ for the same sample.
+    The confidence in checks.csv is based on the check alone. The confidence of fmwc sample may also use the trajectory,
+    which is unknown for finished samples, so the two numbers can differ for the same sample.
     """
 
     samples: Annotated[
@@ -381,7 +388,7 @@ class Check:
     ]
     out: Out
     checkpoint: Annotated[
-        str, Option(help="Checkpoint that checks the samples, by shipped name or folder; default: the one recorded.")
+        str, Option(help="Checkpoint that checks the samples: a shipped name or a folder; default: the recorded one.")
     ] = ""
     network: Network = ""
     evaluations: Annotated[
@@ -389,14 +396,15 @@ class Check:
         Option(
             min=0,
             max=10**5,
-            help="Maximum number of network evaluations per sample; default: that of the checkpoint, or 20.",
+            help="Maximum number of network evaluations per sample; 0: that of the checkpoint, or 20.",
         ),
     ] = 0
     evidence: Annotated[
         str,
         Option(
-            help="contest (the requested condition against the others), echo, or nearest (training points stored in "
-            "the checkpoint); default: that of the checkpoint's reference, or contest if there are classes."
+            help="Kind of check: contest (the requested condition against the others), echo (the requested condition "
+            "alone), or nearest (training points stored in the checkpoint); default: that of the checkpoint's "
+            "reference, or contest if there are classes."
         ),
     ] = ""
     seed: Seed = 0
@@ -419,8 +427,8 @@ def _print_outcome(rows: list[dict[str, str]], written: list[Path], title: str) 
 class Filter:
     """Keep the samples with the highest confidence.
 
-    Keeps a share, a number, or as many as a failure rate can be guaranteed for. Writes the kept samples, their rows of
-    the table with their rank, and their structure files.
+    Keeps a given share or number of samples, or as many as possible with a guaranteed failure rate. Writes the kept
+    samples, their rows of the table, and their structure files.
     """
 
     samples: Samples
@@ -429,26 +437,25 @@ class Filter:
     budget: Annotated[int | None, Option(help="Number of samples to keep.")] = None
     max_risk: Annotated[
         float | None,
-        Option(help="Keep as many samples as possible with a guaranteed failure rate of at most this value."),
+        Option(help="Guarantee a failure rate of at most this value, and keep as many samples as possible."),
     ] = None
     certificate: Annotated[
         Path | None,
         Option(
             "--certificate",
             "--promise",
-            help="Use the certificate (promise.json) that --max-risk wrote for samples drawn and scored in the same "
-            "way.",
+            help="Apply a certificate (promise.json) that --max-risk wrote for samples drawn and scored the same way.",
         ),
     ] = None
     labels: Annotated[
         str,
         Option(
-            help="Which samples failed: a CSV file, matched by its column name if it has one, with a column bad or "
-            "good (or the column given by --good or --bad); a text file with 1 (failed) or 0 per line; or a column "
-            "of the samples' table. Samples may lack a label; choose those to label at random."
+            help="Which samples failed: a CSV file with a column 'bad' or 'good' (or the column named by --good or "
+            "--bad), matched by the column 'name' if there is one; a text file with one 0 or 1 (failed) per line; or "
+            "the name of a column of the samples' table. Samples may lack a label; choose those to label at random."
         ),
     ] = ""
-    good: Annotated[str, Option(help="Column of --labels that is true for good samples (metastable).")] = ""
+    good: Annotated[str, Option(help="Column of --labels that is true for good samples, such as metastable.")] = ""
     bad: Annotated[str, Option(help="Column of --labels that is true for failed samples.")] = ""
     probability: Annotated[float, Option(help="Probability with which the guarantee of --max-risk holds.")] = 0.9
     score: Annotated[str, Option(help="Score to rank by; default: the run's score.")] = ""
@@ -465,7 +472,7 @@ class Filter:
 class Edit:
     """Edit samples: add noise at a chosen time and integrate again.
 
-    Writes the edited samples as fmwc sample does, edits.csv (what changed), and edits.png (before and after).
+    Writes the same files as fmwc sample, plus edits.csv (what changed) and edits.png (before and after).
     """
 
     samples: Samples
@@ -475,16 +482,17 @@ class Edit:
         str,
         Option(
             help="Time of the edit: critical (the peak of the variance), transported (the time that contributes most "
-            "to the endpoint's variance; needs samples drawn with --transport), random, or a number in [0, 1)."
+            "to the variance of the endpoint; needs samples drawn with --transport), random, or a number in [0, 1)."
         ),
     ] = "critical"
-    before: Annotated[float, Option(help="Start this long before the critical time.")] = 0.0
+    before: Annotated[float, Option(help="Edit this long before the critical time.")] = 0.0
     scale: Annotated[
-        float, Option(help="Standard deviation of the noise, in the channel's unit (all channels: training units).")
+        float,
+        Option(help="Standard deviation of the noise, in the unit of the channel (for all channels: training units)."),
     ] = 0.2
     replicates: Annotated[int, Option(min=1, max=10**5, help="Edits per sample.")] = 1
-    label: Annotated[int | None, Option(help="mnist: the class after the edit.")] = None
-    only: Annotated[str, Option(help="Edit only these samples: numbers from 0, separated by commas.")] = ""
+    label: Annotated[int | None, Option(help="mnist: new class.")] = None
+    only: Annotated[str, Option(help="Edit only these samples: comma-separated indices from 0.")] = ""
     surest: Annotated[int | None, Option(help="Edit this many samples, most confident first.")] = None
     doubtful: Annotated[int | None, Option(help="Edit this many samples, least confident first.")] = None
     checkpoint: Checkpoint = ""
@@ -502,23 +510,21 @@ class Edit:
 @app.command("rewind")
 @dataclass(frozen=True)
 class Rewind:
-    """Redraw the least confident samples from an earlier time.
+    """Redraw the least confident samples, starting at an earlier time.
 
-    A sample is replaced if its new version is more confident. Writes the samples as fmwc sample does, and rewound.csv
-    (the version that was kept, and the score before and after).
+    A sample is replaced if its new version is more confident. Writes the same files as fmwc sample, plus rewound.csv
+    (the kept version, and the score before and after).
     """
 
     samples: Samples
     out: Out
     extra: Annotated[
-        int, Option(min=1, max=10**5, help="Extra network evaluations per sample, averaged over all samples.")
+        int, Option(min=1, max=10**5, help="Extra network evaluations per sample, on average over all samples.")
     ]
     share: Annotated[float, Option(help="Share of samples to redraw per round, least confident first.")] = 0.1
-    before: Annotated[float, Option(help="Go back to this long before the critical time.")] = 0.2
+    before: Annotated[float, Option(help="Restart this long before the critical time.")] = 0.2
     scale: Annotated[float, Option(help="Standard deviation of the noise, in training units.")] = 0.2
-    fresh: Annotated[bool, Option("--fresh", help="Start over from new noise instead of going back: the baseline.")] = (
-        False
-    )
+    fresh: Annotated[bool, Option("--fresh", help="Restart from new noise instead, as a baseline.")] = False
     checkpoint: Checkpoint = ""
     judge: JudgedBy = ""
     seed: Seed = 0
@@ -536,8 +542,8 @@ class Rewind:
 class Judge:
     """Judge crystal structures by energy, validity and novelty.
 
-    Accepts structures of any generator and prints one row per structure: energy above the hull, validity, uniqueness,
-    novelty. Exits with 1 if a structure could not be judged; its row says why.
+    Accepts structures from any source and prints one row per structure: energy above the hull, validity, uniqueness,
+    novelty. Structures that cannot be judged are listed with the reason, and the exit code is 1.
     """
 
     structures: Annotated[list[Path], Argument(help="CIF, POSCAR or extended XYZ files, or folders of them.")]
@@ -547,9 +553,9 @@ class Judge:
     )
     relax: Annotated[int, Option(help="Relax each structure first, with at most this many steps.")] = 0
     data: Annotated[
-        str, Option(help="Folder of MP-20, for its hull and for novelty with respect to its training set.")
+        str, Option(help="Folder of MP-20: use its hull, and judge novelty with respect to its training set.")
     ] = ""
-    as_json: Annotated[bool, Option("--json", help="Print JSON, one object per structure.")] = False
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object per structure.")] = False
     force: Force = False
 
     def run(self) -> None:
@@ -576,7 +582,7 @@ class Rules:
     The other estimators need no rules.
     """
 
-    as_json: Annotated[bool, Option("--json", help="Print JSON with every form of an operation.")] = False
+    as_json: Annotated[bool, Option("--json", help="Print JSON with all forms of each operation.")] = False
 
     def run(self) -> None:
         from fmwc.moments import rule_rows, short_names
@@ -587,4 +593,4 @@ class Rules:
             return
         short = [{**row, "names": short_names(row["spellings"])} for row in rows]
         print_table([{name: row[name] for name in ("operation", "exactness", "names")} for row in short], "rules")
-        say("Each rule covers all forms in torch: torch.x, Tensor.x, F.x, operators, in-place x_ (see --json).")
+        say("Each rule covers all forms of an operation: torch.x, Tensor.x, F.x, operators, in-place x_ (see --json).")
