@@ -18,12 +18,12 @@ demo: install
 test: install lint
 	$(BIN)/pytest -n 2
 
-# The readers, given files and options that were changed at random. Another seed: make fuzz FMWC_FUZZ_SEED=1
+# Give randomly changed files and options to every reader. For other cases: make fuzz FMWC_FUZZ_SEED=1
 fuzz: export FMWC_FUZZ_CASES ?= 10000
 fuzz: install
 	$(BIN)/pytest tests/fuzz
 
-# Other libraries' networks, in an environment of their own: nothing else needs them.
+# A separate environment for the tests with networks of other libraries.
 .venv-interop/installed: pyproject.toml constraints.txt requirements-interop.txt
 	$(PYTHON) -m venv .venv-interop
 	$(INTEROP)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[interop]' pytest hypothesis
@@ -42,7 +42,7 @@ lint: install
 	$(BIN)/mypy
 	PYTHONPATH=. $(BIN)/lint-imports
 
-# The paper: make reproduce EXPERIMENT=checkerboard (or mnist, crystals), and likewise the others. More options: OPTIONS=…
+# Experiments of the paper. EXPERIMENT is checkerboard, mnist or crystals; OPTIONS=… passes more options.
 EXPERIMENT ?= checkerboard
 
 reproduce: install
@@ -60,11 +60,11 @@ bench: install
 report: install
 	$(BIN)/python -m experiments report runs/$(EXPERIMENT)
 
-# The tables in docs/ and results/, from the committed numbers.
+# Update the tables in docs/ and results/ from the committed numbers.
 documents: install
 	$(BIN)/python -m experiments.documents
 
-# Small flows that nothing was tuned on: scores against failure rules. MNIST is read from FMWC_DATA, or downloaded.
+# Evaluate the scores on small flows with failure rules. MNIST is read from FMWC_DATA, or downloaded.
 zoo: export OMP_NUM_THREADS = 1
 zoo: install
 	$(BIN)/python -m benchmarks.zoo --out runs/zoo --jobs 2

@@ -5,9 +5,9 @@ python -m benchmarks.best_of mnist --count 2000 --seeds 100 --device cuda --out 
 python -m benchmarks.best_of crystals --count 500 --seeds 100 --device cuda --out OUT   # writes samples
 python -m benchmarks.best_of crystals --judge --out OUT                # judges them, on a machine with CHGNet
 
-A candidate takes 50 evaluations, and those of the check at its end. Plain sampling has 50 evaluations per sample, and
-every other method twice those of a candidate. The column `evaluations` counts velocities and checks. Methods that rank
-by the variance also read it, which is not counted.
+A candidate takes 50 evaluations and its final check. Plain sampling takes 50 evaluations per sample, and every other
+method twice as many as a candidate. The column `evaluations` counts velocities and checks. Methods that rank by the
+variance also read it, which is not counted.
 
 Early stopping integrates n candidates to t_stop, keeps the one with the best signal, and continues it alone. The
 signals are `variance`: the standard deviation of the velocity, summed over the readings so far; `last`: that of the
@@ -115,11 +115,11 @@ def rewound(subject: Subject, count: int, seed: int, cond: dict[str, Tensor]) ->
         cond=cond,
         config=SamplingConfig(keep_states=True, batch=subject.batch),
     )
-    known: dict[int, Tensor] = {}  # the check of every sample so far
+    known: dict[int, Tensor] = {}  # the check of each sample
     checks = 0
 
     def cached(samples: Trajectory) -> Tensor:
-        """Return the check of each sample; none is checked twice."""
+        """Return the check of each sample, and check new samples only."""
         nonlocal checks
         keys = [hash(row.tobytes()) for row in next(iter(channels(samples.x).values())).cpu().numpy()]
         if fresh := [i for i, key in enumerate(keys) if key not in known]:
@@ -133,8 +133,8 @@ def rewound(subject: Subject, count: int, seed: int, cond: dict[str, Tensor]) ->
         done = resample(subject.field, run, count * STEPS, **options)
         return done.run, STEPS + done.evaluations / count
     cached(run)
-    spent, turn, few = STEPS * count, 0, max(1, count // 20) * STEPS  # velocities, rounds, and those of a round
-    # A round ends within its velocities, and a branch of a step or more has one check.
+    spent, turn, few = STEPS * count, 0, max(1, count // 20) * STEPS  # velocities so far, rounds, velocities per round
+    # A round takes at most `few` velocities. Each new branch takes at least one step, and one check.
     while spent + checks * per_check + few + few // 10 * per_check <= 2 * subject.cost * count:
         turn += 1
         done = resample(
@@ -217,7 +217,7 @@ def _classes(y: Tensor) -> list[Tensor]:
 
 
 def methods(subject: Subject, count: int, seed: int, stops: list[float]) -> Iterator[tuple[str, Trajectory, float]]:
-    """Yield each method's name, its samples, and its evaluations per sample that it keeps."""
+    """Yield the name of each method, its samples, and its evaluations per kept sample."""
     field, cond, budget = subject.field, subject.conditions(count, seed), 2 * subject.cost
     options: dict[str, Any] = {"seed": seed, "cond": cond, "config": SamplingConfig(batch=subject.batch)}
     for name, steps in (("plain", STEPS), ("more steps", budget)):

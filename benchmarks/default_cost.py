@@ -51,7 +51,7 @@ def fastest(field: Any, count: int, cond: dict[str, Any], rounds: int) -> dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--rounds", type=int, default=7, help="runs of each case, of which the fastest counts")
+    parser.add_argument("--rounds", type=int, default=7, help="runs per case; the fastest is reported")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     rows = []

@@ -30,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("setting", choices=list(DOMAINS))
     parser.add_argument("--pilot", type=int, default=1000, help="samples")
-    parser.add_argument("--readings", type=int, default=0, help="how many; default: the number of the setting")
+    parser.add_argument("--readings", type=int, default=0, help="number of readings; default: that of the setting")
     parser.add_argument(
         "--draws", type=Path, help="a pilot run that was read at every step by the estimator of the setting"
     )

@@ -213,7 +213,7 @@ class Modulated(nn.Module):
 
 
 class StandInWrapper(nn.Module):
-    """Called like flow_matching's ModelWrapper, as its documentation says: `wrapper(x, t, **extras)`."""
+    """A stand-in for flow_matching's ModelWrapper with the documented call `wrapper(x, t, **extras)`."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -418,7 +418,7 @@ def compare(
 
 
 def refused(message: str) -> str:
-    """Return the operation that diagonal propagation has no rule for."""
+    """Return the name of the operation without a rule, from an error message."""
     match = re.search(r"through ([\w.]+)|^([\w.]+)\(", message)
     return next((group for group in match.groups() if group), message) if match else message
 
@@ -479,7 +479,7 @@ def table(networks: dict[str, Any]) -> str:
 
 
 def put(table: str, page: str) -> str:
-    """Return a page with its table replaced."""
+    """Return the page with its table replaced."""
     before, rest = page.split(BEGIN)
     return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
 
@@ -487,7 +487,7 @@ def put(table: str, page: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--only", nargs="*", help="measure only these again")
+    parser.add_argument("--only", nargs="*", help="measure only these networks")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     clock = Clock(torch.device("cpu"))

@@ -55,7 +55,7 @@ SCREENING_SHARE = 0.2  # of the time
 ABREAST = 30  # models of a round of the screening: as many as in a final round, so that one compiled step serves both
 SLOTS = 10  # seeds that a step has room for, likewise
 EVALUATING, COMPILING = 20.0, 45.0  # seconds allowed for the evaluation of a round, and for a step of a new shape
-WARM = 3  # steps of a round that are not timed: the first is compiled
+WARM = 3  # steps of a round that are not timed, because the first is compiled
 HALF = {"bf16": torch.bfloat16, "tf32": None}
 
 # Interpretations of the output s of an inference network: the variance of a weight is exp(a s) θ², and the KL takes it
@@ -223,7 +223,7 @@ def objective(
     prior_rate: float,
     half: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of each model (`fmwc.flow.elbo` for the library's reading), `(S,)`, and the mean of the log of
+    """Return the loss of each model (`fmwc.flow.elbo` for the library's interpretation), `(S,)`, and the mean log of
     the ratio of variances in each layer, `(S, L)`."""
     r = prior_rate / (1 - prior_rate)
     v, log_alphas = velocity(layers, batch.x_t[about.which], embedded, features, about, batch.epsilon, half)
@@ -259,7 +259,7 @@ class Models:
 
     Arguments:
         recipe: The sizes, the data and the length of the training.
-        cells: The readings.
+        cells: The interpretations.
         seeds: The seeds that every cell is trained with.
         compiled: Whether a step is compiled.
     """
@@ -576,7 +576,7 @@ class Rounds:
         print(f"{self.clock.seconds:6.1f} s  {text}", flush=True)
 
     def measure_speed(self, cells: Sequence[Cell], seeds: Sequence[int]) -> None:
-        """Measure the seconds per step and model, which the length of the rounds is planned by."""
+        """Measure the seconds per step and model, from which the length of the rounds is planned."""
         self.rate, self.compiled = speed(self.recipe, cells, seeds, self.device)
         self.shapes = {(len(cells) * len(seeds), "bf16")}
 

@@ -18,7 +18,7 @@ from fmwc.provenance import provenance
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", help="FMWC_DATA if not given")
+    parser.add_argument("--data", help="default: FMWC_DATA")
     parser.add_argument("--count", type=int, default=2500)
     parser.add_argument("--out", type=Path, default=Path("results/crystals/judging.json"))
     arguments = parser.parse_args()

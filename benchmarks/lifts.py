@@ -204,10 +204,10 @@ def quality(result: dict[str, np.ndarray], name: str, good: bool) -> tuple[float
 
 def table(args: argparse.Namespace) -> None:
     """Write the table of every setting below a folder."""
-    lines, rows = ["# Confidence as it comes, on fresh seeds", ""], []
+    lines, rows = ["# Default confidence on fresh seeds", ""], []
     for folder in sorted(p for p in args.folder.iterdir() if list(p.glob("*.npz"))):
         results = [dict(np.load(path)) for path in sorted(folder.glob("*.npz"))]
-        good = "crystals" in folder.name  # most crystals fail, so the scores look for the others
+        good = "crystals" in folder.name  # most crystals fail, so the others are the positives
         about = [json.loads(str(result["about"])) for result in results]
         rate = np.mean([1 - r["failed"].mean() if good else r["failed"].mean() for r in results])
         plain, default = (np.mean([a[name] for a in about]) for name in ("plain_s", "default_s"))
@@ -254,7 +254,7 @@ def main() -> None:
     one.add_argument("--batch", type=int, default=0)
     one.add_argument("--refit", action="store_true")
     one.add_argument("--early", default="", help="a checkpoint after a fifth of the training")
-    one.add_argument("--leads", action="store_true", help="read the leads too")
+    one.add_argument("--leads", action="store_true", help="also compute the leads")
     one.add_argument("--device", default="cpu")
     one.add_argument("--out", type=Path, required=True)
     two = verbs.add_parser("judge")

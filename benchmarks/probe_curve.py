@@ -57,7 +57,7 @@ def draw(path: Path, device: torch.device) -> None:
 
 
 def trajectory(var: Tensor, y: Tensor, standard: Any, score: str) -> Trajectory:  # (probes, R, B), (B,)
-    """Return a run with only what a score reads."""
+    """Return a run that holds only the inputs of a score."""
     numbers = var.mean(0)[..., None, None, None]
     times = (torch.arange(STEPS) / STEPS)[:, None].expand(STEPS, var.shape[2])
     grid = torch.cat([times, torch.ones_like(times[:1])])
@@ -75,7 +75,7 @@ def curve(data: dict[str, Tensor], costs: dict[str, Any]) -> dict[str, Any]:
     field = fmwc.load("mnist")
     reference, shipped = field.reference, [round(t * STEPS) for t in field.schedule.times]
     few = costs["compiled"]["linearised in bf16, few readings"]["ratio"]
-    constant = few - 1 - len(shipped) * two / STEPS  # the cost of a run with readings besides the readings
+    constant = few - 1 - len(shipped) * two / STEPS  # the cost of a run, apart from its readings
     found = {}
     for probes, cost in {1: one, 2: two, 4: two + 2 * (two - one)}.items():
         sets = [slice(first, first + probes) for first in range(0, SETS, probes)]
@@ -139,12 +139,12 @@ def picture(rows: dict[str, Any], title: str) -> Figure:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draw", type=Path, help="only write readings to this file")
-    parser.add_argument("--probes", type=Path, default=Path("runs/probes.safetensors"), help="a file of --draw")
+    parser.add_argument("--probes", type=Path, default=Path("runs/probes.safetensors"), help="a file written by --draw")
     parser.add_argument(
         "--costs",
         type=Path,
         default=Path("results/bench/h200/mnist.json"),
-        help="a file of python -m experiments bench",
+        help="a file written by python -m experiments bench",
     )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("results/bench"))

@@ -1,11 +1,11 @@
-"""Choose the confidence of a shipped checkpoint again, and write the reference into its folder.
+"""Choose the confidence of a shipped checkpoint again, and write its reference to its folder.
 
     python -m benchmarks.refit_reference mnist-joint --data DIR --device cuda
     python -m benchmarks.refit_reference mnist-joint --data DIR --references 80 --out /tmp/mnist-joint
 
 Runs `fmwc.fit_confidence` with the recipe of the checkpoint, its training data and its seed, as training does at the
 end. The weights do not change. Other data than the training data are refused. A reference that holds training points is
-saved with the weights, in a file with another name.
+saved with the weights in a separate file.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def refit(name: str, out: Path, device: str = "auto", data: str = "", references
 
     Arguments:
         name: The checkpoint: a shipped name, or a folder.
-        out: Its folder, or a new one, into which it is copied first.
+        out: The folder of the checkpoint, or a new folder, into which the checkpoint is copied first.
         device: Where to draw the pilot samples.
-        data, references: As :func:`recipe_of` takes them.
+        data, references: See :func:`recipe_of`.
     """
     where, record = pick_device(device), about(name)
     recipe, clock = recipe_of(record, data, references), Clock(where)
@@ -79,10 +79,10 @@ def refit(name: str, out: Path, device: str = "auto", data: str = "", references
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", choices=[name for name in shipped() if about(name).get("noise")])
-    parser.add_argument("--data", default="", help="the folder of the training data; FMWC_DATA if not given")
-    parser.add_argument("--references", type=int, default=0, help="pilot samples; the recipe's own number if not given")
+    parser.add_argument("--data", default="", help="the folder of the training data; default: FMWC_DATA")
+    parser.add_argument("--references", type=int, default=0, help="pilot samples; default: the number of the recipe")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--out", type=Path, help="the checkpoint's folder; the shipped one if not given")
+    parser.add_argument("--out", type=Path, help="the folder of the checkpoint; default: the shipped one")
     arguments = parser.parse_args()
     out = arguments.out or shipped()[arguments.name]
     try:

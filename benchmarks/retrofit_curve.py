@@ -51,7 +51,7 @@ from fmwc.sampling import SamplingConfig, Schedule, Trajectory, reread, sample
 from fmwc.state import tree_map
 
 STEPS = (10, 30, 100, 300, 1000, 3000)
-SEED, OWN_SEED, HELD_OUT = 2026, 7, 1000  # nothing was chosen on the samples; the network's own are others
+SEED, OWN_SEED, HELD_OUT = 2026, 7, 1000  # nothing was chosen on these samples
 JOINT, SHIPPED, DATA, OWN = "joint", "as shipped", "data", "own samples"
 Kept = dict[str, Tensor]
 
@@ -63,8 +63,8 @@ class Case:
     Arguments:
         recipe: The recipe of the shipped flow, with the data that noise is fitted to.
         kept: Returns what a judge needs of the samples of a run.
-        positive: Returns which of them a score is to find.
-        doubtful: Whether those are the doubtful ones.
+        positive: Returns which of them are positives, which a score should find.
+        doubtful: Whether positives should have high scores, that is, be doubtful.
         score, within, estimator: How the variance is read.
         batch, lr: Batch size and learning rate of a retrofit.
         joint: The shipped field of joint training, if there is one.
@@ -151,7 +151,7 @@ def fitted(
 
 @dataclass
 class Drawn:
-    """What a judge needs of the samples of each flow, and rows of scores."""
+    """Samples of each flow in the form that a judge needs, and rows of scores."""
 
     samples: dict[str, Kept]
     scores: dict[str, Tensor]
@@ -299,19 +299,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("setting", choices=[*CASES, "picture"])
     parser.add_argument("--count", type=int, default=4000, help="samples that are read")
-    parser.add_argument("--own", type=int, default=10_000, help="samples of the network's own that stand in for data")
+    parser.add_argument("--own", type=int, default=10_000, help="own samples of the network that replace the data")
     parser.add_argument("--steps", type=int, nargs="+", default=list(STEPS))
-    parser.add_argument("--every", type=int, default=1, help="the variance is read at every k-th step")
-    parser.add_argument("--times", type=float, nargs="+", help="or at these times")
-    parser.add_argument("--fit", nargs="+", choices=[DATA, OWN], default=[DATA, OWN], help="to what noise is fitted")
-    parser.add_argument("--batch", type=int, default=0, help="of a step; the recipe's if not given")
+    parser.add_argument("--every", type=int, default=1, help="read the variance at every k-th step")
+    parser.add_argument("--times", type=float, nargs="+", help="read it at these times instead")
+    parser.add_argument(
+        "--fit", nargs="+", choices=[DATA, OWN], default=[DATA, OWN], help="what the noise is fitted to"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=0, help="the batch size of a retrofit; default: that of the recipe"
+    )
     parser.add_argument("--read", type=int, default=1024, help="samples drawn and read together")
-    parser.add_argument("--joint", default="", help="the jointly trained field; the shipped one if not given")
+    parser.add_argument("--joint", default="", help="the jointly trained field; default: the shipped one")
     parser.add_argument("--data", default="")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--drawn", type=Path, help="only draw, and write to this file what is to be judged")
-    parser.add_argument("--judge", type=Path, nargs="+", help="only judge what such files hold")
-    parser.add_argument("--out", type=Path, help="results/retrofit/SETTING.json if not given")
+    parser.add_argument("--drawn", type=Path, help="only draw, and write the samples to judge to this file")
+    parser.add_argument("--judge", type=Path, nargs="+", help="only judge the samples in such files")
+    parser.add_argument("--out", type=Path, help="default: results/retrofit/SETTING.json")
     arguments = parser.parse_args()
     results = Path("results/retrofit")
     if arguments.setting == "picture":

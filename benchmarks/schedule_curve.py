@@ -3,10 +3,10 @@
     python -m benchmarks.schedule_curve checkerboard
     python -m benchmarks.schedule_curve crystals --draws runs/curve --costs results/bench/h200/crystals.json
 
-For digits use `probe_curve.py`, which also varies the number of probes. With --draw-only, samples are only written to
-the folder --draws, to be judged on another machine.
+For digits use `probe_curve.py`, which also varies the number of probes. --draw-only only writes samples to the folder
+--draws, so that another machine can judge them.
 
-One run is read at every step, and every schedule uses a part of its readings, so schedules differ only in their times.
+One run is read at every step, and every schedule uses some of these readings, so schedules differ only in their times.
 Adaptive schedules are chosen on a pilot run of another seed, without outcomes. Times are measured for sampling with as
 many readings, interleaved with plain sampling in one process; or, with --costs, taken from
 `python -m experiments bench` on another machine (compiled), and interpolated linearly between numbers of readings.
@@ -64,7 +64,7 @@ def schedules(pilot: Trajectory) -> dict[str, list[int]]:
 
 
 def quality(setting: Domain, run: Trajectory, bad: np.ndarray, steps: dict[str, list[int]]) -> dict[str, Any]:
-    """Return the AUPRC, its difference to reading every step with an interval, and the rank correlation with that."""
+    """Return the AUPRC, and the difference (with an interval) and rank correlation to reading every step."""
     few = setting.name == "crystals"  # good crystals are few, so they are the positives
 
     def precision(score: np.ndarray, index: np.ndarray) -> float:
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("setting", choices=list(COUNT))
     parser.add_argument("--count", type=int, default=0, help="samples that are read")
     parser.add_argument("--pilot", type=int, default=0, help="samples that schedules are chosen on")
-    parser.add_argument("--draws", type=Path, help="a folder of samples read at every step; used if it has them")
+    parser.add_argument("--draws", type=Path, help="a folder of samples read at every step; existing ones are used")
     parser.add_argument("--draw-only", action="store_true", help="only write samples to --draws")
     parser.add_argument(
         "--probes", type=int, default=0, help="random probes per reading; default: those of the setting"
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--timed", type=int, default=0, help="samples in the batch that is timed")
     parser.add_argument(
-        "--costs", type=Path, help="a file of python -m experiments bench --steps 50, in place of measuring"
+        "--costs", type=Path, help="a file written by python -m experiments bench --steps 50, instead of measuring"
     )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, default=Path("results/bench"))

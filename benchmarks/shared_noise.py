@@ -1,4 +1,4 @@
-"""Compare noise per position with noise that positions share: scores of the same digits of the shipped model.
+"""Compare noise per position with noise shared over positions, by the scores of the same shipped digits.
 
     python -m benchmarks.shared_noise --count 1000 --device cuda --out runs/shared_noise
 

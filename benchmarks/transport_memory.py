@@ -1,4 +1,4 @@
-"""Measure the peak memory of the transported dispersion by number of steps: constant except for the states.
+"""Measure the peak memory of the transported dispersion by number of steps. Only the stored states should grow.
 
     python -m benchmarks.transport_memory [--out results/checkerboard/memory.json]
 

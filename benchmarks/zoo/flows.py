@@ -2,10 +2,10 @@
 
 Every flow belongs to one half, named here beforehand: scores are chosen on `choose` and reported on `report`. Both
 halves hold low-dimensional, sequence and image flows, with and without conditions. The rule that chooses confidence was
-changed once after `report` had been seen; the flows of `fresh` were added after that change, with training lengths
-chosen by the share of failures alone. Those of `fresh2` were added later, by somebody who had seen no score; sizes of
-data and networks, tolerances and training lengths were chosen by the share of failures alone. Those of `fresh3` were
-made in the same way by a third person: two are weak on purpose, as `about` says.
+changed once after `report` had been seen. The flows of `fresh` were added after that change, with training lengths
+chosen by the share of failures alone. The flows of `fresh2` were added later by somebody who had seen no score; sizes
+of data and networks, tolerances and training lengths were chosen by the share of failures alone. The flows of `fresh3`
+were made in the same way by a third person. Two of them are weak on purpose, as `about` says.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from fmwc.state import SINGLE, State, tree_map
 from fmwc.training import TrainingConfig, train
 
 HALVES = ("choose", "report", "fresh", "fresh2", "fresh3")
-DATA, HELD_OUT = 10_000, 2_000  # of the flows whose data are drawn
+DATA, HELD_OUT = 10_000, 2_000  # for flows whose data are drawn
 # Rivals need other networks, trained on the same data: from other initial weights, or a fifth as long.
 OTHERS = ("early", "second", "third")
 EARLY = 0.2
@@ -106,11 +106,11 @@ class Trained:
         network: Called as `network(x, t, **cond)`; noise at t = 0, data at t = 1; in evaluation mode.
         space: The space of the states.
         data, cond: The training data, `(N, *)`, and their conditions.
-        held_out, held_out_cond: Data of the same kind that it was not trained on.
+        held_out, held_out_cond: Held-out data and their conditions.
         conditions: The conditions for n samples: classes in turn, or nothing.
         failed: The failure rule: `(state, conditions) -> (B,)`, true where a sample failed.
         pairs: The coupling of training, `(x1, randomness) -> x0`; `None` if noise and data are independent.
-        notes: Numbers that belong to the failure rule: the held-out accuracy of its classifier.
+        notes: Numbers about the failure rule, such as the held-out accuracy of its classifier.
         others: Networks of `OTHERS`, by name.
     """
 
@@ -212,7 +212,7 @@ class Flow:
 
 
 def _member(other: str) -> tuple[str, ...]:
-    """Return what the seeds of a network depend on. The early one differs from the flow only in its training length."""
+    """Return the names that seed a network. The early one differs from the flow only in its training length."""
     return () if other in ("", "early") else (other,)
 
 
@@ -231,7 +231,7 @@ def _drawn(
     count: int = DATA,
     pairs: Callable[[Tensor, Randomness], Tensor] | None = None,
 ) -> Build:
-    """Return the builder of a flow whose data are drawn, with a class each if there are any."""
+    """Return the builder of a flow whose data are drawn, with a class per sample if there are classes."""
 
     def rows(count: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         drawn = draw(count, generator)
@@ -284,7 +284,7 @@ def _curves(
     wrap: Callable[[nn.Module], nn.Module] = lambda network: network,
     **options: Any,
 ) -> Build:
-    """Return the builder of a flow of points near curves. Points off the curves, or off that of their class, fail."""
+    """Return the builder of a flow of points near curves. Points off the curves (or that of their class) fail."""
     classes, dim = len(curves) if labelled else 0, curves.shape[2]
 
     def draw(count: int, generator: torch.Generator) -> Any:

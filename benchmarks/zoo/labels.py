@@ -2,8 +2,8 @@
 
 python -m benchmarks.zoo.labels runs/zoo --out results/zoo
 
-Of each run, n samples are labelled at random. Another score than the default is chosen if its AUROC on them is larger
-by more than its standard error, as in :func:`fmwc.fit_confidence`. The choice is evaluated on the other samples.
+In each run, n random samples are labelled. Another score than the default is chosen if its AUROC on them is larger
+by more than its standard error, as in `fmwc.fit_confidence`. The choice is evaluated on the other samples.
 """
 
 from __future__ import annotations

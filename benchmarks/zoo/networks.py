@@ -1,7 +1,7 @@
-"""Networks of the zoo, all made of standard layers and called as `network(x, t, **cond)`: noise at t = 0, data at 1.
+"""Networks of the zoo: standard layers, called as `network(x, t, **cond)`, with noise at t = 0 and data at t = 1.
 
-A network may define `objective(space, x0, x1, t, randomness, **cond)`, its training loss where that is not plain flow
-matching, and `path(x0, x1, t)`, its own path between noise and data where that is not the space's.
+A network may define `objective(space, x0, x1, t, randomness, **cond)`, a training loss that replaces plain flow
+matching, and `path(x0, x1, t)`, which replaces the path of the space between noise and data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fmwc.randomness import Randomness
 
 
 class Condition(nn.Module):
-    """The embedding of time, and of a class where there is one: (B,), (B,) -> (B, F)."""
+    """The embedding of the time, and of the class if there are classes: (B,), (B,) -> (B, F)."""
 
     def __init__(self, features: int, classes: int = 0) -> None:
         super().__init__()
@@ -37,10 +37,10 @@ class ResidualMLP(nn.Module):
     """A residual MLP with LayerNorm for vectors.
 
     Arguments:
-        dim: The numbers of a sample; a sample of another shape is flattened.
+        dim: The size of a sample; samples of other shapes are flattened.
         hidden, depth: The width, and the number of residual blocks.
         classes: How many classes; 0 for none.
-        periodic: Whether coordinates have period 1 (a torus): the network then sees their sines and cosines.
+        periodic: Whether coordinates have period 1 (a torus). If so, the network sees their sines and cosines.
     """
 
     def __init__(self, dim: int, hidden: int = 128, depth: int = 3, classes: int = 0, periodic: bool = False) -> None:
@@ -73,7 +73,7 @@ class Denoiser(nn.Module):
     .. math:: v = α' x_1 + σ' x_0 = \frac{θ'}{σ} E[x_1|x_t] - θ' \frac{α}{σ} x_t
 
     Arguments:
-        network: Called as `network(x, t, **cond)`; gives the data it expects.
+        network: Called as `network(x, t, **cond)`; returns E[x₁ | x_t].
     """
 
     RATE = 0.98 * math.pi / 2
@@ -87,7 +87,7 @@ class Denoiser(nn.Module):
         return self.RATE / sigma * self.network(x, t, **cond) - self.RATE * alpha / sigma * x
 
     def path(self, x0: Tensor, x1: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """x_t, and its velocity."""
+        """Return x_t and its velocity."""
         alpha, sigma = self._scales(t, x1)
         return alpha * x1 + sigma * x0, self.RATE * (sigma * x1 - alpha * x0)
 
@@ -104,8 +104,8 @@ class Guided(nn.Module):
     """Classifier-free guidance: v(∅) + w (v(y) − v(∅)), from one call with twice the batch.
 
     Arguments:
-        network: Called as `network(x, t, y=labels)`, with one class more than there are, which stands for no label.
-        none: The number of that class.
+        network: Called as `network(x, t, y=labels)`; has one additional class, which stands for no label.
+        none: The number of the additional class.
         weight: w.
         dropped: The share of labels that training drops.
     """
@@ -133,7 +133,7 @@ class Guided(nn.Module):
 
 
 class ConvGru(nn.Module):
-    """A network for waves (B, 1, L): strided convolutions, a GRU in both directions, and the way up again.
+    """A network for waves (B, 1, L): strided convolutions, a bidirectional GRU, and upsampling.
 
     The GRU is written with linear layers, one step at a time, over L/4 places.
     """
@@ -190,7 +190,7 @@ class Dilated(nn.Module):
 
 
 class SetTransformer(nn.Module):
-    """A transformer for sets of points (B, N, D): pre-norm blocks, and no positions, so order is ignored."""
+    """A transformer for sets of points (B, N, D): pre-norm blocks without positions, so that order is ignored."""
 
     def __init__(self, dim: int, hidden: int = 48, heads: int = 4, depth: int = 3) -> None:
         super().__init__()
@@ -214,7 +214,7 @@ class SetTransformer(nn.Module):
 class GraphNet(nn.Module):
     """A graph network for nodes in space (B, N, D) whose class y says which of them are bonded.
 
-    Messages pass between all pairs; a pair is seen by its difference, its distance and its bond.
+    Messages pass between all pairs. The inputs of a pair are its difference, its distance and its bond.
 
     Arguments:
         bonds: The adjacency of each class, `(C, N, N)`.
@@ -226,7 +226,7 @@ class GraphNet(nn.Module):
         self.bonds: Tensor
         self.register_buffer("bonds", bonds.float(), persistent=False)
         self.condition = Condition(features)
-        self.first = nn.Linear(features + bonds.shape[1], hidden)  # time, and to whom a node is bonded
+        self.first = nn.Linear(features + bonds.shape[1], hidden)  # time, and which nodes it is bonded to
         self.edge = nn.ModuleList(nn.Linear(2 * hidden + dim + 2, hidden) for _ in range(depth))
         self.message = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(depth))
         self.node = nn.ModuleList(nn.Linear(2 * hidden, hidden) for _ in range(depth))
@@ -247,11 +247,11 @@ class GraphNet(nn.Module):
 
 
 class SmallUNet(nn.Module):
-    """A small UNet for images (B, 1, H, W) with even sides: two blocks at full and two at half resolution.
+    """A small UNet for images (B, 1, H, W) with even sides: two blocks at full and two blocks at half resolution.
 
     Arguments:
         classes: How many classes; 0 for none.
-        width: Channels at full resolution; twice as many at half of it.
+        width: Channels at full resolution; half resolution has twice as many.
     """
 
     def __init__(self, classes: int = 0, width: int = 16, features: int = 64) -> None:
@@ -281,7 +281,7 @@ class SmallUNet(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """An MLP of gated blocks (SwiGLU) for vectors with a class, which scales and shifts every block's input."""
+    """An MLP of gated blocks (SwiGLU) for vectors. The class scales and shifts the input of every block."""
 
     def __init__(self, dim: int, classes: int, hidden: int = 96, depth: int = 3, features: int = 64) -> None:
         super().__init__()
@@ -303,7 +303,7 @@ class GatedMLP(nn.Module):
 
 
 class Mixer(nn.Module):
-    """An MLP-Mixer for sequences (B, L, A): dense layers along the places and along the features in turn."""
+    """An MLP-Mixer for sequences (B, L, A): dense layers alternate between positions and features."""
 
     def __init__(self, length: int, letters: int, hidden: int = 48, depth: int = 3) -> None:
         super().__init__()
@@ -327,7 +327,7 @@ def _dense(size: int, hidden: int, out: int = 0) -> nn.Sequential:
 
 
 class Endpoint(nn.Module):
-    """The velocity (E[x₁ | x_t] − x_t) / (1 − t) for one-hot letters, from a network that gives their logits.
+    """The velocity (E[x₁ | x_t] − x_t) / (1 − t) for one-hot letters, from a network that returns their logits.
 
     The loss is cross entropy (variational flow matching). The denominator is at least 0.02, the last of 50 steps.
     """
@@ -345,7 +345,7 @@ class Endpoint(nn.Module):
 
 
 class NoisePrediction(Predicting):
-    """A velocity network from one that predicts the noise, on DDPM's variance-preserving path, by fmwc's adapter."""
+    """A velocity network from a noise prediction on DDPM's variance-preserving path, by fmwc's adapter."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__(network, "noise", "vp")
@@ -357,7 +357,7 @@ class NoisePrediction(Predicting):
 
 
 class Experts(nn.Module):
-    """A mixture of MLPs for samples with a class: a gate, which sees the sample, time and class, weighs them."""
+    """A mixture of MLPs for samples with a class. A gate, which sees the sample, time and class, weights them."""
 
     def __init__(self, dim: int, classes: int, hidden: int = 64, count: int = 6, features: int = 32) -> None:
         super().__init__()
@@ -402,7 +402,7 @@ class ConvUNet(nn.Module):
 
 
 class DeepSet(nn.Module):
-    """A network for sets of points (B, N, D) in which each point sees the others by their mean alone."""
+    """A network for sets of points (B, N, D) in which each point sees only the mean of the others."""
 
     def __init__(self, dim: int, hidden: int = 64, depth: int = 3) -> None:
         super().__init__()
@@ -419,7 +419,7 @@ class DeepSet(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A network for series (B, L, D): LSTM layers that read backwards and forwards in turn.
+    """A network for series (B, L, D): LSTM layers that alternate between backward and forward.
 
     The LSTM is written with linear layers, one step at a time.
     """
@@ -452,9 +452,9 @@ class Recurrent(nn.Module):
 
 
 class Equivariant(nn.Module):
-    """A network for sets of unit vectors (B, N, D) that turns and reorders with them.
+    """A network for sets of unit vectors (B, N, D), equivariant to rotations and permutations.
 
-    It sees inner products only; the velocity of each vector is the tangent part of a weighted sum of all of them.
+    It sees inner products only. The velocity of each vector is the tangent part of a weighted sum of all vectors.
     """
 
     def __init__(self, hidden: int = 32, depth: int = 3) -> None:

@@ -1,4 +1,4 @@
-"""Scores of the samples of a trained flow: one run, read by every score and judged by the failure rule of the flow."""
+"""Scores of the samples of a trained flow: all scores of one run, which is judged by the failure rule of the flow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fmwc.sampling.trajectory import DISPERSION, SCORES
 from fmwc.state import tree_map
 
 COUNT, STEPS = 3_000, 50
-NOISE_STEPS = 1_000  # of fit_noise
+NOISE_STEPS = 1_000  # steps of fit_noise
 BATCH = {"cpu": 500, "cuda": 1_500}
 BACKWARD = 2  # the cost of a backward pass, in evaluations
 FREE = ("spread", "spread@0.3-0.8", "spread@0.6-1", "detour")
@@ -74,7 +74,7 @@ def default(trained: Trained, field: fmwc.Field, run: Trajectory) -> Reading:
     """Return the default scores: those chosen with the training data, and without data."""
     scores, costs = {}, {}
     for name, data in (("default", trained.data), ("default, no data", None)):
-        coupled = trained.pairs is not None  # its loss on independent pairs has no meaning
+        coupled = trained.pairs is not None  # the loss on independent pairs has no meaning
         reference = fmwc.fit_confidence(
             field, data, cond=trained.cond, steps=STEPS, pilot=1_000, seed=run.seed, conventions=not coupled
         )

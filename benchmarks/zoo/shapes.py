@@ -68,8 +68,8 @@ def cloud_centres(classes: int = 6, each: int = 2, dim: int = 4) -> Tensor:  # (
     return 1.2 * torch.randn(classes, each, dim, generator=Generator().manual_seed(0))
 
 
-def board() -> Tensor:  # (2, 8, 2): a curve may be a few points
-    """The fields of a board of four by four, black and white."""
+def board() -> Tensor:  # (2, 8, 2)
+    """The centres of the fields of a 4 × 4 board, black and white."""
     place = torch.cartesian_prod(torch.arange(4), torch.arange(4))
     return torch.stack([place[place.sum(1) % 2 == colour] for colour in (0, 1)]) - 1.5
 
@@ -106,7 +106,7 @@ def nearer_another(x: Tensor, which: Tensor, curves: Tensor, margin: float) -> T
 # ---- waves -------------------------------------------------------------------------------------------------------
 
 LENGTH = 64
-TONES = ((2, 7), (3, 11), (5, 9))  # the pairs of frequencies, in periods per wave, that go together
+TONES = ((2, 7), (3, 11), (5, 9))  # pairs of frequencies, in periods per wave
 NOTES = ((2, 5), (5, 2), (3, 8), (8, 3))  # the frequencies of either half of a melody, in periods per half, by class
 
 
@@ -116,14 +116,14 @@ def _tone(frequency: Tensor, length: int, generator: Generator) -> Tensor:  # (B
 
 
 def waves(count: int, generator: Generator) -> Tensor:  # (count, 1, 64)
-    """Sums of two tones that go together, each with a phase of its own."""
+    """Sums of two tones that form a pair, each with a random phase."""
     pair = torch.tensor(TONES)[torch.randint(len(TONES), (count,), generator=generator)]
     both = _tone(pair[:, 0], LENGTH, generator) + _tone(pair[:, 1], LENGTH, generator)
     return (both + 0.05 * torch.randn(count, LENGTH, generator=generator))[:, None]
 
 
 def wrong_tones(x: Tensor) -> Tensor:  # (B, 1, 64) -> (B,)
-    """Whether the two strongest frequencies do not go together, or hold less than 85 % of the energy."""
+    """Return whether the two strongest frequencies are not a pair, or hold less than 85 % of the energy."""
     energy = torch.fft.rfft(x.cpu()[:, 0]).abs().square()[:, 1:]
     top, index = energy.topk(2, 1)
     pairs = (index + 1).sort(1).values
@@ -140,7 +140,7 @@ def melodies(count: int, generator: Generator) -> tuple[Tensor, Tensor]:  # (cou
 
 
 def wrong_notes(x: Tensor, y: Tensor) -> Tensor:  # (B, 1, 64), (B,) -> (B,)
-    """Whether either half's strongest frequency is not the one asked for, or holds less than 75 % of its energy."""
+    """Return whether the strongest frequency of a half is not the one of its note, or holds less than 75 % of its energy."""
     energy = torch.fft.rfft(x.cpu()[:, 0].reshape(len(x), 2, -1)).abs().square()[..., 1:]
     asked = energy.gather(2, torch.tensor(NOTES)[y.cpu()][..., None] - 1)[..., 0]
     return ((asked < energy.amax(2)) | (asked < 0.75 * energy.sum(2))).any(1)
@@ -166,7 +166,7 @@ def pulses(count: int, generator: Generator) -> tuple[Tensor, Tensor]:  # (count
 
 
 def wrong_count(x: Tensor, y: Tensor, level: float = 0.75) -> Tensor:  # (B, 1, 32), (B,) -> (B,)
-    """Whether the track does not rise above a level, half the height of a low pulse, as often as the class says."""
+    """Return whether the number of rises above a level (half the height of a low pulse) is not that of the class."""
     above = x.cpu()[:, 0] > level
     rises = above[:, 0].long() + (above[:, 1:] & ~above[:, :-1]).sum(1)
     return rises != y.cpu() + 1
@@ -188,7 +188,7 @@ def circles(count: int, generator: Generator) -> Tensor:  # (count, 8, 2)
 
 
 def off_circle(x: Tensor, tolerance: float = 0.15) -> Tensor:  # (B, 8, 2) -> (B,)
-    """Whether a point's distance to the best circle is more than a share of that circle's radius.
+    """Return whether a point's distance to the best circle is more than a share of that circle's radius.
 
     The circle is the least-squares one: x² + y² = 2ax + 2by + c.
     """
@@ -214,7 +214,7 @@ def segments(count: int, generator: Generator) -> Tensor:  # (count, 6, 2)
 
 
 def off_line(x: Tensor, tolerance: float = 0.2) -> Tensor:  # (B, N, 2) -> (B,)
-    """Whether a point is farther from the line of least squared distances than a tolerance."""
+    """Return whether a point is farther from the line of least squared distances than a tolerance."""
     x = x.cpu().double()
     x = x - x.mean(1, keepdim=True)
     across = torch.linalg.eigh(x.transpose(1, 2) @ x).eigenvectors[..., 0]
@@ -233,8 +233,8 @@ def triangles(count: int, generator: Generator) -> Tensor:  # (count, 3, 2)
 
 
 def not_right(x: Tensor, degrees: float = 12) -> Tensor:  # (B, 3, 2) -> (B,)
-    """Whether the angle at the first vertex, counterclockwise, is not 90° within some degrees, or a leg is not 0.7 to
-    2.1 long."""
+    """Return whether the counterclockwise angle at the first vertex is not 90° within some degrees, or a leg is not 0.7
+    to 2.1 long."""
     legs = x.cpu()[:, 1:] - x.cpu()[:, :1]
     turned = torch.atan2(legs[..., 1], legs[..., 0])
     angle = (turned[:, 1] - turned[:, 0]).remainder(2 * math.pi).rad2deg()
@@ -282,7 +282,7 @@ def bonded(count: int, generator: Generator) -> tuple[Tensor, Tensor]:  # (count
 
 
 def broken(x: Tensor, y: Tensor) -> Tensor:  # (B, 6, 2), (B,) -> (B,)
-    """Whether a bond is not 0.7 to 1.3 long, or two nodes without a bond are nearer than 0.7."""
+    """Return whether a bond is not 0.7 to 1.3 long, or two nodes without a bond are nearer than 0.7."""
     apart, bonds = torch.cdist(x.cpu(), x.cpu()), BONDS[y.cpu()].bool()
     pairs = torch.tensor(list(combinations(range(NODES), 2)))
     apart, bonds = apart[:, pairs[:, 0], pairs[:, 1]], bonds[:, pairs[:, 0], pairs[:, 1]]
@@ -293,7 +293,7 @@ def broken(x: Tensor, y: Tensor) -> Tensor:  # (B, 6, 2), (B,) -> (B,)
 
 
 class Sphere:
-    """The unit sphere of the last dimension; normal noise, put on it, is uniform."""
+    """The unit sphere of the last dimension; normalised Gaussian noise is uniform on it."""
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         size = u.square().sum(-1, keepdim=True).clamp_min(1e-20).sqrt()
@@ -322,7 +322,7 @@ def octahedra(count: int, generator: Generator) -> Tensor:  # (count, 6, 3)
 
 
 def no_octahedron(x: Tensor, tolerance: float = 0.3) -> Tensor:  # (B, 6, 3) -> (B,)
-    """Whether a corner's inner products with the others, in order, are not an octahedron's within a tolerance."""
+    """Return whether a corner's sorted inner products with the others are not an octahedron's within a tolerance."""
     found, wanted = ((c @ c.transpose(-1, -2)).sort(-1).values for c in (x.cpu(), CORNERS))
     return (found - wanted).abs().amax((1, 2)) > tolerance
 
@@ -338,7 +338,7 @@ def brackets(count: int, generator: Generator) -> Tensor:  # (count, 8, 4)
     kinds = torch.randint(2, (count, WORD), generator=generator)
     words, stack, depth, rows = torch.zeros_like(kinds), torch.zeros_like(kinds), kinds[:, 0] * 0, torch.arange(count)
     for i in range(WORD):
-        opened = (depth == 0) | (opens[:, i] & (depth < WORD - i))  # every open bracket has still room to be closed
+        opened = (depth == 0) | (opens[:, i] & (depth < WORD - i))  # every open bracket can still be closed
         top = (depth - 1).clamp_min(0)
         words[:, i] = torch.where(opened, kinds[:, i], 2 + stack[rows, top])
         stack[rows, depth] = torch.where(opened, kinds[:, i], stack[rows, depth])
@@ -347,7 +347,7 @@ def brackets(count: int, generator: Generator) -> Tensor:  # (count, 8, 4)
 
 
 def unbalanced(x: Tensor) -> Tensor:  # (B, 8, 4) -> (B,)
-    """Whether the largest numbers do not spell a balanced word."""
+    """Return whether the largest numbers do not spell a balanced word."""
 
     def wrong(word: list[int]) -> bool:
         stack: list[int] = []
@@ -389,7 +389,7 @@ def hunts(count: int, generator: Generator) -> Tensor:  # (count, 16, 2)
 
 
 def no_hunt(x: Tensor, tolerance: float = 0.3) -> Tensor:  # (B, 16, 2) -> (B,)
-    """Whether a state is farther than a tolerance from where the equations take the one before it."""
+    """Return whether a state is farther than a tolerance from the solution that starts at the previous state."""
     x = x.cpu().double().clamp(-5, 5)
     return (x[:, 1:] - _later(x[:, :-1])).norm(dim=2).amax(1) > tolerance
 
@@ -400,7 +400,7 @@ def no_hunt(x: Tensor, tolerance: float = 0.3) -> Tensor:  # (B, 16, 2) -> (B,)
 def rare(
     centres: Tensor, count: int, noise: float, generator: Generator
 ) -> tuple[Tensor, Tensor]:  # (C, M, D) -> (count, D), (count,)
-    """Points about the centres of a class; each centre is half as likely as the one before it."""
+    """Points around the centres of a class; each centre is half as likely as the previous one."""
     y = torch.randint(len(centres), (count,), generator=generator)
     shares = 0.5 ** torch.arange(centres.shape[1])
     mode = torch.multinomial(shares, count, replacement=True, generator=generator)
@@ -439,7 +439,7 @@ def emblems(count: int, generator: Generator) -> tuple[Tensor, Tensor]:  # (coun
 
 
 def wrong_emblem(x: Tensor, y: Tensor, tolerance: float = 0.2) -> Tensor:  # (B, 3, 12, 12), (B,) -> (B,)
-    """Whether the nearest drawing is of another class, or differs by more than a tolerance (root mean square).
+    """Return whether the nearest drawing is of another class, or differs by more than a tolerance (root mean square).
 
     Drawings are on a grid of places half a pixel apart, in five sizes.
     """
@@ -476,7 +476,7 @@ def maps(count: int, generator: Generator) -> Tensor:  # (count, 16, 4)
 
 
 def same_neighbours(x: Tensor) -> Tensor:  # (B, 16, 4) -> (B,)
-    """Whether two fields that share a side have the same colour, that of their largest number."""
+    """Return whether two fields that share a side have the same colour, that of their largest number."""
     colour = x.cpu().argmax(2).reshape(-1, FIELDS, FIELDS)
     beside, below = colour[:, :, 1:] == colour[:, :, :-1], colour[:, 1:] == colour[:, :-1]
     return beside.flatten(1).any(1) | below.flatten(1).any(1)
@@ -499,7 +499,7 @@ def rivers(count: int, generator: Generator) -> Tensor:  # (count, 1, 12, 12)
 
 
 def broken_river(x: Tensor) -> Tensor:  # (B, 1, 12, 12) -> (B,)
-    """Whether the bright pixels are not one piece from the left to the right edge, or a column has more than three."""
+    """Return whether the bright pixels are not one piece from left to right, or a column has more than three."""
     ink = (x.cpu() > 0).float()
     reached = ink.clone()
     reached[..., 1:] = 0
@@ -524,7 +524,7 @@ def gears(count: int, generator: Generator) -> tuple[Tensor, Tensor]:  # (count,
 
 
 def slipped(x: Tensor, y: Tensor, degrees: float = 35) -> Tensor:  # (B, 2, 2), (B,) -> (B,)
-    """Whether the second wheel is not where its gear puts it within some degrees, or a radius is not 0.7 to 1.3."""
+    """Return whether the second wheel is not at its angle within some degrees, or a radius is not 0.7 to 1.3."""
     x = x.cpu()
     angle = torch.atan2(x[..., 1], x[..., 0])
     off = (angle[:, 1] - torch.tensor(RATIOS)[y.cpu()] * angle[:, 0] + math.pi).remainder(2 * math.pi) - math.pi
@@ -550,7 +550,7 @@ def beats(count: int, generator: Generator) -> Tensor:  # (count, 1, 64)
 
 
 def irregular(x: Tensor, tolerance: int = 2) -> Tensor:  # (B, 1, 64) -> (B,)
-    """Whether a beat is missing or out of time. One early beat is right if the beat after it is in time.
+    """Return whether a beat is missing or out of time. One early beat is right if the beat after it is in time.
 
     Beats are the largest of five numbers and more than 1, half their height; times are right within a tolerance.
     """
@@ -596,18 +596,18 @@ def reaches(count: int, generator: Generator) -> tuple[Tensor, Tensor]:  # (coun
 
 
 def missed(x: Tensor, y: Tensor, tolerance: float = 0.3) -> Tensor:  # (B, 4), (B,) -> (B,)
-    """Whether the hand is farther from its goal than a tolerance."""
+    """Return whether the hand is farther from its goal than a tolerance."""
     angle = 2 * math.pi * x.cpu()
     return (torch.stack([angle.cos(), angle.sin()], -1).sum(1) - GOALS[y.cpu()]).norm(dim=1) > tolerance
 
 
 # ---- discs in a box ----------------------------------------------------------------------------------------------
 
-DISCS, ACROSS, WALL = 5, 0.7, 1.15  # how many; their diameter; how far from the middle their centres may be
+DISCS, ACROSS, WALL = 5, 0.7, 1.15  # number and diameter of the discs, and the largest coordinate of a centre
 
 
 def packed(count: int, generator: Generator) -> Tensor:  # (count, 5, 2)
-    """The centres of discs in a square box that do not overlap, laid down one after the other."""
+    """The centres of discs in a square box that do not overlap, placed one after the other."""
     many = 2 * count
     x, fits = torch.full((many, DISCS, 2), math.inf), torch.ones(many, dtype=torch.bool)
     for i in range(DISCS):
@@ -619,7 +619,7 @@ def packed(count: int, generator: Generator) -> Tensor:  # (count, 5, 2)
 
 
 def overlapping(x: Tensor, tolerance: float = 0.2) -> Tensor:  # (B, 5, 2) -> (B,)
-    """Whether two discs overlap, or one sticks out of the box, by more than a share of their diameter."""
+    """Return whether two discs overlap, or one sticks out of the box, by more than a share of their diameter."""
     x = x.cpu()
     apart = torch.cdist(x, x) + torch.diag(torch.full((DISCS,), math.inf))
     out = x.abs().amax((1, 2)) > WALL + tolerance * ACROSS

@@ -164,7 +164,7 @@ def tables(found: Mapping[str, Any]) -> str:
     lines = [
         "# The zoo",
         "",
-        "Small flows; mean ± standard deviation over seeds. NOTES.md says what was tuned on which.",
+        "Small flows; mean ± standard deviation over seeds. NOTES.md explains what was tuned on which half.",
         "",
     ]
     lines += ["## The default, and the best score of each flow (picked with the labels), AUROC", ""]
