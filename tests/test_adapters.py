@@ -43,7 +43,7 @@ FIRST = {"output": lambda found: found[0]}
     ],
     ids=str,
 )
-def test_the_call_is_the_authors(options, args, kwargs):
+def test_adapter_passes_the_expected_arguments(options, args, kwargs):
     net = Told()
     x, t = torch.randn(3, 2), torch.rand(3)
     names = {"x": x, "t": t, "1000t": 1000 * t, "1-t": 1 - t, "10(1-t)": (1 - t) * 10}
@@ -91,7 +91,7 @@ class Diffuser(nn.Module):
         return Output(sample=v) if return_dict else (v,)
 
 
-def test_the_manner_of_diffusers():
+def test_timestepped_matches_the_call_of_diffusers():
     net = Diffuser()
     x, t = torch.randn(3, 2), torch.rand(3)
     assert torch.equal(timestepped(net)(x, t, label=1), net(x, 1000 * t)["sample"])

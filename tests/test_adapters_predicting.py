@@ -36,7 +36,7 @@ class Optimal(nn.Module):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("what", ["data", "noise"])
-def test_the_velocity_is_that_of_the_schedule(what, schedule):
+def test_velocity_matches_the_schedule(what, schedule):
     """E[u | x] in closed form: both expectations of one Gaussian, times their slopes."""
     scales = SCHEDULES[schedule]
     net = predicting(Optimal(what, scales), what, schedule)
@@ -63,7 +63,7 @@ def test_samples_have_the_moments_of_the_data(what, schedule):
     assert float(run.x.std()) == pytest.approx(WIDE, rel=0.06)
 
 
-def test_the_path_is_the_schedules_and_ends_are_finite():
+def test_path_matches_the_schedule_and_has_finite_ends():
     net = predicting(Optimal("noise", SCHEDULES["cosine"]), "noise", "cosine")
     x0, x1, t = torch.randn(5, 1), torch.randn(5, 1), torch.linspace(0.1, 0.9, 5)
     x_t, u_t = net.path(x0, x1, t)
@@ -86,7 +86,7 @@ def test_loss_is_minimal_on_the_networks_path():
         assert (wrong(net(x_t, t)) - u_t).square().mean() > best
 
 
-def test_denoisers_of_azula_have_their_path_too():
+def test_azula_denoisers_have_a_path():
     class Azula(Optimal):
         def forward(self, x, s):
             return type("Posterior", (), {"mean": super().forward(x, s)})
@@ -98,7 +98,7 @@ def test_denoisers_of_azula_have_their_path_too():
     torch.testing.assert_close(u_t, x1 - x0)
 
 
-def test_a_time_as_a_column():
+def test_time_is_passed_as_a_column():
     class Column(nn.Module):
         def forward(self, x, t):
             assert t.shape == (len(x), 1)
@@ -109,7 +109,7 @@ def test_a_time_as_a_column():
     torch.testing.assert_close(adapt(Column(), column=True, backwards=True)(x, t), -x * (1 - t[:, None]))
 
 
-def test_wrong_words_are_named():
+def test_invalid_arguments_of_predicting():
     with pytest.raises(UnknownNameError, match="did you mean 'noise'"):
         predicting(nn.Linear(1, 1), "noises")
     with pytest.raises(UnknownNameError, match="did you mean 'cosine'"):
@@ -223,7 +223,7 @@ class Both(Pass):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_velocity_is_guided_and_is_one_call(case):
+def test_guided_velocity_takes_one_call(case):
     field, x, cond = made(case)
     net, t = field.network.network, torch.rand(4)
     calls = []
@@ -261,14 +261,14 @@ def test_both_evaluations_share_one_draw_of_the_weights(case):
     assert ratio.log().abs().median() > math.log(1.2)
 
 
-def test_guidance_with_the_weights_of_every_position_shared():
+def test_guidance_with_weights_shared_over_positions():
     field, x, cond = made("tokens")
     exact = field.moments(x, 0.3, Linearised(shared=True), cond=cond).var
     own = field.moments(x, 0.3, MonteCarlo(4000, 100, shared=True), seed=0, cond=cond).var
     assert ((own / exact) - 1).abs().max() < 5.5 * (2 / 4000) ** 0.5
 
 
-def test_weight_one_and_zero_are_the_network_itself():
+def test_weights_one_and_zero_give_the_plain_network():
     """A weight of 1 leaves the condition's velocity and its variance; a weight of 0 those of none."""
     field, x, cond = made("points")
     alone = fmwc.attach(field.network.network, space=2)
@@ -292,7 +292,7 @@ def test_guided_fields_sample_fit_copy_and_pickle(tmp_path):
     assert torch.equal(loaded.moments(x, 0.4, cond=cond).var, field.moments(x, 0.4, cond=cond).var)
 
 
-def test_the_path_of_a_guided_network_is_its_networks():
+def test_guided_network_has_the_path_of_its_network():
     net = predicting(nn.Linear(2, 2), "noise", "vp")
     assert path_of(Guided(net, y=1), None) == net.path
     assert path_of(fmwc.attach(Guided(net, y=1)), None) == net.path

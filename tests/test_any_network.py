@@ -54,7 +54,7 @@ class Painted(nn.Module):
 
 
 @pytest.mark.parametrize(("made", "shape"), [(Turned, (3, 5)), (Painted, (2, 2, 2))])
-def test_how_an_output_lies_in_memory_changes_nothing(made, shape):
+def test_memory_layout_of_outputs_does_not_matter(made, shape):
     fields = [fmwc.attach(made(contiguous), space=shape) for contiguous in (True, False)]
     fields[1].load_state_dict(fields[0].state_dict())
     x, t = torch.randn(4, *shape), torch.rand(4)
@@ -93,7 +93,7 @@ class Tokens(nn.Module):
 
 
 @pytest.mark.parametrize("net", [Sequence(batch_first=False), Tokens()], ids=["transformer", "tokens"])
-def test_rows_in_another_order_than_samples_are_refused(net):
+def test_batch_dimension_must_come_first(net):
     for call in (
         lambda field: field.moments(torch.randn(2, *SHAPE), 0.5),
         lambda field: fmwc.sample(field, 4, steps=2, confidence=Linearised(2)),
@@ -116,7 +116,7 @@ def test_row_order_is_checked_once():
     torch.testing.assert_close(ratio, torch.ones(4), rtol=0, atol=0.15)
 
 
-def test_a_network_whose_samples_see_one_another_is_refused():
+def test_networks_whose_samples_interact_are_refused():
     net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False))
     net.forward = lambda x, t: nn.Sequential.forward(net, x)
     with pytest.raises(UsageError, match="samples that interact"):
@@ -189,7 +189,7 @@ def test_invalid_data_raises(data, said):
 # ---- attaching -------------------------------------------------------------------------------------------------------
 
 
-def test_one_pattern_and_one_number_are_as_good_as_lists():
+def test_single_patterns_and_numbers_are_accepted():
     field = fmwc.attach(MLP(2, 8, 2), include="*", exclude="out*", space=2)
     assert field.space.channels["x"].shape == (2,)
     assert field.noise.names
@@ -221,7 +221,7 @@ def test_invalid_networks_raise(call, said):
         call()
 
 
-def test_forward_mode_needs_no_look_at_rows():
+def test_forward_mode_works_without_row_order():
     """Directions of the noise follow the order of the rows."""
     field = fmwc.attach(Tokens(), space=SHAPE)
     assert bool((field.moments(torch.randn(2, *SHAPE), 0.5, Tangent(), seed=0).var >= 0).all())

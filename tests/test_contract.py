@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-def test_each_room_imports_only_from_those_below():
+def test_each_layer_imports_only_from_lower_layers():
     command = [
         sys.executable,
         "-c",

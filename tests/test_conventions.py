@@ -64,7 +64,7 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("seed", range(2))
-def test_a_velocity_called_differently_is_named(call, seed):
+def test_wrong_conventions_are_named(call, seed):
     net, data = Exact("velocity", **CALLS[call]), points(2000)
     found = examine_conventions(net, as_space(2), data, seed=seed)
     if not call:
@@ -80,7 +80,7 @@ def test_a_velocity_called_differently_is_named(call, seed):
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 @pytest.mark.parametrize("what", ["noise", "data"])
-def test_predictions_are_named_with_their_schedule(what, schedule, call):
+def test_predictions_of_data_or_noise_are_named_with_their_schedule(what, schedule, call):
     net, data = Exact(what, schedule, **CALLS[call]), points(2000)
     found = examine_conventions(net, as_space(2), data)
     named = ", ".join(filter(None, ["net", f'"{what}"', '"cosine"' if schedule == "cosine" else "", call]))
@@ -90,7 +90,7 @@ def test_predictions_are_named_with_their_schedule(what, schedule, call):
     assert not fixed.useless
 
 
-def test_networks_are_examined_on_their_own_path():
+def test_networks_are_checked_on_their_own_path():
     """A VP network behind its adapter is good; the same network taken for a velocity is refused."""
     net, data = Exact("noise", "vp", backwards=True), points(2000)
     assert not examine_conventions(predicting(net, "noise", "vp", backwards=True), as_space(2), data).message
@@ -143,12 +143,12 @@ def test_bad_samples_are_checked_and_the_network_is_not_blamed(name):
     assert examine_conventions(Exact("velocity"), as_space(2), BAD[name], robust=True).better is None
 
 
-def test_a_check_of_good_samples_warns_about_reversed_time():
+def test_check_of_good_samples_warns_about_reversed_time():
     with pytest.warns(UserWarning, match=r"use adapt\(net, backwards=True\)"):
         fmwc.check(Exact("velocity", backwards=True), points(400))
 
 
-def test_fields_with_a_reference_are_examined_too():
+def test_fields_with_a_reference_are_checked():
     field = fmwc.attach(Exact("velocity"), space=2)
     fmwc.fit_confidence(field, points(400), pilot=50)
     fmwc.check(field, points(400))  # no warning
@@ -171,7 +171,7 @@ def test_predictions_are_not_compared_where_they_are_divided_by_nearly_zero(what
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_untrained_networks_get_a_warning_without_a_fix(seed):
+def test_untrained_networks_get_a_general_warning(seed):
     torch.manual_seed(seed)
     net = MLP(dim=2, hidden=64, depth=2)
     found = examine_conventions(net, as_space(2), points(1000), seed=seed)
@@ -251,7 +251,7 @@ def test_fitting_and_retrofitting_refuse_unless_conventions_is_false(tmp_path):
     retrofit(net, tmp_path / "told", samples, Retrofit(steps=8, batch=32, sampling_steps=4, conventions=False))
 
 
-def test_examining_changes_neither_randomness_nor_modes():
+def test_convention_check_does_not_change_randomness_or_modes():
     """The noise that is fitted is the same with and without it."""
     data = points(200)
     net = MLP(dim=2, hidden=8, depth=1).train()

@@ -224,7 +224,7 @@ CALLS = [(name, span) for name, span in INLINE if re.match(STARTS, span)]
 
 
 @pytest.mark.parametrize("span", [span for _, span in VERBS], ids=[name for name, _ in VERBS])
-def test_a_command_in_a_sentence_has_its_verb_and_options(span):
+def test_commands_in_sentences_exist_with_their_options(span):
     _, *words = shlex.split(re.sub("python -m experiments", "experiments", span))
     command = the_command("experiments.cli" if "experiments" in span.partition(" --")[0] else "fmwc.cli")
     context = command.make_context("fmwc", ["rules", "--help"], resilient_parsing=True)
@@ -280,7 +280,7 @@ print(json.dumps(wrong))
 """
 
 
-def test_code_in_sentences_names_what_there_is_and_calls_it_rightly():
+def test_code_in_sentences_uses_existing_names_and_valid_arguments():
     """In a process of its own, which has imported no more than a reader who follows the page."""
     wrong = ["fmwc.retrofit.retrofit(net)", "fmwc.sample(field, 1, 2)", "traj.nothing()", "traj.score(1, 2, 3)"]
     found = subprocess.run(
@@ -297,13 +297,13 @@ def test_code_in_sentences_names_what_there_is_and_calls_it_rightly():
 # ---- tables and links --------------------------------------------------------------------------------------------
 
 
-def test_tables_are_those_of_the_results():
+def test_tables_match_the_results():
     from experiments import documents
 
     assert list(documents.outdated()) == []
 
 
-def test_a_changed_table_is_found_and_mended(tmp_path, monkeypatch):
+def test_outdated_table_is_found_and_updated(tmp_path, monkeypatch):
     from experiments import documents
 
     page = tmp_path / "page.md"
@@ -322,7 +322,7 @@ def test_a_changed_table_is_found_and_mended(tmp_path, monkeypatch):
     assert not documents.outdated()
 
 
-def test_every_file_that_is_linked_is_there():
+def test_linked_files_exist():
     for document in DOCUMENTS:
         for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text()):
             assert link.startswith("http") or (document.parent / link).exists(), f"{document.name}: {link}"

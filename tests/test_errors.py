@@ -22,7 +22,7 @@ def test_usage_errors_are_value_errors():
     assert not issubclass(errors.NoRuleError, TypeError)
 
 
-def test_pick():
+def test_pick_suggests_similar_names():
     table = {"peak": 1, "endpoint": 2}
     assert pick(table, "peak", "score") == 1
     with pytest.raises(UnknownNameError, match=r"unknown score 'peek'; did you mean 'peak'\? Known: endpoint, peak"):

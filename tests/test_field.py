@@ -19,19 +19,19 @@ REFUSED = {
 
 @pytest.mark.parametrize("method", ["moments", "draw"])
 @pytest.mark.parametrize("name", REFUSED)
-def test_states_that_make_no_sense(name, method, mlp):
+def test_invalid_states(name, method, mlp):
     x, t, error, message = REFUSED[name]
     with pytest.raises(error, match=message) as raised:
         getattr(mlp, method)(x, t)
     assert "\n" not in str(raised.value)
 
 
-def test_an_unknown_propagation(mlp):
+def test_unknown_propagation(mlp):
     with pytest.raises(UnknownNameError, match="did you mean 'monte_carlo'"):
         mlp.moments(torch.zeros(1, 2), 0.5, "montecarlo")
 
 
-def test_times_are_a_number_a_tensor_or_one_a_sample(mlp):
+def test_times_are_a_number_or_one_per_sample(mlp):
     x = torch.randn(3, 2)
     found = [mlp.moments(x, t).var for t in (0.25, torch.tensor(0.25), torch.full((3,), 0.25))]
     assert torch.equal(found[0], found[1])

@@ -13,7 +13,7 @@ from fmwc.errors import NotFiniteError, OutputError
 from fmwc.files import LOCK, MANIFEST, WORK, claimed, write_bytes, write_json, write_text
 
 
-def test_write(tmp_path):
+def test_write_text_and_json(tmp_path):
     path = tmp_path / "deep" / "er" / "a.txt"
     assert write_text(path, "ä") == path
     assert path.read_text(encoding="utf-8") == "ä"
@@ -119,7 +119,7 @@ def test_force_deletes_only_files_of_the_earlier_run(tmp_path):
     assert names(tmp_path) == {"cif", "cif/0.cif", "cif/1.cif", "cif/mine.cif", "notes.txt", "samples.csv", MANIFEST}
 
 
-def test_again_replaces_only_files_of_the_same_verb(tmp_path):
+def test_again_replaces_only_files_of_the_same_command(tmp_path):
     fill(tmp_path, "page.html", "old.png", again=True)
     (tmp_path / "notes.txt").write_text("mine")
     fill(tmp_path, "page.html", again=True)

@@ -44,7 +44,7 @@ def mean_elbo(field):
         return sum(elbo_loss(field, points(), 0.1, seed=s).item() for s in range(20)) / 20
 
 
-def test_the_noise_is_fitted_and_the_network_is_left_as_it_was():
+def test_fitting_does_not_change_the_network():
     field = mlp_field()
     field.network.layers[0].bias.requires_grad_(False)  # as the user left it
     field.network.train()

@@ -15,7 +15,7 @@ def modules_after(statement: str) -> set[str]:
     return {line.split(".")[0] for line in found.stdout.splitlines()}
 
 
-def test_an_import_waits_for_nothing():
+def test_import_loads_no_slow_or_optional_modules():
     assert not modules_after("import fmwc") & (SLOW | OPTIONAL)
     assert not modules_after("import fmwc.errors, fmwc.files, fmwc.identity, fmwc.readers") & (SLOW | OPTIONAL)
 
@@ -28,7 +28,7 @@ OF_EXPERIMENTS = ("bench", "evaluate", "report", "reproduce", "study")
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
-def test_help_waits_for_nothing(words):
+def test_help_loads_no_slow_modules(words):
     run = (
         f"sys.argv[1:] = {words}\nfrom fmwc.__main__ import main\n"
         "try: main()\nexcept SystemExit as stop: assert not stop.code"
@@ -37,7 +37,7 @@ def test_help_waits_for_nothing(words):
 
 
 @pytest.mark.parametrize("words", [["--help"], *([verb, "--help"] for verb in OF_EXPERIMENTS)], ids=" ".join)
-def test_help_of_experiments_waits_for_nothing(words):
+def test_help_of_experiments_loads_no_slow_modules(words):
     run = (
         f"sys.argv[1:] = {words}\nfrom fmwc.__main__ import main\n"
         "try: main('experiments.cli', 'python -m experiments')\nexcept SystemExit as stop: assert not stop.code"
@@ -48,13 +48,13 @@ def test_help_of_experiments_waits_for_nothing(words):
 @pytest.mark.parametrize(
     "statement", ["import fmwc; fmwc.sample", "import fmwc.sampling, fmwc.training, fmwc.checkpoint, fmwc.data"]
 )
-def test_the_core_needs_nothing_optional(statement):
+def test_core_imports_no_optional_modules(statement):
     loaded = modules_after(statement)
     assert "torch" in loaded
     assert not loaded & OPTIONAL
 
 
-def test_verbs_are_those_that_are_tested():
+def test_every_command_is_tested():
     from experiments.cli import app as experiments
     from fmwc.cli import app
 
@@ -62,7 +62,7 @@ def test_verbs_are_those_that_are_tested():
     assert {c.callback.__name__ for c in experiments.registered_commands} == set(OF_EXPERIMENTS)
 
 
-def test_the_public_names_are_there():
+def test_public_names_exist():
     import fmwc
 
     for name in fmwc.__all__:
@@ -74,7 +74,7 @@ def test_the_public_names_are_there():
     assert set(fmwc.__all__) <= namespace.keys()
 
 
-def test_submodules_are_attributes_and_others_are_not():
+def test_only_submodules_are_attributes():
     code = (
         "import fmwc\nassert fmwc.sampling.sample is fmwc.sample\nassert fmwc.recipes and fmwc.estimators.Linearised\n"
         "assert not hasattr(fmwc, 'nothing') and not hasattr(fmwc, '__main__')"
@@ -82,7 +82,7 @@ def test_submodules_are_attributes_and_others_are_not():
     assert "torch" in modules_after(code)
 
 
-def test_verbs_load_where_there_is_no_resource_module():
+def test_commands_load_without_the_resource_module():
     """Windows has none."""
     statement = (
         "sys.modules['resource'] = None\nimport fmwc.cli, experiments.cost.costs, fmwc.domains, torch\n"

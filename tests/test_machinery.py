@@ -40,11 +40,11 @@ def compiled(what, **options):
     return torch.compile(what, backend="aot_eager", **options)  # traces as the default does, and compiles no kernels
 
 
-def test_a_field_compiles_whole(mlp, place):
+def test_field_compiles_to_one_graph(mlp, place):
     torch.testing.assert_close(compiled(mlp, fullgraph=True)(*place), mlp(*place))
 
 
-def test_a_step_of_a_sampler_compiles_whole(mlp, place):
+def test_sampler_step_compiles_to_one_graph(mlp, place):
     def step(x, t, dt):
         middle = x + dt / 2 * mlp(x, t)
         return x + dt * mlp(middle, t + dt / 2)
@@ -52,7 +52,7 @@ def test_a_step_of_a_sampler_compiles_whole(mlp, place):
     torch.testing.assert_close(compiled(step, fullgraph=True)(*place, 0.1), step(*place, 0.1))
 
 
-def test_noise_reaches_a_network_that_was_compiled_before(place):
+def test_noise_works_on_a_network_that_was_compiled_before(place):
     network = MLP(2, 16, 2, 8)
     alone = fmwc.attach(network, space=(2,), width=8).moments(*place).var
     fast = compiled(network)
@@ -67,7 +67,7 @@ def test_noise_reaches_a_network_that_was_compiled_before(place):
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own, while it traces
 @pytest.mark.parametrize("read", ["moments", "draw"])
-def test_a_pass_inside_a_compiled_function_runs_between_its_pieces(read, mlp, place):
+def test_pass_breaks_the_graph_of_a_compiled_function(read, mlp, place):
     def call(x, t):
         if read == "draw":
             return mlp.draw(x * 2, t, seed=0) + 1
@@ -273,7 +273,7 @@ def test_training_noise_through_a_checkpoint_is_refused(place):
         blocks(True).moments(*place)
 
 
-def test_steering_through_a_checkpoint_is_refused(place):
+def test_guidance_through_a_checkpoint_is_refused(place):
     """The variance's own derivative passes the noise's networks, which are not there when a block is computed again."""
     variance_gradient(blocks(None), *place)
     with pytest.raises(UsageError, match="switch gradient checkpointing off"):

@@ -74,7 +74,7 @@ def test_a_velocity_of_another_shape_is_not_broadcast():
             call()
 
 
-def test_wrong_data_does_not_spoil_the_field():
+def test_wrong_data_does_not_change_the_field():
     field = fmwc.attach(mlp_field().detach())
     with pytest.raises(ShapeError, match="does not run on data of shape"):
         fmwc.fit_noise(field, torch.randn(16, 3), steps=1)
@@ -148,7 +148,7 @@ def test_options_of_another_score_are_refused():
         run.score("temporal_ratio", erly=0.2)
 
 
-def test_attaching_is_seeded_and_leaves_torchs_generator_alone():
+def test_attaching_is_seeded_and_does_not_use_the_global_generator():
     before = torch.random.get_rng_state()
     first, second = (fmwc.attach(Idle(), space=(2,)).noise.state_dict() for _ in range(2))
     assert all(torch.equal(first[k], second[k]) for k in first)

@@ -41,7 +41,7 @@ def installed(package, environment=None):
     ).stdout.strip()
 
 
-def test_the_commit_of_a_checkout_is_that_of_git(repository):
+def test_commit_of_a_checkout_agrees_with_git(repository):
     assert commit_of(repository) == git(repository, "rev-parse", "HEAD")[:12]
     git(repository, "checkout", "-q", "-b", "feature/of-mine")
     git(repository, "commit", "-q", "--allow-empty", "-m", "second")

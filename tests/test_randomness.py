@@ -21,7 +21,7 @@ def fill(seed, start, count, shape, method="normal", each=1, skip=0):
 
 @pytest.mark.parametrize("method", METHODS)
 @given(st.integers(1, 2 * BLOCK + 50), st.data())
-def test_a_samples_numbers_do_not_depend_on_its_batch(method, total, data):
+def test_random_numbers_do_not_depend_on_the_batch(method, total, data):
     cuts = sorted({0, total, *data.draw(st.lists(st.integers(0, total), max_size=4))})
     each = data.draw(st.sampled_from([1, 3]))
     whole = fill(5, 0, total, (2,), method, each)
@@ -30,7 +30,7 @@ def test_a_samples_numbers_do_not_depend_on_its_batch(method, total, data):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_blocks_calls_and_seeds_are_independent(method):
+def test_random_numbers_differ_between_blocks_calls_and_seeds(method):
     count = 2 * BLOCK
     numbers = {
         "seed 0": fill(0, 0, count, (2,), method),
@@ -69,7 +69,7 @@ def test_signs(dtype):
     assert torch.equal(found > 0, as_randomness(3, cpu).uniform(like) < 0.5)
 
 
-def test_a_tensor_without_rows_for_the_samples_is_filled_all_the_same():
+def test_tensors_without_rows_per_sample_are_filled():
     blocks = [Blocks(0, 0, 4) for _ in range(2)]
     first, second = (b.normal(torch.empty(6, 2)) for b in blocks)
     assert torch.equal(first, second)
@@ -87,7 +87,7 @@ def test_draws_have_the_requested_type_and_shape(dtype):
             assert (found.shape, found.dtype) == (like.shape, dtype)
 
 
-def test_nothing_is_drawn_from_torchs_own_generator():
+def test_nothing_is_drawn_from_the_global_generator():
     state = torch.get_rng_state()
     fill(0, 0, 10, (2,))
     as_randomness(3, torch.device("cpu")).normal(torch.empty(3))
@@ -108,7 +108,7 @@ def test_sources():
 
 
 @given(st.lists(st.integers() | st.text(max_size=5), min_size=1, max_size=4))
-def test_derived_seeds_fit_and_tell_their_parts_apart(parts):
+def test_derived_seeds_fit_64_bits_and_depend_on_every_part(parts):
     seed = derive(*parts)
     assert 0 <= seed < 2**63
     assert seed == derive(*parts)

@@ -313,7 +313,7 @@ def test_a_copied_context_does_not_keep_finished_passes(mlp):
         torch.testing.assert_close(copies[0].run(mlp.network, x, t), plain * 3)
 
 
-def test_one_thread_for_small_work():
+def test_small_work_uses_one_thread():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

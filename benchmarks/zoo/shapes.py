@@ -140,7 +140,7 @@ def melodies(count: int, generator: Generator) -> tuple[Tensor, Tensor]:  # (cou
 
 
 def wrong_notes(x: Tensor, y: Tensor) -> Tensor:  # (B, 1, 64), (B,) -> (B,)
-    """Return whether the strongest frequency of a half is not the one of its note, or holds less than 75 % of its energy."""
+    """Return whether the strongest frequency of a half is not its note, or holds less than 75 % of its energy."""
     energy = torch.fft.rfft(x.cpu()[:, 0].reshape(len(x), 2, -1)).abs().square()[..., 1:]
     asked = energy.gather(2, torch.tensor(NOTES)[y.cpu()][..., None] - 1)[..., 0]
     return ((asked < energy.amax(2)) | (asked < 0.75 * energy.sum(2))).any(1)

@@ -107,7 +107,7 @@ def test_nearest_points_must_detect_disturbances(noticed, by_echo, usable):
     assert f"{noticed:.2f} (the echo: {by_echo:.2f})" in candidate.why
 
 
-def test_a_weak_model_is_no_reason_against_nearest_points():
+def test_nearest_points_are_allowed_for_a_weak_model():
     """Samples that are off the data already are not moved farther away by a disturbance; the data are."""
     torch.manual_seed(0)
     phase = 2 * torch.pi * torch.rand(2_000, 1)

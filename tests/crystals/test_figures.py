@@ -78,7 +78,7 @@ def together(*some):
 
 
 @pytest.mark.parametrize("name", UGLY)
-def test_ugly_structures_are_drawn(name):
+def test_impossible_structures_are_drawn(name):
     figure = drawn(UGLY[name])
     assert (pixels(figure) < 1).any()
     assert "not a lattice" not in words(figure)
@@ -201,7 +201,7 @@ def test_runs_of_one_class_are_drawn(energy, valid, count):
     assert (pixels(figure) < 1).any()
 
 
-def test_ugly_structures_are_drawn_together():
+def test_impossible_structures_are_drawn_together():
     some = together(*UGLY.values(), *NO_LATTICE.values())
     energy = np.where(np.arange(len(some)) % 3 == 0, NAN, np.linspace(0, 3, len(some)))
     figure = crystals_drawn.sorted_by_confidence(

@@ -38,7 +38,7 @@ def test_an_element_without_a_reference_is_named(salt):
     assert salt.above("K", 0.0)[1] == "no reference for K"
 
 
-def test_a_mixture_may_do_without_the_element():
+def test_other_structures_do_not_need_the_missing_reference():
     hull = Hull(["Na", "NaCl"], [-1.0, -3.5], "model")
     assert hull.above("Na3Cl", -2.25) == (pytest.approx(0), "")
     assert hull.above("NaCl3", -2.25)[1] == "no reference for Cl"

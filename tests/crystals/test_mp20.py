@@ -563,7 +563,7 @@ def test_energies(tmp_path):
 # Where
 
 
-def test_which_kind_is_chosen(tmp_path, arrays, texts):
+def test_order_of_preference_of_formats(tmp_path, arrays, texts):
     write_cifs(tmp_path, texts)
     assert len(mp20.load(tmp_path)) == 9
     write_csv(tmp_path, "train", dict(list(texts.items())[:4]))

@@ -187,7 +187,7 @@ def test_the_path_comes_before_the_variable_and_the_variable_before_the_cache(of
     refused("could not be downloaded")
 
 
-def test_the_home_folder_is_known(official, tmp_path, monkeypatch):
+def test_home_folder_is_expanded(official, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
     assert len(mnist.load("~/data").x) == 40
@@ -242,7 +242,7 @@ def test_a_wrong_checksum_of_an_unpacked_file(official, digits):
     refused(r"train-images-idx3-ubyte is truncated.*\(by md5\)", official)
 
 
-def test_own_data_needs_own(folder):
+def test_own_data_needs_the_option_own(folder):
     refused("own=True", folder)
     assert len(mnist.load(folder, own=True).x) == 40
 
@@ -304,7 +304,7 @@ def test_a_wrong_checksum_everywhere_writes_nothing(official, cache, monkeypatch
     assert not cache.exists()
 
 
-def test_no_network_at_all(cache):
+def test_download_without_a_network(cache):
     assert "no network in tests" in refused("could not be downloaded")
     assert mnist.urlopen.asked == [f"{mirror}train-images-idx3-ubyte.gz" for mirror in mnist.MIRRORS]
     assert not cache.exists()
@@ -399,7 +399,7 @@ def test_images_and_labels_swapped(folder):
     refused("not an idx file of images", folder, own=True)
 
 
-def test_a_gz_bomb_is_not_unpacked(folder, digits):
+def test_gzip_bombs_are_not_unpacked(folder, digits):
     bomb = gzip.compress(idx(digits[0]) + bytes(1 << 26))
     assert len(bomb) < 1 << 17
     (folder / f"{IMAGES}.gz").write_bytes(bomb)
@@ -411,12 +411,12 @@ def test_a_gz_bomb_is_not_unpacked(folder, digits):
         tracemalloc.stop()
 
 
-def test_counts_that_differ(folder, digits):
+def test_numbers_of_images_and_labels_must_agree(folder, digits):
     write_pair(folder, "train", digits[0][:40], digits[1][:39])
     refused(rf"{IMAGES}\.gz has 40 images and .*{LABELS}\.gz 39 labels", folder, own=True)
 
 
-def test_a_label_outside(folder, digits):
+def test_labels_outside_the_classes_are_refused(folder, digits):
     y = digits[1][:40].copy()
     y[7] = 12
     write_pair(folder, "train", digits[0][:40], y)
@@ -443,7 +443,7 @@ def test_npz_with_splits(tmp_path, digits, names):
     assert same(mnist.load(file, "test", own=True), x[40:], y[40:])
 
 
-def test_npz_by_the_variable(tmp_path, digits, monkeypatch):
+def test_npz_from_the_environment_variable(tmp_path, digits, monkeypatch):
     np.savez(tmp_path / "own.npz", x_train=digits[0], y_train=digits[1])
     monkeypatch.setenv("FMWC_DATA", str(tmp_path / "own.npz"))
     assert same(mnist.load(own=True), *digits)
@@ -663,7 +663,7 @@ def test_bad_folders(tmp_path, digits):
     refused("holds neither", tmp_path, own=True)
 
 
-def test_without_pillow(tmp_path, digits, monkeypatch):
+def test_images_without_pillow(tmp_path, digits, monkeypatch):
     write_pictures(tmp_path, *digits)
     monkeypatch.setitem(sys.modules, "PIL", None)
     refused("pip install pillow", tmp_path, own=True)

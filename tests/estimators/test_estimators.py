@@ -69,7 +69,7 @@ def test_the_order_of_the_batch_does_not_matter(name, order, hidden, depth, seed
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_a_sample_does_not_depend_on_its_company(name, mlp):
+def test_samples_do_not_depend_on_the_batch(name, mlp):
     x, t = inputs(5, 0)
     whole = mlp.moments(x, t, name).var
     apart = torch.cat([mlp.moments(x[i : i + 1], t[i : i + 1], name).var for i in range(5)])
@@ -103,7 +103,7 @@ def test_results_depend_only_on_the_seed(name, mlp):
     assert torch.equal(mlp.moments(x, t, name, seed=1).var, mlp.moments(x, t, name, seed=2).var) == (name in EXACT)
 
 
-def test_names():
+def test_estimators_are_found_by_name():
     assert set(ESTIMATORS) == {"diagonal", "linearised", "tangent", "monte_carlo"}
     for name, estimator in ESTIMATORS.items():
         assert as_estimator(name) is estimator

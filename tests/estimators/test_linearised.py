@@ -26,7 +26,7 @@ def inputs(field, count=3, dtype=torch.float64):
 @pytest.mark.parametrize("frozen", [False, True], ids=["trainable", "frozen"])
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", BUILDS)
-def test_exact_is_the_whole_jacobian(name, options, frozen):
+def test_exact_variance_equals_the_whole_jacobian(name, options, frozen):
     field = BUILDS[name](**OPTIONS[options]).double()
     field.network.requires_grad_(not frozen)
     x, t = inputs(field)
@@ -151,7 +151,7 @@ def test_channels_of_a_product_against_the_jacobian():
     torch.testing.assert_close(rough["shape"][:, 0], found.var["shape"].mean(1), rtol=0.2, atol=0)
 
 
-def test_noise_that_does_not_reach_the_output_is_no_variance():
+def test_noise_that_does_not_reach_the_output_has_no_variance():
     class Idle(torch.nn.Module):
         def __init__(self):
             super().__init__()

@@ -170,7 +170,7 @@ def built(name: str, **options: object) -> tuple[Field, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_diagonal_estimator_reaches_through(name):
+def test_diagonal_estimator_supports_every_network(name):
     field, x, t = built(name, initial_log_alpha=-9.0)
     found, first_order = field.moments(x, t, "diagonal"), field.moments(x, t)
     plain = field(x, t).detach()
@@ -191,7 +191,7 @@ def test_noise_in_the_output_layer_only_is_exact(name):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_without_noise_to_speak_of_every_rule_gives_the_plain_value(name):
+def test_rules_give_the_plain_value_for_tiny_noise(name):
     """The mean of a whole network at the smallest α = e⁻¹⁰, to find rules with a wrong mean."""
     field, x, t = built(name, initial_log_alpha=-30.0)
     for layer in field.noise.layers:

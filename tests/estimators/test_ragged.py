@@ -36,7 +36,7 @@ def constant(log_alpha=-6.0, **options):
 
 
 @pytest.mark.parametrize("name", MIXES)
-def test_exact_is_the_whole_jacobian(name):
+def test_exact_variance_equals_the_whole_jacobian(name):
     made, (x, t, atoms) = field(), batch(*MIXES[name])
     var, calls = jacobian_var(lambda given: flat(made.run(given, x, t, cond={"atoms": atoms})))
     found = made.moments(x, t, Linearised(), cond={"atoms": atoms})
@@ -98,7 +98,7 @@ class Silent:
         return torch.zeros_like(like)
 
 
-def test_garbage_in_absent_rows_does_not_reach_the_variance():
+def test_values_in_absent_rows_do_not_matter():
     made, (x, t, atoms) = field(), batch(*SIZES)
     gone = ~present(atoms)[..., None]
     dirty = {k: v if k == "lattice" else v.masked_fill(gone, 50.0) for k, v in x.items()}
@@ -317,7 +317,7 @@ def test_kl_is_the_mean_over_used_rows():
     torch.testing.assert_close(found, expected)
 
 
-def test_crystals_of_one_atom_have_no_pairs_to_diverge():
+def test_crystals_of_one_atom_have_no_kl_of_pairs():
     made, (x, t, atoms) = field(), batch(1, 1, 1)
     peek, draw = Peek(), Draw(Silent())
     made.run(peek, x, t, cond={"atoms": atoms})
@@ -329,7 +329,7 @@ def test_crystals_of_one_atom_have_no_pairs_to_diverge():
     assert len(draw.owners) == len(draw.log_alphas) == len(peek.seen)
 
 
-def test_a_draw_has_gradients_for_all_of_the_noise():
+def test_draws_have_gradients_for_all_noise():
     made, (x, t, atoms) = field(), batch(*SIZES)
     v, divergence = made.draw_with_kl(x, t, seed=0, cond={"atoms": atoms})
     (sum(c.square().mean() for c in v.values()) + divergence).backward()

@@ -170,7 +170,7 @@ def test_probes_and_tangents_agree_with_the_exact_sum(kind):
         assert ((pushed / exact)[where] - 1).abs().max() < 5 * (2 / 400) ** 0.5
 
 
-def test_without_positions_nothing_changes():
+def test_shared_noise_is_the_same_without_positions():
     """If every layer sees one row per sample once, both kinds of noise are the same."""
     field = fmwc.attach(fmwc.networks.MLP(dim=2, hidden=16, depth=2), space=2)
     x = torch.randn(5, 2)

@@ -125,7 +125,7 @@ def test_transport_does_not_change_a_sample(mlp):
     assert only.evaluations == 5
 
 
-def test_overwriting_in_place_is_no_obstacle():
+def test_in_place_operations_are_supported():
     start = torch.randn(2, 1, 4, 4)
     found = [sample(conv_field(inplace=b), x0=start, steps=3, transport=True).transported.var for b in (False, True)]
     assert not torch.allclose(*found)  # SiLU and ReLU

@@ -24,7 +24,7 @@ def stream(seed=0):
 
 
 @given(st.integers(0, 99))
-def test_exp_and_log_undo_each_other(seed):
+def test_exp_and_log_are_inverse(seed):
     x, y, lattice = cells(seed=seed), cells(seed=seed + 100), Lattice()
     torch.testing.assert_close(lattice.expmap(x, lattice.logmap(x, y)), y)
     u = y - x
@@ -46,7 +46,7 @@ def test_velocity_is_the_derivative_of_the_path():
 
 
 @pytest.mark.parametrize("shortest", [0.5, 2.0])
-def test_lengths_never_fall_below_the_shortest(shortest):
+def test_lengths_have_a_lower_bound(shortest):
     space = Space({"x": Channel((6,), Lattice(shortest=shortest), "own")})
     x, v = cells(), torch.full((5, 6), -100.0, dtype=torch.float64)
     v[1] = 1.0
@@ -78,7 +78,7 @@ def test_noise_has_its_moments(options):
     assert float((both.T @ both / count - torch.eye(6)).abs().max()) < 0.05  # and nothing depends on anything
 
 
-def test_the_ends_of_the_range_have_no_logit_and_are_not_drawn():
+def test_noise_excludes_the_ends_of_the_range():
     class Ends(Stream):
         def uniform(self, like):
             value = torch.zeros_like(like)
@@ -96,6 +96,6 @@ def test_noise_does_not_depend_on_the_batch():
     assert torch.equal(lattice.noise(Blocks(3, 5, 3), like[:3]), whole[5:])
 
 
-def test_mean_and_std_go_together():
+def test_mean_and_std_must_have_the_same_length():
     with pytest.raises(ValueError, match="zip"):
         Lattice(mean=(1.0, 1.0, 1.0), std=(1.0, 1.0)).noise(stream(), torch.empty(1, 6))

@@ -17,7 +17,7 @@ def stream(seed=0):
     return Stream(torch.Generator().manual_seed(seed))
 
 
-def test_data_of_one_point_has_a_velocity_that_costs_nothing():
+def test_exact_velocity_to_one_point_has_zero_loss():
     def exact(x, t):
         return (POINT - x) / (1 - t)[:, None]
 
@@ -87,7 +87,7 @@ def test_elbo_of_given_pairs(mlp):
     torch.testing.assert_close(elbo_loss(mlp, x1, 0.5, seed=3, pairs=tuple(pairs)), found)
 
 
-def test_a_frozen_backbone_gets_no_gradient():
+def test_frozen_backbone_gets_no_gradient():
     field = mlp_field()
     before = {k: v.clone() for k, v in field.network.state_dict().items()}
     field.network.requires_grad_(False)
@@ -97,12 +97,12 @@ def test_a_frozen_backbone_gets_no_gradient():
     assert all(torch.equal(v, before[k]) for k, v in field.network.state_dict().items())
 
 
-def test_joint_training_reaches_everything(mlp):
+def test_joint_training_has_gradients_for_all_parameters(mlp):
     elbo_loss(mlp, torch.randn(16, 2), 0.1, seed=0).backward()
     assert all(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in mlp.parameters())
 
 
-def test_the_space_is_learned_from_the_data():
+def test_space_is_inferred_from_the_data():
     field = attach(MLP(2, 16, 2, 8))
     assert field.space is None
     elbo_loss(field, torch.randn(4, 2), seed=0)
@@ -113,7 +113,7 @@ def test_the_space_is_learned_from_the_data():
         attach(MLP(2, 16, 2, 8)).learn_space({"a": torch.zeros(1, 2)})
 
 
-def test_seeds(mlp):
+def test_results_depend_on_the_seed(mlp):
     x1 = torch.randn(16, 2)
     assert elbo_loss(mlp, x1, seed=1) == elbo_loss(mlp, x1, seed=1)
     assert elbo_loss(mlp, x1, seed=1) != elbo_loss(mlp, x1, seed=2)

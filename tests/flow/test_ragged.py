@@ -40,7 +40,7 @@ def rubbish(state, atoms, value=7.25):
 # ---- which rows there are -------------------------------------------------------------------------------------------
 
 
-def test_a_space_of_rows_needs_their_number():
+def test_space_with_rows_needs_their_number():
     with pytest.raises(
         UsageError, match=r"channel 'type' takes its number of rows from 'atoms'; give cond=\{'atoms': \.\.\.\}"
     ):
@@ -49,7 +49,7 @@ def test_a_space_of_rows_needs_their_number():
         flow_matching_loss(lambda x, t: x, space(), two()[1], seed=0)
 
 
-def test_a_space_without_rows_is_itself():
+def test_space_without_rows_is_unchanged():
     plain = Space({"x": Channel((3,))})
     assert plain.given({"atoms": torch.tensor([1])}) is plain
     ragged = space()
@@ -105,7 +105,7 @@ def test_centred_channel_without_unused_rows():
     assert not torch.equal(v, made.tangent(v, v))
 
 
-def test_one_row_alone_does_not_move():
+def test_single_row_does_not_move():
     x, v, _, _ = two()
     atoms = torch.ones(4, dtype=torch.long)
     assert not space().given({"atoms": atoms}).tangent(x, v)["coord"].any()
@@ -128,7 +128,7 @@ def test_unused_rows_stay_zero(garbage):
 
 
 @given(st.integers(0, 50))
-def test_the_velocity_is_the_paths_derivative(seed):
+def test_velocity_is_the_derivative_of_the_path_with_rows(seed):
     x0, x1, t, atoms = two(seed)
     here, h = space().given({"atoms": atoms}), 1e-6
     x_t, u = here.path(x0, x1, t)
@@ -141,7 +141,7 @@ def test_the_velocity_is_the_paths_derivative(seed):
 
 
 @given(st.integers(0, 50))
-def test_a_centred_torus_ends_at_the_data_up_to_one_shift_a_sample(seed):
+def test_centred_torus_ends_at_the_data_up_to_one_shift_per_sample(seed):
     x0, x1, _, atoms = two(seed)
     here = space().given({"atoms": atoms})
     end, u = here.path(x0, x1, torch.ones(4, dtype=torch.float64))
@@ -158,7 +158,7 @@ def test_a_centred_torus_ends_at_the_data_up_to_one_shift_a_sample(seed):
 
 
 @given(st.integers(0, 50))
-def test_images_of_an_atom_take_the_same_path(seed):
+def test_paths_do_not_depend_on_periodic_images(seed):
     x0, x1, t, atoms = two(seed)
     here = space().given({"atoms": atoms})
     periods = torch.randint(-3, 4, (2, 4, WIDTH, 3), generator=torch.Generator().manual_seed(seed))
@@ -265,7 +265,7 @@ def by_hand(made, v, u, sizes):
 
 
 @given(st.integers(0, 50), st.lists(st.integers(1, WIDTH), min_size=1, max_size=4))
-def test_the_error_is_the_one_computed_by_hand(seed, sizes):
+def test_squared_error_by_hand(seed, sizes):
     (v, _, atoms), (u, _, _) = batch(*sizes, seed=seed), batch(*sizes, seed=seed + 1000)
     here = space().given({"atoms": atoms})
     expected = by_hand(space(), v, u, sizes)
@@ -274,7 +274,7 @@ def test_the_error_is_the_one_computed_by_hand(seed, sizes):
     assert here.squared_error(rubbish(v, atoms), u).item() == pytest.approx(expected, rel=1e-9)
 
 
-def test_weights_are_shares():
+def test_channel_weights_are_normalised():
     channels = {"a": Channel((2,), weight=3.0), "b": Channel((3,), weight=1.0)}
     v = {"a": torch.ones(4, 2), "b": torch.full((4, 3), 2.0)}
     u = {k: torch.zeros_like(c) for k, c in v.items()}
@@ -325,7 +325,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_channels_that_make_no_sense(name):
+def test_invalid_channels(name):
     options, message = REFUSED[name]
     with pytest.raises(UsageError, match=message) as raised:
         Channel(**options)

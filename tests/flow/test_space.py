@@ -13,7 +13,7 @@ from tests.conftest import PRODUCT
 
 
 @given(st.floats(0, 1), st.integers(0, 99))
-def test_the_euclidean_path_is_a_line(t, seed):
+def test_euclidean_path_is_a_line(t, seed):
     generator = torch.Generator().manual_seed(seed)
     x0, x1 = torch.randn(2, 4, 3, generator=generator, dtype=torch.float64)
     x_t, u = euclidean((3,)).path(x0, x1, torch.full((4,), t, dtype=torch.float64))
@@ -42,7 +42,7 @@ def test_the_torus_path_is_the_shorter_geodesic(seed):
     assert bool(((middle >= 0) & (middle < 1)).all())
 
 
-def test_a_product_is_its_channels_apart():
+def test_product_equals_separate_channels():
     x0 = PRODUCT.noise(4, Stream(torch.Generator().manual_seed(0)))
     x1 = PRODUCT.noise(4, Stream(torch.Generator().manual_seed(1)))
     t = torch.rand(4)
@@ -55,14 +55,14 @@ def test_a_product_is_its_channels_apart():
     assert torch.equal(moved["shape"], x_t["shape"])
 
 
-def test_samples_advance_by_individual_steps():
+def test_steps_may_differ_between_samples():
     space = euclidean((2, 2))
     x, v, dt = torch.zeros(3, 2, 2), torch.ones(3, 2, 2), torch.tensor([0.1, 0.2, 0.3])
     torch.testing.assert_close(space.advance(x, v, dt)[:, 1, 0], dt)
 
 
 @pytest.mark.parametrize("name", ["normal", "uniform"])
-def test_noise(name):
+def test_noise_has_the_moments_of_its_distribution(name):
     space = Space({"x": Channel((3,), noise=name)})
     drawn = space.noise(20_000, Stream(torch.Generator().manual_seed(0)))
     mean, var = {"normal": (0, 1), "uniform": (0.5, 1 / 12)}[name]
@@ -97,7 +97,7 @@ class Sphere:
         return u - (x * u).sum(-1, keepdim=True) * x
 
 
-def test_any_object_with_the_four_methods_will_do():
+def test_custom_manifolds_need_four_methods():
     space = Space({"x": Channel((2,), Sphere())})
     x0 = Sphere().projx(torch.randn(5, 2, dtype=torch.float64))
     x1 = Sphere().projx(torch.randn(5, 2, dtype=torch.float64))
@@ -113,7 +113,7 @@ def test_any_object_with_the_four_methods_will_do():
 
 
 @pytest.mark.parametrize("time", [0.0, 0.2, 0.5, 0.8, 1.0])
-def test_on_a_curved_manifold_the_velocity_turns_with_the_path(time):
+def test_velocity_follows_the_path_on_a_curved_manifold(time):
     space, sphere, generator = Space({"x": Channel((3,), Sphere())}), Sphere(), torch.Generator().manual_seed(0)
     x0, x1 = (sphere.projx(torch.randn(6, 3, dtype=torch.float64, generator=generator)) for _ in range(2))
     t = torch.full((6,), time, dtype=torch.float64)
@@ -127,7 +127,7 @@ def test_on_a_curved_manifold_the_velocity_turns_with_the_path(time):
     torch.testing.assert_close(noise.norm(dim=1), torch.ones(7))
 
 
-def test_an_object_without_them_is_refused():
+def test_objects_without_manifold_methods_are_refused():
     with pytest.raises(UsageError, match="expmap, logmap, projx and proju"):
         Channel((2,), object())
 
@@ -158,7 +158,7 @@ def test_states_of_another_kind_are_refused(name):
     assert "\n" not in str(raised.value)
 
 
-def test_other_refusals():
+def test_invalid_channels():
     with pytest.raises(UsageError, match="at least one channel"):
         Space({})
     with pytest.raises(UnknownNameError, match="did you mean 'normal'"):

@@ -35,7 +35,7 @@ def differences(before, after):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_has_changed(name):
+def test_results_match_the_recording(name):
     before, after = RECORDED["cases"][name], found(name)
     changed = {key: differences(before[key], after[key]) for key in before if key in after}
     changed |= {key: "not given any more" for key in before if key not in after}

@@ -26,7 +26,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_an_adapter_makes_the_authors_call(name):
+def test_adapter_equals_the_original_call(name):
     field, x, t, cond = field_of(name)
     torch.testing.assert_close(field(x, t, **cond), CALLS[name](field.network.network, x, t, cond))
 
@@ -51,7 +51,7 @@ class Sure(torch.nn.Module):
         return self.point.expand_as(x)
 
 
-def test_a_denoisers_velocity_leads_to_its_data():
+def test_denoiser_velocity_leads_to_the_data():
     pytest.importorskip("azula", reason="azula is not installed; make test-interop has it")
     from azula.denoise import SimpleDenoiser
     from azula.noise import CosineSchedule, RectifiedSchedule, VESchedule
@@ -68,7 +68,7 @@ def test_a_denoisers_velocity_leads_to_its_data():
 
 
 @pytest.mark.parametrize("name", ["diffusers SD3Transformer2DModel", "diffusers UNet2DModel"])
-def test_the_loop_of_a_diffusers_pipeline(name):
+def test_loop_of_a_diffusers_pipeline(name):
     """Timesteps from 1000 to 0 and `scheduler.step`, as pipelines do: the same samples as ours, and confidence."""
     field, x0, _, cond = field_of(name)
     from diffusers import FlowMatchEulerDiscreteScheduler
@@ -111,7 +111,7 @@ def solvers():
 
 
 @pytest.mark.parametrize("package", ["stand-in", "flow_matching"])
-def test_the_solver_of_flow_matching(package):
+def test_solver_of_flow_matching(package):
     found = dict(zip(("stand-in", "flow_matching"), solvers(), strict=False))
     if package not in found:
         pytest.skip("flow_matching is not installed: CC BY-NC, so that nothing here installs it")

@@ -21,7 +21,7 @@ def foreign(request):
 
 
 @pytest.mark.parametrize("derivatives", [False, True])
-def test_attaching_changes_no_bit(foreign, derivatives):
+def test_attaching_does_not_change_outputs(foreign, derivatives):
     x, t, cond = foreign.inputs(3)
     field = foreign.field()
     plain = copy.deepcopy(field.network)  # nobody ever attached noise to this one
@@ -37,7 +37,7 @@ def test_attaching_changes_no_bit(foreign, derivatives):
     }
 
 
-def test_the_variance_is_that_of_the_draws(foreign):
+def test_variance_agrees_with_draws(foreign):
     x, t, cond = foreign.inputs(8)
     found = compare(foreign.field(), x, t, cond, draws=1024 if x[0].numel() <= 16 else 128)
     assert 0.9 < found["ratio"] < 1.1
@@ -62,7 +62,7 @@ def test_forward_mode_agrees(foreign, request):
     assert 0.7 < forward / exact < 1.4  # 32 random directions of few outputs
 
 
-def test_confidence_leaves_the_samples_alone(foreign):
+def test_confidence_does_not_change_samples(foreign):
     field = foreign.field()
     cond = foreign.cond(4)
     plain = fmwc.sample(field, 4, steps=4, confidence=None, cond=cond)

@@ -18,13 +18,13 @@ def linear(x, t):
 
 
 @pytest.mark.parametrize("shape", [(4,), (1, 2, 2)])
-def test_exact_is_the_trace(shape):
+def test_exact_divergence_equals_the_trace(shape):
     t = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
     found = divergence(linear, torch.randn(3, *shape, dtype=torch.float64), t)
     torch.testing.assert_close(found, A.trace() * t)
 
 
-def test_exact_is_the_trace_of_the_jacobian_of_a_network():
+def test_exact_divergence_equals_the_trace_of_a_network():
     field = conv_field().double()
     x, t = torch.randn(2, 1, 4, 4, dtype=torch.float64), torch.rand(2, dtype=torch.float64)
     for i in range(2):

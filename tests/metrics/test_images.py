@@ -142,7 +142,7 @@ def test_correlated_gaussians_against_the_matrix_square_root(count, features):
 
 
 @pytest.mark.parametrize("count", [100, 5], ids=["enough", "fewer than features"])
-def test_a_set_is_at_no_distance_from_itself_and_distance_is_mutual(count):
+def test_frechet_distance_is_zero_to_itself_and_symmetric(count):
     a, b = mixed(count, 8, 0), mixed(count, 8, 1)
     scale = np.trace(np.cov(a, rowvar=False))
     assert abs(frechet(a, a)) < 1e-6 * scale
@@ -151,7 +151,7 @@ def test_a_set_is_at_no_distance_from_itself_and_distance_is_mutual(count):
     assert frechet(a, b) > 0.1 * scale
 
 
-def test_a_shift_adds_its_square_and_a_turn_nothing():
+def test_frechet_distance_under_shifts_rotations_and_scales():
     a, b = mixed(60, 5, 0), mixed(60, 5, 1)
     b = b - b.mean(0) + a.mean(0)
     shift = np.array([1.0, -2.0, 0.0, 0.5, 3.0])

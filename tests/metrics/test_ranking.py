@@ -40,14 +40,14 @@ def test_auprc_by_hand():
 
 
 @given(labelled)
-def test_auprc_is_the_twins_and_sklearns(rows):
+def test_auprc_agrees_with_the_reference_and_scikit_learn(rows):
     score, positive = zip(*rows, strict=True)
     assert auprc(score, positive) == pytest.approx(average_precision(score, positive))
     assert auprc(score, positive) == pytest.approx(average_precision_score(positive, score))
 
 
 @given(labelled)
-def test_a_perfect_score_is_one_and_the_prevalence_is_the_floor(rows):
+def test_perfect_score_has_auprc_one_and_constant_score_the_prevalence(rows):
     _, positive = zip(*rows, strict=True)
     assert auprc(np.asarray(positive, float), positive) == 1
     constant = ranking(np.zeros(len(positive)), positive)

@@ -63,7 +63,7 @@ def test_gauss_hermite_mean_is_exact_to_degree_2n_minus_1(nodes):
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-9)
 
 
-def test_one_degree_more_than_gauss_hermite_can_do_is_wrong():
+def test_gauss_hermite_is_not_exact_above_its_degree():
     found = GaussHermite(2)(lambda z: z**4, MEAN, VAR).mean
     expected = torch.tensor([raw_moment(m, v, 4) for m, v in zip(MEAN.tolist(), VAR.tolist(), strict=True)])
     assert (found - expected).abs().max() > 0.1
@@ -117,7 +117,7 @@ def test_every_closure_is_exact_for_a_line(name, slope, mean, var):
 
 
 @pytest.mark.parametrize("name", CLOSURES)
-def test_no_variance_in_gives_the_plain_value(name):
+def test_zero_variance_gives_the_plain_value(name):
     found = CLOSURES[name](F.silu, MEAN, torch.zeros_like(VAR))
     assert torch.equal(found.mean, F.silu(MEAN))
     assert not found.var.any()
@@ -140,7 +140,7 @@ def test_refusals():
         as_closure("taylor")
 
 
-def test_digits_survive_a_small_variance_on_a_large_value():
+def test_small_variance_on_a_large_value_keeps_its_digits():
     """E[φ²] − E[φ]² in float32 would lose all of σ² = 10⁻⁸ beside 10⁴."""
     found = GaussHermite()(lambda z: z + 1e2, torch.tensor([0.5]), torch.tensor([1e-4]))
     assert found.var.item() == pytest.approx(1e-4, rel=1e-2)

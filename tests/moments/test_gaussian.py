@@ -26,7 +26,7 @@ def test_plain_tensors_have_zero_variance():
     assert not var.any()
 
 
-def test_mean_and_variance_lie_alike_in_memory():
+def test_mean_and_variance_have_the_same_memory_layout():
     """Views of the mean and of the variance must correspond for every rule."""
     mean, var = torch.rand(3, 2), torch.rand(2, 3).t()
     x = Gaussian(mean, var)
@@ -75,7 +75,7 @@ NO_RULE = {
 
 
 @pytest.mark.parametrize("name", NO_RULE)
-def test_no_rule_no_guess(name):
+def test_operations_without_a_rule_are_refused(name):
     with pytest.raises(NoRuleError, match=r"no rule carries a variance through .*linearised") as raised:
         NO_RULE[name](gaussian(2, 3))
     assert "\n" not in str(raised.value)
@@ -170,7 +170,7 @@ def test_variance_is_never_negative(chain, closure, seed):
 
 
 @given(chains, closures, st.integers(0, 99))
-def test_no_variance_gives_the_plain_result(chain, closure, seed):
+def test_zero_variance_gives_the_plain_result(chain, closure, seed):
     mean = gaussian(3, 4, seed=seed)._mean
     found = moments_of(run(chain, Gaussian(mean, torch.zeros_like(mean), CLOSURES[closure])))
     torch.testing.assert_close(found.mean, run(chain, mean))

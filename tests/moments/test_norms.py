@@ -184,7 +184,7 @@ def test_the_variance_of_a_group_is_exact_in_expectation():
 
 
 @given(st.floats(-5, 5), st.floats(0.1, 10), st.integers(0, 99))
-def test_neither_shift_nor_scale_of_the_input_matters(shift, scale, seed):
+def test_norms_ignore_shift_and_scale_of_the_input(shift, scale, seed):
     x = gaussian(2, 6, noise=0.5, seed=seed)
     found = moments_of(F.layer_norm(x * scale + shift, (6,), eps=0.0))
     expected = moments_of(F.layer_norm(x, (6,), eps=0.0))
@@ -198,7 +198,7 @@ def test_a_group_of_one_is_always_zero():
     assert not var.any()
 
 
-def test_digits_survive_a_small_variance_on_a_large_value():
+def test_small_variance_on_a_large_value_keeps_its_digits():
     x = gaussian(2, 64, noise=1e-3)
     single = Gaussian((x._mean + 100).float(), x._var.float())
     expected = moments_of(F.layer_norm(x, (64,))).var.float()
@@ -221,7 +221,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_no_rule_no_guess(name):
+def test_operations_without_a_rule_are_refused(name):
     with pytest.raises(NoRuleError, match=r"no rule carries a variance through .*norm.*linearised"):
         REFUSED[name](gaussian(2, 4, 3, noise=0.1))
 

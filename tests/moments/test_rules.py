@@ -142,11 +142,11 @@ def test_joins(key, other):
     assert_same(key([x, y], *JOINS[key]), key([x._mean, mean], *JOINS[key]), key([x._var, var], *JOINS[key]))
 
 
-def test_asking_for_the_type_gives_a_word():
+def test_type_without_arguments_returns_its_name():
     assert gaussian(2).type() == "torch.DoubleTensor"
 
 
-def test_rows_one_after_another():
+def test_iteration_over_rows():
     x = gaussian(3, 2)
     a, b, c = x
     for i, row in enumerate((a, b, c)):
@@ -161,7 +161,7 @@ def test_reshaping_like_a_gaussian_adds_no_variance():
     assert_same(x.view_as(gaussian(3, 2)), x._mean.view(3, 2), x._var.view(3, 2))
 
 
-def test_whole_numbers_carry_no_variance():
+def test_integers_have_no_variance():
     for f in (lambda x: x.to(torch.long), lambda x: x.type(torch.int32)):
         with pytest.raises(NoRuleError, match=r"torch.int\d+ carries no variance.*linearised"):
             f(gaussian(2))
@@ -172,7 +172,7 @@ def test_rows_of_an_uncertain_table():
     assert_same(F.embedding(index, table), table._mean[index], table._var[index])
 
 
-def test_complex_numbers_turn_their_variance():
+def test_rotation_by_complex_numbers():
     """A rotary embedding through complex numbers is the one through sines and cosines: exact, for known angles."""
     x, angle = gaussian(2, 4, 6), plain(4, 3)
     turned = torch.view_as_complex(x.reshape(2, 4, 3, 2)) * torch.polar(torch.ones_like(angle), angle)
@@ -520,7 +520,7 @@ def test_against_the_jacobian(key):
 
 
 @pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
-def test_the_nearest_is_a_copy(mode):
+def test_nearest_neighbour_interpolation_copies(mode):
     x = gaussian(2, 3, 4, 6)
     assert_same(*(F.interpolate(v, scale_factor=(0.5, 1.5), mode=mode) for v in (x, x._mean, x._var)))
 
@@ -540,7 +540,7 @@ def test_pointwise(key):
 
 @pytest.mark.parametrize("power", [0, 1, 3, 2.0])
 @pytest.mark.parametrize("key", POWERS, ids=name_of)
-def test_whole_powers(key, power):
+def test_integer_powers(key, power):
     x = gaussian(12, closure=GaussHermite(60))
     mean, var = integral(lambda z: z**power, x._mean, x._var)
     for found in (key(x, power), key(x, exponent=power) if key is not T.__pow__ else x**power):
@@ -589,7 +589,7 @@ DROPOUT = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout)
 
 
 @pytest.mark.parametrize("key", DROPOUT, ids=name_of)
-def test_dropout_is_nothing_when_off_and_refused_when_on(key):
+def test_dropout_is_ignored_in_evaluation_and_refused_in_training(key):
     x = gaussian(2, 3, 2, 2, 2)
     assert_same(key(x, 0.5, False), x._mean, x._var)
     assert_same(key(x, training=False), x._mean, x._var)
@@ -602,7 +602,7 @@ def test_dropout_is_nothing_when_off_and_refused_when_on(key):
 # ---- the table itself -----------------------------------------------------------------------------------------------
 
 
-def test_every_rule_has_a_row_and_every_row_a_rule():
+def test_every_rule_is_tested():
     rows = {
         *METADATA, *CREATION, *REARRANGE, *JOINS, *SEVERAL, *MONTE_CARLO, *DELTA, *POINTWISE, *POWERS, T.__rpow__,
         *SOMEWHERE, *DROPOUT, *NORMS, *ATTENTIONS, *IN_PLACE,
@@ -622,7 +622,7 @@ def test_every_rule_states_its_exactness():
 # ---- one variable twice is one variable -----------------------------------------------------------------------------
 
 
-def test_an_operation_of_a_variable_with_itself():
+def test_operations_of_a_variable_with_itself():
     x = gaussian(5)
     mean, var = x._mean, x._var
     cases = {
@@ -636,7 +636,7 @@ def test_an_operation_of_a_variable_with_itself():
         torch.testing.assert_close(moments_of(found).var, expected_var)
 
 
-def test_a_product_of_two_in_closed_form():
+def test_product_of_two_in_closed_form():
     """Var[ab] = σ_a² μ_b² + σ_b² μ_a² + σ_a² σ_b²; the last term is too small for Monte Carlo to miss."""
     a, b = gaussian(5), gaussian(5, seed=1)
     expected = a._var * b._mean**2 + b._var * a._mean**2 + a._var * b._var
@@ -645,7 +645,7 @@ def test_a_product_of_two_in_closed_form():
     torch.testing.assert_close(moments_of(Gaussian(zero, a._var) * Gaussian(zero, b._var)).var, a._var * b._var)
 
 
-def test_the_larger_of_two_in_closed_form():
+def test_maximum_of_two_in_closed_form():
     """Two of N(0, 1) have mean 1/√π and variance 1 − 1/π; two constants give the larger one."""
     zero, one = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
     larger, smaller = (moments_of(f(Gaussian(zero, one), Gaussian(zero, one))) for f in (torch.maximum, torch.minimum))
@@ -672,7 +672,7 @@ def test_arguments_by_keyword():
     assert_same(torch.flatten(input=x), x._mean.flatten(), x._var.flatten())
 
 
-def test_operators_as_python_writes_them():
+def test_python_operators():
     x = gaussian(2, 3)
     assert_same(1 - x, 1 - x._mean, x._var)
     assert_same(-x / 2 + plain(3), -x._mean / 2 + plain(3), x._var / 4)

@@ -69,7 +69,7 @@ def test_a_period_of_any_atom_changes_nothing(seed):
     assert_close(net({**x, "coord": x["coord"] + periods}, t, atoms=atoms), net(x, t, atoms=atoms))
 
 
-def test_every_input_matters():
+def test_output_depends_on_every_input():
     net, (x, t, atoms) = small(), batch(3, 4)
     plain = net(x, t, atoms=atoms)
     for name in ("type", "coord", "lattice"):
@@ -82,7 +82,7 @@ def test_every_input_matters():
     assert differs(net(x, t, atoms=atoms), plain)
 
 
-def test_time_is_one_number_or_one_a_crystal():
+def test_time_is_one_number_or_one_per_crystal():
     net, (x, _, atoms) = small(), batch(*SIZES)
     one = net(x, torch.tensor(0.3, dtype=torch.float64), atoms=atoms)
     assert_close(one, net(x, torch.full((4,), 0.3, dtype=torch.float64), atoms=atoms), 0)
@@ -128,7 +128,7 @@ def test_absent_rows_of_the_velocity_are_zero_and_nothing_drifts(name):
     assert bool((v["coord"].flatten(1).abs().amax(1)[atoms > 1] > 1e-3).all())
 
 
-def test_crystals_know_nothing_of_one_another():
+def test_crystals_do_not_depend_on_each_other():
     net, (x, t, atoms) = small(), batch(*SIZES)
     x = {k: v.requires_grad_() for k, v in x.items()}
     total = sum(v[2].square().sum() for v in net(x, t, atoms=atoms).values())
@@ -164,7 +164,7 @@ def test_capacity_applies_only_when_compiled_or_captured(monkeypatch):
 
 
 @pytest.mark.parametrize("room", [None, (20, 70)], ids=["just enough", "to spare"])
-def test_the_layout_by_hand(room):
+def test_layout_by_hand(room):
     atoms, end = torch.tensor(SIZES), len(SIZES)
     at = layout_of(atoms, WIDTH, room)
     slots = [(i, a) for i, n in enumerate(SIZES) for a in range(n)]
@@ -298,7 +298,7 @@ def test_forward_equals_the_written_out_network():
         assert_close(mine, expected, 1e-10)
 
 
-def test_a_pair_sees_waves_and_a_direction():
+def test_inputs_of_a_pair_by_hand():
     net, (x, _, atoms) = small(), batch(3)
     at = layout_of(atoms, WIDTH)
     coord, lattice = x["coord"][0, :3], x["lattice"]
@@ -316,7 +316,7 @@ def test_a_pair_sees_waves_and_a_direction():
         torch.testing.assert_close(row[48:51], direction / direction.norm())
 
 
-def test_the_ends_are_scaled_and_pooled_as_written():
+def test_outputs_by_hand():
     net, (x, t, atoms) = small(), batch(3, 2)
     seen = []
     net.norm.register_forward_hook(lambda m, a, y: seen.append(y))
@@ -339,7 +339,7 @@ def test_lattice_input_is_standardised():
     assert torch.equal(seen[0][:, 6:], net.size.weight[atoms])
 
 
-def test_the_metric_is_pymatgens():
+def test_metric_agrees_with_pymatgen():
     core = pytest.importorskip("pymatgen.core")
     lattice = batch(*SIZES, seed=3)[0]["lattice"]
     found = metric(lattice)
@@ -349,7 +349,7 @@ def test_the_metric_is_pymatgens():
         torch.testing.assert_close(matrix @ matrix.T, expected)
 
 
-def test_the_size_of_the_papers_network():
+def test_size_of_the_paper_network():
     count = sum(p.numel() for p in CSPNet().parameters())
     assert 13.5e6 < count < 14.5e6
     assert CSPNet().config == {
@@ -360,7 +360,7 @@ def test_the_size_of_the_papers_network():
 # ---- checkpoints ----------------------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_holds_all_of_it(tmp_path):
+def test_checkpoint_round_trip(tmp_path):
     net = small(dtype=torch.float32)
     again = load_network(save_network(net, tmp_path / "a"))
     assert again.config == net.config

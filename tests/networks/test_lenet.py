@@ -23,13 +23,13 @@ def test_features_are_the_input_of_the_last_layer():
     torch.testing.assert_close(judge(x), features @ judge.out.weight.T + judge.out.bias)
 
 
-def test_every_pixel_matters():
+def test_output_depends_on_every_pixel():
     x = torch.rand(1, 1, 8, 8, requires_grad=True)
     LeNet(side=8).eval()(x).square().sum().backward()
     assert x.grad.ne(0).double().mean() > 0.9
 
 
-def test_in_evaluation_an_image_is_judged_alone():
+def test_evaluation_does_not_depend_on_the_batch():
     judge, x = LeNet(side=8), torch.rand(4, 1, 8, 8)
     assert not torch.allclose(judge(x)[:2], judge(x[:2]), atol=1e-4)  # in training the norms see the batch
     judge.eval()

@@ -55,13 +55,13 @@ def test_forward_equals_the_written_out_network():
     assert deep.shape == (3, 16, 2, 2)
 
 
-def test_time_is_one_number_or_one_a_sample():
+def test_time_is_one_number_or_one_per_sample():
     net, (x, _, y) = tiny(), inputs()
     assert torch.equal(net(x, torch.tensor(0.3), y), net(x, torch.full((3,), 0.3), y))
     assert torch.equal(net(x, torch.tensor([0.3]), y), net(x, torch.full((3,), 0.3), y))
 
 
-def test_samples_know_nothing_of_one_another():
+def test_samples_do_not_depend_on_each_other():
     net, (x, t, y) = tiny(), inputs()
     whole = net(x, t, y)
     for i in range(3):
@@ -72,7 +72,7 @@ def test_samples_know_nothing_of_one_another():
     assert not gradient[[0, 2]].any()
 
 
-def test_the_time_and_the_class_matter():
+def test_output_depends_on_time_and_class():
     net, (x, t, y) = tiny(), inputs()
     plain = net(x, t, y)
     assert not torch.allclose(net(x, t + 0.05, y), plain, atol=1e-4)
@@ -109,7 +109,7 @@ def test_sides_that_cannot_be_halved_are_refused(stages, side, step):
         tiny(stages=stages)(torch.zeros(1, 1, *side), torch.tensor(0.5), torch.tensor([0]))
 
 
-def test_a_class_too_few_or_too_many_is_refused():
+def test_wrong_number_of_classes_is_refused():
     x, t, y = inputs()
     with pytest.raises(UsageError, match="needs the class of every image, y"):
         tiny()(x, t)
@@ -128,7 +128,7 @@ def test_a_class_too_few_or_too_many_is_refused():
     ],
     ids=["too few", "a number", "floats", "too high", "negative"],
 )
-def test_classes_that_are_none_are_refused(y, error, message):
+def test_invalid_classes_are_refused(y, error, message):
     x, t, _ = inputs()
     with pytest.raises(error, match=message):
         tiny()(x, t, y)
@@ -147,7 +147,7 @@ def noisy(**options):
     return awaken(attach(tiny(), space=(1, 4, 4), width=8, **options))
 
 
-def test_attaching_changes_no_bit():
+def test_attaching_does_not_change_outputs():
     net, (x, t, y) = tiny(), inputs()
     plain = net(x, t, y)
     field = attach(net, space=(1, 4, 4))
@@ -167,7 +167,7 @@ def test_every_estimator_runs(name):
     assert float(var.min()) > 0
 
 
-def test_exact_is_the_whole_jacobian():
+def test_exact_variance_equals_the_whole_jacobian():
     field = noisy().double()
     x, t, y = inputs(2, dtype=torch.float64)
     var, calls = jacobian_var(lambda given: field.run(given, x, t, cond={"y": y}))
@@ -223,7 +223,7 @@ def test_noise_of_the_last_layer_alone_is_exact_for_every_estimator():
     assert float((found / exact - 1).abs().max()) < 6 * (2 / draws) ** 0.5
 
 
-def test_the_class_moves_the_variance():
+def test_variance_depends_on_the_class():
     field = noisy()
     x, t, y = inputs()
     one, other = (field.moments(x, t, cond={"y": label}).var for label in (y, y.flip(0)))

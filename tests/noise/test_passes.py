@@ -38,7 +38,7 @@ def test_local_reparameterisation_is_sampling_the_weights():
     assert_within(found[1], var, var_error * 2**0.5)
 
 
-def test_seeds(mlp):
+def test_results_depend_on_the_seed(mlp):
     x, t = torch.randn(3, 2), torch.rand(3)
     assert torch.equal(mlp.draw(x, t, seed=1), mlp.draw(x, t, seed=1))
     assert not torch.equal(mlp.draw(x, t, seed=1), mlp.draw(x, t, seed=2))

@@ -232,7 +232,7 @@ def test_heads_of_an_image_are_its_channels():
     assert run.var.shape == (2, 3, 1, 8, 8)
 
 
-def test_likelihood_passes_the_conditions_on():
+def test_likelihood_passes_conditions_to_the_network():
     head, space, x1 = HeteroscedasticHead(Labelled(outputs=2)), euclidean((1, 8, 8)), torch.randn(3, 1, 8, 8)
 
     def loss(y):

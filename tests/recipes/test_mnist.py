@@ -97,7 +97,7 @@ def test_a_class_without_images_is_named(digits, tmp_path):
     assert cond["y"].unique().tolist() == list(range(7))
 
 
-def test_data_and_labels_go_together(digits):
+def test_data_and_labels_must_have_the_same_length(digits):
     x, cond = digits.rows()
     images = digits.images()
     assert torch.equal(x, unit(images.x))
@@ -259,7 +259,7 @@ def test_fidelity_compares_the_variance_with_draws(monkeypatch):
     assert found["0.5"]["linearised_ratio"] == pytest.approx(ratio.item(), rel=1e-4)
 
 
-def test_the_test_split_is_what_the_examiner_compares_with(judge_folder, digits):
+def test_fid_is_relative_to_the_test_split(judge_folder, digits):
     judge, test = load_network(judge_folder), digits.images("test")
     some = Images(test.x[:50], test.y[:50])
     run = examiner(judge, test, steps=2).draw(digits.network(), config=SamplingConfig(space=digits.space()))

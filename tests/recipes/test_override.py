@@ -22,7 +22,7 @@ RECIPES = [BOARD["quick"], MNIST["quick"], CRYSTALS["quick"]]
         "decay=\0", "method=" + "a" * 5000, "decay=a\nb", "=1", "seed", "", "seed\0=1", "nothing=1", "noise_steps=-1",
     ],
 )  # fmt: skip
-def test_what_cannot_be_used_is_said(change):
+def test_invalid_overrides_raise_one_line(change):
     for recipe in RECIPES:
         with pytest.raises(FmwcError) as raised:
             override(recipe, [change]).plan  # noqa: B018
@@ -30,7 +30,7 @@ def test_what_cannot_be_used_is_said(change):
         assert len(str(raised.value)) < 1000
 
 
-def test_what_can_be_used_is():
+def test_valid_overrides_are_applied():
     for recipe in RECIPES:
         made = override(recipe, ["lr=1e-4", "iterations=1_000", "seed=-3", "warmup=0"])
         assert (made.lr, made.iterations, made.seed, made.warmup) == (1e-4, 1000, -3, 0.0)
@@ -38,7 +38,7 @@ def test_what_can_be_used_is():
         override(Sizes(1, 1, 1, 1, 1, 1), ["samples=99999999999"], "size")
 
 
-def test_the_old_name_of_an_option_is_read_and_recorded():
+def test_old_option_names_are_read_and_recorded():
     made = override(CRYSTALS["recommended"], ["eightbit=false"])
     assert not made.quantised
     assert literals_of(made)["eightbit"] is False

@@ -112,7 +112,7 @@ def test_two_digits_have_a_page(tmp_path, field):
     assert "among those kept" not in page  # a curve of two is none
 
 
-def test_the_runs_own_score_ranks(trajectory, bad):
+def test_page_ranks_by_the_score_of_the_run(trajectory, bad):
     raw = RunArrays.read(trajectory.ranked_by("integrated"), bad, ["integrated"])
     assert list(raw.scores) == ["uncertainty integrated over time"]
     scores = trajectory.score("integrated")

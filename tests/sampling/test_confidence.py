@@ -62,7 +62,7 @@ OTHERWISE = {
 
 
 @pytest.mark.parametrize("difference", [d for d in OTHERWISE if "or at others" not in d])
-def test_a_run_made_differently_names_the_difference(difference, mlp):
+def test_runs_with_other_settings_name_the_difference(difference, mlp):
     run = sample(referred(mlp), 6, **arguments(**OTHERWISE[difference]))
     with pytest.raises(UsageError, match=difference):
         run.confidence  # noqa: B018
@@ -77,7 +77,7 @@ def test_a_reference_without_evidence_says_so(mlp):
         run.confidence  # noqa: B018
 
 
-def test_by_default_a_run_is_read_as_the_reference_was(mlp):
+def test_default_estimator_is_that_of_the_reference(mlp):
     referred(mlp, schedule=[0.2, 0.5, 0.9])
     run = sample(mlp, 4, steps=10)
     assert run.times[:, 0].tolist() == pytest.approx([0.2, 0.5, 0.9])
@@ -88,12 +88,12 @@ def test_by_default_a_run_is_read_as_the_reference_was(mlp):
 
 
 @pytest.mark.parametrize("text", ["Linearised(probes=3)", "Tangent(probes=2)", "MonteCarlo(draws=5, abreast=1)"])
-def test_an_estimator_is_read_from_its_text(text):
+def test_estimators_are_parsed_from_text(text):
     assert str(estimator_of(text)) == text
 
 
 @pytest.mark.parametrize("text", ["", "Linearised", "Linearised(probes=x)", "print(1)", "Linearised(nothing=1)", "("])
-def test_text_that_names_no_estimator(text):
+def test_invalid_text_of_an_estimator(text):
     assert estimator_of(text) is None
 
 
@@ -110,7 +110,7 @@ def test_a_schedules_own_times_as_a_list_keep_its_reference(mlp):
 
 
 @pytest.mark.parametrize("field", [mlp_field, dict_field])
-def test_one_sample_has_the_confidence_that_it_has_in_a_batch(field):
+def test_confidence_does_not_depend_on_the_batch(field):
     field = referred(field())
     together = sample(field, 7, steps=10)
     for i in range(7):
@@ -181,7 +181,7 @@ def test_a_stream_takes_references_of_free_signals_and_checks(names, mlp):
         next(stream(field, 11, steps=12))
 
 
-def test_a_part_that_was_not_read_is_named(mlp):
+def test_missing_parts_of_a_score_are_named(mlp):
     field = summed(mlp, "echo", "spread@0.2-0.9", checks={"echo": Echo((0.3, 0.7))})
     run = sample(field, 5, steps=10, check=False)
     assert "check" in run.withheld

@@ -125,7 +125,7 @@ def test_schedules_by_time(name, mlp):
     st.lists(st.floats(0, 0.95), min_size=1, max_size=3),
     st.integers(1, 12),
 )
-def test_foreseen_steps_are_those_that_are_due(times, starts, steps):
+def test_foreseen_steps_equal_the_due_steps(times, starts, steps):
     start, controller = torch.tensor(starts), Uniform(steps)
     t, before, read = start, None, set()
     for step in range(steps):
@@ -135,12 +135,12 @@ def test_foreseen_steps_are_those_that_are_due(times, starts, steps):
     assert foreseen(Schedule.at(times), controller, start) == read
 
 
-def test_steps_of_a_grid_are_foreseen_too(mlp):
+def test_steps_of_a_grid_are_foreseen(mlp):
     assert foreseen(Schedule.at([0.3, 0.5]), Grid((0.0, 0.4, 0.6, 1.0)), torch.zeros(2)) == {1, 2}
     assert foreseen(Schedule.steps({0, 2}), Grid((0.0, 0.4, 0.6, 1.0)), torch.zeros(2)) == {0, 2}
 
 
-def test_chosen_times_are_read_under_a_controller_whose_times_are_not_foreseen():
+def test_scheduled_times_are_read_under_adaptive_controllers():
     class Halfway:
         steps = 3
 
@@ -157,7 +157,7 @@ def test_adaptive_steps_are_not_foreseen():
     assert foreseen(Schedule.at([0.5]), Ema(4), torch.zeros(2)) is None
 
 
-def test_a_batch_at_different_times_is_read_where_any_sample_is_due(mlp):
+def test_batch_is_read_if_any_sample_is_due(mlp):
     run = sample(mlp, 2, steps=4, schedule=Schedule.at([0.5]), config=SamplingConfig(start=torch.tensor([0.0, 0.6])))
     torch.testing.assert_close(run.times, torch.tensor([[0.0, 0.6], [0.5, 0.8]]))
 

@@ -61,7 +61,7 @@ def test_all_readings_give_the_score_itself():
     torch.testing.assert_close(found.reference.quantiles[[0, -1]], run.score().sort().values[[0, -1]])
 
 
-def test_no_exchange_of_one_reading_does_better():
+def test_fitted_times_are_locally_optimal():
     run = sample(mlp_field(), 60, steps=STEPS)
     found = fit_schedule(mlp_field(), 3, pilot=run, steps=STEPS)
     steps = [round(t * STEPS) for t in found.times]
@@ -101,7 +101,7 @@ def test_a_schedule_reads_the_steps_it_was_chosen_for(steps):
     assert len(run.times) == 3
 
 
-def test_between_conditions_a_schedule_compares_as_its_field_does():
+def test_reference_of_a_schedule_is_standardised_within_classes():
     field = mlp_field()
     y = torch.arange(60) % 3
     score = torch.rand(STEPS, 60, generator=torch.Generator().manual_seed(0)) + 1 + 10 * y

@@ -202,7 +202,7 @@ def test_a_longer_run_starts_with_the_same_samples_across_blocks(mlp):
     close(whole.x, split.x)
 
 
-def test_seeds(mlp):
+def test_results_depend_on_the_seed(mlp):
     first = sample(mlp, 5, steps=3, seed=1, config=SamplingConfig(decoder="stochastic"))
     assert torch.equal(first.x, sample(mlp, 5, steps=3, seed=1, config=SamplingConfig(decoder="stochastic")).x)
     other = sample(mlp, 5, steps=3, seed=2, config=SamplingConfig(decoder="stochastic"))
@@ -305,7 +305,7 @@ class Counting(nn.Module):
 @pytest.mark.parametrize("confidence", [False, True])
 @pytest.mark.parametrize("budget", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("stepper", STEPPERS)
-def test_a_budget_is_spent_exactly(stepper, budget, confidence):
+def test_budget_is_spent_exactly(stepper, budget, confidence):
     field = attach(Counting(), space=(2,), width=4)
     run = sample(field, 3, confidence=reader(confidence), config=SamplingConfig(evaluations=budget, stepper=stepper))
     assert run.evaluations == budget
@@ -323,7 +323,7 @@ def test_evaluations_per_step(stepper):
     assert field.network.calls == 3 * run.evaluations  # three batches
 
 
-def test_an_odd_budget_ends_with_an_euler_step(mlp):
+def test_odd_budget_ends_with_an_euler_step(mlp):
     x0 = torch.randn(3, 2)
     found = sample(mlp, x0=x0, config=SamplingConfig(evaluations=3, stepper="heun")).x
     half = integrate(lambda x, t: mlp(x, torch.full((3,), t)), x0, [0, 0.5], "heun")

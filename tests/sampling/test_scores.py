@@ -39,7 +39,7 @@ BY_HAND = {  # weights are 0.2, 0.5, 0.2, 0.1
 }
 
 
-def test_every_score_is_computed_by_hand():
+def test_every_score_has_a_value_by_hand():
     assert BY_HAND.keys() == SCORES.keys()
 
 
@@ -119,7 +119,7 @@ def test_the_window_of_integrated_is_an_option():
 
 
 @pytest.mark.parametrize("cut", [0.2, 0.5, 0.9])
-def test_windows_that_meet_add_up_to_the_whole(cut):
+def test_adjacent_windows_add_up_to_the_whole(cut):
     run = tiny()
     parts = run.score("integrated", late=cut) + run.score("integrated", early=cut)
     torch.testing.assert_close(parts, run.score("integrated"))
@@ -146,7 +146,7 @@ def test_an_irregular_schedule_weighs_each_reading_by_its_time(mlp):
     torch.testing.assert_close(run.weights[:, 0], torch.tensor([0.2, 0.6, 0.2]))
 
 
-def test_one_variance_per_sample_stands_for_every_coordinate():
+def test_one_variance_per_sample_applies_to_every_coordinate():
     run = tiny()
     total = Trajectory(
         x=run.x, x0=run.x0, times=run.times, mean=run.mean, var=run.var.mean(2, keepdim=True), grid=run.grid
@@ -154,7 +154,7 @@ def test_one_variance_per_sample_stands_for_every_coordinate():
     torch.testing.assert_close(total.std, run.std)
 
 
-def test_a_channel_alone():
+def test_score_of_one_channel():
     run = tiny()
     both = Trajectory(
         x={"a": run.x, "b": run.x},
@@ -208,7 +208,7 @@ def test_classes_may_be_bytes():
     assert torch.equal(standard(raw, y.byte()), standard(raw, y))
 
 
-def test_windows_of_the_ratio_may_meet():
+def test_windows_of_the_ratio_may_be_adjacent():
     assert tiny().score("temporal_ratio@0.5-0.5").isfinite().all()
 
 
@@ -272,7 +272,7 @@ def test_multiplying_the_scores_of_one_class_changes_nothing_within_it(a, b, fac
 
 
 @given(scores, scores)
-def test_the_order_inside_a_class_stays(a, b):
+def test_standardisation_keeps_the_order_within_a_class(a, b):
     raw = torch.tensor(a + b, dtype=torch.float64)
     groups = torch.tensor([0] * len(a) + [1] * len(b))
     found = within_groups("y", raw, groups)
@@ -299,7 +299,7 @@ def test_a_standard_applies_to_other_samples():
     assert standard(raw.double(), groups).dtype == torch.float64
 
 
-def test_scores_that_are_zero_or_all_alike_stay_finite():
+def test_zero_or_equal_scores_stay_finite():
     groups = torch.arange(20) % 2
     zero = torch.rand(20) + 0.5
     zero[3] = 0
@@ -310,7 +310,7 @@ def test_scores_that_are_zero_or_all_alike_stay_finite():
 
 
 @pytest.mark.parametrize("count", [1, FEWEST - 1])
-def test_a_class_of_too_few_is_named_with_their_count(count):
+def test_classes_with_too_few_samples_are_named(count):
     groups = torch.tensor([0] * 12 + [2] * count)
     with pytest.raises(UsageError, match=f"^{count} samples with digit = 2 are too few .* at least {FEWEST}") as raised:
         standard_of("digit", torch.rand(len(groups)), groups)

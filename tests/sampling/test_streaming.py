@@ -36,7 +36,7 @@ def held(run):
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_a_score_alone_is_the_score_of_the_whole(name):
+def test_recorded_scores_equal_those_of_full_runs(name):
     field = referred(FIELDS[name]())
     full, small = (
         sample(field, 12, steps=10, config=SamplingConfig(batch=5, record=record)) for record in ("full", "score")
@@ -151,7 +151,7 @@ def test_errors_that_halving_does_not_solve_are_raised(error):
 
 
 @pytest.mark.parametrize("options", [{}, {"record": "full"}, {"decoder": "stochastic", "confidence": None}], ids=str)
-def test_a_stream_is_the_run_in_pieces(options):
+def test_streamed_parts_equal_the_run(options):
     field = referred(mlp_field())
     options = {"steps": 10, "seed": 3, **options}
     whole = sample(field, 11, **arguments(**options))
@@ -204,7 +204,7 @@ def test_a_stream_takes_a_reference(mlp):
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_a_file_that_grows_is_the_file_of_the_whole(name, tmp_path):
+def test_streamed_file_equals_the_whole_file(name, tmp_path):
     field = referred(FIELDS[name]())
     y = torch.arange(11) % 2
     standard = Standard("y", torch.zeros(2), torch.ones(2))
@@ -252,7 +252,7 @@ def test_inconsistent_parts_are_refused(rows, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_bytes_are_written_as_they_come(tmp_path):
+def test_conditions_of_type_byte_are_written(tmp_path):
     part = next(stream(referred(mlp_field()), 4, steps=10, config=SamplingConfig(batch=4)))
     y = torch.arange(4, dtype=torch.uint8)
     with growing(tmp_path / "a.safetensors", 4) as add:

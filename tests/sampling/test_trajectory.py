@@ -167,7 +167,7 @@ def test_the_level_of_a_class_is_removed(asked):
     )
 
 
-def test_conditions_that_cannot_be_compared_within_are_refused(asked, mlp):
+def test_conditions_that_are_not_classes_are_refused(asked, mlp):
     run = sample(asked, 36, steps=4, cond={"y": Y})
     for call, message in (
         (lambda: run.score("peak", within="Y"), "unknown condition 'Y'.* Known: y"),
@@ -198,7 +198,7 @@ def test_confidence_uses_a_reference_within_classes(asked):
     assert not torch.equal(run.score(), run.score("peak"))  # by name it is as it was read
 
 
-def test_no_class_is_trusted_less_than_another(asked):
+def test_confidence_has_the_same_distribution_in_every_class(asked):
     referenced(asked)
     y = torch.arange(150) % 3
     run = sample(asked, 150, steps=10, seed=5, cond={"y": y})
@@ -320,7 +320,7 @@ def test_a_compact_run_keeps_every_score(transport, product, mlp):
         assert same(small.compact().var, small.var)
 
 
-def test_a_compact_run_of_one_number_a_channel_is_the_same(product):
+def test_compact_run_with_one_number_per_channel_is_the_same(product):
     """Read by random probes, the variance is one mean a channel, which stands for all of its coordinates."""
     run = sample(product, 5, steps=10, confidence=Linearised(3))
     torch.testing.assert_close(run.compact().score("shape/integrated"), run.score("shape/integrated"))

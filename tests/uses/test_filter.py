@@ -33,7 +33,7 @@ def test_budget_threshold_and_ranks_agree(score):
     assert torch.equal(choose(score, keep=1.0), torch.arange(len(score)))
 
 
-def test_examples():
+def test_choose_examples():
     score = torch.tensor([3.0, 1.0, 2.0, 0.0])
     assert choose(score, keep=0.5).tolist() == [1, 3]
     assert choose(score, threshold=2.0).tolist() == [1, 2, 3]
