@@ -23,19 +23,19 @@ __all__ = ["Dropout", "dispersion", "ensemble_ends", "stochastic_ends"]
 
 
 def dispersion(ends: State, space: Space | Sequence[int] | int | None = None) -> Tensor:  # (k, B, *) -> (B,)
-    """Return ‖std_k(x₁)‖₂, by how much the ends of k trajectories from one x0 disagree (sec:method-readouts).
+    """Return ‖std_k(x₁)‖₂, the spread of the endpoints of k trajectories from the same x0 (sec:method-readouts).
 
-    The variance is the unbiased one, summed over channels.
+    The variance is unbiased and is summed over channels.
 
     Arguments:
-        ends: The ends.
-        space: If given, differences are taken along geodesics from the first end, so that points on both sides of the
-            border of a torus are close. Channels are weighted by their training weights.
+        ends: The endpoints.
+        space: If given, differences are geodesic, measured from the first endpoint, and channels are weighted by their
+            training weights. On a torus, points on either side of the boundary are then close.
     """
     variances, space = [], None if space is None else as_space(space)
     for name, values in channels(ends).items():
         if len(values) < 2:
-            raise UsageError("dispersion takes at least 2 trajectories")
+            raise UsageError("dispersion needs at least 2 trajectories")
         weight = 1.0
         if space is not None:
             channel = space.channels[name]
@@ -55,7 +55,7 @@ def stochastic_ends(
     cond: Mapping[str, Any] | None = None,
     config: SamplingConfig | None = None,
 ) -> Any:  # -> (k, B, *)
-    """Return the ends of stochastic trajectories from the same x0: posterior draws of a field, or MC-dropout.
+    """Return the endpoints of stochastic trajectories from the same x0 (posterior samples of a field, or MC-dropout).
 
     `cond` and `config` are those of :func:`fmwc.sampling.sample`.
     """
@@ -73,7 +73,7 @@ def ensemble_ends(
     cond: Mapping[str, Any] | None = None,
     config: SamplingConfig | None = None,
 ) -> Any:  # -> (k, B, *)
-    """Return the ends of one trajectory per member, from the same x0; options as in :func:`stochastic_ends`."""
+    """Return the endpoints of one trajectory per member, from the same x0; options as in :func:`stochastic_ends`."""
     config = (config or SamplingConfig()).with_defaults(space=space)
     return _ends(sample(m, x0=x0, steps=steps, confidence=None, cond=cond, config=config) for m in members)
 
@@ -84,27 +84,31 @@ def _ends(runs: Iterable[Any]) -> Any:
 
 # ---- dropout -----------------------------------------------------------------------------------------------------
 
-# The network whose dropout is on in this thread and task, and its source of randomness.
+# The network whose dropout is active in this thread and task, and its random numbers.
 _SOURCE: ContextVar[tuple[Dropout, Randomness] | None] = ContextVar("dropout", default=None)
 ACTIVATIONS = (nn.SiLU, nn.ReLU, nn.GELU, nn.Tanh, nn.ELU, nn.LeakyReLU, nn.Mish)
 
 
 class Dropout(nn.Module):
-    """A network with dropout after each of its activation modules. When called, it is the plain network.
+    """A network with optional dropout after each activation module.
+
+    Calling it applies no dropout; :meth:`draw` applies it.
 
     Arguments:
-        network: The network; hooks are added, nothing is replaced.
-        rate: The share of activations that is dropped; the paper's is 0.1.
+        network: The network. Dropout is added by forward hooks; no module is replaced.
+        rate: The fraction of activations to drop (0.1 in the paper).
     """
 
     def __init__(self, network: nn.Module, rate: float = 0.1) -> None:
         super().__init__()
         if not 0 < rate < 1:
-            raise UsageError(f"a dropout rate lies strictly between 0 and 1, got {rate}")
+            raise UsageError(f"rate must be strictly between 0 and 1, got {rate}")
         self.network, self.rate = network, rate
         activations = [m for m in network.modules() if isinstance(m, ACTIVATIONS)]
         if not activations:
-            raise UsageError("the network has no activation module to put dropout after")
+            raise UsageError(
+                "the network has no activation module for dropout to follow; use modules such as nn.SiLU, not functions"
+            )
         for module in activations:
             module.register_forward_hook(self._drop)
 
@@ -122,5 +126,5 @@ class Dropout(nn.Module):
         return self.network(x, t, **cond)
 
     def draw(self, x: Any, t: Any, *, seed: Any = None, cond: Mapping[str, Any] | None = None) -> Any:
-        """Return the velocity with dropout."""
+        """Return the velocity, computed with dropout."""
         return Bound(_SOURCE, (self, as_randomness(seed, self.device))).call(self.network, x, t, **(cond or {}))

@@ -313,5 +313,5 @@ def test_an_unknown_class_is_rejected(run, digits, tmp_path):
 
 
 def test_another_field_than_the_recorded_one_is_detected(points):
-    with pytest.raises(fmwc.errors.UsageError, match="ends elsewhere"):
+    with pytest.raises(fmwc.errors.UsageError, match="gives different samples"):
         with_states(fmwc.load("checkerboard-joint"), Trajectory.load(points))

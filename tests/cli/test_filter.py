@@ -237,8 +237,8 @@ BAD = {
     "two choices": (("--keep", 0.5, "--budget", 3), "got --keep and --budget"),
     "nothing kept": (("--keep", 0), "(0, 1], got 0.0"),
     "too much kept": (("--keep", 1.2), "(0, 1], got 1.2"),
-    "a budget larger than the set": (("--budget", 601), "the number of samples, 600; got 601"),
-    "no budget": (("--budget", 0), "at least 1"),
+    "a budget larger than the set": (("--budget", 601), "the number of samples, 600, got 601"),
+    "no budget": (("--budget", 0), "between 1 and"),
     "risk without labels": (("--max-risk", 0.05), "add --labels"),
     "a risk out of range": (("--max-risk", 5, "--labels", "{labels}"), "between 0 and 1"),
     "a probability out of range": (

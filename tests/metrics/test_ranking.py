@@ -80,7 +80,7 @@ def test_tensors_are_accepted():
 def test_refusals():
     with pytest.raises(ShapeError, match="got 2 labels for 3 scores"):
         auprc([1, 2, 3], [True, False])
-    with pytest.raises(UsageError, match="NaN or infinite"):
+    with pytest.raises(UsageError, match="must be finite"):
         auprc([1, float("nan")], [True, False])
     with pytest.raises(UsageError, match="no sample is positive"):
         auprc([1, 2], [False, False])
@@ -95,7 +95,7 @@ def test_precisions_by_hand():
     assert list(precisions(score, positive)) == [0.01, 0.05, 0.10]  # of ten samples, each is of one
     assert set(precisions(score, positive).values()) == {1.0}
     for share in (0.0, 1.1):
-        with pytest.raises(UsageError, match=r"lies in \(0, 1\]"):
+        with pytest.raises(UsageError, match=r"must be in \(0, 1\]"):
             precisions(score, positive, [share])
 
 
@@ -177,7 +177,7 @@ def test_a_paired_difference_is_narrower_than_its_parts():
 
 
 def test_compare_refuses():
-    with pytest.raises(UsageError, match="there is no score"):
+    with pytest.raises(UsageError, match="no scores"):
         compare({}, [True])
     with pytest.raises(UsageError, match="no sample is positive"):
         compare({"a": [1, 2]}, [False, False])

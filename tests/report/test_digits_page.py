@@ -100,7 +100,7 @@ def test_the_page_is_complete_and_fetches_nothing(tmp_path, trajectory, bad, pix
 def test_a_run_all_good_or_all_bad_has_a_page(tmp_path, trajectory, pixels, rate):
     plain = replace(trajectory, transported=None)
     page = digits_page(tmp_path, plain, np.full(COUNT, bool(rate)), pixels, numbers=[], provenance={}).read_text()
-    assert ("None of them is failed" in page) == (rate == 0)
+    assert ("There are no failed digits" in page) == (rate == 0)
     assert ">Numbers<" not in page
     assert page.count("<img ") == 5
 

@@ -61,7 +61,7 @@ def test_a_state_of_ambiguous_shape_is_listed_as_numbers(tmp_path):
     assert ">Samples<" not in page
     assert "x[7]</th>" in page
     assert "x[8]</th>" not in page
-    assert "The first 8 of the 15 numbers of each sample." in page
+    assert "The first 8 of the 15 coordinates of each sample are listed." in page
     first = run.x[run.score().argsort(stable=True)[0]]
     assert f">{float(first.flatten()[0]):.4g}</td>" in page
 

@@ -120,7 +120,7 @@ def test_budget_is_not_exceeded():
         spy = Counter(network)
         done = best_of(network, 5, **arguments(budget=budget, score="echo", space=(2,), **how))
         assert done.evaluations == spy.rows == 5 * n * 12
-    with pytest.raises(UsageError, match="takes 12 evaluations, more than the budget of 11"):
+    with pytest.raises(UsageError, match="needs 12 evaluations, more than the budget of 11"):
         best_of(network, 5, **arguments(budget=11, score="echo", space=(2,), **how))
     assert candidates_within(100, 50) == 2
 
@@ -142,7 +142,7 @@ def test_crystals_keep_their_number_of_atoms():
 
 def test_invalid_arguments(mlp):
     for words in ({}, {"n": 2, "budget": 30}):
-        with pytest.raises(UsageError, match="give the number of candidates"):
+        with pytest.raises(UsageError, match="give either n, the number of candidates"):
             best_of(mlp, 4, **arguments(**words))
     with pytest.raises(UsageError, match="n "):
         best_of(mlp, 4, -1)

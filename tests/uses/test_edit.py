@@ -242,7 +242,7 @@ def test_invalid_arguments(product):
         edit(product, run, "plaice", at=0.5, scale=0.1)
     with pytest.raises(UnknownNameError, match="Known: place, shape"):
         edit(product, run, None, at=0.5, scale={"plaice": 0.1})
-    with pytest.raises(UsageError, match="give one number"):
+    with pytest.raises(UsageError, match="must be a number"):
         edit(product, run, "place", at=0.5, scale={"place": 0.1})
     with pytest.raises(UsageError, match="at least 0"):
         edit(product, run, "place", at=0.5, scale=-0.1)
@@ -250,7 +250,7 @@ def test_invalid_arguments(product):
         edit(product, run, "place", at=1.0, scale=0.1)
     with pytest.raises(ShapeError, match="one per sample"):
         edit(product, run, "place", at=torch.tensor([0.1, 0.2]), scale=0.1)
-    with pytest.raises(UsageError, match="replicates is at least 1"):
+    with pytest.raises(UsageError, match="replicates must be at least 1"):
         edit(product, run, "place", at=0.5, scale=0.1, replicates=0)
     with pytest.raises(UsageError, match="leave it out"):
         edit(product, run, "place", at=0.5, scale=0.1, steps=7)

@@ -129,7 +129,7 @@ def test_guided_velocity_is_one_evaluation(mlp):
 def test_invalid_arguments(mlp):
     with pytest.raises(UsageError, match="Known: log_var, std"):
         Guidance(1.0, objective="var")
-    with pytest.raises(UsageError, match="window"):
+    with pytest.raises(UsageError, match="early ≤ late"):
         Guidance(1.0, early=0.9, late=0.1)
     with pytest.raises(UsageError, match="probes"):
         Guidance(1.0, probes=0)

@@ -135,5 +135,5 @@ def test_invalid_arguments():
         fit_head(run, torch.arange(200) < 2)
     with pytest.raises(UnknownNameError, match="did you mean 'boosting'"):
         fit_head(run, BAD, "boost")
-    with pytest.raises(ShapeError, match="fitted on 8 features and this run has 6"):
+    with pytest.raises(ShapeError, match="fitted to 8 features, but the run has 6"):
         fit_head(run, BAD).score(toy(0, reads=3))

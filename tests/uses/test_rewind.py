@@ -74,7 +74,7 @@ def test_recomputed_states_count_in_the_budget(mlp):
     done = resample(mlp, run, 150, score="peak")
     assert done.evaluations == spy.rows <= 150
     assert done.run.states is None
-    with pytest.raises(UsageError, match="takes 100 of 99"):
+    with pytest.raises(UsageError, match="takes 100 evaluations of 99"):
         resample(mlp, run, 99)
 
 
@@ -91,7 +91,7 @@ def test_rewound_crystals_keep_their_number_of_atoms():
 
 def test_invalid_arguments(mlp):
     run = fmwc.sample(mlp, 6, steps=4, config=SamplingConfig(keep_states=True))
-    with pytest.raises(UsageError, match="at least 2 branches"):
+    with pytest.raises(UsageError, match="branches must be at least 2"):
         rewind(mlp, run, torch.arange(2), branches=1)
     with pytest.raises(UsageError, match="at least 0"):
         rewind(mlp, run, torch.arange(2), before=-0.1)

@@ -1,1 +1,1 @@
-"""Metrics: how good samples are, and how well a score tells which."""
+"""Metrics of sample quality, and of how well a score ranks samples."""

@@ -39,9 +39,9 @@ def divergence(
 
     Arguments:
         velocity: Called as `v(x, t, **cond)`.
-        probes: `None` for the exact trace (one backward pass per coordinate), or the number of Hutchinson probes.
+        probes: The number of Hutchinson probes, or `None` for the exact trace (one backward pass per coordinate).
         distribution: The distribution of the probes, `rademacher` or `gaussian`.
-        seed: The source of the probes.
+        seed: Seeds the probes.
         cond: Conditions by name, passed to the velocity.
     """
     if probes is not None:
@@ -71,7 +71,7 @@ def estimates(
     """
     draw = pick(PROBES, distribution, "distribution")
     if probes < 1:
-        raise UsageError(f"probes is None (exact) or at least 1, got {probes}")
+        raise UsageError(f"probes must be None (exact) or at least 1, got {probes}")
     rows = []
     with torch.enable_grad():
         v, pull = _vjp(velocity, x, t, as_conditions(cond))
@@ -91,7 +91,7 @@ def _vjp(
     x = tree_map(lambda c: c.detach().requires_grad_(), x)
     v = velocity(x, t, **cond)
     inputs = list(channels(x).values())
-    moved = [name for name, value in channels(v).items() if value.requires_grad]  # a constant has no slope
+    moved = [name for name, value in channels(v).items() if value.requires_grad]  # a constant has no gradient
 
     def pull(w: State) -> list[Tensor]:
         if not moved:

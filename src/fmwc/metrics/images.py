@@ -1,4 +1,4 @@
-"""Metrics of images by a classifier: predicted classes, failures, and activations of the penultimate layer."""
+"""Classifier-based image metrics: predicted classes, failures, and activations of the penultimate layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHUNK = 2000  # images per batch of the classifier
 def _classify(classifier: Any, x: Tensor, method: str) -> Tensor:
     device = next(classifier.parameters()).device
     with evaluating(classifier), torch.no_grad():
-        # Pixels outside [0, 1] are displayed as black or white, so the classifier is given the same.
+        # Clamp as a display does: pixels outside [0, 1] appear black or white.
         return torch.cat([getattr(classifier, method)(part.to(device).clamp(0, 1)).cpu() for part in x.split(CHUNK)])
 
 
@@ -29,17 +29,17 @@ def predictions(classifier: Any, x: Tensor) -> Tensor:  # (B, 1, H, W) -> (B,)
 
 
 def failed(classifier: Any, x: Tensor, y: Tensor) -> np.ndarray:  # (B, 1, H, W), (B,) -> (B,)
-    """Return the positive class: images whose predicted class is not the requested one."""
+    """Return `True` for each image whose predicted class is not the requested one."""
     if len(x) != len(y):
         raise ShapeError(f"expected one class per image, got {len(y)} for {len(x)} images")
     return (predictions(classifier, x) != y.cpu()).numpy()
 
 
 def accuracy(classifier: Any, x: Tensor, y: Tensor) -> float:
-    """Return the fraction of images whose class is predicted correctly."""
+    """Return the fraction of images that are classified as the requested class."""
     return 1 - float(failed(classifier, x, y).mean())
 
 
 def activations(classifier: Any, x: Tensor) -> np.ndarray:  # (B, 1, H, W) -> (B, F)
-    """Return the classifier's penultimate layer, in double precision."""
+    """Return the activations of the classifier's penultimate layer, in double precision."""
     return _classify(classifier, x, "features").double().numpy()

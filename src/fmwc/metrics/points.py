@@ -11,7 +11,7 @@ __all__ = ["misplaced", "misplacement", "squares"]
 
 
 def misplaced(x: Tensor) -> np.ndarray:  # (B, 2) -> (B,)
-    """Return the positive class: samples outside the eight cells."""
+    """Return `True` for each sample outside the eight cells."""
     return (~checkerboard.inside(x)).cpu().numpy()
 
 
@@ -21,7 +21,7 @@ def misplacement(x: Tensor) -> float:
 
 
 def squares(x: Tensor) -> list[str]:  # (B, 2)
-    """Return the square of each point, named as on a chessboard with a1 at the lower left; empty outside the board.
+    """Return the chessboard name of each point's square, with a1 at the lower left; `""` outside the board.
 
     >>> squares(torch.tensor([[-1.5, -1.5], [1.5, -0.5], [3.0, 0.0]]))
     ['a1', 'd2', '']

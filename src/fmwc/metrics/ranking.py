@@ -1,6 +1,6 @@
-"""How well a score finds the bad samples, as numbers and as text with 90 % intervals.
+"""Ranking metrics: how well a score finds bad samples, with 90 % intervals.
 
-Every call names the positive class: the samples to discard.
+The positive class consists of the samples to discard.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ __all__ = [
 
 LEVELS = (5.0, 95.0)  # percentiles of a bootstrap interval
 RESAMPLES = 1_000
-TOP = (0.01, 0.05, 0.10)  # fractions of highest score
-KEPT = (0.5, 0.8, 0.9)  # fractions of lowest score
-FEWEST = 10  # samples of the rarer class: with fewer, a ranking is noise
+TOP = (0.01, 0.05, 0.10)  # fractions of samples with the highest scores
+KEPT = (0.5, 0.8, 0.9)  # fractions of samples with the lowest scores
+FEWEST = 10  # minimum size of the rarer class; below it, ranking metrics are noise
 NORMAL = 1.6448536269514722  # quantile of a two-sided 90 % interval
 INTERVALS = "90 % intervals"
 
@@ -46,7 +46,7 @@ def _arrays(score: ArrayLike, positive: ArrayLike) -> tuple[np.ndarray, np.ndarr
     if values.shape != labels.shape:
         raise ShapeError(f"expected one label per score, got {len(labels)} labels for {len(values)} scores")
     if not np.isfinite(values).all():
-        raise UsageError("a score is NaN or infinite, so samples cannot be ranked by it")
+        raise UsageError("scores must be finite to rank samples, got NaN or infinity")
     return values, labels
 
 
@@ -56,20 +56,21 @@ def _require_positive(labels: np.ndarray) -> None:
 
 
 def auprc(score: ArrayLike, positive: ArrayLike) -> float:
-    """Return the area under the precision-recall curve; a high score marks a sample as probably positive."""
+    """Return the area under the precision-recall curve; higher scores mean more probably positive."""
     values, labels = _arrays(score, positive)
     _require_positive(labels)
     return float(average_precision_score(labels, values))
 
 
 class Ranking(NamedTuple):
-    """AUPRC and the prevalence of the positive class, which a random order reaches."""
+    """AUPRC, and the prevalence of the positive class, which is the AUPRC of a random order."""
 
     auprc: float
     prevalence: float
 
     @property
     def lift(self) -> float:
+        """The AUPRC divided by that of a random order."""
         return self.auprc / self.prevalence
 
 
@@ -79,18 +80,18 @@ def ranking(score: ArrayLike, positive: ArrayLike) -> Ranking:
 
 
 class Retention(NamedTuple):
-    """The rate of positives among the samples of lowest score, for every fraction kept."""
+    """The rate of positives among the kept samples, which have the lowest scores, for every fraction kept."""
 
     kept: np.ndarray
     rate: np.ndarray
 
     def at(self, fraction: float) -> float:
-        """Return the rate among the `fraction` of lowest score."""
+        """Return the rate of positives when this fraction of samples is kept."""
         return float(self.rate[max(1, round(fraction * len(self.rate))) - 1])
 
 
 def retention(score: ArrayLike, positive: ArrayLike) -> Retention:
-    """Return the retention curve, which keeps the samples of lowest score.
+    """Return the rate of positives among the samples with the lowest scores, for every fraction kept.
 
     >>> retention([0.1, 0.2, 0.9, 0.8], [False, False, True, False]).rate.tolist()
     [0.0, 0.0, 0.0, 0.25]
@@ -103,12 +104,12 @@ def retention(score: ArrayLike, positive: ArrayLike) -> Retention:
 def _count(fraction: float, total: int) -> int:
     """Return the number of samples in a fraction, at least one."""
     if not 0 < fraction <= 1:
-        raise UsageError(f"a fraction of the samples lies in (0, 1], got {fraction}")
+        raise UsageError(f"fractions of samples must be in (0, 1], got {fraction}")
     return max(1, round(fraction * total))
 
 
 def precisions(score: ArrayLike, positive: ArrayLike, shares: Sequence[float] = TOP) -> dict[float, float]:
-    """Return the rate of positives among the samples of highest score, for each fraction of all samples.
+    """Return the rate of positives among the samples with the highest scores, for each fraction.
 
     >>> precisions([4, 3, 2, 1], [True, False, False, True], [0.25, 0.5])
     {0.25: 1.0, 0.5: 0.5}
@@ -122,7 +123,7 @@ def precisions(score: ArrayLike, positive: ArrayLike, shares: Sequence[float] = 
 
 
 def wilson(count: int, total: int) -> tuple[float, float]:
-    """Return the 90 % Wilson interval of a rate. Unlike a bootstrap, it also holds for counts of 0 or `total`.
+    """Return the 90 % Wilson interval of a rate. Unlike a bootstrap interval, it is valid for counts of 0 and `total`.
 
     >>> [round(v, 3) for v in wilson(2, 100)], [round(v, 3) for v in wilson(0, 80)]
     ([0.007, 0.059], [0.0, 0.033])
@@ -140,7 +141,7 @@ def _resamples(count: int, seed: int) -> Iterator[np.ndarray]:
 
 
 def _interval(values: np.ndarray) -> list[float]:
-    values = values[np.isfinite(values)]  # a resample may hold no positive sample
+    values = values[np.isfinite(values)]  # a resample may have no positive sample
     return [float(v) for v in np.percentile(values, LEVELS)] if len(values) else [math.nan, math.nan]
 
 
@@ -156,20 +157,22 @@ def bootstrap(read: Callable[[np.ndarray], float], count: int, seed: int = 0) ->
 
 
 class _Order:
-    """Samples in the order of their score, which is sorted once for all resamples."""
+    """Samples sorted by score, once for all resamples."""
 
     def __init__(self, values: np.ndarray, labels: np.ndarray) -> None:
         self.order = np.argsort(-values, kind="stable")
         self.labels = labels[self.order]
         ranked = values[self.order]
-        self.ends = np.append(np.flatnonzero(ranked[1:] != ranked[:-1]), len(ranked) - 1)  # of equal scores
+        self.ends = np.append(
+            np.flatnonzero(ranked[1:] != ranked[:-1]), len(ranked) - 1
+        )  # last index of each run of equal scores
 
     def metrics(self, times: np.ndarray, top: Sequence[float], kept: Sequence[float]) -> list[float]:
-        """Return AUPRC, lift, precision at the top and rate among the kept; NaN if no positive was drawn.
+        """Return AUPRC, lift, precisions and retention rates, or NaN if no positive was drawn.
 
         Arguments:
             times: How often each sample was drawn, `(B,)`.
-            top, kept: Fractions of highest and of lowest score.
+            top, kept: Fractions of samples with the highest and with the lowest scores.
         """
         drawn = times[self.order]
         samples, positives = np.cumsum(drawn), np.cumsum(drawn * self.labels)
@@ -179,7 +182,7 @@ class _Order:
         hits, seen = positives[self.ends], samples[self.ends]
         area = float(np.sum(np.diff(hits, prepend=0) * hits / np.maximum(seen, 1))) / positive
 
-        def among_first(count: int) -> int:  # positives; the last of these samples may have been drawn several times
+        def among_first(count: int) -> int:  # number of positives; the last sample may have been drawn several times
             if count == 0:
                 return 0
             edge = int(np.searchsorted(samples, count))
@@ -203,23 +206,23 @@ def compare(
     kept: Sequence[float] = KEPT,
     seed: int = 0,
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Compare scores on the same samples: each metric with a 90 % interval, and its difference from the first score's.
+    """Compare scores on the same samples: metrics with 90 % intervals, and differences from the first score.
 
-    All scores are evaluated on the same resamples, so that the interval of a difference is that of a paired comparison.
+    All scores are evaluated on the same resamples, so the intervals of differences are paired.
 
     Arguments:
-        scores: Scores by name, high for samples that are probably positive. The first is the baseline.
+        scores: Scores by name, high for samples that are probably positive. The first score is the baseline.
         positive: The labels of the samples.
-        top: Fractions of highest score whose precision is computed (`precision_5%`).
-        kept: Fractions of lowest score whose rate of positives is computed (`retention_80%`).
+        top: Fractions with the highest scores, for precision (`precision_5%`).
+        kept: Fractions with the lowest scores, for the rate of positives (`retention_80%`).
         seed: Seeds the resamples.
 
     Returns:
-        For each score `auprc`, `lift`, `precision_…` and `retention_…`, each a dict with `value` and `interval`, and
-        for all but the first score also `difference` and `difference_interval`.
+        For each score, `auprc`, `lift`, `precision_…` and `retention_…`. Each is a dict with `value` and `interval`;
+        scores after the first also have `difference` and `difference_interval`.
     """
     if not scores:
-        raise UsageError("there is no score to compare; give at least one")
+        raise UsageError("no scores to compare; give at least one")
     arrays = {name: _arrays(score, positive) for name, score in scores.items()}
     labels = next(iter(arrays.values()))[1]
     _require_positive(labels)
@@ -251,7 +254,7 @@ def _rate_text(share: float, count: int, total: int) -> str:
 
 
 def rate(positive: ArrayLike) -> str:
-    """Return the rate of positive samples with its interval.
+    """Return the rate of positive samples, with its interval, as text.
 
     >>> rate([True, False, False, False])
     '25.0% [5.8%, 64.4%]'
@@ -261,7 +264,7 @@ def rate(positive: ArrayLike) -> str:
 
 
 def rate_kept(score: ArrayLike, positive: ArrayLike, share: float) -> str:
-    """Return the rate of positive samples among the fraction `share` of lowest score, with its interval."""
+    """Return the rate of positives among the `share` of samples with the lowest scores, as text."""
     labels = np.asarray(positive, dtype=bool)
     count = max(1, round(share * len(labels)))
     value = retention(score, labels).at(share)
@@ -269,7 +272,7 @@ def rate_kept(score: ArrayLike, positive: ArrayLike, share: float) -> str:
 
 
 def too_few(positive: ArrayLike, what: str) -> str:
-    """Return why one class is too small for a ranking; empty if both are large enough.
+    """Return why one class is too small for ranking metrics, or `""` if both are large enough.
 
     >>> too_few([True] * 2 + [False] * 98, "failed")
     'too few to tell (2 failed)'
@@ -283,7 +286,7 @@ def too_few(positive: ArrayLike, what: str) -> str:
 
 
 def ranking_text(score: ArrayLike, positive: ArrayLike, what: str, number: str = "auprc") -> str:
-    """Return AUPRC or lift with its interval, or the reason why there are too few samples for it.
+    """Return AUPRC or lift with its interval as text, or why there are too few samples for it.
 
     Arguments:
         score: High for samples that are probably positive.

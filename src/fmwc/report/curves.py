@@ -37,8 +37,8 @@ __all__ = [
     "variance_trajectories",
 ]
 
-EXTREME = 0.1  # the share of samples called the surest, and the most doubtful
-SINGLE = 8  # signals drawn from either end of the ranking
+EXTREME = 0.1  # share of samples in each of the groups "surest" and "most doubtful"
+SINGLE = 8  # signals drawn from each end of the ranking
 
 
 # ---- selections --------------------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ SINGLE = 8  # signals drawn from either end of the ranking
 def on_common_times(
     times: np.ndarray, std: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:  # (R, B), (R, B) -> (R,), (R, B)
-    """Interpolate curves linearly to times that all samples share.
+    """Interpolate curves linearly to common times.
 
     >>> t, s = on_common_times(np.array([[0.0, 0.0], [0.4, 0.6]]), np.array([[1.0, 1.0], [2.0, 4.0]]))
     >>> t.tolist(), s[1].tolist()
@@ -62,7 +62,7 @@ def on_common_times(
 
 
 def extremes(confidence: np.ndarray, share: float = EXTREME) -> tuple[np.ndarray, np.ndarray]:  # (B,)
-    """Return the indices of the surest share of samples and of the most doubtful share, each surest first.
+    """Return the indices of the surest and of the most doubtful samples, each surest first.
 
     >>> [index.tolist() for index in extremes(np.array([0.2, 0.9, 0.1, 0.8]), 0.25)]
     [[1], [2]]
@@ -92,13 +92,13 @@ def variance_trajectories(
     shares: Sequence[float] | None = None,
     what: str = "misplaced",
 ) -> Figure:
-    """Draw ‖σ_t‖ over time: median and 10–90 % band of the surest and the most doubtful tenth, and single samples.
+    """Draw ‖σ_t‖ over time: medians, 10–90 % bands and individual samples of the surest and the most doubtful tenth.
 
     Arguments:
         times: Times of the readings, `(R,)` or `(R, B)`.
         std: ‖σ_t‖ at these times, `(R, B)`.
         confidence: High = sure, `(B,)`; only the order matters.
-        shares: The share of bad samples among the surest tenth and among the most doubtful tenth, if known.
+        shares: The shares of bad samples among the surest and among the most doubtful tenth, if known.
         what: The word for bad samples.
     """
     t, curves = on_common_times(times, std)
@@ -121,14 +121,14 @@ def variance_trajectories(
 def transport_profile(
     profile: np.ndarray, confidence: np.ndarray, grid: np.ndarray, layers: Sequence[str], part: str = "layer"
 ) -> Figure:
-    """Draw the contribution of each step and layer to the variance of the endpoint, for the two ends of the ranking.
+    """Draw the contribution of each step and layer to the variance of the endpoint, for both ends of the ranking.
 
     Arguments:
         profile: Variance, `(steps, L, B)`, summed over coordinates.
         confidence: High = sure, `(B,)`; only the order matters.
         grid: Times of the run, `(steps + 1,)`.
         layers: Names of the L layers or parts of the network.
-        part: The word for one of them.
+        part: The word for a layer in the legend.
     """
     figure = Figure(figsize=TWO)
     panels = figure.subplots(1, 2, sharey=True)
@@ -140,7 +140,7 @@ def transport_profile(
             axes.stairs(below + share, grid, baseline=below, fill=True, color=colour, label=layer)
             below = below + share
         axes.set(xlabel=TIME, xlim=(grid[0], grid[-1]))
-        axes.set_title(f"{name} {EXTREME:.0%}: std {np.sqrt(parts.sum()):.2g} at the end")
+        axes.set_title(f"{name} {EXTREME:.0%}: endpoint std {np.sqrt(parts.sum()):.2g}")
     panels[0].set_ylabel("share of the endpoint variance, per step")
     panels[0].yaxis.set_major_formatter(PERCENT)
     handles, names = panels[0].get_legend_handles_labels()
@@ -148,16 +148,16 @@ def transport_profile(
     return figure
 
 
-# ---- what a ranking is worth -------------------------------------------------------------------------------------
+# ---- ranking -----------------------------------------------------------------------------------------------------
 
 
 @styled
 def retention_curve(curves: Mapping[str, Retention], prevalence: float, what: str = "misplaced") -> Figure:
-    """Draw the share of bad samples among those kept, between a random and a perfect order.
+    """Draw the share of bad samples among those kept, with those of a random and a perfect order.
 
     Arguments:
         curves: Retention curves by label.
-        prevalence: The share of bad samples among all.
+        prevalence: The share of bad samples among all samples.
         what: The word for bad samples.
     """
     figure = Figure(figsize=ONE)
@@ -168,7 +168,7 @@ def retention_curve(curves: Mapping[str, Retention], prevalence: float, what: st
     axes.plot(share, perfect, color=FAINT, linewidth=1.2, linestyle=DOTTED, label="perfect order")
     highest = max(prevalence, 1e-3)
     for (label, curve), colour in zip(curves.items(), LINES, strict=False):
-        steady = curve.kept >= 0.01  # rates among fewer samples are noise
+        steady = curve.kept >= 0.01  # rates among fewer samples are too noisy
         axes.plot(curve.kept[steady], curve.rate[steady], color=colour, label=label)
         highest = max(highest, float(curve.rate[steady].max(initial=0)))
     axes.set(xlabel="share of samples kept", ylabel=f"{what} among the kept", xlim=(1, 0), ylim=(0, 1.06 * highest))
@@ -183,7 +183,7 @@ def retention_curve(curves: Mapping[str, Retention], prevalence: float, what: st
 
 @styled
 def draw_signals(x: np.ndarray, confidence: np.ndarray, label: str) -> Figure:  # (B, L) or (B, C, L)
-    """Draw the surest and the most doubtful signals, in front of the range of all signals."""
+    """Draw the surest and the most doubtful signals over the range of all signals."""
     curves = x[:, None] if x.ndim == 2 else x  # (B, C, L)
     channels, length = curves.shape[1:]
     order = np.argsort(-confidence, kind="stable")
@@ -209,5 +209,5 @@ def draw_signals(x: np.ndarray, confidence: np.ndarray, label: str) -> Figure:  
         axes.set_xlabel("position in the signal")
     handles, names = panels[0, 0].get_legend_handles_labels()
     single = Line2D([], [], color=INK, linewidth=1.0)
-    figure.legend([*handles, single], [*names, "single samples"], loc="outside lower left", ncols=3)
+    figure.legend([*handles, single], [*names, "individual samples"], loc="outside lower left", ncols=3)
     return figure

@@ -36,16 +36,16 @@ __all__ = [
 ]
 
 COLUMNS = 20  # images per row of a sorted grid
-END_ROWS, MIDDLE_ROWS = 2, 6  # rows of either end and of the middle, if a run is too large to be shown whole
-ENDS = 8  # images at either end of a class
-SIDE = 0.42  # inches: an image with its margin; a row of twenty is as wide as the page
+END_ROWS, MIDDLE_ROWS = 2, 6  # rows of each end and of the middle, if a run is too large to be shown in full
+ENDS = 8  # images at each end of a class
+SIDE = 0.42  # inches per image with its margin; a row of twenty is as wide as the page
 MARGIN = 1 / 14  # around an image, relative to its height
 SMALL = 9  # points
-PAIRS, PAIR_COLUMNS = 40, 5  # edits that are shown, and pairs per row
+PAIRS, PAIR_COLUMNS = 40, 5  # maximum number of edits drawn, and pairs per row
 STEPS = 50  # Euler steps of the runs whose states are shown
 TIMES = (0.0, 0.2, 0.4, 0.6, 0.8, 0.96)  # of the states
 GRID = 6  # images per side of a grid
-DOUBTFUL_SHOWN, DOUBTFUL_COLUMNS = 40, 8  # images on a sheet of the most doubtful
+DOUBTFUL_SHOWN, DOUBTFUL_COLUMNS = 40, 8  # maximum number of most doubtful images drawn, and images per row
 
 
 # ---- selections --------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ class Band(NamedTuple):
 
 
 def bands(confidence: ArrayLike, columns: int = COLUMNS) -> list[Band]:  # (B,)
-    """Return all images in order if they fill at most ten rows; otherwise both ends and an even choice of the rest.
+    """Return all images in order if they fit in ten rows, or else both ends and evenly spaced images between them.
 
     >>> [band.which.tolist() for band in bands([0.2, 0.9, 0.5])]
     [[1, 2, 0]]
@@ -88,7 +88,7 @@ def bands(confidence: ArrayLike, columns: int = COLUMNS) -> list[Band]:  # (B,)
 def ends_by_class(
     confidence: ArrayLike, classes: ArrayLike, shown: int
 ) -> dict[int, tuple[np.ndarray, np.ndarray]]:  # (B,), (B,)
-    """For each class that occurs, return its surest and its most doubtful images, surest first and without overlap.
+    """Return the surest and the most doubtful images of each class, surest first and without overlap.
 
     >>> ends = ends_by_class([0.1, 0.9, 0.5, 0.7], [3, 3, 3, 7], shown=1)
     >>> {c: (sure.tolist(), doubtful.tolist()) for c, (sure, doubtful) in ends.items()}
@@ -109,9 +109,9 @@ def ends_by_class(
 
 
 class Sheet:
-    """A figure that is measured in images, each with its margin, from the upper left corner.
+    """A figure whose unit of length is one image with its margin, with the origin at the upper left.
 
-    Values outside [0, 1] are drawn white or black, as the classifier sees them.
+    Values outside [0, 1] are drawn as white or black.
 
     Arguments:
         width, height: Size of the figure, in images.
@@ -120,14 +120,14 @@ class Sheet:
 
     def __init__(self, width: float, height: float, side: float = SIDE) -> None:
         self.figure = Figure(figsize=(side * width, side * height))
-        self.figure.set_layout_engine("none")  # everything is placed explicitly
+        self.figure.set_layout_engine("none")  # all positions are explicit
         self.axes = self.figure.add_axes((0, 0, 1, 1), frameon=False)
         self.axes.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
 
     def images(
         self, images: np.ndarray, left: float, top: float, columns: int, paper: float = 0.0, **style: Any
     ) -> AxesImage:
-        """Draw images row by row as one picture; `paper` is the value between them."""
+        """Draw images row by row as one picture; `paper` is the pixel value between them."""
         count, high, wide = images.shape
         margin = 2 * max(1, round(MARGIN * high))
         rows = ceil(count / columns)
@@ -149,7 +149,7 @@ class Sheet:
         columns: int,
         classes: np.ndarray | None = None,
     ) -> None:
-        """Draw images row by row; frame bad ones and write the requested class into their corner."""
+        """Draw images row by row; frame bad images and write the requested class in the corner."""
         if not len(images):
             return
         self.images(images, left, top, columns)
@@ -166,13 +166,13 @@ class Sheet:
         self.axes.add_patch(Rectangle(corner, side, side, facecolor="none", edgecolor=colour, linewidth=1.5))
 
     def legend(self, right: float, middle: float, bad: np.ndarray) -> None:
-        """Write the meaning of a frame, right-aligned."""
+        """Write the right-aligned legend of the frames."""
         words = self.text(right, middle, f"classified as another digit ({bad.mean():.1%})", ha="right")
         start = words.get_window_extent().transformed(self.axes.transData.inverted()).x0
         self.frame(start - 0.65, middle - 0.25, 0.5)
 
     def scale(self, right: float, top: float, places: np.ndarray, count: int) -> None:
-        """Write the rank of a row's first image to its left, beside the colour of its confidence."""
+        """Write the rank of a row's first image and the row's confidence colour to the left of the row."""
         colour = CONFIDENCE(1 - places.mean() / max(1, count - 1))
         piece = Rectangle((right - 0.17, top), 0.17, 1, facecolor=colour, linewidth=0, antialiased=False)
         self.axes.add_patch(piece)
@@ -200,13 +200,13 @@ class Sheet:
 
 
 class Pixels(NamedTuple):
-    """Trajectories of a few digits, with the standard deviation of the velocity of every pixel.
+    """Trajectories of a few digits, with the standard deviation of the velocity per pixel.
 
     Attributes:
         states: x_t, `(T, n, H, W)`.
         std: σ_t, `(T, n, H, W)`.
         times: t, `(T,)`.
-        index: Their indices in the run, surest first, `(n,)`.
+        index: Indices of the digits in the run, surest first, `(n,)`.
     """
 
     states: np.ndarray
@@ -223,18 +223,18 @@ def read_pixels(
     probes: int = 64,
     seed: int = 0,
 ) -> Pixels:
-    """Integrate the surest and the most doubtful digits of a run again and read the variance of each pixel.
+    """Recompute the surest and the most doubtful digits of a run and read the variance of each pixel.
 
     Arguments:
         field: The field that was sampled.
         trajectory: The run.
-        count: Number of digits, half of them from either end.
-        times: Times of the readings, each at the nearest step.
-        probes: Number of random directions that each variance averages.
+        count: Number of digits, half of them from each end.
+        times: Times of the readings, rounded to the nearest step.
+        probes: Number of random probes per variance.
         seed: Seed of the probes.
     """
     if not 1 <= count <= len(trajectory):
-        raise UsageError(f"count must lie between 1 and the {len(trajectory)} digits of this run, got {count}")
+        raise UsageError(f"count must be between 1 and {len(trajectory)}, the number of digits in the run, got {count}")
     order = trajectory.score().argsort(stable=True).cpu()
     sure = (count + 1) // 2
     index = torch.cat([order[:sure], order[len(order) - (count - sure) :]])
@@ -248,7 +248,7 @@ def read_pixels(
     states, stds, read = [], [], []
     for step in [int((grid - t).abs().argmin()) for t in times]:
         x, t = again.states[step], float(grid[step])
-        # One seed per time, so that the remaining noise of the probes does not look like a pattern.
+        # One seed per time, so that probe noise is not mistaken for a persistent pattern.
         var = field.moments(x, t, Tangent(probes), seed=derive(seed, "pixels", step), cond=cond).var
         states.append(_images(x.cpu()))
         stds.append(np.sqrt(_images(var.cpu())))
@@ -265,15 +265,15 @@ def _images(x: ArrayLike) -> np.ndarray:  # (B, H, W) or (B, 1, H, W) -> (B, H, 
 def sorted_grid(
     x: ArrayLike, confidence: ArrayLike, bad: ArrayLike, classes: ArrayLike, columns: int = COLUMNS
 ) -> Figure:
-    """Draw digits from the surest to the most doubtful, row by row, with failed ones framed.
+    """Draw digits from the surest to the most doubtful, row by row, with failed digits framed.
 
-    Of a large run, both ends and an even choice of the others are drawn.
+    For a large run, draw both ends and evenly spaced digits between them.
 
     Arguments:
         x: Images, `(B, 1, H, W)` or `(B, H, W)`.
         confidence: High = sure, `(B,)`; only the order matters.
         bad: Whether each digit failed, `(B,)`.
-        classes: Requested classes, `(B,)`, which are written into the frames.
+        classes: Requested classes, `(B,)`, written in the frames.
         columns: Digits per row.
     """
     images, wrong, groups = _images(x), np.asarray(bad, dtype=bool), np.asarray(classes)
@@ -302,7 +302,7 @@ def _titles(shown: list[Band], bad: np.ndarray) -> list[str]:
     rest = int(bad.sum()) - first - last
     return [
         f"the {sure.total} surest of {len(bad):,}: {first or 'none'} failed",
-        f"the {middle.total:,} in between, of which {len(middle.which)} are shown: {rest or 'none'} failed",
+        f"the {middle.total:,} in between ({len(middle.which)} shown): {rest or 'none'} failed",
         f"the {doubtful.total} most doubtful: {last or 'none'} failed",
     ]
 
@@ -329,7 +329,7 @@ def extremes_by_class(x: ArrayLike, confidence: ArrayLike, bad: ArrayLike, class
         middle = heading + row + 0.5
         sheet.text(0.85, middle, f"{group}", ha="center", fontsize=13, fontweight="bold")
         sheet.digits(images[sure], wrong[sure], left, heading + row, shown)
-        # Right-aligned, so that the most doubtful digits of all classes are below one another.
+        # Right-aligned, so that the most doubtful digits of all classes form one column.
         sheet.digits(images[doubtful], wrong[doubtful], right + shown - len(doubtful), heading + row, len(doubtful))
         sheet.text(width - 0.15, middle, f"{wrong[groups == group].mean():.1%}", ha="right")
     sheet.legend(right + shown - 0.06, 0.42, wrong)
@@ -345,13 +345,13 @@ def edited_pairs(
     sample: ArrayLike,
     times: ArrayLike,
 ) -> Figure:
-    """Draw evenly chosen digits, each beside its edit, which is framed if its class changed.
+    """Draw evenly spaced digits beside their edits; frame edits that changed the class.
 
     Arguments:
         before, after: Images, `(B, 1, H, W)` or `(B, H, W)`.
-        read_before, read_after: Their classes, `(B,)`.
-        sample: Index of the edited sample, `(B,)`.
-        times: Time of each edit, `(B,)`.
+        read_before, read_after: Predicted classes, `(B,)`.
+        sample: Indices of the edited samples, `(B,)`.
+        times: Times of the edits, `(B,)`.
     """
     old_images, new_images = _images(before), _images(after)
     numbers, old, new, t = (np.asarray(a) for a in (sample, read_before, read_after, times))
@@ -361,7 +361,7 @@ def edited_pairs(
     wide, tall = 2.95, 1.55
     sheet = Sheet(left + columns * wide - 0.2, heading + ceil(len(shown) / columns) * tall + foot, side=0.66)
     which = "sample → edit" if len(shown) == len(t) else f"sample → edit, {len(shown)} of {len(t):,}"
-    words = f"{which}; framed: another digit ({(old != new).mean():.1%})"
+    words = f"{which}; framed: class changed ({(old != new).mean():.1%})"
     sheet.text(left + 0.06, heading / 2 - 0.06, words, fontsize=10)
     for place, i in enumerate(shown):
         row, column = divmod(place, columns)
@@ -376,7 +376,7 @@ def edited_pairs(
 
 @styled
 def pixel_std(pixels: Pixels, confidence: ArrayLike, x: ArrayLike, bad: ArrayLike, label: str = "confidence") -> Figure:
-    """Draw trajectories of a few digits, and below each state the standard deviation of the velocity of every pixel.
+    """Draw trajectories of a few digits, with the standard deviation of the velocity per pixel below each state.
 
     Arguments:
         pixels: The trajectories.
@@ -390,7 +390,7 @@ def pixel_std(pixels: Pixels, confidence: ArrayLike, x: ArrayLike, bad: ArrayLik
     stds = pixels.std.astype(float).swapaxes(0, 1)  # (n, T, H, W)
     order = np.argsort(-level, kind="stable")
     half, columns = ceil(len(order) / 2), len(t) + 1
-    ceiling = float(np.quantile(stds, 0.998))  # a few pixels would take most of the scale
+    ceiling = float(np.quantile(stds, 0.998))  # a few pixels would dominate the scale
     left, heading, between, gap, foot = 0.75, 1.15, 0.8, 0.3, 1.0
     sheet = Sheet(left + 2 * columns + between + 0.15, heading + half * (2 + gap) + foot, side=0.58)
     shown = None
@@ -427,7 +427,7 @@ def pixel_std(pixels: Pixels, confidence: ArrayLike, x: ArrayLike, bad: ArrayLik
 
 @styled
 def draw_images(x: np.ndarray, confidence: np.ndarray, label: str) -> Figure:  # (B, H, W) or (B, 1 or 3, H, W), (B,)
-    """Draw the surest images beside the most doubtful ones, on a common scale of brightness."""
+    """Draw the surest and the most doubtful images side by side, on a common scale of brightness."""
     images = x if x.ndim == 3 else x[:, 0] if x.shape[1] == 1 else np.moveaxis(x, 1, -1)  # (B, H, W) or (B, H, W, 3)
     order = np.argsort(-confidence, kind="stable")
     count = max(1, min(GRID * GRID, len(order) // 2))
@@ -458,9 +458,9 @@ def contest_text(requested: Any, rival: Any, margin: float) -> str:
     """Describe the result of a contest for one sample.
 
     >>> contest_text(4, 9, -0.1), contest_text(4, 9, 0.2)
-    ('requested 4, explained better as 9', 'requested 4, second best 9')
+    ('requested 4, better explained by 9', 'requested 4, second best 9')
     """
-    return f"requested {requested}, {'explained better as' if margin < 0 else 'second best'} {rival}"
+    return f"requested {requested}, {'better explained by' if margin < 0 else 'second best'} {rival}"
 
 
 @styled
@@ -471,10 +471,10 @@ def most_doubtful(
     rival: ArrayLike | None = None,
     margin: ArrayLike | None = None,
 ) -> Figure:
-    """Draw the most doubtful images, each with its score or with the result of a contest.
+    """Draw the most doubtful images with their scores or the results of a contest.
 
     Arguments:
-        x: Images, `(B, C, H, W)` or `(B, H, W)`; the mean of several colours is drawn.
+        x: Images, `(B, C, H, W)` or `(B, H, W)`; colours are averaged.
         score: High = doubtful, `(B,)`.
         classes: Requested classes, `(B,)`.
         rival, margin: Results of a contest, `(B,)`.

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: styles, figures, data and scripts are inside the file, and nothing is fetched."""
+"""Self-contained HTML pages: styles, figures, data and scripts are embedded in the file."""
 
 from __future__ import annotations
 
@@ -49,21 +49,20 @@ __all__ = [
 
 
 # ---- style -----------------------------------------------------------------------------------------------------------
-# The style of every figure: colours, sizes and export to PNG and SVG.
 
 INK = "#23262d"
 FAINT = "#8a8f99"
 
-# Plasma is perceptually uniform and safe for colour-blind readers. Its yellow end is invisible on white: left out.
+# Plasma is perceptually uniform and colour-blind safe. Its yellow end is omitted, because it is invisible on white.
 CONFIDENCE = ListedColormap(matplotlib.colormaps["plasma"](np.linspace(0.80, 0.03, 256)), name="confidence")
 SURE, DOUBTFUL = to_hex(CONFIDENCE(1.0)), to_hex(CONFIDENCE(0.0))
 LINES = (SURE, "#d1495b", "#00798c", "#edae49", "#66717e", "#7a9e3f", "#b07aa1")
-LAYERS = matplotlib.colormaps["viridis"]  # layers are ordered, and so are these colours
+LAYERS = matplotlib.colormaps["viridis"]  # an ordered colour map, because layers are ordered
 
 DASHED, DOTTED = (0, (4, 3)), (0, (1, 2))
 LEGEND_ABOVE: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.2}
 
-ONE, TWO = (5.8, 4.0), (9.2, 4.3)  # inches: a figure of one panel, of two
+ONE, TWO = (5.8, 4.0), (9.2, 4.3)  # figure sizes in inches, for one and two panels
 TIME = "time t   (0: noise, 1: sample)"
 PERCENT = FuncFormatter(lambda value, _: f"{100 * value:.3g}%")
 
@@ -78,13 +77,13 @@ STYLE: dict[str, Any] = {
     "axes.titlesize": 11,
     "figure.constrained_layout.use": True,
     "figure.titlesize": 12,
-    "font.family": "DejaVu Sans",  # ships with matplotlib: figures are the same on every machine
+    "font.family": "DejaVu Sans",  # ships with matplotlib, so figures are the same on every machine
     "font.size": 10,
     "legend.fontsize": 9.5,
     "legend.frameon": False,
     "lines.linewidth": 2.0,
-    "svg.fonttype": "path",  # pages need no font
-    "svg.hashsalt": "fmwc",  # files are reproducible
+    "svg.fonttype": "path",  # pages need no fonts
+    "svg.hashsalt": "fmwc",  # reproducible files
     "text.color": INK,
     "xtick.color": FAINT,
     "xtick.labelcolor": INK,
@@ -92,7 +91,7 @@ STYLE: dict[str, Any] = {
     "ytick.labelcolor": INK,
 }
 
-# Matplotlib reads its settings when an artist is created, so whole functions are decorated with this context.
+# A decorator for whole functions, because matplotlib reads its settings when an artist is created.
 styled = matplotlib.rc_context(STYLE)
 
 
@@ -116,7 +115,7 @@ def svg(figure: Figure, dpi: int = 160) -> str:
 
 # ---- page ------------------------------------------------------------------------------------------------------------
 
-WIDE = 640  # pixels: on a phone, wider figures scroll and narrower ones shrink
+WIDE = 640  # pixels; on a phone, wider figures scroll and narrower ones shrink
 _TEMPLATES = Environment(
     loader=PackageLoader("fmwc.report"),
     autoescape=True,
@@ -131,7 +130,7 @@ class Picture(NamedTuple):
 
     Attributes:
         name: Name of its PNG file, without the suffix.
-        alt: Description for readers who do not see it.
+        alt: Alternative text.
         figure: The figure.
     """
 
@@ -151,13 +150,13 @@ class Picture(NamedTuple):
 
     @property
     def source(self) -> Markup:
-        """The figure as a data URI. An image, because the ids of two inline SVG elements would clash."""
-        # Percent-encoding is shorter than base64, because pixels inside are base64 already.
+        """The figure as a data URI, because the ids of several inline SVG elements would clash."""
+        # Percent-encoding is shorter than base64, because embedded pixels are already base64.
         return Markup("data:image/svg+xml,") + Markup(quote(svg(self.figure).replace("\n", " "), safe=" /=;,+()'!*"))
 
 
 class Tile(NamedTuple):
-    """A main number of a page: its value, what it is, and `sure`, `doubtful` or nothing for its colour."""
+    """A headline number of a page, with its name and its colour (`sure`, `doubtful` or `""`)."""
 
     value: str
     name: str
@@ -166,7 +165,7 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a page. Everything is plain text, and is escaped, except `html`.
+    """A section of a page. All text is escaped, except `html`.
 
     Arguments:
         title: Heading.
@@ -175,8 +174,8 @@ class Section:
         tables: Tables.
         html: Markup below the caption.
         items: Items of a list.
-        facts: Names and values.
-        summary: If given, tables and facts are folded away under this line.
+        facts: Names and values, shown as a list of definitions.
+        summary: If given, tables and facts are collapsed under this line.
     """
 
     title: str
@@ -203,8 +202,8 @@ def write_page(
         path: The file.
         title: Title and first heading.
         sections: The sections.
-        lead: Paragraphs below the title; the first is set larger.
-        tiles: Main numbers below them.
+        lead: Paragraphs below the title; the first is larger.
+        tiles: Headline numbers below the paragraphs.
     """
     return write_text(path, render("page.html", title=title, sections=sections, lead=lead, tiles=tiles))
 

@@ -35,11 +35,11 @@ __all__ = [
 ]
 
 EXTENT = 2.5  # the board and half a cell around it
-PATHS = 24  # paths that are shown: more cannot be told apart
-POINTS = 5_000  # points that a figure holds: more only hide one another
+PATHS = 24  # maximum number of paths drawn; more would be indistinguishable
+POINTS = 5_000  # maximum number of points drawn; more would overlap
 ESTIMATORS = ("linearised", "diagonal")
-CURVE_BYTES = 1_000_000  # curves of the explorer: if there are more, only every k-th sample has one
-FLOOR = 1e-12  # of a standard deviation whose logarithm is taken
+CURVE_BYTES = 1_000_000  # maximum size of the explorer's curves; beyond it, only every k-th sample has one
+FLOOR = 1e-12  # minimum standard deviation before taking the logarithm
 
 
 def _board(axes: Axes, extent: float, **style: Any) -> None:
@@ -51,7 +51,7 @@ def _board(axes: Axes, extent: float, **style: Any) -> None:
 
 
 def _colour_bar(figure: Figure, panels: Sequence[Axes], label: str, names: Sequence[str] = ()) -> None:
-    """Add the scale of confidence, from 0 to 1."""
+    """Add the colour bar of confidence, from 0 to 1."""
     bar = figure.colorbar(ScalarMappable(cmap=CONFIDENCE), ax=panels, shrink=0.8, label=label, ticks=[0, 0.5, 1])
     if names:
         bar.ax.set_yticklabels(names)
@@ -64,7 +64,7 @@ def samples_by_confidence(x: ArrayLike, levels: Mapping[str, ArrayLike], bad: Ar
 
     Arguments:
         x: Samples, `(B, 2)`.
-        levels: Confidences in [0, 1] by name, `(B,)` each; each has its own panel.
+        levels: Confidences in [0, 1] by name, `(B,)`, with one panel for each.
         bad: Whether each sample is misplaced, `(B,)`.
     """
     one = len(levels) == 1
@@ -91,7 +91,7 @@ def samples_by_confidence(x: ArrayLike, levels: Mapping[str, ArrayLike], bad: Ar
 
 @styled
 def variance_against_divergence(field: Field, t: float = 0.6, cells: int = 120) -> Figure:
-    """Draw σ_t by two estimators beside |∇·v_t|, which is the exact trace, on a grid (fig:div-vs-std).
+    """Draw σ_t by two estimators and the exact divergence |∇·v_t| on a grid (fig:div-vs-std).
 
     Arguments:
         field: A field over the plane.
@@ -112,7 +112,7 @@ def variance_against_divergence(field: Field, t: float = 0.6, cells: int = 120) 
             extent=(-EXTENT, EXTENT) * 2,
             cmap="plasma",
             vmin=value.min(),
-            vmax=float(np.quantile(value, 0.995)),  # a few cells at the rim would take most of the scale
+            vmax=float(np.quantile(value, 0.995)),  # a few cells at the edge would dominate the scale
         )
         _board(axes, EXTENT, facecolor="none", edgecolor="white", linewidth=0.7, alpha=0.55, zorder=1)
         axes.set_title(name)
@@ -132,7 +132,7 @@ class EditedPaths(NamedTuple):
         before, after: States of the original and of the edited path, `(steps + 1, B, 2)`.
         grid: Their times, `(steps + 1, B)`.
         times: Time of each edit, `(B,)`.
-        changed: Whether each edit is drawn in the second colour, `(B,)`.
+        changed: Whether each path is drawn in the second colour, `(B,)`.
     """
 
     before: ArrayLike
@@ -146,10 +146,10 @@ class EditedPaths(NamedTuple):
 def edited_paths(
     panels: Mapping[str, EditedPaths], same: str = "edited, same cell", other: str = "edited, another cell"
 ) -> Figure:
-    """Draw original and edited paths from the time of each edit, for evenly chosen samples.
+    """Draw original and edited paths from the edit onwards, for evenly spaced samples.
 
     Arguments:
-        panels: Paths by title; each has its own panel.
+        panels: Paths by panel title.
         same, other: Labels of the two colours.
     """
     one = len(panels) == 1
@@ -179,7 +179,7 @@ def edited_paths(
 
 
 def _draw_paths(axes: Axes, paths: EditedPaths, extent: float) -> None:
-    """Draw old and new paths between squares named as on a chessboard."""
+    """Draw old and new paths on a board labelled as a chessboard."""
     old, new, t, start, changed = (np.asarray(a) for a in paths)
     _board(axes, extent, facecolor="#eef0f4", edgecolor="none")
     axes.spines[:].set_visible(False)
@@ -205,7 +205,7 @@ def _draw_paths(axes: Axes, paths: EditedPaths, extent: float) -> None:
 
 @styled
 def draw_points(x: np.ndarray, confidence: np.ndarray, label: str) -> Figure:  # (B, 2), (B,)
-    """Draw all samples by confidence, and the surest and the most doubtful tenth in front of the others."""
+    """Draw all samples by confidence, and the surest and the most doubtful tenth over all samples."""
     order = np.argsort(-confidence, kind="stable")  # doubtful samples are drawn on top
     some = order[even_choice(len(order), POINTS)]
     sure, doubtful = extremes(confidence)
@@ -235,16 +235,16 @@ def draw_points(x: np.ndarray, confidence: np.ndarray, label: str) -> Figure:  #
 def explorer(
     run: RunArrays, closer: RunArrays | None = None, stride: int = 1, beside: np.ndarray | None = None
 ) -> Markup:
-    """Return the explorer as HTML: all samples on a canvas, a slider that discards, and the variance of each sample.
+    """Return an interactive explorer as HTML: samples, a slider that discards doubtful ones, and variance curves.
 
-    Samples are stored surest first, so that the slider selects a prefix. Positions have 16 bits and curves 8 bits on
-    a logarithmic scale, which is finer than a screen.
+    Samples are sorted surest first, so the slider selects a prefix. Positions are stored in 16 bits and curves in 8
+    bits on a logarithmic scale, which is finer than screen resolution.
 
     Arguments:
         run: The samples.
-        closer: Every `stride`-th sample in the order of the score, whose variance is shown instead of that of the run.
+        closer: Every `stride`-th sample in order of score, whose variance is shown instead of that of the run.
         stride: See `closer`.
-        beside: Rank by the variance, in [0, 1], `(B,)`, which is shown too.
+        beside: Rank by variance in [0, 1], `(B,)`, which is also shown.
     """
     order = np.argsort(run.score, kind="stable")
     points = run.x[order]

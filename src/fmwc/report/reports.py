@@ -1,4 +1,4 @@
-"""The pages of the commands: a Checkerboard run, an MNIST run, samples of any network, and checks of samples."""
+"""Report pages: Checkerboard runs, MNIST runs, samples of any network, and checks of samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from fmwc.metrics.points import misplaced
 from fmwc.metrics.ranking import ranking_text, rate, rate_kept, retention
 from fmwc.report import images
 from fmwc.report.curves import (
-    EXTREME,
     draw_signals,
     extremes,
     retention_curve,
@@ -52,26 +51,30 @@ __all__ = [
 
 Rows = Sequence[Mapping[str, str]]
 
-CHECKERBOARD_KEPT, DIGITS_KEPT = 0.9, 0.8  # shares of samples that are kept for the main numbers
-ENOUGH = 50  # samples for a retention curve
-FINE, COARSE = 120, 72  # cells per side of a map, in a report and in a demonstration
-ENDS = 10  # samples listed from either end of the ranking
+CHECKERBOARD_KEPT, DIGITS_KEPT = 0.9, 0.8  # shares of samples kept for the headline numbers
+ENOUGH = 50  # minimum number of samples for a retention curve
+FINE, COARSE = 120, 72  # grid cells per side of a map, in a report and in a demo
+ENDS = 10  # samples listed from each end of the ranking
 LISTED = 30  # samples in the table of checks
-NUMBERS = 8  # numbers listed per sample that is not drawn
-LONG, SIDE, PANELS = 8, 4, 4  # least length of a signal, least side of an image, most channels of a signal
+NUMBERS = 8  # coordinates listed per sample that is not drawn
+LONG, SIDE, PANELS = (
+    8,
+    4,
+    4,
+)  # minimum length of a signal, minimum side of an image, maximum number of channels of a signal
 
 
 # ---- shared parts ------------------------------------------------------------------------------------------------
 
 
 def tile(value: str, name: str, kind: str = "", chance: float | None = None) -> Tile:
-    """Return a main number with its interval in its name.
+    """Return a headline number, with its interval as part of its name.
 
     Arguments:
-        value: The number and its interval, or the reason why there is none.
-        name: What the number is.
-        kind: Its colour: `sure`, `doubtful` or nothing.
-        chance: The value of a random order, if the number rates an order.
+        value: The number and its interval, or the reason why it is missing.
+        name: The name of the number.
+        kind: Its colour: `sure`, `doubtful` or `""`.
+        chance: The value of a random order, for numbers that rate a ranking.
     """
     if value.startswith("too few"):
         return Tile("?", f"{name}: {value}", kind)
@@ -92,7 +95,7 @@ def closing(numbers: Rows, limits: Sequence[str], provenance: Mapping[str, str])
 _LIMITS = (
     "A confidence is a position in a ranking, not a probability: 0.9 means surer than 90 % of the reference samples, "
     "not correct in 90 % of the cases.",
-    "It rates the generated samples. It does not show which parts of the data the model leaves out.",
+    "Confidence rates the generated samples. It does not show which parts of the data the model misses.",
     "A model can be confident and wrong. The variance is the model's own uncertainty, to first order in the noise of "
     "its weights.",
 )
@@ -101,24 +104,27 @@ _ONE_SEED = "The numbers come from one run with one seed and do not show the var
 
 def _judged_limits(bad: str) -> list[str]:
     auprc = (
-        f"The AUPRC of a random order is the share of {bad} samples, so AUPRC alone does not compare models with "
+        f"The AUPRC of a random order is the share of {bad} samples, so do not compare the AUPRC of models with "
         "different shares."
     )
     return [auprc, _ONE_SEED]
 
 
 def _notes(note: str, score: str) -> list[str]:
-    return [f"The ranking is by score “{score}”: {describe(score)}.", *([f"Ordered by {note}."] if note else [])]
+    return [
+        f"Samples are ranked by the score “{score}”: {describe(score)}.",
+        *([f"Samples are ordered by their {note}."] if note else []),
+    ]
 
 
 def _judged_head(run: RunArrays, score: str, samples: str, bad: str, kept: float) -> dict[str, Any]:
-    """The lead and the main numbers of a page of judged samples."""
-    none, tiles = f" None of them is {bad}, so there are no errors to find.", []
+    """Return the lead and the headline numbers of a page of judged samples."""
+    none, tiles = f" There are no {bad} {samples}, so the ranking cannot be evaluated.", []
     if run.bad.any():
         none = ""
         tiles = [
-            tile(rate(run.bad), f"{bad}, of all {samples}"),
-            tile(rate_kept(run.score, run.bad, kept), f"{bad}, of the surest {kept:.0%}", "sure"),
+            tile(rate(run.bad), f"{bad}, all {samples}"),
+            tile(rate_kept(run.score, run.bad, kept), f"{bad}, surest {kept:.0%}", "sure"),
             tile(ranking_text(run.score, run.bad, bad), f"AUPRC of {bad} {samples}", chance=float(run.bad.mean())),
         ]
     lead = f"{len(run.bad):,} generated {samples}, each with its {run.label}.{none}"
@@ -130,14 +136,14 @@ def _drawn(title: str, caption: str, name: str, alt: str, figure: Figure) -> Sec
 
 
 def _retention(run: RunArrays, bad: str) -> list[Section]:
-    """Retention curves of the run's scores, if there are enough samples."""
+    """Return the retention curves of the run's scores, if there are enough samples."""
     if len(run.bad) < ENOUGH:
         return []
     curves = {name: retention(score, run.bad) for name, score in run.scores.items()}
     section = _drawn(
         f"Share of {bad} samples among those kept",
-        "From left to right, more and more of the most doubtful samples are discarded. A random order follows the "
-        "dashed line, a perfect order the dotted line.",
+        "From left to right, more of the most doubtful samples are discarded. The dashed line is a random order, the "
+        "dotted line a perfect order.",
         "retention",
         f"Share of {bad} samples among those kept, against the share kept.",
         retention_curve(curves, float(run.bad.mean()), bad),
@@ -146,12 +152,12 @@ def _retention(run: RunArrays, bad: str) -> list[Section]:
 
 
 def _history(run: RunArrays, bad: str = "", closer: RunArrays | None = None) -> list[Section]:
-    """The variance over time, if it was computed.
+    """Return the variance over time, if it was computed.
 
     Arguments:
         run: The samples.
         bad: The word for bad samples; empty if samples were not judged.
-        closer: Some of the samples with more readings, which are drawn instead of the run.
+        closer: Some of the samples with more readings, drawn instead of the run.
     """
     drawn = run if closer is None else closer
     if not len(drawn.times):
@@ -162,7 +168,7 @@ def _history(run: RunArrays, bad: str = "", closer: RunArrays | None = None) -> 
         "Uncertainty over time",
         "Standard deviation of the velocity along the trajectories of the surest and of the most doubtful tenth of "
         f"the samples, by {run.label}. Thick lines are medians, bands cover 80 % of the samples, and thin lines are "
-        f"single samples.{some}",
+        f"individual samples.{some}",
         "trajectories",
         "Uncertainty of the velocity over time, for the surest and the most doubtful tenth of the samples.",
         variance_trajectories(drawn.times, drawn.std, drawn.confidence, shares, bad),
@@ -171,12 +177,11 @@ def _history(run: RunArrays, bad: str = "", closer: RunArrays | None = None) -> 
 
 
 def _transport(run: RunArrays, profile: np.ndarray, parts: Sequence[str], part: str = "layer") -> Section:
-    """The sources of the endpoint variance by step and part of the network; `profile` is `(steps, parts, B)`."""
+    """Return the endpoint variance by step and part of the network; `profile` is `(steps, parts, B)`."""
     return _drawn(
         f"Endpoint variance by step and {part}",
-        "Each bar is one step of the trajectory; its height is the share of the endpoint variance that the step "
-        f"contributes. Colours show the {part} of the network. The shares of the surest and of the most doubtful "
-        f"{EXTREME:.0%} of the samples each add up to one.",
+        "Each bar is one step of the trajectory. Its height is the share of the endpoint variance that comes from this "
+        f"step; its colours show the {part} of the network. In each panel, the shares add up to 100 %.",
         "transport",
         f"Share of the endpoint variance per step, stacked by {part}, for the two groups of samples.",
         transport_profile(profile, run.confidence, run.grid.mean(1), parts, part),
@@ -185,7 +190,7 @@ def _transport(run: RunArrays, profile: np.ndarray, parts: Sequence[str], part: 
 
 # ---- Checkerboard ------------------------------------------------------------------------------------------------
 
-_VARIANCE = "temporal_ratio"  # the variance score that is shown beside other scores
+_VARIANCE = "temporal_ratio"  # the variance score shown next to other scores
 
 
 def _read_board(trajectory: Trajectory) -> RunArrays:
@@ -194,7 +199,7 @@ def _read_board(trajectory: Trajectory) -> RunArrays:
 
 
 def _variance_rank(run: RunArrays) -> np.ndarray | None:  # -> (B,)
-    """The rank of each sample by the variance, in [0, 1]; `None` if the run itself is ranked by the variance."""
+    """Return the rank of each sample by variance in [0, 1], or `None` if the run itself is ranked by variance."""
     if next(iter(run.scores)) in (NAMES[_VARIANCE], NAMES[DISPERSION]) or NAMES[_VARIANCE] not in run.scores:
         return None
     score = run.scores[NAMES[_VARIANCE]]
@@ -205,13 +210,13 @@ def _board_sections(run: RunArrays, field: Field, closer: RunArrays | None = Non
     rank = _variance_rank(run)
     levels, both = {run.label: run.confidence}, ""
     if rank is not None:
-        both = f" Left: the {run.label}. Right: the rank by the variance, which needs no training data."
+        both = f" Left: {run.label}. Right: rank by variance, which needs no training data."
         levels = {f"{run.label}: {next(iter(run.scores))}": run.confidence, f"variance: {NAMES[_VARIANCE]}": rank}
     sections = [
         _drawn(
             f"Samples by {run.label}",
-            "Grey cells are the support of the data. Misplaced samples are ringed; a useful score colours them as "
-            f"doubtful.{both}",
+            "Grey cells are the support of the data. Misplaced samples are ringed; with a useful score, they have the "
+            f"colour of doubtful samples.{both}",
             "samples",
             f"Samples on the checkerboard, coloured by {run.label}, with misplaced samples ringed.",
             samples_by_confidence(run.x, levels, run.bad),
@@ -221,8 +226,8 @@ def _board_sections(run: RunArrays, field: Field, closer: RunArrays | None = Non
         _drawn(
             "Uncertainty and divergence of the flow",
             "Left and middle: standard deviation of the velocity, by the linearised estimator and by the paper's "
-            "diagonal estimator. Right: divergence of the flow. Where trajectories separate, a small error decides "
-            "where a sample ends, so the bright regions should coincide.",
+            "diagonal estimator. Right: divergence of the flow. Where trajectories separate, small errors determine "
+            "where samples end, so the bright regions should coincide.",
             "divergence",
             "Maps of the plane: standard deviation of the velocity by two estimators, and divergence.",
             variance_against_divergence(field, cells=FINE if closer is None else COARSE),
@@ -254,11 +259,11 @@ def checkerboard_page(
     Arguments:
         out: The folder.
         field: The sampled field.
-        trajectory: Its samples with their variance; a transported variance is shown too.
+        trajectory: Samples with their variance; a transported variance is also shown.
         numbers: Rows of the table.
         provenance: Commit, device, seed and time.
-        closer: Every `stride`-th sample in the order of the score, sampled again with the variance of every step, if
-            the trajectory has few readings.
+        closer: If the trajectory has few readings, every `stride`-th sample in order of score, sampled again with the
+            variance of every step.
         stride: See `closer`.
     """
     run, again = _read_board(trajectory), None
@@ -272,7 +277,8 @@ def checkerboard_page(
     limits = _judged_limits("misplaced")
     if "nearest" in trajectory.default_score:
         limits.append(
-            "The distance to training samples favours copies of them: a sample that is new and good counts as doubtful."
+            "The distance to training samples favours copies of training samples: good samples far from them count as "
+            "doubtful."
         )
     return write_page(
         out / "report.html",
@@ -288,7 +294,7 @@ def checkerboard_page(
 
 # ---- MNIST -------------------------------------------------------------------------------------------------------
 
-STAGES = {  # of the UNet, in the order of the signal
+STAGES = {  # of the UNet, in forward order
     "first": "first",
     "time": "time & class",
     "down": "down",
@@ -303,7 +309,7 @@ STAGES = {  # of the UNet, in the order of the signal
 def by_stage(
     profile: np.ndarray, layers: Sequence[str]
 ) -> tuple[np.ndarray, list[str]]:  # (steps, L, B) -> (steps, S, B)
-    """Sum the layers of the UNet over its stages; layers that add time and class form their own stage.
+    """Sum the layers of the UNet by stage; layers that add time and class form a separate stage.
 
     >>> layers = ["time", "first", "down.0.0.conv1", "down.0.0.cond", "shrink.0", "out"]
     >>> parts, stages = by_stage(np.arange(6.0).reshape(1, 6, 1), layers)
@@ -317,14 +323,14 @@ def by_stage(
 
     stages = [stage(layer) for layer in layers]
     known = [name for name in dict.fromkeys(STAGES.values()) if name in stages]
-    names = list(dict.fromkeys([*known, *stages]))  # layers of other networks keep their names and come last
+    names = list(dict.fromkeys([*known, *stages]))  # layers of other networks keep their names
     sums = [profile[:, [name == stage for stage in stages]].sum(1) for name in names]
     return np.stack(sums, 1), names
 
 
 def _read_digits(trajectory: Trajectory, bad: ArrayLike) -> RunArrays:
     if "y" not in trajectory.cond:
-        raise UsageError("this report needs the requested class of each digit: sample with cond={'y': classes}")
+        raise UsageError("the report needs the requested class of each digit; sample with cond={'y': classes}")
     return RunArrays.read(trajectory, bad, ["integrated"])
 
 
@@ -332,14 +338,14 @@ def digit_sections(trajectory: Trajectory, bad: ArrayLike, pixels: images.Pixels
     """Return the sections with the figures of an MNIST run; the arguments are those of :func:`digits_page`."""
     run = _read_digits(trajectory, bad)
     classes = array(trajectory.cond["y"])
-    sureness = -run.score  # confidences have ties, for digits outside the range of the reference
+    sureness = -run.score  # unlike confidence, it has no ties for digits outside the range of the reference
     some = pixels.index
     sections = [
         _drawn(
             f"Digits by {run.label}",
-            "Digits from the surest to the most doubtful, row by row; the numbers on the left are ranks. Framed digits "
-            "are assigned to another class by a classifier trained on real digits; the small number in the frame is "
-            "the requested class.",
+            "Digits from the surest to the most doubtful, row by row; the numbers on the left are ranks. A classifier "
+            "trained on real digits assigns framed digits to another class; the small number in the frame is the "
+            "requested class.",
             "digits",
             "Generated digits from the surest to the most doubtful, with failed digits framed.",
             images.sorted_grid(run.x, sureness, run.bad, classes),
@@ -347,15 +353,15 @@ def digit_sections(trajectory: Trajectory, bad: ArrayLike, pixels: images.Pixels
         *_retention(run, "failed"),
         _drawn(
             "Surest and most doubtful digits of each class",
-            "Each row shows the surest and the most doubtful digits of one class, and the failure rate of the class.",
+            "Each row shows the surest and the most doubtful digits of one class, and its failure rate.",
             "classes",
             "For each class, a row of its surest and most doubtful digits, with failed digits framed.",
             images.extremes_by_class(run.x, sureness, run.bad, classes),
         ),
         _drawn(
             "Uncertainty of each pixel",
-            "Top: states of a trajectory from noise to digit. Bottom: standard deviation of the velocity of each pixel "
-            "at the same times, on a common scale.",
+            "Upper rows: states of a trajectory from noise to digit. Lower rows: standard deviation of the velocity of "
+            "each pixel at the same times, on a common scale.",
             "pixels",
             "States and standard deviations of the velocity of each pixel at several times, for a few sure and a few "
             "doubtful digits.",
@@ -369,13 +375,13 @@ def digit_sections(trajectory: Trajectory, bad: ArrayLike, pixels: images.Pixels
 
 
 _CONTEST = (
-    "The most doubtful samples, for which another class explains the sample better or almost as well as the requested "
-    "class. Framed samples are explained better by another class."
+    "The most doubtful samples, with the other class that explains each of them best. Framed samples are explained "
+    "better by that class than by the requested class."
 )
 
 
 def contest_section(run: Trajectory) -> list[Section]:
-    """Return the most doubtful images of a run with a contest between classes; nothing for other runs."""
+    """Return the most doubtful images of a run that has a contest between classes; empty for other runs."""
     if not {"contest", "rival", "margin"} <= run.evidence.keys() or "y" not in run.cond:
         return []
     score, rival, margin = (array(run.evidence[name]) for name in ("contest", "rival", "margin"))
@@ -397,7 +403,7 @@ def digits_page(
 
     Arguments:
         out: The folder.
-        trajectory: Digits with their variance and the requested classes `y`; a transported variance is shown too.
+        trajectory: Digits with their variance and the requested classes `y`; a transported variance is also shown.
         bad: Whether the classifier assigns each digit to another class, `(B,)`.
         pixels: Uncertainty of each pixel of a few digits (:func:`fmwc.report.images.read_pixels`).
         numbers: Rows of the table.
@@ -406,14 +412,14 @@ def digits_page(
     run = _read_digits(trajectory, bad)
     limits = [
         "Failures are determined by a classifier, which makes errors and finds only digits that resemble another "
-        "class. A malformed digit that it recognises counts as good.",
+        "class. A malformed digit that is classified as requested counts as good.",
         *_judged_limits("failed"),
     ]
     if trajectory.standard is not None:
         limits.insert(
             0,
-            "Digits are ranked within their class, because classes with more ink have more variance. A class that is "
-            "poor throughout does not stand out.",
+            "Digits are ranked within their class, because classes with more ink have more variance. A class whose "
+            "digits are all poor does not stand out.",
         )
     return write_page(
         out / "report.html",
@@ -427,7 +433,7 @@ def digits_page(
 
 
 def kind_of(shape: tuple[int, ...]) -> str:
-    """Return how a state of this shape is drawn; empty if its shape is ambiguous.
+    """Return how states of this shape are drawn, or `""` if the shape is ambiguous.
 
     >>> [kind_of(shape) for shape in [(2,), (1, 28, 28), (3, 32, 32), (16, 16), (100,), (2, 64), (5, 3), (7,)]]
     ['points', 'images', 'images', 'images', 'signals', 'signals', '', '']
@@ -447,7 +453,7 @@ _DRAWINGS: dict[str, tuple[Callable[[np.ndarray, np.ndarray, str], Figure], str,
     "points": (
         draw_points,
         "Each point is a sample. Left: all samples, with doubtful samples on top. Middle and right: the surest and the "
-        "most doubtful tenth in front of all samples. Distant outliers may lie outside the frame.",
+        "most doubtful tenth over all samples. Distant outliers may lie outside the frame.",
         "Scatter plots of the samples: all samples, the surest tenth, and the most doubtful tenth.",
     ),
     "images": (
@@ -457,19 +463,19 @@ _DRAWINGS: dict[str, tuple[Callable[[np.ndarray, np.ndarray, str], Figure], str,
     ),
     "signals": (
         draw_signals,
-        "The surest and the most doubtful signals, in front of the range of all samples.",
+        "The surest and the most doubtful signals over the range of all samples.",
         "Curves: the surest samples on the left, the most doubtful on the right.",
     ),
 }
 
 
 def draw_samples(x: ArrayLike, confidence: ArrayLike, name: str = "", label: str = "confidence") -> Section | None:
-    """Draw samples by the shape of a state, or return `None` if the shape is ambiguous.
+    """Draw samples according to their shape; return `None` if the shape is ambiguous.
 
     Arguments:
         x: Samples, `(B, *)`.
         confidence: In [0, 1], `(B,)`.
-        name: Name of the channel, if the state has several.
+        name: Name of the channel, if the state has several channels.
         label: `confidence` or `rank`.
     """
     values, level = np.asarray(x, dtype=float), np.asarray(confidence, dtype=float)
@@ -499,7 +505,7 @@ def samples_page(out: Path, run: Trajectory, *, numbers: Rows, provenance: Mappi
     drawn = [section for section in drawings if section is not None]
     limits = [
         "The samples were not judged, so this page does not show whether doubtful samples are bad. With a few hundred "
-        "labels, fmwc filter --max-risk computes a guarantee.",
+        "labels, fmwc filter --max-risk guarantees a maximum failure rate.",
         _ONE_SEED,
     ]
     return write_page(
@@ -519,7 +525,7 @@ def samples_page(out: Path, run: Trajectory, *, numbers: Rows, provenance: Mappi
 
 
 def _ends(run: Trajectory, read: RunArrays, drawn: bool) -> Section:
-    """The surest and the most doubtful samples as tables; all samples if there are few."""
+    """Return tables of the surest and the most doubtful samples, or of all samples if there are few."""
     order = np.argsort(read.score, kind="stable").tolist()
     states = {name: value.flatten(1).cpu() for name, value in channels(run.x).items()}
     label = "rank in [0, 1]" if read.label == "rank" else read.label
@@ -534,7 +540,11 @@ def _ends(run: Trajectory, read: RunArrays, drawn: bool) -> Section:
 
     places = list(enumerate(order, 1))
     total = sum(value.shape[1] for value in states.values())
-    caption = "" if drawn or total <= NUMBERS else f"The first {NUMBERS} of the {total:,} numbers of each sample."
+    caption = (
+        ""
+        if drawn or total <= NUMBERS
+        else f"The first {NUMBERS} of the {total:,} coordinates of each sample are listed."
+    )
     if len(order) <= 2 * ENDS:
         return Section("All samples, surest first", caption, tables=[Table([line(*place) for place in places])])
     ends = {f"The {ENDS} surest": places[:ENDS], f"The {ENDS} most doubtful": places[-ENDS:]}
@@ -553,7 +563,7 @@ def checks_page(
     rows: Rows,
     provenance: Mapping[str, str],
 ) -> list[Path]:
-    """Write `checks.html`, and for images `checks.png`; return the files.
+    """Write `checks.html` and, for images, `checks.png`; return the paths of the files.
 
     Arguments:
         out: The folder.

@@ -1,4 +1,4 @@
-"""A run prepared for a report: its arrays, its confidence or rank, and readable names of its scores."""
+"""Data of a run for a report: arrays, confidence or rank, and readable score names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMES = {
 
 
 def describe(score: str) -> str:
-    """Return the readable name of a score, or of each part of a sum.
+    """Return the readable name of a score; for a sum, the names of its terms.
 
     >>> describe("nearest + echo")
     'distance to the nearest training samples + residual of the flow at the noised sample'
@@ -42,7 +42,7 @@ def describe(score: str) -> str:
 
 
 def confidence_source(reference: Any) -> str:
-    """Return which score the confidence of a checkpoint is based on and why, or why it is withheld.
+    """Return a sentence on which score a checkpoint's confidence is based on, or why it is withheld.
 
     >>> confidence_source({"score": "echo", "reason": "it detects a disturbance"})
     'confidence is based on echo, because it detects a disturbance'
@@ -60,12 +60,12 @@ def confidence_source(reference: Any) -> str:
 
 
 class Ordering(NamedTuple):
-    """What the samples of a run are ordered and coloured by.
+    """The values by which the samples of a run are ordered and coloured.
 
     Attributes:
         values: The confidence in [0, 1], or the rank within the run if the confidence is withheld, `(B,)`.
         label: `confidence` or `rank`.
-        note: Why it is a rank; empty for a confidence.
+        note: Why the rank is used; empty for `confidence`.
     """
 
     values: Tensor
@@ -79,7 +79,7 @@ def ordering_of(run: Trajectory) -> Ordering:
 
 
 def note_of(run: Trajectory) -> str:
-    """Return why samples have a rank instead of a confidence; empty if they have a confidence."""
+    """Return why samples have a rank instead of a confidence, or `""` if they have a confidence."""
     return f"rank within this run; {run.withheld.partition('; rank')[0]}" if run.withheld else ""
 
 
@@ -94,13 +94,13 @@ class RunArrays:
     """The arrays of a run.
 
     Arguments:
-        x: Samples, `(B, *)`, by channel if there are several.
-        scores: Scores by readable name, `(B,)` each; the run's default score comes first.
-        confidence: In [0, 1], `(B,)`; the rank within the run if the confidence is withheld.
-        bad: Whether each sample is bad, `(B,)`; nowhere if samples were not judged.
+        x: Samples, `(B, *)`, or a dict of them by channel.
+        scores: Scores by readable name, `(B,)` each, with the default score of the run first.
+        confidence: In [0, 1], `(B,)`, or the rank within the run if the confidence is withheld.
+        bad: Whether each sample is bad, `(B,)`; all `False` if samples were not judged.
         times, std: Times of the readings and ‖σ_t‖, `(R, B)`.
         grid: Times of the run, `(steps + 1, B)`.
-        profile: Variance of the endpoint, summed over coordinates, by step and layer, `(steps, L, B)`.
+        profile: Endpoint variance by step and layer, summed over coordinates, `(steps, L, B)`.
         layers: Names of the layers.
         label, note: As in :class:`Ordering`.
     """
@@ -119,12 +119,12 @@ class RunArrays:
 
     @classmethod
     def read(cls, trajectory: Trajectory, bad: ArrayLike | None = None, also: Iterable[str] = ()) -> RunArrays:
-        """Read a trajectory.
+        """Create the arrays of a trajectory.
 
         Arguments:
             trajectory: The run.
             bad: Whether each sample is bad, `(B,)`, if samples were judged.
-            also: Further scores, each of which is left out if the run lacks what it needs.
+            also: Additional scores; those that the run cannot compute are omitted.
         """
         default = NAMES.get(trajectory.default_score, trajectory.default_score)
         default += ", within its class" if trajectory.standard is not None else ""
@@ -134,7 +134,7 @@ class RunArrays:
                 scores.setdefault(NAMES.get(name, name), array(trajectory.score(name)))
         profile, layers = None, tuple[str, ...]()
         if (transported := trajectory.transported) is not None:
-            # Scaled up, a few random projections estimate the sum over all coordinates.
+            # The scaled sum over a few random projections estimates the sum over all coordinates.
             scale = trajectory.x[0].numel() / transported.var.shape[1]
             profile, layers = array(transported.profile) * scale, transported.layers
         ordering = ordering_of(trajectory)

@@ -1,4 +1,4 @@
-"""A table of results: rows that are written as Markdown, HTML, CSV or Parquet."""
+"""Tables of results, written as Markdown, HTML, CSV or Parquet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MISSING", "Table"]
 
-MISSING = "—"  # the cell of a number that does not exist
+MISSING = "—"  # the cell of a missing number
 _NUMBER = re.compile(r"[-−+<>≤≥~×]?\s*\d")
 
 
@@ -39,11 +39,11 @@ class Table:
     """A table of results.
 
     Arguments:
-        rows: One mapping per row, from column name to cell. A row may lack columns. Text is written as it is; numbers
-            are rounded to four digits in Markdown and HTML and written in full to CSV and Parquet.
+        rows: One mapping per row, from column name to cell. Columns may be missing. Text is written unchanged. Numbers
+            have four significant digits in Markdown and HTML, and full precision in CSV and Parquet.
         title: Heading of the table, plain text.
         note: How to read the table, plain text.
-        columns: Names of the columns; by default, those of the rows in the order of their first use.
+        columns: Column names; by default, those of the rows in order of first use.
     """
 
     rows: Sequence[Mapping[str, Any]]
@@ -64,12 +64,12 @@ class Table:
         """
         lengths = {name: len(values) for name, values in columns.items()}
         if len(set(lengths.values())) > 1:
-            raise ShapeError(f"every column needs one entry per row, got {lengths}")
+            raise ShapeError(f"columns must have equal lengths, got {lengths}")
         return cls.from_rows(tuple(columns), zip(*columns.values(), strict=True), title, note)
 
     @classmethod
     def from_rows(cls, columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "", note: str = "") -> Table:
-        """Create a table from the names of its columns and the cells of each row.
+        """Create a table from column names and the cells of each row.
 
         >>> Table.from_rows(("name", "score"), [("a", 0.5), ("b", None)]).rows[1]
         {'name': 'b', 'score': None}
@@ -81,13 +81,13 @@ class Table:
         return [[_text(row.get(name)) for name in self.columns] for row in self.rows]
 
     def numeric(self) -> list[bool]:
-        """Return whether each column holds numbers, which are aligned to the right; missing cells do not count."""
+        """Return whether each column is numeric (and right-aligned), ignoring missing cells."""
         columns = [[cell for row in self.cells() if (cell := row[i].strip())] for i in range(len(self.columns))]
         known = [[cell for cell in column if cell not in ("–", MISSING)] for column in columns]
         return [bool(column) and all(map(_NUMBER.match, column)) for column in known]
 
     def markdown(self) -> str:
-        """Return the table as Markdown whose source is aligned too.
+        """Return the table as Markdown with aligned source text.
 
         >>> print(Table([{"score": "peak", "AUPRC": "0.78"}, {"score": "ratio", "AUPRC": "0.7"}]).markdown())
         | score | AUPRC |
@@ -106,7 +106,7 @@ class Table:
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def section(self, heading: str = "##") -> str:
-        """Return the title as a Markdown heading, the note and the table, separated by empty lines.
+        """Return the title as a Markdown heading, followed by the note and the table.
 
         >>> print(Table([{"a": "1"}], "Title", "Note.").section())
         ## Title
@@ -123,7 +123,7 @@ class Table:
         """Return the table as a `pandas.DataFrame` of Python objects, with `None` for missing values and NaN.
 
         Arguments:
-            lower: Replace truth values by `"true"` and `"false"`.
+            lower: Replace booleans by `"true"` and `"false"`.
         """
         import pandas as pd
 
@@ -133,7 +133,7 @@ class Table:
         return pd.DataFrame(rows, columns=list(self.columns), dtype=object)
 
     def csv(self) -> str:
-        """Return the table as CSV; truth values are lower case and missing values are empty.
+        """Return the table as CSV, with lower-case booleans and empty cells for missing values.
 
         >>> print(Table([{"good": True, "energy": float("nan")}]).csv(), end="")
         good,energy
@@ -142,7 +142,7 @@ class Table:
         return self.frame(lower=True).to_csv(index=False, lineterminator="\n")
 
     def parquet(self) -> bytes:
-        """Return the table as a Parquet file; this requires `pyarrow`."""
+        """Return the table as a Parquet file (requires `pyarrow`)."""
         out = io.BytesIO()
         self.frame().to_parquet(out, index=False)
         return out.getvalue()

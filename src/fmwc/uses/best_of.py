@@ -1,8 +1,7 @@
 """Best of n: draw several candidates per sample, and keep the surest.
 
-All candidates of a sample share its condition, so the proportions of the conditions do not change. Evaluations are
-calls of the network for velocities and for checks of finished samples. Reading the variance costs extra, as it does for
-every sample that has a score.
+All candidates of a sample share its condition, so the proportions of the conditions do not change. Evaluations count
+network calls for velocities and for checks of finished samples. They do not include the cost of reading the variance.
 """
 
 from __future__ import annotations
@@ -42,17 +41,19 @@ __all__ = [
 
 MOST = 1_000  # candidates per sample
 
-Score = str | Callable[[Trajectory], Any] | None  # a name, a function of a trajectory, or None for that of the run
+Score = (
+    str | Callable[[Trajectory], Any] | None
+)  # a name, a function of a trajectory, or None for the run's default score
 
 
 class Selection(NamedTuple):
     """The result of :func:`best_of`, :func:`~fmwc.uses.rewind.rewind` and :func:`~fmwc.uses.rewind.resample`.
 
     Attributes:
-        run: The samples that were kept, with their readings.
-        evaluations: Evaluations of the network over all samples and candidates. Those of checks are included; those of
-            a run that was given to rewind are not.
-        branch: The number of the candidate that was kept, `(B,)`: 0 is the original, which a plain run draws.
+        run: The kept samples, with their readings.
+        evaluations: Network evaluations over all samples and candidates, including those of checks but not those of
+            the run passed to rewind.
+        branch: The index of the kept candidate, `(B,)`; 0 is the original sample.
     """
 
     run: Trajectory
@@ -73,26 +74,26 @@ def best_of(
 ) -> Selection:
     """Draw `count` samples, each the surest of n candidates.
 
-    The first candidate of each sample is that of `sample(field, count, seed=seed)`. A candidate does not depend on the
-    others or on the batch.
+    The first candidates are the samples of `sample(field, count, seed=seed)`. A candidate does not depend on other
+    candidates or on the batch.
 
     Arguments:
         field: A field, or a plain network if `check` is given (`check=20`).
         count: The number of samples to keep.
         n: The number of candidates per sample.
-        budget: Instead of n, the largest number of evaluations per sample.
+        budget: The maximum number of evaluations per sample, instead of n.
         score: The name of the score to compare, or a function of a trajectory (`head.score`). The default is the
-            run's own score, or its check if it has none (`confidence=None`).
+            run's default score, or its check if it has no score (`confidence=None`).
         seed: Seeds the candidates.
-        cond: The conditions, by name. All candidates of a sample share its row.
+        cond: The conditions, by name. All candidates of a sample use the same row.
         options: Those of :func:`fmwc.sample`.
     """
     if bool(n) == bool(budget):
-        raise UsageError("give the number of candidates, n, or a budget of evaluations per sample")
+        raise UsageError("give either n, the number of candidates, or budget, the evaluations per sample")
     config = options.get("config") or SamplingConfig()
     for name, is_set in (("x0", "x0" in options), ("first", config.first), ("parts", config.parts)):
         if is_set:
-            raise UsageError(f"each candidate has its own noise; leave out {name}")
+            raise UsageError(f"candidates are drawn from different noise; leave out {name}")
     if score is None and options.get("check", True) is True:
         require_evidence(field)
     lists = (list, tuple, np.ndarray)
@@ -107,7 +108,7 @@ def best_of(
 
 
 def require_evidence(field: Any) -> None:
-    """Raise an error if the field's confidence is withheld: its own score cannot choose between candidates."""
+    """Raise an error if the field's confidence is withheld, because its default score cannot rank candidates."""
     if withheld := getattr(getattr(field, "reference", None), "withheld", ""):
         raise UsageError(f"{withheld}; best of n needs another score: give score= or check= (--score, --check)")
 
@@ -117,14 +118,14 @@ def ranked_by_check(run: Trajectory, check: Any) -> Trajectory:
 
     Arguments:
         run: A run.
-        check: The option `check` of :func:`fmwc.sample` that the run was drawn with.
+        check: The `check` option of :func:`fmwc.sample` with which the run was drawn.
     """
     try:
         run.score()
     except UsageError:
-        names = (getattr(check, "name", ""), "contest", "echo")  # a number of evaluations is one of these two
+        names = (getattr(check, "name", ""), "contest", "echo")  # a check given as a number is a contest or an echo
         read = next((name for name in names if name in run.evidence), "")
-        if read and not isinstance(check, bool):  # a bool does not ask for a particular check
+        if read and not isinstance(check, bool):  # a bool selects no particular check
             return run.ranked_by(read)
     return run
 
@@ -135,11 +136,11 @@ def candidate_seed(seed: int, number: int) -> int:
 
 
 def surest_of(runs: Iterable[Trajectory], score: Score = None) -> tuple[Trajectory, Tensor]:
-    """Return the surest candidate of each sample, and its number. Holds only two runs in memory at a time.
+    """Return the surest candidate of each sample, and its index. Only two runs are in memory at a time.
 
     Arguments:
-        runs: The candidates, one run after another, with the same conditions.
-        score: As in :func:`best_of`. Scores are compared as they were read, because candidates share their condition.
+        runs: One run per candidate, all with the same conditions.
+        score: As in :func:`best_of`. Raw scores are compared, because candidates share their condition.
     """
     best: Trajectory | None = None
     doubts = []
@@ -150,13 +151,13 @@ def surest_of(runs: Iterable[Trajectory], score: Score = None) -> tuple[Trajecto
             best, least = run, doubt
             branch = torch.zeros(len(run), dtype=torch.long, device=doubt.device)
             continue
-        better = doubt < least  # of equal candidates the first is kept
+        better = doubt < least  # ties keep the first candidate
         rows = torch.arange(len(run), device=doubt.device) + better * len(run)
         best = replace(join([best, run]).take(rows), ranks=None)
         least = torch.where(better, doubt, least)
         branch = torch.where(better, number, branch)
     if best is None:
-        raise UsageError("the best is chosen from at least 1 candidate, got none")
+        raise UsageError("runs must contain at least 1 candidate, got none")
     if len(doubts) > 1:
         require_varied(torch.cat(doubts), "this score" if callable(score) else score or best.default_score)
     if best.standard is not None and best.standard.source == "run":
@@ -166,12 +167,12 @@ def surest_of(runs: Iterable[Trajectory], score: Score = None) -> tuple[Trajecto
 
 
 def read_score(run: Trajectory, score: Score = None) -> Tensor:  # (B,)
-    """Return a score per sample: by default the run's own, as read, before it is made comparable between conditions."""
+    """Return one score per sample, by default the run's default score, without standardisation by condition."""
     if not callable(score):
         return run.score(score or run.default_score)
     values = torch.as_tensor(score(run), device=run.grid.device)
     if values.shape != (len(run),):
-        raise ShapeError(f"a score is one number per sample ({len(run)}), got shape {tuple(values.shape)}")
+        raise ShapeError(f"a score must return one number per sample ({len(run)}), got shape {tuple(values.shape)}")
     return values
 
 
@@ -179,17 +180,17 @@ def read_score(run: Trajectory, score: Score = None) -> Tensor:  # (B,)
 
 
 def candidates_within(budget: int, each: int) -> int:
-    """Return how many candidates of `each` evaluations fit in a budget per sample."""
+    """Return the number of candidates per sample, at `each` evaluations, that fit in a budget."""
     budget = as_whole(budget, "budget", 1, 10**7)
     if budget < each:
         raise UsageError(
-            f"one candidate takes {each} evaluations, more than the budget of {budget}; give {each} or more"
+            f"one candidate needs {each} evaluations, more than the budget of {budget}; give at least {each}"
         )
     return min(budget // each, MOST)
 
 
 def evaluations_per_candidate(field: Any, options: dict[str, Any]) -> int:
-    """Return the evaluations of one candidate: the velocities of its trajectory and the checks at its end."""
+    """Return the evaluations of one candidate: its trajectory and its checks."""
     spent_on_checks = sum(check.evaluations for check in checks_of(field, options).values())
     config = options.get("config") or SamplingConfig()
     if config.evaluations is not None:
@@ -205,7 +206,7 @@ def evaluations_per_step(config: SamplingConfig | None) -> int:
 
 
 def checks_of(field: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the checks that a run with these options ends with, by name."""
+    """Return the checks of a run with these options, by name."""
     check, reference = options.get("check", True), getattr(field, "reference", None)
     if check is False or check is None or (check is True and options.get("confidence", True) is None):
         return {}

@@ -1,4 +1,4 @@
-"""Continue the samples of a run from the middle of their trajectories, at the times of the run."""
+"""Continue the samples of a run from intermediate states, along the time grid of the run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fmwc.state import State, as_conditions, channels, select, select_conditions
 
 __all__ = ["OwnTimes", "continue_from", "space_of", "step_at", "with_states", "without_endpoint"]
 
-CONFIGURABLE = ("stepper", "decoder", "anneal", "space", "batch")  # the run determines every other setting
-ROUNDING = 1e-6  # a time this close below the start of a step counts as its start: times are rounded to float32
-TOLERANCE = 1e-2  # the largest median distance at which a recomputed run counts as the same
+CONFIGURABLE = ("stepper", "decoder", "anneal", "space", "batch")  # every other setting is determined by the run
+ROUNDING = 1e-6  # tolerance for times just below the start of a step, because times are rounded to float32
+TOLERANCE = 1e-2  # maximum median distance between a run and its recomputation
 
 
 @dataclass(frozen=True)
 class OwnTimes:
-    """A controller with separate times for each sample. A sample that starts later waits at its start.
+    """A controller with separate times for each sample. A sample that starts later waits at its start time.
 
     Arguments:
         grid: The times, `(steps + 1, B)`.
@@ -45,7 +45,7 @@ class OwnTimes:
 def with_states(
     field: Any, run: Trajectory, *, cond: Mapping[str, Any] | None = None, **options: Any
 ) -> tuple[Trajectory, int]:
-    """Recompute the states of a run from `x0`; return the run with them, and the evaluations of the network."""
+    """Recompute the states of a run from `x0`; return the run with states, and the number of network evaluations."""
     first = torch.zeros(len(run), dtype=torch.long, device=run.grid.device)
     options |= {"together": True, "keep_states": True, "cond": cond, "confidence": None}
     again, spent = continue_from(field, replace(run, states=None), run.x0, first, **options)
@@ -55,8 +55,8 @@ def with_states(
     ]
     if float(torch.stack(distances).amax(0).median()) > TOLERANCE:
         raise UsageError(
-            "recomputed from x0, the run ends elsewhere; give the stepper, decoder, anneal and conditions that it was "
-            "drawn with, or sample with config=SamplingConfig(keep_states=True)"
+            "recomputing the run from x0 gives different samples; give the stepper, decoder, anneal and conditions of "
+            "the run, or sample with config=SamplingConfig(keep_states=True)"
         )
     return replace(run, states=again.states), spent
 
@@ -75,28 +75,28 @@ def continue_from(
     config: SamplingConfig | None = None,
     **others: Any,
 ) -> tuple[Trajectory, int]:
-    """Integrate each sample from a state at the start of its step `first`, along the times of the run.
+    """Integrate each sample from a state at the start of step `first`, along the times of the run.
 
-    Readings before that step are those of the run.
+    Readings before that step are copied from the run.
 
     Arguments:
         field, run: The field, and the run to continue.
         states: One state per sample.
-        first: The step of each sample, `(B,)`.
-        together: Whether samples that start at different steps share a batch, in which the later ones wait.
+        first: The first step of each sample, `(B,)`.
+        together: Whether samples with different first steps share a batch, in which later samples wait.
         seed: Seeds a stochastic decoder and random probes.
-        keep_states: Whether to keep the states; also kept if the run has them.
-        cond: Conditions that replace those of the run, or that it does not hold.
+        keep_states: Whether to keep the states. They are always kept if the run has them.
+        cond: Conditions that replace or extend those of the run.
         confidence: As in :func:`fmwc.sample`.
-        config: The stepper, decoder, anneal, space and batch of the run; it determines the rest itself.
+        config: The stepper, decoder, anneal, space and batch of the run. The run determines all other settings.
 
     Returns:
-        The run with the new trajectories, and the evaluations of the network over all samples.
+        The run with the new trajectories, and the number of network evaluations over all samples.
     """
     config = config or SamplingConfig()
     _require_undetermined(config, others)
     if len(run.grid) < 2:
-        raise UsageError("this run kept only its scores, not its times; sample with the default record")
+        raise UsageError("the run has scores but no times; sample with the default record")
     space, read, form = space_of(field, run, config), _steps_read(run), _form(run)
     estimator = default_estimator(space) if isinstance(confidence, AsReference) else confidence
     keep_states = keep_states or run.states is not None
@@ -126,7 +126,7 @@ def continue_from(
 
 
 class _Merged:
-    """A copy of a run that receives the new parts of its trajectories."""
+    """A copy of a run into which new parts of trajectories are written."""
 
     def __init__(self, run: Trajectory, states: State, keep_states: bool) -> None:
         changes = {name: tree_map(Tensor.clone, getattr(run, name)) for name in ("x", "times", "mean", "var")}
@@ -137,13 +137,13 @@ class _Merged:
     def put(
         self, part: Trajectory, states: Any, rows: Tensor, first: Tensor, begin: int, later: Mapping[int, int]
     ) -> None:
-        """Copy the trajectories of some samples, each from its first step on.
+        """Write the trajectories of some samples, each from its first step on.
 
         Arguments:
-            part, states: The trajectories of these samples from the step `begin` on, and their states.
+            part, states: The trajectories of these samples from step `begin` on, and their states.
             rows, first: The indices of the samples, and their first steps.
-            begin: The smallest of these steps.
-            later: The steps at which `part` was read, and the number of each reading in the run.
+            begin: The smallest first step.
+            later: The steps of the readings of `part`, and the index of each reading in the run.
         """
         _put(self.run.x, rows, part.x)
         for step, state in enumerate(states or [], begin):
@@ -156,35 +156,35 @@ class _Merged:
 
 
 def _form(run: Trajectory) -> str:
-    """Return how much of its velocities a run holds: `full`, `total` (one variance per sample), or `compact`."""
+    """Return the form of a run's readings: `full`, `total` (one variance per sample), or `compact`."""
     if any(m.shape[2:] != channels(run.x)[n].shape[1:] for n, m in channels(run.mean).items()):
         return "compact"
     return "total" if len(run.times) and all(v[0, 0].numel() == 1 for v in channels(run.var).values()) else "full"
 
 
 def _require_undetermined(config: SamplingConfig, others: Mapping[str, Any]) -> None:
-    """Raise if an option is one that the run determines itself."""
+    """Raise an error if an option is already determined by the run."""
     for name in others:
         if name not in {"steps", "x0", "schedule", "transport"}:
             raise TypeError(f"continue_from() got an unexpected keyword argument '{name}'")
     set_fields = [f.name for f in fields(config) if getattr(config, f.name) is not f.default]
     for name in [*others, *set_fields]:
         if name not in CONFIGURABLE:
-            raise UsageError(f"the run determines its own {name}; leave it out")
+            raise UsageError(f"{name} is determined by the run; leave it out")
 
 
 def without_endpoint(run: Trajectory) -> Trajectory:
-    """Return the run without everything that was read from the previous endpoints of its samples."""
+    """Return the run without readings that depend on its previous endpoints."""
     return replace(run, transported=None, evidence={}, scores=None)
 
 
 def step_at(run: Trajectory, at: Tensor) -> Tensor:  # (B,) -> (B,)
-    """Return the index of the step that contains each sample's time."""
+    """Return the index of the step that contains the time of each sample."""
     return (run.grid[:-1] <= at + ROUNDING).sum(0).sub(1).clamp_min(0)
 
 
 def space_of(field: Any, run: Trajectory, config: SamplingConfig | None = None) -> Space:
-    """Return the space of a run: from the configuration, else that of the field, else Euclidean space."""
+    """Return the space of a run: that of the configuration, else that of the field, else Euclidean space."""
     space = config.space if config is not None and config.space is not None else getattr(field, "space", None)
     if space is None:
         if isinstance(run.x, dict):

@@ -1,7 +1,7 @@
-"""Edit samples: add noise where a trajectory is undecided, and integrate from there with all channels free.
+"""Edit samples: add noise at one time of a trajectory, and integrate all channels from there.
 
-An edit acts at the start of the step that contains its time, and only the steps after the edit are integrated again. An
-edit of scale 0 reproduces the run: bit for bit if the samples are integrated in the same batches, else up to rounding.
+An edit is applied at the start of the step that contains its time. Only the steps after the edit are integrated again.
+An edit of scale 0 reproduces the run: exactly if the batches are the same, else up to rounding.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ KINDS = ("variance", "transported")
 
 
 def critical_time(run: Trajectory, channel: str | None = None, kind: str = "variance") -> Tensor:  # (B,)
-    """Return the time at which each trajectory is least decided: the first peak of its variance.
+    """Return the time at which each trajectory is most uncertain: the first maximum of its variance.
 
     Arguments:
         run: A run that kept its variance.
-        channel: The channel whose variance is read; `None` for the sum over channels, each in its unit.
-        kind: `variance` for the paper's argmax of σ_t² over the times at which it was read, or `transported` for the
-            time whose noise moves the endpoint most: the peak of the transported profile, summed over layers. The
-            contribution of a step grows with its squared length, so it is divided by that.
+        channel: The channel whose variance is read; `None` for the sum over channels.
+        kind: `variance` for the paper's argmax of σ_t² over the times of the readings, or `transported` for the time
+            whose noise moves the endpoint most: the maximum of the transported profile, summed over layers and divided
+            by the squared length of each step.
     """
     if kind not in KINDS:
         raise UsageError(nearest(kind, KINDS, "kind of critical time"))
@@ -41,9 +41,9 @@ def critical_time(run: Trajectory, channel: str | None = None, kind: str = "vari
         raise UsageError(nearest(channel, channels(run.x), "channel"))
     if kind == "transported":
         if run.transported is None:
-            raise UsageError("the transported profile was not read; sample(..., transport=True) reads it")
+            raise UsageError("the run has no transported profile; sample with transport=True")
         if channel is not None:
-            raise UsageError("the transported profile is of the whole state at its end; leave out channel")
+            raise UsageError("the transported profile is not available per channel; leave out channel")
         lengths = run.grid[1:] - run.grid[:-1]
         profile = run.transported.profile.sum(1) / lengths.square()
         return run.grid.gather(0, profile.argmax(0, keepdim=True))[0]
@@ -57,7 +57,7 @@ def critical_time(run: Trajectory, channel: str | None = None, kind: str = "vari
 
 
 def random_times(run: Trajectory, seed: int = 0, replicates: int = 1) -> Tensor:  # (B,) or (B, replicates)
-    """Return uniform random times, each rounded down to the start of its step: the baseline of critical times."""
+    """Return uniform random times, rounded down to the start of a step: the baseline for critical times."""
     drawn = Blocks(derive(seed, "random times"), 0, len(run)).uniform(run.grid.new_empty(len(run), replicates))
     start = run.grid[0][:, None]
     times = start + (1 - start) * drawn
@@ -79,32 +79,32 @@ def edit(
     cond: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Trajectory:
-    """Add Gaussian noise to one channel at a time, then follow the deterministic flow to t = 1 (paper, editing).
+    """Add noise to one or all channels at a given time, then follow the deterministic flow to t = 1 (paper, editing).
 
-    The result holds whole trajectories: the readings of the run before the edit and new ones after it, so every score
-    of the variance is available. If the run kept its states, the result holds the edited ones.
+    The result holds complete trajectories, with the readings of the run before the edit and new readings after it, so
+    all variance scores are available. If the run kept its states, the result holds the edited states.
 
     Arguments:
-        field, run: The field, and the run to edit. States that the run did not keep are recomputed from `x0`.
+        field, run: The field, and the run to edit. If the run did not keep its states, they are recomputed from `x0`.
         channel: The channel to add noise to; `None` for all channels.
-        at: The time in [0, 1): a number, one per sample `(B,)`, or one per replicate `(B, replicates)`.
-        scale: The standard deviation, in the unit of the channel. With `channel=None` a number is divided by the root
-            of each channel's training weight, and a dict gives one for each channel. Noise is tangent to the manifold,
-            zero in absent rows, and has zero mean in centred channels.
+        at: The time in [0, 1): one number, one per sample `(B,)`, or one per replicate `(B, replicates)`.
+        scale: The standard deviation of the noise, in the unit of the channel. With `channel=None`, a number is divided
+            by the square root of each channel's training weight; a dict gives one value per channel. The noise is
+            tangent to the manifold, zero in absent rows, and has zero mean in centred channels.
         seed: Seeds the noise.
-        replicates: The number of edits per sample; those of sample i are rows i·replicates, …
-        together: Whether to integrate all samples in one batch, in which the later ones wait. This takes the fewest
-            calls of the network. Otherwise only samples with the same time share a batch, and none waits.
+        replicates: The number of edits per sample. Those of sample i start at row i·replicates.
+        together: Whether to integrate all samples in one batch, in which later samples wait. This needs the fewest
+            network calls. Otherwise, only samples with the same time share a batch, and none waits.
         cond: Conditions that the run does not hold because they were not tensors. A condition that the run holds is
-            replaced from the edit on: `{"y": …}` asks for another class in everything that is not decided yet.
-        options: The options of `sample` that the run was drawn with: `confidence` and `config` (its stepper, decoder,
-            anneal, space and batch). With `confidence=None` the result has no readings. The times are those of the
-            run. Changes that a controller made to the velocity are not repeated.
+            replaced from the edit on; for example, `{"y": …}` requests another class.
+        options: The options of `sample` with which the run was drawn: `confidence` and `config` (its stepper, decoder,
+            anneal, space and batch). With `confidence=None`, the result has no readings. The times are those of the
+            run. A controller's changes to the velocity are not repeated.
     """
     space = space_of(field, run, options.get("config"))
     scales = _scales(space, channel, scale)
     if replicates < 1:
-        raise UsageError(f"replicates is at least 1, got {replicates}")
+        raise UsageError(f"replicates must be at least 1, got {replicates}")
     when = _times(run, at, replicates)
     cond = as_conditions(cond)
     renewed = run.cond.keys() & cond.keys()
@@ -131,7 +131,7 @@ def _scales(space: Space, channel: str | None, scale: float | Mapping[str, float
     """Return the standard deviation of each channel that gets noise."""
     if isinstance(scale, Mapping):
         if channel is not None:
-            raise UsageError("a dict of scales is for channel=None; for one channel give one number")
+            raise UsageError("scale must be a number if channel is given; for a dict of scales, leave out channel")
         scales = {name: float(value) for name, value in scale.items()}
     elif channel is not None:
         scales = {channel: float(scale)}
@@ -140,7 +140,7 @@ def _scales(space: Space, channel: str | None, scale: float | Mapping[str, float
     for name in scales:
         pick(space.channels, name, "channel")
     if not all(0 <= value < float("inf") for value in scales.values()):
-        raise UsageError(f"scale is a standard deviation, at least 0; got {scale}")
+        raise UsageError(f"scale must be finite and at least 0, got {scale}")
     return scales
 
 
@@ -149,14 +149,16 @@ def _times(run: Trajectory, at: float | Tensor, replicates: int) -> Tensor:  # -
     if times.ndim == 1:
         times = times[:, None]
     if times.ndim and times.shape not in ((len(run), 1), (len(run), replicates)):
-        raise ShapeError(f"at is one time, one per sample ({len(run)}), or one per replicate; got {tuple(times.shape)}")
+        raise ShapeError(
+            f"at must be one time, one per sample ({len(run)}), or one per replicate, got {tuple(times.shape)}"
+        )
     if not bool(((times >= 0) & (times < 1)).all()):
-        raise UsageError("the time of an edit lies in [0, 1)")
+        raise UsageError("at must be in [0, 1)")
     return times.expand(len(run), replicates).reshape(-1)
 
 
 def _disturbed(space: Space, x: Any, scales: Mapping[str, float], randomness: Randomness) -> Any:
-    """Return exp_x of Gaussian noise in the chosen channels, and the other channels as they are."""
+    """Return exp_x of Gaussian noise in the chosen channels, and the other channels unchanged."""
     state = channels(x)
     noise = {n: randomness.normal(c) * scales[n] if n in scales else torch.zeros_like(c) for n, c in state.items()}
     one = torch.ones_like(next(iter(noise.values())).flatten(1)[:, 0])

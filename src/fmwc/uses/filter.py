@@ -16,13 +16,15 @@ def choose(
     budget: int | None = None,
     threshold: float | None = None,
 ) -> Tensor:  # (K,)
-    """Return the indices of the samples with the lowest scores, in the order of the run. Give one of the options.
+    """Return the indices of the samples with the lowest scores, in the order of the run.
+
+    Exactly one of `keep`, `budget` and `threshold` must be given.
 
     Arguments:
         score: High = doubtful.
         keep: The share of samples to keep.
         budget: The number of samples to keep.
-        threshold: Keep every sample with at most this score; there may be none.
+        threshold: Keep every sample with at most this score; the result may be empty.
 
     >>> choose(torch.tensor([0.3, 0.9, 0.1, 0.5]), budget=2).tolist()
     [0, 2]
@@ -30,23 +32,23 @@ def choose(
     options = {"keep": keep, "budget": budget, "threshold": threshold}
     given = [name for name, value in options.items() if value is not None]
     if len(given) != 1:
-        raise UsageError(f"give one of keep, budget and threshold; got {' and '.join(given) or 'none'}")
+        raise UsageError(f"give exactly one of keep, budget and threshold; got {' and '.join(given) or 'none'}")
     _check(score)
     count = len(score)
     if threshold is not None:
         return (score.double() <= threshold).nonzero()[:, 0]
     if keep is not None:
         if not 0 < keep <= 1:
-            raise UsageError(f"the share to keep lies in (0, 1], got {keep}")
+            raise UsageError(f"keep must be in (0, 1], got {keep}")
         budget = max(1, round(keep * count))
     assert budget is not None
     if not 1 <= budget <= count:
-        raise UsageError(f"a budget is at least 1 and at most the number of samples, {count}; got {budget}")
+        raise UsageError(f"budget must be between 1 and the number of samples, {count}, got {budget}")
     return score.argsort(stable=True)[:budget].sort().values
 
 
 def ranks(score: Tensor) -> Tensor:  # (B,) -> (B,)
-    """Return the rank of each sample, the surest first: 1, 2, …; equal scores are ranked in their order.
+    """Return the rank of each sample, from 1 for the surest; equal scores are ranked by position.
 
     >>> ranks(torch.tensor([0.3, 0.9, 0.1])).tolist()
     [2, 3, 1]
@@ -59,5 +61,5 @@ def ranks(score: Tensor) -> Tensor:  # (B,) -> (B,)
 
 def _check(score: Tensor) -> None:
     if score.ndim != 1 or not len(score):
-        raise ShapeError(f"score holds one number per sample, for at least one sample; got shape {tuple(score.shape)}")
+        raise ShapeError(f"score must have shape (B,) with at least one sample, got shape {tuple(score.shape)}")
     require_finite(score, "the score")

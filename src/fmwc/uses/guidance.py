@@ -1,10 +1,10 @@
-r"""Guidance: a velocity that steers away from where the network is doubtful.
+r"""Guidance: steer the velocity away from states of high variance.
 
 .. math:: v'(x, t) = v(x, t) - λ(t) \, ∇_x \log Σ_c w_c \, Var[v_c](x, t)
 
-The variance is the linearised one, to first order in the noise. Its gradient comes from autograd through the same pass:
-exact for states of a few numbers, by random probes otherwise. A guided velocity costs one evaluation of the network and
-several backward passes.
+The variance is the linearised one, to first order in the noise. Its gradient is computed by autograd: exactly, with one
+probe per coordinate, or with random probes for large states. A guided velocity costs one network evaluation and several
+backward passes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OBJECTIVES = ("log_var", "std")
 
 
 class _DifferentiableRecord(Record):
-    """A record whose variances can themselves be differentiated."""
+    """A record whose variances are differentiable."""
 
     following = nullcontext
 
@@ -51,15 +51,15 @@ def variance_gradient(
     Arguments:
         field: A field.
         x, t, cond: The states, their times and their conditions.
-        objective: `log_var` for the logarithm of the total variance, or `std` for its root.
-        probes: `None` for one probe per coordinate (exact to first order), or the number of random probes.
-        randomness: The source of random probes.
+        objective: `log_var` for the logarithm of the total variance, or `std` for its square root.
+        probes: The number of random probes, or `None` for one probe per coordinate (exact to first order).
+        randomness: The source of random numbers for random probes.
     """
     if objective not in OBJECTIVES:
         raise UsageError(nearest(objective, OBJECTIVES, "objective"))
     if probes is not None and (probes < 1 or randomness is None):
-        raise UsageError("random probes need randomness to be drawn from, and at least 1 probe")
-    # torch's fused attention has no second derivative, which this needs; the plain implementation has.
+        raise UsageError("random probes need randomness and probes of at least 1")
+    # Use plain attention, because torch's fused attention has no second derivative.
     with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         x = tree_map(lambda c: as_normal_tensor(c).detach().requires_grad_(), x)
         record = _DifferentiableRecord()
@@ -87,13 +87,13 @@ def variance_gradient(
 def _weighted_probes(
     v: Any, weights: Mapping[str, float], probes: int | None, randomness: Randomness | None
 ) -> Iterator[tuple[float, dict[str, Tensor]]]:
-    """Yield probes of the velocity by channel, and the weight of each in the total variance."""
+    """Yield probes by channel, each with its weight in the total variance."""
     if probes is None:
         for name, _, probe in unit_probes(v):
             yield weights.get(name, 1.0), channels(probe)
         return
     assert randomness is not None
-    for _ in range(probes):  # one sign per number of all channels: cross terms vanish on average
+    for _ in range(probes):  # one sign per coordinate: cross terms vanish on average
         yield 1 / probes, {n: signs(randomness, c) * weights.get(n, 1.0) ** 0.5 for n, c in channels(v).items()}
 
 
@@ -102,10 +102,10 @@ class Guidance:
     """A decoder that steers away from high variance: `sample(decoder=Guidance(0.1))`.
 
     Arguments:
-        strength: λ while early ≤ t < late, and 0 otherwise. Negative values steer towards high variance.
-        early, late: The window of time.
+        strength: λ for early ≤ t < late, and 0 otherwise. Negative values steer towards high variance.
+        early, late: The time window.
         objective: The quantity to decrease: `log_var` or `std`.
-        limit: The largest length of the steering term, relative to the velocity, per sample and channel.
+        limit: The maximum norm of the steering term, relative to that of the velocity, per sample and channel.
         probes: As in :func:`variance_gradient`.
     """
 
@@ -121,15 +121,15 @@ class Guidance:
         if self.objective not in OBJECTIVES:
             raise UsageError(nearest(self.objective, OBJECTIVES, "objective"))
         if not 0 <= self.early <= self.late <= 1:
-            raise UsageError(f"early and late form a window within [0, 1], got {self.early} to {self.late}")
+            raise UsageError(f"early and late must satisfy 0 ≤ early ≤ late ≤ 1, got {self.early} to {self.late}")
         if self.probes is not None and self.probes < 1:
-            raise UsageError(f"probes is None (exact) or at least 1, got {self.probes}")
+            raise UsageError(f"probes must be None (exact) or at least 1, got {self.probes}")
         if not self.limit >= 0:
-            raise UsageError(f"limit is at least 0, got {self.limit}")
+            raise UsageError(f"limit must be at least 0, got {self.limit}")
 
     def __call__(self, field: Any, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Any:
         if not hasattr(field, "run"):
-            raise UsageError("guidance needs the noise of a field; attach the network first: fmwc.attach(network)")
+            raise UsageError("guidance needs a field with noise; attach the network first: fmwc.attach(network)")
         strength = self.strength * ((t >= self.early) & (t < self.late))
         if not bool((strength != 0).any()):
             return field(x, t, **cond)

@@ -1,4 +1,4 @@
-"""Learned heads: classifiers from a variance trajectory to an outcome, fitted to a few labels (sec:method-readouts)."""
+"""Learned heads: classifiers of variance trajectories, fitted to a few labelled samples (sec:method-readouts)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from fmwc.state import channels
 
 __all__ = ["HEADS", "Head", "features", "fit_head"]
 
-COORDINATES = 16  # per channel; larger channels are read as their mean
+COORDINATES = 16  # maximum number of features per channel and time; larger channels are averaged
 
 
 def features(trajectory: Trajectory, within: str | None = None) -> np.ndarray:  # -> (B, R·C)
-    """Return log σ² at every time at which it was read: per coordinate for small channels, else the channel's mean.
+    """Return log σ² at every reading: per coordinate for small channels, or else averaged over the channel.
 
-    With `within`, each feature is standardised among the samples of the run with the same value of that condition.
+    With `within`, each feature is standardised among the samples with the same value of this condition.
     """
     if within is not None and within not in trajectory.cond:
-        raise UsageError(f"this run has no condition '{within}' to compare samples within")
+        raise UsageError(f"the run has no condition '{within}' for within; give one of its conditions")
     columns = []
     for var in channels(trajectory.var).values():
         rows = var.movedim(0, 1).flatten(2)
@@ -43,7 +43,7 @@ def features(trajectory: Trajectory, within: str | None = None) -> np.ndarray:  
 
 
 def _l1() -> Any:
-    # The strength of the penalty is chosen by cross-validation within the labelled samples.
+    # The strength of the penalty is chosen by cross-validation on the labelled samples.
     return make_pipeline(
         StandardScaler(),
         LogisticRegressionCV(
@@ -64,8 +64,8 @@ class Head:
 
     Arguments:
         model: A fitted classifier with `predict_proba`.
-        columns: The number of features that it was fitted to.
-        within: The condition that features are standardised within.
+        columns: The number of features of the classifier.
+        within: The condition within which features are standardised.
     """
 
     def __init__(self, model: Any, columns: int, within: str | None = None) -> None:
@@ -75,7 +75,10 @@ class Head:
         """Return the probability that each sample is positive."""
         x = features(trajectory, self.within)
         if x.shape[1] != self.columns:
-            raise ShapeError(f"the head was fitted on {self.columns} features and this run has {x.shape[1]}")
+            raise ShapeError(
+                f"the head was fitted to {self.columns} features, but the run has {x.shape[1]}; "
+                "sample with the same schedule"
+            )
         return self.model.predict_proba(x)[:, 1]
 
 
@@ -84,9 +87,9 @@ def fit_head(trajectory: Trajectory, positive: ArrayLike, kind: str = "boosting"
 
     Arguments:
         trajectory: The run of the labelled samples.
-        positive: Which of them should be discarded.
+        positive: Whether each sample should be discarded, `(B,)`.
         kind: `l1` (logistic regression) or `boosting`.
-        within: Compare samples with others that have the same value of this condition.
+        within: The condition within which features are standardised; `None` for all samples together.
     """
     build = pick(HEADS, kind, "head")
     labels = np.asarray(positive).astype(bool).ravel()

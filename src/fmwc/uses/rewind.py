@@ -1,7 +1,7 @@
-"""Rewind doubtful samples to a time before they were undecided, try again, and keep the surest trajectory.
+"""Rewind doubtful samples to before their critical time, draw new branches, and keep the surest.
 
-Evaluations are calls of the network for velocities, summed over samples. Reading the variance costs extra, as it does
-for every sample that has a score.
+Evaluations count network calls for velocities, summed over samples. They do not include the cost of reading the
+variance.
 """
 
 from __future__ import annotations
@@ -41,27 +41,29 @@ def rewind(
     cond: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Selection:
-    """Take some samples back to just before their critical time, and keep the surest of several branches.
+    """Rewind samples to before their critical time, and keep the surest of several branches.
 
-    The original is one of the branches, so no score increases.
+    The original sample is one of the branches, so no score increases.
 
     Arguments:
-        field, run: The field and its run. States that the run did not keep are recomputed, which is counted.
+        field, run: The field and its run. If the run did not keep its states, they are recomputed; this counts as
+            evaluations.
         which: The doubtful samples: indices, or a mask.
-        before: The time between the noise and the critical time.
+        before: How long before the critical time the noise is added.
         scale: The scale of the noise, as in :func:`edit`.
-        branches: The number of branches per sample, including the original.
-        score: The name of the score to compare, or a function of a trajectory (`head.score`); default: the run's own.
-        channel, kind: Those of the critical time. The noise is added to the same channel.
+        branches: The number of branches per sample, including the original sample.
+        score: The name of the score to compare, or a function of a trajectory (`head.score`). The
+            default is the run's default score.
+        channel, kind: As in :func:`~fmwc.uses.edit.critical_time`. The noise is added to the same channel.
         seed: Seeds the noise.
         cond, options: As in :func:`edit`.
     """
     index = _indices(which, len(run))
     _require_variance_score(run, score)
     if branches < 2:
-        raise UsageError(f"rewinding takes at least 2 branches, the original and another; got {branches}")
+        raise UsageError(f"branches must be at least 2, including the original sample, got {branches}")
     if not before >= 0:
-        raise UsageError(f"before is at least 0, got {before}")
+        raise UsageError(f"before must be at least 0, got {before}")
     if not len(index):
         return Selection(run, 0, _zeros(run))
     options["cond"] = select_conditions(as_conditions(cond), index, len(run))
@@ -94,21 +96,21 @@ def resample(
 ) -> Selection:
     """Spend a budget of network evaluations on the most doubtful samples, in rounds.
 
-    Each round rewinds the samples that are then the most doubtful, with one new branch each, and keeps the surer
-    trajectories, until no further sample fits in the budget.
+    Each round rewinds the samples that are currently the most doubtful, draws one new branch for each, and keeps the
+    surer trajectory. It stops when no further sample fits in the budget.
 
     Arguments:
         field, run: As in :func:`rewind`.
-        budget: The largest number of evaluations over all samples. The result says how many were spent.
-        share: The share of samples that are rewound in a round.
+        budget: The maximum number of evaluations over all samples. The result holds the number spent.
+        share: The share of samples to rewind per round.
         before, scale, score, channel, kind, cond, options: As in :func:`rewind`.
-        fresh: Whether to start over from new noise at t = 0 instead of rewinding: the selective baseline.
-        seed: Seeds the noise of every round.
+        fresh: Whether to restart from new noise at t = 0 instead of rewinding, as a baseline.
+        seed: Seeds the noise of all rounds.
     """
     if budget < 1:
-        raise UsageError(f"a budget is at least 1 evaluation, got {budget}")
+        raise UsageError(f"budget must be at least 1 evaluation, got {budget}")
     if not 0 < share <= 1:
-        raise UsageError(f"the share of a round lies in (0, 1], got {share}")
+        raise UsageError(f"share must be in (0, 1], got {share}")
     _require_variance_score(run, score)
     options["cond"] = as_conditions(cond)
     per_step, steps = evaluations_per_step(options.get("config")), len(run.grid) - 1
@@ -117,7 +119,7 @@ def resample(
         cost = len(run) * steps * per_step
         if cost > budget:
             raise UsageError(
-                f"the run kept no states, and recomputing them takes {cost} of {budget} evaluations; sample with "
+                f"the run has no states, and recomputing them takes {cost} evaluations of {budget}; sample with "
                 "keep_states=True, or give a larger budget"
             )
         current, spent = with_states(field, run, **options)
@@ -144,7 +146,7 @@ def resample(
 def _start_over(
     field: Any, run: Trajectory, index: Tensor, score: Score, seed: int, options: dict[str, Any]
 ) -> Selection:
-    """Draw some samples from new noise, and keep them where they are surer."""
+    """Draw samples from new noise, and keep those that are surer than the originals."""
     options = {**options, "cond": select_conditions(options["cond"], index, len(run))}
     origin = run.take(index)
     x0 = noise(field.space, len(index), seed, run.grid.device, cond=origin.cond)
@@ -156,10 +158,10 @@ def _start_over(
 def _surest(
     run: Trajectory, index: Tensor, origin: Trajectory, tried: Trajectory, score: Score, spent: int
 ) -> Selection:
-    """Return the run with the surest trajectory of each sample in `index`: its original, or one of those tried."""
+    """Return the run with the surest trajectory of each sample in `index`: the original, or one of `tried`."""
     tries = len(tried) // len(index)
     scores = torch.cat([_read(origin, score)[:, None], _read(tried, score).reshape(len(index), tries)], 1)
-    best = scores.argmin(1)  # of equal scores the first: the original
+    best = scores.argmin(1)  # ties keep the original
     better = best > 0
     rows = torch.arange(len(index), device=index.device) * tries + best - 1
     return Selection(
@@ -172,26 +174,26 @@ def _zeros(run: Trajectory) -> Tensor:
 
 
 def _read(run: Trajectory, score: Score) -> Tensor:
-    """Return a score per sample: by default the run's own, made comparable between conditions."""
+    """Return one score per sample, by default the run's default score, standardised by condition."""
     return run.score() if score is None else read_score(run, score)
 
 
 def _require_variance_score(run: Trajectory, score: Score) -> None:
-    """Raise if the score is not one of the variance: nothing else is read along a new trajectory."""
+    """Raise an error unless it is a variance score: new trajectories have no other readings."""
     if not callable(score) and not of_variance(name := score or run.default_score):
-        raise UsageError(f"{name} is not read when samples are rewound; give a score of the variance: score='peak'")
+        raise UsageError(f"{name} is not available for rewound samples; give a variance score, such as score='peak'")
 
 
 def _indices(which: Tensor, count: int) -> Tensor:
     which = torch.as_tensor(which)
     if which.dtype == torch.bool:
         if which.shape != (count,):
-            raise ShapeError(f"a mask has one entry per sample ({count}), got shape {tuple(which.shape)}")
+            raise ShapeError(f"a mask must have one entry per sample ({count}), got shape {tuple(which.shape)}")
         return which.nonzero()[:, 0]
     if which.ndim != 1 or (len(which) and not 0 <= int(which.min()) <= int(which.max()) < count):
-        raise UsageError(f"which holds indices of samples, 0 to {count - 1}, or is a mask")
+        raise UsageError(f"which must hold sample indices from 0 to {count - 1}, or be a mask")
     if len(which.unique()) < len(which):
-        raise UsageError("which holds an index twice; give each sample once")
+        raise UsageError("which holds an index twice; give each index once")
     return which.long()
 
 

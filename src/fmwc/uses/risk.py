@@ -1,36 +1,37 @@
-r"""Risk control: a score threshold below which at most a stated share of samples fails, with a stated probability.
+r"""Risk control: a score threshold at which the failure rate is bounded with a given probability.
 
-A certificate rests on labelled samples (s_i, y_i), drawn independently from the sampler; y = 1 is a failure. The risk
-of a threshold λ is that of fresh samples, R(λ) = P(y = 1 | s ≤ λ). :func:`risk_control` returns λ̂ with
+A certificate is computed from labelled samples (s_i, y_i), drawn independently from the sampler; y = 1 is a failure.
+The risk of a threshold λ is the failure rate of new samples, R(λ) = P(y = 1 | s ≤ λ). :func:`risk_control` returns λ̂
+with
 
     P( R(λ̂) ≤ max_risk ) ≥ probability,
 
-where the probability is over the draw of the labelled samples. Nothing is assumed about the score: a poor score leads
-to few kept samples, or to no certificate, but not to an invalid one.
+where the probability is over the draw of the labelled samples. No assumption is made about the score: a poor score
+leads to few kept samples or to no certificate, but never to an invalid certificate.
 
 **Why it holds.** Fixed-sequence testing (Angelopoulos et al.).
 
-1. The thresholds λ_1 < λ_2 < … are quantiles of the scores of *other* samples: unlabelled ones, or labelled ones that
-   are set aside and not used otherwise. With respect to the labelled samples they are constants. Each sample at or
-   below λ_j fails independently with probability R(λ_j). Given their number n_j, the number of failures K_j is
-   *exactly* binomial(n_j, R(λ_j)).
-2. So if R(λ_j) > max_risk, the upper end of the Clopper–Pearson interval is below max_risk with probability at most
+1. The thresholds λ_1 < λ_2 < … are quantiles of the scores of *other* samples: unlabelled samples, or labelled samples
+   that are set aside and not used otherwise. Relative to the labelled samples, they are constants. Each sample at or
+   below λ_j fails independently with probability R(λ_j). Given the number n_j of these samples, the number of failures
+   K_j is *exactly* binomial(n_j, R(λ_j)).
+2. Therefore, if R(λ_j) > max_risk, the Clopper–Pearson upper bound is at most max_risk with probability at most
    δ = 1 − probability.
-3. Thresholds are tested from the strictest on, until the first whose bound is above max_risk. A certificate is wrong
-   only if the *first* threshold of the sequence with R > max_risk has passed its test. That is a single threshold, and
-   which one it is does not depend on the labelled samples. So the probability of a wrong certificate is at most δ,
-   however many thresholds there are. Where the sequence begins depends only on the number of labels.
+3. Thresholds are tested in increasing order, until the first bound above max_risk. A certificate is wrong only if the
+   *first* threshold with R > max_risk has passed its test. This is a single threshold, and it does not depend on the
+   labelled samples. The probability of a wrong certificate is therefore at most δ, for any number of thresholds. The
+   start of the sequence depends only on the number of labels.
 
-*Why not the quantiles of the labelled scores themselves?* Given all scores, labels are independent but not identically
-distributed: the failures among the kept samples are a sum of Bernoulli(P(y = 1 | s_i)), so a bound on them concerns the
-mean of P(y = 1 | s_i) over *these* s_i, and not R. Given a single order statistic, the samples strictly below it are
-independent draws below it, which makes one test exact. But then the first bad threshold depends on the scores, and
-step 3 fails unless R crosses max_risk only once. Setting samples aside costs a few labels and needs no such condition.
+*Why not use quantiles of the labelled scores?* Given all scores, labels are independent but not identically
+distributed: the number of failures among the kept samples is a sum of Bernoulli(P(y = 1 | s_i)). A bound on it concerns
+the mean of P(y = 1 | s_i) over *these* s_i, not R. Given a single order statistic, the samples strictly below it are
+independent, so one test is exact. But the first threshold with R > max_risk then depends on the scores, and step 3
+fails unless R crosses max_risk only once. Setting samples aside costs a few labels and needs no such condition.
 
-A certificate bounds a *rate*: among a hundred kept samples, the share that fails varies around it. It holds for samples
-that are drawn and scored like the labelled ones: with the same checkpoint, steps, conditions and score. The score must
-depend on the sample alone (not standardised within its run), and the labelled samples must be chosen without looking at
-it.
+A certificate bounds a *rate*: among a hundred kept samples, the share of failures varies around this rate. It holds for
+samples that are drawn and scored like the labelled samples: with the same checkpoint, steps, conditions and score. The
+score must depend on the sample alone (it must not be standardised within a run), and the choice of the labelled samples
+must not depend on the score.
 
 References:
     | Angelopoulos, Bates, Candès, Jordan, Lei: Learn then Test: Calibrating Predictive Algorithms to Achieve Risk
@@ -66,17 +67,17 @@ __all__ = [
     "upper_bound",
 ]
 
-GRID = tuple(round(0.05 * i, 2) for i in range(1, 21))  # levels of the quantiles that are tested
-FEWEST = 20  # unlabelled scores that thresholds are taken from
-# The share of labelled samples that are set aside for thresholds; twenty levels need no more than MOST_ASIDE.
+GRID = tuple(round(0.05 * i, 2) for i in range(1, 21))  # levels of the tested quantiles
+FEWEST = 20  # minimum number of scores for computing thresholds
+# Share of labelled samples to set aside for thresholds; twenty levels need at most MOST_ASIDE.
 ASIDE, MOST_ASIDE = 0.2, 100
-# The sequence begins where this many times the required labels are expected: with the required number alone, a single
-# failure would end it.
+# The first threshold is expected to keep this many times the required labels; with only the required number, a single
+# failure would end the sequence.
 SLACK = 3
 
 
 def upper_bound(failed: ArrayLike, count: ArrayLike, miss: float) -> np.ndarray:
-    """Return the Clopper–Pearson upper bound of a rate, which the true rate exceeds with probability at most `miss`.
+    """Return the Clopper–Pearson upper bound of a rate; the rate exceeds it with probability at most `miss`.
 
     >>> round(float(upper_bound(0, 45, 0.1)), 4)  # 1 − 0.1^(1/45)
     0.0499
@@ -86,13 +87,13 @@ def upper_bound(failed: ArrayLike, count: ArrayLike, miss: float) -> np.ndarray:
 
 
 def lower_bound(failed: ArrayLike, count: ArrayLike, miss: float) -> np.ndarray:
-    """Return the Clopper–Pearson lower bound of a rate, which is below the true rate but for probability `miss`."""
+    """Return the Clopper–Pearson lower bound of a rate; the rate is below it with probability at most `miss`."""
     k, n = np.asarray(failed), np.asarray(count)
     return 1 - upper_bound(n - k, n, miss)
 
 
 def required_labels(max_risk: float, probability: float = 0.9) -> int:
-    """Return the number of labelled samples that a certificate needs if all are kept and none fails.
+    """Return the number of labelled samples needed for a certificate if all are kept and none fails.
 
     This is log δ / log(1 − max_risk), rounded up.
 
@@ -101,7 +102,7 @@ def required_labels(max_risk: float, probability: float = 0.9) -> int:
     """
     for name, value in (("max_risk", max_risk), ("probability", probability)):
         if not 0 < value < 1 or 1 - value == 1:
-            raise UsageError(f"{name} lies strictly between 0 and 1, got {value}")
+            raise UsageError(f"{name} must be strictly between 0 and 1, got {value}")
     return math.ceil(round(math.log(1 - probability) / math.log(1 - max_risk), 9))
 
 
@@ -120,7 +121,7 @@ _SCHEMA = record(
 
 @dataclass(frozen=True)
 class RiskCertificate:
-    """The statement that at most `max_risk` of the samples with a score of at most `threshold` fail.
+    """A statement that the failure rate of samples with a score of at most `threshold` is at most `max_risk`.
 
     Attributes:
         threshold: The largest score of a sample to keep.
@@ -128,7 +129,7 @@ class RiskCertificate:
         probability: The probability that the statement holds, over the draw of the labelled samples.
         share: The share of labelled samples that are kept.
         bound: The upper bound of the failure rate among the kept samples, at most `max_risk`.
-        labelled: The number of labelled samples, without those that were set aside for thresholds.
+        labelled: The number of labelled samples, excluding those set aside for thresholds.
     """
 
     threshold: float
@@ -143,20 +144,20 @@ class RiskCertificate:
         if self.bound > self.max_risk:
             raise UsageError(
                 f"the risk certificate has a bound of {self.bound:.4g}, which is above its max_risk of "
-                f"{self.max_risk:.4g}; make it again with risk_control"
+                f"{self.max_risk:.4g}; compute it again with risk_control"
             )
 
     def keeps(self, score: ArrayLike) -> np.ndarray:  # (B,) -> (B,)
-        """Return which samples to keep: those that the certificate is about."""
+        """Return `True` for each sample to keep: those with a score of at most `threshold`."""
         return np.asarray(score, dtype=float) <= self.threshold
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the certificate as JSON holds it."""
+        """Return the certificate as a dict of JSON values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, entries: Mapping[str, Any]) -> RiskCertificate:
-        """Return the certificate of :meth:`as_dict`; other entries are ignored."""
+        """Create a certificate from :meth:`as_dict`; other entries are ignored."""
         return cls(**{f.name: entries.get(f.name) for f in fields(cls)})  # type: ignore[arg-type]
 
 
@@ -170,17 +171,17 @@ def risk_control(
     grid: Sequence[float] = GRID,
     seed: int = 0,
 ) -> RiskCertificate:
-    """Return the loosest threshold at which the failure rate is certified; the module explains why this is valid.
+    """Return the largest threshold with a certified failure rate; see the module docstring for the proof.
 
     Arguments:
         score: The scores of labelled samples, high = doubtful.
-        bad: Which of them failed.
-        max_risk: The largest failure rate among kept samples.
-        probability: The probability with which that holds.
-        others: Scores of unlabelled samples, whose quantiles are the thresholds. By default some of the labelled
-            samples are set aside for this.
-        grid: The levels of the quantiles that are tested, increasing in (0, 1].
-        seed: Seeds the choice of the samples that are set aside.
+        bad: Whether each labelled sample failed.
+        max_risk: The maximum failure rate among kept samples.
+        probability: The probability that the certificate holds.
+        others: Scores of unlabelled samples, whose quantiles are the thresholds. By default, some labelled samples are
+            set aside instead.
+        grid: The levels of the tested quantiles, increasing in (0, 1].
+        seed: Seeds the choice of the samples to set aside.
 
     >>> score, others = np.random.default_rng(0).random((2, 400))
     >>> certificate = risk_control(score, score > 0.8, max_risk=0.05, others=others)
@@ -191,7 +192,7 @@ def risk_control(
     required = required_labels(max_risk, probability)
     levels = np.asarray(grid, dtype=float)
     if not len(levels) or not (np.diff(levels) > 0).all() or not 0 < levels[0] <= levels[-1] <= 1:
-        raise UsageError(f"grid holds increasing levels in (0, 1], got {list(grid)}")
+        raise UsageError(f"grid must hold increasing levels in (0, 1], got {list(grid)}")
     total = len(values)
     if others is None:
         order, aside = np.random.default_rng(seed).permutation(total), _aside(total)
@@ -199,14 +200,14 @@ def risk_control(
     else:
         rest = np.asarray(others, dtype=float).ravel()
         if len(rest) < FEWEST or not np.isfinite(rest).all():
-            raise UsageError(f"thresholds are taken from at least {FEWEST} other scores, all finite; got {len(rest)}")
+            raise UsageError(f"others must hold at least {FEWEST} finite scores, got {len(rest)}")
     if len(values) < required:
         more = next(n for n in count(required) if n - _aside(n) >= required) - required if others is None else 0
-        set_aside = f", and {more} that are set aside for thresholds" if more else ""
+        set_aside = f", and {more} to set aside for thresholds" if more else ""
         raise UsageError(
             f"{total} labelled samples are too few to certify a failure rate of at most {max_risk:.4g} with "
             f"probability {probability:.4g}; label at least {required + more} "
-            f"({required} that are kept and did not fail{set_aside})"
+            f"({required} to keep, if none fails{set_aside})"
         )
     expected = len(values) * levels
     begin = int(np.argmax(expected >= min(SLACK * required, max(len(values) / 2, required), expected[-1])))
@@ -214,12 +215,12 @@ def risk_control(
     kept = values[:, None] <= thresholds  # (B, G)
     size, failed = kept.sum(0), (kept & labels[:, None]).sum(0)
     bounds = upper_bound(failed, size, 1 - probability)
-    passed = int(np.argmin(np.append(bounds <= max_risk, False)))  # the number before the first that fails its test
+    passed = int(np.argmin(np.append(bounds <= max_risk, False)))  # number of tests passed before the first failure
     if not passed:
         raise UsageError(
-            f"a failure rate of at most {max_risk:.4g} cannot be certified with probability {probability:.4g}: of the "
-            f"{size[0]} surest of {len(values)} labelled samples {failed[0]} failed, so it may be {bounds[0]:.3f}; "
-            "allow a higher risk, or label more samples"
+            f"a failure rate of at most {max_risk:.4g} cannot be certified with probability {probability:.4g}: "
+            f"{failed[0]} of the {size[0]} surest of {len(values)} labelled samples failed, so the rate may be "
+            f"{bounds[0]:.3f}; allow a higher risk, or label more samples"
         )
     last = passed - 1
     return RiskCertificate(
@@ -233,7 +234,7 @@ def risk_control(
 
 
 class Reliability(NamedTuple):
-    """Success rates by confidence, with one entry per bin that holds samples.
+    """Success rates by confidence, with one entry per non-empty bin.
 
     Attributes:
         confidence: The mean confidence.
@@ -250,12 +251,12 @@ class Reliability(NamedTuple):
 
 
 def reliability(confidence: ArrayLike, bad: ArrayLike, bins: int = 10, probability: float = 0.9) -> Reliability:
-    """Return the success rate of samples in bins of equal width in confidence, each with an exact interval.
+    """Return success rates in equal-width bins of confidence, with exact intervals.
 
     Arguments:
-        confidence: In [0, 1], high = trust. It is a position in a ranking, so success should increase with it; only a
-            confidence that is a probability lies on the diagonal.
-        bad: Which samples failed.
+        confidence: In [0, 1], high = trust. Confidence is a position in a ranking, so success should increase with it
+            but need not equal it.
+        bad: Whether each sample failed.
         bins: The number of bins.
         probability: The coverage of each interval.
 
@@ -264,9 +265,9 @@ def reliability(confidence: ArrayLike, bad: ArrayLike, bins: int = 10, probabili
     """
     values, labels = _arrays(confidence, bad)
     if not len(values) or values.min() < 0 or values.max() > 1:
-        raise UsageError("confidence lies in [0, 1], with one value per sample, for at least one sample")
+        raise UsageError("confidence must be in [0, 1], for at least one sample")
     if bins < 1 or not 0 < probability < 1:
-        raise UsageError(f"bins is at least 1 and probability lies in (0, 1); got {bins} and {probability}")
+        raise UsageError(f"bins must be at least 1 and probability in (0, 1), got {bins} and {probability}")
     which = np.minimum((values * bins).astype(int), bins - 1)
     size = np.bincount(which, minlength=bins)
     filled = size > 0
@@ -282,10 +283,10 @@ def _arrays(score: ArrayLike, bad: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     if len(values) != len(labels):
         raise ShapeError(f"give one label per sample; got {len(labels)} labels for {len(values)} samples")
     if not np.isfinite(values).all():
-        raise UsageError("a score is NaN or infinite; all must be finite")
+        raise UsageError("scores must be finite, got NaN or infinity")
     return values, labels
 
 
 def _aside(total: int) -> int:
-    """Return how many of the labelled samples are set aside for thresholds."""
+    """Return the number of labelled samples to set aside for thresholds."""
     return min(MOST_ASIDE, max(FEWEST, round(ASIDE * total)))

@@ -1,4 +1,4 @@
-// The explorer: reads the data of the page and draws it on two canvases.
+// Draws the embedded data of the explorer on two canvases.
 "use strict";
 for (const root of document.querySelectorAll(".explorer")) {
   const data = JSON.parse(root.querySelector(".data").textContent);
@@ -30,7 +30,7 @@ for (const root of document.querySelectorAll(".explorer")) {
 
   let kept = count, chosen = -1;
 
-  function surface(canvas) { // a context in CSS pixels, sharp on dense screens
+  function surface(canvas) { // return a context in CSS pixels, sharp on high-density screens
     const scale = window.devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight;
     if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
       canvas.width = Math.round(width * scale);
@@ -152,12 +152,12 @@ for (const root of document.querySelectorAll(".explorer")) {
     if (chosen < 0) return;
     const fate = wrong[chosen] ? "misplaced" : "in a cell of the support";
     find(".detail").innerHTML = `<b>${data.label} ${confidence(chosen).toFixed(2)}</b>, ${fate}<br>` +
-      `Position ${number.format(chosen + 1)} of ${number.format(count)}, surest first` +
-      (beside ? `<br>Variance score: surer than ${percent(beside[chosen], 65535)} of the samples` : "");
+      `Rank ${number.format(chosen + 1)} of ${number.format(count)} (1 = surest)` +
+      (beside ? `<br>Variance rank: surer than ${percent(beside[chosen], 65535)} of the samples` : "");
   }
 
   let waiting = false;
-  function redraw() { // at most once a frame
+  function redraw() { // at most once per frame
     if (waiting) return;
     waiting = true;
     requestAnimationFrame(() => {
