@@ -267,9 +267,9 @@ def test_training_noise_through_a_checkpoint_is_refused(place):
         fmwc.elbo_loss(blocks(False), torch.randn(8, 2), seed=0).backward()
     with pytest.raises(UsageError, match=r"gradient checkpointing, .* switch it off while fitting the noise"):
         fmwc.fit_noise(blocks(False), torch.randn(8, 2), steps=1)
-    with pytest.raises(UsageError, match=r"'first\.0' runs without derivatives .* use_reentrant=False"):
+    with pytest.raises(UsageError, match=r"'first\.0' runs without gradients .* use_reentrant=False"):
         fmwc.elbo_loss(blocks(True), torch.randn(8, 2), seed=0)
-    with pytest.raises(UsageError, match="runs without derivatives"):
+    with pytest.raises(UsageError, match="runs without gradients"):
         blocks(True).moments(*place)
 
 

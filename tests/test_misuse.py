@@ -136,7 +136,7 @@ def test_a_mean_of_five_draws_costs_five_evaluations():
     assert (
         fmwc.sample(field, 3, confidence=None, config=SamplingConfig(evaluations=10, decoder="mean5")).evaluations == 10
     )
-    with pytest.raises(UsageError, match="cannot be spent exactly"):
+    with pytest.raises(UsageError, match="give a multiple, not 11"):
         fmwc.sample(field, 3, confidence=None, config=SamplingConfig(evaluations=11, decoder="mean5"))
 
 

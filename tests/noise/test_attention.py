@@ -289,5 +289,5 @@ def test_checkpointed_attention_is_refused_only_with_derivatives():
     for estimator in (MonteCarlo(4), Tangent(2)):
         found, expected = (f.moments(x, t, estimator, seed=0).var for f in (field, whole))
         torch.testing.assert_close(found, expected)
-    with pytest.raises(UsageError, match=r"'early\.q_proj' runs without derivatives .* use_reentrant=False"):
+    with pytest.raises(UsageError, match=r"'early\.q_proj' runs without gradients .* use_reentrant=False"):
         attach(Twice(True).double(), space=(TOKENS, WIDTH)).moments(x, t)

@@ -93,7 +93,7 @@ REFUSED = {
     "matches nothing": ({"include": ["head.*"]}, r"pattern 'head\.\*' matches no layer.*layers\.0.*out"),
     "one matches nothing": ({"include": ["out", "head"]}, "pattern 'head' matches no layer"),
     "exclude matches nothing": ({"exclude": ["head"]}, "pattern 'head' matches no layer"),
-    "everything excluded": ({"exclude": ["*"]}, "exclude leaves no layer"),
+    "everything excluded": ({"exclude": ["*"]}, "exclude removes every layer"),
 }
 
 

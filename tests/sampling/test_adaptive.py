@@ -348,21 +348,21 @@ def test_controllers_of_another_score_have_no_reference_of_equal_steps(mlp):
 
 PLAN = Planned(FLAT, 3)
 BAD = {
-    "no steps": (lambda: Ema(0), "number of steps is at least 1, got 0"),
-    "no damped steps": (lambda: Damped(0), "number of steps is at least 1, got 0"),
-    "no planned steps": (lambda: Planned(FLAT, 0), "number of steps is at least 1, got 0"),
-    "no grid": (lambda: FLAT.grid(0), "number of steps is at least 1, got 0"),
-    "rate": (lambda: Ema(3, 0.0), r"lies in \(0, 1\], got 0.0"),
-    "damped rate": (lambda: Damped(3, rate=1.1), r"lies in \(0, 1\], got 1.1"),
-    "boost": (lambda: Ema(3, boost=-1.0), "boost is at least 0, got -1"),
-    "NaN": (lambda: Planned(FLAT, 3, float("nan")), "boost is at least 0, got nan"),
-    "smallest": (lambda: Ema(3, smallest=-1.0), "smallest is at least 0"),
-    "late": (lambda: Damped(3, late=2.0), r"late lies in \[0, 1\], got 2.0"),
-    "gain": (lambda: Damped(3, gain={"x": -0.5}), "gain is at least 0, got -0.5"),
-    "power": (lambda: Profile(torch.zeros(1), torch.ones(1, 1), -1.0), "power is at least 0"),
+    "no steps": (lambda: Ema(0), "number of steps must be at least 1, got 0"),
+    "no damped steps": (lambda: Damped(0), "number of steps must be at least 1, got 0"),
+    "no planned steps": (lambda: Planned(FLAT, 0), "number of steps must be at least 1, got 0"),
+    "no grid": (lambda: FLAT.grid(0), "number of steps must be at least 1, got 0"),
+    "rate": (lambda: Ema(3, 0.0), r"must lie in \(0, 1\], got 0.0"),
+    "damped rate": (lambda: Damped(3, rate=1.1), r"must lie in \(0, 1\], got 1.1"),
+    "boost": (lambda: Ema(3, boost=-1.0), "boost must be at least 0, got -1"),
+    "NaN": (lambda: Planned(FLAT, 3, float("nan")), "boost must be at least 0, got nan"),
+    "smallest": (lambda: Ema(3, smallest=-1.0), "smallest must be at least 0"),
+    "late": (lambda: Damped(3, late=2.0), r"late must lie in \[0, 1\], got 2.0"),
+    "gain": (lambda: Damped(3, gain={"x": -0.5}), "gain must be at least 0, got -0.5"),
+    "power": (lambda: Profile(torch.zeros(1), torch.ones(1, 1), -1.0), "power must be at least 0"),
     "times that fall": (lambda: Profile(torch.tensor([0.5, 0.2]), torch.ones(2, 1), 1.0), "times that rise"),
     "no readings": (lambda: Profile(torch.zeros(0), torch.ones(0, 1), 1.0), "times that rise"),
-    "weight": (lambda: Extrapolated(Uniform(2), -1.0), "weight is at least 0"),
+    "weight": (lambda: Extrapolated(Uniform(2), -1.0), "weight must be at least 0"),
     "no profile": (lambda: Extrapolated(Uniform(2), boost=1.0), "give profile=survey"),
 }
 
@@ -377,7 +377,7 @@ def test_invalid_options(name):
 REFUSED = {
     "no confidence": ({"controller": Ema(3), "confidence": None}, "Ema reads the variance at every step; leave"),
     "a schedule": ({"controller": PLAN, "schedule": Schedule.every(2)}, "Planned reads the variance at every step"),
-    "times to read": (
+    "at least one time": (
         {"controller": Damped(3), "schedule": Schedule.at([0.5])},
         "Damped reads the variance at every step",
     ),

@@ -53,7 +53,7 @@ OTHERWISE = {
     "not by Diagonal": {"steps": 10, "confidence": Diagonal()},
     r"not by Linearised\(probes=3\)": {"steps": 10, "confidence": Linearised(3)},
     "at 10 times, not at 5": {"steps": 10, "schedule": Schedule.every(2)},
-    r"at 10 times, not at 10 \(or at others\)": {
+    r"at 10 times, not at 10 \(or at other times\)": {
         "steps": 10,
         "schedule": Schedule.at([i / 10 for i in range(9)] + [0.85]),
     },
@@ -61,7 +61,7 @@ OTHERWISE = {
 }
 
 
-@pytest.mark.parametrize("difference", [d for d in OTHERWISE if "or at others" not in d])
+@pytest.mark.parametrize("difference", [d for d in OTHERWISE if "or at other times" not in d])
 def test_runs_with_other_settings_name_the_difference(difference, mlp):
     run = sample(referred(mlp), 6, **arguments(**OTHERWISE[difference]))
     with pytest.raises(UsageError, match=difference):
@@ -186,7 +186,7 @@ def test_missing_parts_of_a_score_are_named(mlp):
     run = sample(field, 5, steps=10, check=False)
     assert "check" in run.withheld
     other = sample(field, 5, steps=10, check=Echo((0.5,)))
-    assert "not checked as the reference was" in other.withheld
+    assert "not checked like those of the reference" in other.withheld
 
 
 def test_the_variance_can_be_requested(mlp):
@@ -219,12 +219,12 @@ def test_another_check_ranks_without_confidence(mlp):
     field.reference = field.reference._replace(read_with=None)
     run = sample(field, 6, steps=10, confidence=None, check=8)
     assert run.default_score == "echo"
-    assert "did not read peak" in run.withheld
+    assert "lacks the score peak" in run.withheld
     summed(mlp, "echo", "spread@0.2-0.9", checks={"echo": Echo((0.3, 0.7))})
     for check, score in ((Echo((0.5,)), "echo + spread@0.2-0.9"), (False, "spread@0.2-0.9")):
         run = sample(mlp, 6, steps=10, check=check)
         assert run.default_score == score
-        assert "not checked as the reference was" in run.withheld
+        assert "not checked like those of the reference" in run.withheld
         assert len(run.rank.unique()) == 6
 
 

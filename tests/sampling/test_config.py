@@ -48,12 +48,12 @@ WRONG_GRIDS = {
 
 @pytest.mark.parametrize("name", WRONG_GRIDS)
 def test_invalid_grids(name):
-    with pytest.raises(UsageError, match="rises from at least 0 to exactly 1"):
+    with pytest.raises(UsageError, match="must rise from at least 0 to exactly 1"):
         Grid(WRONG_GRIDS[name])
 
 
 def test_uniform_needs_a_step():
-    with pytest.raises(UsageError, match="at least 1 step"):
+    with pytest.raises(UsageError, match="steps must be at least 1"):
         Uniform(0)
 
 

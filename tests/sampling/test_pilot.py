@@ -137,7 +137,7 @@ def test_the_shipped_schedule_detects_misplaced_points():
 
 @pytest.mark.parametrize("readings", [0, STEPS + 1])
 def test_invalid_numbers_of_readings(readings):
-    with pytest.raises(UsageError, match=f"1 to {STEPS}"):
+    with pytest.raises(UsageError, match=f"between 1 and {STEPS}"):
         fit_schedule(mlp_field(), readings, pilot=20, steps=STEPS)
 
 
@@ -148,7 +148,7 @@ def test_invalid_schedules():
     for old in ("adaptive", 5, [0.5]):
         with pytest.raises(UsageError, match=r"Schedule\.every\(5\)"):
             sample(field, 3, schedule=old)
-    with pytest.raises(UsageError, match="cannot be read from 1 readings"):
+    with pytest.raises(UsageError, match="cannot be computed from 1 readings"):
         fit_schedule(field, 1, pilot=20, steps=STEPS)  # a ratio takes two
     with pytest.raises(UsageError, match="same times"):
         fit_schedule(

@@ -229,9 +229,9 @@ def test_runs_without_states_cannot_be_reread():
     with pytest.raises(UsageError, match="keep_states=True"):
         reread(field, sample(field, 3, steps=2), reader("linearised"))
     for schedule in (0, -1, True, 1.5):
-        with pytest.raises(UsageError, match="every k-th step"):
+        with pytest.raises(UsageError, match="integer k ≥ 1"):
             Schedule.every(schedule)
-    with pytest.raises(UsageError, match="at least 1 time"):
+    with pytest.raises(UsageError, match="at least one time"):
         Schedule.at([])
 
 

@@ -1,11 +1,11 @@
 r"""Rules for elementwise functions, sums, products and quotients.
 
-Where every entry of a result sums products a_k b_k of entries that occur in it once, and all are independent,
+If each entry of a result is a sum of products a_k b_k of independent entries, each of which occurs once,
 
 .. math:: E\Bigl[\sum_k a_k b_k\Bigr] = \sum_k μ_a μ_b, \qquad
     Var\Bigl[\sum_k a_k b_k\Bigr] = \sum_k σ_a^2 (μ_b^2 + σ_b^2) + μ_a^2 σ_b^2
 
-so the operation itself, applied to squares and variances, gives the variance. With a known b this is θ²σ²
+so the variance is the same operation applied to squares and variances. With a known b it is θ²σ²
 (eq:layerprop without noise).
 """
 
@@ -63,19 +63,19 @@ _WITH_DOMAIN = (
 
 @register(*_SMOOTH_EVERYWHERE, exactness=QUADRATURE)
 def pointwise(func: Any, args: Any, kwargs: Any) -> Gaussian:
-    """E[φ] and Var[φ] by the closure: Gauss–Hermite quadrature, or a Taylor series if requested."""
+    """E[φ] and Var[φ] from the closure: Gauss–Hermite quadrature, or a Taylor series if requested."""
     return _closed(func, args, kwargs, args[0]._closure if isinstance(args[0], Gaussian) else None)
 
 
 @register(*_WITH_DOMAIN, exactness=FIRST_ORDER)
 def pointwise_within_a_domain(func: Any, args: Any, kwargs: Any) -> Gaussian:
-    """φ(μ), φ′(μ)²σ²: roots and logarithms are undefined at some quadrature nodes."""
+    """φ(μ), φ′(μ)²σ², because roots and logarithms are undefined at some quadrature nodes."""
     return _closed(func, args, kwargs, Taylor(1))
 
 
-@register(*_POWERS, T.__rpow__, exactness="quadrature; first order for other powers than 0, 1, 2, …")
+@register(*_POWERS, T.__rpow__, exactness="quadrature; first order for powers other than 0, 1, 2, …")
 def power(func: Any, args: Any, kwargs: Any) -> Gaussian:
-    """By the closure for exponents 0, 1, 2, … and for cˣ; other powers have a domain."""
+    """The closure for exponents 0, 1, 2, … and for cˣ; φ(μ), φ′(μ)²σ² for other powers."""
     x, other = args if func is not T.__rpow__ else args[::-1]  # x ** other
     if isinstance(other, Gaussian):
         if isinstance(x, Gaussian):
@@ -100,7 +100,7 @@ def _closed(func: Any, args: Any, kwargs: Any, closure: Closure | None) -> Gauss
 
 
 def _over(var: Tensor, mean: Tensor) -> Tensor:
-    """Expand a variance to the mean's shape in memory of its own, because a network may write into it."""
+    """Expand a variance to the mean's shape in separate memory, because a network may write into it."""
     return var if var.shape == mean.shape else var.expand_as(mean).clone()
 
 
@@ -139,10 +139,10 @@ def negation(func: Any, args: Any, kwargs: Any) -> Gaussian:
 def quotient(func: Any, args: Any, kwargs: Any) -> Gaussian:
     """μ_a/μ_b, σ_a²/μ_b² + μ_a²σ_b²/μ_b⁴.
 
-    For a Gaussian z, 1/z has no variance; the divisors of networks are bounded away from zero, where first order holds.
+    1/z has no finite variance for a Gaussian z, but divisors in networks are bounded away from zero.
     """
     a, b = args if func is not T.__rtruediv__ else args[::-1]
-    if kwargs.get("rounding_mode") is not None:  # rounding has no slope
+    if kwargs.get("rounding_mode") is not None:  # rounding has no derivative
         raise NoRuleError(refusal(func, args, kwargs))
     if a is b:
         return pointwise(lambda z: z / z, (a,), {})
@@ -218,7 +218,7 @@ def linear_and_convolution(func: Any, args: Any, kwargs: Any) -> Gaussian:
     T.dot, torch.inner, T.inner, torch.outer, T.outer, torch.tensordot, exactness=INDEPENDENT,
 )  # fmt: skip
 def matrix_product(func: Any, args: Any, kwargs: Any) -> Gaussian:
-    """Σμμ, Σ σ²(μ² + σ²) + μ²σ², of one or two random operands."""
+    """Σμμ, Σ σ²(μ² + σ²) + μ²σ², for one or two random operands."""
     a, b, *rest = args
     if a is b:  # its entries would occur twice
         raise NoRuleError(refusal(func, args, kwargs))
@@ -289,7 +289,7 @@ def gate(func: Any, args: Any, kwargs: Any) -> Any:
 
 @register(torch.einsum, exactness=f"{INDEPENDENT}, one or two of them")
 def einsum(func: Any, args: Any, kwargs: Any) -> Any:
-    """Operands are contracted from the left, two at a time; indices of one operand alone are summed first."""
+    """Pairs of operands from the left; indices that occur in one operand only are summed first."""
     equation, *operands = args
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = list(operands[0])

@@ -4,7 +4,7 @@ The softmax p = softmax(z) is taken to first order. Its Jacobian is p_i (δ_ij �
 
 .. math:: E[p_i] ≈ p_i(μ), \qquad Var[p_i] ≈ p_i^2 \Bigl[ σ_i^2 (1 - 2 p_i) + \sum_j p_j^2 σ_j^2 \Bigr]
 
-and without the leading p_i² for its logarithm. Attention is composed of the rules of its parts (product, softmax,
+The variance of log p_i omits the leading p_i². Attention is composed of the rules of its parts (product, softmax,
 product), with queries, keys and values treated as independent.
 """
 
@@ -27,7 +27,7 @@ _LOGARITHMS = (F.log_softmax, torch.log_softmax, T.log_softmax)
 
 @register(F.softmax, torch.softmax, T.softmax, *_LOGARITHMS, exactness=FIRST_ORDER)
 def softmax(func: Any, args: Any, kwargs: Any) -> Gaussian:
-    """p, p²[σ²(1 − 2p) + Σp²σ²]; for its logarithm without the first p²."""
+    """p, p²[σ²(1 − 2p) + Σp²σ²]; the log-softmax omits the leading p²."""
     x, dim = arguments(args, kwargs, "input", dim=None)
     if dim is None:  # torch would guess
         raise NoRuleError(refusal(func, args, kwargs))
@@ -40,7 +40,7 @@ def softmax(func: Any, args: Any, kwargs: Any) -> Gaussian:
 
 @register(F.scaled_dot_product_attention, exactness=FIRST_ORDER)
 def attention(func: Any, args: Any, kwargs: Any) -> Any:
-    """softmax(q kᵀ / √d + mask) v by the rules of its parts, with q, k, v and the scores treated as independent."""
+    """softmax(q kᵀ / √d + mask) v from the rules of its parts, with q, k, v and the scores treated as independent."""
 
     def bind(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
              scale: float | None = None, enable_gqa: bool = False) -> Any:  # fmt: skip
@@ -149,5 +149,5 @@ def _merged(attn_mask: Any, key_padding_mask: Any, q: Any, keys: int, extra: int
 
 @register(F.multi_head_attention_forward, exactness=FIRST_ORDER, family="multi-head attention")
 def multi_head(func: Any, args: Any, kwargs: Any) -> Any:
-    """Three projections, attention per head, and a last projection, by their rules."""
+    """The rules of its parts: three projections, attention per head, and the output projection."""
     return multi_head_attention(*args, **kwargs)

@@ -30,8 +30,8 @@ Pointwise = Callable[[Tensor], Tensor]
 class Moments(NamedTuple):
     """Mean and variance of a velocity.
 
-    `var` has the mean's shape, or size 1 in every dimension but the first if an estimator gives one number per sample:
-    the mean over its coordinates.
+    `var` has the mean's shape. If an estimator gives one number per sample (the mean over its coordinates), `var` has
+    size 1 in every dimension but the first.
     """
 
     mean: Tensor
@@ -39,7 +39,7 @@ class Moments(NamedTuple):
 
 
 class Closure(Protocol):
-    """Computes the moments of f(z) for z ~ N(mean, var), one coordinate at a time."""
+    """Function that computes the moments of f(z) for z ~ N(mean, var), one coordinate at a time."""
 
     def __call__(self, f: Pointwise, mean: Tensor, var: Tensor) -> Moments: ...
 
@@ -72,7 +72,7 @@ class GaussHermite:
 
     def __call__(self, f: Pointwise, mean: Tensor, var: Tensor) -> Moments:
         std = var.sqrt()
-        # Sums are of φ − φ(μ), to avoid cancellation.
+        # Sum φ − φ(μ), to avoid cancellation.
         centre = f(mean)
         first = torch.zeros_like(mean)
         second = torch.zeros_like(mean)
@@ -116,7 +116,7 @@ class Taylor:
 
 
 def preserves_mean(closure: Closure) -> bool:
-    """Return whether rules keep the mean of the plain network, as at first order (except for the maximum of two)."""
+    """Return whether the rules keep the plain network's mean: at first order, except for the maximum of two values."""
     return closure == Taylor(1)
 
 
@@ -124,7 +124,7 @@ CLOSURES: dict[str, Closure] = {"gauss_hermite": GaussHermite(), "taylor1": Tayl
 
 
 def as_closure(closure: str | Closure) -> Closure:
-    """Return a closure by its name; a closure object unchanged."""
+    """Return a closure by name; return a closure object unchanged."""
     return pick(CLOSURES, closure, "closure") if isinstance(closure, str) else closure
 
 
@@ -140,7 +140,7 @@ FIRST_ORDER = "first order"
 
 @dataclass(frozen=True)
 class Rule:
-    """One row of the table: how an operation acts on moments, and how exactly."""
+    """Rule for an operation: how it acts on moments, and how exact it is."""
 
     apply: Callable[..., Any]  # (func, args, kwargs) -> the result of the operation
     exactness: str
@@ -192,7 +192,7 @@ class Gaussian(Tensor):
             raise ShapeError(f"mean and variance must have one shape, got {tuple(mean.shape)} and {tuple(var.shape)}")
         if not (mean.is_floating_point() or mean.is_complex()):
             raise NoRuleError(f"{mean.dtype} carries no variance; use floating point, or propagation='linearised'")
-        if var.stride() != mean.stride():  # so that the same views exist of mean and variance
+        if var.stride() != mean.stride():  # so that mean and variance allow the same views
             var = torch.empty_like(mean, dtype=var.dtype).copy_(var)
         self = Tensor._make_wrapper_subclass(cls, mean.shape, mean.stride(), dtype=mean.dtype, device=mean.device)
         self._mean, self._var, self._closure = mean, var, closure
@@ -265,7 +265,7 @@ def is_inplace(func: Any) -> bool:
 
 
 def refusal(func: Any, args: Any, kwargs: Any) -> str:
-    """Return the message of the error for an operation that has no rule for these arguments."""
+    """Return the error message for an operation that has no rule for these arguments."""
     name = torch.overrides.resolve_name(func) or getattr(func, "__name__", str(func))
     kinds = ", ".join([_kind(a) for a in args] + [f"{k}={_kind(v)}" for k, v in kwargs.items()])
     if is_inplace(func) or kwargs.get("out") is not None:

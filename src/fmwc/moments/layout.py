@@ -1,6 +1,6 @@
-"""Rules that move entries, which are exact, and rules that add them with known weights.
+"""Rules that move entries (exact), and rules that sum entries with known weights.
 
-y = M x with a known matrix M has Var[y] = M² σ² for independent entries; no rule builds M.
+For independent entries and a known matrix M, Var[M x] = M² σ², with M squared elementwise. No rule builds M.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def metadata(func: Any, args: Any, kwargs: Any) -> Any:
     T.new_full, T.new_tensor, exactness=EXACT,
 )  # fmt: skip
 def creation(func: Any, args: Any, kwargs: Any) -> Any:
-    """New entries have zero variance, and are Gaussian so that a network may write into them."""
+    """New entries with zero variance; they are Gaussian, so that a network may write into them."""
     closure = closure_of(args, kwargs)
     args, kwargs = on(mean_of, args, kwargs)
     created = func(*args, **kwargs)
@@ -219,10 +219,10 @@ _ADAPTIVE = {F.adaptive_avg_pool1d: 1, F.adaptive_avg_pool2d: 2, F.adaptive_avg_
 
 @register(F.avg_pool2d, F.avg_pool3d, exactness=INDEPENDENT)
 def average_pool(func: Any, args: Any, kwargs: Any) -> Gaussian:
-    """w Σ_window wσ², where every entry of a window has the weight w: one over its size or the given divisor.
+    """w Σ_window wσ², where the weight w is one over the window's size, or over the given divisor.
 
-    Padding and windows beyond the edge make w differ between windows. It is computed from an image of ones, whose pool
-    is cw for a window with c entries inside the image, and c with the divisor 1.
+    Padding and windows that cross the edge make w differ between windows. Pooling an image of ones gives cw for a
+    window with c entries inside the image, and c if the divisor is 1; w is their ratio.
     """
     x, *rest = args
     ones = x._var.new_ones(1, *x.shape[-2 if func is F.avg_pool2d else -3 :])
@@ -261,7 +261,7 @@ def adaptive_average_pool(func: Any, args: Any, kwargs: Any) -> Gaussian:
 
 @register(F.interpolate, exactness=INDEPENDENT)
 def interpolate(func: Any, args: Any, kwargs: Any) -> Gaussian:
-    """Weights are separable, so they are computed from an identity matrix for each axis, and squared.
+    """Squared weights. They are separable, and computed for each axis from an identity matrix.
 
     Nearest neighbours are copies (exact); linear, cubic and area modes are weighted means. `antialias` is refused,
     because torch's weights are wrong for images one entry wide (2.13, CPU).

@@ -1,7 +1,7 @@
 r"""Rules for normalisations, and for norms, spreads and extremes.
 
 A normalisation subtracts the mean of a group of entries and divides by its standard deviation. Groups are large, so
-their statistics are taken in expectation. Over n entries (μ_i, σ_i²) with weight γ and bias β,
+their statistics are replaced by expectations. Over n entries (μ_i, σ_i²) with weight γ and bias β,
 
 .. math::
     V &= \frac1n \sum_j (μ_j - \bar μ)^2 + \Bigl(1 - \frac1n\Bigr) \frac1n \sum_j σ_j^2, \qquad
@@ -79,7 +79,7 @@ def normalised(mean: Tensor, var: Tensor, eps: float, over: Over = ((-1,),), kno
 def normalised_by_root(
     mean: Tensor, var: Tensor, eps: float, over: Over = ((-1,),), known: Known | None = None
 ) -> Moments:
-    r"""Return the same for the RMS norm. First order.
+    r"""Return z and its variance for the RMS norm. First order.
 
     .. math:: Var[z_i] = \frac{1}{s^2} \Bigl[ σ_i^2 \Bigl(1 - \frac{2 z_i^2}{n}\Bigr)
         + \frac{z_i^2}{n} \overline{z^2 σ^2} \Bigr]
@@ -168,7 +168,7 @@ def _batch_norm(
     eps: float = 1e-5,
 ) -> Call | None:
     if training or running_mean is None or running_var is None:
-        return None  # statistics of a batch mix its samples
+        return None  # batch statistics mix samples
     centre, spread = _by_channel(running_mean, input), _by_channel(running_var, input)
 
     def by_running(mean: Tensor, var: Tensor, eps: float, over: Over, known: Known | None) -> Moments:
@@ -232,7 +232,7 @@ def normalise(func: Any, args: Any, kwargs: Any) -> Gaussian:
 
 @register(F.normalize, exactness=IN_EXPECTATION, family="normalise")
 def unit_length(func: Any, args: Any, kwargs: Any) -> Gaussian:
-    """x/‖x‖ is the RMS norm over √n."""
+    """x/‖x‖, which is the RMS norm divided by √n."""
     x, p, dim, eps = arguments(args, kwargs, "input", p=2.0, dim=1, eps=1e-12)
     if p != 2 or not isinstance(dim, int):
         raise NoRuleError(refusal(func, args, kwargs))
@@ -255,7 +255,9 @@ _REDUCTIONS: dict[Any, tuple[str, ...]] = {  # with the names of their arguments
 
 @register(*_REDUCTIONS, exactness=FIRST_ORDER)
 def reduction(func: Any, args: Any, kwargs: Any) -> Gaussian:
-    """f(μ), Σ_j (∂f/∂x_j)²σ_j². Each entry affects one result, so the gradient of their sum holds every slope."""
+    """f(μ), Σ_j (∂f/∂x_j)²σ_j². Each entry affects one result, so the gradient of the results' sum holds every
+    derivative.
+    """
     x, *rest = args
     given = {**dict(zip(_REDUCTIONS[func], rest, strict=False)), **kwargs}
     dim = given.get("dim")
@@ -269,9 +271,9 @@ def reduction(func: Any, args: Any, kwargs: Any) -> Gaussian:
 
 @register(torch.var_mean, torch.std_mean, exactness=FIRST_ORDER)
 def spread_and_mean(func: Any, args: Any, kwargs: Any) -> tuple[Gaussian, Gaussian]:
-    """By the rules of its two parts; the mean is exact for independent inputs."""
+    """The rules of its two parts; the mean is exact for independent inputs."""
     x, dims, _, keepdim = arguments(args, kwargs, "input", dim=None, unbiased=True, keepdim=False)
-    spread = reduction(torch.std if func is torch.std_mean else torch.var, args, kwargs)  # raises for a bool as dim
+    spread = reduction(torch.std if func is torch.std_mean else torch.var, args, kwargs)  # raises if dim is a bool
     dims = tuple(range(x.ndim)) if dims is None or dims == () else dims
     return spread, torch.mean(x, dims, keepdim=keepdim)  # type: ignore[return-value]
 

@@ -107,11 +107,13 @@ def kl(
         log_alphas: log α of each layer.
         prior_rate: The prior rate p.
         factor: The leading factor.
-        owners: For each layer, the sample of each row, or `None` for rows in the order of the samples.
-        count: The number of samples; rows whose owner is `count` are unused, and left out of the mean.
+        owners: For each layer, the sample index of each row; `None` if the rows are ordered by sample.
+        count: The number of samples. Rows with owner `count` are unused and excluded from the mean.
     """
     if not log_alphas:
-        raise UsageError("no noisy layer was called, so no noise can be learned; check attach's include and exclude")
+        raise UsageError(
+            "the network called no noisy layer, so there is no noise to train; check attach's include and exclude"
+        )
 
     def mean(log_alpha: Tensor, owner: Tensor | None) -> Tensor:
         divergence = divergence_from_prior(log_alpha, prior_rate, factor)
@@ -124,7 +126,7 @@ def kl(
 
 
 def cyclic(step: int, total: int, cycles: int = 4, warmup: float = 0.1) -> float:
-    """Return the fraction of β at a step: each cycle ramps from 0 to 1 over its first `warmup`, then stays at 1.
+    """Return the factor on β at a step. Each cycle rises from 0 to 1 over its first `warmup`, then stays at 1.
 
     >>> [cyclic(s, 400) for s in (0, 5, 10, 99, 100)]
     [0.0, 0.5, 1.0, 1.0, 0.0]
@@ -135,12 +137,12 @@ def cyclic(step: int, total: int, cycles: int = 4, warmup: float = 0.1) -> float
 
 # ---- kinds of layer --------------------------------------------------------------------------------------------------
 
-CLOSE = 1e-3  # the tolerance, relative to the largest output, between a layer and a product with its weight
+CLOSE = 1e-3  # tolerance, relative to the largest output, when a layer is compared with a product with its weight
 
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """One projection of `nn.MultiheadAttention`: rows of a packed weight, or a weight of its own.
+    """One projection of `nn.MultiheadAttention`: rows of the packed weight, or a separate weight.
 
     Arguments:
         attention: The attention module.
@@ -173,7 +175,7 @@ class LayerKind:
     """How a kind of layer applies its weights.
 
     Arguments:
-        apply: `(layer, input, weight) -> output`: the layer with another weight and no bias.
+        apply: `(layer, input, weight) -> output`: computes the layer with the given weight and no bias.
         channels: The attribute that holds the number of input channels.
         spatial: The number of dimensions after the channels; 0 if the channels come last.
         weight: `layer -> weight`, if the effective weight is not the parameter `weight`.
@@ -198,7 +200,7 @@ def _transposed(name: str, layer: Any, x: Tensor, weight: Tensor) -> Tensor:
     return getattr(F, name)(x, weight, None, *options)
 
 
-# Named functions instead of lambdas, because a row is pickled with the noise of a layer.
+# Named functions instead of lambdas, because a NoisyLayer is pickled with its LayerKind.
 KINDS: dict[type, LayerKind] = {
     nn.Linear: LayerKind(_linear, "in_features", 0),
     Projection: LayerKind(_linear, "in_features", 0),
@@ -210,14 +212,14 @@ KINDS: dict[type, LayerKind] = {
     nn.ConvTranspose3d: LayerKind(partial(_transposed, "conv_transpose3d"), "in_channels", 3),
 }
 
-# Layers of other libraries that do not derive from torch's, by name, so that nothing is imported.
+# Layers of other libraries that do not subclass torch's; listed by name to avoid the import.
 BY_NAME: dict[str, LayerKind] = {
     "torch_geometric.nn.dense.linear.Linear": LayerKind(_linear, "in_channels", 0),
 }
 
 
 def _row(layer: Any) -> tuple[Any, LayerKind | None]:
-    """Return the nearest base class of a layer with a row in the table, and the row."""
+    """Return the nearest base class of a layer that has an entry in the table, and the entry."""
     for base in type(layer).__mro__:
         if row := KINDS.get(base) or BY_NAME.get(f"{base.__module__}.{base.__qualname__}"):
             return base, row
@@ -225,16 +227,16 @@ def _row(layer: Any) -> tuple[Any, LayerKind | None]:
 
 
 def layer_kind(layer: Any) -> LayerKind | None:
-    """Return the row of a layer's class or nearest base class; `None` for a layer that cannot carry noise."""
+    """Return the table entry for a layer, by its class or nearest base class; `None` if it cannot carry noise."""
     return _row(layer)[1]
 
 
 def checked_kind(name: str, layer: Any) -> LayerKind:
-    """Return the row of a layer, checked against the layer's own function.
+    """Return the table entry for a layer, after comparing it with the layer's output.
 
-    A subclass may compute another function than its base class (an equalised learning rate, a mask, a low-rank update).
-    For a linear layer, the effective weight is read from its outputs. A layer that is not a product with one weight is
-    refused.
+    A subclass may change what its base class computes (an equalised learning rate, a mask, a low-rank update). For a
+    linear layer, the effective weight is then computed from its outputs. Raise if the layer is not a product with one
+    weight.
     """
     base, row = _row(layer)
     assert row is not None
@@ -249,15 +251,15 @@ def checked_kind(name: str, layer: Any) -> LayerKind:
         kind = None
     if kind is None:
         raise UsageError(
-            f"layer '{name}' ({type(layer).__name__}) overrides forward with a function that is no product with its "
-            f"weight, so its noise is not known; use attach(net, exclude=['{name}']), or add its class to "
+            f"layer '{name}' ({type(layer).__name__}) overrides forward and is not a product with its weight, so it "
+            f"cannot carry noise; use attach(net, exclude=['{name}']), or add its class to "
             "fmwc.noise.KINDS"
         )
     return kind
 
 
 def _explains(kind: LayerKind, layer: Any) -> bool:
-    """Return whether the layer is the product with the weight of a row, plus a bias."""
+    """Return whether the layer is the product with the entry's weight, plus a bias."""
     training = layer.training
     layer.eval()
     try:
@@ -273,7 +275,7 @@ def _explains(kind: LayerKind, layer: Any) -> bool:
 
 
 def _example(kind: LayerKind, layer: Any, scale: float) -> Tensor:
-    """Return a fixed input of a layer, large enough for its kernel, times a factor."""
+    """Return a fixed test input for a layer, larger than its kernel, multiplied by `scale`."""
     kernel, dilation = getattr(layer, "kernel_size", ()), getattr(layer, "dilation", ())
     sides = [d * (k - 1) + 1 + 2 * k for k, d in zip(kernel, dilation, strict=True)]
     shape = (2, getattr(layer, kind.channels), *sides)
@@ -293,7 +295,7 @@ def _effective_weight(layer: Any) -> Tensor:
 def choose_layers(network: nn.Module, include: Sequence[str], exclude: Sequence[str]) -> dict[str, Any]:
     """Return the layers that can carry noise and whose dotted name matches a glob pattern.
 
-    A layer that is used in two places matches by either name, and is returned under its first.
+    A layer that is used in two places matches by either name and is returned under the first.
     """
     layers = _candidates(network)
     listed = f"the layers are: {', '.join(layers)}"
@@ -309,7 +311,7 @@ def choose_layers(network: nn.Module, include: Sequence[str], exclude: Sequence[
 
     wanted = matching(include) - matching(exclude)
     if not wanted:
-        raise UsageError(f"exclude leaves no layer to carry noise; {listed}")
+        raise UsageError(f"exclude removes every layer that include selects; {listed}")
     first = {layer: name for name, layer in reversed(layers.items()) if layer in wanted}
     chosen = {name: layer for name, layer in layers.items() if first.get(layer) == name}
     for name, layer in chosen.items():
@@ -319,7 +321,7 @@ def choose_layers(network: nn.Module, include: Sequence[str], exclude: Sequence[
 
 
 def _candidates(network: nn.Module) -> dict[str, Any]:
-    """Return every layer that can carry noise by its dotted name; a layer in two places has two names."""
+    """Return every layer that can carry noise, by dotted name; a layer used in two places has two names."""
     layers: dict[str, Any] = {}
     parts: dict[nn.Module, dict[str, Projection]] = {}
     for name, module in network.named_modules(remove_duplicate=False):
@@ -328,12 +330,12 @@ def _candidates(network: nn.Module) -> dict[str, Any]:
                 parts[module] = {f"{which}_proj": Projection(module, which) for which in ("q", "k", "v", "out")}
             layers |= {f"{name}.{part}".lstrip("."): layer for part, layer in parts[module].items()}
         elif layer_kind(module) is not None:
-            layers.setdefault(name, module)  # an attention's out_proj is in the table already
+            layers.setdefault(name, module)  # the out_proj of an attention module is already listed
     if not layers:
         holders = (m for m in network.modules() if next(m.parameters(recurse=False), None) is not None)
         kinds = ", ".join(sorted({type(m).__name__ for m in holders}))
         raise UsageError(
-            f"the network has no linear or convolution layer to carry the noise"
+            f"the network has no linear or convolution layer that can carry noise"
             f"{f' (its weights are in {kinds})' if kinds else ''}; write one of them as nn.Linear or nn.Conv, or add "
             "its class to fmwc.noise.KINDS"
         )
@@ -342,7 +344,7 @@ def _candidates(network: nn.Module) -> dict[str, Any]:
 
 # ---- the projections of attention ------------------------------------------------------------------------------------
 
-_OUT_WEIGHT = 11  # the argument of multi_head_attention_forward by which a module is recognised
+_OUT_WEIGHT = 11  # position of out_proj_weight in multi_head_attention_forward; it identifies the module
 
 Call = Callable[[Any, Tensor, Any], Any]  # (input, weight, bias) -> output, with noise
 
@@ -352,7 +354,7 @@ class ExplicitAttention(TorchFunctionMode):
 
     torch computes the projections of `nn.MultiheadAttention` from bare weights inside one function, where hooks cannot
     act. This context replaces that function by :func:`fmwc.moments.multi_head_attention`. An active function mode also
-    keeps torch from its fused attention kernels, which bypass hooks.
+    prevents torch from using its fused attention kernels, which bypass hooks.
 
     Arguments:
         calls: For each module, the functions that replace some of its projections (`q`, `k`, `v`, `out`).

@@ -1,7 +1,7 @@
 """The noise model of a network: an inference network for each chosen layer, connected to the layer by hooks.
 
 The hooks exist only while a pass runs in any thread, or inside :meth:`NoiseModel.keep_hooks`. At other times the
-network has none, so that torch.compile, copies and pickles see the network as its author wrote it.
+network has none, so that torch.compile, copies and pickles see the unmodified network.
 
 The running pass is stored in context variables, so a hook acts only in the thread and task whose pass runs: other
 threads may sample the same field, or call the network, at the same time. A network that starts threads for its layers
@@ -41,10 +41,10 @@ from fmwc.state import unsqueeze_like
 
 
 class Pass:
-    """What the noisy layers do while the network runs once; this class changes nothing.
+    """One run of the network, in which noisy layers may change their input and output. This base class changes nothing.
 
-    Each noisy layer calls `before` with its input and `after` with its output. `noisy` is the layer's noise, `layer`
-    the network's own module. Without a pass, the network is unchanged. Estimators define their own passes
+    Each noisy layer calls `before` with its input and `after` with its output. `noisy` is the noise of the layer and
+    `layer` is the module in the network. Without a pass, the network is unchanged. Estimators define their own passes
     (:mod:`fmwc.estimators`).
     """
 
@@ -58,14 +58,14 @@ class Pass:
 
 
 class Weights:
-    """One draw of the weights' noise √α ε θ per sample and layer, constant during a pass."""
+    """Weight noise √α ε θ, drawn once per sample and layer and constant during a pass."""
 
     def __init__(self, randomness: Randomness) -> None:
         self.randomness = randomness
         self.drawn: dict[NoisyLayer, Tensor] = {}
 
     def __call__(self, noisy: NoisyLayer, layer: Any, h: Tensor, log_alpha: Tensor) -> Tensor:
-        """Return the term that the draw adds to the layer's output."""
+        """Return the term that the weight noise adds to the layer's output."""
         if noisy not in self.drawn:
             weight = noisy.kind.weight(layer)
             self.drawn[noisy] = self.randomness.normal(weight.new_empty(noisy.samples, *weight.shape))
@@ -81,7 +81,7 @@ class Draw(Pass):
 
     Arguments:
         randomness: The source of ε.
-        shared: Whether one draw of the weights per sample is used at every position and call instead.
+        shared: Use one draw of the weights per sample at every position and call, instead of the local form.
     """
 
     def __init__(self, randomness: Randomness, shared: bool = False) -> None:
@@ -97,7 +97,7 @@ class Draw(Pass):
         if self.weights is not None:
             return y + self.weights(noisy, layer, h, log_alpha)
         var = noisy.output_var(layer, h, log_alpha)
-        # The floor keeps the slope of the square root finite where the input is exactly zero.
+        # The floor keeps the derivative of the square root finite where the input is exactly zero.
         std = var.clamp_min(torch.finfo(var.dtype).tiny).sqrt()
         return y + std * noisy.correlated(layer, h, log_alpha, std, self.randomness.normal(y))
 
@@ -106,7 +106,7 @@ class Draw(Pass):
 
 
 class _State:
-    """The running pass with the time features and rows of its batch, or cached squared weights alone."""
+    """The running pass with the time features and row owners of its batch, or only cached squared weights."""
 
     def __init__(
         self,
@@ -128,9 +128,9 @@ _CONSTANT: ContextVar[Mapping[_Running, _State]] = ContextVar("constant_weights"
 
 
 class _Running(threading.local):
-    """The key by which the hooks of one noise model find the state of the current context.
+    """Key under which the hooks of a noise model look up the state of the current context.
 
-    torch.compile cannot trace context variables, so the state of a traced pass is stored here, local to the thread.
+    torch.compile cannot trace context variables, so the state of a traced pass is stored here, in thread-local storage.
     """
 
     def __init__(self) -> None:  # once per thread
@@ -138,7 +138,7 @@ class _Running(threading.local):
         self.traced: _State | None = None
 
     def __reduce__(self) -> Any:
-        return _Running, ()  # a copy is another key
+        return _Running, ()  # a copy is a new key
 
     @property
     def state(self) -> _State:
@@ -158,7 +158,7 @@ class _Running(threading.local):
 
 
 class _Within(Bound):
-    """A scope in which hooks find a state in this context, and in copies of it, until the scope closes."""
+    """Scope in which hooks see a state, in this context and in copies of it."""
 
     state: _State | None = None
 
@@ -181,9 +181,9 @@ class _Within(Bound):
 
 
 class NoisyLayer(nn.Module):
-    """The noise of one layer, ω ~ N(θ, α θ²) with α from the layer's input and the time (eq:vad).
+    """Noise of one layer: ω ~ N(θ, α θ²), where α depends on the layer's input and the time (eq:vad).
 
-    The module holds the inference network only; the layer itself stays in the user's network.
+    The module holds only the inference network; the layer stays in the user's network.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class NoisyLayer(nn.Module):
         return self.inference(h, _repeat_features(self._features, h, self.owner(h)))
 
     def owner(self, h: Tensor) -> Tensor | None:
-        """Return the sample of each row of the layer's input, where the network defines it (:meth:`Field.run`)."""
+        """Return the sample index of each row of the layer's input (:meth:`Field.run`); `None` if rows are in order."""
         return self.running.state.owners.get(h.shape[0])
 
     def output_var(self, layer: Any, h: Tensor, log_alpha: Tensor) -> Tensor:
@@ -233,7 +233,7 @@ class NoisyLayer(nn.Module):
         return self.kind.weight(layer).square() if square is None else square
 
     def partners(self, h: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the row of the other evaluation for each row of the layer's input, and whether it is of the second.
+        """Return, for each row, its counterpart in the sample's other evaluation, and whether it is in the second one.
 
         `None` if the network does not evaluate each sample twice with the same weights
         (:class:`fmwc.adapters.Guided`).
@@ -244,7 +244,9 @@ class NoisyLayer(nn.Module):
         if (partners := known.get(h.shape[0])) is not None:
             return partners
         if h.shape[0] % (2 * self.samples):
-            raise ShapeError(f"layer '{self.name}' received {h.shape[0]} rows for {self.samples} samples, each twice")
+            raise ShapeError(
+                f"layer '{self.name}' received {h.shape[0]} rows for {self.samples} samples evaluated twice"
+            )
         rows = torch.arange(h.shape[0], device=h.device).view(self.samples, 2, -1)
         return rows.flip(1).flatten(), (rows > rows.flip(1)).flatten()
 
@@ -254,13 +256,13 @@ class NoisyLayer(nn.Module):
         return self.kind.apply(layer, scaled * scaled[partner], self._square(layer))
 
     def correlated(self, layer: Any, h: Tensor, log_alpha: Tensor, std: Tensor, noise: Tensor) -> Tensor:
-        """Correlate standard normal noise per output between partners, as one draw of the weights would. Exact."""
+        """Correlate standard normal output noise between partners, as one draw of the weights would. Exact."""
         if (partners := self.partners(h)) is None:
             return noise
         other, second = partners
         cov = self.output_cov(layer, h, log_alpha, other)
         correlation = (cov / (std * std[other]).clamp_min(torch.finfo(std.dtype).tiny)).clamp(-1, 1)
-        # The floor keeps the slope of the square root finite.
+        # The floor keeps the derivative of the square root finite.
         rest = (1 - correlation.square()).clamp_min(torch.finfo(std.dtype).eps).sqrt()
         return torch.where(unsqueeze_like(second, noise), correlation * noise[other] + rest * noise, noise)
 
@@ -274,10 +276,11 @@ class NoisyLayer(nn.Module):
     def weight_slope(
         self, layer: Any, scaled: Tensor, gradient: Tensor, count: int, owner: Tensor | None
     ) -> Tensor:  # -> (B, *weight)
-        """Sum the gradient with respect to ε, divided by θ, over each sample's rows, from gradients at the outputs.
+        """Return the gradient with respect to ε, divided by θ and summed over each sample's rows.
 
         Arguments:
             scaled: √α h.
+            gradient: The gradient with respect to the layer's output.
         """
         weight = self.kind.weight(layer)
 
@@ -303,7 +306,7 @@ class NoisyLayer(nn.Module):
         return None if current is None else self._noised(current, layer, args[0], output)
 
     def calling(self, layer: Any) -> Call:
-        """A linear function that applies the running pass, for projections without hooks."""
+        """Return a linear function that applies the running pass, for projections, which have no hooks."""
 
         def call(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             current = self.running.state.current
@@ -317,8 +320,8 @@ class NoisyLayer(nn.Module):
     def _noised(self, current: Pass, layer: Any, h: Tensor, y: Tensor) -> Tensor:
         if self.running.state.differentiable and not torch.is_grad_enabled():
             raise UsageError(
-                f"layer '{self.name}' runs without derivatives (under no_grad, or a reentrant checkpoint), so its "
-                "noise cannot be followed; use use_reentrant=False, or exclude the layer from the noise"
+                f"layer '{self.name}' runs without gradients (under no_grad or a reentrant checkpoint), so its "
+                "noise cannot be traced; use use_reentrant=False, or exclude the layer from the noise"
             )
         return current.after(self, layer, h, y)
 
@@ -327,7 +330,7 @@ class NoisyLayer(nn.Module):
 
 
 def _by_sample(value: Tensor, count: int, owner: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return the rows of a layer as `(B, k, …)`, padded with zeros, and the position of each row among the B·k.
+    """Group rows by sample as `(B, k, …)`, padded with zeros; also return the position of each row among the B·k.
 
     The positions are `None` if the rows are in order; unused rows have the position B·k.
     """
@@ -335,7 +338,7 @@ def _by_sample(value: Tensor, count: int, owner: Tensor | None) -> tuple[Tensor,
         return value.reshape(count, -1, *value.shape[1:]), None
     if compiling():  # the largest number of rows would become a constant
         raise UsageError(
-            "shared noise of samples with different numbers of rows cannot be compiled; use the field without compiling"
+            "shared noise cannot be compiled for samples with different numbers of rows; use the uncompiled field"
         )
     rank = _rank(owner, count)
     most = int(torch.where(owner < count, rank, 0).max()) + 1
@@ -352,16 +355,16 @@ def _rank(owner: Tensor, count: int) -> Tensor:  # (R,) -> (R,)
 
 
 def _starts(owner: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the order of the rows by sample, and the start of each sample in it."""
+    """Return the order that sorts rows by sample, and where each sample starts in it."""
     number = owner.new_zeros(count + 1).index_add(0, owner, torch.ones_like(owner))
     return owner.argsort(stable=True), number.cumsum(0) - number
 
 
 def _partners(owner: Tensor, evaluations: int) -> tuple[Tensor, Tensor]:  # owner: of 2B evaluations
-    """Return, for each row, the row of the sample's other evaluation, and whether it is of the second."""
+    """Return, for each row, its counterpart in the sample's other evaluation, and whether it is in the second one."""
     number = owner.bincount(minlength=evaluations)[:evaluations]
     if not torch.equal(number[::2], number[1::2]):
-        raise ShapeError("the two evaluations of a guided sample must have equal numbers of rows, got different ones")
+        raise ShapeError("the two evaluations of a guided sample must have equal numbers of rows")
     order, start = _starts(owner, evaluations)
     used = owner < evaluations
     other = torch.where(used, owner ^ 1, owner)
@@ -390,7 +393,7 @@ def _repeat_features(
 
 
 class NoiseModel(nn.Module):
-    """The noise of a network. No layer is replaced and no `forward` is patched.
+    """Noise model of a network. No layer is replaced and no `forward` is patched.
 
     Arguments:
         network: Any torch module.
@@ -432,12 +435,12 @@ class NoiseModel(nn.Module):
 
     @property
     def fused(self) -> bool:
-        """Whether torch has fused kernels for parts of the network, which it uses only without a pass."""
+        """Whether parts of the network have fused kernels, which torch uses only while no pass runs."""
         return bool(self._attentions)
 
     @property
     def attached(self) -> bool:
-        """Whether the noise model has a network (:meth:`remove`)."""
+        """Whether the noise model refers to a network; false after :meth:`remove`."""
         return bool(self._places)
 
     @property
@@ -446,7 +449,7 @@ class NoiseModel(nn.Module):
         return self.running.kept > 0
 
     def remove(self) -> None:
-        """Release the network: no pass can run on it any more."""
+        """Release the network. Afterwards, no pass can run on it."""
         self._places, self._attentions, self._network = (), (), ()
 
     def check_layers(self, network: nn.Module | None = None) -> None:
@@ -455,11 +458,12 @@ class NoiseModel(nn.Module):
         The new layer would run without noise, and its variance would be missing.
 
         Arguments:
-            network: The network that runs, if it may be another one; it may wrap the one the noise was attached to.
+            network: The network about to run; raise unless it is or contains the network that the noise was attached
+                to.
         """
         for root in self._network:
             if network is not None and not any(module is root for module in network.modules()):
-                raise UsageError("the field's network was replaced after attach; attach noise to the new one")
+                raise UsageError("the field's network was replaced after attach; call fmwc.attach on the new network")
             for noisy, layer in self._places:
                 if (change := _change(root, noisy.name, layer)) is not None:
                     raise UsageError(
@@ -476,7 +480,7 @@ class NoiseModel(nn.Module):
     def constant_weights(self, squares: Mapping[str, Tensor] | None = None) -> Scope:
         """Return a scope that caches θ² while the weights are constant, as in sampling.
 
-        The cache ends with the scope, because a captured graph of an optimiser changes weights without a trace.
+        The cache ends with the scope, because an optimiser in a captured graph changes weights undetectably.
 
         Arguments:
             squares: θ² by layer; computed here if `None`.
@@ -485,21 +489,21 @@ class NoiseModel(nn.Module):
         return _Within(_CONSTANT, self.running, _State(squares=squares))
 
     def keep_hooks(self) -> Scope:
-        """Return a scope that keeps the hooks for many passes of this thread, for loops whose body is compiled."""
+        """Return a scope that keeps the hooks over many passes of this thread, for loops whose body is compiled."""
         return Scopes(_HOOKS.holding([self]), _Kept(self.running))
 
     def during(
         self, current: Pass, t: Tensor, owners: Sequence[Tensor] = (), doubled: bool = False
     ) -> Scope:  # t: (B,)
-        """Return a scope in which a pass runs in this thread and task. A pass inside a pass replaces it.
+        """Return a scope in which a pass runs in this thread and task. A nested pass replaces the outer one.
 
         Arguments:
             current: The pass.
             t: The time of each sample.
-            owners: For each kind of rows of the layers, the sample of each row, or `B` for unused rows. Kinds are
-                recognised by their number of rows, which must differ.
+            owners: For each kind of row (such as atoms and edges), the sample index of each row, or `B` for unused
+                rows. A layer's kind is recognised by its number of rows, so the numbers must differ.
             doubled: Whether the network evaluates sample i twice, as 2i and 2i + 1, with the same weights; `owners`
-                then refers to evaluations.
+                then holds indices of evaluations.
         """
         scopes: list[Scope] = [_Within(_PASSES, self.running, self._state(current, t, owners, doubled))]
         if self._attentions and self.running.state.current is None:
@@ -522,7 +526,7 @@ class NoiseModel(nn.Module):
     def _state(self, current: Pass, t: Tensor, owners: Sequence[Tensor], doubled: bool) -> _State:
         by_number, count = {len(owner): owner for owner in owners}, len(t) * (2 if doubled else 1)
         if len(by_number) < len(owners):
-            raise ShapeError(f"two kinds of rows have the same number, {sorted(map(len, owners))}; pad one of them")
+            raise ShapeError(f"two kinds of rows have equal counts, {sorted(map(len, owners))}; pad one of them")
         if (same := by_number.get(count)) is not None and not torch.equal(same.cpu(), torch.arange(count)):
             raise ShapeError(f"the number of rows of one kind equals the number of samples, {count}; pad the rows")
         features = time_features(t.to(next(self.layers.parameters()).dtype))
@@ -539,7 +543,7 @@ class NoiseModel(nn.Module):
         return calls
 
     def put_hooks(self) -> None:
-        """Register the hooks that are missing, next to the layer: inside any hooks of the network's author."""
+        """Register missing hooks closest to the layer, inside any other hooks."""
         for noisy, layer in self._hooked_places():
             if not _hooks_of(noisy, layer._forward_pre_hooks):
                 layer.register_forward_pre_hook(noisy.before)
@@ -574,7 +578,7 @@ def _hooks_of(noisy: NoisyLayer, hooks: Mapping[int, Any]) -> list[int]:
     return [key for key, hook in list(hooks.items()) if getattr(hook, "__self__", None) is noisy]
 
 
-# Hooks are found on the layers instead of by handles, so that an interrupt cannot lose one.
+# Hooks are looked up on the layers instead of kept as handles, so that an interrupt cannot leave one behind.
 _HOOKS: Shared[NoiseModel] = Shared(
     lambda noise: None, lambda noise: noise.put_hooks(), lambda noise, _: noise.take_hooks()
 )

@@ -1,6 +1,6 @@
-"""Adaptive controllers: the variance of a sample sets its steps, or how fast it follows its velocity.
+"""Adaptive controllers: the variance of a sample sets its step sizes, or scales its velocity.
 
-Those of the paper (App. adaptive-controllers) are :class:`Ema` and :class:`Damped`; the others use a pilot run
+:class:`Ema` and :class:`Damped` come from the paper (App. adaptive-controllers); the other controllers use a pilot run
 (:class:`Profile`). σ_j is ‖σ_t‖₂ of sample j in the units of its space, as in :attr:`Trajectory.std`.
 """
 
@@ -22,7 +22,7 @@ from fmwc.state import SINGLE, channels, tree_map
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-SMALLEST = 1e-2  # the shortest adaptive step, relative to an equal step (the paper's)
+SMALLEST = 1e-2  # the shortest adaptive step, relative to an equal step (as in the paper)
 
 
 def std_norm(space: Space, moments: Any) -> Tensor:  # -> (B,)
@@ -36,33 +36,33 @@ def std_norm(space: Space, moments: Any) -> Tensor:  # -> (B,)
 
 
 def _positive(value: Tensor) -> Tensor:
-    """Bound values away from zero, so that the ratio of two zero variances is 1."""
+    """Clamp values to be positive, so that the ratio of two zero variances is 1."""
     return value.clamp_min(torch.finfo(value.dtype).tiny)
 
 
 def _advance(t: Tensor, dt: Tensor, last: bool) -> Tensor:
-    """Return t + dt, or exactly 1 at the last step and where that would exceed 1."""
+    """Return t + dt, at most 1; return exactly 1 at the last step."""
     return torch.ones_like(t) if last else torch.where(dt >= 1 - t, torch.ones_like(t), t + dt)
 
 
 def _at_least(low: float, **values: float) -> None:
     for name, value in values.items():
         if not low <= value < math.inf:
-            raise UsageError(f"{name} is at least {low:g}, got {value}")
+            raise UsageError(f"{name} must be at least {low:g}, got {value}")
 
 
 def _check(steps: int, rate: float = 1.0, **values: float) -> None:
     """Check the number of steps, the rate of a running mean, and values that are at least 0."""
     if not 1 <= steps < math.inf:
-        raise UsageError(f"the number of steps is at least 1, got {steps}")
+        raise UsageError(f"the number of steps must be at least 1, got {steps}")
     if not 0 < rate <= 1:
-        raise UsageError(f"the rate of a running mean lies in (0, 1], got {rate}")
+        raise UsageError(f"the rate of a running mean must lie in (0, 1], got {rate}")
     _at_least(0, **values)
 
 
 @dataclass
 class _InSpace:
-    """A controller that knows the space of the run."""
+    """Base class of controllers that use the space of the run."""
 
     space: Space | None = field(default=None, kw_only=True, repr=False, compare=False)
 
@@ -76,16 +76,16 @@ class _InSpace:
 
 @dataclass
 class Ema(_InSpace):
-    r"""The paper's naive controller: each sample's step follows its own running mean of σ.
+    r"""The paper's naive controller, which sets each sample's steps by the running mean of its σ.
 
     .. math:: Δt_j = \frac{1 - t_j}{K_j} \left( \frac{\barσ_j}{σ_j(t_j)} \right)^b, \qquad
         \barσ_j ← (1 - λ) \barσ_j + λ σ_j(t_j)
 
-    with K steps remaining and σ̄ starting at σ(0). The running mean is updated before it is compared, in the order of
-    the paper's text. The last step ends at t = 1.
+    with K steps remaining and σ̄ starting at σ(0). As in the paper's text, the running mean is updated before it is
+    compared. The last step ends at t = 1.
 
     Arguments:
-        steps: N, exactly.
+        steps: The number of steps N.
         rate: λ.
         boost: b; 0 gives equal steps.
         smallest: The shortest step; 10⁻²/N if `None`.
@@ -112,16 +112,16 @@ class Ema(_InSpace):
 
 @dataclass
 class Damped(_InSpace):
-    r"""The paper's *Online Adaptive*: equal steps; late ones slow each component with σ above its own running mean.
+    r"""The paper's *Online Adaptive*: equal steps; late steps slow each component whose σ exceeds its running mean.
 
     .. math:: v_c ← (1 - κ_c r_c)_+ v_c, \qquad r_c = \max(σ_c / \barσ_c - 1, 0), \qquad t ≥ t_{late}
 
-    In a channel with anti-annealing 1 + s·t the slope s is damped instead of the velocity. Components are the channels
-    of a state with several; else the coordinates of a small state; else image channels (damped alike if the estimator
-    returns one variance per sample, as random probes do).
+    In a channel with anti-annealing 1 + s·t, the slope s is damped instead of the velocity. The components are the
+    channels if the state has several, else the coordinates of a small state, else the image channels. Image channels
+    are damped equally if the estimator returns one variance per sample, as random probes do.
 
     Arguments:
-        steps: N.
+        steps: The number of steps N.
         late: t_late.
         rate: λ of the running means, which start at σ_c(0) and are updated before they are compared.
         gain: κ, one number, or one per channel by name (0 for channels that are not named).
@@ -138,7 +138,7 @@ class Damped(_InSpace):
         for gain in self.gain.values() if isinstance(self.gain, Mapping) else [self.gain]:
             _check(self.steps, self.rate, gain=gain)
         if not 0 <= self.late <= 1:
-            raise UsageError(f"late lies in [0, 1], got {self.late}")
+            raise UsageError(f"late must lie in [0, 1], got {self.late}")
 
     def begin(self, space: Space) -> Self:
         for name in self.gain if isinstance(self.gain, Mapping) else ():
@@ -170,7 +170,7 @@ class Damped(_InSpace):
         gain = self.gain.get(name, 0.0) if isinstance(self.gain, Mapping) else self.gain
         rows = (..., *[None] * (ratio.ndim - 1))
         factor = (1 - gain * (ratio - 1).clamp_min(0)).clamp_min(0)
-        if speed is not None:  # the velocity is this many times faster, and only the excess is damped
+        if speed is not None:  # the velocity is scaled by this factor; only the excess over 1 is damped
             pace = speed.to(ratio)[rows]
             factor = (1 + (pace - 1) * factor) / pace
         return torch.where(t.to(ratio)[rows] >= self.late, factor, torch.ones_like(factor))
@@ -178,31 +178,34 @@ class Damped(_InSpace):
 
 # ---- with a pilot run ------------------------------------------------------------------------------------------------
 
-MOST = 2.0  # factor by which θ may change; further extrapolation of a velocity is a guess
+MOST = 2.0  # largest factor by which θ may change; further extrapolation is unreliable
 
 
 class Profile:
-    r"""Where along the trajectories of a checkpoint the variance is, by a pilot run.
+    r"""Profile of the variance over time, measured by a pilot run.
 
     .. math:: m(t) = \frac1P \sum_j σ_j(t)^p, \qquad u(t) = \int_0^t m \Big/ \int_0^1 m
 
-    Equal shares of u are the steps that spend the network's evaluations where the variance is. With p > 1 the mean is
-    dominated by the few doubtful samples; the others end where they should on any grid.
+    Steps with equal shares of u spend the network's evaluations where the variance is large. With p > 1, the few
+    doubtful samples dominate the mean; the other samples are accurate on any grid.
 
     Arguments:
-        times: The pilot's times, rising from 0, `(R,)`. Each reading stands until the next, the last until t = 1.
+        times: The pilot's times, rising from 0, `(R,)`. Each reading holds until the next one, and the last until t =
+            1.
         std: σ of the pilot's samples at these times, `(R, P)`.
-        power: p of the measure.
+        power: The exponent p.
     """
 
     def __init__(self, times: Tensor, std: Tensor, power: float) -> None:
         _at_least(0, power=power)
         if len(times) != len(std) or not len(times) or not bool((times.diff() > 0).all()) or times[0] < 0:
-            raise UsageError("a profile has readings at times that rise from 0, the same for all samples of the pilot")
+            raise UsageError(
+                "a profile needs readings at times that rise from 0 and are the same for all samples of the pilot"
+            )
         self.edges = torch.cat([times.double(), times.new_ones(1).double()]).cpu()
         std = std.double().cpu()
         self.usual = _positive(std).log().mean(1).exp()  # (R,)
-        # Relative to the largest, so that no power overflows; never quite zero, so that u rises.
+        # Divide by the largest, so that no power overflows; keep positive, so that u rises.
         density = (std / _positive(std.amax())).pow(power).mean(1)
         density = torch.where(density.amax() > 0, density, 1.0).clamp_min(1e-9 * density.amax())
         shares = (density * self.edges.diff()).cumsum(0)
@@ -221,13 +224,13 @@ class Profile:
         return _interpolated(t, self.edges, torch.cat([self.usual, self.usual[-1:]]))
 
     def grid(self, steps: int) -> tuple[float, ...]:
-        """Return times of equal shares."""
+        """Return the times that divide u into equal shares."""
         _check(steps)
         inner = self.time(torch.arange(1, steps, dtype=torch.float64) / steps)
         return (float(self.edges[0]), *inner.tolist(), 1.0)
 
     def plan(self, steps: int) -> Extrapolated:
-        """Return the controller that plans steps per sample with this profile, and extrapolates by the variance."""
+        """Return a controller that plans each sample's steps with this profile and extrapolates by the variance."""
         return Extrapolated(Planned(self, steps), boost=1.0, profile=self)
 
 
@@ -241,16 +244,16 @@ def _interpolated(x: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
 
 @dataclass
 class Planned(_InSpace):
-    r"""A controller that plans the remaining steps on the pilot's profile, anew for each sample at each step.
+    r"""Controller that replans the remaining steps of each sample at each step, with the profile of a pilot run.
 
     .. math:: Δu_j = \frac{1 - u(t_j)}{K_j} \left( \frac{\barσ(t_j)}{σ_j(t_j)} \right)^b
 
     A sample above the pilot's σ̄ takes a shorter step than the profile's shared grid, and one below it a longer step.
-    The last step ends at t = 1. With b = 0 it is the shared grid.
+    The last step ends at t = 1. With b = 0, all samples take the shared grid.
 
     Arguments:
-        profile: The pilot's profile; :func:`fmwc.sampling.survey` makes one.
-        steps: N, exactly.
+        profile: The pilot's profile (:func:`fmwc.sampling.survey`).
+        steps: The number of steps N.
         boost: b.
     """
 
@@ -272,19 +275,19 @@ class Planned(_InSpace):
 
 @dataclass
 class Extrapolated(_InSpace):
-    r"""A controller that takes another's times, and follows the velocity expected later in each step.
+    r"""Controller that takes the times of another controller and extrapolates the velocity within each step.
 
     .. math:: v ← v_i + θ_j Δt_i \frac{v_i - v_{i-1}}{Δt_{i-1}}, \qquad
         θ_j = θ \left( \frac{σ_j(t_j)}{\barσ(t_j)} \right)^c
 
-    θ = ½ with c = 0 is the two-step Adams–Bashforth rule: second order with as many evaluations as Euler; it reads no
-    variance. With c > 0 a sample above the pilot's σ̄ is extrapolated further (θ_j within a factor of 2 of θ), because
-    its velocity still changes where its variance is.
+    θ = ½ with c = 0 is the two-step Adams–Bashforth rule: second order, with as many evaluations as Euler and without
+    variances. With c > 0, a sample above the pilot's σ̄ is extrapolated further (θ_j within a factor of 2 of θ),
+    because its velocity still changes where its variance is large.
 
     Arguments:
-        times: The controller that picks the times.
+        times: The controller that chooses the times.
         weight: θ.
-        boost: c; 0 reads no variance.
+        boost: c; with 0, no variance is needed.
         profile: The pilot's profile, for σ̄; required if c > 0.
     """
 
@@ -323,7 +326,7 @@ class Extrapolated(_InSpace):
         before, self.last = self.last, (v, self.dt)
         if before is None:
             return v
-        # A step of length zero (a sample that has arrived) says nothing about how the velocity changes.
+        # A step of length zero (of a finished sample) does not show how the velocity changes.
         ahead = torch.where(before[1] > 0, self.dt / before[1] * self.weight, torch.zeros_like(self.dt))
         if self.boost:
             assert self.profile is not None

@@ -1,7 +1,7 @@
-"""Where confidence comes from: schedules of readings, references, and how a run is compared with a reference.
+"""Schedules of readings, references, and the comparison of a run with a reference.
 
-The confidence of a sample is the position of its score among reference samples, which were drawn from the same field in
-the same way. A run that was made otherwise has no confidence, and says why.
+The confidence of a sample is the position of its score among reference samples that were drawn from the same field in
+the same way. A run that was drawn differently has no confidence; `Trajectory.withheld` gives the reason.
 """
 
 from __future__ import annotations
@@ -25,28 +25,29 @@ from fmwc.sampling.config import AsReference, Controller, Uniform, is_small
 from fmwc.sampling.trajectory import Standard, Trajectory, combined, names_of, needs_variance, standard_of
 
 PROBES = 2  # random probes per reading for large states; a score over many readings averages their noise
-OTHER_CHECK = "the samples were not checked as the reference was; leave out check (--check and --no-check)"
+OTHER_CHECK = "the samples were not checked like those of the reference; leave out check (--check and --no-check)"
 NOT_READ = "the run was drawn without it; leave out confidence=None (--propagation none)"
-OTHER_STEPS = "the reference is of runs with equal steps from t = 0, without changes of the velocity"
+OTHER_STEPS = "the reference is for runs with equal steps from t = 0 and an unmodified velocity"
 
 
 # ---- schedules -------------------------------------------------------------------------------------------------------
 
-ROUNDING = 1e-6  # of recorded times: 0.166667 means the step at 1/6
+ROUNDING = 1e-6  # tolerance of recorded times: 0.166667 means the step at 1/6
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """When a run reads the variance: `Schedule.every(5)`, `Schedule.at([0.2, 0.6])` or `Schedule.adaptive()`.
+    """Steps at which a run reads the variance: `Schedule.every(5)`, `Schedule.at([0.2, 0.6])` or `Schedule.adaptive()`.
 
-    :func:`fmwc.sampling.fit_schedule` chooses a few times with a pilot run; a field keeps them in its checkpoint.
+    :func:`fmwc.sampling.fit_schedule` chooses a few times with a pilot run.
 
     Attributes:
-        times: The times to read at: each is read at the first step that starts at or after it, or at the last step.
-        reference: The reference for scores that are read at these times.
-        agreement: The correlation of those scores with the pilot's, which was read at every step.
+        times: The times of the readings. Each takes place at the first step that starts at or after it, or at the last
+            step.
+        reference: The reference for scores read at these times.
+        agreement: The correlation of these scores with those of a pilot run read at every step.
         stride: Instead of times, read at every k-th step, always including the last.
-        numbers: Instead of times, read at the steps with these numbers.
+        numbers: Instead of times, read at these steps.
     """
 
     times: tuple[float, ...] = ()
@@ -57,32 +58,32 @@ class Schedule:
 
     @classmethod
     def every(cls, k: int) -> Schedule:
-        """Return the schedule that reads at every k-th step, always including the last."""
+        """Return a schedule that reads at every k-th step, always including the last."""
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise UsageError(f"the schedule is every k-th step with k ≥ 1, got {k!r}")
+            raise UsageError(f"Schedule.every(k) needs an integer k ≥ 1, got {k!r}")
         return cls(stride=k)
 
     @classmethod
     def at(cls, times: Iterable[float]) -> Schedule:
-        """Return the schedule that reads at chosen times."""
+        """Return a schedule that reads at the given times."""
         chosen = tuple(float(t) for t in times)
         if not chosen:
-            raise UsageError("a schedule takes at least 1 time to read at")
+            raise UsageError("a schedule needs at least one time")
         return cls(chosen)
 
     @classmethod
     def adaptive(cls) -> Schedule:
-        """Return a placeholder for the field's own schedule, `field.schedule`."""
+        """Return a placeholder for the schedule stored in the field, `field.schedule`."""
         return cls()
 
     @classmethod
     def steps(cls, numbers: Iterable[int]) -> Schedule:
-        """Return the schedule that reads at the steps with these numbers."""
+        """Return a schedule that reads at the steps with these numbers."""
         return cls(numbers=frozenset(numbers))
 
     @property
     def is_adaptive(self) -> bool:
-        """Whether this is the placeholder for the field's own schedule."""
+        """Whether this is the placeholder for `field.schedule`."""
         return not self.times and not self.stride and self.numbers is None
 
 
@@ -90,7 +91,7 @@ EVERY_STEP = Schedule.every(1)
 
 
 def is_due(schedule: Schedule, step: int, steps: int, before: Tensor | None, t: Tensor) -> bool:
-    """Return whether to read the variance at a step that starts at t, after one that started at `before`."""
+    """Return whether to read the variance at a step that starts at t, when the previous one started at `before`."""
     if schedule.numbers is not None:
         return step in schedule.numbers
     if schedule.stride:
@@ -102,7 +103,7 @@ def is_due(schedule: Schedule, step: int, steps: int, before: Tensor | None, t: 
 
 
 def foreseen(schedule: Schedule, controller: Controller, start: Tensor) -> set[int] | None:
-    """Return the steps at which the variance is read, or `None` if the controller's times are not known beforehand.
+    """Return the steps at which the variance is read, or `None` if the controller's times are not known in advance.
 
     This agrees with :func:`is_due` for each step, but waits for a GPU once instead of at every step.
     """
@@ -140,7 +141,7 @@ def _same_times(times: Sequence[float], others: Sequence[float]) -> bool:
 
 
 class ReadWith(NamedTuple):
-    """How a run was made and read. Scores of runs that were made differently cannot be compared.
+    """Settings of a run and its readings. Scores of runs with different settings cannot be compared.
 
     Attributes:
         estimator: The estimator of the variance with its options, as text; empty if none was used.
@@ -155,29 +156,29 @@ class ReadWith(NamedTuple):
     times: tuple[float, ...]
 
     def differs(self, other: ReadWith, *, variance: bool = True) -> str:
-        """Return what is different in another run, in words; empty if nothing is.
+        """Describe the first difference from another run; empty if there is none.
 
         Arguments:
-            other: How the other run was made.
-            variance: Whether the score is read from the variance, so that the estimator and the times matter.
+            other: The settings of the other run.
+            variance: Whether the score depends on the variance, and so on the estimator and the times.
         """
         if (self.steps, self.stepper) != (other.steps, other.stepper):
             return f"{self.steps} {self.stepper} steps, not {other.steps} {other.stepper} steps"
         if variance and self.estimator != other.estimator:
-            return f"the variance by {self.estimator or 'no estimator'}, not by {other.estimator or 'none'}"
+            return f"the variance estimated by {self.estimator or 'no estimator'}, not by {other.estimator or 'none'}"
         if variance and not _same_times(self.times, other.times):
-            return f"the variance at {len(self.times)} times, not at {len(other.times)} (or at others)"
+            return f"the variance at {len(self.times)} times, not at {len(other.times)} (or at other times)"
         return ""
 
 
 class Part(NamedTuple):
-    """One of the scores that are added to a combined score.
+    """One term of a combined score.
 
     Attributes:
-        score: Its name.
-        weight: Its weight in the sum.
-        quantiles: Its quantiles over reference samples, at evenly spaced levels from 0 to 1.
-        standard: Makes it comparable between conditions; applied before the quantiles were computed.
+        score: The name of the score.
+        weight: The weight in the sum.
+        quantiles: The quantiles over reference samples, at evenly spaced levels from 0 to 1.
+        standard: Makes the score comparable between conditions; applied before the quantiles were computed.
     """
 
     score: str
@@ -187,20 +188,20 @@ class Part(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """Scores of reference samples, with which even a single sample has a confidence. Checkpoints store it.
+    """Scores of reference samples, which give even a single sample a confidence. Stored in checkpoints.
 
     Attributes:
         score: The name of the score, or a sum of several (`contest + 0.3 spread@0.3-0.8`).
-        read_with: How the reference samples were made; `None` for a check of samples from any source.
+        read_with: How the reference samples were drawn; `None` if the score checks samples from any source.
         quantiles: The score's quantiles at evenly spaced levels from 0 to 1.
         standard: Makes the score comparable between conditions; applied before the quantiles were computed.
         parts: The terms of a sum.
         checks: The checks of finished samples that the score uses, by name (:class:`fmwc.checks.Echo`,
             :class:`fmwc.checks.Contest`).
-        reason: Why this score was chosen, in words.
+        reason: A text that says why this score was chosen.
         withheld: Why there is no confidence, if the evidence is no better than chance; else empty.
-        candidates: The scores that were compared, one row each: name, and numbers by name.
-        classes: The classes of the reference samples, by the name of the condition; empty without classes.
+        candidates: The scores that were compared: for each, its name and its figures by name.
+        classes: The classes of the reference samples, by name of the condition; empty without classes.
     """
 
     score: str
@@ -216,12 +217,12 @@ class Reference(NamedTuple):
 
     @property
     def needs_variance(self) -> bool:
-        """Whether the score, or a part of it, is read from the variance."""
+        """Whether the score or a part of it depends on the variance."""
         return needs_variance(self.score)
 
     @property
     def of_any_samples(self) -> bool:
-        """Whether the score consists of checks of finished samples, however these were drawn."""
+        """Whether the score consists only of checks of finished samples, which may come from any source."""
         return self.read_with is None and {part.score for part in self.parts} <= self.checks.keys() != set()
 
 
@@ -236,7 +237,7 @@ def default_estimator(space: Space) -> Estimator:
 def read_with(
     estimator: Estimator | str | None, steps: int, stepper: str, schedule: Schedule | None = None
 ) -> ReadWith:
-    """Return the record of how a run of equal steps from t = 0 is made and read; at every step by default."""
+    """Return the settings of a run with equal steps from t = 0, read at every step unless a schedule is given."""
     name = "" if estimator is None else str(as_estimator(estimator))
     return ReadWith(name, steps, stepper, read_times(steps, schedule or EVERY_STEP) if name else ())
 
@@ -247,7 +248,7 @@ def choose_estimator(
     """Return the estimator of the variance.
 
     Arguments:
-        always: Whether something else than the score needs the variance, so that it is read in any case.
+        always: Whether something other than the score needs the variance.
     """
     if not isinstance(confidence, AsReference):
         return confidence
@@ -258,7 +259,7 @@ def choose_estimator(
 
 
 def choose_schedule(field: Any, schedule: Schedule | None, controller: Controller) -> tuple[Schedule, Reference | None]:
-    """Return when to read the variance, and the reference for scores that are read then."""
+    """Return when to read the variance, and the reference for scores read at those times."""
     reference, fitted = getattr(field, "reference", None), getattr(field, "schedule", None)
     made: ReadWith | None = reference.read_with if reference is not None else None
     if schedule is None:
@@ -267,13 +268,11 @@ def choose_schedule(field: Any, schedule: Schedule | None, controller: Controlle
             schedule = Schedule.at(made.times)
     elif schedule.is_adaptive:
         if fitted is None:
-            raise UsageError(
-                "this field has no schedule of its own; field.schedule = fmwc.sampling.fit_schedule(field)"
-            )
+            raise UsageError("the field has no schedule; set field.schedule = fmwc.sampling.fit_schedule(field)")
         schedule = fitted
     if schedule.reference is not None:
         return schedule, schedule.reference
-    # The times of the field's schedule, given as such, have the reference of that schedule.
+    # A schedule with the times of the field's schedule uses that schedule's reference.
     if fitted is not None and schedule.times and _same_times(schedule.times, fitted.times):
         same_as_field = made is not None and _same_times(schedule.times, made.times)
         if not same_as_field and (reference is None or reference.needs_variance):
@@ -294,13 +293,13 @@ def choose_checks(
         check = choose_check(space, cond, check, known)
     if not hasattr(check, "name"):
         raise UsageError(
-            f"check is True, False, a number of evaluations, or a check such as fmwc.checks.Echo(...), got {check!r}"
+            f"check must be a bool, a number of evaluations, or a check such as fmwc.checks.Echo(...), got {check!r}"
         )
     return {check.name: check}
 
 
 def compared_by(reference: Reference | None) -> dict[str, Tensor]:
-    """Return the conditions that a reference compares samples by, each with the values that it knows."""
+    """Return the conditions by which a reference compares samples, each with its known values."""
     if reference is None:
         return {}
     known: dict[str, Tensor] = {}
@@ -322,7 +321,7 @@ def unknown_conditions(reference: Reference | None, cond: Mapping[str, Any], cou
     for name, known in compared_by(reference).items():
         value = cond.get(name)
         if not isinstance(value, Tensor):
-            return f"the reference compares samples by '{name}', which was not given; give cond={{'{name}': ...}}"
+            return f"the reference compares samples by '{name}', which is missing; give cond={{'{name}': ...}}"
         if len(value) != count:
             continue  # the sampler raises
         if value.shape[1:] != known.shape[1:]:
@@ -339,7 +338,7 @@ def unknown_conditions(reference: Reference | None, cond: Mapping[str, Any], cou
 
 
 def score_to_keep(reference: Reference | None) -> str | Callable[[Trajectory], Trajectory]:
-    """Return the score of a run with `record="score"`."""
+    """Return the score that a run with `record="score"` keeps."""
     if reference is None:
         return "temporal_ratio"
     return partial(_with_sum, reference) if reference.parts else reference.score
@@ -349,13 +348,13 @@ def compared(run: Trajectory, reference: Reference, without: str = "") -> Trajec
     """Return the run with the reference's score and, unless it is withheld, its confidence.
 
     Arguments:
-        without: Why the run cannot be compared with the reference; its confidence is then withheld.
+        without: The reason why the run cannot be compared with the reference; withholds the confidence.
     """
     without = reference.withheld or without
     if reference.parts and run.scores is None:
         run = _with_sum(reference, run)
         if run.scores is None:
-            return replace(run, without=without or f"this run did not read all of {reference.score}")
+            return replace(run, without=without or f"this run lacks a part of the score {reference.score}")
     elif not reference.parts:
         run = replace(run, default_score=reference.score)
     if not without:
@@ -370,7 +369,7 @@ def compared(run: Trajectory, reference: Reference, without: str = "") -> Trajec
 
 
 def _with_sum(reference: Reference, run: Trajectory) -> Trajectory:
-    """Return a run with the reference's sum of scores; unchanged if a part of it cannot be read."""
+    """Return a run with the reference's sum of scores; unchanged if the run lacks a part of it."""
     scores = []
     for part in reference.parts:
         try:
@@ -396,11 +395,11 @@ def with_confidence(
     """Return a run compared with its reference, or with the reason why it cannot be compared.
 
     Arguments:
-        checks: The checks of its finished samples.
-        made: How it was made and read.
-        usual: Whether it took equal steps from t = 0 and followed the plain velocity.
-        unread: Whether neither the variance nor a check was read.
-        strange: Why its conditions are unknown to the reference; empty if they are known.
+        checks: The checks of the finished samples.
+        made: The settings of the run.
+        usual: Whether the run took equal steps from t = 0 and followed the plain velocity.
+        unread: Whether the run read neither the variance nor a check.
+        strange: Why the reference does not know the conditions; empty if it knows them.
     """
     if reference is None:
         return _by_evidence(run, checks)
@@ -420,13 +419,13 @@ def with_confidence(
 
 
 def _by_evidence(run: Trajectory, names: Iterable[str]) -> Trajectory:
-    """Return the run ranked by the first of these scores that it has, if it cannot read its default score."""
+    """Return the run; if it lacks its default score, rank it by the first of these scores that it has."""
     default = run.default_score
     for name in (default, *names):
         with suppress(UsageError):
             run.score(name)
             if name == default:
                 return run
-            without = run.without or (f"this run did not read {default}" if run.reference is not None else "")
+            without = run.without or (f"this run lacks the score {default}" if run.reference is not None else "")
             return replace(run, default_score=name, reference=None, standard=None, without=without)
     return run

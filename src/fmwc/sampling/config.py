@@ -1,4 +1,4 @@
-"""How samples are drawn: steppers, decoders, fixed steps, and :class:`SamplingConfig`, which holds all of them."""
+"""Steppers, decoders, controllers with fixed steps, and :class:`SamplingConfig`, which combines them."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from fmwc.state import as_whole, tree_map
 if TYPE_CHECKING:
     from fmwc.sampling.storage import Parts
 
-SMALL = 16  # numbers
+SMALL = 16  # coordinates
 
 
 def is_small(space: Space) -> bool:
-    """Return whether a state has so few numbers that each is a component, and exact estimators are affordable."""
+    """Return whether a state has few coordinates: each is then a component, and exact estimators are affordable."""
     return sum(math.prod(channel.shape) for channel in space.channels.values()) <= SMALL
 
 
 # ---- steppers --------------------------------------------------------------------------------------------------------
-# One update of the state. The sampler owns the loop, and has already evaluated the velocity v at (x, t).
+# One update of the state. The sampler has already evaluated the velocity v at (x, t).
 
 Velocity = Callable[[Any, Tensor], Any]
 
 
 @dataclass(frozen=True)
 class Stepper:
-    """A row of the table of steppers.
+    """An integration rule.
 
     Arguments:
         step: `(space, velocity, x, v, t, dt) -> x at t + dt`, where v is the velocity at (x, t).
@@ -79,7 +79,7 @@ def decode_map(field: Any, x: Any, t: Tensor, cond: dict[str, Any], randomness: 
 
 
 def decode_stochastic(field: Any, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Any:
-    """Return the velocity of one posterior draw per evaluation."""
+    """Return the velocity of one posterior draw."""
     return field.draw(x, t, seed=randomness, cond=cond)
 
 
@@ -105,14 +105,14 @@ def cost_of(decoder: str | Decoder) -> int:
 
 
 # ---- controllers -----------------------------------------------------------------------------------------------------
-# The policy that picks the times. Those that follow the variance are in fmwc.sampling.adaptive.
+# Controllers choose the times. Those that use the variance are in fmwc.sampling.adaptive.
 
 
 class Controller(Protocol):
-    """Pick each sample's next time: `next_time(step, t, start, moments)`; `steps` is the total number of steps.
+    """Chooses each sample's next time: `next_time(step, t, start, moments)`; `steps` is the total number of steps.
 
-    `t` and `start` are each sample's time and the time that it started from, `(B,)`; samples of a batch may be at
-    different times. `moments` are those of this step, or `None` where the schedule reads none.
+    `t` and `start` are the current and the initial time of each sample, `(B,)`; they may differ between samples.
+    `moments` are those of this step, or `None` if the schedule does not read it.
 
     A controller may also have
 
@@ -154,16 +154,16 @@ class Uniform:
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise UsageError(f"sampling takes at least 1 step, got {self.steps}")
+            raise UsageError(f"steps must be at least 1, got {self.steps}")
 
     def next_time(self, step: int, t: Tensor, start: Tensor, moments: Any) -> Tensor:
-        # From the step number, not by adding dt: the last time is then exactly 1.
+        # Computed from the step number instead of by adding dt, so that the last time is exactly 1.
         return start + (1 - start) * ((step + 1) / self.steps)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Steps between chosen times, which rise from the start to 1."""
+    """Steps between given times, which rise from the start to 1."""
 
     times: tuple[float, ...]
     foreseen = True
@@ -171,7 +171,7 @@ class Grid:
     def __post_init__(self) -> None:
         rises = all(a < b for a, b in zip(self.times, self.times[1:], strict=False))
         if len(self.times) < 2 or not rises or self.times[0] < 0 or self.times[-1] != 1:
-            raise UsageError(f"a time grid rises from at least 0 to exactly 1, got {list(self.times)}")
+            raise UsageError(f"the times of a grid must rise from at least 0 to exactly 1, got {list(self.times)}")
 
     @property
     def steps(self) -> int:
@@ -191,17 +191,17 @@ class Grid:
 STEPS = 50
 BATCH = 16384
 RECORDS = ("full", "total", "score")
-TWO_PLANS = "give one of steps, evaluations and a controller"
+TWO_PLANS = "give only one of steps, evaluations and a controller"
 
 
 @dataclass(frozen=True)
 class AsReference:
-    """The default `confidence` of :func:`fmwc.sample`: the estimator that the field's reference was made with."""
+    """The default `confidence` of :func:`fmwc.sample`: the estimator of the field's reference."""
 
     plain_mean = True
 
     def __call__(self, field: Any, x: Any, t: Tensor, cond: dict[str, Any], randomness: Any) -> Any:
-        raise UsageError("AsReference stands for the estimator of a field's reference; give one of fmwc.estimators")
+        raise UsageError("AsReference is a placeholder and cannot be called; use an estimator of fmwc.estimators")
 
 
 AS_REFERENCE = AsReference()
@@ -209,26 +209,27 @@ AS_REFERENCE = AsReference()
 
 @dataclass(frozen=True, eq=False)
 class SamplingConfig:
-    """How samples are drawn.
+    """Options of :func:`fmwc.sample`.
 
     Arguments:
         stepper: `euler`, `midpoint` or `heun`.
-        controller: Picks the times instead of equal steps: `Grid(times)`, `Ema(10)`, `survey(field).plan(10)`.
-        evaluations: Instead of steps, the exact number of network evaluations to spend. A two-stage stepper spends an
-            odd one on a last Euler step.
+        controller: Chooses the times, instead of equal steps: `Grid(times)`, `Ema(10)`, `survey(field).plan(10)`.
+        evaluations: Instead of steps, the exact number of network evaluations to spend. With an odd number, a two-stage
+            stepper ends with an Euler step.
         decoder: `map`, `stochastic`, `mean5`, or a function such as :class:`fmwc.uses.guidance.Guidance`.
-        anneal: Anti-annealing, `{"coord": 5.0}`: these channels follow their velocity at 1 + s·t times its speed. By
-            default that of the space.
-        start: The time of `x0`, a number or one per sample.
+        anneal: Anti-annealing, `{"coord": 5.0}`: multiplies the velocity of these channels by 1 + s·t. By default that
+            of the space.
+        start: The time of `x0`: one number, or one per sample.
         space: The space of the samples, or the shape of one, if the field does not know it.
-        first: The number of the first sample, so that a run can be drawn in pieces.
+        first: The index of the first sample, to draw a run in parts.
         projections: Random projections of the endpoint for `transport`. By default 8, or one per coordinate for states
             of at most 16 numbers.
         record: What a run keeps of the variance: `full`, one value per coordinate; `total`, one per sample and channel;
-            `score`, the score alone, so that memory does not grow with the steps. By default `full`, or `score` for
-            :func:`fmwc.sampling.stream`.
+            `score`, only the score, so that memory does not grow with the number of steps. By default `full`, or
+            `score` for :func:`fmwc.sampling.stream`.
         keep_states: Whether to keep the states of every step.
-        batch: Samples integrated together, at most 16384 by default. A batch that does not fit in memory is halved.
+        batch: The number of samples integrated together, at most 16384 by default. A batch that does not fit in memory
+            is halved.
         parts: A folder that keeps finished batches, so that an interrupted run resumes.
     """
 
@@ -263,7 +264,7 @@ class SamplingConfig:
         if self.controller is not None and self.evaluations is not None:
             raise UsageError(TWO_PLANS)
         if self.parts and self.keep_states:
-            raise UsageError("batches that are kept on disk do not hold their states; leave out keep_states or parts")
+            raise UsageError("batches on disk do not include the states; leave out keep_states or parts")
         if isinstance(self.controller, Grid) and not self.starts_at_0:
             raise UsageError("the first time of a grid is the start; leave out start")
 
@@ -272,7 +273,7 @@ class SamplingConfig:
         return isinstance(self.start, (int, float)) and self.start == 0
 
     def with_defaults(self, **defaults: Any) -> SamplingConfig:
-        """Return the configuration with other defaults: values for the fields that were not set."""
+        """Return the configuration with these values for the fields that are not set."""
         unset = {field.name for field in fields(self) if getattr(self, field.name) is field.default}
         return replace(self, **{name: value for name, value in defaults.items() if name in unset})
 
@@ -287,14 +288,14 @@ class SamplingConfig:
         return self
 
     def plan(self) -> tuple[Controller, int]:
-        """Return the controller, and the number of Euler steps at the end."""
+        """Return the controller and the number of Euler steps at the end."""
         if self.controller is not None or self.evaluations is None:
             return self.controller or Uniform(STEPS), 0
         cost = cost_of(self.decoder)
         velocities, rest = divmod(self.evaluations, cost)
         if rest:
             raise UsageError(
-                f"this decoder takes {cost} evaluations per velocity, so {self.evaluations} cannot be spent exactly"
+                f"this decoder takes {cost} evaluations per velocity; give a multiple, not {self.evaluations}"
             )
         steps, tail = divmod(velocities, STEPPERS[self.stepper].evaluations)
         return Uniform(steps + tail), tail

@@ -1,12 +1,12 @@
-r"""Pilot runs: where along the trajectories the variance is (:func:`survey`), and the few times that determine a score.
+r"""Pilot runs, which measure the variance over time (:func:`survey`) and choose the times that determine a score.
 
-:func:`fit_schedule` draws a pilot that is read at every step. It removes readings one after another, such that the
-score s of the pilot's samples stays most similar to itself, and then exchanges the remaining K readings for others as
-long as that helps:
+:func:`fit_schedule` draws a pilot that is read at every step. It removes one reading after another, each time the one
+that changes the score s of the pilot's samples least, and then exchanges the remaining K readings for others while
+that increases the similarity to s:
 
 .. math:: \max_{|T| = K} \; ρ \big( s_T, s \big)
 
-with Pearson's ρ, which the few most doubtful samples dominate. A reading stands until the next
+with Pearson's ρ, which the few most doubtful samples dominate. A reading holds until the next one
 (:attr:`Trajectory.weights`).
 """
 
@@ -29,19 +29,21 @@ from fmwc.sampling.sampler import sample
 from fmwc.sampling.trajectory import Trajectory, needs_variance, standard_of
 
 PILOT = 1000  # samples of a profile
-POWER = 2.0  # of the measure; a larger one leaves out the outer cells of the Checkerboard (`study checkerboard --wide`)
-READINGS = 3  # 50 steps then take 1.2 times as long (results/bench)
+POWER = (
+    2.0  # exponent of a profile; a larger one misses the outer cells of the Checkerboard (`study checkerboard --wide`)
+)
+READINGS = 3  # a run of 50 steps then takes 1.2 times as long (results/bench)
 LEVELS = 201  # quantiles of the pilot's scores
 
 
 def survey(field: Any, *, pilot: int | Trajectory = PILOT, power: float = POWER, **options: Any) -> Profile:
-    """Return where along the trajectories a field's variance is, by a pilot run. Make it once, and use it for all runs.
+    """Return the profile of a field's variance over time, from a pilot run. Compute it once and use it for all runs.
 
     Arguments:
         field: A field.
-        pilot: The number of samples to draw, or an existing run whose samples share their times.
-        power: p of the measure, the mean over samples of σ^p.
-        options: Those of :func:`fmwc.sample` for the pilot, such as `steps`, `seed` and `cond`.
+        pilot: The number of samples to draw, or an existing run with the same times for all samples.
+        power: The exponent p of the profile, the mean over samples of σ^p.
+        options: Options of :func:`fmwc.sample` for the pilot, such as `steps`, `seed` and `cond`.
     """
     if isinstance(pilot, Trajectory):
         run = pilot
@@ -56,14 +58,14 @@ def survey(field: Any, *, pilot: int | Trajectory = PILOT, power: float = POWER,
 
 
 def fit_grid(field: Any, steps: int, **options: Any) -> Grid:
-    """Return the controller whose steps each take an equal share of ∫ E[σ^p] dt, by a pilot run.
+    """Return a controller whose steps each take an equal share of ∫ E[σ^p] dt, estimated by a pilot run.
 
     >>> sample(field, 1000, config=SamplingConfig(controller=fit_grid(field, 10)))  # doctest: +SKIP
 
     Arguments:
         field: A field.
         steps: The number of steps of the grid.
-        options: Those of :func:`survey`, without its steps.
+        options: Options of :func:`survey`, except `steps`.
     """
     return Grid(survey(field, **options).grid(steps))
 
@@ -83,14 +85,14 @@ def fit_schedule(
     >>> field.schedule = fit_schedule(field)  # doctest: +SKIP
     >>> sample(field, 1000, schedule=Schedule.adaptive())  # doctest: +SKIP
 
-    Fit the schedule once, for the number of steps that it is used with, and save it with the field. Other scores, such
-    as peak or those of other windows, cannot be read at these times.
+    Fit the schedule once, for the number of steps used later, and save it with the field. Other scores, such as peak or
+    other time windows, are not valid with this schedule.
 
     Arguments:
         field: A field.
         readings: The number of times.
-        pilot: The number of samples to draw, or an existing run that `confidence` read at every step.
-        steps, confidence, config, options: Those of :func:`fmwc.sample`, for the pilot.
+        pilot: The number of samples to draw, or an existing run in which `confidence` read every step.
+        steps, confidence, config, options: Arguments of :func:`fmwc.sample` for the pilot.
     """
     estimator = default_estimator(field.space) if isinstance(confidence, AsReference) else confidence
     config = config or SamplingConfig()
@@ -102,7 +104,7 @@ def fit_schedule(
         config = replace(config, record=config.record or "total")
         run = sample(field, pilot, steps=steps, confidence=estimator, config=config, **options)
     if not needs_variance(run.default_score):
-        raise UsageError(f"the field's score, {run.default_score}, reads no variance, so it takes no schedule")
+        raise UsageError(f"the field's score, {run.default_score}, does not use the variance, so it needs no schedule")
     return fitted(run, readings, lambda times: read_with(estimator, steps, config.stepper, Schedule.at(times)))
 
 
@@ -111,12 +113,14 @@ def fitted(run: Trajectory, readings: int, read_with: Callable[[tuple[float, ...
 
     Arguments:
         run: The pilot, read at every step.
-        readings: K.
-        read_with: Returns how a run that is read at these times is made (:func:`fmwc.sampling.read_with`).
+        readings: The number of times K.
+        read_with: Returns the settings of a run that is read at these times (:func:`fmwc.sampling.read_with`).
     """
     every = range(len(run.times))
     if not 1 <= readings <= len(every):
-        raise UsageError(f"a schedule takes 1 to {len(every)} of the pilot's readings, got {readings}")
+        raise UsageError(
+            f"readings must lie between 1 and {len(every)}, the number of the pilot's readings; got {readings}"
+        )
     _require_shared_times(run)
     run = run.compact().to("cpu")  # thousands of small sums
     whole = score_at(run, every)
@@ -124,7 +128,7 @@ def fitted(run: Trajectory, readings: int, read_with: Callable[[tuple[float, ...
     def similarity(steps: Iterable[int]) -> float:
         try:
             both = torch.stack([score_at(run, steps), whole]).double()
-        except UsageError:  # no reading is left in a window of the score
+        except UsageError:  # a window of the score has no readings
             return -math.inf
         return float(torch.corrcoef(both)[0, 1].nan_to_num(-1.0))
 
@@ -137,8 +141,8 @@ def fitted(run: Trajectory, readings: int, read_with: Callable[[tuple[float, ...
             break
         chosen = best
     if (agreement := similarity(chosen)) == -math.inf:
-        raise UsageError(f"{run.default_score} cannot be read from {readings} readings; take more")
-    # The shortest decimals that give the same number: a time that is rounded up would be read one step later.
+        raise UsageError(f"{run.default_score} cannot be computed from {readings} readings; increase readings")
+    # The shortest decimals that give the same number; a time rounded up would be read one step later.
     times = tuple(float(str(run.times[step, 0].cpu().numpy())) for step in sorted(chosen))
     few, standard = run.read_at(sorted(chosen)), None
     if run.standard is not None:
@@ -150,11 +154,11 @@ def fitted(run: Trajectory, readings: int, read_with: Callable[[tuple[float, ...
 
 
 def score_at(run: Trajectory, steps: Iterable[int]) -> Tensor:  # (B,)
-    """Return the score read at some of the steps, standardised among samples of the same condition if the run's is."""
+    """Return the score from some of the steps, standardised within conditions if the run's score is."""
     within = run.standard.cond if run.standard else None
     return run.read_at(sorted(steps)).score(run.default_score, within=within)
 
 
 def _require_shared_times(run: Trajectory) -> None:
     if not len(run.times) or not bool((run.times == run.times[:, :1]).all()):
-        raise UsageError("a pilot reads the variance, at the same times for every sample")
+        raise UsageError("the pilot must read the variance, at the same times for every sample")

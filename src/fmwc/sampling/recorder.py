@@ -1,4 +1,4 @@
-"""Variances read outside the sampler: along another library's solver, or again along the states of a finished run."""
+"""Readings outside the sampler: along another library's solver, or along the states of a finished run."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from fmwc.state import as_conditions, batch_size, blame_conditions, select, tree
 
 
 class VarianceRecorder(nn.Module):
-    """A velocity `(x, t, **cond)` for any solver: that of the plain network, with its variance recorded.
+    """Velocity function `(x, t, **cond)` for any solver, which records the variance of each velocity.
 
-    Every evaluation is recorded, because a solver does not say which states it accepts. An evaluation at an earlier or
-    equal time replaces everything recorded from that time on. So rejected steps of an adaptive solver, and the
-    predictor of a two-stage solver, are not counted; evaluations inside an accepted step are. To read the accepted
-    states alone, give the solver the field itself, and :meth:`read` the states that it returns:
+    The recorder returns the velocity of the plain network. It records every evaluation, because a solver does not
+    report which states it accepts. An evaluation at an earlier or equal time discards everything recorded from that
+    time on, such as rejected steps and the predictor of a two-stage solver. Evaluations inside an accepted step remain.
+    To read only the accepted states, give the solver the field, and call :meth:`read` with the states that it returns:
 
     >>> times = torch.linspace(0, 1, 21)
     >>> states = odeint(lambda t, x: field(x, t), x0, times)  # doctest: +SKIP
     >>> run = VarianceRecorder(field).read(states, times)  # doctest: +SKIP
 
-    Use one recorder per run and thread: it holds the readings of the current run.
+    Use one recorder per run and thread.
 
     Arguments:
         field: A field.
-        estimator: Reads the variance: a name, or an estimator with options (`Linearised(probes=2)` for images).
-        seed: Seeds estimators that need randomness.
+        estimator: The estimator of the variance, by name or as an object (`Linearised(probes=2)` for images).
+        seed: The seed of estimators that need randomness.
     """
 
     def __init__(self, field: Any, estimator: str | Estimator = "linearised", seed: int = 0) -> None:
@@ -49,7 +49,7 @@ class VarianceRecorder(nn.Module):
         self.x0: Any = None
 
     def forward(self, x: Any, t: Any, **cond: Any) -> Any:
-        """Return the velocity, and record its variance."""
+        """Return the velocity and record its variance."""
         x, times = checked(self.field, x, t)
 
         def read() -> tuple[Any, Any]:
@@ -71,10 +71,11 @@ class VarianceRecorder(nn.Module):
         return v
 
     def read(self, states: Any, times: Any, *, cond: Mapping[str, Any] | None = None) -> Trajectory:
-        """Return the run through these states, such as those that a solver accepted.
+        """Return the run through the given states, such as those that a solver accepted.
 
         Arguments:
-            states: One state per time, in order: a list, or one tensor or array `(T, B, *)`. The last is the sample.
+            states: One state per time, in order: a list, or one tensor or array `(T, B, *)`. The last state is the
+                sample.
             times: The times, rising from the start to 1.
             cond: The conditions of the network, by name.
         """
@@ -82,12 +83,12 @@ class VarianceRecorder(nn.Module):
         try:
             when = torch.as_tensor(times).reshape(-1)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise UsageError(f"the times of the states are numbers rising to 1, got {times!r:.60}") from error
+            raise UsageError(f"times must be numbers that rise to 1, got {times!r:.60}") from error
         if not isinstance(states, (Tensor, np.ndarray, Sequence)) or getattr(states, "ndim", 1) == 0:
-            raise UsageError(f"states is a list, or one tensor (T, B, *), got {type(states).__name__}")
+            raise UsageError(f"states must be a list or one tensor (T, B, *), got {type(states).__name__}")
         if len(when) != len(states) or len(when) < 2 or not bool((when.diff() > 0).all()):
             raise UsageError(
-                f"one state for each of at least 2 rising times: got {len(states)} states and {len(when)} times"
+                f"give at least 2 rising times and one state for each; got {len(states)} states and {len(when)} times"
             )
         last, _ = checked(self.field, states[-1], when[-1])
         self.readings = []
@@ -96,14 +97,14 @@ class VarianceRecorder(nn.Module):
         return self.trajectory(last, cond={n: c for n, c in cond.items() if isinstance(c, Tensor) and c.ndim})
 
     def trajectory(self, x: Any, **options: Any) -> Trajectory:
-        """Return the run that ended at `x`, with its scores; the next call begins another run.
+        """Return the run that ended at `x`, with its scores, and start a new recording.
 
         Arguments:
             x: The samples.
             options: Attributes of the trajectory, such as `default_score="integrated"` or `cond={"y": labels}`.
         """
         if not self.readings:
-            raise UsageError("nothing was recorded; give this to a solver as its velocity first")
+            raise UsageError("nothing was recorded; run a solver with this recorder as its velocity first")
         readings, self.readings = self.readings, []
         _, times, mean, var = zip(*readings, strict=True)
         when = torch.stack(times)
@@ -128,16 +129,16 @@ def reread(
     seed: int = 0,
     batch: int = 1024,
 ) -> Trajectory:
-    """Return the same samples with their variance read again, by another noise or estimator, at the run's states.
+    """Return the same samples, with the variance read again at the run's states by another noise model or estimator.
 
-    Nothing is integrated, so the samples are the same to the bit, and two runs differ only by what reads them.
+    Nothing is integrated, so the samples are bit for bit the same.
 
     Arguments:
-        field: The field whose noise is read.
+        field: The field with the noise model.
         run: A run with its states (`SamplingConfig(keep_states=True)`).
         confidence: The estimator.
-        schedule: When to read.
-        seed: Seeds random probes.
+        schedule: When to read the variance.
+        seed: The seed of random probes.
         batch: The number of samples read together.
     """
     if run.states is None:
