@@ -1,4 +1,4 @@
-"""Small crystals to test with: a padded batch of cells with different numbers of atoms, and a network for them."""
+"""Small crystals for tests: a padded batch of cells with different numbers of atoms, and a network for them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def small(seed: int = 0, dtype: torch.dtype = torch.float64, **options: Any) -> 
 
 
 def batch(*sizes: int, seed: int = 0, dtype: torch.dtype = torch.float64, width: int = WIDTH) -> tuple[Any, ...]:
-    """x, t and the numbers of atoms. A crystal's own numbers depend on its place in the batch only."""
+    """x, t and the numbers of atoms. The numbers of a crystal depend only on its position in the batch."""
     generator = torch.Generator().manual_seed(seed)
     count, atoms = len(sizes), torch.tensor(sizes)
     there = (torch.arange(width) < atoms[:, None])[..., None]

@@ -1,4 +1,4 @@
-"""Small fields to test with, and the settings of every test."""
+"""Small fields for tests, and the settings of every test."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ settings.register_profile("fmwc", max_examples=25, deadline=None, derandomize=Tr
 settings.load_profile("fmwc")
 
 
-# A shell that starts the tests in the background, or nohup, has them ignore these signals; what they start inherits it.
+# A shell in the background, or nohup, makes the tests ignore these signals, and child processes inherit this.
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (getattr(signal, "SIGHUP", None), signal.SIG_DFL)):
     if number is not None and signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Torch's own forward mode compiles its decompositions with torch.jit.script on first use, and says so.
+    # On first use, torch's forward mode compiles its decompositions with torch.jit.script, and warns.
     config.addinivalue_line("filterwarnings", "ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 
 
@@ -44,7 +44,7 @@ class TinyConv(nn.Module):
         self.out = nn.Conv2d(4, 1, 3, padding=1)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:  # (B, 1, 4, 4), (B,)
-        h = self.act(self.down(x))  # overwrites the noisy layer's own output, if in place
+        h = self.act(self.down(x))  # overwrites the output of the noisy layer, if in place
         h = h + self.time(t.to(x.dtype)[:, None])[:, :, None, None]
         return self.out(torch.tanh(self.up(h)))
 
@@ -67,7 +67,7 @@ PRODUCT = Space({"place": Channel((2,), FlatTorus(), "uniform"), "shape": Channe
 
 
 def awaken(field: Field, size: float = 0.5, seed: int = 0) -> Field:
-    """Makes α depend on the input, as it does after training; before it, every α is the same."""
+    """Make α depend on the input, as after training. Before training, every α is the same."""
     generator = torch.Generator().manual_seed(seed)
     for layer in field.noise.layers:
         weight = layer.inference.out.weight
@@ -113,7 +113,7 @@ def product() -> Field:
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Calls the command and gives (exit code, stdout, stderr)."""
+    """Return a function that runs the command and returns (exit code, stdout, stderr)."""
 
     def call(*words):
         argv, command = runner(words)

@@ -1,4 +1,4 @@
-"""Slow reference implementations: every formula of the library again, independently, in float64."""
+"""Slow, independent reference implementations of the formulas of the library, in float64."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def integral(f: Callable[[Tensor], Tensor], mean: Tensor, var: Tensor, points: i
 def drawn(
     f: Callable[..., Tensor], inputs: Sequence[tuple[Tensor, Tensor]], draws: int = 20_000, seed: int = 0
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean and variance of f of independent Gaussians by Monte Carlo in float64, and the standard error of each."""
+    """Return mean and variance of f of independent Gaussians by Monte Carlo in float64, and their standard errors."""
     generator = torch.Generator().manual_seed(seed)
     samples = [
         m.double() + v.double().sqrt() * torch.randn(draws, *m.shape, dtype=torch.float64, generator=generator)
@@ -40,8 +40,8 @@ def drawn(
 
 
 def delta(f: Callable[..., Tensor], inputs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """f(μ) and Σ J²σ² with torch's own Jacobian: the moments of a linear f of independent inputs, and those of any
-    other to first order."""
+    """Return f(μ) and Σ J²σ² with torch's Jacobian: the moments of f of independent inputs, to first order; exact for
+    a linear f."""
     means = tuple(m.double() for m, _ in inputs)
     value = f(*means)
     jacobians = torch.autograd.functional.jacobian(f, means)
@@ -53,7 +53,7 @@ def delta(f: Callable[..., Tensor], inputs: Sequence[tuple[Tensor, Tensor]]) -> 
 
 
 def statistics(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # (N, *) -> four of (*)
-    """Sample mean and variance, and the standard error of each."""
+    """Return sample mean and variance, and their standard errors."""
     count = len(values)
     mean, var = values.mean(0), values.var(0)
     fourth = (values - mean).pow(4).mean(0)
@@ -61,7 +61,7 @@ def statistics(values: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # (N, 
 
 
 def assert_within(found: Tensor, expected: Tensor, error: Tensor, sigmas: float = 6.0) -> None:
-    """Fails where a statistical estimate is further off than chance allows (6σ: once in 5·10⁸)."""
+    """Fail if an estimate differs by more than six standard errors (which happens by chance once in 5·10⁸)."""
     off = (found.double() - expected.double()).abs()
     allowed = sigmas * error.double() + 1e-6 * expected.double().abs() + 1e-9
     assert bool((off <= allowed).all()), f"off by up to {float((off / allowed).max()) * sigmas:.1f} standard errors"
@@ -71,18 +71,18 @@ def assert_within(found: Tensor, expected: Tensor, error: Tensor, sigmas: float 
 
 
 def noise_var(layer: nn.Module, h: Tensor, alpha: Tensor) -> Tensor:
-    """θ²(α h²): by writing the layer out as a dense matrix, one basis input at a time, and squaring its entries."""
+    """Return θ²(α h²) by the dense matrix of the layer (one basis input at a time), with squared entries."""
     flat = h[0].numel()
     basis = torch.eye(flat, dtype=h.dtype).reshape(flat, *h.shape[1:])
     with torch.no_grad():
-        matrix = (layer(basis) - layer(torch.zeros_like(basis))).flatten(1)  # (in, out), bias taken off
+        matrix = (layer(basis) - layer(torch.zeros_like(basis))).flatten(1)  # (in, out), without bias
         shape = layer(h[:1]).shape[1:]
     power = (alpha.expand_as(h) * h.square()).flatten(1)
     return (power @ matrix.square()).reshape(len(h), *shape)
 
 
 def scale(layer: nn.Module, h: Tensor, alpha: Tensor) -> Tensor:
-    """√(θ²(α h²)) of the two kinds of layer the twin below meets."""
+    """Return √(θ²(α h²)) for the two kinds of layer in these tests."""
     power = alpha * h.square()
     if isinstance(layer, nn.Linear):
         return F.linear(power, layer.weight.square()).sqrt()
@@ -93,7 +93,7 @@ def scale(layer: nn.Module, h: Tensor, alpha: Tensor) -> Tensor:
 
 
 class Given(Pass):
-    """A draw whose ε are given, one tensor a call of a noisy layer; with `None`, notes the shapes it would need."""
+    """A draw with given ε, one tensor per call of a noisy layer; with `None`, it records the required shapes."""
 
     def __init__(self, eps: Sequence[Tensor] | None) -> None:
         self.eps, self.shapes = eps, []  # type: ignore[var-annotated]
@@ -125,7 +125,7 @@ def jacobian_moments(field: Field, x: Tensor, t: Tensor) -> tuple[Tensor, Tensor
 
 
 def integrate(velocity: Callable[[Tensor, float], Tensor], x: Tensor, times: Sequence[float], stepper: str) -> Tensor:
-    """Integrates in flat space, written out."""
+    """Integrate in flat space, step by step."""
     for t, after in pairwise(times):
         dt = after - t
         v = velocity(x, t)
@@ -141,7 +141,7 @@ def integrate(velocity: Callable[[Tensor, float], Tensor], x: Tensor, times: Seq
 
 
 def average_precision(score: Sequence[float], positive: Sequence[bool]) -> float:
-    """Σ (R_n − R_{n−1}) P_n over distinct thresholds, written out."""
+    """Return Σ (R_n − R_{n−1}) P_n over distinct thresholds."""
     total, before = 0.0, 0.0
     positives = sum(positive)
     for threshold in sorted(set(score), reverse=True):

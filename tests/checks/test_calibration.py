@@ -1,4 +1,4 @@
-"""`fit_confidence`: its questions, its choice, and the reference in the field and its checkpoint."""
+"""`fit_confidence`: its tests, its choice, and the reference in the field and its checkpoint."""
 
 import pytest
 import torch
@@ -108,7 +108,7 @@ def test_nearest_points_must_detect_disturbances(noticed, by_echo, usable):
 
 
 def test_nearest_points_are_allowed_for_a_weak_model():
-    """Samples that are off the data already are not moved farther away by a disturbance; the data are."""
+    """A disturbance moves data away from other data, but not samples that are already far away."""
     torch.manual_seed(0)
     phase = 2 * torch.pi * torch.rand(2_000, 1)
     data = torch.sin(2 * torch.pi * torch.arange(24) / 12 + phase)
@@ -121,7 +121,7 @@ def test_nearest_points_are_allowed_for_a_weak_model():
 
 
 def test_a_distance_that_decreases_with_noise_is_detected():
-    """Small vectors are near one another, so shrinking a vector brings it nearer to the data."""
+    """Small vectors are near each other, so shrinking a vector moves it towards the data."""
     generator = torch.Generator().manual_seed(0)
     radius = 0.1 + 2 * torch.rand(3_000, 1, generator=generator)
     data = radius * torch.randn(3_000, 12, generator=generator)
@@ -133,7 +133,7 @@ def test_a_distance_that_decreases_with_noise_is_detected():
 
 
 class Straight(nn.Module):
-    """A velocity of zero, which distances do not depend on."""
+    """A zero velocity; distances do not depend on it."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ def test_labels_can_prefer_another_score():
     plain = fmwc.fit_confidence(field, data, pilot=300, steps=20)
 
     def failed(x, cond):
-        return x[:, 0] > 0.5  # nothing that a flow could know
+        return x[:, 0] > 0.5  # unrelated to anything that a flow could learn
 
     labelled = fmwc.fit_confidence(field, data, failed, judged=100, pilot=300, steps=20)
     assert all("auroc" in row for row in labelled.candidates)
@@ -283,7 +283,7 @@ def test_ids_are_not_classes_and_do_not_enlarge_the_pilot(monkeypatch, with_data
     assert reference.classes == {}
     assert "contest" not in reference.checks
     assert not with_data or reference.checks["nearest"].labels is None
-    cond = {"id": torch.tensor([7, 7, 8, -1, 9_999])}  # any id is as good as another
+    cond = {"id": torch.tensor([7, 7, 8, -1, 9_999])}  # the ids do not matter
     run = fmwc.sample(field, 5, steps=5, cond=cond)
     assert bool(run.withheld) == bool(reference.withheld)
 
@@ -358,7 +358,7 @@ def test_nearest_points_by_features(tmp_path):
     with pytest.raises(UsageError, match="cannot hold the function"):
         fmwc.check(again, wide[:4], evidence=again.reference.checks["nearest"], conventions=False)
     assert "cannot hold the function" in fmwc.check(again, wide[:4], conventions=False).withheld
-    fmwc.save(again, tmp_path / "y")  # what is missing stays so
+    fmwc.save(again, tmp_path / "y")  # missing evidence remains missing
     assert fmwc.load(tmp_path / "y", Wide(data[:400])).reference.checks["nearest"].missing
 
 

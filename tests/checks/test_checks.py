@@ -74,7 +74,7 @@ def test_contest_names_the_class_of_a_sample():
 
 
 def test_contest_detects_a_flow_that_mislabels_one_class():
-    """The network draws class 1 where class 0 is asked for; the flow of class 1 explains those samples better."""
+    """The network draws class 1 if class 0 is requested; the flow of class 1 explains those samples better."""
     swapped = Gaussians(MEANS)
     y = torch.arange(400) % 4
     drawn = fmwc.sample(

@@ -1,4 +1,4 @@
-"""Samples whose conditions the reference does not know are drawn, with a reason why they have no confidence."""
+"""Samples with conditions that the reference does not have are drawn, but their confidence is withheld."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def near(network: nn.Module) -> fmwc.Field:
 
 
 def standardised(network: nn.Module) -> fmwc.Field:
-    """Return a field whose reference is of the variance, compared within classes."""
+    """Return a field whose reference is a score of the variance, standardised within classes."""
     field = fmwc.attach(network, space=(2,))
     standard = Standard("y", torch.zeros(4), torch.ones(4))
     parts = (Part("peak", 1.0, LEVELS, standard),)

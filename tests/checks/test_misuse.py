@@ -1,4 +1,4 @@
-"""Invalid arguments of a check raise errors of one line; rivals, texts and references work as documented."""
+"""Checks: invalid arguments raise one-line errors; rivals, texts and references work as documented."""
 
 import pytest
 import torch

@@ -24,7 +24,7 @@ def rock_salt(edge: float = 5.64, cation: int = 11, anion: int = 17, name: str =
 
 
 def structure_of(crystals: Crystals, index: int):
-    """Return one of them as a pymatgen structure."""
+    """Return one structure as a pymatgen structure."""
     return candidates(crystals.take([index]))[0].structure()
 
 
@@ -58,7 +58,7 @@ def chgnet():
 
 @pytest.fixture(scope="session")
 def library():
-    """All prototypes of pymatgen that fit, in three splits."""
+    """All prototypes of pymatgen that are small enough, in three splits."""
     return {split: mp20.prototypes(split) for split in mp20.SPLITS}
 
 

@@ -74,7 +74,7 @@ def test_sample_writes_cifs_and_a_table(run, trained, tmp_path):
     assert "confidence" not in rows[0]  # withheld: no score is better than chance on this network
     assert "confidence is withheld" in err
     written = {p.stem for p in (tmp_path / "a" / "cif").iterdir()}
-    assert written == {row["name"] for row in rows if row["formula"]}  # those of known elements
+    assert written == {row["name"] for row in rows if row["formula"]}  # atoms of known elements
     assert not (tmp_path / "a" / "parts").exists()
     loaded = fmwc.Trajectory.load(tmp_path / "a")
     assert len(loaded) == 6
@@ -187,13 +187,13 @@ def test_edit_without_noise_returns_the_crystal(run, drawn, tmp_path):
     code, _, err = run("edit", drawn, *words, "--out", tmp_path / "e")
     assert code == 0, err
     rows = table(tmp_path / "e" / "edits.csv")
-    assert "mode" not in rows[0]  # the paper has none for the lattice
+    assert "mode" not in rows[0]  # the paper has no rule for the lattice
     assert all(row["formula_before"] == row["formula_after"] for row in rows)
     assert all(float(row["coord_rmsd"]) < 1e-4 for row in rows)
     before, after = (fmwc.Trajectory.load(folder) for folder in (drawn, tmp_path / "e"))
-    assert before.made["checkpoint"] == after.made["checkpoint"]  # the folder, by its full path
+    assert before.made["checkpoint"] == after.made["checkpoint"]  # the absolute path of the folder
     assert before.default_score == "echo + 0.5 spread@0.6-1"
-    assert after.default_score == "geometric@0.6-0.9"  # an edit is read by its variance
+    assert after.default_score == "geometric@0.6-0.9"  # edits are ranked by their variance
     assert bool(after.score().isfinite().all())
 
 

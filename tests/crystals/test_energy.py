@@ -138,7 +138,7 @@ def test_relaxation_lowers_the_energy(chgnet):
     assert 0 < after.steps <= 15
     assert after.energy < before - 0.01
     assert after.candidate.volume > squeezed.volume
-    assert after.rmsd < 0.05  # by symmetry the atoms stay where they are in the cell
+    assert after.rmsd < 0.05  # by symmetry, the atoms do not move within the cell
     assert after.energy == pytest.approx(energies([after.candidate], chgnet).per_atom[0], abs=1e-5)
 
 

@@ -38,7 +38,7 @@ def field():
 
 
 def judgement(above, **columns):
-    """Judged structures with these energies above the hull; NaN is one that could not be judged."""
+    """Return judged structures with these energies above the hull. NaN is a structure that could not be judged."""
     energies = list(above)
     known = [not math.isnan(e) for e in energies]
     found = {"e_above_hull": energies, "problem": ["" if k else "flat" for k in known]}
@@ -60,7 +60,7 @@ def test_lift_by_hand():
     assert found["precision_5%"] == 1.0  # one of one
     assert found["precision_10%"] == 0.5  # one of two
     assert "lift_interval" not in found
-    order = np.random.default_rng(0).permutation(20)  # in whatever order they come, and as tensors
+    order = np.random.default_rng(0).permutation(20)  # in any order, and as tensors
     assert lift_of(torch.arange(20.0)[order], good[order]) == pytest.approx(found)
     turned = lift_of(-np.arange(20.0), good)
     assert turned["auprc"] == pytest.approx((1 / 11 + 2 / 17 + 3 / 20) / 3)
@@ -75,7 +75,7 @@ def test_lift_interval_contains_the_lift():
     low, high = found["lift_interval"]
     assert 1 < low < found["lift"] < high
     assert lift_of(doubt, good, intervals=True) == found
-    few = lift_of(doubt[:9], np.arange(9) == 4, intervals=True)  # a third of the draws hold no good one
+    few = lift_of(doubt[:9], np.arange(9) == 4, intervals=True)  # a third of the resamples have no good structure
     assert all(math.isfinite(v) for v in few["lift_interval"])
 
 
@@ -116,7 +116,7 @@ def test_good_samples_are_judged_and_near_the_hull():
 
 
 def run_of(doubt):
-    """A run whose variance rises with a number per sample."""
+    """Return a run whose variance increases with a given number per sample."""
     count, generator = len(doubt), torch.Generator().manual_seed(0)
     grid = torch.linspace(0, 1, 6)[:, None].repeat(1, count)
     var = {c: doubt.exp()[None, :, None] * (0.9 + 0.2 * torch.rand(5, count, 1, generator=generator)) for c in CHANNELS}
@@ -134,7 +134,7 @@ def excess():
     ("taught", "left", "enough"), [(11, 10, False), (9, 10, False), (10, 9, False), (0, 0, False), (10, 10, True)]
 )
 def test_no_head_is_fitted_on_too_few(taught, left, enough, monkeypatch):
-    """Halves of 20: ten good and ten bad to learn from, and ten good ones to find, are the fewest."""
+    """The minimum is halves of 20: ten good and ten bad to learn from, and ten good ones to find."""
     monkeypatch.setattr(ranking, "RESAMPLES", 5)
     good = np.concatenate([np.arange(20) < taught, np.arange(20) < left])
     assert bool(heads(run_of(torch.arange(40) / 40), good, torch.arange(40.0))) == enough
@@ -166,7 +166,7 @@ def test_rows_of_the_sweep():
     noise = torch.randn(4, 3, 12, generator=generator)
     parts = torch.rand(2, 3, 12, generator=generator) * reference.abs() / 2
     sweep = {
-        "k10": -reference,  # its magnitude is what is compared
+        "k10": -reference,  # its magnitude is compared
         "k2": noise[0],
         "k1": noise[1],
         "reference": reference,
@@ -175,7 +175,7 @@ def test_rows_of_the_sweep():
         "linearised.lattice": reference.abs() - 4 * parts[0] / 10 - parts[1],
         "atoms": torch.arange(12.0),
     }
-    rows = hutchinson_rows(sweep, FLOPS, {"type": 0.4})  # what a channel's variance counts, where that is not 1
+    rows = hutchinson_rows(sweep, FLOPS, {"type": 0.4})  # the weight of a channel's variance, if not 1
     assert [(row["name"], row["K"]) for row in rows] == [
         ("Hutchinson", 1),
         ("Hutchinson", 2),
@@ -277,9 +277,9 @@ def test_flops_equal_a_count_by_hand(field):
     assert found["plain"] < found["diagonal"]
     rise = found["linearised_2"] - found["linearised_1"]
     assert found["linearised_3"] - found["linearised_2"] == pytest.approx(rise)  # the same for each probe
-    # One pull goes back through the network once: about as much as forward; of the weights there is no gradient.
+    # One pull is one backward pass, which costs about as much as the forward pass, without gradients of weights.
     assert 0.5 < (found["hutchinson_2"] - found["hutchinson_1"]) / found["plain"] < 1.5
-    assert rise < 3 * found["plain"]  # one a channel, and none through the waves, which have no noise
+    assert rise < 3 * found["plain"]  # one probe per channel; no backward pass through the waves, which have no noise
 
 
 def test_sweep_evaluates_at_the_states_of_one_run(field):

@@ -95,7 +95,7 @@ def test_impossible_lattices_are_labelled(name):
 def test_formula_and_caption():
     assert words(drawn(crystal((56, 22, 8, 8, 8), RANDOM[:5]), "a caption"))[:1] == ["a caption"]
     assert {"Ba", "Ti", "O₃"} <= set(words(drawn(crystal((56, 22, 8, 8, 8), RANDOM[:5]))))
-    assert words(drawn(UGLY["no element"])).count("?") >= 3  # in the formula, and on an atom that is seen
+    assert words(drawn(UGLY["no element"])).count("?") >= 3  # in the formula, and on a visible atom
     assert "1 of 2 atoms without finite coordinates" in words(drawn(UGLY["coordinates missing"]))
 
 
@@ -110,7 +110,7 @@ def test_atoms_at_a_corner_are_repeated():
 
 
 def test_the_projection_is_a_rotation():
-    """The cell's edges keep their lengths and angles."""
+    """The edges of the cell keep their lengths and angles."""
     scene = scene_of(crystal(*PAIR, (3, 4, 5), (70, 80, 100)), 0)
     c, b, a = (scene.corners[i] - scene.corners[0] for i in (1, 2, 4))
     np.testing.assert_allclose([np.linalg.norm(v) for v in (a, b, c)], (3, 4, 5), rtol=1e-6)
@@ -161,7 +161,7 @@ def test_formulas_agree_with_pymatgen():
 
 
 def ranked(level, energy=None, valid=None, score=None, **style):
-    """Crystals of one element each, helium for the first, so that its symbol tells which one is drawn."""
+    """Crystals of one element each, beginning with helium, so that the symbol identifies the crystal."""
     count = len(level)
     some = together(*(crystal((2 + i,), ((0.5, 0.5, 0.5),)) for i in range(count)))
     energy = np.zeros(count) if energy is None else energy
@@ -174,7 +174,7 @@ def ranked(level, energy=None, valid=None, score=None, **style):
 
 def test_structures_are_sorted():
     level = np.array([0.2, 0.9, NAN, 0.5, 0.7])
-    assert ranked(level)[1] == [1, 4, 3, 0, 2]  # one without confidence comes last
+    assert ranked(level)[1] == [1, 4, 3, 0, 2]  # a crystal without confidence is last
     assert ranked(np.arange(101) / 101, rows=1, columns=3)[1] == [100, 50, 0]
     assert ranked(np.ones(3), score=[0.3, 0.1, 0.2])[1] == [1, 2, 0]
 
@@ -227,7 +227,7 @@ def test_channel_variances():
     _, sure, doubtful, _ = figure.axes[0].lines
     assert (doubtful.get_ydata() > sure.get_ydata()).all()
     assert (pixels(figure) < 1).any()
-    own = np.stack([times, times**1.1], 1)  # each sample at times of its own
+    own = np.stack([times, times**1.1], 1)  # each sample has different times
     pixels(crystals_drawn.channel_variances(own, {"type": np.ones((10, 2))}, [0.1, 0.2]))
     with pytest.raises(UsageError, match="no channels"):
         crystals_drawn.channel_variances(times, {}, level)
@@ -245,7 +245,7 @@ def test_hutchinson():
     for axes, first in zip(figure.axes, (0.7, 0.72), strict=True):
         curve, point, _, _ = axes.lines
         assert axes.get_xscale() == "log"
-        assert curve.get_xdata().tolist() == [1e9, 1e10, 5e11]  # by K, in whatever order they came
+        assert curve.get_xdata().tolist() == [1e9, 1e10, 5e11]  # sorted by K
         assert point.get_ydata() == pytest.approx([first])
         assert [text.get_text() for text in axes.texts] == ["K = 1", "10", "500"]
     assert {"one pass", "Spearman", "Pearson"} <= set(words(figure))

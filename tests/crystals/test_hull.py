@@ -54,7 +54,7 @@ def test_hull_agrees_with_pymatgen():
     for i in generator.choice(len(systems), 100, replace=False):
         elements = systems[i]
         inside = [n for n, key in enumerate(hull.keys) if {z for z, _ in key} <= set(elements)]
-        # Raised at random: then some are no corners, and some fall off the hull.
+        # Random increases: some are then no corners, and some are above the hull.
         energies = [hull.energies[n] + generator.choice([0, 0.3]) * generator.random() for n in inside]
         keys = [hull.keys[n] for n in inside]
         whole = [Composition(formula(key)) for key in keys]

@@ -81,7 +81,7 @@ def test_rmsd_is_periodic_and_ignores_translations():
     across = [[-0.05, 0.0, 0.0], [0.5, 0.5, 0.5]]  # one atom by 0.1, over the face
     seeds = crystals([[1, 2]] * 3, [seed] * 3)
     found = coordinate_rmsd(seeds, crystals([[1, 2]] * 3, [seed, shifted, across]))
-    # An atom of two moves by 0.1: each is 0.05 from their common shift.
+    # One of two atoms moves by 0.1, so each is 0.05 from their common shift.
     torch.testing.assert_close(found, torch.tensor([0.0, 0.0, 0.05]).double(), atol=1e-6, rtol=0)
 
 

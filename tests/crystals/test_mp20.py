@@ -99,7 +99,7 @@ def same(a, b, atol=0.0):
     return True
 
 
-# The real thing
+# The real data
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_real_crystals_survive_cifs(real, tmp_path):
         a, b = structure_of(before, i), structure_of(after, after.names.index(name))
         assert a.composition == b.composition
         assert b.volume == pytest.approx(a.volume, rel=1e-4)
-        assert b.lattice.abc == pytest.approx(a.lattice.abc, abs=0.02)  # equal but for ties of Niggli's
+        assert b.lattice.abc == pytest.approx(a.lattice.abc, abs=0.02)  # equal up to ties in Niggli's reduction
 
 
 # Prototypes
@@ -213,7 +213,7 @@ def test_cifs_are_split_by_name(tmp_path, library, texts):
         assert torch.equal(found.atoms, library[split].take(rows).atoms)
     train = mp20.load(tmp_path).names
     next(tmp_path.glob(f"{train[0]}.cif")).unlink()
-    assert mp20.load(tmp_path).names == train[1:]  # the others stay where they were
+    assert mp20.load(tmp_path).names == train[1:]  # the others keep their positions
 
 
 def test_split_by_name_is_fixed():
@@ -571,7 +571,7 @@ def test_order_of_preference_of_formats(tmp_path, arrays, texts):
     (tmp_path / "mp20").mkdir()
     np.savez(tmp_path / "mp20" / "train.npz", **arrays)
     assert len(mp20.load(tmp_path)) == 2
-    refused("mp20 contains no val.npz", tmp_path, "val")  # and does not take another kind's
+    refused("mp20 contains no val.npz", tmp_path, "val")  # does not use files of another format
 
 
 def test_missing_data(tmp_path):
@@ -590,7 +590,7 @@ def test_without_pymatgen(tmp_path, monkeypatch):
     write_cifs(tmp_path / "in" / "train", {"a": "data_a"})
     (tmp_path / "none" / "pymatgen").mkdir(parents=True)
     (tmp_path / "none" / "pymatgen" / "__init__.py").write_text("raise ImportError('none here')")
-    monkeypatch.syspath_prepend(tmp_path / "none")  # of the process that parses, too
+    monkeypatch.syspath_prepend(tmp_path / "none")  # also if the parsing process raises it
     monkeypatch.setattr(sandbox, "_SHARED", sandbox._Process())
     refused(r"none here.*pip install 'fmwc\[crystals\]'", tmp_path / "in")
     sandbox._SHARED.close()

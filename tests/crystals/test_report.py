@@ -139,7 +139,7 @@ def test_both_ends_are_listed(tmp_path, run):
     assert [row[0] for row in rows] == [str(i) for i in (*range(1, 21), *range(COUNT - 9, COUNT + 1))]
     assert [row[1] for row in rows[:2]] == ["00000", "00001"]
     assert rows[0][2:6] == ["NaCl", "2", f"{run.rank[0]:.3f}", "−0.020"]
-    assert '<th scope="col">problem</th>' not in page  # there was none
+    assert '<th scope="col">problem</th>' not in page  # there was no training set
 
 
 @pytest.mark.parametrize("count", [1, 2, 30])

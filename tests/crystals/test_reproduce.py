@@ -37,7 +37,7 @@ def _no_data_given(monkeypatch):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Tasks that return their name, to test how they are called."""
+    """Tasks that return their names, to test how they are called."""
     done = []
 
     def task(name):
@@ -112,7 +112,7 @@ def test_finished_tasks_are_not_repeated(again, tmp_path, quick):
     assert (piece["provenance"]["samples"], piece["provenance"]["calculator"]) == (24, "chgnet")
     assert "data" not in piece["provenance"]["recipe"]
     cell = json.loads((tmp_path / "cells" / "0.json").read_text())
-    assert cell["numbers"] == {"joint": {"name": "joint"}}  # what there is so far
+    assert cell["numbers"] == {"joint": {"name": "joint"}}  # the results so far
     _, messages = again(only="read:joint,read:hutchinson")
     assert quick[2:] == [(0, "hutchinson")]
     assert "0-joint.json is there already" in messages
@@ -209,7 +209,7 @@ def test_result_file_holds_every_task(whole):
     for kind in ("retrofit", "joint"):
         assert found[kind]["bit_for_bit"]
         assert found[kind]["quality"]["structures"] == 24
-        assert 0 < found[kind]["quality"]["problems"] < 24  # a network that was hardly trained
+        assert 0 < found[kind]["quality"]["problems"] < 24  # an almost untrained network
         assert math.isfinite(found[kind]["quality"]["mean_e_above_hull"])
         assert found[kind]["trained"] == {"steps": 6, "of": 6}
     assert found["retrofit"]["sampler"].keys() == {"5 steps, anneal 0"}

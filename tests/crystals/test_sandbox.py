@@ -1,4 +1,4 @@
-"""The reader of structure files: a file that is too large, too slow or malformed gives a row with the reason."""
+"""The reader of structure files: files that are too large, too slow or malformed give a row with the reason."""
 
 import os
 import signal

@@ -100,7 +100,7 @@ def test_the_pymatgen_structure_of_rock_salt(monkeypatch):
     structure = rock_salt().structure()
     assert structure.composition.reduced_formula == "NaCl"
     assert structure.get_distance(0, 6) == pytest.approx(5.64 / 2)
-    assert structure.density == pytest.approx(2.164, abs=0.005)  # g/cm³, of the salt on the table
+    assert structure.density == pytest.approx(2.164, abs=0.005)  # g/cm³, the density of table salt
     monkeypatch.setitem(sys.modules, "pymatgen.core", None)
     with pytest.raises(UsageError, match=r"pip install 'fmwc\[crystals\]'"):
         rock_salt().structure()
@@ -228,7 +228,7 @@ def test_padding_is_zero():
     assert empty.any()
     assert state["type"][empty].eq(0).all()
     assert state["coord"][empty].eq(0).all()
-    state["type"][empty] = 1.0  # as a flow would leave them
+    state["type"][empty] = 1.0  # as a flow would return them
     state["coord"][empty] = 0.7
     after = decode(state, atoms)
     assert after.numbers[empty].eq(0).all()
@@ -258,7 +258,7 @@ def test_arbitrary_states_decode():
     }
     crystals = decode(state, torch.full((200,), 4))
     assert crystals.numbers.min() >= 1
-    assert ELEMENTS < crystals.numbers.max() <= 128  # left for a judge to refuse
+    assert ELEMENTS < crystals.numbers.max() <= 128  # the judge refuses it
     assert ((crystals.coords >= 0) & (crystals.coords < 1)).all()
     assert ((crystals.angles >= ANGLES[0]) & (crystals.angles <= 120.10001)).all()
     assert crystals.names[:2] == ("00000", "00001")

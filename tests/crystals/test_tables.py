@@ -18,7 +18,7 @@ from fmwc.report.table import Table
 from tests.crystals.test_report import CHANNELS, COUNT, NAN, judged, made
 
 SCORES = ("integrated", "peak", "temporal_ratio", "endpoint")
-LOST = {  # what is missing: the tables that have new dashes for it
+LOST = {  # missing part: the tables that then have more dashes
     "quality": {"table1_quality", "sampler"},
     "trained": {"table1_quality"},
     "own": {"table2_auprc", "sampler"},

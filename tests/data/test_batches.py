@@ -16,7 +16,7 @@ ROWS = torch.randn(40, 2, generator=torch.Generator().manual_seed(8)) * 0.3 + 1
 
 
 class Labelled(Dataset):
-    """Rows with a class, and noise of torch's global generator."""
+    """Rows with a class, and noise from torch's global generator."""
 
     def __len__(self):
         return 40
@@ -56,7 +56,7 @@ def test_noise_is_fitted_to_batches_of_any_source(kind):
         history = fit_noise(field, SOURCES[kind](), 12, batch=16, lr=1e-2)
         assert history[-1][0] == 12
         assert field.reference is not None
-    assert identical(weights(fields[0]), weights(fields[1]))  # the seed is all the randomness
+    assert identical(weights(fields[0]), weights(fields[1]))  # all randomness depends on the seed
     assert torch.equal(torch.get_rng_state(), state)
     for name, value in weights(fields[0].network).items():
         assert torch.equal(value, before[f"network.{name}"])

@@ -43,7 +43,7 @@ def digits():
 
 @pytest.fixture
 def folder(tmp_path, digits):
-    """A data set of one's own in idx files: two thirds to train, one third to test."""
+    """A user's data set in idx files: two thirds to train, one third to test."""
     x, y = digits
     for split, part in zip(SPLITS, (slice(None, 40), slice(40, None)), strict=True):
         write_pair(tmp_path / "data", split, x[part], y[part])
@@ -52,7 +52,7 @@ def folder(tmp_path, digits):
 
 @pytest.fixture
 def official(folder, monkeypatch):
-    """As if these few digits were MNIST: the sums are theirs, packed and unpacked."""
+    """Replace MNIST by these few digits, with their checksums, packed and unpacked."""
     for name in [name for pair in mnist.FILES.values() for name in pair]:
         packed = (folder / f"{name}.gz").read_bytes()
         monkeypatch.setitem(mnist.SUMS, f"{name}.gz", "sha256:" + hashlib.sha256(packed).hexdigest())
@@ -63,7 +63,7 @@ def official(folder, monkeypatch):
 
 
 class Mirrors:
-    """Stands for urlopen: answers by address, with bytes, an exception, or a stream to be made."""
+    """A stand-in for urlopen: returns bytes, raises an exception, or creates a stream, by address."""
 
     def __init__(self, answers):
         self.answers, self.asked = answers, []
@@ -123,7 +123,7 @@ def same(images, x, y):
     return True
 
 
-# The real thing
+# The real data
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_the_path_comes_before_the_variable_and_the_variable_before_the_cache(of
     monkeypatch.setenv("FMWC_DATA", str(tmp_path / "nowhere"))
     assert len(mnist.load(official).x) == 40
     assert "nowhere" in refused("is not a folder and holds no train-images")
-    monkeypatch.setenv("FMWC_DATA", "")  # as good as unset
+    monkeypatch.setenv("FMWC_DATA", "")  # the same as unset
     refused("could not be downloaded")
 
 
@@ -328,7 +328,7 @@ def test_a_cache_that_cannot_be_written(official, cache, monkeypatch):
     assert cache.parent.read_text() == "in the way"
 
 
-# Idx files of one's own
+# Idx files of the user
 
 
 @pytest.mark.parametrize("place", mnist.PLACES)
@@ -462,7 +462,7 @@ def test_npz_without_a_split(tmp_path, digits, names):
 
 
 def test_a_derived_split_has_every_class(tmp_path, digits):
-    """Labels that run 0 to 9 again and again, or in blocks: neither leaves the test split with one class."""
+    """Labels that cycle through 0 to 9, or come in blocks: in both cases, the test split has all classes."""
     for y in (np.arange(1000) % 10, np.arange(1000) // 100):
         np.savez(tmp_path / "own.npz", x=digits[0][np.zeros(1000, int)], y=y)
         for split, count in zip(SPLITS, (90, 10), strict=True):
@@ -586,7 +586,7 @@ def test_compressed_pictures(tmp_path, digits, kind, options):
 
 def test_pictures_without_a_split(tmp_path, digits):
     x, y = by_label(*digits)
-    write_pictures(tmp_path / "mnist", x, y)  # as FMWC_DATA may have it
+    write_pictures(tmp_path / "mnist", x, y)  # as in FMWC_DATA
     (tmp_path / "mnist" / "3" / ".DS_Store").write_text("")
     (tmp_path / "mnist" / "3" / "._000.png").write_text("")
     (tmp_path / "mnist" / "README.txt").write_text("about")
@@ -621,7 +621,7 @@ def test_transparent_or_deep_pictures(tmp_path, digits):
 def test_a_huge_picture_is_refused(tmp_path, digits, monkeypatch):
     write_pictures(tmp_path / "train", *digits)
     image = pytest.importorskip("PIL.Image")
-    for limit in (40, 10):  # Pillow warns from the one on, and raises from its double
+    for limit in (40, 10):  # Pillow warns above this size, and raises above twice this size
         monkeypatch.setattr(image, "MAX_IMAGE_PIXELS", limit)
         refused("cannot be read as an image", tmp_path, own=True)
 

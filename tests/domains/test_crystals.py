@@ -49,7 +49,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def field(checkpoint):
-    """With confidence from the variance: a pilot run finds nothing better than chance on so poor a network."""
+    """Use confidence from the variance, because a pilot run finds no useful evidence on such a poor network."""
     field = load(checkpoint)
     run = TINY.draw(field, 16, 5, confidence=room.READ_BY, schedule=Schedule.every(room.EVERY))
     quantiles = run.score(SCORE).quantile(torch.linspace(0, 1, 101))
@@ -66,7 +66,7 @@ def setting():
 
 @pytest.fixture(scope="module")
 def drawn(field):
-    """A run of a network that was hardly trained: most of it cannot be judged."""
+    """A run of an almost untrained network: most structures cannot be judged."""
     return CrystalDomain().draw(field, COUNT, 1, None, steps=4)
 
 
@@ -94,7 +94,7 @@ def written(salts, tmp_path_factory):
 
 @pytest.fixture
 def no_picture(monkeypatch):
-    """Drawing one takes longer than all the rest."""
+    """Skip the drawings, which take longer than the rest."""
     monkeypatch.setattr(room, "sorted_by_confidence", lambda *args, **options: None)
     monkeypatch.setattr(room, "png", lambda picture: b"")
 
@@ -105,7 +105,7 @@ def rows_of(path):
 
 
 def value(text):
-    """A cell of the CSV as Parquet has it."""
+    """Return a cell of the CSV in the type that Parquet has."""
     if text in ("", "true", "false"):
         return {"": None, "true": True, "false": False}[text]
     try:
@@ -132,7 +132,7 @@ def test_pymatgen_reads_the_cif_files(salts, written):
         file = out / "cif" / f"{row['name']}.cif"
         assert f"# rank: {float(row['rank'])}" in file.read_text()
         assert int(row["atoms"]) == crystals.atoms[i]
-        if i > 0:  # pymatgen takes no two atoms in one place
+        if i > 0:  # pymatgen refuses two atoms at one position
             with quiet():
                 structure = Structure.from_file(file)
             assert structure.composition.reduced_formula == row["formula"]
@@ -147,7 +147,7 @@ def test_pymatgen_reads_the_cif_files(salts, written):
     assert rows[0]["valid"] == "false"
     assert all(-0.5 < float(row["e_above_hull"]) < 5 for row in rows[1:])
     assert all(row["problem"] == "" for row in rows[1:])
-    assert all(row["novel"] == "" for row in rows)  # no training set is at hand
+    assert all(row["novel"] == "" for row in rows)  # there is no training set
 
 
 def test_csv_and_parquet_hold_the_same_table(written):
@@ -211,7 +211,7 @@ def test_a_run_without_confidence_is_written(setting, field, tmp_path):
 
 def test_columns_of_the_table(setting, drawn):
     table = setting.table(drawn)
-    assert list(table) == [*FIRST, *OWN[:2], "confidence", *OWN[2:], *JUDGED]  # drawn as its reference was
+    assert list(table) == [*FIRST, *OWN[:2], "confidence", *OWN[2:], *JUDGED]  # drawn like its reference
     assert all(len(column) == COUNT for column in table.values())
     assert table["score_coord"] == drawn.score(f"coord/{SCORE}").tolist()
     assert table["score"] == drawn.score(SCORE).tolist()
@@ -224,7 +224,7 @@ def test_the_domain_draws_as_the_recipe_does(setting, field, drawn):
     own = TINY.draw(field, COUNT, 1, confidence=room.READ_BY, schedule=Schedule.every(5))
     assert same(drawn.x, own.x)
     assert torch.equal(drawn.confidence, own.confidence)
-    assert drawn.reference is not None  # read in the reference's setting
+    assert drawn.reference is not None  # read with the settings of the reference
     told = []
     run = setting.draw(field, COUNT, 1, told.append, steps=4, config=SamplingConfig(batch=4))
     assert told == [4, 4, 2]
@@ -297,7 +297,7 @@ def test_novelty_is_judged_against_the_training_set(setting, salts, monkeypatch)
     monkeypatch.setenv("FMWC_DATA", "somewhere")
     novel = setting.judgement(salts)["novel"]
     assert novel[2] is novel[3] is False
-    assert novel[0] is False  # two atoms in one place are nothing new
+    assert novel[0] is False  # two atoms at one position are not novel
     assert any(novel)
 
 

@@ -23,7 +23,7 @@ class Alone(nn.Module):
 
 
 def log_alphas(field, x, t):
-    """log α of every noisy layer on the plain network's activations, with the layer and its input."""
+    """Return log α of every noisy layer on the activations of the plain network, with the layer and its input."""
     seen = []
 
     class Peek:
@@ -151,7 +151,7 @@ class Outer(nn.Module):
         return x
 
 
-REFUSED = {  # kind: what the message says, and the module it names
+REFUSED = {  # kind: a part of the message, and the module that it names
     "softmin": ("softmin", "blocks.1.act (Softmin)"),
     "norm": ("batch_norm", "blocks.1.act (BatchNorm1d)"),
     "sort": ("sort", "blocks.1 (Inner)"),
@@ -173,7 +173,7 @@ def test_a_refusal_names_the_operation_and_the_place_in_the_users_network(kind):
     if kind != "written":
         assert "Gaussian[3, 2]" in message
     hooks = sum(len(m._forward_hooks) for m in field.network.modules())
-    assert hooks == 0  # those that looked for the place are gone, as are the noise's own
+    assert hooks == 0  # neither the hooks that locate the operation nor those of the noise remain
 
 
 @pytest.mark.parametrize("kind", [kind for kind in REFUSED if kind != "norm"])  # which mixes samples
@@ -190,5 +190,5 @@ def test_linearised_handles_unusual_networks(kind):
     field = attach(Outer(kind), space=(2,))
     field.network.eval()
     with torch.no_grad():
-        field.network.blocks[1].fc.bias.fill_(3.0)  # or a ReLU would be sure of zero
+        field.network.blocks[1].fc.bias.fill_(3.0)  # otherwise the output of the ReLU is zero with certainty
     assert bool((field.moments(torch.randn(3, 2), 0.5, "diagonal").var > 0).all())

@@ -13,7 +13,7 @@ from fmwc.networks import MLP
 from fmwc.noise import NoisyLayer
 from tests.conftest import awaken, mlp_field
 
-EXACT = ("diagonal", "linearised")  # those that draw nothing
+EXACT = ("diagonal", "linearised")  # deterministic estimators
 
 
 class Scaled(nn.Module):

@@ -47,7 +47,7 @@ def test_random_signs_converge_to_the_mean_over_coordinates(name):
     exact = field.moments(x, t).var.flatten(1).mean(1)
     mean, _, error, _ = statistics(found.flatten(1))
     assert_within(mean, exact, error)
-    assert float((error / exact).max()) < 0.1  # tight enough to tell a wrong factor
+    assert float((error / exact).max()) < 0.1  # tight enough to detect a wrong factor
     together = field.moments(x, t, Linearised(400), seed=0).var.flatten()
     assert_within(together, exact, error)
 
@@ -75,7 +75,7 @@ def test_monte_carlo_converges_to_linearised_for_small_alpha(name):
     draws = 4000
     found = field.moments(x, t, MonteCarlo(draws), seed=0)
     exact = field.moments(x, t)
-    # A Gaussian's sample variance has relative error √(2/k); what is of second order in α stays below 3 % here.
+    # The sample variance of a Gaussian has relative error √(2/k); second-order terms in α are below 3 % here.
     assert float((found.var / exact.var - 1).abs().max()) < 6 * (2 / draws) ** 0.5 + 0.03
     assert_within(found.mean, exact.mean, (exact.var / draws).sqrt() + 0.03 * exact.var.sqrt())
 

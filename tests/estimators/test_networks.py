@@ -178,7 +178,7 @@ def test_diagonal_estimator_supports_every_network(name):
     torch.testing.assert_close(first_order.mean, plain)
     assert found.var.shape == x.shape
     assert bool((found.var > 0).all())
-    # Correlations are what this estimator leaves out: near, not equal.
+    # This estimator ignores correlations, so the variances are close, not equal.
     assert 0.2 < (found.var.sum() / first_order.var.sum()).item() < 5
 
 

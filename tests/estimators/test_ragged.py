@@ -67,7 +67,7 @@ def test_unused_rows_have_zero_variance():
         assert bool((var["type"][there] > 0).all())
         assert bool((var["lattice"] > 0).all())
     var = made.moments(x, t, Linearised(), cond={"atoms": atoms}).var
-    assert not var["coord"][atoms == 1].any()  # an atom alone does not move, whatever the weights
+    assert not var["coord"][atoms == 1].any()  # a single atom does not move, for any weights
     assert bool((var["coord"][there & (atoms > 1)[:, None]] > 0).all())
 
 
@@ -121,7 +121,7 @@ def test_draws_agree_with_linearised_for_small_alpha():
     assert float((ratio - 1).abs().max()) < 0.1, ratio
     each, precise = flat(found.var), flat(exact.var)
     inside = precise > 0
-    # A Gaussian's sample variance has relative error √(2/k); the rest is of second order in α.
+    # The sample variance of a Gaussian has relative error √(2/k); the rest is of second order in α.
     assert float((each[inside] / precise[inside] - 1).abs().max()) < 6 * (2 / draws) ** 0.5 + 0.08
     assert_within(flat(found.mean), flat(exact.mean), (precise / draws).sqrt() + 0.05 * precise.sqrt())
 
@@ -135,7 +135,7 @@ def test_tangents_agree_on_average():
     mean, _, error, _ = statistics(flat(single).unflatten(0, (many, 3)))
     assert_within(mean, flat(exact), error)
     inside = flat(exact) > 0
-    assert float((error / flat(exact))[inside].max()) < 0.15  # tight enough to tell a wrong factor
+    assert float((error / flat(exact))[inside].max()) < 0.15  # tight enough to detect a wrong factor
     together = made.moments(x, t, Tangent(40), seed=1, cond={"atoms": atoms}).var
     torch.testing.assert_close(totals(together), totals(exact), rtol=0.5, atol=1e-12)
 
@@ -179,7 +179,7 @@ def test_every_estimator_runs_on_every_mix(estimator, name):
 
 @pytest.mark.parametrize("closure", CLOSURES)
 def test_diagonal_of_the_last_layers_is_exact(closure):
-    """Only noise that no nonlinearity and no shared weight follows, so that the formula is exact."""
+    """Use only noise that no nonlinearity and no shared weight follows, so that the formula is exact."""
     made, (x, t, atoms) = field(include=["to_type", "to_lattice"]), batch(*SIZES)
     found, exact = (made.moments(x, t, e, cond={"atoms": atoms}) for e in (Diagonal(closure), Linearised()))
     for channel in CHANNELS:
@@ -240,7 +240,7 @@ class Peek(Pass):
 
 
 def test_rows_have_the_time_of_their_crystal():
-    """log α of each row is what its crystal alone would give it."""
+    """log α of each row is the same as if its crystal were alone."""
     made, (x, t, atoms) = field(), batch(*SIZES)
     whole = Peek()
     made.run(whole, x, t, cond={"atoms": atoms})
@@ -355,7 +355,7 @@ def test_transported_variance_is_the_whole_jacobian_of_the_run(anneal):
         x, here, dt = x0, made.space.given(cond), torch.full((2,), 0.5, dtype=torch.float64)
         for t in (0.0, 0.5):
             v = made.run(given, x, torch.full((2,), t, dtype=torch.float64), cond=cond)
-            most = (1 - t) / 0.5  # no step goes past where its velocity points
+            most = (1 - t) / 0.5  # no step goes beyond the predicted end
             x = here.advance(x, {k: c * min(1 + anneal.get(k, 0) * t, most) for k, c in v.items()}, dt)
         return flat({k: c * made.space.channels[k].weight ** 0.5 for k, c in x.items()})  # as scores add them up
 

@@ -66,7 +66,7 @@ class Attending(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Two layers that are called in every recurrent step."""
+    """Two layers that are called at every recurrent step."""
 
     shape = (4, 2)
 
@@ -155,7 +155,7 @@ def test_linearised_is_the_variance_of_whole_weight_draws(kind):
     hand = by_hand(field, x, 0.3, cond, 1000)
     assert ((hand / exact)[where] - 1).abs().max() < 5 * (2 / 1000) ** 0.5
     apart = field.moments(x, 0.3, Linearised(), cond=cond).var
-    assert ((exact / apart)[where] - 1).abs().max() > 0.2  # it is another variance
+    assert ((exact / apart)[where] - 1).abs().max() > 0.2  # the two variances differ
 
 
 @pytest.mark.parametrize("kind", NETS)

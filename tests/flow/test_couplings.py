@@ -163,7 +163,7 @@ def test_networks_with_a_path_are_fitted_on_it():
     again = elbo_loss(field, x1, 0.5, seed=r, pairs=path_sample(field.space, x1, r, field))
     torch.testing.assert_close(given, again)
     layer = Transport()
-    layer.path = nn.Linear(2, 2)  # a layer of that name is no path
+    layer.path = nn.Linear(2, 2)  # a layer named `path` is not a path
     assert torch.equal(path_sample(as_space(2), x1, randomness(3), layer).x_t, path_sample(2, x1, randomness(3)).x_t)
 
 

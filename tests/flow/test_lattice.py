@@ -53,13 +53,13 @@ def test_lengths_have_a_lower_bound(shortest):
     moved = space.advance(x, v, torch.ones(5, dtype=torch.float64))
     rest = [0, 2, 3, 4]
     assert torch.equal(moved[rest, :3], torch.full((4, 3), shortest, dtype=torch.float64))
-    torch.testing.assert_close(moved[rest, 3:], x[rest, 3:] - 100)  # the logits of angles have no floor
+    torch.testing.assert_close(moved[rest, 3:], x[rest, 3:] - 100)  # the logits of angles have no lower bound
     torch.testing.assert_close(moved[1], (x[1] + 1).clamp_min(torch.tensor([shortest] * 3 + [-math.inf] * 3)))
 
 
 @pytest.mark.parametrize("options", [{}, {"mean": (0.5, 1.0, 1.5), "std": [0.1, 0.2, 0.3]}], ids=["own", "given"])
 def test_noise_has_its_moments(options):
-    """Lengths log-normal with the mean and the deviation of their logarithm; angles uniform in their range."""
+    """Lengths are log-normal with the given mean and deviation; angles are uniform in their range."""
     count = 40_000
     space = Space({"x": Channel((6,), Lattice(**options), "own")})
     drawn = space.noise(count, stream())
@@ -69,13 +69,13 @@ def test_noise_has_its_moments(options):
     assert bool(((logarithm.mean(0) - mean).abs() < 6 * std / count**0.5).all())
     assert bool(((logarithm.std(0) / std - 1).abs() < 6 / (2 * count) ** 0.5).all())
     z = (logarithm - mean) / std
-    assert bool((z.pow(3).mean(0).abs() < 6 * (15 / count) ** 0.5).all())  # as a normal's: not skewed
+    assert bool((z.pow(3).mean(0).abs() < 6 * (15 / count) ** 0.5).all())  # not skewed, like a normal distribution
     assert bool(((z.pow(4).mean(0) - 3).abs() < 6 * (96 / count) ** 0.5).all())
     # Kolmogorov's distance to the uniform: above 1.95/√n once in a thousand, above 3/√n once in 3·10⁷
     level = torch.arange(1, count + 1, dtype=torch.float64) / count
     assert float((place.sort(0).values - level[:, None]).abs().max()) < 3 / count**0.5
     both = torch.cat([z, (place - 0.5) * 12**0.5], 1)
-    assert float((both.T @ both / count - torch.eye(6)).abs().max()) < 0.05  # and nothing depends on anything
+    assert float((both.T @ both / count - torch.eye(6)).abs().max()) < 0.05  # all are independent
 
 
 def test_noise_excludes_the_ends_of_the_range():

@@ -50,7 +50,7 @@ def test_the_torus_by_hand():
 
 @given(st.floats(-(2**20), 2**20, width=32) | st.floats(-(2**-20), 2**-20, width=32))
 def test_the_torus_projects_into_its_cell(value):
-    """A tiny negative number is one that float32 rounds up to 1, which is outside."""
+    """float32 rounds a tiny negative number, modulo 1, up to 1, which is outside the cell."""
     for found in (FlatTorus().projx(torch.tensor([value])), FlatTorus().expmap(torch.zeros(1), torch.tensor([value]))):
         assert 0 <= found.item() < 1
 

@@ -49,7 +49,9 @@ def test_path_samples():
     assert t.min() >= 0
     assert t.max() < 1
     assert float((t.mean() - 0.5).abs()) < 6 * (1 / 12 / 4000) ** 0.5
-    torch.testing.assert_close(x_t + (1 - t)[:, None] * u_t, x1, rtol=1e-4, atol=1e-5)  # following u_t ends in the data
+    torch.testing.assert_close(
+        x_t + (1 - t)[:, None] * u_t, x1, rtol=1e-4, atol=1e-5
+    )  # following u_t leads to the data
     x0 = x_t - t[:, None] * u_t
     assert float((x0.var(0) - 1).abs().max()) < 6 * (2 / 4000) ** 0.5
 

@@ -23,7 +23,7 @@ def stream(seed=0):
 
 
 def two(seed=0):
-    """Two batches of the same crystals' sizes."""
+    """Return two batches with the same numbers of atoms."""
     x0, t, atoms = batch(*SIZES, seed=2 * seed)
     return x0, batch(*SIZES, seed=2 * seed + 1)[0], t, atoms
 
@@ -54,7 +54,7 @@ def test_space_without_rows_is_unchanged():
     assert plain.given({"atoms": torch.tensor([1])}) is plain
     ragged = space()
     given_one, given_two = (ragged.given({"atoms": torch.tensor(n)}) for n in ([1, 2], [5]))
-    assert not ragged.present  # each knows its own, and the first none
+    assert not ragged.present  # the original space is not changed
     assert [given_one.present["coord"].shape, given_two.present["type"].shape] == [(2, WIDTH, 1), (1, WIDTH, 1)]
 
 
@@ -65,7 +65,7 @@ def test_numbers_of_rows_may_be_a_list_and_may_differ_between_channels():
     assert (drawn["a"] != 0).sum(1).tolist() == [4, 0, 2]
     assert (drawn["b"] != 0).flatten(1).sum(1).tolist() == [6, 12, 0]
     assert bool((drawn["c"] != 0).all())
-    assert not drawn["a"][2, 2:].any()  # the first rows are the ones there are
+    assert not drawn["a"][2, 2:].any()  # the first rows are the used ones
 
 
 def test_noise_is_zero_in_unused_rows():
@@ -121,7 +121,7 @@ def test_unused_rows_stay_zero(garbage):
         assert not absent(x, atoms).any()
     assert bool(((x["coord"] >= 0) & (x["coord"] < 1)).all())
     clean = batch(*SIZES, seed=0)[0]
-    assert not absent(here.advance(rubbish(clean, atoms), v, t), atoms).any()  # and become so
+    assert not absent(here.advance(rubbish(clean, atoms), v, t), atoms).any()  # unused rows are set to zero
 
 
 # ---- paths ----------------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_centred_torus_ends_at_the_data_up_to_one_shift_per_sample(seed):
         shift = TORUS.logmap(end["coord"][i, :n], x1["coord"][i, :n])
         spread = TORUS.logmap(shift[:1].expand(n, 3), shift)
         torch.testing.assert_close(spread, torch.zeros(n, 3, dtype=torch.float64), atol=1e-9, rtol=0)
-        # the shift is the drift that was taken off
+        # the shift is the drift that was removed
         drift = TORUS.logmap(x0["coord"][i, :n], x1["coord"][i, :n]).mean(0)
         torch.testing.assert_close(TORUS.logmap(shift[0], drift), torch.zeros(3).double(), atol=1e-9, rtol=0)
         torch.testing.assert_close(u["coord"][i, :n].mean(0), torch.zeros(3).double(), atol=1e-12, rtol=0)
@@ -223,7 +223,7 @@ def test_custom_manifold_with_rows_and_noise(seed):
     torch.testing.assert_close(x_t["arrow"].norm(dim=-1), THERE.double())
     end, _ = here.path(x0, x1, torch.ones(3, dtype=torch.float64))
     torch.testing.assert_close(end["arrow"], x1["arrow"])
-    # at constant speed: what is left to go is (1 − t) of the way
+    # constant speed: the remaining distance is (1 − t) of the whole
     left = Sphere().logmap(x_t["arrow"], x1["arrow"]).norm(dim=-1)
     torch.testing.assert_close(left, u["arrow"].norm(dim=-1) * (1 - t[:, None]))
     ahead, behind = (here.path(x0, x1, t + h)[0]["arrow"] for h in (1e-5, -1e-5))
@@ -233,7 +233,7 @@ def test_custom_manifold_with_rows_and_noise(seed):
 def test_runs_stay_on_custom_manifolds():
     axis = torch.tensor([0.0, 0.0, 1.0])
 
-    def turning(x, t, arrows):  # and away from the sphere, which is not followed
+    def turning(x, t, arrows):  # the component away from the sphere is ignored
         around = torch.linalg.cross(axis.expand_as(x["arrow"]), x["arrow"])
         return {"arrow": around + 2 * x["arrow"] + 5 * (x["arrow"] == 0), "x": 0 * x["x"]}
 
@@ -270,7 +270,7 @@ def test_squared_error_by_hand(seed, sizes):
     here = space().given({"atoms": atoms})
     expected = by_hand(space(), v, u, sizes)
     assert here.squared_error(v, u).item() == pytest.approx(expected, rel=1e-9)
-    # what is in rows that are not there does not matter
+    # values in unused rows do not matter
     assert here.squared_error(rubbish(v, atoms), u).item() == pytest.approx(expected, rel=1e-9)
 
 
@@ -293,7 +293,7 @@ def test_errors_of_other_shapes_are_refused():
 
 
 def test_loss_of_the_exact_velocity_is_zero():
-    """At x_t = t·x1 + (1 − t)·x0 with x1 = 0 in flat channels, u = −x0 = −x_t/(1 − t): the loss knows absent rows."""
+    """At x_t = t·x1 + (1 − t)·x0 with x1 = 0 in flat channels, u = −x0 = −x_t/(1 − t). Unused rows are ignored."""
     made = Space({"a": Channel((4, 2), rows="n"), "b": Channel((2,))})
     n = torch.tensor([1, 4, 2])
     x1 = {"a": torch.zeros(3, 4, 2), "b": torch.zeros(3, 2)}
@@ -301,7 +301,7 @@ def test_loss_of_the_exact_velocity_is_zero():
     def right(x, t, n):
         return {k: -v / (1 - t)[(..., *[None] * (v.ndim - 1))] for k, v in x.items()}
 
-    def wrong(x, t, n):  # wrong only where there is nothing
+    def wrong(x, t, n):  # wrong only in unused rows
         there = (torch.arange(4) < n[:, None])[..., None]
         return {**(v := right(x, t, n)), "a": torch.where(there, v["a"], 100.0)}
 
@@ -356,4 +356,4 @@ def test_descriptions_survive_json():
     low = {k: torch.zeros_like(v) for k, v in before.items()}
     assert again.advance(low, low, torch.ones(2))["lattice"][0, :3].tolist() == pytest.approx([0.7] * 3)
     assert "options" not in made.describe()["plain"]
-    assert set(made.describe()["plain"]) == {"shape", "manifold", "noise"}  # as older files have it
+    assert set(made.describe()["plain"]) == {"shape", "manifold", "noise"}  # as in older files

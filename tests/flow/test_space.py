@@ -35,7 +35,7 @@ def test_the_torus_path_is_the_shorter_geodesic(seed):
     torch.testing.assert_close(torus.logmap(end, x1), torch.zeros_like(x0), atol=1e-9, rtol=0)
     assert u.abs().max() <= 0.5 + 1e-9
     torch.testing.assert_close(torus.logmap(x0, middle), u / 2)  # half of the way at half of the time
-    # the velocity is the path's own derivative
+    # the velocity is the derivative of the path
     h = 1e-5
     ahead, behind = space.path(x0, x1, half + h)[0], space.path(x0, x1, half - h)[0]
     torch.testing.assert_close(torus.logmap(behind, ahead) / (2 * h), u, rtol=1e-6, atol=1e-6)
@@ -79,7 +79,7 @@ def test_every_noise_is_tested():
 
 
 class Sphere:
-    """A manifold of the user's own: the unit circle. Four methods, no base class."""
+    """A custom manifold, the unit circle: four methods, no base class."""
 
     def expmap(self, x, u):
         norm = u.norm(dim=-1, keepdim=True).clamp_min(1e-12)
@@ -103,9 +103,9 @@ def test_custom_manifolds_need_four_methods():
     x1 = Sphere().projx(torch.randn(5, 2, dtype=torch.float64))
     end, _ = space.path(x0, x1, torch.ones(5, dtype=torch.float64))
     torch.testing.assert_close(end, x1)
-    # turning at unit speed for unit time, from wherever one starts, is one radian, and stays on the circle
+    # rotation at unit speed for unit time is one radian from any start, and stays on the circle
     turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
-    # (what of the velocity points off it, here 3x, is not followed)
+    # (the component of the velocity off the circle, here 3x, is ignored)
     run = sample(lambda x, t: x @ turn.T + 3 * x, x0=x0, steps=200, confidence=None, config=SamplingConfig(space=space))
     torch.testing.assert_close(run.x.norm(dim=1), torch.ones(5, dtype=torch.float64))
     expected = x0 * torch.cos(torch.tensor(1.0)) + (x0 @ turn.T) * torch.sin(torch.tensor(1.0))
@@ -119,7 +119,7 @@ def test_velocity_follows_the_path_on_a_curved_manifold(time):
     t = torch.full((6,), time, dtype=torch.float64)
     x_t, u = space.path(x0, x1, t)
     torch.testing.assert_close((x_t * u).sum(1), torch.zeros(6, dtype=torch.float64), atol=1e-9, rtol=0)
-    h = 1e-6  # the path's own derivative, one-sided at its ends
+    h = 1e-6  # the derivative of the path, one-sided at its ends
     later, before = (space.path(x0, x1, (t + d).clamp(0, 1)) for d in (h, -h))
     width = ((t + h).clamp(0, 1) - (t - h).clamp(0, 1))[:, None]
     torch.testing.assert_close(u, (later[0] - before[0]) / width, rtol=1e-4, atol=1e-4)

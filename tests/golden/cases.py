@@ -1,7 +1,7 @@
-"""What the library computes, case by case: small runs whose numbers are recorded in golden.json.
+"""Small runs of the library whose results are recorded in golden.json.
 
-Only this file touches the library. Where names or modules of it change, the calls here change with them, and nothing
-that a case returns: a case is a function without arguments, and returns tensors, arrays, numbers and texts by name.
+A case is a function without arguments that returns tensors, arrays, numbers and texts by name. Only this file uses the
+library. If its names or modules change, change the calls here, but not the results of a case.
 """
 
 from __future__ import annotations
@@ -83,17 +83,17 @@ LEFT_OUT = {"provenance", "seconds", "minutes", "commit", "date", "path", "wall"
 
 
 def case(function: Callable[[], Found]) -> Callable[[], Found]:
-    """Add a function to the cases; it runs with seeded global randomness, and alone with its environment."""
+    """Add a function to the cases. It runs with seeded global randomness in a separate environment."""
     CASES[function.__name__] = function
     return function
 
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Inside, one thread, global randomness of its own, no data of this machine, and nothing is printed.
+    """Run with one thread, seeded global randomness and no data of this machine, and print nothing.
 
-    Torch's setting does not hold for NumPy and SciPy, whose last bits depend on the threads of their own OpenBLAS. The
-    environment limits a copy that is loaded later.
+    NumPy and SciPy ignore torch's number of threads, and their last bits depend on the threads of their OpenBLAS. The
+    environment variable limits copies of OpenBLAS that are loaded later.
     """
     threads, state = torch.get_num_threads(), torch.get_rng_state()
     with (
@@ -120,7 +120,7 @@ def quietly() -> Iterator[None]:
 
 
 def flat(name: str, value: Any) -> Found:
-    """A state, or any nest of mappings and sequences, by name; `None` and empty texts are left out."""
+    """Return the values of nested mappings and sequences by name, without `None` and empty texts."""
     if value is None or (isinstance(value, str) and not value):
         return {}
     if isinstance(value, Mapping):
@@ -134,7 +134,7 @@ SCORES = ("endpoint", "integrated", "temporal_ratio", "peak", "geometric", "inte
 
 
 def of_run(run: Trajectory, within: str = "", name: str = "") -> Found:
-    """Everything that is read of a run."""
+    """Return all results of a run."""
     given = {n: getattr(run, n) for n in ("x", "x0", "times", "mean", "var", "grid", "scores", "reference", "states")}
     found = {
         **{k: v for n, value in given.items() for k, v in flat(n, value).items()},
@@ -166,7 +166,7 @@ def of_run(run: Trajectory, within: str = "", name: str = "") -> Found:
 
 
 def of_numbers(name: str, found: Any) -> Found:
-    """The numbers of a table of results, a row for each part of it, without times and dates."""
+    """Return the numbers of a table of results, one row per part, without times and dates."""
 
     def leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, Mapping):
@@ -195,7 +195,7 @@ def of_weights(name: str, module: nn.Module) -> Found:
 
 
 def of_reference(name: str, field: Any) -> Found:
-    """What a field's confidence is made from."""
+    """Return the reference of a field."""
     known = field.reference
     found: Found = {f"{name} score": known.score, f"{name} quantiles": known.quantiles}
     found[f"{name} withheld"] = bool(known.withheld)
@@ -213,7 +213,7 @@ def shipped(name: str) -> Any:
 
 
 def fresh(name: str) -> Any:
-    """A shipped field of its own, to change."""
+    """Return a copy of a shipped field, which may be changed."""
     return fmwc.load(name)
 
 
@@ -280,7 +280,7 @@ def crystals_shipped() -> Found:
 
 @case
 def networks_plain() -> Found:
-    """The velocity of every shipped network, and the judge's logits, at one state."""
+    """The velocity of every shipped network, and the logits of the judge, at one state."""
     found: Found = {}
     for name in ("checkerboard", "checkerboard-joint", "mnist", "mnist-joint", "crystals"):
         field = shipped(name)
@@ -571,7 +571,7 @@ def trust_and_heads() -> Found:
 
 
 class Foreign(nn.Module):
-    """A network as another library's user writes it."""
+    """A network as a user of another library writes it."""
 
     def __init__(self, classes: int = 0) -> None:
         super().__init__()
@@ -804,7 +804,7 @@ def metrics_of_samples() -> Found:
 
 
 def structures() -> list[Any]:
-    """Rock salt, the same twice as large, caesium chloride, and two that cannot be."""
+    """Rock salt, the same twice as large, caesium chloride, and two impossible structures."""
     from fmwc.crystals import Candidate
 
     faces = np.array([[0, 0, 0], [0, 0.5, 0.5], [0.5, 0, 0.5], [0.5, 0.5, 0]])
@@ -936,7 +936,7 @@ def recipe_of_crystals() -> Found:
 
 
 def awake(field: Any) -> Any:
-    """Makes the noise depend on the input, as it does after training."""
+    """Make the noise depend on the input, as after training."""
     generator = torch.Generator().manual_seed(0)
     for layer in field.noise.layers:
         with torch.no_grad():
@@ -970,7 +970,7 @@ def study_of_points() -> Found:
 
 
 def command(*words: object) -> str:
-    """What a command prints; it must end well."""
+    """Return the output of a command, which must succeed."""
     from fmwc.__main__ import main
 
     printed = io.StringIO()
@@ -984,7 +984,7 @@ def command(*words: object) -> str:
 
 
 def tables(folder: Path, name: str) -> Found:
-    """Every table in a folder."""
+    """Return every table in a folder."""
     return {f"{name} {path.name}": path.read_text() for path in sorted(folder.glob("*.csv"))}
 
 

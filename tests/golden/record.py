@@ -1,7 +1,7 @@
-"""Records what every case gives: `python -m tests.golden.record [case …]` writes golden.json.
+"""Record the results of every case: `python -m tests.golden.record [case …]` writes golden.json.
 
-What is recorded of a value tells whether it is the same to the bit, and where it is not, how far it is off: its kind,
-its shape, a digest of its bytes, and of numbers their mean and the first three.
+The record of a value has its type, its shape and a digest of its bytes, which shows any change. For numbers it also has
+the mean and the first three, which show the size of a change.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ FIRST = 3  # values that are kept
 
 
 def machine() -> dict[str, str]:
-    """What the bits of a result depend on beside the code: the version of torch, the CPU's abilities, its arithmetic.
+    """Return what the bits of a result depend on besides the code: the version of torch, the CPU, and its arithmetic.
 
-    Two CPUs of the same abilities may still be served by other kernels: the digest of some of torch's own results,
-    which no code of ours computes, tells them apart.
+    Two CPUs with the same capabilities may still use different kernels. A digest of some results of torch alone
+    distinguishes them.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -52,7 +52,7 @@ def machine() -> dict[str, str]:
 
 
 def described(value: Any) -> dict[str, Any]:
-    """What is recorded of a tensor, an array, a number or a text."""
+    """Return the record of a tensor, an array, a number or a text."""
     if isinstance(value, str):
         return {"dtype": "text", "length": len(value), "sha256": hashlib.sha256(value.encode()).hexdigest()}
     if isinstance(value, torch.Tensor):
@@ -81,13 +81,13 @@ def _plain(number: float) -> float | str | None:
 
 
 def found(name: str) -> dict[str, dict[str, Any]]:
-    """What a case gives, described."""
+    """Return the records of the results of a case."""
     with quietly():
         return {key: described(value) for key, value in CASES[name]().items()}
 
 
 def main(names: list[str]) -> None:
-    """Record some of the cases, or all of them."""
+    """Record some of the cases, or all."""
     recorded = json.loads(GOLDEN.read_text()) if names and GOLDEN.exists() else {}
     if recorded and recorded["machine"] != machine():
         raise SystemExit("the other cases were recorded on another machine; record all of them, or none")
@@ -100,7 +100,7 @@ def main(names: list[str]) -> None:
     print(f"{len(kept)} cases, {time.monotonic() - whole:.1f} s", file=sys.stderr)
     cases = {name: kept[name] for name in CASES if name in kept}
     lines = []
-    for name, values in cases.items():  # a line for each value, so that differences can be read
+    for name, values in cases.items():  # one line per value, so that differences are readable
         rows = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in values.items())
         lines.append(f" {json.dumps(name)}: {{\n{rows}\n }}")
     body = ",\n".join(lines)

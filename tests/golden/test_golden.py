@@ -1,4 +1,4 @@
-"""Nothing that the library computes has changed: every case gives what was recorded, on the same machine to the bit."""
+"""Every case gives the recorded results; on the same machine, bit for bit."""
 
 import json
 
@@ -9,7 +9,7 @@ from tests.golden.record import GOLDEN, found, machine
 
 RECORDED = json.loads(GOLDEN.read_text())
 SAME = RECORDED["machine"] == machine()
-RTOL = 1e-4  # of means and first values, where the machine computes otherwise
+RTOL = 1e-4  # of means and first values, on other machines
 
 
 def test_every_case_is_recorded():
@@ -17,7 +17,7 @@ def test_every_case_is_recorded():
 
 
 def differences(before, after):
-    """What of a value has changed, in words; empty if nothing has."""
+    """Return a description of how a value has changed; empty if it has not."""
     if before == after:
         return ""
     for name in ("dtype", "shape"):

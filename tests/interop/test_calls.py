@@ -41,7 +41,7 @@ def test_the_time_of_flux_is_multiplied_by_the_network_itself():
 
 
 class Sure(torch.nn.Module):
-    """A backbone that knows the data: all of it is at one point."""
+    """An exact backbone for data at one point."""
 
     def __init__(self):
         super().__init__()
@@ -69,7 +69,7 @@ def test_denoiser_velocity_leads_to_the_data():
 
 @pytest.mark.parametrize("name", ["diffusers SD3Transformer2DModel", "diffusers UNet2DModel"])
 def test_loop_of_a_diffusers_pipeline(name):
-    """Timesteps from 1000 to 0 and `scheduler.step`, as pipelines do: the same samples as ours, and confidence."""
+    """A pipeline's loop over timesteps from 1000 to 0 with `scheduler.step` gives our samples, with confidence."""
     field, x0, _, cond = field_of(name)
     from diffusers import FlowMatchEulerDiscreteScheduler
 
@@ -89,7 +89,7 @@ def test_loop_of_a_diffusers_pipeline(name):
 
 
 class StandInSolver:
-    """Calls as flow_matching documents its ODESolver to call: `velocity_model(x=…, t=…, **extras)`, with t a number."""
+    """A stand-in for flow_matching's ODESolver. It calls `velocity_model(x=…, t=…, **extras)`, where t is a number."""
 
     def __init__(self, velocity_model):
         self.velocity_model = velocity_model

@@ -24,7 +24,7 @@ def foreign(request):
 def test_attaching_does_not_change_outputs(foreign, derivatives):
     x, t, cond = foreign.inputs(3)
     field = foreign.field()
-    plain = copy.deepcopy(field.network)  # nobody ever attached noise to this one
+    plain = copy.deepcopy(field.network)  # the same network without noise
     with torch.set_grad_enabled(derivatives):
         output = plain(x, t, **cond)
         assert torch.equal(field(x, t, **cond), output)

@@ -52,7 +52,7 @@ def product_state(count=3):
 
 
 def jacobian(field, x, t, i):  # -> (5, 5)
-    """∂v/∂x of one sample, with its channels one after the other."""
+    """∂v/∂x of one sample, with its channels concatenated."""
 
     def flat(z):
         v = field.network({"place": z[None, :2], "shape": z[None, 2:]}, t[i : i + 1])
@@ -67,7 +67,7 @@ def test_of_channels_it_is_the_trace_of_the_whole_jacobian(product):
     found = divergence(field, x, t)
     for i in range(3):
         whole = jacobian(field, x, t, i)
-        assert whole[:2, 2:].abs().min() > 0  # channels do depend on one another, and that is no part of it
+        assert whole[:2, 2:].abs().min() > 0  # channels depend on one another, which the trace does not include
         torch.testing.assert_close(found[i], whole.trace())
 
 
@@ -85,7 +85,7 @@ def test_estimates_are_of_single_probes_and_their_mean_is_the_divergence(distrib
         variance = 2 * (s.square().sum() - (s.diagonal().square().sum() if distribution == "rademacher" else 0))
         assert float(single[:, i].var() / variance) == pytest.approx(1, abs=0.3)
     few = divergence(field, x, t, 5, distribution=distribution, seed=0)
-    torch.testing.assert_close(few, single[:5].mean(0))  # fewer probes are the first of more
+    torch.testing.assert_close(few, single[:5].mean(0))  # fewer probes are a prefix of more probes
 
 
 def test_a_channel_that_the_velocity_does_not_see_adds_nothing():

@@ -61,7 +61,7 @@ def test_pixels_are_clamped_for_the_classifier():
     predictions(judge, x)
     torch.testing.assert_close(judge.seen[0], torch.tensor([[[[0.0, 0.2], [1.0, 0.9]]]]))
     assert activations(judge, x)[0].tolist() == pytest.approx([2.1 / 4, 1.0])
-    assert x.min() == -3  # the image itself is as it was
+    assert x.min() == -3  # the image is unchanged
 
 
 @pytest.mark.parametrize("read", [predictions, activations])
@@ -108,7 +108,7 @@ def test_one_class_per_image(read):
 
 
 def exactly(mean, deviations):
-    """A set of this sample mean and these deviations: the corners of a cross, with an axis for each feature."""
+    """Return a set with this sample mean and these deviations: the ends of a cross, with one axis per feature."""
     deviations = np.asarray(deviations, float)
     count = 2 * len(deviations)
     arms = np.diag(deviations) * np.sqrt((count - 1) / 2)

@@ -1,4 +1,4 @@
-"""Ranking against values by hand, a twin, and scikit-learn."""
+"""Ranking metrics against values by hand, a reference implementation, and scikit-learn."""
 
 import json
 
@@ -92,7 +92,7 @@ def test_refusals():
 def test_precisions_by_hand():
     score, positive = [9, 8, 7, 6, 5, 4, 3, 2, 1, 0], [1, 1, 0, 1, 0, 0, 0, 0, 0, 1]
     assert precisions(score, positive, [0.1, 0.2, 0.5, 1.0]) == pytest.approx({0.1: 1, 0.2: 1, 0.5: 0.6, 1.0: 0.4})
-    assert list(precisions(score, positive)) == [0.01, 0.05, 0.10]  # of ten samples, each is of one
+    assert list(precisions(score, positive)) == [0.01, 0.05, 0.10]  # each share of ten samples is one sample
     assert set(precisions(score, positive).values()) == {1.0}
     for share in (0.0, 1.1):
         with pytest.raises(UsageError, match=r"must be in \(0, 1\]"):
@@ -128,7 +128,7 @@ def toy_scores(count=300, seed=0):
     rng = np.random.default_rng(seed)
     positive = rng.random(count) < 0.2
     good = positive + rng.normal(size=count)
-    # rounded, so that some are equal
+    # rounded, so that some scores are equal
     return {
         "good": good.round(1),
         "worse": (good + rng.normal(size=count)).round(1),
@@ -143,7 +143,7 @@ def test_compare_returns_what_the_single_functions_return():
         alone = {"auprc": auprc(score, positive), "lift": ranking(score, positive).lift}
         assert {k: found[name][k]["value"] for k in alone} == pytest.approx(alone)
         assert found[name]["precision_5%"]["value"] == pytest.approx(precisions(score, positive)[0.05])
-    distinct = scores["none"]  # of equal scores, either may be kept
+    distinct = scores["none"]  # if scores are equal, either may be kept
     assert found["none"]["retention_80%"]["value"] == pytest.approx(retention(distinct, positive).at(0.8))
     assert list(found["good"]) == ["auprc", "lift", "precision_5%", "precision_10%", "retention_80%"]
     json.dumps(found)

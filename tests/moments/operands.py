@@ -20,7 +20,7 @@ def gaussian(*shape: int, seed: int = 0, low: float = -2.0, high: float = 2.0, c
     return Gaussian(mean, var, closure or GaussHermite())
 
 
-@lru_cache  # made once, before vmap forbids drawing
+@lru_cache  # drawn before vmap, which forbids it
 def plain(*shape: int, seed: int = 7) -> T:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
@@ -42,7 +42,7 @@ def assert_same(found: Any, mean: Any, var: Any) -> None:
         assert_same(*parts)
 
 
-SMOOTH, KINKED, JUMP = 2e-4, 3e-2, 0.3  # what 60 Gauss–Hermite nodes can do: a smooth function, a kink, a jump
+SMOOTH, KINKED, JUMP = 2e-4, 3e-2, 0.3  # accuracy of 60 Gauss–Hermite nodes: a smooth function, a kink, a jump
 SLOPE = torch.tensor([0.2], dtype=torch.float64)
 POINTWISE: dict[Callable[..., Any], tuple[float, tuple[Any, ...]]] = {
     F.silu: (SMOOTH, ()), F.relu: (KINKED, ()), torch.relu: (KINKED, ()), T.relu: (KINKED, ()), F.gelu: (SMOOTH, ()),

@@ -1,4 +1,4 @@
-"""Attention rules: torch's own result without noise, and Monte Carlo for small noise."""
+"""Attention rules: the plain result without noise, and Monte Carlo for small noise."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ATTENTION = {
 
 
 def heads(need_weights: bool = False, batch: bool = True, **options: Any) -> Callable[..., Any]:
-    """torch's multi-head attention, called with what differs."""
+    """Call torch's multi-head attention with the arguments that differ between tests."""
     masks = {k: options.pop(k) for k in ("attn_mask", "key_padding_mask") if k in options}
     torch.manual_seed(0)
     layer = torch.nn.MultiheadAttention(4, 2, **options).double().eval()
@@ -80,13 +80,13 @@ COMPOSED = {
 
 @pytest.mark.parametrize("name", COMPOSED)
 def test_attention(name):
-    """Without noise the result is torch's own; sums over tokens ignore their correlations."""
+    """Without noise the result equals torch's. Sums over tokens ignore their correlations."""
     f, shapes = COMPOSED[name]
     inputs = [gaussian(*shape, seed=i, low=-1, high=1) for i, shape in enumerate(shapes)]
     sure = f(*(Gaussian(x._mean, torch.zeros_like(x._var)) for x in inputs))
     torch.testing.assert_close(moments_of(sure).mean, f(*(x._mean for x in inputs)))
     assert not moments_of(sure).var.any()
-    # To first order, what is left out is the correlation of scores that share a query or a key, and of heads.
+    # To first order, the rule ignores correlations of scores that share a query or a key, and of heads.
     small = [Gaussian(x._mean, x._var * 1e-6) for x in inputs]
     found, (mean, var) = moments_of(f(*small)), delta(f, [moments_of(x) for x in small])
     torch.testing.assert_close(found.mean, mean, rtol=1e-4, atol=1e-6)
@@ -98,7 +98,7 @@ def test_attention(name):
 
 @pytest.mark.parametrize("bias", [0.0, plain(3, 5), torch.zeros(3, 5).double().masked_fill(FORBIDDEN, -torch.inf)])
 def test_attention_in_closed_form(bias):
-    """Scores, softmax by its explicit Jacobian, and values, each for independent inputs."""
+    """Compute scores, softmax (by its Jacobian) and values, each for independent inputs."""
     (q, vq), (k, vk), (v, vv) = moments = [moments_of(gaussian(*shape, seed=i)) for i, shape in enumerate(QKV)]
     scale = 0.7
     weights = torch.softmax(scale * q @ k.mT + bias, -1)
@@ -113,14 +113,14 @@ def test_attention_in_closed_form(bias):
 
 
 def test_attention_of_independent_scores_against_monte_carlo():
-    """One dimension and one query, so that all scores are independent."""
+    """Use one dimension and one query, so that all scores are independent."""
     shapes = ((1, 4, 1), (1, 4, 3))
 
     def f(k: T, v: T) -> T:
         return F.scaled_dot_product_attention(torch.ones(1, 1, 1, dtype=torch.float64), k, v)
 
     inputs = [Gaussian(x._mean, x._var * 1e-2) for x in (gaussian(*s, seed=i) for i, s in enumerate(shapes))]
-    # Softmax weights are correlated through their sum; the values they weigh are alike here, so that it hardly shows.
+    # Softmax weights are correlated through their sum. This has little effect here, because the values are similar.
     inputs[1] = Gaussian(inputs[1]._mean * 0, inputs[1]._var)
     found = moments_of(f(*inputs))
     mean, var, mean_error, var_error = drawn(f, [moments_of(x) for x in inputs], draws=20_000)

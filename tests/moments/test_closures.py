@@ -77,7 +77,7 @@ def test_gauss_hermite_converges_to_the_integral(f):
     torch.testing.assert_close(found.var, var, rtol=1e-5, atol=1e-7)
 
 
-DERIVATIVES = {  # φ, φ′, φ″ written out
+DERIVATIVES = {  # φ, φ′, φ″
     "sin": (torch.sin, torch.cos, lambda z: -torch.sin(z)),
     "exp": (torch.exp, torch.exp, torch.exp),
     "tanh": (torch.tanh, lambda z: 1 - z.tanh() ** 2, lambda z: -2 * z.tanh() * (1 - z.tanh() ** 2)),
@@ -141,7 +141,7 @@ def test_refusals():
 
 
 def test_small_variance_on_a_large_value_keeps_its_digits():
-    """E[φ²] − E[φ]² in float32 would lose all of σ² = 10⁻⁸ beside 10⁴."""
+    """In float32, E[φ²] − E[φ]² would lose σ² = 10⁻⁸ next to 10⁴."""
     found = GaussHermite()(lambda z: z + 1e2, torch.tensor([0.5]), torch.tensor([1e-4]))
     assert found.var.item() == pytest.approx(1e-4, rel=1e-2)
     assert math.isfinite(found.mean.item())

@@ -1,4 +1,4 @@
-"""In-place forms against their operations, and in message passing."""
+"""In-place forms agree with their operations, also in message passing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.moments.operands import POINTWISE, assert_same, gaussian, name_of, pl
 
 PLACES_2 = torch.tensor([1, 0])
 HERE = torch.tensor([[True, False, True], [False, True, False]])
-INTO = {  # what follows the operand, by the operation's name
+INTO = {  # arguments after the operand, by operation
     **{name: (plain(3),) for name in ("add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide")},
     "neg": (), "negative": (), "pow": (2,), "addcmul": (plain(3), plain(2, 1)), "lerp": (plain(3), 0.3),
     "addmm": (plain(2, 4), plain(4, 3)), "cumsum": (1,), "index_add": (0, PLACES_2, plain(2, 3)),
@@ -26,7 +26,7 @@ INTO = {  # what follows the operand, by the operation's name
     "index_put": ((PLACES_2,), plain(2, 3)), "masked_scatter": (HERE, plain(6)), "conj_physical": (),
 }  # fmt: skip
 OTHER_SHAPES = {"addmv": ((3,), (plain(3, 4), plain(4))), "baddbmm": ((1, 2, 3), (plain(1, 2, 4), plain(1, 4, 3)))}
-IN_PLACE = (*INPLACE, T.copy_, T.fill_, T.zero_, T.__setitem__)  # the last have no other form: a test of their own
+IN_PLACE = (*INPLACE, T.copy_, T.fill_, T.zero_, T.__setitem__)  # the last four have a separate test
 
 
 def arguments(operation: Callable[..., Any]) -> tuple[tuple[int, ...], tuple[Any, ...]]:
@@ -43,7 +43,7 @@ def test_in_place_forms_equal_the_operations(key):
     x = gaussian(*shape, low=0.3, high=0.7)
     expected = moments_of(INPLACE[key](x, *args))
     whole = x.clone()
-    target = whole.view(-1).view(shape)  # what is written into a view is seen by what it is a view of
+    target = whole.view(-1).view(shape)  # writing into a view changes the original
     assert key(target, *args) is target
     for written in (target, whole):
         assert_same(written, expected.mean, expected.var)
@@ -97,7 +97,7 @@ def test_results_do_not_share_memory_with_their_operands():
 
 
 def test_gather_and_scatter_of_messages():
-    """As message passing does it: new_zeros, a sum in place, a mean by counts."""
+    """Message passing: new_zeros, a sum in place, and a mean by counts."""
     x, source, target = gaussian(4, 3), torch.tensor([0, 1, 1, 3]), torch.tensor([2, 2, 0, 2])
     messages = x.index_select(0, source)
     out = messages.new_zeros(4, 3).scatter_add_(0, target[:, None].expand(4, 3), messages)
@@ -107,6 +107,6 @@ def test_gather_and_scatter_of_messages():
         *(torch.zeros(4, 3).double().index_add(0, target, v[source]) / torch.tensor([1, 1, 3, 1])[:, None] ** n
           for v, n in ((x._mean, 1), (x._var, 2))),
     )  # fmt: skip
-    assert bool((count > 1).any())  # a number without variance is known: it may be asked about
+    assert bool((count > 1).any())  # a number without variance is known, so comparisons are allowed
     with pytest.raises(NoRuleError):
         bool((out > 1).any())

@@ -20,7 +20,7 @@ from fmwc.moments.norms import normalised, normalised_by_root
 from tests.conftest import awaken
 from tests.reference import assert_within, drawn
 
-EPS = 0.05  # large enough to see whether it is there
+EPS = 0.05  # large enough to matter
 
 
 def plain(*shape: int, seed: int = 7) -> Tensor:
@@ -71,7 +71,7 @@ CASES = [pytest.param(f, id=f"{k.__module__}.{k.__name__}-{i}") for k, v in NORM
 
 @pytest.mark.parametrize("f", CASES)
 def test_a_small_variance_is_the_delta_method(f):
-    """J diag(σ²) Jᵀ with torch's own Jacobian."""
+    """J diag(σ²) Jᵀ with torch's Jacobian."""
     x = gaussian(2, 4, 2, 3, noise=1e-5)
     found = moments_of(f(x))
     jacobian = torch.autograd.functional.jacobian(f, x._mean).reshape(48, 48)
@@ -111,7 +111,7 @@ def test_a_small_variance_against_monte_carlo(f):
     x = gaussian(1, 4, 2, 3, noise=0.02)
     found = moments_of(f(x))
     mean, var, mean_error, var_error = drawn(f, [moments_of(x)], draws=4000)
-    assert_within(found.mean, mean, mean_error + 1e-4)  # what is of second order, at σ²/n = 10⁻⁴
+    assert_within(found.mean, mean, mean_error + 1e-4)  # second-order terms, at σ²/n = 10⁻⁴
     assert_within(found.var, var, var_error)
 
 
@@ -130,7 +130,7 @@ def test_large_groups_with_large_noise(noise):
     def f(z: Tensor) -> Tensor:
         return F.group_norm(z, 2)
 
-    x = gaussian(1, 8, 16, 8, noise=noise)  # 512 entries a group
+    x = gaussian(1, 8, 16, 8, noise=noise)  # 512 entries per group
     found = moments_of(f(x))
     mean, var, mean_error, var_error = drawn(f, [moments_of(x)], draws=4000)
     assert_within(found.mean, mean, mean_error)
@@ -304,7 +304,7 @@ def test_a_unet_runs_under_the_diagonal_estimator(closure):
     found, first_order = field.moments(x, t, Diagonal(closure), cond=cond), field.moments(x, t, cond=cond)
     torch.testing.assert_close(found.mean, field(x, t, **cond), rtol=1e-3, atol=1e-3)
     assert bool((found.var > 0).all())
-    # Skips and norms correlate activations, which is what this estimator leaves out: near, not equal.
+    # Skip connections and norms correlate activations, which this estimator ignores: close, not equal.
     ratio = found.var.sum() / first_order.var.sum()
     assert 0.3 < ratio.item() < 3
 

@@ -1,5 +1,5 @@
-"""Every row of the rule table, against its twin: Monte Carlo, an integral, torch's own Jacobian, or the operation done
-to mean and variance apart. A rule without a row here fails the suite."""
+"""Every rule against a reference: Monte Carlo, an integral, torch's Jacobian, or the operation applied to mean and
+variance separately. A rule without a test fails the suite."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ UNFILLED = (torch.empty_like, T.new_empty)
 @pytest.mark.parametrize("key", METADATA, ids=name_of)
 def test_metadata(key):
     x = gaussian(2, 3)
-    if key is T.__hash__:  # a tensor is hashed by its identity, the mean's or its own
+    if key is T.__hash__:  # tensors are hashed by identity
         assert len({x, x}) == 1
         return
     found = key(x, *METADATA[key])
@@ -70,7 +70,7 @@ def test_created_tensors_have_zero_variance(key):
     if key not in UNFILLED:
         assert torch.equal(found.mean, expected)
     whole = key(x, *CREATION[key], dtype=torch.long)
-    assert not isinstance(whole, Gaussian)  # an index says where
+    assert not isinstance(whole, Gaussian)  # operations with an index
 
 
 # ---- rearrange: the same to mean and variance -----------------------------------------------------------------------
@@ -103,7 +103,7 @@ REARRANGE: dict[Callable[..., Any], tuple[Any, ...]] = {
     T.take_along_dim: (PLACE, 1), torch.take_along_dim: (PLACE, 1), T.masked_select: (PLACE[:, :1] > 1,),
     torch.masked_select: (PLACE[:, :1] > 1,), F.unfold: ((2, 3), 1, 1, 2), F.channel_shuffle: (2,), T.real.__get__: (),
 }  # fmt: skip
-# Those that take another shape than X, and those that take several tensors.
+# Operations on another shape than X, and operations on several tensors.
 SHAPES = {T.t: (2, 3), torch.t: (2, 3), T.T.__get__: (2, 3), T.squeeze: (2, 1, 3), torch.squeeze: (2, 1, 3),
           F.pixel_shuffle: (4, 2, 3), torch.diag: (3,), F.unfold: (2, 3, 4, 5)}  # fmt: skip
 REARRANGE |= {T.t: (), torch.t: (), T.T.__get__: ()}
@@ -115,7 +115,14 @@ JOINS = {
     torch.hstack: (),
     torch.vstack: (),
 }
-SEVERAL = (F.pad, F.embedding, T.__iter__, torch.view_as_real, torch.view_as_complex, T.imag.__get__)  # a test each
+SEVERAL = (
+    F.pad,
+    F.embedding,
+    T.__iter__,
+    torch.view_as_real,
+    torch.view_as_complex,
+    T.imag.__get__,
+)  # tested separately
 
 
 @pytest.mark.parametrize("key", REARRANGE, ids=name_of)
@@ -173,7 +180,7 @@ def test_rows_of_an_uncertain_table():
 
 
 def test_rotation_by_complex_numbers():
-    """A rotary embedding through complex numbers is the one through sines and cosines: exact, for known angles."""
+    """A rotary embedding by complex numbers equals that by sines and cosines, and is exact for known angles."""
     x, angle = gaussian(2, 4, 6), plain(4, 3)
     turned = torch.view_as_complex(x.reshape(2, 4, 3, 2)) * torch.polar(torch.ones_like(angle), angle)
     found = torch.view_as_real(turned).flatten(-2)
@@ -192,7 +199,7 @@ def test_rotation_by_complex_numbers():
     stretched = moments_of(torch.view_as_real(-turned * 2 + turned.conj()).flatten(-2))
     torch.testing.assert_close(stretched.var, 5 * var)
     with pytest.raises(NoRuleError, match="exp"):
-        turned.exp()  # what has no rule for complex numbers is refused
+        turned.exp()  # operations without a rule for complex numbers are refused
     with pytest.raises(NoRuleError, match="mul"):
         turned * turned.conj()
 
@@ -234,7 +241,7 @@ def with_alpha(key: Callable[..., Any]) -> Row:
     return Row(row.shapes, (*row.variants, lambda a, b: key(a, b, alpha=-2.5)))
 
 
-PLACES = torch.tensor([2, 0, 2, 3, 2])  # where rows are added: thrice, once, never
+PLACES = torch.tensor([2, 0, 2, 3, 2])  # rows to add to: three times, once, never
 
 
 def variants(*calls: Callable[..., Any], shapes: Any) -> Row:
@@ -248,7 +255,7 @@ def one_or_two(f: Callable[..., Any], *shapes: tuple[int, ...]) -> Row:
 
 
 def conv(key: Callable[..., Any], dims: int, transposed: bool = False) -> Row:
-    """With stride, padding and groups by name, and by position; four channels in and four out, in two groups."""
+    """Pass stride, padding and groups by name and by position; four channels in and four out, in two groups."""
     by_position = (1, 1, 0, 2) if transposed else (1, 1, 1, 2)
     bias = plain(4, seed=8)
 
@@ -297,7 +304,7 @@ MONTE_CARLO: dict[Callable[..., Any], Row] = {
         lambda a, b: torch.einsum("bij,bjk->bik", a, b),
         lambda a, b: torch.einsum("...ij, ...jk -> ...ki", a, b),
         lambda a, b: torch.einsum("bij,bjk", a, plain(2, 3, 2)) + b.sum(),  # no arrow
-        lambda a, b: torch.einsum("bij,cjk->ik", a, b),  # b and c are summed by one operand alone
+        lambda a, b: torch.einsum("bij,cjk->ik", a, b),  # b and c occur in one operand only
         lambda a, b: torch.einsum("bij,bjk,k->bi", plain(2, 2, 3), b, plain(2)) + a.sum(),
         lambda a, b: torch.einsum("bij->ji", a) + b.sum(),
         lambda a, b: torch.einsum("bij,bjk->bik", [a, b]),
@@ -428,7 +435,7 @@ def pools(n: int) -> dict[Callable[..., Any], Row]:
         )),
         adaptive: Row(sides[n - 1], (
             lambda x: adaptive(x, 1),
-            lambda x: adaptive(x, (3, 4, 2)[:n]),  # windows of different sizes, which overlap
+            lambda x: adaptive(x, (3, 4, 2)[:n]),  # overlapping windows of different sizes
         )),
         largest: Row(sides[n - 1], (lambda x: largest(x, 2), lambda x: largest(x, 3, stride=1, padding=1, dilation=1))),
         largest_adaptive: Row(sides[n - 1], (lambda x: largest_adaptive(x, (3, 2, 2)[:n]),)),
@@ -571,7 +578,7 @@ ROOTS = [
 
 @pytest.mark.parametrize(("key", "f"), ROOTS, ids=lambda v: "")
 def test_within_a_domain(key, f):
-    """To first order by the Jacobian, and against Monte Carlo where the noise is small."""
+    """Compare with the Jacobian to first order, and with Monte Carlo for small noise."""
     x = gaussian(5, low=0.4, high=0.8)
     found = moments_of(f(x))
     mean, var = delta(f, [moments_of(x)])
@@ -637,7 +644,7 @@ def test_operations_of_a_variable_with_itself():
 
 
 def test_product_of_two_in_closed_form():
-    """Var[ab] = σ_a² μ_b² + σ_b² μ_a² + σ_a² σ_b²; the last term is too small for Monte Carlo to miss."""
+    """Var[ab] = σ_a² μ_b² + σ_b² μ_a² + σ_a² σ_b². Monte Carlo would not detect a missing last term."""
     a, b = gaussian(5), gaussian(5, seed=1)
     expected = a._var * b._mean**2 + b._var * a._mean**2 + a._var * b._var
     torch.testing.assert_close(moments_of(a * b).var, expected)

@@ -56,7 +56,7 @@ def test_a_shift_of_all_atoms_changes_nothing():
     assert_close(net({**x, "coord": x["coord"] + shift}, t, atoms=atoms), plain)
     assert_close(net({**x, "coord": (x["coord"] + shift) % 1}, t, atoms=atoms), plain)
     one = x["coord"].clone()
-    one[:, 0] += 0.1  # of one of them does
+    one[:, 0] += 0.1  # a shift of one atom does change it
     moved = net({**x, "coord": one}, t, atoms=atoms)
     for i, n in enumerate(SIZES):
         assert (float((moved["coord"][i] - plain["coord"][i]).detach().abs().max()) > 1e-6) == (n > 1)
@@ -124,7 +124,7 @@ def test_absent_rows_of_the_velocity_are_zero_and_nothing_drifts(name):
         assert not v[channel][~present(atoms)].any()
     assert bool((v["type"][present(atoms)] != 0).all())
     torch.testing.assert_close(v["coord"].sum(1), torch.zeros(len(atoms), 3, dtype=torch.float64))
-    assert not v["coord"][atoms == 1].any()  # one atom has nowhere to go
+    assert not v["coord"][atoms == 1].any()  # a single atom does not move
     assert bool((v["coord"].flatten(1).abs().amax(1)[atoms > 1] > 1e-3).all())
 
 
@@ -157,7 +157,7 @@ def test_capacity_applies_only_when_compiled_or_captured(monkeypatch):
     assert len(net._layout(atoms).slot) == sum(SIZES)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert [len(v) for v in net._layout(atoms)] == [50, 50, 60, 60, 60]
-    assert len(net._layout(atoms[:3]).slot) == sum(SIZES[:3])  # no room was made for batches of three
+    assert len(net._layout(atoms[:3]).slot) == sum(SIZES[:3])  # batches of three have no capacity
 
 
 # ---- where rows are -------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_rows_give_the_crystal_of_each_row(sizes):
 
 @pytest.mark.parametrize("sizes", [(2, 1), (2, 1, 2, 1), (3, 1, 1, 1, 1, 1)], ids=str)
 def test_pairs_and_crystals_have_different_numbers_of_rows(sizes):
-    """Rows are recognised by their number: as many pairs as crystals would give a cell's noise to the wrong one."""
+    """Rows are recognised by their number, so the number of pairs must differ from the number of crystals."""
     net, (x, t, atoms) = small(), batch(*sizes)
     assert int((atoms * (atoms - 1)).sum()) == len(sizes)
     assert len(net.rows(x, t, atoms=atoms)[1]) != len(sizes)
@@ -368,7 +368,7 @@ def test_checkpoint_round_trip(tmp_path):
     before, after = net.state_dict(), again.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[k], after[k]) for k in before)
-    assert "lattice_mean" in before  # its scales too
+    assert "lattice_mean" in before  # also its scales
     x, t, atoms = batch(*SIZES, dtype=torch.float32)
     assert_close(again(x, t, atoms=atoms), net(x, t, atoms=atoms), 0)
 

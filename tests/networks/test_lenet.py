@@ -31,7 +31,9 @@ def test_output_depends_on_every_pixel():
 
 def test_evaluation_does_not_depend_on_the_batch():
     judge, x = LeNet(side=8), torch.rand(4, 1, 8, 8)
-    assert not torch.allclose(judge(x)[:2], judge(x[:2]), atol=1e-4)  # in training the norms see the batch
+    assert not torch.allclose(
+        judge(x)[:2], judge(x[:2]), atol=1e-4
+    )  # in training mode, norms use the statistics of the batch
     judge.eval()
     torch.testing.assert_close(judge(x)[2:3], judge(x[2:3]))
 

@@ -39,7 +39,7 @@ def test_the_time_embedding_is_sines_and_cosines_of_rising_rates():
 
 IMAGE = {"x": torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))}
 TIME = {"t": torch.tensor([0.1, 0.5, 0.9])}
-# For every network a config of no default, and what it is called with.
+# For every network, a configuration without defaults, and its inputs.
 NETWORKS = {
     "MLP": (
         {"dim": 2, "hidden": 8, "depth": 1, "time_features": 4, "outputs": 3},

@@ -68,7 +68,7 @@ def test_samples_do_not_depend_on_each_other():
         torch.testing.assert_close(whole[i : i + 1], net(x[i : i + 1], t[i : i + 1], y[i : i + 1]))
     x.requires_grad_()
     (gradient,) = torch.autograd.grad(net(x, t, y)[1].sum(), x)
-    assert gradient[1].abs().min() > 0  # all of an image sees all of it
+    assert gradient[1].abs().min() > 0  # every pixel depends on every pixel
     assert not gradient[[0, 2]].any()
 
 
@@ -213,7 +213,7 @@ def test_random_directions_agree_on_average():
 
 
 def test_noise_of_the_last_layer_alone_is_exact_for_every_estimator():
-    """v is then Gaussian with variance θ²(α h²), which no estimator has to approximate."""
+    """v is then Gaussian with variance θ²(α h²), so no estimator approximates."""
     field = noisy(include=["out"]).double()
     x, t, y = inputs(2, dtype=torch.float64)
     exact = field.moments(x, t, Linearised(), cond={"y": y}).var

@@ -18,7 +18,7 @@ from tests.reference import assert_within
 
 TOKENS, WIDTH, HEADS = 3, 8, 2
 FORBIDDEN = torch.tensor([[0, 0, 1], [1, 0, 0], [0, 0, 0]]) > 0
-WAYS = {  # how the module is built, and how it is called
+WAYS = {  # options of the module, and of its call
     "plain": ({}, {"need_weights": False}),
     "with weights": ({}, {"need_weights": True}),
     "masked": ({}, {"attn_mask": FORBIDDEN}),
@@ -47,7 +47,7 @@ class Fused(nn.Module):
 
 
 class ByHand(nn.Module):
-    """The same with four linear layers."""
+    """The same attention with four linear layers."""
 
     def __init__(self, fused: Fused):
         super().__init__()
@@ -102,7 +102,7 @@ def test_equals_four_linear_layers(way):
     assert fused.noise.names == hand.noise.names == parts
     torch.testing.assert_close(fused(x, t), hand(x, t))
     torch.testing.assert_close(fused.draw(x, t, seed=0), hand.draw(x, t, seed=0))
-    # Without weights torch calls a kernel that has no forward mode: tangents are tried twice, and drawn anew.
+    # Without attention weights, torch calls a kernel without forward mode, so tangents are tried twice and drawn again.
     tangent = [] if way == "plain" else [Tangent(3)]
     for estimator in ("linearised", "diagonal", MonteCarlo(4, abreast=2), *tangent):
         found, expected = (f.moments(x, t, estimator, seed=0) for f in (fused, hand))
@@ -198,7 +198,7 @@ def test_the_fused_path_is_on_at_rest_and_off_during_a_pass(kernel, monkeypatch)
         field = attach(network, width=8, exclude=["*.q_proj"])
         field.draw(x, t, seed=0)
         field.moments(x, t, "diagonal")
-        field.moments(x, t, Tangent())  # whose mean is the plain network's: once more
+        field.moments(x, t, Tangent())  # one more call, for the mean of the plain network
         with pytest.raises(RuntimeError):
             field.run(Pass(), torch.randn(3, TOKENS, 5), t)
         assert len(calls) == 2 * before > 0
@@ -234,7 +234,7 @@ def test_samples_are_the_plain_networks_bit_for_bit():
 
 
 class Direct(nn.Module):
-    """Calls fused attention itself."""
+    """A network that calls fused attention directly."""
 
     def __init__(self):
         super().__init__()
@@ -252,7 +252,7 @@ def test_forward_mode_goes_through_fused_attention():
     found = field.moments(x, t, Tangent(400), seed=0)
     assert torch.equal(found.mean, field(x, t))
     expected = field.moments(x, t).var
-    assert_within(found.var, expected, expected * (2 / 400) ** 0.5)  # a mean of 400 squares of Gaussians
+    assert_within(found.var, expected, expected * (2 / 400) ** 0.5)  # the mean of 400 squared Gaussians
 
 
 class Twice(nn.Module):

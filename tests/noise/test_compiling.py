@@ -33,7 +33,7 @@ def crystals():
     x = noise(space, 3, 0, cond={"atoms": atoms})
     x["lattice"][:, :3] = 4.0  # lengths
     net = CSPNet(8, 1, 2, 4, width=4)
-    net.static_capacity[3] = (64, 128)  # compiled, it has as many rows whatever the atoms
+    net.static_capacity[3] = (64, 128)  # compiled, the number of rows does not depend on the atoms
     return fmwc.attach(net, space=space), x, {"atoms": atoms}
 
 
@@ -92,11 +92,11 @@ def test_loss_compiles_to_one_graph_inside_keep_hooks(made):
         torch.manual_seed(2)
         value = torch.compile(drawn, backend=count, fullgraph=True)(x, **cond)
         torch.manual_seed(2)
-        if made is not crystals:  # rows that are not there are given noise too, so others get other noise
+        if made is not crystals:  # unused rows also draw noise, so the others get different noise
             torch.testing.assert_close(value, drawn(x, **cond))
     assert len(graphs) == 1
     assert torch.isfinite(value)
-    torch.testing.assert_close(loss(x, **cond), expected)  # the same without them kept
+    torch.testing.assert_close(loss(x, **cond), expected)  # the same without kept hooks
 
 
 def test_keep_hooks_registers_and_removes_hooks():
@@ -110,18 +110,18 @@ def test_keep_hooks_registers_and_removes_hooks():
     assert hooks() == 0
     with field.noise.keep_hooks():
         assert hooks() == 2 * len(layers)
-        with field.noise.keep_hooks():  # kept once
+        with field.noise.keep_hooks():  # nested
             field.moments(x, 0.5)
             assert hooks() == 2 * len(layers)
         assert hooks() == 2 * len(layers)
-        assert torch.equal(field(x, torch.zeros(4)), plain)  # no pass runs, so they do nothing
+        assert torch.equal(field(x, torch.zeros(4)), plain)  # hooks do nothing outside a pass
     assert hooks() == 0
     with pytest.raises(RuntimeError), field.noise.keep_hooks():
         raise RuntimeError
     assert hooks() == 0
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own, while it traces
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # raised by torch while it traces
 @pytest.mark.parametrize("build", [lambda: MLP(2, 8, 2), Pieces, Attends], ids=["one piece", "pieces", "attention"])
 def test_compiled_draws_with_and_without_keep_hooks(build):
     torch.manual_seed(0)
@@ -142,7 +142,7 @@ def test_compiled_draws_with_and_without_keep_hooks(build):
         torch.testing.assert_close(*values)
         assert not torch.allclose(values[0], field(x * 2, t) + 1)
 
-    for _ in range(2):  # compiled code is not used where the hooks are otherwise than they were
+    for _ in range(2):  # compiled code is not reused after the hooks have changed
         with field.noise.keep_hooks():
             check()
         check()
@@ -167,4 +167,4 @@ def test_plain_output_of_fused_attention_inside_keep_hooks():
     with torch.no_grad():
         plain = field(x, t)
         with field.noise.keep_hooks():
-            torch.testing.assert_close(field(x, t), plain)  # of its layers, not of torch's one kernel for them
+            torch.testing.assert_close(field(x, t), plain)  # runs the layers, not torch's fused kernel

@@ -72,7 +72,7 @@ def test_rows_of_more_dimensions_and_layers_of_padding_alone():
     torch.testing.assert_close(found, divergence_from_prior(spatial[:2], 0.3, factor=1.0).mean())
     nothing = torch.randn(2, 4, requires_grad=True)
     found = kl([nothing], 0.3, owners=[torch.tensor([2, 2])], count=2)
-    assert found.item() == 0  # no row, no divergence, and not 0/0
+    assert found.item() == 0  # without rows, the divergence is 0, not 0/0
     found.backward()
     assert not nothing.grad.any()
 

@@ -42,7 +42,7 @@ ROWS = {
             (nn.ConvTranspose2d(2, 2, 2, dilation=2), (2, 3, 3)),
         )
     ),
-    Projection: Row(()),  # it belongs to an attention: tests/vad/test_attention.py
+    Projection: Row(()),  # tested in tests/noise/test_attention.py
     nn.ConvTranspose3d: Row(((nn.ConvTranspose3d(2, 2, 2, stride=2), (2, 2, 2, 2)),)),
 }
 CASES = [
@@ -84,13 +84,13 @@ def test_draws_have_the_mean_of_the_layer_and_the_closed_form_variance(layer, sh
         rows = DRAWS if layer.__class__ is not nn.Conv3d else 3000
         drawn = field.draw(x.expand(rows, *shape), t.expand(rows), seed=0)
     mean, var, mean_error, var_error = statistics(drawn)
-    if isinstance(layer, nn.Linear) and x.ndim == 3:  # tokens: the layer as a matrix acts on each
+    if isinstance(layer, nn.Linear) and x.ndim == 3:  # the layer acts on each token as a matrix
         expected = (alpha * x.square()) @ layer.weight.detach().square().T
     else:
         expected = noise_var(layer, x, alpha)
     assert_within(mean, layer(x)[0].detach(), mean_error)
     assert_within(var, expected[0], var_error)
-    # ε is not shared over space: outputs at different places are uncorrelated.
+    # ε is not shared over positions, so outputs at different positions are uncorrelated.
     flat = (drawn - mean).flatten(1)
     correlation = (flat.T @ flat / rows) / (var.flatten()[:, None] * var.flatten()[None]).sqrt()
     correlation.fill_diagonal_(0)

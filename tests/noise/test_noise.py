@@ -38,7 +38,7 @@ def test_attach_and_detach_do_not_change_the_network(build, shape):
         field.moments(x, t, estimator, seed=0)
     field.draw(x, t, seed=0)
     assert torch.equal(network(x, t), output)
-    assert hooks(network) == 0  # they are in only while a pass runs
+    assert hooks(network) == 0  # hooks exist only during a pass
 
     assert field.detach() is network
     with pytest.raises(UsageError, match="was detached"):

@@ -15,7 +15,7 @@ def test_a_pass_that_does_nothing_changes_nothing(mlp):
 
 
 def test_local_reparameterisation_is_sampling_the_weights():
-    """ω ~ N(θ, αθ²) drawn weight by weight, against the draws of the library."""
+    """Compare draws of every weight ω ~ N(θ, αθ²) with the draws of the library."""
 
     class One(nn.Module):
         def __init__(self):
@@ -52,7 +52,7 @@ def test_results_depend_on_the_seed(mlp):
 
 
 def test_the_kl_is_that_of_the_alphas_the_draw_used():
-    field = mlp_field(include=["layers.0"])  # the layer whose input is the same with and without noise
+    field = mlp_field(include=["layers.0"])  # only the first layer has the same input with and without noise
     x, t = torch.randn(4, 2), torch.rand(4)
     seen = []
 

@@ -118,7 +118,7 @@ EFFECTIVE = {
 
 @pytest.mark.parametrize("kind", EFFECTIVE)
 def test_overridden_linear_layers_use_their_effective_weight(kind):
-    """Every estimator agrees with the same network that has this weight in a plain layer."""
+    """Every estimator agrees with a network that has the same weight in a plain layer."""
     torch.manual_seed(0)
     net, plain = Net(kind(2, 8)).eval(), Net(nn.Linear(2, 8))
     plain.load_state_dict(net.state_dict(), strict=False)
@@ -127,7 +127,7 @@ def test_overridden_linear_layers_use_their_effective_weight(kind):
         plain.first.bias.copy_(net.first(torch.zeros(1, 2))[0])
     own, wanted = fmwc.attach(net, space=2), fmwc.attach(plain, space=2)
     x = torch.randn(5, 2)
-    # Diagonal propagation takes the two parts of a low-rank layer for independent.
+    # Diagonal propagation treats the two parts of a low-rank layer as independent.
     for estimator in ("linearised", "tangent", *([] if kind is LowRank else ["diagonal"])):
         a, b = (field.moments(x, 0.5, estimator, seed=0) for field in (own, wanted))
         torch.testing.assert_close(a.var, b.var, rtol=1e-4, atol=1e-7)

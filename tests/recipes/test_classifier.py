@@ -15,7 +15,7 @@ STILL = {"turn": 0.0, "scale": 0.0, "shift": 0.0}
 
 
 class Always:
-    """Randomness that is as far out as it can be, on one side."""
+    """Randomness that returns its largest or smallest value."""
 
     def __init__(self, value):
         self.value = value
@@ -29,7 +29,7 @@ def stream(seed=0):
 
 
 def blobs(count=4, side=12):
-    """Smooth images, dark at the border, so that what interpolation costs is small."""
+    """Smooth images with a dark border, so that interpolation errors are small."""
     at = torch.linspace(-1, 1, side)
     centres = torch.rand(count, 2, generator=torch.Generator().manual_seed(1)) * 0.6 - 0.3
     square = (at - centres[:, :1])[:, None, :] ** 2 + (at - centres[:, 1:])[:, :, None] ** 2
@@ -60,7 +60,7 @@ def test_a_turn_is_in_degrees(side, quarters):
 
 def test_a_scale_zooms_about_the_middle():
     x = blobs(side=13)
-    far = distort(x, Classifier(**{**STILL, "scale": 0.5}), Always(1.0))  # seen from 1.5 times as far
+    far = distort(x, Classifier(**{**STILL, "scale": 0.5}), Always(1.0))  # reduced by a factor of 1.5
     assert far.sum() < x.sum()
     assert float((far.sum() / x.sum() * 1.5**2 - 1).abs()) < 0.05
     torch.testing.assert_close(far[..., 6, 6], x[..., 6, 6])

@@ -77,7 +77,7 @@ def test_a_variance_leaves_the_flows_samples(recipe, tmp_path):
     assert identical({k: weights(head.network)[k] for k in rest}, rest)
     read = run(recipe, head, confidence=HeteroscedasticVariance())
     torch.testing.assert_close(read.x, run(recipe, flow).x)
-    assert not torch.allclose(read.var, torch.ones(()))  # it has learned some
+    assert not torch.allclose(read.var, torch.ones(()))  # the loss decreased
     assert not torch.allclose(run(recipe, made.head(0)).x, read.x)
 
 
@@ -155,7 +155,7 @@ def test_results_of_other_settings_are_refused_with_the_differences(tmp_path):
     made = {"samples": 100, "steps": 50, "windows": (0.3, 0.7)}
     path = write(tmp_path / "0.json", {"provenance": {**made, "seconds": 3}})
     check_settings(path, made)
-    with pytest.raises(MismatchError, match="draws: none before, 5 now"):  # it is not known with how many
+    with pytest.raises(MismatchError, match="draws: none before, 5 now"):  # their number is unknown
         check_settings(path, {**made, "draws": 5})
     with pytest.raises(MismatchError, match=r"made with other settings \(steps: 50 before, 40 now; windows: "):
         check_settings(path, {**made, "steps": 40, "windows": (0.2, 0.7)})

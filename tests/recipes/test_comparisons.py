@@ -47,7 +47,7 @@ def test_state_sensitivity_of_a_linear_field_is_its_frobenius_norm():
     x, t = torch.randn(3, 2, dtype=torch.float64), torch.rand(3, dtype=torch.float64)
     mean, var = read(StateSensitivity(), lambda x, t: x @ A.T, x, t)
     torch.testing.assert_close(mean, x @ A.T)
-    # given as a mean over the two coordinates, so that the norm of the deviation is ‖A‖_F
+    # scaled as a mean over two coordinates, so that the norm of the deviation is ‖A‖_F
     torch.testing.assert_close(var * 2, A.square().sum().expand(3, 1))
 
 
@@ -167,7 +167,7 @@ def states(field, step):
 
 
 class Fixed(nn.Module):
-    """Gives the optimal velocity of standard normal data, and one log variance for everything."""
+    """Return the optimal velocity for standard normal data, and a constant log variance."""
 
     def __init__(self, log_var):
         super().__init__()
@@ -178,7 +178,7 @@ class Fixed(nn.Module):
 
 
 def test_likelihood_is_best_at_the_true_variance():
-    """At fixed velocity, ½[e²/σ² + log σ²] is least where σ² = E[e²]."""
+    """For a fixed velocity, ½[e²/σ² + log σ²] is minimal at σ² = E[e²]."""
     space, x1 = euclidean((2,)), torch.randn(4000, 2)
     t, x_t, u_t = path_sample(space, x1, Stream(torch.Generator().manual_seed(0)))
     error = (optimal(1.0)(x_t, t) - u_t).square().mean()

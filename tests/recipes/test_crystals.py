@@ -78,16 +78,16 @@ def test_rows_are_the_data_sorted_by_size():
     atoms = cond["atoms"]
     assert bool((atoms.diff() >= 0).all())
     plain, sizes = encode(TINY.crystals())
-    assert not bool((sizes.diff() >= 0).all())  # as they come they are not sorted
+    assert not bool((sizes.diff() >= 0).all())  # the data are not sorted
     assert atoms.tolist() == sorted(sizes.tolist())
-    order = sorted(range(len(sizes)), key=lambda i: int(sizes[i]))  # of one size, as they come
+    order = sorted(range(len(sizes)), key=lambda i: int(sizes[i]))  # stable: keeps the order within a size
     assert same(state, {name: value[order] for name, value in plain.items()})
     here = decode(state, atoms, [TINY.crystals().names[i] for i in order])
     assert torch.equal(here.atoms, atoms)
 
 
 def test_the_network_has_the_scales_of_the_data():
-    """Lattices along their paths, velocities of the lattice, and how fast coordinates are; all recomputed here."""
+    """Recompute the statistics of lattices along their paths, and of the velocities of lattice and coordinates."""
     network = TINY.network()
     state, cond = TINY.rows()
     atoms, count = cond["atoms"], len(cond["atoms"])
@@ -120,7 +120,7 @@ def test_scales_do_not_depend_on_the_seed():
 
 
 def sizes_of(crystals):
-    """So many sizes as the network draws them, sorted: a large set that is like the small one."""
+    """Return sizes drawn by the network, sorted: a large set with the distribution of the small one."""
     return TINY.network().draw_sizes(crystals, 5).sort().values
 
 
@@ -132,7 +132,7 @@ def test_no_batch_exceeds_the_capacity(batch):
     for _ in range(400):
         drawn = source.draw(generator)[0]
         assert int(drawn.sum()) <= rows
-        assert int((drawn * (drawn - 1)).sum()) < pairs  # one pair more than there are, for none
+        assert int((drawn * (drawn - 1)).sum()) < pairs  # one additional pair is a placeholder
     assert dataclasses.replace(TINY, batch=batch).network().static_capacity[batch] == (rows, pairs)
     assert not dataclasses.replace(TINY, batch=batch, stratified=False).network().static_capacity
 
@@ -144,7 +144,7 @@ def test_the_capacity_is_at_most_5_percent_too_large(batch):
     drawn = torch.stack([source.draw(generator)[0] for _ in range(300)])
     rows, pairs = _capacity(atoms, batch)
     most, all_pairs = int(drawn.sum(1).max()), int((drawn * (drawn - 1)).sum(1).max())
-    assert most <= rows <= 1.05 * most + 64  # in steps of 64
+    assert most <= rows <= 1.05 * most + 64  # multiples of 64
     assert all_pairs < pairs <= 1.05 * all_pairs + 64
 
 
@@ -238,13 +238,13 @@ def test_a_loaded_checkpoint_draws_the_same_crystals(fitted):
     assert same(first.x, second.x)
     assert same(first.var, second.var)
     assert torch.equal(first.score(SCORE), second.score(SCORE))
-    first, second = (recipe.draw(f, 20, 7) for f in (field, again))  # by the score that the pilot run chose
+    first, second = (recipe.draw(f, 20, 7) for f in (field, again))  # by the score chosen by the pilot run
     assert first.withheld == second.withheld
     torch.testing.assert_close(first.score(), second.score())
 
 
 def test_the_reference_is_fitted_to_crystals_of_a_separate_seed(fitted):
-    """A pilot run chose the echo, and found it no better than chance on a network that was hardly trained."""
+    """The pilot run tried the echo, which is not better than chance on an almost untrained network."""
     recipe, field, out = fitted
     for reference in (field.reference, load(out).reference):
         assert reference.score == "echo + 0.5 spread@0.6-1"
@@ -325,7 +325,9 @@ def test_training_stopped_by_the_time_limit_resumes_to_the_same_weights(build, t
     train(TINY, undisturbed)
     point = tmp_path / "point.resume"
     ticks = itertools.count()
-    monkeypatch.setattr(fmwc.training, "time", SimpleNamespace(monotonic=lambda: next(ticks)))  # a second a look
+    monkeypatch.setattr(
+        fmwc.training, "time", SimpleNamespace(monotonic=lambda: next(ticks))
+    )  # each reading of the clock adds a second
     stopped = build(TINY)
     with pytest.raises(StoppedError, match="run again to resume it"):
         train(dataclasses.replace(TINY, minutes=seconds / 60), stopped, resume=point)
@@ -343,7 +345,7 @@ def test_enough_steps_within_the_time_limit_give_a_checkpoint(tmp_path, monkeypa
     told = []
     recipe = dataclasses.replace(TINY, minutes=4 / 60, enough=0.1, references=8)
     field = fit(recipe, tmp_path / "model", CPU, lambda *a: told.append(a[:2]))
-    assert told == [("noise", 2)]  # the flow never came to its last step
+    assert told == [("noise", 2)]  # the flow did not reach its last step
     assert identical(weights(load(tmp_path / "model")), weights(field))
 
 

@@ -23,7 +23,7 @@ from tests.recipes.conftest import BOARD, CPU, identical, weights
 
 @pytest.fixture
 def unreferenced(monkeypatch):
-    """Reference scores take longer than tiny networks; most tests are not about them."""
+    """Skip the reference scores, which take longer than training; few tests need them."""
     for kind in (Checkerboard, Mnist):
         monkeypatch.setattr(kind, "reference", lambda self, field: (None, {"read": 1.0}))
 
@@ -32,7 +32,7 @@ def unreferenced(monkeypatch):
 def fitted(digits, tmp_path_factory):
     out = tmp_path_factory.mktemp("fitted") / "model"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fmwc.recipes.mnist.batch_for", lambda device: 80)  # quicker for so small a network
+        patch.setattr("fmwc.recipes.mnist.batch_for", lambda device: 80)  # faster for a small network
         return fit(digits, out, CPU), out
 
 
@@ -56,7 +56,7 @@ def test_the_reference_is_chosen_by_a_pilot_run(fitted):
         assert reference.classes == {"y": tuple(range(10))}
         assert reference.quantiles.shape == (1001,)
         assert bool((reference.quantiles.diff() >= 0).all())
-    run = sample(load(out), 40, cond={"y": labels(40)})  # in the setting of the reference, which is the default
+    run = sample(load(out), 40, cond={"y": labels(40)})  # with the settings of the reference, which are the default
     assert run.default_score == field.reference.score
     assert not len(run.times)
     assert bool(run.withheld) == bool(field.reference.withheld)
@@ -78,8 +78,8 @@ def test_the_record_says_how_it_was_made_and_holds_no_path_of_this_machine(fitte
 def test_the_reference_of_the_checkerboard_has_a_separate_seed(tmp_path):
     field = fit(BOARD, tmp_path / "model", CPU)
     again = load(tmp_path / "model").reference
-    assert again.score == field.reference.score == "nearest"  # points of the plane are dense
-    assert again.read_with is None  # which needs no trajectory
+    assert again.score == field.reference.score == "nearest"  # points in the plane are dense
+    assert again.read_with is None  # this score needs no trajectory
     assert torch.equal(again.checks["nearest"].points, field.reference.checks["nearest"].points)
     assert field.reference.standard is None
     assert 0 <= about(tmp_path / "model")["metrics"]["misplacement"] <= 1
@@ -157,7 +157,7 @@ def test_a_killed_training_does_not_resume_with_other_options(tmp_path):
 
 @dataclasses.dataclass(frozen=True)
 class Limited(Checkerboard):
-    """A recipe with a clock, as crystals have."""
+    """A recipe with a time limit, like that of crystals."""
 
     minutes: float = 0.0
     enough: float = 1.0
@@ -166,7 +166,7 @@ class Limited(Checkerboard):
 @pytest.mark.usefixtures("unreferenced")
 def test_a_stage_ended_by_the_time_limit_is_not_trained_further(tmp_path, monkeypatch):
     recipe = Limited(**{**dataclasses.asdict(BOARD), "iterations": 50, "minutes": 1.0, "enough": 0.1})
-    now = iter(range(0, 10**6, 5))  # five seconds at each look: the clock ends the flow after a few steps
+    now = iter(range(0, 10**6, 5))  # each reading adds five seconds, so the flow ends after a few steps
 
     def kill(at, done, total, loss):
         if at == "noise":

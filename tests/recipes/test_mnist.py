@@ -135,7 +135,7 @@ def test_classes_take_turns(classes):
 
 
 def field_of_few():
-    """Images of 16 numbers, whose variance is read exactly."""
+    """Images of 16 pixels, whose variance is computed exactly."""
     torch.manual_seed(0)
     return awaken(attach(UNet(base=8, stages=(1, 2), cond=8), space=(1, 4, 4), width=8))
 
@@ -225,7 +225,7 @@ def test_variance_and_divergence_are_read_at_the_same_times(steps, monkeypatch):
 
 
 def test_heads_are_evaluated_on_the_other_half():
-    """What the first half can teach is the opposite of what the second half is like."""
+    """The relation in the first half is the opposite of that in the second half."""
     generator = torch.Generator().manual_seed(0)
     excess = torch.randn(400, generator=generator)
     var = excess.exp()[None, :, None].expand(4, -1, 2) * (0.9 + 0.2 * torch.rand(4, 400, 2, generator=generator))

@@ -1,4 +1,4 @@
-"""`--set key=value`: what cannot be used is one line, before anything is made."""
+"""`--set key=value`: invalid values raise one line before any work."""
 
 import pytest
 

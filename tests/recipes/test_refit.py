@@ -1,4 +1,4 @@
-"""benchmarks/refit_reference.py: the reference that training would leave, on the weights that are there."""
+"""benchmarks/refit_reference.py writes the same reference as training, and keeps the weights."""
 
 import shutil
 import subprocess
@@ -19,7 +19,7 @@ from tests.recipes.conftest import CPU, identical, weights
 
 @pytest.fixture
 def made(recipe, tmp_path):
-    """A checkpoint as training leaves it, and a copy with an old reference."""
+    """Return a checkpoint after training, and a copy with an old reference."""
     fit(recipe, tmp_path / "new", CPU)
     shutil.copytree(tmp_path / "new", tmp_path / "old")
     update(tmp_path / "old", reference=Reference("peak", None, torch.linspace(0, 1, 11)))

@@ -1,4 +1,4 @@
-"""Reproducing the MNIST columns: tasks that are kept, and joined to a cell."""
+"""Reproduction of the MNIST columns: finished tasks are stored, and joined to a result file."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ SIZE = {"count": 160, "steps": 6, "draws": 5, "few": 80}
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Tasks that say their name, so that only how they are called is tested."""
+    """Tasks that return their names, to test how they are called."""
     done = []
 
     def task(name):

@@ -73,7 +73,7 @@ def test_the_style_of_a_slanted_line_is_its_slant():
         ink, slant, width = ink_of(image(line(slope)))[0].tolist()
         assert ink == pytest.approx(20 / 28**2)
         assert slant == pytest.approx(slope, abs=1e-6)
-        assert width == pytest.approx(abs(slope), abs=1e-6)  # a diagonal is as wide as it is tall
+        assert width == pytest.approx(abs(slope), abs=1e-6)  # a diagonal has equal width and height
 
 
 def test_the_style_of_a_blob_is_its_width():
@@ -83,7 +83,7 @@ def test_the_style_of_a_blob_is_its_width():
     ink, slant, width = ink_of(image(blob))[0].tolist()
     assert ink == pytest.approx(0.5 * 100 / 28**2)
     assert slant == pytest.approx(0, abs=1e-6)
-    assert width == pytest.approx(math.sqrt((5**2 - 1) / (20**2 - 1)))  # of uniform spreads, (n² − 1) / 12
+    assert width == pytest.approx(math.sqrt((5**2 - 1) / (20**2 - 1)))  # the variance of uniform values, (n² − 1) / 12
     assert style_of(torch.zeros(1, 1, 28, 28)).isfinite().all()
 
 
@@ -96,7 +96,7 @@ def test_specks_do_not_change_the_style():
     specked[0, 0, 8, 3] = specked[0, 0, 20, 24] = 1.0
     assert not torch.equal(ink_of(specked), ink_of(clean))
     assert torch.equal(style_of(specked), style_of(clean))
-    assert torch.equal(without_specks(clean)[0, 0, 5:23], clean[0, 0, 5:23])  # a stroke stays, but for its corners
+    assert torch.equal(without_specks(clean)[0, 0, 5:23], clean[0, 0, 5:23])  # a stroke remains, except for its corners
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +111,7 @@ def digits_experiment(digits, judge_folder):
 
 
 def test_digits_are_studied(digits_experiment, tmp_path):
-    """Numbers use all guided samples, also those that are not shown."""
+    """Numbers use all guided samples, including those that are not shown."""
     only = "draw:edit,read:edit,draw:guide,read:guide"
     study(digits_experiment, tmp_path, seeds=(1,), only=only, say=quiet)
     found = numbers_in(tmp_path)
@@ -127,7 +127,7 @@ def test_digits_are_studied(digits_experiment, tmp_path):
 
 
 def test_digits_drawn_with_another_judge_are_refused(digits_experiment, tmp_path):
-    """Digits are judged as they are drawn."""
+    """Digits are judged while they are drawn."""
     study(digits_experiment, tmp_path, seeds=(1,), only="draw:guide,read:guide", say=quiet)
     other = copy.copy(digits_experiment)
     other.classifier = copy.deepcopy(digits_experiment.classifier)
@@ -175,7 +175,7 @@ def test_crystals_are_studied(tmp_path, monkeypatch):
     subject = hasty(CrystalExperiment)(
         domain_named("crystals"), awaken(TINY.attach(TINY.network())), Sizes(4, 2, 2, 2, 2, 2)
     )
-    subject.usual = 1  # few steps, all of them read
+    subject.usual = 1  # few steps, all read
     subject.intents = {"chem-swap": subject.intents["chem-swap"]}
     only = "draw:samples,draw:edit,read:filter,read:trust,read:edit"
     study(subject, tmp_path, seeds=(1,), only=only, say=quiet)

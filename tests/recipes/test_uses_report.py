@@ -156,7 +156,7 @@ def test_edit_table_compares_with_random_times_and_the_paper(folder):
         "chem-swap",
         "polymorph",
         "all-channels",
-    }  # which the paper's range is over
+    }  # the paper gives a range over these
 
 
 def test_steps_tables(folder):
@@ -175,7 +175,7 @@ def test_rewind_and_guide_tables(folder):
 
 def test_entries():
     assert entry_text({"mean": 1.0, "std": 0.25}, 2) == "1.00 ± 0.25"
-    assert entry_text({"mean": 1.0, "std": None}, 2) == "1.00"  # of one seed
+    assert entry_text({"mean": 1.0, "std": None}, 2) == "1.00"  # from one seed
     assert entry_text({"mean": float("nan"), "std": None}, 2) == entry_text(None, 2) == NONE
     assert time_label("transported") == "at the peak of the transported variance"
     assert time_label("0.4 before transported") == "0.4 before the transported peak"
@@ -194,7 +194,7 @@ def test_figures_show_the_numbers(folder):
     names = spent.axes[0].get_legend_handles_labels()[1]
     assert names == ["rewind", "more steps", "best of two"]
     curves = figures.filter_curves(study).axes[0]
-    assert len(curves.lines) == 3  # random, perfect, and one score: the others order samples alike
+    assert len(curves.lines) == 3  # random, perfect, and one score: the other scores have the same order
     grids = figures.step_grids(study)
     assert [label.get_text() for label in grids.axes[0].get_yticklabels()] == ["uniform", "Ema (paper)"]
     assert [axes.get_title(loc="left") for axes in grids.axes] == ["5 steps", "10 steps"]

@@ -172,7 +172,7 @@ def test_wide_study_draws_all_options(points, tmp_path):
     few = studies.points(
         points.field, dataclasses.replace(SIZES, edited=2, replicates=1), hasty(CheckerboardExperiment)
     )
-    few.every = 1  # few steps, all of them read
+    few.every = 1  # few steps, all read
     study(few, tmp_path, seeds=(100,), only="draw:edit,read:edit,draw:rewind,read:rewind", wide=True, say=quiet)
     found = numbers_in(tmp_path)
     assert "turn, scale 0.1, 0.4 before variance" in found["edit"]
@@ -198,7 +198,7 @@ def samples(score, bad, **others):
 
 
 def test_certificates_hold_and_use_the_own_score(points, monkeypatch):
-    """The highest tenth of the own score is bad. Another score, first by name, is reversed."""
+    """The tenth with the highest own score is bad. Another score, first by name, is reversed."""
     score = np.linspace(0, 1, 600)
     bad = score > 0.9
     monkeypatch.setattr(CheckerboardExperiment, "risks", (0.1,))
@@ -224,7 +224,7 @@ def test_filter_by_hand(points):
 
 def test_edits_by_hand(points):
     """Two samples with two edits each, at random times and at the peak."""
-    home, other, off = [-1.5, -1.5], [0.5, 0.5], [-0.5, -1.5]  # one square, another, and none of the board's
+    home, other, off = [-1.5, -1.5], [0.5, 0.5], [-0.5, -1.5]  # one square, another square, and outside the board
     info = {"time": 0.5, "scale": 0.1}
 
     def row(*x):
@@ -237,7 +237,7 @@ def test_edits_by_hand(points):
     assert found["turn, random"]["success"] == 0.25
     assert found["turn, variance"]["success"] == 0.75
     assert found["turn, variance"]["gain"] == 0.5
-    assert found["turn, variance"]["gain_interval"] == [0.5, 0.5]  # it is the same for both samples
+    assert found["turn, variance"]["gain_interval"] == [0.5, 0.5]  # the same for both samples
     assert found["turn, variance"]["shown"] == [True, False]
     assert (found["turn, random"]["samples"], found["turn, random"]["replicates"]) == (2, 2)
     assert "surest" not in found["turn, random"]  # drawn without a score

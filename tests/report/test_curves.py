@@ -1,4 +1,4 @@
-"""Figures of curves, and those that the experiments share: with one sample and with many, with the right labels."""
+"""Figures of curves, and figures shared by the experiments: few and many samples, and correct labels."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,10 @@ def test_scores_are_compared_with_the_first():
 
 @pytest.mark.parametrize(("highest", "scale"), [(3.0, "linear"), (100.0, "log")])
 def test_quality_against_steps(highest, scale):
-    sweep = {"50": {"fid": 2.0, "failure": 0.01}, "5": {"fid": highest, "failure": 0.03}}  # keys that JSON made strings
+    sweep = {
+        "50": {"fid": 2.0, "failure": 0.01},
+        "5": {"fid": highest, "failure": 0.03},
+    }  # JSON turns keys into strings
     figure = quality_against_steps({"FM": sweep, "joint": {"50": {"fid": 2.5, "failure": 0.0}}})
     assert draws(figure)
     assert figure.axes[0].lines[0].get_xdata().tolist() == [5, 50]

@@ -62,7 +62,7 @@ def test_pixels_have_the_variance_of_the_velocity(field, trajectory, monkeypatch
     pixels = read_pixels(field, trajectory, 2, (0.5,), probes=60)
     y = trajectory.cond["y"][pixels.index]
     exact = field.moments(torch.tensor(pixels.states[0])[:, None], float(pixels.times[0]), cond={"y": y}).var[:, 0]
-    # A mean of 60 squares of normal numbers is within 18 % of its expectation two times in three; a sum is closer.
+    # The mean of 60 squared normal numbers has a standard deviation of 18 %; that of a sum is smaller.
     np.testing.assert_allclose(np.square(pixels.std[0]).sum((1, 2)), exact.sum((1, 2)), rtol=0.15)
     assert np.corrcoef(np.square(pixels.std[0]).ravel(), exact.ravel())[0, 1] > 0.8
 
@@ -109,7 +109,7 @@ def test_two_digits_have_a_page(tmp_path, field):
     two = sample(field, 2, steps=6, cond={"y": torch.tensor([7, 2])})
     pixels = read_pixels(field, two, 2, TIMES, probes=1)
     page = digits_page(tmp_path, two, [True, False], pixels, numbers=[], provenance={}).read_text()
-    assert "among those kept" not in page  # a curve of two is none
+    assert "among those kept" not in page  # two digits give no curve
 
 
 def test_page_ranks_by_the_score_of_the_run(trajectory, bad):

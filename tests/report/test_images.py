@@ -42,7 +42,7 @@ def test_large_runs_show_both_ends_and_an_even_choice():
     assert doubtful.which.tolist() == order[-40:].tolist()
     assert len(middle.which) == 120
     steps = np.diff(middle.places)
-    assert steps.max() - steps.min() <= 1  # even, but for rounding
+    assert steps.max() - steps.min() <= 1  # even up to rounding
 
 
 @given(confidence=levels, shown=st.integers(1, 8), seed=st.integers(0, 99))
@@ -66,7 +66,7 @@ def test_images_are_placed_in_their_cells():
     images = np.arange(1.0, 5.0)[:, None, None] * np.ones((4, 4, 6))
     shown = sheet.images(images, 0, 0, 3)
     picture = np.asarray(shown.get_array())
-    assert picture.shape == (2 * 6, 3 * 8)  # a margin of one on every side
+    assert picture.shape == (2 * 6, 3 * 8)  # a margin of one pixel on every side
     assert [picture[2, 3], picture[2, 11], picture[2, 19], picture[8, 3]] == [1, 2, 3, 4]
     assert picture[8, 11] == picture[0, 0] == 0
 
@@ -92,7 +92,7 @@ CASES = {"two digits": (2, None), "all good": (30, False), "all bad": (30, True)
 
 @pytest.fixture(params=CASES)
 def run(request):
-    """Images, confidence, bad, classes; class 3 is never asked for."""
+    """Return images, confidence, failures and classes; class 3 is never requested."""
     count, bad = CASES[request.param]
     rng = np.random.default_rng(0)
     wrong = rng.random(count) < 0.3 if bad is None else np.full(count, bad)
@@ -158,7 +158,7 @@ def test_the_most_doubtful_images_come_first_with_the_result_of_the_contest():
     said = [text.replace("\n", " ") for text in texts(figure)]
     assert said[1:3] == ["requested 1, better explained by 8", "requested 3, better explained by 6"]
     assert said[-1] == "requested 2, second best 7"
-    assert len(figure.axes[0].patches) == 3  # frames around those that another class explains better
+    assert len(figure.axes[0].patches) == 3  # frames around digits that another class explains better
     assert "score 0.9" in texts(most_doubtful(X, SCORE))
 
 

@@ -1,4 +1,4 @@
-"""Adaptive controllers, the paper's and ours, and grids fitted to a pilot."""
+"""Adaptive controllers of the paper and of this library, and grids fitted to a pilot run."""
 
 import math
 
@@ -34,13 +34,13 @@ PLANE = euclidean((2,))
 
 
 def read(*sigmas):
-    """Moments of samples of the plane with these σ."""
+    """Return moments of samples in the plane with these σ."""
     var = torch.tensor(sigmas).square()[:, None] * torch.tensor([0.75, 0.25])
     return Moments(torch.ones_like(var), var)
 
 
 def walk(controller, readings, start=0.0):
-    """The times a controller takes through hand-made readings."""
+    """Return the times of a controller for given readings."""
     controller = controller.begin(PLANE)
     t = start = torch.full((len(readings[0].mean),), start)
     grid = [t]
@@ -51,7 +51,7 @@ def walk(controller, readings, start=0.0):
 
 
 def rising(times):
-    """A profile whose σ² rises as t does, so that u(t) = t² up to the pilot's steps."""
+    """Return a profile with σ² proportional to t, so that u(t) = t² up to the steps of the pilot run."""
     return Profile(times, ((times + 1 / (2 * len(times))) ** 0.5)[:, None].expand(-1, 3), 2.0)
 
 
@@ -85,7 +85,7 @@ def test_the_spread_is_that_of_the_trajectory(mlp, product):
 def test_channels_count_in_their_units():
     space = Space({"a": Channel((2,), weight=4.0), "b": Channel((3,))})
     mean = {"a": torch.zeros(1, 2), "b": torch.zeros(1, 3)}
-    var = {"a": torch.ones(1, 1), "b": torch.full((1, 3), 2.0)}  # a: one number for both coordinates
+    var = {"a": torch.ones(1, 1), "b": torch.full((1, 3), 2.0)}  # one number for both coordinates of a
     assert std_norm(space, Moments(mean, var)).item() == pytest.approx(math.sqrt(4 * 2 + 3 * 2))
 
 
@@ -93,7 +93,7 @@ def test_channels_count_in_their_units():
 
 
 def test_the_step_of_ema_by_hand():
-    """λ = ½, b = 2, N = 4: σ̄ starts at σ(0), takes σ in, and the rest of the way is shared by the steps left."""
+    """λ = ½, b = 2, N = 4. σ̄ starts at σ(0) and averages σ; the remaining time is divided among the remaining steps."""
     sigmas = [(1.0, 2.0), (2.0, 2.0), (1.0, 1.0), (5.0, 1.0)]
     grid = walk(Ema(4, 0.5, 2.0), [read(*s) for s in sigmas])
     for sample_ in range(2):
@@ -130,7 +130,7 @@ def test_zero_variance_gives_equal_steps():
 
 
 def follow_twice(controller, space, first, second, v, t=0.8, speeds=None):
-    """What is followed after two readings of variances."""
+    """Return the followed velocity after two readings of the variance."""
     controller = controller.begin(space)
     zeros = {n: torch.zeros_like(c) for n, c in v.items()} if isinstance(v, dict) else torch.zeros_like(v)
     controller.follow(zeros, torch.zeros(1), Moments(v, first), speeds or {})
@@ -138,7 +138,7 @@ def follow_twice(controller, space, first, second, v, t=0.8, speeds=None):
 
 
 def test_damping_by_hand():
-    """λ = ½: σ goes 1 → 3 in the first coordinate (σ̄ = 2, r = ½), and falls in the second."""
+    """λ = ½: σ rises from 1 to 3 in the first coordinate (σ̄ = 2, r = ½), and falls in the second."""
     var = torch.tensor([[1.0, 1.0]]), torch.tensor([[9.0, 0.25]])
     v = torch.tensor([[2.0, 2.0]])
     assert follow_twice(Damped(5, 0.7, 0.5, 0.6), PLANE, *var, v).tolist() == [[pytest.approx(2 * (1 - 0.6 * 0.5)), 2]]
@@ -147,7 +147,7 @@ def test_damping_by_hand():
 
 
 def test_an_annealed_channel_has_its_slope_damped():
-    """v comes at (1 + s t) times its speed, and is followed at 1 + s (1 − κ r)₊ t."""
+    """v includes the factor 1 + s t, which damping changes to 1 + s (1 − κ r)₊ t."""
     space = Space({"a": Channel((2,), anneal=5.0), "b": Channel((2,))})
     one = {"a": torch.ones(1, 2), "b": torch.ones(1, 2)}
     more = {"a": torch.full((1, 2), 9.0), "b": torch.full((1, 2), 9.0)}
@@ -161,7 +161,7 @@ def test_an_annealed_channel_has_its_slope_damped():
 
 
 def test_the_last_step_of_an_annealed_channel_is_not_damped_short(product):
-    """Its pace there is capped at 1: with what it is faster by damped away, nothing is left to damp."""
+    """The pace of the last step is limited to 1. Damping reduces only the part above 1, so it changes nothing."""
     full = sample(product, 4, steps=6, config=SamplingConfig(anneal={"shape": 20.0, "place": 20.0}, keep_states=True))
     once = Damped(6, late=0.8, rate=1e-3, gain=1e9)  # from 5/6 on, the last step
     damped = sample(
@@ -189,7 +189,7 @@ def test_the_annealing_of_the_run_is_damped(product):
 def test_an_image_is_damped_by_channel_and_a_long_vector_as_a_whole():
     image, vector = euclidean((2, 4, 4)), euclidean((17,))
     first, second = torch.ones(1, 2, 4, 4), torch.ones(1, 2, 4, 4)
-    second[:, 0, 0] = 33.0  # the mean over channel 0 goes from 1 to 9: σ trebles
+    second[:, 0, 0] = 33.0  # the mean over channel 0 rises from 1 to 9, so σ triples
     kept = follow_twice(Damped(5, 0.0, 0.5, 0.6), image, first, second, torch.ones(1, 2, 4, 4))
     torch.testing.assert_close(kept, torch.tensor([0.7, 1.0])[None, :, None, None].expand(1, 2, 4, 4))
     second = torch.ones(1, 17)
@@ -259,14 +259,14 @@ def test_planned_without_boost_is_the_fitted_grid(mlp):
 
 
 def test_the_step_of_a_plan_by_hand():
-    """On a flat profile (u = t, σ̄ = 0.3) with b = 1: twice the pilot's σ, half the share."""
+    """On a flat profile (u = t, σ̄ = 0.3) with b = 1, twice the σ of the pilot run gives half the share."""
     grid = walk(Planned(FLAT, 3, 1.0), [read(0.6, 0.3), read(0.3, 0.15), read(0.1, 0.1)])
     torch.testing.assert_close(grid[:, 0], torch.tensor([0, 1 / 6, 1 / 6 + 5 / 12, 1]), atol=1e-5, rtol=0)
     torch.testing.assert_close(grid[:, 1], torch.tensor([0, 1 / 3, 1, 1]), atol=1e-5, rtol=0)
 
 
 def test_extrapolation_is_second_order():
-    """v = x has the end e·x0; halving the steps of Euler halves the error, of the two-step rule quarters it."""
+    """v = x ends at e·x0. Half the step size halves the error of Euler, and quarters that of the two-step rule."""
 
     def error(controller):
         end = sample(
@@ -284,7 +284,7 @@ def test_extrapolation_is_second_order():
 
 
 def test_extrapolation_by_variance_by_hand():
-    """σ = 0.45 where the pilot had 0.3: θ = ½ · 1.5; and never more than twice θ."""
+    """σ is 0.45 instead of 0.3 in the pilot run, so θ = ½ · 1.5; the factor is at most 2."""
     for sigma, weight in ((0.45, 0.75), (30.0, 1.0), (0.01, 0.25)):
         controller = Extrapolated(Uniform(2), 0.5, 1.0, FLAT).begin(PLANE)
         start, first, second = torch.zeros(1), torch.ones(1, 2), torch.full((1, 2), 3.0)
@@ -306,7 +306,7 @@ def test_every_sample_arrives_in_exactly_n_evaluations(name, steps, mlp, conv, p
         handle = field.network.register_forward_hook(lambda *a, calls=calls: calls.append(1))
         run = sample(field, 5, config=SamplingConfig(controller=everyone(steps)[name]))
         handle.remove()
-        assert run.evaluations == steps == len(calls)  # the reading's own forward pass is the velocity's
+        assert run.evaluations == steps == len(calls)  # the forward pass of the reading also gives the velocity
         assert run.grid.shape == (steps + 1, 5)
         assert bool((run.grid[-1] == 1).all())
         assert bool((run.grid.diff(dim=0) >= 0).all())

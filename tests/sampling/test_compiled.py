@@ -63,7 +63,7 @@ def seeded():
     torch.manual_seed(0)
 
 
-# Estimators that draw noise for rows give rows in reserve some too, so that others get other noise: not for crystals.
+# Estimators that draw noise per row also draw it for spare rows, which changes the noise of others: not for crystals.
 SAME = [(made, name) for made in (points, digits) for name in ("probed", "tangent", "diagonal", "taylor", "draws")]
 
 
@@ -80,7 +80,7 @@ def test_compiled_samples_and_variances_agree(made, estimator):
         rtol=1e-4,
         atol=1e-6,
     )
-    assert len(said) == 4  # the velocity and the reading, each when it begins and when it is done
+    assert len(said) == 4  # one message before and one after compiling the velocity, and the reading
 
 
 @pytest.mark.parametrize("made", [points, digits])
@@ -99,7 +99,7 @@ class Convolving(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(
             nn.Conv2d(1, 4, 3, padding=1),
-            nn.Conv2d(4, 4, 3, stride=2, padding=1),  # of 7 rows, so that the last is left out
+            nn.Conv2d(4, 4, 3, stride=2, padding=1),  # 7 rows, so the last is not used
             nn.Conv2d(4, 6, (1, 3), padding="same", groups=2),
             nn.Conv2d(6, 4, 3, padding=2, dilation=2),
             nn.ConvTranspose2d(4, 4, 3, stride=2, padding=1),
@@ -128,8 +128,12 @@ def test_backward_convolutions_become_transposed_convolutions(monkeypatch):
         rtol=1e-4,
         atol=1e-6,
     )
-    assert [targets.count("aten.convolution_backward.default") for targets in seen] == [2]  # of the transposed one
-    assert seen[0].count("aten.convolution.default") == 7 + 7 + 2 * 5  # outputs, variances; both probes, past the first
+    assert [targets.count("aten.convolution_backward.default") for targets in seen] == [
+        2
+    ]  # for the transposed convolution
+    assert (
+        seen[0].count("aten.convolution.default") == 7 + 7 + 2 * 5
+    )  # outputs, variances, and two probes for all but the first
 
 
 def test_common_terms_of_reading_and_velocity_are_computed_once(monkeypatch):
@@ -149,7 +153,7 @@ def test_common_terms_of_reading_and_velocity_are_computed_once(monkeypatch):
 
 
 class Writing(nn.Module):
-    """A network that fills two tables which begin the same."""
+    """A network that fills two tables with equal initial values."""
 
     def __init__(self):
         super().__init__()
@@ -197,7 +201,7 @@ def test_each_batch_size_is_compiled_once():
     "change",
     [
         lambda layer: layer.weight.mul_(1.5),
-        lambda layer: layer.weight.data.mul_(1.5),  # leaves no trace but the values
+        lambda layer: layer.weight.data.mul_(1.5),  # has no effect except the values
         lambda layer: setattr(layer.weight, "data", layer.weight * 1.5),
         lambda layer: setattr(layer, "weight", nn.Parameter(layer.weight * 1.5)),
     ],
@@ -229,7 +233,7 @@ def test_larger_crystals_get_more_capacity():
             rtol=1e-4,
             atol=1e-6,
         )
-    assert len(said) == 2 * 2  # for one room and the other: small crystals have it in the larger
+    assert len(said) == 2 * 2  # for both capacities; small crystals fit into the larger one
 
 
 def test_a_network_in_training_mode_is_sampled_in_evaluation_mode():
@@ -249,7 +253,7 @@ def test_transport_and_other_decoders_run_uncompiled():
 
 
 class Looking(nn.Module):
-    """A network that does otherwise for other values."""
+    """A network that branches on values."""
 
     def __init__(self):
         super().__init__()
@@ -265,7 +269,7 @@ def test_networks_that_branch_on_values_are_refused():
 
 
 class Choosing(nn.Module):
-    """A network whose shapes depend on values, without a look at any."""
+    """A network whose shapes depend on values, without a branch."""
 
     def __init__(self):
         super().__init__()
@@ -325,9 +329,9 @@ def test_out_of_memory_is_not_reported_as_uncompilable(monkeypatch):
         fmwc.sample(fast(field)[0], 1, steps=2)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, where it imports its compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # raised when torch imports its compiler
 def test_the_compiler_itself_agrees_with_the_field():
-    """The default backend, which writes C++ here and Triton on a GPU."""
+    """Test the default backend, which generates C++ here, and Triton on a GPU."""
     field, _ = points()
     compiled, said = fast(field, "inductor")
     assert_same(fmwc.sample(compiled, 8, steps=3), fmwc.sample(field, 8, steps=3), rtol=1e-4, atol=1e-6)
@@ -336,7 +340,7 @@ def test_the_compiler_itself_agrees_with_the_field():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compiled_code_is_cached_on_disk_for_any_weights(tmp_path, monkeypatch):
-    """In torch's cache on disk, by a new process too; weights and numbers that a network holds are not a part of it."""
+    """Compiled code is in torch's cache on disk, also for new processes. The cache key does not contain the weights."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     for hits in (0, 1):
         counters.clear()
@@ -350,12 +354,14 @@ def test_compiled_code_is_cached_on_disk_for_any_weights(tmp_path, monkeypatch):
         torch.compiler.reset()
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # torch's own: TF32 would be faster, …
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::UserWarning"
+)  # torch warns that TF32 would be faster
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: what is captured is a CUDA graph")
 @pytest.mark.parametrize("made", [points, digits, crystals])
 @pytest.mark.parametrize(("half", "tolerance"), [(False, 1e-3), (True, 0.05)])
 def test_a_captured_graph_agrees_with_the_field(made, half, tolerance, monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # ten bits, rounded otherwise where fused otherwise
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # ten bits; fused operations round differently
     field, cond = made()
     field, cond = field.to("cuda"), {k: v.to("cuda") for k, v in cond.items()}
     compiled = Compiled(field, say=lambda text: None, half=half, cuda_graph=True)

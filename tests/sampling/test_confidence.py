@@ -1,4 +1,4 @@
-"""One meaning of confidence: the place among a comparable reference, else withheld; rank is that within the run."""
+"""Confidence is the position in a comparable reference, or withheld; rank is the position within the run."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ LEVELS = torch.linspace(0, 1, 101)
 
 
 def referred(field, score="peak", steps=10, schedule=1, **reference):
-    """The field with a reference of its own samples, of another seed."""
+    """Return the field with a reference from samples of another seed."""
     made = read_with("linearised", steps, "euler", when(schedule))
     run = sample(field, 60, steps=steps, seed=9, schedule=when(schedule))
     field.reference = Reference(score, made, run.score(score).quantile(LEVELS), **reference)
@@ -82,9 +82,9 @@ def test_default_estimator_is_that_of_the_reference(mlp):
     run = sample(mlp, 4, steps=10)
     assert run.times[:, 0].tolist() == pytest.approx([0.2, 0.5, 0.9])
     assert not run.withheld
-    assert len(sample(mlp, 4, steps=20).times) == 20  # its times are those of ten steps
+    assert len(sample(mlp, 4, steps=20).times) == 20  # its times belong to ten steps
     mlp.reference = mlp.reference._replace(read_with=read_with(Linearised(3), 10, "euler"))
-    assert not sample(mlp, 4, steps=10).withheld  # also by its estimator
+    assert not sample(mlp, 4, steps=10).withheld  # also named by its estimator
 
 
 @pytest.mark.parametrize("text", ["Linearised(probes=3)", "Tangent(probes=2)", "MonteCarlo(draws=5, abreast=1)"])
@@ -155,7 +155,7 @@ def test_files_keep_rank_evidence_and_why_there_is_no_confidence(how, mlp, tmp_p
 
 
 def summed(field, *names, checks=None, **cond):
-    """The field with a reference that is the sum of scores of free signals and checks."""
+    """Return the field with a reference whose score is a sum of free signals and checks."""
     checks = checks or {}
     run = sample(field, 60, steps=10, seed=9, confidence=None, cond=cond)
     for one in checks.values():

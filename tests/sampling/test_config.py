@@ -58,7 +58,7 @@ def test_uniform_needs_a_step():
 
 
 def test_custom_controllers_receive_the_moments():
-    """Two members are all it takes; a batch may sit at different times."""
+    """A controller needs two members only; samples of a batch may have different times."""
     seen = []
 
     class Halving:

@@ -27,7 +27,7 @@ def drawn(field, estimator, half, backend="eager", **options):
 
 
 def terms_of_products(monkeypatch):
-    """Lists that fill with how many terms products of matrices sum, of those in half precision and of the others."""
+    """Return lists that record the inner sizes of matrix products, in half precision and in full precision."""
     seen, rewrite = {True: [], False: []}, compiling.halve_variances
 
     def rewritten(graph, means):
@@ -51,7 +51,7 @@ def test_the_variance_is_close_and_the_sample_the_same(build, name, monkeypatch)
         assert torch.equal(channels(half.x)[channel], channels(whole.x)[channel])
         assert torch.equal(channels(half.mean)[channel], channels(whole.mean)[channel])
         off = (var / channels(whole.var)[channel] - 1).abs()
-        assert 0 < float(off.median()) < 0.01  # it is computed otherwise, by the same probes
+        assert 0 < float(off.median()) < 0.01  # computed differently, with the same probes
 
 
 class Writing(nn.Module):
@@ -75,7 +75,7 @@ def test_tensors_written_in_place_belong_to_the_mean():
 
 
 class Twice(nn.Module):
-    """A network whose way back is a product of a product."""
+    """A network whose backward pass is a product of a product."""
 
     def __init__(self):
         super().__init__()
@@ -89,14 +89,14 @@ class Twice(nn.Module):
 
 def test_a_product_may_be_a_factor_of_the_next():
     field = fmwc.attach(Twice(), space=(2,))
-    field.row_order_checked = True  # samples see one another, which is beside the point
+    field.row_order_checked = True  # samples interact, which does not matter here
     whole, half = (drawn(field, Linearised(1), half) for half in (False, True))
     torch.testing.assert_close(half.var, whole.var, rtol=0.05, atol=0)
     assert not torch.equal(half.var, whole.var)
 
 
 def test_draws_are_not_rounded():
-    """Their differences would be, by as much as they are apart."""
+    """Rounding would change the differences between draws as much as their size."""
     field = mlp_field()
     whole, half = (drawn(field, MonteCarlo(4), half) for half in (False, True))
     assert torch.equal(whole.var, half.var)
@@ -111,8 +111,8 @@ def test_the_velocity_is_not_rounded(monkeypatch):
 def test_products_of_few_terms_stay_in_single_precision(monkeypatch):
     seen = terms_of_products(monkeypatch)
     drawn(fmwc.attach(nn_of(32), space=(2,), exclude=["0"]), Linearised(1), True)
-    # θ²(αh²) and the inference network's two of both layers with noise. The probe's way back to the first is by the two
-    # columns of a point, as the velocity's first product is; its other two are of the mean.
+    # Half precision: θ²(αh²) and the two products of the inference network, for both noisy layers. Full precision: the
+    # products with two terms (the velocity's first layer, and its backward pass), and two products of the mean.
     assert sorted(seen[True]) == [32, 32, 48, 48, 64, 64]
     assert sorted(seen[False]) == [2, 2, 32, 32]
 
@@ -153,7 +153,7 @@ def test_half_precision_is_the_default_where_it_is_fast(device, able, said, expe
 
 
 class Normed(nn.Module):
-    """A network in which probes are pulled back through a group norm, and on through linear layers."""
+    """A network in which the backward pass goes through a group norm and then through linear layers."""
 
     def __init__(self):
         super().__init__()

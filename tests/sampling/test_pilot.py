@@ -1,4 +1,4 @@
-"""Schedules that adapt: the readings that a score looks at, and a confidence of their own."""
+"""Adaptive schedules: the readings that matter for a score, and a separate reference."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ STEPS = 20
 
 
 def made(std, score, **options):  # (R,), (R, B)
-    """A run of one channel whose σ is given."""
+    """Return a run of one channel with given σ."""
     steps, count = std.shape
     times = (torch.arange(steps) / steps)[:, None].expand(steps, count)
     x = torch.zeros(count, 1)
@@ -41,14 +41,14 @@ def test_nothing_is_read_outside_the_windows_of_the_score(score, readings):
 
 
 def test_fit_schedule_finds_the_readings_that_determine_the_score():
-    """Samples differ in σ at two times only, so that readings there are the whole score."""
+    """Samples differ in σ at two times only, so readings at these times determine the score."""
     random = torch.Generator().manual_seed(0)
     std = torch.ones(STEPS, 64)
     std[3] += torch.rand(64, generator=random)
     std[15] += 5 * torch.rand(64, generator=random)
     found = fit_schedule(mlp_field(), 1, pilot=made(std, "peak"), steps=STEPS)
     assert found.times == (0.75,)
-    # A reading stands until the next: that of 0.15 must be followed at once to weigh as much as it does.
+    # A reading counts until the next one, so another one must follow directly after 0.15 to give it the right weight.
     integrated = fit_schedule(mlp_field(), 4, pilot=made(std, "integrated"), steps=STEPS)
     assert {0.15, 0.75} < set(integrated.times)
     assert integrated.agreement == pytest.approx(1, abs=1e-3)
@@ -80,19 +80,19 @@ def test_fitted_times_are_locally_optimal():
 def test_a_run_by_a_schedule_has_the_confidence_of_its_pilot():
     field = mlp_field()
     field.schedule = fit_schedule(field, 2, pilot=200, steps=STEPS, seed=1)
-    run = sample(field, 200, steps=STEPS, seed=1, schedule=Schedule.adaptive())  # the pilot's own samples
+    run = sample(field, 200, steps=STEPS, seed=1, schedule=Schedule.adaptive())  # the samples of the pilot run
     assert run.times[:, 0].tolist() == pytest.approx(field.schedule.times)
     torch.testing.assert_close(run.reference, field.schedule.reference.quantiles)
     torch.testing.assert_close(run.confidence.sort().values, torch.linspace(0, 1, 200), atol=0.02, rtol=0)
     one = sample(field, 1, steps=STEPS, seed=1, schedule=field.schedule)
     torch.testing.assert_close(one.confidence, run.confidence[:1])
-    assert sample(field, 5, steps=STEPS + 1, schedule=Schedule.adaptive()).reference is None  # read otherwise
+    assert sample(field, 5, steps=STEPS + 1, schedule=Schedule.adaptive()).reference is None  # read with other settings
     torch.testing.assert_close(run.x, sample(field, 200, steps=STEPS, seed=1, confidence=None).x, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("steps", [12, 24, 30, 60, 128])
 def test_a_schedule_reads_the_steps_it_was_chosen_for(steps):
-    """Also where their times have no end in decimals."""
+    """Also for times without a finite decimal representation."""
     field = mlp_field()
     field.schedule = fit_schedule(field, pilot=20, steps=steps)
     run = sample(field, 3, steps=steps, schedule=Schedule.adaptive())
@@ -108,7 +108,7 @@ def test_reference_of_a_schedule_is_standardised_within_classes():
     run = made(score, "integrated", cond={"y": y}).ranked_by("integrated", within="y")
     found = fit_schedule(field, 5, pilot=run, steps=STEPS)
     assert found.reference.standard.cond == "y"
-    assert found.reference.quantiles.abs().max() < 5  # in spreads of a class
+    assert found.reference.quantiles.abs().max() < 5  # in units of the spread of a class
     assert float(found.reference.quantiles.median()) == pytest.approx(0, abs=0.2)
 
 
@@ -131,7 +131,7 @@ def test_the_shipped_schedule_detects_misplaced_points():
     reads = {"confidence": Linearised(), "check": False}
     every, few = (sample(field, 500, **arguments(seed=7, schedule=schedule, **reads)) for schedule in (1, "adaptive"))
     bad, score = misplaced(every.x), field.schedule.reference.score
-    assert auprc(few.score(), bad) > auprc(every.score(score), bad) - 0.05  # some fifteen; the claim is of more
+    assert auprc(few.score(), bad) > auprc(every.score(score), bad) - 0.05  # about fifteen; the stated number is larger
     torch.testing.assert_close(few.confidence, every.ranked_by(score).rank, atol=0.25, rtol=0)
 
 
@@ -149,7 +149,7 @@ def test_invalid_schedules():
         with pytest.raises(UsageError, match=r"Schedule\.every\(5\)"):
             sample(field, 3, schedule=old)
     with pytest.raises(UsageError, match="cannot be computed from 1 readings"):
-        fit_schedule(field, 1, pilot=20, steps=STEPS)  # a ratio takes two
+        fit_schedule(field, 1, pilot=20, steps=STEPS)  # a ratio needs two readings
     with pytest.raises(UsageError, match="same times"):
         fit_schedule(
             field,

@@ -20,7 +20,7 @@ CHANNELS = ("type", "coord", "lattice")
 
 
 def constant(x, t):
-    """A velocity that is the same everywhere, at every time."""
+    """A constant velocity."""
     return {
         "place": torch.tensor([0.1, -0.2], dtype=x["place"].dtype).expand_as(x["place"]),
         "shape": torch.tensor([1.0, 2.0, -3.0], dtype=x["shape"].dtype).expand_as(x["shape"]),
@@ -41,14 +41,14 @@ def start(count=4):
 
 
 def pace(t, dt, slope):
-    """1 + s t, but no faster than (1 − t)/dt, which is never held below 1."""
+    """Return 1 + s t, limited to (1 − t)/dt, but not below 1."""
     return min(1 + slope * t, max(1.0, (1 - t) / dt))
 
 
 @pytest.mark.parametrize("slope", [1.0, 5.0, 100.0])
 @pytest.mark.parametrize("steps", [1, 2, 7, 50])
 def test_annealed_steps_do_not_overshoot(steps, slope):
-    """Towards a known end the way left shrinks at every step, whatever the slope, and none is left at t = 1."""
+    """For any slope, the distance to a known end decreases at every step and is zero at t = 1."""
     x0, end = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([[1.0, -2.0]], dtype=torch.float64)
 
     def towards(x, t):
@@ -75,7 +75,7 @@ def test_annealing_speeds_up_with_time(steps, slope):
     torch.testing.assert_close(run.x["shape"], x0["shape"] + way * v["shape"])
     off = FlatTorus().logmap(run.x["place"], x0["place"] + way * v["place"])
     torch.testing.assert_close(off, torch.zeros_like(off))
-    assert torch.equal(run.x["size"], plain.x["size"])  # what is not named goes on as it did
+    assert torch.equal(run.x["size"], plain.x["size"])  # other channels are unchanged
     torch.testing.assert_close(plain.x["shape"], x0["shape"] + v["shape"])
     assert torch.equal(run.x["shape"], plain.x["shape"]) == (slope == 0 or steps == 1)
     assert torch.equal(run.grid, plain.grid)
@@ -84,7 +84,7 @@ def test_annealing_speeds_up_with_time(steps, slope):
 
 @pytest.mark.parametrize("stepper", STEPPERS)
 def test_every_stepper_paces_each_of_its_evaluations(stepper):
-    """The flow that is followed is pace(t) v(x, t): a two-stage stepper reads it at both of its times."""
+    """The sampler follows pace(t) v(x, t). A two-stage stepper evaluates it at both of its times."""
     x0 = torch.randn(3, 2, dtype=torch.float64)
     times = [0.0, 0.25, 0.5, 0.75, 1.0]
 
@@ -130,7 +130,7 @@ def test_annealing_of_a_space():
     said = sample(constant, **arguments(space=PRODUCT, anneal={"shape": 4.0}, **options))
     assert all(torch.equal(own.x[k], said.x[k]) for k in x0)
     plain = sample(constant, **arguments(space=PRODUCT, **options))
-    for anneal in ({}, {"shape": 0.0}):  # what is given is all there is
+    for anneal in ({}, {"shape": 0.0}):  # only the given atoms exist
         found = sample(constant, **arguments(space=paced, anneal=anneal, **options))
         assert all(torch.equal(found.x[k], plain.x[k]) for k in x0)
     assert not torch.equal(own.x["shape"], plain.x["shape"])
@@ -165,7 +165,7 @@ def test_crystals_have_the_given_numbers_of_atoms(atoms):
         assert bool((state["type"][present(ATOMS)] != 0).all())
         assert bool(((state["coord"] >= 0) & (state["coord"] < 1)).all())
         assert float(state["lattice"][:, :3].min()) >= 0.5
-    assert torch.equal(run.x["coord"][ATOMS == 1], run.x0["coord"][ATOMS == 1])  # one atom alone stays
+    assert torch.equal(run.x["coord"][ATOMS == 1], run.x0["coord"][ATOMS == 1])  # a single atom does not move
     assert torch.equal(run.cond["atoms"], ATOMS)
     assert torch.isfinite(run.score("integrated")).all()
     head = run.take(torch.arange(3))

@@ -1,4 +1,4 @@
-"""Variances read outside the sampler: along another loop, and again along a finished run."""
+"""Variances read outside the sampler: in another loop, and again along a finished run."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def test_a_rejected_step_is_not_counted(mlp):
 
 
 def adaptive(velocity, x, tolerance):
-    """Euler steps controlled by Heun's, halved where they are rejected; the times and states that were accepted."""
+    """Integrate by Euler steps controlled by Heun's error, halved if rejected; return the accepted times and states."""
     t, dt, times, states, rejected = 0.0, 0.5, [0.0], [x], 0
     while t < 1:
         x = x.detach()
@@ -82,7 +82,7 @@ def test_the_states_an_adaptive_solver_accepts(mlp):
     recorder = fmwc.VarianceRecorder(mlp)
     times, states, _ = adaptive(recorder, x0, 1e-3)
     recorded = recorder.trajectory(states[-1])
-    torch.testing.assert_close(recorded.times[:-1, 0], times[:-1])  # and the end of the last step
+    torch.testing.assert_close(recorded.times[:-1, 0], times[:-1])  # also the end of the last step
     torch.testing.assert_close(recorded.score("integrated"), fine.score("integrated"), rtol=0.1, atol=0)
 
 

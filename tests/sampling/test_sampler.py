@@ -1,4 +1,4 @@
-"""The sampler: what it computes does not depend on how, and confidence does not change a sample."""
+"""The sampler: results do not depend on batches or devices, and confidence does not change a sample."""
 
 import importlib
 
@@ -107,7 +107,7 @@ def test_small_states_are_read_exactly_and_large_ones_with_probes(dim):
 
 
 def test_the_size_of_a_state_counts_all_channels(product):
-    assert default_estimator(product.space) == Linearised()  # two and three of them
+    assert default_estimator(product.space) == Linearised()  # two and three atoms
     assert default_estimator(euclidean((1, 4, 4))) == Linearised()
     assert default_estimator(euclidean((1, 3, 6))) == Linearised(PROBES)
     assert SMALL == 16
@@ -232,7 +232,7 @@ def test_progress_and_conditions_follow_the_batches():
     split = sample(field, 10, steps=3, progress=done.append, transport=True, cond=cond, config=SamplingConfig(batch=4))
     assert done == [4, 4, 2]
     close(split.x, sample(field, 10, steps=3, cond=cond).x)
-    with torch.inference_mode():  # a condition born here has no derivatives
+    with torch.inference_mode():  # a condition created in inference mode has no derivatives
         inside = sample(field, 10, steps=3, transport=True, cond={**cond, "goal": goal + 0})
     torch.testing.assert_close(inside.transported.var, split.transported.var, rtol=1e-4, atol=1e-7)
 
@@ -309,7 +309,7 @@ def test_budget_is_spent_exactly(stepper, budget, confidence):
     field = attach(Counting(), space=(2,), width=4)
     run = sample(field, 3, confidence=reader(confidence), config=SamplingConfig(evaluations=budget, stepper=stepper))
     assert run.evaluations == budget
-    assert field.network.calls == budget  # reading the linearised variance takes no evaluation of its own
+    assert field.network.calls == budget  # reading the linearised variance takes no additional evaluation
     assert bool((run.grid[-1] == 1).all())
     each = STEPPERS[stepper].evaluations
     assert len(run.grid) - 1 == budget // each + budget % each
@@ -348,7 +348,7 @@ class Constant(nn.Module):
         return self.layer(torch.ones_like(x))
 
 
-DECODED = {"map": 0, "stochastic": 1, "mean5": 1 / 5}  # what of the noise's variance is left
+DECODED = {"map": 0, "stochastic": 1, "mean5": 1 / 5}  # the remaining share of the variance of the noise
 
 
 def test_every_decoder_is_tested():

@@ -1,4 +1,4 @@
-"""Every score against values worked out by hand on a trajectory small enough to do so."""
+"""Every score against values computed by hand on a small trajectory."""
 
 import math
 from dataclasses import replace
@@ -57,11 +57,11 @@ def test_parts_of_a_name():
 
 
 def test_the_geometric_score_does_not_depend_on_units_or_rows():
-    """Two channels, one of them with two and with three rows: each row as uncertain, each sample as doubtful."""
+    """Two samples with two and three equally uncertain rows in one channel are equally doubtful."""
     times = torch.tensor([[0.0, 0.0], [0.5, 0.5]])
     atoms = torch.tensor([2, 3])
-    a = torch.tensor([4.0, 9.0])[:, None, None] * atoms[None, :, None]  # a variance of 4, then 9, for each row's number
-    b = torch.tensor([1.0, 16.0])[:, None, None].expand(2, 2, 1)  # of one number, in another unit
+    a = torch.tensor([4.0, 9.0])[:, None, None] * atoms[None, :, None]  # a variance of 4, then 9, per row
+    b = torch.tensor([1.0, 16.0])[:, None, None].expand(2, 2, 1)  # one number, in another unit
 
     def run(unit: float) -> Trajectory:
         x = {"a": torch.zeros(2, 3, 1), "b": torch.zeros(2, 1)}
@@ -81,10 +81,13 @@ def test_the_geometric_score_does_not_depend_on_units_or_rows():
 
 
 def test_the_geometric_score_leaves_out_channels_that_cannot_vary():
-    """Of rows whose mean is taken off, one is tied by the others: a single row is certain, whatever is known of it."""
+    """In a centred channel, a single row cannot vary, so it is certain for any variance."""
     times, atoms = torch.zeros(1, 2), torch.tensor([1, 3])
     x = {"a": torch.zeros(2, 3, 2), "b": torch.zeros(2, 1)}
-    var = {"a": torch.tensor([[[0.0], [36.0]]]), "b": torch.full((1, 2, 1), 25.0)}  # 36 over 2 rows of 2
+    var = {
+        "a": torch.tensor([[[0.0], [36.0]]]),
+        "b": torch.full((1, 2, 1), 25.0),
+    }  # 36 over two free rows of two coordinates
     run = Trajectory(
         x=x,
         x0=x,
@@ -96,7 +99,7 @@ def test_the_geometric_score_leaves_out_channels_that_cannot_vary():
         rows={"a": ("n", 1)},
     )
     torch.testing.assert_close(run.score("geometric"), torch.tensor([5.0, (3.0 * 5.0) ** 0.5]))
-    # Alone, it leaves nothing to doubt: also where an estimator that drops correlations says that it varies.
+    # A single row is certain, even if an estimator that ignores correlations gives it a variance.
     torch.testing.assert_close(run.score("a/geometric"), torch.tensor([0.0, 3.0]))
     dropped = replace(run, var={**var, "a": torch.tensor([[[7.0], [36.0]]])})
     assert torch.equal(dropped.score("a/geometric"), run.score("a/geometric"))
@@ -114,7 +117,7 @@ def test_windows_of_the_ratio_are_options():
 def test_the_window_of_integrated_is_an_option():
     found = tiny().score("integrated", early=0.2, late=0.9)  # readings at 0.2 and 0.7
     torch.testing.assert_close(found, torch.tensor([4 * 0.5 + 1 * 0.2, 1 * 0.5 + 5 * 0.2], dtype=torch.float64))
-    with pytest.raises(UsageError, match=r"not read for 0.95 ≤ t < 1"):  # a window that was not read says nothing
+    with pytest.raises(UsageError, match=r"not read for 0.95 ≤ t < 1"):  # a window without readings has no score
         tiny().score("integrated", early=0.95)
 
 
@@ -137,7 +140,7 @@ def test_only_scores_with_a_window_take_one(name):
 
 
 def test_an_irregular_schedule_weighs_each_reading_by_its_time(mlp):
-    """A steady variance has the same integral however often it is read, and the ratio 1."""
+    """A constant variance has the same integral for any number of readings, and the ratio 1."""
     for times in ((0.0, 0.1, 0.15, 0.8), (0.0, 0.25, 0.5, 0.75), (0.0, 0.01, 0.02, 0.98)):
         run = tiny(times, ((2, 2, 2, 2),))
         assert run.score("integrated").item() == pytest.approx(2 * (1 - times[0]))
@@ -237,7 +240,7 @@ LEVELS, SPREADS = (0.0, 3.0, -5.0), (1.0, 0.1, 2.5)
 
 
 def classes(count=41):
-    """Scores whose logarithms are `count` even steps from −1 to 1, scaled and shifted by class, all mixed up."""
+    """Return shuffled scores whose logarithms are `count` even steps from −1 to 1, scaled and shifted by class."""
     z = torch.linspace(-1, 1, count, dtype=torch.float64).repeat(3)
     groups = torch.arange(3).repeat_interleave(count)
     order = torch.randperm(len(z), generator=torch.Generator().manual_seed(0))
@@ -294,7 +297,7 @@ def test_a_standard_applies_to_other_samples():
     standard = Standard("y", torch.tensor([0.0, 2.0]), torch.tensor([1.0, 0.5]))
     raw, groups = torch.tensor([1.0, math.e, math.e**2, math.e**3]), torch.tensor([0, 0, 1, 1])
     torch.testing.assert_close(standard(raw, groups), torch.tensor([0.0, 1.0, 0.0, 2.0]))
-    many = torch.stack([raw, raw**2])  # a row a reading
+    many = torch.stack([raw, raw**2])  # one row per reading
     torch.testing.assert_close(standard(many, groups), torch.tensor([[0.0, 1.0, 0.0, 2.0], [0.0, 2.0, 4.0, 8.0]]))
     assert standard(raw.double(), groups).dtype == torch.float64
 

@@ -1,4 +1,4 @@
-"""Every stepper: its order of convergence, its evaluations, and a run written out."""
+"""Every stepper: its order of convergence, its evaluations, and its steps against a reference."""
 
 import math
 
@@ -76,7 +76,7 @@ def test_a_constant_velocity_on_the_torus(name):
 
 
 def test_every_stepper_is_tested():
-    """The written-out integrator knows each by name, so a new one fails until it is written out too."""
+    """The reference integrator lists steppers by name, so a new stepper fails until it is added there."""
     assert set(STEPPERS) == {"euler", "midpoint", "heun"}
     assert {n: (s.evaluations, s.order) for n, s in STEPPERS.items()} == {
         "euler": (1, 1),

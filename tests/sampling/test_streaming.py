@@ -1,4 +1,4 @@
-"""Large runs: what is held grows neither with the steps nor, where it is streamed, with the samples."""
+"""Large runs: memory does not grow with the steps nor, if streamed, with the number of samples."""
 
 import dataclasses
 import gc
@@ -22,7 +22,7 @@ TENSORS = ("x", "x0", "times", "mean", "var", "grid", "scores")
 
 
 def referred(field, steps=10, score="temporal_ratio", estimator=None):
-    """The field with a reference, read as it will be."""
+    """Return the field with a reference that has the settings of the tests."""
     run = sample(field, 50, steps=steps, seed=9)
     estimator = estimator or fmwc.sampling.default_estimator(field.space)
     field.reference = Reference(score, read_with(estimator, steps, "euler"), run.score(score).sort().values)
@@ -30,7 +30,7 @@ def referred(field, steps=10, score="temporal_ratio", estimator=None):
 
 
 def held(run):
-    """The numbers that a run holds."""
+    """Return how many numbers a run holds."""
     found = [getattr(run, name) for name in TENSORS if getattr(run, name) is not None]
     return sum(c.numel() for value in found for c in channels(value).values())
 
@@ -54,27 +54,27 @@ def test_the_size_of_a_scored_run_does_not_grow_with_its_steps(conv):
 
 
 class Counting(nn.Module):
-    """A velocity that counts the numbers alive when it is called."""
+    """A velocity that counts the numbers in memory when it is called."""
 
     def __init__(self):
         super().__init__()
         self.layer, self.most = nn.Linear(64, 64), 0
 
     def forward(self, x, t):
-        if bool((t > 0.85).all()):  # near the end, when most is held
+        if bool((t > 0.85).all()):  # near the end, where memory is largest
             self.most = max(self.most, sum(o.numel() for o in gc.get_objects() if type(o) is torch.Tensor))
         return self.layer(x)
 
 
 @pytest.mark.parametrize(("schedule", "reading"), [([0.1, 0.8], 0), (1, 3)])
 def test_memory_does_not_grow_with_the_steps(schedule, reading):
-    """Nothing a step; and a reading the time, one variance and its place, not the 64 numbers of a velocity."""
+    """A step keeps nothing; a reading keeps its time, variance and index, but not the 64 numbers of a velocity."""
     most = []
     for steps in (10, 40):
         field = attach(Counting(), space=(64,))
         sample(field, 32, steps=steps, schedule=when(schedule), config=SamplingConfig(record="score"))
         most.append(field.network.most)
-    # Also one more of the ten predicted ends that are kept, its time, and whether a step before is the first.
+    # In addition: one more of the ten predicted ends with its time, and a flag for the first step.
     assert most[1] - most[0] <= 30 * 32 * reading + 65 * 32 + 32
 
 
@@ -111,7 +111,7 @@ NO_MEMORY = {
 
 
 class Narrow(nn.Module):
-    """A velocity for so many samples at a time."""
+    """A velocity that raises an error for more than `room` samples."""
 
     def __init__(self, room, error):
         super().__init__()
@@ -134,7 +134,7 @@ def test_a_batch_that_does_not_fit_is_halved_and_nothing_else_changes(error):
         parts = sample(narrow, 40, **arguments(progress=done.append, **options))
     assert len(said) == 1
     assert done == [5] * 8
-    assert [n for n in narrow.network.seen if n > 6] == [40, 20, 10]  # found once
+    assert [n for n in narrow.network.seen if n > 6] == [40, 20, 10]  # the limit is searched only once
     torch.testing.assert_close(parts.x, whole.x)
     torch.testing.assert_close(parts.var, whole.var)
 
@@ -223,7 +223,7 @@ def test_streamed_file_equals_the_whole_file(name, tmp_path):
     grown, whole = (Trajectory.load(tmp_path / f"{n}.safetensors") for n in ("grown", "whole"))
     assert grown.about() == whole.about()
     files = [safetensors.torch.load_file(tmp_path / f"{n}.safetensors") for n in ("grown", "whole")]
-    torch.testing.assert_close(files[1].pop("rank"), grown.rank)  # which no part knows
+    torch.testing.assert_close(files[1].pop("rank"), grown.rank)  # which no part has
     torch.testing.assert_close(*files)
 
 

@@ -1,4 +1,4 @@
-"""The trajectory: confidence, filtering, and a file that gives back what was put in."""
+"""The trajectory: confidence, filtering, and files that round-trip."""
 
 import dataclasses
 import json
@@ -109,7 +109,7 @@ def test_read_with_distinguishes_estimators_and_options():
 
 
 class Asked(nn.Module):
-    """A velocity network for points of three classes; the class scales what every noise does."""
+    """A velocity network for points of three classes; the class scales the effect of the noise."""
 
     def __init__(self):
         super().__init__()
@@ -129,7 +129,7 @@ Y = torch.arange(36) % 3
 
 
 def referenced(field, steps=10):
-    """The field with a reference within y, from another seed."""
+    """Return the field with a reference within y, from another seed."""
     run = sample(field, 60, steps=steps, seed=1, cond={"y": torch.arange(60) % 3})
     raw = run.score("peak")
     standard = standard_of("y", raw, run.cond["y"])
@@ -143,7 +143,7 @@ def test_a_run_keeps_its_conditions(asked):
     run = sample(asked, 36, steps=4, cond={"y": Y, "scale": torch.tensor(0.5)}, config=SamplingConfig(batch=7))
     assert run.cond.keys() == {"y", "scale"}
     assert torch.equal(run.cond["y"], Y)
-    assert torch.equal(run.cond["scale"], torch.full((36,), 0.5))  # said once for all, kept for each
+    assert torch.equal(run.cond["scale"], torch.full((36,), 0.5))  # given once for all samples, kept per sample
     assert sample(asked, 36, steps=4, confidence=None, cond={"y": Y}).cond.keys() == {"y"}
 
 
@@ -153,7 +153,7 @@ def test_a_score_within_a_class_is_standardised_among_its_samples(name, asked):
     found = run.score(name, within="y")
     torch.testing.assert_close(found, within_groups("y", run.score(name), Y))
     for label in range(3):
-        assert found[label == Y].median().abs() < 1  # the lower of two middle ones
+        assert found[label == Y].median().abs() < 1  # the lower of the two middle values
         assert torch.equal(found[label == Y].argsort(), run.score(name)[label == Y].argsort())
 
 
@@ -195,7 +195,7 @@ def test_confidence_uses_a_reference_within_classes(asked):
     torch.testing.assert_close(run.confidence, share, rtol=0, atol=1e-6)
     one = sample(asked, 1, steps=10, cond={"y": Y[:1]})
     torch.testing.assert_close(one.confidence, run.confidence[:1])
-    assert not torch.equal(run.score(), run.score("peak"))  # by name it is as it was read
+    assert not torch.equal(run.score(), run.score("peak"))  # a score by name is not standardised
 
 
 def test_confidence_has_the_same_distribution_in_every_class(asked):
@@ -215,7 +215,7 @@ def test_a_run_read_differently_is_ranked_within_itself(options, asked):
     assert run.reference is None
     assert not torch.equal(run.standard.centre, field.reference.standard.centre)
     torch.testing.assert_close(run.score(), run.score("peak", within="y"))
-    few = sample(field, 12, **arguments(cond={"y": Y[:12]}, **options))  # four a class
+    few = sample(field, 12, **arguments(cond={"y": Y[:12]}, **options))  # four per class
     assert few.standard is None
     assert torch.equal(few.score(), few.score("peak"))
     assert sorted(few.rank.tolist()) == pytest.approx([i / 12 for i in range(12)])
@@ -223,7 +223,7 @@ def test_a_run_read_differently_is_ranked_within_itself(options, asked):
 
 def test_ranking_by_another_score_drops_the_reference(asked):
     run = sample(referenced(asked), 36, steps=10, cond={"y": Y})
-    raw = run.ranked_by("peak")  # the checkpoint's own, which is standardised between classes
+    raw = run.ranked_by("peak")  # the reference of the checkpoint, which is standardised between classes
     assert (raw.reference, raw.standard) == (None, None)
     assert torch.equal(raw.score(), run.score("peak"))
     assert raw.ranked_by("peak") is raw
@@ -285,7 +285,7 @@ def test_channels_are_added_up_in_their_units(product, tmp_path):
     place, shape = (run.var[c].flatten(2).sum(2) for c in ("place", "shape"))
     torch.testing.assert_close(run.std, (9 * place + shape).sqrt())
     torch.testing.assert_close(plain.std, (place + shape).sqrt())
-    assert torch.equal(run.score("place/peak"), plain.score("place/peak"))  # alone it is as it is
+    assert torch.equal(run.score("place/peak"), plain.score("place/peak"))  # a single channel is not weighted
     for other in (run.compact(), run.take(torch.arange(6)), round_trip(run, tmp_path / "run.safetensors")):
         torch.testing.assert_close(other.score("peak"), run.score("peak"))
 
@@ -321,7 +321,7 @@ def test_a_compact_run_keeps_every_score(transport, product, mlp):
 
 
 def test_compact_run_with_one_number_per_channel_is_the_same(product):
-    """Read by random probes, the variance is one mean a channel, which stands for all of its coordinates."""
+    """With random probes, the variance is one mean per channel, which applies to all coordinates."""
     run = sample(product, 5, steps=10, confidence=Linearised(3))
     torch.testing.assert_close(run.compact().score("shape/integrated"), run.score("shape/integrated"))
     torch.testing.assert_close(run.compact().var["shape"], 3 * run.var["shape"].reshape(10, 5, 1))
@@ -358,7 +358,7 @@ def test_stored_batches_are_not_drawn_again(asked, tmp_path):
     assert sample(asked, 3, **arguments(parts=parts, **{**options, "cond": {"y": Y[:3]}})).x.shape == (
         3,
         2,
-    )  # four are there: too many
+    )  # there are four, which is too many
     torch.testing.assert_close(Trajectory.load(files[0]).x, first.x[:3])
 
 
@@ -406,7 +406,7 @@ def test_taken_samples_keep_their_conditions_confidence_and_rank(reference, aske
     index = torch.tensor([8, 3, 35])
     found = run.take(index)
     assert torch.equal(found.cond["y"], Y[index])
-    place = 1.01 / 36  # the last bit of a score depends on its company, and can cost a sample one place
+    place = 1.01 / 36  # the last bit of a score depends on the batch, which can shift a sample by one position
     surest = run.surest(0.25)
     assert len(surest) == 9
     for name in names:
@@ -545,7 +545,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_invalid_tensors_are_refused(full, tmp_path, name):
-    """With the right hash: as if somebody had made them so."""
+    """With the correct hash, as in a deliberate forgery."""
     tensors, about = full.tensors(), full.about()
     BROKEN[name](tensors)
     tensors = {key: value.contiguous().clone() for key, value in tensors.items()}
