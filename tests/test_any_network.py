@@ -175,7 +175,7 @@ def test_arrays_and_lists_are_data(kind):
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (TensorDataset(torch.randn(4, 2), torch.arange(4)), "a batch is x, or a pair"),
+        (TensorDataset(torch.randn(4, 2), torch.arange(4)), "a batch must be x, or a pair"),
         (iter([torch.randn(2)]), "takes states of shape"),
         (torch.zeros(4, 2, dtype=torch.uint8), "the data are integers"),
     ],

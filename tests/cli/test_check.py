@@ -218,7 +218,7 @@ def test_paths_without_samples_are_rejected(run, digits, tmp_path):
     assert "add --checkpoint" in one_line(err)
     code, _, err = run("check", digits, "--out", digits)
     assert code == 2
-    assert "holds the samples; nothing in it was changed" in one_line(err)
+    assert "is the folder of the samples and was not changed" in one_line(err)
 
 
 # ---- fmwc sample -------------------------------------------------------------------------------------------------

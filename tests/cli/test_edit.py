@@ -172,7 +172,7 @@ def test_a_digit_changes_its_class(run, digits, tmp_path):
     words = ("--label", 3, "--scale", 0, "--device", "cpu")
     code, out, err = run("edit", digits, "--at", 0, *words, "--out", tmp_path / "all")
     assert code == 0, err
-    assert "classified as asked for" in out
+    assert "classified as requested" in out
     call(
         "sample", "mnist", "-n", 3, "--steps", 4, "--seed", 5, "--label", 3, "--device", "cpu", "--out", tmp_path / "3"
     )
@@ -275,9 +275,9 @@ BAD = {
         f"--surest must be between 1 and the number of samples, {COUNT}; got {COUNT + 1}",
     ),
     "none": (("--doubtful", 0), "--doubtful must be between 1"),
-    "words": (("--only", "a,b"), "separated by commas"),
+    "words": (("--only", "a,b"), "comma-separated indices"),
     "beyond": (("--only", COUNT), f"from 0 to {COUNT - 1}"),
-    "twice": (("--only", "1,1"), "distinct sample numbers"),
+    "twice": (("--only", "1,1"), "distinct indices"),
     "judge": (("--judge", "me"), "needs no judge"),
     "device": (("--device", "cdua"), "auto, cpu or cuda"),
 }
@@ -296,7 +296,7 @@ def test_files_in_a_folder_that_is_not_empty_are_not_changed(run, points, tmp_pa
     before = (points / "samples.csv").read_bytes()
     code, _, err = run("edit", points, "--device", "cpu", "--out", points, "--force")
     assert code == 2
-    assert "holds the samples themselves" in one_line(err)
+    assert "is the folder of the samples" in one_line(err)
     assert (points / "samples.csv").read_bytes() == before
     (tmp_path / "thesis.txt").write_text("mine")
     code, _, err = run("edit", points, "--device", "cpu", "--out", tmp_path)

@@ -146,7 +146,7 @@ def test_a_certificate_and_its_use_on_new_samples(run, points, labels, tmp_path)
     write_text(tmp_path / "strict.json", json.dumps(seal({**made, "threshold": -1.0})))
     code, _, err = run("filter", points, "--promise", tmp_path / "strict.json", "--out", tmp_path / "other")
     assert code == 2
-    assert "there is none to keep" in one_line(err)
+    assert "none can be kept" in one_line(err)
     assert not (tmp_path / "other").exists()
 
 
@@ -316,7 +316,7 @@ def test_files_without_samples_are_rejected(run, points, tmp_path):
     refused(plain, "kept no variance")
     assert not (tmp_path / "out").exists()
     before = (points / "samples.csv").read_bytes()
-    refused(points, "holds the samples themselves", points, "--force")
+    refused(points, "is the folder of the samples", points, "--force")
     assert (points / "samples.csv").read_bytes() == before
     (tmp_path / "mine").mkdir()
     write_text(tmp_path / "mine" / "thesis.txt", "mine")

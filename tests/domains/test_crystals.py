@@ -305,7 +305,7 @@ def test_the_short_table(setting, salts):
     bad = setting.judge(salts)
     found = {row[""]: row["value"] for row in setting.numbers(salts, bad)}
     above = [e for e in setting.judgement(salts)["e_above_hull"] if not math.isnan(e)]
-    assert found["structures"] == "8, of which 1 could not be judged"
+    assert found["structures"] == "8; 1 could not be judged"
     assert found["mean energy above the hull, eV/atom"] == f"{sum(above) / 7:.3f}"
     assert found["metastable (≤ 0.1 eV/atom)"].split()[0] == f"{(~bad).mean():.1%}"
     assert found["metastable, surest 10%"].split()[0] == f"{float(~bad[-1]):.1%}"  # the last is the surest

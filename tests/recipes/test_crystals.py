@@ -329,7 +329,7 @@ def test_training_stopped_by_the_time_limit_resumes_to_the_same_weights(build, t
         fmwc.training, "time", SimpleNamespace(monotonic=lambda: next(ticks))
     )  # each reading of the clock adds a second
     stopped = build(TINY)
-    with pytest.raises(StoppedError, match="run again to resume it"):
+    with pytest.raises(StoppedError, match="run the same command again to resume"):
         train(dataclasses.replace(TINY, minutes=seconds / 60), stopped, resume=point)
     assert not identical(weights(stopped), weights(undisturbed))
     assert point.exists()

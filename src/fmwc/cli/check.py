@@ -42,7 +42,7 @@ def check_samples(options: Check) -> tuple[Rows, list[Path]]:
     device, samples, out = pick_device(options.device), options.samples, options.out
     kind, clock = kind_of(samples), Clock(device)
     if out.resolve() == (samples if samples.is_dir() else samples.parent).resolve():
-        raise OutputError(f"{shown(out)} holds the samples; nothing in it was changed; choose another --out")
+        raise OutputError(f"{shown(out)} is the folder of the samples and was not changed; choose another --out")
     made = Trajectory.load(samples).made if kind == "run" else {}
     name, domain, field = _open(options, made, device)
     classes = {} if domain is None else classes_of(domain, field)
@@ -81,18 +81,18 @@ def check_samples(options: Check) -> tuple[Rows, list[Path]]:
 
 
 def _rivals(options: Check, field: Any, classes: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the conditions to compare with the requested one, unless the check is that of the reference."""
+    """Return the conditions to compare with the requested one; empty if the check of the reference is used."""
     known = getattr(getattr(field, "reference", None), "checks", {})
     if not options.evaluations and (options.evidence in known if options.evidence else known):
         return {}
     return classes if len(classes) == 1 and options.evidence in ("", "contest") else {}
 
 
-# ---- what checks -----------------------------------------------------------------------------------------------------
+# ---- the checkpoint or network ---------------------------------------------------------------------------------------
 
 
 class _Network(torch.nn.Module):
-    """A network of the user's with its space."""
+    """A user's network with its space."""
 
     def __init__(self, network: torch.nn.Module, space: Any) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class _Network(torch.nn.Module):
 
 
 def _open(options: Check, made: dict[str, Any], device: torch.device) -> tuple[str, Domain | None, Any]:
-    """Return the name of the checkpoint or network that checks, its domain, and its field."""
+    """Load the checkpoint or network that checks; return its name, domain and field."""
     record, samples = RunRecord.read(made, options.checkpoint), shown(options.samples)
     if not record.checkpoint:
         if not options.network:
@@ -113,7 +113,7 @@ def _open(options: Check, made: dict[str, Any], device: torch.device) -> tuple[s
             )
         network, space = build(options.network)
         if space is None:
-            raise UsageError(f"the shape of a sample is not known; let {options.network} return (network, space)")
+            raise UsageError(f"the shape of a sample is not known; return (network, space) from {options.network}")
         return options.network, None, _Network(network.to(device).eval(), space)
     try:
         domain, field = open_checkpoint(record.checkpoint, device, network=options.network)
@@ -121,11 +121,13 @@ def _open(options: Check, made: dict[str, Any], device: torch.device) -> tuple[s
     except CheckpointError as error:
         if options.checkpoint:
             raise
-        raise CheckpointError(f"{error} ({samples} was drawn by it; if it moved, add --checkpoint)") from error
+        raise CheckpointError(
+            f"{error} ({samples} was drawn with this checkpoint; if it moved, add --checkpoint)"
+        ) from error
     if not options.checkpoint and record.identity and content != record.identity:
         raise MismatchError(
-            f"{record.checkpoint} did not draw {samples}, or was trained again since; to check with it anyway, add "
-            "--checkpoint"
+            f"{samples} was not drawn with {record.checkpoint}, or the checkpoint was trained again since; to use it "
+            "anyway, add --checkpoint"
         )
     return record.checkpoint, domain, field
 
@@ -157,7 +159,7 @@ class Inputs(NamedTuple):
 
 
 def kind_of(path: Path) -> str:
-    """Return what a path holds: `run`, `arrays`, `images` or `cif`."""
+    """Return the kind of samples at a path: `run`, `arrays`, `images` or `cif`."""
     if not path.exists():
         raise DataError(f"{shown(path)} does not exist; give {KINDS}")
     if path.is_dir():
@@ -205,22 +207,22 @@ def _require_known(inputs: Inputs, classes: dict[str, Tensor]) -> None:
             raise DataError(f"'{name}' must be one whole number per sample; got {values.dtype} {tuple(values.shape)}")
         unknown = ~torch.isin(values.cpu(), known.cpu())
         if unknown.any():
-            at = int(unknown.int().argmax())
+            first = int(unknown.int().argmax())
             raise DataError(
-                f"sample {inputs.names[at]} has {name} = {int(values[at])}, but the network has the {len(known)} "
+                f"sample {inputs.names[first]} has {name} = {int(values[first])}, but the network has the {len(known)} "
                 f"classes {int(known.min())} to {int(known.max())}"
             )
 
 
 def read_inputs(path: Path, *, classes: int = 10, pixels: bool = False, atoms: int = 0) -> Inputs:
-    """Read samples.
+    """Read samples from a file or a folder.
 
     Arguments:
         path: A file or a folder.
         classes: The number of classes of images in folders named by class.
         pixels: Whether the network was trained on images with values from 0 to 1; whole numbers are then pixels from
             0 to 255.
-        atoms: The largest number of atoms that the network supports; 0 if it is not a network of crystals.
+        atoms: The largest number of atoms that the network supports; 0 if it was not trained on crystals.
     """
     kind = kind_of(path)
     if kind == "run":
@@ -234,7 +236,7 @@ def read_inputs(path: Path, *, classes: int = 10, pixels: bool = False, atoms: i
         images, names = mnist.pictures(path, classes)
         return Inputs(mnist.unit(images.x), {"y": images.y}, list(names), {})
     if not atoms:
-        raise UsageError(f"{shown(path)} holds crystals, but the network is not one of crystals")
+        raise UsageError(f"{shown(path)} holds crystals, but the network was not trained on crystals")
     return _crystals(path, atoms)
 
 
@@ -253,7 +255,7 @@ def _arrays(path: Path, pixels: bool) -> Inputs:
 
 
 def _crystals(path: Path, atoms: int) -> Inputs:
-    """Read CIF files as Niggli cells, like the training data; record why a file cannot be used."""
+    """Read CIF files as Niggli cells, like the training data; record why files cannot be used."""
     files = [path]
     if path.is_dir():
         files = sorted(p for p in path.iterdir() if p.suffix.lower() == ".cif" and not p.name.startswith("."))
@@ -317,12 +319,12 @@ def _summary(inputs: Inputs, result: CheckResult, source: str) -> Rows:
     if result.confidence is None:
         rows["confidence"] = f"withheld: {result.withheld}"
     if source:
-        rows["in this checkpoint"] = source
+        rows["checkpoint"] = source
     return [{"": name, "value": value} for name, value in rows.items()]
 
 
 def _least_confident(table: dict[str, list[Any]]) -> Rows:
-    """Describe the least confident samples."""
+    """Return printed rows for the least confident samples."""
     order = sorted(range(len(table["name"])), key=lambda i: -table["score"][i])[:SHOWN]
     conditions = [n for n in table if n not in ("name", "score", "rank", "confidence", "rival", "margin")]
     rows = []

@@ -1,4 +1,4 @@
-"""Continue from samples of `fmwc sample`: edit them, or redraw the doubtful ones (`fmwc edit`, `fmwc rewind`)."""
+"""Edit samples, or redraw the least confident ones (`fmwc edit`, `fmwc rewind`)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["edit_samples", "find_samples", "ranked_by_variance", "rewind_samples
 
 CRITICAL = {"critical": "variance", "transported": "transported"}  # values of --at: kinds of critical time
 RANDOM = "random"
-BATCH = 1024  # the largest number of samples whose activations are in memory together
+BATCH = 1024  # maximum number of samples whose activations are in memory at once
 
 
 # ---- opening samples -------------------------------------------------------------------------------------------------
@@ -46,18 +46,18 @@ def find_samples(samples: Path, out: Path) -> Path:
     if not file.is_file():
         raise DataError(f"{file} does not exist; give a folder that fmwc sample wrote, or its samples.safetensors")
     if out.resolve() == file.parent.resolve():
-        raise OutputError(f"{out} holds the samples themselves; nothing in it was changed; choose another --out")
+        raise OutputError(f"{out} is the folder of the samples and was not changed; choose another --out")
     return file
 
 
 class Opened(NamedTuple):
-    """Samples with what is needed to integrate them again.
+    """Samples with the field and the options to integrate them again.
 
     Attributes:
         run: The samples.
-        domain, field: The kind of samples, and what drew them.
-        record: How they were drawn.
-        options: The same, as :func:`fmwc.uses.edit.edit` takes it.
+        domain, field: The domain and the field of their checkpoint.
+        record: The settings with which they were drawn.
+        options: These settings as options of :func:`fmwc.uses.edit.edit`.
     """
 
     run: Trajectory
@@ -67,25 +67,25 @@ class Opened(NamedTuple):
     options: dict[str, Any]
 
     def needs_variance(self, run: Trajectory) -> bool:
-        """Return whether the variance must be computed again, because it was computed at few times or not at all."""
+        """Return whether the variance must be recomputed, because it was computed at few times or not at all."""
         return (self.record.few or not len(run.times)) and self.options["confidence"] is not None
 
     def with_states(self, run: Trajectory) -> tuple[Trajectory, int]:
-        """Recompute the states of some of the samples, which files do not hold; also return the evaluations it took.
+        """Recompute the states of samples, which files do not hold; also return the number of network evaluations.
 
-        Where the variance was computed at few times, compute it along the whole trajectory.
+        If the variance was computed at few times, recompute it along the whole trajectory.
         """
         try:
             recomputed, evaluations = with_states(self.field, run, **self.options)
         except UsageError as error:
             raise UsageError(
-                f"recomputed from their noise, these samples end elsewhere, so {self.record.checkpoint} did not draw "
-                "them, or was trained again since; give --checkpoint"
+                f"these samples cannot be recomputed from their noise: {self.record.checkpoint} did not draw them, or "
+                "was trained again since; give the right --checkpoint"
             ) from error
         return self._with_variance(recomputed) if self.needs_variance(run) else recomputed, evaluations
 
     def record_of(self, run: Trajectory) -> RunRecord:
-        """Return how the samples were drawn, once the variance was computed again if needed."""
+        """Return the settings of the run, after its variance is recomputed if needed."""
         if not self.needs_variance(run):
             return self.record
         propagation = self.record.propagation or "linearised"
@@ -109,12 +109,12 @@ def open_samples(options: Edit | Rewind) -> Opened:
     file = find_samples(options.samples, options.out)
     run = Trajectory.load(file)
     if len(run.grid) < 2:
-        raise UsageError(f"{file} holds scores but no trajectories, because there were so many samples; draw fewer")
+        raise UsageError(f"{file} holds scores but no trajectories, as every large run does; draw fewer samples")
     record = RunRecord.read(run.made, checkpoint)
     if not record.checkpoint:
         raise UsageError(
             f"{file} does not record which checkpoint drew its samples; give --checkpoint, or, for a network of your "
-            "own, continue in Python: fmwc.uses.edit, fmwc.uses.rewind"
+            "own, use Python (fmwc.uses.edit, fmwc.uses.rewind)"
         )
     try:
         domain = domain_of(record.checkpoint, judge)
@@ -122,11 +122,13 @@ def open_samples(options: Edit | Rewind) -> Opened:
     except CheckpointError as error:
         if checkpoint:
             raise
-        raise CheckpointError(f"{error} ({file} was drawn by it; if it moved, give --checkpoint)") from error
+        raise CheckpointError(
+            f"{error} ({file} was drawn with this checkpoint; if it moved, give --checkpoint)"
+        ) from error
     if record.identity and content != record.identity:
         raise MismatchError(
-            f"{record.checkpoint} did not draw {file}, or was trained again since (content {content[:12]}, not "
-            f"{record.identity[:12]}); give --checkpoint"
+            f"{record.checkpoint} did not draw {file}, or was trained again since (hash {content[:12]} instead of "
+            f"{record.identity[:12]}); give the right --checkpoint"
         )
     if field.space is not None:
         field.space.check(run.x, f"{file} does not fit {record.checkpoint}: ")
@@ -136,11 +138,11 @@ def open_samples(options: Edit | Rewind) -> Opened:
 
 
 def _integration(record: RunRecord, domain: ShippedDomain, field: Field) -> dict[str, Any]:
-    """Return the options to integrate recorded samples again; raise if their trajectories cannot be reproduced."""
+    """Return the options that reproduce recorded trajectories; raise if they cannot be reproduced."""
     if record.by != "sample":
         raise UsageError(
-            f"these samples come from fmwc {record.by} and cannot be recomputed from their noise; give the samples "
-            "from which they were made"
+            f"these samples come from fmwc {record.by} and cannot be recomputed from their noise; give the original "
+            "samples of fmwc sample"
         )
     if record.kind.changes_velocity:
         raise UsageError(
@@ -161,14 +163,14 @@ def _integration(record: RunRecord, domain: ShippedDomain, field: Field) -> dict
 
 
 def ranked_by_variance(run: Trajectory, field: Field, domain: ShippedDomain) -> Trajectory:
-    """Return the run ranked by a score of the variance: edits have neither transported variance nor checks."""
+    """Return the run ranked by a score of the variance, because edits have no transported variance and no checks."""
     if of_variance(run.default_score) or not len(run.times):
         return run
     return run.ranked_by(next((reference.score for reference in _variance_references(field)), domain.variance))
 
 
 def within_condition(run: Trajectory, field: Field) -> Trajectory:
-    """Return the run ranked within conditions if the checkpoint's scores are, and if there are enough samples."""
+    """Return the run, ranked within conditions if the checkpoint ranks so and there are enough samples."""
     references = _variance_references(field)
     standards = [r.standard for r in references if r.standard and r.score == run.default_score]
     if standards and run.standard is None and run.withheld:
@@ -189,7 +191,7 @@ def _variance_references(field: Field) -> list[Reference]:
 def edit_samples(options: Edit) -> tuple[Rows, list[Path]]:
     """Add noise to samples at a time of their trajectory and integrate from there; return a summary and the files."""
     time = _time(options.at)
-    _require_steps_back(options)
+    _require_valid(options)
     if options.before and options.at not in CRITICAL:
         raise UsageError(f"--before is relative to a critical time; leave it out with --at {options.at}")
     opened = open_samples(options)
@@ -200,7 +202,7 @@ def edit_samples(options: Edit) -> tuple[Rows, list[Path]]:
     run = ranked_by_variance(opened.run.take(chosen), field, domain)
     cond = {} if options.label is None else domain.conditions(field, len(run), options.label)
     how = {**opened.options, "cond": {name: value.to(field.device) for name, value in cond.items()}}
-    later = opened.needs_variance(run) and time == "critical"  # the variance is still to be computed
+    later = opened.needs_variance(run) and time == "critical"  # the variance must be computed first
     times = None if later else _times(run, time, options)
     with claimed(options.out, "edit", force=options.force):
         say_on_stderr(f"recomputing {len(run)} trajectories for {len(run) * options.replicates} edits")
@@ -226,7 +228,7 @@ def edit_samples(options: Edit) -> tuple[Rows, list[Path]]:
     return rows, written
 
 
-def _require_steps_back(options: Edit | Rewind) -> None:
+def _require_valid(options: Edit | Rewind) -> None:
     if not options.before >= 0:
         raise UsageError(f"--before must be at least 0; got {options.before}")
     if not 0 <= options.scale < math.inf:
@@ -260,7 +262,7 @@ def _times(run: Trajectory, time: str | float, options: Edit) -> Tensor:  # (B, 
 
 
 def _chosen(run: Trajectory, options: Edit) -> Tensor:  # (n,)
-    """Return the numbers of the samples to edit."""
+    """Return the indices of the samples to edit."""
     choices = {"--only": options.only or None, "--surest": options.surest, "--doubtful": options.doubtful}
     given = {name: value for name, value in choices.items() if value is not None}
     if len(given) > 1:
@@ -272,9 +274,9 @@ def _chosen(run: Trajectory, options: Edit) -> Tensor:  # (n,)
         try:
             chosen = [int(part) for part in options.only.split(",")]
         except ValueError as error:
-            raise UsageError(f"--only takes sample numbers separated by commas; got '{options.only}'") from error
+            raise UsageError(f"--only takes comma-separated indices of samples; got '{options.only}'") from error
         if not all(0 <= n < len(run) for n in chosen) or len({*chosen}) < len(chosen):
-            raise UsageError(f"--only takes distinct sample numbers from 0 to {len(run) - 1}; got '{options.only}'")
+            raise UsageError(f"--only takes distinct indices from 0 to {len(run) - 1}; got '{options.only}'")
         return every[torch.tensor(chosen, device=every.device)]
     option, count = ("--doubtful", options.doubtful or 0) if options.surest is None else ("--surest", options.surest)
     if not 1 <= count <= len(run):
@@ -288,12 +290,12 @@ def _chosen(run: Trajectory, options: Edit) -> Tensor:  # (n,)
 def rewind_samples(options: Rewind) -> tuple[Rows, list[Path]]:
     """Redraw the least confident samples from before their critical time; return a summary and the files.
 
-    Works in rounds and keeps the more confident version of each sample. Recomputing the trajectories, which files do
-    not hold, is not counted in the extra evaluations.
+    Works in rounds and keeps the more confident version of each sample. The extra evaluations do not include those that
+    recompute the trajectories, which files do not hold.
     """
     if not 0 < options.share <= 1:
         raise UsageError(f"--share must be in (0, 1]; got {options.share}")
-    _require_steps_back(options)
+    _require_valid(options)
     opened = open_samples(options)
     domain, field = opened.domain, opened.field
     run = ranked_by_variance(opened.run, field, domain)
@@ -308,7 +310,7 @@ def rewind_samples(options: Rewind) -> tuple[Rows, list[Path]]:
             origin, recomputing = opened.with_states(run)
         origin = within_condition(origin, field)
         budget = options.extra * len(run)
-        say_on_stderr(f"rewinding with {budget} evaluations")
+        say_on_stderr(f"rewinding with {budget} network evaluations")
         names = ("share", "before", "scale", "fresh", "seed")
         how = {**{name: getattr(options, name) for name in names}, **opened.options}
         selection = resample(field, origin, budget, **how)

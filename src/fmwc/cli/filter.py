@@ -44,8 +44,8 @@ from fmwc.uses.risk import FEWEST, RiskCertificate, lower_bound, required_labels
 __all__ = ["filter_samples"]
 
 CERTIFICATE = "promise.json"  # its name since the first version
-SHARE = 0.9  # of the interval of an observed rate
-PLACE = "place"  # the column of a sample's position among all
+SHARE = 0.9  # coverage of the interval of an observed rate
+PLACE = "place"  # column with the position of a sample in the ranking of all samples
 
 
 class Scored(NamedTuple):
@@ -95,7 +95,7 @@ def filter_samples(options: Filter) -> tuple[Rows, list[Path]]:
         threshold = None if certificate is None else certificate.threshold
         index = finite[choose(values[finite], options.keep, options.budget, threshold)]
         if not len(index):
-            raise UsageError(f"no sample has {scored.name} ≤ {threshold:.6g}, so there is none to keep")
+            raise UsageError(f"no sample has {scored.name} ≤ {threshold:.6g}, so none can be kept")
         kept = replace(run.take(index), made={**run.made, "selected": f"filter {len(index)} of {len(run)}"})
         written = [kept.save(options.out / "samples.safetensors")]
         if table is not None:
@@ -133,10 +133,10 @@ _CERTIFICATE = record({"format": whole(2, 2), "for": mapping(anything, 100), SEA
 
 
 def _population(run: Trajectory, score: str) -> dict[str, Any]:
-    """Return what a certificate is bound to: everything that determines the distribution of the samples' scores.
+    """Return the population that a certificate is for: all that determines the distribution of the scores.
 
-    Samples that do not record the weights that drew them are a population of their own. Raise if no certificate can be
-    made for these samples or used on them.
+    If the run does not record its checkpoint, the population is the run itself. Raise if certificates do not apply to
+    these samples.
 
     Arguments:
         run: The samples.
@@ -145,7 +145,7 @@ def _population(run: Trajectory, score: str) -> dict[str, Any]:
     if not score and run.standard is not None and run.standard.source == "run":
         raise UsageError(
             f"these scores are standardised within {run.standard.cond} over this run, so no failure rate can be "
-            f"guaranteed by them; use --score {run.default_score}, or draw samples as the checkpoint's reference was "
+            f"guaranteed for them; use --score {run.default_score}, or draw samples as the checkpoint's reference was "
             "drawn"
         )
     made = RunRecord.read(run.made)
@@ -156,8 +156,8 @@ def _population(run: Trajectory, score: str) -> dict[str, Any]:
         )
     if made.by != "sample":
         raise UsageError(
-            f"these samples come from fmwc {made.by}, but a certificate is about samples as a checkpoint draws them; "
-            "make and use it on samples of fmwc sample"
+            f"these samples come from fmwc {made.by}, but certificates apply only to samples as a checkpoint draws "
+            "them; make and use them on samples of fmwc sample"
         )
     standard, digest = None if score else run.standard, None
     if standard is not None:
@@ -165,7 +165,7 @@ def _population(run: Trajectory, score: str) -> dict[str, Any]:
     scored = {"score": score or run.default_score, "standard": digest}
     if not made.identity:
         return {"samples": digest_tensors(run.tensors()), **scored}
-    redundant = ("checkpoint", "few", "identity")  # a path, what `read_at` says, and the name used for "checkpoint"
+    redundant = ("checkpoint", "few", "identity")  # a path, implied by `read_at`, and stored as "checkpoint" below
     drawn = {name: value for name, value in made.as_dict().items() if name not in redundant}
     return plain({"checkpoint": made.identity, **drawn, **scored})
 
@@ -173,7 +173,7 @@ def _population(run: Trajectory, score: str) -> dict[str, Any]:
 def _certificate(
     options: Filter, population: dict[str, Any], score: Tensor, labels: Labels | None, finite: Tensor
 ) -> RiskCertificate:
-    """Read the given certificate, or make one from labels."""
+    """Read the given certificate, or create one from labels."""
     if options.certificate is not None:
         return _read_certificate(options.certificate, population)
     assert labels is not None
@@ -182,15 +182,15 @@ def _certificate(
     known = ~np.isnan(bad)
     if known.any() and not known.all() and (bad[known] == 1).all():
         raise UsageError(
-            "every label says failed and the others are empty: such one-sided labels guarantee nothing (without "
-            "novelty, sun and msun are known for failures only; judge it with fmwc judge --data)"
+            "every label is a failure and the other samples have none: such one-sided labels guarantee nothing; also "
+            "label good samples (for sun and msun, judge novelty with fmwc judge --data)"
         )
     others = doubt[~known] if (~known).sum() >= FEWEST else None  # thresholds may come from unlabelled samples
     return risk_control(doubt[known], bad[known] == 1, options.max_risk, options.probability, others=others)
 
 
 def _read_certificate(path: Path, population: dict[str, Any]) -> RiskCertificate:
-    """Read a certificate; raise unless it was made for samples drawn and scored as these are."""
+    """Read a certificate; raise unless it was made for samples drawn and scored in the same way."""
     path = path / CERTIFICATE if path.is_dir() else path
     content = parse_json(read_text(path, MEBIBYTE), str(path))
     if isinstance(content, dict) and "format" not in content and "threshold" in content:
@@ -207,7 +207,7 @@ def _read_certificate(path: Path, population: dict[str, Any]) -> RiskCertificate
 
 
 def _summary(scored: Scored, index: Tensor, labels: Labels | None, certificate: RiskCertificate | None) -> Rows:
-    """Describe what was kept; observed rates come with an interval."""
+    """Return printed rows about the kept samples; observed rates have an interval."""
     total, name = len(scored.run), scored.name
     rows = {
         "kept": f"{len(index)} of {total} ({len(index) / total:.1%})",
@@ -289,17 +289,17 @@ def _parquet(path: Path, columns: list[str], kept: list[int], places: list[int])
 
 def _frames(content: str, path: Path) -> Iterator[tuple[str, str]]:
     """Yield each frame of an extended XYZ file with the name in its comment line."""
-    lines, at = content.splitlines(keepends=True), 0
-    while at < len(lines):
+    lines, start = content.splitlines(keepends=True), 0
+    while start < len(lines):
         try:
-            size = int(lines[at]) + 2
-            frame = lines[at : at + size]
+            size = int(lines[start]) + 2
+            frame = lines[start : start + size]
             match = re.search(r'(?<!\S)name=("(?:[^"\\]|\\.)*"|\S+)', frame[1])
             name = match[1] if match else ""
             name = json.loads(name) if name.startswith('"') else name
         except (ValueError, IndexError) as error:
-            raise DataError(f"{path} is not an extended XYZ file: no frame starts at line {at + 1}") from error
+            raise DataError(f"{path} is not an extended XYZ file: no frame starts at line {start + 1}") from error
         if size < 3 or len(frame) < size:
-            raise DataError(f"{path} is cut off: line {at + 1} declares {size - 2} atoms")
-        at += size
+            raise DataError(f"{path} is truncated: line {start + 1} declares {size - 2} atoms")
+        start += size
         yield name, "".join(frame)

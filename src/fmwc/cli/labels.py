@@ -1,4 +1,4 @@
-"""The table of samples, and labels of failed samples. Both are matched to the samples by name."""
+"""Read the table of samples and the labels of failed samples. Both are matched to the samples by name."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ __all__ = ["NAME", "Labels", "Table", "read_labels", "read_table"]
 
 NAME = "name"  # the column that rows are matched by
 BAD, GOOD = "bad", "good"  # columns of a file of labels
-FAILED = (BAD, "misplaced")  # columns of a samples' table that are true for failed samples; others, for good ones
+FAILED = (
+    BAD,
+    "misplaced",
+)  # columns of a samples' table that are true for failed samples; other columns are true for good ones
 VALUES = {"1": 1.0, "true": 1.0, "1.0": 1.0, "0": 0.0, "false": 0.0, "0.0": 0.0, "": np.nan, "nan": np.nan}
-SUFFIXES = (".cif", ".extxyz", ".xyz", ".vasp", ".poscar")  # structures are judged under the names of their files
+SUFFIXES = (".cif", ".extxyz", ".xyz", ".vasp", ".poscar")  # judged structures are named after their files
 RENAMED = {"taken_for": "predicted", "as_asked": "correct"}  # columns of tables that older versions wrote
 SHOWN = 3  # names in a message
 
@@ -32,12 +35,12 @@ Table = dict[str, list[str]]  # the text of a CSV file by columns
 
 
 def read_table(path: Path, names: Sequence[str], *, numbered: bool = True) -> Table:
-    """Read the table of some samples, in the order of the samples.
+    """Read the table of samples, and sort it in the order of the samples.
 
     Arguments:
         path: The CSV file beside the samples.
         names: The names of the samples.
-        numbered: Whether the samples are numbered, so that rows are matched by name; else they are in order.
+        numbered: Whether the samples are numbered, so that rows are matched by name; otherwise they are in order.
     """
     head, *rows = _rows(path) or [[]]
     if len(rows) != len(names) or any(len(row) != len(head) for row in rows) or len({*head}) < len(head):
@@ -119,7 +122,7 @@ def read_labels(options: Filter, names: Sequence[str], table: Table | None) -> L
 
 
 def _current(name: str, columns: Sequence[str]) -> str:
-    """Return the name that a column has in a table, whether the table or the name is from an older version."""
+    """Return the name of a column in a table. The name or the table may be from an older version."""
     others = [old if name == new else new for old, new in RENAMED.items() if name in (old, new)]
     return next((other for other in others if name not in columns and other in columns), name)
 
@@ -128,7 +131,7 @@ def _from_file(path: Path, names: Sequence[str], good: str, bad: str) -> Labels:
     rows = _rows(path)
     head = [cell.strip() for cell in rows[0]] if rows else []
     lower = [cell.lower() for cell in head]
-    alone = all(len(row) == 1 for row in rows) and not {BAD, GOOD, NAME} & {*lower}  # labels without a head
+    alone = all(len(row) == 1 for row in rows) and not {BAD, GOOD, NAME} & {*lower}  # labels without a header
     if alone and not (good or bad):
         return Labels(_in_order([row[0] for row in rows], names, str(path), bad=True))
     place, failed = _label_column(path, head, good, bad)

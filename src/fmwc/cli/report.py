@@ -74,7 +74,7 @@ def _write(
     count = options.count or domain.count(field.device)
     with sampling_bar("drawing samples with confidence", count) as bar:
         run = draw(field, count, options.seed, bar)
-    rows = [*domain.numbers(run), {"": "in this checkpoint", "value": confidence_source(field.reference)}]
+    rows = [*domain.numbers(run), {"": "checkpoint", "value": confidence_source(field.reference)}]
     origin = {name: str(value) for name, value in provenance(field.device, clock.seconds, seed=options.seed).items()}
     domain.write_samples(run, out)
     write_json(out / "numbers.json", {"numbers": rows, "provenance": origin})

@@ -64,8 +64,8 @@ from fmwc.uses.guidance import Guidance
 __all__ = ["CONTROLLERS", "RunRecord", "classes_of", "draw_samples", "write_rows"]
 
 CHECKS = ("contest", "echo")
-CLASS_SAMPLES = 1000  # samples whose conditions show which classes there are
-GUIDE_PROBES = 4  # random probes of the gradient per step, if a state has more than a few coordinates
+CLASS_SAMPLES = 1000  # conditions that are drawn to find the classes
+GUIDE_PROBES = 4  # random probes of the gradient per step, unless a state has only a few coordinates
 
 
 # ---- the record of a run ---------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ class ControllerKind(NamedTuple):
     """A step-size controller that can be chosen by name.
 
     Attributes:
-        make: Creates it from the number of steps and the profile of a pilot run.
+        make: A function of the number of steps and the profile of a pilot run that returns the controller.
         needs_pilot: Whether it needs that profile.
         reads_variance: Whether it needs the variance at every step.
         changes_velocity: Whether it changes the velocity, so that the times alone do not determine the trajectory.
@@ -104,13 +104,13 @@ def _read_at(value: Any, where: str) -> Any:
 
 
 def _checked(default: Any, check: Any) -> Any:
-    """Declare a field of a record with the check of its value in a file."""
+    """Declare a field with a default and a check for values from files."""
     return dataclass_field(default=default, metadata={"check": check})
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """How samples were drawn. It is stored with them, so that later commands can continue from them.
+    """The settings with which samples were drawn. They are stored with the samples for later commands.
 
     Arguments:
         checkpoint: A shipped name or a folder.
@@ -120,8 +120,8 @@ class RunRecord:
         controller: The name of the step-size controller.
         guide: The strength of guidance towards low variance.
         window: The times between which guidance acts.
-        by: The verb that made the samples. Only samples of `sample` can be recomputed from their noise.
-        few: Whether the variance was computed at a few times, which determine only the checkpoint's score.
+        by: The command that made the samples. Only samples of `sample` can be recomputed from their noise.
+        few: Whether the variance was computed at a few times only, which suffice for the checkpoint's score only.
         identity: The checkpoint's content hash.
         steps: The number of steps.
         read_at: The variance was computed at every k-th step, or at these times.
@@ -181,16 +181,16 @@ class RunRecord:
 
     @property
     def kind(self) -> ControllerKind:
-        """What is known about the step-size controller."""
+        """The properties of the step-size controller."""
         return CONTROLLERS[self.controller]
 
     def estimator(self, default: Any) -> Any:
-        """Return the estimator as :func:`fmwc.sample` takes it; `default` stands for linearised."""
+        """Return the estimator as :func:`fmwc.sample` takes it; `default` is used for `linearised`."""
         known = {"": AsReference(), "none": None, "linearised": default}
         return known[self.propagation] if self.propagation in known else as_estimator(self.propagation)
 
     def decoder(self, field: Field) -> str | Guidance:
-        """Return the decoder, which applies guidance."""
+        """Return the decoder, which applies guidance if there is any."""
         if not self.guide:
             return "map"
         exact = field.space is not None and is_small(field.space)
@@ -305,8 +305,8 @@ class Plan:
     Attributes:
         options: The options of the command.
         record: How the samples will be drawn.
-        domain, field: The kind of samples, and what draws them.
-        estimator, check, schedule: As :func:`fmwc.sample` takes them. Schedule `None`: the domain's choice.
+        domain, field: The domain and the field of the checkpoint.
+        estimator, check, schedule: Options of :func:`fmwc.sample`. Schedule `None`: the domain's default.
         candidates: The number of candidates per sample.
         fits_schedule: Whether a pilot run chooses the schedule.
     """
@@ -327,7 +327,7 @@ class Plan:
         return self.options.score or (self.domain.transported if self.options.transport else "")
 
     def settings(self) -> dict[str, Any]:
-        """Return everything that changes the files; an interrupted run is resumed if this is the same."""
+        """Return all settings that affect the files. An interrupted run resumes only if they are unchanged."""
         options, schedule = self.options, self.schedule
         judge = options.judge
         with suppress(CheckpointError):  # the name of an energy model
@@ -346,7 +346,7 @@ class Plan:
 
 
 def _open(options: Sample, device: torch.device) -> tuple[Domain, Any]:
-    """Load the checkpoint; raise if the class, format, channel or judge that was requested does not exist."""
+    """Load the checkpoint; raise if the requested class, format, channel or judge does not exist."""
     domain, field = open_checkpoint(options.checkpoint, device, options.judge, options.network)
     if options.compiled:
         field = Compiled(field, say=say_on_stderr, cuda_graph=not options.network)  # type: ignore[assignment]
@@ -378,7 +378,7 @@ def _planned(options: Sample, record: RunRecord, domain: Domain, field: Any) -> 
         raise UsageError(f"--score {options.score} needs a check that this run does not include; add --check 20")
     suits = _suits_schedule(record, field, estimator)
     if options.adaptive and not suits and field.reference is not None and not needs_variance(field.reference.score):
-        raise UsageError(f"--adaptive applies to scores of the variance, not to {field.reference.score}; leave it out")
+        raise UsageError(f"--adaptive needs a score of the variance, not {field.reference.score}; leave it out")
     candidates = options.best_of
     if (candidates > 1 or options.budget) and not options.score and check is True:
         require_evidence(field)
@@ -409,14 +409,14 @@ def _planned(options: Sample, record: RunRecord, domain: Domain, field: Any) -> 
 
 
 def _as_reference(options: Sample, domain: Domain, field: Any) -> bool:
-    """Return whether the variance is computed as for the checkpoint's reference, because no option says otherwise."""
+    """Return whether the variance is computed as for the checkpoint's reference: no option changes it."""
     if options.controller != "uniform" or options.every or options.propagation or options.score:
         return False
     return domain.reads_as_reference(field, {"steps": options.steps})
 
 
 def _suits_schedule(record: RunRecord, field: Field, estimator: Any) -> bool:
-    """Return whether the run is drawn as the reference of the checkpoint's schedule was."""
+    """Return whether the run is drawn with the settings of the schedule's reference."""
     schedule = field.schedule
     if schedule is None or schedule.reference is None or schedule.reference.read_with is None:
         return False
@@ -426,11 +426,13 @@ def _suits_schedule(record: RunRecord, field: Field, estimator: Any) -> bool:
 
 
 def _stride(plan: Plan) -> int:
-    """Return k for the variance at every k-th step: as requested, the domain's default, or 1 if the score needs it."""
+    """Return the number of steps between variances: as requested, the domain's default, or 1 if the score needs it."""
     options, record = plan.options, plan.record
     stride = options.every or (1 if record.kind.reads_variance else plan.domain.every)
     name = plan.rank_by or getattr(plan.field.reference, "score", "temporal_ratio")
-    if record.propagation == "none" or record.controller != "uniform":  # other controllers choose their times later
+    if (
+        record.propagation == "none" or record.controller != "uniform"
+    ):  # other controllers choose their times during sampling
         return stride
     problem = _score_problem(name, options.steps, stride)
     if problem and not options.every and not _score_problem(name, options.steps, 1):
@@ -529,7 +531,7 @@ def _pilot(plan: Plan) -> tuple[Profile | None, RunRecord, Schedule | None]:
             config = SamplingConfig(stepper=record.stepper)
             how = {"steps": record.steps, "confidence": plan.estimator, "config": config}
             fitted = domain.fit_schedule(field, options.seed, bar, options.label, **how)
-            schedule = Schedule.at(fitted.times)  # without its reference, which a pilot is too small for
+            schedule = Schedule.at(fitted.times)  # drops its reference, because a pilot run is too small for one
     return profile, replace(record, pilot=options.seed), schedule
 
 
@@ -555,6 +557,6 @@ def _candidates(plan: Plan, folder: Folder, how: dict[str, Any]) -> Trajectory:
 
 
 def write_rows(path: Path, table: dict[str, list[Any]]) -> Path:
-    """Write a table as CSV, numbers to six digits."""
+    """Write a table as CSV, with six significant digits."""
     short = {n: [float(f"{v:.6g}") if isinstance(v, float) else v for v in column] for n, column in table.items()}
     return write_text(path, Table.from_columns(short).csv())

@@ -1,4 +1,4 @@
-"""Samples and their conditions from one file of named arrays, and the hash of a data set."""
+"""Read samples and conditions from a file of named arrays, and hash a data set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fmwc.state import SINGLE, State, channels, tree_map
 
 __all__ = ["READERS", "Samples", "fingerprint", "load", "read", "samples_of"]
 
-LIMIT = 8 << 30  # bytes of a file, and of its numbers in single precision, which are held in memory
+LIMIT = 8 << 30  # maximum bytes of a file, and of its numbers in single precision
 
 
 class Samples(NamedTuple):
@@ -30,11 +30,11 @@ class Samples(NamedTuple):
 def _numpy(path: Path) -> dict[str, Tensor]:
     arrays = {name or SINGLE: value for name, value in read_arrays(path, LIMIT).items()}
     if odd := [name for name, value in arrays.items() if value.dtype.kind not in "fiub" or value.dtype.itemsize > 8]:
-        raise DataError(f"{path}: '{odd[0][:60]}' is of {arrays[odd[0]].dtype}; save numbers")
+        raise DataError(f"{path}: '{odd[0][:60]}' has the type {arrays[odd[0]].dtype}; save numbers")
     try:
         return {name: torch.from_numpy(_native(value)) for name, value in arrays.items()}
     except (TypeError, ValueError) as error:
-        raise DataError(f"{path} holds arrays that cannot be tensors ({error})") from error
+        raise DataError(f"{path} holds arrays that cannot be converted to tensors ({error})") from error
 
 
 def _native(value: np.ndarray) -> np.ndarray:
@@ -57,7 +57,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
 
 
 def read(path: str | Path) -> dict[str, Tensor]:
-    """Return the tensors of a file by name. The extension determines the format."""
+    """Read the tensors of a file, by name. The extension determines the format."""
     path = Path(path)
     if path.suffix not in READERS:
         raise DataError(f"{shown(path)} must have one of the extensions {', '.join(READERS)}")
@@ -72,12 +72,12 @@ def read(path: str | Path) -> dict[str, Tensor]:
 
 
 def load(path: str | Path) -> Samples:
-    """Read samples: `x`, or `x.channel` for each channel; every other array is a condition of that name."""
+    """Read samples from `x`, or from `x.channel` for each channel. Every other array is a condition of that name."""
     return samples_of(read(path), path)
 
 
 def samples_of(tensors: Mapping[str, Tensor], path: str | Path) -> Samples:
-    """Return the tensors of a file as samples and conditions; raise if they do not fit together."""
+    """Split the tensors of a file into samples and conditions; raise if their sizes do not match."""
     parts = {name.removeprefix("x."): v for name, v in tensors.items() if name.startswith("x.")}
     if parts and SINGLE in tensors:
         raise DataError(f"{path} holds both x and x.{next(iter(parts))}; keep one of them")
@@ -87,9 +87,9 @@ def samples_of(tensors: Mapping[str, Tensor], path: str | Path) -> Samples:
     if len(set(rows.values())) > 1 or 0 in rows.values():
         raise DataError(f"{path} needs one row per sample in every array, and at least one; got {rows}")
     if odd := [name for name, v in tensors.items() if v.is_complex() or v.is_quantized]:
-        raise DataError(f"{path}: '{odd[0]}' is of {tensors[odd[0]].dtype}; save real numbers")
+        raise DataError(f"{path}: '{odd[0]}' has the type {tensors[odd[0]].dtype}; save real numbers")
     if (size := 4 * sum(v.numel() for v in channels(x).values()) if x is not None else 0) > LIMIT:
-        raise DataError(f"{path} takes {size:,} bytes in single precision; at most {LIMIT:,} are read")
+        raise DataError(f"{path} takes {size:,} bytes in single precision; give at most {LIMIT:,}")
     x = None if x is None else tree_map(Tensor.float, x)
     return Samples(x, {name: v.float() if v.dtype == torch.float64 else v for name, v in cond.items()})
 

@@ -25,7 +25,7 @@ Batch = tuple[State, dict[str, Any]]
 
 
 def in_memory(data: Any) -> bool:
-    """Return whether data is rows in memory: a tensor, an array, a list of rows, or a dict of channels."""
+    """Return whether data is in memory: a tensor, an array, a list of rows, or a dict of channels."""
     return isinstance(data, (Tensor, np.ndarray, list, tuple, dict))
 
 
@@ -41,21 +41,23 @@ class Rows:
     """Samples in memory, from which batches are drawn with replacement.
 
     Arguments:
-        data: The samples, moved to `device` as a whole.
+        data: The samples, moved to `device` at once.
         cond: Their conditions.
         size: Samples per batch.
-        stratified: Draw one sample from each of `size` equal slices of the data, in their order.
+        stratified: Draw one sample from each of `size` equal, consecutive slices of the data.
         device: The device of the data.
     """
 
     def __init__(self, data: State, cond: dict[str, State], size: int, stratified: bool, device: torch.device) -> None:
         self.total = batch_size(data)
         if self.total < 1:
-            raise DataError("the data holds no sample; training needs at least 1")
+            raise DataError("the data holds no samples; give at least one")
         for value in channels(data).values():
             require_finite(value, "the training data")
         if stratified and size > self.total:
-            raise UsageError(f"a stratified batch of {size} needs as many samples; --set batch={self.total}, or fewer")
+            raise UsageError(
+                f"a stratified batch of {size} needs as many samples; use --set batch={self.total} or less"
+            )
         require_rows({"x1": data, **cond}, self.total)
         self.size, self.stratified, self.device = size, stratified, device
         self.data = tree_map(lambda c: c.to(device), data)
@@ -66,10 +68,10 @@ class Rows:
         return fingerprint(self.data, *self.cond.values())
 
     def skip(self, count: int) -> None:
-        """Do nothing: a resume point holds the state of the generator."""
+        """Do nothing, because a resume point holds the state of the generator."""
 
     def draw_indices(self, generator: torch.Generator) -> Tensor:
-        """Draw the row numbers of one batch."""
+        """Draw the row indices of a batch."""
         if not self.stratified:
             return torch.randint(self.total, (self.size,), generator=generator, device=self.device)
         position = torch.rand(self.size, generator=generator, device=self.device, dtype=torch.float64)
@@ -91,8 +93,8 @@ class Batches:
             IterableDataset). A batch is a state, or a pair `(x, cond)` of a state and a mapping of conditions. When the
             source is exhausted, it is iterated again.
         size: Samples per batch, for a Dataset.
-        seed: Seeds torch's global generator while a batch is loaded; it is restored afterwards.
-        convert: Applied to every state.
+        seed: The seed of torch's global generator while a batch is loaded; the generator is restored afterwards.
+        convert: A function that is applied to every state.
     """
 
     def __init__(self, source: Any, size: int, seed: int, convert: Callable[[Any], State] = lambda x: x) -> None:
@@ -102,8 +104,8 @@ class Batches:
             source = DataLoader(source, size, shuffle=listed, drop_last=drop)
         if not isinstance(source, Iterable):
             raise UsageError(
-                "the data is a tensor with a row per sample, a dict of channels, a Dataset, a DataLoader or an "
-                f"iterable of batches; got {type(source).__name__}"
+                "the data must be a tensor with one row per sample, a dict of channels, a Dataset, a DataLoader or "
+                f"an iterable of batches; got {type(source).__name__}"
             )
         self.source, self.seed, self.convert = source, seed, convert
         self.loaded = 0
@@ -116,7 +118,7 @@ class Batches:
         return fingerprint(x, *cond.values())
 
     def draw(self, generator: torch.Generator | None = None) -> Batch:
-        """Return the next batch; `generator` is not used."""
+        """Return the next batch. `generator` is ignored."""
         if self.ahead:
             return self.ahead.popleft()
         batch = self._load() or self._load()
@@ -127,7 +129,7 @@ class Batches:
         return batch
 
     def skip(self, count: int) -> None:
-        """Move to the state after `count` draws."""
+        """Advance to the state after `count` draws."""
         if isinstance(self.source, DataLoader) and not isinstance(self.source.dataset, IterableDataset):
             length = len(self.source)
             self.loaded, self.iterator = count // length * length, None
@@ -137,14 +139,14 @@ class Batches:
             self.draw()
 
     def head(self) -> Batch:
-        """Return the first batches, concatenated; they can still be drawn."""
+        """Return the first batches, concatenated. They can still be drawn."""
         rows = numbers = 0
         while rows < HEAD_ROWS and numbers < HEAD_NUMBERS and (batch := self._load()):
             self.ahead.append(batch)
             rows += batch_size(batch[0])
             numbers += sum(value.numel() for value in channels(batch[0]).values())
         if not self.ahead:
-            raise DataError("the data holds no batch")
+            raise DataError("the data holds no batches; give at least one")
         states, conds = zip(*self.ahead, strict=True)
         names = list(conds[0])
         return tree_map(lambda *c: torch.cat(c), *states), {
@@ -168,8 +170,8 @@ class Batches:
         parts = tuple(item) if isinstance(item, (list, tuple)) else (item,)
         if len(parts) > 2 or (len(parts) == 2 and not isinstance(parts[1], Mapping)):
             raise UsageError(
-                f"a batch is x, or a pair (x, cond) with conditions by name, such as (x, {{'y': y}}); got {len(parts)} "
-                f"parts: {', '.join(type(part).__name__ for part in parts)}"
+                f"a batch must be x, or a pair (x, cond) with conditions by name, such as (x, {{'y': y}}); got "
+                f"{len(parts)} parts: {', '.join(type(part).__name__ for part in parts)}"
             )
         x = self.convert(parts[0])
         cond = {

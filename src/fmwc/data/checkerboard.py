@@ -1,4 +1,4 @@
-"""The Checkerboard: eight cells of a 4×4 board on [−2, 2]², uniform inside, nothing outside (App. dataset-metrics)."""
+"""The Checkerboard: a uniform density on eight cells of a 4×4 board on [−2, 2]² (App. dataset-metrics)."""
 
 from __future__ import annotations
 

@@ -46,21 +46,21 @@ ARRAYS = {  # split: the names that images and labels may have in an npz file
     "test": (("x_test", "y_test"), ("test_images", "test_labels")),
     "none": (("x", "y"), ("images", "labels")),
 }
-LIMIT = 1 << 30  # bytes of images; MNIST has 47 million, EMNIST 640 million
-PICTURE = 1 << 24  # bytes of an image file, and pixels of an image
+LIMIT = 1 << 30  # maximum bytes of images; MNIST has 47 million, EMNIST 640 million
+PICTURE = 1 << 24  # maximum bytes of an image file, and maximum pixels of an image
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 PLACES = (".", "mnist", "MNIST/raw")  # subfolders to search; the last is torchvision's
 TIMEOUT = 30.0  # seconds
-LARGEST = 1 << 24  # bytes accepted from a mirror; the largest of the four files has 9.9 million
-TOGETHER = 1000  # images that are converted at a time, because float64 copies take eight times the memory
-TENTH = 10  # in data without splits, every tenth image is for testing
+LARGEST = 1 << 24  # maximum bytes accepted from a mirror; the largest of the four files has 9.9 million
+TOGETHER = 1000  # images converted at a time, because float64 copies take eight times the memory
+TENTH = 10  # in data without splits, every tenth image is a test image
 BY_HAND = f"{', '.join(name for name in SUMS if name.endswith('.gz'))} from {' or '.join(MIRRORS)}"
 OWN = (
     "your own data must be a folder of idx files with MNIST's names, an .npz file, or a folder of images with one "
-    "subfolder per class, named by its label, 0, 1, …"
+    "subfolder per class, named by its label (0, 1, …)"
 )
-AS_OWN = "read your own data with own=True (--own)"
+AS_OWN = "use own=True (--own) to read your own data"
 GET = f"omit --data and FMWC_DATA to download MNIST (download=True), put {BY_HAND} there, or {AS_OWN}"
 
 
@@ -72,18 +72,18 @@ class Images(NamedTuple):
 
 
 class _Arrays(NamedTuple):
-    """Arrays as they were read, and the names of their sources for messages."""
+    """Arrays as read from files, and the names of their sources for error messages."""
 
     x: np.ndarray
     y: np.ndarray
     x_from: str
     y_from: str
-    split: bool = True  # whether they are one split, not all of the data
+    split: bool = True  # whether they are one split instead of all data
     names: tuple[str, ...] = ()  # of image files, with their folders
 
 
 def unit(x: Tensor) -> Tensor:
-    """Convert pixels to numbers in [0, 1] (App. dataset-metrics).
+    """Scale pixels to [0, 1] (App. dataset-metrics).
 
     >>> unit(torch.tensor([0, 51, 255], dtype=torch.uint8))
     tensor([0.0000, 0.2000, 1.0000])
@@ -99,20 +99,20 @@ def load(
     """Read one split of MNIST, or of another data set.
 
     Arguments:
-        path: The folder (or .npz file) of the data; by default `FMWC_DATA`, or else a folder in the user's cache.
+        path: The folder (or .npz file) of the data; by default `FMWC_DATA`, or else the user's cache folder.
         split: `"train"` or `"test"`.
         own: Read your own data: idx files with MNIST's names, an .npz file, or a folder of images with one subfolder
-            per class. Without splits, every tenth image, in order of the labels, is for testing. If `own` is false,
-            every file must have MNIST's checksum.
+            per class. If there are no splits, every tenth image, in order of the labels, is a test image. If `own` is
+            false, every file must have MNIST's checksum.
         classes: The number of classes; labels are 0 to `classes` − 1.
-        download: Download MNIST into the cache if no path was given and it is not there.
+        download: Download MNIST into the cache if it is not there and no path is given.
     """
     pick(FILES, split, "split")
     if classes < 1:
         raise UsageError(f"classes must be at least 1, not {classes}")
     given = path if path is not None else os.environ.get("FMWC_DATA") or None
     if own and given is None:
-        raise DataError(f"give the path of your own data by --data or FMWC_DATA; {OWN}")
+        raise DataError(f"give the path of your own data with --data or FMWC_DATA; {OWN}")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fmwc", "mnist")
     place = Path(os.path.expanduser(cache if given is None else given))
     with _one_line_errors(place):
@@ -122,7 +122,7 @@ def load(
 
 
 def pictures(folder: str | Path, classes: int = 10) -> tuple[Images, tuple[str, ...]]:
-    """Read every image of a folder with one subfolder per class, and the names of the files."""
+    """Read all images of a folder with one subfolder per class; also return the names of the files."""
     place = Path(os.path.expanduser(folder))
     with _one_line_errors(place):
         arrays = _pictures(place, "train", classes)
@@ -131,7 +131,7 @@ def pictures(folder: str | Path, classes: int = 10) -> tuple[Images, tuple[str, 
 
 @contextmanager
 def _one_line_errors(place: Path) -> Iterator[None]:
-    """Raise a DataError for an OSError, such as missing permissions or a full disk."""
+    """Convert an OSError, such as missing permissions or a full disk, to a DataError."""
     try:
         yield
     except OSError as error:
@@ -160,8 +160,8 @@ def _fetch(folder: Path, name: str) -> None:
             return
         failures.append(f"{mirror}: {len(content)} bytes with a wrong checksum")
     raise DataError(
-        f"{name} could not be downloaded ({'; '.join(failures)}); try again later, or get {BY_HAND} and put them into "
-        f"{folder}, or into a folder that --data or FMWC_DATA names"
+        f"{name} could not be downloaded ({'; '.join(failures)}); try again later, or download {BY_HAND} into "
+        f"{folder}, or into the folder given by --data or FMWC_DATA"
     )
 
 
@@ -170,7 +170,7 @@ def _held(folder: Path, name: str) -> Path | None:
 
 
 def _home(folder: Path) -> Path | None:
-    """Return the only subfolder that idx files are read from, so that two data sets are never mixed."""
+    """Return the subfolder to read all idx files from, so that two data sets are never mixed."""
     names = [name for pair in FILES.values() for name in pair]
     return next((folder / part for part in PLACES if any(_held(folder / part, name) for name in names)), None)
 
@@ -190,12 +190,12 @@ def _verify(file: Path) -> None:
     kind, wanted = SUMS[file.name].split(":")
     if hashlib.new(kind, read_bytes(file, LIMIT), usedforsecurity=False).hexdigest() != wanted:
         raise DataError(
-            f"{file} is truncated, damaged or another data set (by {kind}); delete it and fetch it again, or {AS_OWN}"
+            f"{file} is truncated, damaged or from another data set ({kind} differs); download it again, or {AS_OWN}"
         )
 
 
 def _idx(file: Path, what: str, dims: int) -> np.ndarray:
-    """Read an array of bytes with `dims` dimensions, unpacking no more than its header announces."""
+    """Read an array of bytes with `dims` dimensions. No more bytes are unpacked than the header declares."""
     size = 4 + 4 * dims
     with open_regular(file, LIMIT) as raw:
         try:
@@ -209,14 +209,14 @@ def _idx(file: Path, what: str, dims: int) -> np.ndarray:
             expected, most = math.prod(shape), unpacked(os.fstat(raw.fileno()).st_size, LIMIT)
             if expected > most:
                 raise DataError(
-                    f"{file} announces {expected:,} bytes; at most {most:,} are read from a file of its size"
+                    f"{file} declares {expected:,} bytes; at most {most:,} are read from a file of this size"
                 )
             body = stream.read(expected + 1)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise DataError(f"{file} is truncated, damaged or not a gzip file; copy it again") from error
     if len(body) != expected:
         came = "more" if len(body) > expected else len(body)
-        raise DataError(f"{file} announces {expected} bytes after its header and holds {came}; copy it again")
+        raise DataError(f"{file} declares {expected} bytes after its header but holds {came}; copy it again")
     return np.frombuffer(body, np.uint8).reshape(shape)
 
 
@@ -242,7 +242,7 @@ def _npz(file: Path, split: str) -> _Arrays:
     if not pairs:
         wanted = " or ".join(" and ".join(pair) for pair in (*ARRAYS[split], *ARRAYS["none"]))
         names = ", ".join(sorted(arrays)) or "no arrays"
-        raise DataError(f"{file} has no {split} split: it holds {names[:200]}, and needs {wanted}")
+        raise DataError(f"{file} has no {split} split: it holds {names[:200]}, but needs {wanted}")
     x_name, y_name = pairs[0]
     return _Arrays(arrays[x_name], arrays[y_name], f"{file}: {x_name}", f"{file}: {y_name}", not whole)
 
@@ -251,7 +251,7 @@ def _pictures(folder: Path, split: str, classes: int) -> _Arrays:
     root = folder / "mnist" if (folder / "mnist").is_dir() else folder
     parts = [name for name in FILES if (root / name).is_dir()]
     if parts and split not in parts:
-        raise DataError(f"{root} holds {parts[0]}/ and no {split}/; add it, or leave both out")
+        raise DataError(f"{root} holds {parts[0]}/ but no {split}/; add it, or use neither")
     top = root / split if parts else root
     folders = {inner.name: inner for inner in top.iterdir() if inner.is_dir() and not inner.name.startswith(".")}
     if not folders:
@@ -271,10 +271,10 @@ def _pictures(folder: Path, split: str, classes: int) -> _Arrays:
             y.append(label)
             names.append(f"{label}/{file.name}")
             if len(x) * x[0].size > LIMIT:
-                raise DataError(f"{top} holds more than {LIMIT:,} pixels; make the images smaller, or give fewer")
+                raise DataError(f"{top} holds more than {LIMIT:,} pixels; use smaller or fewer images")
             if x[-1].shape != x[0].shape:
                 raise DataError(
-                    f"{file} is {x[-1].shape} and the images before it {x[0].shape}; make all images of one size"
+                    f"{file} is {x[-1].shape} but earlier images are {x[0].shape}; make all images the same size"
                 )
     return _Arrays(np.stack(x), np.array(y), str(top), str(top), bool(parts), tuple(names))
 
@@ -293,9 +293,9 @@ def _grey(file: Path) -> np.ndarray:
                 deep, full = image.mode[0] in "IF", image.convert("RGBA")
     except DataError:
         raise
-    except Exception as error:  # whatever Pillow raises
-        raise DataError(f"{file} cannot be read as an image; it is damaged or of another format") from error
-    if deep or full.getchannel("A").getextrema() != (255, 255):  # Pillow would clip at 255, and drop transparency
+    except Exception as error:  # Pillow may raise anything
+        raise DataError(f"{file} cannot be read as an image; it is damaged or has another format") from error
+    if deep or full.getchannel("A").getextrema() != (255, 255):  # Pillow would clip at 255 and drop transparency
         raise DataError(f"{file} has transparent pixels or more than 8 bits per pixel; save it as 8-bit greyscale")
     return np.asarray(full.convert("L"))
 
@@ -307,7 +307,7 @@ def _checked(arrays: _Arrays, classes: int) -> Images:
     x = x[:, None] if x.ndim == 3 else x
     scale = {"u": 1, "i": 1, "f": 255, "b": 255}.get(x.dtype.kind)
     if x.ndim != 4 or x.shape[1] != 1 or x.size == 0 or scale is None:
-        raise DataError(f"{x_from} is {x.dtype} {arrays.x.shape}; images must be numbers (N, H, W), greyscale, N ≥ 1")
+        raise DataError(f"{x_from} is {x.dtype} {arrays.x.shape}; images must be greyscale numbers (N, H, W), N ≥ 1")
     if y.ndim != 1 or y.dtype.kind not in "iu":
         raise DataError(f"{y_from} is {y.dtype} {y.shape}; labels must be integers (N,), one per image")
     if len(x) != len(y):
@@ -316,9 +316,9 @@ def _checked(arrays: _Arrays, classes: int) -> Images:
         raise DataError(f"{x_from} has {x.dtype} values outside 0 to {255 // scale}; scale them, or save uint8")
     outside = (y < 0) | (y >= classes)
     if outside.any():
-        at = int(outside.argmax())
+        first = int(outside.argmax())
         raise DataError(
-            f"{y_from}: label {y[at]} at index {at} is outside 0 to {classes - 1}; correct it, or set classes"
+            f"{y_from}: label {y[first]} at index {first} is outside 0 to {classes - 1}; correct it, or set classes"
         )
     pixels = np.empty(x.shape, np.uint8)
     for rows in (slice(i, i + TOGETHER) for i in range(0, len(x), TOGETHER)):
@@ -327,12 +327,12 @@ def _checked(arrays: _Arrays, classes: int) -> Images:
 
 
 def _part(images: Images, split: str, place: Path) -> Images:
-    """Return one split of all data: every tenth image in order of the labels is for testing."""
-    # In the order of the file, labels may have a period of ten.
+    """Return one split of all data: every tenth image, in order of the labels, is a test image."""
+    # Not in file order, because labels may repeat with a period of ten.
     rank = images.y.argsort(stable=True).argsort()
     chosen = (rank % TENTH == TENTH - 1) == (split == "test")
     if not chosen.any():
         raise DataError(
-            f"{place} has {len(rank)} images, too few for a test split; give at least {TENTH}, or a test split"
+            f"{place} has {len(rank)} images, too few for a test split; give at least {TENTH} images, or a test split"
         )
     return Images(images.x[chosen], images.y[chosen])

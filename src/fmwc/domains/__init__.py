@@ -1,4 +1,4 @@
-"""Domains: what the commands know about each kind of sample (points, digits, crystals, data of your own)."""
+"""Domains: defaults, tables, files and pages of the commands for points, digits, crystals and your own data."""
 
 from fmwc.domains.registry import DOMAINS, domain_named, domain_of, open_checkpoint
 

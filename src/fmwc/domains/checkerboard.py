@@ -21,7 +21,7 @@ from fmwc.sampling.trajectory import DISPERSION, of_variance
 
 __all__ = ["CheckerboardDomain"]
 
-CLOSER = 250  # samples of a demonstration whose variance is computed at every step
+CLOSER = 250  # samples of a demo whose variance is computed at every step
 
 
 class CheckerboardDomain(ShippedDomain):
@@ -38,7 +38,7 @@ class CheckerboardDomain(ShippedDomain):
         return misplaced(trajectory.x)
 
     def table(self, run: Trajectory) -> dict[str, list[Any]]:
-        """Also lists which points are misplaced, so that fmwc filter has labels."""
+        """Also list which points are misplaced, as labels for fmwc filter."""
         return {**super().table(run), "misplaced": self.judge(run).tolist()}
 
     def compare_edits(self, before: Trajectory, after: Trajectory, channel: str | None) -> dict[str, list[Any]]:
@@ -61,19 +61,19 @@ class CheckerboardDomain(ShippedDomain):
         return edited_paths({"": EditedPaths(old, new, before.grid.cpu().numpy(), table["time"], table["turned"])})
 
     def report_run(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
-        # The page shows the best score, the dispersion, by which samples are ranked within the run.
+        # The page ranks samples within the run by the best score, the dispersion.
         return self.draw(field, count, seed, progress, transport=True, schedule=Schedule.every(self.every)).ranked_by(
             DISPERSION
         )
 
     def demo_run(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
-        """Use the field's confidence and schedule, which takes a fifth of the time of transporting every variance."""
+        """Use the field's confidence and schedule, five times faster than transporting the variance at every step."""
         if field.schedule is None:
             return self.draw(field, count, seed, progress, schedule=Schedule.every(self.every), transport=True)
         return self.draw(field, count, seed, progress, schedule=Schedule.at(field.schedule.times))
 
     def numbers(self, run: Trajectory, bad: np.ndarray | None = None) -> Rows:
-        """Also describe the scores if the table compares the run's own score with the variance."""
+        """Also describe the scores if the table compares the run's score with scores of the variance."""
         rows = super().numbers(run, bad)
         beside = [name for name in self.others if any(row[""].startswith(f"AUPRC of {name} ") for row in rows)]
         if of_variance(run.default_score) or run.default_score == DISPERSION or not beside:
@@ -86,7 +86,7 @@ class CheckerboardDomain(ShippedDomain):
     def page(self, field: Field, run: Trajectory, out: Path, numbers: Rows, about: dict[str, str]) -> Path:
         if len(run.times) == len(run.grid) - 1:
             return checkerboard_page(out, field, run, numbers=numbers, provenance=about)
-        # Figures that need the variance at every step show samples at even ranks, which are drawn again.
+        # Figures that need the variance at every step show evenly spaced ranks, which are drawn again.
         stride = -(-len(run) // CLOSER)
         some = run.score().argsort(stable=True)[::stride]
         closer = self.draw(

@@ -1,4 +1,4 @@
-"""Crystals, judged by an energy model: a sample fails if it lies too high above the hull or cannot be judged."""
+"""Crystals, judged by an energy model. A sample fails if it is too far above the hull or cannot be judged."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class CrystalDomain(ShippedDomain):
     """Crystals.
 
     Arguments:
-        calculator: The energy model that judges, by name or as `module:function`.
+        calculator: The energy model that judges samples, by name or as `module:function`.
     """
 
     name, presets = "crystals", PRESETS
-    bad, kept = "above 0.1 eV/atom or not to be judged", 0.1
+    bad, kept = "above 0.1 eV/atom or not judged", 0.1
     counts, pilots = (2_500, 60), (500, 20)
     large, compact, variance = None, True, SCORE  # all samples are judged together
     every, reading, judges = EVERY, READ_BY, True
@@ -64,13 +64,13 @@ class CrystalDomain(ShippedDomain):
         return batch_for(device)
 
     def conditions(self, field: Field, count: int, label: int | None = None, seed: int = 0) -> dict[str, Tensor]:
-        """Draw numbers of atoms with the frequencies of the training data."""
+        """Draw numbers of atoms from their distribution in the training data."""
         super().conditions(field, count, label)
         network: Any = field.network
         return {"atoms": network.draw_sizes(count, derive(seed, "atoms"))}
 
     def judgement(self, run: Trajectory, data: str = "") -> Judgement:
-        """Judge the structures of a run; novelty refers to the training set that `data` or FMWC_DATA names, if any."""
+        """Judge the structures of a run. Novelty is judged if `data` or FMWC_DATA names the training set."""
         key = fingerprint(run.x)
         if self._latest is None or self._latest[0] != key:
             say_on_stderr(f"judging {len(run)} structures")
@@ -81,8 +81,11 @@ class CrystalDomain(ShippedDomain):
         return ~self.judgement(trajectory).good
 
     def compare_edits(self, before: Trajectory, after: Trajectory, channel: str | None) -> dict[str, list[Any]]:
-        """Return formulas, atomic displacements and energies, and success by the paper's rules for a single channel."""
-        old, new = self.judgement(before), self.judgement(after)  # only the latest is cached, and it is used again
+        """Return formulas, displacements and energies, and for a single channel success by the paper's rules."""
+        old, new = (
+            self.judgement(before),
+            self.judgement(after),
+        )  # only the latest judgement is cached, and it is used again
         seeds, edits = crystals_of(before), crystals_of(after)
         moved, other = coordinate_rmsd(seeds, edits), chemistry_changed(seeds, edits)
         table: dict[str, list[Any]] = {
@@ -118,7 +121,7 @@ class CrystalDomain(ShippedDomain):
         bad = self.judge(run) if bad is None else bad
         summary = self.judgement(run).summary()
         rows = [
-            {"": "structures", "value": f"{summary['structures']}, of which {summary['problems']} could not be judged"},
+            {"": "structures", "value": f"{summary['structures']}; {summary['problems']} could not be judged"},
             {"": "mean energy above the hull, eV/atom", "value": f"{summary['mean_e_above_hull']:.3f}"},
             {"": "valid by the distance rule", "value": f"{summary['distances_ok_share']:.1%}"},
             {"": "metastable (≤ 0.1 eV/atom)", "value": rate(~bad)},
@@ -136,7 +139,7 @@ class CrystalDomain(ShippedDomain):
         return write_report(out, run, self.judgement(run), numbers=numbers, provenance=about)
 
     def table(self, run: Trajectory) -> dict[str, list[Any]]:
-        """Return one row per structure: what it is, its confidence, and the judge's results."""
+        """Return one row per structure: name, formula, confidence, and the judge's results."""
         columns = dict(self.judgement(run).columns)
         first = {name: columns.pop(name) for name in ("name", "formula", "atoms")}
         confidence = self.confidence_columns(run)
@@ -167,5 +170,5 @@ class CrystalDomain(ShippedDomain):
 
 
 def _training(data: str = "") -> Crystals | None:
-    """Load the training set for novelty if `data` or FMWC_DATA names one."""
+    """Load the training set, to judge novelty, if `data` or FMWC_DATA names one."""
     return mp20.load(data or None) if data or os.environ.get("FMWC_DATA") else None

@@ -43,14 +43,14 @@ from fmwc.state import channels
 
 __all__ = ["Domain", "OwnDomain", "Rows", "ShippedDomain", "Show", "shares", "write_run"]
 
-WIDE = 32  # a table lists the coordinates of samples with at most this many
+WIDE = 32  # tables list coordinates only if a sample has at most this many
 
 Rows = list[dict[str, str]]
 Show = Callable[[int], None] | None  # called with the number of samples finished since the last call
 
 
 def shares(table: Mapping[str, Sequence[Any]], columns: Mapping[str, str]) -> Rows:
-    """Return how often each Boolean column is true, by description; unknown values (`None`) are not counted.
+    """Return the share of true values of each Boolean column; unknown values (`None`) are ignored.
 
     >>> shares({"turned": [True, False, None, False]}, {"in another square": "turned"})
     [{'': 'in another square', 'value': '33.3% (1 of 3)'}]
@@ -64,7 +64,7 @@ def shares(table: Mapping[str, Sequence[Any]], columns: Mapping[str, str]) -> Ro
 
 
 def _csv(columns: Mapping[str, Sequence[Any]]) -> str:
-    """Format a table as CSV with six significant digits, true and false as 1 and 0."""
+    """Format a table as CSV with six significant digits; true and false become 1 and 0."""
     text = {name: [v if isinstance(v, str) else f"{v:.6g}" for v in values] for name, values in columns.items()}
     return Table.from_columns(text).csv()
 
@@ -80,8 +80,8 @@ class Domain(ABC):
         one_thread: Whether to sample on one CPU thread, because the network is too small to gain from a second one.
         judges: Whether writing samples requires a judge.
         every: The default number of steps between two readings of the variance.
-        reading: The default estimator; `True` is the library's choice.
-        large: The largest run that is held in memory; larger ones are written batch by batch, with scores only.
+        reading: The default estimator; `True` for the library's default.
+        large: The largest run that is held in memory. Larger ones are written batch by batch, with scores only.
         compact: Whether files hold one variance per sample and channel instead of one per coordinate.
         formats: The file formats that samples can be written in, if there is a choice; the first is the default.
     """
@@ -107,7 +107,7 @@ class Domain(ABC):
         return self.pilots[device.type != "cuda"]
 
     def batch(self, device: torch.device) -> int:
-        """Return the number of samples to integrate together."""
+        """Return the batch size of sampling."""
         return 256
 
     def conditions(self, field: Field, count: int, label: int | None = None, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -116,8 +116,8 @@ class Domain(ABC):
         Arguments:
             field: The field that draws them.
             count: The number of samples.
-            label: The class of all samples; by default, the classes take turns.
-            seed: Seeds conditions that are drawn at random.
+            label: The class of all samples; by default, all classes in turn.
+            seed: The seed of random conditions.
         """
         if label is not None:
             raise UsageError(f"{self.name} has no classes; leave out --label")
@@ -142,7 +142,7 @@ class Domain(ABC):
         return stream(field, count, seed=seed, progress=progress, **self._options(field, count, seed, label, options))
 
     def streams(self, field: Field, count: int, label: int | None = None, **options: Any) -> bool:
-        """Return whether samples are written batch by batch; a small run, or one ranked as a whole, is not."""
+        """Return whether samples are written batch by batch. Small runs and runs ranked as a whole are not."""
         if self.large is None or count <= self.large:
             return False
         config = replace(options.get("config", SamplingConfig()), parts=None)
@@ -168,9 +168,9 @@ class Domain(ABC):
         }
 
     def reads_as_reference(self, field: Field, options: Mapping[str, Any]) -> bool:
-        """Return whether :func:`fmwc.sample` with these options computes the variance as the field's reference did.
+        """Return whether :func:`fmwc.sample` with these options computes the variance as for the field's reference.
 
-        A reference made from the variance records the times and the number of steps; other references need none.
+        Always true if the score of the reference does not use the variance.
         """
         reference, confidence = field.reference, options.get("confidence", AsReference())
         if reference is None or options.get("schedule") is not None or not isinstance(confidence, AsReference):
@@ -181,7 +181,7 @@ class Domain(ABC):
         return made is not None and config.controller is None and (options.get("steps") or 50) == made.steps
 
     def survey(self, field: Field, seed: int, progress: Show, label: int | None = None) -> Profile:
-        """Measure the variance along the trajectory with a pilot run."""
+        """Measure the variance along trajectories with a pilot run."""
         count = self.pilot(field.device)
         run = self.draw(field, count, derive(seed, "pilot"), progress, label, schedule=Schedule.every(1), check=False)
         return survey(field, pilot=run)
@@ -189,11 +189,11 @@ class Domain(ABC):
     def fit_schedule(
         self, field: Field, seed: int, progress: Show, label: int | None = None, **options: Any
     ) -> Schedule:
-        """Choose the few times that determine most of the score, with a pilot run.
+        """Choose the few times that determine most of the score with a pilot run.
 
         Arguments:
             field: The field.
-            seed: The pilot run's seed is derived from it.
+            seed: The seed from which that of the pilot run is derived.
             progress: Called with the number of samples finished.
             label: The class, if only one is drawn.
             options: `steps`, `stepper` and `confidence` of the run that will use the schedule.
@@ -210,7 +210,7 @@ class Domain(ABC):
         return self.draw(field, count, seed, progress)
 
     def demo_run(self, field: Field, count: int, seed: int, progress: Show) -> Trajectory:
-        """Draw the samples of a demonstration, which may take less time."""
+        """Draw the samples of a demo, which may take less time than :meth:`report_run`."""
         return self.report_run(field, count, seed, progress)
 
     @abstractmethod
@@ -222,20 +222,20 @@ class Domain(ABC):
         """Write report.html."""
 
     def notes(self, run: Trajectory) -> Rows:
-        """Return why a run has no confidence, if it has none."""
+        """Return a row with the reason if a run has no confidence."""
         return [{"": "ordered by", "value": note}] if (note := note_of(run)) else []
 
     # ---- files -------------------------------------------------------------------------------------------------------
 
     def check_format(self, format: str) -> None:
-        """Raise if samples cannot be written in this format; empty is the default."""
+        """Raise if samples cannot be written in this format. An empty name is the default format."""
         if format and not self.formats:
             raise UsageError(f"samples of {self.name} have only one format; leave out --format")
         if format:
             pick(dict.fromkeys(self.formats), format, "format")
 
     def table(self, run: Trajectory) -> dict[str, list[Any]]:
-        """Return one row per sample: name, coordinates if they are few, conditions, and confidence."""
+        """Return one row per sample: name, coordinates if there are few, conditions, and confidence."""
         flat = {name: value for name, value in channels(run.x).items() if value.ndim == 2 and value.shape[1] <= WIDE}
         columns: dict[str, list[Any]] = {"name": run.names}
         columns |= {f"{name}_{i}": column.tolist() for name, value in flat.items() for i, column in enumerate(value.T)}
@@ -244,9 +244,9 @@ class Domain(ABC):
         return columns | self.confidence_columns(run)
 
     def confidence_columns(self, run: Trajectory) -> dict[str, list[Any]]:
-        """Return score, rank and confidence, as far as the run has them."""
+        """Return score, rank and confidence, if the run has them."""
         columns: dict[str, list[Any]] = {}
-        with suppress(UsageError):  # a run without a score is still written
+        with suppress(UsageError):  # a run without a score is written without these columns
             columns["score"] = run.score().tolist()
             columns["rank"] = run.rank.tolist()
             columns["confidence"] = run.confidence.tolist()
@@ -257,13 +257,13 @@ class Domain(ABC):
         return write_run(run, self.table(run), out)
 
     def write_stream(self, parts: Iterable[Trajectory], count: int, out: Path) -> list[Path]:
-        """Write the same files from batches of samples; the files appear when all `count` samples are complete."""
+        """Write the same files from batches of samples. The files appear when all `count` samples are complete."""
         samples, table = out / "samples.safetensors", out / "samples.csv"
         with written(table) as file, growing(samples, count) as add:  # `growing` fails first if samples are missing
             for part in parts:
                 add(part)
                 columns = self.table(part)
-                columns.pop("rank", None)  # known only when all samples are
+                columns.pop("rank", None)  # known only at the end
                 text = _csv(columns)
                 file.write((text.partition("\n")[2] if file.tell() else text).encode())
         return [samples, table]
@@ -275,14 +275,14 @@ def write_run(run: Trajectory, table: Mapping[str, Sequence[Any]], out: Path) ->
 
 
 class OwnDomain(Domain):
-    """Samples of your own network: they are drawn, checked and ranked, but neither judged nor edited."""
+    """Samples of your own network. They can be drawn, checked and ranked, but not judged or edited."""
 
     name = "this network"
 
     def conditions(self, field: Field, count: int, label: int | None = None, seed: int = 0) -> dict[str, torch.Tensor]:
-        """Return the classes of the reference in turn; other conditions are not known."""
+        """Return the classes of the reference in turn; raise if the network needs other conditions."""
         if field.space is None:
-            raise UsageError("the shape of a sample is not known: let the function return (network, space)")
+            raise UsageError("the shape of a sample is not known; return (network, space) from the function")
         cond = self._classes(field, count, label)
         first = {name: value[:1].to(field.device) for name, value in cond.items()}
         try:
@@ -332,11 +332,11 @@ class ShippedDomain(Domain):
 
     Attributes:
         presets: Recipes by name.
-        demo_preset: The recipe of fmwc demo --train; empty if training takes too long for a demonstration.
+        demo_preset: The recipe of fmwc demo --train; empty if training takes too long for a demo.
         bad: The word for samples that fail.
-        kept: The share of samples that the short table keeps.
-        others: Scores that the short table lists beside the run's own.
-        variance: The score of the variance for edits and rewinding, if the field's own score is not one.
+        kept: The share of most confident samples in the short table.
+        others: Scores that the short table lists in addition to the run's score.
+        variance: The variance score for edits and rewinding, if the field's score does not use the variance.
         has_judge: Whether there is a judge for the samples.
     """
 
@@ -375,7 +375,7 @@ class ShippedDomain(Domain):
     # ---- judging -----------------------------------------------------------------------------------------------------
 
     def with_judge(self, judge: str) -> ShippedDomain:
-        """Return the same domain with your own judge, or without a judge if `judge` is empty."""
+        """Return this domain with your own judge, or without a judge if `judge` is empty."""
         if judge:
             raise UsageError(f"{self.name} needs no judge; leave out --judge")
         return self
@@ -386,10 +386,10 @@ class ShippedDomain(Domain):
 
     @abstractmethod
     def judge(self, trajectory: Trajectory) -> np.ndarray:
-        """Return which samples fail. Confidence never uses it."""
+        """Return which samples fail. Confidence never uses this."""
 
     def numbers(self, run: Trajectory, bad: np.ndarray | None = None) -> Rows:
-        """Return the short table: how well the run's own score and others find failed samples.
+        """Return the short table: how well the run's score and other scores find failed samples.
 
         Arguments:
             run: The samples.
@@ -400,7 +400,7 @@ class ShippedDomain(Domain):
         for name in (None, *(set(self.others) - {run.default_score})) if bad.any() else []:
             try:
                 score, label = run.score(name).cpu(), name or run.default_score
-            except UsageError:  # the run lacks what this score is computed from
+            except UsageError:  # the run lacks the data for this score
                 continue
             rows += [
                 {"": f"{self.bad}, surest {self.kept:.0%} by {label}", "value": rate_kept(score, bad, self.kept)},
@@ -422,7 +422,7 @@ class ShippedDomain(Domain):
 
     @abstractmethod
     def summarise_edits(self, table: dict[str, list[Any]]) -> Rows:
-        """Return a few lines about that table."""
+        """Summarise the table of :meth:`compare_edits` in a few rows."""
 
     @abstractmethod
     def draw_edits(self, before: Trajectory, after: Trajectory, table: dict[str, list[Any]]) -> Figure:

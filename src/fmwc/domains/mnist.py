@@ -1,4 +1,4 @@
-"""Digits, judged by a classifier: a sample fails if it is not classified as the digit of its condition."""
+"""Digits, judged by a classifier. A sample fails if it is not classified as the requested digit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fmwc.sampling import SamplingConfig, Trajectory
 
 __all__ = ["MnistDomain"]
 
-PIXEL_PROBES = 24  # random probes per digit of a figure: enough to see strokes, and seconds on two cores
+PIXEL_PROBES = 24  # random probes per digit of a figure: enough to show strokes, in seconds on two cores
 
 
 def _config(field: Field) -> dict[str, Any]:
@@ -42,13 +42,13 @@ class MnistDomain(ShippedDomain):
     """Digits.
 
     Arguments:
-        classifier: The judge, by shipped name or folder; empty if there is none for the data.
+        classifier: The judge, as a shipped name or a folder; empty for no judge.
     """
 
     name, presets = "mnist", {**PRESETS, "judge": Classifier()}
     bad, kept = "failed", DIGITS_KEPT
     counts = (10_000, 100)
-    pilots = (1_000, 80)  # 80: the fewest samples of ten classes that can be compared within each class
+    pilots = (1_000, 80)  # 80: the minimum for comparing samples within each of ten classes
     large = 20_000
 
     def __init__(self, classifier: str = JUDGE) -> None:
@@ -92,12 +92,12 @@ class MnistDomain(ShippedDomain):
         side = field.space.channels["x"].shape[-1] if field.space else judge["side"]
         if (judge["side"], judge["classes"]) != (side, network["classes"]):
             raise UsageError(
-                f"the judge is for {judge['classes']} classes of side {judge['side']}, but this checkpoint draws "
-                f"{network['classes']} classes of side {side}; train a judge on the same data"
+                f"the judge is for {judge['classes']} classes and images of side {judge['side']}, but this checkpoint "
+                f"draws {network['classes']} classes and side {side}; train a judge on the same data"
             )
 
     def load_judge(self, device: torch.device) -> Any:
-        """Return the classifier; raise if there is none for the data."""
+        """Load the classifier; raise if there is none for the data."""
         if not self.classifier:
             raise UsageError(
                 "the shipped judge is for MNIST only; train one on your data (fmwc train mnist --preset judge --data … "
@@ -131,7 +131,7 @@ class MnistDomain(ShippedDomain):
     def summarise_edits(self, table: dict[str, list[Any]]) -> Rows:
         rows = [{"": "change per pixel (root mean square)", "value": f"{np.mean(table['pixel_distance']):.3f}"}]
         if self.has_judge:
-            rows += shares(table, {"classified as another digit": "turned", "classified as asked for": "correct"})
+            rows += shares(table, {"classified as another digit": "turned", "classified as requested": "correct"})
         return rows
 
     def draw_edits(self, before: Trajectory, after: Trajectory, table: dict[str, list[Any]]) -> Figure:
@@ -157,7 +157,7 @@ class MnistDomain(ShippedDomain):
         return digits_page(out, run, self.judge(run), pixels, numbers=numbers, provenance=about)
 
     def table(self, run: Trajectory) -> dict[str, list[Any]]:
-        """Also list the class that the judge predicts, if there is a judge, and whether it is the condition's."""
+        """Also list the class that the judge predicts, if there is a judge, and whether it is the requested one."""
         if not self.has_judge:
             return super().table(run)
         predicted = self._predict(run.x)
@@ -165,7 +165,7 @@ class MnistDomain(ShippedDomain):
         return {**super().table(run), "predicted": predicted.tolist(), "correct": correct}
 
     def write_samples(self, run: Trajectory, out: Path, format: str = "") -> list[Path]:
-        """Also draw digits.png, most confident first, and contest.png after a contest."""
+        """Also write digits.png, most confident first, and contest.png after a contest."""
         table = self.table(run)
         written = write_run(run, table, out)
         asked = run.cond["y"].cpu().numpy()

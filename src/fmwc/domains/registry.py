@@ -23,7 +23,7 @@ OWN = "a network of your own"
 
 @lru_cache
 def _shipped(name: str) -> Any:
-    """Import a domain when it is first used: crystals need packages that points do not."""
+    """Import a domain on first use, because some need optional packages."""
     return getattr(import_module(f"fmwc.domains.{name}"), CLASSES[name])()
 
 
@@ -35,7 +35,7 @@ def domain_named(name: str, judge: str = "") -> ShippedDomain:
 
 
 def domain_of(checkpoint: str, judge: str = "") -> ShippedDomain:
-    """Return the domain of a checkpoint, without its judge if the checkpoint was trained on your own data."""
+    """Return the domain of a checkpoint, without the shipped judge if it was trained on your own data."""
     from fmwc.checkpoint import about
 
     recipe = about(checkpoint).get("recipe") or {}
@@ -53,9 +53,9 @@ def open_checkpoint(checkpoint: str, device: torch.device, judge: str = "", netw
 
     Arguments:
         checkpoint: A shipped name or a folder.
-        device: Where to load it.
+        device: The device of the field.
         judge: Your own judge.
-        network: `module:function` that builds the network, for a network of your own.
+        network: `module:function` that builds the network, if it is your own.
     """
     from fmwc.checkpoint import about, load
     from fmwc.domains.domain import OwnDomain

@@ -1,1 +1,1 @@
-"""Recipes: one frozen dataclass each, with the reason beside every literal."""
+"""Training recipes. Each is a frozen dataclass whose comments give the reason for its values."""

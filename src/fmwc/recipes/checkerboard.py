@@ -26,7 +26,7 @@ SPACE = euclidean((2,))
 
 @dataclass(frozen=True)
 class Checkerboard(Recipe):
-    """Options of one training run; values are the paper's unless a comment gives a reason."""
+    """Options of a training run. Values are the paper's unless a comment gives a reason."""
 
     name = "checkerboard"
     counts = ("points", "hidden", "depth", "time_features")
@@ -34,13 +34,13 @@ class Checkerboard(Recipe):
     points: int = 500_000  # training samples
     hidden: int = 512
     depth: int = 3
-    time_features: int = 256  # not in the paper; 64, 128, 256 misplaced 4.1, 3.5, 3.1 % on validation seed 100
+    time_features: int = 256  # not in the paper; 64, 128 and 256 misplaced 4.1, 3.5 and 3.1 % on validation seed 100
     iterations: int = 20_000
     batch: int = 4096
     lr: float = 1e-3
-    decay: str = "cosine"  # the paper decays nothing here; decay is better for every method (results/checkerboard)
-    layers: str = "*"  # a glob over layer names: "out" is the paper's output-only variant
-    noise_steps: int = 2_000  # of the retrofit; 500 did as well on validation seed 100, 2,000 costs seconds
+    decay: str = "cosine"  # the paper's rate is constant; decay is better for every method (results/checkerboard)
+    layers: str = "*"  # glob pattern of layers with noise; "out" is the paper's output-only variant
+    noise_steps: int = 2_000  # of the retrofit; 500 did as well on validation seed 100, but 2,000 take only seconds
     save_every: int = 1_000
 
     def __post_init__(self) -> None:
@@ -60,14 +60,14 @@ class Checkerboard(Recipe):
         return SPACE
 
     def rows(self) -> tuple[Tensor, dict[str, Any]]:
-        """Return points of a fixed seed, the same in every run."""
+        """Return points drawn with a fixed seed, the same in every run."""
         return _data(self.points), {}
 
     def build(self, heads: int) -> MLP:
         return MLP(2, self.hidden, self.depth, self.time_features, 2 * heads if heads > 1 else None)
 
     def reference(self, field: Field) -> tuple[Reference, dict[str, float]]:
-        """Fit the reference to 10⁴ samples of a separate seed."""
+        """Fit the reference to 10⁴ samples drawn with a separate seed."""
         seed = derive(self.seed, "reference")
         reference = fit_confidence(field, self.rows()[0], pilot=10_000, seed=seed, batch=16384, conventions=False)
         samples = sample(field, 10_000, seed=seed, confidence=None)
@@ -75,11 +75,11 @@ class Checkerboard(Recipe):
 
 
 PRESETS: dict[str, Checkerboard] = {
-    # Train the flow as usual, then fit the noise: better samples, and those of the plain flow.
+    # Train the flow as usual, then fit the noise: better samples, identical to those of the plain flow.
     "recommended": Checkerboard(),
     # As in the paper: joint training at a constant rate.
     "paper": Checkerboard(method="joint", decay="constant"),
-    # Small enough for a demonstration on two cores.
+    # Small enough for a demo on two cores.
     "quick": Checkerboard(
         points=100_000, hidden=256, time_features=128, iterations=10_000, batch=1024, lr=2e-3, noise_steps=500
     ),

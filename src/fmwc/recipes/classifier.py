@@ -1,4 +1,4 @@
-"""The recipe of the digit classifier that judges samples: a LeNet trained on images that are randomly distorted."""
+"""The recipe of the digit classifier that judges samples: a LeNet trained on randomly distorted images."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ __all__ = ["Classifier", "fit_classifier"]
 
 @dataclass(frozen=True)
 class Classifier:
-    """How the classifier is trained. It sees the training split only; its accuracy is that on the test split."""
+    """Options of the classifier's training. It is trained on the training split and evaluated on the test split."""
 
     seed: int = 0
-    iterations: int = 6_000  # 26 epochs; the accuracy has levelled off long before
+    iterations: int = 6_000  # 26 epochs; the accuracy levels off much earlier
     batch: int = 256
     lr: float = 2e-3
-    turn: float = 12.0  # degrees, either way
+    turn: float = 12.0  # maximum rotation in degrees, in either direction
     scale: float = 0.12
-    shift: float = 0.08  # of the image's side, either way
+    shift: float = 0.08  # maximum shift as a share of the image's side, in either direction
     data: str = ""  # a folder or file; FMWC_DATA or the cache if empty
-    own: bool = False  # whether the data is not MNIST
+    own: bool = False  # read your own data instead of MNIST
     classes: int = 10
 
     @property

@@ -28,17 +28,17 @@ __all__ = ["EVERY", "PRESETS", "READ_BY", "SCORE", "Mp20", "batch_for"]
 WIDTH = mp20.MOST_ATOMS
 EVERY = 5  # default number of steps between two readings of the variance
 READ_BY = Linearised(1)
-SCORE = "geometric@0.6-0.9"  # the best label-free reading on validation seed 100 (results/crystals/NOTES.md)
+SCORE = "geometric@0.6-0.9"  # the best label-free score on validation seed 100 (results/crystals/NOTES.md)
 
 
 def batch_for(device: torch.device) -> int:
-    """Return the batch size of sampling: enough to fill a GPU, or for frequent progress on two cores."""
+    """Return the batch size of sampling: large for a GPU, small for frequent progress on two cores."""
     return 2_500 if device.type == "cuda" else 50
 
 
 @dataclass(frozen=True)
 class Mp20(Recipe):
-    """Options of one training run; values are the paper's unless a comment gives a reason."""
+    """Options of a training run. Values are the paper's unless a comment gives a reason."""
 
     name = "crystals"
     counts = ("hidden", "layers", "frequencies", "time_features", "noise_batch", "steps")
@@ -58,7 +58,7 @@ class Mp20(Recipe):
     clip: float = 0.5  # of each entry of the gradients, as in FlowMM
     type_weight: float = 40.0  # in the loss, as in FlowMM
     coord_weight: float = 400.0
-    exclude: str = "*.from_offset"  # layers without noise: the waves of pairs, half of its cost
+    exclude: str = "*.from_offset"  # layers without noise: the Fourier features of pairs, half of the cost of the noise
     noise_batch: int = 256
     noise_lr: float = 1e-3
     precision: str = "bf16"  # on a GPU
@@ -72,7 +72,7 @@ class Mp20(Recipe):
     flow: str = ""
     steps: int = 50  # of sampling
     anneal: float = 20.0  # coordinates move at 1 + s·t times their velocity (results/crystals/NOTES.md)
-    references: int = 500  # crystals of the confidence's reference
+    references: int = 500  # crystals of the pilot run
     data: str = ""  # a folder; FMWC_DATA if empty
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class Mp20(Recipe):
         return {name: value[order] for name, value in state.items()}, {"atoms": atoms[order]}
 
     def source(self) -> tuple[Tensor, ...]:
-        """Return the data from which `rows` is computed."""
+        """Return the data from which :meth:`rows` is computed."""
         data = self.crystals()
         return data.numbers, data.coords, data.lengths, data.angles
 
@@ -113,15 +113,17 @@ class Mp20(Recipe):
         return network
 
     def attach(self, network: nn.Module) -> Field:
-        # Checked before training, because the reference is read with these steps afterwards.
+        # Checked before training, because the reference is computed with these steps afterwards.
         _, _, window = parsed(SCORE)
         read_at = [step / self.steps for step in range((self.steps - 1) % EVERY, self.steps, EVERY)]
         if not any(window["early"] <= t < window["late"] for t in read_at):
-            raise UsageError(f"{self.steps} steps have no reading in the window of {SCORE}; use 20 or more")
+            raise UsageError(
+                f"with {self.steps} steps, no reading of the variance is in the window of {SCORE}; use 20 or more"
+            )
         return super().attach(network)
 
     def draw(self, field: Any, count: int, seed: int, **options: Any) -> Any:
-        """Sample crystals with FlowMM's anti-annealing; their sizes are distributed as in the data."""
+        """Sample crystals with FlowMM's anti-annealing. Numbers of atoms are distributed as in the data."""
         network = getattr(field, "network", field)
         device = next(network.parameters()).device
         atoms = network.draw_sizes(count, derive(seed, "atoms"))
@@ -130,7 +132,7 @@ class Mp20(Recipe):
         return sample(field, count, seed=seed, cond={"atoms": atoms.to(device)}, **options)
 
     def reference(self, field: Field) -> tuple[Reference, dict[str, float]]:
-        """Fit the reference to crystals of a separate seed."""
+        """Fit the reference to crystals drawn with a separate seed."""
         network: Any = field.network
         atoms = network.draw_sizes(self.references, derive(self.seed, "atoms"))
         reference = fit_confidence(
@@ -176,18 +178,18 @@ def _scale(network: CSPNet, recipe: Mp20) -> None:
 
 
 def _capacity(atoms: Tensor, batch: int) -> tuple[int, int]:
-    """Return the most atoms and pairs of a stratified batch of sorted sizes: the last of every slice."""
+    """Return the maximum numbers of atoms and pairs in a stratified batch, from the last crystal of each slice."""
     ends = ((torch.arange(batch) + 1) * (len(atoms) / batch)).ceil().long().clamp_max(len(atoms) - 1)
     most = atoms[ends]
     rows = -(-int(most.sum()) // 64) * 64
     pairs = -(-max(1, int((most * (most - 1)).sum())) // 64) * 64
-    while pairs in (batch, rows):  # layers recognise rows of crystals, atoms and pairs by their number
+    while pairs in (batch, rows):  # layers distinguish crystals, atoms and pairs by their numbers of rows
         pairs += 64
     return rows, pairs
 
 
 PRESETS: dict[str, Mp20] = {
-    # Train the flow as usual, then fit the noise; samples are those of the plain flow.
+    # Train the flow as usual, then fit the noise: samples are identical to those of the plain flow.
     "recommended": Mp20(),
     # As in the paper: joint training.
     "paper": Mp20(method="joint"),

@@ -1,4 +1,4 @@
-"""Training by a recipe into a folder, in which an interrupted run resumes."""
+"""Train a recipe into a folder. Interrupted runs resume."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ __all__ = [
     "train_stage",
 ]
 
-# Fields that do not change the weights except for rounding: a path, the pieces of training, and its speed.
+# Fields that affect the weights only by rounding: the data path, time limits and speed.
 NEVER = ("data", "save_every", "minutes", "enough", "compiled", "noise_compiled")
 LATER = ("steps", "anneal", "references")  # fields that apply after training
-ENDED = ".ended"  # suffix of a file beside a resume point: the time limit ended this stage after enough steps
+ENDED = ".ended"  # suffix of a file next to a resume point: the time limit ended this stage after enough steps
 INSTANT = 1e-9  # minutes
 
-Progress = Callable[[str, int, int, float], None]  # (stage, steps done, steps in all, loss)
+Progress = Callable[[str, int, int, float], None]  # (stage, steps done, total steps, loss)
 
 
 def fit(
@@ -51,10 +51,10 @@ def fit(
     """Train a field by a recipe and write its checkpoint to a folder. Resumes if interrupted.
 
     Arguments:
-        recipe: What to train, and how.
+        recipe: The recipe.
         out: The folder.
-        device: Where to train.
-        progress: Called with each stage's steps and loss.
+        device: The device to train on.
+        progress: Called with the stage, the steps done, the total and the loss.
         force: Write into a folder that is not empty.
     """
     clock = Clock(device)
@@ -76,13 +76,13 @@ def fit(
 
 
 def finish(recipe: Recipe, field: Field, out: Path, clock: Clock, trained: dict[str, int] | None = None) -> None:
-    """Fit the reference, and write the checkpoint with the record of how it was made.
+    """Fit the reference and write the checkpoint with its training record.
 
     Arguments:
         trained: The number of steps taken, which a time limit may have reduced, and of planned steps.
     """
     field.reference, metrics = recipe.reference(field)
-    literals = {k: v for k, v in literals_of(recipe).items() if k != "data"}  # a path of this machine
+    literals = {k: v for k, v in literals_of(recipe).items() if k != "data"}  # a path on this machine
     save(
         field,
         out,
@@ -96,12 +96,12 @@ def finish(recipe: Recipe, field: Field, out: Path, clock: Clock, trained: dict[
 
 
 def identity_of(recipe: Any, data: str, aside: Sequence[str] = ()) -> dict[str, Any]:
-    """Return everything that the result of a recipe depends on: its fields, and hashes of the data and a given flow.
+    """Return all that the result of a recipe depends on: its fields, and hashes of the data and of a given flow.
 
     Arguments:
         recipe: The recipe, or another dataclass of literals.
         data: The fingerprint of the data; empty to leave it out.
-        aside: Further fields to leave out.
+        aside: Additional fields to leave out.
     """
     fields = {k: v for k, v in literals_of(recipe).items() if k not in (*NEVER, *aside)}
     if fields.get("flow"):
@@ -123,7 +123,9 @@ def train_stage(
     show = stage_progress(progress, stage, plan.iterations)
     done = train(module, loss, data, plan, cond=cond, resume=resume, identity=about, progress=show)[-1][0]
     if done < recipe.enough * plan.iterations:
-        raise StoppedError(f"the {stage} stopped at step {done:,} of {plan.iterations:,}; run again to resume it")
+        raise StoppedError(
+            f"training ({stage}) stopped at step {done:,} of {plan.iterations:,}; run the same command again to resume"
+        )
     if ended and done < plan.iterations:
         write_text(ended, f"{done}\n")
     _round(recipe, module)
@@ -148,7 +150,7 @@ def fit_joint(recipe: Recipe, field: Field, progress: Progress | None = None, re
     def loss(x1: Tensor, randomness: Stream, beta: Tensor, cond: dict[str, Tensor]) -> Tensor:
         return elbo_loss(field, x1, beta, seed=randomness, cond=cond)
 
-    with field.noise.keep_hooks():  # one graph, if the loss is compiled
+    with field.noise.keep_hooks():  # a single graph if the loss is compiled
         return train_stage(recipe, field, loss, "joint", progress, resume)
 
 
@@ -176,7 +178,7 @@ def fit_retrofit(recipe: Recipe, field: Field, progress: Progress | None = None,
 
 
 def take_flow(recipe: Recipe, network: nn.Module) -> bool:
-    """Copy the flow of the checkpoint that the recipe names into a network; return whether it names one."""
+    """Load the flow of the checkpoint named by the recipe into a network; return whether it names one."""
     if recipe.flow:
         try:
             network.load_state_dict(load(recipe.flow).network.state_dict())
@@ -191,6 +193,6 @@ def stage_progress(progress: Progress | None, stage: str, total: int) -> Callabl
 
 
 def _round(recipe: Recipe, module: nn.Module) -> None:
-    """Round weights that are shipped quantised, so that everything after training uses the shipped values."""
+    """Round weights if they are shipped quantised, so that everything after training uses the shipped values."""
     if recipe.quantised:
         round_weights(module)

@@ -26,7 +26,7 @@ from fmwc.sampling.trajectory import FEWEST
 __all__ = ["JUDGE", "PRESETS", "SCORE", "WITHIN", "Mnist", "batch_for", "labels"]
 
 JUDGE = "mnist-judge"  # the shipped classifier
-REFERENCED = 20_000  # training images that the choice of the confidence uses
+REFERENCED = 20_000  # training images used to choose the confidence score
 SCORE, WITHIN = "integrated", "y"  # the best label-free reading on validation seed 100 (results/mnist/NOTES.md)
 
 
@@ -36,13 +36,13 @@ def labels(count: int, classes: int = 10) -> Tensor:
 
 
 def batch_for(device: torch.device) -> int:
-    """Return a batch size that fills a GPU, or that lets the progress bar advance on two cores."""
+    """Return the batch size of sampling: large for a GPU, small for frequent progress on two cores."""
     return 2500 if device.type == "cuda" else 25
 
 
 @dataclass(frozen=True)
 class Mnist(Recipe):
-    """Options of one training run; values are the paper's unless a comment gives a reason."""
+    """Options of a training run. Values are the paper's unless a comment gives a reason."""
 
     name = "mnist"
     counts = ("base", "blocks", "cond", "references", "classes")
@@ -50,19 +50,19 @@ class Mnist(Recipe):
     base: int = 32
     blocks: int = 1  # not in the paper: residual blocks per stage
     cond: int = 128
-    iterations: int = 12_000  # the paper's 50,000 at 1e-4, undecayed, have the worse FID on validation seed 100
+    iterations: int = 12_000  # the paper's 50,000 at a constant 1e-4 have a worse FID on validation seed 100
     batch: int = 256
     lr: float = 1e-3
     decay: str = "cosine"
-    exclude: str = ""  # a glob over layer names that carry no noise: "first" for the ablation
-    noise_steps: int = 1_000  # of the retrofit; 600 sufficed on validation seed 100, more cost seconds
+    exclude: str = ""  # glob pattern of layers without noise; "first" for the ablation
+    noise_steps: int = 1_000  # of the retrofit; 600 sufficed on validation seed 100, but more take only seconds
     noise_lr: float = 1e-3
     precision: str = "bf16"  # on a GPU, where memory bandwidth limits a step
     compiled: bool = True
     save_every: int = 2_000
     references: int = 2_000  # digits of the pilot run, 200 per class
     data: str = ""  # a folder or file; FMWC_DATA or the cache if empty
-    own: bool = False  # whether the data is not MNIST
+    own: bool = False  # read your own data instead of MNIST
     classes: int = 10
 
     def __post_init__(self) -> None:
@@ -96,13 +96,13 @@ class Mnist(Recipe):
         return UNet(1, self.base, (1, 2, 4), self.blocks, self.cond, self.classes, outputs=outputs)
 
     def reference(self, field: Field) -> tuple[Reference, dict[str, float]]:
-        """Fit the reference to samples of a separate seed, equally many per class, and judge other samples."""
+        """Fit the reference to equally many samples per class, and judge other samples. Both use separate seeds."""
         x, rows = self.rows()
-        few = slice(0, REFERENCED)
+        first = slice(0, REFERENCED)
         reference = fit_confidence(
             field,
-            x[few],
-            cond={WITHIN: rows[WITHIN][few]},
+            x[first],
+            cond={WITHIN: rows[WITHIN][first]},
             pilot=self.references,
             seed=derive(self.seed, "reference"),
             batch=batch_for(field.device),
@@ -123,7 +123,7 @@ class Mnist(Recipe):
 
 
 PRESETS: dict[str, Mnist] = {
-    # Train the flow as usual, then fit the noise: the samples of the plain flow.
+    # Train the flow as usual, then fit the noise: samples are identical to those of the plain flow.
     "recommended": Mnist(),
     # As in the paper: joint training at a constant rate.
     "paper": Mnist(method="joint", iterations=50_000, lr=1e-4, decay="constant"),

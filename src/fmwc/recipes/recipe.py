@@ -1,4 +1,4 @@
-"""`Recipe`: the options of one training run, and how `--set key=value` changes them."""
+"""`Recipe`: the options of a training run, which `--set key=value` can change."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from fmwc.training import TrainingConfig
 
 __all__ = ["RENAMED", "Recipe", "data_of", "literals_of", "override"]
 
-RENAMED = {"eightbit": "quantised"}  # names of fields in files and in `--set`, and in the code
+RENAMED = {"eightbit": "quantised"}  # names of fields in files and `--set`: names in the code
 
 R = TypeVar("R")
 
 
 @dataclass(frozen=True)
 class Recipe(ABC):
-    """Options of one training run; values are the paper's unless a comment gives a reason.
+    """Options of a training run. Values are the paper's unless a comment gives a reason.
 
     Fields with the names of :class:`fmwc.training.TrainingConfig` configure the training of the flow.
     """
@@ -37,7 +37,7 @@ class Recipe(ABC):
     name: ClassVar[str]
     counts: ClassVar[tuple[str, ...]] = ("width", "noise_steps")  # fields that must be at least 1
 
-    method: str = "retrofit"  # retrofit: train the flow, then fit the noise to it; joint: both at once, as the paper
+    method: str = "retrofit"  # retrofit: train the flow, then fit the noise; joint: both at once, as in the paper
     seed: int = 0
     beta: float = 1e-3
     prior_rate: float = 0.3
@@ -47,12 +47,12 @@ class Recipe(ABC):
     noise_steps: int = 2_000  # of the retrofit
 
     # Defaults of fields that only some recipes have.
-    include = "*"  # a glob over the names of layers that carry noise
-    exclude = ""  # a glob over the names of layers that carry none
+    include = "*"  # glob pattern of layers with noise
+    exclude = ""  # glob pattern of layers without noise
     noise_lr = 1e-3
     noise_compiled = False
-    enough = 1.0  # share of the steps after which a network stopped by the time limit is accepted
-    quantised = False  # whether weights are rounded to 8-bit integers, as shipped, before the reference is fitted
+    enough = 1.0  # share of the steps that is sufficient if the time limit stops training
+    quantised = False  # round weights to 8-bit integers, as shipped, before the reference is fitted
     flow = ""  # a checkpoint whose flow is used instead of training one
 
     def __post_init__(self) -> None:
@@ -85,11 +85,11 @@ class Recipe(ABC):
 
     @abstractmethod
     def build(self, heads: int) -> Any:
-        """Return a new network whose outputs are multiplied by `heads`."""
+        """Return a new network with `heads` times as many outputs."""
 
     @abstractmethod
     def reference(self, field: Field) -> tuple[Reference, dict[str, float]]:
-        """Return the reference of the confidence, and metrics of the samples."""
+        """Fit the reference of the confidence; return it and metrics of samples."""
 
     def source(self) -> tuple[Tensor, ...]:
         """Return the data from which `rows` is computed."""
@@ -97,7 +97,7 @@ class Recipe(ABC):
         return data, *cond.values()
 
     def network(self, heads: int = 1) -> Any:
-        """Return a new network whose initial weights depend on the seed only."""
+        """Return a new network. Its initial weights depend only on the seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(self.seed, "network"))
             return self.build(heads)
@@ -121,7 +121,7 @@ def data_of(recipe: Recipe) -> str:
 
 
 def literals_of(recipe: Any) -> dict[str, Any]:
-    """Return the fields of a recipe as files record them."""
+    """Return the fields of a recipe under the names used in files."""
     names = {new: old for old, new in RENAMED.items()}
     return {names.get(name, name): value for name, value in asdict(recipe).items()}
 
@@ -129,8 +129,8 @@ def literals_of(recipe: Any) -> dict[str, Any]:
 # ---- overrides ---------------------------------------------------------------------------------------------------
 
 MOST = 1 << 30
-LONGEST = 4096  # characters of a text
-LIMITS: dict[str, tuple[float, float]] = {  # of a field; integers without an entry must fit into 64 bits
+LONGEST = 4096  # maximum characters of a string
+LIMITS: dict[str, tuple[float, float]] = {  # range of a field; other integers must fit into 64 bits
     **dict.fromkeys(("points", "iterations", "noise_steps", "save_every", "samples", "swept", "guided"), (1, MOST)),
     **dict.fromkeys(("edited", "rewound", "references", "steps", "batch", "noise_batch"), (1, 10_000_000)),
     **dict.fromkeys(("hidden", "time_features", "frequencies", "width", "cond", "base"), (1, 16_384)),
@@ -153,9 +153,9 @@ def override(recipe: R, changes: Sequence[str], what: str = "recipe field") -> R
     """Return a recipe with `key=value` changes, each parsed as the type of its field.
 
     Arguments:
-        recipe: A dataclass of numbers, texts and Booleans.
+        recipe: A dataclass of numbers, strings and Booleans.
         changes: The changes.
-        what: The name of a field in messages.
+        what: The word for a field in error messages.
     """
     known = {f.name: str(f.type) for f in fields(recipe)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
@@ -172,7 +172,7 @@ def override(recipe: R, changes: Sequence[str], what: str = "recipe field") -> R
             if not good(values[key]):
                 raise ValueError(value)
         except ValueError as error:
-            raise UsageError(f"{what} '{key}' is {kind}, got '{shown(value)[:100]}'") from error
+            raise UsageError(f"{what} '{key}' must be {kind}, got '{shown(value)[:100]}'") from error
         low, high = LIMITS.get(key, (-math.inf, math.inf))
         if known[key] in ("int", "float") and not low <= values[key] <= high:
             raise UsageError(f"{what} '{key}' must lie between {low:g} and {high:g}, got {value[:100]}")
