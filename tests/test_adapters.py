@@ -15,7 +15,7 @@ from fmwc.sampling import SamplingConfig
 
 
 class Told(nn.Module):
-    """Says what it was called with: state plus time, as its first output."""
+    """A network that records its arguments; its first output is a linear layer of the state."""
 
     def __init__(self):
         super().__init__()
@@ -77,7 +77,7 @@ def test_a_time_that_comes_first_by_name():
 
 
 class Output(dict):
-    """Like diffusers': a dict, and a tuple where `return_dict=False`."""
+    """A network with the interface of diffusers: returns a dict, or a tuple if `return_dict=False`."""
 
 
 class Diffuser(nn.Module):
@@ -99,7 +99,7 @@ def test_timestepped_matches_the_call_of_diffusers():
     field = fmwc.attach(timestepped(net), space=(2,))
     assert bool((field.moments(x, t).var > 0).all())
     assert field.noise.names[0] == "network.net.layers.0"
-    again = pickle.loads(pickle.dumps(field))  # our own bytes, as a loader's workers get them
+    again = pickle.loads(pickle.dumps(field))  # trusted bytes, as the workers of a DataLoader receive them
     assert torch.equal(again.moments(x, t).var, field.moments(x, t).var)
 
 
@@ -162,7 +162,7 @@ def test_a_denoiser_flows_from_noise_to_its_data(name):
     velocity = Denoised(Denoiser(SCHEDULES[name]))
     x0 = torch.randn(64, 2)
     run = fmwc.sample(velocity, x0=x0, steps=400, confidence=None, config=SamplingConfig(stepper="heun", space=(2,)))
-    torch.testing.assert_close(run.x, 2 * x0, rtol=0.02, atol=0.01)  # the flow between Gaussians scales
+    torch.testing.assert_close(run.x, 2 * x0, rtol=0.02, atol=0.01)  # the flow between Gaussians is a scaling
 
 
 def test_denoiser_velocity_is_differentiable():

@@ -21,7 +21,7 @@ WIDE = 2.0  # data are N(1, WIDE²)
 
 
 class Optimal(nn.Module):
-    """E[x1 | x] or E[x0 | x] of x = α x1 + σ x0 for Gaussian data, at the network's own time."""
+    """E[x1 | x] or E[x0 | x] of x = α x1 + σ x0 for Gaussian data, at the time of the network."""
 
     def __init__(self, what, schedule, own=lambda t: t):
         super().__init__()
@@ -37,7 +37,7 @@ class Optimal(nn.Module):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("what", ["data", "noise"])
 def test_velocity_matches_the_schedule(what, schedule):
-    """E[u | x] in closed form: both expectations of one Gaussian, times their slopes."""
+    """The velocity is E[u | x] in closed form: α' E[x1 | x] + σ' E[x0 | x]."""
     scales = SCHEDULES[schedule]
     net = predicting(Optimal(what, scales), what, schedule)
     x, t = torch.randn(64, 1).double(), torch.rand(64).double() * 0.9 + 0.05
@@ -77,7 +77,7 @@ def test_path_matches_the_schedule_and_has_finite_ends():
 
 
 def test_loss_is_minimal_on_the_networks_path():
-    """The optimal velocity's loss is less than that of any other on the path of the schedule."""
+    """On the path of the schedule, the optimal velocity has the smallest loss."""
     data = 1 + WIDE * torch.randn(20_000, 1, generator=torch.Generator().manual_seed(0))
     net = predicting(Optimal("data", SCHEDULES["cosine"]), "data", "cosine")
     best = flow_matching_loss(net, 1, data, seed=1)
@@ -190,9 +190,9 @@ def made(case, log_alpha=-6.0):
 
 
 class Both(Pass):
-    """Draws noise of its own at every position, from whole weights that both evaluations of a sample share.
+    """Draw whole weights for each position of a sample; both evaluations of the sample share them.
 
-    Rows are positions of evaluations in turn; each position of a sample has weights of its own, as in training.
+    Rows are positions of evaluations in turn. Each position of a sample has separate weights, as in training.
     """
 
     def __init__(self, generator):
@@ -200,7 +200,7 @@ class Both(Pass):
 
     def after(self, noisy, layer, h, y):
         scaled = noisy.log_alpha(h).exp().sqrt() * h
-        if noisy.kind.spatial:  # a convolution as a product with the patch around each position
+        if noisy.kind.spatial:  # a convolution is a product with the patch around each position
             patches = torch.nn.functional.unfold(scaled, 3, padding=1).mT.flatten(0, 1)
             weight = layer.weight.flatten(1)
         else:
@@ -215,9 +215,9 @@ class Both(Pass):
 
     def places(self, noisy, h, rows):
         partner, second = noisy.partners(h)
-        if noisy.name.endswith(("a", "first")):  # the condition comes later: both evaluations see the same
+        if noisy.name.endswith(("a", "first")):  # this layer does not see the condition, so both evaluations are equal
             assert torch.equal(h[partner], h)
-            assert torch.equal(~second, second[partner]) or len(h) == 19  # where three rows belong to no sample
+            assert torch.equal(~second, second[partner]) or len(h) == 19  # three rows belong to no sample
         each = torch.arange(rows // len(h))
         return (partner[:, None] * len(each) + each).flatten(), second.repeat_interleave(len(each))
 
@@ -237,7 +237,7 @@ def test_guided_velocity_takes_one_call(case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_both_evaluations_share_one_draw_of_the_weights(case):
-    """Linearised and our draws against draws of weights written out row by row; independent noise is far off."""
+    """Compare linearised and our draws with explicit draws of the weights. Independent noise gives another variance."""
     field, x, cond = made(case)
     exact = field.moments(x, 0.3, Linearised(), cond=cond).var
     where = exact > 0
@@ -269,7 +269,7 @@ def test_guidance_with_weights_shared_over_positions():
 
 
 def test_weights_one_and_zero_give_the_plain_network():
-    """A weight of 1 leaves the condition's velocity and its variance; a weight of 0 those of none."""
+    """Weight 1 gives velocity and variance of the conditional network, weight 0 those of the unconditional one."""
     field, x, cond = made("points")
     alone = fmwc.attach(field.network.network, space=2)
     alone.noise.load_state_dict(field.noise.state_dict())
@@ -285,7 +285,7 @@ def test_guided_fields_sample_fit_copy_and_pickle(tmp_path):
     run = fmwc.sample(field, 8, steps=4, cond={"y": torch.arange(8) % 3})
     assert run.score("integrated").std() > 0
     fmwc.fit_noise(field, torch.randn(32, 2), 3, batch=16, cond={"y": torch.arange(32) % 3})
-    for again in (copy.deepcopy(field), pickle.loads(pickle.dumps(field))):  # our own bytes
+    for again in (copy.deepcopy(field), pickle.loads(pickle.dumps(field))):  # trusted bytes
         assert torch.equal(again.moments(x, 0.4, cond=cond).var, field.moments(x, 0.4, cond=cond).var)
     fmwc.save(field, tmp_path / "field")
     loaded = fmwc.load(tmp_path / "field", network=Guided(Classes(), W, y=3))

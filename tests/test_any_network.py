@@ -28,7 +28,7 @@ def _seeded():
 
 
 class Turned(nn.Module):
-    """A network whose output is not laid out in order."""
+    """A network whose output is not contiguous."""
 
     def __init__(self, contiguous):
         super().__init__()
@@ -66,7 +66,7 @@ def test_memory_layout_of_outputs_does_not_matter(made, shape):
 
 
 class Sequence(nn.Module):
-    """A transformer, with sequences or samples first inside."""
+    """A transformer with batch first or sequence first inside."""
 
     def __init__(self, batch_first):
         super().__init__()
@@ -107,7 +107,7 @@ def test_batch_dimension_must_come_first(net):
 def test_row_order_is_checked_once():
     field = fmwc.attach(Sequence(batch_first=True), space=SHAPE)
     fmwc.sample(field, 1, steps=1)
-    assert not field.row_order_checked  # one sample does not tell
+    assert not field.row_order_checked  # one sample cannot show the order
     fmwc.sample(field, 2, steps=1)
     assert field.row_order_checked
     field = fmwc.attach(Sequence(batch_first=True).eval(), space=SHAPE, initial_log_alpha=-8.0)
@@ -231,7 +231,7 @@ def test_forward_mode_works_without_row_order():
 
 
 class Named(nn.Module):
-    """A network whose conditions have the names of options of this library."""
+    """A network whose conditions are named like options of this library."""
 
     NAMES = ("batch", "times", "start", "keep", "steps")
 

@@ -34,7 +34,7 @@ def test_dispersion_across_the_border_of_a_torus():
     torch.testing.assert_close(dispersion(ends, torus), torch.full((2,), 0.02 / 2**0.5))
     torch.testing.assert_close(dispersion(ends)[0], torch.tensor(0.98 / 2**0.5))  # far apart along a straight line
     torch.testing.assert_close(dispersion(ends.flip(0), torus), dispersion(ends, torus))
-    shifted = (ends + torch.rand(1, 2, 1)) % 1  # the place of the border does not matter
+    shifted = (ends + torch.rand(1, 2, 1)) % 1  # the position of the border does not matter
     torch.testing.assert_close(dispersion(shifted, torus), dispersion(ends, torus), atol=1e-5, rtol=0)
 
 
@@ -76,7 +76,7 @@ def test_conditions_and_options_are_passed_on():
     net = Dropout(Labelled())
     ends = stochastic_ends(
         net, x0, 2, steps=3, cond={"y": y}, config=SamplingConfig(batch=2)
-    )  # labels are split with the batches
+    )  # labels follow the batches
     assert ends.shape == (2, 5, 1, 8, 8)
     torch.testing.assert_close(ends, stochastic_ends(net, x0, 2, steps=3, cond={"y": y}))
     assert not torch.allclose(ends, stochastic_ends(net, x0, 2, steps=3, cond={"y": y.flip(0)}))

@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved is loaded, and what cannot be read raises one line."""
+"""Checkpoints: saving and loading round-trip, and unreadable files raise one line."""
 
 import json
 
@@ -151,7 +151,7 @@ def rounded(**options):
 
 def test_rounded_weights_are_quantised_without_loss(tmp_path):
     field = rounded()
-    field.reference = Reference("peak", MADE, torch.linspace(0, 1, 7))  # numbers, and no weight
+    field.reference = Reference("peak", MADE, torch.linspace(0, 1, 7))  # numbers, not weights
     again = load(save(field, tmp_path, quantise=True))
     assert same_weights(again, field)
     assert torch.equal(again.reference.quantiles, field.reference.quantiles)
@@ -172,8 +172,8 @@ def test_quantising_rounds_weights(tmp_path):
     assert not same_weights(again, field)
     for name, value in field.state_dict().items():
         assert torch.equal(again.state_dict()[name], decode(*encode(value)) if value.ndim > 1 else value)
-    assert same_weights(load(save(again, tmp_path / "b", quantise=True)), again)  # once and for all
-    assert same_weights(mlp_field(), field)  # the field itself is left as it was
+    assert same_weights(load(save(again, tmp_path / "b", quantise=True)), again)  # permanently
+    assert same_weights(mlp_field(), field)  # the original field is unchanged
 
 
 @pytest.fixture
@@ -221,7 +221,7 @@ BARE = {
 def test_a_network_without_noise_is_loaded_in_evaluation_mode(name, tmp_path):
     build, inputs = BARE[name]
     network = build()
-    network(*inputs)  # in training mode: running statistics move, and they travel too
+    network(*inputs)  # running statistics change in training mode, and are saved
     torch.manual_seed(7)
     again = load_network(save_network(network, tmp_path / "a", recipe={"name": "judge"}, metrics={"accuracy": 0.5}))
     assert type(again) is type(network)
@@ -236,7 +236,7 @@ def test_a_network_without_noise_is_loaded_in_evaluation_mode(name, tmp_path):
 
 
 def test_only_networks_of_fmwc_are_saved_without_noise(tmp_path):
-    class MLP(nn.Module):  # one of ours by name only
+    class MLP(nn.Module):  # a class with the name of one of ours
         config = {"dim": 2}  # noqa: RUF012
 
     for network in (TinyConv(), MLP()):
@@ -439,7 +439,7 @@ def test_tied_weights(tmp_path):
 
 
 def rewrite(path, change):
-    """Changes the weights, and the record so that its hashes fit: what an attacker, or a careful editor, would do."""
+    """Change the weights and update the hashes of the record, as an attacker would."""
     tensors = load_file(path / "model.safetensors")
     change(tensors)
     save_file(tensors, path / "model.safetensors")
@@ -519,7 +519,7 @@ def test_weights_are_read_from_the_folder_of_the_checkpoint_only(name, saved):
 
 def test_a_checkpoint_stays_complete_until_the_new_one_replaces_it(saved, monkeypatch):
     before = {p.name: p.read_bytes() for p in saved.iterdir()}
-    monkeypatch.setattr(fmwc.checkpoint, "write_json", None)  # the record, which comes last, cannot be written
+    monkeypatch.setattr(fmwc.checkpoint, "write_json", None)  # the record, which is written last, cannot be written
     with pytest.raises(TypeError):
         save(mlp_field(seed=5), saved)
     assert same_weights(load(saved), mlp_field())
@@ -545,14 +545,14 @@ def test_a_schedule_is_part_of_the_record(saved):
     again = load(saved)
     assert again.schedule.times == (0.2, 0.8)
     assert torch.equal(again.schedule.reference.quantiles, reference.quantiles)
-    assert identity(saved) == same  # of the weights and what samples depend on
+    assert identity(saved) == same  # the hash of the weights and of everything that samples depend on
     save(mlp_field(seed=4), saved)
     assert load(saved).schedule is None
     assert identity(saved) != same
 
 
 def to_format_1(path):
-    """As the first release wrote it: no hashes, and a schedule in a file of its own."""
+    """Write the format of the first release: no hashes, and a schedule in a separate file."""
     record = json.loads((path / "recipe.json").read_text())
     schedule = record.pop("schedule", None)
     for name in ("files", "sha256"):
@@ -575,7 +575,7 @@ def test_checkpoints_of_format_1_load(saved):
 
 
 def test_references_of_format_2_load(tmp_path):
-    """Format 2 stores the numbers of a reference as tensors, and how it was made as a line of text."""
+    """Format 2 stores the numbers of a reference as tensors, and its settings as a line of text."""
     field = digits()
     save(field, tmp_path)
     reference = dict(about(tmp_path)["reference"])

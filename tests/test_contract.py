@@ -1,4 +1,4 @@
-"""The rooms import in one direction (the contract is in pyproject.toml)."""
+"""The parts of the library import in one direction (the contract is in pyproject.toml)."""
 
 import subprocess
 import sys

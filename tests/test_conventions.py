@@ -1,4 +1,4 @@
-"""Networks that are called otherwise than they were trained are found by their loss; good ones never are."""
+"""Networks called with another convention than in training are found by their loss; correct ones never are."""
 
 import math
 
@@ -26,14 +26,14 @@ def points(count, seed=0):
 
 
 class Exact(nn.Module):
-    """Of three clusters, in closed form: E[x1 | x], E[x0 | x] or the velocity of a schedule, at a time of its own."""
+    """E[x1 | x], E[x0 | x] or the velocity of a schedule for three clusters, in closed form, with its own time."""
 
     def __init__(self, predicts, schedule="linear", backwards=False, scale=1.0, shift=0.0, stretch=1.0):
         super().__init__()
         self.predicts, self.schedule = predicts, SCHEDULES[schedule]
         self.backwards, self.scale = backwards, scale
         self.shift, self.stretch = shift, stretch
-        self.layer = nn.Linear(2, 2, bias=False)  # something to carry noise
+        self.layer = nn.Linear(2, 2, bias=False)  # a layer for the noise
         with torch.no_grad():
             self.layer.weight.copy_(torch.eye(2))
 
@@ -91,7 +91,7 @@ def test_predictions_of_data_or_noise_are_named_with_their_schedule(what, schedu
 
 
 def test_networks_are_checked_on_their_own_path():
-    """A VP network behind its adapter is good; the same network taken for a velocity is refused."""
+    """A VP network with its adapter passes; the same network used as a velocity is refused."""
     net, data = Exact("noise", "vp", backwards=True), points(2000)
     assert not examine_conventions(predicting(net, "noise", "vp", backwards=True), as_space(2), data).message
     assert examine_conventions(net, as_space(2), data).message
@@ -122,10 +122,10 @@ def test_a_wrong_scale_is_not_mistaken_for_reversed_time(scale, robust):
 @pytest.mark.parametrize("robust", [False, True])
 @pytest.mark.parametrize("scale", [0.01, 0.03, 0.1])
 def test_data_of_a_much_smaller_scale_are_named(scale, robust):
-    """Loss that is less than a zero velocity's says nothing there: of such data nearly all is known."""
+    """A loss below that of a zero velocity shows nothing for such data, which is almost determined."""
     found = examine_conventions(Exact("velocity"), as_space(2), scale * points(2000), robust=robust)
     assert "data of another scale?" in found.message
-    weak = MLP(dim=2, hidden=8, depth=1)  # untrained, which no scale of the data mends
+    weak = MLP(dim=2, hidden=8, depth=1)  # untrained: no scale of the data explains the loss
     assert examine_conventions(weak, as_space(2), scale * points(2000), robust=robust).better is None
 
 
@@ -157,7 +157,7 @@ def test_fields_with_a_reference_are_checked():
 
 
 class Rough(Exact):
-    """With an error such as a trained network has."""
+    """Add an error like that of a trained network."""
 
     def forward(self, x, t):
         return super().forward(x, t) + 0.1 * torch.sin(3 * x)
@@ -200,7 +200,7 @@ def test_an_optimal_transport_flow_is_good_on_its_pairs(pairs):
     given = {"ot": "ot", "function": lambda x1, r: x1 / 3, "tensors": data / 3}[pairs]
     found = check_conventions(Transport(), as_space(2), data, pairs=given)
     assert found.loss < 0.1
-    assert examine_conventions(Transport(), as_space(2), data).better is None  # and is not blamed without
+    assert examine_conventions(Transport(), as_space(2), data).better is None  # and without it there is no error
     reversed_ = adapt(Transport(), backwards=True)
     assert examine_conventions(reversed_, as_space(2), data, pairs=given).better.fix == "adapt(net, backwards=True)"
 
@@ -219,7 +219,7 @@ def test_the_shipped_digits_are_good():
     field, y = fmwc.load("mnist"), torch.arange(10)
     x = fmwc.sample(field, 10, steps=6, confidence=None, cond={"y": y}).x
     assert check_conventions(field, field.space, x, {"y": y}).loss < 0.2
-    guided = Guided(field.network, 6.0, y=0)  # guidance this strong is no velocity of the path
+    guided = Guided(field.network, 6.0, y=0)  # with such strong guidance, the velocity does not belong to the path
     assert check_conventions(guided, field.space, x, {"y": y}).loss < 0.2
     assert examine_conventions(field, field.space, 2 * x - 1, {"y": y}).better.fix == "(x + 1) / 2"
 
@@ -252,7 +252,7 @@ def test_fitting_and_retrofitting_refuse_unless_conventions_is_false(tmp_path):
 
 
 def test_convention_check_does_not_change_randomness_or_modes():
-    """The noise that is fitted is the same with and without it."""
+    """The fitted noise is the same with and without the check."""
     data = points(200)
     net = MLP(dim=2, hidden=8, depth=1).train()
     fields = [fmwc.attach(net, space=2) for _ in range(2)]

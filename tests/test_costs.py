@@ -1,4 +1,4 @@
-"""The costs of confidence: every case is measured, or listed as left out. Durations are not tested."""
+"""The costs of confidence: every case is measured, or listed as omitted. Durations are not tested."""
 
 import json
 import time
@@ -38,7 +38,7 @@ def measured(field, **options):
 
 
 def test_every_kind_of_case_is_measured_both_ways(field, tmp_path, monkeypatch):
-    for name in list(CASES):  # one case of each kind: the others differ by their estimator or schedule only
+    for name in list(CASES):  # one case of each kind; the others differ only in their estimator or schedule
         if "10th" in name or "5th" in name or "Gauss" in name or "Taylor" in name or "Monte" in name:
             monkeypatch.delitem(CASES, name)
     before = [p.clone() for p in field.parameters()]
@@ -60,7 +60,7 @@ def test_every_kind_of_case_is_measured_both_ways(field, tmp_path, monkeypatch):
     assert json.loads(table.read_text()) == json.loads(json.dumps(found))
     assert all(name in text.read_text() for name in (*CASES, *TRAINING, "4 samples, compiled"))
     uncompiled = len(found["cases"])
-    assert cost_table(found).markdown().count("×") == uncompiled  # the README's table is made from the same
+    assert cost_table(found).markdown().count("×") == uncompiled  # the table of the documentation has the same source
 
 
 def test_cases_that_do_not_fit_the_time_are_listed(field, tmp_path):

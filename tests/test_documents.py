@@ -1,13 +1,13 @@
 """Every snippet and every command of every document runs.
 
-Fenced blocks run as they are printed, in order, each document in a folder of its own. An HTML comment before a block
-may say what the test does differently, and why:
+Fenced blocks run as printed, each in a new folder. An HTML comment before a block may change how the test runs it:
 
-    <!-- needs: diffusers -->                             skipped, with this reason, where the package is not installed
+    <!-- needs: diffusers -->                             skipped if the package is not installed
     <!-- test: given net, data; steps=500 -> steps=2; parse only: python -m experiments study (takes minutes) -->
 
-`given` names that a reader has already; `a -> b` makes a run smaller; a `parse only` command is checked up to its
-options. Code within a sentence is checked too: names exist, calls take the arguments, verbs have the options.
+`given` lists variables that the reader already has; `a -> b` makes a run smaller; of a `parse only` command, only the
+options are checked. Code in sentences is also checked: names exist, calls accept the arguments, commands have the
+options.
 """
 
 import importlib.util
@@ -59,7 +59,7 @@ def blocks_of(document: Path) -> list[Block]:
 BLOCKS = [block for document in DOCUMENTS for block in blocks_of(document)]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 COMMANDS = [block for block in BLOCKS if block.language in ("", "sh", "bash")]
-OUTPUT = [block for block in BLOCKS if block.language == "text"]  # what a command prints
+OUTPUT = [block for block in BLOCKS if block.language == "text"]  # the output of a command
 
 
 def test_every_block_is_found():
@@ -69,7 +69,7 @@ def test_every_block_is_found():
 
 
 def changed(block: Block) -> tuple[str, list[str], list[str]]:
-    """The code with its sizes made small, the names that it is given, and the commands that are only parsed."""
+    """Return the code with smaller sizes, the variables that it needs, and the commands that are only parsed."""
     code, given, parsed = block.code, [], []
     for part in block.said.split("; ") if block.note == "test" else []:
         if part.startswith("given "):
@@ -89,7 +89,7 @@ def changed(block: Block) -> tuple[str, list[str], list[str]]:
 
 
 class Small(torch.nn.Module):
-    """What a reader has: a velocity network for points."""
+    """The network of the reader: a velocity network for points."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class Small(torch.nn.Module):
         return self.layers(torch.cat([x, t[:, None]], 1))
 
 
-@pytest.mark.filterwarnings("ignore")  # of other libraries, which are not ours to heed
+@pytest.mark.filterwarnings("ignore")  # warnings of other libraries
 @pytest.mark.parametrize("block", PYTHON, ids=[block.id for block in PYTHON])
 def test_a_python_block_runs(block, tmp_path, monkeypatch, capsys):
     if block.note == "needs":
@@ -154,7 +154,7 @@ Cl1 Cl 0.5 0.5 0.5
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A working folder with the files that the documents' commands take."""
+    """A working folder with the files that the commands in the documents read."""
     (tmp_path / "my_module.py").write_text(MODULE)
     (tmp_path / "my").mkdir()
     (tmp_path / "my" / "module.py").write_text(MODULE)
@@ -171,19 +171,19 @@ def folder(tmp_path, monkeypatch):
 
 
 def the_command(module: str = "fmwc.cli") -> Any:
-    """Imported here: the environment of other libraries (make test-interop) has no command line."""
+    """Import the command here, because the environment of make test-interop has no command line."""
     import typer
 
     return typer.main.get_command(importlib.import_module(module).app)
 
 
 def lines_of(code: str) -> list[list[str]]:
-    """The commands of a block, without comments."""
+    """Return the commands of a block, without comments."""
     return [words for line in code.splitlines() if (words := shlex.split(line, comments=True))]
 
 
 def parse(words: list[str]) -> None:
-    """Check a command up to its options, without running it."""
+    """Parse a command and its options without running it."""
     command = the_command()
     context = command.make_context("fmwc", [words[1], "--help"], resilient_parsing=True)
     command.get_command(context, words[1]).make_context(words[1], words[2:], parent=context)
@@ -281,7 +281,7 @@ print(json.dumps(wrong))
 
 
 def test_code_in_sentences_uses_existing_names_and_valid_arguments():
-    """In a process of its own, which has imported no more than a reader who follows the page."""
+    """Run in a separate process that imports only what the page imports."""
     wrong = ["fmwc.retrofit.retrofit(net)", "fmwc.sample(field, 1, 2)", "traj.nothing()", "traj.score(1, 2, 3)"]
     found = subprocess.run(
         [sys.executable, "-c", CHECK],

@@ -231,7 +231,7 @@ def late(workdir):
 
 @pytest.mark.parametrize("wrapper", ["", "_orig_mod.", "module."])
 def test_weights_may_be_saved_with_or_without_wrappers(late, wrapper):
-    """Of the network below an adapter; compiled, or trained in parallel."""
+    """Weights of the network inside an adapter, of a compiled network, or of a parallel one."""
     theirs = build("their_adapters:not_adapted")[0]
     save_file({f"{wrapper}{name}": value for name, value in theirs.state_dict().items()}, late / "w.safetensors")
     network, space = build("their_adapters:adapted", late / "w.safetensors")

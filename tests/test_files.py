@@ -1,4 +1,4 @@
-"""Files: atomic writes, and folders that one run owns."""
+"""Files: atomic writes, and folders that are locked by one run."""
 
 import json
 import os
@@ -215,7 +215,7 @@ def test_results_are_added_to_and_nothing_is_deleted(tmp_path):
     copied = tmp_path / "copied"
     (copied / "pieces").mkdir(parents=True)
     (copied / "pieces" / "1.json").write_text("1")
-    fill(copied, "pieces/2.json", **adds)  # by its name, where the manifest was not copied
+    fill(copied, "pieces/2.json", **adds)  # by its name, if the manifest was not copied
     assert names(copied) == {"pieces", "pieces/1.json", "pieces/2.json", MANIFEST}
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").write_text("mine")

@@ -1,4 +1,4 @@
-"""Fitting the noise of a trained network: the network and its samples stay as they are."""
+"""Fitting the noise of a trained network: the network and its samples do not change."""
 
 import math
 
@@ -46,7 +46,7 @@ def mean_elbo(field):
 
 def test_fitting_does_not_change_the_network():
     field = mlp_field()
-    field.network.layers[0].bias.requires_grad_(False)  # as the user left it
+    field.network.layers[0].bias.requires_grad_(False)  # as before
     field.network.train()
     field.network.acts[0].eval()
     gradients = {n: p.requires_grad for n, p in field.network.named_parameters()}

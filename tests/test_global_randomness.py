@@ -43,7 +43,7 @@ def test_global_generators_are_not_advanced(call, tmp_path):
 
 
 def test_initial_weights_match_torch():
-    """Drawn from a generator of their own, they are what a seeded torch.nn.Linear has."""
+    """Initial weights come from a separate generator, and equal those of a seeded torch.nn.Linear."""
     field = fmwc.attach(MLP(2, 16, 2, 8), width=8, seed=3)
     torch.manual_seed(3)
     for layer in field.noise.layers:

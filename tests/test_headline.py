@@ -1,4 +1,4 @@
-"""The stacked training of benchmarks/headline.py against the library's own loss, optimiser and sampler."""
+"""The stacked training of benchmarks/headline.py against the loss, optimiser and sampler of the library."""
 
 import json
 import math
@@ -39,7 +39,7 @@ BETA, SHARE = 0.3, 0.7
 
 
 def field_of(seed):
-    """A field whose α depends on its input; at the start of a training it does not."""
+    """Return a field whose α depends on its input, unlike at the start of a training."""
     recipe = replace(TINY, seed=seed)
     field = recipe.attach(recipe.network())
     generator = torch.Generator().manual_seed(seed)
@@ -50,7 +50,7 @@ def field_of(seed):
 
 @pytest.fixture
 def draws():
-    """x1, t, x0 and ε of two seeds."""
+    """Return x1, t, x0 and ε of two seeds."""
     generator = torch.Generator().manual_seed(5)
     shapes = [(16, 2), (16,), (16, 2), (16, 12), (16, 12), (16, 12), (16, 2)]
     return [[torch.randn(s, generator=generator) if len(s) > 1 else torch.rand(s, generator=generator) for s in shapes]
@@ -58,7 +58,7 @@ def draws():
 
 
 def stacked(fields, cells, draws, half=None):
-    """The losses of stacked models, their gradients by layer, and log ratios; model i has seed i."""
+    """Return the losses of stacked models, their gradients by layer, and log ratios. Model i has seed i."""
     layers = stack(fields, CPU)
     for layer in layers:
         for p in layer:
@@ -75,7 +75,7 @@ def stacked(fields, cells, draws, half=None):
 
 
 def own_gradients(field):
-    """The library's gradients in the stack's order."""
+    """Return the gradients of the library in the order of the stack."""
     found = []
     for name, noisy in zip(field.noise.names, field.noise.layers, strict=True):
         for part in (field.network.get_submodule(name), noisy.inference.hidden, noisy.inference.out):
@@ -105,14 +105,14 @@ def test_plain_flow_matching_matches_the_library(draws):
     torch.testing.assert_close(loss[0], wanted, rtol=1e-5, atol=1e-6)
     for mine, own in zip(gradients, own_gradients(fields[0]), strict=True):
         torch.testing.assert_close(mine[0], own, rtol=1e-5, atol=1e-6)
-    assert gradients[2][1].abs().max() > 0  # the other model's inference network does learn
+    assert gradients[2][1].abs().max() > 0  # the inference network of the other model is trained
 
 
 @pytest.mark.parametrize("variance", ["square", "printed"])
 @pytest.mark.parametrize("reduction", ["mean", "channels", "weights"])
 @pytest.mark.parametrize("layers", ["all", "out"])
 def test_interpretations_against_the_definition(draws, variance, reduction, layers):
-    """α² is the ratio of variances of a field whose inference networks give 2 log α; the KL is summed by hand."""
+    """α² is the ratio of variances of a field whose inference networks return 2 log α. The KL is summed by hand."""
     cell = Cell(variance, reduction, 1.0, BETA, layers)
     field = field_of(0)
     loss, _, ratio = stacked([field], [cell], draws)
@@ -128,7 +128,7 @@ def test_interpretations_against_the_definition(draws, variance, reduction, laye
     for i, log_ratio in enumerate(draw.log_alphas):
         torch.testing.assert_close(ratio[0, i], log_ratio.mean())
         counted = log_ratio if variance == "square" else log_ratio / 2
-        each = divergence_from_prior(counted, TINY.prior_rate, 1.0).mean(0)  # of each input channel
+        each = divergence_from_prior(counted, TINY.prior_rate, 1.0).mean(0)  # per input channel
         outputs = field.network.get_submodule(field.noise.names[i]).out_features
         kl = {"mean": each.mean(), "channels": each.sum(), "weights": each.sum() * outputs}[reduction]
         total = total + BETA * SHARE * kl * (i in noisy_layers)
@@ -217,7 +217,7 @@ def test_differences_are_paired_by_seed():
     ]
     fm, own = summary(runs)
     assert own["raw"]["fm_minus_own"]["mean"] == pytest.approx(0.01)
-    assert own["raw"]["fm_minus_own"]["interval"] == [0.01, 0.01]  # seeds differ, the differences do not
+    assert own["raw"]["fm_minus_own"]["interval"] == [0.01, 0.01]  # seeds have different results, but equal differences
     assert fm["raw"]["interval"][1] - fm["raw"]["mean"] == pytest.approx(4.302653 * 0.01 / math.sqrt(3), abs=1e-5)
     assert spread([0.1])["interval"] is None
 
@@ -248,7 +248,7 @@ def test_second_call_resumes(tmp_path, monkeypatch):
     trained = []
     headline.main(given)
     second = json.loads((tmp_path / "headline.json").read_text())
-    assert len(trained) == 1  # only what was cut,
-    assert second["final"] == first["final"]  # to the same numbers
+    assert len(trained) == 1  # only the missing part,
+    assert second["final"] == first["final"]  # with the same results
     with pytest.raises(MismatchError, match="other settings"):
         headline.main(given[1:])

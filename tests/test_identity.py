@@ -1,4 +1,4 @@
-"""Content hashes: equal for equal content, different for any change, and differences that are named."""
+"""Content hashes: equal for equal content, different after any change; differences are named."""
 
 import json
 
@@ -75,7 +75,7 @@ def test_sealed_record_round_trip():
 def test_differences_are_named():
     there = {"steps": 50, "network": {"hidden": 512}, "label": None, "window": [0, 1]}
     assert difference(there, there) == ""
-    assert difference(there, {**there, "window": (0.0, 1.0)}) == ""  # as values, not as text
+    assert difference(there, {**there, "window": (0.0, 1.0)}) == ""  # compared as values, not as text
     assert difference(there, {**there, "steps": 5}) == "steps: 50 before, 5 now"
     assert difference(there, {**there, "network": {"hidden": 8}}) == "network.hidden: 512 before, 8 now"
     assert difference(there, {**there, "label": 3}) == "label: none before, 3 now"

@@ -1,4 +1,4 @@
-"""What an import costs: nothing before it is used, and then torch, numpy and safetensors only."""
+"""Imports are lazy, and the core imports only torch, numpy and safetensors."""
 
 import subprocess
 import sys
@@ -83,7 +83,7 @@ def test_only_submodules_are_attributes():
 
 
 def test_commands_load_without_the_resource_module():
-    """Windows has none."""
+    """Windows has no `resource` module."""
     statement = (
         "sys.modules['resource'] = None\nimport fmwc.cli, experiments.cost.costs, fmwc.domains, torch\n"
         "from pathlib import Path\n"

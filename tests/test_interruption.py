@@ -1,6 +1,6 @@
 """Runs that are killed at a write and repeated end with the same bytes, and leave nothing else behind.
 
-Each verb is killed at a few of its system calls, spread evenly; FMWC_KILLS=1000 kills it at every one.
+Each command is killed at a few of its system calls, spread evenly; FMWC_KILLS=1000 kills it at every call.
 """
 
 import io
@@ -40,7 +40,7 @@ def build():
     return Net(), (2,)
 """
 
-# Verbs by name, with their options beside --out; each run takes a fraction of a second.
+# Commands by name, with their options except --out. Each run takes a fraction of a second.
 VERBS = {
     "train": ["train", "checkerboard", "--preset", "quick", "--device", "cpu", *SETS],
     "joint": ["train", "checkerboard", "--preset", "paper", "--device", "cpu", *SETS],
@@ -52,9 +52,9 @@ VERBS = {
     ],
 }  # fmt: skip
 KILLS = int(os.environ.get("FMWC_KILLS", "12"))
-LARGE = {"stream": 8}  # samples from which a run is streamed to its files
+LARGE = {"stream": 8}  # number of samples from which a run is streamed to files
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-EVENTS = ("open", "replace", "fsync", "unlink", "mkdir", "rmdir")  # around every write
+EVENTS = ("open", "replace", "fsync", "unlink", "mkdir", "rmdir")  # before and after every write
 
 
 @contextmanager
@@ -142,7 +142,7 @@ def words_of(verb, prepared, out):
 
 @pytest.fixture(scope="module")
 def undisturbed(prepared):
-    """What each verb writes, and its number of events, when nothing kills it."""
+    """Return the files of each command, and its number of events, if it is not killed."""
     found = {}
 
     def run(verb):
@@ -163,7 +163,7 @@ def kill_points(verb, events):
     return [draw.randint(low + 1, high) for low, high in pairwise(edges)]
 
 
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "joint"])  # which writes as `train` does
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "joint"])  # which writes in the same way as `train`
 def test_a_killed_run_that_is_repeated_ends_with_the_same_bytes(verb, prepared, undisturbed, tmp_path, monkeypatch):
     monkeypatch.chdir(prepared)
     expected, events = undisturbed(verb)
@@ -209,7 +209,7 @@ def test_a_training_only_resumes_with_its_own_settings(prepared, tmp_path, monke
     monkeypatch.chdir(prepared)
     words = words_of("joint", prepared, tmp_path / "out")
     assert run_in_child([*words, "--set", "prior_rate=0.3"], kill_at=40)[0] == -signal.SIGKILL
-    before = sorted(p for p in Path(tmp_path / "out").rglob("*") if p.name != LOCK)  # which a killed run leaves
+    before = sorted(p for p in Path(tmp_path / "out").rglob("*") if p.name != LOCK)  # files that a killed run leaves
     code, said = run_in_child([*words, "--set", "prior_rate=0.9"])
     assert code == 2
     assert "prior_rate: 0.3 before, 0.9 now" in said

@@ -19,9 +19,9 @@ from fmwc.noise import model as noise
 from tests.conftest import awaken, mlp_field
 from tests.noise.test_compiling import Attends
 
-# Python raises asynchronous exceptions when a function is entered, and when one written in C returns. What happens in a
-# function of ours is tried at every such point; in torch's and the network's, at every so many.
-# Python swallows one that comes while it finalises an object, and says so.
+# Python raises asynchronous exceptions when a function is entered, and when a C function returns. The tests interrupt
+# functions of this library at every such point, and others at one of every `OTHERS` points.
+# Python ignores an exception that is raised while it finalises an object, and warns.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 POINTS = ("call", "return", "c_return")
 OWN = ("fmwc/modes.py", "fmwc/noise/model.py", "fmwc/noise/layers.py", "fmwc/field.py")
@@ -45,8 +45,8 @@ def states(field) -> list:
 
 
 def interrupt(call, number: int) -> bool:
-    """Calls, with a KeyboardInterrupt at the point of that number; false where there were not so many points."""
-    seen, fired = [0, 0], []  # of ours, of others
+    """Call with a KeyboardInterrupt at the point with this number; return false if there are fewer points."""
+    seen, fired = [0, 0], []  # points in this library, and others
 
     def profile(frame, event, argument):
         if event not in POINTS:
@@ -94,7 +94,7 @@ def test_an_interrupt_at_every_point(build, call):
         number += 1
         try:
             more = interrupt(lambda: CALLS[call](field, x, t), number)
-        except KeyboardInterrupt:  # its traceback is alive here, and all that it holds
+        except KeyboardInterrupt:  # the traceback still holds its references here
             assert states(field) == before, number
         assert states(field) == before, number
     assert number > 100
@@ -107,7 +107,7 @@ def test_an_interrupt_at_every_point(build, call):
 
 
 def test_an_interrupt_of_hooks_that_are_kept():
-    """A `with` block can be interrupted before its exit: what is left does nothing, and goes with the traceback."""
+    """A `with` block can be interrupted before its exit. Remaining hooks do nothing, and vanish with the traceback."""
     field = mlp_field()
     x, t = torch.randn(3, 2), torch.rand(3)
     plain, before, number, more = field.network(x, t), states(field), 0, True
@@ -127,7 +127,7 @@ def test_an_interrupt_of_hooks_that_are_kept():
 
 
 def test_interrupts_from_outside():
-    """At moments of another thread's choosing, as Ctrl-C comes."""
+    """Interrupt at times chosen by another thread, like Ctrl-C."""
     torch.manual_seed(0)
     field, stop, hits = mlp_field(), threading.Event(), 0
     field.train()
@@ -151,7 +151,7 @@ def test_interrupts_from_outside():
                 armed.set()
                 while armed.is_set():
                     fmwc.sample(field, 4, steps=3, confidence=MonteCarlo())
-                time.sleep(0.01)  # it comes here at the latest
+                time.sleep(0.01)  # the interrupt is raised here at the latest
             except KeyboardInterrupt:
                 hits += 1
                 assert states(field) == before

@@ -1,4 +1,4 @@
-"""A field under the machinery people train and run networks with: nothing special is needed, and nothing is lost."""
+"""A field under compilation, autocast, DDP, torch.func, gradient checkpointing, copies and pickles."""
 
 import copy
 import io
@@ -37,7 +37,7 @@ def far_apart(a, b):
 
 def compiled(what, **options):
     torch.compiler.reset()
-    return torch.compile(what, backend="aot_eager", **options)  # traces as the default does, and compiles no kernels
+    return torch.compile(what, backend="aot_eager", **options)  # traces like the default, and compiles no kernels
 
 
 def test_field_compiles_to_one_graph(mlp, place):
@@ -56,7 +56,7 @@ def test_noise_works_on_a_network_that_was_compiled_before(place):
     network = MLP(2, 16, 2, 8)
     alone = fmwc.attach(network, space=(2,), width=8).moments(*place).var
     fast = compiled(network)
-    fast(*place)  # compiled without hooks, and torch does not look again whether some came
+    fast(*place)  # compiled without hooks; torch does not check whether hooks were added
     field = fmwc.attach(fast, space=(2,), width=8)
     assert bool((alone > 0).all())
     torch.testing.assert_close(field.moments(*place).var, alone)
@@ -65,7 +65,7 @@ def test_noise_works_on_a_network_that_was_compiled_before(place):
     torch.testing.assert_close(fmwc.sample(field, 4, steps=3).x, plain.x)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's own, while it traces
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # raised by torch while it traces
 @pytest.mark.parametrize("read", ["moments", "draw"])
 def test_pass_breaks_the_graph_of_a_compiled_function(read, mlp, place):
     def call(x, t):
@@ -91,7 +91,7 @@ def test_autocast_keeps_the_variance(build):
     assert found.var.dtype == torch.float32
     assert found.mean.dtype == torch.bfloat16
     assert far_apart(found.var, exact) < 0.1  # bfloat16 has three digits
-    assert 0.9 < drawn.var.mean() / exact.mean() < 1.1  # sums in bfloat16 gave 0.8
+    assert 0.9 < drawn.var.mean() / exact.mean() < 1.1  # sums in bfloat16 would give 0.8
 
 
 def test_a_network_in_half_precision(place):
@@ -114,7 +114,7 @@ def test_training_under_autocast(mlp):
 
 
 class Loss(nn.Module):
-    """What DDP wraps: a module whose forward is the loss."""
+    """A module whose forward is the loss, to be wrapped by DDP."""
 
     def __init__(self, field):
         super().__init__()
@@ -213,7 +213,7 @@ def _noise(field):
 
 
 class Checkpointed(nn.Module):
-    """Two blocks, whose activations are computed again on the way back."""
+    """Two blocks whose activations are recomputed in the backward pass."""
 
     def __init__(self, reentrant):
         super().__init__()
@@ -262,7 +262,7 @@ def test_plain_training_with_checkpointing(place):
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
 def test_training_noise_through_a_checkpoint_is_refused(place):
-    """What is computed again would lack its noise. Torch notices; a silent wrong gradient would be the worse thing."""
+    """The recomputation would lack the noise. Torch detects this, so there is no silent wrong gradient."""
     with pytest.raises(CheckpointError, match="different number of tensors"):
         fmwc.elbo_loss(blocks(False), torch.randn(8, 2), seed=0).backward()
     with pytest.raises(UsageError, match=r"gradient checkpointing, .* switch it off while fitting the noise"):
@@ -274,7 +274,7 @@ def test_training_noise_through_a_checkpoint_is_refused(place):
 
 
 def test_guidance_through_a_checkpoint_is_refused(place):
-    """The variance's own derivative passes the noise's networks, which are not there when a block is computed again."""
+    """The gradient of the variance needs the inference networks, which are missing when a block is recomputed."""
     variance_gradient(blocks(None), *place)
     with pytest.raises(UsageError, match="switch gradient checkpointing off"):
         variance_gradient(blocks(False), *place)
@@ -287,7 +287,7 @@ def on_disk(field):
     file = io.BytesIO()
     torch.save(field, file)
     file.seek(0)
-    return torch.load(file, weights_only=False)  # a whole module, as users keep theirs; written two lines above
+    return torch.load(file, weights_only=False)  # a whole module, as some users save it; the file is trusted
 
 
 def by_weights(field):
@@ -298,7 +298,7 @@ def by_weights(field):
 
 COPIES = {
     "deepcopy": copy.deepcopy,
-    "pickle": lambda field: pickle.loads(pickle.dumps(field)),  # our own bytes, as multiprocessing sends them
+    "pickle": lambda field: pickle.loads(pickle.dumps(field)),  # trusted bytes, as multiprocessing sends them
     "torch.save": on_disk,
     "state_dict": by_weights,
 }
@@ -324,12 +324,12 @@ def test_a_copy_uses_its_own_noise(how, mlp, place):
 @pytest.mark.parametrize("build", [conv_field, lambda: awaken(fmwc.attach(nn.ConvTranspose1d(2, 2, 1), width=8))])
 def test_every_kind_of_layer_is_pickled(build):
     field = build()
-    again = pickle.loads(pickle.dumps(field))  # our own bytes
+    again = pickle.loads(pickle.dumps(field))  # trusted bytes
     assert [n.name for n in again.noise.layers] == [n.name for n in field.noise.layers]
 
 
 def test_a_copy_of_the_network_alone_is_the_plain_network(mlp, place):
-    """A moving average of the weights is such a copy."""
+    """An example is a moving average of the weights."""
     plain = copy.deepcopy(mlp.network)
     assert torch.equal(plain(*place), mlp(*place))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in plain.modules())
@@ -348,7 +348,7 @@ def test_one_process_of_ddp_wraps_a_field(mlp, place, tmp_path):
 
 
 def test_a_pass_does_not_load_torchs_compiler():
-    """It takes seconds, for those who compile nothing."""
+    """Loading the compiler takes seconds."""
     code = (
         "import sys, torch, fmwc; from fmwc.networks import MLP; field = fmwc.attach(MLP(2, 8, 1, 4), space=(2,)); "
         "fmwc.sample(field, 2, steps=2); sys.exit('torch._dynamo' in sys.modules)"

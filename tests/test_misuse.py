@@ -1,4 +1,4 @@
-"""What a user may get wrong, or run into, across rooms: each is refused in one line or simply works."""
+"""Mistakes that users may make, and unusual uses: they raise one line, or work."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ TINY = ["hidden=8", "time_features=4", "batch=8", "points=100", "noise_steps=2",
 
 
 class Narrow(nn.Module):
-    """Gives one number where two are asked for."""
+    """A network that returns one number instead of two."""
 
     def __init__(self):
         super().__init__()
@@ -33,7 +33,7 @@ class Narrow(nn.Module):
 
 
 class Idle(nn.Module):
-    """Has a layer that never runs."""
+    """A network with a layer that never runs."""
 
     def __init__(self):
         super().__init__()
@@ -84,7 +84,7 @@ def test_wrong_data_does_not_change_the_field():
 def test_samples_keep_their_rank_when_others_are_dropped():
     run = fmwc.sample(mlp_field(), 40, steps=10)
     kept = run.score().argsort(stable=True)[:10].sort().values
-    # To a rank: sums over fewer samples may round otherwise, and a score then falls on the other side of itself.
+    # Up to one rank: sums over fewer samples may round differently, so a score may change order with its own copy.
     torch.testing.assert_close(run.surest(0.25).rank, run.rank[kept], rtol=0, atol=1.01 / 40)
 
 
@@ -179,7 +179,7 @@ def test_a_cell_of_another_recipe_is_not_reused(tmp_path):
 
 
 class InTraining(torch.nn.Module):
-    """A network whose author left it in training mode, with a dropout and a batch norm."""
+    """A network in training mode with dropout and batch norm."""
 
     def __init__(self):
         super().__init__()

@@ -31,7 +31,7 @@ def repository(tmp_path):
 
 
 def installed(package, environment=None):
-    """What a copy of the module says in a package of this path, run in that folder."""
+    """Return the output of a copy of the module in a package of this path, run in that folder."""
     package.mkdir(parents=True, exist_ok=True)
     shutil.copy(module.__file__, package / "provenance.py")
     code = f"import runpy; print(runpy.run_path({str(package / 'provenance.py')!r})['commit']())"
@@ -62,7 +62,7 @@ def test_a_damaged_repository(tmp_path, head):
 
 
 def test_a_surrounding_repository_is_not_used(repository):
-    """Its configuration runs nothing, and its commit is not ours."""
+    """The configuration of a surrounding repository is not executed, and its commit is not used."""
     sprung = repository.parent / "sprung"
     git(repository, "config", "core.fsmonitor", f"touch {sprung}; false")
     package = repository / "venv" / "site-packages" / "fmwc"

@@ -29,7 +29,7 @@ def test_quantising_twice_is_quantising_once(shape, seed, exponent):
 
 
 def test_quantising_twice_is_quantising_once_for_any_largest_entry():
-    """127 · (m / 127) may be rounded away from m; the scale has to come back all the same. Every 64th of a binade."""
+    """127 · (m / 127) may round to another number than m, but the scale must survive. Every 64th of a binade."""
     largest = torch.arange(2**23, 2**24, 64, dtype=torch.float64).float()[:, None] * 2.0**-25
     once = decode(*encode(largest))
     assert torch.equal(decode(*encode(once)), once)
@@ -47,7 +47,7 @@ def test_the_error_is_at_most_half_a_level(shape, seed, exponent):
     assert levels.shape == before.shape
     assert scale.shape == shape[:1]
     assert int(levels.abs().max()) == LEVELS == 127  # -128 is not used
-    assert bool((levels.flatten(1).abs().amax(1) == 127).all())  # every row has a scale of its own
+    assert bool((levels.flatten(1).abs().amax(1) == 127).all())  # every row has a separate scale
     torch.testing.assert_close(scale, before.flatten(1).abs().amax(1) / 127)
     off = (decode(levels, scale) - before).flatten(1).abs()
     assert bool((off <= scale[:, None] * (0.5 + 1e-4)).all())

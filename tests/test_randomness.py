@@ -65,7 +65,7 @@ def test_signs(dtype):
     assert (found.shape, found.dtype) == (like.shape, dtype)
     assert found.unique().tolist() == [-1, 1]
     assert abs(found.mean().item()) < 6 / found.numel() ** 0.5
-    # Which draw gives which sign is fixed: estimates already reported hang on it.
+    # The signs must not change, because reported estimates depend on them.
     assert torch.equal(found > 0, as_randomness(3, cpu).uniform(like) < 0.5)
 
 
@@ -117,6 +117,6 @@ def test_derived_seeds_fit_64_bits_and_depend_on_every_part(parts):
 
 
 def test_derived_seeds_are_the_same_on_every_machine():
-    """Samples named in a paper or a checkpoint hang on these."""
+    """Published samples and checkpoints depend on these values."""
     assert derive(0, "x0") == 4822289881594186058
     assert derive(0, "sampler") == 8022433103957144086

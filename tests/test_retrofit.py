@@ -1,4 +1,4 @@
-"""Retrofitting noise to networks of users, which a function builds."""
+"""Retrofitting noise to networks of users that a function builds."""
 
 import re
 from dataclasses import replace
@@ -79,7 +79,7 @@ def test_conditions_reach_the_network(workdir):
 
 
 def test_confidence_is_relative_to_the_class(workdir):
-    """Also within one that is rare in the data, and would hardly be among what is held out."""
+    """Also within a rare class, which may be missing in the held-out data."""
     torch.manual_seed(0)
     network, _ = build("their_nets:conditional")
     y = (torch.arange(200) >= 190).int() * 2
@@ -97,7 +97,7 @@ def test_confidence_is_relative_to_the_class(workdir):
 
 
 def test_a_rare_class(workdir):
-    """Its training points are too few to tell a distance to them: all points are taken together."""
+    """A rare class has too few training points for a distance, so distances use all points."""
     torch.manual_seed(0)
     data = arrays.Samples(checkerboard.sample(200, 0), {"y": (torch.arange(200) >= 190).int() * 2})
     config = Retrofit(steps=8, batch=32, sampling_steps=5)
@@ -295,7 +295,7 @@ def test_retrofit_from_the_command_line(workdir, samples):
     assert "fmwc sample field --network their_nets:made" in done.output
     assert (workdir / "field" / "recipe.json").exists()
     again = run(app, [*words, "--device", "cpu"])
-    assert again.exit_code == 0  # it is there already
+    assert again.exit_code == 0  # it exists already
     assert "field is already finished: the held-out loss" in again.output
     other = run(app, [*words, "--device", "cpu", "--seed", "1"])
     assert isinstance(other.exception, OutputError)

@@ -35,7 +35,7 @@ def test_per_sample():
 def test_per_sample_by_owner():
     value = torch.arange(12.0).reshape(6, 2)  # rows sum to 1, 5, 9, 13, 17, 21
     owner = torch.tensor([2, 0, 0, 3, 2, 3])
-    assert per_sample(value, 3, owner).tolist() == [14, 0, 18]  # 3 is none of the three
+    assert per_sample(value, 3, owner).tolist() == [14, 0, 18]  # owner 3 is outside of three samples
     assert per_sample(value, 4, owner).tolist() == [14, 0, 18, 34]
     assert per_sample(value.reshape(6, 1, 2, 1), 3, owner).tolist() == [14, 0, 18]
     assert per_sample(value, 3, torch.full((6,), 3)).tolist() == [0, 0, 0]

@@ -1,4 +1,4 @@
-"""Threads and tasks share a field: each gets, to the bit, what it gets alone."""
+"""Threads and tasks that share a field get the same results, bit for bit, as alone."""
 
 import asyncio
 import contextvars
@@ -30,7 +30,7 @@ ROUNDS = 8
 
 @pytest.fixture(autouse=True)
 def _often():
-    """Threads take turns after every few instructions, so that whatever can happen between them does."""
+    """Switch threads after every few instructions, so that race conditions occur."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -42,7 +42,7 @@ def hooks(network: nn.Module) -> int:
 
 
 def together(*calls, rounds=ROUNDS):
-    """What each call gives, over and over, while the others run: a list of results for each."""
+    """Run each call repeatedly while the others run; return a list of results per call."""
     ready = threading.Barrier(len(calls))
 
     def repeat(call):
@@ -82,7 +82,7 @@ class Dropping(nn.Module):
 
 
 class Encoding(nn.Module):
-    """torch has one kernel for this layer, where nothing is hooked in."""
+    """A layer for which torch has a fused kernel without hooks."""
 
     def __init__(self):
         super().__init__()
@@ -203,7 +203,7 @@ def test_modes_are_restored_after_overlapping_scopes():
     first, second = evaluating(network), evaluating(network)
     first.open()
     second.open()
-    first.close()  # not the one that was opened last
+    first.close()  # not the last one opened
     assert not any(m.training for m in network.modules())
     second.close()
     second.close()
@@ -232,7 +232,7 @@ def test_one_precision_for_all_threads():
 
 
 class Stops(Pass):
-    """Waits at the first layer until it may go on."""
+    """A pass that waits at the first layer until it is released."""
 
     def __init__(self):
         self.inside, self.go_on = threading.Event(), threading.Event()
@@ -245,7 +245,7 @@ class Stops(Pass):
 
 @pytest.mark.parametrize("build", [mlp_field, encoding_field])
 def test_a_pass_acts_only_in_its_thread(build):
-    """The same, with the moment chosen rather than left to chance."""
+    """Stop a pass at a fixed point while another thread uses the network."""
     field = build()
     x, t = torch.randn(4, *field.space.channels["x"].shape), torch.rand(4)
     with torch.no_grad():
@@ -268,7 +268,7 @@ def test_a_pass_acts_only_in_its_thread(build):
 
 
 def test_tasks_do_not_share_cached_squares(mlp):
-    """Two tasks of one thread: the one that does not hold the weights constant sees them change."""
+    """Of two tasks in one thread, the task without constant weights sees them change."""
     x, t = torch.randn(4, 2), torch.rand(4)
 
     async def holds(told, changed):
@@ -347,7 +347,7 @@ def test_samples_do_not_depend_on_the_number_of_threads(build, count):
 @pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="this platform does not fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_while_another_thread_reads():
-    """The child has neither the locks nor the changes of threads that it does not have, and keeps its own."""
+    """A forked child has no locks or changes of the threads that it lacks, and keeps those of its own thread."""
     network, own = Dropping(), Dropping()
     held, over = threading.Event(), threading.Event()
 
@@ -364,7 +364,7 @@ def test_a_fork_while_another_thread_reads():
     child = os.fork()
     if not child:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(10)  # ends a child that waits for a lock
+        signal.alarm(10)  # ends a child that is waiting for a lock
         found = [network.training, not own.training]
         with evaluating(network):
             found.append(not network.drop.training)

@@ -73,7 +73,7 @@ def regression(net):
 
 
 def flow_of(space):
-    """Return a function that makes the flow-matching loss of a network."""
+    """Return a function that computes the flow-matching loss of a network."""
     return lambda net: lambda x1, randomness, beta, cond: flow_matching_loss(net, space, x1, seed=randomness, cond=cond)
 
 
@@ -445,7 +445,7 @@ def test_every_slice_is_drawn_from_once_and_every_row_is_equally_likely(rows, ba
     assert index.shape == (times, batch)
     assert index.min() >= 0
     assert index.max() < rows
-    low = torch.arange(batch) * rows / batch  # of each slice, whose ends may divide a row
+    low = torch.arange(batch) * rows / batch  # per slice, whose ends may divide a row
     assert bool((index >= low.floor() - 1e-9).all())
     assert bool((index < low + rows / batch + 1e-9).all())
     assert bool((index.diff(dim=1) >= 0).all())

@@ -93,7 +93,7 @@ def test_mnist_rule_accepts_data(monkeypatch, tmp_path):
     monkeypatch.setattr(digits, "_split", lambda split: tuple(c[:3000] for c in whole(split)))
     monkeypatch.setattr(digits, "JUDGE", digits.TrainingConfig(120, 128, 3e-3, "cosine"))
     made = FLOWS["mnist-inverted"].untrained(0, CPU)
-    _judge(made, 0.8)  # a judge of 3,000 images and 120 steps; that of the zoo has its accuracy in the table's notes
+    _judge(made, 0.8)  # a judge trained on 3,000 images for 120 steps, which is less accurate than that of the zoo
     assert float(made.data.median()) == 1.0  # light background
     again = FLOWS["mnist-inverted"].untrained(1, CPU)  # its judge is read from the file
     assert again.notes == made.notes
@@ -107,7 +107,7 @@ def test_labels_are_replaced_in_the_stated_share():
 
 
 def test_velocity_of_the_variance_preserving_path():
-    """With the true data as its prediction, the denoiser's velocity is the path's, which is the path's slope."""
+    """If the denoiser predicts the true data, its velocity is that of the path, which is the slope of the path."""
     network = Denoiser(ResidualMLP(2, 16, 1)).double()
     x0, x1 = torch.randn(2, 50, 2, dtype=torch.float64)
     t = torch.rand(50, dtype=torch.float64)
@@ -292,9 +292,11 @@ def test_flow_is_trained_scored_and_summarised(few, monkeypatch, tmp_path):
     with np.load(tmp_path / "torus-0.npz") as file:
         first = dict(file)
     assert first["failed"].shape == first["score.integrated"].shape == first["score.dispersion"].shape == (60,)
-    assert first["cost.integrated"] == 10 * 2 * 2  # ten readings, two numbers, a backward pass counted twice
+    assert (
+        first["cost.integrated"] == 10 * 2 * 2
+    )  # ten readings, two coordinates, and a backward pass counts as two evaluations
     assert "done already" in one("torus", 0, "cpu", tmp_path, "", 60)
-    assert "scored" in one("torus", 0, "cpu", tmp_path, "scores", 60)  # from the weights alone
+    assert "scored" in one("torus", 0, "cpu", tmp_path, "scores", 60)  # from the saved weights
     with np.load(tmp_path / "torus-0.npz") as file:
         assert all(np.array_equal(first[key], file[key]) for key in file.files)
     found = collect(tmp_path)

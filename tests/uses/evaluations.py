@@ -1,10 +1,10 @@
-"""Counts the evaluations of a network, in samples."""
+"""Count the evaluations of a network, in samples."""
 
 from torch import nn
 
 
 class Counter:
-    """Counts the samples that pass through a network."""
+    """Count the samples that pass through a network."""
 
     def __init__(self, network: nn.Module) -> None:
         self.rows = 0

@@ -160,7 +160,7 @@ def test_benchmark_counts_evaluations_of_early_stopping(mlp, signal, n, stop):
     k = round(50 * stop)
     assert spent == n * k + 50 - k
     assert spy.rows == 6 * spent
-    if n == 1:  # nothing to choose from: the plain samples
+    if n == 1:  # one candidate: the plain samples
         torch.testing.assert_close(run.x, fmwc.sample(mlp, 6, steps=50, seed=2, confidence=None).x)
 
 

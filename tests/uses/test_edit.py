@@ -51,7 +51,7 @@ def test_critical_time_is_at_the_peak_of_the_variance():
 def test_transported_critical_time_is_at_the_peak_per_squared_step():
     profile = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [1.0, 1.0]], [[3.0, 9.0], [4.0, 1.0]]])
     run = dataclasses.replace(hand_made(VAR), transported=Transported(torch.zeros(2, 1), profile, ("l", "m")))
-    # Sums over layers 2, 1, 7 and 0, 2, 10; the last step is twice as long, so it counts a fourth.
+    # Sums over layers: 2, 1, 7 and 0, 2, 10. The last step is twice as long, so it counts a quarter.
     assert critical_time(run, kind="transported").tolist() == [0.0, 0.5]
 
 
@@ -197,7 +197,7 @@ def test_edited_crystals_keep_absent_atoms_at_zero_and_do_not_drift(channel):
     for i, step in enumerate(first.tolist()):
         for name in ("type", "coord", "lattice"):
             same = torch.equal(edited.states[step][name][i], run.states[step][name][i])
-            centred_alone = name == "coord" and atoms[i] == 1  # a lone atom has nothing to move against
+            centred_alone = name == "coord" and atoms[i] == 1  # a single atom does not move
             assert same == (channel not in (None, name) or centred_alone)
         moved = FlatTorus().logmap(run.states[step]["coord"][i], edited.states[step]["coord"][i])
         assert moved.sum(0).abs().max() < 1e-5
@@ -217,7 +217,7 @@ def test_states_are_recomputed_and_compared_with_the_run(mlp):
 
 
 class ByClass(torch.nn.Module):
-    """A velocity that is the class, everywhere."""
+    """A velocity that equals the class everywhere."""
 
     def forward(self, x, t, y):
         return torch.ones_like(x) * y[:, None]

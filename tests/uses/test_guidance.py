@@ -1,4 +1,4 @@
-"""The gradient of the variance against finite differences, and the decoder that follows it."""
+"""The gradient of the variance against finite differences, and the decoder that uses it."""
 
 import pytest
 import torch

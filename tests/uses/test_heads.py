@@ -16,7 +16,7 @@ BAD = torch.arange(200) % 4 == 0
 
 
 def toy(seed, reads=4, dims=(2,), bad=BAD):
-    """Bad samples carry ten times the variance at the second reading."""
+    """Bad samples have ten times the variance at the second reading."""
     generator = torch.Generator().manual_seed(seed)
     shape = (reads, len(bad), *dims)
     var = torch.rand(shape, generator=generator) + 0.5
@@ -77,7 +77,7 @@ def test_features_of_channels_are_concatenated():
 
 
 def asked(seed, reads=3):
-    """Three classes far apart in level; bad are those with an excess over their class, and only those."""
+    """Three classes with very different levels. A sample is bad only if its variance exceeds that of its class."""
     run = toy(seed, reads, bad=torch.zeros(240, dtype=torch.bool))
     generator = torch.Generator().manual_seed(100 + seed)
     y = torch.arange(240) % 3
