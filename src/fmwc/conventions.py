@@ -250,7 +250,7 @@ class _Examination:
         first = self._output(self.x_t, self.t)
         assert first is not None
         require_state(first, "the network's velocity")
-        self.space.check(first, "the network's velocity is of another shape: ")
+        self.space.check(first, "the network's velocity has the wrong shape: ")
         errors, zero = self._errors(first, self.u), self._errors(tree_map(torch.zeros_like, self.u), self.u)
         loss = self._ratio(errors, zero)
         better = self._better_convention(first, errors, zero, loss)

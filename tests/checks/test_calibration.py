@@ -353,11 +353,11 @@ def test_nearest_points_by_features(tmp_path):
     again = fmwc.load(tmp_path / "x", Wide(data[:400]))
     blind = fmwc.sample(again, 20, steps=20)
     torch.testing.assert_close(blind.x, run.x)
-    assert "a checkpoint cannot hold the function" in blind.withheld
+    assert "a checkpoint cannot store the function" in blind.withheld
     assert "\n" not in blind.withheld
-    with pytest.raises(UsageError, match="cannot hold the function"):
+    with pytest.raises(UsageError, match="cannot store the function"):
         fmwc.check(again, wide[:4], evidence=again.reference.checks["nearest"], conventions=False)
-    assert "cannot hold the function" in fmwc.check(again, wide[:4], conventions=False).withheld
+    assert "cannot store the function" in fmwc.check(again, wide[:4], conventions=False).withheld
     fmwc.save(again, tmp_path / "y")  # missing evidence remains missing
     assert fmwc.load(tmp_path / "y", Wide(data[:400])).reference.checks["nearest"].missing
 

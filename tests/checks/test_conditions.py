@@ -71,8 +71,8 @@ FIELDS = pytest.mark.parametrize("made", [contested, near, standardised])
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({}, "compares samples by 'y', which was not given"),
-        ({"y": None}, "compares samples by 'y', which was not given"),
+        ({}, "compares samples by 'y', which is missing"),
+        ({"y": None}, "compares samples by 'y', which is missing"),
         ({"y": torch.full((6,), 7)}, "holds no samples with y = 7"),
         ({"y": torch.tensor([0, 1, 2, 3, -1, 0])}, "holds no samples with y = -1"),
         ({"y": 9}, "holds no samples with y = 9"),
@@ -128,9 +128,9 @@ def test_errors_of_the_network_are_not_hidden(made):
 def test_reason_mentions_rank_only_if_there_is_one():
     withheld = fmwc.sample(contested(Classes()), 6, steps=STEPS)
     assert "rank" not in withheld.withheld
-    with pytest.raises(UsageError, match="compares samples by 'y', which was not given"):
+    with pytest.raises(UsageError, match="compares samples by 'y', which is missing"):
         _ = withheld.rank
-    with pytest.raises(UsageError, match="compares samples by 'y', which was not given"):
+    with pytest.raises(UsageError, match="compares samples by 'y', which is missing"):
         best_of(contested(Classes()), 6, 2, steps=STEPS)
     ranked = fmwc.sample(standardised(Classes()), 6, steps=STEPS)
     assert ranked.withheld.endswith("rank orders the samples of this run")
@@ -146,7 +146,7 @@ def test_check_without_its_condition():
         fmwc.check(field, x, evidence=near(Classes()).reference.checks["nearest"], conventions=False)
     found = fmwc.check(field, x, evaluations=8, conventions=False)
     assert found.evidence == "echo"
-    assert "compares samples by 'y', which was not given" in found.withheld
+    assert "compares samples by 'y', which is missing" in found.withheld
 
 
 def test_equal_steps_given_as_times_match_the_reference():

@@ -105,7 +105,7 @@ def test_default_check_is_that_of_the_reference():
 @pytest.mark.parametrize("strange", ["echo", 2.5, object()])
 def test_sample_refuses_invalid_checks(strange):
     field = fmwc.attach(Net(), space=(2,))
-    with pytest.raises(UsageError, match="check is True, False, a number of evaluations, or a check"):
+    with pytest.raises(UsageError, match="check must be a bool, a number of evaluations, or a check"):
         fmwc.sample(field, 4, steps=3, check=strange, cond={"y": Y[:4]})
 
 

@@ -105,7 +105,7 @@ BAD = {
     "judge": (("--judge", "mase"), "did you mean 'mace'"),
     "score": (("--score", "type/peek"), "did you mean 'peak'"),
     "channel": (("--score", "typ/peak"), "unknown channel 'typ'; did you mean 'type'"),
-    "window": (("--score", "integrated@late"), "a window is two times"),
+    "window": (("--score", "integrated@late"), "a time window needs two times"),
 }
 
 

@@ -184,7 +184,7 @@ def test_table_rows_may_define_the_weight(monkeypatch):
 
 def test_a_constant_score_ranks_nothing():
     for constant in (torch.zeros(5), torch.full((5,), 3.0), torch.full((5,), 1e-20)):
-        with pytest.raises(UsageError, match="for all of 5 samples, so it ranks none"):
+        with pytest.raises(UsageError, match="for all of 5 samples, so it cannot rank them"):
             require_varied(constant)
     for score in (torch.tensor([1.0]), torch.tensor([1e-20, 2e-20]), torch.tensor([])):
         assert require_varied(score) is score

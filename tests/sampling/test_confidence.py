@@ -123,10 +123,10 @@ def test_constant_scores_are_not_ranked(mlp):
     run = sample(mlp, 6, steps=10)
     still = dataclasses.replace(run, var=torch.full_like(run.var, 0.25))
     assert len(still.surest(1.0)) == 6  # nothing is chosen
-    with pytest.raises(UsageError, match=r"is .* for all of 6 samples, so it ranks none of them"):
+    with pytest.raises(UsageError, match=r"is .* for all of 6 samples, so it cannot rank them"):
         still.surest(0.5)
     for found in (still, still.take(torch.arange(3))):
-        with pytest.raises(UsageError, match=r"is .* for all of 6 samples, so it ranks none of them"):
+        with pytest.raises(UsageError, match=r"is .* for all of 6 samples, so it cannot rank them"):
             found.rank  # noqa: B018
     assert "rank orders" not in still.withheld
     assert "rank" not in still.tensors()

@@ -158,7 +158,7 @@ def test_noise_is_drawn_on_the_device_of_the_network(name, monkeypatch):
 
 def test_plain_networks_have_no_confidence():
     for options in ({}, {"confidence": Diagonal()}, {"confidence": None, "transport": True}):
-        with pytest.raises(UsageError, match="attach it first, or say confidence=None"):
+        with pytest.raises(UsageError, match="attach it first, or give confidence=None"):
             sample(MLP(2, 8, 1, 4), 3, **arguments(steps=2, space=(2,), **options))
 
 
@@ -415,9 +415,9 @@ REFUSED = {
     "no steps": ({"x0": X0, "steps": 0}, UsageError, "at least 1 step"),
     "no evaluations": ({"x0": X0, "evaluations": 0}, UsageError, "at least 1 evaluation"),
     "no batch": ({"x0": X0, "batch": 0}, UsageError, "at least 1 sample"),
-    "a late start": ({"x0": X0, "start": 1.0}, UsageError, "start lies in"),
-    "an early start": ({"x0": X0, "start": -0.1}, UsageError, "start lies in"),
-    "a NaN start": ({"x0": X0, "start": float("nan")}, UsageError, "start lies in"),
+    "a late start": ({"x0": X0, "start": 1.0}, UsageError, "start must lie in"),
+    "an early start": ({"x0": X0, "start": -0.1}, UsageError, "start must lie in"),
+    "a NaN start": ({"x0": X0, "start": float("nan")}, UsageError, "start must lie in"),
     "starts for others": ({"x0": X0, "start": torch.zeros(3)}, ShapeError, r"one per sample \(4\), got 3"),
     "times and a start": ({"x0": X0, "times": [0.0, 1.0], "start": 0.5}, UsageError, "leave out start"),
     "stepper": ({"x0": X0, "stepper": "heunn"}, UnknownNameError, "did you mean 'heun'"),

@@ -342,5 +342,5 @@ def test_unknown_classes_are_refused(strange):
     ids=["float", "a column", "negative", "huge"],
 )
 def test_invalid_classes_are_refused(groups):
-    with pytest.raises(UsageError, match="'y' is not a condition of whole numbers, one per sample"):
+    with pytest.raises(UsageError, match="'y' must hold one integer per sample"):
         standard_of("y", torch.rand(20), groups)

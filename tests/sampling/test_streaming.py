@@ -196,7 +196,7 @@ def test_an_empty_stream_is_refused(mlp):
 
 
 def test_a_stream_takes_a_reference(mlp):
-    with pytest.raises(UsageError, match="by a checkpoint's reference; confidence is withheld: there is no reference"):
+    with pytest.raises(UsageError, match="a stream needs the field's reference for confidence; confidence is withheld: there is no reference"):
         next(stream(mlp, 5))
 
 
@@ -229,7 +229,7 @@ def test_streamed_file_equals_the_whole_file(name, tmp_path):
 
 def test_incomplete_files_do_not_appear(tmp_path):
     parts = stream(referred(mlp_field()), 8, steps=10, config=SamplingConfig(batch=4))
-    with pytest.raises(UsageError, match="laid out for 8 samples, and 4 came"), growing(tmp_path / "a", 8) as add:
+    with pytest.raises(UsageError, match="needs 8 samples, got 4"), growing(tmp_path / "a", 8) as add:
         add(next(parts))
     full = sample(mlp_field(), 4, steps=10)
     with pytest.raises(UsageError, match="record='score'"), growing(tmp_path / "a", 4) as add:

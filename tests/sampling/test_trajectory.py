@@ -178,7 +178,7 @@ def test_conditions_that_are_not_classes_are_refused(asked, mlp):
         ),
         (
             lambda: sample(asked, 9, steps=4, cond={"y": Y[:9] / 2}).score("peak", within="y"),
-            "not a condition of whole numbers",
+            "must hold one integer per sample",
         ),
     ):
         with pytest.raises(UsageError, match=message) as raised:
@@ -271,7 +271,7 @@ def test_a_window_of_time_by_its_name(product):
         assert not torch.equal(found, run.score(name))
     inside = run.var["shape"].flatten(2).sum(2).sqrt()[2:7]  # t = 0.2, …, 0.6
     torch.testing.assert_close(run.score("shape/integrated@0.2-0.65"), inside.sum(0) / 10)
-    for name, message in (("integrated@0.2", "a window is two times"), ("peak@0.2-0.6", "takes no options")):
+    for name, message in (("integrated@0.2", "a time window needs two times"), ("peak@0.2-0.6", "takes no options")):
         with pytest.raises(UsageError, match=message):
             run.score(name)
 
@@ -430,7 +430,7 @@ def test_surest_keeps_the_lowest_scores_in_their_order(fraction, kept, score, fu
 
 @pytest.mark.parametrize("fraction", [0, -0.5, 1.5, float("nan")])
 def test_invalid_fractions(fraction, full):
-    with pytest.raises(UsageError, match="lies in"):
+    with pytest.raises(UsageError, match="must lie in"):
         full.surest(fraction)
 
 

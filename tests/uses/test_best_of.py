@@ -165,5 +165,5 @@ def test_benchmark_counts_evaluations_of_early_stopping(mlp, signal, n, stop):
 
 
 def test_constant_score_is_refused(mlp):
-    with pytest.raises(UsageError, match=r"is 1 for all of 8 samples, so it ranks none of them"):
+    with pytest.raises(UsageError, match=r"is 1 for all of 8 samples, so it cannot rank them"):
         best_of(mlp, 4, 2, score=lambda run: torch.ones(len(run)), steps=STEPS)

@@ -1,4 +1,4 @@
-"""Checks: evidence from a finished sample, wherever it comes from. Checks need no noise model and no training."""
+"""Checks: evidence from finished samples of any source. Checks need no noise model and no training."""
 
 from fmwc.checks.check import CheckResult, check, choose_check
 from fmwc.checks.evidence import Contest, Echo, Evidence, Nearest, embedded, residuals, run_checks

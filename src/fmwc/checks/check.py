@@ -1,4 +1,4 @@
-"""Check finished samples: choose a check that suits their conditions, run it, and place the scores in a reference."""
+"""Check finished samples: choose a check by their conditions, run it, and compare the scores with a reference."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from fmwc.state import (
 
 CHECKS = ("contest", "echo", "nearest")
 EVALUATIONS = 20  # per sample, if the field's reference has no check
-OUTSIDE = 1e-3  # how far a sample may be off its manifold, relative to its largest number
+OUTSIDE = 1e-3  # largest distance of a sample from its manifold, relative to its largest coordinate
 
 
 @dataclass(frozen=True, eq=False)
 class CheckResult:
-    """The result of checking samples.
+    """Result of :func:`check`.
 
     Attributes:
         evidence: The name of the check: `contest`, `echo` or `nearest`.
@@ -39,9 +39,9 @@ class CheckResult:
         confidence: In [0, 1], high = trust: the position of the score among the field's reference samples. `None` if
             the field has no reference for this check.
         withheld: The reason why there is no confidence; else empty.
-        rival: For a contest, the value of the condition that came nearest to the sample's.
-        margin: For a contest, how much better its condition explains the sample than the rival does;
-            negative where the flow prefers the rival.
+        rival: For a contest, the rival value of the condition that explains the sample best.
+        margin: For a contest, how much better the sample's condition explains it than the rival does; negative if the
+            flow prefers the rival.
         evaluations: Evaluations of the network per sample.
     """
 
@@ -72,42 +72,40 @@ def check(
     progress: Callable[[int], None] | None = None,
     conventions: bool = True,
 ) -> CheckResult:
-    """Score finished samples by how well a flow explains them: its own, those of another generator, or real data.
+    """Score finished samples by how well a flow explains them. They may come from any generator, or be real data.
 
     >>> net = nn.Bilinear(2, 1, 2)
     >>> result = check(lambda x, t: net(x, t[:, None]), torch.zeros(3, 2), evaluations=4, conventions=False)
     >>> result.evidence, result.score.shape, result.evaluations
     ('echo', torch.Size([3]), 4)
 
-    If the samples have a discrete condition (a class), the check is a *contest* between its value
-    and the others, else an *echo* (:mod:`fmwc.checks.evidence`).
+    If the samples have a discrete condition (a class), the check is a *contest* between each sample's value and the
+    other values, else an *echo* (:mod:`fmwc.checks.evidence`).
 
     Arguments:
         field: A field, or any network called as `network(x, t, **cond)`. It needs no noise model.
         x: The samples, `(B, *)` or a dict of channels.
         cond: The conditions of the samples, by name, one row per sample; texts as a list of strings.
-        evaluations: The largest number of network evaluations per sample. By default the check is that of the field's
-            reference, so that there is a confidence; without a reference it takes 20.
-        seed: Seeds the noise that samples are mixed with. The noise of a sample does not depend on the batch.
-        evidence: `contest`, `echo`, `nearest` (if the field's reference holds training points), or a check with its
-            options, such as `Echo(...)`. Chosen by the conditions if empty.
-        rivals: The condition to contest with its values, `{"y": torch.arange(10)}`, or their number, `{"y": 10}`. By
-            default the values that the field's reference or the samples have. Required for continuous and text
-            conditions.
+        evaluations: The largest number of network evaluations per sample. By default, the check of the field's
+            reference is used, which gives a confidence; without a reference, 20.
+        seed: The seed of the noise that is mixed into the samples. It does not depend on the batch size.
+        evidence: `contest`, `echo`, `nearest` (if the field's reference holds training points), or a check object such
+            as `Echo(...)`. Chosen by the conditions if empty.
+        rivals: The condition of the contest with its possible values, `{"y": torch.arange(10)}`, or their number,
+            `{"y": 10}`. By default, the values in the field's reference or in the samples. Required for a contest of
+            continuous or text conditions.
         space: The space of the samples, or the shape of one. By default that of the field, or flat space.
         batch: The number of samples checked together.
-        first: The number of the first sample, which its noise depends on.
+        first: The index of the first sample; the noise depends on it.
         progress: Called with the number of samples done since the last call.
-        conventions: Whether to warn if the network explains the samples no better than a zero velocity, or explains
-            them clearly better at another scale. This takes a few more evaluations.
+        conventions: Whether to warn if the network explains the samples no better than a zero velocity, or clearly
+            better at another scale. This takes a few more evaluations.
     """
     if not callable(field):
         hint = "; fmwc.load(name) opens a checkpoint" if isinstance(field, str) else ""
-        raise UsageError(
-            f"a check takes a field or a network, called as network(x, t, **cond), got {field!r:.60}{hint}"
-        )
+        raise UsageError(f"field must be a field or a network called as network(x, t, **cond), got {field!r:.60}{hint}")
     if rivals is not None and not isinstance(rivals, Mapping):
-        raise UsageError(f"rivals are given by name, rivals={{'y': values}}, got {type(rivals).__name__}")
+        raise UsageError(f"rivals must be a dict such as rivals={{'y': values}}, got {type(rivals).__name__}")
     network = getattr(field, "network", field)
     space, x, cond = _prepared(field, network, space, x, as_conditions(cond))
     count, seed = batch_size(x), as_whole(seed, "seed")
@@ -134,9 +132,9 @@ def check(
 
 
 def _confidence(reference: Any, chosen: Any, score: Tensor, cond: Mapping[str, Any]) -> tuple[Tensor | None, str]:
-    """Return the position of each score among the reference's scores of the same check, or why there is none."""
+    """Return the position of each score among the reference's scores of the same check, or the reason for none."""
     if reference is None:
-        return None, "the network has no reference; fmwc.fit_confidence(field, data) makes one"
+        return None, "the network has no reference; call fmwc.fit_confidence(field, data)"
     if reference.withheld:
         return None, reference.withheld
     for part in reference.parts:
@@ -144,15 +142,15 @@ def _confidence(reference: Any, chosen: Any, score: Tensor, cond: Mapping[str, A
             at = torch.searchsorted(part.quantiles.to(score).contiguous(), score.contiguous(), right=True)
             return 1 - at.to(score.dtype) / len(part.quantiles), ""
     if not reference.checks:
-        why = f"the field's reference, {reference.score}, is of trajectories; fmwc.sample gives confidence by it"
+        why = f"the field's reference, {reference.score}, needs trajectories; use fmwc.sample to get a confidence"
         return None, why
     for one in reference.checks.values():
         if getattr(one, "missing", ""):
             return None, one.missing
         if (name := getattr(one, "cond", "")) and cond.get(name) is None:
-            return None, f"the reference compares samples by '{name}', which was not given; give cond={{'{name}': ...}}"
+            return None, f"the reference compares samples by '{name}', which is missing; give cond={{'{name}': ...}}"
     return None, (
-        f"the field's reference, {reference.score}, was not made with this check; leave out evaluations, evidence and "
+        f"the field's reference, {reference.score}, does not use this check; leave out evaluations, evidence and "
         f"rivals to use its checks ({' and '.join(reference.checks)})"
     )
 
@@ -168,15 +166,15 @@ def choose_check(
     evidence: str = "",
     rivals: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return the check that suits the conditions of samples, within a budget.
+    """Return the check for samples with these conditions, within a budget.
 
     Arguments:
         space: The space of the samples.
-        cond: Their conditions.
-        evaluations: The largest number of evaluations per sample. `None` for those of a known check, else 20.
-        known: The checks of the field's reference. One with the same budget is used as it is.
+        cond: The conditions of the samples.
+        evaluations: The largest number of evaluations per sample; if `None`, those of a known check, else 20.
+        known: The checks of the field's reference. One with the same budget is used unchanged.
         evidence: `contest`, `echo` or `nearest`; chosen if empty.
-        rivals: The condition to contest, with its values or their number.
+        rivals: The condition of the contest, with its values or their number.
     """
     known, rivals = known or {}, rivals or {}
     if evidence not in ("", *CHECKS):
@@ -184,8 +182,8 @@ def choose_check(
     if evidence == "nearest":
         if "nearest" not in known:
             raise UsageError(
-                "the field's reference holds no training points; give evidence=fmwc.checks.Nearest(points), or make "
-                "one with fmwc.fit_confidence(field, data)"
+                "the field's reference holds no training points; give evidence=fmwc.checks.Nearest(points), or call "
+                "fmwc.fit_confidence(field, data)"
             )
         return known["nearest"]
     for name in ("contest", "echo") if evaluations is not None else known:
@@ -210,7 +208,7 @@ def choose_check(
 
 
 def _known_rivals(space: Space, cond: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return the discrete condition with the values that the reference or the samples have; `None` without any."""
+    """Return the discrete condition and its values in the reference or in the samples; `None` if there is none."""
     count = next((len(v) for v in cond.values() if isinstance(v, Tensor) and v.ndim), 0)
     names = discrete_conditions(cond, space, count)
     if "contest" in known and known["contest"].cond in names:
@@ -219,15 +217,19 @@ def _known_rivals(space: Space, cond: Mapping[str, Any], known: Mapping[str, Any
 
 
 def _given_rivals(cond: Mapping[str, Any], rivals: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return the condition to contest and its values, each once and of the type of the samples' own values."""
+    """Return the condition of the contest and its distinct values, in the type of the samples' values."""
     if len(rivals) > 1:
-        raise UsageError(f"rivals are values of one condition, got those of {', '.join(rivals)}")
+        raise UsageError(f"rivals must be values of one condition, got {', '.join(rivals)}")
     ((name, given),) = rivals.items()
     if name not in cond:
-        raise UsageError(nearest(name, cond, "condition") if cond else "the samples have no conditions to contest")
+        raise UsageError(
+            nearest(name, cond, "condition")
+            if cond
+            else "the samples have no conditions, so there is no contest; give cond=, or use evidence='echo'"
+        )
     if is_text(cond[name]) or is_text(given):
         if not (is_text(cond[name]) and is_text(given)):
-            raise UsageError(f"rivals of a text condition are a list of strings, {{'{name}': ['a', 'b']}}")
+            raise UsageError(f"rivals of a text condition must be a list of strings, {{'{name}': ['a', 'b']}}")
         return name, list(dict.fromkeys(given))
     like = torch.as_tensor(cond[name])
     if isinstance(given, (int, np.integer)):
@@ -236,19 +238,19 @@ def _given_rivals(cond: Mapping[str, Any], rivals: Mapping[str, Any]) -> tuple[s
     try:
         values = torch.as_tensor(given, device=like.device)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UsageError(f"rivals of '{name}' are its values or their number, got {given!r:.60}") from error
+        raise UsageError(f"rivals of '{name}' must be its values or their number, got {given!r:.60}") from error
     if not values.numel():
-        raise UsageError(f"a contest of '{name}' takes at least 1 rival, got none; the echo needs none")
+        raise UsageError(f"a contest of '{name}' needs at least 1 rival, got none; give rivals, or use evidence='echo'")
     if values.is_floating_point():
         require_finite(values, f"rivals of '{name}'")
     if not bool((values.to(like.dtype) == values).all()):
-        raise UsageError(f"rivals of '{name}' are integers, as its values are; got {given!r:.60}")
+        raise UsageError(f"rivals of '{name}' must be integers, like its values; got {given!r:.60}")
     values = values.to(like.dtype)
     if not values.ndim or values.shape[1:] != like.shape[1:]:
         raise ShapeError(
             f"rivals of '{name}' have shape {tuple(values.shape[1:])}, and its values {tuple(like.shape[1:])}"
         )
-    repeated = same(values, values).tril(-1).any(1)  # the order is kept: a rival may be known by its index
+    repeated = same(values, values).tril(-1).any(1)  # the order is kept, because a rival may be reported by its index
     return name, values[~repeated]
 
 
@@ -258,11 +260,11 @@ def _given_rivals(cond: Mapping[str, Any], rivals: Mapping[str, Any]) -> tuple[s
 def _prepared(
     field: Any, network: Any, space: Any, x: Any, cond: Mapping[str, Any]
 ) -> tuple[Space, Any, dict[str, Any]]:
-    """Return the space, samples and conditions as tensors on the network's device, or raise if they do not fit."""
+    """Return the space, and samples and conditions as tensors on the network's device; raise if they do not fit."""
     device = next((p.device for p in network.parameters()), None) if isinstance(network, nn.Module) else None
     x = as_state(x, "x", network, device)
     if not (count := batch_size(x)):
-        raise ShapeError("a check takes at least 1 sample")
+        raise ShapeError("x holds no samples; give at least 1 sample")
     space = _space_of(field, x, space)
     space.check(x)
     for name, value in channels(x).items():
@@ -286,14 +288,16 @@ def _space_of(field: Any, x: Any, space: Any) -> Space:
     if (known := getattr(field, "space", None)) is not None:
         return known
     if isinstance(x, dict):
-        raise UsageError("samples of several channels need their space: check(..., space=...)")
+        raise UsageError("samples with several channels need a space; give check(..., space=...)")
     if x.ndim < 2:
-        raise ShapeError(f"x has one row per sample, (B, *), got shape {tuple(x.shape)}; use x[:, None] for scalars")
+        raise ShapeError(
+            f"x must have one row per sample, (B, *), got shape {tuple(x.shape)}; use x[:, None] for scalars"
+        )
     return euclidean(x.shape[1:])
 
 
 def _rows(name: str, value: Any, count: int, x: Any) -> Any:
-    """Return a condition as a tensor with one row per sample; lists of texts and other objects as they are."""
+    """Return a condition as a tensor with one row per sample; return lists of texts and other objects unchanged."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         value = torch.full((count,), value)
     if not is_text(value):
@@ -309,7 +313,7 @@ def _rows(name: str, value: Any, count: int, x: Any) -> Any:
 
 
 def _blame(error: Exception, x: Any, cond: dict[str, Any]) -> None:
-    """Raise a one-line error for an exception of the network; return if it reports the machine."""
+    """Raise a one-line error for an exception of the network; return if the machine caused it."""
     blame_conditions(error, cond, batch_size(x))
     if out_of_memory(error) or "CUDA" in str(error):
         return
@@ -317,6 +321,6 @@ def _blame(error: Exception, x: Any, cond: dict[str, Any]) -> None:
     names = f"conditions {', '.join(cond)}" if cond else "no conditions"
     reason = (str(error).strip().splitlines() or [""])[0]
     raise UsageError(
-        f"the network, called as network(x, t, **cond), fails on samples of shape {shapes} with {names}: "
+        f"the network, called as network(x, t, **cond), failed on samples of shape {shapes} with {names}: "
         f"{type(error).__name__}: {reason}; use fmwc.adapters.adapt for networks with another signature"
     ) from error

@@ -1,22 +1,22 @@
 r"""Evidence from finished samples: *echo*, *contest* and *nearest*, and the loop that runs them on batches.
 
-Echo and contest measure how well a flow's velocity explains a finished sample x₁. It is mixed with fresh noise x₀ on
-the path that the network was trained on, and the network's velocity is compared with that of the path:
+Echo and contest measure how well a flow's velocity explains a finished sample x₁. The sample is mixed with fresh noise
+x₀ along the path that the network was trained on, and the network's velocity is compared with that of the path:
 
 .. math:: r(x_1, c; t) = \| v(x_t, t, c) - u_t \|^2, \quad (x_t, u_t) = \mathrm{path}(x_0, x_1, t)
 
-per channel, as a mean over its numbers. The **echo** is r under the sample's condition, as a geometric mean over
-channels, times and draws. The **contest** is r under that condition, minus the smallest r under its rivals, with the
-same noise for all of them. Neither needs a noise model or the trajectory of the sample.
+per channel, averaged over its coordinates. The **echo** is r under the sample's condition, as a geometric mean over
+channels, times and draws. The **contest** is r under that condition, minus the smallest r under a rival condition, with
+the same noise for all conditions. Neither needs a noise model or the trajectory of the sample.
 
 The contest is the idea of diffusion classifiers (Li et al., "Your Diffusion Model is Secretly a Zero-Shot Classifier",
 ICCV 2023; Clark and Jaini, "Text-to-Image Diffusion Models are Zero-Shot Classifiers", NeurIPS 2023), applied to the
 model's own samples. The echo is a re-noising loss, as used to detect out-of-distribution images with diffusion models
 (Graham et al., "Denoising diffusion models for out-of-distribution detection", 2023).
 
-**Nearest** is the distance to the nearest training points, where training data are available. It is hard to beat for
-states of a few numbers. It does not use the flow, and it rewards copies of the training data: a sample that is new and
-good counts as doubtful.
+**Nearest** is the distance to the nearest training points, if training data are available. It is hard to beat for
+states with few coordinates. It does not use the flow, and it rewards copies of the training data: a good sample that
+differs from them counts as doubtful.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fmwc.modes import evaluating
 from fmwc.randomness import Blocks, derive
 from fmwc.state import as_whole, batch_size, channels, has_rows, require_state, select, select_conditions, tree_map
 
-# Times in the order in which a growing budget uses them.
+# Times, in the order in which they are added as the budget grows.
 ECHO_TIMES = (0.7, 0.8, 0.6, 0.9)
 CONTEST_TIMES = (0.5, 0.4, 0.3, 0.6, 0.45, 0.35, 0.55, 0.25, 0.65, 0.2)
 TINY = 1e-30
@@ -47,9 +47,9 @@ class Evidence(NamedTuple):
 
     Attributes:
         score: One number per sample, high = doubtful, `(B,)`.
-        rival: For a contest, the index of the rival that came nearest to the sample's condition, `(B,)`.
-        margin: For a contest, how much better its condition explains the sample than that rival, per number
-            of the state; negative where the flow prefers the rival.
+        rival: For a contest, the index of the rival that explains the sample best, `(B,)`.
+        margin: For a contest, how much better the sample's condition explains it than that rival, per coordinate of the
+            state; negative if the flow prefers the rival.
     """
 
     score: Tensor
@@ -60,7 +60,7 @@ class Evidence(NamedTuple):
 def residuals(
     network: Callable[..., Any], space: Space, x0: Any, x1: Any, t: Tensor, cond: Mapping[str, Any]
 ) -> Tensor:  # -> (C, B)
-    """Return r per channel and sample: the mean of (v − u)² over the numbers of the channel.
+    """Return r per channel and sample: the mean of (v − u)² over the coordinates of the channel.
 
     Arguments:
         network: Called as `network(x, t, **cond)`.
@@ -73,7 +73,7 @@ def residuals(
     x_t, u = path_of(network, space)(x0, x1, t)
     v = network(x_t, t, **cond)
     require_state(v, "the network's velocity")
-    space.check(v, "the network's velocity is of another shape: ")
+    space.check(v, "the network's velocity has the wrong shape: ")
     v = space.tangent(x_t, v)
     found = []
     for name, channel in space.channels.items():
@@ -90,9 +90,9 @@ def residuals(
 def renoised(
     space: Space, x1: Any, t: float, seed: int, first: int = 0, draw: int = 0
 ) -> tuple[Any, Any, Tensor]:  # -> x0, x1, t
-    """Return fresh noise, the samples and their time, as :func:`residuals` takes them.
+    """Return noise x0, the samples x1 and their times t, the arguments of :func:`residuals`.
 
-    The noise of a sample depends only on the seed, the sample's number, the time and the draw.
+    The noise of a sample depends only on the seed, the sample's index, the time and the draw.
     """
     count, like = batch_size(x1), next(iter(channels(x1).values()))
     randomness = Blocks(derive(seed, "check", f"{t:.6g}", draw), first, count)
@@ -102,10 +102,10 @@ def renoised(
 
 @dataclass(frozen=True)
 class Echo:
-    """A check of samples under their own condition: the mean logarithm of r over channels, times and draws.
+    """Check of samples under their own condition: the mean logarithm of r over channels, times and draws.
 
     Arguments:
-        times: The times t. Each takes one evaluation of the network per draw.
+        times: The times t. Each needs one evaluation of the network per draw.
         draws: The number of noise draws per time.
     """
 
@@ -121,7 +121,7 @@ class Echo:
     def planned(cls, evaluations: int) -> Echo:
         """Return an echo with at most this many evaluations per sample."""
         if evaluations < 1:
-            raise UsageError(f"an echo takes at least 1 evaluation per sample, got {evaluations}")
+            raise UsageError(f"an echo needs at least 1 evaluation per sample, got {evaluations}")
         times = ECHO_TIMES[: min(evaluations, len(ECHO_TIMES))]
         return cls(tuple(sorted(times)), evaluations // len(times))
 
@@ -145,7 +145,7 @@ class Echo:
 
 @dataclass(frozen=True, eq=False)
 class Contest:
-    """A check of samples under their own condition, against its rivals.
+    """Check of samples under their own condition against rival conditions.
 
     The first `rounds` times are evaluated under every rival. At the other times the sample's condition is compared
     with the `finalists` rivals that explain the sample best so far. The score is the weighted sum over all times of r
@@ -153,15 +153,15 @@ class Contest:
 
     Arguments:
         cond: The name of the condition.
-        rivals: Its values, `(K, *)`, or a list of texts.
-        times: The times t in their order. A time that occurs again has its own noise draw.
+        rivals: The values of the condition, `(K, *)`, or a list of texts.
+        times: The times t in order of use. A repeated time uses a new noise draw.
         rounds: The number of times that are evaluated under every rival.
         finalists: The number of rivals that are compared at the other times.
-        listed: Whether the samples' own values are among the rivals. If not, each round takes one more evaluation.
+        listed: Whether the samples' values are among the rivals. If not, each round takes one more evaluation.
 
-    A time has the weight t / (1 − t). With it the sum estimates a difference of log-likelihoods: that of an integral
-    over log signal-to-noise ratios, for the path x_t = t x₁ + (1 − t) x₀ (the continuous-time evidence lower bound of
-    Kingma et al., "Variational Diffusion Models", NeurIPS 2021).
+    Each time has the weight t / (1 − t). For the path x_t = t x₁ + (1 − t) x₀, the sum then estimates a difference of
+    log-likelihoods as an integral over log signal-to-noise ratios (the continuous-time evidence lower bound of Kingma
+    et al., "Variational Diffusion Models", NeurIPS 2021).
     """
 
     cond: str
@@ -178,8 +178,8 @@ class Contest:
         as_whole(self.finalists, "finalists", 1)
         if len(self.rivals) < 1 + self.listed:
             raise UsageError(
-                f"a contest of '{self.cond}' takes at least {1 + self.listed} values, got {len(self.rivals)}; the echo "
-                "needs none"
+                f"a contest of '{self.cond}' needs at least {1 + self.listed} values, got {len(self.rivals)}; add "
+                "rivals, or use the echo"
             )
 
     def describe(self) -> dict[str, Any]:
@@ -194,12 +194,12 @@ class Contest:
     def planned(cls, cond: str, rivals: Any, evaluations: int, listed: bool = True) -> Contest:
         """Return a contest with at most this many evaluations per sample.
 
-        Up to half of them are spent on rounds of all rivals, the rest on the best two.
+        Up to half of them are used for rounds of all rivals, the rest for the best two.
         """
         per_round, per_final = cls(cond, rivals, CONTEST_TIMES[:1], listed=listed)._costs
         if evaluations < per_round:
             raise UsageError(
-                f"a contest between {per_round} values of '{cond}' takes at least {per_round} evaluations per sample, "
+                f"a contest between {per_round} values of '{cond}' needs at least {per_round} evaluations per sample, "
                 f"got {evaluations}; give fewer rivals, or use the echo"
             )
         rounds = max(1, evaluations // (2 * per_round))
@@ -209,7 +209,7 @@ class Contest:
 
     @property
     def _costs(self) -> tuple[int, int]:
-        """Evaluations per sample of a round of all rivals, and of a time with finalists only."""
+        """Return the evaluations per sample of a round of all rivals, and of a time with finalists only."""
         count = len(self.rivals)
         return count + (not self.listed), 1 + min(self.finalists, count - self.listed)
 
@@ -243,7 +243,7 @@ class Contest:
             if number == self.rounds:
                 finalists = min(self.finalists, len(rivals) - listed)  # with two listed classes there is one rival
                 entered = sums.masked_fill(is_own, torch.inf).topk(finalists, 1, largest=False)[1]
-            joint = number < self.rounds and listed  # the sample's condition is one of those that entered
+            joint = number < self.rounds and listed  # the sample's condition is among the entered rivals
             values = rivals[entered] if joint else torch.cat([value[:, None], rivals[entered]], 1)
             r = self._residual(network, space, noisy, values, cond, texts) * weight
             own_sum = own_sum + ((r * is_own).sum(1) if joint else r[:, 0])
@@ -262,7 +262,7 @@ class Contest:
         cond: Mapping[str, Any],
         texts: Sequence[str],
     ) -> Tensor:  # -> (B, M)
-        """Return r of each sample under each of its M conditions, as a weighted mean over channels, in one call."""
+        """Return r of each sample under each of its M conditions, as a weighted mean over channels."""
         count, several = values.shape[:2]
         rows = torch.arange(count, device=values.device).repeat_interleave(several)
         cond = select_conditions(cond, rows, count)
@@ -275,10 +275,10 @@ class Contest:
 
 # ---- nearest training points -----------------------------------------------------------------------------------------
 
-NEIGHBOURS = 10  # the distance to a single point is mostly chance
-DISTANCES = 1 << 24  # computed together
+NEIGHBOURS = 10  # the distance to a single point is too noisy
+DISTANCES = 1 << 24  # distances computed at once
 MISSING = (
-    "the reference compares features of samples, and a checkpoint cannot hold the function that computes them; call "
+    "the reference compares features of samples, but a checkpoint cannot store the function that computes them; call "
     "fmwc.fit_confidence(field, data, features=...) again"
 )
 
@@ -289,7 +289,7 @@ def embedded(space: Space, x: Any) -> Tensor:  # -> (B, D)
     for name, channel in space.channels.items():
         if channel.rows:
             raise UsageError(
-                f"samples differ in their number of rows of '{name}', so distances between them are not defined; give "
+                f"samples have different numbers of rows in '{name}', so distances between them are not defined; give "
                 "features=, a function of states"
             )
         flat = channels(x)[name].flatten(1)
@@ -307,29 +307,30 @@ def vectors(space: Space, x: Any, features: Callable[[Any], Tensor] | None = Non
     found, count = features(x), batch_size(x)
     if not isinstance(found, Tensor) or found.ndim < 2 or len(found) != count or not found.is_floating_point():
         came = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-        raise UsageError(f"features returns a tensor of real numbers with one row per sample ({count}, D), got {came}")
+        raise UsageError(
+            f"features must return a tensor of real numbers with one row per sample ({count}, D), got {came}"
+        )
     require_finite(found, "features of samples")
     return found.detach().flatten(1)
 
 
 def missing_features(x: Any) -> Tensor:
-    """Raise: the placeholder for the features of a reference that was loaded from a checkpoint."""
+    """Raise an error; placeholder for the features of a reference that was loaded from a checkpoint."""
     raise UsageError(MISSING)
 
 
 @dataclass(frozen=True, eq=False)
 class Nearest:
-    """The logarithm of the mean distance to the ten nearest training points, of the same class if they have labels.
+    """Check by the log mean distance to the ten nearest training points, within the same class if points have labels.
 
-    With labels, this logarithm counts twice, and that of the nearest points of other classes is subtracted: a sample
-    should be nearer to the points of its own class.
+    With labels, this logarithm counts twice, and that of the nearest points of other classes is subtracted.
 
     Arguments:
         points: Training points, `(N, D)`, as `features` returns them.
-        labels: Their class, `(N,)`, if they have one.
+        labels: The classes of the points, `(N,)`, if they have any.
         cond: The name of the condition that holds the class.
         features: A function of states that returns one vector per sample, in which similar samples are near one
-            another. `None` for the numbers of the state.
+            another. `None` uses the coordinates of the state.
     """
 
     points: Tensor
@@ -340,12 +341,12 @@ class Nearest:
     evaluations = 0
 
     def describe(self) -> dict[str, Any]:
-        """Return the options as a checkpoint records them; it holds the points as tensors, and no features."""
+        """Return the options as a checkpoint records them, without the points (stored as tensors) and the features."""
         return {"points": len(self.points), "cond": self.cond, **({} if self.features is None else {"features": True})}
 
     @property
     def missing(self) -> str:
-        """The reason why samples cannot be compared, if the features did not come with the checkpoint; else empty."""
+        """Why samples cannot be compared, if the features are missing after loading; else empty."""
         return MISSING if self.features is missing_features else ""
 
     def __eq__(self, other: object) -> bool:
@@ -358,7 +359,9 @@ class Nearest:
         states = vectors(space, x1, self.features)
         points = self.points.to(states)
         if states.shape[1] != points.shape[1]:
-            raise UsageError(f"samples have {states.shape[1]} numbers and the training points {points.shape[1]}")
+            raise UsageError(
+                f"samples have {states.shape[1]} coordinates, but the training points have {points.shape[1]}"
+            )
         labels = None if self.labels is None else self.labels.to(states.device)
         logs = []
         for rows in torch.arange(len(states), device=states.device).split(max(1, DISTANCES // len(points))):
@@ -372,7 +375,7 @@ class Nearest:
         score = torch.cat(logs)
         if not bool(score.isfinite().all()):
             raise UsageError(
-                f"the training points hold fewer than {NEIGHBOURS} of some '{self.cond}', or of all others"
+                f"the training points include fewer than {NEIGHBOURS} of some '{self.cond}', or of all other values"
             )
         return Evidence(score)
 
@@ -387,7 +390,7 @@ def _log_nearest(distance: Tensor) -> Tensor:  # (B, N) -> (B,)
 
 
 def required_condition(cond: Mapping[str, Any], name: str, check: str) -> Any:
-    """Return the condition that a check compares samples by, or raise if they have none of that name."""
+    """Return the condition by which a check compares samples; raise if it is missing."""
     if cond.get(name) is None:
         raise UsageError(
             f"the check '{check}' compares samples by '{name}', which is not among their conditions; give "
@@ -402,7 +405,7 @@ def is_text(value: Any) -> bool:
 
 
 def as_values(values: Any, rivals: Any, device: Any = None) -> tuple[Tensor, Tensor, list[str]]:
-    """Return the samples' own values and the rivals as tensors. Texts become indices into the returned list."""
+    """Return the samples' values and the rivals as tensors. Texts become indices into the returned list."""
     if not is_text(rivals):
         value = torch.as_tensor(values)
         return value, torch.as_tensor(rivals).to(value.device, value.dtype), []
@@ -412,17 +415,17 @@ def as_values(values: Any, rivals: Any, device: Any = None) -> tuple[Tensor, Ten
 
 
 def same(values: Tensor, rivals: Tensor) -> Tensor:  # (B, *), (K, *) -> (B, K)
-    """Return which rivals equal each sample's own value."""
+    """Return which rivals equal each sample's value."""
     alike = values[:, None] == rivals[None].to(values)
     return alike.reshape(*alike.shape[:2], -1).all(2)
 
 
 def among_rivals(name: str, values: Any, rivals: Any) -> bool:
-    """Return whether the samples' own values are among the rivals; raise if that holds for only some samples."""
+    """Return whether the samples' values are among the rivals; raise if this holds for only some samples."""
     listed = same(*as_values(values, rivals)[:2]).any(1)
     if bool(listed.any()) and not bool(listed.all()):
         raise UsageError(
-            f"'{name}' is one of the rivals for some samples and not for others; list all of their values as rivals"
+            f"'{name}' is among the rivals for some samples but not others; list all values of the samples as rivals"
         )
     return bool(listed.all())
 
@@ -442,7 +445,7 @@ def discrete_conditions(cond: Mapping[str, Any], space: Space, count: int) -> li
 
 
 def _log_mean(found: Tensor, space: Space) -> Tensor:  # (C, B) -> (B,)
-    """Return the mean of log r over the channels that can vary: the position of a single atom cannot."""
+    """Return the mean of log r over the channels that can vary (the position of a single atom cannot)."""
     logs, free = found.clamp_min(TINY).log(), torch.ones_like(found)
     for row, (name, channel) in enumerate(space.channels.items()):
         present = space.present.get(name)
@@ -453,12 +456,12 @@ def _log_mean(found: Tensor, space: Space) -> Tensor:  # (C, B) -> (B,)
 
 def _require_times(times: Sequence[float]) -> None:
     if not times or not all(0 < t < 1 for t in times):
-        raise UsageError(f"a check takes times strictly between 0 and 1, got {times}")
+        raise UsageError(f"the times of a check must lie strictly between 0 and 1, got {times}")
 
 
 # ---- batches ---------------------------------------------------------------------------------------------------------
 
-CHUNK = 3  # a contest evaluates at most this many times as many rows at once as there are samples
+CHUNK = 3  # a contest evaluates at most this many rows per sample at once
 
 
 def run_checks(
@@ -473,7 +476,7 @@ def run_checks(
     batch: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Tensor]:
-    """Return the evidence of checks by name, one row per sample; arguments as in :func:`check`."""
+    """Return the evidence of checks by name, one row per sample. The arguments are those of :func:`check`."""
     total = batch_size(x)
     parts: dict[str, list[Tensor]] = {}
     with evaluating(network), torch.no_grad():
@@ -497,5 +500,5 @@ def run_checks(
 
 
 def _value_of(rivals: Any, index: Tensor) -> Tensor:
-    """Return the rivals that are numbers themselves, and those that are vectors or texts by their index."""
+    """Return the values of rivals that are numbers, and the indices of rivals that are vectors or texts."""
     return rivals.to(index.device)[index] if isinstance(rivals, Tensor) and rivals.ndim == 1 else index

@@ -1,4 +1,4 @@
-"""Networks in plain torch: velocity networks for vectors, images and crystals, and a classifier of images."""
+"""Networks in plain torch: velocity networks for vectors, images and crystals, and an image classifier."""
 
 from fmwc.networks.cspnet import CSPNet
 from fmwc.networks.lenet import LeNet

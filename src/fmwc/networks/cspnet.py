@@ -1,4 +1,4 @@
-"""The network of crystals: messages between all pairs of atoms of a cell (App. architectures; the paper's CSPNet).
+"""Network for crystals: messages between all pairs of atoms in a cell (App. architectures; the paper's CSPNet).
 
 A batch may mix crystals of different sizes. States are padded to the largest size; the network packs atoms and pairs
 into flat lists, so that no arithmetic is spent on padding.
@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from fmwc.modes import compiling
 
-ALIGN = 8  # tensor cores take products whose inner size is a multiple of this
+ALIGN = 8  # tensor cores need inner sizes that are multiples of this
 
 
 class Layout(NamedTuple):
-    """The flat lists of atoms and pairs of a padded batch. Unused rows hold the index after the last valid one.
+    """Flat lists of atoms and pairs of a padded batch. Unused rows hold the index after the last valid one.
 
     Attributes:
         slot: The position of each atom in the padded batch, `(N,)`; `B·A` if unused.
@@ -36,7 +36,7 @@ class Layout(NamedTuple):
 
 
 def _places(mask: Tensor, size: int) -> Tensor:  # (M,) -> (size,)
-    """Return the indices where the mask is true, then M: `nonzero` with a static shape."""
+    """Return the indices where the mask is true, padded with M: `nonzero` with a static shape."""
     rank = mask.cumsum(0) - 1
     target = torch.where(mask & (rank < size), rank, size)
     indices = torch.full((size + 1,), len(mask), device=mask.device)
@@ -44,7 +44,7 @@ def _places(mask: Tensor, size: int) -> Tensor:  # (M,) -> (size,)
 
 
 def _rounded_up(rows: int) -> int:
-    """Round up to a multiple of `ALIGN`, or of about a sixteenth of the number.
+    """Round up to a multiple of `ALIGN`, or of about a sixteenth of `rows` if that is larger.
 
     >>> _rounded_up(3), _rounded_up(1000), _rounded_up(1025)
     (8, 1024, 1088)
@@ -59,7 +59,8 @@ def layout_of(atoms: Tensor, width: int, capacity: tuple[int, int] | None = None
     Arguments:
         atoms: The number of atoms of each crystal.
         width: The number of atoms per crystal in the padded batch, A.
-        capacity: The numbers of rows for atoms and pairs; the exact numbers if `None`, which synchronises a GPU.
+        capacity: The numbers of rows for atoms and pairs; if `None`, the exact numbers, which requires a GPU
+            synchronisation.
     """
     count, each = len(atoms), torch.arange(width, device=atoms.device)
     used = each < atoms[:, None]  # (B, A)
@@ -67,12 +68,12 @@ def layout_of(atoms: Tensor, width: int, capacity: tuple[int, int] | None = None
     if capacity is None:
         total = int(atoms.sum())
         edges = max(1, int((atoms * (atoms - 1)).sum()))
-        while edges in (count, total):  # layers recognise rows of crystals, atoms and pairs by their number
+        while edges in (count, total):  # rows of crystals, atoms and pairs are recognised by their number
             edges += 1
         capacity = total, edges
     slot = _places(used.flatten(), capacity[0])
     place = _places(pairs.flatten(), capacity[1])
-    # The index of each atom in the flat list; padding points behind the list.
+    # The index of each atom in the flat list; padding points past its end.
     number = torch.cat([used.flatten().cumsum(0) - 1, torch.full((1,), capacity[0], device=atoms.device)])
     end = count * width
     pair = place // width**2
@@ -82,10 +83,10 @@ def layout_of(atoms: Tensor, width: int, capacity: tuple[int, int] | None = None
 
 
 class Messages(nn.Module):
-    """One layer of messages.
+    """Message-passing layer.
 
     The first edge layer is linear in a concatenation, so it is split: the terms of an atom or a cell are computed once
-    and copied to its pairs. This is the same function at a third of the arithmetic.
+    and copied to its pairs. This computes the same function with a third of the arithmetic.
     """
 
     def __init__(self, hidden: int, offset: int, cell: int) -> None:
@@ -109,12 +110,12 @@ class Messages(nn.Module):
 
 
 def _rows(table: Tensor, index: Tensor) -> Tensor:
-    """Return rows by index. Indices after the end of the table, of unused rows, give an arbitrary row."""
+    """Return rows by index. Indices past the end (of unused rows) give an arbitrary row."""
     return table[index.clamp_max(len(table) - 1)]
 
 
 class CSPNet(nn.Module):
-    """Velocity network of crystals `v(x, t, atoms)`, with the channels `type`, `coord` and `lattice`.
+    """Velocity network `v(x, t, atoms)` for crystals, with the channels `type`, `coord` and `lattice`.
 
     The velocity is equivariant to permutations of the atoms, and invariant to a shift of all atoms and to a shift of
     one atom by a period (except for pairs exactly half a period apart, whose direction has two signs).
@@ -122,7 +123,7 @@ class CSPNet(nn.Module):
     Arguments:
         hidden: The width of atoms and messages.
         layers: The number of message layers.
-        frequencies: The number of sines and cosines of an offset, per axis.
+        frequencies: The number of sines and of cosines per axis of an offset.
         time_features: The size of the time embedding.
         types: The size of the encoding of an atom's type.
         width: The largest number of atoms in a cell.
@@ -151,7 +152,7 @@ class CSPNet(nn.Module):
         }  # fmt: skip
         self.width, self.frequencies = width, frequencies
         # The numbers of rows for atoms and pairs by batch size, for graph capture, where shapes must not depend on
-        # values. The caller ensures that its batches fit (reserve).
+        # values. The caller must ensure that its batches fit (reserve).
         self.static_capacity: dict[int, tuple[int, int]] = {}
         plain = 6 * frequencies + 3
         self.padding = -plain % ALIGN
@@ -172,18 +173,18 @@ class CSPNet(nn.Module):
         self.sizes[0] = 0
 
     def draw_sizes(self, count: int, seed: int = 0) -> Tensor:  # -> (count,)
-        """Draw numbers of atoms with the frequencies of the training data; longer draws begin with the shorter ones."""
+        """Draw numbers of atoms with the frequencies of the training data."""
         uniform = torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         share = self.sizes.double().cpu().cumsum(0)
         return torch.searchsorted(share, uniform * share[-1], right=True).clamp_max(self.width)
 
     def rows(self, x: Any, t: Any, *, atoms: Tensor) -> list[Tensor]:
-        """Return the crystal of each atom and of each pair of atoms, in the order of the layers' rows."""
+        """Return the crystal index of each atom and of each pair of atoms, in the order of the layers' rows."""
         at = self._layout(atoms)
         return [at.crystal, at.pair]
 
     def reserve(self, *, atoms: Tensor) -> tuple[int, int]:
-        """Reserve capacity for crystals of these sizes, rounded up so that most batches of the same size fit.
+        """Reserve rows for crystals of these sizes, rounded up so that most batches of the same size fit.
 
         Call this before every batch that runs compiled or captured: rows beyond the capacity would be lost.
         """
@@ -193,7 +194,7 @@ class CSPNet(nn.Module):
             rows, pairs = map(_rounded_up, need)
             while rows == len(atoms):
                 rows += ALIGN
-            while pairs in (len(atoms), rows):  # layers recognise rows by their number
+            while pairs in (len(atoms), rows):  # kinds of rows are recognised by their number
                 pairs += ALIGN
             capacity = self.static_capacity[len(atoms)] = rows, pairs
         return capacity
@@ -229,7 +230,7 @@ class CSPNet(nn.Module):
         }
 
     def _offset(self, coord: Tensor, lattice: Tensor, at: Layout) -> Tensor:  # (N, 3), (B, 6) -> (E, 6K + 3 + padding)
-        """Return the features of pairs: waves of the fractional offset, and its direction in the metric."""
+        """Return the features of pairs: sines and cosines of the fractional offset, and its direction in the metric."""
         delta = _rows(coord, at.sender) - _rows(coord, at.receiver)
         angle = 2 * math.pi * delta
         near = torch.atan2(angle.sin(), angle.cos()) / (2 * math.pi)  # the shortest image

@@ -1,4 +1,4 @@
-"""The classifier of images: LeNet style (App. dataset-metrics)."""
+"""LeNet-style image classifier (App. dataset-metrics)."""
 
 from __future__ import annotations
 

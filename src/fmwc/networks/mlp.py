@@ -1,4 +1,4 @@
-"""The Checkerboard network: an MLP with the time as an input of every layer (App. architectures)."""
+"""Network for the Checkerboard: an MLP with the time as an input of every layer (App. architectures)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TimeEmbedding(nn.Module):
 
     def __init__(self, features: int, fastest: float = 100.0) -> None:
         super().__init__()
-        # Not on the meta device, whose exponential would import torch's compiler.
+        # Computed off the meta device, whose exponential would import torch's compiler.
         device = torch.get_default_device()
         steps = torch.linspace(0, math.log(fastest), features // 2, device="cpu" if device.type == "meta" else device)
         self.register_buffer("rates", torch.exp(steps), persistent=False)

@@ -1,4 +1,4 @@
-"""The network of images: a UNet conditioned on time and class in every residual block (App. architectures)."""
+"""Network for images: a UNet conditioned on time and class in every residual block (App. architectures)."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class UNet(nn.Module):
             return
         if y.is_floating_point() or y.shape != x.shape[:1]:
             raise ShapeError(f"y must be one integer per image ({len(x)}), got {y.dtype} of shape {tuple(y.shape)}")
-        if y.is_cuda or compiling():  # reading the values would wait for the GPU, or break the graph
+        if y.is_cuda or compiling():  # reading values would wait for the GPU or break the graph
             return
         classes = self.config["classes"]
         if len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:

@@ -1,4 +1,4 @@
-"""Sampling: from noise to a :class:`Trajectory` with confidence."""
+"""Sampling: integrate noise to a :class:`Trajectory` with confidence."""
 
 from fmwc.sampling.adaptive import Damped, Ema, Extrapolated, Planned, Profile
 from fmwc.sampling.confidence import (

@@ -1,4 +1,4 @@
-"""From noise to a :class:`Trajectory`: :func:`sample`, :func:`stream`, and the only loop that integrates a flow."""
+"""Sampling functions :func:`sample` and :func:`stream`, and :class:`Sampler`, the only loop that integrates a flow."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ from fmwc.state import (
     tree_map,
 )
 
-PROJECTIONS = 8  # random projections of the endpoint
+PROJECTIONS = 8  # random projections of the endpoint, for transport
 
 
 def noise(
@@ -82,9 +82,9 @@ def noise(
     first: int = 0,
     cond: Mapping[str, Any] | None = None,
 ) -> State:
-    """Return x0 of `count` samples, from number `first` on. Longer runs with the same seed start with the same samples.
+    """Return x0 of `count` samples from index `first`. With the same seed, longer runs begin alike.
 
-    If samples differ in their number of rows, `cond` holds the condition that counts them.
+    If samples differ in their number of rows, `cond` must hold the condition that counts the rows.
     """
     return as_space(space).given(as_conditions(cond)).noise(count, Blocks(derive(seed, "x0"), first, count), device)
 
@@ -107,25 +107,26 @@ def sample(
     progress: Callable[[int], None] | None = None,
     config: SamplingConfig | None = None,
 ) -> Trajectory:
-    """Draw samples with their confidence. Reading confidence does not change a sample.
+    """Draw samples with their confidence. Computing the confidence does not change the samples.
 
     Arguments:
         field: A field, compiled or not; with `confidence=None`, any velocity network or function.
         count: The number of samples; not needed with `x0`.
         steps: The number of equal steps, 50 by default.
-        seed: Seeds the noise. Samples do not depend on the batches that they are drawn in, up to rounding.
+        seed: The seed of the noise. Samples do not depend on the batch size, up to rounding.
         cond: The conditions of the network, by name: `{"y": labels}`. Tensors with one row per sample are split into
             batches.
-        x0: Start from these states instead of noise.
-        confidence: The estimator that reads the variance. By default the one that the field's reference was made with,
-            or :func:`default_estimator`; none if the reference needs no variance. `None` reads nothing.
+        x0: States to start from instead of noise.
+        confidence: The estimator of the variance. By default that of the field's reference, or
+            :func:`default_estimator` without a reference; not used if the reference needs no variance. With `None`, no
+            variance is read and there is no confidence.
         schedule: When to read the variance: `Schedule.every(5)`, `Schedule.at([0.2, 0.6])` or `Schedule.adaptive()`.
-            By default as for the field's reference, or at every step.
-        transport: Also transport the variance to the endpoint, for the score `dispersion`.
-        check: Check the finished samples (:mod:`fmwc.checks`): `True` for the checks of the field's reference, `False`
-            for none, a number of evaluations per sample, or a check such as `Echo(...)`.
+            By default that of the field's reference, or every step.
+        transport: Whether to also transport the variance to the endpoint, for the score `dispersion`.
+        check: How to check the finished samples (:mod:`fmwc.checks`): `True` for the checks of the field's reference,
+            `False` for none, a number of evaluations per sample, or a check such as `Echo(...)`.
         progress: Called with the number of samples done since the last call.
-        config: Everything else: stepper, controller, batch size and more (:class:`SamplingConfig`).
+        config: Further options, such as stepper, controller and batch size (:class:`SamplingConfig`).
     """
     _require_kinds(confidence, schedule, transport, config)
     config = config or SamplingConfig()
@@ -136,9 +137,7 @@ def sample(
     count = _count(count, x0)
     needs_field = transport or isinstance(confidence, (AsReference, *map(type, ESTIMATORS.values())))
     if needs_field and not hasattr(field, "run"):
-        raise UsageError(
-            "a plain network has no noise to read confidence from; attach it first, or say confidence=None"
-        )
+        raise UsageError("a plain network has no noise model; call fmwc.attach(network) first, or give confidence=None")
     config = replace(config, space=space)
     controller, _ = config.plan()
     when, reference = choose_schedule(field, schedule, controller)
@@ -182,10 +181,10 @@ def stream(
     config: SamplingConfig | None = None,
     **options: Any,
 ) -> Iterator[Trajectory]:
-    """Yield the samples of `sample(field, count, ...)` one batch at a time, with their scores alone.
+    """Yield the samples of `sample(field, count, ...)` one batch at a time, with only their scores.
 
-    Memory grows neither with the samples nor with the steps. The samples are not held together, so they need the
-    reference of a checkpoint for their confidence, and must be drawn as it was.
+    Memory grows neither with the number of samples nor with the number of steps. Confidence needs the field's
+    reference, and the samples must be drawn with the settings of that reference.
 
     Arguments:
         config: `batch` is the number of samples drawn together and yielded.
@@ -194,7 +193,7 @@ def stream(
     count = as_whole(count, "count", 1, 10**12, "sample")
     config = config or SamplingConfig()
     if config.first:
-        raise UsageError("a stream begins with its first sample; leave out first")
+        raise UsageError("a stream always starts at sample 0; leave out first")
     batch = config.batch or BATCH
     config = replace(config, record=config.record or "score", batch=batch)
     cond = {**_as_tensors(cond), "": config.start}
@@ -206,40 +205,39 @@ def stream(
         part = sample(field, rows.stop - first, cond=given, x0=states, config=part_config, **options)
         if part.reference is None and (len(part.times) or part.scores is not None):
             raise UsageError(
-                "samples that are not held together have their confidence by a checkpoint's reference; "
-                f"{part.withheld.partition('; rank')[0]}"
+                f"a stream needs the field's reference for confidence; {part.withheld.partition('; rank')[0]}"
             )
         yield part
 
 
 def _require_kinds(confidence: Any, schedule: Any, transport: Any, config: Any) -> None:
-    """Raise if an argument is of another kind, and say what to give."""
+    """Raise if an argument has the wrong type; the message names the valid types."""
     is_estimator = callable(confidence) and not isinstance(confidence, (bool, str))
     for valid, value, text in (
         (
             confidence is None or is_estimator,
             confidence,
-            "confidence is an estimator such as fmwc.estimators.Linearised(), or None to read none; leave it out to "
-            "read what the field's reference was made from",
+            "confidence must be an estimator such as fmwc.estimators.Linearised(), or None; leave it out to use the "
+            "estimator of the field's reference",
         ),
         (
             schedule is None or isinstance(schedule, Schedule),
             schedule,
-            "schedule is fmwc.Schedule.every(5), fmwc.Schedule.at([0.2, 0.6]) or fmwc.Schedule.adaptive()",
+            "schedule must be fmwc.Schedule.every(5), fmwc.Schedule.at([0.2, 0.6]) or fmwc.Schedule.adaptive()",
         ),
         (
             isinstance(transport, bool),
             transport,
-            "transport is True or False; give config=SamplingConfig(projections=8) for a number",
+            "transport must be True or False; set the number of projections by config=SamplingConfig(projections=8)",
         ),
-        (config is None or isinstance(config, SamplingConfig), config, "config is a fmwc.SamplingConfig(...)"),
+        (config is None or isinstance(config, SamplingConfig), config, "config must be a fmwc.SamplingConfig(...)"),
     ):
         if not valid:
             raise UsageError(f"{text}; got {value!r:.60}")
 
 
 def _start(field: Any, config: SamplingConfig, x0: State | None) -> tuple[Space, State | None]:
-    """Return the space of the samples, and the states to start from as tensors."""
+    """Return the space of the samples and the initial states as tensors."""
     space = getattr(field, "space", None) if config.space is None else as_space(config.space)
     if x0 is not None:
         device = _device_of(field) if hasattr(field, "parameters") or hasattr(field, "device") else None
@@ -247,8 +245,7 @@ def _start(field: Any, config: SamplingConfig, x0: State | None) -> tuple[Space,
     if space is None:
         if not isinstance(x0, Tensor):
             raise UsageError(
-                "the shape of a sample is not known; give space=(...) to attach, x0, or "
-                "config=SamplingConfig(space=(...))"
+                "the shape of a sample is not known; give attach(space=...), x0, or config=SamplingConfig(space=(...))"
             )
         space = euclidean(x0.shape[1:])
     return space, x0
@@ -259,7 +256,7 @@ def _count(count: int | None, x0: State | None) -> int:
         count = as_whole(count, "count", 1, 10**12, "sample")
     if x0 is None:
         if count is None:
-            raise UsageError("give the number of samples: sample(field, 1000)")
+            raise UsageError("count is missing; give the number of samples: sample(field, 1000)")
         return count
     if count is not None and count != batch_size(x0):
         raise UsageError(f"x0 holds {batch_size(x0)} states, but count is {count}")
@@ -267,7 +264,7 @@ def _count(count: int | None, x0: State | None) -> int:
 
 
 def _device_of(field: Any) -> torch.device:
-    """Return the device of a field or a plain network; that of a function without one is the CPU."""
+    """Return the device of a field or a plain network; the CPU for a function."""
     if hasattr(field, "device"):
         return torch.device(field.device)
     parameter = next(field.parameters(), None) if isinstance(field, nn.Module) else None
@@ -285,7 +282,7 @@ def _as_tensors(cond: Mapping[str, Any] | None, device: torch.device | None = No
 
 
 def _expanded(cond: Mapping[str, Any], names: Iterable[str], count: int, device: torch.device) -> dict[str, Any]:
-    """Return the conditions, where the named ones have one row per sample even if one value was given for all."""
+    """Return the conditions, with the named ones expanded to one row per sample."""
 
     def expand(value: Any) -> Any:
         if isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
@@ -303,16 +300,16 @@ def _expanded(cond: Mapping[str, Any], names: Iterable[str], count: int, device:
 
 @dataclass(eq=False)
 class Sampler:
-    """The sampler: noise in, :class:`Trajectory` out.
+    """Sampler, which integrates noise to a :class:`Trajectory`.
 
     Arguments:
-        field: A field; any `v(x, t, **cond)` if neither the variance is read nor transported.
-        config: How the flow is integrated. It holds the space if the field does not.
-        estimator: Reads the variance; `None` reads none.
-        schedule: When to read it.
-        transport: Also transports endpoint probes back through the whole run.
-        score: What a run with `record="score"` keeps: the name of a score, or a function that gives a trajectory its
-            score.
+        field: A field, or any function `v(x, t, **cond)` if the variance is neither read nor transported.
+        config: Options of the integration, with the space if the field has none.
+        estimator: The estimator of the variance; `None` reads no variance.
+        schedule: When to read the variance.
+        transport: Transports probes of the endpoint back through the whole run, if given.
+        score: What a run with `record="score"` keeps: the name of a score, or a function that adds the score to a
+            trajectory.
         check: Called at the end of each batch with the field, the space, the samples, their conditions, the seed and
             the number of the first sample; returns evidence by name, one row per sample (:mod:`fmwc.checks`).
         progress: Called with the number of samples done since the last call.
@@ -339,20 +336,22 @@ class Sampler:
             for name in config.anneal:
                 pick(self.space.channels, name, "channel")
         if config.record == "score" and (config.keep_states or self.transport):
-            raise UsageError("record='score' keeps the score per sample alone; leave out keep_states and transport")
+            raise UsageError("record='score' keeps only one score per sample; leave out keep_states and transport")
         name = type(self.controller).__name__
         if needs_moments(self.controller) and (self.estimator is None or self.schedule.stride != 1):
-            raise UsageError(f"{name} reads the variance at every step; leave confidence on, with Schedule.every(1)")
+            raise UsageError(
+                f"{name} needs the variance at every step; give an estimator as confidence, and Schedule.every(1)"
+            )
         if follows(self.controller) and (STEPPERS[config.stepper].evaluations > 1 or self.transport):
-            raise UsageError(f"{name} changes the velocity: it takes euler steps, and no transport")
+            raise UsageError(f"{name} changes the velocity; use stepper='euler' and no transport")
 
     def __call__(self, x0: State, *, seed: int = 0, cond: Mapping[str, Any] | None = None) -> Trajectory:
-        """Integrate from `x0` at `config.start` to t = 1. The network is called with the conditions `cond`, by name."""
+        """Integrate from `x0` at `config.start` to t = 1, and pass the conditions `cond` to the network."""
         seed, cond = as_whole(seed, "seed"), as_conditions(cond)
         self.space.check(x0)
         count = batch_size(x0)
         if count < 1:
-            raise ShapeError("sampling takes at least 1 sample")
+            raise ShapeError("x0 holds no samples; give at least 1 sample")
         for name, value in channels(x0).items():
             require_finite(value, f"x0's channel '{name}'")
         start = self._start(x0)
@@ -381,9 +380,9 @@ class Sampler:
         value = self.controller.times[0] if isinstance(self.controller, Grid) else self.config.start
         start = torch.as_tensor(value, dtype=like.dtype, device=like.device).reshape(-1)
         if len(start) not in (1, count):
-            raise ShapeError(f"start is one number or one per sample ({count}), got {len(start)}")
+            raise ShapeError(f"start must be one number, or one per sample ({count}); got {len(start)}")
         if not bool(((start >= 0) & (start < 1)).all()):
-            raise UsageError("start lies in [0, 1)")
+            raise UsageError("start must lie in [0, 1)")
         return start.expand(count)
 
     def _draw(
@@ -402,7 +401,7 @@ class Sampler:
                 if not out_of_memory(error) or size == 1:
                     blame_conditions(error, given, size)
                     raise
-            if part is None:  # outside the handler, which holds on to all that the batch had computed
+            if part is None:  # outside the handler, whose traceback keeps the memory of the failed batch
                 size = (size + 1) // 2
         if size < largest:
             warnings.warn(f"{largest} samples together do not fit in memory; {size} do", RuntimeWarning, stacklevel=3)
@@ -414,7 +413,7 @@ class Sampler:
         return part, size
 
     def _integrate(self, x0: State, start: Tensor, cond: dict[str, Any], seed: int, first: int) -> Trajectory:
-        """Integrate one batch, whose first sample has the number `first`."""
+        """Integrate one batch, whose first sample has the index `first`."""
         config, steppers, space = self.config, self.steppers, self.space.given(cond)
         randomness = Blocks(derive(seed, "sampler"), first, len(start))
         decoder = DECODERS[config.decoder] if isinstance(config.decoder, str) else config.decoder
@@ -441,7 +440,7 @@ class Sampler:
                     evaluations += 1
                 if step == 0:
                     require_state(v, "the network's velocity")
-                    self.space.check(v, "the network's velocity is of another shape: ")
+                    self.space.check(v, "the network's velocity has the wrong shape: ")
                 if moments is not None:
                     readings.append((t, *self._reduced(v, moments.var)))
                 after = controller.next_time(step, t, start, moments)
@@ -479,7 +478,7 @@ class Sampler:
         )
 
     def _reader(self, plain: bool) -> Callable[..., tuple[Any, Any]] | None:
-        """Return a function that returns the moments, and the velocity to follow if it comes with them."""
+        """Return a function that returns the moments and, if it is computed with them, the velocity to follow."""
         estimator = self.estimator
         if estimator is None:
             return None
@@ -524,10 +523,10 @@ class Sampler:
         return Space({name: replace(c, anneal=slopes[name]) for name, c in self.space.channels.items()})
 
     def _speeds(self, t: Tensor, dt: Tensor) -> dict[str, Tensor]:  # -> (B,) per channel
-        """Return how many times faster than its velocity each annealed channel moves: 1 + s·t.
+        """Return the factor 1 + s·t by which the velocity of each annealed channel is multiplied.
 
-        The factor is at most (1 − t)/dt, with which a step ends at the end that the velocity predicts. Beyond that,
-        samples overshoot, and the error grows.
+        The factor is at most (1 − t)/dt, with which a step ends at the predicted endpoint. Beyond that, samples
+        overshoot.
         """
         slopes = {name: slope for name, slope in self._slopes().items() if slope}
         if not slopes:
@@ -558,7 +557,7 @@ class Sampler:
 
 
 def _scaled(v: Any, speeds: Mapping[str, Tensor]) -> Any:
-    """Return the velocity with each channel times its speed."""
+    """Return the velocity with each channel multiplied by its speed."""
     if not speeds:
         return v
     scaled = {n: c * speeds[n][(..., *[None] * (c.ndim - 1))] if n in speeds else c for n, c in channels(v).items()}
@@ -566,7 +565,7 @@ def _scaled(v: Any, speeds: Mapping[str, Tensor]) -> Any:
 
 
 def _stacked(readings: list[tuple[Tensor, Any, Any]], t: Tensor, x: Any) -> tuple[Tensor, Any, Any]:
-    """Return the times, means and variances of readings, with a dimension for the readings first."""
+    """Return the times, means and variances, stacked along a first dimension for the readings."""
     if not readings:
         empty = tree_map(lambda c: c.new_zeros(0, *c.shape), x)
         return t.new_zeros(0, len(t)), empty, empty

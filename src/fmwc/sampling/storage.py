@@ -1,4 +1,4 @@
-"""Files of samples: batches that an interrupted run resumes from, a file that grows, and the checks of a loaded run."""
+"""Files of samples: batches of an interrupted run, files that are written batch by batch, and validation on loading."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from fmwc.state import channels
 class Parts:
     """A folder with one file per batch of a run.
 
-    The caller makes sure that the folder belongs to the run (:func:`fmwc.files.claimed`). The batch of a file that
-    cannot be read is drawn again.
+    The caller must own the folder (:func:`fmwc.files.claimed`). A batch whose file cannot be read is drawn again.
 
     Arguments:
         folder: The folder; created with the first batch.
@@ -35,7 +34,7 @@ class Parts:
         self.folder, self.compact = Path(folder), compact
 
     def get(self, first: int, most: int, device: torch.device | str = "cpu") -> Trajectory | None:
-        """Return the batch that begins with sample `first`, if it is complete and has at most `most` samples."""
+        """Return the batch that starts at sample `first`, if it is complete and has at most `most` samples."""
         try:
             part = Trajectory.load(self._path(first))
         except FmwcError:
@@ -44,7 +43,7 @@ class Parts:
         return part.to(device) if whole and len(part) <= most else None
 
     def put(self, part: Trajectory) -> Trajectory:
-        """Save a batch, and return it as it was saved."""
+        """Save a batch and return it as saved."""
         part = part.compact() if self.compact else part
         assert part.index is not None
         part.save(self._path(int(part.index[0])))
@@ -55,9 +54,9 @@ class Parts:
 
 
 # ---- a file that grows -----------------------------------------------------------------------------------------------
-# The file that Trajectory.save writes, laid out for all samples and filled a batch at a time. A safetensors file begins
-# with the place of each tensor. If a run kept only its scores, each tensor has one row per sample, so all places are
-# known once the number of samples is.
+# The file that Trajectory.save writes, laid out for all samples and filled batch by batch. A safetensors file begins
+# with the offset of each tensor. If a run keeps only its scores, each tensor has one row per sample, so the number of
+# samples determines all offsets.
 
 TYPES = {
     torch.float64: "F64",
@@ -71,17 +70,17 @@ TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-BLANK = "0" * 64  # the place of the hash
+BLANK = "0" * 64  # placeholder of the hash
 PIECE = 1 << 24  # bytes that are hashed at a time
 
 
 class _Place(NamedTuple):
-    """Where a tensor is in the file, in bytes.
+    """Position of a tensor in the file, in bytes.
 
     Attributes:
-        kind: Its type, and the bytes per sample (of the whole tensor if all samples share it).
+        kind: The type, and the bytes per sample (of the whole tensor if all samples share it).
         shape: The shape of the whole tensor.
-        begin, end: The range.
+        begin, end: The byte range.
         stride: The bytes between samples; 0 if all samples share the tensor.
     """
 
@@ -102,7 +101,7 @@ def _kind(name: str, tensor: Tensor, samples: int) -> tuple[torch.dtype, int]:
 
 @contextmanager
 def growing(path: Path, count: int) -> Iterator[Callable[[Trajectory], None]]:
-    """Yield a function that appends the samples of a part; the file appears once all `count` of them are written."""
+    """Yield a function that appends a part of the samples; the file appears once all `count` samples are written."""
     with written(path) as file:
         places: dict[str, _Place] = {}
         header, about, done = b"", {}, 0
@@ -119,7 +118,7 @@ def growing(path: Path, count: int) -> Iterator[Callable[[Trajectory], None]]:
             kinds = {name: _kind(name, tensor, len(part)) for name, tensor in tensors.items()}
             for name in (*places, *kinds):
                 if name not in places or places[name].kind != kinds.get(name):
-                    raise UsageError(f"'{name}' of a part has another type or size than that of the first")
+                    raise UsageError(f"'{name}' of a part differs in type or size from that of the first part")
             for name, place in places.items():
                 file.seek(len(header) + place.begin + done * place.stride)
                 file.write(tensors[name].contiguous().flatten().view(torch.uint8).numpy().tobytes())
@@ -127,7 +126,7 @@ def growing(path: Path, count: int) -> Iterator[Callable[[Trajectory], None]]:
 
         yield add
         if done != count:
-            raise UsageError(f"{path} was laid out for {count} samples, and {done} came")
+            raise UsageError(f"{path} needs {count} samples, got {done}")
         parts = {
             name: (str(place.kind[0]), place.shape, _pieces(file, len(header) + place.begin, len(header) + place.end))
             for name, place in places.items()
@@ -138,17 +137,17 @@ def growing(path: Path, count: int) -> Iterator[Callable[[Trajectory], None]]:
 
 
 def _layout(tensors: Mapping[str, Tensor], samples: int, count: int) -> dict[str, _Place]:
-    """Return the places of tensors that have `samples` rows now, and `count` rows in the end."""
+    """Return the positions of tensors that have `samples` rows in this part and `count` rows in the file."""
     places: dict[str, _Place] = {}
     end = 0
-    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):  # so that each is aligned
+    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):  # keeps each aligned
         if tensor.dtype not in TYPES:
-            raise UsageError(f"'{name}' is of type {tensor.dtype}, which a file of samples does not hold; convert it")
+            raise UsageError(f"'{name}' has type {tensor.dtype}, which a samples file cannot hold; convert it")
         kind, shape, shared = _kind(name, tensor, samples), list(tensor.shape), _is_shared(name)
         if not shared:
             axis = SAMPLES.get(name.partition(".")[0], 0)
-            if axis and shape[0] > 1:  # then the samples of a part would not be consecutive
-                raise UsageError("only runs that keep their scores alone are written as they come: record='score'")
+            if axis and shape[0] > 1:  # the samples of a part would not be contiguous
+                raise UsageError("only runs with record='score' can be written batch by batch")
             shape[axis] = count
         size = kind[1] * (1 if shared else count)
         places[name] = _Place(kind, tuple(shape), end, end + size, 0 if shared else kind[1])
@@ -157,7 +156,7 @@ def _layout(tensors: Mapping[str, Tensor], samples: int, count: int) -> dict[str
 
 
 def _header(places: Mapping[str, _Place], about: Mapping[str, Any]) -> bytes:
-    """Return the beginning of the file, with a blank for its hash."""
+    """Return the header of the file, with a placeholder for its hash."""
     entries: dict[str, Any] = {"__metadata__": {"fmwc": json.dumps({**about, SEAL: BLANK})}}
     for name, place in places.items():
         entries[name] = {"dtype": TYPES[place.kind[0]], "shape": place.shape, "data_offsets": [place.begin, place.end]}
@@ -210,7 +209,7 @@ _ABOUT = record(
 
 
 def _described(value: Any, where: str) -> Any:
-    """Check the description of a run. Files of older versions have no hash, but then no identity of a checkpoint."""
+    """Check the description of a run. Only files of older versions, which name no checkpoint, may lack a hash."""
     about = _ABOUT(value, where)
     if (about.get("made") or {}).get("identity") and SEAL not in about:
         raise CheckpointError("its hash is missing")
@@ -218,10 +217,10 @@ def _described(value: Any, where: str) -> Any:
 
 
 class _Shape(NamedTuple):
-    """The schema of a tensor.
+    """Schema of a tensor.
 
     Attributes:
-        dims: A letter for the size of each dimension, the same wherever the letter occurs; `*` for any others.
+        dims: One letter per dimension; equal letters mean equal sizes. `*` stands for any further dimensions.
         kind: `float`, `int`, or empty for any type.
         low, high: The range of its values.
         rises: Whether its values are sorted.
@@ -265,13 +264,15 @@ _KINDS = {"float": (torch.float32, torch.float64), "int": (torch.int64,)}
 
 
 def load_run(path: Path) -> Trajectory:
-    """Read what :meth:`Trajectory.save` wrote; raise if it is not a run or was changed since."""
+    """Read a file written by :meth:`Trajectory.save`; raise if it is not a run or was modified."""
     path = path / "samples.safetensors" if path.is_dir() else path
     tensors, about = read_tensors(path, _described, "a samples file of fmwc")
     try:
         return _run_of(tensors, about)
     except FmwcError as error:
-        raise CheckpointError(f"{path} is not a samples file of fmwc, or was changed ({error})") from error
+        raise CheckpointError(
+            f"{path} is not a samples file of fmwc, or was modified ({error}); draw the samples again"
+        ) from error
 
 
 def _run_of(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Trajectory:
@@ -280,13 +281,13 @@ def _run_of(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Trajecto
     for key, value in tensors.items():
         name, _, part = key.partition(".")
         if isinstance(groups.setdefault(name, {} if part else value), dict) != bool(part):
-            raise CheckpointError(f"it holds both '{name}' and channels of that name")
+            raise CheckpointError(f"it holds '{name}' both as a tensor and as channels")
         if part:
             groups[name][part] = value
         if name in _KNOWN:
             schema = _TENSORS.get(key) or _TENSORS.get(f"{name}.*" if part else "")
             if schema is None:
-                raise CheckpointError(f"it holds '{key}', which a run does not have")
+                raise CheckpointError(f"it holds an unknown tensor '{key}'")
             _check_tensor(key, value, schema, sizes)
     _check_channels(groups)
     groups["rows"] = {name: (cond, tied) for name, (cond, tied) in about["rows"].items()}
@@ -303,7 +304,7 @@ def _run_of(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Trajecto
 
 
 def _check_tensor(name: str, value: Tensor, schema: _Shape, sizes: dict[str, int]) -> None:
-    """Raise if a tensor does not match its schema. `sizes` holds the sizes of dimensions that are known so far."""
+    """Raise if a tensor does not match its schema; add its dimensions to `sizes`."""
     letters = schema.dims.rstrip("*")
     fits = value.ndim == len(letters) or (value.ndim > len(letters) and letters != schema.dims)
     if not fits or any(sizes.setdefault(d, n) != n for d, n in zip(letters, value.shape, strict=False)):
@@ -324,7 +325,7 @@ def _check_tensor(name: str, value: Tensor, schema: _Shape, sizes: dict[str, int
 
 
 def _check_channels(groups: Mapping[str, Any]) -> None:
-    """Raise if states are missing, or do not fit together."""
+    """Raise if states are missing or inconsistent."""
     if missing := [name for name in (*_STATES, "times", "grid") if name not in groups]:
         raise CheckpointError(f"it lacks '{missing[0]}'")
     x, x0, mean, var = (channels(groups[name]) for name in _STATES)
@@ -333,7 +334,7 @@ def _check_channels(groups: Mapping[str, Any]) -> None:
         raise CheckpointError("'x', 'x0', 'mean' and 'var' do not have the same channels")
     for name in x:
         if x0[name].shape != x[name].shape:
-            raise CheckpointError(f"'x0' has another shape than 'x' in channel '{name}'")
+            raise CheckpointError(f"'x0' and 'x' differ in shape in channel '{name}'")
         wide, small = mean[name].shape, var[name].shape
         if len(wide) != len(small) or any(b not in (1, a) for a, b in zip(wide, small, strict=True)):
             raise CheckpointError(f"'var' has shape {tuple(small)}, and 'mean' {tuple(wide)}, in channel '{name}'")

@@ -27,10 +27,10 @@ TINY = 1e-30
 
 
 # ---- scores of the variance ------------------------------------------------------------------------------------------
-# Each takes (std, times, weights), all (R, B): the norm ‖σ_t‖₂ of the velocity's standard deviation at the R times at
-# which it was read (the root mean square for `geometric`), those times, and how much time each stands for.
+# Each takes (std, times, weights), all (R, B): the norm ‖σ_t‖₂ of the velocity's standard deviation at the R readings
+# (the root mean square for `geometric`), their times, and the length of time that each reading represents.
 
-# The windows of the temporal ratio: the best and steadiest over validation seeds with the linearised variance
+# The windows of the temporal ratio: best and most stable over validation seeds with the linearised variance
 # (results/checkerboard, windows).
 EARLY, LATE = 0.3, 0.7
 
@@ -50,8 +50,8 @@ def geometric(std: Tensor, times: Tensor, weights: Tensor, early: float = 0.0, l
 
     .. math:: \exp \Big\langle \frac1C \sum_c \log \sqrt{ \tfrac1{d_c} \sum_i σ_{c,i}^2 } \Big\rangle_{early ≤ t < late}
 
-    Up to constants this is the entropy of independent channels. It needs no weights between units, and a sample with
-    more coordinates (atoms) is not more doubtful for that reason.
+    Up to constants this is the entropy of independent channels. It is independent of units, and does not grow with the
+    number of coordinates (atoms).
     """
     share = weights * _window(times, early, late)
     logarithm = std.clamp_min(torch.finfo(std.dtype).tiny).log()
@@ -61,7 +61,7 @@ def geometric(std: Tensor, times: Tensor, weights: Tensor, early: float = 0.0, l
 def temporal_ratio(std: Tensor, times: Tensor, weights: Tensor, early: float = EARLY, late: float = LATE) -> Tensor:
     """Return the mean of ‖σ_t‖ over t ≥ late, divided by its mean over t < early (eq:ctc).
 
-    The paper has sums. Means do not give more weight to a window that is read more often.
+    The paper uses sums. With means, a window that is read more often has no more weight.
     """
     _require_rising(early, late, may_meet=True)
 
@@ -69,7 +69,7 @@ def temporal_ratio(std: Tensor, times: Tensor, weights: Tensor, early: float = E
         share = (window * weights).sum(0)
         if not bool((share > 0).all()):
             raise UsageError(
-                f"temporal_ratio needs the variance in the {name} window, and it was not read there; "
+                f"temporal_ratio needs the variance in the {name} window, where it was not read; "
                 "start at t = 0 with a finer schedule, or choose another score"
             )
         return (std * weights * window).sum(0) / share
@@ -97,7 +97,7 @@ EVIDENCE = (SPREAD, "detour", "echo", "contest", "nearest")  # scores that need 
 
 def _require_rising(early: float, late: float, *, may_meet: bool = False) -> None:
     if not (early < late or (may_meet and early == late)):
-        raise UsageError(f"a window of time rises, got {early} to {late}")
+        raise UsageError(f"a time window must have early < late, got {early} to {late}")
 
 
 def _window(times: Tensor, early: float, late: float) -> Tensor:
@@ -105,23 +105,23 @@ def _window(times: Tensor, early: float, late: float) -> Tensor:
     window = (times >= early) & (times < late)
     if not bool(window.any(0).all()):
         raise UsageError(
-            f"the variance was not read for {early} ≤ t < {late}; read it at more steps, or choose another score"
+            f"the variance was not read for {early} ≤ t < {late}; use a finer schedule, or choose another score"
         )
     return window
 
 
 def variance_score(name: str, std: Tensor, times: Tensor, weights: Tensor, **options: float) -> Tensor:
-    """Return a score of the variance by name; `early` and `late` are its window of time."""
+    """Return a score of the variance by name; `early` and `late` are its time window."""
     function = pick(SCORES, name, "score")
     if options and name not in TAKES_WINDOW:
-        raise UsageError(f"score '{name}' takes no options; early and late are those of {' and '.join(TAKES_WINDOW)}")
+        raise UsageError(f"score '{name}' takes no options; early and late belong to {' and '.join(TAKES_WINDOW)}")
     if unknown := options.keys() - {"early", "late"}:
-        raise UsageError(f"the options of a score are early and late, got {', '.join(sorted(unknown))}")
+        raise UsageError(f"a score takes the options early and late, got {', '.join(sorted(unknown))}")
     return function(std, times, weights, **options)
 
 
 def require_varied(score: Tensor, name: str = "the score") -> Tensor:  # (B,) -> (B,)
-    """Return a score, or raise if it is the same for all of two or more samples and so ranks none of them.
+    """Return a score; raise if it is the same for two or more samples, so that it cannot rank them.
 
     >>> require_varied(torch.tensor([1.0, 2.0]))
     tensor([1., 2.])
@@ -129,8 +129,8 @@ def require_varied(score: Tensor, name: str = "the score") -> Tensor:  # (B,) ->
     low, high = (float(end) for end in score.aminmax()) if score.numel() else (0.0, 0.0)
     if score.numel() > 1 and high - low <= 4 * torch.finfo(score.dtype).eps * max(abs(low), abs(high)):
         raise UsageError(
-            f"{name} is {low:.4g} for all of {score.numel()} samples, so it ranks none of them; choose another score, "
-            "and if every variance is 0 look at which layers carry noise (attach's include and exclude)"
+            f"{name} is {low:.4g} for all of {score.numel()} samples, so it cannot rank them; choose another score, or "
+            "if every variance is 0, check which layers carry noise (include and exclude of attach)"
         )
     return score
 
@@ -139,7 +139,7 @@ def require_varied(score: Tensor, name: str = "the score") -> Tensor:  # (B,) ->
 
 
 def parsed(name: str) -> tuple[str | None, str, dict[str, float]]:
-    """Return the parts of a score's name: its channel, the score, and its window of time.
+    """Return the parts of a score's name: the channel, the score, and the time window.
 
     >>> parsed("coord/integrated@0.6-0.9")
     ('coord', 'integrated', {'early': 0.6, 'late': 0.9})
@@ -151,8 +151,8 @@ def parsed(name: str) -> tuple[str | None, str, dict[str, float]]:
     try:
         early, late = (float(end) for end in window.split("-"))
     except ValueError as error:
-        raise UsageError(f"a window is two times, integrated@0.6-0.9; got '@{window}'") from error
-    _require_rising(early, late, may_meet=score == "temporal_ratio")  # reported before anything is drawn
+        raise UsageError(f"a time window needs two times, as in integrated@0.6-0.9; got '@{window}'") from error
+    _require_rising(early, late, may_meet=score == "temporal_ratio")  # raised before sampling
     return channel or None, score, {"early": early, "late": late}
 
 
@@ -166,7 +166,7 @@ def names_of(score: str) -> list[str]:
 
 
 def of_variance(score: str) -> bool:
-    """Return whether a score, or every part of a sum, is read from the variance of the velocity.
+    """Return whether a score, or every part of a sum, depends on the variance of the velocity.
 
     >>> of_variance("type/integrated@0.6-0.9"), of_variance("contest + 0.3 integrated")
     (True, False)
@@ -175,25 +175,25 @@ def of_variance(score: str) -> bool:
 
 
 def needs_variance(score: str) -> bool:
-    """Return whether a score, or any part of a sum, is read from the variance of the velocity."""
+    """Return whether a score, or any part of a sum, depends on the variance of the velocity."""
     return any(parsed(name)[1] in SCORES for name in names_of(score))
 
 
 # ---- comparisons -----------------------------------------------------------------------------------------------------
 
-FEWEST = 8  # samples per condition whose centre and spread can be estimated
-MOST = 100_000  # values of a condition that can be a class
+FEWEST = 8  # samples per condition, needed to estimate centre and spread
+MOST = 100_000  # values of a condition that is used as a class
 
 
 class Standard(NamedTuple):
-    """Make a score comparable between conditions: an 8 has more ink than a 1, and so more variance, but no more doubt.
+    """Standardisation that makes a score comparable between conditions.
 
     Attributes:
-        cond: The name of the condition, integers from 0 on.
+        cond: The name of the condition, which holds integers from 0.
         centre: The median of the score's logarithm per condition, `(C,)`.
         spread: Half of its 16–84 % range per condition, `(C,)`; NaN for a condition without samples.
-        source: `checkpoint`, or `run` if it was computed from the same samples that it is applied to. Their scores then
-            depend on one another, and no guarantee can use them.
+        source: `checkpoint`, or `run` if it was computed from the samples that it is applied to. Scores then depend on
+            one another, so they cannot be used for guarantees.
     """
 
     cond: str
@@ -203,28 +203,28 @@ class Standard(NamedTuple):
 
     def __call__(self, raw: Tensor, groups: Tensor) -> Tensor:  # (..., B), (B,) -> (..., B)
         """Return (log s − centre) / spread, with the centre and spread of each sample's condition."""
-        groups = groups.long()  # bytes would be used as a mask
+        groups = groups.long()  # torch would use bytes as a mask
         known = ~self.spread.isnan()
         strange = [g for g in groups.unique().tolist() if not 0 <= g < len(known) or not known[g]]
         if strange:
-            raise UsageError(f"the reference holds no samples with {self.cond} = {strange[0]}, so none can be compared")
+            raise UsageError(
+                f"the reference holds no samples with {self.cond} = {strange[0]}; choose another score or condition"
+            )
         logarithm = raw.clamp_min(torch.finfo(raw.dtype).tiny).log()
         return (logarithm - self.centre.to(raw)[groups]) / self.spread.to(raw)[groups]
 
 
 def standard_of(cond: str, raw: Tensor, groups: Tensor) -> Standard:  # (B,), (B,)
-    """Return the standard computed from samples of a run."""
+    """Return the standardisation computed from the samples of a run."""
     if groups.is_floating_point() or groups.ndim != 1 or not 0 <= int(groups.min()) <= int(groups.max()) < MOST:
-        raise UsageError(
-            f"'{cond}' is not a condition of whole numbers, one per sample, so samples cannot be grouped by it"
-        )
+        raise UsageError(f"'{cond}' must hold one integer per sample to group samples by it")
     levels = torch.tensor([0.16, 0.5, 0.84], device=raw.device, dtype=raw.dtype)
     rows = []
     for group in range(int(groups.max()) + 1):
         members = raw[groups == group]
         if 0 < len(members) < FEWEST:
             raise UsageError(
-                f"{len(members)} samples with {cond} = {group} are too few to compare them with one another; "
+                f"{len(members)} samples with {cond} = {group} are too few to compare; "
                 f"draw at least {FEWEST}, or use a checkpoint that holds a reference"
             )
         logarithm = members.clamp_min(torch.finfo(raw.dtype).tiny).log()
@@ -242,8 +242,8 @@ def combined(scores: Sequence[tuple[Tensor, float, Tensor]]) -> Tensor:  # (B,),
     """Return the weighted sum of scores, each converted to a standard normal number by its rank in a reference.
 
     Arguments:
-        scores: For each, the score, its weight, and its quantiles over reference samples at evenly spaced levels.
-            Beyond the largest and the smallest quantile the order of samples is preserved.
+        scores: Triples of a score, its weight, and its quantiles over reference samples at evenly spaced levels. Beyond
+            the smallest and the largest quantile, the order of samples is preserved.
     """
     total: Tensor | float = 0.0
     for score, weight, quantiles in scores:
@@ -261,14 +261,14 @@ def combined(scores: Sequence[tuple[Tensor, float, Tensor]]) -> Tensor:  # (B,),
 
 
 # ---- free signals ----------------------------------------------------------------------------------------------------
-# Signals that need neither a noise model nor another evaluation. At every step the velocity predicts the end,
+# Signals that need neither a noise model nor further evaluations. At every step the velocity predicts the endpoint,
 # x̂₁ = x_t + (1 − t) v. If this prediction keeps changing, the sample is doubtful:
 #
 # - `spread`: the root mean square of x̂₁(t) − x₁ per number of a sample, as a geometric mean over channels and over ten
 #   times of the trajectory (or those in a window).
-# - `detour`: the length of the trajectory divided by the distance between its ends, averaged over channels likewise.
+# - `detour`: the length of the trajectory divided by the distance between its ends, as a geometric mean over channels.
 
-GUESSES = 10  # predicted ends that are stored while a batch is integrated
+GUESSES = 10  # predicted endpoints that are stored while a batch is integrated
 
 
 class FreeSignals:
@@ -287,7 +287,7 @@ class FreeSignals:
         self.length: Any = 0.0
 
     def guess(self, step: int, x: Any, t: Tensor, v: Any) -> None:
-        """Store the end that the velocity at a step predicts."""
+        """Store the endpoint that the velocity at a step predicts."""
         if step in self.when:
             self.guesses.append((t, self.space.advance(x, v, 1 - t)))
 
@@ -307,7 +307,7 @@ class FreeSignals:
         }
 
     def _between(self, x: Any, y: Any) -> Tensor:  # -> (C, B)
-        """Return the squared distance along the geodesic, per number of each channel."""
+        """Return the squared geodesic distance per channel, divided by the number of coordinates."""
         rows = []
         for name, channel in self.space.channels.items():
             square = channel.manifold.logmap(channels(x)[name], channels(y)[name]).square().flatten(1)
@@ -329,13 +329,13 @@ def _spread(guess: Tensor, times: Tensor, early: float = 0.0, late: float = 1.0)
     """
     inside = ((times >= early - 1e-6) & (times < late - 1e-6)).to(guess.dtype)
     if not bool((inside.sum(1) > 0).all()):
-        raise UsageError(f"no predicted end is known for {early} ≤ t < {late}; take more steps, or another window")
+        raise UsageError(f"no predicted endpoint is stored for {early} ≤ t < {late}; use more steps or another window")
     return ((guess.clamp_min(TINY).log() * inside).sum(1) / inside.sum(1) / 2).exp()
 
 
 # ---- the trajectory --------------------------------------------------------------------------------------------------
 
-NO_REFERENCE = "there is no reference for runs like this; fmwc.fit_confidence(field, data) makes one"
+NO_REFERENCE = "there is no reference for runs like this; call fmwc.fit_confidence(field, data)"
 
 # The fields with one entry per sample, and the dimension of the samples.
 SAMPLES = {
@@ -354,33 +354,34 @@ SAMPLES = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trajectory:
-    """The samples of a run, and the variance of the velocity along their trajectories, read at R times.
+    """Samples of a run, and the variance of the velocity along their trajectories, read at R times.
 
     Attributes:
         x: Samples at t = 1, `(B, *)` or a dict of channels.
         x0: The states at the start.
         times: When the variance was read, `(R, B)`.
         mean: The velocity at these times, `(R, B, *)`.
-        var: Its variance, `(R, B, *)`; size 1 in the last dimensions where there is one number per sample.
+        var: The variance, `(R, B, *)`; size 1 in the last dimensions if there is one number per sample.
         grid: Every time of the run, `(steps + 1, B)`.
         transported: The variance of the endpoint and its profile over steps and layers, with `transport=True`.
-        cond: The conditions of each sample (its class), `(B, *)` each.
-        reference: Sorted quantiles of the default score over reference samples, if the run can be compared with any.
+        cond: The conditions (such as the class), by name, `(B, *)` each.
+        reference: Sorted quantiles of the default score over reference samples; `None` if the run cannot be compared
+            with any.
         standard: Makes the default score comparable between conditions, if the reference holds it.
-        default_score: The score that `confidence` is made from.
-        units: Factors for the variance of channels, where these are not 1: the channel's weight in the training loss,
-            because ångström and fractions of a cell cannot be added.
+        default_score: The score that `confidence` is based on.
+        units: Factors for the variance of channels with different units (such as ångström and fractions of a cell): the
+            channels' weights in the training loss. Channels that are not named have factor 1.
         rows: For channels whose number of rows differs between samples (atoms): the condition that counts the rows, and
-            how many rows the others determine (1 if their mean is removed).
+            the number of rows that are not free (1 if their mean is removed).
         evaluations: Network evaluations per sample that were spent on the velocity.
         seed: The seed of the run.
         scores: The default score, if it was kept instead of the variance (`record="score"`).
-        made: How the run was made: the checkpoint, its identity and the settings, as saved with the samples.
-        index: The number of each sample within its run, `(B,)`; 0, 1, … if `None`.
+        made: The provenance of the run, saved with the samples: the checkpoint, its identity and the settings.
+        index: The index of each sample within its run, `(B,)`; 0, 1, … if `None`.
         evidence: Other signals, by name and with one row per sample: the free signals of the trajectory
             (:class:`FreeSignals`), and the results of checks of the finished samples.
         without: Why the run has no confidence although its checkpoint holds a reference; else empty.
-        ranks: The sorted scores of the run that these samples were taken from, if they were.
+        ranks: The sorted scores of the run that these samples were selected from, if any.
         states: The states at every time of the grid, with `keep_states=True`.
     """
 
@@ -422,7 +423,7 @@ class Trajectory:
 
     @property
     def names(self) -> list[str]:
-        """The name of each sample in tables and files: its number within its run."""
+        """The name of each sample in tables and files: its index within the run."""
         numbers = range(len(self)) if self.index is None else self.index.tolist()
         return [f"{i:05d}" for i in numbers]
 
@@ -430,7 +431,7 @@ class Trajectory:
 
     @property
     def std(self) -> Tensor:  # (R, B)
-        """‖σ_t‖₂ over all coordinates of all channels, each in its unit."""
+        """‖σ_t‖₂ over all coordinates of all channels, each channel scaled by its unit."""
         totals = [self._total(name) * self.units.get(name, 1.0) for name in channels(self.var)]
         return torch.stack(totals).sum(0).sqrt()
 
@@ -450,12 +451,12 @@ class Trajectory:
         return torch.where(free.any(0), mean.exp(), 0.0)
 
     def _rms(self, channel: str) -> Tensor:  # (R, B)
-        """Return that of one channel; 0 if it cannot vary, even if an estimator without correlations says otherwise."""
+        """Return the root mean square of one channel; 0 if the channel cannot vary, whatever the estimator returns."""
         freedom = self._freedom(channel)
         return torch.where(freedom > 0, self._total(channel) / freedom.clamp_min(1), 0.0).sqrt()
 
     def _freedom(self, channel: str) -> Tensor:  # (B,)
-        """Return how many numbers of a channel can vary."""
+        """Return the number of coordinates of a channel that can vary."""
         shape = channels(self.x)[channel].shape[1:]
         if channel not in self.rows:
             return self.times.new_full((len(self),), shape.numel())
@@ -464,7 +465,7 @@ class Trajectory:
 
     @property
     def weights(self) -> Tensor:  # (R, B)
-        """The time that each reading stands for: until the next one, the last until t = 1."""
+        """The length of time that each reading represents: until the next one, or until t = 1 for the last."""
         return torch.cat([self.times[1:], torch.ones_like(self.times[:1])]) - self.times
 
     # ---- scores ----
@@ -474,13 +475,14 @@ class Trajectory:
     ) -> Tensor:  # (B,)
         """Return a score by name, high = doubtful: endpoint, integrated, temporal_ratio, peak, geometric, dispersion …
 
-        `type/integrated` is the integrated score of the channel `type`; `integrated@0.6-0.9` is that of a time window.
+        `type/integrated` is the integrated score of the channel `type`; `integrated@0.6-0.9` is restricted to a time
+        window.
 
         Arguments:
             name: The score. By default that of the confidence, standardised between conditions if its reference is.
-            within: The name of a condition (`"y"`). Standardises the score among the samples with the same value: how
-                doubtful a sample is for its condition. This needs no labels of failures.
-            channel: Read the variance of one channel only.
+            within: The name of a condition (`"y"`). Standardises the score among samples with the same value, so that
+                it shows how doubtful a sample is for its condition.
+            channel: Use the variance of one channel only.
             options: `early` and `late`, the time window of temporal_ratio, integrated and geometric.
         """
         raw = self._raw(name or self.default_score, channel, options)
@@ -498,7 +500,7 @@ class Trajectory:
         channel, options = channel or named_channel, {**window, **(options or {})}
         if name == DISPERSION or name in EVIDENCE or name in self.evidence:
             if channel is not None or (options and name != SPREAD):
-                raise UsageError(f"{name} is of the whole sample; leave out channel and window")
+                raise UsageError(f"{name} is defined for the whole sample only; leave out channel and window")
             return self._dispersion() if name == DISPERSION else self._of_evidence(name, options)
         if name not in SCORES:
             raise UsageError(nearest(name, [*SCORES, DISPERSION, *EVIDENCE], "score"))
@@ -517,19 +519,21 @@ class Trajectory:
 
     def _dispersion(self) -> Tensor:
         if self.transported is None:
-            raise UsageError("dispersion is read from transported variance: sample(..., transport=True)")
-        # The mean over probes times the dimension: the sum itself with one probe per coordinate, an unbiased estimate
-        # of it with random projections.
+            raise UsageError("dispersion needs the transported variance; use sample(..., transport=True)")
+        # The mean over probes times the dimension. With one probe per coordinate this is the sum; with random
+        # projections, an unbiased estimate of it.
         dim = sum(c[0].numel() for c in channels(self.x).values())
         return (self.transported.var.mean(1) * dim).sqrt()
 
     def _of_evidence(self, name: str, options: dict[str, float]) -> Tensor:
         if name == SPREAD:
             if "guess" not in self.evidence:
-                raise UsageError("this run did not keep the ends that it predicted, so there is no spread")
+                raise UsageError(
+                    "this run did not keep its predicted endpoints, so there is no spread; choose another score"
+                )
             return _spread(self.evidence["guess"], self.evidence["guess_t"], **options)
         if name not in self.evidence:
-            raise UsageError(f"this run did not read {name}; sample with the check that reads it (check=...)")
+            raise UsageError(f"this run lacks the score {name}; sample with the check that computes it (check=...)")
         if self.evidence[name].ndim != 1:
             raise UsageError(f"'{name}' is not one number per sample; choose another score")
         return self.evidence[name]
@@ -540,9 +544,9 @@ class Trajectory:
         return pick(self.cond, within, "condition")
 
     def ranked_by(self, score: str, *, within: str | None = None) -> Trajectory:
-        """Return the run ranked by another score among its own samples (of the same condition, with `within`).
+        """Return the run ranked by another score among its samples (among those of the same condition, with `within`).
 
-        A named score is not standardised between conditions, not even the default score of the checkpoint.
+        The score is not standardised between conditions unless `within` is given.
         """
         if within is None and score == self.default_score and self.standard is None:
             return self
@@ -557,11 +561,10 @@ class Trajectory:
 
     @property
     def confidence(self) -> Tensor:  # (B,)
-        """In [0, 1], high = trust: the share of reference samples with a higher score.
+        """Confidence in [0, 1], high = trust: the share of reference samples with a higher score.
 
-        The reference is that of the checkpoint. If the run was not made as its reference samples were, there is no
-        confidence: this raises an error with the reason, :attr:`withheld`. :attr:`rank` orders the samples of any run
-        that has a score.
+        The reference is that of the checkpoint. If the run was drawn with other settings than the reference samples,
+        this raises an error with the reason, :attr:`withheld`. :attr:`rank` is available for any run with a score.
         """
         if self.withheld:
             raise UsageError(self.withheld)
@@ -581,7 +584,7 @@ class Trajectory:
 
     @property
     def rank(self) -> Tensor:  # (B,)
-        """In [0, 1], high = trust: the share of the samples of this run with a higher score."""
+        """Rank in [0, 1], high = trust: the share of the samples of this run with a higher score."""
         score = self.score()
         among = score.sort().values if self.ranks is None else self.ranks
         return _share_above(score, require_varied(among, self.default_score))
@@ -589,13 +592,13 @@ class Trajectory:
     # ---- parts of a run ----
 
     def compact(self) -> Trajectory:
-        """Return the run with one variance per sample and channel instead of per coordinate; scores do not change."""
+        """Return the run with one variance per sample and channel instead of per coordinate. Scores do not change."""
         totals = {name: self._total(name)[..., None] for name in channels(self.var)}
         var = totals if isinstance(self.var, dict) else totals[SINGLE]
         return replace(self, mean=tree_map(torch.zeros_like, var), var=var, states=None)
 
     def scored(self, score: str = "") -> Trajectory:
-        """Return the run with a score instead of the variance, so that its size does not depend on the steps.
+        """Return the run with a score instead of the variance, so that its size does not depend on the number of steps.
 
         Arguments:
             score: The name of the score; the default score if empty.
@@ -609,17 +612,17 @@ class Trajectory:
         return replace(self, **few, default_score=name, scores=scores)
 
     def read_at(self, steps: Sequence[int]) -> Trajectory:
-        """Return the run with some of its readings only."""
+        """Return the run with only some of its readings."""
         index = torch.as_tensor(steps, device=self.times.device)
         fewer: dict[str, Any] = {n: select(getattr(self, n), index) for n in ("times", "mean", "var")}
-        return replace(self, **fewer, scores=None)  # the scores were made from all of them
+        return replace(self, **fewer, scores=None)  # the scores used all readings
 
     def take(self, index: Tensor) -> Trajectory:
         """Return some of the samples."""
         run = self if self.index is not None else replace(self, index=torch.arange(len(self)))
         changes = _per_sample([run], lambda axis, c: c[(*[slice(None)] * axis, index.to(c.device))])
         if self.ranks is None:
-            with suppress(UsageError):  # samples keep their rank among all samples of this run
+            with suppress(UsageError):  # samples keep their rank within this run
                 changes["ranks"] = self.score().sort().values
         return replace(self, **changes)
 
@@ -631,12 +634,12 @@ class Trajectory:
                 changes[name] = value.to(device)
         if (s := self.standard) is not None:
             changes["standard"] = s._replace(centre=s.centre.to(device), spread=s.spread.to(device))
-        return replace(self, **changes | {"index": self.index})  # numbers stay on the CPU
+        return replace(self, **changes | {"index": self.index})  # the index stays on the CPU
 
     def surest(self, fraction: float, score: str | None = None, *, within: str | None = None) -> Trajectory:
-        """Return the share of the samples with the lowest score, in their order."""
+        """Return the given fraction of the samples with the lowest scores, in their original order."""
         if not 0 < fraction <= 1:
-            raise UsageError(f"the fraction to keep lies in (0, 1], got {fraction}")
+            raise UsageError(f"the fraction to keep must lie in (0, 1], got {fraction}")
         keep = max(1, round(fraction * len(self)))
         values = self.score(score, within=within)
         if keep < len(self):
@@ -653,7 +656,7 @@ class Trajectory:
 
     @classmethod
     def load(cls, path: str | Path) -> Trajectory:
-        """Read what `save` wrote; raise if it is not a run or was changed since."""
+        """Read a file written by `save`; raise if it is not a run or was modified."""
         from fmwc.sampling.storage import load_run
 
         return load_run(Path(path))
@@ -665,7 +668,7 @@ class Trajectory:
             groups["standard"] = {"centre": self.standard.centre, "spread": self.standard.spread}
         if self.transported is not None:
             groups["transported"] = {"var": self.transported.var, "profile": self.transported.profile}
-        with suppress(UsageError):  # a run that is too short for its score can be saved
+        with suppress(UsageError):  # a run that is too short for its score can still be saved
             groups["score"] = self.score()
             groups["rank"] = self.rank
             groups["confidence"] = self.confidence
@@ -673,12 +676,12 @@ class Trajectory:
         for name, group in groups.items():
             parts = group if isinstance(group, dict) else {"": group}
             found |= {f"{name}.{part}".rstrip("."): value.cpu() for part, value in parts.items() if value is not None}
-        # Files cannot hold two tensors with shared memory. The large ones share none, and are not copied.
+        # Files cannot hold two tensors with shared memory. The large tensors share none and are not copied.
         large = ("x", "x0", "mean", "var")
         return {n: (c if n.partition(".")[0] in large else c.clone()).contiguous() for n, c in found.items()}
 
     def about(self) -> dict[str, Any]:
-        """Return the description that `save` writes beside the tensors and their hash."""
+        """Return the description that `save` writes next to the tensors and their hash."""
         names = ("seed", "default_score", "evaluations", "units", "rows", "without")
         return {
             **{name: getattr(self, name) for name in names},
@@ -690,13 +693,13 @@ class Trajectory:
 
 
 def join(runs: Sequence[Trajectory]) -> Trajectory:
-    """Return one trajectory with the samples of several, which were read at the same steps."""
+    """Return one trajectory with the samples of several trajectories, which must be read at the same steps."""
     if len(runs) == 1:
         return runs[0]
     if len({len(run.times) for run in runs}) > 1:
         raise UsageError(
-            "samples with different starts pass the chosen times at different steps; use one batch for all, or a "
-            "schedule of every k-th step"
+            "samples with different start times reach the scheduled times at different steps; use one batch, or "
+            "Schedule.every(k)"
         )
     return replace(runs[0], **_per_sample(runs, lambda axis, *parts: torch.cat(parts, axis)))
 
@@ -721,6 +724,6 @@ def _per_sample(runs: Sequence[Trajectory], f: Callable[..., Tensor]) -> dict[st
 
 
 def _share_above(score: Tensor, reference: Tensor) -> Tensor:  # (B,), (N,) -> (B,)
-    """Return the share of a sorted reference that is higher."""
+    """Return the share of a sorted reference above each score."""
     at = torch.searchsorted(reference.to(score), score.contiguous(), right=True)
     return 1 - at.to(score.dtype) / len(reference)
