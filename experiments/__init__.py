@@ -1,1 +1,1 @@
-"""The experiments of the paper, and their tables. Not installed with fmwc: run `python -m experiments`."""
+"""The experiments of the paper and their tables, run with `python -m experiments`. Not installed with fmwc."""

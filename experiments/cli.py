@@ -1,4 +1,4 @@
-"""The experiments from the command line: `python -m experiments reproduce | study | evaluate | bench | report`."""
+"""The command line of the experiments: `python -m experiments reproduce | study | evaluate | bench | report`."""
 
 from __future__ import annotations
 
@@ -44,10 +44,13 @@ def reproduce(
     changes: Set = None,
     count: Count = 0,
     draws: Annotated[
-        int, typer.Option(help="Stochastic trajectories per sample for the dispersion; 0: the experiment's number.")
+        int, typer.Option(help="Stochastic trajectories per sample for the dispersion; 0: the experiment's default.")
     ] = 0,
     only: Annotated[
-        str, typer.Option(help="mnist, crystals: run only these tasks (flow:0,read:joint), to share work.")
+        str,
+        typer.Option(
+            help="mnist, crystals: run only these tasks (flow:0,read:joint), to split work between processes."
+        ),
     ] = "",
     data: Data = "",
     own: Own = False,
@@ -64,7 +67,9 @@ def reproduce(
     chosen = experiment_named(experiment, judge)
     recipe = chosen.domain.recipe("recommended", changes or [], data, own)
     if getattr(recipe, "own", False) and not judge:
-        raise UsageError("data of your own needs a judge: fmwc train mnist --preset judge, then --judge FOLDER")
+        raise UsageError(
+            "custom data needs a judge; train one with fmwc train mnist --preset judge, then use --judge FOLDER"
+        )
     sizes = {"count": count or chosen.reproduced, "draws": draws or chosen.draws}
     numbers, folder = _seeds(seeds or chosen.seeds), out or Path("runs") / experiment
     results = ("cells/*.json", "pieces/*.json", "models/*.safetensors", "draws/*.safetensors")
@@ -80,7 +85,7 @@ def _seeds(text: str) -> list[int]:
     try:
         return [int(number) for number in text.split(",")]
     except ValueError as error:
-        raise UsageError(f"--seeds must be whole numbers separated by commas; got '{text}'") from error
+        raise UsageError(f"--seeds must be integers separated by commas, got '{text}'") from error
 
 
 @app.command()
@@ -88,7 +93,7 @@ def evaluate(
     experiment: Which = "checkerboard",
     checkpoint: CheckpointName = "",
     count: Count = 0,
-    seed: Annotated[int, typer.Option(help="Seed of the samples; the default was not used to choose anything.")] = 2026,
+    seed: Annotated[int, typer.Option(help="Seed of the samples. No option was tuned on the default.")] = 2026,
     data: Data = "",
     judge: JudgedBy = "",
     device: Device = "auto",
@@ -132,13 +137,13 @@ def study(
     experiment: Which,
     out: Out,
     seeds: Annotated[
-        str, typer.Option(help="Seeds, separated by commas; default: seeds that were not used to choose anything.")
+        str, typer.Option(help="Seeds, separated by commas; default: seeds on which no option was tuned.")
     ] = "",
     only: Annotated[
-        str, typer.Option(help="Run only these tasks (draw:edit,read:edit), to share work between machines.")
+        str, typer.Option(help="Run only these tasks (draw:edit,read:edit), to split work between machines.")
     ] = "",
     wide: Annotated[
-        bool, typer.Option("--wide", help="Measure all options that were considered, on the validation seed.")
+        bool, typer.Option("--wide", help="Measure all candidate options, on the validation seed.")
     ] = False,
     sizes: Annotated[
         list[str] | None,
@@ -151,7 +156,7 @@ def study(
 ) -> None:
     """Measure each use of confidence; resumes if interrupted.
 
-    Filtering, guarantees, edits, step-size control, rewinding and guidance, each next to baselines of the same cost.
+    Compares filtering, guarantees, edits, step-size control, rewinding and guidance with baselines of the same cost.
     Writes tables, figures and a page.
     """
     from experiments.common.registry import experiment_of
@@ -175,9 +180,7 @@ def study(
 @app.command()
 def bench(
     out: Out,
-    experiments: Annotated[
-        list[str] | None, typer.Argument(help=f"Some of {', '.join(DOMAINS)}; default: all.")
-    ] = None,
+    experiments: Annotated[list[str] | None, typer.Argument(help=f"Any of {', '.join(DOMAINS)}; default: all.")] = None,
     count: Count = 0,
     steps: Annotated[int, typer.Option(min=1, help="Euler steps.")] = 10,
     rounds: Annotated[int, typer.Option(min=1, help="Measurements per case, interleaved.")] = 5,
@@ -187,8 +190,8 @@ def bench(
     only: Annotated[
         str,
         typer.Option(
-            help="Only cases whose name contains one of these (linearised,diagonal), and plain; or whole parts: "
-            "sampling, training, sweep."
+            help="Only plain sampling and cases whose names contain one of these words (linearised,diagonal), or whole "
+            "parts: sampling, training, sweep."
         ),
     ] = "",
     backend: Annotated[str, typer.Option(help="Backend of torch.compile; eager needs no compiler.")] = "inductor",
@@ -198,9 +201,9 @@ def bench(
     device: Device = "auto",
     force: Force = False,
 ) -> None:
-    """Measure the time and memory that confidence costs.
+    """Measure the cost of confidence in time and memory.
 
-    Compares with plain sampling and training, compiled and not.
+    Compares with plain sampling and training, with and without compilation.
     """
     from experiments.common.registry import experiment_named
     from experiments.cost.costs import measure, words_of
@@ -224,8 +227,8 @@ def bench(
 
 
 @app.command()
-def report(results: Annotated[Path, typer.Argument(help="A folder of reproduce or of study.")]) -> None:
-    """Write the tables, figures and pages of a results folder again from its numbers."""
+def report(results: Annotated[Path, typer.Argument(help="A folder written by reproduce or study.")]) -> None:
+    """Regenerate the tables, figures and pages of a results folder."""
     from experiments.common.registry import experiment_named
     from experiments.common.store import experiment_of_results
     from experiments.uses.folder import NUMBERS

@@ -1,7 +1,7 @@
-"""Write the tables of results into the documents, and the summaries of results, from the committed numbers.
+"""Update the tables in the documents, and the summaries of results, from the committed numbers.
 
-python -m experiments.documents          writes them
-python -m experiments.documents --check  fails if one is out of date, and writes nothing
+python -m experiments.documents          updates the files
+python -m experiments.documents --check  fails if a file is out of date, without writing
 
 A table in a document follows a line `<!-- table: NAME -->`.
 """
@@ -40,7 +40,7 @@ MARKED = re.compile(r"<!-- table: (\S+) -->\n\n(\|[^\n]*\n)+")
 
 
 def _retrofits() -> Table:
-    """The lift of retrofits by number of steps, from `results/retrofit`."""
+    """Return the table of retrofit lifts by number of steps, from `results/retrofit`."""
     rows = []
     for name, label, digits in RETROFITS:
         numbers: dict[str, Any] = json.loads((RESULTS / "retrofit" / f"{name}.json").read_text())["numbers"]
@@ -64,7 +64,7 @@ TABLES: dict[str, Callable[[], Table]] = {
 
 
 def _current() -> Iterator[tuple[Path, str]]:
-    """Yield each file that is made from committed numbers, with its current content."""
+    """Yield the path and the up-to-date content of each generated file."""
     for name, write in SUMMARIES.items():
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder)
@@ -82,7 +82,7 @@ def _current() -> Iterator[tuple[Path, str]]:
 
 
 def outdated() -> dict[Path, str]:
-    """Return the files that are out of date, with their current content."""
+    """Return the files that are out of date, with their up-to-date content."""
     return {path: text for path, text in _current() if path.read_text() != text}
 
 

@@ -37,12 +37,12 @@ def test_a_study_is_drawn_read_and_reported(run, tmp_path):
     [
         (("--only", "draw:edits"), "unknown drawing 'edits'; did you mean 'edit'?"),
         (("--only", "paint:edit"), "unknown task 'paint'"),
-        (("--seeds", "1,two"), "--seeds must be whole numbers separated by commas; got '1,two'"),
+        (("--seeds", "1,two"), "--seeds must be integers separated by commas, got '1,two'"),
         (("--set", "edit=3"), "unknown size 'edit'; did you mean 'edited'?"),
         (("--set", "edited=few"), "size 'edited' is a whole number"),
         (("--set", "edited=0"), "size 'edited' must lie between 1 and"),
-        (("--data", "here"), "checkerboard makes its own data"),
-        (("--checkpoint", "mnist"), "mnist is of mnist; say python -m experiments study mnist"),
+        (("--data", "here"), "checkerboard generates its data"),
+        (("--checkpoint", "mnist"), "mnist is a checkpoint of mnist; use python -m experiments study mnist"),
         (("--judge", "mnist-judge"), "needs no judge"),
     ],
 )

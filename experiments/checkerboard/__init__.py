@@ -1,1 +1,1 @@
-"""The Checkerboard: a flow onto eight cells of a chequered board."""
+"""The Checkerboard: a flow to eight cells of a checkerboard."""

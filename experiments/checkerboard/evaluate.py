@@ -1,4 +1,4 @@
-"""The numbers of the Checkerboard's tables, from 10⁴ samples of a fresh seed."""
+"""Compute the numbers of the Checkerboard tables, from 10⁴ samples of a new seed."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from fmwc.moments import CLOSURES
 from fmwc.sampling import SCORES, SamplingConfig, Schedule, Trajectory, sample
 
 WINDOWS = ((0.1, 0.9), (0.2, 0.8), (0.3, 0.7), (0.5, 0.7), (0.5, 0.5))  # (early, late) of the temporal ratio
-FLOOR = 1e-3  # least density: between the cells the target is zero and has no logarithm
-KEPT = 0.9  # the share kept in the main numbers
-POINTS, DRAWS = 500, 1024  # states, and posterior draws per set, that the variance is compared at and with
-# Estimators for a plain flow, and their schedules. The trace of the posterior divides the error of the network by t, so
-# it starts at t = 0.1.
+FLOOR = 1e-3  # minimum density, because the target is zero between the cells
+KEPT = 0.9  # share of samples kept in the headline numbers
+POINTS, DRAWS = 500, 1024  # states at which the variance is compared with posterior draws, and draws per set
+# Estimators for a plain flow, and their schedules. The posterior trace divides network errors by t, so it starts at
+# t = 0.1.
 RIVALS: dict[str, tuple[Any, Any]] = {
     "state_sensitivity": (StateSensitivity(), Schedule.every(1)),
     "posterior_trace": (PosteriorTrace(), Schedule.at(tuple(0.1 + 0.02 * i for i in range(45)))),
@@ -47,8 +47,8 @@ def kernel_density(x: Tensor, at: Tensor) -> Tensor:  # (B, D), (N, D) -> (N,)
 def symmetric_kl(x: Tensor, cells: int = 200) -> float:
     """Return ½ (KL(p‖q) + KL(q‖p)) between the target p and a kernel density q of the samples.
 
-    Evaluated on a `cells`² grid over the board, with both densities floored at 1e-3 and normalised. The paper does not
-    say how it treats the target's zeros, so compare values between runs of this library only.
+    The KL is evaluated on a `cells`² grid over the board, with both densities floored at 1e-3 and normalised. The paper
+    does not say how it treats zeros of the target, so compare values only between runs of this library.
     """
     centres = (torch.arange(cells, device=x.device) + 0.5) / cells * 2 * checkerboard.HALF - checkerboard.HALF
     grid = torch.cartesian_prod(centres, centres)
@@ -63,7 +63,7 @@ def auprcs(run: Trajectory, bad: np.ndarray, names: Iterable[str] = SCORES) -> d
 
 
 def decoders(field: Field, count: int, steps: int, seed: int) -> dict[str, float]:
-    """Return the misplacement under each decoder (tab:sampling)."""
+    """Return the misplacement of each decoder (tab:sampling)."""
     return {
         name: misplacement(
             sample(field, count, steps=steps, seed=seed, confidence=None, config=SamplingConfig(decoder=name)).x
@@ -73,7 +73,7 @@ def decoders(field: Field, count: int, steps: int, seed: int) -> dict[str, float
 
 
 def main_numbers(run: Trajectory, plain: Tensor) -> dict[str, Any]:
-    """Return the numbers that matter most to a user.
+    """Return the headline numbers.
 
     Arguments:
         plain: The same samples, drawn without confidence.
@@ -89,7 +89,7 @@ def main_numbers(run: Trajectory, plain: Tensor) -> dict[str, Any]:
 
 
 def _accumulated(run: Trajectory) -> Tensor:
-    """Return √(Σ σ_t² Δt²), the std of the endpoint if errors of steps were independent and not moved by the flow."""
+    """Return √(Σ σ_t² Δt²), the endpoint std if step errors were independent and not transported by the flow."""
     return (run.std * run.weights).square().sum(0).sqrt()
 
 
@@ -114,9 +114,10 @@ def evaluate_field(
 
     Arguments:
         field: The field.
-        count, steps, seed: The run: samples, Euler steps, and a seed that was not used to choose anything.
-        trajectories: Stochastic trajectories of the Monte Carlo dispersion.
-        pool: Threads that fit the learned heads in the background.
+        count, steps: Samples and Euler steps.
+        seed: Seed of the samples; no option may have been tuned on it.
+        trajectories: Stochastic trajectories for the Monte Carlo dispersion.
+        pool: Threads for fitting learned heads in the background.
     """
 
     def draw(**options: Any) -> Trajectory:

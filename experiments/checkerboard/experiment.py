@@ -1,4 +1,4 @@
-"""The Checkerboard as an experiment of the paper."""
+"""The Checkerboard experiment."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ from fmwc.sampling import Schedule, Trajectory
 from fmwc.sampling.trajectory import DISPERSION
 from fmwc.uses.guidance import Guidance
 
-MARGIN = 0.05  # points inside a square that are closer to an edge than this are at its edge: 19 % of the data
-SHOWN = 40  # edits whose trajectories a picture shows
+MARGIN = 0.05  # maximum distance from an edge of points at the edge; 19 % of the data are
+SHOWN = 40  # number of edits whose trajectories are drawn
 
 
 def square(x: np.ndarray) -> np.ndarray:  # (B, 2) -> (B,)
-    """Return the index of each point's square, from 0 to 15; for a point off the board, that of the nearest square."""
+    """Return the index of the square of each point, from 0 to 15; points off the board have the nearest square."""
     cell = np.clip(np.floor((x + checkerboard.HALF) / checkerboard.CELL), 0, 3).astype(int)
     return cell[:, 0] * 4 + cell[:, 1]
 
 
 def _emptiest(outcome: Outcome) -> float:
-    """Return the share of points in the emptiest of the eight squares, which should hold equal shares."""
+    """Return the percentage of points in the emptiest of the eight squares; the data have equal shares."""
     target = [number for number in range(16) if (number // 4 + number % 4) % 2 == 0]
     return 100 * min(float((square(outcome["x"][~outcome["bad"]]) == n).sum()) for n in target) / len(outcome["x"])
 
 
 def _kl(outcome: Outcome) -> float:
-    """Return the difference between the symmetric KL of the points and of equally many points of the data.
+    """Return the absolute difference between the symmetric KL of the points and that of as many data points.
 
-    A kernel density of few points blurs edges, so that points which avoid the edges have a lower KL than the data. NaN
-    if there are too few points for a density.
+    A kernel density of few points blurs edges, so points that avoid the edges have a lower KL than the data. The result
+    is NaN if there are too few points for a density.
     """
     count = len(outcome["x"])
     return abs(symmetric_kl(torch.as_tensor(outcome["x"]), cells=100) - _own_kl(count)) if count > 2 else math.nan
@@ -70,18 +70,18 @@ def _at_edges(outcome: Outcome) -> float:
 
 
 class CheckerboardExperiment(Experiment):
-    """The Checkerboard.
+    """The Checkerboard experiment.
 
-    Scales and strengths were chosen on validation seed 100: few misplaced points, squares as full as those of the plain
-    flow, and edges not much emptier.
+    Scales and strengths were chosen on validation seed 100 for few misplaced points, while squares and edges stay about
+    as full as those of the plain flow.
     """
 
     draws, seeds = 64, "0,1,2"
     bad, good = "misplaced", "placed"
     metrics: Mapping[str, Metric] = {
         "misplaced": Metric(lambda outcome: 100 * float(outcome["bad"].mean()), "misplaced, %"),
-        # A low misplacement can come from empty squares, or from points that keep away from the edges.
-        "kl": Metric(_kl, "symmetric KL, off the data's own", each=False),
+        # These metrics detect low misplacement that comes from empty squares or from points that avoid edges.
+        "kl": Metric(_kl, "symmetric KL, difference from the data", each=False),
         "emptiest": Metric(_emptiest, "in the emptiest square, % (12.5)", each=False, higher=True, digits=1),
         "at_edges": Metric(_at_edges, "at the squares' edges, % (19)", each=False, higher=True, digits=1),
     }
@@ -125,7 +125,7 @@ class CheckerboardExperiment(Experiment):
 
     def with_field(self, field: Field, data: str = "", changes: Sequence[str] = ()) -> Experiment:
         if data:
-            raise UsageError("checkerboard makes its own data; leave out --data")
+            raise UsageError("checkerboard generates its data; leave out --data")
         return super().with_field(field, data, changes)
 
     @staticmethod

@@ -24,13 +24,13 @@ from fmwc.recipes.checkerboard import SPACE, Checkerboard
 from fmwc.recipes.fitting import identity_of
 from fmwc.sampling import SamplingConfig, Schedule, noise, sample
 
-# The shipped field of each learning-rate schedule and its name: the paper's schedule, and the recommended one.
+# The kind and the name of the shipped field for each learning-rate schedule: the paper's and the recommended one.
 SCHEDULES = {"constant": ("joint", "checkerboard-joint"), "cosine": ("retrofit", "checkerboard")}
 
 
 def _numbers(networks: Networks, seed: int, count: int, steps: int, draws: int) -> dict[str, Any]:
     """Train and evaluate every method at one seed and schedule."""
-    fresh = derive(seed, "evaluation") % 2**31  # a seed that was not used to choose anything
+    fresh = derive(seed, "evaluation") % 2**31  # no option was tuned on this seed
     x0, say = noise(SPACE, count, fresh, networks.device), networks.say
     numbers: dict[str, Any] = {}
     with ThreadPoolExecutor(2) as pool:
@@ -53,7 +53,7 @@ def _numbers(networks: Networks, seed: int, count: int, steps: int, draws: int) 
     members = [retrofit.network, *(networks.flow(s) for s in SHARED)]
     ends = ensemble_ends(members, x0, steps=steps, space=SPACE)
     numbers["ensemble"] = {
-        "misplacement": float(bad.mean()),  # the sample is the first member's: the plain flow's
+        "misplacement": float(bad.mean()),  # the samples are those of the first member, the plain flow
         "member_misplacement": [misplacement(e) for e in ends],
         "auprc": {"dispersion": auprc(dispersion(ends).cpu(), bad)},
     }
@@ -92,11 +92,11 @@ def reproduce(
 ) -> list[Path]:
     """Write the result files to `out/cells` and the networks to `out/models`; return the result files.
 
-    For the first seed, the two shipped fields are also written as checkpoints: the retrofit with cosine decay, and the
-    joint field with a constant rate.
+    For the first seed, also write the two shipped fields as checkpoints: the retrofit with cosine decay, and the joint
+    field with a constant learning rate.
 
     Arguments:
-        draws: Stochastic trajectories that the transported dispersion is compared with.
+        draws: Stochastic trajectories per sample, as the reference of the transported dispersion.
     """
     paths = []
     for seed in seeds:

@@ -1,4 +1,4 @@
-"""The paper's Checkerboard tables beside ours: which of our numbers belongs to which of the paper's, as data."""
+"""Checkerboard tables of the paper's numbers and ours, as data."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fmwc.report.table import Table
 
 
 class Spec(NamedTuple):
-    """A table as data.
+    """The specification of a table.
 
     Attributes:
         title, note: As in `Table`.
-        columns: (schedule, prefix of the path in the numbers) by heading.
+        columns: (schedule, path prefix in the numbers) by heading.
         rows: (label, path, the paper's value).
-        scale: The factor of the numbers.
-        digits: Digits after the point.
+        scale: The factor applied to the numbers.
+        digits: The number of decimals.
     """
 
     title: str
@@ -38,14 +38,14 @@ METHODS = {decay: (decay, "") for decay in ("constant", "cosine")}
 FIELDS = {f"{kind}, {decay}": (decay, kind) for kind in ("joint", "retrofit") for decay in METHODS}
 SCORES = ("temporal_ratio", "endpoint", "integrated", "peak", "accumulated")
 COST_NOTE = (
-    "Wall clock on two CPU cores, ratios to plain FM sampling, full depth (measured by `python -m experiments bench`). "
+    "Wall-clock time on two CPU cores relative to plain FM sampling (measured with `python -m experiments bench`). "
     "The paper counts FLOPs: FM 1×, MC-Dropout and ensemble 5×, FMwC 3.22×."
 )
 
 TABLES: dict[str, Spec] = {
     "table1_quality": Spec(
         "Misplacement, % (tab:quality-summary)",
-        "The paper's schedule is the constant one. FM + retrofit is FM: the same samples, bit for bit.",
+        "The paper uses the constant schedule. FM + retrofit has the same samples as FM, bit for bit.",
         METHODS,
         (
             ("FM", "fm/misplacement", "5.9"),
@@ -62,7 +62,8 @@ TABLES: dict[str, Spec] = {
     ),
     "table2_auprc": Spec(
         "Filtering AUPRC (tab:filter-auprc, tab:singlevsmulti-auprc)",
-        "Positive class: misplaced. The floor is the prevalence. Learned heads: fitted on one half, read on the other.",
+        "Positive class: misplaced. The floor is the AUPRC of a random order. "
+        "Learned heads are fitted on one half and evaluated on the other.",
         FIELDS,
         (
             ("floor (prevalence)", "misplacement", "0.06"),
@@ -82,9 +83,9 @@ TABLES: dict[str, Spec] = {
         ),
     ),
     "rivals_auprc": Spec(
-        "Filtering AUPRC of baselines and rivals",
-        "Each on its own samples; its floor is its misplacement in Table 1. Four of an ensemble's five members are "
-        "common to all seeds, so its ± is not over independent ensembles.",
+        "Filtering AUPRC of other methods",
+        "Each method is evaluated on the samples it generates. A random order has the misplacement of Table 1. "
+        "The ensembles of all seeds share four of five members, so their ± is not over independent ensembles.",
         METHODS,
         (
             ("MC-Dropout, k = 5 dispersion", "dropout/auprc/dispersion", "0.60"),
@@ -95,16 +96,16 @@ TABLES: dict[str, Spec] = {
         ),
     ),
     "a1_output_only": Spec(
-        "Output-only against every layer, misplacement % (tab:singlevsmulti)",
-        "Under MAP integration.",
+        "Noise on the output layer or on all layers, misplacement % (tab:singlevsmulti)",
+        "MAP integration.",
         METHODS,
         (("Output-only FMwC", "output_only/misplacement", "4.3"), ("FMwC, joint", "joint/misplacement", "4.6")),
         PERCENT,
     ),
     "a1_kl": Spec(
-        "The same, KL (tab:singlevsmulti)",
-        "Symmetric KL with a floor of 1e-3 under both densities. The paper does not say how it treats the target's "
-        "zeros, so only our own rows compare with one another.",
+        "Noise on the output layer or on all layers, KL (tab:singlevsmulti)",
+        "Symmetric KL, with both densities floored at 1e-3. The paper does not say how it treats zeros of the target, "
+        "so compare only our values with each other.",
         METHODS,
         (
             ("Output-only FMwC", "output_only/kl", "0.088"),
@@ -114,8 +115,8 @@ TABLES: dict[str, Spec] = {
         digits=3,
     ),
     "a1_auprc": Spec(
-        "Output-only: AUPRC of the linearised variance (which is exact there)",
-        "Noise on the last layer alone.",
+        "Noise on the output layer: AUPRC of the linearised variance",
+        "The linearised variance is exact for this field.",
         METHODS,
         tuple((f"Output-only, {s}", f"output_only/auprc/{s}", NONE) for s in SCORES[:4]),
     ),
@@ -146,7 +147,7 @@ TABLES: dict[str, Spec] = {
         ),
     ),
     "a5_endpoint_trajectory": Spec(
-        "Endpoint against trajectory, AUPRC (tab:endpoint-vs-traj)",
+        "Endpoint and trajectory scores, AUPRC (tab:endpoint-vs-traj)",
         "",
         FIELDS,
         (
@@ -157,8 +158,8 @@ TABLES: dict[str, Spec] = {
         ),
     ),
     "universality": Spec(
-        "Variance against |∇·v| (tab:universality, Checkerboard row)",
-        "The divergence is exact. Per step: the mean over steps.",
+        "Correlation of variance and |∇·v| (tab:universality, Checkerboard row)",
+        "The divergence is exact. Per-step values are means over steps.",
         FIELDS,
         tuple(
             (f"{estimator}, {label}", f"agreement/{estimator}/{key}", paper if estimator == "diagonal" else NONE)
@@ -174,9 +175,9 @@ TABLES: dict[str, Spec] = {
         ),
     ),
     "fidelity": Spec(
-        "Variance against 1024 posterior draws",
-        "Median ratio and Spearman over 500 states × 2 coordinates. `ceiling`: a second set of 1024 draws against the "
-        "first. `8192 draws`: against a reference with less noise of its own.",
+        "Variance compared with 1024 posterior draws",
+        "Median ratio and Spearman over 500 states × 2 coordinates. `ceiling` compares a second set of 1024 draws with "
+        "the first. `8192 draws` uses a reference with less noise.",
         FIELDS,
         tuple(
             row
@@ -193,8 +194,8 @@ TABLES: dict[str, Spec] = {
         digits=3,
     ),
     "transported": Spec(
-        "Transported dispersion against k stochastic trajectories",
-        "Ratio and Spearman are against k = 64.",
+        "Transported dispersion compared with k stochastic trajectories",
+        "Ratio and Spearman use k = 64 as the reference.",
         FIELDS,
         (
             ("median ratio", "transported/ratio", NONE),
@@ -206,7 +207,7 @@ TABLES: dict[str, Spec] = {
     ),
     "windows": Spec(
         "Windows of the temporal ratio, AUPRC",
-        "early / late. The default, 0.3 / 0.7, was chosen on other seeds.",
+        "Windows are early / late. The default, 0.3 / 0.7, was chosen on other seeds.",
         FIELDS,
         tuple(
             (f"{estimator}, {early}/{late}", f"windows/{early}/{late}/{estimator}", NONE)
@@ -216,12 +217,17 @@ TABLES: dict[str, Spec] = {
     ),
 }
 
-# The rows of the main table: label, (table, row) of its number, and the method, where the table has both.
+# The rows of the main table: label, table and row of the number, and the method if the table has both methods.
 HEADLINE: tuple[tuple[str, str, str, str], ...] = (
     ("FM, misplaced %", "table1_quality", "FM", ""),
     ("FMwC trained jointly, misplaced %", "table1_quality", "FMwC, joint", ""),
-    ("FM + retrofit (the same samples as FM), misplaced %", "table1_quality", "FM + retrofit (ours)", ""),
-    ("… its surest 90 % by temporal ratio", "table1_quality", "FM + retrofit, surest 90 % by temporal ratio", ""),
+    ("FM + retrofit (same samples as FM), misplaced %", "table1_quality", "FM + retrofit (ours)", ""),
+    (
+        "FM + retrofit, surest 90 % by temporal ratio, misplaced %",
+        "table1_quality",
+        "FM + retrofit, surest 90 % by temporal ratio",
+        "",
+    ),
     *(
         (f"AUPRC, {label}, {method}", "table2_auprc", row, method)
         for label, row in (
@@ -250,7 +256,7 @@ HEADLINE: tuple[tuple[str, str, str, str], ...] = (
 
 
 def _find(numbers: Any, prefix: str, path: str) -> float | None:
-    if path.startswith("windows/"):  # its keys contain a slash
+    if path.startswith("windows/"):  # the keys contain a slash
         _, early, late, estimator = path.split("/")
         return dig(numbers[prefix]["windows"].get(f"{early}/{late}"), estimator)
     return dig(numbers, f"{prefix}/{path}")
@@ -297,11 +303,11 @@ def tables(out: Path) -> list[Path]:
         "seconds": round(sum(a["seconds"] for a in abouts), 1),
     }
     heading = (
-        "# Checkerboard: the paper's tables beside ours\n\n"
+        "# Checkerboard: results of the paper and of fmwc\n\n"
         f"{about['samples']:,} samples, {about['steps']} Euler steps, seeds {about['seeds']}, mean ± std over seeds. "
         f"Commit {', '.join(about['commit'])}; {', '.join(about['device'])}; torch {', '.join(about['torch'])}; "
-        f"{about['seconds']:.0f} s in all, training included. Made by `python -m experiments reproduce checkerboard`; "
-        "`python -m experiments report` on this folder makes the tables again from `cells/`."
+        f"{about['seconds']:.0f} s in total, including training. Generated by `python -m experiments reproduce "
+        "checkerboard`; `python -m experiments report` on this folder regenerates the tables from `cells/`."
     )
     made = {name: _table(TABLES[name], rows) for name, rows in summary.items()}
     if (out / "cost.json").is_file():
@@ -316,7 +322,7 @@ def headline(summary: Mapping[str, Any]) -> Table:
         row, digits = summary["tables"][table][name], TABLES[table].digits
         cells = [_cell(row[f"{method}, {decay}" if method else decay], digits) for decay in METHODS]
         rows.append((label, row["paper"], *cells))
-    return Table.from_rows(("", "paper", "as printed (constant rate)", "with cosine decay"), rows)
+    return Table.from_rows(("", "paper", "constant learning rate (as in the paper)", "cosine decay"), rows)
 
 
 def cost_table(cost: Mapping[str, Any]) -> Table:

@@ -1,4 +1,4 @@
-"""Scores of other papers that the variance is compared with: estimators that the sampler reads like the variance."""
+"""Baseline scores from other papers, as estimators with the interface of the variance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fmwc.flow import Space, path_sample
 from fmwc.moments import Moments
 from fmwc.randomness import Randomness, Stream, signs
 
-EARLIEST = 1e-3  # the floor of t, against division by zero
+EARLIEST = 1e-3  # minimum t, to avoid division by zero
 
 
 # ---- scores of the Jacobian --------------------------------------------------------------------------------------
@@ -23,11 +23,11 @@ EARLIEST = 1e-3  # the floor of t, against division by zero
 
 @dataclass(frozen=True)
 class _JacobianScore:
-    """A reading of ∂v/∂x.
+    """Base class of scores computed from ∂v/∂x.
 
     Arguments:
-        probes: `None` for an exact reading (one backward pass per coordinate), or the number of random probes w, which
-            suits images.
+        probes: The number of random probes w (for images), or `None` for the exact value (one backward pass per
+            coordinate).
     """
 
     probes: int | None = None
@@ -35,7 +35,7 @@ class _JacobianScore:
 
     def __post_init__(self) -> None:
         if self.probes is not None and self.probes < 1:
-            raise UsageError(f"probes is None (exact) or at least 1, got {self.probes}")
+            raise UsageError(f"probes must be None (exact) or at least 1, got {self.probes}")
 
     def _sum(
         self,
@@ -46,10 +46,10 @@ class _JacobianScore:
         quadratic: Callable[[Tensor, Tensor], Tensor],
         randomness: Randomness,
     ) -> tuple[Tensor, Tensor]:
-        """Return v, and per sample the sum over coordinates of `quadratic(w, wᵀ∂v/∂x)`.
+        """Return v, and the sum over coordinates of `quadratic(w, wᵀ∂v/∂x)` per sample.
 
-        A quadratic form in w only needs E[wwᵀ] = 1: its sum over the unit vectors is exact, and its mean over random
-        signs is unbiased.
+        For a quadratic form in w, the sum over unit vectors is exact and the mean over random signs is unbiased,
+        because E[wwᵀ] = 1.
         """
         with torch.enable_grad():
             x = x.detach().requires_grad_()
@@ -69,7 +69,7 @@ def _per_coordinate(value: Tensor, like: Tensor) -> Tensor:  # (B,) -> (B, 1, �
 
 @dataclass(frozen=True)
 class StateSensitivity(_JacobianScore):
-    r"""The squared Frobenius norm ‖∂v/∂x‖²_F: how much a small change of the state changes the velocity.
+    r"""The squared Frobenius norm ‖∂v/∂x‖²_F, the sensitivity of the velocity to the state.
 
     .. math:: \|J\|_F^2 = E_w \|w^T J\|^2, \quad E[ww^T] = 1
     """
@@ -81,14 +81,14 @@ class StateSensitivity(_JacobianScore):
 
 @dataclass(frozen=True)
 class PosteriorTrace(_JacobianScore):
-    r"""The trace of the posterior covariance of the data, of "Divergence is uncertainty" (arXiv 2605.00941).
+    r"""The trace of the posterior covariance of the data, from "Divergence is uncertainty" (arXiv 2605.00941).
 
     By Tweedie's second formula, for the linear path from Gaussian noise,
 
     .. math:: \mathrm{tr}\, Cov[x_1 | x_t] = \frac{(1-t)^2}{t} (D + (1 - t) ∇·v), \quad ∇·v = E[w^T J w]
 
-    This is exact for the optimal velocity. Negative values of a trained velocity are set to 0, which biases random
-    probes slightly. Near t = 0 the factor 1/t amplifies the error of the network, so read it from a later time on:
+    This is exact for the optimal velocity. Negative values, which trained networks can have, are set to 0; with random
+    probes, this adds a small bias. Near t = 0, the factor 1/t amplifies network errors, so start later:
     `Schedule.at([0.1, …])`.
     """
 
@@ -102,13 +102,13 @@ class PosteriorTrace(_JacobianScore):
 
 
 class HeteroscedasticHead(nn.Module):
-    """The field of UA-Flow (arXiv 2602.10326): a network with two heads, velocity and log variance.
+    """The model of UA-Flow (arXiv 2602.10326): a network with two heads, velocity and log variance.
 
-    When called, it returns the velocity.
+    Calling it returns the velocity.
 
     Arguments:
-        network: A network whose output has twice the size of a sample on dimension 1 (features of a vector, channels
-            of an image), velocity first.
+        network: A network whose output has twice the size of a sample along dimension 1 (features of a vector,
+            channels of an image), with the velocity first.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -128,9 +128,9 @@ class HeteroscedasticHead(nn.Module):
         return self.both(x, t, **cond)[0]
 
     def graft(self, flow: nn.Module) -> None:
-        """Copy the weights of a trained flow, and let only the head of the variance learn.
+        """Copy the weights of a trained flow, and freeze all but the last layer, `out`.
 
-        The two networks differ only in the last layer, `out`, which is twice as large here.
+        The two networks differ only in this layer, which is twice as large here.
         """
         weights = self.network.state_dict()
         with torch.no_grad():
@@ -149,9 +149,9 @@ def nll(
     velocity: bool = True,
     cond: Mapping[str, Any] | None = None,
 ) -> Tensor:
-    """Return ½[(v − u)²/σ² + log σ²], the Gaussian negative log-likelihood that trains both heads.
+    """Return ½[(v − u)²/σ² + log σ²], the Gaussian negative log-likelihood for training both heads.
 
-    Without `velocity`, only the variance learns. `cond` is passed to the network.
+    With `velocity=False`, only the variance is trained. `cond` is passed to the network.
     """
     t, x_t, u_t = path_sample(space, x1, randomness)
     v, log_var = head.both(x_t, t, **(cond or {}))
@@ -161,7 +161,7 @@ def nll(
 
 @dataclass(frozen=True)
 class HeteroscedasticVariance:
-    """The variance that a :class:`HeteroscedasticHead` predicts."""
+    """The variance predicted by a :class:`HeteroscedasticHead`."""
 
     plain_mean = True
 

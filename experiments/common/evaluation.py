@@ -1,4 +1,4 @@
-"""Numbers that the experiments share: scores, learned heads, and variances against posterior draws."""
+"""Metrics shared by the experiments: scores, learned heads, and variances compared with posterior draws."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from fmwc.sampling import SCORES, Trajectory
 from fmwc.state import State, tree_map
 from fmwc.uses.heads import HEADS, fit_head
 
-RANKINGS = ("auprc", "heads", "own", "linearised", "thresholds", "baselines", "beyond")  # numbers of a ranking
-TIMES = (0.0, 0.2, 0.5, 0.8, 0.98)  # when the variance is compared with posterior draws
+RANKINGS = ("auprc", "heads", "own", "linearised", "thresholds", "baselines", "beyond")  # prefixes of ranking metrics
+TIMES = (0.0, 0.2, 0.5, 0.8, 0.98)  # times at which the variance is compared with posterior draws
 
 
 def spearman(a: Any, b: Any) -> float:
@@ -34,14 +34,14 @@ def scores_of(run: Trajectory, names: Iterable[str] = SCORES) -> dict[str, Tenso
 
 
 def thinned(run: Trajectory, every: int) -> Trajectory:
-    """Return the run as if its variance had been read at every k-th step only, including the last."""
+    """Return the run with only every k-th reading of the variance, counted from the last."""
     kept = torch.arange(len(run.times) - 1, -1, -every).flip(0)
     mean, var = (tree_map(lambda rows: rows[kept], part) for part in (run.mean, run.var))
     return replace(run, times=run.times[kept], mean=mean, var=var)
 
 
 def second_half(run: Trajectory) -> Trajectory:
-    """Return the half of a run that learned heads are evaluated on."""
+    """Return the second half of a run, on which learned heads are evaluated."""
     return run.take(torch.arange(len(run) // 2, len(run)))
 
 
@@ -72,16 +72,16 @@ def along(
     """Return the divergence at every step of a trajectory with saved states.
 
     Arguments:
-        velocity, probes, cond, options: Those of :func:`divergence`.
+        velocity, probes, cond, options: As in :func:`divergence`.
         states: The states of the trajectory.
-        times: Its time grid.
+        times: The time grid.
     """
     rows = zip(states[:-1], times[:-1], strict=True)
     return torch.stack([divergence(velocity, x, t, probes, cond=cond, **options) for x, t in rows])
 
 
 class Agreement(NamedTuple):
-    """Correlations per step (mean and standard deviation over steps) and of the sums along the trajectory."""
+    """Correlations per step (mean and standard deviation over steps), and of sums along the trajectory."""
 
     pearson_step: float
     pearson_step_std: float
@@ -94,7 +94,7 @@ class Agreement(NamedTuple):
 def agreement(var: Tensor, divergence: Tensor) -> Agreement:  # (R, B), (R, B)
     """Return the correlations of σ_t² with |∇·v_t| over samples (tab:universality)."""
     a, b = var.double().cpu().numpy(), divergence.double().abs().cpu().numpy()
-    # A step where all samples have the same value has no correlation, and is left out.
+    # Skip steps at which all samples have the same value, because their correlation is undefined.
     steps = [(x, y) for x, y in zip(a, b, strict=True) if np.ptp(x) > 0 and np.ptp(y) > 0]
     per_step = ([correlate(x, y)[0] for x, y in steps] for correlate in (pearsonr, spearmanr))
     summary = [float(f(values)) for values in per_step for f in (np.mean, np.std)]
@@ -115,13 +115,13 @@ def fidelity(
 ) -> dict[str, dict[str, float]]:
     """Compare each estimator's variance with that of posterior draws, at states along trajectories.
 
-    `ceiling` compares a second set of draws with the first. With more than two sets, `long` compares with all of
-    them, which shows how much of a disagreement is noise of the reference.
+    `ceiling` compares the second set of draws with the first. With more than two sets, `long` compares with the mean
+    over all sets, which shows how much disagreement is due to noise in the reference.
 
     Arguments:
         run: Trajectories with their states.
         draws, sets: Posterior draws per set, and number of independent sets.
-        reduce: Reduces the variance to the values that are compared.
+        reduce: Reduces the variance to the values to compare.
     """
     assert run.states is not None
     rows: dict[str, dict[str, float]] = {}
@@ -146,12 +146,12 @@ def fidelity(
 
 
 def with_intervals(numbers: dict[str, Any], positive: np.ndarray, what: str, score: Any) -> dict[str, Any]:
-    """Return headline numbers with sample counts and intervals; rankings of too few samples are left out.
+    """Return headline numbers with sample counts and intervals, without rankings of too few samples.
 
     Arguments:
         numbers: The numbers by name.
-        positive: The samples that a ranking should find.
-        what: The word for those.
+        positive: Whether each sample is positive.
+        what: The word for positive samples.
         score: The ranking score, high for positive samples.
     """
     count = int(positive.sum())

@@ -19,21 +19,21 @@ from fmwc.recipes.recipe import override
 from fmwc.sampling import SCORES, SamplingConfig, Schedule, Trajectory, sample
 from fmwc.uses.guidance import Guidance
 
-OWN = " (own)"  # the suffix of the name of the field's own score
+OWN = " (own)"  # suffix of the name of the field's default score
 
-Outcome = Mapping[str, np.ndarray]  # arrays with one entry per sample; `bad` is always among them
+Outcome = Mapping[str, np.ndarray]  # arrays with one entry per sample, including `bad`
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that describes a set of samples.
+    """A metric of a set of samples.
 
     Arguments:
-        read: Computes it from the outcome of the samples.
-        words: Its name in a table.
-        each: Whether it is a mean over samples, so that a bootstrap gives its interval.
+        read: Computes the metric from the outcome of the samples.
+        words: The name of the metric in tables.
+        each: Whether the metric is a mean over samples, so that it has a bootstrap interval.
         higher: Whether higher is better.
-        digits: Digits after the point in a table.
+        digits: The number of decimals in tables.
     """
 
     read: Callable[[Outcome], float]
@@ -48,13 +48,13 @@ class Intent:
     """A kind of edit. Scale, `before` and `peak` were chosen on the validation seed.
 
     Arguments:
-        channel: The channel that gets the noise; `None` means all channels.
+        channel: The channel to add noise to; `None` for all channels.
         scale: The standard deviation of the noise.
-        words: What counts as a success.
-        other: Whether the condition changes too (another class).
+        words: The definition of success.
+        other: Whether the condition also changes (another class).
         scales: The scales that were compared.
-        before: How long before the critical time the noise is added. Later, the decision has been made.
-        peak: Which of the two critical times.
+        before: How long before the critical time the noise is added.
+        peak: The kind of critical time.
     """
 
     channel: str | None
@@ -80,36 +80,36 @@ class Sizes:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if value < 1:
-                raise UsageError(f"a study needs at least one sample of each kind, got {name}={value}")
+                raise UsageError(f"study sizes must be at least 1, got {name}={value}")
 
 
 class Experiment(ABC):
     """One of the paper's experiments.
 
-    A study draws and judges separately, because the two may need different machines: `keep` returns what the judge
-    needs of each sample, and `judge` judges it.
+    A study draws and judges samples in separate tasks, which may run on different machines: `keep` returns the data
+    that the judge needs for each sample, and `judge` computes outcomes from it.
 
     Arguments:
         domain: The installed domain that draws and judges samples.
-        field: The field that a study filters, edits and steers.
+        field: The field to study.
         sizes: The number of samples in each part of a study.
 
     Attributes:
-        draws: Stochastic trajectories per sample that the transported dispersion is compared with.
+        draws: Stochastic trajectories per sample, as the reference of the transported dispersion.
         seeds: The reported seeds.
         reproduced: Samples per evaluation.
         bad, good: Words for samples to discard and to keep.
-        finds: Which of them are the positive class of a score's AUPRC.
-        metrics: What a study reports of a set of samples; options are chosen by the first.
+        finds: The positive class of AUPRC, `bad` or `good`.
+        metrics: The metrics of a study; options are chosen by the first metric.
         intents: Kinds of edits.
-        usual: A study computes the variance at every k-th step,
-        every: and for edits and rewinding, where it is most of the cost, at every k-th step of these.
-        dispersion: Whether the transported dispersion is among the scores.
-        before, scale: Rewinding: how long before the critical time, and the noise's standard deviation.
+        usual: The variance is computed at every `usual`-th step of a study.
+        every: Like `usual`, for edits and rewinding, where the variance is most of the cost.
+        dispersion: Whether the transported dispersion is one of the scores.
+        before, scale: For rewinding, the time before the critical time and the standard deviation of the noise.
         guides: Guidance settings by name.
         risks: Failure rates to guarantee.
         power, weight: The exponent of the fitted grid, and the weight of extrapolation.
-        scales, befores, strengths: The options that were compared on the validation seed.
+        scales, befores, strengths: The options compared on the validation seed.
     """
 
     draws: int
@@ -142,7 +142,7 @@ class Experiment(ABC):
 
     @property
     def name(self) -> str:
-        """The name on the command line."""
+        """The name of the experiment on the command line."""
         return str(self.domain.name)
 
     # ---- the paper's tables ------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def tables(self, out: Path) -> list[Path]:
-        """Write the paper's tables beside ours, from the results in a folder."""
+        """Write tables of the paper's numbers and ours from a results folder."""
 
     # ---- a study of the uses of confidence ---------------------------------------------------------------------------
 
@@ -167,38 +167,38 @@ class Experiment(ABC):
         """Return the experiment for a study of a field.
 
         Arguments:
-            data: Folder of the data that samples are compared with, if the experiment has any.
-            changes: `key=value` changes of the sizes.
+            data: Folder of the data to compare samples with, if the experiment uses data.
+            changes: Changes of the sizes, as `key=value`.
         """
         return type(self)(self.domain, field, override(self.sizes_for(field.device.type), changes, "size"))
 
     @staticmethod
     @abstractmethod
     def sizes_for(device: str) -> Sizes:
-        """Return sizes that suit a device."""
+        """Return default sizes for a device."""
 
     @abstractmethod
     def keep(self, x: Any, cond: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return what the judge needs of each sample."""
+        """Return the data that the judge needs for each sample."""
 
     @abstractmethod
     def judge(self, kept: Mapping[str, Tensor]) -> Outcome:
-        """Return `bad` per sample, and whatever metrics and edits need."""
+        """Return `bad` per sample, and other data needed by metrics and edits."""
 
     @abstractmethod
     def succeeded(self, intent: str, before: Outcome, after: Outcome) -> np.ndarray:
-        """Return which edits succeeded, row by row."""
+        """Return whether each edit succeeded."""
 
     def judged_by(self) -> dict[str, str]:
-        """Return the names or fingerprints of what the outcomes depend on besides the samples."""
+        """Return the names or fingerprints of everything that determines outcomes, apart from the samples."""
         return {}
 
     def shown(self, run: Trajectory, every: int = 1) -> dict[str, Tensor]:
-        """Return what a picture needs of a few samples besides what the judge needs; of edits, of every k-th."""
+        """Return additional data for figures, for a few samples or, for edits, for every `every`-th one."""
         return {}
 
     def edited_conditions(self, run: Trajectory, intent: Intent, seed: int) -> dict[str, Any]:
-        """Return the conditions after an edit that differ from those before."""
+        """Return the conditions that an edit changes."""
         return {}
 
     def options(self) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class Experiment(ABC):
         return {"confidence": self.domain.estimator(self.field)}
 
     def draw(self, count: int, seed: int, **options: Any) -> Trajectory:
-        """Draw samples; by default with the variance at every step."""
+        """Draw samples, by default with the variance at every step."""
         cond = self.domain.conditions(self.field, count, seed=seed)
         usual = {
             "schedule": Schedule.every(1),
@@ -218,6 +218,6 @@ class Experiment(ABC):
         return sample(self.field, count, seed=seed, **{**usual, **options, "config": config})
 
     def scores(self, run: Trajectory) -> dict[str, Tensor]:
-        """Return label-free scores, high = doubtful, the default score of the field first."""
+        """Return label-free scores (high = doubtful), with the default score of the field first."""
         others = [name for name in SCORES if name != run.default_score or run.standard is not None]
         return {f"{run.default_score}{OWN}": run.score(), **{name: run.score(name) for name in others}}

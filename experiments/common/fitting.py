@@ -1,4 +1,4 @@
-"""Training the baselines by a recipe, as :mod:`fmwc.recipes.fitting` trains flows."""
+"""Train the baselines from a recipe, as :mod:`fmwc.recipes.fitting` trains flows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fmwc.training import train
 
 
 def fit_dropout(recipe: Recipe, dropout: Dropout, progress: Progress | None = None, resume: Path | None = None) -> int:
-    """Train a flow with dropout on."""
+    """Train a flow with dropout."""
     space = recipe.space()
 
     def loss(x1: Tensor, randomness: Stream, beta: Tensor, cond: dict[str, Tensor]) -> Tensor:
@@ -34,7 +34,7 @@ def fit_dropout(recipe: Recipe, dropout: Dropout, progress: Progress | None = No
 def fit_heads(
     recipe: Recipe, head: HeteroscedasticHead, progress: Progress | None = None, resume: Path | None = None
 ) -> int:
-    """Train UA-Flow's two heads together."""
+    """Train both heads of UA-Flow together."""
     space = recipe.space()
 
     def loss(x1: Tensor, randomness: Stream, beta: Tensor, cond: dict[str, Tensor]) -> Tensor:
@@ -46,7 +46,7 @@ def fit_heads(
 def fit_variance(
     recipe: Recipe, head: HeteroscedasticHead, progress: Progress | None = None, resume: Path | None = None
 ) -> None:
-    """Train only the variance of two heads grafted on a flow, for as many steps as a retrofit."""
+    """Train only the variance head on a frozen flow, for as many steps as a retrofit."""
     space = recipe.space()
     data, cond = recipe.rows()
 

@@ -1,4 +1,4 @@
-"""Figures and axes that the experiments share."""
+"""Figures and axes shared by the experiments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from fmwc.report.page import DASHED, DOTTED, FAINT, INK, LEGEND_ABOVE, LINES, ONE, PERCENT, SURE, TWO, styled
 from fmwc.uses.risk import Reliability
 
-DECADE = 10  # values that span more are drawn on a logarithmic axis
+DECADE = 10  # values with a larger ratio are drawn on a logarithmic axis
 
 
 @styled
@@ -26,7 +26,7 @@ def reliability_plot(curve: Reliability, good: str) -> Figure:
     figure = Figure(figsize=ONE)
     axes = figure.add_subplot()
     x, rate = curve.confidence, curve.success
-    bars = np.maximum([rate - curve.low, curve.high - rate], 0)  # an exact interval contains the rate, up to rounding
+    bars = np.maximum([rate - curve.low, curve.high - rate], 0)  # negative only by rounding
     mean = float(np.average(rate, weights=curve.size))
     axes.axhline(mean, color=FAINT, linewidth=1.0, linestyle=DASHED)
     axes.plot(x, rate, color=LINES[0], linewidth=1.2, alpha=0.6)
@@ -35,7 +35,7 @@ def reliability_plot(curve: Reliability, good: str) -> Figure:
     lowest = float(curve.low.min())
     bottom = 0.0 if lowest < 0.3 else lowest
     axes.set(xlabel="confidence", ylabel=f"{good}, observed", xlim=(-0.02, 1.02))
-    axes.set_ylim(bottom - 0.03 * (1 - bottom), 1 + 0.03 * (1 - bottom))  # points at the edges are drawn whole
+    axes.set_ylim(bottom - 0.03 * (1 - bottom), 1 + 0.03 * (1 - bottom))  # do not clip points at the edges
     axes.xaxis.set_major_formatter(PERCENT)
     axes.yaxis.set_major_formatter(PERCENT)
     axes.legend(**LEGEND_ABOVE)
@@ -44,7 +44,7 @@ def reliability_plot(curve: Reliability, good: str) -> Figure:
 
 @styled
 def comparison_plot(compared: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
-    """Draw the AUPRC of several scores with intervals, and the paired difference of each to the first score.
+    """Draw the AUPRC of several scores and the paired differences from the first score, with intervals.
 
     Arguments:
         compared: A result of :func:`fmwc.metrics.ranking.compare`.
@@ -65,14 +65,14 @@ def comparison_plot(compared: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> 
     right.axvline(0, color=SURE, linewidth=1.2, linestyle=DASHED)
     left.set(xlabel="AUPRC", yticks=range(len(names)), ylim=(len(names) - 0.4, -0.6))
     left.set_yticklabels(names)
-    right.set(xlabel="paired difference to the first score")
+    right.set(xlabel="paired difference from the first score")
     right.tick_params(left=False)
     right.spines["left"].set_visible(False)
     return figure
 
 
 def steps_axis(axes: Axes, steps: Sequence[int], base: int = 10) -> None:
-    """Make the x axis a logarithmic axis of Euler steps with ticks at the measured numbers only."""
+    """Set a logarithmic x axis of Euler steps, with ticks only at the measured numbers."""
     axes.set_xscale("log", base=base)
     axes.xaxis.set_major_locator(FixedLocator(list(steps)))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -81,12 +81,12 @@ def steps_axis(axes: Axes, steps: Sequence[int], base: int = 10) -> None:
 
 
 def value_axis(axes: Axes, values: ArrayLike, bottom: float = 0.0) -> None:
-    """Make the y axis logarithmic if positive values span more than a decade; otherwise start it at zero.
+    """Set a logarithmic y axis if positive values span more than a decade, else start the axis at zero.
 
     Arguments:
         axes: The axes.
-        values: The values that are drawn.
-        bottom: Space below zero, as a share of the axis, so that points at zero are drawn whole.
+        values: The plotted values.
+        bottom: Space below zero as a share of the axis, so that points at zero are not clipped.
     """
     low, high = float(np.min(values)), float(np.max(values))
     if low > 0 and high > DECADE * low:

@@ -17,14 +17,16 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
 
 
 def experiment_named(name: str, judge: str = "") -> Experiment:
-    """Return an experiment, with a judge of the user's own if one is named."""
+    """Return an experiment, optionally with a custom judge."""
     domain = domain_named(name, judge)
     return EXPERIMENTS[domain.name](domain)
 
 
 def experiment_of(name: str, checkpoint: str, judge: str = "", verb: str = "evaluate") -> Experiment:
-    """Return an experiment for a checkpoint, which must belong to it."""
+    """Return an experiment for a checkpoint of the same domain."""
     domain = domain_of(checkpoint or domain_named(name).name, judge)
     if domain.name != domain_named(name).name:
-        raise UsageError(f"{checkpoint} is of {domain.name}; say python -m experiments {verb} {domain.name}")
+        raise UsageError(
+            f"{checkpoint} is a checkpoint of {domain.name}; use python -m experiments {verb} {domain.name}"
+        )
     return EXPERIMENTS[domain.name](domain)

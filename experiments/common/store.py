@@ -1,6 +1,6 @@
-"""The files of a reproduction, which let a stopped run resume: trained networks, and one result file per task.
+"""Files of a reproduction: trained networks, and one result file per task. They allow a stopped run to resume.
 
-`pieces/SEED-TASK.json` holds the numbers of one task, `cells/SEED.json` those of all tasks of a seed.
+`pieces/SEED-TASK.json` holds the numbers of one task, and `cells/SEED.json` those of all tasks of a seed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fmwc.recipes import fitting
 from fmwc.recipes.recipe import data_of
 
 MEMBERS = 5  # members of an ensemble
-SHARED = (1001, 1002, 1003, 1004)  # seeds of the members that the ensembles of all reported seeds have in common
-# Recipe fields that a network without noise does not depend on.
+SHARED = (1001, 1002, 1003, 1004)  # seeds of the ensemble members shared by all reported seeds
+# Recipe fields that do not affect a network without noise.
 OF_NOISE = (
     "method", "beta", "prior_rate", "cycles", "warmup", "exclude", "width", "noise_steps", "noise_batch", "noise_lr",
 )  # fmt: skip
@@ -49,7 +49,7 @@ class Networks:
     Arguments:
         recipe: The sizes and the schedule.
         folder: The folder of the trained networks.
-        device: Where they are trained.
+        device: The device for training.
         say: Called with a message after each training.
     """
 
@@ -62,7 +62,7 @@ class Networks:
         return data_of(self.recipe)
 
     def at(self, seed: int, **changes: Any) -> Any:
-        """Return the recipe with another seed."""
+        """Return the recipe with the given seed and changes."""
         return replace(self.recipe, seed=seed, **changes)
 
     def flow(self, seed: int) -> nn.Module:
@@ -72,14 +72,14 @@ class Networks:
         return network if fitting.take_flow(recipe, network) else self._trained("flow", recipe, network)
 
     def retrofit(self, seed: int, **changes: Any) -> Any:
-        """Return the plain flow with a noise model fitted to it."""
+        """Return the plain flow with a fitted noise model."""
         recipe = self.at(seed, method="retrofit", **changes)
         if self._already_fitted(recipe):
             return load(recipe.flow, device=self.device)
         return self._trained("retrofit", recipe, recipe.attach(self.flow(seed)).to(self.device))
 
     def joint(self, seed: int, name: str = "joint", **changes: Any) -> Any:
-        """Return a field whose network and noise model were trained together."""
+        """Return a field whose network and noise model were trained jointly."""
         recipe = self.at(seed, method="joint", **changes)
         return self._trained(name, recipe, recipe.attach(recipe.network()).to(self.device))
 
@@ -89,7 +89,7 @@ class Networks:
         return self._trained("dropout", recipe, Dropout(recipe.network().to(self.device)))
 
     def head(self, seed: int) -> HeteroscedasticHead:
-        """Return UA-Flow's two heads, trained from scratch by their likelihood."""
+        """Return the model of UA-Flow, trained from scratch by its likelihood."""
         recipe = self.at(seed)
         return self._trained("head", recipe, HeteroscedasticHead(recipe.network(heads=2).to(self.device)))
 
@@ -101,13 +101,13 @@ class Networks:
         return self._trained("variance", recipe, head)
 
     def save_field(self, kind: str, seed: int, folder: Path, clock: Clock | None = None) -> None:
-        """Write a field and its reference as a checkpoint, unless the folder holds one."""
+        """Write a field and its reference as a checkpoint, unless the folder already holds one."""
         if not (folder / "recipe.json").exists():
             field = getattr(self, kind)(seed)
             fitting.finish(self.at(seed, method=kind), field, folder, clock or Clock(self.device))
 
     def steps(self, name: str, seed: int) -> dict[str, int]:
-        """Return how many steps a network was trained for, and how many were planned; a time limit may end it early."""
+        """Return the number of training steps of a network, and the planned number; a time limit may end it early."""
         recipe = self.at(seed)
         if name == "flow" and (given := getattr(recipe, "flow", "")):
             steps = about(given)["recipe"]["iterations"]
@@ -119,20 +119,20 @@ class Networks:
         return self.folder / f"{name}-{recipe.decay}-{recipe.seed}.safetensors"
 
     def _trained(self, name: str, recipe: Any, module: Any) -> Any:
-        """Load the weights of an earlier run of the same recipe into `module`, or train it and write the weights."""
+        """Load the weights of an earlier run with the same recipe into `module`, or train it and save the weights."""
         path = self._file(name, recipe)
         ignored = (*fitting.LATER, *(OF_NOISE if name == "flow" else ()), *(("flow",) if name == "joint" else ()))
-        # Plain values can be compared on other machines.
+        # Plain values are comparable between machines.
         identity = plain(fitting.identity_of(recipe, self.data, ignored))
         resume = path.with_suffix(".resume")
         if path.exists():
             tensors, known = read_tensors(path, _WEIGHTS, _WHAT)
             if rows := difference(known["recipe"], identity):
-                raise MismatchError(f"{path} was trained by another recipe ({rows}); delete it, or use another --out")
+                raise MismatchError(f"{path} was trained with another recipe ({rows}); delete it, or use another --out")
             try:
                 module.load_state_dict(tensors)
             except RuntimeError as error:
-                raise CheckpointError(f"{path} is of another architecture; delete it, or use another --out") from error
+                raise CheckpointError(f"{path} has another architecture; delete it, or use another --out") from error
         else:
             clock = Clock(self.device)
             steps = FITS[name](recipe, module, resume=resume)
@@ -144,7 +144,7 @@ class Networks:
         return module
 
     def _already_fitted(self, recipe: Any) -> bool:
-        """Whether the checkpoint that provides the flow already has the noise model that would be fitted to it."""
+        """Return whether the checkpoint of the flow already holds the noise model of this recipe."""
         if not getattr(recipe, "flow", ""):
             return False
         known = about(recipe.flow)
@@ -178,8 +178,8 @@ def parse_tasks(
     """Split `flow:0,draw:joint,read:joint` into (verb, name), where a network's name is its seed.
 
     Arguments:
-        tasks: The known names of each verb, `draw` and `read`.
-        networks: The networks that can be trained alone.
+        tasks: The known names for each verb, `draw` and `read`.
+        networks: The networks that can be trained as separate tasks.
     """
     parsed = []
     for task in (part.strip() for part in only.split(",")) if only else ():
@@ -197,7 +197,7 @@ def parse_tasks(
 
 
 def read_result(path: Path, schema: Check = _RESULT) -> dict[str, Any]:
-    """Read the numbers of a task and their provenance."""
+    """Read the result file of a task."""
     try:
         return read_json(path, schema, error=CheckpointError)
     except CheckpointError as error:
@@ -205,7 +205,7 @@ def read_result(path: Path, schema: Check = _RESULT) -> dict[str, Any]:
 
 
 def check_settings(path: Path, settings: dict[str, Any]) -> None:
-    """Raise an error if a result file was made with other settings."""
+    """Raise an error if a result file was computed with other settings."""
     about = read_result(path)["provenance"]
     if rows := difference({name: about.get(name) for name in settings}, settings):
         raise MismatchError(f"{path} was made with other settings ({rows}); delete it, or use another --out")
@@ -225,10 +225,10 @@ def run_task(
     say: Say,
     labels: Mapping[str, Any] | None = None,
 ) -> None:
-    """Run a task and write its numbers, unless the file exists and was made with the same settings."""
+    """Run a task and write its numbers, unless a file with the same settings exists."""
     if path.exists():
         check_settings(path, settings)
-        say(f"{path.name} is there already")
+        say(f"{path.name} already exists; skipped")
         return
     clock = Clock(device)
     numbers = task()
@@ -238,11 +238,11 @@ def run_task(
 
 
 def join_results(out: Path, setting: str, seed: int, readings: Iterable[str], drawings: Iterable[str] = ()) -> Path:
-    """Join the result files of a seed that exist into one.
+    """Join the existing result files of a seed into one file.
 
     Arguments:
         readings: The tasks whose numbers are joined.
-        drawings: The tasks that those read from; only their provenance is joined.
+        drawings: The tasks on which the readings depend; only their provenance is joined.
     """
     paths = {name: result_file(out, seed, name) for name in (*drawings, *readings)}
     results = {name: read_result(path) for name, path in paths.items() if path.exists()}
@@ -263,12 +263,12 @@ def read_results(out: Path) -> list[dict[str, Any]]:
 
 
 def experiment_of_results(out: Path) -> str:
-    """Return the experiment that a results folder belongs to; results of the Checkerboard do not name it."""
+    """Return the name of a results folder's experiment. Results without a name are of the Checkerboard."""
     return read_results(out)[0].get("setting") or "checkerboard"
 
 
 def from_results(function: Callable[Concatenate[Path, P], T]) -> Callable[Concatenate[Path, P], T]:
-    """Wrap a function of a results folder, so that numbers of an unexpected kind raise an error about the folder."""
+    """Wrap a function of a results folder, so that unexpected contents raise an error that names the folder."""
 
     @wraps(function)
     def run(out: Path, /, *args: P.args, **options: P.kwargs) -> T:
@@ -279,7 +279,7 @@ def from_results(function: Callable[Concatenate[Path, P], T]) -> Callable[Concat
                 raise
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}".removesuffix(": ")
             raise CheckpointError(
-                f"the results in {out} are incomplete or of another kind ({reason}); run "
+                f"the results in {out} are incomplete or have an unexpected format ({reason}); run "
                 "python -m experiments reproduce or python -m experiments study to the end"
             ) from error
 

@@ -1,4 +1,4 @@
-"""Tables of results: numbers become the cells of a :class:`fmwc.report.table.Table`, and tables become files."""
+"""Format numbers as cells of a :class:`fmwc.report.table.Table`, and write tables to files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def dig(numbers: Any, path: str) -> Any:
 
 
 def number(value: Any, digits: int = 3, factor: float = 1.0) -> str:
-    """Return a number as text, and a dash for anything else.
+    """Return a number as text, or a dash for anything else.
 
     >>> number(0.21), number(0.034, 1, 100.0), number(None), number(float("nan"))
     ('0.210', '3.4', '—', '—')
@@ -48,7 +48,7 @@ def with_interval(value: Any, interval: Any, digits: int, factor: float = 1.0) -
 
 
 def ratio_text(row: Mapping[str, Any]) -> str:
-    """Return the ratio of a cost to that of plain sampling, with its range.
+    """Return a cost ratio with its range, as text.
 
     >>> ratio_text({"ratio": 1.5, "lowest": 1.25, "highest": 2})
     '1.50× (1.25–2.00)'
@@ -69,9 +69,9 @@ def write_tables(
     """Write `tables.md` and `summary.json`.
 
     Arguments:
-        heading: The title and the paragraph under it.
-        origins: A line under each table that says where its numbers are from.
-        summary: What the summary holds instead of the tables' rows.
+        heading: The title and the paragraph below it.
+        origins: A line below each table that states the source of its numbers.
+        summary: The contents of the summary, if not the rows of the tables.
     """
     parts = [heading]
     for name, table in tables.items():

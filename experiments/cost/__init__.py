@@ -1,1 +1,1 @@
-"""What confidence costs in time and memory."""
+"""The cost of confidence in time and memory."""

@@ -1,7 +1,7 @@
-"""The time and memory that confidence costs, relative to plain sampling and plain training.
+"""Measure the cost of confidence in time and memory, relative to plain sampling and plain training.
 
-Uncompiled cases are compared with uncompiled plain sampling, and compiled cases with compiled plain sampling; all are
-measured interleaved. Cases are measured in order of importance; those that do not fit the time limit are listed.
+Uncompiled cases are compared with uncompiled plain sampling, and compiled cases with compiled plain sampling. All
+measurements are interleaved. Cases are measured in order of importance; cases beyond the time limit are listed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from fmwc.sampling.pilot import READINGS
 from fmwc.training import TrainingConfig, train
 
 MEMBERS = 5  # trajectories of an ensemble or of a stochastic flow
-STEPS = 10  # optimiser steps that are timed together
-SIZES = {  # the default number of samples, and those of the sweep
+STEPS = 10  # optimiser steps per timing
+SIZES = {  # the default number of samples, and the numbers of the sweep
     "checkerboard": {"cpu": (2048, (256, 8192)), "cuda": (65_536, (4096, 16_384, 262_144))},
     "mnist": {"cpu": (16, (4, 64)), "cuda": (1024, (64, 256, 4096))},
     "crystals": {"cpu": (8, (2, 32)), "cuda": (512, (64, 256, 2048))},
@@ -46,9 +46,9 @@ class Case:
     """A kind of sampling.
 
     Arguments:
-        options: Those of :func:`fmwc.sample`; `AsReference()` means the domain's estimator.
+        options: Options of :func:`fmwc.sample`; `AsReference()` stands for the domain's estimator.
         runs: Trajectories per sample.
-        stochastic: Whether the trajectories follow draws of the weights.
+        stochastic: Whether trajectories use random draws of the weights.
         compiles: Whether compilation makes a difference.
         half: Whether the variance is computed in half precision, which needs a compiled field.
     """
@@ -61,8 +61,8 @@ class Case:
 
 
 PLAIN = "plain"
-FEW = "few"  # the schedule of the checkpoint, which is made for 50 steps: python -m experiments bench --steps 50
-CASES: dict[str, Case] = {  # in order of importance; ratios are to the first
+FEW = "few"  # the checkpoint's schedule, fitted for 50 steps: python -m experiments bench --steps 50
+CASES: dict[str, Case] = {  # in order of importance; ratios are relative to the first
     PLAIN: Case({"confidence": None}),
     "linearised, few readings": Case({"confidence": AsReference(), "schedule": FEW}),
     "linearised in bf16, few readings": Case({"confidence": AsReference(), "schedule": FEW}, half=True),
@@ -83,9 +83,9 @@ CASES: dict[str, Case] = {  # in order of importance; ratios are to the first
     "Monte Carlo variance (k = 5), every step": Case({"confidence": MonteCarlo(MEMBERS)}),
     "transported dispersion": Case({"confidence": None, "transport": True}, compiles=False),
 }
-PARTS = {"sampling": 0.6, "training": 0.8, "sweep": 1.0}  # the latest end of each part, as a share of the time
-COMPILATION = {"cases": "uncompiled", "compiled": "compiled"}  # the tables of sampling in a result, and their names
-SWEPT = (PLAIN, "linearised, every step")  # cases that are measured at other numbers of samples
+PARTS = {"sampling": 0.6, "training": 0.8, "sweep": 1.0}  # the latest end of each part, as a share of the time limit
+COMPILATION = {"cases": "uncompiled", "compiled": "compiled"}  # the sampling tables of a result, and their names
+SWEPT = (PLAIN, "linearised, every step")  # cases measured at other numbers of samples
 
 Loss = Callable[..., Any]
 
@@ -99,7 +99,7 @@ def _joint_loss(model: Field) -> Loss:
     return lambda x1, randomness, beta, cond: elbo_loss(model, x1, beta, seed=randomness, cond=cond)
 
 
-# What is trained, and by which loss; ratios are to the first.
+# The trained module and its loss; ratios are relative to the first.
 TRAINING: dict[str, tuple[Callable[[Field], Any], Callable[[Field], Loss]]] = {
     "flow matching": (lambda model: model.network, _plain_loss),
     "joint training (elbo)": (lambda model: model, _joint_loss),
@@ -108,7 +108,7 @@ TRAINING: dict[str, tuple[Callable[[Field], Any], Callable[[Field], Loss]]] = {
 
 
 def words_of(only: str) -> list[str]:
-    """Split `--only` into words, each the name of a part or a part of the name of a case."""
+    """Split `--only` into words; each is the name of a part, or occurs in the name of a case."""
     words = [word.strip() for word in only.split(",") if word.strip()]
     for word in words:
         if word not in PARTS and not any(word in name for name in CASES):
@@ -123,10 +123,10 @@ class Bench:
     Arguments:
         domain, model: The field and its domain.
         fast: The compiled field, in full and in half precision.
-        count: Samples.
-        others: Numbers of samples of the sweep.
-        steps: Euler steps.
-        names: The cases that are measured.
+        count: The number of samples.
+        others: Numbers of samples in the sweep.
+        steps: The number of Euler steps.
+        names: The cases to measure.
     """
 
     domain: Domain
@@ -139,9 +139,9 @@ class Bench:
 
     @property
     def few(self) -> Schedule:
-        """When the checkpoint's variance is read by default, or as many evenly spaced times if it has no schedule.
+        """The checkpoint's default schedule, or as many evenly spaced readings if it has none.
 
-        Where the times are does not change their cost.
+        The cost does not depend on the times.
         """
         return self.model.schedule or Schedule.at((i + 1) / (READINGS + 1) for i in range(READINGS))
 
@@ -151,7 +151,7 @@ class Bench:
         return noise(self.model.space, count, 0, self.model.device, cond=cond), cond  # type: ignore[arg-type]
 
     def _tasks(self, compiled: bool, count: int, names: Iterable[str]) -> dict[str, Callable[[], object]]:
-        """Return cases as functions that sample from the same noise."""
+        """Return a function for each case; all sample from the same noise."""
         x0, cond = self._start(count)
 
         def run(case: Case) -> None:
@@ -192,7 +192,7 @@ class Bench:
         return tables
 
     def sweep(self, meter: Meter) -> dict[str, Any]:
-        """Measure a few cases at other numbers of samples."""
+        """Measure the cases in `SWEPT` with other numbers of samples."""
         tables = {}
         for count in self.others:
             for key, word in COMPILATION.items():
@@ -201,7 +201,7 @@ class Bench:
         return {"sweep": {title: rows for title, rows in tables.items() if rows}}
 
     def training(self, meter: Meter) -> dict[str, Any]:
-        """Measure a step of each training in turn, without the first steps, which compile."""
+        """Measure the time per training step of each method, without the first steps, which include compilation."""
         times: dict[str, list[float]] = {}
         memory: dict[str, float | None] = {}
         for name, (part, loss) in TRAINING.items():
@@ -212,7 +212,7 @@ class Bench:
             reset_peak(self.model.device)
             try:
                 self._train(part, loss, lambda *_: ends.append(time.perf_counter()), meter.rounds + 1)  # noqa: B023
-            except UsageError as error:  # it cannot be captured as a CUDA graph
+            except UsageError as error:  # CUDA graph capture failed
                 meter.left_out.append(f"training: {name} ({error})")
                 continue
             times[name] = [(b - a) / STEPS for a, b in pairwise(ends)]
@@ -229,7 +229,7 @@ class Bench:
         progress: Callable[[int, float], None],
         times: int,
     ) -> None:
-        """Train a copy, and call back after every `STEPS` steps."""
+        """Train a copy of the model, calling `progress` after every `STEPS` steps."""
         data, cond = self._start(self.count)
         compiled = self.model.device.type == "cuda"  # as train does
         copy = deepcopy(self.model)
@@ -238,11 +238,11 @@ class Bench:
         module.requires_grad_(True)
         if reserve := getattr(copy.network, "reserve", None):
             reserve(**cond)
-        # As many strata as samples: each step uses every sample once, so the reserved rows suffice.
+        # With as many strata as samples, each step uses every sample once, so the reserved rows suffice.
         precision = "bf16" if compiled else "full"
         plan = TrainingConfig(STEPS * times, self.count, 1e-5, stratified=True, compiled=compiled, precision=precision)
-        # A compiled loss cannot add hooks itself. Plain training has none, and its compiled code would be reused for
-        # the same network with hooks.
+        # A compiled loss cannot add hooks. Reset, so that the compiled code of plain training, which has no hooks, is
+        # not reused for the network with hooks.
         torch.compiler.reset()
         with nullcontext() if module is copy.network else copy.noise.keep_hooks():
             train(module, loss(copy), data, plan, cond=cond, progress=progress, every=STEPS)
@@ -261,15 +261,15 @@ def measure(
     tf32: bool = False,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Measure all the costs of a domain. `cases` and `compiled` are the tables of sampling.
+    """Measure all costs of a domain; `cases` and `compiled` in the result are the sampling tables.
 
     Arguments:
-        count: Samples; 0 means the device's default (`SIZES`).
-        steps: Euler steps.
-        rounds: How often each case is measured.
-        minutes: The time limit; cases that have not begun by then are listed as left out.
-        only: Words separated by commas: measure only the cases with one of them in the name, and the plain ones;
-            `sampling`, `training` and `sweep` are whole parts.
+        count: The number of samples; 0 for the device's default (`SIZES`).
+        steps: The number of Euler steps.
+        rounds: The number of measurements per case.
+        minutes: The time limit; cases that have not started by then are listed as skipped.
+        only: Words separated by commas. Measure only plain sampling and cases whose names contain one of the words;
+            `sampling`, `training` and `sweep` select whole parts.
         backend: The backend of torch.compile.
         tf32: Use TensorFloat-32 matrix products on a GPU, also for plain sampling.
         say: Called with progress messages.
@@ -280,7 +280,7 @@ def measure(
     parts = [word for word in words if word in PARTS] or (["sampling"] if words else list(PARTS))
     picked = [word for word in words if word not in PARTS]
     names = [n for n in CASES if n == PLAIN or not picked or any(word in n for word in picked)]
-    compiling: list[str] = []  # compilation is not noise but a one-time cost
+    compiling: list[str] = []  # messages about compilation, a one-time cost
 
     def report(text: str) -> None:
         if text.startswith("compiled "):

@@ -1,4 +1,4 @@
-"""Measure the time of tasks in turn, so that a busy machine slows them all alike, and their peak memory."""
+"""Measure the time of tasks in interleaved rounds, so that other load affects all alike, and their peak memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fmwc.provenance import Clock
 
 @dataclass
 class Meter:
-    """Measures every task in every round while time is left.
+    """Measures every task in every round until the time limit.
 
     Arguments:
-        device: Where tasks run.
-        rounds: How often each task is measured.
-        until: When measuring must end, by `time.perf_counter`.
+        device: The device of the tasks.
+        rounds: The number of measurements per task.
+        until: The time limit, by `time.perf_counter`.
         say: Called with progress messages.
     """
 
@@ -33,10 +33,10 @@ class Meter:
     left_out: list[str] = field(default_factory=list)
 
     def __call__(self, tasks: Mapping[str, Callable[[], object]], what: str) -> dict[str, dict[str, Any]]:
-        """Return each task's median seconds, their ratio to the first task with its range, and the peak memory.
+        """Return the median time, its ratio to the first task with the range, and the peak memory of each task.
 
-        Each task runs twice before it is measured, to compile and to see whether its rounds fit. The limit may be
-        exceeded by those two runs of one task, and by one round.
+        Each task first runs twice, to compile and to estimate whether its rounds fit. The time limit may be exceeded
+        by these two runs of one task and by one round.
         """
         fitting: dict[str, Callable[[], object]] = {}
         first: dict[str, float] = {}
@@ -72,7 +72,7 @@ class Meter:
 
 
 def spread(times: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
-    """Return medians, and ratios to the median of the first.
+    """Return the median times, and their ratios to the median of the first task.
 
     >>> spread({"plain": [2.0, 1.0, 3.0], "read": [4.0, 6.0, 5.0]})["read"]
     {'seconds': 5.0, 'ratio': 2.5, 'lowest': 2.0, 'highest': 3.0}
@@ -92,18 +92,18 @@ def spread(times: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Reset the peak memory, if the system allows it."""
+    """Reset the peak memory if possible."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
     try:
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:  # not Linux, or not allowed: peaks are those since the start of the process
+    except OSError:  # not Linux, or not permitted: peaks then count from the start of the process
         return
 
 
 def peak(device: torch.device) -> float | None:
-    """Return the peak memory in MiB, of torch on a GPU or of the whole process; `None` if it is not known."""
+    """Return the peak memory in MiB, of torch on a GPU or else of the process; `None` if unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     try:

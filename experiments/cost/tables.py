@@ -1,4 +1,4 @@
-"""Tables of costs: of one run of `python -m experiments bench`, and of the runs in `results/bench`."""
+"""Tables of costs, from one run of `python -m experiments bench` or from the runs in `results/bench`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fmwc.report.table import MISSING, Table
 from fmwc.sampling import Schedule, Uniform
 from fmwc.sampling.confidence import foreseen
 
-MACHINES = {"cpu": "two cores", "h200": "H200"}  # the folder of each, and its name
+MACHINES = {"cpu": "two cores", "h200": "H200"}  # names of machines, by folder
 WORDS = {"checkerboard": "Checkerboard", "mnist": "digits", "crystals": "crystals"}
 SHOWN = {  # compiled cases
     "linearised, every step": "linearised in bf16, every step",
-    "— by one probe": "linearised (1 probe) in bf16, every step",
+    "— with one probe": "linearised (1 probe) in bf16, every step",
     "— in full precision": "linearised, every step",
     "— every 5th step, in full precision": "linearised, every 5th step",
     "diagonal Taylor-1, every step": "diagonal Taylor-1 in bf16, every step",
@@ -40,17 +40,17 @@ def _cells(row: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 
 def write_costs(out: Path, name: str, costs: dict[str, Any]) -> list[Path]:
-    """Write the costs that :func:`measure` returned as JSON and as Markdown."""
+    """Write the result of :func:`measure` as JSON and as Markdown."""
     about = costs["provenance"]
     keys = [key for key in COMPILATION if key in costs]
     measured = [row["rounds"] for key in keys for row in costs[key].values()]
-    rounds = min(measured, default=costs["rounds"])  # fewer than requested if time was short
+    rounds = min(measured, default=costs["rounds"])  # fewer than requested if the time limit was reached
     few = len(foreseen(Schedule.at(about["few"]), Uniform(about["steps"]), torch.zeros(1)) or ())
     parts = [
-        f"# What confidence costs: {name}",
+        f"# Cost of confidence: {name}",
         f"{about['samples']:,} samples in one batch, {about['steps']} steps; medians of {rounds} rounds "
-        f"(lowest–highest), all in one process, interleaved (trainings one after another); ratios are to plain of the "
-        "same column, peaks with all that earlier cases have compiled. "
+        f"(lowest–highest), interleaved in one process, except that trainings run one after another. Ratios are "
+        "relative to plain in the same column. Peak memory includes code compiled by earlier cases. "
         f"{about['device']}, torch {about['torch']}{', TF32' if about.get('tf32') else ''}, commit {about['commit']}, "
         f"{about['seconds']:.0f} s. Few readings: {few}, by {about['reading']}.",
     ]
@@ -67,10 +67,10 @@ def write_costs(out: Path, name: str, costs: dict[str, Any]) -> list[Path]:
         lines = [(case, *_cells(row)) for case, row in rows.items()]
         parts.append(Table.from_rows((title, *MEASURED), lines).markdown())
     if costs["compiling"]:
-        parts.append(f"Compiling, once: {'; '.join(costs['compiling'])}.")
+        parts.append(f"One-time compilation: {'; '.join(costs['compiling'])}.")
     if costs["left_out"]:
         parts.append(
-            f"Left out because time was short, unless another reason is given: {'; '.join(costs['left_out'])}."
+            f"Skipped because of the time limit, unless another reason is given: {'; '.join(costs['left_out'])}."
         )
     return [write_json(out / f"{name}.json", costs), write_text(out / f"{name}.md", "\n\n".join(parts) + "\n")]
 
@@ -91,7 +91,7 @@ def _ratio(costs: Mapping[str, Any], key: str, case: str) -> str:
 
 @from_results
 def default_table(bench: Path) -> Table:
-    """Return the cost of the default relative to plain sampling, compiled and not."""
+    """Return the cost of the default relative to plain sampling, with and without compilation."""
     costs, lines = _read(bench), []
     cases = {"cases": "linearised, few readings", "compiled": "linearised in bf16, few readings"}
     for name, word in WORDS.items():

@@ -1,4 +1,4 @@
-"""The numbers of the MNIST tables, from 10⁴ digits of a fresh seed."""
+"""Compute the numbers of the MNIST tables, from 10⁴ digits of a new seed."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from fmwc.recipes.mnist import SCORE, WITHIN, batch_for, labels
 from fmwc.sampling import AsReference, SamplingConfig, Schedule, Trajectory, default_estimator, sample
 from fmwc.sampling.trajectory import within_groups
 
-KEPT = 0.8  # the share kept in the main numbers
-STEPS = (5, 10, 20, 30, 50)  # numbers of steps of the sweep
+KEPT = 0.8  # share of digits kept in the headline numbers
+STEPS = (5, 10, 20, 30, 50)  # numbers of steps in the sweep
 WINDOWS = ((0.0, 0.3), (0.3, 0.7), (0.5, 0.8), (0.7, 1.0))  # windows of the integrated score
-PROBES = 16  # probes of the linearised variance where the variance itself is compared
-STATES, DRAWS = 128, 256  # images per time, and posterior draws, that the variance is compared with
-HUTCHINSON = 64  # probes of the divergence's reference
+PROBES = 16  # probes of the linearised variance in comparisons of the variance
+STATES, DRAWS = 128, 256  # images per time, and posterior draws, for comparisons of the variance
+HUTCHINSON = 64  # probes of the reference divergence
 EVERY = 2  # the divergence is computed at every second step
-# Estimators for a plain flow, and their schedules; the trace of the posterior divides the error of the network by t.
+# Estimators for a plain flow, and their schedules. The posterior trace divides network errors by t.
 RIVALS: dict[str, tuple[Any, Any]] = {
     "state_sensitivity": (StateSensitivity(probes=2), Schedule.every(2)),
     "posterior_trace": (PosteriorTrace(probes=2), Schedule.at(tuple(0.1 + 0.04 * i for i in range(23)))),
@@ -47,15 +47,15 @@ RIVALS: dict[str, tuple[Any, Any]] = {
 
 
 def frechet(a: np.ndarray, b: np.ndarray) -> float:  # (N, F), (M, F)
-    r"""Return the Fréchet distance between Gaussians fitted to two sets of activations (FID, with this classifier).
+    r"""Return the Fréchet distance between Gaussians fitted to two sets of activations (FID).
 
     .. math:: \| μ_a - μ_b \|^2 + \mathrm{tr}(Σ_a + Σ_b - 2 (Σ_a Σ_b)^{1/2})
 
     The trace of the square root is the sum of the square roots of the eigenvalues of the symmetric matrix
-    Σ_a^{1/2} Σ_b Σ_a^{1/2}, so that no complex number appears.
+    Σ_a^{1/2} Σ_b Σ_a^{1/2}, which avoids complex numbers.
     """
     if min(len(a), len(b)) < 2:
-        raise UsageError("a Fréchet distance needs at least 2 images on either side")
+        raise UsageError("a Fréchet distance needs at least 2 images in each set")
     shift = a.mean(0) - b.mean(0)
     first, second = np.atleast_2d(np.cov(a, rowvar=False)), np.atleast_2d(np.cov(b, rowvar=False))
     values, vectors = np.linalg.eigh(first)
@@ -65,7 +65,7 @@ def frechet(a: np.ndarray, b: np.ndarray) -> float:  # (N, F), (M, F)
 
 
 def lifts(scores: Mapping[str, Tensor], y: Tensor, bad: np.ndarray) -> dict[str, dict[str, float]]:
-    """Return the AUPRC of each score, as it is and standardised within its class; the positive class is failure."""
+    """Return the AUPRC of each score for failures, with and without standardisation within classes."""
     numbers = {}
     for name, score in scores.items():
         inside = within_groups(WITHIN, score, y.to(score.device)).cpu()
@@ -79,7 +79,7 @@ def lifts(scores: Mapping[str, Tensor], y: Tensor, bad: np.ndarray) -> dict[str,
 
 
 def retained(score: Tensor, bad: np.ndarray) -> dict[str, float]:
-    """Return the failure rate among the surest digits, for kept shares from 1 % to all."""
+    """Return the failure rate among the surest 1 %, 2 %, …, 100 % of the digits."""
     curve = retention(score.cpu(), bad)
     return {f"{share / 100:g}": curve.at(share / 100) for share in range(1, 101)}
 
@@ -98,9 +98,10 @@ class Examiner:
 
     Arguments:
         classifier: The judge.
-        test: The test split that samples are compared with.
-        count, steps, seed: The run: digits, Euler steps, and a seed that was not used to choose anything.
-        few: Digits for comparisons with an expensive reference (many draws, many probes).
+        test: The test split.
+        count, steps: Digits and Euler steps.
+        seed: Seed of the digits; no option may have been tuned on it.
+        few: Digits for comparisons with an expensive reference (many draws or probes).
     """
 
     classifier: Any
@@ -111,30 +112,30 @@ class Examiner:
     few: int = 500
 
     def draw(self, field: Any, count: int | None = None, **options: Any) -> Trajectory:
-        """Draw digits of this seed, each class in turn; the count does not change the first digits."""
+        """Draw digits of this seed, cycling through the classes; the first digits do not depend on the count."""
         device = next(self.classifier.parameters()).device
         y = labels(count or self.count, self.classifier.config["classes"]).to(device)
         config = options.get("config", SamplingConfig()).with_defaults(batch=batch_for(device))
         usual = {"steps": self.steps, "confidence": None, "schedule": Schedule.every(1)}
         options = {**usual, **options, "config": config}
-        if isinstance(options["confidence"], AsReference):  # also where the field's own score takes no variance
+        if isinstance(options["confidence"], AsReference):  # even if the field's default score needs no variance
             options["confidence"] = default_estimator(field.space)
         if "x0" not in options:
             options["count"] = len(y)
         return sample(field, seed=self.seed, cond={"y": y}, **options)
 
     def quality(self, run: Trajectory) -> dict[str, float]:
-        """Return the Fréchet distance to the test split, and the share that failed."""
+        """Return the Fréchet distance to the test split, and the failure rate."""
         reference = activations(self.classifier, mnist.unit(self.test.x))
         fid = frechet(activations(self.classifier, run.x), reference)
         return {"fid": fid, "failure": float(self.bad(run).mean())}
 
     def bad(self, run: Trajectory) -> np.ndarray:
-        """Return which digits failed."""
+        """Return whether each digit failed."""
         return failed(self.classifier, run.x, run.cond["y"])
 
     def lifts(self, run: Trajectory, scores: Mapping[str, Tensor] | None = None) -> dict[str, dict[str, float]]:
-        """Return the lifts of a run's scores, or of others of the same digits."""
+        """Return the metrics of :func:`lifts` for the run's scores, or for given scores of the same digits."""
         return lifts(scores_of(run) if scores is None else scores, run.cond["y"], self.bad(run))
 
     def sweep(self, field: Any, space: Any) -> dict[str, dict[str, float]]:
@@ -158,9 +159,9 @@ def universality(field: Field, examiner: Examiner) -> dict[str, dict[str, float]
 
 
 def transported(field: Field, examiner: Examiner, projections: int, trajectories: int, few: int) -> dict[str, Any]:
-    """Compare the transported dispersion, of all pixels and of a few projections, with that of k trajectories.
+    """Compare the transported dispersion by random projections with the dispersion of k trajectories.
 
-    Random projections give an unbiased estimate of the variance of all pixels. The first few cost little time.
+    Random projections give an unbiased estimate of the variance summed over all pixels.
     """
     run = examiner.draw(field, few, transport=True, config=SamplingConfig(projections=projections))
     assert run.transported is not None
@@ -194,7 +195,8 @@ def evaluate_field(
     """Compute every number of one field.
 
     Arguments:
-        projections, trajectories, few: Of the transported dispersion and its reference.
+        projections, trajectories, few: Numbers of projections, reference trajectories and digits for the transported
+            dispersion.
     """
     say("linearised")
     plain = examiner.draw(field)

@@ -1,4 +1,4 @@
-"""MNIST as an experiment of the paper."""
+"""The MNIST experiment."""
 
 from __future__ import annotations
 
@@ -35,21 +35,22 @@ from fmwc.sampling import SCORES, SamplingConfig, Schedule, Trajectory
 from fmwc.sampling.trajectory import DISPERSION, FEWEST
 from fmwc.uses.guidance import Guidance
 
-ENOUGH = 2_000  # digits for a Fréchet distance, which is biased upwards with fewer
-SHOWN = 12  # edits that a picture shows
-STYLE = 1.0  # standard deviations between two styles
+ENOUGH = 2_000  # minimum number of digits for a Fréchet distance; with fewer, it is biased upwards
+SHOWN = 12  # number of edits drawn
+STYLE = 1.0  # minimum distance between different styles, in standard deviations
 PROBES = 2  # probes of guidance per step
 
 
 def without_specks(x: Tensor) -> Tensor:  # (B, 1, H, W) -> (B, 1, H, W)
-    """Return the median of each pixel's neighbourhood, which removes noise that an edit left behind."""
+    """Return images after a 3 × 3 median filter, which removes residual noise of edits."""
     return F.pad(x[:, 0], (1, 1, 1, 1)).unfold(1, 3, 1).unfold(2, 3, 1).flatten(3).median(3).values[:, None]
 
 
 def ink_of(x: Tensor) -> Tensor:  # (B, 1, H, W) -> (B, 3)
-    """Return the amount of ink, its slant, and its width divided by its height.
+    """Return the amount of ink, the slant, and the ratio of width to height.
 
-    From the moments of the ink: its mean, the regression of columns on rows, and the ratio of their spreads.
+    They are computed from moments of the ink: the mean, the regression of columns on rows, and the ratio of standard
+    deviations.
     """
     ink = x[:, 0].clamp(0, 1).double()
     rows, columns = (torch.arange(n, device=x.device, dtype=torch.float64) for n in ink.shape[1:])
@@ -68,23 +69,20 @@ def style_of(x: Tensor) -> Tensor:  # (B, 1, H, W) -> (B, 3)
 
 
 class MnistExperiment(Experiment):
-    """MNIST. Scales, times and strengths were chosen on validation seed 100 from the results of `--wide`.
+    """The MNIST experiment.
 
-    Steps were chosen by FID, and rewinding by the failure rate, because rewinding did not change the FID.
+    Scales, times and strengths were chosen on validation seed 100 from the results of `--wide`: steps by FID, and
+    rewinding by failure rate, because rewinding did not change the FID.
 
     Arguments:
-        test: The test split for the Fréchet distance; without it, the distance is not computed.
+        test: The test split for the Fréchet distance; if missing, the distance is not computed.
     """
 
     draws, seeds = 20, "0"
-    bad, good = "failed", "read as asked for"
+    bad, good = "failed", "classified as requested"
     intents: Mapping[str, Intent] = {
-        "style": Intent(
-            None, 1.0, "the judge reads the same digit, written otherwise", scales=(0.2, 0.5, 1.0), before=0.4
-        ),
-        "class": Intent(
-            None, 0.0, "the judge reads the new digit, written as before", other=True, scales=(0.0, 0.3), before=0.4
-        ),
+        "style": Intent(None, 1.0, "same digit in another style", scales=(0.2, 0.5, 1.0), before=0.4),
+        "class": Intent(None, 0.0, "new digit in the same style", other=True, scales=(0.0, 0.3), before=0.4),
     }
     guides: Mapping[str, Guidance] = {f"{s:g} in 0.3–0.7": Guidance(s, 0.3, 0.7, probes=PROBES) for s in (1.0, 5.0)}
     strengths: Mapping[str, Guidance] = {
@@ -92,7 +90,7 @@ class MnistExperiment(Experiment):
         for strength in (0.2, 1.0, 5.0)
         for early, late in ((0.0, 1.0), (0.3, 0.7))
     }
-    dispersion = False  # thirteen times the cost of plain sampling, and a weak score of digits (results/mnist)
+    dispersion = False  # costs 13× plain sampling and is a weak score for digits (results/mnist)
     risks = (0.01, 0.015)
     power, weight = 0.5, 0.5
     before, scale = 0.4, 0.5
@@ -109,7 +107,7 @@ class MnistExperiment(Experiment):
         self.metrics = {
             **fid,
             "failed": Metric(lambda outcome: 100 * float(outcome["bad"].mean()), "failed, %"),
-            "style": Metric(self._spread, "spread of styles ÷ the data's", each=False, higher=True),
+            "style": Metric(self._spread, "spread of styles ÷ that of the data", each=False, higher=True),
         }
 
     # ---- the paper's tables ------------------------------------------------------------------------------------------
@@ -121,7 +119,7 @@ class MnistExperiment(Experiment):
         bad, y = failed(judge, run.x, run.cond["y"]), run.cond["y"]
         numbers: dict[str, Any] = {"failure": float(bad.mean()), "bit_for_bit": bool(torch.equal(run.x, plain.x))}
         if count < ENOUGH:
-            numbers["fid"] = f"not computed: this needs {ENOUGH:,} digits"
+            numbers["fid"] = f"not computed: requires at least {ENOUGH:,} digits"
         elif isinstance(test := self._test(data), str):
             numbers["fid"] = test
         else:
@@ -132,7 +130,7 @@ class MnistExperiment(Experiment):
             read = lifts(scores_of(run), y, bad)
             for name, key in (("auprc", "auprc"), ("auprc_within", "auprc_within"), ("kept_80", "kept_within")):
                 numbers[name] = {score: entry[key] for score, entry in read.items()}
-            with suppress(UsageError):  # heads need more digits, and more failures, than a quick run has
+            with suppress(UsageError):  # too few digits or failures to fit heads
                 numbers["heads"] = heads(run, bad)
         return with_intervals(numbers, bad, self.domain.bad, run.score().cpu())
 
@@ -149,7 +147,7 @@ class MnistExperiment(Experiment):
         self, recipe: Any, out: Path, device: torch.device, seeds: Sequence[int], *, count: int, draws: int, only: str
     ) -> None:
         if not isinstance(recipe, Mnist):
-            raise UsageError("reproduce takes a recipe of a flow")
+            raise UsageError("reproduce needs a recipe of a flow, not of a judge")
         options: dict[str, Any] = {"seeds": seeds, "count": count, "draws": draws, "only": only, "say": say_on_stderr}
         reproduce(recipe, out, device, judge=self.domain.classifier, **options)
         if not only:
@@ -206,14 +204,14 @@ class MnistExperiment(Experiment):
         return {"y": (y + torch.randint(1, classes, (len(y),), generator=generator).to(y)) % classes}
 
     def succeeded(self, intent: str, before: Outcome, after: Outcome) -> np.ndarray:
-        """Compare styles relative to those of the same digit, because a 1 has less ink than an 8."""
+        """Return whether each edit succeeded; styles are standardised within digits, as a 1 has less ink than an 8."""
         distance = np.sqrt(((self._standard(before) - self._standard(after)) ** 2).mean(1))
         restyled = distance > STYLE
         return ~after["bad"] & (restyled if intent == "style" else ~restyled)
 
     @cached_property
     def _styles(self) -> tuple[np.ndarray, np.ndarray]:  # (10, 3) each
-        """The mean and standard deviation of styles per digit, from the test split or from the samples of one seed."""
+        """The mean and standard deviation of styles per digit, from the test split or from generated samples."""
         if self.test is not None:
             style, y = style_of(mnist.unit(self.test.x)).numpy(), self.test.y.numpy()
         else:

@@ -1,4 +1,4 @@
-"""Figures of a results folder of MNIST."""
+"""Figures of an MNIST results folder."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from fmwc.report.page import LINES, PERCENT, TWO, Picture, Section, styled, writ
 from fmwc.report.reports import digit_sections
 from fmwc.sampling import Trajectory, compared
 
-CURVES = {  # label: method and curve of the numbers
-    "FM + retrofit, for its class": ("retrofit", "integrated_within"),
-    "FM + retrofit, as read": ("retrofit", "integrated"),
-    "FMwC joint, for its class": ("joint", "integrated_within"),
+CURVES = {  # method and curve by label
+    "FM + retrofit, within class": ("retrofit", "integrated_within"),
+    "FM + retrofit, across classes": ("retrofit", "integrated"),
+    "FMwC joint, within class": ("joint", "integrated_within"),
 }
 
 
 def write_figures(out: Path, field: Field, domain: ShippedDomain) -> list[Path]:
-    """Write the figures of a results folder: those of a report of its samples, and two of its numbers.
+    """Write the figures of a results folder: those of a report on its samples, and two from its numbers.
 
-    The retention curve is of the numbers, because the samples of the folder are too few for it.
+    The retention curve is drawn from the numbers, because the folder has too few samples for it.
     """
-    # The samples were drawn before the field had a reference, with the options the reference was made with.
+    # The samples were drawn before the field had a reference, with the options of the reference.
     assert field.reference is not None
     run = compared(Trajectory.load(out / "samples.safetensors"), field.reference)
     numbers = read_results(out)[0]["numbers"]
@@ -53,7 +53,7 @@ def quality_against_steps(sweeps: Mapping[str, Mapping[str, Mapping[str, Any]]])
     """Draw FID and failure rate against the number of Euler steps.
 
     Arguments:
-        sweeps: By label and by number of steps, the `fid` and the `failure` rate.
+        sweeps: `fid` and `failure` rate, by label and by number of steps.
     """
     figure = Figure(figsize=(TWO[0], 3.7))
     panels = figure.subplots(1, 2)
@@ -63,7 +63,7 @@ def quality_against_steps(sweeps: Mapping[str, Mapping[str, Mapping[str, Any]]])
             values = [sweep[n][metric] for n in steps]
             axes.plot([int(n) for n in steps], values, color=colour, marker="o", markersize=5, label=label)
         steps_axis(axes, sorted({int(n) for sweep in sweeps.values() for n in sweep}), base=2)
-    panels[0].set_ylabel("FID (in the classifier's features)")
+    panels[0].set_ylabel("FID (classifier features)")
     value_axis(panels[0], panels[0].dataLim.intervaly)
     panels[1].set(ylabel="failure rate", ylim=(0, None))
     panels[1].yaxis.set_major_formatter(PERCENT)

@@ -1,6 +1,6 @@
-"""Reproduce the paper's MNIST columns: tasks that train a network or compute numbers, each with its own file.
+"""Reproduce the paper's MNIST columns, with separate tasks that train a network or compute numbers.
 
-Several processes can share a GPU, each with other tasks (`--only`), because one small network does not fill it.
+Each task writes one file. Several processes can share a GPU by running different tasks (`--only`).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fmwc.recipes.fitting import identity_of
 from fmwc.recipes.mnist import JUDGE, Mnist, batch_for
 from fmwc.sampling import AsReference, SamplingConfig, Trajectory
 
-SHOWN = 1_000  # digits of the run that pictures are made from
-REPEATS = SHARED[:1]  # seeds of the ensemble whose retrofit is evaluated too, to show the spread between seeds
+SHOWN = 1_000  # number of digits in the run used for figures
+REPEATS = SHARED[:1]  # ensemble seeds whose retrofit is also evaluated, to show the variation between seeds
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Context:
         return self.networks.recipe.space()
 
     def like(self, run: Trajectory) -> dict[str, Any]:
-        """Return the options of another run like this one."""
+        """Return the options for another run with the same conditions."""
         config = SamplingConfig(space=self.space, batch=batch_for(self.networks.device))
         return {"steps": self.examiner.steps, "cond": run.cond, "config": config}
 
@@ -59,7 +59,7 @@ class Context:
 
 
 def read_retrofit(context: Context) -> dict[str, Any]:
-    """FM + retrofit; also writes the samples that pictures are made from."""
+    """Evaluate FM + retrofit, and write the samples used for figures."""
     field, numbers = context.field("retrofit", context.trajectories)
     shown = context.examiner.draw(field, min(SHOWN, context.examiner.count), confidence=AsReference(), transport=True)
     shown.compact().save(context.out / "samples.safetensors")
@@ -67,13 +67,13 @@ def read_retrofit(context: Context) -> dict[str, Any]:
 
 
 def read_joint(context: Context) -> dict[str, Any]:
-    """FMwC, trained jointly."""
+    """Evaluate FMwC, trained jointly."""
     field, numbers = context.field("joint", MEMBERS)
     return {**numbers, "sweep": context.examiner.sweep(field, field.space)}
 
 
 def read_plain(context: Context) -> dict[str, Any]:
-    """Plain FM, an ensemble of it, and the lowest possible FID, that of training images."""
+    """Evaluate plain FM and an ensemble of it, and compute the FID of training images as the best possible FID."""
     examiner, space = context.examiner, context.space
     members = [context.networks.flow(s) for s in (context.seed, *SHARED)]
     sweep = examiner.sweep(members[0], space)
@@ -91,7 +91,7 @@ def read_plain(context: Context) -> dict[str, Any]:
 
 
 def read_dropout(context: Context) -> dict[str, Any]:
-    """MC-dropout."""
+    """Evaluate MC-dropout."""
     examiner, dropout = context.examiner, context.networks.dropout(context.seed)
     still = examiner.draw(dropout, config=SamplingConfig(space=context.space))
     ends = stochastic_ends(dropout, still.x0, MEMBERS, seed=examiner.seed, **context.like(still))
@@ -103,7 +103,7 @@ def read_dropout(context: Context) -> dict[str, Any]:
 
 
 def read_head(context: Context, kind: str) -> dict[str, Any]:
-    """UA-Flow as published (`head`), or its variance on the plain flow, whose samples are FM's (`variance`)."""
+    """Evaluate UA-Flow as published (`head`), or its variance head on the frozen plain flow (`variance`)."""
     head = getattr(context.networks, kind)(context.seed)
     config = SamplingConfig(record="total", space=context.space)
     run = context.examiner.draw(head, confidence=HeteroscedasticVariance(), config=config)
@@ -111,7 +111,7 @@ def read_head(context: Context, kind: str) -> dict[str, Any]:
 
 
 def read_rivals(context: Context) -> dict[str, Any]:
-    """Estimators that need no noise model."""
+    """Evaluate estimators that need no noise model."""
     flow, numbers = context.networks.flow(context.seed), {}
     for name, (estimator, schedule) in RIVALS.items():
         run = context.examiner.draw(
@@ -122,7 +122,7 @@ def read_rivals(context: Context) -> dict[str, Any]:
 
 
 def read_repeats(context: Context) -> dict[str, Any]:
-    """FM + retrofit at other seeds of the flow."""
+    """Evaluate FM + retrofit with other seeds of the flow."""
     numbers = {}
     for seed in REPEATS:
         run = context.examiner.draw(context.networks.retrofit(seed), confidence=AsReference())
@@ -161,17 +161,18 @@ def reproduce(
 
     Arguments:
         recipe: The sizes and the schedule.
-        seeds: Seeds of the networks. The seeds of the digits are derived from them; none was used to choose anything.
+        seeds: Seeds of the networks. Seeds of the digits are derived from them; no option was tuned on them.
         count, steps: Digits per evaluation, Euler steps.
-        draws: Stochastic trajectories that the transported dispersion is compared with, on the first `few` digits.
+        draws: Stochastic trajectories per sample, as the reference of the transported dispersion.
+        few: Digits for this comparison.
         only: Tasks to run, such as `flow:0,read:joint`; all if empty.
         judge: The judge, by shipped name or folder.
     """
     chosen = parse_tasks(only, {"read": TASKS}, NETWORKS)
     if count < 1 or steps < 1:
-        raise UsageError(f"an evaluation needs at least 1 digit and 1 step, got {count} and {steps}")
+        raise UsageError(f"count and steps must be at least 1, got {count} and {steps}")
     if draws < MEMBERS:
-        raise UsageError(f"the dispersion is compared with at least {MEMBERS} trajectories, got {draws}")
+        raise UsageError(f"draws must be at least {MEMBERS}, got {draws}")
     few = min(few, count)
     classifier, test = load_network(judge, device=device), recipe.images("test")
     networks = Networks(recipe, out / "models", device, say)

@@ -1,4 +1,4 @@
-"""The paper's MNIST columns beside ours: which of our numbers belongs to which of the paper's, as data."""
+"""MNIST tables of the paper's numbers and ours, as data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from experiments.common.tables import METHODS, NONE, PERCENT, Numbers, dig, numb
 from experiments.mnist.evaluate import HUTCHINSON, KEPT, PROBES, STATES, WINDOWS
 from fmwc.report.table import Table
 
-Row = tuple[str, str, str, str]  # label, the paper's value, the path of its numbers, the path of its failure rate
+Row = tuple[str, str, str, str]  # label, the paper's value, path of the numbers, path of the failure rate
 
 SCORES = ("integrated", "peak", "temporal_ratio", "endpoint")
 DIAGONAL = {"integrated": "0.02", "peak": NONE, "temporal_ratio": "0.04", "endpoint": "0.02"}  # the paper's AUPRC
@@ -52,7 +52,7 @@ TRANSPORTED: list[Row] = [
     for m, label in METHODS.items()
     for key, name in ENDS.items()
 ]
-# Label, path below a method, the paper's value.
+# Label, path within a method, the paper's value.
 AGREEMENT = [
     (f"{estimator}: {label}", f"agreement/{estimator}/{key}", paper if estimator == "diagonal" else NONE)
     for estimator in ("linearised", "diagonal")
@@ -74,7 +74,7 @@ FIDELITY = [
         ("diagonal", "Spearman", "spearman"),
     )
 ]
-# Label, path below a method, the paper's AUPRC.
+# Label, path within a method, the paper's AUPRC.
 HEADS = (
     ("linearised, no labels (integrated)", "heads/label_free", NONE),
     ("linearised, L1 head", "heads/l1", NONE),
@@ -82,11 +82,11 @@ HEADS = (
     ("diagonal, L1 head", "heads_diagonal/l1", "0.09"),
     ("diagonal, boosting head", "heads_diagonal/boosting", "0.09"),
 )
-# The lifts of the main table: label, the paper's lift, and the paths of score and failure rate, of which `*` is
-# replaced by the method where both have one.
+# The lifts of the main table: label, the paper's lift, and the paths of the score and of the failure rate. `*` stands
+# for the method.
 LIFTS = (
     ("linearised, integrated", NONE, "*/linearised/integrated", "*"),
-    ("linearised, integrated, read at every 5th step", NONE, "*/every_5th/integrated", "*"),
+    ("linearised, integrated, every 5th step", NONE, "*/every_5th/integrated", "*"),
     ("diagonal, integrated", "0.5", "*/diagonal/integrated", "*"),
     ("diagonal, temporal ratio", "1.0", "*/diagonal/temporal_ratio", "*"),
     ("transported dispersion", NONE, "*/transported/scores/pixels", "*/transported"),
@@ -94,12 +94,12 @@ LIFTS = (
     ("ensemble of 5", "2.75", "plain/ensemble/dispersion", "plain"),
     ("MC-dropout, 5 trajectories", "2.0", "dropout/scores/dispersion", "dropout"),
     (
-        "UA-Flow's variance head on the frozen flow (ratio, its best)",
+        "UA-Flow's variance head on the frozen flow (temporal ratio, its best score)",
         NONE,
         "variance/scores/temporal_ratio",
         "variance",
     ),
-    ("state sensitivity (ratio, its best)", NONE, "rivals/state_sensitivity/temporal_ratio", "plain"),
+    ("state sensitivity (temporal ratio, its best score)", NONE, "rivals/state_sensitivity/temporal_ratio", "plain"),
     ("divergence is uncertainty", NONE, "rivals/posterior_trace/integrated", "plain"),
 )
 
@@ -109,7 +109,7 @@ def _percent(value: Any) -> str:
 
 
 def _scores(n: Numbers, rows: Iterable[Row], title: str, note: str = "") -> Table:
-    """A table of scores: AUPRC as it is and within a class, each also divided by the failure rate."""
+    """Return a table of scores: AUPRC across and within classes, also divided by the failure rate."""
     kept = f"failed % of surest {KEPT:.0%}, within class"
     columns = ("", "paper, AUPRC", "AUPRC", "÷ prevalence", "within class", "÷ prevalence ", kept)
     lines = []
@@ -131,20 +131,20 @@ def _quality(n: Numbers) -> Table:
         (label, paper, number(dig(n, path)["fid"], 2), _percent(dig(n, path)["failure"]))
         for label, paper, path in QUALITY
     )
-    members = (f"FM, mean ± std of {len(fid)} seeds: the ensemble's members", "5.17; 4.35", *spread)
-    floor = ("training images, which the judge has seen", NONE, number(plain["floor_fid"], 2), NONE)
+    members = (f"FM, mean ± std over {len(fid)} seeds (ensemble members)", "5.17; 4.35", *spread)
+    floor = ("training images (seen by the judge)", NONE, number(plain["floor_fid"], 2), NONE)
     return Table.from_rows(
         ("", "paper, FID", "FID", "failed %"),
         [first, members, *rows, floor],
         "Quality (tab:quality-summary)",
-        "FID is the Fréchet distance of our judge's penultimate layer, so it compares between our rows; the paper's "
-        "classifier is another. FM + retrofit is FM: the same digits, bit for bit. The judge is right on "
-        f"{plain['judge_accuracy']:.2%} of the test split.",
+        "FID is the Fréchet distance in the penultimate layer of our judge. The paper uses another classifier, so "
+        "compare only our values with each other. FM + retrofit has the same digits as FM, bit for bit. The judge's "
+        f"accuracy on the test split is {plain['judge_accuracy']:.2%}.",
     )
 
 
 def _both(n: Numbers, path: str, digits: int) -> list[str]:
-    """A number of each method."""
+    """Return one number per method."""
     return [number(dig(n[m], path), digits) for m in METHODS]
 
 
@@ -155,12 +155,12 @@ def _sweep(n: Numbers) -> Table:
     for steps in n["plain"]["sweep"]:
         pairs = [(number(run[steps]["fid"], 2), _percent(run[steps]["failure"])) for run in runs.values()]
         lines.append((steps, *chain.from_iterable(pairs)))
-    title = "Quality against uniform Euler steps (fig:cross-app-adaptive, uniform part)"
+    title = "Quality by number of uniform Euler steps (fig:cross-app-adaptive, uniform part)"
     return Table.from_rows(("steps", *columns), lines, title)
 
 
 def tables_of(n: Numbers) -> dict[str, Table]:
-    """Return every table, from one result file's numbers."""
+    """Return all tables, from the numbers of one result file."""
     repeats = [
         (f"seed {seed}: linearised, {s}", NONE, f"repeats/{seed}/linearised/{s}", f"repeats/{seed}")
         for seed in n["repeats"]
@@ -170,7 +170,7 @@ def tables_of(n: Numbers) -> dict[str, Table]:
         (f"{label}: t = {a}–{b}", NONE, f"{m}/windows/{a}–{b}", m) for m, label in METHODS.items() for a, b in WINDOWS
     ]
     agree = "; ".join(
-        f"{label}: median ratio to the most trajectories {n[m]['transported']['ratio']:.2f}, Spearman "
+        f"{label}: median ratio to the largest k {n[m]['transported']['ratio']:.2f}, Spearman "
         f"{n[m]['transported']['spearman']:.2f}"
         for m, label in METHODS.items()
     )
@@ -185,36 +185,35 @@ def tables_of(n: Numbers) -> dict[str, Table]:
             n,
             [*FIELDS, *RIVALS],
             "Filtering (tab:filter-auprc)",
-            "Positive class: the judge takes the digit for another class than was asked for. `within class`: the score "
-            "standardised among digits of the class that was asked for, which needs no label. The paper's floor is "
-            "0.04.",
+            "Positive class: the judge assigns the digit to another class than requested. `within class`: the score is "
+            "standardised among digits of the requested class, which needs no labels. The paper's prevalence is 0.04.",
         ),
         "heads": Table.from_rows(
             ("", "paper, AUPRC", "AUPRC"),
             heads,
             "Learned heads, within class",
-            "Fitted on one half, read on the other.",
+            "Fitted on one half and evaluated on the other.",
         ),
-        "repeats": _scores(n, repeats, "FM + retrofit at another seed of the flow"),
+        "repeats": _scores(n, repeats, "FM + retrofit with another seed of the flow"),
         "transported": _scores(
             n,
             TRANSPORTED,
-            "Transported dispersion against k stochastic trajectories",
+            "Transported dispersion compared with k stochastic trajectories",
             f"The first {n['retrofit']['transported']['samples']:,} digits. {agree}.",
         ),
         "universality": Table.from_rows(
             ("", "paper", *METHODS.values()),
             [(label, paper, *_both(n, path, 2)) for label, path, paper in AGREEMENT],
-            "Variance against |∇·v| (tab:universality, MNIST row)",
-            f"The divergence by Hutchinson's estimator with {HUTCHINSON} probes, the linearised variance with {PROBES} "
-            "probes; 500 digits, every second step. Per step: the mean over steps.",
+            "Correlation of variance and |∇·v| (tab:universality, MNIST row)",
+            f"The divergence uses Hutchinson's estimator with {HUTCHINSON} probes, and the linearised variance uses "
+            f"{PROBES} probes. 500 digits, every second step. Per-step values are means over steps.",
         ),
         "fidelity": Table.from_rows(
             ("", *METHODS.values()),
             [(label, *_both(n, path, 3)) for label, path in FIDELITY],
-            "Variance of an image against 256 posterior draws",
-            f"Median ratio and Spearman over {STATES} images; linearised with {PROBES} probes. `ceiling`: a second set "
-            "of 256 draws against the first.",
+            "Variance per image compared with 256 posterior draws",
+            f"Median ratio and Spearman over {STATES} images; linearised with {PROBES} probes. `ceiling` compares a "
+            "second set of 256 draws with the first.",
         ),
         "sweep": _sweep(n),
         "windows": _scores(n, windows, "Windows of the integrated score, linearised"),
@@ -230,16 +229,16 @@ def headline(n: Numbers) -> Table:
         entry, run = (dig(n, p.replace("*", method)) for p in (path, base))
         return number(entry["auprc_within"] / run["failure"], 1)
 
-    fids = [number(n[m]["fid"], 2) for m in ("plain", "joint")]  # FM's digits are the retrofit's
+    fids = [number(n[m]["fid"], 2) for m in ("plain", "joint")]  # FM and the retrofit have the same digits
     heads = [f"{number(n[m]['heads']['l1'])}; {number(n[m]['heads']['label_free'])}" for m in METHODS]
     failed = [_percent(n[m]["failure"]) for m in METHODS]
     kept = [_percent(n[m]["linearised"]["integrated"]["kept_within"]) for m in METHODS]
     lines = [
-        (f"FID (of training images: {n['plain']['floor_fid']:.2f})", "5.17; 4.22", *fids),
+        (f"FID (training images: {n['plain']['floor_fid']:.2f})", "5.17; 4.22", *fids),
         ("failed, %", "4", *failed),
-        (f"failed, % of the surest {KEPT:.0%}", NONE, *kept),
+        (f"failed, %, surest {KEPT:.0%}", NONE, *kept),
         *((f"lift: {label}", paper, *(lift(m, *paths) for m in METHODS)) for label, paper, *paths in LIFTS),
-        ("AUPRC on a held-out half: L1 head; no labels", "0.09; 0.04", *heads),
+        ("AUPRC on a held-out half: L1 head; score without labels", "0.09; 0.04", *heads),
     ]
     return Table.from_rows(("", "paper", *METHODS.values()), lines)
 
@@ -250,11 +249,11 @@ def tables(out: Path) -> list[Path]:
     result = read_results(out)[0]
     about = result["provenance"]
     heading = (
-        "# MNIST: the paper's columns beside ours\n\n"
+        "# MNIST: results of the paper and of fmwc\n\n"
         f"{about['samples']:,} digits, {about['steps']} Euler steps, networks of seed {result['seed']}, digits of a "
-        f"seed that nothing was chosen on. Commit {about['commit']}; {about['device']}; torch {about['torch']}; "
-        f"{about['seconds']:.0f} s of reading. Made by `python -m experiments reproduce mnist`; "
-        "`python -m experiments report` on this folder makes the tables again from `cells/`. What was tried, and which "
-        "piece was read how, is in NOTES.md."
+        f"seed on which no option was tuned. Commit {about['commit']}; {about['device']}; torch {about['torch']}; "
+        f"{about['seconds']:.0f} s of evaluation. Generated by `python -m experiments reproduce mnist`; "
+        "`python -m experiments report` on this folder regenerates the tables from `cells/`. NOTES.md lists what was "
+        "tried and how each piece was computed."
     )
     return write_tables(out, heading, tables_of(result["numbers"]), about)

@@ -1,6 +1,6 @@
-"""The samples of each part of a study: rows by label, each with what the judge needs and what it cost.
+"""Draw the samples of each part of a study: labelled rows, each with the data for the judge and the cost.
 
-Every row has baselines with the same number of network evaluations, and the same noise where it starts from noise.
+The baselines of a row use the same number of network evaluations and, if they start from noise, the same noise.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from fmwc.uses.rewind import resample
 
 STEPS = 50
 SWEEP = (5, 10, 20, 30, 50)
-EXTRA = (2, 5, 10, 25)  # evaluations per sample on top of those of the first run
+EXTRA = (2, 5, 10, 25)  # evaluations per sample in addition to those of the first run
 FIXED = (0.0, 0.2, 0.4, 0.6, 0.8)
 PILOT, PILOT_SEED = 1_000, 99
-BLIND = (0.0, 0.71, 0.78, 0.84, 0.85, 1.0)  # five steps with the least misplacement on another network
+BLIND = (0.0, 0.71, 0.78, 0.84, 0.85, 1.0)  # the five steps with the lowest misplacement for another network
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """One row: the tensors that its judge and pictures need, and how its samples were drawn."""
+    """A row: tensors for the judge and for figures, and information on how the samples were drawn."""
 
     tensors: dict[str, Tensor]
     info: dict[str, Any]
@@ -68,7 +68,7 @@ def _draw(experiment: Experiment, count: int, seed: int, **options: Any) -> tupl
 
 
 def draw_samples(experiment: Experiment, seed: int, wide: bool) -> Rows:
-    """Draw samples with every score and their confidence, or their rank if the reference is not valid for them."""
+    """Draw samples with all scores and their confidence, or their rank if the confidence is withheld."""
     options = {"transport": experiment.dispersion, "schedule": Schedule.every(experiment.usual)}
     run, row = _draw(experiment, experiment.sizes.samples, seed, **options)
     row.tensors["confidence"] = (run.rank if run.withheld else run.confidence).float()
@@ -80,7 +80,7 @@ def draw_samples(experiment: Experiment, seed: int, wide: bool) -> Rows:
 
 
 def _edit_times(experiment: Experiment, run: Trajectory, intent: Intent, seed: int, wide: bool) -> dict[str, Any]:
-    """Return the times to edit at, by name; the first is the baseline."""
+    """Return the times of edits by name; the first is the baseline."""
     peaks = {"variance": critical_time(run, intent.channel), "transported": critical_time(run, kind="transported")}
     befores = product(experiment.befores if wide else (intent.before,), peaks.items())
     return {
@@ -92,13 +92,15 @@ def _edit_times(experiment: Experiment, run: Trajectory, intent: Intent, seed: i
 
 
 def draw_edits(experiment: Experiment, seed: int, wide: bool) -> Rows:
-    """Add noise to a channel at some time, and integrate all channels from there on."""
+    """Add noise to a channel at several times, and integrate all channels from there."""
     count, replicates = experiment.sizes.edited, experiment.sizes.replicates
     run, row = _draw(experiment, count, seed, transport=True, config=SamplingConfig(keep_states=True))
     row.tensors.update(experiment.shown(run))
     yield "seeds", row
     steps = len(run.times)
-    run_to_edit = run.read_at(range((steps - 1) % experiment.every, steps, experiment.every))  # enough to rank edits
+    run_to_edit = run.read_at(
+        range((steps - 1) % experiment.every, steps, experiment.every)
+    )  # sufficient to rank edits
     options = {**experiment.options(), "seed": seed, "replicates": replicates}
     options |= {"confidence": None} if wide else {}
     for name, intent in experiment.intents.items():
@@ -114,7 +116,7 @@ def draw_edits(experiment: Experiment, seed: int, wide: bool) -> Rows:
             time = time.reshape(-1, 1) if time.ndim < 2 else time
             row.tensors["time"] = time.expand(count, replicates).flatten()
             if not wide:
-                with suppress(UsageError):  # a run of few steps has too few readings for its score
+                with suppress(UsageError):  # too few readings for the score
                     row.tensors["score"] = edited.score(edited.default_score).float()
             row.tensors.update(experiment.shown(edited, replicates))
             yield f"{name}, scale {scale:g}, {label}" if wide else f"{name}, {label}", row
@@ -157,7 +159,7 @@ def _controllers(experiment: Experiment, pilot: Trajectory, wide: bool) -> dict[
 
 
 def draw_steps(experiment: Experiment, seed: int, wide: bool) -> Rows:
-    """Sweep the steps of every controller, at exactly N evaluations; readings of the variance only add to the time."""
+    """Sweep the number of steps of every controller, at exactly N evaluations; variance readings cost extra time."""
     count = experiment.sizes.swept
     pilot = experiment.draw(min(PILOT, count), PILOT_SEED)
     for (name, make), steps in product(_controllers(experiment, pilot, wide).items(), (5, 10) if wide else SWEEP):
@@ -176,13 +178,13 @@ def draw_steps(experiment: Experiment, seed: int, wide: bool) -> Rows:
 
 
 def draw_rewinds(experiment: Experiment, seed: int, wide: bool) -> Rows:
-    """Spend extra evaluations on the most doubtful samples, and the same number in other ways."""
+    """Spend extra evaluations on the most doubtful samples, and the same number on other methods."""
     count = experiment.sizes.rewound
     yield "plain", _draw(experiment, count, seed, confidence=None)[1]
     options = {"schedule": Schedule.every(experiment.every), "config": SamplingConfig(keep_states=True)}
     pool, first = _draw(experiment, count * (STEPS + max(EXTRA)) // STEPS, seed, **options)
     seconds = first.info["seconds"] / len(pool)
-    if not of_variance(pool.default_score):  # rewinding reads the variance only
+    if not of_variance(pool.default_score):  # rewinding supports only variance scores
         pool = pool.ranked_by("temporal_ratio")
     run = pool.take(torch.arange(count, device=pool.grid.device))
 
@@ -210,7 +212,7 @@ def draw_rewinds(experiment: Experiment, seed: int, wide: bool) -> Rows:
         yield f"draw more, drop the doubtful, +{extra}", row
         yield f"more steps, +{extra}", more_steps(STEPS + extra)
     clock = Clock(experiment.field.device)
-    # A condition with one row per sample applies to both of its draws.
+    # Both draws of a sample use the same row of a condition.
     two = best_of(
         experiment.field,
         count,
@@ -229,7 +231,7 @@ def draw_rewinds(experiment: Experiment, seed: int, wide: bool) -> Rows:
 
 
 def draw_guides(experiment: Experiment, seed: int, wide: bool) -> Rows:
-    """Draw from the same noise with and without guidance away from the variance."""
+    """Draw from the same noise with and without guidance."""
     for name, guide in {"none": None, **(experiment.strengths if wide else experiment.guides)}.items():
         options = {} if guide is None else {"config": SamplingConfig(decoder=guide)}
         run, row = _draw(experiment, experiment.sizes.guided, seed, confidence=None, **options)

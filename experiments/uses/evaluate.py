@@ -1,4 +1,4 @@
-"""The numbers of a study: the metrics of every row over seeds, and what each use of confidence gains."""
+"""Compute the numbers of a study: metrics of every row over seeds, and the gain of each use of confidence."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from fmwc.metrics.ranking import bootstrap, compare, retention
 from fmwc.uses.risk import reliability, risk_control
 
 TOP, KEPT = (0.01, 0.05, 0.1), (0.01, 0.05, 0.1, 0.5, 0.8, 0.9)
-LABELLED = (300, 1_000)  # labelled samples of a certificate
+LABELLED = (300, 1_000)  # numbers of labelled samples per certificate
 SPLITS = 500
 PROBABILITY = 0.9
-SUREST = 4  # the surest of this many edits of a sample
-SHOWN = 40  # edits that a picture may show, with whether they succeeded
+SUREST = 4  # one in this many edits of a sample is among its surest
+SHOWN = 40  # edits per row whose success is stored for figures
 
-# A row and the outcome of its samples, by label, by seed.
+# Rows with the outcomes of their samples, by seed and label.
 Judged = Mapping[int, Mapping[str, tuple[Drawn, Outcome]]]
 
 
 class _Resampled(dict[str, np.ndarray]):
-    """The outcome of some samples, indexed on access: a metric reads one or two of its arrays."""
+    """The outcome of resampled samples. Arrays are indexed on access, because a metric reads only one or two."""
 
     def __init__(self, outcome: Outcome, index: np.ndarray) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ def _mean_interval(values: np.ndarray) -> list[float]:
 
 
 def _over_seeds(metric: Metric, outcomes: list[Outcome]) -> dict[str, Any]:
-    """Return a metric's mean and spread over seeds, and a bootstrap interval if it is a mean over samples."""
+    """Return a metric's mean and standard deviation over seeds, and a bootstrap interval for means over samples."""
     values = [metric.read(outcome) for outcome in outcomes]
     entry = {
         "mean": float(np.mean(values)),  # NaN if nothing could be judged
@@ -73,7 +73,7 @@ def gather(experiment: Experiment, judged: Judged) -> dict[str, dict[str, Any]]:
 
 
 def _scored(judged: Judged) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """Return the scores, the field's own first, what is bad, and confidence, of all seeds together."""
+    """Return the scores (the default score first), `bad` and the confidence, pooled over seeds."""
     rows, outcomes = zip(*(by_label["samples"] for by_label in judged.values()), strict=True)
 
     def pooled(name: str) -> np.ndarray:
@@ -85,7 +85,7 @@ def _scored(judged: Judged) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarr
 
 
 def read_filter(experiment: Experiment, judged: Judged) -> dict[str, Any]:
-    """Return how well each score finds its positive class, with intervals, and the bad share among the surest."""
+    """Return ranking metrics of each score with intervals, and retention curves."""
     scores, bad, _ = _scored(judged)
     sign, positive = (1, bad) if experiment.finds == "bad" else (-1, ~bad)
     signed = {name: sign * score for name, score in scores.items()}
@@ -95,7 +95,7 @@ def read_filter(experiment: Experiment, judged: Judged) -> dict[str, Any]:
         "samples": len(bad),
         "bad": float(bad.mean()),
         "finds": experiment.finds,
-        # Without a positive sample there is nothing to find.
+        # Without positive samples, no ranking metric is defined.
         "compared": compare(signed, positive, top=TOP, kept=KEPT) if positive.any() else {},
         "kept": shares,
         "retention": {name: [curve.at(share) for share in shares] for name, curve in curves.items()},
@@ -103,14 +103,14 @@ def read_filter(experiment: Experiment, judged: Judged) -> dict[str, Any]:
 
 
 def _certificates(score: np.ndarray, bad: np.ndarray, risk: float, labelled: int) -> dict[str, Any]:
-    """Certify on repeated splits: how often a certificate is violated on the other samples, and what share it keeps."""
+    """Certify on repeated splits; return the violations on held-out samples, and the shares of samples kept."""
     kept, rates = [], []
     for split in range(SPLITS):
         order = np.random.default_rng(split).permutation(len(bad))
         known, fresh = order[:labelled], order[labelled:]
         try:
             certificate = risk_control(score[known], bad[known], risk, PROBABILITY, seed=split)
-        except UsageError:  # nothing can be certified
+        except UsageError:  # no certificate
             continue
         keeps = certificate.keeps(score[fresh])
         kept.append(float(keeps.mean()))
@@ -129,7 +129,7 @@ def _certificates(score: np.ndarray, bad: np.ndarray, risk: float, labelled: int
 
 
 def read_trust(experiment: Experiment, judged: Judged) -> dict[str, Any]:
-    """Test risk certificates by the field's own score, and compare confidence with success."""
+    """Test risk certificates for the default score, and compute the success rate by confidence."""
     scores, bad, confidence = _scored(judged)
     own = next(iter(scores.values()))
     sizes = [count for count in LABELLED if 3 * count <= len(bad)]
@@ -146,9 +146,9 @@ def read_trust(experiment: Experiment, judged: Judged) -> dict[str, Any]:
 
 
 def read_edit(experiment: Experiment, judged: Judged) -> dict[str, Any]:
-    """Return the share of edits that succeed, its gain over random times, and the share among the surest quarter.
+    """Return the success rate of edits, its gain over random times, and the success rate of the surest quarter.
 
-    Replicates of one sample are alike, so the bootstrap resamples samples, each with all of its edits.
+    Replicates of one sample are correlated, so the bootstrap resamples samples together with all their edits.
     """
     numbers: dict[str, Any] = {}
     rates: dict[str, np.ndarray] = {}
@@ -174,16 +174,16 @@ def read_edit(experiment: Experiment, judged: Judged) -> dict[str, Any]:
             "scale": infos[0]["scale"],
             "samples": len(gain),
             "replicates": replicates,
-            "shown": parts[0][:SHOWN, 0].tolist(),  # the first edit of each sample of the first seed
+            "shown": parts[0][:SHOWN, 0].tolist(),  # first edit of each sample, first seed
         }
-        if len(scores) == len(parts):  # not for `wide` and for older drawings
+        if len(scores) == len(parts):  # missing in `wide` studies and older files
             surest = np.concatenate(scores).argsort(1)[:, : max(1, replicates // SUREST)]
             rate = np.take_along_axis(succeeded, surest, 1).mean(1)
             numbers[label] |= {"surest": float(rate.mean()), "surest_interval": _mean_interval(rate)}
     return numbers
 
 
-# The drawing that each use is evaluated from, and the function that evaluates it.
+# The drawing of each use, and the function that evaluates it.
 READINGS: Mapping[str, tuple[str, Callable[[Experiment, Judged], dict[str, Any]]]] = {
     "filter": ("samples", read_filter),
     "trust": ("samples", read_trust),

@@ -1,4 +1,4 @@
-"""The figures of a study: its numbers as curves, and samples before and after an edit."""
+"""Figures of a study: curves of its numbers, and samples before and after an edit."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from fmwc.report.page import DASHED, FAINT, INK, LEGEND_ABOVE, LINES, ONE, PERCE
 from fmwc.report.points import EditedPaths, edited_paths
 from fmwc.uses.risk import Reliability
 
-GRIDS = (5, 10)  # numbers of steps whose times are shown
-HIGH = 3.5  # inches: one of several panels
-WIDE = {1: ONE[0], 2: 4.6, 3: 3.6}  # its width by the number of panels in a row, so that the figure fits the page
-APART = 0.08  # relative shift from the first to the last of several lines with points at the same places
+GRIDS = (5, 10)  # numbers of steps whose time grids are drawn
+HIGH = 3.5  # panel height in inches
+WIDE = {1: ONE[0], 2: 4.6, 3: 3.6}  # panel width by number of panels per row, so that figures fit the page
+APART = 0.08  # relative x shift from the first to the last line, so that points do not overlap
 MARKERS = "osD^vPXh"
-AHEAD = ", extrapolated"  # suffix of controllers that also extrapolate: same colour, dashed
-PAIRS = 9  # crystals shown
+AHEAD = ", extrapolated"  # suffix of controllers that also extrapolate; drawn dashed in the same colour
+PAIRS = 9  # number of crystals drawn
 POINT: dict[str, Any] = {"markersize": 5.5, "elinewidth": 1.3, "markeredgecolor": "white", "markeredgewidth": 0.6}
 
 
@@ -48,7 +48,7 @@ POINT: dict[str, Any] = {"markersize": 5.5, "elinewidth": 1.3, "markeredgecolor"
 
 
 def filter_curves(study: Study) -> Figure:
-    """The share of bad samples among the surest, by score; scores with the same order are drawn once."""
+    """Draw the share of bad samples among the surest for each score; scores with the same order are drawn once."""
     use = study.numbers["filter"]
     kept = np.asarray(use["kept"])
     curves: dict[str, Retention] = {}
@@ -59,20 +59,20 @@ def filter_curves(study: Study) -> Figure:
 
 
 def filter_scores(study: Study) -> Figure | None:
-    """AUPRC of each score, and its difference to the first."""
+    """Draw the AUPRC of each score and its difference from the first score."""
     compared = study.numbers["filter"]["compared"]
     return comparison_plot(compared) if compared else None
 
 
 def reliable(study: Study) -> Figure:
-    """The rate of good samples by confidence."""
+    """Draw the rate of good samples by confidence."""
     bins = study.numbers["trust"]["reliability"]
     return reliability_plot(Reliability(**{k: np.asarray(v) for k, v in bins.items()}), study.good)
 
 
 @styled
 def certificates(study: Study) -> Figure | None:
-    """Requested and achieved failure rates, how often certificates are violated, and how many samples they keep."""
+    """Draw requested and achieved failure rates, the share of violated certificates, and the share of kept samples."""
     rows = study.numbers["trust"]["promises"]
     if not rows:
         return None
@@ -110,11 +110,11 @@ def certificates(study: Study) -> Figure | None:
 
 # ---- editing -----------------------------------------------------------------------------------------------------
 
-MARKS = {"variance": (LINES[1], "o"), "transported": (LINES[2], "D")}  # hollow for an edit before it
+MARKS = {"variance": (LINES[1], "o"), "transported": (LINES[2], "D")}  # filled at the critical time, hollow before it
 
 
 def _shared_time_label(when: str, groups: Mapping[str, Sequence[Row]]) -> str:
-    """Describe a time for all panels of a figure, which may use different times before the same peak."""
+    """Describe a time of an edit for all panels, which may use different times before the same peak."""
     before, separator, peak = when.partition(" before ")
     if not separator or all(any(row.at == when for row in rows) for rows in groups.values()):
         return time_label(when)
@@ -123,7 +123,7 @@ def _shared_time_label(when: str, groups: Mapping[str, Sequence[Row]]) -> str:
 
 
 def _critical_edit(axes: Axes, when: str, numbers: Mapping[str, Any], label: str) -> None:
-    """Mark the edits at a critical time, or before it."""
+    """Mark the success rate of edits at or before a critical time."""
     colour, mark = MARKS[when.rpartition(" ")[2]]
     fill = colour if when in MARKS else "white"
     success, (low, high) = numbers["success"], numbers["interval"]
@@ -135,7 +135,7 @@ def _critical_edit(axes: Axes, when: str, numbers: Mapping[str, Any], label: str
 
 @styled
 def edit_times(study: Study) -> Figure:
-    """The success rate of edits by their time; critical times are marked."""
+    """Draw the success rate of edits by time, with critical times marked."""
     groups = study.groups("edit")
     columns = min(3, len(groups))
     figure, panels = _panels(len(groups), columns, HIGH, 0.75, sharey=True)
@@ -174,7 +174,7 @@ def _base(controller: str) -> str:
 
 
 def _styles(controllers: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return a colour per controller, dashed if it also extrapolates and grey for uniform steps."""
+    """Return line styles per controller: grey for uniform steps, dashed with extrapolation."""
     bases = list(dict.fromkeys(_base(name) for name in controllers if _base(name) != "uniform"))
     colours = {"uniform": FAINT, **dict(zip(bases, cycle(LINES), strict=False))}
     return {
@@ -185,11 +185,13 @@ def _styles(controllers: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 @styled
 def step_grids(study: Study) -> Figure:
-    """The times of each controller's steps; bars span one standard deviation over samples to either side."""
+    """Draw the time grid of each controller; bars span ± one standard deviation over samples."""
     sweeps = _sweeps(study)
     shown = [n for n in GRIDS if any(n in rows for rows in sweeps.values())]
     bases = [_base(name) for name in sweeps]
-    names = [name for i, name in enumerate(sweeps) if _base(name) not in bases[:i]]  # extrapolation does not move steps
+    names = [
+        name for i, name in enumerate(sweeps) if _base(name) not in bases[:i]
+    ]  # extrapolation does not change the grid
     styles = _styles(list(sweeps))
     figure = Figure(figsize=(TWO[0], 1.0 + 0.42 * len(names)))
     panels = np.atleast_1d(figure.subplots(1, len(shown), sharey=True))
@@ -211,14 +213,14 @@ def step_grids(study: Study) -> Figure:
 
 
 def _ends(entry: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the ends of an entry's bar: its interval, or one standard deviation over seeds to either side."""
+    """Return the ends of an error bar: the interval, or ± one standard deviation over seeds."""
     mean, std = entry["mean"], entry.get("std") or 0.0
     low, high = entry.get("interval") or (mean - std, mean + std)
     return low, high
 
 
 def _panels(count: int, columns: int, height: float, legend: float, **options: Any) -> tuple[Figure, list[Axes]]:
-    """Return a figure with rows of panels of a width that fits the page, and the panels that are used."""
+    """Return a figure with panels that fit the page width, and the visible panels."""
     rows = -(-count // columns)
     figure = Figure(figsize=(columns * WIDE[min(columns, 3)], height * rows + legend))
     panels = np.atleast_1d(figure.subplots(rows, columns, **options)).ravel()
@@ -231,7 +233,7 @@ Series = Mapping[str, Sequence[tuple[float, Mapping[str, Any]]]]  # by label: po
 
 
 def _curves(study: Study, series: Series, styles: Mapping[str, Mapping[str, Any]], shift: float = 0.0) -> Figure:
-    """One panel per metric and one line per label, with intervals; lines are shifted to separate their points."""
+    """Draw one panel per metric and one line per label, with intervals; lines are shifted to separate points."""
     count = len(study.metrics)
     rows = 1 if count <= 3 else 2
     figure, panels = _panels(count, -(-count // rows), HIGH - 0.2 * (rows > 1), 0.9)
@@ -254,7 +256,7 @@ def _curves(study: Study, series: Series, styles: Mapping[str, Mapping[str, Any]
 
 
 def _value_axis(axes: Axes) -> None:
-    """Use the axis of :func:`value_axis` unless the values are close together."""
+    """Apply :func:`value_axis` unless the values are close together."""
     heights = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
     heights = heights[np.isfinite(heights)]
     if len(heights) and heights.min() <= heights.max() / 4:
@@ -262,7 +264,7 @@ def _value_axis(axes: Axes) -> None:
 
 
 def _shared_legend(figure: Figure, axes: Axes) -> None:
-    """Add a legend above all panels, which share their labels."""
+    """Add a legend for all panels above the figure."""
     handles, labels = axes.get_legend_handles_labels()
     columns = 3 if figure.get_figwidth() > ONE[0] else 2
     figure.legend(handles, labels, loc="outside upper left", ncols=columns, columnspacing=1.4, fontsize=9.5)
@@ -270,7 +272,7 @@ def _shared_legend(figure: Figure, axes: Axes) -> None:
 
 @styled
 def step_quality(study: Study) -> Figure:
-    """Each metric against the number of steps, one line per controller."""
+    """Draw each metric against the number of steps, with one line per controller."""
     sweeps = _sweeps(study)
     series = {name: [(float(n), row) for n, row in sorted(rows.items())] for name, rows in sweeps.items()}
     figure = _curves(study, series, _styles(list(sweeps)), APART)
@@ -286,7 +288,7 @@ def step_quality(study: Study) -> Figure:
 
 @styled
 def rewound(study: Study) -> Figure:
-    """Each metric against evaluations per sample, one line per method; all start from the plain samples."""
+    """Draw each metric against evaluations per sample, with one line per method, starting from plain samples."""
     groups = study.groups("rewind")
     plain = groups.pop("plain", [])
     series = {}
@@ -304,7 +306,7 @@ def rewound(study: Study) -> Figure:
 
 @styled
 def guided(study: Study) -> Figure | None:
-    """The first metric against each of the others, which guidance may worsen."""
+    """Draw the first metric against each other metric, which guidance may worsen."""
     (first, quality), *others = study.metrics.items()
     rows = study.numbers["guide"]
     if len(rows) < 2:
@@ -335,10 +337,10 @@ def _metric_label(metric: MetricFormat) -> str:
 
 
 class Edits(NamedTuple):
-    """The edits of one kind, with samples of the first seed and their outcomes by label; `seeds` are the originals."""
+    """The edits of one kind, with samples of the first seed and outcomes by label; label `seeds` holds originals."""
 
-    words: str  # what counts as a success
-    chosen: str  # the time that was chosen on the validation seed
+    words: str  # the definition of success
+    chosen: str  # the time chosen on the validation seed
     rows: dict[str, Row]  # by time
     drawn: dict[str, Drawn]
     outcomes: Mapping[str, Outcome]
@@ -364,7 +366,7 @@ def _points(edits: Edits) -> Figure:
 
 @styled
 def _digits(edits: Edits) -> Figure:
-    """One column per digit: the digit, its edits from the earliest to the latest, and those at critical times."""
+    """Draw one column per digit: the digit, its edits from the earliest to the latest, and edits at critical times."""
     before = edits.drawn["seeds"].tensors["images"][:, 0].numpy() / 255
     order = sorted(edits.rows.values(), key=lambda row: not row.at.startswith("t = "))
     fixed = sum(row.at.startswith("t = ") for row in order)

@@ -1,4 +1,4 @@
-"""The folder of a study: its samples and their outcomes by seed, and `uses.json` with every number."""
+"""The folder of a study: samples and outcomes by seed, and `uses.json` with all numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fmwc.readers import anything, check, mapping, parse_json, read_safetensors
 
 NUMBERS = "uses.json"
 SEPARATOR = "|"  # between the label of a row and the name of a tensor
-SEPARATORS = {"rewind": ", +"}  # between the two parts of a label, if it is not a comma
+SEPARATORS = {"rewind": ", +"}  # separator of the two parts of a label, if not a comma
 TIMES = {
     "random": "at random times",
     "variance": "at t*, the peak of the variance",
@@ -34,17 +34,17 @@ TIMES = {
 
 
 def drawn_at(out: Path, name: str, seed: int) -> Path:
-    """Return the file of the samples that were drawn with a seed."""
+    """Return the path of the samples of a seed."""
     return out / "draws" / f"{name}-{seed}.safetensors"
 
 
 def judged_at(out: Path, name: str, seed: int) -> Path:
-    """Return the file of their outcomes."""
+    """Return the path of the outcomes of a seed."""
     return out / "outcomes" / f"{name}-{seed}.safetensors"
 
 
 def _save(path: Path, rows: Mapping[str, Mapping[str, Tensor]], metadata: dict[str, str]) -> Path:
-    # Rows may share memory, which safetensors refuses.
+    # Copy, because safetensors does not accept tensors that share memory.
     tensors = {
         f"{label}{SEPARATOR}{name}": value.cpu().clone().contiguous()
         for label, row in rows.items()
@@ -76,12 +76,12 @@ def load_drawn(path: Path) -> dict[str, Drawn]:
         parse_json(metadata.get("rows", ""), what, CheckpointError), mapping(mapping(anything)), what, CheckpointError
     )
     if unknown := sorted(tensors.keys() - infos.keys()):
-        raise CheckpointError(f"{what}: it does not describe '{unknown[0][:60]}'")
+        raise CheckpointError(f"{what}: it has no description of '{unknown[0][:60]}'")
     return {label: Drawn(tensors.get(label, {}), info) for label, info in infos.items()}
 
 
 def save_outcomes(path: Path, outcomes: Mapping[str, Outcome], of: str) -> Path:
-    """Write the outcomes of a drawing, which `of` identifies."""
+    """Write the outcomes of the drawing identified by `of`."""
     rows = {
         label: {name: torch.as_tensor(np.ascontiguousarray(value)) for name, value in outcome.items()}
         for label, outcome in outcomes.items()
@@ -97,7 +97,7 @@ def load_outcomes(path: Path, of: str = "") -> dict[str, Outcome] | None:
     if of and metadata.get("of") != of:
         return None
     if any(value.dtype == torch.bfloat16 for row in rows.values() for value in row.values()):
-        raise CheckpointError(f"{path} holds torch.bfloat16, which no judge writes; delete it")
+        raise CheckpointError(f"{path} holds torch.bfloat16, which is not a type of outcomes; delete it")
     return {label: {name: value.numpy() for name, value in row.items()} for label, row in rows.items()}
 
 
@@ -105,11 +105,11 @@ def load_outcomes(path: Path, of: str = "") -> dict[str, Outcome] | None:
 
 
 class MetricFormat(NamedTuple):
-    """How a metric is written."""
+    """The format of a metric."""
 
     words: str
     higher: bool
-    digits: int  # after the point
+    digits: int  # decimals
 
     @property
     def better(self) -> str:
@@ -131,12 +131,12 @@ class Study:
     Arguments:
         folder: The folder.
         setting: The name of the experiment.
-        bad, good: The words for bad and for other samples.
-        metrics: The metrics of sets of samples; options are chosen by the first.
-        intents: What counts as a success, by kind of edit.
-        chosen: The time that was chosen on the validation seed, by kind of edit.
+        bad, good: The words for bad and for good samples.
+        metrics: The formats of the metrics; options are chosen by the first metric.
+        intents: The definition of success, by kind of edit.
+        chosen: The time chosen on the validation seed, by kind of edit.
         numbers: The numbers by use.
-        provenance: Their provenance.
+        provenance: The provenance of the numbers.
     """
 
     folder: Path
@@ -151,11 +151,11 @@ class Study:
 
     @property
     def wide(self) -> bool:
-        """Whether the study covers all options that were compared on the validation seed."""
+        """Whether the study covers all options compared on the validation seed."""
         return bool(self.provenance["wide"])
 
     def rows(self, use: str) -> list[Row]:
-        """Return the rows of a use; their labels are name and `at`, or a name alone."""
+        """Return the rows of a use, with labels split into `name` and `at`."""
         rows = []
         for label, numbers in self.numbers[use].items():
             name, separator, at = label.rpartition(SEPARATORS.get(use, ", "))
@@ -171,7 +171,7 @@ class Study:
 
 
 def read_study(folder: Path) -> Study:
-    """Read the folder of `python -m experiments study`."""
+    """Read a folder written by `python -m experiments study`."""
     path = folder / NUMBERS
     if not path.is_file():
         raise CheckpointError(f"{folder} has no {NUMBERS}; run python -m experiments study first")

@@ -1,4 +1,4 @@
-"""The report of a study of the uses of confidence: `tables.md`, `figures/` and `report.html`."""
+"""Write the report of a study: `tables.md`, `figures/` and `report.html`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fmwc.report.table import MISSING, Table
 NAMES = {"checkerboard": "Checkerboard", "mnist": "Digits", "crystals": "Crystals"}
 LEAD = "Uses of per-sample confidence, each compared with baselines. "
 CHOSEN = "Options were chosen on other seeds."
-WIDE = "The samples are those of the validation seed, with everything that was tried on it."
+WIDE = "The samples are those of the validation seed, with all candidate options."
 INTERVALS = "Brackets: 90 % bootstrap intervals over samples. ±: standard deviation over seeds."
-PAPER_GAIN = {"crystals": {"variance": "+6 to +17"}}  # over its three modes, which it gives in a figure only
+PAPER_GAIN = {"crystals": {"variance": "+6 to +17"}}  # over the paper's three modes, read from a figure
 SIZES = {"samples": "samples", "edit": "edited", "steps": "swept", "rewind": "rewound", "guide": "guided"}
 KEPT = ("retention_10%", "retention_50%", "retention_80%", "retention_90%")
-# Columns of a score that finds bad or good samples: the top of its ranking, and the rest.
+# Headings of score columns, by positive class: the top of the ranking, and the rest.
 ENDS = {
     "precision": {"bad": "most doubtful {}", "good": "surest {}"},
     "retention": {"bad": "surest {}", "good": "most doubtful {}"},
@@ -45,7 +45,8 @@ def _number(value: float, digits: int, sign: bool = False) -> str:
 
 
 def _interval(value: float | None, ends: Any, digits: int, scale: float = 1.0, sign: bool = False) -> str:
-    """
+    """Format a number with its interval.
+
     >>> _interval(0.5, [0.25, 0.75], 0, 100.0)
     '50 [25, 75]'
     """
@@ -56,7 +57,7 @@ def _interval(value: float | None, ends: Any, digits: int, scale: float = 1.0, s
 
 
 def entry_text(entry: Mapping[str, Any] | None, digits: int) -> str:
-    """Format a metric: its mean with an interval, or with its spread over seeds."""
+    """Format a metric as its mean with an interval, or with its standard deviation over seeds."""
     if not entry or entry["mean"] != entry["mean"]:
         return MISSING
     if "interval" in entry or entry["std"] is None:
@@ -72,7 +73,7 @@ def _metrics(study: Study, numbers: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _score_column(finds: str, number: str) -> tuple[str, float, int]:
-    """Return heading, scale and digits of a column of the filter's tables."""
+    """Return the heading, scale and decimals of a column of the filter tables."""
     kind, separator, share = number.partition("_")
     if not separator:
         return {"auprc": ("AUPRC", 1.0, 3), "lift": ("AUPRC ÷ random", 1.0, 2)}[kind]
@@ -104,7 +105,7 @@ def _filter(study: Study) -> list[Table]:
         Table(rows(KEPT), "The other end of the ranking", f"Shares are % {word}."),
         Table(
             rows(["auprc", *precise, *KEPT], "difference", "difference_interval")[1:],
-            f"Difference to {first}",
+            f"Difference from {first}",
             "Paired: the intervals use the same bootstrap samples.",
         ),
     ]
@@ -131,9 +132,9 @@ def _trust(study: Study) -> list[Table]:
         for c, s, low, high, n in zip(*columns, strict=True)
     ]
     note = (
-        "Certificates by the field's own score, computed from labelled samples and tested on the others, over random "
-        "splits. The guarantee is over all splits: at most the allowed share of them may have a violated certificate. "
-        "Brackets: 5 % and 95 % quantiles of the splits."
+        "Certificates for the default score, computed from labelled samples and tested on the other samples, over "
+        "random splits. Certificates may be violated in at most the allowed share of all splits. Brackets: 5 % and "
+        "95 % quantiles over splits."
     )
     return [
         *([Table(certificates, "Risk certificates", note)] if certificates else []),
@@ -155,7 +156,7 @@ def _edit(study: Study) -> list[Table]:
                 "gain over random, points": gain,
             }
             if "surest" in n:
-                cell["of the surest quarter, %"] = _interval(n["surest"], n["surest_interval"], 1, 100.0)
+                cell["success of the surest quarter, %"] = _interval(n["surest"], n["surest_interval"], 1, 100.0)
             cells.append({**cell, "paper, points": paper.get(when, MISSING)} if paper else cell)
         first = rows[0].numbers
         note = (
@@ -189,7 +190,7 @@ def _steps(study: Study) -> list[Table]:
             return entry_text(numbers.get(name), digits)
 
         tables.append(table(f"Steps: {metric.words}", f"By number of steps; {metric.better}. {INTERVALS}", quality))
-    note = "Wall time. Controllers that read the variance while sampling take longer."
+    note = "Wall-clock time. Controllers that read the variance during sampling take longer."
     return [*tables, table("Steps: time relative to uniform steps", note, relative_time)]
 
 
@@ -205,7 +206,7 @@ def _rewind(study: Study) -> list[Table]:
         }
         for method, extra, n in study.rows("rewind")
     ]
-    return [Table(rows, "Rewinding, and other methods of the same cost", INTERVALS)]
+    return [Table(rows, "Rewinding and other methods of the same cost", INTERVALS)]
 
 
 def _guide(study: Study) -> list[Table]:
@@ -215,7 +216,7 @@ def _guide(study: Study) -> list[Table]:
         {"guidance": label, **_metrics(study, n), "time ÷ none": f"{n['seconds'] / plain:.1f}×" if plain else MISSING}
         for label, n in use.items()
     ]
-    note = f"Guidance is named by its strength and its interval of times. {INTERVALS}"
+    note = f"Guidance is labelled by strength and time window. {INTERVALS}"
     return [Table(rows, "Guidance", note)] if len(rows) > 1 else []
 
 
@@ -223,7 +224,7 @@ def _guide(study: Study) -> list[Table]:
 
 
 class Use(NamedTuple):
-    """A section: its title, the function of its tables, and the name, description and function of each figure."""
+    """A section: its title, a function that returns its tables, and the name, alt text and function of each figure."""
 
     title: str
     tables: Callable[[Study], list[Table]]
@@ -238,7 +239,7 @@ USES = {
             ("retention", "The share of bad samples among the surest, for each score.", figures.filter_curves),
             (
                 "scores",
-                "AUPRC of each score with its interval, and its difference to the first score.",
+                "AUPRC of each score with its interval, and its difference from the first score.",
                 figures.filter_scores,
             ),
         ),
@@ -261,10 +262,10 @@ USES = {
         (("edits", "The share of successful edits by the time of the edit.", figures.edit_times),),
     ),
     "steps": Use(
-        "Steps: place them by the variance",
+        "Steps: place steps by variance",
         _steps,
         (
-            ("grids", "The steps of each controller.", figures.step_grids),
+            ("grids", "The time grid of each controller.", figures.step_grids),
             ("steps", "Quality against the number of steps, for each controller.", figures.step_quality),
         ),
     ),
@@ -282,7 +283,7 @@ USES = {
 
 
 def _provenance(study: Study, use: str) -> str:
-    """Return samples, seeds, commit, device and time of a use on one line."""
+    """Return a one-line description of samples, seeds, commit, device and time of a use."""
     drawing = READINGS[use][0]
     pieces = [p for name, p in study.provenance["pieces"].items() if name.rpartition("-")[0] == drawing]
     commit, device, version = (
@@ -314,7 +315,7 @@ def _markdown(study: Study, title: str, sections: Sequence[Section]) -> str:
     lines = [
         f"# {title}",
         f"Generated by `python -m experiments study {study.setting}`. `python -m experiments report` on this folder "
-        "regenerates tables, figures and page.",
+        "regenerates the tables, the figures and the page.",
     ]
     for section in sections:
         lines += [f"## {section.title}", *(table.section("###") for table in section.tables), *section.facts.values()]
@@ -323,7 +324,7 @@ def _markdown(study: Study, title: str, sections: Sequence[Section]) -> str:
 
 @from_results
 def write_study(folder: Path) -> list[Path]:
-    """Write `tables.md`, `figures/*.png` and `report.html` from the folder of a study."""
+    """Write `tables.md`, `figures/*.png` and `report.html` from a study's folder."""
     study = read_study(folder)
     title = f"{NAMES[study.setting]}: uses of confidence"
     sections = [_section(study, use) for use in study.numbers]

@@ -1,4 +1,4 @@
-"""The study of the uses of confidence: draw, judge, evaluate. Finished parts are kept, so a stopped run resumes."""
+"""The study of the uses of confidence: draw, judge and evaluate samples. A stopped study can be resumed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fmwc.errors import CheckpointError, UsageError
 from fmwc.files import write_json
 from fmwc.provenance import Clock, provenance
 
-REPORTED = (200, 201, 202)  # seeds that were not used to choose anything
+REPORTED = (200, 201, 202)  # seeds on which no option was tuned
 VALIDATION = (100,)
 
 
@@ -42,20 +42,19 @@ def study(
     wide: bool = False,
     say: Say = print,
 ) -> Path | None:
-    """Fill `out` and return `out/uses.json` with every use that was evaluated so far, or `None` if there is none.
+    """Run a study in `out`; return the path of `out/uses.json`, or `None` if no use was evaluated.
 
     Arguments:
         experiment: The experiment with its field and sizes.
         out: The folder.
-        seeds: Seeds of the samples; the default seeds were not used to choose anything.
-        only: Tasks to run, such as `draw:edit,read:edit`, if drawing and judging are on different machines.
-        wide: Draw all options that were compared instead of those that were chosen: on the validation seed, in a
-            separate folder.
-        say: Called with a line of progress.
+        seeds: Seeds of the samples. No option was tuned on the default seeds.
+        only: Tasks to run, such as `draw:edit,read:edit`, if samples are drawn and judged on different machines.
+        wide: Compare all candidate options instead of the chosen ones; use the validation seed and a separate folder.
+        say: Called with progress messages.
     """
     drawings, uses = _tasks(only, wide)
     if not seeds:
-        raise UsageError("a study takes at least one seed")
+        raise UsageError("a study needs at least one seed")
     device, judged_by = experiment.field.device, experiment.judged_by()
     clock = Clock(device)
     shared = {"setting": experiment.name, "wide": wide}
@@ -82,7 +81,7 @@ def study(
 
 
 def _tasks(only: str, wide: bool) -> tuple[list[str], list[str]]:
-    """Return the drawings to make and the uses to evaluate; no option is chosen by `samples`, so `wide` has none."""
+    """Return the drawings to make and the uses to evaluate; `wide` skips `samples`, which has no options."""
     tasks = parse_tasks(only, {"draw": DRAWINGS, "read": READINGS})
     if only:
         drawings, uses = ([name for verb, name in tasks if verb == kind] for kind in ("draw", "read"))
@@ -101,7 +100,7 @@ def _draw(experiment: Experiment, name: str, seed: int, wide: bool, path: Path, 
 
 
 def _earlier(path: Path, about: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the numbers and origins of an earlier call on the same samples and judge, to which this one adds."""
+    """Return the numbers and origins of an earlier run with the same samples and judge, to be extended."""
     result = read_result(path) if path.exists() else {"provenance": {}}
     origin = result["provenance"]
     numbers, origins = result.get("numbers"), origin.get("pieces")
@@ -110,7 +109,7 @@ def _earlier(path: Path, about: dict[str, Any]) -> tuple[dict[str, Any], dict[st
 
 
 def _origins(out: Path, drawing: str, seeds: Sequence[int], shared: dict[str, Any]) -> dict[str, Any]:
-    """Return the provenance of a drawing by seed. Its sizes may be those of another machine, but not differ by seed."""
+    """Return the provenance of a drawing by seed. Sizes may differ from the current ones, but not between seeds."""
     origins = {}
     for seed in seeds:
         path = result_file(out, seed, f"draw-{drawing}")
@@ -127,7 +126,7 @@ def _origins(out: Path, drawing: str, seeds: Sequence[int], shared: dict[str, An
 
 
 def _judged(experiment: Experiment, out: Path, drawing: str, seed: int) -> dict[str, tuple[Drawn, Outcome]]:
-    """Judge the samples of a drawing, unless the outcomes of the same samples by the same judge exist."""
+    """Return the rows of a drawing with their outcomes; judge the samples unless outcomes of the same judge exist."""
     path, judged_by = drawn_at(out, drawing, seed), json.dumps(experiment.judged_by(), sort_keys=True)
     rows, of = load_drawn(path), hashlib.sha256(path.read_bytes() + judged_by.encode()).hexdigest()
     outcomes = load_outcomes(judged_at(out, drawing, seed), of)
@@ -138,7 +137,7 @@ def _judged(experiment: Experiment, out: Path, drawing: str, seed: int) -> dict[
 
 
 def _described(experiment: Experiment) -> Mapping[str, Any]:
-    """Return the words of the tables, so that the report needs the file alone."""
+    """Return the names used in tables, so that a report needs only this file."""
     return {
         "setting": experiment.name,
         "bad": experiment.bad,

@@ -173,7 +173,7 @@ def test_reproduce_writes_every_table_and_resumes(run, tmp_path, monkeypatch):
     before = (tmp_path / "cells" / "cosine-0.json").read_bytes()
     code, _, err = run(*words)
     assert code == 0
-    assert "is there already" in err
+    assert "already exists; skipped" in err
     assert (tmp_path / "cells" / "cosine-0.json").read_bytes() == before
     assert run("experiments", "report", tmp_path)[0] == 0
 

@@ -115,7 +115,7 @@ def test_finished_tasks_are_not_repeated(again, tmp_path, quick):
     assert cell["numbers"] == {"joint": {"name": "joint"}}  # the results so far
     _, messages = again(only="read:joint,read:hutchinson")
     assert quick[2:] == [(0, "hutchinson")]
-    assert "0-joint.json is there already" in messages
+    assert "0-joint.json already exists; skipped" in messages
 
 
 @pytest.mark.usefixtures("quick")
@@ -142,8 +142,10 @@ def test_pieces_made_with_other_settings_are_refused(change, what, again):
 def test_settings_without_effect_on_numbers_may_change(again):
     again(only="read:joint,draw:joint")
     other = dataclasses.replace(TINY, save_every=1, minutes=5.0, compiled=False)
-    assert again(other, only="read:joint")[1] == ["0-joint.json is there already"]
-    assert again(only="draw:joint", calculator="mace")[1] == ["0-draw-joint.json is there already"]  # not judged yet
+    assert again(other, only="read:joint")[1] == ["0-joint.json already exists; skipped"]
+    assert again(only="draw:joint", calculator="mace")[1] == [
+        "0-draw-joint.json already exists; skipped"
+    ]  # not judged yet
 
 
 def test_tasks_are_joined_to_one_result_file_per_seed(again, tmp_path, quick):
@@ -253,7 +255,7 @@ def test_second_call_computes_nothing(whole, monkeypatch):
     messages = []
     reproduce(TINY, whole, CPU, say=messages.append, **SIZE)
     assert len(messages) == len(DRAWS) + len(READINGS)
-    assert all(text.endswith("is there already") for text in messages)
+    assert all(text.endswith("already exists; skipped") for text in messages)
     assert json.loads((whole / "cells" / "0.json").read_bytes()) == json.loads(before)
 
 

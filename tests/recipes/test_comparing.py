@@ -107,14 +107,14 @@ def test_interrupted_training_resumes_to_the_same_weights(method, recipe, tmp_pa
 def test_weights_of_another_recipe_are_refused(change, tmp_path):
     networks(BOARD, tmp_path)[0].flow(0)
     other, _ = networks(dataclasses.replace(BOARD, **change), tmp_path)
-    with pytest.raises(MismatchError, match="trained by another recipe"):
+    with pytest.raises(MismatchError, match="trained with another recipe"):
         other.flow(0)
 
 
 def test_weights_of_another_size_and_truncated_files_are_refused(tmp_path):
     networks(BOARD, tmp_path)[0].flow(0)
     other, _ = networks(dataclasses.replace(BOARD, hidden=12), tmp_path)
-    with pytest.raises(MismatchError, match=r"trained by another recipe \(hidden: 8 before, 12 now\)"):
+    with pytest.raises(MismatchError, match=r"trained with another recipe \(hidden: 8 before, 12 now\)"):
         other.flow(0)
     file = tmp_path / "flow-cosine-0.safetensors"
     file.write_bytes(file.read_bytes()[:-1])

@@ -106,7 +106,7 @@ def test_each_task_has_a_file_and_runs_once(again, tmp_path, quick):
 
     _, said = again(only="read:joint,read:head")
     assert quick[2:] == [(0, "head")]
-    assert "0-joint.json is there already" in said
+    assert "0-joint.json already exists; skipped" in said
 
 
 def test_task_files_are_joined_to_one_result_per_seed(again, tmp_path, quick):
@@ -170,7 +170,7 @@ def test_networks_and_pieces_of_other_data_or_another_judge_are_refused(again, d
     images = digits.images()
     np.savez(fewer, x=images.x[:500, 0].numpy(), y=images.y[:500].numpy())
     other = dataclasses.replace(digits, data=str(fewer))
-    with pytest.raises(MismatchError, match="trained by another recipe"):
+    with pytest.raises(MismatchError, match="trained with another recipe"):
         again(only="flow:0", recipe=other)
     with pytest.raises(MismatchError, match=r"made with other settings \(.*data"):
         again(only="read:rivals", recipe=other)
@@ -184,7 +184,7 @@ def test_networks_and_pieces_of_other_data_or_another_judge_are_refused(again, d
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"count": 0}, "got 0 and 6"), ({"steps": 0}, "got 160 and 0"), ({"draws": 4}, "at least 5 trajectories, got 4")],
+    [({"count": 0}, "got 0 and 6"), ({"steps": 0}, "got 160 and 0"), ({"draws": 4}, "draws must be at least 5, got 4")],
     ids=str,
 )
 def test_wrong_sizes_are_refused_before_training(change, message, again, tmp_path):

@@ -74,7 +74,7 @@ def test_second_call_draws_and_judges_nothing(done, points, tmp_path, monkeypatc
     said = []
     study(points, out, seeds=SEEDS, say=said.append)
     assert numbers_in(out) == before
-    assert any("is there already" in text for text in said)
+    assert any("already exists; skipped" in text for text in said)
 
 
 def test_interrupted_study_resumes(done, points, tmp_path, monkeypatch):
@@ -94,7 +94,7 @@ def test_interrupted_study_resumes(done, points, tmp_path, monkeypatch):
     monkeypatch.setitem(drawing.DRAWINGS, "edit", whole)
     said = []
     study(points, out, seeds=SEEDS[:1], only="draw:samples,draw:edit,read:filter,read:edit", say=said.append)
-    assert "200-draw-samples.json is there already" in said
+    assert "200-draw-samples.json already exists; skipped" in said
     assert any(text.startswith("seed 200, edit: drew turn, variance in ") for text in said)
     alone = study(points, copied(done, tmp_path), seeds=SEEDS[:1], only="read:filter,read:edit", say=quiet)
     assert numbers_in(out) == json.loads(alone.read_text())["numbers"]

@@ -68,7 +68,7 @@ def test_pixels_have_the_variance_of_the_velocity(field, trajectory, monkeypatch
 
 
 def test_more_pixels_than_digits_are_refused(field, trajectory):
-    with pytest.raises(UsageError, match=f"and the {COUNT} digits"):
+    with pytest.raises(UsageError, match=f"between 1 and {COUNT}, the number of digits"):
         read_pixels(field, trajectory, COUNT + 1)
 
 
