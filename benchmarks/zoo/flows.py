@@ -327,7 +327,7 @@ def _pictures(network: nn.Module, pictures: digits.Pictures, classes: int, devic
 TORUS, CLOUDS, RARE = shapes.torus_curve(), shapes.cloud_centres(), shapes.cloud_centres(4, 5, 20)
 MOONS = shapes.moon_curves()
 OFF = "farther than {} from {}"
-TAKEN = "a classifier trained on the right labels ({}) takes it for another digit"
+TAKEN = "a classifier trained on the right labels ({}) reads another digit"
 
 FLOWS = {
     flow.name: flow
@@ -396,15 +396,15 @@ FLOWS = {
         Flow(
             "waves",
             "choose",
-            "sums of two tones that go together, length 64; convolutions and a GRU; straight path",
-            "the two strongest frequencies do not go together, or hold less than 85 % of the energy",
+            "sums of two tones that form a pair, length 64; convolutions and a GRU; straight path",
+            "the two strongest frequencies are not a pair, or hold less than 85 % of the energy",
             _drawn(ConvGru, (1, shapes.LENGTH), shapes.waves, shapes.wrong_tones),
         ),
         Flow(
             "melodies",
             "report",
             "two notes one after the other, the class, length 64; dilated convolutions; straight path",
-            "either half's strongest frequency is not the note asked for, or holds less than 75 % of its energy",
+            "either half's strongest frequency is not the requested note, or holds less than 75 % of its energy",
             _drawn(
                 lambda: Dilated(len(shapes.NOTES)),
                 (1, shapes.LENGTH),
@@ -416,14 +416,14 @@ FLOWS = {
         Flow(
             "circles",
             "report",
-            "sets of eight points on a circle of any place and size; transformer without positions; straight path",
+            "sets of eight points on a circle of any position and size; transformer without positions; straight path",
             "a point is off the best circle by more than 15 % of its radius",
             _drawn(lambda: SetTransformer(2), (shapes.POINTS, 2), shapes.circles, shapes.off_circle),
         ),
         Flow(
             "graphs",
             "choose",
-            "six nodes in the plane, bonded as the class says; graph network; straight path",
+            "six nodes in the plane, with the bonds of the class; graph network; straight path",
             "a bond is not 0.7 to 1.3 long, or two nodes without a bond are nearer than 0.7",
             _drawn(
                 lambda: GraphNet(shapes.BONDS, 2), (shapes.NODES, 2), shapes.bonded, shapes.broken, len(shapes.BONDS)
@@ -433,7 +433,7 @@ FLOWS = {
             "digits",
             "report",
             "scikit-learn's 8 × 8 digits with their class; residual MLP; straight path",
-            "a support vector machine trained on the held-out digits takes it for another digit",
+            "a support vector machine trained on the held-out digits reads another digit",
             _digits,
         ),
         Flow(
@@ -461,7 +461,7 @@ FLOWS = {
             "mnist-unconditional",
             "choose",
             "MNIST, 14 × 14, without classes; small UNet; straight path",
-            "a classifier of digits and non-digits gives no digit the probability that 98.5 % of real ones reach",
+            "a classifier of digits and non-digits gives no digit the probability that 98.5 % of real digits reach",
             _mnist("unconditional", lambda: SmallUNet(), labelled=False),
         ),
         Flow(
@@ -516,7 +516,7 @@ FLOWS = {
             "pulses",
             "fresh",
             "one to four pulses on a track, the class their number, length 32; dilated convolutions; straight path",
-            "the number of pulses is not the one asked for",
+            "the number of pulses is not the requested one",
             _drawn(
                 lambda: Dilated(shapes.PULSES, dilations=(1, 2, 4, 1)),
                 (1, shapes.TRACK),
@@ -528,7 +528,7 @@ FLOWS = {
         Flow(
             "octahedra",
             "fresh2",
-            "six directions to the corners of an octahedron; network that turns with them; geodesics of spheres",
+            "six directions to the corners of an octahedron; rotation-equivariant network; geodesics of spheres",
             "a corner's inner products with the others are not an octahedron's within 0.3",
             _drawn(
                 Equivariant,
@@ -552,8 +552,8 @@ FLOWS = {
         Flow(
             "hunts",
             "fresh2",
-            "series of prey and hunters by Lotka and Volterra, length 16; LSTM layers; straight path",
-            "a state is farther than 0.3 from where the equations take the one before it",
+            "Lotka–Volterra series of prey and predators, length 16; LSTM layers; straight path",
+            "a state is farther than 0.3 from the solution that starts at the previous state",
             _drawn(lambda: Recurrent(2), (shapes.STEPS, 2), shapes.hunts, shapes.no_hunt),
         ),
         Flow(
@@ -606,7 +606,7 @@ FLOWS = {
             "gears",
             "fresh3",
             "two wheels, the class their gear; easy and hard gears; mixture of MLPs; predicts noise on DDPM's path",
-            "the second wheel is not where its gear puts it within 35°, or a radius is not 0.7 to 1.3",
+            "the second wheel is not at the angle of its gear within 35°, or a radius is not 0.7 to 1.3",
             _drawn(
                 lambda: NoisePrediction(Experts(4, len(shapes.RATIOS))),
                 (2, 2),
@@ -618,7 +618,7 @@ FLOWS = {
         Flow(
             "beats",
             "fresh3",
-            "regular heartbeats, length 64, 4 % with an early beat, which is right; UNet for series; straight path",
+            "regular heartbeats, length 64, 4 % with an early beat, which is correct; UNet for series; straight path",
             "a beat is missing or out of time; one early beat is right if the beat after it is in time",
             _drawn(ConvUNet, (1, shapes.LENGTH), shapes.beats, shapes.irregular),
         ),
@@ -638,7 +638,7 @@ FLOWS = {
         Flow(
             "discs-ot",
             "fresh3",
-            "five discs in a box; network too small for them, which sees means; minibatch optimal transport",
+            "five discs in a box; small network that sees only means; minibatch optimal transport",
             "two discs overlap, or one sticks out of the box, by more than 20 % of their diameter",
             _drawn(lambda: DeepSet(2), (shapes.DISCS, 2), shapes.packed, shapes.overlapping, pairs=optimal_pairs),
         ),
