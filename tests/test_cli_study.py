@@ -85,7 +85,7 @@ def test_default_seeds_were_not_used_to_choose_anything(words, seeds, run, tmp_p
     assert asked["wide"] is ("--wide" in words)
 
 
-def test_a_study_without_the_digits_test_split_says_so(run, tmp_path, monkeypatch):
+def test_study_without_the_test_split_of_digits_reports_it(run, tmp_path, monkeypatch):
     monkeypatch.delenv("FMWC_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     asked = []

@@ -68,7 +68,7 @@ def test_the_noise_has_the_type_of_the_network():
     assert field.device == torch.device("cpu")
 
 
-def test_parameters_are_the_networks_and_the_noises_once_each(mlp):
+def test_parameters_are_listed_once(mlp):
     names = [n for n, _ in mlp.named_parameters()]
     assert len(names) == len(set(names))
     assert {n.split(".")[0] for n in names} == {"network", "noise"}

@@ -100,7 +100,7 @@ def test_invalid_times_are_rejected(t, mlp):
             call()
 
 
-def test_a_shape_stands_for_a_euclidean_space(mlp):
+def test_shape_is_accepted_as_a_euclidean_space(mlp):
     spaces = ((2,), [2], 2, torch.Size([2]), euclidean((2,)))
     for space in spaces:
         assert torch.equal(noise(space, 3, 0), noise((2,), 3, 0))

@@ -225,7 +225,7 @@ def test_a_retrofitted_field_has_a_page(workdir, count):
     assert (workdir / "page" / "samples.csv").is_file()
 
 
-def test_classes_take_turns_unless_a_label_is_given(workdir):
+def test_classes_are_drawn_in_turn_unless_a_label_is_given(workdir):
     fitted(workdir, "their_nets:conditional", y=torch.arange(300) % 2 * 2)
     words = ["sample", "field", "--network", "their_nets:conditional", "-n", "4", "--steps", "3", "--device", "cpu"]
     run = CliRunner().invoke

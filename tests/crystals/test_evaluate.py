@@ -133,7 +133,7 @@ def excess():
 @pytest.mark.parametrize(
     ("taught", "left", "enough"), [(11, 10, False), (9, 10, False), (10, 9, False), (0, 0, False), (10, 10, True)]
 )
-def test_no_head_is_fitted_on_too_few(taught, left, enough, monkeypatch):
+def test_heads_need_enough_labels(taught, left, enough, monkeypatch):
     """The minimum is halves of 20: ten good and ten bad to learn from, and ten good ones to find."""
     monkeypatch.setattr(ranking, "RESAMPLES", 5)
     good = np.concatenate([np.arange(20) < taught, np.arange(20) < left])

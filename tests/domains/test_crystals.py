@@ -220,7 +220,7 @@ def test_columns_of_the_table(setting, drawn):
 # ---- drawing --------------------------------------------------------------------------------------------------------
 
 
-def test_the_domain_draws_as_the_recipe_does(setting, field, drawn):
+def test_domain_draws_equal_those_of_the_recipe(setting, field, drawn):
     own = TINY.draw(field, COUNT, 1, confidence=room.READ_BY, schedule=Schedule.every(5))
     assert same(drawn.x, own.x)
     assert torch.equal(drawn.confidence, own.confidence)

@@ -97,7 +97,7 @@ def test_the_mean_is_the_plain_output_bit_for_bit(name, estimator):
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("name", BUILDS)
-def test_inference_mode_changes_nothing(name, estimator):
+def test_inference_mode_does_not_change_results(name, estimator):
     """Tensors created in inference mode, such as the time and the state, have no derivatives."""
     field = BUILDS[name]()
     x, t = inputs(field, 3, torch.float32)

@@ -208,7 +208,7 @@ def test_repr_omits_the_default_of_shared():
     assert Linearised(2) != Linearised(2, shared=True)
 
 
-def test_samples_are_the_same_and_the_batch_does_not_matter():
+def test_samples_do_not_change_or_depend_on_the_batch():
     field, *_ = made(Tokens)
     runs = [
         fmwc.sample(field, 6, steps=4, confidence=Linearised(2, shared=True), config=SamplingConfig(batch=b))

@@ -88,7 +88,7 @@ def test_estimates_are_of_single_probes_and_their_mean_is_the_divergence(distrib
     torch.testing.assert_close(few, single[:5].mean(0))  # fewer probes are a prefix of more probes
 
 
-def test_a_channel_that_the_velocity_does_not_see_adds_nothing():
+def test_unused_channels_do_not_contribute():
     def velocity(x, t):
         return {"a": 3 * x["a"], "b": x["a"].sum(1, keepdim=True).expand(-1, 3)}
 

@@ -76,7 +76,7 @@ def test_many_images_are_classified_in_batches(read, monkeypatch):
 
 
 @pytest.mark.parametrize("breaks", [False, True], ids=["read", "failed"])
-def test_the_judge_is_left_in_the_mode_it_was_in(breaks):
+def test_judge_mode_is_restored(breaks):
     judge = Brightness().train()
     judge.inner[0].eval()
     modes = [m.training for m in judge.modules()]

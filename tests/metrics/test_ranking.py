@@ -106,7 +106,7 @@ def test_precision_at_the_top_is_retention_of_the_reversed_score(rows):
         assert value == pytest.approx(retention(-score, positive).at(share))
 
 
-def test_bootstrap_covers_a_mean_as_often_as_it_says():
+def test_bootstrap_intervals_have_their_coverage():
     rng = np.random.default_rng(0)
     hits = 0
     for _ in range(60):
@@ -192,13 +192,13 @@ def test_wilson_covers_the_true_rate(share):
     assert 0.86 < np.mean(covered) < 0.95
 
 
-def test_rates_of_nothing_and_of_everything_are_not_certain():
+def test_rates_of_zero_and_one_have_intervals():
     assert rate([False] * 20) == f"0.0% [0.0%, {wilson(0, 20)[1]:.1%}]"
     assert wilson(0, 20)[1] > 0.1
     assert wilson(20, 20)[0] < 0.9
 
 
-def test_the_kept_are_those_of_lowest_score():
+def test_kept_samples_have_the_lowest_scores():
     bad = [False] * 8 + [True] * 2
     assert rate_kept(range(10), bad, 0.8).startswith("0.0% [0.0%, ")
     assert rate_kept(range(10), bad, 1.0).startswith("20.0% [")

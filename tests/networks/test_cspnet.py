@@ -49,7 +49,7 @@ def test_equivariant_to_permutations(seed):
     assert differs({"type": found["type"]}, {"type": plain["type"]}, ["type"])
 
 
-def test_a_shift_of_all_atoms_changes_nothing():
+def test_output_is_invariant_to_shifts_of_all_atoms():
     net, (x, t, atoms) = small(), batch(*SIZES)
     plain = net(x, t, atoms=atoms)
     shift = torch.randn(4, 1, 3, dtype=torch.float64)
@@ -63,7 +63,7 @@ def test_a_shift_of_all_atoms_changes_nothing():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_period_of_any_atom_changes_nothing(seed):
+def test_output_is_periodic_in_every_atom(seed):
     net, (x, t, atoms) = small(), batch(*SIZES, seed=seed)
     periods = torch.randint(-4, 5, x["coord"].shape, generator=torch.Generator().manual_seed(seed))
     assert_close(net({**x, "coord": x["coord"] + periods}, t, atoms=atoms), net(x, t, atoms=atoms))
@@ -139,7 +139,7 @@ def test_crystals_do_not_depend_on_each_other():
 
 @pytest.mark.parametrize("more", [(0, 1), (4, 9), (30, 100)], ids=str)
 @pytest.mark.parametrize("name", MIXES)
-def test_spare_capacity_changes_nothing(name, more, monkeypatch):
+def test_spare_capacity_does_not_change_outputs(name, more, monkeypatch):
     net, (x, t, atoms) = small(), batch(*MIXES[name])
     plain = net(x, t, atoms=atoms)
     room = int(atoms.sum()) + more[0], int((atoms * (atoms - 1)).sum()) + more[1]
@@ -209,7 +209,7 @@ def test_pairs_and_crystals_have_different_numbers_of_rows(sizes):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("period", [0.0, 1.0])
-def test_atoms_that_meet_have_finite_velocities_and_gradients(dtype, period):
+def test_coinciding_atoms_have_finite_velocities_and_gradients(dtype, period):
     net, (x, t, atoms) = small(dtype=dtype), batch(*SIZES, dtype=dtype)
     x["coord"][2, 1] = x["coord"][2, 0] + period
     x["coord"][3, :2] = 0.0

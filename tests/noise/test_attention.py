@@ -216,7 +216,7 @@ def test_every_layer_of_an_encoder_is_called():
             assert bool((alone.moments(x, t, estimator).var.sum((1, 2)) > 0).all()), name
 
 
-def test_padding_carries_no_noise_to_the_others():
+def test_noise_of_padding_does_not_reach_other_rows():
     field = attach(encoder(), width=8)
     x, t = torch.randn(1, TOKENS, WIDTH), torch.rand(1)
     padding = torch.tensor([[False, False, True]])

@@ -9,7 +9,7 @@ from tests.conftest import mlp_field
 from tests.reference import assert_within, statistics
 
 
-def test_a_pass_that_does_nothing_changes_nothing(mlp):
+def test_empty_pass_does_not_change_outputs(mlp):
     x, t = torch.randn(3, 2), torch.rand(3)
     assert torch.equal(mlp.run(Pass(), x, t), mlp(x, t))
 

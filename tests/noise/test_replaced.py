@@ -182,7 +182,7 @@ def test_table_rows_may_define_the_weight(monkeypatch):
     torch.testing.assert_close(*var)
 
 
-def test_a_constant_score_ranks_nothing():
+def test_constant_scores_give_no_rank():
     for constant in (torch.zeros(5), torch.full((5,), 3.0), torch.full((5,), 1e-20)):
         with pytest.raises(UsageError, match="for all of 5 samples, so it cannot rank them"):
             require_varied(constant)

@@ -60,7 +60,7 @@ def test_each_seed_and_each_method_has_a_file(tmp_path):
     assert {p.stem for p in tmp_path.iterdir()} == names
 
 
-def test_a_retrofit_samples_as_the_flow_does_bit_for_bit(recipe, tmp_path):
+def test_retrofit_samples_equal_those_of_the_flow(recipe, tmp_path):
     made, _ = networks(recipe, tmp_path)
     flow = run(recipe, made.flow(0))
     assert torch.equal(run(recipe, made.retrofit(0), confidence=True).x, flow.x)

@@ -125,7 +125,7 @@ def test_excluded_layers_have_no_noise(digits):
 
 
 @pytest.mark.parametrize("classes", [3, 10])
-def test_classes_take_turns(classes):
+def test_classes_are_drawn_in_turn(classes):
     asked = labels(30, classes)
     assert asked[:classes].tolist() == list(range(classes))
     assert asked.bincount().tolist() == [30 // classes] * classes

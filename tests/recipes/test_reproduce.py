@@ -289,7 +289,7 @@ def test_the_samples_shown_have_the_scores_of_the_retrofit(whole, digits, judge_
     assert failed(judge, shown.x, shown.cond["y"]).mean() == pytest.approx(cell["failure"], abs=0.02)
 
 
-def test_checkpoints_are_left_with_a_reference_of_all_classes(whole):
+def test_checkpoints_have_a_reference_of_all_classes(whole):
     for name in ("mnist", "mnist-joint"):
         assert load(whole / "models" / name).reference.classes == {"y": tuple(range(10))}
 

@@ -70,7 +70,7 @@ def test_runs_with_other_settings_name_the_difference(difference, mlp):
     assert run.default_score == "peak"
 
 
-def test_a_reference_without_evidence_says_so(mlp):
+def test_reference_without_evidence_gives_the_reason(mlp):
     run = sample(referred(mlp, withheld="the evidence is at chance"), 4, steps=10)
     assert "the evidence is at chance" in run.withheld
     with pytest.raises(UsageError, match="at chance"):

@@ -21,7 +21,7 @@ def euler(velocity, x, steps):
     return x
 
 
-def test_another_loop_gives_the_same_run(mlp):
+def test_recorded_loop_equals_the_sampler(mlp):
     x0 = torch.randn(6, 2)
     recorder = fmwc.VarianceRecorder(mlp)
     run, ours = recorder.trajectory(euler(recorder, x0, 20)), fmwc.sample(mlp, x0=x0, steps=20)

@@ -196,7 +196,10 @@ def test_an_empty_stream_is_refused(mlp):
 
 
 def test_a_stream_takes_a_reference(mlp):
-    with pytest.raises(UsageError, match="a stream needs the field's reference for confidence; confidence is withheld: there is no reference"):
+    with pytest.raises(
+        UsageError,
+        match="a stream needs the field's reference for confidence; confidence is withheld: there is no reference",
+    ):
         next(stream(mlp, 5))
 
 

@@ -572,7 +572,7 @@ def test_a_run_moves_between_devices(asked):
     assert same(run.to("cpu").x, run.x)
 
 
-def test_round_trip_of_how_a_run_was_made(mlp, tmp_path):
+def test_round_trip_of_the_settings_of_a_run(mlp, tmp_path):
     made = {"checkpoint": "mine", "guide": 0.5, "window": [0.0, 1.0]}
     run = dataclasses.replace(sample(mlp, 6, steps=10), made=made)
     assert Trajectory.load(run.save(tmp_path / "run.safetensors")).made == made
