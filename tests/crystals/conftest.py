@@ -44,7 +44,7 @@ BAD = {  # by name: the structure, and a part of its problem
     "isolated": (crystal([11, 17], [[0, 0, 0], [0.5, 0.5, 0.5]], [14, 14, 14]), "isolated: no neighbour within 6 Å"),
     "no atoms": (crystal([], [], [4, 4, 4]), "no atoms"),
     "no element": (crystal([11, 121], [[0, 0, 0], [0.5, 0.5, 0.5]], [4, 4, 4]), "121 is not one of the 118"),
-    "unknown": (crystal([11, 98], [[0, 0, 0], [0.5, 0.5, 0.5]], [4, 4, 4]), "does not know Cf"),
+    "unknown": (crystal([11, 98], [[0, 0, 0], [0.5, 0.5, 0.5]], [4, 4, 4]), "does not support Cf"),
     "not finite": (crystal([11, 17], [[0, 0, 0], [np.nan, 0, 0]], [4, 4, 4]), "not finite"),
     "cell not finite": (crystal([11, 17], [[0, 0, 0], [0.5, 0.5, 0.5]], [4, 4, np.inf]), "not finite"),
 }

@@ -109,7 +109,7 @@ def test_errors_of_a_calculator_are_reasons():
 def test_missing_model_names_its_package(name):
     if version(name):
         pytest.skip(f"{name} is installed")
-    with pytest.raises(UsageError, match=f"is not installed: pip install {PACKAGES[name]}"):
+    with pytest.raises(UsageError, match=f"is not installed; install it with: pip install {PACKAGES[name]}"):
         calculator(name)
 
 

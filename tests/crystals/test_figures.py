@@ -81,14 +81,14 @@ def together(*some):
 def test_impossible_structures_are_drawn(name):
     figure = drawn(UGLY[name])
     assert (pixels(figure) < 1).any()
-    assert "not a lattice" not in words(figure)
+    assert "invalid lattice" not in words(figure)
 
 
 @pytest.mark.parametrize("name", NO_LATTICE)
 def test_impossible_lattices_are_labelled(name):
     figure = drawn(NO_LATTICE[name])
     assert scene_of(NO_LATTICE[name], 0) is None
-    assert {"not a lattice", "Fe", "O"} <= set(words(figure))
+    assert {"invalid lattice", "Fe", "O"} <= set(words(figure))
     pixels(figure)
 
 
@@ -208,7 +208,7 @@ def test_impossible_structures_are_drawn_together():
         some, np.linspace(1, 0, len(some)), energy, np.isfinite(energy), energy
     )
     assert (pixels(figure) < 1).any()
-    assert words(figure).count("not a lattice") == len(NO_LATTICE)
+    assert words(figure).count("invalid lattice") == len(NO_LATTICE)
     with pytest.raises(ShapeError, match="17 crystals, 3 confidences"):
         crystals_drawn.sorted_by_confidence(some, np.ones(3), energy, np.isfinite(energy), energy)
 

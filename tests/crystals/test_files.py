@@ -40,7 +40,7 @@ def test_both_tables_contain_the_same(tmp_path):
     assert found["name"] == COLUMNS["name"]
     assert found["e_above_hull"] == [0.25, None]
     assert found["valid"] == [True, False]
-    with pytest.raises(ShapeError, match="one entry per row"):
+    with pytest.raises(ShapeError, match="equal lengths"):
         write_table(tmp_path / "t", {"a": [1], "b": [1, 2]})
 
 

@@ -372,16 +372,16 @@ def test_rows_that_cannot_be_used(tmp_path, texts):
     write_csv(tmp_path, "train", {name: text, "bad": "no CIF", other: second})
     with (tmp_path / "train.csv").open("a") as stream:
         stream.write(f'9,{name},0,0,,0,,"{text}",1\n10,short\n')
-    with pytest.warns(UserWarning, match="no readable CIF: bad, short.*a name that came before: " + name):
+    with pytest.warns(UserWarning, match="no readable CIF: bad, short.*a duplicate name: " + name):
         crystals = mp20.load(tmp_path)
     assert crystals.names == (name, other)
 
 
 def test_bad_csvs(tmp_path, texts):
     file = write_csv(tmp_path, "train", texts, ("material_id", "pretty_formula")) / "train.csv"
-    refused("has the columns material_id, pretty_formula, and needs cif", tmp_path)
+    refused("has the columns material_id, pretty_formula, but needs cif", tmp_path)
     file.write_text("")
-    refused("has the columns none, and needs material_id and cif", tmp_path)
+    refused("has the columns none, but needs material_id and cif", tmp_path)
     write_csv(tmp_path, "train", texts)
     whole = file.read_bytes()
     file.write_bytes(whole[: whole.rindex(b"Hg") if b"Hg" in whole[-300:] else -200])
@@ -453,7 +453,7 @@ def test_small_arrays(tmp_path, arrays):
 def test_every_field_is_needed(tmp_path, arrays, field):
     del arrays[field]
     np.savez(tmp_path / "train.npz", **arrays)
-    refused(rf"train.npz contains .*, and needs {field}; copy it again, or build", tmp_path)
+    refused(rf"train.npz contains .*, but needs {field}; copy it again, or build", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -483,7 +483,7 @@ def test_every_field_is_needed(tmp_path, arrays, field):
         ("material_id", lambda a: a[:1], r"num_atoms must be integers \(1,\)"),
         ("material_id", lambda a: a[:0], "not empty"),
         ("material_id", lambda a: np.arange(2), "material_id must be strings .*int64"),
-        ("material_id", lambda a: a[[0, 0]], "must be different, but 1 occur twice"),
+        ("material_id", lambda a: a[[0, 0]], "must be unique, but 1 are repeated"),
     ],
 )
 def test_bad_arrays(tmp_path, arrays, field, change, match):
@@ -517,7 +517,7 @@ def test_malformed_npz_files(tmp_path, arrays):
         b"?",
     ):
         file.write_bytes(content)
-        refused(r"not an \.npy or \.npz file, or is cut off|and needs num_atoms", tmp_path)
+        refused(r"not an \.npy or \.npz file, or is cut off|but needs num_atoms", tmp_path)
 
 
 def test_pickle_is_refused(tmp_path, arrays):

@@ -152,9 +152,9 @@ def test_few_structures_are_all_listed(tmp_path, count):
 
 
 def test_page_without_judgements(tmp_path, run):
-    page = page_of(tmp_path, run, judged(run, np.full(COUNT, NAN), "the model does not know Cf"))
+    page = page_of(tmp_path, run, judged(run, np.full(COUNT, NAN), "the model does not support Cf"))
     assert "None of them could be judged" in page
-    assert page.count("the model does not know Cf") == 30
+    assert page.count("the model does not support Cf") == 30
     assert page.count("<img ") == 3
 
 

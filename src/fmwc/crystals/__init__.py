@@ -1,6 +1,6 @@
 """Crystals: structure files, energies, the convex hull, validity, uniqueness and novelty.
 
-pymatgen, ASE and the energy models are imported when they are needed: `pip install 'fmwc[crystals]'`.
+pymatgen, ASE and the energy models are imported on first use; install them with `pip install 'fmwc[crystals]'`.
 """
 
 from fmwc.crystals.energy import CALCULATORS, Calculator, Energies, Relaxed, calculator, energies, relax

@@ -1,4 +1,4 @@
-"""Draw one crystal: its unit cell in parallel projection, atoms as shaded spheres, with its formula as the key."""
+"""Draw a crystal: its unit cell in parallel projection, atoms as shaded spheres, and its formula as the legend."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from fmwc.report.page import FAINT, INK, styled
 
 __all__ = ["Scene", "bonds_of", "colour_of", "draw_crystal", "formula", "radius_of", "scene_of"]
 
-BALL = 0.56  # radius of a sphere, in covalent radii: neighbours do not quite touch
+BALL = 0.56  # radius of a sphere, in covalent radii; neighbours almost touch
 STICK, EDGE = 0.11, 0.035  # radii of bonds and of the cell's edges, Å
 BOND = (0.5, 1.15)  # range of the length of a bond, in sums of covalent radii
-# One end of a bond is a non-metal or a metalloid; otherwise all neighbours in a metal would be joined.
+# A bond needs a non-metal or a metalloid at one end; otherwise all neighbours in a metal would be joined.
 BINDING = frozenset((1, 5, 6, 7, 8, 9, 14, 15, 16, 17, 32, 33, 34, 35, 51, 52, 53))
-FACE = 0.3  # Å: an atom this close to a face is repeated on the opposite one
-SMALLEST = 6.5  # Å: a smaller cell does not fill the picture
+FACE = 0.3  # Å; an atom this close to a face is repeated on the opposite face
+SMALLEST = 6.5  # Å; smaller cells do not fill the picture
 DOT = 0.01  # smallest radius of a sphere, relative to the picture
-VIEWS = [(turn, lift) for turn in (10, 16, 22, 28, 34) for lift in (8, 13, 18)]  # degrees away from looking along a
+VIEWS = [(turn, lift) for turn in (10, 16, 22, 28, 34) for lift in (8, 13, 18)]  # viewing angles, degrees from axis a
 LIGHT = np.array([-0.3, 0.38])  # shift of the brightest point of a sphere, in radii
 SHADES = np.linspace(0.92, 0.08, 9)  # radii of the circles that shade a sphere
-PIECES = 16  # of an edge of the cell, each with its depth
+PIECES = 16  # segments of an edge of the cell, each drawn at its depth
 
 WITHOUT_RADIUS = 97  # the first element without a covalent radius in ASE
 LAST_COLOUR = 109  # the last element with a colour in Jmol
@@ -47,7 +47,7 @@ def radius_of(z: int) -> float:
 
 
 def colour_of(z: int) -> np.ndarray:
-    """Return Jmol's colour of an element, a little greyer and lighter."""
+    """Return Jmol's colour of an element, slightly greyer and lighter."""
     if not 1 <= z <= ELEMENTS:
         return np.array(UNKNOWN_COLOUR)
     pure = need("ase.data.colors").jmol_colors[min(z, LAST_COLOUR)]
@@ -58,7 +58,7 @@ def colour_of(z: int) -> np.ndarray:
 def _electronegativity(z: int) -> float:
     if not 1 <= z <= ELEMENTS:
         return 0.0
-    with quiet():  # pymatgen warns of elements without one
+    with quiet():  # pymatgen warns of elements without a value
         value = float(need("pymatgen.core").Element.from_Z(z).X)
     return 0.0 if isnan(value) else value
 
@@ -78,15 +78,15 @@ def formula(numbers: list[int]) -> str:
     return "".join(text for _, text in _terms(numbers))
 
 
-# ---- what is drawn -----------------------------------------------------------------------------------------------
+# ---- geometry ----------------------------------------------------------------------------------------------------
 
 
 class Scene(NamedTuple):
     """A crystal in the coordinates of the picture: x to the right, y up, z towards the viewer.
 
     Attributes:
-        places: Centres of the atoms and of their images on the cell's faces, Å, `(n, 3)`.
-        numbers: Their atomic numbers, n.
+        places: Centres of the atoms and of their periodic images on the cell's faces, Å, `(n, 3)`.
+        numbers: Their atomic numbers.
         corners: Corners of the cell, Å, `(8, 3)`, in the order of :func:`itertools.product`.
     """
 
@@ -101,9 +101,9 @@ class Scene(NamedTuple):
 
 
 def scene_of(crystals: Crystals, index: int) -> Scene | None:
-    """Return a crystal, rotated so that its atoms hide each other least; `None` if its lattice is not one.
+    """Return a crystal, rotated to minimise the overlap of its atoms; `None` if its lattice is invalid.
 
-    Atoms at a face, edge or corner are repeated on the opposite ones. Those without finite coordinates are left out.
+    Atoms at a face, edge or corner are repeated on the opposite side. Atoms without finite coordinates are left out.
     """
     cell = _cell(crystals.lengths[index].double().numpy(), crystals.angles[index].double().numpy())
     if cell is None:
@@ -146,7 +146,7 @@ def _turn(turn: float, lift: float) -> np.ndarray:  # (3, 3): right, up, towards
 
 
 def _overlap(places: np.ndarray, radii: np.ndarray) -> float:
-    """Return how much atoms hide each other, summed over pairs."""
+    """Return the overlap of the drawn atoms, summed over pairs."""
     apart = np.linalg.norm(places[:, None, :2] - places[None, :, :2], axis=-1)
     return float((np.maximum(0, 1 - apart / (radii[:, None] + radii)) ** 2).sum())
 
@@ -159,11 +159,11 @@ def bonds_of(scene: Scene) -> list[tuple[int, int]]:
     return [(int(i), int(j)) for i, j in pairs if {scene.numbers[i], scene.numbers[j]} & BINDING]
 
 
-# ---- how it is drawn ---------------------------------------------------------------------------------------------
+# ---- drawing -----------------------------------------------------------------------------------------------------
 
 
 def _sphere(centre: np.ndarray, radius: float, colour: np.ndarray) -> list[Patch]:
-    """Return circles of increasing brightness, which shrink towards the light."""
+    """Return circles that become smaller and brighter towards the light."""
     circles = [Circle((centre[0], centre[1]), radius, facecolor=0.72 * colour, edgecolor=0.3 * colour, linewidth=0.5)]
     for share in SHADES:
         bright = 1 - share
@@ -180,7 +180,7 @@ def _stick(start: np.ndarray, end: np.ndarray, radius: float, colour: Any) -> Pa
 
 
 def _patches(scene: Scene, radii: np.ndarray, thin: float) -> PatchCollection:
-    """Return everything that is drawn, the most distant first, with paler colours in the distance."""
+    """Return all shapes to draw, the most distant first, in paler colours."""
     depths = np.concatenate([scene.places, scene.corners])[:, 2]
     nearest, farthest = float(depths.max()), float(depths.min())
     drawn: list[tuple[float, list[Patch]]] = []
@@ -211,21 +211,21 @@ def _patches(scene: Scene, radii: np.ndarray, thin: float) -> PatchCollection:
     for place, radius, z in zip(scene.places, radii, scene.numbers, strict=True):
         drawn.append((place[2], _sphere(place[:2], float(radius), pale(colour_of(z), place[2]))))
     ordered = [patch for _, patches in sorted(drawn, key=lambda item: item[0]) for patch in patches]
-    return PatchCollection(ordered, match_original=True, rasterized=True)  # as paths they would fill megabytes
+    return PatchCollection(ordered, match_original=True, rasterized=True)  # vector paths would take megabytes
 
 
 @styled
 def draw_crystal(ax: Axes, crystals: Crystals, index: int, caption: str = "", *, size: float = 8.0) -> None:
-    """Draw the unit cell of a crystal, with its formula above (each element with its colour) and a caption below.
+    """Draw the unit cell of a crystal, with its formula above (with the colour of each element) and a caption below.
 
-    Atoms of unknown elements are grey, with a question mark. Near pairs with a non-metal are joined by bonds.
+    Atoms of unknown elements are grey with a question mark. Bonds join neighbours if one is a non-metal.
 
     Arguments:
         ax: The axes.
-        crystals: The set.
+        crystals: The crystals.
         index: The index of the crystal.
-        caption: A line or two.
-        size: Font size of the formula in points; that of the caption is a little smaller.
+        caption: One or two lines.
+        size: Font size of the formula in points; the caption is slightly smaller.
     """
 
     def write(y: float, text: str, va: str, fontsize: float, color: str = FAINT) -> None:
@@ -237,7 +237,7 @@ def draw_crystal(ax: Axes, crystals: Crystals, index: int, caption: str = "", *,
     ax.add_artist(_key(numbers, size, ax))
     scene = scene_of(crystals, index)
     if scene is None:
-        write(0.5, "not a lattice", "center", size)
+        write(0.5, "invalid lattice", "center", size)
         return
     box = ax.get_window_extent()
     shape = box.height / max(box.width, 1e-9)
@@ -246,7 +246,7 @@ def draw_crystal(ax: Axes, crystals: Crystals, index: int, caption: str = "", *,
     low, high = ends.min(0), ends.max(0)
     across, up = high - low
     half = max(1.04 * max(across, up / shape) + 0.1, SMALLEST) / 2
-    radii = scene.radii.clip(min=DOT * 2 * half)  # still a dot in the largest cells
+    radii = scene.radii.clip(min=DOT * 2 * half)  # at least a dot in the largest cells
     ax.add_collection(_patches(scene, radii, 0.002 * half))
     for i, (place, z) in enumerate(zip(scene.places, scene.numbers, strict=True)):
         over = np.linalg.norm(scene.places[:, :2] - place[:2], axis=1) < radii
@@ -259,7 +259,7 @@ def draw_crystal(ax: Axes, crystals: Crystals, index: int, caption: str = "", *,
 
 
 def _key(numbers: list[int], size: float, ax: Axes) -> AnchoredOffsetbox:
-    """Return the formula with a dot of its colour before each element; the sixth and later ones are left out."""
+    """Return the formula with a coloured dot before each element. Only the first five elements are shown."""
     terms = _terms(numbers)
     pieces: list[Any] = []
     for z, text in terms[:5]:

@@ -1,4 +1,4 @@
-"""Energies per atom and relaxation by an energy model, which is chosen by name."""
+"""Compute energies per atom and relax structures with an energy model."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ __all__ = [
 
 
 # ---- graphs of CHGNet ------------------------------------------------------------------------------------------------
-# CHGNet in batches, without forces. Its weights come with its package.
+# CHGNet in batches, without forces. The weights come with the chgnet package.
 #
 # The package's own converter creates a Python object for every bond: 1.5 ms per structure instead of the 0.4 ms of
 # `graph`, which uses whole arrays. When it fails, it also writes a file into the working directory.
@@ -56,7 +56,7 @@ WEIGHTS = "pretrained/0.3.0/chgnet_0.3.0_e29f68s314m37.pth.tar"
 
 
 def _reversed(pairs: Neighbours, atoms: int) -> np.ndarray:  # (E,)
-    """Return the index of the opposite of each pair; −1 if it is missing."""
+    """Return the index of the reversed pair of each pair; −1 if it is missing."""
     reach = int(abs(pairs.image).max()) + 1
     base = 2 * reach + 1
 
@@ -72,7 +72,7 @@ def _reversed(pairs: Neighbours, atoms: int) -> np.ndarray:  # (E,)
 
 
 def _angles(centre: np.ndarray, short: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return all ordered pairs of different short bonds of the same atom."""
+    """Return all ordered pairs of distinct short bonds at the same atom."""
     short = short[np.argsort(centre[short], kind="stable")]
     _, start, counts = np.unique(centre[short], return_index=True, return_counts=True)
     per_bond = np.repeat(counts, counts)  # the number of short bonds of this bond's atom
@@ -88,7 +88,7 @@ def graph(candidate: Candidate, cutoff: float, bond_cutoff: float) -> Any:
     pairs = neighbours(candidate, cutoff)
     if len(pairs.centre):
         back = _reversed(pairs, len(candidate))
-        if (back < 0).any():  # rounding puts a bond within the cutoff in one direction and beyond it in the other
+        if (back < 0).any():  # due to rounding, a bond may be within the cutoff in one direction only
             pairs = Neighbours(*(part[back >= 0] for part in pairs))
             back = _reversed(pairs, len(candidate))
     alone = np.setdiff1d(np.arange(len(candidate)), pairs.centre)
@@ -119,7 +119,7 @@ def graph(candidate: Candidate, cutoff: float, bond_cutoff: float) -> Any:
 
 
 class _Converter(nn.Module):
-    """A replacement for the package's converter that uses `graph`, for its ASE calculator."""
+    """A replacement for the converter of CHGNet's ASE calculator that uses `graph`."""
 
     def __init__(self, cutoff: float, bond_cutoff: float) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ class Chgnet:
     def __init__(self, device: str) -> None:
         package = need("chgnet")
         with quiet():
-            # As `CHGNet.load()`, but without unpickling.
+            # Like `CHGNet.load()`, but without unpickling.
             state = torch.load(Path(package.__file__).parent / WEIGHTS, map_location="cpu", weights_only=True)
             model = need("chgnet.model.model").CHGNet.from_dict(state["model"], mlp_out_bias=False, version="0.3.0")
         self.model = model.to(device).eval().requires_grad_(False)
@@ -161,7 +161,7 @@ class Chgnet:
             return make(self.model, use_device=self.device, on_isolated_atoms="error")
 
     def batches(self, candidates: Sequence[Candidate]) -> Iterator[list[float | str]]:
-        batch: list[Any] = []  # a graph per structure, or why there is none
+        batch: list[Any] = []  # the graph of each structure, or the reason why there is none
         size, most = 0, BATCH["cuda" if self.device.startswith("cuda") else "cpu"]
         for candidate in candidates:
             cost, entry = 0, None
@@ -180,7 +180,7 @@ class Chgnet:
         yield self._outcomes(batch)
 
     def _outcomes(self, batch: list[Any]) -> list[float | str]:
-        """Return the energies of a batch. If it fails, each structure is tried alone, so that only one is lost."""
+        """Return the energies of a batch. If it fails, try each structure alone, so that only the faulty one fails."""
         graphs = [entry for entry in batch if not isinstance(entry, str)]
         try:
             with torch.no_grad():
@@ -193,7 +193,7 @@ class Chgnet:
         return [entry if isinstance(entry, str) else next(rest) for entry in batch]
 
 
-# ---- energies by any model -------------------------------------------------------------------------------------------
+# ---- energies --------------------------------------------------------------------------------------------------------
 
 Progress = Callable[[str, int, int], None]  # stage, number done, total
 PACKAGES = {  # names for pip
@@ -203,17 +203,17 @@ PACKAGES = {  # names for pip
     "uma": "fairchem-core",
     "mattersim": "mattersim",
 }
-LARGEST_FORCE = 0.05  # eV/Å; a relaxation ends when no force is larger
+LARGEST_FORCE = 0.05  # eV/Å; a relaxation ends when all forces are smaller
 
 
 class Calculator(Protocol):
     """An energy model."""
 
     name: str
-    highest: int  # atomic number of the last element that it knows
+    highest: int  # largest atomic number that the model supports
 
     def batches(self, candidates: Sequence[Candidate]) -> Iterator[list[float | str]]:
-        """Yield the energy per atom of each structure, or why there is none, one batch after another."""
+        """Yield batches with the energy per atom of each structure, or the reason why there is none."""
 
     def ase(self) -> Any:
         """Return the model as an ASE calculator."""
@@ -238,7 +238,7 @@ class _Ase:
             try:
                 with quiet():
                     outcome = float(self._calculator.get_potential_energy(candidate.atoms())) / len(candidate)
-            except Exception as error:  # concerns this structure alone
+            except Exception as error:  # affects only this structure
                 outcome = f"{self.name} failed: {one_line(error)}"
             yield [outcome]
 
@@ -285,7 +285,7 @@ def calculator(name: str = "chgnet", device: str = "") -> Calculator:
     """Return an energy model.
 
     Arguments:
-        name: A name in `CALCULATORS`, or `module:function` of a function that returns an ASE calculator.
+        name: A name in `CALCULATORS`, or `module:function` for a function that returns an ASE calculator.
         device: The device of the model; by default a GPU if there is one.
     """
     if name in CALCULATORS:
@@ -301,7 +301,7 @@ def calculator(name: str = "chgnet", device: str = "") -> Calculator:
 
 @dataclass(frozen=True)
 class Energies:
-    """Energies of structures in eV/atom; NaN and a problem where there is none."""
+    """Energies of structures in eV/atom. Structures without an energy have NaN and a problem."""
 
     per_atom: np.ndarray  # (N,)
     problems: tuple[str, ...]
@@ -347,11 +347,11 @@ class Relaxed:
     """A structure after relaxation.
 
     Attributes:
-        candidate: The relaxed structure; the given one if the relaxation failed.
-        energy: eV/atom; NaN if it failed.
+        candidate: The relaxed structure; the original one if the relaxation failed.
+        energy: eV/atom; NaN if the relaxation failed.
         rmsd: Root mean square displacement of the atoms in Å, without their common drift and the change of the cell.
         steps: The number of steps.
-        problem: Why it failed; empty if it did not.
+        problem: The reason for a failure; empty on success.
     """
 
     candidate: Candidate
@@ -367,8 +367,8 @@ def relax(candidate: Candidate, model: Calculator, steps: int, *, ase: Any = Non
     Arguments:
         candidate: The structure.
         model: The energy model.
-        steps: The largest number of steps.
-        ase: The ASE calculator of the model, if it exists already.
+        steps: The maximum number of steps.
+        ase: The ASE calculator of the model, if it was already created.
     """
     done = 0
 
@@ -378,11 +378,11 @@ def relax(candidate: Candidate, model: Calculator, steps: int, *, ase: Any = Non
     def current() -> Candidate:
         return replace(candidate, coords=atoms.get_scaled_positions(wrap=False), cell=np.array(atoms.cell[:]))
 
-    def check() -> None:  # stops before a collapsing cell takes all time and memory
+    def check() -> None:  # stops a collapsing cell before it takes all time and memory
         nonlocal done
         done = optimizer.nsteps
         if reason := refusal(current(), model.highest):
-            raise DataError(f"on the way, {reason}")
+            raise DataError(f"during the relaxation, {reason}")
 
     if reason := refusal(candidate, model.highest):
         return failed(reason)
@@ -394,12 +394,12 @@ def relax(candidate: Candidate, model: Calculator, steps: int, *, ase: Any = Non
             optimizer.attach(check, interval=1)
             optimizer.run(fmax=LARGEST_FORCE, steps=steps)
             energy = float(atoms.get_potential_energy()) / len(candidate)
-    except Exception as error:  # concerns this structure alone
+    except Exception as error:  # affects only this structure
         reason = str(error) if isinstance(error, DataError) else one_line(error)
         return failed(f"relaxation failed after {done} steps: {reason}")
     if not np.isfinite(energy):
         return failed(f"relaxation ended at an energy of {energy}")
     after = current()
-    moved = after.coords - candidate.coords  # coordinates are not wrapped, so no image is mistaken for another
+    moved = after.coords - candidate.coords  # coordinates are not wrapped, so periodic images are not confused
     moved = (moved - moved.mean(0)) @ after.cell
     return Relaxed(replace(after, coords=after.coords % 1.0), energy, float(np.sqrt((moved**2).sum(1).mean())), done)

@@ -1,4 +1,4 @@
-"""Figures of generated crystals: structures by confidence, and how well the confidence ranks them."""
+"""Figures of generated crystals: structures sorted by confidence, and the quality of the ranking."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ CLASSES = (  # colour, line, name
     (NONE_COLOUR, (0, (2.5, 1.5)), "invalid, or no energy"),
 )
 CHANNELS = {"type": "atom types", "coord": "coordinates", "lattice": "lattice"}
-WINDOW = 0.05  # share of the ranking that is averaged around each place
-MARKED = (0.05, 0.1)  # shares of the surest whose precision is written in the legend
+WINDOW = 0.05  # share of the ranking that is averaged around each position
+MARKED = (0.05, 0.1)  # shares kept whose precision is printed in the legend
 
 
 # ---- structures in order -----------------------------------------------------------------------------------------
@@ -67,17 +67,17 @@ def sorted_by_confidence(
     columns: int = 6,
     label: str = "confidence",
 ) -> Figure:
-    """Return structures at even steps of the ranking, the surest first, framed by their energy above the hull.
+    """Draw structures at even steps of the ranking, the surest first. Frames show the energy above the hull.
 
-    Below, that energy and the share of metastable structures are shown along the whole ranking.
+    Below, plot the energy and the share of metastable structures along the whole ranking.
 
     Arguments:
         crystals: N structures.
-        confidence: High = sure, `(N,)`.
+        confidence: Higher is surer, `(N,)`.
         e_above_hull: eV/atom, `(N,)`; NaN if there is none.
         valid: Whether each structure passed the checks, `(N,)`.
-        score: High = doubtful, `(N,)`; orders those of equal confidence.
-        rows, columns: Size of the grid of structures.
+        score: Higher is more doubtful, `(N,)`; orders structures of equal confidence.
+        rows, columns: The size of the grid of structures.
         label: `confidence`, or `rank` if the confidence is withheld.
     """
     level, energy = np.asarray(confidence, dtype=float), np.asarray(e_above_hull, dtype=float)
@@ -89,7 +89,7 @@ def sorted_by_confidence(
     order = np.lexsort((np.asarray(score, dtype=float), -level))
     places = even_choice(len(order), rows * columns)
     rows = -(-len(places) // columns)
-    left, heading, strip = 0.12, 0.62, 2.55  # inches, as all that follows
+    left, heading, strip = 0.12, 0.62, 2.55  # inches, like all lengths below
     wide, tall = (TWO[0] - 2 * left) / columns, 1.98
     sheet = Sheet(TWO[0], heading + rows * tall + strip, side=1.0)
     which = "all" if len(places) == len(order) else f"{len(places)} of {len(order):,}, at even steps of the ranking:"
@@ -121,7 +121,7 @@ def edited_pairs(
     rows: int = 6,
     columns: int = 3,
 ) -> Figure:
-    """Return structures and, to the right of each, its edit, framed by their energy above the hull.
+    """Draw structures, each with its edit to the right. Frames show the energy above the hull.
 
     Arguments:
         before, after: The structures of each edit.
@@ -129,7 +129,7 @@ def edited_pairs(
         sample: The index of the edited sample, `(N,)`.
         times: The time of each edit, `(N,)`.
         success: Whether each edit is a success, `(N,)`; successes are marked.
-        rows, columns: Largest size of the grid; of more pairs, an even choice is shown.
+        rows, columns: The maximum size of the grid. If there are more pairs, an even selection is shown.
     """
     energies = [np.asarray(e, dtype=float) for e in (e_before, e_after)]
     kinds = [_classes(e, np.ones(len(e), dtype=bool)) for e in energies]
@@ -139,8 +139,10 @@ def edited_pairs(
     wide = (TWO[0] - 2 * left) / columns
     sheet = Sheet(TWO[0], heading + -(-len(shown) // columns) * tall + 0.08, side=1.0)
     which = "each edit" if len(shown) == len(t) else f"{len(shown)} of {len(t):,} edits, each"
-    marked = f", ✓ where it is a success ({good.sum()} of {len(t)})" if good.any() else ""
-    sheet.text(left + 0.05, 0.17, f"{which} after its structure{marked}; shares are of edits", fontsize=10.5)
+    marked = f"; ✓ marks a success ({good.sum()} of {len(t)})" if good.any() else ""
+    sheet.text(
+        left + 0.05, 0.17, f"{which} to the right of its structure{marked}; shares refer to edits", fontsize=10.5
+    )
     _class_legend(sheet, left + 0.05, 0.44, kinds[1])
     card = (wide - 0.3) / 2
     for n, one in enumerate(shown):
@@ -157,7 +159,7 @@ def edited_pairs(
 
 
 def _axes(sheet: Sheet, left: float, top: float, width: float, height: float) -> Axes:
-    """Add axes at a place given in inches from the upper left corner."""
+    """Add axes at a position in inches from the upper left corner."""
     across, down = sheet.figure.get_size_inches()
     return sheet.figure.add_axes((left / across, 1 - (top + height) / down, width / across, height / down))
 
@@ -186,7 +188,7 @@ def _draw_card(
     caption: str,
     size: float,
 ) -> None:
-    """Draw a structure in a frame, at left, top, width and height."""
+    """Draw a structure in a frame; `box` is left, top, width and height."""
     left, top, width, height = box
     _card(sheet, left, top, width, height, kind)
     draw_crystal(
@@ -209,20 +211,20 @@ def _class_legend(sheet: Sheet, left: float, middle: float, kind: np.ndarray) ->
 
 
 def _windows(count: int) -> list[tuple[float, slice]]:
-    """Return places of a ranking in [0, 1], and the window around each."""
+    """Return positions of a ranking in [0, 1], each with the window around it."""
     half = max(5, round(WINDOW * count / 2))
     return [((c + 0.5) / count, slice(max(0, c - half), c + half + 1)) for c in even_choice(count, 121).tolist()]
 
 
 def _ranked(axes: Axes, count: int, places: np.ndarray, kind: np.ndarray) -> None:
-    """Draw an axis from sure to doubtful in the colours of confidence, with a mark per structure shown."""
+    """Draw an axis from sure to doubtful in the colours of confidence, with a mark for each structure shown."""
     gradient = np.linspace(1, 0, 256)[None]
     bar = axes.inset_axes((0, -0.055, 1, 0.04))
     bar.imshow(gradient, cmap=CONFIDENCE, vmin=0, vmax=1, aspect="auto", extent=(0, 1, 0, 1))
     bar.set_axis_off()
     axes.spines["bottom"].set_visible(False)
     axes.tick_params(axis="x", length=0, pad=11)
-    axes.set(xlim=(0, 1), xlabel="place in the ranking, surest first  (▾: shown above)")
+    axes.set(xlim=(0, 1), xlabel="position in the ranking, surest first  (▾: shown above)")
     axes.xaxis.set_major_formatter(PERCENT)
     spots = (places + 0.5) / count
     colours = [CLASSES[k][0] for k in kind[places]]
@@ -232,7 +234,7 @@ def _ranked(axes: Axes, count: int, places: np.ndarray, kind: np.ndarray) -> Non
 
 
 def _energies(axes: Axes, energy: np.ndarray, kind: np.ndarray, places: np.ndarray) -> None:
-    """Draw the energy above the hull along the ranking, of valid structures that have one."""
+    """Plot the energy above the hull of valid structures along the ranking."""
     known = np.where(kind < 2, energy, np.nan)
     rows = []
     for place, window in _windows(len(energy)):
@@ -256,13 +258,13 @@ def _energies(axes: Axes, energy: np.ndarray, kind: np.ndarray, places: np.ndarr
 
 
 def _shares(axes: Axes, kind: np.ndarray, places: np.ndarray) -> None:
-    """Draw the shares of metastable and of invalid structures along the ranking."""
+    """Plot the shares of metastable and of invalid structures along the ranking."""
     windows = _windows(len(kind))
     for number, words, width in ((2, CLASSES[2][2], 1.3), (0, "metastable", 2.0)):
         colour, line, _ = CLASSES[number]
         share = [(kind[window] == number).mean() for _, window in windows]
         axes.plot([x for x, _ in windows], share, color=colour, linestyle=line, linewidth=width, label=words)
-    axes.axhline((kind == 0).mean(), color=FAINT, linewidth=1.0, linestyle=DASHED, label="metastable, of all")
+    axes.axhline((kind == 0).mean(), color=FAINT, linewidth=1.0, linestyle=DASHED, label="metastable, all structures")
     _ranked(axes, len(kind), places, kind)
     axes.set(ylim=(0, 1.04), ylabel="share of structures")
     axes.yaxis.set_major_formatter(PERCENT)
@@ -274,12 +276,12 @@ def _shares(axes: Axes, kind: np.ndarray, places: np.ndarray) -> None:
 
 @styled
 def channel_variances(times: ArrayLike, std_by_channel: Mapping[str, ArrayLike], confidence: ArrayLike) -> Figure:
-    """Return ‖σ_t‖ over time, one panel per channel: all samples (median, 16–84 %) and both ends of the ranking.
+    """Plot ‖σ_t‖ over time, one panel per channel: all samples (median, 16–84 %) and both ends of the ranking.
 
     Arguments:
         times: Times of the readings, `(R,)` or `(R, B)`.
         std_by_channel: ‖σ_t‖ at these times, `(R, B)`, by channel.
-        confidence: High = sure, `(B,)`; only its order is used.
+        confidence: Higher is surer, `(B,)`; only its order is used.
     """
     if not std_by_channel:
         raise UsageError("no channels to draw; give the standard deviation of at least one")
@@ -308,10 +310,10 @@ def channel_variances(times: ArrayLike, std_by_channel: Mapping[str, ArrayLike],
 
 @styled
 def precision_curve(scores: Mapping[str, ArrayLike], good: ArrayLike, what: str = "metastable") -> Figure:
-    """Return the share of good structures among the surest, from the surest hundredth to all of them.
+    """Plot the share of good structures among the surest, from the surest 1 % to all structures.
 
     Arguments:
-        scores: Scores by name, high = doubtful, `(N,)` each.
+        scores: Scores by name, `(N,)` each; higher is more doubtful.
         good: Whether each structure is good, `(N,)`.
         what: The word for a good structure.
     """

@@ -1,4 +1,4 @@
-"""Structure files: CIF, POSCAR and extended XYZ are read; CIF, extended XYZ and tables (CSV, Parquet) are written."""
+"""Read CIF, POSCAR and extended XYZ files; write CIF, extended XYZ and tables (CSV, Parquet)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["cif_text", "extxyz_text", "kind_of", "read", "write_cifs", "write_ex
 SUFFIXES = {".cif": "cif", ".xyz": "xyz", ".extxyz": "xyz", ".vasp": "poscar", ".poscar": "poscar"}
 NAMES = ("POSCAR", "CONTCAR")
 KNOWN = ", ".join([*SUFFIXES, *(f"{name}*" for name in NAMES)])
-OTHERS = re.compile(r"[^A-Za-z0-9_.+-]")  # characters that are replaced in names of files and CIF blocks
+OTHERS = re.compile(r"[^A-Za-z0-9_.+-]")  # characters that are replaced in the names of files and CIF blocks
 
 Columns = Mapping[str, Sequence[Any]]
 
@@ -32,7 +32,7 @@ Columns = Mapping[str, Sequence[Any]]
 
 
 def kind_of(path: Path) -> str | None:
-    """Return the format of a file by its name."""
+    """Return the format of a file according to its name, or `None` if it is unknown."""
     return "poscar" if path.name.upper().startswith(NAMES) else SUFFIXES.get(path.suffix.lower())
 
 
@@ -53,8 +53,8 @@ def _read_file(path: Path, name: str) -> list[Candidate]:
 def read(paths: str | Path | Iterable[str | Path]) -> list[Candidate]:
     """Read structures to judge.
 
-    A file of several structures gives one candidate per structure, named `file#0`, `file#1`, …. A file that cannot be
-    read, or not within the limits of `fmwc.crystals.sandbox`, gives a candidate whose `problem` says why.
+    A file with several structures gives one candidate per structure, named `file#0`, `file#1`, …. A file that cannot be
+    read within the limits of `fmwc.crystals.sandbox` gives a candidate whose `problem` says why.
 
     Arguments:
         paths: Files, or folders whose files of a known format are read in the order of their names.
@@ -70,7 +70,7 @@ def read(paths: str | Path | Iterable[str | Path]) -> list[Candidate]:
         files += inside
     if not files:
         raise DataError("no structures to read; give at least one file or folder")
-    count = Counter(file.name for file in files)  # files of two folders may share a name
+    count = Counter(file.name for file in files)  # files in two folders may share a name
     return [one for f in files for one in _read_file(f, shown(f.name if count[f.name] == 1 else f))]
 
 
@@ -78,7 +78,7 @@ def read(paths: str | Path | Iterable[str | Path]) -> list[Candidate]:
 
 
 def write_table(path: str | Path, columns: Columns) -> tuple[Path, Path]:
-    """Write `path.csv` and `path.parquet`. The CSV comes first, because it does not require pyarrow."""
+    """Write `path.csv` and `path.parquet`. The CSV file comes first because it does not require pyarrow."""
     from fmwc.report.table import Table  # imports matplotlib
 
     path, table = Path(path), Table.from_columns(columns)
@@ -92,7 +92,7 @@ def _writable(candidate: Candidate) -> bool:
 
 
 def _row(columns: Columns | None, index: int) -> dict[str, Any]:
-    """Return one entry of each column as a Python scalar, and text as one line; empty entries are left out."""
+    """Return one row as Python scalars, with text on one line. Empty entries are left out."""
     row = {name: values[index] for name, values in (columns or {}).items()}
     row = {name: value.item() if isinstance(value, np.generic) else value for name, value in row.items()}
     row = {name: " ".join(value.split()) if isinstance(value, str) else value for name, value in row.items()}
@@ -100,9 +100,9 @@ def _row(columns: Columns | None, index: int) -> dict[str, Any]:
 
 
 def cif_text(candidate: Candidate, notes: Mapping[str, Any] | None = None) -> str:
-    """Return a structure as CIF without symmetry, with the notes, one line each, as comments at the top."""
+    """Return a structure as CIF without symmetry, with notes as comments at the top."""
     if not _writable(candidate):
-        raise DataError(f"{candidate.name} cannot be written: it has no atoms, an unknown element or no finite cell")
+        raise DataError(f"{candidate.name} cannot be written: it has no atoms, an unknown element, or no finite cell")
     parameters = need("ase.geometry.cell").cell_to_cellpar(candidate.cell)
     lines = [f"# {name}: {value}" for name, value in (notes or {}).items()]
     lines += [f"data_{OTHERS.sub('_', candidate.name) or 'structure'}"]
@@ -119,7 +119,7 @@ def cif_text(candidate: Candidate, notes: Mapping[str, Any] | None = None) -> st
 def write_cifs(
     folder: str | Path, candidates: Sequence[Candidate], columns: Columns | None = None
 ) -> list[Path | None]:
-    """Write one CIF per structure, named after it; return `None` in place of one that cannot be written."""
+    """Write one CIF per structure, named after it; return the paths, with `None` for structures without a file."""
     paths: list[Path | None] = []
     used: set[str] = set()
     for i, candidate in enumerate(candidates):
@@ -130,7 +130,7 @@ def write_cifs(
         name = stem if stem.lower() not in used else f"{stem}-{i}"
         used.add(name.lower())
         paths.append(Path(folder) / f"{name}.cif")
-    note(*(path for path in paths if path))  # all at once: the manifest is synced for each call
+    note(*(path for path in paths if path))  # in one call, because each call syncs the manifest
     for i, (path, candidate) in enumerate(zip(paths, candidates, strict=True)):
         if path:
             write_text(path, cif_text(candidate, _row(columns, i)))
@@ -138,9 +138,9 @@ def write_cifs(
 
 
 def extxyz_text(candidates: Sequence[Candidate], columns: Columns | None = None) -> str:
-    """Return structures as extended XYZ, one frame each, with their entries of the columns in the comment line.
+    """Return structures as extended XYZ, one frame each, with name and columns in the comment line.
 
-    Structures that cannot be written are left out; each frame states its name.
+    Structures that cannot be written are left out.
     """
     frames = []
     for i, candidate in enumerate(candidates):

@@ -1,14 +1,14 @@
-r"""The convex hull of reference energies: how far a structure lies above the best mixture of known phases.
+r"""The convex hull of reference energies, which gives the energy of the best mixture of known phases.
 
 The hull energy at a composition x is a small linear programme over the reference phases i of its elements,
 
 .. math:: e_{hull}(x) = \min_{w ≥ 0} \sum_i w_i e_i \quad\text{with}\quad \sum_i w_i x_i = x,
 
-where x and all x_i are fractions of atoms and e_i energies per atom. A structure that is better than every mixture has
-a negative energy above the hull. `_lowest` solves the programme by the simplex method, starting from the elements. It
-takes 0.19 ms per composition of the package's hull; `scipy.optimize.linprog` (HiGHS) takes 1.4 ms.
+where x and all x_i are fractions of atoms, and the e_i are energies per atom. A structure that is better than every
+mixture has a negative energy above the hull. `_lowest` solves the programme by the simplex method, starting from the
+elements. It takes 0.19 ms per composition of the package's hull; `scipy.optimize.linprog` (HiGHS) takes 1.4 ms.
 
-References come with the package, from a data folder, or from energies that are computed once and cached. The file
+References are those of the package, those of a data folder, or energies that are computed once and cached. The file
 `chgnet_hull.npz` holds the corners of the hull of CHGNet 0.3.0 energies of the Materials Project structures of
 `data/mp20`: compositions and computed energies, no structures. The materials are those of the Materials Project
 (A. Jain et al., APL Materials 1, 011002, 2013), whose data are licensed under CC BY 4.0.
@@ -37,8 +37,8 @@ from fmwc.readers import read_arrays
 
 __all__ = ["Hull", "composition", "folder_hull", "hull_for", "make_shipped", "reference_hull", "shipped_hull"]
 
-ABSENT = 1e4  # eV/atom of an element without a reference, so high that a mixture avoids it if it can
-LARGEST = 1 << 28  # bytes of a file of references
+ABSENT = 1e4  # eV/atom of an element without a reference, so high that mixtures avoid it if possible
+LARGEST = 1 << 28  # maximum bytes of a file of references
 STEPS = 500  # limit of the simplex method, which takes about 3 steps per element
 CACHE_EVERY = 1000  # energies between two writes of the cache
 SHIPPED = Path(__file__).with_name("chgnet_hull.npz")
@@ -67,7 +67,7 @@ def composition(formula: str) -> Key:
 
 
 class Hull:
-    """The hull of reference structures.
+    """The convex hull of reference structures.
 
     Arguments:
         compositions: A formula or a reduced composition ((Z, count), …) of each reference.
@@ -79,11 +79,11 @@ class Hull:
         keys = [composition(c) if isinstance(c, str) else c for c in compositions]
         values = np.asarray(energies, dtype=float)
         if values.shape != (len(keys),):
-            raise ShapeError(f"one energy per reference: got {values.shape} for {len(keys)} compositions")
+            raise ShapeError(f"give one energy per reference; got {values.shape} for {len(keys)} compositions")
         if not np.isfinite(values).all():
-            raise UsageError("a reference energy is NaN or infinite")
+            raise UsageError("a reference energy is NaN or infinite; leave out such references")
         lowest: dict[Key, float] = {}
-        for key, value in zip(keys, values.tolist(), strict=True):  # only the best of each composition can matter
+        for key, value in zip(keys, values.tolist(), strict=True):  # only the lowest energy of each composition matters
             lowest[key] = min(value, lowest.get(key, np.inf))
         self.model = model
         self.keys = tuple(lowest)
@@ -111,7 +111,7 @@ class Hull:
         return self._systems[elements]
 
     def energy(self, key: Key) -> tuple[float, str]:
-        """Return the hull's energy per atom at a composition, or NaN and why there is none."""
+        """Return the energy per atom of the hull at a composition, or NaN and the reason."""
         if key not in self._solved:
             elements = tuple(z for z, _ in key)
             points, values = self._system(elements)
@@ -122,12 +122,12 @@ class Hull:
         return self._solved[key]
 
     def above(self, key: str | Key, energy: float) -> tuple[float, str]:
-        """Return the energy above the hull in eV/atom, or NaN and why there is none."""
+        """Return the energy above the hull in eV/atom, or NaN and the reason."""
         value, problem = self.energy(composition(key) if isinstance(key, str) else key)
         return energy - value, problem
 
     def corners(self) -> Hull:
-        """Return the hull of the references that lie on this hull, which is the same hull."""
+        """Return the same hull without the references above it."""
         on = [value <= self.energy(key)[0] + 1e-9 for key, value in zip(self.keys, self.energies.tolist(), strict=True)]
         return Hull([key for key, kept in zip(self.keys, on, strict=True) if kept], self.energies[on], self.model)
 
@@ -164,7 +164,7 @@ class Hull:
 
 
 def _lowest(points: np.ndarray, values: np.ndarray, x: np.ndarray) -> tuple[float, list[int]]:
-    """Return the least energy of a mixture at x, and its phases. `points` must begin with a unit matrix."""
+    """Return the lowest energy of a mixture at x, and its phases. `points` must begin with an identity matrix."""
     basis = list(range(len(x)))
     for step in range(STEPS):
         corner = points[:, basis]
@@ -175,14 +175,14 @@ def _lowest(points: np.ndarray, values: np.ndarray, x: np.ndarray) -> tuple[floa
         weights = np.linalg.solve(corner, x)
         if not len(better):
             return float(potentials @ x), [i for i, w in zip(basis, weights, strict=True) if w > 1e-9]
-        # The steepest first; after a while the first (Bland's rule), which cannot cycle.
+        # Steepest descent first; after half of the steps Bland's rule, which cannot cycle.
         enters = int(better[0]) if step > STEPS // 2 else int(gain.argmin())
         rate = np.linalg.solve(corner, points[:, enters])
         with np.errstate(divide="ignore", invalid="ignore"):
             reach = np.where(rate > 1e-12, weights.clip(0) / rate, np.inf)
         ties = np.flatnonzero(reach <= reach.min() + 1e-14)
         basis[min(ties, key=lambda i: basis[i])] = enters
-    raise AssertionError("the simplex method did not converge")  # it does for every feasible programme
+    raise AssertionError("the simplex method did not converge")  # it converges for every feasible programme
 
 
 # ---- references --------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def shipped_hull() -> Hull:
 
 
 def _references(data: str | Path | None) -> Crystals:
-    """Return all splits of a folder together."""
+    """Return all splits of a folder as one set."""
     splits, reason = [], None
     for split in mp20.SPLITS:
         try:
@@ -213,7 +213,9 @@ def folder_hull(data: str | Path | None = None) -> Hull:
     """Return the hull of the CHGNet energies stored beside the data (in `FMWC_DATA` if no folder is given)."""
     stored = mp20.energies(data)
     if stored is None:
-        raise DataError(f"{data or 'FMWC_DATA'} contains no {mp20.ENERGIES}; leave it out to use the package's hull")
+        raise DataError(
+            f"{data or 'FMWC_DATA'} contains no {mp20.ENERGIES}; leave out the folder to use the package's hull"
+        )
     known, crystals = dict(zip(stored[0], stored[1].tolist(), strict=True)), _references(data)
     rows = [i for i, name in enumerate(crystals.names) if name in known]
     keys = [key_of(numbers) for numbers in crystals.numbers[rows].tolist()]
@@ -221,12 +223,12 @@ def folder_hull(data: str | Path | None = None) -> Hull:
 
 
 def make_shipped(data: str | Path | None = None, path: str | Path = SHIPPED) -> Path:
-    """Write the package's file from a data folder: the corners of its hull, and their source and licence."""
+    """Write the package's hull file from a data folder: the corners of the hull, their source and licence."""
     return folder_hull(data).corners().save(path, NOTES)
 
 
 def _cached(path: Path, count: int) -> np.ndarray:
-    """Return the cached energies, which are those of the first references; none if the file cannot be read."""
+    """Return the cached energies, those of the first references; none if the file cannot be read."""
     try:
         arrays = read_arrays(path, LARGEST)
         values, done = arrays["energies"], arrays["done"]
@@ -241,8 +243,8 @@ def _cached(path: Path, count: int) -> np.ndarray:
 def reference_hull(crystals: Crystals, model: str = "chgnet", *, progress: Progress | None = None) -> Hull:
     """Return the hull of a model's energies of reference crystals.
 
-    Energies are computed once and cached in `FMWC_CACHE` (or the user's cache folder) as they are computed, so that an
-    interrupted run resumes. References without an energy are left out.
+    Energies are cached in `FMWC_CACHE` (or the user's cache folder) as they are computed, so that an interrupted run
+    resumes. References without an energy are left out.
     """
     mark = fingerprint(crystals.numbers, crystals.coords, crystals.lengths, crystals.angles)
     label = re.sub(r"[^A-Za-z0-9.]+", "-", f"{model}-{version(model)}" if version(model) else model)
@@ -273,5 +275,5 @@ def hull_for(model: str = "chgnet", data: str | Path | None = None, *, progress:
         return shipped_hull()
     if model == "chgnet" and mp20.energies(data) is not None:
         return folder_hull(data)
-    calculator(model)  # reports a missing model before a missing folder
+    calculator(model)  # a missing model is reported before a missing folder
     return reference_hull(_references(data), model, progress=progress)

@@ -33,23 +33,23 @@ __all__ = ["METASTABLE", "STABLE", "Judgement", "Validity", "above_hull", "balan
 
 
 # ---- validity --------------------------------------------------------------------------------------------------------
-# Rules that physically plausible structures satisfy: distances, charges and density.
+# Rules for physically plausible structures: distances, charges and density.
 
 OVERLAP = 0.5  # atoms overlap if they are closer than this share of the sum of their radii
-RADIUS = 1.5  # Å, of heavy elements whose radius is unknown
+RADIUS = 1.5  # Å, for heavy elements without a known radius
 DENSITY = (0.01, 25.0)  # g/cm³; osmium has 22.6
-SMALLEST = 0.1  # Å³, the least volume of a cell by CDVAE's rule
+SMALLEST = 0.1  # Å³, minimum volume of a cell by CDVAE's rule
 GRAMS = 1.66053907  # atomic mass units per Å³ in g/cm³
 
 
 class Validity(NamedTuple):
-    """The rules that a structure satisfies. A rule that cannot be evaluated counts as broken.
+    """The rules that a structure satisfies. A rule that cannot be evaluated counts as violated.
 
     Attributes:
-        distances: All atoms are further apart than half the sum of their radii.
+        distances: The distance of any two atoms is larger than half the sum of their radii.
         apart: CDVAE's rule: all atoms are more than 0.5 Å apart in a cell of at least 0.1 Å³.
-        charge: Oxidation states can balance.
-        density: Between 0.01 and 25 g/cm³.
+        charge: Oxidation states can sum to zero.
+        density: The density is between 0.01 and 25 g/cm³.
     """
 
     distances: bool
@@ -59,7 +59,7 @@ class Validity(NamedTuple):
 
     @property
     def valid(self) -> bool:
-        """Distances, charge and density together."""
+        """Whether the rules of distances, charge and density are all satisfied."""
         return self.distances and self.charge and self.density
 
 
@@ -83,10 +83,10 @@ def _element(z: int) -> _Element:
 
 
 def balanced(key: Key) -> bool:
-    """Return whether oxidation states, one of all known ones per element, can sum to zero.
+    """Return whether the charges can balance with one known oxidation state per element.
 
-    Pure elements and alloys of metals count as balanced; electronegativities are ignored. The common states alone would
-    refuse a third of the real crystals of MP-20; all known ones refuse a tenth.
+    Pure elements and alloys of metals count as balanced; electronegativities are ignored. The common oxidation states
+    alone would reject a third of the real crystals of MP-20; all known states reject a tenth.
     """
     if len(key) == 1 or all(_element(z).metal for z, _ in key):
         return True
@@ -97,7 +97,7 @@ def balanced(key: Key) -> bool:
 
 
 def validity(candidate: Candidate) -> Validity:
-    """Check a structure against every rule."""
+    """Evaluate all rules for a structure."""
     if candidate.problem or not candidate.known:
         return Validity(False, False, False, False)
     charge = balanced(candidate.key)
@@ -117,7 +117,7 @@ def validity(candidate: Candidate) -> Validity:
 
 # ---- judge -----------------------------------------------------------------------------------------------------------
 
-STABLE = 1e-5  # eV/atom above the hull: 0, but for the rounding of single precision (up to 4e-6)
+STABLE = 1e-5  # eV/atom above the hull: 0 up to single-precision rounding (4e-6)
 METASTABLE = 0.1
 SHARES = (
     "distances_ok", "apart_ok", "charge_ok", "density_ok", "valid", "unique", "novel", "stable", "metastable", "sun",
@@ -130,9 +130,9 @@ class Judgement:
     """The judgement of a set of structures.
 
     Attributes:
-        columns: One list per column, one entry per structure, in the given order. A missing number is NaN; novelty
-            without a training set is None.
-        candidates: The structures, after the relaxation if there was one.
+        columns: One list per column, with one entry per structure in their order. A missing number is NaN; without a
+            training set, novelty is None.
+        candidates: The structures, after relaxation if requested.
     """
 
     columns: dict[str, list[Any]]
@@ -146,15 +146,15 @@ class Judgement:
 
     @property
     def good(self) -> np.ndarray:
-        """Which structures are metastable, the paper's success; those that could not be judged are not."""
+        """Which structures are metastable, the paper's criterion of success; False if they could not be judged."""
         return np.array(self["metastable"], bool)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one mapping from column to entry per structure."""
+        """Return one row per structure, as a dict by column."""
         return [dict(zip(self.columns, row, strict=True)) for row in zip(*self.columns.values(), strict=True)]
 
     def summary(self) -> dict[str, Any]:
-        """Return counts and shares over all structures, and mean energies above the hull over those that have one."""
+        """Return counts and shares of all structures, and the mean and median of the known energies above the hull."""
         total = len(self)
         above = np.array(self["e_above_hull"], float)
         judged = above[np.isfinite(above)]
@@ -187,18 +187,18 @@ def judge(
     A structure is `stable` on or below the hull, `metastable` up to 0.1 eV/atom above it, `unique` if it is the first
     of its kind in the set, `novel` if it is not in the training set. `sun` combines stable, unique and novel, and
     `msun` metastable, unique and novel; neither requires validity. Structures that cannot be judged have a `problem`
-    and are none of these.
+    and none of these properties.
 
     Arguments:
         structures: Crystals, pymatgen structures, ASE atoms or candidates.
         calculator: The energy model or its name.
         hull: The hull of energies by the same model; by default that of `hull_for`.
         training: The training set; without it novelty is not judged.
-        relax: The number of steps by which each structure is relaxed first.
+        relax: The maximum number of steps to relax each structure first; 0 for no relaxation.
         progress: Called with the stage, the number done and the total.
     """
     if relax < 0:
-        raise UsageError(f"relax is the number of steps, 0 for no relaxation, not {relax}")
+        raise UsageError(f"relax must be a number of steps, or 0 for no relaxation; got {relax}")
     model = models.calculator(calculator) if isinstance(calculator, str) else calculator
     hull = hull_for(model.name, progress=progress) if hull is None else hull
     if hull.model != model.name:
@@ -247,7 +247,7 @@ def _relax(
 
 
 def above_hull(structures: Sequence[Candidate], computed: Energies, hull: Hull) -> tuple[list[float], list[str]]:
-    """Return energies above the hull, NaN where there is none, and the problem with each structure."""
+    """Return the energy above the hull (or NaN) and the problem of each structure."""
     rows = [
         (math.nan, problem) if problem else hull.above(candidate.key, energy)
         for candidate, energy, problem in zip(structures, computed.per_atom.tolist(), computed.problems, strict=True)
@@ -264,7 +264,7 @@ def _rules(judged: list[Candidate]) -> dict[str, list[Any]]:
 def _compare(
     judged: list[Candidate], training: Crystals | Sequence[Any] | Known | None, progress: Progress | None
 ) -> tuple[list[bool], list[bool | None]]:
-    """Return which structures are the first of their kind, and which are not in the training set."""
+    """Return which structures are unique and which are novel."""
     usable = [not refusal(candidate) for candidate in judged]
     show = None if progress is None else lambda done: progress("matching", done, len(judged))
     first = unique(judged, usable, progress=show)
@@ -275,6 +275,6 @@ def _compare(
 
 
 def _all(*columns: list[Any]) -> list[bool | None]:
-    """Combine columns by "and"; None is unknown, and False decides in any case."""
+    """Combine columns by "and". None means unknown; any False makes the result False."""
     rows = zip(*columns, strict=True)
     return [False if any(v is False for v in row) else None if None in row else True for row in rows]

@@ -1,4 +1,4 @@
-"""Comparison of structures: uniqueness within a set, novelty with respect to a training set, success of edits."""
+"""Compare structures: uniqueness in a set, novelty with respect to a training set, and success of edits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["MODES", "MOVED", "Known", "Mode", "chemistry_changed", "coordinate_r
 
 
 # ---- matching --------------------------------------------------------------------------------------------------------
-# pymatgen's `StructureMatcher` with its default tolerances, on cells that are reduced once.
+# pymatgen's `StructureMatcher` with its default tolerances. Each cell is reduced only once.
 
 
 @functools.cache
@@ -33,7 +33,7 @@ def _reduced(candidate: Candidate) -> Any:
     try:
         with quiet():
             return structure.get_reduced_structure(reduction_algo="niggli").get_primitive_structure()
-    except Exception:  # odd cells fail in many ways; the matcher accepts them unreduced, but is slower
+    except Exception:  # odd cells fail in many ways; the matcher accepts them unreduced but is slower
         return structure
 
 
@@ -44,7 +44,7 @@ def _matches(structure: Any, others: Sequence[Any]) -> bool:
             with quiet():
                 if _matcher().fit(other, structure, skip_structure_reduction=True):
                     return True
-        except Exception:  # structures that cannot be compared are different
+        except Exception:  # structures that cannot be compared count as different
             continue
     return False
 
@@ -59,7 +59,7 @@ def unique(
 
     Arguments:
         structures: The structures; only those of the same reduced formula are compared.
-        usable: Which can be compared; the others are not unique.
+        usable: Which structures can be compared; others are not unique.
         progress: Called with the number done.
     """
     compared = candidates(structures)
@@ -81,7 +81,7 @@ def unique(
 
 
 class Known:
-    """An index of known structures by reduced formula. Cells are reduced when they are first compared.
+    """An index of known structures by reduced formula. Cells are reduced on their first comparison.
 
     Arguments:
         structures: Usually the training set.
@@ -97,7 +97,7 @@ class Known:
         return sum(map(len, self._candidates.values()))
 
     def holds(self, candidate: Candidate) -> bool:
-        """Return whether one of them is the same structure."""
+        """Return whether the index contains the same structure."""
         key = candidate.key
         if key not in self._candidates:
             return False
@@ -109,7 +109,7 @@ class Known:
 # ---- edits -----------------------------------------------------------------------------------------------------------
 # The paper's rules for the success of an edit.
 
-MOVED = 0.10  # RMSD of fractional coordinates above which a structure has moved (paper)
+MOVED = 0.10  # minimum RMSD of fractional coordinates of a moved structure (paper)
 
 
 class Mode(NamedTuple):
@@ -136,8 +136,8 @@ def chemistry_changed(seed: Crystals, edited: Crystals) -> Tensor:  # (N,)
 def coordinate_rmsd(seed: Crystals, edited: Crystals) -> Tensor:  # (N,)
     """Return √(mean over atoms of ‖Δ‖²) in fractional coordinates, where Δ is the displacement to the nearest image.
 
-    Atoms are matched by index. The common shift is removed first, because a translated crystal is the same crystal:
-    the circular mean of Δ along each axis, then the mean of the remainder.
+    Atoms are matched by index. The common shift is removed first, because a translated crystal is the same crystal: the
+    circular mean of Δ along each axis, then the mean of the remainder.
     """
     _check_pairs(seed, edited)
     present = (seed.numbers > 0)[..., None].double()
@@ -162,7 +162,7 @@ def success(
 
     Arguments:
         mode: `chem-swap`, `polymorph` or `all-channels`.
-        seed, edited: One seed per edit, in the same order.
+        seed, edited: The original and the edited structures, in the same order.
         seed_energy, edited_energy: Energies above the hull, eV/atom.
     """
     intent = pick(MODES, mode, "mode").changed

@@ -1,4 +1,4 @@
-"""MP-20 crystals, at most 20 atoms per cell: from npz arrays, the public CSV files, or CIF files of your own."""
+"""Load MP-20, or your own crystals, with at most 20 atoms per cell from npz, CSV or CIF files."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ __all__ = [
     "split_of",
 ]
 
-SPLITS = {"train": range(8), "val": range(8, 9), "test": range(9, 10)}  # tenths of a set without splits
+SPLITS = {"train": range(8), "val": range(8, 9), "test": range(9, 10)}  # tenths of a data set without splits
 FIELDS = ("num_atoms", "atomic_numbers", "frac_coords", "lengths", "angles", "material_id")
 COLUMNS = ("material_id", "cif")
 ENERGIES = "chgnet_energies.npz"
-LARGEST = 1 << 30  # bytes of arrays; MP-20 takes 10 million
-DUPLICATE = "a name that came before"
+LARGEST = 1 << 30  # maximum bytes of arrays; MP-20 takes 10 million
+DUPLICATE = "a duplicate name"
 REBUILD = "copy it again, or build it with fmwc.crystals.mp20.build"
-SOURCES = "MP-20's train.csv, val.csv and test.csv (or CIF files of your own, as *.cif or in train/, val/ and test/)"
-OTHERS = f"give a folder with train.npz, val.npz and test.npz, or with {SOURCES}; or 'prototypes' for a first look"
+SOURCES = "MP-20's train.csv, val.csv and test.csv (or your own CIF files, as *.cif or in train/, val/ and test/)"
+OTHERS = f"give a folder with train.npz, val.npz and test.npz, or with {SOURCES}; or 'prototypes' for a small example"
 
 Progress = Callable[[str, int, int], None]  # split, number done, total
 
 
 @dataclass(frozen=True)
 class Report:
-    """The structures of a source that were kept, and those that were left out.
+    """The numbers of structures that were kept, and the names of those that were left out.
 
     Attributes:
         kept: The number of structures per split.
-        left_out: The names of those that cannot be used, by reason.
+        left_out: The names of unusable structures, by reason.
     """
 
     kept: dict[str, int]
@@ -72,18 +72,18 @@ class Report:
 
 
 def load(where: str | Path | None = None, split: str = "train", *, progress: Progress | None = None) -> Crystals:
-    """Read one split of MP-20, or of a data set of your own.
+    """Read one split of MP-20, or of your own data set.
 
-    CSV and CIF files are parsed at each call; `build` converts them once. Structures that cannot be used raise an
-    error in an npz file; in other files they are left out with a warning.
+    CSV and CIF files are parsed in each call; `build` converts them once. Unusable structures raise an error if they
+    are in an npz file; otherwise they are left out with a warning.
 
     Arguments:
         where: The folder of the data, or the parent of its folder `mp20`; by default, the environment variable
-            `FMWC_DATA`. The first of these is read: `{split}.npz`; the public `{split}.csv`; CIF files, in one
-            subfolder per split, or else split 80:10:10 by a hash of their names. The string `"prototypes"` stands for
+            `FMWC_DATA`. It is searched for `{split}.npz`, then the public `{split}.csv`, then CIF files. These are in
+            one subfolder per split, or are split 80:10:10 by a hash of their names. `"prototypes"` stands for
             `prototypes(split)`.
         split: `"train"`, `"val"` or `"test"`.
-        progress: Called with the split, the number of CIFs read and the total.
+        progress: Called with the split, the number of CIFs done and the total.
     """
     pick(SPLITS, split, "split")
     if where == "prototypes":
@@ -101,19 +101,21 @@ def load(where: str | Path | None = None, split: str = "train", *, progress: Pro
 
 
 def build(source: str | Path, out: str | Path, *, progress: Progress | None = None) -> Report:
-    """Write Niggli cells as `train.npz`, `val.npz` and `test.npz` into a new folder: all of them, or none.
+    """Convert structures to Niggli cells and write `train.npz`, `val.npz` and `test.npz` to a new folder.
 
-    A split without structures is not written; the report says so.
+    On an error, nothing is written. Splits without structures have no file; the report shows their count as 0.
 
     Arguments:
         source: A folder with the public CSV files of MP-20, or with CIF files, as for `load`.
-        out: The folder to write, new or empty.
+        out: A new or empty folder.
         progress: As for `load`.
     """
     kind, home = _home(_folder(source), {kind: find for kind, find in FORMATS.items() if kind != "npz"})
     target = Path(os.path.expanduser(out)).absolute()
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):  # before the work
-        raise OutputError(f"{target} is a file or a folder that is not empty, and was not changed; choose another")
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):  # checked before the work
+        raise OutputError(
+            f"{target} is a file or a folder that is not empty, and was not changed; choose another folder"
+        )
     counts = dict.fromkeys(SPLITS, 0)
     left_out: dict[str, tuple[str, ...]] = {}
     files: dict[str, bytes] = {}
@@ -134,7 +136,7 @@ def build(source: str | Path, out: str | Path, *, progress: Progress | None = No
 
 
 def _write_whole(target: Path, files: Mapping[str, bytes]) -> None:
-    """Write a temporary folder next to the target and rename it."""
+    """Write the files to a temporary folder next to the target, and rename it."""
     half = target.parent / f".{target.name}.{secrets.token_hex(6)}"
     try:
         half.mkdir(parents=True)
@@ -168,9 +170,9 @@ def energies(where: str | Path | None = None) -> tuple[tuple[str, ...], Tensor] 
 
 
 def prototypes(split: str = "train") -> Crystals:
-    """Return pymatgen's prototype structures (AFLOW's library), split by their names like a folder of CIFs."""
+    """Return pymatgen's prototype structures (AFLOW's library), split by name like a folder of CIFs."""
     pick(SPLITS, split, "split")
-    with quiet():  # the import of bibliographies warns
+    with quiet():  # importing bibliographies emits warnings
         kept = {}
         for entry in need("pymatgen.analysis.prototypes").AFLOW_PROTOTYPE_LIBRARY:
             structure = entry["snl"].structure
@@ -180,7 +182,7 @@ def prototypes(split: str = "train") -> Crystals:
     return from_cells(kept, MOST_ATOMS)
 
 
-# ---- where the data are ------------------------------------------------------------------------------------------
+# ---- finding the data --------------------------------------------------------------------------------------------
 
 
 def _folder(where: str | Path | None) -> Path:
@@ -195,7 +197,7 @@ def _folder(where: str | Path | None) -> Path:
 
 
 def _home(place: Path, kinds: Mapping[str, Callable[[Path, str], Any]]) -> tuple[str, Path]:
-    """Return one format and one folder for all splits, so that two data sets are never mixed."""
+    """Return the format and the folder for all splits, so that two data sets are never mixed."""
     try:
         for kind, held in kinds.items():
             for home in (place, place / "mp20"):
@@ -207,17 +209,17 @@ def _home(place: Path, kinds: Mapping[str, Callable[[Path, str], Any]]) -> tuple
 
 
 def split_of(name: str) -> str:
-    """Return the split of a structure in a set without splits. It depends on the name alone."""
+    """Return the split of a structure in a data set without splits. It depends only on the name."""
     tenth = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) % 10
     return next(split for split, tenths in SPLITS.items() if tenth in tenths)
 
 
 def _name(file: Path) -> str:
-    return file.stem.encode("utf-8", "replace").decode()  # file names need not be Unicode
+    return file.stem.encode("utf-8", "replace").decode()  # file names may be invalid Unicode
 
 
 def _cifs(folder: Path, split: str) -> list[Path]:
-    """Return the CIF files of a split, from one subfolder per split, or else by their names."""
+    """Return the CIF files of a split, from its subfolder or by a hash of their names."""
 
     def inside(place: Path) -> list[Path]:
         files = sorted(place.iterdir(), key=lambda file: file.name) if place.is_dir() else []
@@ -236,7 +238,7 @@ FORMATS: dict[str, Callable[[Path, str], Any]] = {  # in order of preference
 
 
 def _text(file: Path) -> str:
-    """Return the text of a CIF; empty if it cannot be read, so that it counts as no readable CIF."""
+    """Return the text of a CIF; empty if it cannot be read, so that it counts as unreadable."""
     try:
         return read_text_of(file, CIF_BYTES)
     except DataError:
@@ -249,21 +251,21 @@ def _rows(file: Path) -> list[tuple[str, str]]:
     header = next(rows, [])
     if missing := [column for column in COLUMNS if column not in header]:
         raise DataError(
-            f"{file} has the columns {', '.join(header)[:200] or 'none'}, and needs {' and '.join(missing)}; "
-            "get MP-20's own CSV files"
+            f"{file} has the columns {', '.join(header)[:200] or 'none'}, but needs {' and '.join(missing)}; "
+            "use the CSV files of MP-20"
         )
     name, text = (header.index(column) for column in COLUMNS)
     padded = ([*row, *[""] * len(header)] for row in rows if row)
     return [(row[name], row[text]) for row in padded]
 
 
-# ---- from structures to arrays -----------------------------------------------------------------------------------
+# ---- structures to arrays ----------------------------------------------------------------------------------------
 
 
 def _gathered(
     kind: str, home: Path, split: str, progress: Progress | None
 ) -> tuple[dict[str, Cell], dict[str, tuple[str, ...]]]:
-    """Return the usable structures of a split by name, and the names of the others by reason."""
+    """Return the usable structures of a split by name, and the names of unusable ones by reason."""
     if kind == "cif":
         entries = [(_name(file), _text(file)) for file in _cifs(home, split)]
     else:
@@ -281,7 +283,7 @@ def _gathered(
 
 
 def _arrays_of(crystals: Crystals) -> dict[str, Any]:
-    """Return the arrays of an npz file, with the atoms of all crystals one after another."""
+    """Return the arrays of an npz file. The atoms of all crystals are concatenated."""
     present = crystals.numbers > 0
     return {
         "num_atoms": crystals.atoms.numpy().astype(np.uint8),
@@ -293,7 +295,7 @@ def _arrays_of(crystals: Crystals) -> dict[str, Any]:
     }
 
 
-# ---- from arrays to crystals -------------------------------------------------------------------------------------
+# ---- arrays to crystals ------------------------------------------------------------------------------------------
 
 
 def _arrays(file: Path, needed: Sequence[str] = FIELDS) -> dict[str, np.ndarray]:
@@ -305,7 +307,7 @@ def _arrays(file: Path, needed: Sequence[str] = FIELDS) -> dict[str, np.ndarray]
         raise DataError(f"{error}; {REBUILD}") from error
     if missing := [name for name in needed if name not in arrays]:
         names = ", ".join(sorted(arrays)) or "no arrays"
-        raise DataError(f"{file} contains {names[:200]}, and needs {', '.join(missing)}; {REBUILD}")
+        raise DataError(f"{file} contains {names[:200]}, but needs {', '.join(missing)}; {REBUILD}")
     return {name: arrays[name] for name in needed}
 
 
@@ -316,7 +318,7 @@ def _names(array: np.ndarray, source: str) -> tuple[str, ...]:
 
 
 def _crystals(arrays: Mapping[str, np.ndarray], source: str) -> Crystals:
-    """Return crystals after checking each array alone, then against the others."""
+    """Return crystals, after checking each array and their consistency."""
 
     def require_shape(field: str, kinds: str, *shape: int) -> None:
         array = arrays[field]
@@ -326,8 +328,10 @@ def _crystals(arrays: Mapping[str, np.ndarray], source: str) -> Crystals:
 
     def require(rule: str, holds: Any, values: np.ndarray, owner: np.ndarray) -> None:
         if not holds.all():
-            at = int(holds.argmin())
-            raise DataError(f"{source}: a crystal must have {rule}, but {names[owner[at]]} has {values[at]}; {REBUILD}")
+            first = int(holds.argmin())
+            raise DataError(
+                f"{source}: a crystal must have {rule}, but {names[owner[first]]} has {values[first]}; {REBUILD}"
+            )
 
     names = _names(arrays["material_id"], source)
     atoms, z, coords, lengths, angles = (arrays[field] for field in FIELDS[:-1])
@@ -346,5 +350,5 @@ def _crystals(arrays: Mapping[str, np.ndarray], source: str) -> Crystals:
     require(f"atomic numbers 1 to {ELEMENTS}", (z >= 1) & (z <= ELEMENTS), z, owner)
     require("finite coordinates", np.isfinite(coords).all(-1), coords, owner)
     if twice := count - len(set(names)):
-        raise DataError(f"{source}: every material_id must be different, but {twice} occur twice; {REBUILD}")
+        raise DataError(f"{source}: every material_id must be unique, but {twice} are repeated; {REBUILD}")
     return from_flat(atoms, z, coords, lengths, angles, names, MOST_ATOMS)

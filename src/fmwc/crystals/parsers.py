@@ -1,7 +1,7 @@
-"""Parsers of structure files, run as a program in a process that `fmwc.crystals.sandbox` starts and limits.
+"""Parse structure files, in a separate process that `fmwc.crystals.sandbox` starts and limits.
 
-pymatgen and ASE parse the files. This module checks before parsing that a file cannot take all time or memory, and
-after parsing that it describes a crystal. It imports nothing of fmwc, so that the process starts quickly.
+pymatgen and ASE parse the files. Before parsing, this module checks that a file cannot take all time or memory; after
+parsing, that it describes a crystal. It does not import fmwc, so that the process starts quickly.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["ANGLES", "ELEMENTS", "MOST_ATOMS", "Cell", "Row", "Unusable", "cell_
 ELEMENTS = 118
 ANGLES = (59.9, 120.1)  # degrees; the angles of a Niggli cell lie between 60 and 120
 MOST_ATOMS = 20  # per cell of the training data, as in MP-20
-LONGEST = 10_000.0  # Å of an edge
-STRUCTURES = 1_000_000  # per file
+LONGEST = 10_000.0  # maximum length of an edge in Å
+STRUCTURES = 1_000_000  # maximum per file
 
 OUT_OF_MEMORY = "reading it takes more memory than the limit per file"
 MEMORY_CODE = 77  # exit code of a process that ran out of memory
@@ -37,11 +37,11 @@ TOO_MANY = f"more than {MOST_ATOMS} atoms in the cell (its primitive cell may ha
 UNKNOWN = "an unknown element"
 NO_CELL = f"no Niggli cell with angles between {ANGLES[0]}° and {ANGLES[1]}°"
 
-Row = dict[str, Any]  # `numbers`, `coords` and `cell` of a structure; or the `problem` with it
+Row = dict[str, Any]  # `numbers`, `coords` and `cell` of a structure, or its `problem`
 
 
 class Unusable(ValueError):
-    """A structure cannot be used; the message says why."""
+    """The structure cannot be used, for the reason in the message."""
 
 
 # ---- checks before and after parsing -----------------------------------------------------------------------------
@@ -53,14 +53,14 @@ _KIND = re.compile(r"([A-Za-z]{1,2})(\d*\.?\d*[+-]?\d*)")  # Na, Na1+, Fe3+
 
 
 def check_text(text: str) -> None:
-    """Raise if the text holds control characters: parsers skip them and read another element."""
+    """Raise if the text contains control characters. Parsers would skip them and read another element."""
     if match := _CONTROL.search(text):
         line = text.count("\n", 0, match.start()) + 1
         raise Unusable(f"line {line} contains a control character ({match[0]!r}), so it is not a text file")
 
 
 def check_symbol(symbol: str) -> None:
-    """Raise if this is not the symbol of an element or of D or T, with or without a charge."""
+    """Raise unless this is the symbol of an element, or D or T, with or without a charge."""
     from pymatgen.core import Element
 
     match = _KIND.fullmatch(symbol)
@@ -69,16 +69,18 @@ def check_symbol(symbol: str) -> None:
 
 
 def check_row(row: Row, most: int) -> Row:
-    """Return the row; raise if it has too many atoms, or no finite cell of positive volume."""
+    """Return the row; raise if it has too many atoms, or its cell is not finite with a positive volume."""
     if len(row["numbers"]) > most:
-        raise Unusable(f"it has {len(row['numbers']):,} atoms; at most {most:,} are read")
+        raise Unusable(f"it has {len(row['numbers']):,} atoms; the maximum is {most:,}")
     cell = np.asarray(row["cell"], float).reshape(3, 3)
     coords = np.asarray(row["coords"], float)
     if not np.isfinite(cell).all() or not np.isfinite(coords).all() or np.abs(coords).max(initial=0) > 1e6:
         raise Unusable("its cell or coordinates are not finite numbers, or its angles do not form a cell")
     edges = np.linalg.norm(cell, axis=1)
     if not (edges > 0).all() or edges.max() > LONGEST:
-        raise Unusable(f"its cell has edges of {edges.min():.3g} to {edges.max():.3g} Å")
+        raise Unusable(
+            f"its cell has edges of {edges.min():.3g} to {edges.max():.3g} Å; the limits are 0 and {LONGEST:g} Å"
+        )
     if abs(np.linalg.det(cell)) < 1e-9:
         raise Unusable("its cell has no volume, so it is not a crystal")
     return row
@@ -93,7 +95,7 @@ def row_of(structure: Any) -> Row:
         numbers, coords = structure.numbers.tolist(), structure.get_scaled_positions(wrap=False)
     else:
         if not structure.is_ordered:
-            raise Unusable("sites are shared by several elements or partly empty; give an ordered structure")
+            raise Unusable("sites are partially occupied or shared by several elements; give an ordered structure")
         numbers = [int(site.specie.Z) for site in structure]
         coords, cell = structure.frac_coords, structure.lattice.matrix
     return {"numbers": numbers, "coords": np.asarray(coords).tolist(), "cell": np.asarray(cell).tolist()}
@@ -103,7 +105,7 @@ def row_of(structure: Any) -> Row:
 
 
 def check_cif(text: str, most: int) -> None:
-    """Raise if a block of a CIF has too many sites to parse, or a cell with an edge of no valid length."""
+    """Raise if a CIF block has too many sites to parse, or a cell edge of invalid length."""
     sites, count = False, 0
     for line in text.splitlines():
         words = line.strip().lower()
@@ -112,7 +114,7 @@ def check_cif(text: str, most: int) -> None:
         elif sites and words:
             count += 1
             if count > most:
-                raise Unusable(f"it has more than {most:,} sites; larger structures are not read")
+                raise Unusable(f"it has more than {most:,} sites, the maximum")
             if not line.isascii():
                 raise Unusable(f"'{line.strip()[:20]}' does not name an element")
     for edge, value in _EDGE.findall(text):
@@ -136,12 +138,12 @@ def cif(text: str, most: int) -> Iterator[Any]:
             symbols = part.data.get("_atom_site_type_symbol", [])
             for symbol in {symbols} if isinstance(symbols, str) else set(symbols):
                 check_symbol(symbol)
-        if len(starts) == 1 or "_atom_site" in block.lower():  # other blocks hold text
+        if len(starts) == 1 or "_atom_site" in block.lower():  # other blocks contain text
             yield from CifParser.from_str(block).parse_structures(primitive=False, on_error="raise")
 
 
 def poscar(text: str, most: int) -> Iterator[Any]:
-    """Yield the structure of a POSCAR, after checking the numbers of atoms that it declares."""
+    """Yield the structure of a POSCAR, after checking the declared numbers of atoms."""
     from pymatgen.io.vasp.inputs import Poscar
 
     lines = text.splitlines()
@@ -150,7 +152,7 @@ def poscar(text: str, most: int) -> Iterator[Any]:
         if words and all(re.fullmatch(r"[+-]?\d+", word) for word in words):
             counts = [int(word) if len(word) < 10 else 10**10 for word in words]
             if min(counts) < 0 or sum(counts) > most:
-                raise Unusable(f"it declares {' '.join(words)[:40]} atoms; 1 to {most:,} are read")
+                raise Unusable(f"it declares {' '.join(words)[:40]} atoms; the total must be 1 to {most:,}")
             if sum(counts) > len(lines):
                 raise Unusable(f"truncated: it declares {sum(counts)} atoms, but has {len(lines)} lines")
             break
@@ -161,7 +163,7 @@ def poscar(text: str, most: int) -> Iterator[Any]:
 
 
 def xyz(text: str, most: int) -> Iterator[Any]:
-    """Yield the frames of an extended XYZ file, so that those before a broken one are kept."""
+    """Yield the frames of an extended XYZ file. Frames before a broken one are kept."""
     from ase.io import read
 
     lines = text.splitlines(keepends=True)
@@ -174,7 +176,7 @@ def xyz(text: str, most: int) -> Iterator[Any]:
         if not re.fullmatch(r"\d{1,9}", first):
             raise Unusable(f"line {start + 1} must be a number of atoms, not '{first[:20]}'")
         if (count := int(first)) > most:
-            raise Unusable(f"line {start + 1} declares {count:,} atoms; at most {most:,} are read")
+            raise Unusable(f"line {start + 1} declares {count:,} atoms; the maximum is {most:,}")
         end = start + 2 + count
         if end > len(lines):
             raise Unusable(f"truncated: it declares {count} atoms, but has {max(0, len(lines) - start - 2)}")
@@ -186,7 +188,7 @@ FORMATS: dict[str, Callable[[str, int], Iterator[Any]]] = {"cif": cif, "poscar":
 
 
 def parse(kind: str, text: str, most: int) -> Iterator[Row]:
-    """Yield each structure of a text. After a problem with the text itself, nothing more is read."""
+    """Yield each structure of a text. A problem with the text itself ends the iteration."""
     count = 0
     try:
         check_text(text)
@@ -196,7 +198,7 @@ def parse(kind: str, text: str, most: int) -> Iterator[Row]:
             count += 1
             try:
                 yield check_row(row_of(structure), most)
-            except Unusable as error:  # concerns this structure alone
+            except Unusable as error:  # affects only this structure
                 yield {"problem": str(error)}
     except MemoryError:
         yield {"problem": OUT_OF_MEMORY}
@@ -214,7 +216,7 @@ def parse(kind: str, text: str, most: int) -> Iterator[Row]:
 
 
 class Cell(NamedTuple):
-    """A structure whose lattice is given by lengths and angles alone, as in CDVAE's preprocessing."""
+    """A structure whose lattice is given by lengths and angles, as in CDVAE's preprocessing."""
 
     numbers: np.ndarray  # (A,)
     coords: np.ndarray  # (A, 3) in [0, 1]
@@ -229,12 +231,12 @@ def has_volume(angles: np.ndarray) -> np.ndarray:  # (*, 3) -> (*)
 
 
 def cell_of(structure: Any) -> Cell | str:
-    """Return the Niggli cell of a pymatgen structure, or why it cannot be used."""
+    """Return the Niggli cell of a pymatgen structure, or the reason why it cannot be used."""
     if not structure.is_ordered:
         return DISORDERED
     if len(structure) > MOST_ATOMS:
         return TOO_MANY
-    if not all(1 <= site.specie.Z <= ELEMENTS for site in structure):  # a dummy species has some large number
+    if not all(1 <= site.specie.Z <= ELEMENTS for site in structure):  # a dummy species has a large number
         return UNKNOWN
     try:
         reduced = structure.get_reduced_structure()
@@ -249,11 +251,11 @@ def cell_of(structure: Any) -> Cell | str:
 
 
 def niggli(text: str) -> Cell | str:
-    """Return the Niggli cell of the structure in a CIF, or why it cannot be used."""
+    """Return the Niggli cell of the structure in a CIF, or the reason why it cannot be used."""
     from pymatgen.io.cif import CifParser
 
     with warnings.catch_warnings():
-        # Warnings are about rounded coordinates, assumed symmetry and quoting; the check of the formula decides.
+        # Warnings concern rounded coordinates, assumed symmetry and quoting; the check of the formula is decisive.
         warnings.simplefilter("ignore")
         try:
             check_text(text)
@@ -274,7 +276,7 @@ def niggli(text: str) -> Cell | str:
 
 
 def bound_memory(more: int) -> None:
-    """Limit the memory of this process to what it uses now and so many more bytes, where the platform can."""
+    """Limit the memory of this process to `more` bytes beyond its current use, if the platform supports it."""
     try:
         import resource
 
@@ -288,7 +290,7 @@ def bound_memory(more: int) -> None:
 
 
 def answers(kind: str, text: str, most: int) -> Iterator[Any]:
-    """Yield the answers to a request: one per structure, or one cell for the kind `niggli`."""
+    """Yield the answers to a request: one row per structure, or one cell for the kind `niggli`."""
     if kind != "niggli":
         yield from parse(kind, text, most)
         return
@@ -297,7 +299,7 @@ def answers(kind: str, text: str, most: int) -> Iterator[Any]:
 
 
 def main() -> None:
-    """Answer requests, one JSON object per line: a line per structure as it is read, then one with an `end`."""
+    """Answer requests with JSON lines: one line per structure as it is read, then one with `end`."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # discard what libraries print
     warnings.simplefilter("ignore")
@@ -313,12 +315,12 @@ def main() -> None:
         out.flush()
 
     try:
-        bound_memory(int(sys.argv[1]))  # beyond what the libraries take
+        bound_memory(int(sys.argv[1]))  # in addition to the libraries
         for line in sys.stdin.buffer:
             for message in () if missing else answers(**json.loads(line)):
                 answer(message)
             answer({"end": missing})
-    except MemoryError:  # while a request was read
+    except MemoryError:  # while reading a request
         os._exit(MEMORY_CODE)
 
 

@@ -1,4 +1,4 @@
-"""The report of a run of crystals: structures by confidence, and how well the confidence ranks them."""
+"""The report of a run of crystals: structures sorted by confidence, and the quality of the ranking."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from fmwc.state import channels
 
 __all__ = ["Ranked", "sections", "write_report"]
 
-KEPT = 0.1  # share of the structures in the main numbers: what a laboratory can afford to check
-SUREST, DOUBTFUL = 20, 10  # structures listed from either end
-RULES = {"distances_ok": "distances", "charge_ok": "charge", "density_ok": "density"}  # of validity
+KEPT = 0.1  # share of the structures in the main numbers, which a laboratory could check
+SUREST, DOUBTFUL = 20, 10  # structures listed from each end
+RULES = {"distances_ok": "distances", "charge_ok": "charge", "density_ok": "density"}  # rules of validity
 
 
 class Ranked:
@@ -37,10 +37,10 @@ class Ranked:
         energy: Energy above the hull, eV/atom, `(N,)`; NaN if there is none.
         apart: Whether no atoms overlap, `(N,)`.
         ordering: The confidence, or the rank within the run.
-        scores: Scores by readable name, high = doubtful, `(N,)` each; the run's default score comes first.
+        scores: Scores by readable name, `(N,)` each; higher is more doubtful. The run's default score comes first.
         times: Times of the readings, `(R, N)`.
         std: ‖σ_t‖ at these times by channel, `(R, N)` each.
-        by: Readable name of the default score.
+        by: The readable name of the default score.
     """
 
     def __init__(self, run: Trajectory, energy: Sequence[float], apart: Sequence[bool]) -> None:
@@ -48,7 +48,7 @@ class Ranked:
             raise UsageError("a report needs the number of atoms of each structure; sample with cond={'atoms': counts}")
         if not len(run) == len(energy) == len(apart):
             raise ShapeError(
-                f"a report needs one judgement per structure, got {len(run)} structures and {len(energy)} judgements"
+                f"a report needs one judgement per structure; got {len(run)} structures and {len(energy)} judgements"
             )
         self.crystals = crystals_of(run)
         self.energy, self.apart = np.asarray(energy, dtype=float), np.asarray(apart, dtype=bool)
@@ -90,11 +90,11 @@ def sections(run: Ranked) -> list[Section]:
     label = run.ordering.label
     order = run.crystals, run.confidence, run.energy, run.apart, run.score
     caption = (
-        "Structures from the surest to the most doubtful, row by row; the small number is the rank. The frame shows "
-        f"the energy of the structure as generated: metastable (at most {METASTABLE} eV/atom above the convex hull of "
-        "known crystals), higher, or neither. Structures with overlapping atoms count as invalid, whatever their "
-        "energy. The curves below cover all structures. With a useful confidence, the energy rises from left to right "
-        "and the share of metastable structures falls."
+        "Structures from the surest to the most doubtful, row by row; the small number is the rank. The colour of the "
+        f"frame shows the energy of the structure as generated: metastable (at most {METASTABLE} eV/atom above the "
+        "convex hull of known crystals), higher, or invalid. Structures with overlapping atoms are invalid, whatever "
+        "their energy. The curves below cover all structures. If the confidence is useful, the energy rises and the "
+        "share of metastable structures falls from left to right."
     )
     alt = (
         "Unit cells of generated structures from the surest to the most doubtful, framed by their energy above the "
@@ -104,8 +104,8 @@ def sections(run: Ranked) -> list[Section]:
     drawn = [Section(f"Structures by {label}", caption, pictures=[Picture("crystals", alt, figure)])]
     if len(run.good) >= ENOUGH:
         caption = (
-            "If only a share of the structures can be checked, how many of them are metastable? A random order "
-            f"follows the dashed line. The run is ranked by {run.by}; other scores are drawn for comparison."
+            "The share of metastable structures if only the surest are kept. A random order follows the dashed line. "
+            f"The run is ranked by {run.by}; other scores are shown for comparison."
         )
         alt = "Share of metastable structures among those kept, against the share kept."
         picture = Picture("precision", alt, figures.precision_curve(run.scores, run.good))
@@ -128,20 +128,20 @@ def _lead(run: Ranked) -> tuple[list[str], list[Tile]]:
     lead += [f"Ordered by {run.ordering.note}."] if run.ordering.note else []
     if not len(known):
         return [f"{lead[0]} None of them could be judged.", *lead[1:]], []
-    mean = Tile(f"{known.mean():.2f}", f"eV/atom above the hull, mean of the {len(known):,} that could be judged")
+    mean = Tile(f"{known.mean():.2f}", f"eV/atom above the hull, mean of the {len(known):,} judged structures")
     if not good.any():
         return [f"{lead[0]} None of them is within {METASTABLE} eV/atom of the hull.", *lead[1:]], [mean]
     lift = ranking_text(-run.score, good, "metastable", "lift")
     return lead, [
-        tile(rate(good), f"metastable, of all {len(good):,} structures"),
-        tile(rate_kept(run.score, good, KEPT), f"metastable, of the surest {KEPT:.0%}", "sure"),
+        tile(rate(good), f"metastable among all {len(good):,} structures"),
+        tile(rate_kept(run.score, good, KEPT), f"metastable among the surest {KEPT:.0%}", "sure"),
         tile(lift, f"lift: AUPRC relative to a random order (best {1 / good.mean():.1f})"),
         mean,
     ]
 
 
 def _list(run: Ranked, judgement: Judgement) -> Section:
-    """Return the surest and the most doubtful structures as tables, or all structures if there are few."""
+    """Return tables of the surest and the most doubtful structures, or of all structures if there are few."""
     level = "confidence" if run.ordering.label == "confidence" else "rank in [0, 1]"
 
     def line(place: int, index: int) -> dict[str, str]:
@@ -156,13 +156,15 @@ def _list(run: Ranked, judgement: Judgement) -> Section:
             level: f"{run.confidence[index]:.3f}",
             "eV/atom above hull": f"{energy:.3f}".replace("-", "−") if np.isfinite(energy) else MISSING,
             "valid": "yes" if judgement["valid"][index] else f"no: {', '.join(broken)}" if broken else "no",
-            "problem": shorten(judgement["problem"][index] or "", 64, placeholder=" …"),  # in full in the CSV table
+            "problem": shorten(
+                judgement["problem"][index] or "", 64, placeholder=" …"
+            ),  # the CSV table has the full text
         }
 
     lines = [line(place, int(index)) for place, index in enumerate(run.order)]
     caption = (
-        "Names number the structures in the order of sampling. Valid structures have no overlapping atoms, charges "
-        "that can balance, and a density between 0.01 and 25 g/cm³."
+        "Structures are named by their number in the order of sampling. Valid structures have no overlapping atoms, "
+        "charges that can balance, and a density between 0.01 and 25 g/cm³."
     )
     if not any(line["problem"] for line in lines):
         lines = [{name: cell for name, cell in line.items() if name != "problem"} for line in lines]
@@ -201,11 +203,11 @@ def write_report(
 
 
 _LIMITS = (
-    "Energies are predictions of an energy model for the structures as generated, without relaxation. The model makes "
-    "errors, the largest for unusual arrangements of atoms. A structure with a high energy may relax to a good one.",
+    "Energies are predictions of an energy model for the structures as generated, without relaxation. Its errors are "
+    "largest for unusual arrangements of atoms. A structure with a high energy may relax to a good one.",
     "The hull contains a part of the Materials Project. If it lacks a competing phase, a structure looks more stable "
     "than it is.",
     "The ranking mixes structures of different size and chemistry. A score that favours few atoms or common elements "
-    "gains from that alone; compare it with a ranking by the number of atoms.",
+    "benefits from that alone; compare it with a ranking by the number of atoms.",
     "The numbers come from one run with one seed and do not show the variation between seeds.",
 )

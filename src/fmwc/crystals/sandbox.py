@@ -1,7 +1,7 @@
-"""Reading of untrusted structure files (CIF, POSCAR, extended XYZ), limited in bytes, atoms, seconds and memory.
+"""Read untrusted structure files (CIF, POSCAR, extended XYZ) with limits on bytes, atoms, time and memory.
 
-pymatgen and ASE parse the files in a separate process, which serves one file after another. If a file takes too long,
-the process is ended, and the next file gets a new one.
+pymatgen and ASE parse the files in a separate process, one file after another. If a file takes too long, the process
+is killed, and a new one is started for the next file.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from fmwc.readers import read_bytes
 
 __all__ = ["BYTES", "CIF_BYTES", "MOST", "SECONDS", "cells", "read_structures", "read_text_of"]
 
-BYTES = 64 << 20  # per file
-CIF_BYTES = 1 << 20  # per structure of training data, which has at most 20 atoms
-MOST = 1_000  # atoms per structure: CHGNet and the comparison of structures take seconds for as many
-SECONDS = 20.0  # per file, and
-SPEED = 100_000  # bytes that add another second (parsers read ten times as many), up to
-MORE = 100.0  # seconds
-MEMORY = 2 << 30  # bytes per file, beyond those of the libraries
-PAYS = 500  # structures, at 2 ms each, from which on a second process is worth its start
+BYTES = 64 << 20  # maximum per file
+CIF_BYTES = 1 << 20  # maximum per structure of training data, which has at most 20 atoms
+MOST = 1_000  # maximum atoms per structure: CHGNet and the comparison of structures take seconds for as many
+SECONDS = 20.0  # time limit of a short file
+SPEED = 100_000  # bytes that add a second to the time limit (parsers read ten times as many per second)
+MORE = 100.0  # maximum seconds added
+MEMORY = 2 << 30  # maximum bytes per file, in addition to the libraries
+PAYS = 500  # minimum number of structures, at 2 ms each, to start more than one process
 CHUNK = 50  # structures between two reports of progress
 WORKERS = 8
 PATIENCE = 5.0  # seconds for a process to end after its last answer
@@ -42,25 +42,25 @@ PROGRAM = "import runpy, sys; sys.path[:] = sys.argv[3:]; runpy.run_path(sys.arg
 
 
 def read_text_of(path: Path, limit: int = BYTES) -> str:
-    """Return the text of a structure file. Names of authors need not be UTF-8; elements are ASCII."""
+    """Return the text of a structure file. Invalid UTF-8, as in names of authors, is replaced."""
     return read_bytes(path, limit).decode("utf-8-sig", "replace")
 
 
 class _Process:
-    """The process that parses. It is started by the first request, and again after it was ended."""
+    """The parsing process. It starts with the first request, and restarts after it was killed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def forget(self) -> None:
-        """Let go of the process without ending it: after a fork, it belongs to the parent."""
+        """Forget the process without killing it, because after a fork it belongs to the parent."""
         self._lock, self._process = threading.Lock(), None
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self.close()
-            # multiprocessing does not fit: fork copies a process with threads, and spawn runs the user's script again.
+            # Not multiprocessing: fork copies a process with threads, and spawn runs the user's script again.
             # The search path is that of this process, without the working directory.
             paths = [path for path in sys.path if path]
             self._process = subprocess.Popen(
@@ -73,7 +73,7 @@ class _Process:
         return self._process
 
     def ask(self, kind: str, text: str, most: int, seconds: float) -> list[Any]:
-        """Return the answers to a request; the last one is a problem if the process had to be ended."""
+        """Return the answers to a request. If the process had to be killed, the last answer is a problem."""
         answers: list[Any] = []
         end = code = None
         with self._lock:
@@ -100,15 +100,15 @@ class _Process:
                 else:
                     process.wait(PATIENCE)
             except (OSError, ValueError, subprocess.TimeoutExpired):
-                pass  # it ended during a request or in the middle of an answer
+                pass  # the process ended during a request or an answer
             finally:
                 timer.cancel()
-                timer.join()  # so that it cannot end the process during the next request
+                timer.join()  # so that it cannot kill the process during the next request
                 if late.is_set() or end is None:
                     code = self.close()
         if end:
             raise DataError(
-                f"structures are read with pymatgen and ASE ({end}); install them: pip install 'fmwc[crystals]'"
+                f"reading structures needs pymatgen and ASE ({end}); install them with: pip install 'fmwc[crystals]'"
             )
         if end is None:
             crashed = OUT_OF_MEMORY if code == MEMORY_CODE else f"its parser crashed (code {code})"
@@ -116,7 +116,7 @@ class _Process:
         return answers
 
     def close(self) -> int | None:
-        """End the process; return its exit code."""
+        """Kill the process; return its exit code."""
         process, self._process = self._process, None
         if process is None:
             return None
@@ -134,19 +134,19 @@ if hasattr(os, "register_at_fork"):
 
 
 def read_structures(kind: str, text: str, *, most: int = MOST, seconds: float = SECONDS) -> list[Row]:
-    """Return each structure of a text as `numbers`, `coords` and `cell`, or the `problem` with it.
+    """Return each structure of a text as `numbers`, `coords` and `cell`, or its `problem`.
 
     Arguments:
         kind: `"cif"`, `"poscar"` or `"xyz"`.
         text: The content of a file.
-        most: The largest number of atoms per structure.
-        seconds: The time limit of a short file; long files get more.
+        most: The maximum number of atoms per structure.
+        seconds: The time limit of a short file; long files get more time.
     """
     return _SHARED.ask(kind, text, most, seconds + min(len(text) / SPEED, MORE))
 
 
 def cells(texts: Sequence[str], progress: Callable[[int, int], None] | None = None) -> list[Cell | str]:
-    """Return the Niggli cell of the structure in each CIF, or why it cannot be used.
+    """Return the Niggli cell of the structure in each CIF, or the reason why it cannot be used.
 
     Many structures are read by several processes. `progress` is called with the number done and the total.
     """

@@ -1,4 +1,4 @@
-"""Structures as plain arrays: compositions, cells, neighbours, and checks before slow computations."""
+"""Structures as arrays: compositions, cells, neighbours, and checks before slow computations."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ __all__ = [
 
 
 # ---- extras ----------------------------------------------------------------------------------------------------------
-# Optional packages, imported when they are first needed.
+# Optional packages, imported on first use.
 
 
 def need(module: str, install: str = "'fmwc[crystals]'") -> Any:
-    """Return a module of an optional package, or raise an error that says how to install it."""
+    """Import a module of an optional package; if it is missing, raise an error with the install command."""
     if (loaded := sys.modules.get(module)) is not None:
         return loaded
     try:
@@ -67,13 +67,15 @@ def need(module: str, install: str = "'fmwc[crystals]'") -> Any:
     except ImportError as error:
         package = module.split(".")[0]
         if getattr(error, "name", None) and not str(error.name).startswith(package):
-            raise UsageError(f"{package} cannot be imported ({error}); try: pip install {install}") from error
-        raise UsageError(f"{package} is not installed: pip install {install}") from error
+            raise UsageError(
+                f"{package} cannot be imported ({error}); reinstall it with: pip install {install}"
+            ) from error
+        raise UsageError(f"{package} is not installed; install it with: pip install {install}") from error
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress warnings and the standard output of other packages."""
+    """Suppress warnings and standard output of other packages."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
@@ -87,8 +89,8 @@ def one_line(error: Exception) -> str:
 # ---- states ----------------------------------------------------------------------------------------------------------
 # Crystals as tensors, padded with atoms of number 0, and as states of a flow.
 
-BITS = 7  # of Z − 1: 128 numbers hold the 118 elements
-CHANNELS = ("type", "coord", "lattice")  # of a state
+BITS = 7  # bits of Z − 1, enough for 118 elements
+CHANNELS = ("type", "coord", "lattice")  # channels of a state
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,8 @@ class Crystals:
     """A set of crystals.
 
     Attributes:
-        numbers: Atomic numbers, `(N, A)` integers, atoms first; 0 where there is no atom.
-        coords: Fractional coordinates in [0, 1), `(N, A, 3)`; 0 where there is no atom.
+        numbers: Atomic numbers, `(N, A)` integers, padded with 0.
+        coords: Fractional coordinates in [0, 1), `(N, A, 3)`, padded with 0.
         lengths: a, b, c in ångström, `(N, 3)`.
         angles: α, β, γ in degrees, `(N, 3)`.
         names: N strings.
@@ -132,14 +134,14 @@ class Crystals:
 
 
 def pad(counts: Tensor, flat: Tensor, width: int) -> Tensor:  # (N,), (ΣA, *) -> (N, width, *)
-    """Return concatenated rows of varying length as rows of one width, padded with zeros."""
+    """Split concatenated rows into rows of one width, padded with zeros."""
     padded = flat.new_zeros(len(counts), width, *flat.shape[1:])
     padded[torch.arange(width) < counts[:, None]] = flat
     return padded
 
 
 def fold(coords: Tensor) -> Tensor:
-    """Map fractional coordinates to [0, 1). A tiny negative one has the remainder 1 and is mapped to 0.
+    """Map fractional coordinates to [0, 1). Tiny negative ones, whose remainder rounds to 1, are mapped to 0.
 
     >>> fold(torch.tensor([-0.25, -1e-9, 1.0, 2.5]))
     tensor([0.7500, 0.0000, 0.0000, 0.5000])
@@ -157,7 +159,7 @@ def from_flat(
     names: tuple[str, ...],
     width: int,
 ) -> Crystals:
-    """Return crystals from arrays with the atoms of all crystals one after another, padded to `width` atoms."""
+    """Return crystals, padded to `width` atoms, from arrays with the concatenated atoms of all crystals."""
     atoms = torch.from_numpy(counts.astype(np.int64))
     z = torch.from_numpy(numbers.astype(np.int64))
     places, edges, corners = (torch.from_numpy(part.astype(np.float32)) for part in (coords, lengths, angles))
@@ -165,21 +167,21 @@ def from_flat(
 
 
 def from_cells(cells: Mapping[str, Cell], width: int) -> Crystals:
-    """Return named cells as crystals, padded to `width` atoms; there must be at least one."""
+    """Return named cells (at least one) as crystals, padded to `width` atoms."""
     numbers, coords, lengths, angles = zip(*cells.values(), strict=True)
     counts, atoms = np.array([len(part) for part in numbers]), (np.concatenate(numbers), np.concatenate(coords))
     return from_flat(counts, *atoms, np.array(lengths), np.array(angles), tuple(cells), width)
 
 
 def encode(crystals: Crystals) -> tuple[dict[str, Tensor], Tensor]:
-    """Return the state of a flow, and the number of atoms of each crystal.
+    """Return crystals as states of a flow, and the number of atoms of each crystal.
 
-    `type` `(N, A, 7)`: the bits of Z − 1 as ±1. `coord` `(N, A, 3)`. `lattice` `(N, 6)`: the lengths in ångström, and
-    the angles as logits of their position between 59.9° and 120.1°. Padding is zero.
+    A state has the channels `type` `(N, A, 7)`, the bits of Z − 1 as ±1; `coord` `(N, A, 3)`; and `lattice` `(N, 6)`,
+    the lengths in ångström and the logits of the angles scaled from (59.9°, 120.1°) to (0, 1). Padding is zero.
     """
     present = crystals.numbers > 0
     if bool(((crystals.numbers < 0) | (crystals.numbers > 1 << BITS)).any()):
-        raise DataError(f"atomic numbers run from 1 to {ELEMENTS}, and 0 for no atom, got {crystals.numbers.max()}")
+        raise DataError(f"atomic numbers must be 1 to {ELEMENTS}, or 0 for no atom; got {crystals.numbers.max()}")
     bits = (crystals.numbers - 1).clamp_min(0)[..., None] >> torch.arange(BITS) & 1
     place = (crystals.angles - ANGLES[0]) / (ANGLES[1] - ANGLES[0])
     if bool(((place <= 0) | (place >= 1)).any()):
@@ -193,7 +195,7 @@ def encode(crystals: Crystals) -> tuple[dict[str, Tensor], Tensor]:
 
 
 def decode(state: dict[str, Tensor], atoms: Tensor, names: Sequence[str] | None = None) -> Crystals:
-    """Return the crystals of a flow's states. Atomic numbers above 118 are possible; the judge refuses them."""
+    """Return states of a flow as crystals. Atomic numbers above 118 are possible; the judge rejects them."""
     types, coords, lattice = (state[name].detach().cpu() for name in CHANNELS)
     present = torch.arange(types.shape[1]) < atoms.cpu()[:, None]
     numbers = 1 + ((types > 0) << torch.arange(BITS)).sum(-1)
@@ -220,18 +222,18 @@ DENSEST = 2.0  # Å³ per atom; the smallest in MP-20 is 5.8, and the number of 
 EMPTIEST = 5000.0  # Å³ per atom; the largest in MP-20 is 202
 THINNEST = 0.5  # Å between opposite faces; the number of images to search grows with the inverse
 NEEDLE = 50.0  # ratio of the longest to the shortest edge; the largest in MP-20 is 15
-CLOSEST = 0.5  # Å; the shortest known bond, H₂, has 0.74
+CLOSEST = 0.5  # Å between atoms; the shortest known bond, H₂, has 0.74
 
 Key = tuple[tuple[int, int], ...]  # a reduced composition: (atomic number, count), by atomic number
 
 
 def symbol(z: int) -> str:
-    """Return the symbol of an element; a question mark where there is no such element."""
+    """Return the symbol of an element; a question mark if there is no such element."""
     return str(need("ase.data").chemical_symbols[z]) if 1 <= z <= ELEMENTS else "?"
 
 
 def key_of(numbers: Sequence[int] | np.ndarray) -> Key:
-    """Return the reduced composition of atomic numbers. Zeros mean no atom and are ignored.
+    """Return the reduced composition of atomic numbers. Zeros are padding and are ignored.
 
     >>> key_of([11, 17, 11, 17, 0])
     ((11, 1), (17, 1))
@@ -242,7 +244,7 @@ def key_of(numbers: Sequence[int] | np.ndarray) -> Key:
 
 
 def cell_matrix(lengths: np.ndarray, angles: np.ndarray) -> np.ndarray:  # (3,), (3,) -> (3, 3)
-    """Return the cell vectors a, b and c as rows; NaN where the angles do not form a cell."""
+    """Return the cell vectors a, b and c as rows; NaN if the angles do not form a cell."""
     cosine, sine = np.cos(np.radians(angles)), np.sin(np.radians(angles))
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         y = (cosine[0] - cosine[1] * cosine[2]) / sine[2]
@@ -260,7 +262,7 @@ class Candidate:
         numbers: Atomic numbers, `(A,)`.
         coords: Fractional coordinates, `(A, 3)`.
         cell: The cell vectors a, b and c in ångström as rows, `(3, 3)`.
-        problem: Why it cannot be judged; empty if it can.
+        problem: The reason why it cannot be judged; empty if it can.
     """
 
     name: str
@@ -274,7 +276,7 @@ class Candidate:
 
     @property
     def known(self) -> bool:
-        """Whether there are atoms, and all are of known elements."""
+        """Whether there are atoms and all of their elements are known."""
         return len(self) > 0 and bool(((self.numbers >= 1) & (self.numbers <= ELEMENTS)).all())
 
     @property
@@ -292,7 +294,7 @@ class Candidate:
 
     @property
     def formula(self) -> str:
-        """The reduced formula by pymatgen, metals first; empty if an element is unknown."""
+        """The reduced formula from pymatgen, metals first; empty if an element is unknown."""
         if not self.known:
             return ""
         with quiet():  # pymatgen warns of noble gases, which have no electronegativity
@@ -310,7 +312,7 @@ class Candidate:
 
 
 def from_row(name: str, row: Row) -> Candidate:
-    """Return the candidate of a parsed structure, or of the problem with it."""
+    """Return the candidate of a parsed structure, or of its problem."""
     if "problem" in row:
         return Candidate(name, problem=row["problem"])
     coords, cell = np.array(row["coords"], float).reshape(-1, 3), np.array(row["cell"], float)
@@ -346,7 +348,7 @@ def candidates(structures: Crystals | Sequence[Any]) -> list[Candidate]:
 
 
 class Neighbours(NamedTuple):
-    """Ordered pairs of atoms within a distance; each pair occurs in both directions."""
+    """Ordered pairs of atoms within a cutoff. Each pair occurs in both directions."""
 
     centre: np.ndarray  # (E,)
     other: np.ndarray  # (E,)
@@ -355,18 +357,20 @@ class Neighbours(NamedTuple):
 
 
 def neighbours(candidate: Candidate, cutoff: float) -> Neighbours:
-    """Return all pairs within the cutoff. In an `unmeasurable` cell, the search might take all memory."""
+    """Return all pairs within the cutoff. For an `unmeasurable` cell, the search may take all memory."""
     search = need("pymatgen.optimization.neighbors").find_points_in_spheres
     cell = np.ascontiguousarray(candidate.cell, dtype=float)
     places = np.ascontiguousarray((candidate.coords % 1.0) @ cell)
     pairs = search(places, places, r=float(cutoff), pbc=np.ones(3, np.int64), lattice=cell, tol=1e-8)
     centre, other, image, distance = (np.asarray(part) for part in pairs)
-    itself = (centre == other) & (image == 0).all(-1)  # by index: two atoms at one place are a pair
+    itself = (centre == other) & (image == 0).all(
+        -1
+    )  # compared by index, because two atoms at the same position are a pair
     return Neighbours(*(part[~itself] for part in (centre, other, image, distance)))
 
 
 def unmeasurable(candidate: Candidate) -> str:
-    """Return why distances in this cell cannot be measured at a bounded cost; empty if they can."""
+    """Return the reason why distances in this cell cannot be measured at a bounded cost; empty if they can."""
     if candidate.problem:
         return candidate.problem
     if not len(candidate):
@@ -379,21 +383,21 @@ def unmeasurable(candidate: Candidate) -> str:
     if per_atom > EMPTIEST:
         return f"its cell is nearly empty: {per_atom:.3g} Å³ per atom"
     height = 1 / np.linalg.norm(np.linalg.inv(candidate.cell), axis=0).max()
-    return f"its cell is flat: {height:.3g} Å thin" if height < THINNEST else ""
+    return f"its cell is flat: only {height:.3g} Å high" if height < THINNEST else ""
 
 
 def refusal(candidate: Candidate, highest: int = ELEMENTS) -> str:
-    """Return why no energy can be computed; empty if it can. `highest` is the last element that the model knows."""
+    """Return the reason why no energy can be computed, or "". `highest` is the model's largest atomic number."""
     if reason := unmeasurable(candidate):
         return reason
     if not candidate.known:
         unknown = next(int(z) for z in candidate.numbers if not 1 <= z <= ELEMENTS)
         return f"atomic number {unknown} is not one of the {ELEMENTS} elements"
     if (last := int(candidate.numbers.max())) > highest:
-        return f"the model does not know {symbol(last)}"
+        return f"the model does not support {symbol(last)}"
     edges = np.linalg.norm(candidate.cell, axis=1)
     if edges.max() > NEEDLE * edges.min():
-        return f"its cell is a needle: edges of {edges.min():.3g} and {edges.max():.3g} Å"
+        return f"its cell is needle-shaped: edges of {edges.min():.3g} and {edges.max():.3g} Å"
     close = neighbours(candidate, CLOSEST)
     if not len(close.distance):
         return ""
