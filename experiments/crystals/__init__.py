@@ -1,1 +1,1 @@
-"""Inorganic crystals of MP-20."""
+"""The experiment on inorganic crystals (MP-20)."""

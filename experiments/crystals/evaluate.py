@@ -1,6 +1,6 @@
-"""Sampling of crystals for the experiment, and measures of how well confidence finds the good ones.
+"""Sample crystals for the experiment, and measure how well confidence finds the good ones.
 
-Sampling needs a GPU; judging needs pymatgen and an energy model. The two can run on different machines.
+Sampling needs a GPU; judging needs pymatgen and an energy model. Both can run on different machines.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ __all__ = [
 
 KS = (1, 5, 10, 25, 50, 100, 250, 500)  # Hutchinson probes (tab:hutchinson-full)
 TRAJECTORIES = 5
-THRESHOLDS = {"0.0": STABLE, "0.05": 0.05, "0.1": METASTABLE, "0.2": 0.2}  # largest eV/atom above the hull
-FEWEST_ALIKE = 8  # crystals of one size, for a correlation among them
-FEWEST = 10  # samples of each class, to fit a head
-TOP = (0.05, 0.10)  # shares of the surest samples whose precision is reported
-# Every score of all channels together (`all/score`), and of each channel.
+THRESHOLDS = {"0.0": STABLE, "0.05": 0.05, "0.1": METASTABLE, "0.2": 0.2}  # maximum eV/atom above the hull
+FEWEST_ALIKE = 8  # minimum number of crystals of one size for a correlation among them
+FEWEST = 10  # minimum number of samples per class to fit a head
+TOP = (0.05, 0.10)  # shares of the surest samples at which precision is reported
+# Every score, for all channels together (`all/score`) and for each channel.
 EVERY_SCORE = {
     **{f"all/{name}": name for name in (*SCORES, SCORE)},
     **{f"{c}/{name}": f"{c}/{name}" for c in CHANNELS for name in SCORES},
@@ -68,7 +68,7 @@ def run_batch(device: torch.device) -> int:
 
 
 def draw_linearised(recipe: Mp20, field: Field, count: int, seed: int, **options: Any) -> Trajectory:
-    """Sample with the variance at every step; most numbers are computed from this run."""
+    """Sample with the variance at every step. Most results are computed from this run."""
     config = options.pop("config", SamplingConfig()).with_defaults(batch=run_batch(field.device))
     options = {"confidence": Linearised(2), "schedule": Schedule.every(1), "config": config, **options}
     return recipe.draw(field, count, seed, **options).compact()
@@ -82,7 +82,7 @@ def draw_diagonal(recipe: Mp20, field: Field, count: int, seed: int) -> Trajecto
 
 
 def draw_dispersion(recipe: Mp20, field: Field, run: Trajectory, k: int = TRAJECTORIES) -> Tensor:  # -> (B,)
-    """Return the dispersion of the end points of k stochastic trajectories from the same start."""
+    """Return the dispersion of the endpoints of k stochastic trajectories from the same start."""
     options: dict[str, Any] = {"steps": recipe.steps, "cond": run.cond}
     options["config"] = SamplingConfig(batch=batch_for(field.device))
     ends = stochastic_ends(field, run.x0, k, seed=run.seed % 2**20, space=recipe.space(), **options)
@@ -98,10 +98,10 @@ def sweep(
     ks: Sequence[int] = KS,
     every: int = EVERY,
 ) -> dict[str, Tensor]:
-    """Compute Hutchinson's divergence with K probes, an independent reference, and variances, at the same states.
+    """Compute Hutchinson's divergence, an independent reference of it, and variances at the same states.
 
-    Returns `(R, B)` tensors: `k1` … `k500`, `reference` with as many probes as the largest K, and `name.channel` for
-    each estimator and channel.
+    Returns `(R, B)` tensors: `k1` … `k500` for K probes, `reference` with as many probes as the largest K, and
+    `name.channel` for each estimator and channel.
     """
     run = recipe.draw(field, count, seed, confidence=None, config=SamplingConfig(keep_states=True))
     assert run.states is not None
@@ -121,7 +121,7 @@ def sweep(
 
 
 class _Counter(TorchDispatchMode):
-    """A counter of FLOPs. Torch's own counter misses gradients that are requested explicitly."""
+    """A counter of FLOPs. torch's counter misses explicitly requested gradients."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class _Counter(TorchDispatchMode):
 
 
 def flops(recipe: Mp20, field: Field, estimators: Mapping[str, Estimator], count: int = 32) -> dict[str, float]:
-    """Return the FLOPs per crystal of one call of the plain network, of one and two probes, and of each estimator."""
+    """Return the FLOPs per crystal of a network call, of one and two Hutchinson probes, and of each estimator."""
     run = recipe.draw(field, count, 0, confidence=None, config=SamplingConfig(keep_states=True))
     assert run.states is not None
     x, t = run.states[recipe.steps // 2], run.grid[recipe.steps // 2]
@@ -158,7 +158,7 @@ def flops(recipe: Mp20, field: Field, estimators: Mapping[str, Estimator], count
 
 
 def quality_of(judgement: Judgement) -> dict[str, Any]:
-    """Return shares over all structures, and the mean energy above the hull of those judged, with intervals."""
+    """Return shares of all structures and the mean energy above the hull of judged ones, with intervals."""
     columns = {"mean_e_above_hull": np.array(judgement["e_above_hull"], float)}
     shares = ("distances_ok", "valid", "unique", "novel", "stable", "metastable", "sun", "msun")
     columns |= {f"{n}_share": np.array(judgement[n], float) for n in shares if None not in judgement[n]}
@@ -172,10 +172,10 @@ def quality_of(judgement: Judgement) -> dict[str, Any]:
 
 
 def lift_of(score: Tensor | np.ndarray, good: np.ndarray, *, intervals: bool = False) -> dict[str, Any]:
-    """Measure how well a score (high = doubtful) finds the good samples, which are the positive class.
+    """Measure how well a score (higher is more doubtful) finds the good samples, the positive class.
 
-    Returns the AUPRC, the share of good samples (the AUPRC of a random order), the lift (the ratio of the two), and
-    the share of good ones among the surest.
+    Returns the AUPRC, the prevalence of good samples (the AUPRC of a random order), the lift (the ratio of the two),
+    and the precision among the surest samples.
     """
     doubt = np.asarray(score, float)
     area, curve = auprc(-doubt, good), retention(doubt, good)
@@ -200,7 +200,7 @@ def lifts(run: Trajectory, good: np.ndarray) -> dict[str, dict[str, Any]]:
 def heads(run: Trajectory, good: np.ndarray, label_free: Tensor) -> dict[str, dict[str, Any]]:
     """Return the lift of learned heads and of a label-free score on the second half of a run.
 
-    The result is empty if a class has too few samples to fit a head, or if there are too few good ones to find.
+    The result is empty if a class has too few samples to fit a head, or if the second half has too few good samples.
     """
     half = len(good) // 2
     if min(np.bincount(good[:half], minlength=2).min(), good[half:].sum()) < FEWEST:
@@ -229,7 +229,7 @@ def evaluate_run(run: Trajectory, judgement: Judgement) -> dict[str, Any]:
 
 
 def _beyond(score: Tensor, size: Tensor) -> Tensor:
-    """Return a score without the part that the number of atoms predicts, by a parabola in their logarithms."""
+    """Return the logarithm of a score minus its quadratic fit in the logarithm of the number of atoms."""
     x, y = size.log().numpy(), score.double().clamp_min(1e-12).log().numpy()
     degree = min(2, len(np.unique(x)) - 1)
     return torch.as_tensor(y - np.polyval(np.polyfit(x, y, degree), x))
@@ -238,7 +238,7 @@ def _beyond(score: Tensor, size: Tensor) -> Tensor:
 def hutchinson_rows(
     sweep: Mapping[str, Tensor], flops: Mapping[str, float], units: Mapping[str, float]
 ) -> list[dict[str, Any]]:
-    """Return the agreement of Hutchinson's estimate with K probes, and of variances, with the independent reference.
+    """Return how Hutchinson's estimate with K probes, and variances, agree with the independent reference.
 
     Arguments:
         units: The weight of each channel's variance in the sum over channels.
@@ -263,7 +263,7 @@ def hutchinson_rows(
         add(estimator, None, torch.stack([v * units.get(c, 1.0) for c, v in parts.items()]).sum(0), flops[estimator])
         for channel, value in parts.items():
             add(f"{estimator}, {channel}", None, value, flops[estimator])
-    if "atoms" in sweep:  # two sums over atoms correlate by the number of atoms alone
+    if "atoms" in sweep:  # sums over atoms correlate through the number of atoms alone
         add("number of atoms", None, sweep["atoms"].expand_as(reference), 0.0)
     return rows
 

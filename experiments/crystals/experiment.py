@@ -1,4 +1,4 @@
-"""Inorganic crystals as an experiment of the paper."""
+"""The crystal experiment of the paper."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def _mean(outcome: Outcome) -> float:
     return float(known.mean()) if len(known) else math.nan
 
 
-# Per mode: what counts as a success, the scales that were compared, and the chosen scale, time and peak. The unit of a
-# scale is a bit of ±1, a fraction of the cell, or for all channels the root of each channel's weight in the loss.
+# Per mode: the criterion of success, the compared scales, and the chosen scale, time and peak. The unit of a scale is a
+# bit of ±1, a fraction of the cell, or for all channels the root of each channel's weight in the loss.
 EDITS: dict[str, tuple[str, tuple[float, ...], float, float, str]] = {
     "chem-swap": ("another formula, RMSD above 0.10, nearer the hull", (0.3, 1.0, 2.0), 0.3, 0.2, "transported"),
     "polymorph": ("the same formula, RMSD above 0.10, nearer the hull", (0.1, 0.3, 1.0), 0.1, 0.4, "variance"),
@@ -48,10 +48,10 @@ EDITS: dict[str, tuple[str, tuple[float, ...], float, float, str]] = {
 
 
 class CrystalExperiment(Experiment):
-    """Crystals. Scales and times were chosen by the results of `--wide` on validation seed 100.
+    """Crystals. Scales and times were chosen from the results of `--wide` on validation seed 100.
 
     Arguments:
-        data: MP-20, for the hull of its structures; the package's own hull if empty.
+        data: The folder of MP-20, whose hull is used; if empty, the hull of the package.
     """
 
     draws, seeds, reproduced = 5, "0", 2_500
@@ -65,7 +65,7 @@ class CrystalExperiment(Experiment):
         name: Intent(MODES[name].channel, scale, words, scales=scales, before=before, peak=peak)
         for name, (words, scales, scale, before, peak) in EDITS.items()
     }
-    usual, dispersion = 5, False  # the dispersion diverges where a lattice does
+    usual, dispersion = 5, False  # the dispersion diverges if a lattice does
     risks = (0.5, 0.6)
     before, scale = 0.6, 0.3
     scales = (0.3, 1.0, 3.0)
@@ -89,7 +89,7 @@ class CrystalExperiment(Experiment):
         self, recipe: Any, out: Path, device: torch.device, seeds: Sequence[int], *, count: int, draws: int, only: str
     ) -> None:
         if not isinstance(recipe, Mp20):
-            raise UsageError("reproduce takes a recipe of a flow")
+            raise UsageError("reproduce needs a recipe of a flow; choose another preset")
         options: dict[str, Any] = {"count": count, "draws": draws, "only": only, "say": say_on_stderr}
         reproduce(recipe, out, device, seeds=seeds, calculator=self.domain.calculator, **options)
         if (out / "draws" / f"retrofit-{seeds[0]}.safetensors").exists() and (out / "cells").is_dir():
@@ -102,7 +102,7 @@ class CrystalExperiment(Experiment):
 
     def with_field(self, field: Field, data: str = "", changes: Sequence[str] = ()) -> Experiment:
         sizes = override(self.sizes_for(field.device.type), changes, "size")
-        return type(self)(self.domain, field, sizes, data)  # without requiring the judge, which sampling does not need
+        return type(self)(self.domain, field, sizes, data)  # does not require the judge, which sampling does not need
 
     @staticmethod
     def sizes_for(device: str) -> Sizes:

@@ -23,7 +23,7 @@ __all__ = ["hutchinson", "write_figures"]
 
 
 def _judged(path: Path) -> tuple[list[float], list[bool]]:
-    """Return the energy above the hull and the result of the distance rule of each structure from a judged table."""
+    """Read the energy above the hull and the result of the distance rule from a table of judged structures."""
     try:
         head, *rows = read_csv(path)
         above, distances = head.index("e_above_hull"), head.index("distances_ok")
@@ -42,7 +42,7 @@ def write_figures(out: Path) -> list[Path]:
     points, name = dig(result, "numbers/hutchinson") or [], f"retrofit-{result.get('seed', 0)}"
     run = Trajectory.load(out / "draws" / f"{name}.safetensors").ranked_by(SCORE)
     pages = sections(Ranked(run, *_judged(out / "judged" / f"{name}.csv")))
-    # Estimators of all channels that have a cost; marks for single channels would hide them.
+    # Only estimators of all channels with a cost; markers of single channels would hide them.
     if whole := [p for p in points if p.get("flops") and (p.get("K") is not None or "," not in p["name"])]:
         pages.append(Section("", pictures=[Picture("hutchinson", "", hutchinson(whole))]))
     return write_pictures(out / "figures", pages)
@@ -50,16 +50,16 @@ def write_figures(out: Path) -> list[Path]:
 
 @styled
 def hutchinson(points: Sequence[Mapping[str, Any]]) -> Figure:
-    """Return the correlation with the divergence of the velocity against the cost of an evaluation.
+    """Plot the correlation with the divergence of the velocity against the cost per evaluation.
 
-    The left panel is for single steps, the right one for sums along the trajectory.
+    The left panel shows single steps, the right one sums along the trajectory.
 
     Arguments:
         points: One row per estimator: `name`, `K` (the number of Hutchinson probes, None for other estimators), `flops`
             per evaluation, and `per_step_spearman`, `per_step_pearson`, `integrated_spearman`, `integrated_pearson`.
     """
     if not points:
-        raise UsageError("no estimators to draw; give at least one")
+        raise UsageError("no estimators to plot; give at least one")
     sweep = sorted((p for p in points if p.get("K") is not None), key=lambda p: p["K"])
     ours = [(p, colour) for p, colour in zip((p for p in points if p.get("K") is None), cycle(LINES), strict=False)]
     figure = Figure(figsize=(TWO[0], 3.8))

@@ -1,6 +1,6 @@
-"""Reproduce the paper's crystal columns by tasks that train, sample or evaluate; finished tasks are not repeated.
+"""Reproduce the paper's crystal columns with tasks that train, sample or evaluate. Finished tasks are not repeated.
 
-Training and sampling need a GPU, judging needs pymatgen and an energy model. `--only` selects the tasks to run, so that
+Training and sampling need a GPU; judging needs pymatgen and an energy model. `--only` selects the tasks to run, so that
 they can run on different machines.
 """
 
@@ -50,7 +50,7 @@ __all__ = ["DRAWS", "READINGS", "SAMPLERS", "reproduce"]
 ESTIMATORS: dict[str, Any] = {"linearised": Linearised(16), "diagonal": Diagonal()}
 # Numbers of steps and anti-annealing, in addition to those of the recipe.
 SAMPLERS = ((20, 20.0), (50, 0.0), (50, 3.0), (50, 80.0), (100, 20.0), (200, 20.0))
-FEW = 200  # crystals of the sweep, which needs a thousand backward passes per step
+FEW = 200  # crystals of the sweep, which takes a thousand backward passes per step
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Context:
 
     @property
     def fresh(self) -> int:
-        """The seed of the evaluation, which was not used to choose anything."""
+        """The seed of the evaluation, which was not used for any choice."""
         return derive(self.seed, "evaluation") % 2**31
 
     def file(self, name: str) -> Path:
@@ -89,12 +89,12 @@ class Context:
 
 
 def draw_field(context: Context, kind: str) -> dict[str, Any]:
-    """Draw the runs of a field, and check that confidence does not change the samples."""
+    """Draw the runs of a field and check that confidence does not change the samples."""
     recipe, count, fresh = context.recipe, context.count, context.fresh
     field = getattr(context.networks, kind)(context.seed)
     run = draw_linearised(recipe, field, count, fresh)
-    # The same batches are needed because sums in another order round differently. On a GPU, sums have no fixed order,
-    # so the difference is recorded next to that of two runs of the plain flow.
+    # Use the same batches, because sums in another order round differently. On a GPU, the order of sums is not fixed,
+    # so the difference is recorded together with that of two runs of the plain flow.
     options = {"confidence": None, "config": SamplingConfig(batch=run_batch(field.device))}
     plain, twice = (recipe.draw(field.network, count, fresh, **options) for _ in range(2))
     difference, of_plain = (
@@ -110,7 +110,7 @@ def draw_field(context: Context, kind: str) -> dict[str, Any]:
 
 
 def draw_sweep(context: Context) -> None:
-    """Compute divergences and variances at the same states, and the cost of each."""
+    """Compute divergences and variances at the same states, and their costs."""
     field, few = context.networks.retrofit(context.seed), context.few
     values = sweep(context.recipe, field, few, context.fresh, ESTIMATORS, context.ks)
     values["atoms"] = field.network.draw_sizes(few, derive(context.fresh, "atoms")).float()
@@ -121,7 +121,7 @@ def draw_sweep(context: Context) -> None:
 
 
 def draw_samplers(context: Context) -> None:
-    """Sample the same flow with other numbers of steps and other anti-annealing."""
+    """Sample the same flow with other numbers of steps and other strengths of anti-annealing."""
     field = context.networks.retrofit(context.seed)
     for steps, anneal in SAMPLERS:
         recipe = replace(context.recipe, steps=steps, anneal=anneal)
@@ -136,7 +136,7 @@ def read_field(context: Context, kind: str) -> dict[str, Any]:
     judgement = context.judged(kind, run)
     drawn = read_result(result_file(context.out, context.seed, f"draw-{kind}"))["numbers"]
     numbers: dict[str, Any] = {**evaluate_run(run, judgement), **drawn}
-    if "own" not in numbers:  # all good, or all bad
+    if "own" not in numbers:  # all structures are good, or none
         return numbers
     good = judgement.good
     spread = read_safetensors(context.file(f"{kind}-dispersion"), error=CheckpointError)[0]["dispersion"]
@@ -150,7 +150,7 @@ def read_field(context: Context, kind: str) -> dict[str, Any]:
 
 
 def read_retrofit(context: Context) -> dict[str, Any]:
-    """Evaluate FM + retrofit, and the options of the sampler."""
+    """Evaluate FM + retrofit and the options of the sampler."""
     numbers: dict[str, Any] = {**read_field(context, "retrofit"), "sampler": {}}
     for steps, anneal in SAMPLERS:
         run = context.run(f"sampler-{steps}-{anneal:g}")
@@ -200,13 +200,13 @@ def reproduce(
     """Run the tasks and return the result files in `out/cells`; networks are in `out/models`, runs in `out/draws`.
 
     Arguments:
-        recipe: The sizes and the schedule.
-        seeds: Seeds of the networks. The seed of the crystals is derived from it and was not used to choose anything.
+        recipe: The sizes and the schedule of training.
+        seeds: Seeds of the networks. The seed of the crystals is derived from them and was not used for any choice.
         count: The number of crystals per run.
         draws: The number of stochastic trajectories of the dispersion.
         only: Tasks to run, such as `flow:0,draw:retrofit`; all if empty.
         calculator: The energy model that judges.
-        few, ks: Numbers of crystals and of Hutchinson probes of the sweep.
+        few, ks: The number of crystals and the numbers of Hutchinson probes of the sweep.
     """
     chosen = parse_tasks(only, {"draw": DRAWS, "read": READINGS}, ("flow", "retrofit", "joint"))
     if count < 1 or draws < 2:

@@ -1,6 +1,6 @@
-"""Tables of the paper's crystal columns beside ours, made from the results in a folder.
+"""Tables that compare the paper's crystal columns with our results in a folder.
 
-A number that a result file does not hold is printed as a dash; a method that it does not hold has no rows.
+Missing numbers are printed as a dash; missing methods have no rows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SCORES = {"integrated": "integrated", "peak": "peak", "temporal_ratio": "tempora
 READINGS = {"linearised": "linearised", "every_5th": "linearised, at every 5th step", "diagonal": "diagonal"}
 DIAGONAL = {"integrated": ("0.04", "1.3"), "temporal_ratio": ("0.03", "1.0"), "endpoint": ("0.04", "1.3")}
 PAPER = {"retrofit": "paper, FM", "joint": "paper, FMwC"}
-QUALITY: tuple[Quality, ...] = (  # the first has a value in the paper
+QUALITY: tuple[Quality, ...] = (  # the paper has a value of the first
     ("mean energy above the hull, eV/atom", "mean_e_above_hull", 1.0, 3),
     ("median energy above the hull, eV/atom", "median_e_above_hull", 1.0, 3),
     ("valid by the distance rule, %", "distances_ok_share", PERCENT, 1),
@@ -49,7 +49,7 @@ QUALITY: tuple[Quality, ...] = (  # the first has a value in the paper
     ("SUN (stable, unique, novel), %", "sun_share", PERCENT, 1),
     ("MSUN (metastable, unique, novel), %", "msun_share", PERCENT, 1),
 )
-SAMPLED = (QUALITY[0], QUALITY[2], QUALITY[4])  # measures of the sampler's sweep
+SAMPLED = (QUALITY[0], QUALITY[2], QUALITY[4])  # measures in the table of the sampler's options
 FILTERS: tuple[Lift, ...] = (
     (f"the default score, {SCORE}", NONE, NONE, "own"),
     (f"the same at every 5th step, {SCORE}", NONE, NONE, f"every_5th/all/{SCORE}"),
@@ -91,7 +91,7 @@ BARE = {"atoms": "fewest atoms first", "elements": "fewest elements first"}  # r
 
 
 def entry_at(numbers: Any, path: str) -> Any:
-    """Return the entry at a path such as `linearised/type/integrated`, where the score's name is one key.
+    """Return the entry at a path such as `linearised/type/integrated`, where `type/integrated` is a single key.
 
     >>> entry_at({"diagonal": {"peak": 1, "type/peak": 2}}, "diagonal/all/peak")
     1
@@ -104,18 +104,18 @@ def entry_at(numbers: Any, path: str) -> Any:
 
 
 def lift_text(entry: Any) -> str:
-    """Return the lift with its interval."""
+    """Format the lift with its interval."""
     return with_interval(dig(entry, "lift"), dig(entry, "lift_interval"), 2)
 
 
 def quality_text(entry: Any, row: Quality) -> str:
-    """Return a number of a judgement's summary with its interval."""
+    """Format a number of a judgement's summary with its interval."""
     _, key, factor, digits = row
     return with_interval(dig(entry, key), dig(entry, f"intervals/{key}"), digits, factor)
 
 
 def _methods(n: Numbers) -> dict[str, str]:
-    """Return the methods that a result file holds, with their names."""
+    """Return the methods in a result file with their names."""
     return {m: name for m, name in METHODS.items() if n.get(m)}
 
 
@@ -136,25 +136,25 @@ def _quality(n: Numbers) -> Table:
     quality = {m: dig(n, f"{m}/quality") for m in METHODS}
     rows = [row(what[0], [quality_text(entry, what) for entry in quality.values()]) for what in QUALITY]
     rows[0] |= dict.fromkeys(PAPER.values(), "0.21")
-    for label, key in (("structures", "structures"), ("of which could not be judged", "problems")):
+    for label, key in (("structures", "structures"), ("structures that could not be judged", "problems")):
         rows.append(row(label, [number(dig(entry, key), 0) for entry in quality.values()]))
-    rows.append(row("trained, steps", [_steps(dig(n, f"{m}/trained")) for m in METHODS]))
+    rows.append(row("training steps", [_steps(dig(n, f"{m}/trained")) for m in METHODS]))
     known = {name: dig(n, f"{m}/bit_for_bit") for m, name in METHODS.items()}
     same = [f"{name} {'yes' if yes else 'NO'}" for name, yes in known.items() if yes is not None]
-    checked = f" The same structures with and without confidence, bit for bit: {'; '.join(same)}." if same else ""
+    checked = f" Structures with and without confidence are the same bit for bit: {'; '.join(same)}." if same else ""
     if any(yes is False for yes in known.values()):
         checked += (
-            " On a GPU a sum over neighbours has no fixed order, so that two runs of the plain flow differ as well; on "
-            "a CPU they are the same."
+            " On a GPU, the order of sums over neighbours is not fixed, so two runs of the plain flow also differ; on "
+            "a CPU they are identical."
         )
     return Table(
         rows,
         "Quality (tab:quality-summary, crystals)",
-        "Single points of CHGNet on structures as generated, against a hull of CHGNet energies of our part of MP-20; "
-        "the paper's energies are UMA's, against another hull, after 2,000 epochs on all of MP-20. So our rows compare "
-        "with one another, and not with the paper's. Shares are of all structures, what could not be judged among "
-        "them; metastable: at most 0.1 eV/atom above the hull. In brackets, 90 % of bootstrap samples of the "
-        f"structures. FM + retrofit is FM: its structures are the plain flow's.{checked}",
+        "Energies are CHGNet's, without relaxation, relative to a hull of CHGNet energies of our part of MP-20. The "
+        "paper uses UMA, another hull, and 2,000 epochs on all of MP-20, so our values are comparable with one another "
+        "but not with the paper's. Shares refer to all structures, including those that could not be judged. "
+        "Metastable: at most 0.1 eV/atom above the hull. In brackets: 90 % bootstrap intervals over structures. The "
+        f"structures of FM + retrofit are those of the plain flow (FM).{checked}",
     )
 
 
@@ -168,9 +168,9 @@ def _filter(n: Numbers) -> Table:
 
     def add(label: str, entry: Any, paper: str = NONE, paper_lift: str = NONE) -> None:
         row = {"": label, "paper, AUPRC": paper, "AUPRC": number(dig(entry, "auprc"))}
-        row |= {"a random order's": number(dig(entry, "prevalence")), "paper, lift": paper_lift}
+        row |= {"AUPRC of a random order": number(dig(entry, "prevalence")), "paper, lift": paper_lift}
         row["lift"] = lift_text(entry)
-        rows.append(row | {f"metastable % of the surest {share}": _precision(entry, share) for share in SHARES})
+        rows.append(row | {f"metastable among the surest {share}, %": _precision(entry, share) for share in SHARES})
 
     ceilings = ["33 in the paper (0.03)"]
     for m, name in _methods(n).items():
@@ -186,11 +186,12 @@ def _filter(n: Numbers) -> Table:
     return Table(
         rows,
         "Filtering (tab:filter-auprc, crystals)",
-        "Positive class: at most 0.1 eV/atom above the hull; what could not be judged is not. The lift is AUPRC over "
-        "the share of positives, which is a random order's AUPRC, and is at most one over it: "
-        f"{', '.join(ceilings)}. "
-        "Heads are fitted on the first half and read on the second; `no labels` is the default score there. "
-        "`no model`: ranked by a property of the structure alone, such as its number of atoms, few first.",
+        "Positive class: at most 0.1 eV/atom above the hull. Structures that could not be judged are negative. The "
+        "lift is the AUPRC divided by the share of positives, which is the AUPRC of a random order. The maximum lift is "
+        f"one divided by this share: {', '.join(ceilings)}. "
+        "Heads are fitted on the first half and evaluated on the second; `no labels` is the default score on the "
+        "second half. `no model`: ranked by a property of the structure alone, such as its number of atoms, smallest "
+        "first.",
     )
 
 
@@ -214,11 +215,11 @@ def _thresholds(n: Numbers) -> Table:
         levels = dig(n, f"{m}/thresholds") or dict.fromkeys(THRESHOLDS)
         for level, entry in sorted(levels.items(), key=lambda item: float(item[0])):
             share = dig(entry, "prevalence")
-            row = {"": name, "at most, eV/atom": level, "% of all": number(share, 1, PERCENT)}
+            row = {"": name, "maximum, eV/atom": level, "share of all, %": number(share, 1, PERCENT)}
             row |= {"AUPRC": number(dig(entry, "auprc")), "lift": lift_text(entry)}
-            row["best lift"] = number(1 / share if share else None, 1)
-            rows.append(row | {f"% of the surest {s}": _precision(entry, s) for s in SHARES})
-    note = "The default score, with another energy above the hull for what counts as good."
+            row["maximum lift"] = number(1 / share if share else None, 1)
+            rows.append(row | {f"share of the surest {s}, %": _precision(entry, s) for s in SHARES})
+    note = "The default score, with other maximum energies above the hull for good structures."
     return Table(rows, "Other thresholds", note)
 
 
@@ -232,9 +233,9 @@ def _universality(n: Numbers) -> Table:
     return Table(
         rows,
         "Variance against |∇·v| (tab:universality, crystals row)",
-        "The divergence is Hutchinson's, with the reference's probes (next table). Per step: the mean over steps; the "
-        "paper's ± is over steps too. Divergence and variance are sums over atoms, so they agree in part by the number "
-        "of atoms alone: its row, where it was read, says how far.",
+        "The divergence is the Hutchinson reference of the next table. Per step: the mean over steps; the paper's ± is "
+        "also over steps. Divergence and variance are sums over atoms, so they correlate in part through the number of "
+        "atoms alone. The row `number of atoms`, if present, shows how much.",
     )
 
 
@@ -244,32 +245,32 @@ def _hutchinson(n: Numbers) -> Table:
     whole = [p for p in points if p.get("K") is None and "," not in str(p.get("name"))]
 
     def row(name: str, k: int | None, point: Any) -> dict[str, str]:
-        cells = {"": name, "K": str(k or NONE), "GFLOPs a query": number(dig(point, "flops"), 1, 1e-9)}
+        cells = {"": name, "K": str(k or NONE), "GFLOPs per evaluation": number(dig(point, "flops"), 1, 1e-9)}
         for label, paper in zip(SWEEP, PAPER_SWEEP.get(k or 0, (NONE,) * len(SWEEP)), strict=True):
             cells |= {f"paper: {label}": paper, label: number(dig(point, AGREEMENT[label][0]))}
         return cells
 
     def matched(point: Run, kind: str) -> str:
-        """Return the smallest K that agrees as well per step."""
+        """Return the smallest K with at least the same agreement per step."""
         own = point.get(f"per_step_{kind}")
         values = {k: dig(p, f"per_step_{kind}") for k, p in sorted(sweep.items())}
         if own is None or not values:
             return NONE
-        return next((f"K = {k}" for k, v in values.items() if v is not None and v >= own), "more than any K here")
+        return next((f"K = {k}" for k, v in values.items() if v is not None and v >= own), "no K in this table")
 
     rows = [row("Hutchinson", k, sweep.get(k)) for k in sorted(sweep or PAPER_SWEEP)]
     rows += [row(str(p["name"]), None, p) for p in whole]
     reached = "".join(
-        f" {p['name']} is reached per step by {matched(p, 'spearman')} (Spearman), {matched(p, 'pearson')} (Pearson)."
+        f" {p['name']} is matched per step by {matched(p, 'spearman')} (Spearman), {matched(p, 'pearson')} (Pearson)."
         for p in whole
     )
     return Table(
         rows,
         "Hutchinson's estimate with K probes (tab:hutchinson-full, fig:mech-flops)",
-        "Ours: correlation with |∇·v| by an independent Hutchinson reference of as many probes as the largest K, so it "
-        "rises to 1. The paper's stops below, and at its largest K is its universality row (0.87, 0.79, 0.96, 0.93): "
-        "its columns may be of the variance against Hutchinson with K probes instead."
-        f"{reached} The paper's pass matches K ≈ 13 (Spearman) and 7 (Pearson).",
+        "Ours: the correlation with |∇·v| from an independent Hutchinson reference with as many probes as the "
+        "largest K. It increases to 1. The paper's values stay below 1 and, at the largest K, equal its universality row "
+        "(0.87, 0.79, 0.96, 0.93), so they may be correlations of the variance with Hutchinson's estimate."
+        f"{reached} The paper's estimator matches K ≈ 13 (Spearman) and 7 (Pearson).",
     )
 
 
@@ -281,12 +282,12 @@ def _sampler(n: Numbers) -> Table:
             row = {"": f"{name}: {options}", "structures": number(dig(entry, "quality/structures"), 0)}
             row |= {what[0]: quality_text(dig(entry, "quality"), what) for what in SAMPLED}
             rows.append({**row, "AUPRC": number(dig(entry, "own/auprc")), "lift": lift_text(dig(entry, "own"))})
-    note = "Coordinates are followed at 1 + s·t times their speed."
+    note = "Anti-annealing s multiplies the velocity of the coordinates by 1 + s·t."
     return Table(rows, "Steps and anti-annealing of the sampler", note)
 
 
-# Per table: its function, the tasks that its numbers come from (as words in their names), and the entry of their
-# provenance that counts structures; empty where the rows state structures and steps.
+# Per table: its function, the tasks that its numbers come from (as words in their names), and the key of the number of
+# structures in their provenance, which is empty if the rows state structures and steps.
 METHOD_TASKS = tuple(METHODS)
 TABLES: dict[str, tuple[Callable[[Numbers], Table], tuple[str, ...], str]] = {
     "table1_quality": (_quality, METHOD_TASKS, "samples"),
@@ -300,7 +301,7 @@ TABLES: dict[str, tuple[Callable[[Numbers], Table], tuple[str, ...], str]] = {
 
 
 def tables_of(n: Numbers) -> dict[str, Table]:
-    """Return every table that has rows, from one result file's numbers."""
+    """Return all tables with rows, from the numbers of one result file."""
     made = {name: make(n) for name, (make, _, _) in TABLES.items()}
     return {name: table for name, table in made.items() if table.rows}
 
@@ -321,7 +322,7 @@ def headline(out: Path) -> Table:
         label = "metastable (at most 0.1 eV/atom above it), %" if measure is QUALITY[4] else measure[0]
         add(label, paper, *(quality_text(dig(n, f"{m}/quality"), measure) for m in METHODS))
     for share in reversed(SHARES):
-        add(f"metastable, % of the surest {share}", NONE, *(_precision(dig(n, f"{m}/own"), share) for m in METHODS))
+        add(f"metastable among the surest {share}, %", NONE, *(_precision(dig(n, f"{m}/own"), share) for m in METHODS))
     lifts = [(label, paper, path) for label, _, paper, path in FILTERS]
     lifts += [(f"{name}, no model", NONE, f"baselines/{key}") for key, name in BARE.items()]
     for label, paper, path in lifts:
@@ -329,7 +330,7 @@ def headline(out: Path) -> Table:
     agreement = number(dig(whole.get("linearised"), "integrated_spearman"), 2)
     paper = AGREEMENT["Spearman, integrated"][1]
     add("Spearman of the linearised variance and |∇·v|, integrated", paper, agreement, NONE)
-    # Rows and methods without numbers are left out here; tables.md shows what is missing.
+    # Leave out rows and methods without numbers; tables.md shows what is missing.
     known = [name for name in METHODS.values() if any(row[name] != NONE for row in rows)]
     present = [row for row in rows if any(row[name] != NONE for name in known)]
     return Table([{name: row[name] for name in ("", "paper", *known)} for row in present])
@@ -348,7 +349,7 @@ def _numbers(result: Mapping[str, Any], out: Path) -> Numbers:
 
 
 def _origin(result: Mapping[str, Any], name: str) -> str:
-    """Return where a table's numbers are from: its tasks, or the whole result file where they do not state it."""
+    """Describe the provenance of a table, from its tasks or else from the whole result file."""
     _, words, structures = TABLES[name]
     about = result.get("provenance") or {}
     tasks = (about.get("pieces") or {}).items()
@@ -373,9 +374,9 @@ def tables(out: Path) -> list[Path]:
     result = read_results(out)[0]
     found = tables_of(_numbers(result, out))
     heading = (
-        "# Crystals: the paper's columns beside ours\n\n"
-        "One seed. Made by `python -m experiments reproduce crystals`; `python -m experiments report` on this folder "
-        "makes the tables again from `cells/`. What was tried, and which piece was read how, is in NOTES.md."
+        "# Crystals: comparison with the paper\n\n"
+        "One seed. Written by `python -m experiments reproduce crystals`; `python -m experiments report` on this "
+        "folder writes the tables again from `cells/`. NOTES.md describes the choices and the evaluation."
     )
     origins = {name: _origin(result, name) for name in found}
     return write_tables(out, heading, found, result.get("provenance"), origins=origins)

@@ -148,7 +148,7 @@ def test_few_structures_are_all_listed(tmp_path, count):
     page = page_of(tmp_path, few, judged(few))
     assert "All structures, surest first" in page
     assert len(re.findall("<tr>", page)) == count + 1
-    assert "among the surest" not in page  # too few for a curve
+    assert "Share of metastable structures among the surest" not in page  # too few for a curve
 
 
 def test_page_without_judgements(tmp_path, run):

@@ -125,9 +125,11 @@ def test_tables_with_the_papers_numbers(folder):
     filters = {row[""]: row for row in rows["table2_auprc"]}
     assert filters[f"FM + retrofit: the default score, {SCORE}"]["lift"].endswith("[1.50, 2.50]")
     assert filters["FMwC, joint: diagonal, all/endpoint"]["paper, lift"] == "1.3"
-    assert filters["FMwC, joint: random order"]["AUPRC"] == filters["FMwC, joint: random order"]["a random order's"]
+    assert (
+        filters["FMwC, joint: random order"]["AUPRC"] == filters["FMwC, joint: random order"]["AUPRC of a random order"]
+    )
     assert filters["FM + retrofit: no model, ranked by atoms"]["AUPRC"] != "—"
-    assert [row["at most, eV/atom"] for row in rows["thresholds"][:4]] == ["0.0", "0.05", "0.1", "0.2"]
+    assert [row["maximum, eV/atom"] for row in rows["thresholds"][:4]] == ["0.0", "0.05", "0.1", "0.2"]
     assert rows["universality"][0]["Spearman, integrated"] == "0.96"
     assert len(rows["universality"]) == 10
     assert "FM + retrofit yes; FMwC, joint NO" in page
@@ -144,10 +146,10 @@ def test_sweep_rows_match_the_papers_by_number_of_probes(run):
     rows = tables_of(cell_of(run)["numbers"])["hutchinson"].rows
     assert [row["K"] for row in rows] == ["1", "10", "500", "—", "—", "—"]
     assert [row["paper: Spearman, per step"] for row in rows[:3]] == ["0.500", "0.745", "0.868"]
-    assert [row["GFLOPs a query"] for row in rows] == ["3.0", "21.0", "1001.0", "2.0", "6.0", "0.0"]
+    assert [row["GFLOPs per evaluation"] for row in rows] == ["3.0", "21.0", "1001.0", "2.0", "6.0", "0.0"]
     assert float(rows[0]["Spearman, per step"]) < float(rows[2]["Spearman, per step"])
     assert (
-        "linearised is reached per step by K = 10 (Spearman), K = 10 (Pearson)"
+        "linearised is matched per step by K = 10 (Spearman), K = 10 (Pearson)"
         in tables_of(cell_of(run)["numbers"])["hutchinson"].note
     )
 
