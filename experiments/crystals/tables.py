@@ -187,7 +187,7 @@ def _filter(n: Numbers) -> Table:
         rows,
         "Filtering (tab:filter-auprc, crystals)",
         "Positive class: at most 0.1 eV/atom above the hull. Structures that could not be judged are negative. The "
-        "lift is the AUPRC divided by the share of positives, which is the AUPRC of a random order. The maximum lift is "
+        "lift is the AUPRC divided by the share of positives, the AUPRC of a random order. The maximum lift is "
         f"one divided by this share: {', '.join(ceilings)}. "
         "Heads are fitted on the first half and evaluated on the second; `no labels` is the default score on the "
         "second half. `no model`: ranked by a property of the structure alone, such as its number of atoms, smallest "
@@ -268,8 +268,8 @@ def _hutchinson(n: Numbers) -> Table:
         rows,
         "Hutchinson's estimate with K probes (tab:hutchinson-full, fig:mech-flops)",
         "Ours: the correlation with |∇·v| from an independent Hutchinson reference with as many probes as the "
-        "largest K. It increases to 1. The paper's values stay below 1 and, at the largest K, equal its universality row "
-        "(0.87, 0.79, 0.96, 0.93), so they may be correlations of the variance with Hutchinson's estimate."
+        "largest K. It increases to 1. The paper's values stay below 1 and, at the largest K, equal its universality "
+        "row (0.87, 0.79, 0.96, 0.93), so they may be correlations of the variance with Hutchinson's estimate."
         f"{reached} The paper's estimator matches K ≈ 13 (Spearman) and 7 (Pearson).",
     )
 
