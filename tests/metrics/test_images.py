@@ -163,5 +163,5 @@ def test_frechet_distance_under_shifts_rotations_and_scales():
 
 @pytest.mark.parametrize(("first", "second"), [(1, 5), (5, 1)])
 def test_one_image_has_no_covariance(first, second):
-    with pytest.raises(UsageError, match="at least 2 images on either side"):
+    with pytest.raises(UsageError, match="at least 2 images in each set"):
         frechet(np.zeros((first, 3)), np.zeros((second, 3)))
