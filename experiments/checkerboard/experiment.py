@@ -32,7 +32,7 @@ from fmwc.sampling import Schedule, Trajectory
 from fmwc.sampling.trajectory import DISPERSION
 from fmwc.uses.guidance import Guidance
 
-MARGIN = 0.05  # maximum distance from an edge of points at the edge; 19 % of the data are
+MARGIN = 0.05  # points closer than this to an edge count as at the edge: 19 % of the data
 SHOWN = 40  # number of edits whose trajectories are drawn
 
 

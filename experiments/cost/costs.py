@@ -231,7 +231,7 @@ class Bench:
     ) -> None:
         """Train a copy of the model, calling `progress` after every `STEPS` steps."""
         data, cond = self._start(self.count)
-        compiled = self.model.device.type == "cuda"  # as train does
+        compiled = self.model.device.type == "cuda"  # the default of train
         copy = deepcopy(self.model)
         module = part(copy)
         copy.requires_grad_(False)

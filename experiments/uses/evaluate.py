@@ -18,7 +18,7 @@ TOP, KEPT = (0.01, 0.05, 0.1), (0.01, 0.05, 0.1, 0.5, 0.8, 0.9)
 LABELLED = (300, 1_000)  # numbers of labelled samples per certificate
 SPLITS = 500
 PROBABILITY = 0.9
-SUREST = 4  # one in this many edits of a sample is among its surest
+SUREST = 4  # the surest edits of a sample are one in this many
 SHOWN = 40  # edits per row whose success is stored for figures
 
 # Rows with the outcomes of their samples, by seed and label.

@@ -58,9 +58,8 @@ def study(
     device, judged_by = experiment.field.device, experiment.judged_by()
     clock = Clock(device)
     shared = {"setting": experiment.name, "wide": wide}
-    shared |= {
-        name: value for name, value in judged_by.items() if name == "judge"
-    }  # it judges samples as they are drawn
+    # The judge is already used when samples are drawn.
+    shared |= {name: value for name, value in judged_by.items() if name == "judge"}
     field = fingerprint(*experiment.field.state_dict().values())
     settings = {**shared, "steps": STEPS, "sizes": vars(experiment.sizes), "field": field}
     for name, seed in product(drawings, seeds):

@@ -67,8 +67,8 @@ def test_wrong_labels_of_arrays_are_detected(run, arrays, tmp_path):
     assert sorted(range(COUNT), key=lambda i: float(table[i]["rank"]))[:3] == sorted(
         range(3), key=lambda i: -float(table[i]["score"])
     )
-    assert "better explained by 0" in " ".join(text.replace("│", " ").split())
-    assert "requested 5, better explained by 0" in (tmp_path / "c" / "checks.html").read_text()
+    assert "better fit 0" in " ".join(text.replace("│", " ").split())
+    assert "requested 5, better fit 0" in (tmp_path / "c" / "checks.html").read_text()
     assert (tmp_path / "c" / "checks.png").stat().st_size > 1000
     assert json.loads((tmp_path / "c" / "checks.json").read_text())["read_as_something_else"] == 3
 

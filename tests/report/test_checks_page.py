@@ -23,4 +23,4 @@ def test_the_page_of_images_has_a_picture_and_the_result_of_the_contest(tmp_path
     found = SimpleNamespace(evidence="contest", rival=torch.tensor([5, 6]))
     picture, page = checks_page(tmp_path, x, table, found, [{"": "samples", "value": "2"}], {"seed": "0"})
     assert picture.name == "checks.png"
-    assert "requested 3, better explained by 5" in page.read_text()
+    assert "requested 3, better fit 5" in page.read_text()

@@ -156,7 +156,7 @@ MARGIN = [-score for score in SCORE]
 def test_the_most_doubtful_images_come_first_with_the_result_of_the_contest():
     figure = most_doubtful(X, SCORE, ASKED, RIVAL, MARGIN)
     said = [text.replace("\n", " ") for text in texts(figure)]
-    assert said[1:3] == ["requested 1, better explained by 8", "requested 3, better explained by 6"]
+    assert said[1:3] == ["requested 1, better fit 8", "requested 3, better fit 6"]
     assert said[-1] == "requested 2, second best 7"
     assert len(figure.axes[0].patches) == 3  # frames around digits that another class explains better
     assert "score 0.9" in texts(most_doubtful(X, SCORE))
@@ -167,4 +167,4 @@ def test_runs_with_a_contest_have_a_section():
     assert contest_section(run) == []
     found = {"contest": torch.tensor(SCORE), "rival": torch.tensor(RIVAL), "margin": torch.tensor(MARGIN)}
     (section,) = contest_section(SimpleNamespace(evidence=found, cond={"y": torch.arange(6)}, x=X))
-    assert any("requested 1,\nbetter explained by 8" in text for text in texts(section.pictures[0].figure))
+    assert any("requested 1,\nbetter fit 8" in text for text in texts(section.pictures[0].figure))

@@ -56,7 +56,7 @@ def _require_positive(labels: np.ndarray) -> None:
 
 
 def auprc(score: ArrayLike, positive: ArrayLike) -> float:
-    """Return the area under the precision-recall curve; higher scores mean more probably positive."""
+    """Return the area under the precision-recall curve; positive samples should have high scores."""
     values, labels = _arrays(score, positive)
     _require_positive(labels)
     return float(average_precision_score(labels, values))
@@ -264,7 +264,7 @@ def rate(positive: ArrayLike) -> str:
 
 
 def rate_kept(score: ArrayLike, positive: ArrayLike, share: float) -> str:
-    """Return the rate of positives among the `share` of samples with the lowest scores, as text."""
+    """Return the rate of positives among the `share` of samples with the lowest scores, with its interval, as text."""
     labels = np.asarray(positive, dtype=bool)
     count = max(1, round(share * len(labels)))
     value = retention(score, labels).at(share)

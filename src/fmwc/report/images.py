@@ -458,9 +458,9 @@ def contest_text(requested: Any, rival: Any, margin: float) -> str:
     """Describe the result of a contest for one sample.
 
     >>> contest_text(4, 9, -0.1), contest_text(4, 9, 0.2)
-    ('requested 4, better explained by 9', 'requested 4, second best 9')
+    ('requested 4, better fit 9', 'requested 4, second best 9')
     """
-    return f"requested {requested}, {'better explained by' if margin < 0 else 'second best'} {rival}"
+    return f"requested {requested}, {'better fit' if margin < 0 else 'second best'} {rival}"
 
 
 @styled

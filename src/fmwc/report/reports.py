@@ -96,8 +96,8 @@ _LIMITS = (
     "A confidence is a position in a ranking, not a probability: 0.9 means surer than 90 % of the reference samples, "
     "not correct in 90 % of the cases.",
     "Confidence rates the generated samples. It does not show which parts of the data the model misses.",
-    "A model can be confident and wrong. The variance is the model's own uncertainty, to first order in the noise of "
-    "its weights.",
+    "A model can be confident and wrong. The variance measures the model's uncertainty, to first order in the noise "
+    "of its weights.",
 )
 _ONE_SEED = "The numbers come from one run with one seed and do not show the variation between seeds."
 

@@ -42,7 +42,7 @@ def describe(score: str) -> str:
 
 
 def confidence_source(reference: Any) -> str:
-    """Return a sentence on which score a checkpoint's confidence is based on, or why it is withheld.
+    """Return a phrase that names the score behind a checkpoint's confidence, or the reason why it is withheld.
 
     >>> confidence_source({"score": "echo", "reason": "it detects a disturbance"})
     'confidence is based on echo, because it detects a disturbance'

@@ -1,4 +1,4 @@
-"""Edit samples: add noise at one time of a trajectory, and integrate all channels from there.
+"""Edit samples: add noise at a given time of a trajectory, and integrate all channels from there.
 
 An edit is applied at the start of the step that contains its time. Only the steps after the edit are integrated again.
 An edit of scale 0 reproduces the run: exactly if the batches are the same, else up to rounding.
@@ -79,7 +79,7 @@ def edit(
     cond: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Trajectory:
-    """Add noise to one or all channels at a given time, then follow the deterministic flow to t = 1 (paper, editing).
+    """Add Gaussian noise at a given time, then follow the deterministic flow to t = 1 (paper, editing).
 
     The result holds complete trajectories, with the readings of the run before the edit and new readings after it, so
     all variance scores are available. If the run kept its states, the result holds the edited states.

@@ -58,7 +58,7 @@ def variance_gradient(
     if objective not in OBJECTIVES:
         raise UsageError(nearest(objective, OBJECTIVES, "objective"))
     if probes is not None and (probes < 1 or randomness is None):
-        raise UsageError("random probes need randomness and probes of at least 1")
+        raise UsageError("random probes need randomness, and probes must be at least 1")
     # Use plain attention, because torch's fused attention has no second derivative.
     with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         x = tree_map(lambda c: as_normal_tensor(c).detach().requires_grad_(), x)

@@ -104,8 +104,8 @@ for (const root of document.querySelectorAll(".explorer")) {
 
   function drawCurve() {
     const [pen, width, height] = surface(curve);
-    const own = chosen >= 0 ? curveOf(chosen) : [];
-    const top = Math.max(usual, 1.05 * Math.max(...own));
+    const selected = chosen >= 0 ? curveOf(chosen) : [];
+    const top = Math.max(usual, 1.05 * Math.max(...selected));
     const left = 40, right = width - 12, foot = height - 24, head = 44;
     const px = (t) => left + t * (right - left), py = (v) => foot - (v / top) * (foot - head);
     pen.font = "12px system-ui, sans-serif";
@@ -141,17 +141,17 @@ for (const root of document.querySelectorAll(".explorer")) {
       offset += pen.measureText(end.name).width + 14;
     }
     pen.setLineDash([]);
-    if (own.length) {
+    if (selected.length) {
       pen.lineWidth = 2.6;
       pen.strokeStyle = INK;
-      trace(own);
+      trace(selected);
     }
   }
 
   function describe() {
     if (chosen < 0) return;
-    const fate = wrong[chosen] ? "misplaced" : "in a cell of the support";
-    find(".detail").innerHTML = `<b>${data.label} ${confidence(chosen).toFixed(2)}</b>, ${fate}<br>` +
+    const verdict = wrong[chosen] ? "misplaced" : "in a cell of the support";
+    find(".detail").innerHTML = `<b>${data.label} ${confidence(chosen).toFixed(2)}</b>, ${verdict}<br>` +
       `Rank ${number.format(chosen + 1)} of ${number.format(count)} (1 = surest)` +
       (beside ? `<br>Variance rank: surer than ${percent(beside[chosen], 65535)} of the samples` : "");
   }
