@@ -177,5 +177,7 @@ def test_denoiser_velocity_is_differentiable():
 
 
 def test_a_schedule_that_does_not_end_in_noise_of_scale_one():
-    with pytest.raises(UsageError, match="ends at 1 of data and 80 of noise; samples start from noise of scale 1"):
+    with pytest.raises(
+        UsageError, match="ends at scale 1 of data and 80 of noise, but samples start from pure noise of scale 1"
+    ):
         Denoised(Denoiser(lambda s: (torch.ones_like(s), 80 * s)))

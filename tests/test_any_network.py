@@ -176,7 +176,7 @@ def test_arrays_and_lists_are_data(kind):
     ("data", "said"),
     [
         (TensorDataset(torch.randn(4, 2), torch.arange(4)), "a batch must be x, or a pair"),
-        (iter([torch.randn(2)]), "takes states of shape"),
+        (iter([torch.randn(2)]), "must have shape"),
         (torch.zeros(4, 2, dtype=torch.uint8), "the data are integers"),
     ],
     ids=["data set", "iterator", "bytes"],
@@ -278,7 +278,7 @@ def test_conditions_may_have_the_names_of_options():
     torch.testing.assert_close(changed.cond["start"], few["start"] + 1)
     assert len(best_of(field, 6, 2, steps=4, cond=few).run) == 6
     assert fmwc.sampling.fit_grid(field, 3, pilot=6, cond=few).steps == 3
-    with pytest.raises(UsageError, match="conditions are given by name"):
+    with pytest.raises(UsageError, match="conditions must be given by name"):
         fmwc.sample(field, 6, cond=classes[:6])
     with pytest.raises(TypeError, match="unexpected keyword argument 'y'"):
         edit(field, run, None, at=0.5, scale=0.1, y=classes[:6])

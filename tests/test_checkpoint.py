@@ -200,11 +200,13 @@ def test_a_missing_or_truncated_part_is_named(parted):
     whole = part.read_bytes()
     part.write_bytes(whole[:-1])
     one_line(
-        lambda: load(parted), match=f"model-2-of-{count}.safetensors is (missing|not a safetensors file, or is cut off)"
+        lambda: load(parted),
+        match=f"model-2-of-{count}.safetensors is (missing|not a safetensors file, or is truncated)",
     )
     part.unlink()
     one_line(
-        lambda: load(parted), match=f"model-2-of-{count}.safetensors is (missing|not a safetensors file, or is cut off)"
+        lambda: load(parted),
+        match=f"model-2-of-{count}.safetensors is (missing|not a safetensors file, or is truncated)",
     )
 
 
@@ -287,7 +289,7 @@ def test_damaged_weights_of_a_network(tmp_path, monkeypatch):
     whole = weights.read_bytes()
     weights.write_bytes(whole[:-1])
     one_line(
-        lambda: load_network(tmp_path), match="model.safetensors is (missing|not a safetensors file, or is cut off)"
+        lambda: load_network(tmp_path), match="model.safetensors is (missing|not a safetensors file, or is truncated)"
     )
     weights.write_bytes(whole)
     edit(tmp_path, network={"kind": "LeNet", "config": {"classes": 5, "side": 8}})
@@ -315,12 +317,12 @@ def edit(path, **changes):
 def test_truncated_weights(saved, keep):
     weights = saved / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:keep])
-    one_line(lambda: load(saved), match="model.safetensors is (missing|not a safetensors file, or is cut off)")
+    one_line(lambda: load(saved), match="model.safetensors is (missing|not a safetensors file, or is truncated)")
 
 
 def test_missing_weights(saved):
     (saved / "model.safetensors").unlink()
-    one_line(lambda: load(saved), match="model.safetensors is (missing|not a safetensors file, or is cut off)")
+    one_line(lambda: load(saved), match="model.safetensors is (missing|not a safetensors file, or is truncated)")
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"format": ', "[]", "null", '{"format": "x"}', "{}"])

@@ -58,7 +58,7 @@ def test_other_folders_and_other_sizes_are_left_alone(run, tmp_path):
     (tmp_path / "mine" / "work.txt").write_text("mine")
     code, _, err = run("study", "checkerboard", *WORDS, "--out", tmp_path / "mine")
     assert code == 2
-    assert "is not empty (work.txt) and nothing in it was touched" in one_line(err)
+    assert "is not empty (work.txt) and nothing in it was changed" in one_line(err)
     out, only = tmp_path / "s", ("--only", "draw:guide", "--seeds", "1", "--device", "cpu")
     code, _, err = run("study", "checkerboard", *only, "--set", "guided=2", "--out", out)
     assert code == 0, err

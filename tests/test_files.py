@@ -103,7 +103,7 @@ def test_claimed_folders_must_be_empty_and_list_their_files(tmp_path):
     found = fill(out, "x.txt", "deep/y.txt")
     assert found.finished
     assert names(out) == {"x.txt", "deep", "deep/y.txt", MANIFEST}
-    with pytest.raises(OutputError, match=r"is not empty .* nothing in it was touched; .*--force") as raised:
+    with pytest.raises(OutputError, match=r"is not empty .* nothing in it was changed; .*--force") as raised:
         fill(out, "z.txt")
     assert "\n" not in str(raised.value)
     assert names(out) == {"x.txt", "deep", "deep/y.txt", MANIFEST}
@@ -124,10 +124,10 @@ def test_again_replaces_only_files_of_the_same_command(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     fill(tmp_path, "page.html", again=True)
     assert names(tmp_path) == {"page.html", "notes.txt", MANIFEST}
-    with pytest.raises(OutputError, match=r"notes\.txt is not a file of fmwc draw and was not touched"):
+    with pytest.raises(OutputError, match=r"notes\.txt was not written by fmwc draw and was not changed"):
         fill(tmp_path, "page.html", "notes.txt", again=True)
     assert (tmp_path / "notes.txt").read_text() == "mine"
-    with pytest.raises(OutputError, match="holds an unfinished fmwc draw and was not touched"):
+    with pytest.raises(OutputError, match="holds an unfinished fmwc draw and was not changed"):
         fill(tmp_path, "page.html", by="other", again=True)
 
 
@@ -154,7 +154,7 @@ def test_forged_manifests_cannot_delete_files_elsewhere(tmp_path, name):
 def test_an_unfinished_run_is_resumed_with_its_identity_and_no_other(tmp_path):
     interrupted(tmp_path)
     assert (tmp_path / WORK / "half").exists()
-    with pytest.raises(OutputError, match=r"unfinished fmwc draw \(seed: 1 before, 2 now\) and was not touched"):
+    with pytest.raises(OutputError, match=r"unfinished fmwc draw \(seed: 1 before, 2 now\) and was not changed"):
         fill(tmp_path, identity={"seed": 2}, resumes=True)
     with claimed(tmp_path, "draw", {"seed": 1}, resumes=True) as folder:
         assert folder.resumed

@@ -188,7 +188,7 @@ def test_data_as_lists():
 
 
 def test_a_shape_error_names_the_expected_shape(mlp):
-    with pytest.raises(ShapeError, match=r"takes states of shape \(B, 2\), got \(4, 3\)"):
+    with pytest.raises(ShapeError, match=r"must have shape \(B, 2\), got \(4, 3\)"):
         fmwc.sample(mlp, x0=torch.zeros(4, 3))
 
 
@@ -284,10 +284,10 @@ def test_an_unknown_condition_is_named(mlp):
         partial(mlp.draw, cond=cond),
         partial(fmwc.VarianceRecorder(mlp), **cond),
     ):
-        with pytest.raises(UsageError, match=r"^the network takes no condition 'label'") as error:
+        with pytest.raises(UsageError, match=r"^the network has no condition 'label'") as error:
             call(X, 0.5)
         assert "torch.full" not in str(error.value)
-    with pytest.raises(UsageError, match=r"^the network takes no condition 'label'"):
+    with pytest.raises(UsageError, match=r"^the network has no condition 'label'"):
         fmwc.sample(mlp, 3, steps=1, cond={"label": torch.arange(3)})
 
 

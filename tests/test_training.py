@@ -212,7 +212,7 @@ def test_a_resume_point_of_another_architecture_is_refused(point, options):
 @pytest.mark.parametrize("keep", [0, 5, 200, -1], ids=lambda n: f"{n} bytes")
 def test_a_truncated_resume_point_is_refused(point, keep):
     point.write_bytes(point.read_bytes()[:keep])
-    refused(point, "not a resume point, or is cut off or changed")
+    refused(point, "not a resume point, or is truncated or modified")
 
 
 def test_a_file_of_another_kind_is_refused(point, mlp):

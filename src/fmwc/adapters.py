@@ -1,4 +1,4 @@
-"""Adapters of networks with another signature or output to `network(x, t, **cond)`: noise at t = 0, data at t = 1.
+"""Adapters that make other networks callable as `network(x, t, **cond)`, with noise at t = 0 and data at t = 1.
 
 | network | called as | adapter |
 |---|---|---|
@@ -13,8 +13,8 @@
 | classifier-free guidance | two calls, with and without the condition | `Guided(net, 2.0, y=10)` |
 | a module that returns a tuple | `net(x, t)[0]` | `adapt(net, output=lambda result: result[0])` |
 
-The network itself is unchanged; its layers are those of the adapter under the name `network`. Adapters of networks that
-were trained on another path than the straight one have a method `path`, and noise is fitted on that path.
+The network is unchanged; below the adapter, the names of its layers begin with `network.`. Adapters of networks that
+were not trained on the straight path have a method `path`, and noise is fitted on that path.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 
 
 class Adapted(nn.Module):
-    """A network with another signature, called as `(x, t, **cond)`. `adapt` is a shorter name of this class.
+    """Adapter of a network with another signature, called as `(x, t, **cond)`. `adapt` is an alias of this class.
 
     >>> bilinear = nn.Bilinear(1, 2, 2)  # called as (t, x)
     >>> adapt(bilinear, time_first=True)(torch.zeros(3, 2), torch.zeros(3, 1)).shape
@@ -52,13 +52,13 @@ class Adapted(nn.Module):
 
     Arguments:
         network: Any torch module.
-        time_first: Whether it is called as `(t, x)`.
-        time: The name under which it takes the time (`"timestep"`), if not by position.
-        scale: The end of its time (1000 timesteps).
-        backwards: Whether its time runs from noise at 1 to data at 0, and its velocity points to the noise.
-        output: Selects the velocity in what it returns (`lambda result: result.sample`).
-        column: Whether it takes times of shape (B, 1).
-        always: Passed to it in every call (`return_dict=False`, positions that all samples share).
+        time_first: Whether the network is called as `(t, x)`.
+        time: The name of the time argument (`"timestep"`), if it is passed by keyword.
+        scale: The network's time at the end (1000 for timesteps).
+        backwards: Whether the network's time runs from 1 (noise) to 0 (data), and its velocity points to the noise.
+        output: Selects the velocity from the network's output (`lambda result: result.sample`).
+        column: Whether the network takes times of shape (B, 1).
+        always: Keyword arguments of every call (`return_dict=False`, positions that all samples share).
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Adapted(nn.Module):
         return tree_map(lambda c: -c, v) if self.backwards else v
 
     def called(self, x: Any, t: Tensor, **cond: Any) -> Any:
-        """Return the network's own output for our time t."""
+        """Return the network's output, before conversion, at time t."""
         time = (1 - t if self.backwards else t) * self.scale
         time = time[:, None] if self.column else time
         cond = {**self.always, **{name: getattr(self, f"_always_{name}") for name in self.fixed}, **cond}
@@ -109,10 +109,10 @@ def timestepped(network: nn.Module, *, scale: float = 1000.0, backwards: bool = 
 
     Arguments:
         network: A UNet or a transformer of diffusers.
-        scale: The timestep at the end of time: 1000, or 1.0 for Flux, which multiplies itself.
-        backwards: Whether timestep 0 is data, and the network's velocity points to the noise: SD3, Flux, and every
+        scale: The last timestep: 1000, or 1.0 for Flux, which multiplies by 1000 itself.
+        backwards: Whether timestep 0 is data and the network's velocity points to the noise, as in SD3, Flux, and every
             network trained for `FlowMatchEulerDiscreteScheduler`.
-        always: Passed to it in every call (`img_ids=…, txt_ids=…`).
+        always: Keyword arguments of every call (`img_ids=…, txt_ids=…`).
     """
     options = {"return_dict": False, **always}
     return Adapted(network, time="timestep", scale=scale, backwards=backwards, output=itemgetter(0), **options)
@@ -120,11 +120,11 @@ def timestepped(network: nn.Module, *, scale: float = 1000.0, backwards: bool = 
 
 # ---- networks that predict data or noise -----------------------------------------------------------------------------
 
-FLOOR = 1e-2  # the distance from the ends of time, where a prediction is divided by a scale of zero
+FLOOR = 1e-2  # distance from t = 0 and t = 1, where a prediction would be divided by zero
 
 
 def _scales(schedule: PathSchedule, t: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return α, σ and their slopes."""
+    """Return α, σ and their derivatives."""
     with torch.inference_mode(False):
         (alpha, sigma), pull = torch.func.vjp(schedule, t.clone())  # type: ignore[misc]
         one, zero = torch.ones_like(t), torch.zeros_like(t)
@@ -136,7 +136,7 @@ def _scale_like(scale: Tensor, x: Tensor) -> Tensor:  # (B,) -> (B, 1, …)
 
 
 def _mixed(x0: Any, x1: Any, scales: tuple[Tensor, ...]) -> tuple[Any, Any]:
-    """Return α x1 + σ x0, and the same with their slopes."""
+    """Return α x1 + σ x0 and its derivative."""
 
     def weighted(data: Tensor, noise: Tensor) -> Any:
         return tree_map(lambda a, b: _scale_like(data, a) * a + _scale_like(noise, b) * b, x1, x0)
@@ -145,9 +145,9 @@ def _mixed(x0: Any, x1: Any, scales: tuple[Tensor, ...]) -> tuple[Any, Any]:
 
 
 class Predicting(Adapted):
-    r"""A network that predicts the data or the noise of x = α x1 + σ x0, as a velocity network. Exact.
+    r"""Adapter of a network that predicts the data or the noise of x = α x1 + σ x0. Exact.
 
-    `predicting` is another name of this class.
+    `predicting` is an alias of this class.
 
     .. math:: v = α' x_1 + σ' x_0, \quad x_0 = (x - α x_1) / σ \text{ or } x_1 = (x - σ x_0) / α
 
@@ -159,11 +159,11 @@ class Predicting(Adapted):
     Arguments:
         network: Any torch module.
         predicts: `data` (x₁; often named x₀ in diffusion models) or `noise` (ε).
-        schedule: `linear` (α = t, σ = 1 − t), `cosine`, `vp` (DDPM's), or a function that gives (α, σ) for our time t,
-            data at t = 1.
-        floor: The smallest distance of times from 0 and 1, where a prediction is divided by a scale of zero.
-        call: How the network is called: the options of :class:`Adapted`. With `backwards`, only the network's time is
-            reversed; what it predicts has no direction.
+        schedule: `linear` (α = t, σ = 1 − t), `cosine`, `vp` (DDPM's), or a function that returns (α, σ) at time t,
+            with data at t = 1.
+        floor: The smallest distance of times from 0 and 1, where a prediction would be divided by zero.
+        call: Options of :class:`Adapted`. With `backwards`, only the network's time is reversed, because predictions
+            have no direction.
     """
 
     def __init__(
@@ -198,14 +198,14 @@ predicting = Predicting
 
 
 class Denoised(nn.Module):
-    r"""A denoiser with a schedule (azula's), E[x₁ | x] for scales α of data and σ of noise, as a velocity network.
+    r"""Adapter of a denoiser E[x₁ | x] with a schedule (azula's) of scales α of data and σ of noise.
 
-    With the denoiser's time s = 1 − t and x = αx₁ + σx₀, the velocity is that of x for the data it expects,
+    With the denoiser's time s = 1 − t and x = αx₁ + σx₀, the velocity is that of x given the expected data,
 
     .. math:: v = -\frac{dx}{ds} = -\left( \left( α' - \frac{σ'α}{σ} \right) E[x_1|x] + \frac{σ'}{σ} x \right)
 
     Arguments:
-        network: Called as `network(x, s, **cond).mean`, with `network.schedule(s)` giving (α, σ).
+        network: A denoiser, called as `network(x, s, **cond).mean`; `network.schedule(s)` returns (α, σ).
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -213,8 +213,8 @@ class Denoised(nn.Module):
         alpha, sigma = (float(scale) for scale in network.schedule(torch.ones(())))  # type: ignore[operator]
         if alpha > 0.1 or abs(sigma - 1) > 0.1:
             raise UsageError(
-                f"the schedule ends at {alpha:.3g} of data and {sigma:.3g} of noise; samples start from noise of "
-                "scale 1, so take one that ends at 0 and 1 (azula: RectifiedSchedule, VPSchedule, CosineSchedule)"
+                f"the schedule ends at scale {alpha:.3g} of data and {sigma:.3g} of noise, but samples start from pure "
+                "noise of scale 1; use one that ends at 0 and 1 (azula: RectifiedSchedule, VPSchedule, CosineSchedule)"
             )
         self.network = network
 
@@ -223,11 +223,11 @@ class Denoised(nn.Module):
         s = (1 - t).to(x.dtype)
         alpha, sigma, d_alpha, d_sigma = (_scale_like(scale, x) for scale in self._scales(s))
         data = self.network(x, s, **cond).mean
-        # The data appear once, so that diagonal propagation counts their variance once.
+        # The data occur once in the formula, so that diagonal propagation counts their variance once.
         return (d_sigma * alpha / sigma - d_alpha) * data - d_sigma / sigma * x
 
     def path(self, x0: Any, x1: Any, t: Tensor) -> tuple[Any, Any]:
-        """Return the path of its schedule: α x1 + σ x0 at t, and its velocity."""
+        """Return the path of the schedule: α x1 + σ x0 at t, and its velocity."""
         alpha, sigma, d_alpha, d_sigma = self._scales(1 - t)
         return _mixed(x0, x1, (alpha, sigma, -d_alpha, -d_sigma))
 
@@ -239,17 +239,17 @@ class Denoised(nn.Module):
 
 
 class Guided(nn.Module):
-    r"""A network with classifier-free guidance, v = v_∅ + w (v_c − v_∅), from one call on a doubled batch.
+    r"""Network with classifier-free guidance, v = v_∅ + w (v_c − v_∅), evaluated in one call on a doubled batch.
 
-    Both evaluations of a sample use the same weights, so their noise is one draw, and errors that they share cancel in
-    the difference. Two separate calls would have independent noise and another variance. Estimators that keep
-    correlations (`linearised`, `tangent`, `monte_carlo`) account for this; `diagonal` does not, and raises an error.
+    Both evaluations of a sample use the same draw of the weights, so shared errors cancel in the difference. Two
+    separate calls would have independent noise and another variance. Estimators that keep correlations (`linearised`,
+    `tangent`, `monte_carlo`) account for this; `diagonal` does not and raises an error.
 
     Arguments:
         network: Called as `network(x, t, **cond)`.
         weight: The weight w: 1 is the network with its condition, 0 without.
-        null: For each guiding condition by name, the value that means "no condition": a number, or a tensor of one
-            row's shape. Other conditions are the same in both evaluations.
+        null: For each guiding condition, by name, the value that means "no condition": a number, or a tensor with the
+            shape of one row. Other conditions are the same in both evaluations.
     """
 
     doubled = True
@@ -257,19 +257,19 @@ class Guided(nn.Module):
     def __init__(self, network: nn.Module, weight: float = 2.0, **null: Any) -> None:
         super().__init__()
         if not null:
-            raise UsageError("give the value that means no condition, by name, such as Guided(net, 2.0, y=10)")
+            raise UsageError("give the value that means no condition by name, for example Guided(net, 2.0, y=10)")
         self.network, self.weight, self.nulls = network, weight, list(null)
         for name, value in null.items():
             self.register_buffer(f"_null_{name}", torch.as_tensor(value), persistent=False)
 
     @property
     def rows(self) -> Callable[..., Any] | None:
-        """Where samples have different numbers of rows, the function that gives the evaluation of each row."""
+        """Function that returns the evaluation of each row; `None` if the network has no method `rows`."""
         return self._rows if callable(getattr(self.network, "rows", None)) else None
 
     @property
     def path(self) -> Callable[..., Any] | None:
-        """The path that the network was trained on, if it defines one."""
+        """The network's own method `path`; `None` if it has none."""
         path = getattr(self.network, "path", None)
         return path if callable(path) and not isinstance(path, nn.Module) else None
 
@@ -289,7 +289,7 @@ class Guided(nn.Module):
         return self.network.rows(*self._twice(x, t), **self._both(cond, batch_size(x)))  # type: ignore[operator]
 
     def _twice(self, x: Any, t: Tensor) -> tuple[Any, Tensor]:
-        # Interleaved, so that the rows of a sample are adjacent, as the noise model expects.
+        # Interleaved, because the noise model expects the rows of a sample to be adjacent.
         return tree_map(lambda c: c.repeat_interleave(2, 0), x), t.expand(batch_size(x)).repeat_interleave(2)
 
     def _both(self, cond: dict[str, Any], count: int) -> dict[str, Any]:

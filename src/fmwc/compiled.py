@@ -1,11 +1,11 @@
 """Compiled sampling: a field's velocity and variance as graphs of tensor operations, without Python.
 
-Experimental: this module uses private parts of torch, and nothing in the library depends on it.
+Experimental: this module uses private parts of torch. Nothing in the library depends on it.
 
 The uncompiled code runs once while `make_fx` records its tensor operations, including the backward passes of probes.
 The graph is simplified, compiled by a backend of torch.compile, and optionally captured as a CUDA graph. dynamo, which
-traces Python, would have to understand hooks, gradient edges and Gaussian tensors; a recorded graph contains none of
-them, so every estimator becomes one graph together with the velocity. Results agree with the uncompiled field up to the
+traces Python, would have to support hooks, gradient edges and Gaussian tensors. A recorded graph contains none of
+them, so each estimator and the velocity become one graph. Results agree with the uncompiled field up to the
 rounding of fused operations; with `half`, variances agree up to the rounding of half-precision products.
 """
 
@@ -37,7 +37,7 @@ from fmwc.randomness import Randomness, RecordingRandomness, ReplayedRandomness
 
 __all__ = ["Compiled"]
 
-WARM = 3  # runs before a CUDA graph is captured, so that libraries have allocated their workspaces
+WARM = 3  # runs before a CUDA graph is captured, so that libraries allocate their workspaces
 
 Run = Callable[[list[Tensor]], Any]
 
@@ -47,7 +47,7 @@ def _print_to_stderr(text: str) -> None:
 
 
 def _is_fast_in_half(device: torch.device) -> bool:
-    """Return whether a device multiplies bfloat16 in hardware: GPUs, and processors that report it."""
+    """Return whether a device multiplies bfloat16 in hardware: a GPU, or a CPU that reports it."""
     has_bf16: Callable[[], bool] = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     return device.type == "cuda" or (device.type == "cpu" and has_bf16())
 
@@ -58,20 +58,21 @@ def _of_field(name: str) -> Any:
 
 
 class Compiled(nn.Module):
-    """Compiled field, sampled as the field itself: `sample(Compiled(field), 1000)`.
+    """Compiled field, sampled like the field: `sample(Compiled(field), 1000)`.
 
-    Keep the object: it holds the compiled graphs. Each batch size is compiled when it first occurs, so choose a number
-    of samples that is a multiple of the batch. Weights may change between runs. Samples agree with the field's up to
-    rounding. They are not bit-identical with and without confidence, because a reading is fused differently from a
-    velocity. Threads that share the object take turns.
+    Reuse the object, which holds the compiled graphs. Each batch size is compiled when it first occurs, so choose a
+    number of samples that is a multiple of the batch size. Weights may change between runs. Samples agree with those of
+    the field up to rounding. They may differ in the last digits with and without confidence, because kernels are fused
+    differently. Threads that share the object take turns.
 
     Arguments:
-        field: A field whose network does the same operations for all values of its inputs. If its rows depend on
-            values, the network needs a method `reserve(**cond)` beside `rows`, which returns their static capacity.
-        backend: A backend of torch.compile; `eager` runs the recorded graph, and needs no C++ compiler.
-        say: Called with a message when a graph is compiled.
-        half: Whether to compute products that only the variance depends on in half precision (bfloat16); by default,
-            where that is fast. Means, and so samples, do not change.
+        field: A field whose network does the same operations for all values of its inputs. If the number of rows
+            depends on values, the network needs a method `reserve(**cond)` in addition to `rows`, which returns a
+            static capacity.
+        backend: A backend of torch.compile; `eager` runs the recorded graph and needs no C++ compiler.
+        say: A function that is called with a message when a graph is compiled.
+        half: Whether to compute products that affect only the variance in half precision (bfloat16). By default, on
+            devices where that is fast. Means and samples do not change.
         cuda_graph: Whether to capture compiled graphs as CUDA graphs on a GPU. The network must then run without
             synchronising with the CPU and without allocating memory outside torch.
     """
@@ -99,7 +100,7 @@ class Compiled(nn.Module):
 
     space, device, network, fused = map(_of_field, ("space", "device", "network", "fused"))
     reference, schedule, row_order_checked = map(_of_field, ("reference", "schedule", "row_order_checked"))
-    # Uncompiled: transport differentiates through a step, and draws are rarely repeated.
+    # Not compiled, because transport differentiates through a step and draws are rarely repeated.
     run, draw, check_finite = map(_of_field, ("run", "draw", "check_finite"))
 
     @property
@@ -108,7 +109,7 @@ class Compiled(nn.Module):
         return _is_fast_in_half(self.device) if self._half is None else self._half
 
     def constant_weights(self) -> Scope:
-        """Update θ² in the memory that graphs read; weights at other addresses need new graphs."""
+        """Update θ² in the memory that graphs read; discard graphs if weights have moved."""
         with self._lock.lock:
             weights = [p.data_ptr() for p in (*self.field.parameters(), *self.field.buffers())]
             squares = self.field.noise.squared_weights()
@@ -130,14 +131,13 @@ class Compiled(nn.Module):
             return self._call("the velocity", velocity, (x, t, cond), self._reserved(cond))
 
     def reader(self, estimator: Estimator) -> Estimator:
-        """Return an estimator that reads this field with compiled graphs."""
+        """Return a version of an estimator that reads this field with compiled graphs."""
         return _Reading(self, estimator)
 
     def read(self, estimator: Estimator, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
         """Compute velocity and variance in one graph.
 
-        Random numbers are drawn outside the graph, and are the same as uncompiled, except for noise of rows if rows are
-        in reserve.
+        Random numbers are drawn outside the graph. They equal those of the uncompiled field unless rows are reserved.
         """
         with self._lock.lock:
             return self._read(estimator, x, t, cond, randomness)
@@ -176,14 +176,14 @@ class Compiled(nn.Module):
     def _call(
         self, what: str, function: Callable[..., Any], args: tuple[Any, ...], capacity: Hashable, half: bool = False
     ) -> Any:
-        # A number expanded to a batch has other strides than a batch of numbers, and graphs depend on strides.
+        # A scalar expanded to a batch has other strides than a batch, and graphs depend on strides.
         tensors = [leaf.contiguous() for leaf in tree_flatten(args)[0] if isinstance(leaf, Tensor)]
         device = tensors[0].device.type
         precision = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
         key = (what, capacity, _signature(args), precision)
         if key not in self._graphs:
             for other in [k for k in self._graphs if (k[0], k[2:]) == (what, key[2:])]:
-                del self._graphs[other]  # its capacity was too small, and is not used again
+                del self._graphs[other]  # its capacity was too small
             capacities = _Capacities(self.field.network, self._capacities)
             self._graphs[key] = capacities.call(self._compile, what, function, args, tensors, half)
         return self._graphs[key](tensors)
@@ -207,7 +207,7 @@ class Compiled(nn.Module):
 
         def record() -> Any:
             with torch.no_grad():
-                of_tensors(*tensors)  # so that wrong inputs raise their own errors
+                of_tensors(*tensors)  # so that invalid inputs raise their usual errors
                 try:
                     self._try_without_values(*args[:3])
                     return make_fx(of_tensors)(*tensors)
@@ -215,7 +215,9 @@ class Compiled(nn.Module):
                     raise
                 except RuntimeError as error:
                     reason = str(error).splitlines()[0]
-                    raise UsageError(f"this network cannot be compiled; sample the field itself ({reason})") from error
+                    raise UsageError(
+                        f"this network cannot be compiled ({reason}); sample the uncompiled field"
+                    ) from error
 
         graph = Scopes(evaluating(self.field), as_compiled()).call(record)
         transpose_backward_convolutions(graph.graph)
@@ -224,8 +226,8 @@ class Compiled(nn.Module):
             halve_variances(graph.graph, len(tree_flatten(args[0])[0]))
         graph.graph.eliminate_dead_code()
         graph.recompile()
-        # The backend is called directly: torch.compile would trace Python again, and check guards in every call. A
-        # shape environment, even if no shape is dynamic, is needed for torch's cache on disk.
+        # Call the backend directly; torch.compile would trace Python again and check guards in every call. torch's
+        # disk cache needs a shape environment even if no shape is dynamic.
         context = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True))
         with torch.no_grad(), tracing(context):
             compiled = lookup_backend(self.backend)(graph, tensors)
@@ -242,7 +244,7 @@ class Compiled(nn.Module):
         return result
 
     def _try_without_values(self, x: Any, t: Tensor, cond: dict[str, Any]) -> None:
-        """Raise if shapes depend on values, because the graph would record them for these values only."""
+        """Raise if shapes depend on values, because the graph would be valid for these values only."""
         with torch.autocast(t.device.type, enabled=False), FakeTensorMode(allow_non_fake_inputs=True) as mode:
             x, t, cond = tree_map_only(Tensor, mode.from_tensor, (x, t, cond))
             self.field(x, t, **cond)
@@ -261,13 +263,13 @@ class _Reading:
 
 
 def _signature(tree: Any) -> Hashable:
-    """Return what two calls must have in common to share a graph."""
+    """Return a key that two calls must share to use the same graph."""
     leaves, spec = tree_flatten(tree)
     return spec, tuple((v.shape, v.dtype, v.device) if isinstance(v, Tensor) else v for v in leaves)
 
 
 class _Lock:
-    """A lock that is created anew in copies."""
+    """Lock of which every copy of the object has a new one."""
 
     def __init__(self) -> None:
         self.lock = RLock()
@@ -277,7 +279,7 @@ class _Lock:
 
 
 class _Capacities(Scope):
-    """A scope in which a network with static capacities uses ours, so that training does not see them."""
+    """Scope in which a network uses the static capacities of the compiled field, to hide them from training."""
 
     before: Any = None
 
@@ -295,10 +297,10 @@ class _Capacities(Scope):
 
 
 def _captured(run: Run, tensors: list[Tensor], fixed: set[int]) -> Run:
-    """Capture a function as one CUDA graph. Inputs are copied to its memory, and outputs from it.
+    """Capture a function as one CUDA graph. Inputs are copied into its memory, and outputs out of it.
 
     Arguments:
-        fixed: The `id` of inputs that are the same tensors in every call, which are not copied.
+        fixed: The `id` of each input that is the same tensor in every call; these are not copied.
     """
     inputs = [t if id(t) in fixed else t.clone() for t in tensors]
     moving = [i for i, t in enumerate(tensors) if id(t) not in fixed]
@@ -325,14 +327,14 @@ def _captured(run: Run, tensors: list[Tensor], fixed: set[int]) -> Run:
 # ---- passes over a recorded graph ------------------------------------------------------------------------------------
 
 SAME = (torch.ops.aten.alias.default, torch.ops.aten.detach.default)  # operations that return their input
-THIN = 16  # the number of summed terms below which half precision makes a product slower on a GPU
+THIN = 16  # summed terms below which half precision makes a product slower on a GPU
 
 
 def transpose_backward_convolutions(graph: torch.fx.Graph) -> None:
-    """Replace the gradient of a convolution with respect to its input by the transposed convolution.
+    """Replace gradients of convolutions with respect to their input by transposed convolutions.
 
-    torch's compiler chooses the memory layout of transposed convolutions as of any other. It calls
-    `convolution_backward` as it is, after copying the convolution's input to another layout for its shape alone.
+    torch's compiler optimises the memory layout of transposed convolutions. It does not optimise
+    `convolution_backward`, and copies the convolution's input to another layout although only its shape is used.
     """
     backward, forward = torch.ops.aten.convolution_backward.default, torch.ops.aten.convolution.default
     for node in graph.find_nodes(op="call_function", target=backward):
@@ -343,20 +345,20 @@ def transpose_backward_convolutions(graph: torch.fx.Graph) -> None:
             continue
         before, after, kernel = (n.meta["val"].shape[2:] for n in (x, g, weight))
         sizes = zip(before, after, kernel, stride, padding, dilation, strict=True)
-        rest = [n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) for n, m, k, s, p, d in sizes]  # rows that a stride skips
+        rest = [n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) for n, m, k, s, p, d in sizes]  # rows skipped by the stride
         with graph.inserting_before(node):
             gradient = graph.call_function(forward, (g, weight, None, stride, padding, dilation, True, rest, groups))
-        gradient.meta["val"] = x.meta["val"]  # of the same shape; another probe may be pulled back through it
-        for first in list(node.users):  # the first of three outputs, and the only one
+        gradient.meta["val"] = x.meta["val"]  # has the same shape; another probe may be pulled back through it
+        for first in list(node.users):  # the first of three outputs, and the only one used
             first.replace_all_uses_with(gradient)
             graph.erase_node(first)
         graph.erase_node(node)
 
 
 def remove_duplicates(module: torch.fx.GraphModule) -> None:
-    """Compute equal terms once, such as those of the velocity and of a reading's own mean.
+    """Compute equal terms once, such as those that the velocity and the mean of a reading share.
 
-    A graph that writes in place or draws random numbers is not changed, because equal operations in it may differ.
+    Graphs with in-place writes or random numbers are not changed, because equal operations may differ there.
     """
     operations = [node.target for node in module.graph.nodes if isinstance(node.target, OpOverload)]
     if any(_writes(op) or torch.Tag.nondeterministic_seeded in op.tags for op in operations):
@@ -376,7 +378,7 @@ def _writes(target: Any) -> bool:
 
 
 class Product(NamedTuple):
-    """A product of two factors, the term that is added to it, and the number of terms that it sums."""
+    """Product of two factors, the term that is added to it, and the number of terms that it sums."""
 
     target: Any
     args: tuple[Any, ...]
@@ -403,11 +405,10 @@ class Product(NamedTuple):
 def halve_variances(graph: torch.fx.Graph, means: int) -> None:
     """Compute products that the mean does not depend on in bfloat16.
 
-    Both factors and the product are in half precision; the product is widened again before anything is added to it.
+    Both factors and the product are in half precision; the product is converted back before anything is added to it.
 
     Arguments:
-        means: The number of outputs that hold the mean, which are the first. Values that are written in place may be
-            part of it.
+        means: The number of leading outputs that hold the mean. Values that are written in place count as part of it.
     """
     aten: Any = torch.ops.aten
     outputs: Any = graph.output_node().args[0]

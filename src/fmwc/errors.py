@@ -1,6 +1,6 @@
-"""The exceptions of fmwc.
+"""Exceptions of fmwc.
 
-Every message is one line that says what was expected, what was found, and what to do. The command line prints it and
+Each message is one line that says what was expected, what was found, and what to do. The command line prints it and
 exits with status 2.
 """
 
@@ -35,18 +35,18 @@ T = TypeVar("T")
 
 
 class FmwcError(Exception):
-    """Base class of every error about input. Its message is always printed as one line."""
+    """Base class of all errors about input. The message is always printed as one line."""
 
     def __str__(self) -> str:
         return " ".join(line.strip() for line in super().__str__().splitlines())
 
 
 class UsageError(FmwcError, ValueError):
-    """An invalid value."""
+    """Invalid value."""
 
 
 class ShapeError(UsageError):
-    """A tensor of the wrong shape."""
+    """Tensor of the wrong shape."""
 
 
 class NotFiniteError(UsageError):
@@ -54,18 +54,18 @@ class NotFiniteError(UsageError):
 
 
 class UnknownNameError(UsageError):
-    """An unknown name; the message lists the known names and the nearest match."""
+    """Unknown name; the message lists the known names and the nearest match."""
 
 
 class NoRuleError(FmwcError):
-    """An operation that has no rule for variances.
+    """Operation without a rule for variances.
 
-    Not a TypeError: torch's operators turn one into NotImplemented, and `x += 1` would silently become `x = x + 1`.
+    Not a TypeError, which torch's operators turn into NotImplemented: `x += 1` would silently become `x = x + 1`.
     """
 
 
 class CheckpointError(FmwcError):
-    """A checkpoint that cannot be read, by this version or into this network."""
+    """Checkpoint that cannot be read by this version or into this network."""
 
 
 class MismatchError(FmwcError):
@@ -73,19 +73,19 @@ class MismatchError(FmwcError):
 
 
 class DataError(FmwcError):
-    """Data that is missing, truncated or of another kind."""
+    """Data that is missing, truncated or of the wrong kind."""
 
 
 class StoppedError(FmwcError):
-    """Work that a time limit stopped; repeating the command resumes it."""
+    """Work stopped by a time limit; repeating the command resumes it."""
 
 
 class OutputError(FmwcError):
-    """A path that cannot or must not be written to."""
+    """Path that cannot or must not be written to."""
 
 
 def nearest(name: str, names: Iterable[str], what: str) -> str:
-    """Return the message for an unknown name.
+    """Return the error message for an unknown name.
 
     >>> nearest("peek", ["peak", "endpoint"], "score")
     "unknown score 'peek'; did you mean 'peak'? Known: endpoint, peak"
@@ -97,7 +97,7 @@ def nearest(name: str, names: Iterable[str], what: str) -> str:
 
 
 def pick(table: Mapping[str, T], name: str, what: str) -> T:
-    """Return the entry of a table of named choices; raise an error that lists the names if there is none."""
+    """Return the entry of a table; raise an error that lists the names if there is none."""
     if name not in table:
         raise UnknownNameError(nearest(name, table, what))
     return table[name]
@@ -107,7 +107,7 @@ def require_finite(tensor: Tensor, what: str) -> None:
     """Raise if a tensor holds NaN or infinity."""
     if not tensor.is_floating_point():
         return
-    tensor = tensor.detach() if tensor.element_size() > 1 else tensor.detach().float()  # 8-bit floats have no sum
+    tensor = tensor.detach() if tensor.element_size() > 1 else tensor.detach().float()  # torch cannot sum 8-bit floats
     if math.isfinite(float(tensor.sum())):  # one pass, without a mask
         return
     if not (finite := tensor.isfinite()).all():  # a sum of finite numbers may overflow

@@ -1,7 +1,7 @@
 r"""Estimators of the mean and variance of a noisy network's velocity, and of the variance of a trajectory's endpoint.
 
-The velocity is a smooth function of the noise ε of all layers. At ε = 0, the output y_l of layer l has the slope
-s_l = √(θ²(α h²)) in its noise, so to first order in the noise, with every correlation kept,
+The velocity is a smooth function of the noise ε of all layers. At ε = 0, the output y_l of layer l has the derivative
+s_l = √(θ²(α h²)) with respect to its noise. To first order in the noise, and with all correlations,
 
 .. math:: Var[v] = \sum_l \sum_u s_{l,u}^2 \left( \frac{∂v}{∂y_{l,u}} \right)^2 + O(α^2)
 
@@ -56,31 +56,31 @@ __all__ = [
 
 
 class Noisy(Protocol):
-    """A field as an estimator uses it.
+    """Interface of a field that an estimator can read.
 
     Attributes:
-        row_order_checked: Whether the rows of every layer have been found to be in the order of the samples.
+        row_order_checked: Whether the rows of every layer have been checked to be in the order of the samples.
     """
 
     row_order_checked: bool
 
     @property
     def fused(self) -> bool:
-        """Whether torch has fused kernels for parts of the network, which are not used while a pass runs."""
+        """Whether parts of the network have fused kernels, which torch uses only while no pass runs."""
 
     def __call__(self, x: Any, t: Tensor, **cond: Any) -> Any:
-        """Return the velocity without noise."""
+        """Return the velocity of the plain network."""
 
     def run(self, current: Pass, x: Any, t: Tensor, *, cond: Mapping[str, Any] | None = None) -> Any:
         """Return the velocity while a pass runs."""
 
 
 class Estimator(Protocol):
-    """Computes :class:`fmwc.moments.Moments` as `estimator(field, x, t, cond, randomness)`.
+    """Interface of estimators: `estimator(field, x, t, cond, randomness)` returns :class:`fmwc.moments.Moments`.
 
-    With `plain_mean`, the mean is the plain network's output bit for bit, so that a sampler may step on it. With an
-    attribute `rounds` that is true, the variance may be computed in half precision: it is a sum of squares, or is
-    carried forward, so its relative error is that of rounding. A difference of draws is not.
+    If `plain_mean` is true, the mean is bit for bit the plain network's output, so that a sampler may follow it. If an
+    attribute `rounds` is true, the variance may be computed in half precision, because its relative error is then the
+    rounding error (not so for a difference of draws).
     """
 
     @property
@@ -92,15 +92,15 @@ class Estimator(Protocol):
 def plain_output(field: Noisy, x: Any, t: Tensor, cond: dict[str, Any]) -> Any:
     """Return the network's output without a pass.
 
-    A pass without noise changes the last digits where torch has fused kernels (`field.fused`). Estimators take their
-    mean from here, so that no estimator changes a sample.
+    A pass changes the last digits if torch has fused kernels (`field.fused`). Estimators use this output as their mean,
+    so that no estimator changes a sample.
     """
     with torch.no_grad():
         return field(x, t, **cond)
 
 
 def as_normal_tensor(value: Any) -> Any:
-    """Copy a tensor that was created in inference mode, which has no derivatives; return any other value unchanged."""
+    """Copy a tensor that was created in inference mode, which has no derivatives; return other values unchanged."""
     return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
@@ -111,17 +111,18 @@ def normal_inputs(x: Any, t: Tensor, cond: dict[str, Any]) -> tuple[Any, Tensor,
 
 # ---- recorded passes -------------------------------------------------------------------------------------------------
 
-OTHERS = 0.1  # the share of a gradient that may come from rows of other samples, if samples interact
+OTHERS = 0.1  # largest share of a gradient from rows of other samples, if samples interact
 
 
 class Recorded(NamedTuple):
-    """The noise of one call of a layer.
+    """Noise of one call of a layer.
 
     Attributes:
         noisy, layer: The noise and the layer.
-        noise: The variances of the outputs; √α h if rows, positions and calls share one draw of the weights.
-        cov: The covariance of each output with its partner's, and the row of the partner; `None` without partners.
-        owner: The sample of each row; `None` if the rows are in the order of the samples.
+        noise: The variances of the outputs, or √α h if rows, positions and calls share one draw of the weights.
+        cov: The covariance of each output with that of its partner, and the row of the partner; `None` without
+            partners.
+        owner: The sample index of each row; `None` if the rows are ordered by sample.
     """
 
     noisy: NoisyLayer
@@ -134,12 +135,12 @@ class Recorded(NamedTuple):
 class Record(Pass):
     """Pass that records the output of each noisy layer and the variance of its noise.
 
-    Probes are pulled back to the recorded outputs; the graph does not extend to inputs before the first noisy layer. An
-    output is recorded as an edge of the graph, which stays valid if the network overwrites the tensor in place.
+    Probes are pulled back to the recorded outputs, but not beyond the first noisy layer. An output is recorded as a
+    graph edge, which stays valid if the network overwrites the tensor in place.
 
     Arguments:
-        shared: Whether all rows, positions and calls of a layer share one draw of its weights; otherwise each unit has
-            independent noise.
+        shared: Whether all rows, positions and calls of a layer share one draw of its weights. Otherwise each output
+            has independent noise.
     """
 
     following: Callable[[], AbstractContextManager[Any]] = torch.no_grad  # the context in which variances are computed
@@ -167,10 +168,11 @@ class Record(Pass):
 
 
 def contributions(gradients: list[Tensor | None], record: Record, count: int) -> Tensor:  # -> (L, B)
-    """Return the variance of one probe per layer: s² (∂(w·v)/∂y)², summed over the units. First order.
+    """Return the variance of one probe per layer: s² (∂(w·v)/∂y)², summed over the outputs. First order.
 
-    With shared weights, Σ θ² (Σ √α h ∂(w·v)/∂y)² over the weights of each layer, with the inner sum over rows,
-    positions and calls. The sum of a layer that is called several times is in the row of its first call.
+    With shared weights, this is Σ θ² (Σ √α h ∂(w·v)/∂y)², with the outer sum over the layer's weights and the inner sum
+    over rows, positions and calls. For a layer that is called several times, the result is in the row of its first
+    call.
     """
     zero = wide(record.calls[0].noise).new_zeros(count)
     if record.shared:
@@ -190,7 +192,7 @@ def contributions(gradients: list[Tensor | None], record: Record, count: int) ->
 
 
 def _shared_contributions(gradients: list[Tensor | None], record: Record, zero: Tensor) -> Tensor:
-    slopes: dict[NoisyLayer, tuple[int, Tensor]] = {}  # with the place of the first call
+    slopes: dict[NoisyLayer, tuple[int, Tensor]] = {}  # with the position of the first call
     for place, (gradient, call) in enumerate(zip(gradients, record.calls, strict=True)):
         if gradient is not None:
             slope = call.noisy.weight_slope(call.layer, wide(call.noise), wide(gradient), len(zero), call.owner)
@@ -204,10 +206,10 @@ def _shared_contributions(gradients: list[Tensor | None], record: Record, zero: 
 
 
 def require_own_rows(v: Any, record: Record) -> None:
-    """Raise if the velocity of the first sample depends on rows of a layer that are assigned to another sample.
+    """Raise if the first sample's velocity depends on rows of a layer that are assigned to other samples.
 
     A layer may have several rows per sample, which are assigned to samples in order. With another layout (sequences
-    first, as in torch's transformers) variances would go to the wrong samples.
+    first, as in torch's transformers), variances would be assigned to the wrong samples.
     """
     count, probe = batch_size(v), tree_map(lambda c: torch.zeros_like(c.detach()), v)
     for value in channels(probe).values():
@@ -218,9 +220,9 @@ def require_own_rows(v: Any, record: Record) -> None:
         first, *others = per_sample(wide(gradient).square(), count, call.owner).tolist()
         if sum(others) > OTHERS * first:
             raise UsageError(
-                f"the rows of layer '{call.noisy.name}' are not in the order of the samples, so its noise would be "
+                f"the rows of layer '{call.noisy.name}' are not ordered by sample, so its noise would be "
                 "assigned to the wrong ones: put samples first (batch_first=True), or exclude the layer; samples that "
-                "interact (a batch norm without running statistics) have no variance of their own"
+                "interact (a batch norm without running statistics) are not supported"
             )
 
 
@@ -268,16 +270,16 @@ def _gradients(v: Any, record: Record, probe: Any) -> list[Tensor | None]:
 
 @dataclass(frozen=True, repr=False)
 class Linearised:
-    """Linearised estimator in reverse mode: pulls probes back through the network. First order.
+    """Linearised estimator in reverse mode, which pulls probes back through the network. First order.
 
-    With `probes=None` there is one probe per coordinate, and its variance is exact to first order; use it for states of
-    a few numbers. With K probes of random signs, the result is an unbiased estimate of each channel's total variance,
-    given as the mean over its coordinates (size 1 in every dimension but the first); use it for images.
+    With `probes=None` there is one probe per coordinate, and the variance is exact to first order; use it for states
+    with few coordinates. With K probes of random signs, the result is an unbiased estimate of the mean variance over
+    each channel's coordinates (size 1 in every dimension but the first); use it for images.
 
     Arguments:
         probes: `None`, or the number K of random probes.
-        shared: Whether positions (pixels, tokens, recurrent steps) share one draw of a layer's weights; otherwise each
-            has independent noise, as in training. Takes the memory of one weight gradient per sample and layer.
+        shared: Whether positions (pixels, tokens, recurrent steps) share one draw of a layer's weights. Otherwise each
+            has independent noise, as in training. Needs the memory of one weight gradient per sample and layer.
     """
 
     probes: int | None = None
@@ -287,17 +289,17 @@ class Linearised:
 
     def __post_init__(self) -> None:
         if self.probes is not None and self.probes < 1:
-            raise UsageError(f"probes is None (exact) or at least 1, got {self.probes}")
+            raise UsageError(f"probes must be None (exact) or at least 1, got {self.probes}")
 
-    def __repr__(self) -> str:  # references are compared by it, so defaults are left out
+    def __repr__(self) -> str:  # references compare this text, so defaults are omitted
         return f"Linearised(probes={self.probes}{', shared=True' if self.shared else ''})"
 
     def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
         record = Record(self.shared)
         with torch.inference_mode(False), torch.enable_grad():
             x, t, cond = normal_inputs(x, t, cond)
-            # Derivatives begin at the state, so that a checkpointed block, which is recomputed without hooks, saves the
-            # same tensors both times even if every weight is frozen.
+            # Differentiate from the state on, so that a checkpointed block, recomputed without hooks, saves the
+            # same tensors both times even if all weights are frozen.
             v = field.run(record, tree_map(lambda c: c.detach().clone().requires_grad_().clone(), x), t, cond=cond)
             if not field.row_order_checked and batch_size(v) > 1 and not compiling():
                 require_own_rows(v, record)
@@ -352,7 +354,7 @@ class Push(Pass):
         return forward_ad.make_dual(value, direction if tangent is None else tangent + direction)
 
 
-_FORWARD = RLock()  # torch has one level of forward mode and one choice of attention kernels for all threads
+_FORWARD = RLock()  # all threads share torch's level of forward mode and choice of attention kernels
 
 
 class _Level(Scope):
@@ -361,12 +363,12 @@ class _Level(Scope):
     opened = False
 
     def open(self) -> None:
-        self.opened = forward_ad._current_level < 0  # torch refuses a level inside a level of the user
+        self.opened = forward_ad._current_level < 0  # torch raises for a level inside a user's level
         forward_ad.enter_dual_level()
 
     def close(self) -> None:
         if self.opened:
-            with suppress(RuntimeError):  # an interrupt may come before it is entered, or after it is left
+            with suppress(RuntimeError):  # an interrupt may come before entering or after leaving
                 _exit_dual_level(level=0)
             forward_ad._current_level = -1
             self.opened = False
@@ -374,10 +376,10 @@ class _Level(Scope):
 
 @dataclass(frozen=True, repr=False)
 class Tangent:
-    """Linearised estimator in forward mode: one pass gives an unbiased variance of every coordinate. First order.
+    """Linearised estimator in forward mode: one pass gives an unbiased estimate for every coordinate. First order.
 
-    torch has one level of forward mode per process, so concurrent readings take turns, and no other thread may be
-    inside `torch.autograd.forward_ad.dual_level` at the same time.
+    torch has one level of forward mode per process. Concurrent readings therefore take turns, and no other thread may
+    use `torch.autograd.forward_ad.dual_level` at the same time.
 
     Arguments:
         probes: The number of random directions to average.
@@ -394,7 +396,7 @@ class Tangent:
 
     def __call__(self, field: Noisy, x: Any, t: Tensor, cond: dict[str, Any], randomness: Randomness) -> Moments:
         if self.probes < 1:
-            raise UsageError(f"tangent takes at least 1 probe, got {self.probes}")
+            raise UsageError(f"tangent needs at least 1 probe, got {self.probes}")
         with _FORWARD, torch.inference_mode(False), torch.no_grad():
             x, t, cond = normal_inputs(x, t, cond)
             try:
@@ -423,7 +425,7 @@ class Tangent:
 
 
 class Inflate(Pass):
-    r"""Pass that moves the noise of each layer's weights into the variance of its input. Exact for independent inputs.
+    r"""Pass that replaces the noise of each layer's weights by variance of its input. Exact for independent inputs.
 
     For independent inputs, weights N(θ, αθ²) on an input (μ, σ²) give the same output variance as known weights on an
     input of variance αμ² + (1+α)σ². The ordinary linear rule then gives eq:layerprop:
@@ -442,7 +444,7 @@ class Inflate(Pass):
 
 @dataclass(frozen=True)
 class Diagonal:
-    """Diagonal estimator: closed form, one pass, with correlations between activations ignored (eq:layerprop).
+    """Diagonal estimator: closed form and one pass; ignores correlations between activations (eq:layerprop).
 
     The mean is the closure's E[v]. It differs from the plain network's output, except with `taylor1` in networks
     without a maximum of two activations.
@@ -502,7 +504,7 @@ class MonteCarlo:
 
     def __post_init__(self) -> None:
         if self.draws < 2:
-            raise UsageError(f"a variance takes at least 2 draws, got {self.draws}")
+            raise UsageError(f"monte_carlo needs at least 2 draws, got {self.draws}")
         if self.abreast < 1 or self.draws % self.abreast:
             raise UsageError(f"abreast must divide the {self.draws} draws, got {self.abreast}")
 
@@ -518,7 +520,7 @@ class MonteCarlo:
 
         wide_x, wide_t, wide_cond = tree_map(widen, x), widen(t), {k: widen(v) for k, v in cond.items()}
         with torch.no_grad():
-            centre = field(x, t, **cond)  # sums are about the plain output, to avoid cancellation
+            centre = field(x, t, **cond)  # sum differences from the plain output, to avoid cancellation
             first = second = tree_map(lambda c: torch.zeros_like(wide(c)), centre)
             for _ in range(self.draws // side):
                 drawn = field.run(Draw(randomness, self.shared), wide_x, wide_t, cond=wide_cond)
@@ -542,12 +544,12 @@ ESTIMATORS: dict[str, Estimator] = {
 
 
 def as_estimator(estimator: str | Estimator) -> Estimator:
-    """Return an estimator by its name; an estimator object unchanged."""
+    """Return an estimator by name; return an estimator object unchanged."""
     return pick(ESTIMATORS, estimator, "propagation") if isinstance(estimator, str) else estimator
 
 
 def estimator_of(text: str) -> Estimator | None:
-    """Return the estimator with this representation; `None` if it has options other than integers, booleans and None.
+    """Return the estimator with this `repr`; `None` if it has options other than integers, booleans and None.
 
     >>> estimator_of("Linearised(probes=2)"), estimator_of("Linearised(closure=mine)")
     (Linearised(probes=2), None)
@@ -575,8 +577,8 @@ class Transported:
     """Result of a transport.
 
     Attributes:
-        var: Variance of the endpoint per coordinate or random projection, `(B, probes)`, each channel times its weight
-            (as in :func:`fmwc.baselines`).
+        var: The variance of the endpoint per coordinate or random projection, `(B, probes)`, with each channel
+            multiplied by its weight (as in :func:`fmwc.baselines`).
         profile: The variance summed over probes, per step and layer, `(steps, L, B)`.
         layers: The names of the layers, in the order they ran.
     """
@@ -588,15 +590,15 @@ class Transported:
 
 @dataclass(frozen=True)
 class Transport:
-    r"""Transport of endpoint probes back through a trajectory: the adjoint of the whole ODE. First order.
+    r"""Estimator of the endpoint's variance, which pulls probes back through the whole ODE (adjoint). First order.
 
     The probe w at the endpoint is pulled back step by step, λ_n = (∂x_{n+1}/∂x_n)ᵀ λ_{n+1}, and the noise at every step
     contributes the square of its slope:
 
     .. math:: Var[w·x_1] = \sum_n \sum_l \sum_u s_{n,l,u}^2 \left( \frac{∂(λ_{n+1}·x_{n+1})}{∂y_{n,l,u}} \right)^2
 
-    This is the limit k → ∞ of the dispersion of k stochastic trajectories. Without the sums over n and l it is the
-    profile. Only the states are stored: the backward pass recomputes each step, so memory holds one step's activations.
+    This is the limit k → ∞ of the dispersion of k stochastic trajectories. The terms over n and l are the profile. Only
+    the states are stored. The backward pass recomputes each step, so memory holds the activations of one step.
 
     Arguments:
         probes: `None` for one probe per coordinate (exact), or a number of random unit directions.
@@ -606,7 +608,7 @@ class Transport:
 
     def __post_init__(self) -> None:
         if self.probes is not None and self.probes < 1:
-            raise UsageError(f"probes is None (exact) or at least 1, got {self.probes}")
+            raise UsageError(f"probes must be None (exact) or at least 1, got {self.probes}")
 
     def __call__(
         self, advance: Advance, states: list[Any], randomness: Randomness, weights: Mapping[str, float] | None = None
@@ -614,10 +616,10 @@ class Transport:
         """Pull the probes back through the steps.
 
         Arguments:
-            advance: Recomputes one step with a record running.
+            advance: A function that recomputes one step while a record runs.
             states: The states of the trajectory, including the first and the last.
             randomness: The source of random directions.
-            weights: The factor of each channel's variance, by name; 1 if not named.
+            weights: The factor of each channel's variance, by name; 1 for channels that are not named.
         """
         end = states[-1]
         count = batch_size(end)
@@ -631,7 +633,7 @@ class Transport:
                 x = tree_map(lambda c: c.clone().detach().requires_grad_(), states[step])
                 after = advance(step, x, record)
                 inputs: list[Tensor] = list(channels(x).values())
-                # A stepper may evaluate the network several times; each layer has one row all the same.
+                # A stepper may evaluate the network several times; each layer still has one row.
                 layers = list(dict.fromkeys(call.noisy for call in record.calls))
                 rows = torch.tensor([layers.index(call.noisy) for call in record.calls], device=total.device)
                 names = tuple(noisy.name for noisy in layers)

@@ -1,4 +1,4 @@
-"""The field: a network seen as a velocity field with a noise model."""
+"""Fields: velocity networks with a noise model, and :func:`attach`, which makes them."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ __all__ = ["Field", "attach", "checked"]
 
 
 Seed: TypeAlias = Randomness | torch.Generator | int | None
-NETWORK_ERRORS = (AttributeError, IndexError, RuntimeError, TypeError)  # of a network that got a wrong condition
+NETWORK_ERRORS = (AttributeError, IndexError, RuntimeError, TypeError)  # raised by a network for a wrong condition
 
 
 class Field(nn.Module):
-    """Velocity field with a noise model. Called, it returns the plain network's output.
+    """Velocity field with a noise model. Calling it returns the plain network's output.
 
     Arguments:
         network: Any module called as `network(x, t, **cond)`. If samples have different numbers of rows (atoms, edges),
-            it needs a method `rows(x, t, **cond)` that returns, for each kind of rows, the sample of each row. If it
-            evaluates sample i twice, as 2i and 2i + 1 with the same weights, it needs a true attribute `doubled`.
-        noise: Its noise model.
+            it needs a method `rows(x, t, **cond)` that returns, for each kind of row, the sample index of each row. If
+            it evaluates sample i twice, as 2i and 2i + 1 with the same weights, it needs an attribute `doubled = True`.
+        noise: The noise model of the network.
         space: The space of the states, or the shape of one sample; taken from the first data if not given.
         prior_rate: The prior rate p of the KL.
         kl_factor: The leading factor of the KL; 1 is the paper's formula as printed.
@@ -70,7 +70,7 @@ class Field(nn.Module):
         self.prior_rate = prior_rate
         self.reference: Reference | None = None
         self.schedule: Schedule | None = None
-        self.row_order_checked = False  # whether layers were found to keep the order of the samples
+        self.row_order_checked = False  # whether the layers' rows were checked to be ordered by sample
 
     @property
     def device(self) -> torch.device:
@@ -79,7 +79,7 @@ class Field(nn.Module):
 
     @property
     def fused(self) -> bool:
-        """Whether torch has fused kernels for parts of the plain network, which it does not use during a pass."""
+        """Whether parts of the network have fused kernels, which torch uses only while no pass runs."""
         return self.noise.fused
 
     def constant_weights(self) -> Scope:
@@ -87,21 +87,21 @@ class Field(nn.Module):
         return self.noise.constant_weights()
 
     def forward(self, x: Any, t: Any, **cond: Any) -> Any:
-        """Return the network's own output. A single time, as solvers pass it, is expanded to all samples."""
+        """Return the plain network's output. A scalar time, as solvers pass it, is expanded to all samples."""
         return self.network(x, _expanded(x, t), **cond)
 
     def run(self, current: Pass, x: Any, t: Any, *, cond: Mapping[str, Any] | None = None) -> Any:
-        """Return the network's output while a pass runs at its noisy layers."""
+        """Return the network's output under a pass."""
         if not torch.compiler.is_dynamo_compiling():
             return eagerly(self._run)(current, x, t, cond or {})
         if self.noise.hooks_kept:
             return self._run(current, x, t, cond or {})
-        # Hooks are registered and removed in this call, so it runs between two compiled pieces.
+        # Hooks are registered and removed in this call, so it is a graph break for torch.compile.
         return torch.compiler.disable(self.run)(current, x, t, cond=cond)
 
     def _run(self, current: Pass, x: Any, t: Any, cond: Mapping[str, Any]) -> Any:
         if not self.noise.attached:
-            raise UsageError("the noise of this field was detached; attach the network again")
+            raise UsageError("the noise of this field was detached; call fmwc.attach(network) again")
         if not torch.compiler.is_dynamo_compiling():
             self.check_layers()
         t, rows = _expanded(x, t), getattr(self.network, "rows", None)
@@ -138,7 +138,7 @@ class Field(nn.Module):
     def draw_with_kl(
         self, x: Any, t: Any, *, seed: Seed = None, cond: Mapping[str, Any] | None = None
     ) -> tuple[Any, Tensor]:
-        """Return the same with the KL of the posterior, for training. Values are not checked."""
+        """Return the velocity under one draw and the KL of the posterior, for training. Values are not checked."""
         draw = Draw(as_randomness(seed, self.device))
         v = self.run(draw, x, t, cond=cond)
         return v, kl(draw.log_alphas, self.prior_rate, self.kl_factor, draw.owners, batch_size(x))
@@ -152,16 +152,16 @@ class Field(nn.Module):
         seed: Seed = None,
         cond: Mapping[str, Any] | None = None,
     ) -> Moments:
-        """Return mean and variance of the velocity at (x, t).
+        """Return the mean and variance of the velocity at (x, t).
 
         Arguments:
             x: States, `(B, *)` or a dict of channels.
             t: A number, or one time per sample.
             propagation: `linearised`, `diagonal`, `tangent`, `monte_carlo`, or an estimator object with options.
-            seed: Randomness for estimators that need it.
+            seed: The seed of estimators that need randomness.
             cond: Conditions by name, passed to the network.
         """
-        if torch.compiler.is_dynamo_compiling():  # a reading runs between two compiled pieces
+        if torch.compiler.is_dynamo_compiling():  # a reading is a graph break
             return torch.compiler.disable(self.moments)(x, t, propagation, seed=seed, cond=cond)
         estimator = as_estimator(propagation)
         x, t = checked(self, x, t)
@@ -175,7 +175,7 @@ class Field(nn.Module):
         for name, var in channels(moments.var).items():
             if not torch.isfinite(var).all():
                 self.check_finite()
-                raise NotFiniteError(f"the variance of channel '{name}' is not finite, though weights and state are")
+                raise NotFiniteError(f"the variance of channel '{name}' is not finite, although weights and state are")
         return moments
 
     def detach(self) -> nn.Module:
@@ -184,10 +184,10 @@ class Field(nn.Module):
         return self.network
 
     def learn_space(self, x1: State) -> Space:
-        """Return the space of the states, taken from data if it is not known yet; raise if the data do not fit."""
+        """Return the space of the states; set it from the data if it is not known yet. Raise if the data do not fit."""
         if self.space is None:
             if isinstance(x1, dict):
-                raise UsageError("a state of several channels needs its space: attach(net, space=...)")
+                raise UsageError("a state with several channels needs a space; use attach(net, space=...)")
             self.space = euclidean(x1.shape[1:])
         self.space.check(x1)
         return self.space
@@ -211,7 +211,7 @@ class Field(nn.Module):
 
 
 def checked(field: Any, x: Any, t: Any) -> tuple[Any, Tensor]:
-    """Check states and times, and move them to the field's device and its network's precision.
+    """Check states and times, and move them to the device and precision of the field's network.
 
     Arguments:
         field: A field, compiled or not.
@@ -226,7 +226,7 @@ def checked(field: Any, x: Any, t: Any) -> tuple[Any, Tensor]:
     for name, value in channels(x).items():
         require_finite(value, f"the state's channel '{name}'")
     count, like = batch_size(x), first_channel(x)
-    # Times beside a state in half precision stay in single precision, because half precision is too coarse for them.
+    # Times stay in single precision if the state is in half precision, which is too coarse for times.
     dtype = torch.promote_types(like.dtype, torch.float32) if isinstance(t, Tensor) else like.dtype
     try:
         times = torch.as_tensor(t, device=like.device, dtype=dtype)
@@ -240,7 +240,7 @@ def checked(field: Any, x: Any, t: Any) -> tuple[Any, Tensor]:
 
 
 def _expanded(x: Any, t: Any) -> Any:
-    """Expand a single time, as solvers pass it, to one per sample; return anything else unchanged."""
+    """Expand a scalar time, as solvers pass it, to one time per sample; return other values unchanged."""
     if isinstance(t, (int, float, np.number)) and not isinstance(t, bool):
         like = first_channel(x)
         dtype = like.dtype if like.is_floating_point() else None
@@ -252,7 +252,7 @@ TIME_NAMES = {"t", "time", "times", "timestep", "timesteps"}
 
 
 def _check_call(network: nn.Module) -> None:
-    """Raise if the signature of a network says that it takes the time first."""
+    """Raise if the network's signature takes the time as the first argument."""
     try:
         names = [
             p.name for p in inspect.signature(network.forward).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD
@@ -261,7 +261,7 @@ def _check_call(network: nn.Module) -> None:
         return
     if len(names) > 1 and names[0] in TIME_NAMES and names[1] not in TIME_NAMES:
         raise UsageError(
-            f"the network is called as ({names[0]}, {names[1]}), and fields call it as (x, t); use "
+            f"the network takes ({names[0]}, {names[1]}), but fields call it as (x, t); use "
             "fmwc.adapters.adapt(net, time_first=True)"
         )
 
@@ -278,7 +278,7 @@ def attach(
     initial_log_alpha: float = -3.0,
     seed: int = 0,
 ) -> Field:
-    """Attach a noise model to a velocity network, which itself is not changed.
+    """Attach a noise model to a velocity network. The network is not changed.
 
     >>> from fmwc.networks import MLP
     >>> net = MLP(dim=2, hidden=16, depth=2)
@@ -289,12 +289,13 @@ def attach(
 
     Arguments:
         network: Any module called as `network(x, t, **cond)`.
-        include, exclude: One or several glob patterns over the names of its linear and convolution layers.
-        space: The shape of one sample (one number for a vector), or a space; taken from the first data if not given.
+        include, exclude: One or more glob patterns for the dotted names of the linear and convolution layers that carry
+            noise.
+        space: The shape of one sample (an integer for a vector), or a space; taken from the first data if not given.
         prior_rate: The prior rate p of the KL.
-        width: The width of the inference networks.
+        width: The hidden width of the inference networks.
         kl_factor: The leading factor of the KL; 1 is the paper's formula as printed.
-        initial_log_alpha: log α before training.
+        initial_log_alpha: The value of log α (the noise level) before training.
         seed: The seed of the initial weights of the inference networks.
     """
     if not isinstance(network, nn.Module):

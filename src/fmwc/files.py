@@ -1,8 +1,8 @@
-"""Atomic writes, and folders that one run owns.
+"""Atomic writes, and output folders that are owned by one run.
 
 A run claims its output folder (:func:`claimed`). While it holds the claim, no other run can write there, and every file
-is listed in a manifest before it is written. So a run that was killed can resume in its folder, and only files that a
-run wrote are ever deleted.
+is listed in a manifest before it is written. A killed run can therefore resume in its folder, and only files that a run
+wrote are ever deleted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
     "written",
 ]
 
-MANIFEST = ".fmwc-manifest"  # one JSON object per line: what the run is, then a line per file
+MANIFEST = ".fmwc-manifest"  # one JSON object per line: the run, then its files
 LOCK = ".fmwc-lock"
 TEMPORARY = ".fmwc-tmp-"
 _TEMPORARY = re.compile(f"{re.escape(TEMPORARY)}[0-9a-f]{{12}}")
@@ -57,7 +57,7 @@ _CLAIM: ContextVar[Folder | None] = ContextVar("fmwc_claim", default=None)  # th
 
 @contextmanager
 def written(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces `path` at the end, so that readers see all of the new content or none."""
+    """Open a temporary file that replaces `path` at the end, so that readers never see partial content."""
     note(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(6)}"
@@ -85,7 +85,7 @@ def note(*paths: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Make a rename durable, if the system can: Windows cannot open folders, and some file systems cannot sync them."""
+    """Make a rename durable, if possible: Windows cannot open folders, and some file systems cannot sync them."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -113,11 +113,11 @@ def write_json(path: Path, content: Any) -> Path:
 
 # ---- files of tensors --------------------------------------------------------------------------------------------
 
-DESCRIPTION = "fmwc"  # the entry of a safetensors file's metadata that holds a JSON object
+DESCRIPTION = "fmwc"  # metadata key of a JSON object in a safetensors file
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
-    """Write tensors, a JSON object that describes them, and a hash of both."""
+    """Write tensors, a JSON description, and a hash of both; return the path."""
     from safetensors.torch import save
 
     sealed = {**about, SEAL: digest_tensors(tensors, about)}
@@ -125,12 +125,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
 
 
 def read_tensors(path: Path, schema: Check, what: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return what :func:`write_tensors` wrote: the tensors, and their description, which must pass a schema.
+    """Return the tensors and the description from a file of :func:`write_tensors`.
 
     Arguments:
         path: The file.
-        schema: For the description and its hash; it decides whether a file without a hash is accepted.
-        what: What the file should be, for messages.
+        schema: The check of the description and its hash; it decides whether a file without a hash is accepted.
+        what: The expected kind of file, for messages.
     """
     try:
         tensors, metadata = read_safetensors(path, error=CheckpointError)
@@ -138,7 +138,7 @@ def read_tensors(path: Path, schema: Check, what: str) -> tuple[dict[str, Tensor
         if (seal := about.pop(SEAL, None)) and seal != digest_tensors(tensors, about):
             raise CheckpointError("its hash does not match its content")
     except FmwcError as error:
-        raise CheckpointError(f"{shown(path)} is not {what}, or is cut off or changed ({error})") from error
+        raise CheckpointError(f"{shown(path)} is not {what}, or is truncated or modified ({error})") from error
     return tensors, about
 
 
@@ -146,12 +146,12 @@ def read_tensors(path: Path, schema: Check, what: str) -> tuple[dict[str, Tensor
 
 
 class Folder:
-    """A folder that a run owns.
+    """Output folder owned by a run.
 
     Attributes:
         path: The folder.
         resumed: Whether an interrupted run with the same identity left its files here.
-        finished: Whether that run has finished, so that nothing is left to do.
+        finished: Whether a run with the same identity has finished, so that nothing is left to do.
     """
 
     def __init__(self, path: Path, by: str, identity: Mapping[str, Any] | None, outer: Folder | None = None) -> None:
@@ -159,12 +159,12 @@ class Folder:
         self.outer = outer  # the enclosing claim
         self.resumed = self.finished = False
         self.files: set[str] = set()
-        self.before: set[str] = set()  # files of an earlier run, which this one replaces
-        self.spared: set[str] = set()  # files of others, which must not be replaced
+        self.before: set[str] = set()  # files of an earlier run, which this run replaces
+        self.spared: set[str] = set()  # files that no run wrote, which must not be replaced
 
     @property
     def work(self) -> Path:
-        """The folder of files that an interrupted run resumes from; deleted at the end."""
+        """Folder of files from which an interrupted run resumes; deleted at the end."""
         return self.path / WORK
 
     def note(self, *paths: Path) -> None:
@@ -174,7 +174,7 @@ class Folder:
         for name in fresh:
             if PurePosixPath(name).parts[0] in self.spared and (self.path / name).exists():
                 raise OutputError(
-                    f"{shown(self.path / name)} is not a file of fmwc {self.by} and was not touched; choose another "
+                    f"{shown(self.path / name)} was not written by fmwc {self.by} and was not changed; choose another "
                     "--out, or add --force"
                 )
         if not fresh:
@@ -194,12 +194,12 @@ class Folder:
             with suppress(OSError):
                 path.unlink()
             for parent in path.relative_to(self.path).parents[:-1]:
-                with suppress(OSError):  # not empty: it holds other files
+                with suppress(OSError):  # not empty
                     (self.path / parent).rmdir()
             self.files.discard(name)
 
     def finish(self) -> None:
-        """Record that the run is complete; then delete its work files and the replaced files that it did not write."""
+        """Mark the run as finished; then delete its work files and the remaining files of the replaced run."""
         stale = {*(self.before - self.files), *(name for name in self.files if name.startswith(f"{WORK}/"))}
         self.files = {name for name in self.files - stale if os.path.lexists(self.path / name)}
         self.finished = True
@@ -241,23 +241,23 @@ def claimed(
     again: bool = False,
     adds: Sequence[str] = (),
 ) -> Iterator[Folder]:
-    """Own a folder while a run writes to it; raise :class:`OutputError` before any work if that is impossible.
+    """Own a folder while a run writes to it; raise :class:`OutputError` at once if that is impossible.
 
     The folder must be new or empty, unless `force`, `again` or `adds` apply, or a run of the same verb and identity
-    wrote there. If that run was interrupted (`Folder.resumed`), its files are kept with `resumes`, and deleted without.
-    If it has finished (`Folder.finished`), the caller has nothing left to do. Files of others are kept, and never
-    overwritten without `force`.
+    wrote there. If that run was interrupted, its files are kept with `resumes` (`Folder.resumed`) and deleted without.
+    If it has finished (`Folder.finished`), the caller has nothing left to do. Files that no run wrote are kept, and
+    never overwritten without `force`.
 
     Arguments:
         path: The folder.
-        by: The verb that writes.
-        identity: Everything that changes the result; `None` if runs are not distinguished.
-        force: Write into a folder that holds other files. Files of an earlier run are deleted at the end unless they
-            were written again; other files are kept.
-        resumes: Resume from the files of an interrupted run.
-        again: Replace the files of an earlier run of the same verb, finished or not.
-        adds: Add to the files of earlier runs of the same verb, or to a folder that contains a file that matches one of
-            these patterns (results that were copied without their manifest).
+        by: The verb (subcommand) that writes.
+        identity: All settings that affect the result; `None` if runs are not distinguished.
+        force: Whether to write into a folder that holds other files. Files of an earlier run are deleted at the end
+            unless they were written again; other files are kept.
+        resumes: Whether to resume from the files of an interrupted run.
+        again: Whether to replace the files of an earlier run of the same verb, finished or not.
+        adds: Patterns of files. If given, the run adds to the files of earlier runs of the same verb, or to a folder
+            with a file that matches a pattern (results copied without their manifest).
     """
     path = Path(path)
     if path.exists() and not path.is_dir():
@@ -268,7 +268,7 @@ def claimed(
         lock.acquire()
     except Timeout as error:
         raise OutputError(f"{shown(path)} is in use by {_owner(path)}; wait for it, or choose another --out") from error
-    except (OSError, NotImplementedError) as error:  # the second on a file system without locks
+    except (OSError, NotImplementedError) as error:  # NotImplementedError on a file system without locks
         reason = getattr(error, "strerror", "") or error
         raise OutputError(f"{shown(path)} cannot be written to ({reason}); choose another --out") from error
     folder, earlier, unchanged = Folder(path, by, identity, _CLAIM.get()), None, True
@@ -282,16 +282,16 @@ def claimed(
         yield folder
         if not folder.finished:
             folder.finish()
-    except NotFiniteError:  # the same settings would fail again
+    except NotFiniteError:  # resuming with the same settings would fail again
         folder.discard([*folder.files])
         raise
     finally:
         _CLAIM.reset(token)
         if not unchanged and not folder.finished and not any((path / name).exists() for name in folder.files):
-            folder.discard([*folder.files])  # nothing was written: leave the folder as it was
+            folder.discard([*folder.files])  # nothing was written; restore the folder
             _restore(path / MANIFEST, earlier)
         with suppress(OSError):
-            (path / LOCK).unlink()  # while it is held, so that no other process locks a file that is then deleted
+            (path / LOCK).unlink()  # while locked, so that no other process locks a deleted file
         lock.release()
         for parent in made:
             with suppress(OSError):
@@ -309,7 +309,7 @@ def _restore(path: Path, content: bytes | None) -> None:
 
 
 def _make(path: Path) -> list[Path]:
-    """Create a folder and its parents; return those that were created, innermost first."""
+    """Create a folder and its parents; return the created folders, innermost first."""
     missing = []
     try:
         for parent in (path, *path.parents):
@@ -324,7 +324,7 @@ def _make(path: Path) -> list[Path]:
 
 
 def _take_over(folder: Folder, force: bool, resumes: bool, again: bool, adds: Sequence[str]) -> None:
-    """Resume, replace, extend or refuse the files in the folder."""
+    """Resume, replace or extend the files in the folder; raise if none of these is allowed."""
     path, earlier = folder.path, _read_manifest(folder.path / MANIFEST)
     present = sorted(
         p.name for p in path.iterdir() if p.name not in (MANIFEST, LOCK) and not _TEMPORARY.fullmatch(p.name)
@@ -346,7 +346,7 @@ def _take_over(folder: Folder, force: bool, resumes: bool, again: bool, adds: Se
     elif earlier.unfinished and not force:
         raise OutputError(
             f"{shown(path)} holds an unfinished fmwc {earlier.by}{_difference(earlier, folder, ' (', ')')} and was not "
-            "touched; repeat that command to resume it, choose another --out, or add --force to start over"
+            "changed; repeat that command to resume it, choose another --out, or add --force to start over"
         )
     elif same and folder.identity is not None and not force and all((path / name).exists() for name in earlier.files):
         _clear_temporaries(path, earlier.files)
@@ -358,7 +358,7 @@ def _take_over(folder: Folder, force: bool, resumes: bool, again: bool, adds: Se
         if earlier.by is not None and not foreign:
             content = f"fmwc {earlier.by} was finished there{_difference(earlier, folder, ': ')}"
         raise OutputError(
-            f"{shown(path)} is not empty ({content}) and nothing in it was touched; choose another --out, or add "
+            f"{shown(path)} is not empty ({content}) and nothing in it was changed; choose another --out, or add "
             "--force"
         )
     else:
@@ -373,15 +373,15 @@ def _take_over(folder: Folder, force: bool, resumes: bool, again: bool, adds: Se
 
 @dataclass(frozen=True)
 class _Manifest:
-    """The manifest of an earlier run. `by` is `None` if there is none, or if it cannot be read."""
+    """Manifest of an earlier run. `by` is `None` if there is no readable manifest."""
 
     by: Any = None
     identity: Any = None
     owner: Any = None
     finished: bool = False
     files: set[str] = field(default_factory=set)
-    before: set[str] = field(default_factory=set)  # files of a run before it
-    stale: set[str] = field(default_factory=set)  # files that it began to delete when it finished
+    before: set[str] = field(default_factory=set)  # files of the run before
+    stale: set[str] = field(default_factory=set)  # files that the run was deleting when it finished
 
     @property
     def unfinished(self) -> bool:
@@ -389,7 +389,7 @@ class _Manifest:
 
     @property
     def roots(self) -> set[str]:
-        """The names in the folder that belong to runs."""
+        """The top-level names in the folder that belong to runs."""
         return {PurePosixPath(name).parts[0] for name in self.files | self.before | self.stale}
 
 
@@ -411,21 +411,21 @@ def _read_manifest(path: Path) -> _Manifest:
 
 
 def _difference(earlier: _Manifest, folder: Folder, begin: str, end: str = "") -> str:
-    """Describe the difference from the earlier run in the folder, if both have the same verb and an identity."""
+    """Describe the difference from the folder's earlier run, if both have the same verb and an identity."""
     if earlier.by != folder.by or not isinstance(earlier.identity, dict) or folder.identity is None:
         return ""
     return begin + (difference(earlier.identity, folder.identity) or "some of its files are gone") + end
 
 
 def _below(path: Path, folder: Path) -> bool:
-    """Whether a path lies within a folder after links are resolved."""
+    """Return whether a path lies within a folder after links are resolved."""
     with suppress(OSError, RuntimeError):
         return path.resolve().is_relative_to(folder.resolve())
     return False
 
 
 def _inside(name: Any) -> bool:
-    """Whether a name in a manifest, which may be forged, is that of a file below its folder."""
+    """Return whether a name in a manifest, which may be forged, refers to a file below its folder."""
     if not isinstance(name, str) or not name or "\0" in name:
         return False
     parts = PurePosixPath(name)
@@ -441,7 +441,7 @@ def _relative(path: Path, folder: Path) -> str | None:
 
 
 def _clear_temporaries(folder: Path, files: Iterable[str]) -> None:
-    """Delete temporary files of killed runs, which lie beside the files that the manifest lists."""
+    """Delete temporary files of killed runs, which are next to the files in the manifest."""
     for parent in {folder, *((folder / name).parent for name in files)}:
         if not _below(parent, folder):
             continue

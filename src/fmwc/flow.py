@@ -41,7 +41,7 @@ __all__ = [
 
 @runtime_checkable
 class Manifold(Protocol):
-    """Any object with these methods; batches of points are tensors."""
+    """Interface of manifolds; batches of points are tensors."""
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
         """Return the point reached from x in unit time along the geodesic with initial velocity u."""
@@ -87,7 +87,7 @@ class FlatTorus:
         return torch.atan2(angle.sin(), angle.cos()) / (2 * math.pi)
 
     def projx(self, x: Tensor) -> Tensor:
-        return torch.remainder(torch.remainder(x, 1.0), 1.0)  # one remainder rounds −1e−9 to 1
+        return torch.remainder(torch.remainder(x, 1.0), 1.0)  # a single remainder rounds −1e−9 to 1
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:
         return u
@@ -95,12 +95,12 @@ class FlatTorus:
 
 @dataclass(frozen=True)
 class Lattice(Euclidean):
-    """Space of unit cells: three lengths in ångström, and the logits of three angles scaled to (0, 1).
+    """Manifold of unit cells: three lengths in ångström, and the logits of three angles scaled to (0, 1).
 
-    The space is flat, with a lower bound of the lengths. Noise has log-normal lengths and uniform angles.
+    The manifold is flat, with a lower bound on the lengths. Noise has log-normal lengths and uniform angles.
 
     Arguments:
-        mean, std: Mean and standard deviation of the logarithm of the lengths at t = 0.
+        mean, std: The mean and standard deviation of the logarithm of the lengths at t = 0.
         shortest: The lower bound of the lengths.
     """
 
@@ -140,12 +140,13 @@ class Channel:
     Arguments:
         shape: The shape of one sample.
         manifold: Any object with expmap, logmap, projx and proju.
-        noise: The distribution at t = 0: `normal`, `uniform`, or `own`, the manifold's `noise(randomness, like)`.
-        rows: The condition that holds the number of rows of each sample, if samples have different numbers (`atoms`).
-            The shape holds the largest number; unused rows stay zero.
+        noise: The distribution at t = 0: `normal`, `uniform`, or `own` for the manifold's method `noise(randomness,
+            like)`.
+        rows: The condition with the number of rows of each sample (`atoms`), if samples differ in it. `shape` then has
+            the largest number of rows, and unused rows stay zero.
         centred: Whether the mean over the rows is subtracted from velocities, so that samples do not drift.
         weight: The weight of the channel in the training loss.
-        anneal: Anti-annealing s: samples follow the channel's velocity at 1 + s·t times its speed.
+        anneal: Anti-annealing s: the channel's velocity is multiplied by 1 + s·t when sampling.
     """
 
     shape: tuple[int, ...]
@@ -159,11 +160,11 @@ class Channel:
     def __post_init__(self) -> None:
         pick(NOISES, self.noise, "noise")
         if not isinstance(self.manifold, Manifold):
-            raise UsageError("a manifold needs the methods expmap, logmap, projx and proju")
+            raise UsageError("manifold must have the methods expmap, logmap, projx and proju")
         if self.noise == "own" and not hasattr(self.manifold, "noise"):
             raise UsageError("the manifold has no method noise; use noise='normal' or 'uniform'")
         if (self.rows or self.centred) and not self.shape:
-            raise UsageError("a channel with rows needs a shape with at least one dimension")
+            raise UsageError("a channel with rows must have a shape with at least one dimension")
         if not self.weight > 0:
             raise UsageError(f"a channel's weight must be positive, got {self.weight}")
 
@@ -180,7 +181,7 @@ class Space:
         if not channels:
             raise UsageError("a space needs at least one channel")
         self.channels = dict(channels)
-        self.present: dict[str, Tensor] = {}  # the mask of used rows by channel, once the condition is known
+        self.present: dict[str, Tensor] = {}  # mask of used rows by channel, known once the condition is given
 
     @property
     def single(self) -> bool:
@@ -188,7 +189,7 @@ class Space:
         return list(self.channels) == [SINGLE]
 
     def given(self, cond: Mapping[str, Any]) -> Space:
-        """Return the space for given conditions, which hold the number of rows of each sample."""
+        """Return the space for samples with these conditions, which set the number of rows of each sample."""
         ragged = {name: c for name, c in self.channels.items() if c.rows}
         if not ragged:
             return self
@@ -203,7 +204,7 @@ class Space:
         return space
 
     def check_rows(self, cond: Mapping[str, Any], count: int) -> None:
-        """Raise if a condition with numbers of rows is not one integer per sample within the channel's shape.
+        """Raise unless the conditions that count rows hold one integer per sample, within the channel's shape.
 
         This reads values from the device, so it is called once before sampling or training.
         """
@@ -236,11 +237,11 @@ class Space:
         return self._map(project, x, v)
 
     def check(self, x: State, whose: str = "") -> None:
-        """Raise if a state (or a velocity) has other channels or shapes than the space."""
+        """Raise if a state or velocity does not have the channels and shapes of the space."""
         require_state(x, f"{whose or 'the state: '}this")
         if isinstance(x, dict) == self.single:
             given = "a dict of channels" if isinstance(x, dict) else "a tensor"
-            raise ShapeError(f"states of this space are channels {list(self.channels)}, got {given}")
+            raise ShapeError(f"a state of this space must be a dict of {list(self.channels)}, got {given}")
         if missing := self.channels.keys() - channels(x).keys():
             raise ShapeError(f"the state lacks {', '.join(sorted(missing))} of the channels {list(self.channels)}")
         for name, value in channels(x).items():
@@ -249,9 +250,7 @@ class Space:
             shape = self.channels[name].shape
             if tuple(value.shape[1:]) != shape:
                 expected = ", ".join(["B", *map(str, shape)])
-                raise ShapeError(
-                    f"{whose}channel '{name}' takes states of shape ({expected}), got {tuple(value.shape)}"
-                )
+                raise ShapeError(f"{whose}channel '{name}' must have shape ({expected}), got {tuple(value.shape)}")
 
     def noise(self, count: int, randomness: Randomness, device: torch.device | str = "cpu") -> Any:
         """Draw x0: `count` states at t = 0."""
@@ -275,9 +274,9 @@ class Space:
         return self._map(move, x, self.tangent(x, v))
 
     def path(self, x0: Any, x1: Any, t: Tensor) -> tuple[Any, Any]:  # t: (B,)
-        """Return the point and the velocity at t of the geodesic from x0 to x1, a straight line on flat manifolds.
+        """Return the point and the velocity at time t on the geodesic from x0 to x1 (a straight line if flat).
 
-        In a centred channel it ends at x1 up to a common shift.
+        In a centred channel, the geodesic ends at x1 up to a common shift.
         """
 
         def initial(name: str, x0: Tensor, x1: Tensor) -> Tensor:
@@ -287,7 +286,7 @@ class Space:
             manifold = self.channels[name].manifold
             if getattr(manifold, "flat", False):
                 return u
-            # On curved manifolds the velocity turns; the logarithm to the farther end avoids a division by zero.
+            # On curved manifolds the velocity changes along the path; using the farther end avoids a division by zero.
             time = unsqueeze_like(t.to(x_t.dtype), x_t)
             ahead, behind = manifold.logmap(x_t, x1) / (1 - time), -manifold.logmap(x_t, x0) / time
             return torch.where(time < 0.5, ahead, behind)
@@ -319,7 +318,7 @@ class Space:
         return {name: f(name, *(s[name] for s in states)) for name in self.channels}
 
     def describe(self) -> dict[str, Any]:
-        """Return the description in a checkpoint, for spaces of this library's manifolds."""
+        """Return the description that a checkpoint stores, for spaces with manifolds of this library."""
         defaults = {f.name: f.default for f in fields(Channel)}
 
         def describe(channel: Channel) -> dict[str, Any]:
@@ -338,7 +337,7 @@ class Space:
 
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> Space:
-        """Return the space that :meth:`describe` described."""
+        """Return the space for a description by :meth:`describe`."""
         known = {m.__name__: m for m in (Euclidean, FlatTorus, Lattice)}
 
         def channel(about: dict[str, Any]) -> Channel:
@@ -351,12 +350,12 @@ class Space:
 
 
 def euclidean(shape: Sequence[int]) -> Space:
-    """Return the flat space of one channel with standard normal noise, whose states are plain tensors."""
+    """Return the flat space of plain tensors with standard normal noise."""
     return Space({SINGLE: Channel(tuple(int(n) for n in shape))})
 
 
 def as_space(space: Space | Sequence[int] | int) -> Space:
-    """Return a space unchanged, or the flat space of samples of a shape.
+    """Return a space unchanged; return the flat space for the shape of one sample.
 
     >>> as_space(2).channels["x"].shape, as_space([1, 28, 28]).channels["x"].shape
     ((2,), (1, 28, 28))
@@ -368,21 +367,23 @@ def as_space(space: Space | Sequence[int] | int) -> Space:
     except TypeError:
         shape = (-1,)
     if isinstance(space, bool) or any(n < 1 for n in shape):
-        raise UsageError(f"space is a Space, or the shape of one sample such as (2,) or (1, 28, 28), got {space!r:.80}")
+        raise UsageError(
+            f"space must be a Space, or the shape of one sample such as (2,) or (1, 28, 28); got {space!r:.80}"
+        )
     return euclidean(shape)
 
 
 def path_of(network: Any, space: Space) -> Path:
-    """Return the path that a network was trained on: its method `path` if it has one, else the geodesics of the space.
+    """Return the path that a network was trained on: its method `path`, or the geodesics of the space by default.
 
     Arguments:
-        network: A network or a field. A method `path(x0, x1, t) -> (x_t, u_t)` defines a path other than the geodesic
-            (as the adapter of a variance-preserving denoiser does).
+        network: A network or a field. Its method `path(x0, x1, t) -> (x_t, u_t)`, if any, defines a path other than the
+            geodesic (as for a variance-preserving denoiser).
         space: The space of the states, given the conditions (:meth:`Space.given`).
     """
     for module in (network, getattr(network, "network", None)):
         path: Path | None = getattr(module, "path", None)
-        if callable(path) and not isinstance(path, nn.Module):  # a layer may have this name
+        if callable(path) and not isinstance(path, nn.Module):  # a submodule may have this name
             return path
     return space.path
 
@@ -394,9 +395,9 @@ Pairs: TypeAlias = str | State | Callable[[State, Randomness], State] | None
 
 
 def optimal_transport(space: Space, x1: Any, randomness: Randomness) -> Any:
-    """Draw noise for a batch of data, assigned so that the sum of squared distances is minimal. Exact; needs scipy.
+    """Draw noise for a batch of data, paired with minimal total squared distance. Exact; needs scipy.
 
-    Distances are geodesic, and each channel is multiplied by its weight.
+    Distances are geodesic, with each channel multiplied by its weight.
 
     Arguments:
         space: The space of the states.
@@ -404,7 +405,7 @@ def optimal_transport(space: Space, x1: Any, randomness: Randomness) -> Any:
         randomness: The source of the noise.
     """
     if space.present:
-        raise UsageError("optimal transport is not defined for samples with different numbers of rows; give a function")
+        raise UsageError("pairs='ot' does not support samples with different numbers of rows; give a function as pairs")
     try:
         from scipy.optimize import linear_sum_assignment
     except ImportError as error:
@@ -461,7 +462,7 @@ def couple(pairs: Pairs, space: Space, x1: Any, randomness: Randomness) -> Any:
 
 
 class PathSample(NamedTuple):
-    """Points of the paths between noise and data: the states x_t at times t, and the target velocities u_t."""
+    """Points on the paths between noise and data: the states x_t at times t, and the target velocities u_t."""
 
     t: Tensor
     x_t: Any
@@ -469,7 +470,7 @@ class PathSample(NamedTuple):
 
 
 class Trainable(Protocol):
-    """A field as the evidence lower bound uses it."""
+    """Interface of a field that :func:`elbo_loss` can train."""
 
     @property
     def device(self) -> torch.device: ...
@@ -491,7 +492,7 @@ def path_sample(
     network: Any = None,
     pairs: Pairs = None,
 ) -> PathSample:
-    """Draw t ~ U(0, 1) and x0 ~ noise, and return the points of the paths between x0 and x1 (linear in flat space).
+    """Draw t ~ U(0, 1) and noise x0, and return points on the paths from x0 to x1 (straight in flat space).
 
     Arguments:
         network: A network that may define its own path (:func:`path_of`).
@@ -540,12 +541,12 @@ def elbo_loss(
     pairs: PathSample | Pairs = None,
     cond: Mapping[str, Any] | None = None,
 ) -> Tensor:
-    r"""Return the loss of joint training, flow matching under one draw plus the KL (eqn:vad_flow_matching).
+    r"""Return the loss of joint training: flow matching under one posterior draw, plus the KL (eqn:vad_flow_matching).
 
     .. math:: E \| v_ω(x_t, t) - u_t \|^2 + β\, KL[q(ω|x,t) \| π(ω)], \quad ω ∼ q
 
     Arguments:
-        field: A field; all its parameters that require a gradient get one.
+        field: A field. Gradients reach all parameters that require them.
         x1: Data, `(B, *)`.
         beta: The weight of the KL.
         seed: The source of t, x0 and ε.

@@ -1,8 +1,8 @@
-"""Content hashes, which bind a checkpoint, its reference and schedule, samples and certificates to one another.
+"""Content hashes, which link checkpoints, references, schedules, samples and certificates.
 
 A checkpoint's record holds the hash of each of its files and a hash of itself. A samples file holds the identity of its
-checkpoint, its sampling configuration, and a hash of its content. A certificate holds the identity of what it was made
-for. Readers compare hashes and refuse what differs, with an error that names the difference.
+checkpoint, its sampling configuration, and a hash of its content. A certificate holds the identity of what it is
+valid for. Readers compare hashes and raise an error that names the difference.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ __all__ = [
     "sealed",
 ]
 
-SEAL = "sha256"  # the key of a record's hash of itself
+SEAL = "sha256"  # key of the hash of the record itself
 CHUNK = 1 << 20
-SHOWN = 3  # differences that a message names
+SHOWN = 3  # differences listed in a message
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON holds it: tuples become lists, numpy numbers Python numbers, infinities text."""
+    """Convert a value for JSON: tuples to lists, numpy numbers to Python numbers, infinities to text."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -88,7 +88,7 @@ def digest_tensors(tensors: Mapping[str, Any], about: Any = None) -> str:
 
 
 def digest_parts(parts: Mapping[str, tuple[str, tuple[int, ...], Iterable[Any]]], about: Any = None) -> str:
-    """Return the same hash from the type, shape and pieces of the bytes of each tensor."""
+    """Return the hash of :func:`digest_tensors` from the type, shape and pieces of the bytes of each tensor."""
     found = hashlib.sha256(digest(about).encode())
     for name in sorted(parts):
         dtype, shape, content = parts[name]
@@ -99,13 +99,13 @@ def digest_parts(parts: Mapping[str, tuple[str, tuple[int, ...], Iterable[Any]]]
 
 
 def seal(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record with its own hash."""
+    """Return a record with its hash added."""
     bare = {key: value for key, value in record.items() if key != SEAL}
     return {**bare, SEAL: digest(bare)}
 
 
 def sealed(record: Mapping[str, Any]) -> bool:
-    """Whether a record's hash matches its content."""
+    """Return whether a record's hash matches its content."""
     return record.get(SEAL) == digest({key: value for key, value in record.items() if key != SEAL})
 
 

@@ -1,8 +1,8 @@
-"""Temporary changes of how a network runs, which are undone whatever happens.
+"""Temporary changes of how a network runs, which are undone even after exceptions and interrupts.
 
 Training mode, hooks and the compiler's stance belong to a module or to the process, so all threads share them. They are
 changed when the first of several overlapping calls begins, and restored when the last one ends (:class:`Shared`). State
-of one thread or task lives in context variables (:class:`Bound`).
+of one thread or task is stored in context variables (:class:`Bound`).
 """
 
 from __future__ import annotations
@@ -38,21 +38,20 @@ T = TypeVar("T")
 
 
 class Scope:
-    """A change that lasts for a `with` block, or for one call (:meth:`call`).
+    """Context manager for a change that lasts for a `with` block or for one call (:meth:`call`).
 
-    Subclasses define `open` and `close`. `close` may be called more than once, after an `open` that was interrupted
-    anywhere, and on an object whose `__init__` was interrupted. This class changes nothing.
+    Subclasses define `open` and `close`. `close` must allow repeated calls, also after an interrupted `open` or
+    `__init__`. This base class changes nothing.
 
-    An asynchronous exception (Ctrl-C) can interrupt a `with` statement between its body and the first line of
-    `__exit__`. :meth:`call` closes even then; after a `with` block, the change is undone when the exception's traceback
-    is released.
+    An asynchronous exception (Ctrl-C) can interrupt a `with` statement between its body and `__exit__`. :meth:`call`
+    undoes the change even then; a `with` block undoes it when the exception's traceback is released.
     """
 
     def open(self) -> None:
         """Make the change."""
 
     def close(self) -> None:
-        """Undo it."""
+        """Undo the change."""
 
     def __enter__(self) -> None:
         try:
@@ -68,13 +67,13 @@ class Scope:
         self.close()
 
     def call(self, function: Callable[..., T], /, *args: Any, **options: Any) -> T:
-        """Return `function(*args, **options)`, called inside the scope."""
+        """Call `function(*args, **options)` inside the scope and return its result."""
         grad = torch.is_grad_enabled()
         try:
             self.open()
             return function(*args, **options)
         except BaseException:
-            torch._C._set_grad_enabled(grad)  # an interrupt may have prevented torch's no_grad from restoring it
+            torch._C._set_grad_enabled(grad)  # torch's no_grad may not have restored it after an interrupt
             raise
         finally:
             try:
@@ -85,7 +84,7 @@ class Scope:
 
 
 class Scopes(Scope):
-    """Several scopes as one, opened in order and closed in reverse."""
+    """Scope that combines several scopes, opened in order and closed in reverse."""
 
     parts: tuple[Scope, ...] = ()
 
@@ -102,11 +101,11 @@ class Scopes(Scope):
 
 
 class Bound(Scope):
-    """A scope in which a context variable holds a value, for this thread and task alone.
+    """Scope in which a context variable holds a value, in this thread and task only.
 
     Arguments:
-        variable: The variable.
-        value: A distinct object, by whose identity the scope recognises that the variable still holds its value.
+        variable: The context variable.
+        value: The value. It must be a distinct object, because the scope compares identities when it closes.
     """
 
     opened = False
@@ -130,12 +129,12 @@ class _Entry:
 
 
 class Shared(Generic[K]):
-    """A temporary change of shared objects. Overlapping calls share the change, and the last one to end restores it.
+    """Temporary change of shared objects. Overlapping calls share the change, and the last one to end undoes it.
 
     Arguments:
-        read: `read(key)`: the object's value before the change.
-        write: `write(key)`: make the change, or do nothing if it is made already; every holder calls it.
-        restore: `restore(key, before)`: undo the change.
+        read: `read(key)` returns the object's value before the change.
+        write: `write(key)` makes the change, if it is not made already; every holder calls it.
+        restore: `restore(key, before)` undoes the change.
     """
 
     def __init__(self, read: Callable[[K], Any], write: Callable[[K], None], restore: Callable[[K, Any], None]) -> None:
@@ -169,7 +168,7 @@ class Shared(Generic[K]):
                     self.entries.pop(key, None)
 
     def forked(self) -> None:
-        """Release what other threads held, in the child of a fork, where only the calling thread exists."""
+        """Release the holders of other threads, which do not exist in the child of a fork."""
         self.lock = RLock()  # another thread may have held the old one
         for key, entry in list(self.entries.items()):
             for holder in [holder for holder, thread in entry.holders.items() if thread != get_ident()]:
@@ -223,17 +222,17 @@ _STANCE: Shared[str] = Shared(
 
 
 def evaluating(network: Any) -> Scope:
-    """Return a scope in which a module, if it is one, is in evaluation mode.
+    """Return a scope in which a network is in evaluation mode, if it is a module.
 
-    All threads share the mode of a module: it is in evaluation mode while any thread is in the scope, and its own mode
-    is restored when the last one ends. To train a network with dropout while another thread samples it, give the
-    sampler a copy.
+    All threads share the mode of a module. It is in evaluation mode while any thread is in the scope, and its previous
+    mode is restored at the end of the last scope. To train a network with dropout while another thread samples it,
+    sample a copy.
     """
     return _MODES.holding(network.modules()) if isinstance(network, nn.Module) else Scope()
 
 
 def tensor_float(on: bool = True) -> Scope:
-    """Return a scope in which matrix products on a GPU use TensorFloat-32, if `on`; it applies to all threads."""
+    """Return a scope in which matrix products on a GPU use TensorFloat-32 in all threads, if `on`."""
     return _PRECISION.holding(["matmul"]) if on else Scope()
 
 
@@ -248,16 +247,16 @@ _THREADS: Shared[str] = Shared(
 def one_thread(work: float = 0.0) -> Scope:
     """Return a scope in which torch uses one CPU thread, if the work is small.
 
-    Waiting threads spin: below :data:`SMALL` a second thread gains nothing on an idle machine, and on a busy one two
-    threads take two to five times as long as one. Samples and variances are the same bit for bit. Gradients are sums
-    over the batch, which depend on the number of threads for larger batches.
+    Waiting threads spin. Below :data:`SMALL`, a second thread gains nothing on an idle machine, and on a busy one two
+    threads take two to five times as long as one. Samples and variances are bit for bit the same. Gradients of large
+    batches depend on the number of threads.
 
-    Use the scope in programs such as the command line, not in library functions: the number of threads belongs to the
-    process, and a thread whose first operation runs inside the scope always uses one thread.
+    Use the scope in programs such as the command line, not in library functions: the setting applies to the whole
+    process, and a thread whose first operation runs inside the scope uses one thread forever.
 
     Arguments:
-        work: Multiply-adds per evaluation of the network: about its parameters times the batch, and times the pixels
-            for convolutions. From :data:`SMALL` on, nothing is changed.
+        work: Multiply-adds per evaluation of the network: about its parameters times the batch size, and times the
+            pixels for convolutions. If at least :data:`SMALL`, nothing is changed.
     """
     return _THREADS.holding(["threads"]) if work < SMALL else Scope()
 
@@ -273,15 +272,15 @@ _FLAG: Shared[str] = Shared(
 def as_compiled() -> Scope:
     """Return a scope in which :func:`compiling` is true in this thread and task.
 
-    `torch.compiler.is_compiling()` is true in all threads, so that other libraries' networks skip checks of values.
+    `torch.compiler.is_compiling()` is then true in all threads, so that networks of other libraries skip value checks.
     """
     return Scopes(Bound(_COMPILING, object()), _FLAG.holding(["compiling"]))
 
 
 def compiling() -> bool:
-    """Return whether this thread compiles the network, with torch or with :class:`fmwc.compiled.Compiled`.
+    """Return whether this thread is compiling a network with torch or :class:`fmwc.compiled.Compiled`.
 
-    The network must then not read values, and must use its static capacity.
+    The network must then not read values and must use its static capacity.
     """
     if torch.compiler.is_dynamo_compiling():  # dynamo cannot trace a context variable
         return True
@@ -289,10 +288,10 @@ def compiling() -> bool:
 
 
 def eagerly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that runs without compiled code, which would ignore hooks that were added after compilation.
+    """Return a version of a function that runs uncompiled, because compiled code ignores hooks added later.
 
-    This includes functions that it calls, and calls of it from compiled code with graph breaks. torch has one such
-    setting per process: compiled functions also run uncompiled in other threads until the call ends.
+    Functions that it calls also run uncompiled, and calls of it from compiled code become graph breaks. torch has one
+    such setting per process, so compiled functions in other threads also run uncompiled until the call ends.
     """
     if "torch._dynamo" not in sys.modules:  # nothing was compiled; importing the compiler takes seconds
         return function

@@ -1,7 +1,7 @@
-"""Seeds that do not depend on how a run is split into batches.
+"""Random numbers that do not depend on how a run is split into batches.
 
-Sample i gets the same random numbers in whichever batch it is drawn: numbers are drawn for fixed blocks of samples, for
-each block and each call from a separate seed, and a batch takes its rows of them.
+Sample i gets the same random numbers in any batch. Numbers are drawn for fixed blocks of samples, with a separate seed
+for each block and call, and a batch uses its rows of the blocks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 # Samples that share one seed. Larger blocks waste more at the borders of a batch; smaller ones are seeded more often.
-# If a sample takes many numbers (the noise of an image's layer), fewer share a seed. GPUs prefer larger fills.
+# If a sample needs many numbers (the noise of an image layer), fewer samples share a seed. GPUs prefer larger blocks.
 BLOCK = 1024
 NUMBERS = {"cpu": 2**19, "cuda": 2**22}
 
@@ -43,7 +43,7 @@ def derive(*parts: int | str) -> int:
 
 
 class Randomness(Protocol):
-    """A source of random numbers."""
+    """Interface of sources of random numbers."""
 
     def normal(self, like: Tensor) -> Tensor:
         """Return standard normal numbers of the shape, type and device of `like`."""
@@ -53,10 +53,10 @@ class Randomness(Protocol):
 
 
 class Stream:
-    """Random numbers from one generator, in the order of the calls; used by training.
+    """Random numbers from one generator, in the order of the calls (for training).
 
     Arguments:
-        generator: A generator on the device of the tensors; `None` means torch's global one.
+        generator: A generator on the device of the tensors; torch's global one if `None`.
     """
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
@@ -70,10 +70,10 @@ class Stream:
 
 
 class Blocks:
-    """Random numbers for the samples `start … start + count − 1` of a run; used by sampling.
+    """Random numbers for the samples `start … start + count − 1` of a run (for sampling).
 
-    A tensor with a whole number of rows per sample is filled sample by sample. Any other tensor is filled from one seed
-    for the batch, which is reproducible only with the same batches.
+    A tensor whose number of rows is a multiple of the number of samples is filled sample by sample. Any other tensor is
+    filled from one seed per batch, which is reproducible only with the same batches.
     """
 
     def __init__(self, seed: int, start: int, count: int) -> None:
@@ -106,7 +106,7 @@ class Blocks:
 
 
 class RecordingRandomness:
-    """Randomness that records the requests to another source, and its draws."""
+    """Randomness that records the requests to another source and the numbers it returns."""
 
     def __init__(self, source: Randomness) -> None:
         self.source = source
@@ -148,7 +148,7 @@ def signs(randomness: Randomness, like: Tensor) -> Tensor:
 
 
 def _block(numbers: int, device: str = "cpu") -> int:
-    """Return how many samples share a seed if each takes `numbers` numbers: a power of two, at most `BLOCK`.
+    """Return how many samples share a seed if each needs `numbers` numbers: a power of two, at most `BLOCK`.
 
     >>> _block(2), _block(32 * 28 * 28)
     (1024, 16)
@@ -158,7 +158,7 @@ def _block(numbers: int, device: str = "cpu") -> int:
 
 
 def as_randomness(source: Randomness | torch.Generator | int | None, device: torch.device) -> Randomness:
-    """Return a source of randomness from a source, a seed, a generator, or `None` (torch's global generator)."""
+    """Return a source of randomness for a source, a generator, a seed, or `None` (torch's global generator)."""
     if source is None or isinstance(source, torch.Generator):
         return Stream(source)
     if isinstance(source, SupportsIndex):

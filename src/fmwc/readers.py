@@ -1,7 +1,7 @@
 """Readers of JSON, text and tensor files, which check types, ranges and sizes before they allocate memory.
 
-Only regular files up to a limit are read. What a file declares (shapes, numbers of parts, sizes inside an archive) is
-compared with the limits first. Whatever is wrong raises an error of one line.
+Only regular files up to a size limit are read. Sizes that a file declares (shapes, numbers of entries, sizes inside an
+archive) are checked first. Invalid files raise a one-line error.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ __all__ = [
 MEBIBYTE = 1 << 20
 TEXT_LIMIT = 256 * MEBIBYTE  # tables and other text
 JSON_LIMIT = 64 * MEBIBYTE
-TENSOR_LIMIT = 16 << 30  # of a whole file of tensors, and of what it unpacks to
-FREE = 64 * MEBIBYTE  # what any archive may unpack to, plus
-RATIO = 100  # times its size; images and crystals are compressed 5 to 40 times, archive bombs 1,000 times
+TENSOR_LIMIT = 16 << 30  # limit of a tensor file and of its unpacked content
+FREE = 64 * MEBIBYTE  # an archive may unpack to this many bytes, plus
+RATIO = 100  # this many times its size; images and crystals are compressed 5 to 40 times, archive bombs 1,000 times
 COLUMNS = 1000  # of a table
 CELLS = 20_000_000
 NAMES = 100_000  # tensors per file
@@ -66,7 +66,7 @@ DIMENSIONS = 16
 
 
 def open_regular(path: str | Path, limit: int, error: type[FmwcError] = DataError) -> BinaryIO:
-    """Open a regular file of at most `limit` bytes; refuse a fifo or a device without waiting for it."""
+    """Open a regular file of at most `limit` bytes; raise for a pipe or a device, without waiting for it."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError) as problem:
@@ -86,7 +86,7 @@ def read_bytes(path: str | Path, limit: int = TEXT_LIMIT, error: type[FmwcError]
     """Return the content of a regular file of at most `limit` bytes."""
     with open_regular(path, limit, error) as file:
         content = file.read(limit + 1)
-    if len(content) > limit:  # it has grown, or its size was unknown (/proc)
+    if len(content) > limit:  # the file has grown, or its size was unknown (/proc)
         raise error(f"{shown(path)} has more than {limit:,} bytes")
     return content
 
@@ -120,7 +120,7 @@ def read_csv(path: str | Path, limit: int = TEXT_LIMIT, error: type[FmwcError] =
                 )
             yield row
     except csv.Error as problem:
-        raise error(f"{shown(path)} is cut off or no CSV file ({problem}); copy it again") from problem
+        raise error(f"{shown(path)} is truncated or not a CSV file ({problem}); copy it again") from problem
 
 
 def shown(path: str | Path) -> str:
@@ -134,7 +134,7 @@ Check = Callable[[Any, str], Any]  # (value, where) -> value; raises DataError
 
 
 def parse_json(content: str, what: str, error: type[FmwcError] = DataError) -> Any:
-    """Parse JSON, without Python's NaN and infinity."""
+    """Parse JSON; raise for NaN and infinity, which Python would accept."""
 
     def refuse(name: str) -> Any:
         raise ValueError(f"{name} is not a number")
@@ -147,12 +147,12 @@ def parse_json(content: str, what: str, error: type[FmwcError] = DataError) -> A
 
 
 def read_json(path: str | Path, schema: Check, limit: int = JSON_LIMIT, error: type[FmwcError] = DataError) -> Any:
-    """Return the content of a JSON file that passes a schema."""
+    """Return the content of a JSON file; raise if it does not pass a schema."""
     return check(parse_json(read_text(path, limit, error), shown(path), error), schema, shown(path), error)
 
 
 def check(value: Any, schema: Check, what: str, error: type[FmwcError] = DataError) -> Any:
-    """Return the value if it passes the schema; raise `error` with the place and the reason otherwise."""
+    """Return the value if it passes the schema; otherwise raise `error` with the location and the reason."""
     try:
         return schema(value, "")
     except DataError as problem:
@@ -166,7 +166,7 @@ def _wrong(where: str, expected: str, value: Any) -> DataError:
 
 
 def _leaf(expected: str, passes: Callable[[Any], bool]) -> Check:
-    """Return the check of a single value."""
+    """Return a check of a single value."""
 
     def run(value: Any, where: str) -> Any:
         if not passes(value):
@@ -177,7 +177,7 @@ def _leaf(expected: str, passes: Callable[[Any], bool]) -> Check:
 
 
 def number(low: float = -math.inf, high: float = math.inf, *, open_low: bool = False, open_high: bool = False) -> Check:
-    """A finite number in a range."""
+    """Check for a finite number in a range."""
     expected = "a finite number"
     if low > -math.inf or high < math.inf:
         expected += f" in {'(' if open_low else '['}{low:g}, {high:g}{')' if open_high else ']'}"
@@ -191,7 +191,7 @@ def number(low: float = -math.inf, high: float = math.inf, *, open_low: bool = F
 
 
 def whole(low: int = 0, high: int = 1 << 62) -> Check:
-    """A whole number in a range."""
+    """Check for an integer in a range."""
     expected = f"{low}" if low == high else f"a whole number from {low} to {high}"
     return _leaf(expected, lambda v: isinstance(v, int) and not isinstance(v, bool) and low <= v <= high)
 
@@ -200,24 +200,24 @@ boolean = _leaf("true or false", lambda v: isinstance(v, bool))
 
 
 def text(longest: int = 10_000, pattern: str = "") -> Check:
-    """A string."""
+    """Check for a string."""
     expected = f"text like {pattern}" if pattern else f"text of at most {longest} characters"
     fits = re.compile(pattern or ".*", 0 if pattern else re.DOTALL).fullmatch
     return _leaf(expected, lambda v: isinstance(v, str) and len(v) <= longest and fits(v) is not None)
 
 
 def choice(*names: str) -> Check:
-    """One of some strings."""
+    """Check for one of several strings."""
     return _leaf(f"one of {', '.join(names)}", lambda v: isinstance(v, str) and v in names)
 
 
 def optional(inner: Check) -> Check:
-    """Null, or a value that passes another check."""
+    """Check for null or a value that passes another check."""
     return lambda value, where: None if value is None else inner(value, where)
 
 
 def array(inner: Check, least: int = 0, most: int = 1_000_000, *, rising: bool = False) -> Check:
-    """A list; `rising` requires that no entry is smaller than the one before."""
+    """Check for a list; with `rising`, it must be sorted."""
 
     def run(value: Any, where: str) -> Any:
         if not isinstance(value, list) or not least <= len(value) <= most:
@@ -232,7 +232,7 @@ def array(inner: Check, least: int = 0, most: int = 1_000_000, *, rising: bool =
 
 
 def mapping(inner: Check, most: int = 100_000) -> Check:
-    """An object with any keys, whose values all pass a check."""
+    """Check for an object with any keys whose values all pass a check."""
 
     def run(value: Any, where: str) -> Any:
         if not isinstance(value, dict) or len(value) > most:
@@ -243,17 +243,17 @@ def mapping(inner: Check, most: int = 100_000) -> Check:
 
 
 def anything(value: Any, where: str) -> Any:
-    """Any JSON value."""
+    """Accept any JSON value."""
     return value
 
 
 def record(needed: Mapping[str, Check], may: Mapping[str, Check] | None = None, *, more: bool = False) -> Check:
-    """An object with these keys.
+    """Check for an object with these keys.
 
     Arguments:
         needed: Required keys.
         may: Optional keys; null counts as absent.
-        more: Allow other keys.
+        more: Whether other keys are allowed.
     """
 
     def run(value: Any, where: str) -> Any:
@@ -278,7 +278,7 @@ def record(needed: Mapping[str, Check], may: Mapping[str, Check] | None = None, 
 def read_safetensors(
     path: str | Path, limit: int = TENSOR_LIMIT, error: type[FmwcError] = DataError
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors of a .safetensors file, and its metadata."""
+    """Return the tensors and the metadata of a .safetensors file."""
     from safetensors import safe_open
 
     open_regular(path, limit, error).close()
@@ -288,14 +288,14 @@ def read_safetensors(
             if len(names) > NAMES:
                 raise ValueError(f"it holds {len(names)} tensors")
             return {name: file.get_tensor(name) for name in names}, dict(file.metadata() or {})
-    except Exception as problem:  # whatever the library raises
-        raise error(f"{shown(path)} is not a safetensors file, or is cut off ({_reason(problem)})") from problem
+    except Exception as problem:  # the library raises various types
+        raise error(f"{shown(path)} is not a safetensors file, or is truncated ({_reason(problem)})") from problem
 
 
 def read_arrays(path: str | Path, limit: int = TENSOR_LIMIT, error: type[FmwcError] = DataError) -> dict[str, Any]:
     """Return the arrays of an .npz file by name, or the array of an .npy file under the name "".
 
-    The sizes that the file declares are compared with the limits before anything is unpacked.
+    The declared sizes are checked against the limits before anything is unpacked.
     """
     try:
         with open_regular(path, limit, error) as file:
@@ -306,9 +306,11 @@ def read_arrays(path: str | Path, limit: int = TENSOR_LIMIT, error: type[FmwcErr
                 members = [m for m in archive.infolist() if m.filename.endswith(".npy")]
                 size = sum(m.file_size for m in members)
                 if size > (most := unpacked(os.fstat(file.fileno()).st_size, limit)):
-                    raise error(f"{shown(path)} unpacks to {size:,} bytes; of its size at most {most:,} are read")
+                    raise error(
+                        f"{shown(path)} unpacks to {size:,} bytes; at most {most:,} are read from a file of its size"
+                    )
                 if len(members) > NAMES or len({m.filename for m in members}) < len(members):
-                    raise ValueError("its names are too many, or are not different")
+                    raise ValueError("it has too many entries, or entries with equal names")
                 found = {}
                 for member in members:
                     with archive.open(member) as inner:
@@ -317,17 +319,17 @@ def read_arrays(path: str | Path, limit: int = TENSOR_LIMIT, error: type[FmwcErr
     except FmwcError:
         raise
     except Exception as problem:
-        raise error(f"{shown(path)} is not an .npy or .npz file, or is cut off ({_reason(problem)})") from problem
+        raise error(f"{shown(path)} is not an .npy or .npz file, or is truncated ({_reason(problem)})") from problem
 
 
 def _npy(file: Any, size: int) -> np.ndarray:
-    """Read one array, whose header must not claim more than `size` bytes."""
+    """Read one array; raise if its header declares more than `size` bytes."""
     version = np.lib.format.read_magic(file)
     if version == (3, 0):
-        raise ValueError("its fields are named")
+        raise ValueError("it is a structured array")
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     if version not in readers:
-        raise ValueError(f"its version {version} is not known")
+        raise ValueError(f"its format version {version} is not known")
     shape, fortran, dtype = readers[version](file)
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
@@ -335,20 +337,20 @@ def _npy(file: Any, size: int) -> np.ndarray:
         raise ValueError(f"its shape is {shape}")
     count = math.prod(shape)
     if count * dtype.itemsize > size:
-        raise ValueError(f"its header claims {count * dtype.itemsize:,} bytes, and there are {size:,}")
+        raise ValueError(f"its header declares {count * dtype.itemsize:,} bytes, but it has {size:,}")
     found = np.empty(count * dtype.itemsize, np.uint8)
     done = 0
-    while done < len(found):  # in pieces, so that memory holds one copy
+    while done < len(found):  # in pieces, so that memory holds only one copy
         piece = file.read(min(16 * MEBIBYTE, len(found) - done))
         if not piece:
-            raise ValueError("it is cut off")
+            raise ValueError("it is truncated")
         found[done : done + len(piece)] = np.frombuffer(piece, np.uint8)
         done += len(piece)
     return found.view(dtype).reshape(shape, order="F" if fortran else "C")
 
 
 def read_pt(path: str | Path, limit: int = TENSOR_LIMIT, error: type[FmwcError] = DataError) -> Any:
-    """Return what torch saved, if it is only tensors in dicts and lists, and nothing executable."""
+    """Return the content of a file of torch.save, which may hold only tensors in dicts and lists."""
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -357,20 +359,22 @@ def read_pt(path: str | Path, limit: int = TENSOR_LIMIT, error: type[FmwcError] 
             if zipfile.is_zipfile(file):
                 with zipfile.ZipFile(file) as archive:
                     size = sum(m.file_size for m in archive.infolist())
-                    if size > limit or size > 2 * os.fstat(file.fileno()).st_size + MEBIBYTE:  # torch stores, unpacked
+                    if size > limit or size > 2 * os.fstat(file.fileno()).st_size + MEBIBYTE:  # torch does not compress
                         raise ValueError(f"it unpacks to {size:,} bytes")
             file.seek(0)
             found = torch.load(file, map_location="cpu", weights_only=True)
     except FmwcError:
         raise
-    except Exception as problem:  # torch's message advises to load it unsafely
+    except Exception as problem:  # torch's message suggests unsafe loading
         raise error(
-            f"{shown(path)} holds something else than tensors, or is truncated ({type(problem).__name__})"
+            f"{shown(path)} holds something other than tensors, or is truncated ({type(problem).__name__})"
         ) from problem
     for leaf in tree_leaves(found):
         if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
             if leaf.numel() * leaf.element_size() > leaf.untyped_storage().nbytes():
-                raise error(f"{shown(path)} holds a tensor of shape {tuple(leaf.shape)} that repeats its memory")
+                raise error(
+                    f"{shown(path)} holds a tensor of shape {tuple(leaf.shape)} with overlapping memory; save x.clone()"
+                )
         elif isinstance(leaf, torch.Tensor):
             raise error(f"{shown(path)} holds a tensor of layout {leaf.layout}; save it dense")
     return found

@@ -1,6 +1,6 @@
-"""A state is a tensor, or a dict of named channels, each a tensor (crystals: type, coord, lattice).
+"""States, which are tensors or dicts of named channels (crystals: type, coord, lattice).
 
-A function of one tensor is applied to both kinds by :func:`tree_map`.
+:func:`tree_map` applies a function of tensors to both kinds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 
 State = Tensor | dict[str, Tensor]
 
-SINGLE = "x"  # the name of the only channel of a state that is one tensor
+SINGLE = "x"  # the channel name of a state that is a single tensor
 
 
 def channels(state: State) -> dict[str, Tensor]:
@@ -51,7 +51,7 @@ def channels(state: State) -> dict[str, Tensor]:
 
 
 def tree_map(f: Callable[..., Any], *states: Any) -> Any:
-    """Apply `f` to each channel. A tensor beside a dict is passed with every channel.
+    """Apply `f` to each channel. If some states are dicts, plain tensors are passed with every channel.
 
     >>> import torch
     >>> tree_map(torch.add, {"a": torch.ones(1)}, {"a": torch.ones(1)})
@@ -64,7 +64,7 @@ def tree_map(f: Callable[..., Any], *states: Any) -> Any:
 
 
 def first_channel(state: State) -> Tensor:
-    """Return a single tensor itself, or the first channel of several; all have one batch size and device."""
+    """Return the first channel; all channels have the same batch size and device."""
     return next(iter(channels(state).values()))
 
 
@@ -79,7 +79,7 @@ def unsqueeze_like(value: Tensor, like: Tensor) -> Tensor:  # (B,) -> (B, 1, …
 
 
 def precision_of(network: Any) -> torch.dtype:
-    """Return the precision of a network's states: single, or double if its weights are."""
+    """Return the precision of a network's states: double if its weights are double, else single."""
     weights = network.parameters() if isinstance(network, nn.Module) else ()
     dtype = next((p.dtype for p in weights if p.is_floating_point()), torch.float32)
     if dtype in (torch.float16, torch.bfloat16):
@@ -91,10 +91,10 @@ def precision_of(network: Any) -> torch.dtype:
 
 
 def as_rows(value: Any, what: str) -> Tensor:
-    """Convert a tensor, an array or a list of rows to a tensor with a row per sample."""
+    """Convert a tensor, an array or a list of rows to a tensor with one row per sample."""
     if not isinstance(value, (Tensor, np.ndarray, list, tuple)):
         raise UsageError(
-            f"{what} must be one tensor with a row per sample, or a dict of channels; got {type(value).__name__}"
+            f"{what} must be one tensor with one row per sample, or a dict of channels; got {type(value).__name__}"
         )
     try:
         if isinstance(value, (list, tuple)) and value and isinstance(value[0], (Tensor, np.ndarray)):
@@ -119,9 +119,9 @@ def as_state(value: Any, what: str, network: Any = None, device: torch.device | 
     def one(value: Any) -> Tensor:
         rows = as_rows(value, what)
         if rows.is_complex() or rows.dtype == torch.bool:
-            raise UsageError(f"{what} holds {rows.dtype}, but a flow needs real numbers; use x.float()")
+            raise UsageError(f"{what} has type {rows.dtype}, but a flow needs real numbers; use x.float()")
         if not rows.ndim:
-            raise ShapeError(f"{what} must be one tensor with a row per sample; got a single number")
+            raise ShapeError(f"{what} must be one tensor with one row per sample; got a single number")
         if dtype is not None and rows.dtype not in (torch.float16, torch.bfloat16):
             rows = rows.to(dtype)
         elif not rows.is_floating_point():
@@ -148,7 +148,7 @@ def as_numbers(value: Any, what: str, device: torch.device | str | None = None) 
 
 
 def as_whole(value: Any, name: str, low: int = SEEDS[0], high: int = SEEDS[1], unit: str = "") -> int:
-    """Convert an integer of Python, numpy or torch to an int in a range; `name` and `unit` appear in the error.
+    """Convert an integer of Python, numpy or torch to an int, and check its range; `name` and `unit` are for the error.
 
     >>> as_whole(np.int64(5), "count", 1)
     5
@@ -164,24 +164,24 @@ def as_whole(value: Any, name: str, low: int = SEEDS[0], high: int = SEEDS[1], u
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Return whether an error reports a lack of memory; torch has a class for it on a GPU, and only a text on a CPU."""
+    """Return whether an error reports a lack of memory; on a CPU, torch reports it only in the text."""
     words = ("not enough memory", "can't allocate memory")
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in str(error) for word in words)
 
 
-_DEVICE = ("CUDA error", "cuDNN error", "CUBLAS", "CUDNN", "NCCL")  # in errors of the GPU itself
+_DEVICE = ("CUDA error", "cuDNN error", "CUBLAS", "CUDNN", "NCCL")  # parts of errors of the GPU
 
 
 def as_conditions(cond: Any) -> dict[str, Any]:
-    """Return the conditions by name; an empty dict for `None`. Small whole numbers become 64-bit ones.
+    """Return the conditions by name; an empty dict for `None`. Small integer types are converted to 64 bits.
 
-    Data files often hold labels as bytes, which embeddings refuse.
+    Data files often hold labels as bytes, which embeddings do not accept.
 
     >>> as_conditions({"y": 3}), as_conditions(None)
     ({'y': 3}, {})
     """
     if cond is not None and not isinstance(cond, Mapping):
-        raise UsageError(f"conditions are given by name, such as cond={{'y': y}}; got {type(cond).__name__}")
+        raise UsageError(f"conditions must be given by name, such as cond={{'y': y}}; got {type(cond).__name__}")
     return {name: _widened(value) for name, value in (cond or {}).items()}
 
 
@@ -202,7 +202,7 @@ def has_rows(value: Any, count: int) -> bool:
 
 
 def select_conditions(cond: Mapping[str, Any], rows: Any, count: int) -> dict[str, Any]:
-    """Return the conditions of some of `count` samples. Values without one row per sample are kept as they are.
+    """Return the conditions of some of `count` samples. Values without one row per sample are kept unchanged.
 
     Arguments:
         cond: The conditions. Tensors, and lists of texts, may have one row per sample.
@@ -219,10 +219,10 @@ def select_conditions(cond: Mapping[str, Any], rows: Any, count: int) -> dict[st
 
 
 def blame_conditions(error: Exception, cond: dict[str, Any], count: int) -> None:
-    """Raise an error that names the condition on which a network failed; return if the error points to none.
+    """Raise an error that names the condition on which a network failed; return if none can be identified.
 
-    An error points to a condition if the network has no such argument, if a number or a list was used as a tensor (the
-    text contains its type), or if it does not have one row per sample (the text contains its number of rows).
+    A condition is identified if the network has no such argument, if it is a number or a list used as a tensor (the
+    error contains its type), or if it does not have one row per sample (the error contains its number of rows).
     """
     text = str(error)
     if out_of_memory(error) or any(word in text for word in _DEVICE):
@@ -230,7 +230,7 @@ def blame_conditions(error: Exception, cond: dict[str, Any], count: int) -> None
     reason = (text.splitlines() or [type(error).__name__])[0]
     if isinstance(error, TypeError) and (argument := re.search(r"unexpected keyword argument '(\w+)'", text)):
         if argument[1] in cond:
-            raise UsageError(f"the network takes no condition '{argument[1]}' ({reason}); leave it out") from error
+            raise UsageError(f"the network has no condition '{argument[1]}' ({reason}); leave it out") from error
         return
     for name, value in cond.items():
         kind = type(value).__name__
@@ -244,22 +244,22 @@ def blame_conditions(error: Exception, cond: dict[str, Any], count: int) -> None
         elif isinstance(error, (AttributeError, TypeError)) and re.search(rf"\b{kind}\b", text):
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 raise UsageError(
-                    f"the network does not take the number {name}={value} ({reason}); give one per sample: "
+                    f"the network does not accept the number {name}={value} ({reason}); give one per sample: "
                     f"cond={{'{name}': torch.full(({count},), {value})}}"
                 ) from error
             if isinstance(value, (list, tuple, np.ndarray)):
                 raise UsageError(
-                    f"the network does not take a {kind} as condition '{name}' ({reason}); give a tensor"
+                    f"the network does not accept a {kind} as condition '{name}' ({reason}); give a tensor"
                 ) from error
 
 
 def wide(value: Tensor) -> Tensor:
-    """Widen half precision to single, in which sums of many squares are accurate."""
+    """Convert half precision to single, in which sums of many squares are accurate."""
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
 
 
 def require_state(value: Any, what: str) -> None:
-    """Raise if a network returned anything but a state, such as a tuple or a library's output class."""
+    """Raise if a network's output is not a state but, for example, a tuple or an output class of another library."""
     named = type(value) in (dict, OrderedDict) and value and all(isinstance(c, Tensor) for c in value.values())
     if isinstance(value, Tensor) or named:
         return
@@ -270,13 +270,13 @@ def require_state(value: Any, what: str) -> None:
 
 
 def per_sample(value: Tensor, count: int, owner: Tensor | None = None) -> Tensor:  # (B·k, *) -> (B,)
-    """Sum everything that belongs to one sample. A layer may have several rows per sample (tokens, patches).
+    """Sum the values of each sample. A layer may have several rows per sample (tokens, patches).
 
     Arguments:
-        owner: The sample that each row belongs to, if samples have different numbers of rows (the atoms of crystals);
-            `count` for a row that belongs to none.
+        owner: The sample index of each row, if samples have different numbers of rows (the atoms of crystals); `count`
+            for unused rows.
     """
-    # Not flattened first: a compiler would then traverse the dimensions in that order, whatever their layout.
+    # Do not flatten first: a compiler would then traverse the dimensions in that order, whatever their layout.
     rows = value.sum(tuple(range(1, value.ndim))) if value.ndim > 1 else value
     if owner is not None:
         return rows.new_zeros(count + 1).index_add(0, owner, rows)[:count]

@@ -185,7 +185,7 @@ BAD = {
     "negative": ({}, ("--evaluations=-1",), "'--evaluations': Input should be"),
     "evidence": ({}, ("--evidence", "contset"), "did you mean 'contest'"),
     "checkpoint": ({}, ("--checkpoint", "mnits"), "unknown checkpoint"),
-    "other checkpoint": ({}, ("--checkpoint", "checkerboard"), "takes states of shape (B, 2)"),
+    "other checkpoint": ({}, ("--checkpoint", "checkerboard"), "must have shape (B, 2)"),
 }
 
 

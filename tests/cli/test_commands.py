@@ -321,7 +321,7 @@ def test_damaged_checkpoints_are_rejected(run, trained, tmp_path):
     weights["network.out.bias"][0] = float("nan")
     save_file(weights, nan / "model.safetensors")
     wanted = {
-        cut: "cut off",
+        cut: "truncated",
         newer: "upgrade fmwc",
         other: "another architecture",
         edited: "was changed after it was written",

@@ -225,7 +225,7 @@ def test_samples_that_cannot_be_recomputed_are_rejected(run, points, tmp_path):
     refused(tmp_path / "nothing", "does not exist")
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes((points / "samples.safetensors").read_bytes()[:500])
-    refused(broken, "is not a safetensors file, or is cut off")
+    refused(broken, "is not a safetensors file, or is truncated")
     save_file({"x": torch.zeros(3)}, tmp_path / "other.safetensors")
     refused(tmp_path / "other.safetensors", "is not a samples file")
     refused(points, "did not draw", "--checkpoint", "checkerboard-joint")

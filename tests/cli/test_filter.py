@@ -304,7 +304,7 @@ def test_files_without_samples_are_rejected(run, points, tmp_path):
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "samples.safetensors").write_bytes((points / "samples.safetensors").read_bytes()[:500])
-    refused(broken, "is not a safetensors file, or is cut off")
+    refused(broken, "is not a safetensors file, or is truncated")
     other = tmp_path / "other"
     other.mkdir()
     (other / "samples.safetensors").write_bytes((points / "samples.safetensors").read_bytes())

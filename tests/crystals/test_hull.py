@@ -95,7 +95,7 @@ def test_files_that_are_not_hulls(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 no")
     np.savez(tmp_path / "b.npz", x=np.zeros(3))
     for name in ("a.npz", "b.npz", "c.npz"):
-        with pytest.raises(DataError, match=r"not a hull|cut off|No such file"):
+        with pytest.raises(DataError, match=r"not a hull|truncated|No such file"):
             Hull.load(tmp_path / name)
 
 

@@ -385,7 +385,7 @@ def test_bad_csvs(tmp_path, texts):
     write_csv(tmp_path, "train", texts)
     whole = file.read_bytes()
     file.write_bytes(whole[: whole.rindex(b"Hg") if b"Hg" in whole[-300:] else -200])
-    refused("cut off or no CSV file .unexpected end", tmp_path)
+    refused("truncated or not a CSV file .unexpected end", tmp_path)
     file.write_bytes(b"material_id,cif\n\xff\xfe,\n")
     refused("is not UTF-8 text", tmp_path)
     file.write_text("material_id,cif\nmp-1,nothing\n")
@@ -517,7 +517,7 @@ def test_malformed_npz_files(tmp_path, arrays):
         b"?",
     ):
         file.write_bytes(content)
-        refused(r"not an \.npy or \.npz file, or is cut off|but needs num_atoms", tmp_path)
+        refused(r"not an \.npy or \.npz file, or is truncated|but needs num_atoms", tmp_path)
 
 
 def test_pickle_is_refused(tmp_path, arrays):

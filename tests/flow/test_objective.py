@@ -111,7 +111,7 @@ def test_space_is_inferred_from_the_data():
     assert field.space.channels["x"].shape == (2,)
     with pytest.raises(ShapeError, match=r"got \(4, 3\)"):
         elbo_loss(field, torch.randn(4, 3), seed=0)
-    with pytest.raises(UsageError, match="needs its space"):
+    with pytest.raises(UsageError, match="needs a space"):
         attach(MLP(2, 16, 2, 8)).learn_space({"a": torch.zeros(1, 2)})
 
 

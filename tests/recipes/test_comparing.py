@@ -118,7 +118,7 @@ def test_weights_of_another_size_and_truncated_files_are_refused(tmp_path):
         other.flow(0)
     file = tmp_path / "flow-cosine-0.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match="is not a safetensors file, or is cut off"):
+    with pytest.raises(CheckpointError, match="is not a safetensors file, or is truncated"):
         networks(BOARD, tmp_path)[0].flow(0)
 
 

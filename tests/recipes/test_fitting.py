@@ -190,7 +190,7 @@ def test_existing_files_are_not_overwritten(tmp_path):
     with pytest.raises(OutputError, match="is a file"):
         fit(BOARD, file, CPU)
     assert file.read_text() == "mine"
-    with pytest.raises(OutputError, match=r"not empty \(file\) and nothing in it was touched"):
+    with pytest.raises(OutputError, match=r"not empty \(file\) and nothing in it was changed"):
         fit(BOARD, tmp_path, CPU)
     (tmp_path / "recipe.json").write_text("{}")
     with pytest.raises(OutputError, match="not empty"):
