@@ -39,7 +39,7 @@ def test_a_study_is_drawn_read_and_reported(run, tmp_path):
         (("--only", "paint:edit"), "unknown task 'paint'"),
         (("--seeds", "1,two"), "--seeds must be integers separated by commas, got '1,two'"),
         (("--set", "edit=3"), "unknown size 'edit'; did you mean 'edited'?"),
-        (("--set", "edited=few"), "size 'edited' is a whole number"),
+        (("--set", "edited=few"), "size 'edited' must be a whole number"),
         (("--set", "edited=0"), "size 'edited' must lie between 1 and"),
         (("--data", "here"), "checkerboard generates its data"),
         (("--checkpoint", "mnist"), "mnist is a checkpoint of mnist; use python -m experiments study mnist"),

@@ -480,7 +480,7 @@ def test_a_stratified_batch_holds_one_row_of_each_slice_with_its_condition():
 def test_a_stratified_batch_is_at_most_as_large_as_the_data():
     net = network()
     config = dataclasses.replace(SHORT, iterations=2, stratified=True, batch=41)
-    with pytest.raises(UsageError, match="a stratified batch of 41 needs as many samples; --set batch=40"):
+    with pytest.raises(UsageError, match="a stratified batch of 41 needs as many samples; use --set batch=40"):
         train(net, regression(net), points(), config)
     train(net, regression(net), points(), dataclasses.replace(config, batch=40))
     train(net, regression(net), points(), dataclasses.replace(config, stratified=False))

@@ -194,7 +194,7 @@ BAD = {
     "field": (("train", "checkerboard", "--set", "hiden=3", "--out", "{out}"), "did you mean 'hidden'"),
     "value": (
         ("train", "checkerboard", "--set", "hidden=wide", "--out", "{out}"),
-        "'hidden' is a whole number of at most 64 bits, got 'wide'",
+        "'hidden' must be a whole number of at most 64 bits, got 'wide'",
     ),
     "no value": (("train", "checkerboard", "--set", "hidden", "--out", "{out}"), "key=value"),
     "zero": (("train", "checkerboard", "--set", "hidden=0", "--out", "{out}"), "must lie between 1 and"),
@@ -216,7 +216,7 @@ BAD = {
         ("sample", "checkerboard", "--steps", "0", "--out", "{out}"),
         "'--steps': Input should be greater than or equal to 1",
     ),
-    "seeds": (("reproduce", "checkerboard", "--seeds", "a,b", "--out", "{out}"), "whole numbers"),
+    "seeds": (("reproduce", "checkerboard", "--seeds", "a,b", "--out", "{out}"), "integers separated by commas"),
     "results": (("report", "{out}/nothing"), "unknown checkpoint"),
     "demo's recipe": (("demo", "--set", "hidden=8", "--out", "{out}"), "add --train"),
     "verb": (("sampel",), "Did you mean 'sample'"),

@@ -229,7 +229,7 @@ BAD = {
     "guided transport": (("--guide", 0.2, "--transport"), "leave out --transport"),
     "strength": (("--guide", "inf"), "finite strength"),
     "towards doubt": (("--guide", -0.2), "at least 0; got -0.2"),
-    "a score without time": (("--score", "geometric@0.6-0.6"), "a window of time rises, got 0.6 to 0.6"),
+    "a score without time": (("--score", "geometric@0.6-0.6"), "a time window must have early < late, got 0.6 to 0.6"),
     "a window alone": (("--guide-window", "0.1-0.5"), "add --guide"),
     "no window": (("--guide", 0.2, "--guide-window", "late"), "as in 0.5-0.9"),
     "a window that falls": (("--guide", 0.2, "--guide-window", "0.9-0.5"), "two rising times"),

@@ -274,7 +274,7 @@ class Sample:
 
     Writes samples.safetensors and samples.csv; for digits and crystals also a picture, sorted by confidence. For
     crystals, also writes one CIF per structure (or one extended XYZ file) and adds the judge's results to the table.
-    For crystals and networks of your own, the table is also written as Parquet.
+    For crystals and your own networks, also writes the table as Parquet.
 
     Resumes if interrupted: the same command draws only the missing samples. Runs of more than 50,000 samples are
     written batch by batch, with scores only, so that memory use stays constant.
@@ -323,7 +323,7 @@ class Sample:
         bool,
         Option(
             "--adaptive",
-            help="Compute the variance at a few steps only, from the checkpoint's schedule or chosen by a pilot run.",
+            help="Compute the variance at a few steps only: those of the checkpoint's schedule, or chosen by a pilot run.",
         ),
     ] = False
     transport: Annotated[bool, Option("--transport", help="Also compute the transported dispersion.")] = False
@@ -444,7 +444,7 @@ class Filter:
         Option(
             "--certificate",
             "--promise",
-            help="Apply a certificate (promise.json) that --max-risk wrote for samples drawn and scored the same way.",
+            help="Apply a certificate (promise.json) from --max-risk, made for samples drawn and scored in the same way.",
         ),
     ] = None
     labels: Annotated[
