@@ -274,7 +274,7 @@ def test_a_network_that_takes_the_time_first_is_refused_by_its_signature():
         def forward(self, t, x):
             return self.layer(x) * t[:, None]
 
-    with pytest.raises(UsageError, match=r"called as \(t, x\).*time_first=True"):
+    with pytest.raises(UsageError, match=r"takes \(t, x\).*time_first=True"):
         fmwc.attach(TimeFirst())
     fmwc.attach(adapt(TimeFirst(), time_first=True))
 

@@ -1,21 +1,19 @@
-"""Calibration: choose the evidence that the confidence of a field is made from, by a pilot run, with or without labels.
+"""Calibration: choose the evidence for the confidence of a field with a pilot run, with or without labels.
 
-No single score works on every model. Without labels, the choice asks three questions about the model's own samples, in
-this order:
+No single score works on every model. Without labels, three tests are tried in this order, and the first that passes
+chooses the evidence:
 
-1. *Are the training points dense?* If new data are much nearer to training points than to one another (a hundredth of
-   the distance on a plane, more than half of it for images), the distance to the nearest training points detects
-   samples off the data. This needs data. Such a distance can still point the wrong way, so it must also detect a
-   disturbance (see 3), or nearly as much of it as the echo does. For this, new data are disturbed: the samples of a
-   weak model are off the data already, and a disturbance does not move them farther away.
-2. *Does the contest know its classes?* The contest must detect that the model's own samples are given a wrong class.
-   Some samples must also lose it under their own class: if the condition decides everything, no sample turns into a
-   rival.
-3. *Does the echo detect a disturbance?* The echo must detect a little noise that is mixed into the model's own samples.
-   It uses the earliest times among those that detect the noise best.
+1. *Are the training points dense?* If new data are much nearer to training points than to one another, the distance to
+   the nearest training points detects samples off the data. (The ratio is about 0.01 on a plane, and above 0.5 for
+   images.) This test needs data. The distance must also detect a disturbance (see 3), or nearly as much of it as the
+   echo does. New data are disturbed for this, because the samples of a weak model are off the data already.
+2. *Does the contest distinguish the classes?* The contest must detect when the model's samples are given a wrong class.
+   Some samples must also lose the contest under their own class, because otherwise it does not rank them.
+3. *Does the echo detect a disturbance?* The echo must detect a small amount of noise mixed into the model's samples. It
+   uses the earliest times among those that detect the noise best.
 
-The contest and the echo are combined with the free `spread` of the trajectory, by ranks. If every answer is no,
-confidence is withheld. `benchmarks/zoo` measures how often this choice is right on flows that it was not designed for.
+The contest and the echo are combined by ranks with `spread`, a score of the trajectory that needs no evaluations. If no
+test passes, confidence is withheld. `benchmarks/zoo` measures how often this choice is right on other flows.
 """
 
 from __future__ import annotations
@@ -66,41 +64,41 @@ from fmwc.state import (
 
 __all__ = ["fit_confidence"]
 
-# Sizes: samples unless stated otherwise
-PILOT = 1_000  # more for many classes
+# Numbers of samples, unless stated otherwise
+PILOT = 1_000  # pilot run; more for many classes
 FEWEST_PILOT = 8
 PILOT_CPU = 200  # for large states on a CPU
-LARGEST_PILOT = 2_000  # that the number of classes can ask for
-POINTS, BYTES = 16_000, 1 << 22  # limits of the training points that are kept
-CHUNK = 256  # whose features are computed together
-TRIED = 400  # that are disturbed, or given a wrong class
+LARGEST_PILOT = 2_000  # limit if the number of classes increases the pilot
+POINTS, BYTES = 16_000, 1 << 22  # limits of stored training points
+CHUNK = 256  # features computed at once
+TRIED = 400  # samples that are disturbed or given a wrong class
 EXTRA = 0.4  # evaluations of a contest, relative to the steps
 ECHO = 4  # evaluations of an echo
 ECHOES = ((0.5, 0.6, 0.7, 0.8), (0.6, 0.7, 0.8, 0.9), (0.8, 0.85, 0.9, 0.95))  # times that an echo may use
-DISTURBED = 0.9  # the time on the path to which samples are put back
+DISTURBED = 0.9  # time on the path to which samples are noised
 LEVELS = 1001  # quantiles of a reference
 # Thresholds
 DENSE = 0.25  # distance from new data to training points, relative to that between data
 KNOWS = 0.85  # AUROC of the contest for wrong classes
 LOST, MOST_LOST = 0.005, 0.5  # share of the model's own samples that lose a contest
 NOTICES = 0.6  # AUROC of the echo for disturbed samples
-MOVES = 0.63  # AUROC of nearest points for disturbed data,
-BEHIND = 0.1  # by which they may be behind an echo that detects less than that
-NEARLY = 0.02  # AUROC that earlier times may lose: they see more of a sample
-SURE = 1.0  # standard errors by which labels must prefer another candidate,
-CLEARLY = 2.7  # and by which it must be better than chance if nothing was usable without labels
-FEWEST_LABELS = 5  # failures, and successes, for that
+MOVES = 0.63  # AUROC of nearest points for disturbed data
+BEHIND = 0.1  # AUROC by which nearest points may trail an echo whose AUROC is below MOVES
+NEARLY = 0.02  # AUROC that earlier times of an echo may lose, because they test more of a sample
+SURE = 1.0  # standard errors by which labels must prefer another candidate
+CLEARLY = 2.7  # standard errors above chance, required if no candidate is usable without labels
+FEWEST_LABELS = 5  # failures and successes required in that case
 
 WEIGHTS = {"contest": ("spread@0.3-0.8", 0.3), "echo": ("spread@0.6-1", 0.5)}
 
 
 class Candidate(NamedTuple):
-    """A score that confidence may be made from.
+    """Score that may become the evidence for confidence.
 
     Attributes:
-        parts: The names of its scores, with their weights.
-        why: The evidence for or against it, in words.
-        use: Whether it may be chosen without labels.
+        parts: The names of the combined scores, with their weights.
+        why: A text with the evidence for or against the candidate.
+        use: Whether the candidate may be chosen without labels.
     """
 
     parts: tuple[tuple[str, float], ...]
@@ -113,22 +111,22 @@ class Candidate(NamedTuple):
         return " + ".join(name if weight == 1 else f"{weight:g} {name}" for name, weight in self.parts)
 
     def score(self, run: Trajectory) -> Tensor:  # -> (B,)
-        """Return the score of each sample: its parts, combined by their ranks within the run."""
+        """Return the score of each sample, with the parts combined by their ranks within the run."""
         levels = torch.linspace(0, 1, LEVELS, device=run.grid.device)
         scores = [(run.score(name), weight) for name, weight in self.parts]
         return combined([(score, weight, score.quantile(levels.to(score))) for score, weight in scores])
 
 
 class Disturbed(NamedTuple):
-    """States with the same states disturbed: what the questions are asked about.
+    """Pairs of states and disturbed states, on which the tests are done.
 
     Attributes:
         field: The field.
-        space: Its space.
-        states: Some of the model's own samples, or of the data.
-        disturbed: The same states, disturbed.
-        cond: Their conditions.
-        seed: Seeds the noise of the checks.
+        space: The space of the field.
+        states: Some of the model's samples, or of the data.
+        disturbed: The same states with noise mixed in.
+        cond: The conditions of the states.
+        seed: The seed of the noise of the checks.
     """
 
     field: Field
@@ -139,12 +137,12 @@ class Disturbed(NamedTuple):
     seed: int
 
     def score(self, check: Any, x: Any, seed: int, cond: dict[str, Any] | None = None) -> Tensor:
-        """Return the score of a check on samples, under their own conditions by default."""
+        """Return the score of a check on samples; `cond` replaces their conditions."""
         cond = self.cond if cond is None else cond
         return run_checks({check.name: check}, self.field, self.space, x, cond, seed, 0)[check.name]
 
     def detects(self, check: Any) -> float:
-        """Return the AUROC with which a check separates disturbed states from the others."""
+        """Return the AUROC with which a check separates disturbed from undisturbed states."""
         seed = derive(self.seed, "disturbed")
         return auroc(*(self.score(check, x, seed) for x in (self.disturbed, self.states)))
 
@@ -173,30 +171,32 @@ def fit_confidence(
     >>> fmwc.fit_confidence(field, data).reason  # doctest: +SKIP
     >>> fmwc.sample(field, 1).confidence  # doctest: +SKIP
 
-    This needs no fitted noise; without labels it reads no variance. The result is kept in `field.reference`, saved with
-    the field, and used by :func:`fmwc.sample`.
+    The noise model need not be fitted, because the variance is only used with labels. The result is stored in
+    `field.reference`, saved with the field, and used by :func:`fmwc.sample`.
 
     Arguments:
-        field: A field that knows its space, or learns it from the data.
+        field: A field. If its space is not set, it is taken from the data.
         data: Training data, `(N, *)` or a dict of channels, if available.
-        labels: A function `(x, cond) -> (B,)` that returns which samples failed. With it every score is a candidate,
-            including those of the variance, and the choice is by AUROC on `judged` samples: another score must be
-            better than the choice without labels by more than the standard error.
-        cond: The conditions of the data, by name, one row each; without data, the conditions to draw samples under.
+        labels: A function `(x, cond) -> (B,)` that returns which samples failed. If given, every score is a candidate,
+            including those of the variance. A score replaces the choice without labels if its AUROC on `judged` samples
+            is higher by more than the standard error.
+        cond: The conditions of the data, by name, with one row per sample. Without data, the conditions of the pilot
+            samples.
         features: A function of states that returns one vector per sample, `(B, D)`, in which similar samples are near
             one another. Distances to training points are then computed between these vectors, also for samples with
-            different numbers of rows (crystals). A checkpoint cannot hold the function: a loaded field withholds a
-            confidence made from these distances until `fit_confidence` is called again.
+            different numbers of rows (crystals). A checkpoint cannot store the function, so a loaded field withholds a
+            confidence based on these distances until `fit_confidence` is called again.
         judged: The number of samples passed to `labels`.
-        evaluations: The largest number of evaluations per sample that a check may take. By default 0.4 times the steps
-            for a contest and 4 for an echo.
-        steps, stepper: How samples will be drawn.
-        pilot: The number of pilot samples; raised up to 2,000 if there are many classes. A condition that needs a
+        evaluations: The largest number of network evaluations per sample in a check. By default, 0.4 times the number
+            of steps for a contest, and 4 for an echo.
+        steps, stepper: The settings with which samples will be drawn later.
+        pilot: The number of pilot samples; increased up to 2,000 if there are many classes. A condition that needs a
             larger pilot, or that has a different value in most rows of the data (an id), is not used as a class.
-        seed: Seeds the pilot run.
+        seed: The seed of the pilot run.
         batch: The number of samples drawn together.
-        keep_data: Whether the field may keep training points to compare samples with (at most 16,000, and 4 MiB).
-        conventions: Whether to check first that the network is called as it was trained. This needs data.
+        keep_data: Whether the field may store training points to compare samples with (at most 16,000, and 4 MiB).
+        conventions: Whether to check first that the network is called as in its training (:mod:`fmwc.conventions`).
+            Needs data.
         progress: Called with the number of pilot samples done since the last call.
     """
     if evaluations is not None:
@@ -204,9 +204,9 @@ def fit_confidence(
     judged, seed = as_whole(judged, "judged", 1), as_whole(seed, "seed")
     for name, function, takes in (("labels", labels, "(x, cond)"), ("features", features, "states")):
         if function is not None and not callable(function):
-            raise UsageError(f"{name} is a function of {takes}, got {type(function).__name__}")
+            raise UsageError(f"{name} must be a function of {takes}, got {type(function).__name__}")
     if features is not None and (data is None or not keep_data):
-        raise UsageError("features= compares samples with training points; give data, and leave out keep_data=False")
+        raise UsageError("features= needs training points to compare with; give data, and leave out keep_data=False")
     data, given = _inputs(field, data, as_conditions(cond), features)
     space, device = _space_of(field), field.device
     if data is not None and conventions:
@@ -266,9 +266,9 @@ def fit_confidence(
 
 
 def _inputs(field: Field, data: Any, cond: Mapping[str, Any], features: Any) -> tuple[Any, dict[str, Tensor]]:
-    """Return data and conditions as tensors, or raise if they do not fit the field. Sets its space if it has none."""
+    """Return data and conditions as tensors; set the field's space if it has none. Raise if they do not fit."""
     if not isinstance(field, Field):
-        raise UsageError(f"confidence is fitted to a field, got {type(field).__name__}; fmwc.attach(network) makes one")
+        raise UsageError(f"field must be a field, got {type(field).__name__}; use fmwc.attach(network)")
     if data is not None:
         data = as_state(data, "the data", field.network)
         if not batch_size(data):
@@ -280,7 +280,9 @@ def _inputs(field: Field, data: Any, cond: Mapping[str, Any], features: Any) -> 
     given = {name: as_numbers(value, f"the condition '{name}'") for name, value in cond.items()}
     for name, value in given.items():
         if data is not None and len(value) != batch_size(data):
-            raise ShapeError(f"the condition '{name}' has {len(value)} rows for {batch_size(data)} data; give one each")
+            raise ShapeError(
+                f"the condition '{name}' has {len(value)} rows for {batch_size(data)} samples; give one per sample"
+            )
         require_finite(value, f"the condition '{name}'")
     if not given:
         _try_without_conditions(field)
@@ -289,7 +291,7 @@ def _inputs(field: Field, data: Any, cond: Mapping[str, Any], features: Any) -> 
 
 def _space_of(field: Field) -> Space:
     if field.space is None:
-        raise UsageError("the shape of a sample is not known; give data, or space=(...) to attach")
+        raise UsageError("the shape of a sample is not known; give data, or attach(space=...)")
     return field.space
 
 
@@ -297,7 +299,7 @@ def _try_without_conditions(field: Field) -> None:
     """Raise a one-line error if the network needs conditions."""
     space = _space_of(field)
     if any(channel.rows for channel in space.channels.values()):
-        return  # the space itself asks for the condition that counts rows
+        return  # the space raises its own error for the condition that counts rows
     x = tree_map(lambda c: c.to(precision_of(field.network)), noise(space, 2, 0, field.device))
     value = next(iter(channels(x).values()))
     try:
@@ -305,12 +307,12 @@ def _try_without_conditions(field: Field) -> None:
             field.network(x, value.new_full((2,), 0.5))
     except FmwcError:
         raise
-    except Exception as error:  # whatever the user's own code raises
+    except Exception as error:  # user code may raise anything
         takes = list(inspect.signature(field.network.forward).parameters)[2:]
         named = f"; its other arguments are {', '.join(takes)}" if takes else ""
         raise UsageError(
             f"the network does not run as network(x, t) without conditions ({one_line(error)}){named}; give "
-            "cond={name: values}, one row for each of the data"
+            "cond={name: values}, with one row per sample"
         ) from error
 
 
@@ -324,17 +326,17 @@ def _pilot_size(field: Field, pilot: int | None) -> int:
 
 
 def _classes(cond: Mapping[str, Tensor], space: Space, count: int, of_data: bool) -> tuple[list[str], list[str]]:
-    """Return the conditions that are classes, and for each other discrete condition why it is not used as one.
+    """Return the conditions used as classes, and for each other discrete condition the reason why it is not.
 
     Arguments:
-        cond: The conditions, one row each.
+        cond: The conditions, with one row per sample.
         space: The space of the samples.
-        count: The number of pilot samples, before it grows with the classes.
-        of_data: Whether the conditions are those of data, where each class must occur more than once.
+        count: The number of pilot samples, before it is increased for the classes.
+        of_data: Whether the conditions are those of data, in which each class must occur more than once.
     """
     rows = len(next(iter(cond.values()), ()))
     largest = max(count, LARGEST_PILOT)
-    so = "so it is not used as a class: there is no contest, and samples are not compared within it"
+    so = "so it is not used as a class (for a contest, or to compare samples within it)"
     classes, unused = [], []
     for name in discrete_conditions(cond, space, rows):
         values = len(cond[name].unique())
@@ -351,7 +353,7 @@ def _classes(cond: Mapping[str, Tensor], space: Space, count: int, of_data: bool
 
 
 def pilot_conditions(cond: Mapping[str, Tensor], within: str, count: int) -> dict[str, Tensor]:
-    """Return conditions of the data for the pilot: each class equally often, however rare it is."""
+    """Return conditions of the data for the pilot, with each class equally often."""
     if not cond:
         return {}
     rows = torch.arange(count) % len(next(iter(cond.values())))
@@ -390,7 +392,7 @@ def _checks(
 def _points(
     space: Space, data: Any, labels: Tensor | None, within: str, features: Callable[[Any], Tensor] | None = None
 ) -> Nearest:
-    """Return a check with as many training points as may be kept, by class if each class has enough of them."""
+    """Return a check with as many training points as allowed, by class if each class has enough of them."""
     total, size = batch_size(data), vectors(space, select(data, slice(1)), features).shape[1]
     rows = _shuffled(total)[: min(POINTS, BYTES // (4 * size), total - total // 10)]
     points = _vectors(space, data, rows, features)
@@ -407,7 +409,7 @@ def _vectors(space: Space, data: Any, rows: Tensor, features: Callable[[Any], Te
 
 
 def _shuffled(total: int) -> Tensor:
-    """Return the rows of the data in a fixed random order: the first are kept as points, the next are new to them."""
+    """Return the rows of the data in a fixed random order; the first are stored as points, the next are new data."""
     return torch.randperm(total, generator=torch.Generator().manual_seed(0))
 
 
@@ -415,7 +417,7 @@ def _shuffled(total: int) -> Tensor:
 
 
 def _near(space: Space, check: Nearest, data: Any, noticed: float, by_echo: float) -> Candidate:
-    """Return the nearest training points as a candidate: usable if they are dense and detect disturbances."""
+    """Return the candidate `nearest`, usable if training points are dense and detect disturbances."""
     share = _density(space, check, data)
     why = (
         f"the distance from new data to the training points is {share:.2f} of that between data (at most {DENSE} is "
@@ -440,11 +442,11 @@ def _density(space: Space, near: Nearest, data: Any) -> float:
 
 
 def _contest(run: Trajectory, tried: Disturbed, check: Contest | None, within: str, kinds: int) -> Candidate:
-    """Return the contest as a candidate: usable if it detects wrong classes, and some samples lose it."""
+    """Return the candidate `contest`, usable if it detects wrong classes and some samples lose it."""
     if check is None:
-        why = f"a contest between {kinds} classes does not fit in the evaluations; give evaluations={kinds} or more"
+        why = f"a contest between {kinds} classes needs more evaluations; give evaluations={kinds} or more"
         if kinds == 1:
-            why = f"'{within}' has one value, so there is no other class to contest it"
+            why = f"'{within}' has only one value, so there is no contest"
         return Candidate((("contest", 1.0),), why, False)
     score, seed, label = run.evidence["contest"], derive(tried.seed, "asked"), tried.cond[within]
     lost = float((score > 0).float().mean())
@@ -461,13 +463,13 @@ def _contest(run: Trajectory, tried: Disturbed, check: Contest | None, within: s
 
 
 def _echo(noticed: float) -> Candidate:
-    """Return the echo as a candidate: usable if it detects disturbances."""
+    """Return the candidate `echo`, usable if it detects disturbances."""
     why = f"the echo detects disturbed samples with AUROC {noticed:.2f} (at least {NOTICES} is required)"
     return Candidate((("echo", 1.0), WEIGHTS["echo"]), why, noticed >= NOTICES)
 
 
 def _disturbed(field: Field, space: Space, x: Any, cond: dict[str, Any], seed: int) -> Disturbed:
-    """Return states, and the same states put back on their path to a time before the end."""
+    """Return states, and the same states noised to a time before the end of their path."""
     given, like = space.given(cond), next(iter(channels(x).values()))
     randomness = Blocks(derive(seed, "disturbed"), 0, len(like))
     x0 = tree_map(lambda c: c.to(like.dtype), given.noise(len(like), randomness, like.device))
@@ -483,7 +485,7 @@ def _best_echo(check: Echo, tried: Disturbed) -> tuple[Echo, float]:
 
 
 def auroc(high: Tensor, low: Tensor) -> float:
-    """Return the probability that a number of the first tensor is higher than one of the second."""
+    """Return the probability that a value of the first tensor is higher than one of the second."""
     both = torch.cat([high, low]).double()
     order = both.sort().values
     first = torch.searchsorted(order, both)
@@ -505,18 +507,18 @@ def _by_labels(
         row = {"score": candidate.name, "why": candidate.why, "usable": candidate.use}
         try:
             score = candidate.score(run)[:judged]
-        except UsageError:  # the run did not read it
+        except UsageError:  # the run lacks the score
             rows += [{**row, "usable": False}] if candidate.why else []
             continue
         value = auroc(score[failed], score[~failed]) if mixed else 0.5
         rows.append({**row, "auroc": round(value, 4)})
         scored.append((value, candidate))
     if not mixed:
-        return chosen, f"{bad} of the {judged} labels are failures, which is not informative; {chosen.why}", rows
+        return chosen, f"{bad} of the {judged} labels are failures, so the labels are not used; {chosen.why}", rows
     without = next((value for value, candidate in scored if candidate.name == chosen.name), 0.5)
     best, better = max(scored, key=lambda pair: pair[0])
     least = min(bad, judged - bad)
-    capped = min(best, 1 - 1 / (2 * least))  # a few labels can be separated by chance
+    capped = min(best, 1 - 1 / (2 * least))  # few labels can be separated by chance
     error = (capped * (1 - capped) / least) ** 0.5
     if best - SURE * error > without or not chosen.use:
         use = least >= FEWEST_LABELS and best - CLEARLY * error > 0.5
@@ -532,7 +534,7 @@ def _failures(run: Trajectory, labels: Callable[..., Any]) -> Tensor:  # -> (B,)
     if found.is_floating_point():
         require_finite(found, "the result of labels")
     if found.shape != (len(run),):
-        raise ShapeError(f"labels returns one value per sample, ({len(run)},), got shape {tuple(found.shape)}")
+        raise ShapeError(f"labels must return one value per sample, ({len(run)},), got shape {tuple(found.shape)}")
     return found.bool()
 
 
@@ -548,7 +550,7 @@ def _reference(
     stepper: str,
     within: str,
 ) -> Reference:
-    """Return the quantiles of the pilot's scores; scores of the variance are compared within a class."""
+    """Return the reference with the quantiles of the pilot's scores; scores of the variance are compared by class."""
     levels = torch.linspace(0, 1, LEVELS, device=run.grid.device)
     parts, scores = [], []
     for name, weight in chosen.parts:
@@ -564,6 +566,6 @@ def _reference(
     names = {name.partition("@")[0] for name, _ in chosen.parts}
     used = {name: check for name, check in checks.items() if name in names}
     made = None
-    if names - used.keys():  # some of it is read from the trajectory
+    if names - used.keys():  # some scores come from the trajectory
         made = read_with(estimator if needs_variance(chosen.name) else None, steps, stepper)
     return Reference(chosen.name, made, total.quantile(levels.to(total)), None, tuple(parts), used)

@@ -1,7 +1,7 @@
-"""Conventions: what a network predicts and how it is called, and whether it is called as it was trained.
+"""Conventions of a network: what it predicts, how it is called, and whether that agrees with its training.
 
-The right velocity has the least flow-matching loss of all functions of (x_t, t). If the same network has clearly less
-loss under another convention on the same path, it was trained with that one, and the message names the adapter.
+The right velocity has the least flow-matching loss of all functions of (x_t, t). If the network has clearly less loss
+under another convention on the same path, it was trained with that convention, and the error names the adapter.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SCHEDULES: dict[str, PathSchedule] = {
     "cosine": lambda t: (torch.sin(math.pi / 2 * t), torch.cos(math.pi / 2 * t)),
     "vp": _vp,  # β from 0.1 to 20, as in DDPM and score-based models
 }
-# The velocity of a state x and a prediction, for scales α, σ and their slopes. The prediction appears once, so that
+# The velocity for a state x and a prediction, with scales α, σ and their slopes. The prediction occurs once, so that
 # diagonal propagation counts its variance once.
 PREDICTIONS: dict[str, Callable[..., Tensor]] = {
     "data": lambda x, found, a, s, da, ds: (da - ds * a / s) * found + ds / s * x,
@@ -61,44 +61,44 @@ TIMES: dict[str, Callable[[Tensor], Tensor]] = {
     "scale=1000.0": lambda t: 1000 * t,
     "scale=1000.0, backwards=True": lambda t: 1000 * (1 - t),
 }
-# The times at which a prediction is compared as a velocity: not where it is divided by a scale near zero.
+# The times at which a prediction is compared as a velocity, away from divisions by a scale near zero.
 COMPARED: dict[str, Callable[[Tensor], Tensor]] = {
     "": lambda t: t > -1,
     "data": lambda t: t < 0.5,
     "noise": lambda t: t > 0.5,
 }
 
-# Sizes
-MOST = 256  # samples that are examined,
-TIMES_EACH = 4  # each at so many times; both are smaller for large samples
+# Sizes, which are smaller for large samples
+MOST = 256  # examined samples
+TIMES_EACH = 4  # times per sample
 NUMBERS = 1 << 15
-# Thresholds of a loss, relative to the loss of our convention ...
-CLEAR = 0.95  # the largest of a better convention
-RESCALED = 0.6  # the largest on rescaled data
+# Thresholds of losses relative to the loss of our convention
+CLEAR = 0.95  # largest loss of a better convention
+RESCALED = 0.6  # largest loss on rescaled data
 SURE = 4.0  # standard errors between two losses
-# ... to that of a zero velocity ...
-GOOD = 0.5  # a network with less is called correctly
-USELESS = 0.9  # a network with more has not learned the velocity (a linear one has 0.79)
-# ... and to that of the best linear guess
-LINEAR = 1.25  # the largest of another convention (0.9 for samples)
-WORSE = 2.0  # a network with more may need rescaled data,
-LEARNED = 1.1  # on which it has at most this (an untrained network has at least 1.2 on data of any scale)
-EXPLAINED = 0.75  # largest unexplained share of the variance of data or noise, if a network predicts them
+# Thresholds of losses relative to that of a zero velocity
+GOOD = 0.5  # below it, the network is called correctly
+USELESS = 0.9  # above it, the network has not learned the velocity (a linear network has 0.79)
+# Thresholds of losses relative to that of the best linear guess
+LINEAR = 1.25  # largest loss of another convention (0.9 for samples)
+WORSE = 2.0  # above it, the network may need rescaled data
+LEARNED = 1.1  # largest loss on rescaled data (an untrained network has at least 1.2 on data of any scale)
+EXPLAINED = 0.75  # largest unexplained share of the variance, for a network that predicts data or noise
 # Others
 RATIOS = 2.0  # logarithms of the ratio of data to noise at which paths are compared, from −2 to 2
 FACTORS = (1 / 100, 1 / 10, 1 / 4, 1 / 3, 1 / 2, 2 / 3, 3 / 2, 2, 3, 4, 10, 100)  # of the data
-FAR = 4.0  # a standard deviation of the data, or its inverse, that nobody chooses
-ENDS = 0.15  # excluded at both ends of time on a network's own path, which may divide by a scale that ends at zero
+FAR = 4.0  # implausible standard deviation of the data, or its inverse
+ENDS = 0.15  # excluded at both ends of time if the network defines a path, which may divide by a scale near zero
 
 
 class Alternative(NamedTuple):
-    """Another convention, or another scale of the data.
+    """Alternative convention or scale of the data.
 
     Attributes:
-        fix: The adapter, or the change of the data.
-        question: What the message asks the user.
-        loss: The network's loss, as a multiple of that of a zero velocity.
-        share: Its loss, as a multiple of that of the best linear guess; alternatives are compared by it.
+        fix: The adapter or the change of the data, as code.
+        question: The question to the user in the message.
+        loss: The network's loss relative to that of a zero velocity.
+        share: The network's loss relative to that of the best linear guess; alternatives are compared by it.
     """
 
     fix: str
@@ -109,11 +109,11 @@ class Alternative(NamedTuple):
 
 @dataclass(frozen=True)
 class Conventions:
-    """The result of examining a network.
+    """Result of :func:`examine_conventions`.
 
     Attributes:
-        loss: The network's flow-matching loss, as a multiple of that of a zero velocity: below 1 if it is trained.
-        better: An alternative that explains the network clearly better, if there is one.
+        loss: The network's flow-matching loss relative to that of a zero velocity; below 1 if the network is trained.
+        better: An alternative with clearly less loss, if there is one.
     """
 
     loss: float
@@ -121,12 +121,12 @@ class Conventions:
 
     @property
     def useless(self) -> bool:
-        """Whether the network is about as good as a zero velocity, or worse."""
+        """Whether the network is not clearly better than a zero velocity."""
         return not self.loss < USELESS
 
     @property
     def message(self) -> str:
-        """One line that says what is wrong and what to do; empty if nothing is."""
+        """One line that describes the problem and the fix; empty if there is no problem."""
         worse = "worse than predicting nothing" if self.loss > 1 else "that of another convention"
         times = f"{self.loss:.3g} times the loss of a zero velocity"
         if self.better is not None:
@@ -137,7 +137,7 @@ class Conventions:
         if self.useless:
             return (
                 f"the network's loss is {times}: is it untrained, or trained with other pairs (pairs='ot'), another "
-                "path, or data unlike these (in scale, say)? conventions=False skips this check"
+                "path, or different data (for example in scale)? conventions=False skips this check"
             )
         return ""
 
@@ -152,17 +152,17 @@ def check_conventions(
     pairs: Pairs = None,
     refuse: bool = True,
 ) -> Conventions:
-    """Raise if another convention explains a network clearly better; warn if the network has learned nothing.
+    """Raise if a network fits another convention clearly better; warn if the network is not trained.
 
     Arguments:
         network: A network or a field, called as `network(x, t, **cond)`.
         space: The space of the states.
         x1: Data, or samples of the network.
-        cond: Their conditions, one row per sample.
-        seed: Seeds the choice of samples, and their noise.
-        pairs: Which noise belongs to which data (:func:`fmwc.flow.couple`).
-        refuse: Whether to raise. If not, `x1` are samples of any quality: losses are medians over samples, and a
-            better convention is a warning.
+        cond: The conditions of `x1`, with one row per sample.
+        seed: The seed of the choice of samples and of their noise.
+        pairs: The coupling of noise and data (:func:`fmwc.flow.couple`).
+        refuse: Whether to raise. If false, `x1` may be samples of any quality: losses are medians over samples, and a
+            better convention is only a warning.
     """
     result = examine_conventions(network, space, x1, cond, seed=seed, pairs=pairs, robust=not refuse)
     if refuse and result.better is not None:
@@ -182,9 +182,9 @@ def examine_conventions(
     pairs: Pairs = None,
     robust: bool = False,
 ) -> Conventions:
-    """Compare a network's loss with those of other conventions, without raising; see :func:`check_conventions`."""
+    """Compare a network's loss with those of other conventions, as :func:`check_conventions`, without raising."""
     network = getattr(network, "network", network) if hasattr(network, "noise") else network
-    # A guided velocity is not that of a path; the network behind it is.
+    # A guided velocity is not that of a path, but the velocity of its network is.
     called = getattr(network, "conditional", network)
     modes = evaluating(network) if isinstance(network, nn.Module) else nullcontext()
     with modes, torch.inference_mode(False), torch.no_grad():
@@ -192,16 +192,16 @@ def examine_conventions(
 
 
 class _Candidate(NamedTuple):
-    """An alternative on the same path, with the squared error of its velocity per sample."""
+    """Alternative on the same path, with the squared error of its velocity per sample."""
 
     alternative: Alternative
     predicts: str  # empty for a velocity
-    options: str  # of the adapter
+    options: str  # options of the adapter
     errors: Tensor
 
 
 class _Examination:
-    """One batch of data on paths from noise, and the network's outputs there."""
+    """Examination of a network on one batch of points on paths from noise to data."""
 
     def __init__(
         self,
@@ -264,7 +264,7 @@ class _Examination:
     # ---- other conventions ----
 
     def _better_convention(self, first: Any, errors: Tensor, zero: Tensor, loss: float) -> Alternative | None:
-        """Return the best of the conventions that have clearly less loss on the same path."""
+        """Return the best convention with clearly less loss on the same path; `None` if there is none."""
         velocities, predictions = self._candidates(first, errors, zero, loss)
         best = min(velocities, key=lambda one: one.alternative.loss, default=None)
         for one in sorted(predictions, key=lambda one: one.alternative.loss):
@@ -276,20 +276,20 @@ class _Examination:
         if best.alternative.loss < GOOD:
             return best.alternative
         share, predicted = self._prediction()
-        useful = best.alternative.loss < USELESS and not share < USELESS  # else no better than a linear guess
+        useful = best.alternative.loss < USELESS and not share < USELESS  # otherwise no better than a linear guess
         return best.alternative if useful else predicted
 
     def _candidates(
         self, first: Any, errors: Tensor, zero: Tensor, loss: float
     ) -> tuple[list[_Candidate], list[_Candidate]]:
-        """Return the velocities and the predictions that have clearly less loss than ours and than constants."""
+        """Return the velocities and the predictions with clearly less loss than our convention and than constants."""
         found: tuple[list[_Candidate], list[_Candidate]] = [], []
-        # An untrained network can come near to the best constant by chance.
+        # An untrained network can be near the best constant by chance.
         constant = self._errors(tree_map(lambda c: c.mean(0, keepdim=True).expand_as(c), self.u), self.u)
         linear = self._errors(self._linear(self.x_t, self.x1), self.u) if self.straight else None
         for alternative, predicts, options, v, of_nothing in self._conventions(first, every=not loss < GOOD):
             where, theirs = COMPARED[predicts](self.t), self._errors(v, self.u)
-            # A prediction of nothing is a velocity, too: x / t for wide data.
+            # A prediction of zero also gives a velocity: x / t for wide data.
             bounds = [errors, constant, *([] if of_nothing is None else [self._errors(of_nothing, self.u)])]
             if not all(self._clearly_less(theirs[where], bound[where]) for bound in bounds):
                 continue
@@ -303,8 +303,9 @@ class _Examination:
     def _conventions(self, first: Any, every: bool) -> Iterator[tuple[Alternative, str, str, Any, Any]]:
         """Yield every other convention on the same path.
 
-        Each is an alternative without losses, what it predicts, its options, its velocity, and for a prediction the
-        velocity of a network that predicts zero. Without `every`, the network is called only as it was.
+        Each item is an alternative without losses, the kind of prediction, the options of the adapter, the velocity,
+        and for a prediction the velocity of a network that predicts zero. Without `every`, only conventions with the
+        same call are tried.
         """
         for options, time in TIMES.items() if every else [("", TIMES[""])]:
             output = first if not options else self._output(self.x_t, time(self.t))
@@ -331,14 +332,14 @@ class _Examination:
         return tree_map(convert, self.x_t, output)
 
     def _prediction(self, known: str = "", called: str | None = None) -> tuple[float, Alternative | None]:
-        """Return the best prediction of data or noise on any path, and its loss relative to a linear guess.
+        """Return the relative loss of the best prediction of data or noise on any path, and the prediction.
 
-        Paths are compared at the same ratios of data to noise, where the least error is the same on all of them. A
-        prediction must explain some of the variance.
+        Losses are relative to that of a linear guess. Paths are compared at the same ratios of data to noise, at which
+        the least error is the same on all paths. A prediction must explain some of the variance.
 
         Arguments:
-            known: What the network predicts, if that is known.
-            called: How it is called, if that is known.
+            known: What the network predicts (`data` or `noise`), if known.
+            called: The options of the call, if known.
         """
         best: tuple[float, Alternative | None] = math.inf, None
         if not self.straight:
@@ -363,9 +364,9 @@ class _Examination:
     # ---- other scales of the data ----
 
     def _better_scale(self, loss: float) -> tuple[Alternative | None, float]:
-        """Return a scale of the data with clearly less loss, in a flat space of one channel, and the least loss.
+        """Return a scale of the data with clearly less loss, and the least loss; for flat spaces with one channel.
 
-        The least loss at any scale is relative to that of a linear guess.
+        The least loss over all scales is relative to that of a linear guess.
         """
         if loss < GOOD or not self.straight or not isinstance(self.x1, Tensor):
             return None, math.inf
@@ -384,7 +385,7 @@ class _Examination:
         return min(found, key=lambda one: one.share, default=None), least
 
     def _rescaled(self, x1: Tensor, loss: float) -> Iterator[tuple[str, Tensor, float]]:
-        """Yield usual changes of the data that suit their range: its code, the data, and the loss that would do."""
+        """Yield rescalings that suit the range of the data: code, rescaled data, and largest loss to accept."""
         low, high, spread = float(x1.min()), float(x1.max()), float(x1.std().clamp_min(1e-12))
         less, usual = RESCALED * loss, RESCALED * loss if loss < USELESS else USELESS
         bytes_, raw = low > -25 and 200 < high < 280, not 1 / 1.5 < spread < 1.5
@@ -404,7 +405,7 @@ class _Examination:
     # ---- errors ----
 
     def _output(self, x: Any, t: Tensor) -> Any | None:
-        """Return the output of the network, or `None` if it cannot be called like that."""
+        """Return the output of the network, or `None` if the call fails."""
         try:
             return self.called(x, t, **self.cond)
         except (IndexError, RuntimeError, ValueError):
@@ -413,7 +414,7 @@ class _Examination:
             return None
 
     def _linear(self, x_t: Any, x1: Any) -> Any:
-        """Return the best velocity that is linear in each number of the state."""
+        """Return the best velocity that is linear in each coordinate of the state."""
         data, noise = (_linear_guess(what, x_t, x1, self.t, 1 - self.t) for what in ("data", "noise"))
         return tree_map(torch.sub, data, noise)
 
@@ -432,27 +433,27 @@ class _Examination:
         return (total / weights).nan_to_num(math.inf)
 
     def _clearly_less(self, theirs: Tensor, ours: Tensor) -> bool:
-        """Return whether errors of the same samples are less on average, beyond chance and by a share that matters."""
+        """Return whether errors of the same samples are significantly and relevantly smaller on average."""
         gain = ours - theirs
         gain = gain.sign() if self.robust else gain
         return bool(gain.mean() > SURE * gain.std() / len(gain) ** 0.5) and self._ratio(theirs, ours) < CLEAR
 
     def _ratio(self, a: Tensor, b: Tensor) -> float:
-        """Return the ratio of two means, or medians; infinite if it is not a finite number."""
+        """Return the ratio of two means or medians; infinity if it is not finite."""
         above, below = (one.median() if self.robust else one.mean() for one in (a, b))
         ratio = float(above / below.clamp_min(torch.finfo(b.dtype).tiny))
         return ratio if math.isfinite(ratio) else math.inf
 
 
 def _time_of(schedule: PathSchedule, ratio: Tensor) -> Tensor:
-    """Return when a schedule has a ratio α/σ of data to noise, which rises with time."""
+    """Return the time at which a schedule has a ratio α/σ of data to noise, which rises with time."""
     grid = torch.linspace(0, 1, 10_001, dtype=ratio.dtype, device=ratio.device)[1:-1]
     alpha, sigma = schedule(grid)
     return grid[torch.searchsorted(alpha / sigma.clamp_min(1e-12), ratio).clamp_max(len(grid) - 1)]
 
 
 def _linear_guess(what: str, x_t: Any, x1: Any, alpha: Tensor, sigma: Tensor) -> Any:
-    """Return the best guess of data or noise that is linear in each number of the state x_t = αx₁ + σx₀."""
+    """Return the best guess of data or noise that is linear in each coordinate of the state x_t = αx₁ + σx₀."""
 
     def guess(x: Tensor, data: Tensor) -> Tensor:
         mean, var, a, s = data.mean(0), data.var(0), unsqueeze_like(alpha, x), unsqueeze_like(sigma, x)

@@ -377,7 +377,7 @@ def test_crystals_need_features_for_nearest_points():
 @pytest.mark.parametrize(
     ("features", "said"),
     [
-        (3, "features is a function of states, got int"),
+        (3, "features must be a function of states, got int"),
         (lambda x: x.numpy(), r"one row per sample \(1, D\), got ndarray"),
         (lambda x: x.sum(), "got torch.float32"),
         (lambda x: x * torch.nan, "features of samples holds"),
@@ -391,7 +391,7 @@ def test_invalid_features(features, said):
 def test_features_need_training_points():
     field = fmwc.attach(Points(circle(50)), space=(2,))
     for given in ({}, {"data": circle(100), "keep_data": False}):
-        with pytest.raises(UsageError, match="compares samples with training points"):
+        with pytest.raises(UsageError, match="needs training points to compare"):
             fmwc.fit_confidence(field, features=lambda x: x, **given)
 
 
@@ -404,7 +404,7 @@ def test_features_need_training_points():
         ({"data": torch.full((50, 2), torch.nan)}, "the data holds 100 NaN"),
         ({"evaluations": 0}, "evaluations must be a whole number, at least 1"),
         ({"judged": 0, "labels": lambda x, cond: x[:, 0] > 0}, "judged must be a whole number, at least 1"),
-        ({"labels": [0, 1]}, r"labels is a function of \(x, cond\), got list"),
+        ({"labels": [0, 1]}, r"labels must be a function of \(x, cond\), got list"),
         ({"data": torch.zeros(0, 2)}, "the data hold no samples"),
         ({"seed": "a"}, "seed must be a whole number"),
     ],
@@ -430,11 +430,11 @@ def test_a_single_class_has_no_contest():
     field = fmwc.attach(Named(circle(50)), space=(2,))
     found = fmwc.fit_confidence(field, cond={"id": torch.zeros(50).long()}, pilot=20, steps=5)
     (why,) = [row["why"] for row in found.candidates if row["score"] == "contest"]
-    assert why == "'id' has one value, so there is no other class to contest it"
+    assert why == "'id' has only one value, so there is no contest"
 
 
 def test_other_invalid_arguments():
-    with pytest.raises(UsageError, match="fitted to a field"):
+    with pytest.raises(UsageError, match="field must be a field"):
         fmwc.fit_confidence(nn.Linear(2, 2), circle(10))
     with pytest.raises(UsageError, match="shape of a sample is not known"):
         fmwc.fit_confidence(fmwc.attach(Points(circle(10))))
