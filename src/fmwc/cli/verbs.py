@@ -323,7 +323,7 @@ class Sample:
         bool,
         Option(
             "--adaptive",
-            help="Compute the variance at a few steps only: those of the checkpoint's schedule, or chosen by a pilot run.",
+            help="Compute the variance at a few steps only: those of the checkpoint's schedule or of a pilot run.",
         ),
     ] = False
     transport: Annotated[bool, Option("--transport", help="Also compute the transported dispersion.")] = False
@@ -444,7 +444,7 @@ class Filter:
         Option(
             "--certificate",
             "--promise",
-            help="Apply a certificate (promise.json) from --max-risk, made for samples drawn and scored in the same way.",
+            help="Apply a certificate (promise.json) of --max-risk, made for samples drawn and scored the same way.",
         ),
     ] = None
     labels: Annotated[
