@@ -318,13 +318,13 @@ def test_withheld_confidence_is_reported_and_rank_remains(run, near, loose, tmp_
     assert "points are dense" in Trajectory.load(tmp_path / "a").made["made_from"]
     code, _, err = run(*words, tmp_path / "b", "--check", 20)
     assert code == 0, err
-    assert err.count("confidence is withheld: the samples were not checked as the reference was") == 1
+    assert err.count("confidence is withheld: the samples were not checked like those of the reference") == 1
     table = rows(tmp_path / "b" / "samples.csv")[0]
     assert {"score", "rank"} <= table.keys()
     assert "confidence" not in table
     code, _, err = run(*words, tmp_path / "c", "--no-check")
     assert code == 0, err
-    assert err.count("confidence is withheld: the samples were not checked as the reference was") == 1
+    assert err.count("confidence is withheld: the samples were not checked like those of the reference") == 1
     assert "rank orders" not in err
     assert "rank" not in rows(tmp_path / "c" / "samples.csv")[0]
     code, _, err = run(*words, tmp_path / "d", "--propagation", "none")
