@@ -126,7 +126,7 @@ def test_a_detached_field_and_a_plain_network_have_no_confidence():
     network = field.detach()
     with pytest.raises(UsageError, match="detached"):
         field.moments(torch.randn(3, 2), 0.5)
-    with pytest.raises(UsageError, match="attach it first"):
+    with pytest.raises(UsageError, match="first, or give confidence=None"):
         fmwc.sample(network, 3, config=SamplingConfig(space=(2,)))
     assert fmwc.sample(network, 3, confidence=None, config=SamplingConfig(space=(2,))).x.shape == (3, 2)
 

@@ -158,7 +158,7 @@ def test_noise_is_drawn_on_the_device_of_the_network(name, monkeypatch):
 
 def test_plain_networks_have_no_confidence():
     for options in ({}, {"confidence": Diagonal()}, {"confidence": None, "transport": True}):
-        with pytest.raises(UsageError, match="attach it first, or give confidence=None"):
+        with pytest.raises(UsageError, match="first, or give confidence=None"):
             sample(MLP(2, 8, 1, 4), 3, **arguments(steps=2, space=(2,), **options))
 
 
