@@ -279,7 +279,7 @@ def test_two_kinds_of_rows_of_the_same_number_are_refused():
     same = torch.tensor([0, 0, 1, 1, 1])
     made = attach(Rows(same, same.flip(0)), width=8)
     for call in (made.moments, made.draw):
-        with pytest.raises(ShapeError, match=r"two kinds of rows have the same number, \[5, 5\]; pad one"):
+        with pytest.raises(ShapeError, match=r"two kinds of rows have equal counts, \[5, 5\]; pad one"):
             call(torch.randn(2, 2), 0.5, seed=0)
     assert made.noise.running.state.current is None
     assert made.noise.running.state.owners == {}

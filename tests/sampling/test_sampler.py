@@ -436,7 +436,7 @@ def test_refusals(name, mlp):
 
 
 def test_an_unknown_shape_is_refused():
-    with pytest.raises(UsageError, match="give space="):
+    with pytest.raises(UsageError, match=r"attach\(space="):
         sample(attach(MLP(2, 8, 1, 4)), 3)
     assert sample(attach(MLP(2, 8, 1, 4)), 3, steps=2, config=SamplingConfig(space=(2,))).x.shape == (3, 2)
     assert sample(attach(MLP(2, 8, 1, 4)), 3, steps=2, config=SamplingConfig(space=euclidean((2,)))).x.shape == (3, 2)

@@ -189,11 +189,20 @@ ERRORS = {
     "empty early window": ({"name": "temporal_ratio", "early": 0.0}, "early .t < 0.0. window"),
     "a window without time": (
         {"name": "integrated", "early": 0.6, "late": 0.6},
-        "window of time rises, got 0.6 to 0.6",
+        "time window must have early < late, got 0.6 to 0.6",
     ),
-    "a window that falls": ({"name": "geometric", "early": 0.6, "late": 0.2}, "window of time rises, got 0.6 to 0.2"),
-    "windows that overlap": ({"name": "temporal_ratio", "early": 0.8}, "window of time rises, got 0.8 to 0.7"),
-    "an end that is none": ({"name": "geometric", "late": math.nan}, "window of time rises, got 0.0 to nan"),
+    "a window that falls": (
+        {"name": "geometric", "early": 0.6, "late": 0.2},
+        "early < late, got 0.6 to 0.2",
+    ),
+    "windows that overlap": (
+        {"name": "temporal_ratio", "early": 0.8},
+        "early < late, got 0.8 to 0.7",
+    ),
+    "an end that is none": (
+        {"name": "geometric", "late": math.nan},
+        "early < late, got 0.0 to nan",
+    ),
 }
 
 
@@ -217,7 +226,7 @@ def test_windows_of_the_ratio_may_be_adjacent():
 
 @pytest.mark.parametrize("name", ["geometric@0.6-0.6", "integrated@0.9-0.6", "geometric@nan-0.9"])
 def test_a_name_with_a_window_that_does_not_rise_is_refused_before_anything_is_drawn(name):
-    with pytest.raises(UsageError, match="a window of time rises"):
+    with pytest.raises(UsageError, match="time window must have early < late"):
         parsed(name)
 
 

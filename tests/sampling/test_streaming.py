@@ -93,7 +93,7 @@ def test_a_scored_run_has_no_other_scores(mlp):
             run.score(**words)
     with pytest.raises(UsageError, match="kept no variance, but its score temporal_ratio"):
         run.ranked_by("peak")
-    with pytest.raises(UsageError, match="not its times; sample with the default record"):
+    with pytest.raises(UsageError, match="but no times; sample with the default record"):
         edit(mlp, run, None, at=0.5, scale=0.1)
     for option in ({"keep_states": True}, {"transport": True}):
         with pytest.raises(UsageError, match="leave out keep_states and transport"):

@@ -380,7 +380,7 @@ class Sampler:
         value = self.controller.times[0] if isinstance(self.controller, Grid) else self.config.start
         start = torch.as_tensor(value, dtype=like.dtype, device=like.device).reshape(-1)
         if len(start) not in (1, count):
-            raise ShapeError(f"start must be one number, or one per sample ({count}); got {len(start)}")
+            raise ShapeError(f"start must be one number, or one per sample ({count}), got {len(start)}")
         if not bool(((start >= 0) & (start < 1)).all()):
             raise UsageError("start must lie in [0, 1)")
         return start.expand(count)
