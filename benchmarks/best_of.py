@@ -31,10 +31,10 @@ from torch import Tensor
 
 import fmwc
 from experiments.checkerboard.evaluate import symmetric_kl
+from fmwc.checkerboard.data import misplaced
 from fmwc.checks import Contest, Echo, run_checks
-from fmwc.domains import domain_named
-from fmwc.metrics.points import misplaced
 from fmwc.randomness import derive
+from fmwc.registry import domain_named
 from fmwc.sampling import Sampler, SamplingConfig, Schedule, Trajectory, default_estimator, noise, sample
 from fmwc.state import batch_size, channels, select, tree_map
 from fmwc.uses.best_of import best_of
@@ -82,7 +82,7 @@ def subject_of(name: str, device: torch.device) -> Subject:
         return Subject(name, field, bad=lambda run: misplaced(run.x), extra=lambda run: {"kl": symmetric_kl(run.x)})
     if name == "mnist":
         from fmwc.checkpoint import load_network
-        from fmwc.metrics.images import failed
+        from fmwc.mnist.classifier import failed
 
         judge = load_network("mnist-judge", device=device)
         contest = Contest.planned("y", torch.arange(10), 19)

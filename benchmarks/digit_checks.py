@@ -17,10 +17,10 @@ import fmwc
 from experiments.common.evaluation import along
 from fmwc.checkpoint import load_network
 from fmwc.estimators import Record, contributions
-from fmwc.metrics.images import failed
 from fmwc.metrics.ranking import ranking
+from fmwc.mnist.classifier import failed
+from fmwc.mnist.recipe import JUDGE, SCORE, WITHIN, labels
 from fmwc.randomness import Stream, signs
-from fmwc.recipes.mnist import JUDGE, SCORE, WITHIN, labels
 from fmwc.sampling import SamplingConfig, Trajectory
 
 FIELDS = ("mnist", "mnist-joint")

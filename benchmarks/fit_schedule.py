@@ -14,9 +14,9 @@ from pathlib import Path
 
 import fmwc
 from fmwc.checkpoint import update
-from fmwc.domains import DOMAINS, domain_named
 from fmwc.progress import sampling_bar
 from fmwc.provenance import Clock, pick_device
+from fmwc.registry import DOMAINS, domain_named
 from fmwc.sampling import SamplingConfig, Schedule, Trajectory, fit_schedule
 from fmwc.sampling.pilot import READINGS
 from fmwc.sampling.trajectory import parsed

@@ -31,16 +31,16 @@ from matplotlib.figure import Figure
 from scipy.stats import t as student
 from torch import Tensor
 
+from fmwc.checkerboard.data import misplaced
+from fmwc.checkerboard.recipe import PRESETS, SPACE, Checkerboard
 from fmwc.errors import MismatchError, pick
 from fmwc.field import Field
 from fmwc.files import write_bytes, write_json, write_text
-from fmwc.metrics.points import misplaced
 from fmwc.modes import tensor_float
 from fmwc.networks import TimeEmbedding
 from fmwc.noise import LOG_ALPHA_RANGE, cyclic, time_features
 from fmwc.provenance import Clock, pick_device, provenance
 from fmwc.randomness import derive
-from fmwc.recipes.checkerboard import PRESETS, SPACE, Checkerboard
 from fmwc.report.page import png, styled
 from fmwc.sampling import noise
 from fmwc.training import DECAYS

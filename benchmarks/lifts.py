@@ -25,16 +25,16 @@ import torch
 
 from benchmarks import leads
 from fmwc import fit_confidence, load, sample
+from fmwc.checkerboard.data import misplaced
 from fmwc.checkpoint import describe_reference, load_network
 from fmwc.checks import Contest, Echo, run_checks
-from fmwc.data import mnist
-from fmwc.domains import domain_named
 from fmwc.estimators import Linearised
 from fmwc.files import write_json, write_text
-from fmwc.metrics.images import failed, predictions
-from fmwc.metrics.points import misplaced
+from fmwc.mnist import data as mnist
+from fmwc.mnist.classifier import failed, predictions
 from fmwc.provenance import Clock, provenance
 from fmwc.randomness import derive
+from fmwc.registry import domain_named
 from fmwc.sampling import SamplingConfig, Schedule, Trajectory
 from fmwc.sampling.trajectory import combined
 from fmwc.state import channels, select
@@ -182,7 +182,7 @@ def _summed(scores: list[tuple[torch.Tensor, float]]) -> torch.Tensor:
 
 def judge(args: argparse.Namespace) -> None:
     """Judge crystals that were drawn before; those that are not metastable count as failed."""
-    from fmwc.domains.crystals import CrystalDomain
+    from fmwc.crystals.domain import CrystalDomain
 
     setting = CrystalDomain()
     for path in sorted(args.folder.glob("*.safetensors")):

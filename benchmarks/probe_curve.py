@@ -26,11 +26,11 @@ from torch import Tensor
 
 import fmwc
 from benchmarks.schedule_curve import plot_auprc
-from fmwc.domains import domain_named
 from fmwc.estimators import Linearised
 from fmwc.files import write_bytes, write_json
 from fmwc.metrics.ranking import auprc
 from fmwc.provenance import Clock, pick_device, provenance
+from fmwc.registry import domain_named
 from fmwc.report.page import png
 from fmwc.sampling import SamplingConfig, Trajectory, reread
 from fmwc.sampling.pilot import fitted, score_at

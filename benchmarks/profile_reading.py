@@ -20,12 +20,12 @@ import fmwc
 from experiments.cost.costs import SIZES
 from experiments.cost.meter import Meter
 from fmwc.compiled import Compiled
-from fmwc.domains import DOMAINS, domain_named
 from fmwc.estimators import Diagonal, Linearised
 from fmwc.files import write_json
 from fmwc.modes import tensor_float
 from fmwc.provenance import Clock, pick_device, provenance
 from fmwc.randomness import Stream
+from fmwc.registry import DOMAINS, domain_named
 from fmwc.sampling import noise
 
 CALLS = 10  # timed together

@@ -21,9 +21,9 @@ import fmwc
 from fmwc.checkpoint import about, shipped, update
 from fmwc.errors import DataError, FmwcError, UsageError
 from fmwc.provenance import Clock, describe_device, pick_device, provenance
-from fmwc.recipes.recipe import RENAMED, data_of
+from fmwc.recipes import RENAMED, data_of
 
-RECIPES = {name: f"fmwc.recipes.{name}" for name in ("checkerboard", "mnist", "crystals")}
+RECIPES = {name: f"fmwc.{name}.recipe" for name in ("checkerboard", "mnist", "crystals")}
 KEPT = ("data", "metrics", "trained")  # entries of a record that do not change
 
 

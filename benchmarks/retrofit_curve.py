@@ -34,17 +34,17 @@ from torch import Tensor
 
 import fmwc
 from experiments.crystals.experiment import CrystalExperiment
+from fmwc.checkerboard.data import misplaced
+from fmwc.checkerboard.recipe import PRESETS as BOARD
 from fmwc.checkpoint import load_network
-from fmwc.domains import domain_named
+from fmwc.crystals.recipe import READ_BY, SCORE, Mp20
 from fmwc.estimators import Estimator, Linearised
 from fmwc.files import write_bytes, write_json
-from fmwc.metrics.images import predictions
-from fmwc.metrics.points import misplaced
 from fmwc.metrics.ranking import auprc, bootstrap
+from fmwc.mnist.classifier import predictions
+from fmwc.mnist.recipe import JUDGE, WITHIN, Mnist
 from fmwc.provenance import Clock, pick_device, provenance
-from fmwc.recipes.checkerboard import PRESETS as BOARD
-from fmwc.recipes.crystals import READ_BY, SCORE, Mp20
-from fmwc.recipes.mnist import JUDGE, WITHIN, Mnist
+from fmwc.registry import domain_named
 from fmwc.report.page import FAINT, LINES, png, styled
 from fmwc.retrofit import held_out_elbo
 from fmwc.sampling import SamplingConfig, Schedule, Trajectory, reread, sample

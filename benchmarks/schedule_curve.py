@@ -31,12 +31,12 @@ import fmwc
 from experiments.cost.costs import SIZES
 from experiments.cost.meter import Meter
 from fmwc.compiled import Compiled
-from fmwc.domains import domain_named
-from fmwc.domains.domain import Domain
+from fmwc.domains import Domain
 from fmwc.estimators import Linearised
 from fmwc.files import write_bytes, write_json
 from fmwc.metrics.ranking import auprc, bootstrap
 from fmwc.provenance import Clock, pick_device, provenance
+from fmwc.registry import domain_named
 from fmwc.report.page import png
 from fmwc.sampling import SamplingConfig, Schedule, Trajectory, noise, sample
 from fmwc.sampling.pilot import fitted, score_at

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 import fmwc
-from fmwc.domains import domain_named
 from fmwc.estimators import Linearised
+from fmwc.registry import domain_named
 from fmwc.sampling import SamplingConfig
 
 SCORES = ("integrated", "endpoint", "peak", "temporal_ratio", "integrated@0.6-0.9")

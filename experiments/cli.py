@@ -23,10 +23,10 @@ from fmwc.cli.verbs import (
     print_written,
     say,
 )
-from fmwc.domains import DOMAINS
 from fmwc.errors import UsageError
 from fmwc.files import claimed
 from fmwc.progress import sampling_bar
+from fmwc.registry import DOMAINS
 
 CheckpointName = Annotated[str, typer.Option(help="A shipped name or a folder; default: the shipped weights.")]
 

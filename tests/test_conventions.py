@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 import fmwc
+from fmwc import checkerboard
 from fmwc.adapters import SCHEDULES, Guided, adapt, predicting
 from fmwc.conventions import check_conventions, examine_conventions
-from fmwc.data import arrays, checkerboard
+from fmwc.data import arrays
 from fmwc.errors import UsageError
 from fmwc.flow import as_space
 from fmwc.networks import MLP

@@ -26,12 +26,12 @@ from benchmarks.headline import (
     stack,
     summary,
 )
+from fmwc.checkerboard.recipe import PRESETS, SPACE
 from fmwc.errors import MismatchError
 from fmwc.flow import elbo_loss, flow_matching_loss
 from fmwc.networks import TimeEmbedding
 from fmwc.noise import Draw, divergence_from_prior, time_features
 from fmwc.randomness import ReplayedRandomness, derive
-from fmwc.recipes.checkerboard import PRESETS, SPACE
 
 CPU = torch.device("cpu")
 TINY = replace(PRESETS["paper"], points=500, hidden=12, time_features=6, width=5, iterations=8, batch=16)

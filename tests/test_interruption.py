@@ -61,8 +61,8 @@ EVENTS = ("open", "replace", "fsync", "unlink", "mkdir", "rmdir")  # before and 
 def small_batches(patch):
     """Use small batches, so that even a small run has several."""
     from fmwc import retrofit as own
-    from fmwc.domains.checkerboard import CheckerboardDomain
-    from fmwc.recipes import checkerboard as recipe
+    from fmwc.checkerboard import recipe
+    from fmwc.checkerboard.domain import CheckerboardDomain
 
     real = recipe.sample
     patch.setattr(recipe, "sample", lambda field, count, **options: real(field, 32, **options))
@@ -99,7 +99,7 @@ def run_in_child(words, kill_at=None, large=None, signum=signal.SIGKILL):
         patch = pytest.MonkeyPatch()
         with small_batches(patch), redirect_stdout(said), redirect_stderr(said):
             if large is not None:
-                from fmwc.domains.checkerboard import CheckerboardDomain
+                from fmwc.checkerboard.domain import CheckerboardDomain
 
                 patch.setattr(CheckerboardDomain, "large", large)
             for name in EVENTS:

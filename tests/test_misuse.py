@@ -10,10 +10,10 @@ from torch import nn
 
 import fmwc
 from experiments.common.store import Networks, check_settings
+from fmwc.checkerboard.recipe import PRESETS
 from fmwc.errors import CheckpointError, MismatchError, NotFiniteError, ShapeError, UsageError
 from fmwc.estimators import Diagonal
-from fmwc.recipes.checkerboard import PRESETS
-from fmwc.recipes.recipe import override
+from fmwc.recipes import override
 from fmwc.sampling import Grid, Reference, SamplingConfig, Schedule, read_with
 from tests.conftest import mlp_field
 from tests.options import arguments, reader

@@ -9,8 +9,9 @@ import torch
 from typer.testing import CliRunner
 
 import fmwc
+from fmwc import checkerboard
 from fmwc.cli import app
-from fmwc.data import arrays, checkerboard
+from fmwc.data import arrays
 from fmwc.entry import build
 from fmwc.errors import OutputError, UsageError
 from fmwc.flow import Channel, Space

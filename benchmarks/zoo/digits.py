@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save
 from torch import Generator, Tensor, nn
 
 from benchmarks.zoo.networks import Classifier
-from fmwc.data.mnist import load, unit
 from fmwc.files import write_bytes
+from fmwc.mnist.data import load, unit
 from fmwc.modes import evaluating
 from fmwc.randomness import derive
 from fmwc.training import TrainingConfig, train

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from experiments.common.comparisons import PosteriorTrace, StateSensitivity
 from experiments.common.evaluation import agreement, along, dispersion_agreement, evaluate_heads, fidelity, scores_of
+from fmwc import checkerboard
 from fmwc.baselines import dispersion, stochastic_ends
-from fmwc.data import checkerboard
+from fmwc.checkerboard.data import misplaced, misplacement
 from fmwc.estimators import Diagonal, Linearised
 from fmwc.field import Field
-from fmwc.metrics.points import misplaced, misplacement
 from fmwc.metrics.ranking import auprc, retention
 from fmwc.moments import CLOSURES
 from fmwc.sampling import SCORES, SamplingConfig, Schedule, Trajectory, sample

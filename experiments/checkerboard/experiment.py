@@ -17,17 +17,17 @@ from experiments.checkerboard.reproduce import reproduce
 from experiments.checkerboard.tables import tables
 from experiments.common.evaluation import evaluate_heads, with_intervals
 from experiments.common.experiment import Experiment, Intent, Metric, Outcome, Sizes
+from fmwc import checkerboard
+from fmwc.checkerboard.data import misplaced
+from fmwc.checkerboard.page import checkerboard_sections
 from fmwc.checkpoint import load
-from fmwc.data import checkerboard
-from fmwc.domains.domain import Show
+from fmwc.domains import Show
 from fmwc.errors import UsageError
 from fmwc.estimators import Diagonal
 from fmwc.field import Field
-from fmwc.metrics.points import misplaced
 from fmwc.progress import say_on_stderr
 from fmwc.randomness import derive
 from fmwc.report.page import write_pictures
-from fmwc.report.reports import checkerboard_sections
 from fmwc.sampling import Schedule, Trajectory
 from fmwc.sampling.trajectory import DISPERSION
 from fmwc.uses.guidance import Guidance

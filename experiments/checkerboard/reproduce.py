@@ -15,13 +15,13 @@ from experiments.checkerboard.evaluate import RIVALS, auprcs, decoders, evaluate
 from experiments.common.comparisons import HeteroscedasticVariance
 from experiments.common.store import MEMBERS, SHARED, Networks, Say, run_task
 from fmwc.baselines import dispersion, ensemble_ends, stochastic_ends
+from fmwc.checkerboard.data import misplaced, misplacement
+from fmwc.checkerboard.recipe import SPACE, Checkerboard
 from fmwc.estimators import Linearised
-from fmwc.metrics.points import misplaced, misplacement
 from fmwc.metrics.ranking import auprc
 from fmwc.provenance import Clock
 from fmwc.randomness import derive
-from fmwc.recipes.checkerboard import SPACE, Checkerboard
-from fmwc.recipes.fitting import identity_of
+from fmwc.recipes import identity_of
 from fmwc.sampling import SamplingConfig, Schedule, noise, sample
 
 # The kind and the name of the shipped field for each learning-rate schedule: the paper's and the recommended one.

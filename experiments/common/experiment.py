@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fmwc.domains.domain import Show
+from fmwc.domains import Show
 from fmwc.errors import UsageError
 from fmwc.field import Field
-from fmwc.recipes.recipe import override
+from fmwc.recipes import override
 from fmwc.sampling import SCORES, SamplingConfig, Schedule, Trajectory, sample
 from fmwc.uses.guidance import Guidance
 

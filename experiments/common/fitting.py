@@ -1,4 +1,4 @@
-"""Train the baselines from a recipe, as :mod:`fmwc.recipes.fitting` trains flows."""
+"""Train the baselines from a recipe, as :mod:`fmwc.recipes` trains flows."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from fmwc.baselines import Dropout
 from fmwc.flow import flow_matching_loss
 from fmwc.identity import digest_tensors
 from fmwc.randomness import Stream
-from fmwc.recipes.fitting import LATER, Progress, identity_of, stage_progress, train_stage
-from fmwc.recipes.recipe import Recipe
+from fmwc.recipes import LATER, Progress, Recipe, identity_of, stage_progress, train_stage
 from fmwc.training import train
 
 

@@ -6,8 +6,8 @@ from experiments.checkerboard.experiment import CheckerboardExperiment
 from experiments.common.experiment import Experiment
 from experiments.crystals.experiment import CrystalExperiment
 from experiments.mnist.experiment import MnistExperiment
-from fmwc.domains import domain_named, domain_of
 from fmwc.errors import UsageError
+from fmwc.registry import domain_named, domain_of
 
 EXPERIMENTS: dict[str, type[Experiment]] = {
     "checkerboard": CheckerboardExperiment,

@@ -16,6 +16,7 @@ from torch import nn
 
 from experiments.common.comparisons import HeteroscedasticHead
 from experiments.common.fitting import fit_dropout, fit_heads, fit_variance
+from fmwc import recipes
 from fmwc.baselines import Dropout
 from fmwc.checkpoint import about, load
 from fmwc.errors import CheckpointError, FmwcError, MismatchError, UsageError, pick
@@ -23,8 +24,7 @@ from fmwc.files import read_tensors, write_json, write_tensors
 from fmwc.identity import SEAL, difference, plain
 from fmwc.provenance import Clock, provenance
 from fmwc.readers import Check, anything, array, mapping, read_json, record, text, whole
-from fmwc.recipes import fitting
-from fmwc.recipes.recipe import data_of
+from fmwc.recipes import data_of
 
 MEMBERS = 5  # members of an ensemble
 SHARED = (1001, 1002, 1003, 1004)  # seeds of the ensemble members shared by all reported seeds
@@ -69,7 +69,7 @@ class Networks:
         """Return the plain flow-matching network."""
         recipe = self.at(seed)
         network = recipe.network().to(self.device)
-        return network if fitting.take_flow(recipe, network) else self._trained("flow", recipe, network)
+        return network if recipes.take_flow(recipe, network) else self._trained("flow", recipe, network)
 
     def retrofit(self, seed: int, **changes: Any) -> Any:
         """Return the plain flow with a fitted noise model."""
@@ -104,7 +104,7 @@ class Networks:
         """Write a field and its reference as a checkpoint, unless the folder already holds one."""
         if not (folder / "recipe.json").exists():
             field = getattr(self, kind)(seed)
-            fitting.finish(self.at(seed, method=kind), field, folder, clock or Clock(self.device))
+            recipes.finish(self.at(seed, method=kind), field, folder, clock or Clock(self.device))
 
     def steps(self, name: str, seed: int) -> dict[str, int]:
         """Return the number of training steps of a network, and the planned number; a time limit may end it early."""
@@ -121,9 +121,9 @@ class Networks:
     def _trained(self, name: str, recipe: Any, module: Any) -> Any:
         """Load the weights of an earlier run with the same recipe into `module`, or train it and save the weights."""
         path = self._file(name, recipe)
-        ignored = (*fitting.LATER, *(OF_NOISE if name == "flow" else ()), *(("flow",) if name == "joint" else ()))
+        ignored = (*recipes.LATER, *(OF_NOISE if name == "flow" else ()), *(("flow",) if name == "joint" else ()))
         # Plain values are comparable between machines.
-        identity = plain(fitting.identity_of(recipe, self.data, ignored))
+        identity = plain(recipes.identity_of(recipe, self.data, ignored))
         resume = path.with_suffix(".resume")
         if path.exists():
             tensors, known = read_tensors(path, _WEIGHTS, _WHAT)
@@ -139,7 +139,7 @@ class Networks:
             tensors = {k: v.detach().cpu().clone().contiguous() for k, v in module.state_dict().items()}
             write_tensors(path, tensors, {"recipe": identity, "steps": steps or recipe.iterations})
             self.say(f"trained {name}, {recipe.decay}, seed {recipe.seed}: {clock.seconds:.0f} s")
-        for left in (resume, resume.with_suffix(fitting.ENDED)):
+        for left in (resume, resume.with_suffix(recipes.ENDED)):
             left.unlink(missing_ok=True)
         return module
 
@@ -154,10 +154,10 @@ class Networks:
 
 
 FITS: dict[str, Callable[..., int | None]] = {
-    "flow": fitting.fit_network,
-    "retrofit": fitting.fit_retrofit,
-    "joint": fitting.fit_joint,
-    "output": fitting.fit_joint,
+    "flow": recipes.fit_network,
+    "retrofit": recipes.fit_retrofit,
+    "joint": recipes.fit_joint,
+    "output": recipes.fit_joint,
     "dropout": fit_dropout,
     "head": fit_heads,
     "variance": fit_variance,

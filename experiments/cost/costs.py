@@ -21,7 +21,7 @@ import torch
 from experiments.cost.meter import Meter, peak, reset_peak, spread
 from fmwc.baselines import stochastic_ends
 from fmwc.compiled import Compiled
-from fmwc.domains.domain import Domain
+from fmwc.domains import Domain
 from fmwc.errors import UsageError, nearest
 from fmwc.estimators import Diagonal, Linearised, MonteCarlo, Tangent
 from fmwc.field import Field

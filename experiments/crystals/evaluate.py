@@ -21,12 +21,12 @@ from experiments.common.evaluation import agreement, evaluate_heads, scores_of, 
 from fmwc.baselines import dispersion, stochastic_ends
 from fmwc.crystals import Judgement
 from fmwc.crystals.judge import METASTABLE, STABLE
+from fmwc.crystals.recipe import EVERY, SCORE, Mp20, batch_for
 from fmwc.crystals.structures import CHANNELS
 from fmwc.estimators import Diagonal, Estimator, Linearised
 from fmwc.field import Field
 from fmwc.metrics.divergence import divergence, estimates
 from fmwc.metrics.ranking import auprc, bootstrap, retention
-from fmwc.recipes.crystals import EVERY, SCORE, Mp20, batch_for
 from fmwc.sampling import SCORES, SamplingConfig, Schedule, Trajectory
 from fmwc.state import channels
 

@@ -21,13 +21,13 @@ from fmwc.crystals.energy import calculator, energies
 from fmwc.crystals.hull import hull_for
 from fmwc.crystals.judge import METASTABLE, above_hull, validity
 from fmwc.crystals.matching import MODES, success
+from fmwc.crystals.recipe import Mp20, batch_for
 from fmwc.crystals.structures import CHANNELS, Crystals, candidates, decode
-from fmwc.domains.domain import Show
+from fmwc.domains import Show
 from fmwc.errors import UsageError
 from fmwc.field import Field
 from fmwc.progress import say_on_stderr
-from fmwc.recipes.crystals import Mp20, batch_for
-from fmwc.recipes.recipe import override
+from fmwc.recipes import override
 from fmwc.sampling import SamplingConfig, Schedule, Trajectory
 
 __all__ = ["CrystalExperiment"]

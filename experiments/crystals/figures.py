@@ -12,10 +12,10 @@ from matplotlib.lines import Line2D
 
 from experiments.common.store import from_results, read_results
 from experiments.common.tables import dig
+from fmwc.crystals.recipe import SCORE
 from fmwc.crystals.report import Ranked, sections
 from fmwc.errors import CheckpointError, DataError, UsageError
 from fmwc.readers import read_csv
-from fmwc.recipes.crystals import SCORE
 from fmwc.report.page import FAINT, INK, LINES, TWO, Picture, Section, styled, write_pictures
 from fmwc.sampling import Trajectory
 

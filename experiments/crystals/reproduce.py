@@ -34,14 +34,14 @@ from experiments.crystals.evaluate import (
     sweep,
 )
 from fmwc.crystals import Judgement, judge
+from fmwc.crystals.recipe import EVERY, SCORE, Mp20
 from fmwc.crystals.structures import crystals_of
 from fmwc.errors import CheckpointError, UsageError
 from fmwc.estimators import Diagonal, Linearised
 from fmwc.files import write_bytes, write_json, write_text
 from fmwc.randomness import derive
 from fmwc.readers import anything, read_json, read_safetensors
-from fmwc.recipes.crystals import EVERY, SCORE, Mp20
-from fmwc.recipes.fitting import identity_of
+from fmwc.recipes import identity_of
 from fmwc.report.table import Table
 from fmwc.sampling import SamplingConfig, Schedule, Trajectory
 

@@ -22,8 +22,8 @@ from experiments.common.tables import (
     with_interval,
     write_tables,
 )
+from fmwc.crystals.recipe import SCORE
 from fmwc.errors import CheckpointError
-from fmwc.recipes.crystals import SCORE
 from fmwc.report.table import Table
 
 __all__ = ["FILTERS", "PAPER_SWEEP", "headline", "tables", "tables_of"]

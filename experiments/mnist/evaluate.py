@@ -22,13 +22,13 @@ from experiments.common.evaluation import (
     thinned,
 )
 from fmwc.baselines import dispersion, stochastic_ends
-from fmwc.data import mnist
 from fmwc.errors import UsageError
 from fmwc.estimators import Diagonal, Linearised
 from fmwc.field import Field
-from fmwc.metrics.images import activations, failed
 from fmwc.metrics.ranking import auprc, retention
-from fmwc.recipes.mnist import SCORE, WITHIN, batch_for, labels
+from fmwc.mnist import data as mnist
+from fmwc.mnist.classifier import activations, failed
+from fmwc.mnist.recipe import SCORE, WITHIN, batch_for, labels
 from fmwc.sampling import AsReference, SamplingConfig, Schedule, Trajectory, default_estimator, sample
 from fmwc.sampling.trajectory import within_groups
 

@@ -20,17 +20,17 @@ from experiments.mnist.figures import write_figures
 from experiments.mnist.reproduce import reproduce
 from experiments.mnist.tables import tables
 from fmwc.checkpoint import load, load_network
-from fmwc.data import mnist
 from fmwc.data.arrays import fingerprint
-from fmwc.domains.domain import Show
+from fmwc.domains import Show
 from fmwc.errors import DataError, UsageError
 from fmwc.field import Field
-from fmwc.metrics.images import activations, failed, predictions
 from fmwc.metrics.ranking import auprc
+from fmwc.mnist import data as mnist
+from fmwc.mnist.classifier import activations, failed, predictions
+from fmwc.mnist.recipe import JUDGE, WITHIN, Mnist, batch_for
 from fmwc.progress import say_on_stderr
 from fmwc.randomness import derive
-from fmwc.recipes.mnist import JUDGE, WITHIN, Mnist, batch_for
-from fmwc.recipes.recipe import override
+from fmwc.recipes import override
 from fmwc.sampling import SCORES, SamplingConfig, Schedule, Trajectory
 from fmwc.sampling.trajectory import DISPERSION, FEWEST
 from fmwc.uses.guidance import Guidance

@@ -12,13 +12,13 @@ from matplotlib.figure import Figure
 from experiments.common.plots import steps_axis, value_axis
 from experiments.common.store import read_results
 from experiments.common.tables import METHODS
-from fmwc.domains.domain import ShippedDomain
+from fmwc.domains import ShippedDomain
 from fmwc.field import Field
 from fmwc.metrics.ranking import Retention
+from fmwc.mnist.page import digit_sections
 from fmwc.report.curves import retention_curve
 from fmwc.report.images import read_pixels
 from fmwc.report.page import LINES, PERCENT, TWO, Picture, Section, styled, write_pictures
-from fmwc.report.reports import digit_sections
 from fmwc.sampling import Trajectory, compared
 
 CURVES = {  # method and curve by label

@@ -18,13 +18,13 @@ from experiments.common.store import MEMBERS, SHARED, Networks, Say, join_result
 from experiments.mnist.evaluate import RIVALS, Examiner, evaluate_field, frechet
 from fmwc.baselines import dispersion, ensemble_ends, stochastic_ends
 from fmwc.checkpoint import load_network
-from fmwc.data import mnist
 from fmwc.data.arrays import fingerprint
 from fmwc.errors import UsageError
-from fmwc.metrics.images import accuracy, activations
+from fmwc.mnist import data as mnist
+from fmwc.mnist.classifier import accuracy, activations
+from fmwc.mnist.recipe import JUDGE, Mnist, batch_for
 from fmwc.randomness import derive
-from fmwc.recipes.fitting import identity_of
-from fmwc.recipes.mnist import JUDGE, Mnist, batch_for
+from fmwc.recipes import identity_of
 from fmwc.sampling import AsReference, SamplingConfig, Trajectory
 
 SHOWN = 1_000  # number of digits in the run used for figures

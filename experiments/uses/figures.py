@@ -25,13 +25,13 @@ from experiments.uses.folder import (
     load_outcomes,
     time_label,
 )
+from fmwc.checkerboard.figures import EditedPaths, edited_paths
 from fmwc.crystals.figures import edited_pairs
 from fmwc.crystals.structures import Crystals
 from fmwc.metrics.ranking import Retention
 from fmwc.report.curves import retention_curve
 from fmwc.report.images import Sheet
 from fmwc.report.page import DASHED, FAINT, INK, LEGEND_ABOVE, LINES, ONE, PERCENT, SURE, TIME, TWO, styled
-from fmwc.report.points import EditedPaths, edited_paths
 from fmwc.uses.risk import Reliability
 
 GRIDS = (5, 10)  # numbers of steps whose time grids are drawn

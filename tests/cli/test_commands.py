@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 
 import experiments.checkerboard.reproduce as reproduction
 import fmwc
+from fmwc.checkerboard.data import misplaced
 from fmwc.checkpoint import shipped
 from fmwc.files import WORK
 from fmwc.identity import seal
-from fmwc.metrics.points import misplaced
 from fmwc.moments import RULES, rule_rows
 from tests.command import call
 from tests.options import reader

@@ -8,9 +8,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import fmwc
+from fmwc.checkerboard.data import misplaced, squares
 from fmwc.checkpoint import about
-from fmwc.domains import domain_named
-from fmwc.metrics.points import misplaced, squares
+from fmwc.registry import domain_named
 from fmwc.sampling import Reference, Trajectory, read_with
 from fmwc.uses.continuation import with_states
 from fmwc.uses.edit import critical_time, edit

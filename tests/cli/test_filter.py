@@ -11,11 +11,11 @@ import torch
 
 import fmwc
 from fmwc.__main__ import main
+from fmwc.checkerboard.data import misplaced
 from fmwc.crystals import Candidate
 from fmwc.crystals.files import write_cifs, write_extxyz, write_table
 from fmwc.files import write_text
 from fmwc.identity import seal
-from fmwc.metrics.points import misplaced
 from fmwc.report.table import Table
 from fmwc.sampling import Trajectory, standard_of
 from tests.command import one_line, rows

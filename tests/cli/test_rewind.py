@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import fmwc
+from fmwc.checkerboard.data import misplaced
 from fmwc.cli.edit import ranked_by_variance, within_condition
-from fmwc.domains import domain_named
 from fmwc.estimators import Linearised
-from fmwc.metrics.points import misplaced
+from fmwc.registry import domain_named
 from fmwc.sampling import Trajectory
 from fmwc.sampling.trajectory import Standard
 from fmwc.uses.continuation import with_states

@@ -5,10 +5,10 @@ import torch
 
 import fmwc
 from fmwc.cli.sample import CONTROLLERS, RunRecord
-from fmwc.domains import domain_named
 from fmwc.estimators import Linearised
 from fmwc.files import MANIFEST
 from fmwc.randomness import derive
+from fmwc.registry import domain_named
 from fmwc.sampling import (
     Damped,
     Ema,

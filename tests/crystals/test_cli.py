@@ -11,7 +11,7 @@ pytest.importorskip("pymatgen.core", exc_type=ImportError)
 pytest.importorskip("chgnet", exc_type=ImportError)
 
 import fmwc
-import fmwc.domains.crystals
+import fmwc.crystals.domain
 from fmwc.__main__ import main
 from fmwc.crystals.files import cif_text
 from tests.command import one_line
@@ -44,8 +44,8 @@ def trained(tmp_path_factory):
 @pytest.fixture
 def no_picture(monkeypatch):
     """Skip the figures, which take longer than the rest."""
-    monkeypatch.setattr(fmwc.domains.crystals, "sorted_by_confidence", lambda *args, **options: None)
-    monkeypatch.setattr(fmwc.domains.crystals, "png", lambda picture: b"")
+    monkeypatch.setattr(fmwc.crystals.domain, "sorted_by_confidence", lambda *args, **options: None)
+    monkeypatch.setattr(fmwc.crystals.domain, "png", lambda picture: b"")
 
 
 def table(path):
@@ -151,8 +151,8 @@ def drawn(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("drawn")
     words = ["sample", trained, "-n", 4, "--steps", 4, "--device", "cpu", "--out", folder]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fmwc.domains.crystals, "sorted_by_confidence", lambda *args, **options: None)
-        patch.setattr(fmwc.domains.crystals, "png", lambda picture: b"")
+        patch.setattr(fmwc.crystals.domain, "sorted_by_confidence", lambda *args, **options: None)
+        patch.setattr(fmwc.crystals.domain, "png", lambda picture: b"")
         patch.setattr(sys, "argv", ["fmwc", *map(str, words)])
         with pytest.raises(SystemExit) as stop:
             main()

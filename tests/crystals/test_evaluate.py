@@ -14,11 +14,11 @@ from experiments.crystals import evaluate
 from experiments.crystals.evaluate import heads, hutchinson_rows, lift_of, quality_of
 from fmwc.crystals import Judgement
 from fmwc.crystals.judge import SHARES
+from fmwc.crystals.recipe import SCORE
 from fmwc.errors import UsageError
 from fmwc.estimators import Diagonal, Linearised
 from fmwc.metrics import ranking
 from fmwc.metrics.divergence import estimates
-from fmwc.recipes.crystals import SCORE
 from fmwc.sampling import SCORES, SamplingConfig, Schedule, Trajectory
 from tests.conftest import awaken
 from tests.options import when

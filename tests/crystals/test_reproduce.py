@@ -18,10 +18,10 @@ from experiments.crystals.reproduce import DRAWS, READINGS, reproduce
 from fmwc.checkpoint import load
 from fmwc.crystals import Judgement
 from fmwc.crystals.judge import SHARES
+from fmwc.crystals.recipe import SCORE, Mp20
 from fmwc.crystals.structures import candidates
 from fmwc.errors import MismatchError, UnknownNameError, UsageError
 from fmwc.metrics import ranking
-from fmwc.recipes.crystals import SCORE, Mp20
 from fmwc.sampling import SCORES, Trajectory
 from tests.options import arguments
 from tests.recipes.conftest import CPU, identical, weights

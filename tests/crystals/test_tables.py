@@ -12,8 +12,8 @@ from experiments.crystals.evaluate import lift_of, quality_of
 from experiments.crystals.figures import write_figures
 from experiments.crystals.tables import FILTERS, PAPER_SWEEP, headline, tables, tables_of
 from fmwc.crystals import figures as crystals_drawn
+from fmwc.crystals.recipe import SCORE
 from fmwc.errors import CheckpointError, ShapeError
-from fmwc.recipes.crystals import SCORE
 from fmwc.report.table import Table
 from tests.crystals.test_report import CHANNELS, COUNT, NAN, judged, made
 

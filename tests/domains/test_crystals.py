@@ -12,15 +12,15 @@ pytest.importorskip("pymatgen.core", exc_type=ImportError)
 pytest.importorskip("chgnet", exc_type=ImportError)
 pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
 
-import fmwc.domains.crystals as room
+import fmwc.crystals.domain as room
 from experiments.common.registry import experiment_named
 from fmwc.checkpoint import load
+from fmwc.crystals.domain import CrystalDomain
+from fmwc.crystals.recipe import SCORE
 from fmwc.crystals.structures import crystals_of, encode, quiet
-from fmwc.domains import domain_named
-from fmwc.domains.crystals import CrystalDomain
 from fmwc.errors import UnknownNameError, UsageError
-from fmwc.recipes.crystals import SCORE
-from fmwc.recipes.fitting import fit
+from fmwc.recipes import fit
+from fmwc.registry import domain_named
 from fmwc.sampling import Parts, Reference, SamplingConfig, Schedule, Trajectory, read_with
 from tests.options import arguments
 from tests.recipes.conftest import CPU

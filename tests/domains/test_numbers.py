@@ -6,7 +6,7 @@ import numpy as np
 
 import fmwc
 from experiments.common.evaluation import with_intervals
-from fmwc.domains import domain_named
+from fmwc.registry import domain_named
 
 FOUND = {"failure": 0.02, "auprc": {"peak": 0.27}, "heads": {"l1": 0.5}, "kept_80": {"peak": 0.0}}
 

@@ -30,7 +30,7 @@ LEVEL = 1  # of compression: 200 times is enough, and quick
 
 def big_npz(folder: Path) -> Any:
     """A small archive of images and labels that unpacks to `SIZE` bytes of zeros."""
-    from fmwc.data import mnist
+    from fmwc.mnist import data as mnist
 
     with zipfile.ZipFile(folder / "own.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=LEVEL) as archive:
         for name, shape in (("x_train", (SIZE // 784, 28, 28)), ("y_train", (10,))):
@@ -44,7 +44,7 @@ def big_npz(folder: Path) -> Any:
 
 def big_gz(folder: Path) -> Any:
     """A small gzip file of images that unpacks to `SIZE` bytes of zeros."""
-    from fmwc.data import mnist
+    from fmwc.mnist import data as mnist
 
     (folder / "train-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, 1) + b"\0")
     left = SIZE // 784 * 784

@@ -297,7 +297,8 @@ def make_data(folder: Path) -> dict[str, bytes]:
 
 def fuzz_data(rng: random.Random, source: dict[str, bytes], folder: Path) -> Any:
     from fmwc.crystals import Hull, mp20
-    from fmwc.data import arrays, mnist
+    from fmwc.data import arrays
+    from fmwc.mnist import data as mnist
 
     name = rng.choice(list(source))
     content = change_bytes(rng, source[name])
@@ -357,7 +358,8 @@ def _saved(rng: random.Random) -> Any:
 
 def fuzz_arrays(rng: random.Random, source: Any, folder: Path) -> Any:
     from fmwc.crystals import Hull, mp20
-    from fmwc.data import arrays, mnist
+    from fmwc.data import arrays
+    from fmwc.mnist import data as mnist
 
     emptied(folder)
     if rng.random() < 0.4:
@@ -425,9 +427,9 @@ def fuzz_structures(rng: random.Random, source: Any, folder: Path) -> Any:
 
 
 def make_recipes(folder: Path) -> list[Any]:
-    from fmwc.recipes.checkerboard import PRESETS as board
-    from fmwc.recipes.crystals import PRESETS as crystals
-    from fmwc.recipes.mnist import PRESETS as mnist
+    from fmwc.checkerboard.recipe import PRESETS as board
+    from fmwc.crystals.recipe import PRESETS as crystals
+    from fmwc.mnist.recipe import PRESETS as mnist
 
     return [presets[name] for presets in (board, mnist, crystals) for name in presets if name != "judge"]
 
@@ -435,7 +437,7 @@ def make_recipes(folder: Path) -> list[Any]:
 def fuzz_set(rng: random.Random, source: list[Any], folder: Path) -> Any:
     from dataclasses import fields
 
-    from fmwc.recipes.recipe import override
+    from fmwc.recipes import override
 
     recipe = rng.choice(source)
     names = [f.name for f in fields(recipe)]

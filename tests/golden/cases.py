@@ -35,14 +35,16 @@ from experiments.common.comparisons import (
 )
 from experiments.common.evaluation import agreement, along
 from experiments.mnist.evaluate import frechet
+from fmwc import checkerboard
 from fmwc.baselines import Dropout, dispersion, ensemble_ends, stochastic_ends
+from fmwc.checkerboard import data as points
 from fmwc.checks import Contest, Echo
-from fmwc.data import checkerboard
 from fmwc.estimators import Diagonal, Linearised, MonteCarlo, Tangent
 from fmwc.flow import Channel, FlatTorus, Space
-from fmwc.metrics import images, points, ranking
+from fmwc.metrics import ranking
 from fmwc.metrics.divergence import divergence, estimates
 from fmwc.metrics.ranking import rate, rate_kept
+from fmwc.mnist import classifier as images
 from fmwc.networks import MLP, UNet
 from fmwc.randomness import Stream
 from fmwc.sampling import (
@@ -865,7 +867,7 @@ def cell_of(path: Path) -> Found:
 def recipe_of_points() -> Found:
     import experiments.checkerboard.evaluate as evaluate
     import experiments.checkerboard.reproduce as room
-    from fmwc.recipes.checkerboard import Checkerboard
+    from fmwc.checkerboard.recipe import Checkerboard
 
     recipe = Checkerboard(
         points=200, hidden=8, depth=1, time_features=4, iterations=4, batch=8, width=4, noise_steps=2, save_every=2
@@ -889,8 +891,8 @@ def recipe_of_digits() -> Found:
 
     import experiments.mnist.evaluate as evaluate
     import experiments.mnist.reproduce as room
-    import fmwc.recipes.mnist as recipe_room
-    from fmwc.recipes.classifier import Classifier, fit_classifier
+    import fmwc.mnist.recipe as recipe_room
+    from fmwc.mnist.classifier import Classifier, fit_classifier
 
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         for name, value in {"STATES": 8, "HUTCHINSON": 2, "PROBES": 2, "STEPS": (2,), "DRAWS": 4}.items():
@@ -918,7 +920,7 @@ def recipe_of_crystals() -> Found:
     pytest.importorskip("pymatgen.core", exc_type=ImportError)
     pytest.importorskip("chgnet", exc_type=ImportError)
     import experiments.crystals.reproduce as room
-    from fmwc.recipes.crystals import Mp20
+    from fmwc.crystals.recipe import Mp20
 
     size = {"hidden": 16, "layers": 1, "frequencies": 4, "time_features": 8, "iterations": 6, "batch": 16, "width": 8}
     recipe = Mp20(**size, noise_steps=2, references=16, steps=4, save_every=4, data="prototypes")
@@ -952,7 +954,7 @@ def study_of_points() -> Found:
     from experiments.common.experiment import Sizes
     from experiments.uses.folder import NUMBERS
     from experiments.uses.study import study
-    from fmwc.domains import domain_named
+    from fmwc.registry import domain_named
 
     few = {"SWEEP": (2, 4), "EXTRA": (2, 5), "FIXED": (0.0, 0.4)}
     field = awake(fmwc.attach(MLP(2, 8, 1, 8), space=(2,), width=8))

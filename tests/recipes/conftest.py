@@ -5,9 +5,9 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from fmwc.recipes.checkerboard import Checkerboard
-from fmwc.recipes.classifier import Classifier, fit_classifier
-from fmwc.recipes.mnist import Mnist
+from fmwc.checkerboard.recipe import Checkerboard
+from fmwc.mnist.classifier import Classifier, fit_classifier
+from fmwc.mnist.recipe import Mnist
 
 CPU = torch.device("cpu")
 BOARD = Checkerboard(

@@ -7,7 +7,7 @@ import experiments.uses.evaluate as evaluate
 from experiments.checkerboard.experiment import CheckerboardExperiment
 from experiments.common.experiment import Sizes
 from experiments.uses.folder import NUMBERS
-from fmwc.domains import domain_named
+from fmwc.registry import domain_named
 from tests.options import arguments
 
 SIZES = Sizes(samples=60, edited=4, replicates=2, swept=8, rewound=12, guided=4)

@@ -5,10 +5,9 @@ import torch
 
 from fmwc.checkpoint import about, load_network
 from fmwc.data.arrays import fingerprint
-from fmwc.data.mnist import unit
-from fmwc.metrics.images import accuracy
+from fmwc.mnist.classifier import Classifier, accuracy, distort, fit_classifier
+from fmwc.mnist.data import unit
 from fmwc.randomness import Stream
-from fmwc.recipes.classifier import Classifier, distort, fit_classifier
 from tests.recipes.conftest import CPU, identical, weights
 
 STILL = {"turn": 0.0, "scale": 0.0, "shift": 0.0}

@@ -14,6 +14,7 @@ pytest.importorskip("pymatgen.core", exc_type=ImportError)
 import fmwc.training
 from experiments.common.store import Networks
 from fmwc.checkpoint import about, load
+from fmwc.crystals.recipe import EVERY, PRESETS, SCORE, Mp20, _capacity
 from fmwc.crystals.structures import decode, encode
 from fmwc.data.batches import Rows
 from fmwc.errors import StoppedError, UsageError
@@ -22,9 +23,7 @@ from fmwc.files import MANIFEST
 from fmwc.flow import FlatTorus
 from fmwc.quantise import round_weights
 from fmwc.randomness import Stream, derive
-from fmwc.recipes.crystals import EVERY, PRESETS, SCORE, Mp20, _capacity
-from fmwc.recipes.fitting import fit, fit_joint, fit_network
-from fmwc.recipes.recipe import literals_of
+from fmwc.recipes import fit, fit_joint, fit_network, literals_of
 from fmwc.sampling import SamplingConfig, Schedule, read_with
 from tests.options import reader, when
 from tests.recipes.conftest import CPU, identical, weights

@@ -9,13 +9,13 @@ import torch
 from experiments.common.comparisons import HeteroscedasticHead
 from experiments.common.fitting import fit_dropout, fit_heads, fit_variance
 from fmwc.baselines import Dropout
+from fmwc.checkerboard.recipe import Checkerboard
 from fmwc.checkpoint import about, load
 from fmwc.data.arrays import fingerprint
 from fmwc.errors import CheckpointError, DataError, OutputError
 from fmwc.files import MANIFEST, WORK
-from fmwc.recipes.checkerboard import Checkerboard
-from fmwc.recipes.fitting import fit, fit_network
-from fmwc.recipes.mnist import Mnist, labels
+from fmwc.mnist.recipe import Mnist, labels
+from fmwc.recipes import fit, fit_network
 from fmwc.sampling import read_with, sample
 from tests.options import arguments
 from tests.recipes.conftest import BOARD, CPU, identical, weights
@@ -32,7 +32,7 @@ def unreferenced(monkeypatch):
 def fitted(digits, tmp_path_factory):
     out = tmp_path_factory.mktemp("fitted") / "model"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fmwc.recipes.mnist.batch_for", lambda device: 80)  # faster for a small network
+        patch.setattr("fmwc.mnist.recipe.batch_for", lambda device: 80)  # faster for a small network
         return fit(digits, out, CPU), out
 
 

@@ -10,14 +10,14 @@ import torch
 import experiments.mnist.evaluate as evaluate
 from experiments.common import evaluation
 from fmwc.checkpoint import load_network
-from fmwc.data.mnist import Images, unit
 from fmwc.errors import DataError, UsageError
 from fmwc.estimators import Linearised, MonteCarlo
 from fmwc.field import attach
-from fmwc.metrics.images import accuracy
 from fmwc.metrics.ranking import auprc, retention
+from fmwc.mnist.classifier import accuracy
+from fmwc.mnist.data import Images, unit
+from fmwc.mnist.recipe import PRESETS, Mnist, labels
 from fmwc.networks import UNet
-from fmwc.recipes.mnist import PRESETS, Mnist, labels
 from fmwc.sampling import AsReference, SamplingConfig, Schedule, Trajectory
 from fmwc.sampling.trajectory import within_groups
 from tests.conftest import awaken

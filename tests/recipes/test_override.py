@@ -3,11 +3,11 @@
 import pytest
 
 from experiments.common.experiment import Sizes
+from fmwc.checkerboard.recipe import PRESETS as BOARD
+from fmwc.crystals.recipe import PRESETS as CRYSTALS
 from fmwc.errors import FmwcError, UsageError
-from fmwc.recipes.checkerboard import PRESETS as BOARD
-from fmwc.recipes.crystals import PRESETS as CRYSTALS
-from fmwc.recipes.mnist import PRESETS as MNIST
-from fmwc.recipes.recipe import literals_of, override
+from fmwc.mnist.recipe import PRESETS as MNIST
+from fmwc.recipes import literals_of, override
 
 RECIPES = [BOARD["quick"], MNIST["quick"], CRYSTALS["quick"]]
 

@@ -12,7 +12,7 @@ import fmwc
 from benchmarks.refit_reference import recipe_of, refit
 from fmwc.checkpoint import about, update
 from fmwc.errors import DataError, UsageError
-from fmwc.recipes.fitting import fit
+from fmwc.recipes import fit
 from fmwc.sampling import Reference
 from tests.recipes.conftest import CPU, identical, weights
 

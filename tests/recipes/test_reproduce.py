@@ -10,13 +10,13 @@ import torch
 
 import experiments.mnist.evaluate as evaluate
 import experiments.mnist.reproduce as reproduction
-import fmwc.recipes.mnist as mnist_recipe
+import fmwc.mnist.recipe as mnist_recipe
 from experiments.common.store import experiment_of_results, read_results
 from experiments.mnist.reproduce import TASKS, reproduce
 from fmwc.checkpoint import load, save_network
 from fmwc.errors import FmwcError, MismatchError, UnknownNameError, UsageError
-from fmwc.metrics.images import failed
-from fmwc.recipes.mnist import Mnist, labels
+from fmwc.mnist.classifier import failed
+from fmwc.mnist.recipe import Mnist, labels
 from fmwc.sampling import SCORES, SamplingConfig, Trajectory, default_estimator, sample
 from tests.options import arguments, reader
 from tests.recipes.conftest import CPU, identical, weights

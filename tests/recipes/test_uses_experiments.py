@@ -17,12 +17,12 @@ from experiments.crystals.experiment import CrystalExperiment
 from experiments.mnist.experiment import MnistExperiment, ink_of, style_of, without_specks
 from experiments.uses.folder import drawn_at, judged_at, load_drawn, load_outcomes
 from experiments.uses.study import study
+from fmwc import checkerboard
 from fmwc.crystals.energy import Energies
-from fmwc.data import checkerboard
-from fmwc.data.mnist import unit
-from fmwc.domains import domain_named
 from fmwc.errors import MismatchError
 from fmwc.field import attach
+from fmwc.mnist.data import unit
+from fmwc.registry import domain_named
 from tests.conftest import awaken, mlp_field
 from tests.recipes import studies
 from tests.recipes.studies import hasty, numbers_in, quiet, shorten

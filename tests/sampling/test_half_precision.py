@@ -8,9 +8,9 @@ from torch import nn
 import fmwc
 from fmwc import compiled as compiling
 from fmwc.compiled import Compiled
-from fmwc.domains import domain_named
 from fmwc.estimators import Diagonal, Linearised, MonteCarlo
 from fmwc.field import Field
+from fmwc.registry import domain_named
 from fmwc.sampling import Schedule
 from fmwc.state import channels
 from tests.conftest import conv_field, dict_field, mlp_field

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import fmwc
+from fmwc.checkerboard.data import misplaced
 from fmwc.errors import UsageError
 from fmwc.estimators import Linearised
-from fmwc.metrics.points import misplaced
 from fmwc.metrics.ranking import auprc
 from fmwc.sampling import SamplingConfig, Schedule, Trajectory, fit_schedule, sample
 from tests.conftest import mlp_field

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 import fmwc
+from fmwc.checkerboard.data import misplaced
 from fmwc.errors import ShapeError, UsageError
-from fmwc.metrics.points import misplaced
 from fmwc.uses.risk import (
     FEWEST,
     GRID,

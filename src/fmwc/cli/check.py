@@ -17,15 +17,16 @@ from fmwc.cli.sample import RunRecord, classes_of, write_rows
 from fmwc.cli.verbs import Check
 from fmwc.crystals.sandbox import CIF_BYTES, cells, read_text_of
 from fmwc.crystals.structures import encode, from_cells
-from fmwc.data import arrays, mnist
-from fmwc.domains import open_checkpoint
-from fmwc.domains.domain import Domain, Rows
+from fmwc.data import arrays
+from fmwc.domains import Domain, Rows
 from fmwc.entry import build, try_once
 from fmwc.errors import CheckpointError, DataError, FmwcError, MismatchError, OutputError, UsageError
 from fmwc.files import claimed, write_json
+from fmwc.mnist import data as mnist
 from fmwc.progress import sampling_bar, say_on_stderr
 from fmwc.provenance import Clock, pick_device, provenance
 from fmwc.readers import shown
+from fmwc.registry import open_checkpoint
 from fmwc.report.images import contest_text
 from fmwc.report.reports import checks_page
 from fmwc.report.run import confidence_source

@@ -15,13 +15,13 @@ from torch import Tensor
 from fmwc.checkpoint import identity, load
 from fmwc.cli.sample import RunRecord, write_rows
 from fmwc.cli.verbs import Edit, Rewind
-from fmwc.domains import domain_of
-from fmwc.domains.domain import Rows, ShippedDomain
+from fmwc.domains import Rows, ShippedDomain
 from fmwc.errors import CheckpointError, DataError, MismatchError, OutputError, UsageError, nearest, pick
 from fmwc.field import Field
 from fmwc.files import claimed, write_bytes
 from fmwc.progress import say_on_stderr
 from fmwc.provenance import pick_device
+from fmwc.registry import domain_of
 from fmwc.report.page import png
 from fmwc.sampling import Reference, SamplingConfig, Schedule, Trajectory, compared, read_with, reread
 from fmwc.sampling.trajectory import of_variance

@@ -19,7 +19,7 @@ from fmwc.cli.labels import NAME, Labels, Table, read_labels, read_table
 from fmwc.cli.sample import RunRecord
 from fmwc.cli.verbs import Filter
 from fmwc.crystals.structures import need
-from fmwc.domains.domain import Rows
+from fmwc.domains import Rows
 from fmwc.errors import DataError, UsageError
 from fmwc.files import claimed, write_bytes, write_json, write_text
 from fmwc.identity import SEAL, digest_tensors, plain, require_same, seal, sealed

@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 from fmwc.checkpoint import about, load
 from fmwc.cli.verbs import Demo, Report
-from fmwc.domains import domain_named, open_checkpoint
-from fmwc.domains.domain import Domain, Rows, ShippedDomain
+from fmwc.domains import Domain, Rows, ShippedDomain
 from fmwc.errors import UsageError
 from fmwc.field import Field
 from fmwc.files import claimed, write_json
 from fmwc.modes import one_thread
 from fmwc.progress import sampling_bar, training_bar
 from fmwc.provenance import Clock, pick_device, provenance
+from fmwc.registry import domain_named, open_checkpoint
 from fmwc.report.run import confidence_source
 from fmwc.sampling import Trajectory
 

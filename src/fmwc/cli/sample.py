@@ -18,8 +18,7 @@ from fmwc.checks import choose_check
 from fmwc.checks.evidence import discrete_conditions
 from fmwc.cli.verbs import Sample
 from fmwc.compiled import Compiled
-from fmwc.domains import open_checkpoint
-from fmwc.domains.domain import Domain, ShippedDomain
+from fmwc.domains import Domain, ShippedDomain
 from fmwc.errors import CheckpointError, UsageError, pick
 from fmwc.estimators import ESTIMATORS, as_estimator
 from fmwc.field import Field
@@ -27,6 +26,7 @@ from fmwc.files import Folder, claimed, write_text
 from fmwc.progress import sampling_bar, say_on_stderr
 from fmwc.provenance import pick_device, runtime
 from fmwc.readers import array, boolean, check, number, record, shown, text, whole
+from fmwc.registry import open_checkpoint
 from fmwc.report.run import confidence_source
 from fmwc.report.table import Table
 from fmwc.sampling import (

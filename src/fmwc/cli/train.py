@@ -10,12 +10,12 @@ from fmwc import retrofit as retrofitting
 from fmwc.checkpoint import about
 from fmwc.cli.verbs import Retrofit, Train
 from fmwc.data import arrays
-from fmwc.domains import domain_named
 from fmwc.entry import build
 from fmwc.errors import pick
 from fmwc.progress import training_bar
 from fmwc.provenance import pick_device
 from fmwc.readers import shown
+from fmwc.registry import domain_named
 from fmwc.report.run import confidence_source
 
 __all__ = ["retrofit", "train"]

@@ -16,9 +16,9 @@ import typer
 from typer import Argument, Option
 
 import fmwc
-from fmwc.domains import DOMAINS
 from fmwc.progress import say_on_stderr
 from fmwc.readers import shown
+from fmwc.registry import DOMAINS
 
 
 def _run(verb: Any, **_: Any) -> None:

@@ -1,206 +1,33 @@
-"""Figures of points in the plane: the Checkerboard, its explorer, and samples of any two-dimensional field."""
+"""Figures of samples in the plane."""
 
 from __future__ import annotations
 
-from base64 import b64encode
-from collections.abc import Mapping, Sequence
-from math import ceil
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import torch
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
-from numpy.typing import ArrayLike
-from scipy.stats import spearmanr
 
-from fmwc.data.checkerboard import CELL, HALF, inside
-from fmwc.field import Field
-from fmwc.metrics.divergence import divergence
-from fmwc.report.curves import EXTREME, even_choice, extremes, on_common_times
-from fmwc.report.page import CONFIDENCE, DOUBTFUL, FAINT, INK, LINES, SURE, TWO, render, styled
-from fmwc.report.run import RunArrays
+from fmwc.report.curves import EXTREME, even_choice, extremes
+from fmwc.report.page import CONFIDENCE, DOUBTFUL, SURE, TWO, styled
 
 __all__ = [
-    "EditedPaths",
+    "POINTS",
+    "colour_bar",
     "draw_points",
-    "edited_paths",
-    "explorer",
-    "samples_by_confidence",
-    "variance_against_divergence",
 ]
 
-EXTENT = 2.5  # the board and half a cell around it
-PATHS = 24  # maximum number of paths drawn; more would be indistinguishable
 POINTS = 5_000  # maximum number of points drawn; more would overlap
-ESTIMATORS = ("linearised", "diagonal")
-CURVE_BYTES = 1_000_000  # maximum size of the explorer's curves; beyond it, only every k-th sample has one
-FLOOR = 1e-12  # minimum standard deviation before taking the logarithm
 
 
-def _board(axes: Axes, extent: float, **style: Any) -> None:
-    """Draw the eight cells of the support."""
-    corners = torch.cartesian_prod(*[torch.arange(-HALF, HALF, CELL)] * 2)
-    for corner in corners[inside(corners + CELL / 2)].tolist():
-        axes.add_patch(Rectangle(corner, CELL, CELL, **{"zorder": 0, **style}))
-    axes.set(xlim=(-extent, extent), ylim=(-extent, extent), aspect="equal", xticks=range(-2, 3), yticks=range(-2, 3))
-
-
-def _colour_bar(figure: Figure, panels: Sequence[Axes], label: str, names: Sequence[str] = ()) -> None:
+def colour_bar(figure: Figure, panels: Sequence[Axes], label: str, names: Sequence[str] = ()) -> None:
     """Add the colour bar of confidence, from 0 to 1."""
     bar = figure.colorbar(ScalarMappable(cmap=CONFIDENCE), ax=panels, shrink=0.8, label=label, ticks=[0, 0.5, 1])
     if names:
         bar.ax.set_yticklabels(names)
     bar.outline.set_visible(False)  # type: ignore[operator]
-
-
-@styled
-def samples_by_confidence(x: ArrayLike, levels: Mapping[str, ArrayLike], bad: ArrayLike) -> Figure:
-    """Draw samples on the board, coloured by confidence, with misplaced samples ringed and doubtful samples on top.
-
-    Arguments:
-        x: Samples, `(B, 2)`.
-        levels: Confidences in [0, 1] by name, `(B,)`, with one panel for each.
-        bad: Whether each sample is misplaced, `(B,)`.
-    """
-    one = len(levels) == 1
-    figure = Figure(figsize=(5.8, 4.9) if one else (TWO[0], 4.9))
-    panels = np.atleast_1d(figure.subplots(1, len(levels), sharey=True))
-    for axes, (name, level) in zip(panels, levels.items(), strict=True):
-        order = np.argsort(-np.asarray(level), kind="stable")
-        points, shade, wrong = (np.asarray(a)[order] for a in (x, level, bad))
-        _board(axes, max(EXTENT, float(np.abs(points).max()) + 0.1), facecolor="#eef0f4", edgecolor="none")
-        colours = CONFIDENCE(shade)
-        axes.scatter(*points[~wrong].T, s=5, c=colours[~wrong], linewidths=0, rasterized=True)
-        axes.scatter(*points[wrong].T, s=11, c=colours[wrong], linewidths=0.5, edgecolors=INK, rasterized=True)
-        if not one:
-            axes.set_title(name, fontsize=10)
-    label = f"misplaced ({np.asarray(bad).mean():.1%})"
-    panels[-1].scatter([], [], s=22, facecolors="none", edgecolors=INK, linewidths=0.8, label=label)
-    if one:
-        panels[-1].legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderpad=0, handletextpad=0.2)
-    else:
-        figure.legend(loc="outside upper right", borderpad=0, handletextpad=0.2)
-    _colour_bar(figure, list(panels), next(iter(levels)) if one else "", () if one else ("doubtful", "", "sure"))
-    return figure
-
-
-@styled
-def variance_against_divergence(field: Field, t: float = 0.6, cells: int = 120) -> Figure:
-    """Draw σ_t by two estimators and the exact divergence |∇·v_t| on a grid (fig:div-vs-std).
-
-    Arguments:
-        field: A field over the plane.
-        t: The time.
-        cells: Grid cells per side.
-    """
-    side = ((torch.arange(cells) + 0.5) / cells * 2 - 1) * EXTENT
-    x = torch.cartesian_prod(side, side).to(field.device)
-    change = divergence(field, x, torch.full((len(x),), t, device=x.device)).abs().cpu().double().numpy()
-    stds = {p: field.moments(x, t, p).var.sum(1).sqrt().detach().cpu().double().numpy() for p in ESTIMATORS}
-    maps = {rf"$\sigma_t$, {p} (Spearman {spearmanr(std, change)[0]:.2f})": std for p, std in stds.items()}
-    maps[r"divergence  $|\nabla\cdot v_t|$"] = change
-    figure = Figure(figsize=(1.45 * TWO[0], TWO[1]))
-    for axes, (name, value) in zip(figure.subplots(1, 3, sharey=True), maps.items(), strict=True):
-        shown = axes.imshow(
-            value.reshape(cells, cells).T,
-            origin="lower",
-            extent=(-EXTENT, EXTENT) * 2,
-            cmap="plasma",
-            vmin=value.min(),
-            vmax=float(np.quantile(value, 0.995)),  # a few cells at the edge would dominate the scale
-        )
-        _board(axes, EXTENT, facecolor="none", edgecolor="white", linewidth=0.7, alpha=0.55, zorder=1)
-        axes.set_title(name)
-        axes.spines[:].set_visible(False)
-        figure.colorbar(shown, ax=axes, shrink=0.8, extend="max").outline.set_visible(False)  # type: ignore[operator]
-    figure.suptitle(f"Standard deviation of the velocity and divergence of the flow at t = {t:g}")
-    return figure
-
-
-# ---- edits -------------------------------------------------------------------------------------------------------
-
-
-class EditedPaths(NamedTuple):
-    """Paths on the board before and after an edit.
-
-    Attributes:
-        before, after: States of the original and of the edited path, `(steps + 1, B, 2)`.
-        grid: Their times, `(steps + 1, B)`.
-        times: Time of each edit, `(B,)`.
-        changed: Whether each path is drawn in the second colour, `(B,)`.
-    """
-
-    before: ArrayLike
-    after: ArrayLike
-    grid: ArrayLike
-    times: ArrayLike
-    changed: ArrayLike
-
-
-@styled
-def edited_paths(
-    panels: Mapping[str, EditedPaths], same: str = "edited, same cell", other: str = "edited, another cell"
-) -> Figure:
-    """Draw original and edited paths from the edit onwards, for evenly spaced samples.
-
-    Arguments:
-        panels: Paths by panel title.
-        same, other: Labels of the two colours.
-    """
-    one = len(panels) == 1
-    ends = [np.abs(np.asarray(states)[-1]).max() for paths in panels.values() for states in paths[:2]]
-    extent = max(HALF, float(max(ends))) + 0.1
-    figure = Figure(figsize=(6.2, 5.6) if one else (3.6 * len(panels), 4.2))
-    for axes, (name, paths) in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels.items(), strict=True):
-        _draw_paths(axes, paths, extent)
-        if not one:
-            axes.set_title(name)
-    changed = np.asarray(next(iter(panels.values())).changed)
-    share = f" ({changed.mean():.0%} of {len(changed):,})" if one else ""
-    axes = figure.axes[0]
-    styles: dict[str, dict[str, Any]] = {
-        "edit (noise added along the dotted line)": {"color": INK, "marker": "o", "markersize": 3, "linestyle": ""},
-        "original path": {"color": FAINT, "marker": "o", "markerfacecolor": "white", "linewidth": 0.9},
-        same: {"color": LINES[2], "marker": "o", "linewidth": 1.3},
-        f"{other}{share}": {"color": LINES[1], "marker": "o", "linewidth": 1.3},
-    }
-    for words, style in styles.items():
-        axes.plot([], [], label=words, **style)
-    if one:
-        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2, borderaxespad=0.2, columnspacing=1.4)
-    else:
-        figure.legend(loc="outside upper left", ncols=4, columnspacing=1.4)
-    return figure
-
-
-def _draw_paths(axes: Axes, paths: EditedPaths, extent: float) -> None:
-    """Draw old and new paths on a board labelled as a chessboard."""
-    old, new, t, start, changed = (np.asarray(a) for a in paths)
-    _board(axes, extent, facecolor="#eef0f4", edgecolor="none")
-    axes.spines[:].set_visible(False)
-    centres = np.arange(-HALF, HALF, CELL) + CELL / 2
-    axes.set_xticks(centres, list("abcd"))
-    axes.set_yticks(centres, ["1", "2", "3", "4"])
-    axes.tick_params(length=0)
-    for i in even_choice(len(start), PATHS):
-        late = t[:, i] >= start[i] - 1e-6
-        colour = LINES[1] if changed[i] else LINES[2]
-        axes.plot(*old[late, i].T, color=FAINT, linewidth=0.9, alpha=0.8, zorder=1)
-        axes.plot(*new[late, i].T, color=colour, linewidth=1.3, alpha=0.85, zorder=2)
-        kick = np.stack([old[late, i][0], new[late, i][0]])
-        axes.plot(*kick.T, color=colour, linewidth=1.0, linestyle=(0, (1, 1.2)), zorder=2)
-        axes.plot(*kick[0], "o", color=INK, markersize=2.6, zorder=3)
-        axes.plot(*old[-1, i], "o", color=FAINT, markerfacecolor="white", markersize=4.2, zorder=3)
-        end: dict[str, Any] = {"color": colour, "markeredgecolor": "white", "markeredgewidth": 0.5, "markersize": 5.2}
-        axes.plot(*new[-1, i], "o", zorder=4, **end)
-
-
-# ---- any field over the plane ------------------------------------------------------------------------------------
 
 
 @styled
@@ -225,57 +52,5 @@ def draw_points(x: np.ndarray, confidence: np.ndarray, label: str) -> Figure:  #
         axes.set(xlim=(middle[0] - half, middle[0] + half), ylim=(middle[1] - half, middle[1] + half), aspect="equal")
         axes.set_xlabel("first coordinate")
     panels[0].set_ylabel("second coordinate")
-    _colour_bar(figure, list(panels), label)
+    colour_bar(figure, list(panels), label)
     return figure
-
-
-# ---- the explorer ------------------------------------------------------------------------------------------------
-
-
-def explorer(
-    run: RunArrays, closer: RunArrays | None = None, stride: int = 1, beside: np.ndarray | None = None
-) -> Markup:
-    """Return an interactive explorer as HTML: samples, a slider that discards doubtful ones, and variance curves.
-
-    Samples are sorted surest first, so the slider selects a prefix. Positions are stored in 16 bits and curves in 8
-    bits on a logarithmic scale, which is finer than screen resolution.
-
-    Arguments:
-        run: The samples.
-        closer: Every `stride`-th sample in order of score, whose variance is shown instead of that of the run.
-        stride: See `closer`.
-        beside: Rank by variance in [0, 1], `(B,)`, which is also shown.
-    """
-    order = np.argsort(run.score, kind="stable")
-    points = run.x[order]
-    if closer is None:
-        t, curves = on_common_times(run.times, run.std)
-        stride = ceil(curves.size / CURVE_BYTES)
-        curves = curves[:, order[::stride]]
-    else:
-        t, curves = on_common_times(closer.times, closer.std)
-    logs = np.log(np.maximum(curves, FLOOR))
-    extent = max(EXTENT, float(np.abs(points).max()))
-    data = {
-        "count": len(points),
-        "extent": extent,
-        "points": _pack(points / extent, -1.0, 1.0, np.uint16),
-        "label": run.label.capitalize(),
-        "confidence": _pack(run.confidence[order], 0.0, 1.0, np.uint16),
-        "beside": None if beside is None else _pack(beside[order], 0.0, 1.0, np.uint16),
-        "bad": _pack(run.bad[order], 0, 255, np.uint8),
-        "times": [round(float(v), 4) for v in t],
-        "stride": stride,
-        "curves": _pack(logs.T, logs.min(), logs.max(), np.uint8),
-        "logRange": [float(logs.min()), float(logs.max())],
-        "colours": [to_hex(colour) for colour in CONFIDENCE(np.linspace(0, 1, 64))],
-    }
-    return render("explorer.html", data=data)
-
-
-def _pack(values: np.ndarray, low: float, high: float, kind: type[np.unsignedinteger]) -> str:
-    """Return base64 of little-endian unsigned integers that span `low` to `high`."""
-    top = np.iinfo(kind).max
-    span = max(float(high) - float(low), 1e-30)
-    scaled = np.clip((np.asarray(values, dtype=float) - low) / span, 0, 1) * top
-    return b64encode(scaled.round().astype(np.dtype(kind).newbyteorder("<")).tobytes()).decode()

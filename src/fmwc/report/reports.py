@@ -1,9 +1,8 @@
-"""Report pages: Checkerboard runs, MNIST runs, samples of any network, and checks of samples."""
+"""The pages of the commands, and the sections that pages share: samples of any network, and checks of samples."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,6 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fmwc.errors import UsageError
-from fmwc.field import Field
-from fmwc.metrics.points import misplaced
 from fmwc.metrics.ranking import ranking_text, rate, rate_kept, retention
 from fmwc.report import images
 from fmwc.report.curves import (
@@ -26,34 +22,32 @@ from fmwc.report.curves import (
     variance_trajectories,
 )
 from fmwc.report.page import Picture, Section, Tile, write_page, write_pictures
-from fmwc.report.points import draw_points, explorer, samples_by_confidence, variance_against_divergence
-from fmwc.report.run import NAMES, RunArrays, array, describe
+from fmwc.report.points import draw_points
+from fmwc.report.run import RunArrays, array, describe
 from fmwc.report.table import Table
 from fmwc.sampling import Trajectory
-from fmwc.sampling.trajectory import DISPERSION
 from fmwc.state import channels
 
 __all__ = [
-    "CHECKERBOARD_KEPT",
-    "DIGITS_KEPT",
     "ENOUGH",
-    "checkerboard_page",
-    "checkerboard_sections",
     "checks_page",
     "closing",
     "contest_section",
-    "digit_sections",
-    "digits_page",
     "draw_samples",
+    "figure_section",
+    "history_section",
+    "judged_head",
+    "judged_limits",
+    "retention_section",
     "samples_page",
     "tile",
+    "transport_section",
 ]
 
 Rows = Sequence[Mapping[str, str]]
 
 CHECKERBOARD_KEPT, DIGITS_KEPT = 0.9, 0.8  # shares of samples kept for the headline numbers
 ENOUGH = 50  # minimum number of samples for a retention curve
-FINE, COARSE = 120, 72  # grid cells per side of a map, in a report and in a demo
 ENDS = 10  # samples listed from each end of the ranking
 LISTED = 30  # samples in the table of checks
 NUMBERS = 8  # coordinates listed per sample that is not drawn
@@ -102,7 +96,7 @@ _LIMITS = (
 _ONE_SEED = "The numbers come from one run with one seed and do not show the variation between seeds."
 
 
-def _judged_limits(bad: str) -> list[str]:
+def judged_limits(bad: str) -> list[str]:
     auprc = (
         f"The AUPRC of a random order is the share of {bad} samples, so do not compare the AUPRC of models with "
         "different shares."
@@ -117,7 +111,7 @@ def _notes(note: str, score: str) -> list[str]:
     ]
 
 
-def _judged_head(run: RunArrays, score: str, samples: str, bad: str, kept: float) -> dict[str, Any]:
+def judged_head(run: RunArrays, score: str, samples: str, bad: str, kept: float) -> dict[str, Any]:
     """Return the lead and the headline numbers of a page of judged samples."""
     none, tiles = f" There are no {bad} {samples}, so the ranking cannot be evaluated.", []
     if run.bad.any():
@@ -131,16 +125,16 @@ def _judged_head(run: RunArrays, score: str, samples: str, bad: str, kept: float
     return {"lead": [lead, *_notes(run.note, score)], "tiles": tiles}
 
 
-def _drawn(title: str, caption: str, name: str, alt: str, figure: Figure) -> Section:
+def figure_section(title: str, caption: str, name: str, alt: str, figure: Figure) -> Section:
     return Section(title, caption, [Picture(name, alt, figure)])
 
 
-def _retention(run: RunArrays, bad: str) -> list[Section]:
+def retention_section(run: RunArrays, bad: str) -> list[Section]:
     """Return the retention curves of the run's scores, if there are enough samples."""
     if len(run.bad) < ENOUGH:
         return []
     curves = {name: retention(score, run.bad) for name, score in run.scores.items()}
-    section = _drawn(
+    section = figure_section(
         f"Share of {bad} samples among those kept",
         "From left to right, more of the most doubtful samples are discarded. The dashed line is a random order, the "
         "dotted line a perfect order.",
@@ -151,7 +145,7 @@ def _retention(run: RunArrays, bad: str) -> list[Section]:
     return [section]
 
 
-def _history(run: RunArrays, bad: str = "", closer: RunArrays | None = None) -> list[Section]:
+def history_section(run: RunArrays, bad: str = "", closer: RunArrays | None = None) -> list[Section]:
     """Return the variance over time, if it was computed.
 
     Arguments:
@@ -164,7 +158,7 @@ def _history(run: RunArrays, bad: str = "", closer: RunArrays | None = None) -> 
         return []
     shares = [float(run.bad[which].mean()) for which in extremes(-run.score)] if bad else None
     some = "" if closer is None else f" The curves show {len(drawn.bad):,} of the {len(run.bad):,} samples."
-    section = _drawn(
+    section = figure_section(
         "Uncertainty over time",
         "Standard deviation of the velocity along the trajectories of the surest and of the most doubtful tenth of "
         f"the samples, by {run.label}. Thick lines are medians, bands cover 80 % of the samples, and thin lines are "
@@ -176,9 +170,9 @@ def _history(run: RunArrays, bad: str = "", closer: RunArrays | None = None) -> 
     return [section]
 
 
-def _transport(run: RunArrays, profile: np.ndarray, parts: Sequence[str], part: str = "layer") -> Section:
+def transport_section(run: RunArrays, profile: np.ndarray, parts: Sequence[str], part: str = "layer") -> Section:
     """Return the endpoint variance by step and part of the network; `profile` is `(steps, parts, B)`."""
-    return _drawn(
+    return figure_section(
         f"Endpoint variance by step and {part}",
         "Each bar is one step of the trajectory. Its height is the share of the endpoint variance that comes from this "
         f"step; its colours show the {part} of the network. In each panel, the shares add up to 100 %.",
@@ -186,192 +180,6 @@ def _transport(run: RunArrays, profile: np.ndarray, parts: Sequence[str], part: 
         f"Share of the endpoint variance per step, stacked by {part}, for the two groups of samples.",
         transport_profile(profile, run.confidence, run.grid.mean(1), parts, part),
     )
-
-
-# ---- Checkerboard ------------------------------------------------------------------------------------------------
-
-_VARIANCE = "temporal_ratio"  # the variance score shown next to other scores
-
-
-def _read_board(trajectory: Trajectory) -> RunArrays:
-    dispersion = [] if trajectory.transported is None else [DISPERSION]
-    return RunArrays.read(trajectory, misplaced(trajectory.x), [_VARIANCE, *dispersion])
-
-
-def _variance_rank(run: RunArrays) -> np.ndarray | None:  # -> (B,)
-    """Return the rank of each sample by variance in [0, 1], or `None` if the run itself is ranked by variance."""
-    if next(iter(run.scores)) in (NAMES[_VARIANCE], NAMES[DISPERSION]) or NAMES[_VARIANCE] not in run.scores:
-        return None
-    score = run.scores[NAMES[_VARIANCE]]
-    return 1 - np.searchsorted(np.sort(score), score, side="right") / len(score)
-
-
-def _board_sections(run: RunArrays, field: Field, closer: RunArrays | None = None) -> list[Section]:
-    rank = _variance_rank(run)
-    levels, both = {run.label: run.confidence}, ""
-    if rank is not None:
-        both = f" Left: {run.label}. Right: rank by variance, which needs no training data."
-        levels = {f"{run.label}: {next(iter(run.scores))}": run.confidence, f"variance: {NAMES[_VARIANCE]}": rank}
-    sections = [
-        _drawn(
-            f"Samples by {run.label}",
-            "Grey cells are the support of the data. Misplaced samples are ringed; with a useful score, they have the "
-            f"colour of doubtful samples.{both}",
-            "samples",
-            f"Samples on the checkerboard, coloured by {run.label}, with misplaced samples ringed.",
-            samples_by_confidence(run.x, levels, run.bad),
-        ),
-        *_retention(run, "misplaced"),
-        *_history(run, "misplaced", closer),
-        _drawn(
-            "Uncertainty and divergence of the flow",
-            "Left and middle: standard deviation of the velocity, by the linearised estimator and by the paper's "
-            "diagonal estimator. Right: divergence of the flow. Where trajectories separate, small errors determine "
-            "where samples end, so the bright regions should coincide.",
-            "divergence",
-            "Maps of the plane: standard deviation of the velocity by two estimators, and divergence.",
-            variance_against_divergence(field, cells=FINE if closer is None else COARSE),
-        ),
-    ]
-    closest = run if closer is None else closer
-    if closest.profile is not None:
-        sections.append(_transport(closest, closest.profile, closest.layers))
-    return sections
-
-
-def checkerboard_sections(field: Field, trajectory: Trajectory) -> list[Section]:
-    """Return the sections with the figures of a Checkerboard run."""
-    return _board_sections(_read_board(trajectory), field)
-
-
-def checkerboard_page(
-    out: Path,
-    field: Field,
-    trajectory: Trajectory,
-    *,
-    numbers: Rows,
-    provenance: Mapping[str, str],
-    closer: Trajectory | None = None,
-    stride: int = 1,
-) -> Path:
-    """Write `report.html` of a Checkerboard run.
-
-    Arguments:
-        out: The folder.
-        field: The sampled field.
-        trajectory: Samples with their variance; a transported variance is also shown.
-        numbers: Rows of the table.
-        provenance: Commit, device, seed and time.
-        closer: If the trajectory has few readings, every `stride`-th sample in order of score, sampled again with the
-            variance of every step.
-        stride: See `closer`.
-    """
-    run, again = _read_board(trajectory), None
-    if closer is not None:
-        order = np.argsort(run.score, kind="stable")
-        again = replace(_read_board(closer), confidence=run.confidence[order[::stride]])
-    caption = (
-        "Each point is a generated sample; grey cells are the support of the data. Move the slider to discard the "
-        f"samples with the lowest {run.label}."
-    )
-    limits = _judged_limits("misplaced")
-    if "nearest" in trajectory.default_score:
-        limits.append(
-            "The distance to training samples favours copies of training samples: good samples far from them count as "
-            "doubtful."
-        )
-    return write_page(
-        out / "report.html",
-        "Checkerboard: confidence of each sample",
-        [
-            Section("Discard doubtful samples", caption, html=explorer(run, again, stride, _variance_rank(run))),
-            *_board_sections(run, field, again),
-            *closing(numbers, limits, provenance),
-        ],
-        **_judged_head(run, trajectory.default_score, "samples", "misplaced", CHECKERBOARD_KEPT),
-    )
-
-
-# ---- MNIST -------------------------------------------------------------------------------------------------------
-
-STAGES = {  # of the UNet, in forward order
-    "first": "first",
-    "time": "time & class",
-    "down": "down",
-    "shrink": "down",
-    "middle": "middle",
-    "grow": "up",
-    "up": "up",
-    "out": "out",
-}
-
-
-def by_stage(
-    profile: np.ndarray, layers: Sequence[str]
-) -> tuple[np.ndarray, list[str]]:  # (steps, L, B) -> (steps, S, B)
-    """Sum the layers of the UNet by stage; layers that add time and class form a separate stage.
-
-    >>> layers = ["time", "first", "down.0.0.conv1", "down.0.0.cond", "shrink.0", "out"]
-    >>> parts, stages = by_stage(np.arange(6.0).reshape(1, 6, 1), layers)
-    >>> dict(zip(stages, parts[0, :, 0].tolist()))
-    {'first': 1.0, 'time & class': 3.0, 'down': 6.0, 'out': 5.0}
-    """
-
-    def stage(layer: str) -> str:
-        parts = layer.split(".")
-        return STAGES["time"] if parts[-1] == "cond" else STAGES.get(parts[0], parts[0])
-
-    stages = [stage(layer) for layer in layers]
-    known = [name for name in dict.fromkeys(STAGES.values()) if name in stages]
-    names = list(dict.fromkeys([*known, *stages]))  # layers of other networks keep their names
-    sums = [profile[:, [name == stage for stage in stages]].sum(1) for name in names]
-    return np.stack(sums, 1), names
-
-
-def _read_digits(trajectory: Trajectory, bad: ArrayLike) -> RunArrays:
-    if "y" not in trajectory.cond:
-        raise UsageError("the report needs the requested class of each digit; sample with cond={'y': classes}")
-    return RunArrays.read(trajectory, bad, ["integrated"])
-
-
-def digit_sections(trajectory: Trajectory, bad: ArrayLike, pixels: images.Pixels) -> list[Section]:
-    """Return the sections with the figures of an MNIST run; the arguments are those of :func:`digits_page`."""
-    run = _read_digits(trajectory, bad)
-    classes = array(trajectory.cond["y"])
-    sureness = -run.score  # unlike confidence, it has no ties for digits outside the range of the reference
-    some = pixels.index
-    sections = [
-        _drawn(
-            f"Digits by {run.label}",
-            "Digits from the surest to the most doubtful, row by row; the numbers on the left are ranks. A classifier "
-            "trained on real digits assigns framed digits to another class; the small number in the frame is the "
-            "requested class.",
-            "digits",
-            "Generated digits from the surest to the most doubtful, with failed digits framed.",
-            images.sorted_grid(run.x, sureness, run.bad, classes),
-        ),
-        *_retention(run, "failed"),
-        _drawn(
-            "Surest and most doubtful digits of each class",
-            "Each row shows the surest and the most doubtful digits of one class, and its failure rate.",
-            "classes",
-            "For each class, a row of its surest and most doubtful digits, with failed digits framed.",
-            images.extremes_by_class(run.x, sureness, run.bad, classes),
-        ),
-        _drawn(
-            "Uncertainty of each pixel",
-            "Upper rows: states of a trajectory from noise to digit. Lower rows: standard deviation of the velocity of "
-            "each pixel at the same times, on a common scale.",
-            "pixels",
-            "States and standard deviations of the velocity of each pixel at several times, for a few sure and a few "
-            "doubtful digits.",
-            images.pixel_std(pixels, run.confidence[some], run.x[some], run.bad[some], run.label),
-        ),
-        *_history(run, "failed"),
-    ]
-    if run.profile is not None:
-        sections.append(_transport(run, *by_stage(run.profile, run.layers), "stage"))
-    return [*sections, *contest_section(trajectory)]
 
 
 _CONTEST = (
@@ -387,46 +195,7 @@ def contest_section(run: Trajectory) -> list[Section]:
     score, rival, margin = (array(run.evidence[name]) for name in ("contest", "rival", "margin"))
     figure = images.most_doubtful(array(run.x), score, array(run.cond["y"]), rival, margin)
     alt = "The most doubtful samples with the class that explains them best."
-    return [_drawn("Contest between classes", _CONTEST, "contest", alt, figure)]
-
-
-def digits_page(
-    out: Path,
-    trajectory: Trajectory,
-    bad: ArrayLike,
-    pixels: images.Pixels,
-    *,
-    numbers: Rows,
-    provenance: Mapping[str, str],
-) -> Path:
-    """Write `report.html` of an MNIST run.
-
-    Arguments:
-        out: The folder.
-        trajectory: Digits with their variance and the requested classes `y`; a transported variance is also shown.
-        bad: Whether the classifier assigns each digit to another class, `(B,)`.
-        pixels: Uncertainty of each pixel of a few digits (:func:`fmwc.report.images.read_pixels`).
-        numbers: Rows of the table.
-        provenance: Commit, device, seed and time.
-    """
-    run = _read_digits(trajectory, bad)
-    limits = [
-        "Failures are determined by a classifier, which makes errors and finds only digits that resemble another "
-        "class. A malformed digit that is classified as requested counts as good.",
-        *_judged_limits("failed"),
-    ]
-    if trajectory.standard is not None:
-        limits.insert(
-            0,
-            "Digits are ranked within their class, because classes with more ink have more variance. A class whose "
-            "digits are all poor does not stand out.",
-        )
-    return write_page(
-        out / "report.html",
-        "MNIST: confidence of each digit",
-        [*digit_sections(trajectory, bad, pixels), *closing(numbers, limits, provenance)],
-        **_judged_head(run, trajectory.default_score, "digits", "failed", DIGITS_KEPT),
-    )
+    return [figure_section("Contest between classes", _CONTEST, "contest", alt, figure)]
 
 
 # ---- any network -------------------------------------------------------------------------------------------------
@@ -487,7 +256,7 @@ def draw_samples(x: ArrayLike, confidence: ArrayLike, name: str = "", label: str
     if not finite.all():
         caption += f" Samples with NaN or infinity are omitted: {(~finite).sum():,}."
     title, file = (f"Samples: {name}", f"samples-{name}") if name else ("Samples", "samples")
-    return _drawn(title, caption, file, alt, draw(values[finite], level[finite], label))
+    return figure_section(title, caption, file, alt, draw(values[finite], level[finite], label))
 
 
 def samples_page(out: Path, run: Trajectory, *, numbers: Rows, provenance: Mapping[str, str]) -> Path:
@@ -513,7 +282,7 @@ def samples_page(out: Path, run: Trajectory, *, numbers: Rows, provenance: Mappi
         "Confidence of each sample",
         [
             *drawn,
-            *_history(read),
+            *history_section(read),
             _ends(run, read, bool(drawn)),
             *closing(numbers, limits, provenance),
         ],

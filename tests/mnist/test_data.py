@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from fmwc.data import mnist
 from fmwc.errors import DataError, UnknownNameError, UsageError
+from fmwc.mnist import data as mnist
 
 SPLITS = ("train", "test")
 COUNT = 60

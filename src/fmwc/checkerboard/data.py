@@ -1,11 +1,21 @@
-"""The Checkerboard: a uniform density on eight cells of a 4×4 board on [−2, 2]² (App. dataset-metrics)."""
+"""The Checkerboard: its data, its density, and which samples are misplaced."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["CELL", "HALF", "density", "inside", "sample"]
+__all__ = [
+    "CELL",
+    "HALF",
+    "density",
+    "inside",
+    "misplaced",
+    "misplacement",
+    "sample",
+    "squares",
+]
 
 HALF = 2.0  # the board is [−HALF, HALF]²
 CELL = 1.0
@@ -35,3 +45,24 @@ def inside(x: Tensor) -> Tensor:  # (B, 2) -> (B,)
 def density(x: Tensor) -> Tensor:  # (B, 2) -> (B,)
     """Return the target density."""
     return inside(x).to(x.dtype) * DENSITY
+
+
+def misplaced(x: Tensor) -> np.ndarray:  # (B, 2) -> (B,)
+    """Return `True` for each sample outside the eight cells."""
+    return (~inside(x)).cpu().numpy()
+
+
+def misplacement(x: Tensor) -> float:
+    """Return the fraction of samples outside the eight cells."""
+    return float(misplaced(x).mean())
+
+
+def squares(x: Tensor) -> list[str]:  # (B, 2)
+    """Return the chessboard name of each point's square, with a1 at the lower left; `""` outside the board.
+
+    >>> squares(torch.tensor([[-1.5, -1.5], [1.5, -0.5], [3.0, 0.0]]))
+    ['a1', 'd2', '']
+    """
+    places = ((x + HALF) / CELL).floor().long().tolist()
+    files = "abcd"
+    return [f"{files[a]}{b + 1}" if 0 <= a < len(files) and 0 <= b < len(files) else "" for a, b in places]

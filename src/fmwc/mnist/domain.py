@@ -12,19 +12,19 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from fmwc.checkpoint import load_network
-from fmwc.data import mnist
-from fmwc.domains.domain import Rows, ShippedDomain, Show, shares, write_run
+from fmwc.domains import Rows, ShippedDomain, Show, shares, write_run
 from fmwc.errors import UsageError
 from fmwc.field import Field
 from fmwc.files import write_bytes
-from fmwc.metrics.images import failed, predictions
+from fmwc.mnist import data as mnist
+from fmwc.mnist.classifier import Classifier, failed, fit_classifier, predictions
+from fmwc.mnist.page import KEPT, digits_page
+from fmwc.mnist.recipe import JUDGE, PRESETS, batch_for, labels
 from fmwc.networks import LeNet
-from fmwc.recipes.classifier import Classifier, fit_classifier
-from fmwc.recipes.fitting import Progress, fit
-from fmwc.recipes.mnist import JUDGE, PRESETS, batch_for, labels
+from fmwc.recipes import Progress, fit
 from fmwc.report import images
 from fmwc.report.page import png, write_pictures
-from fmwc.report.reports import DIGITS_KEPT, contest_section, digits_page
+from fmwc.report.reports import contest_section
 from fmwc.report.run import ordering_of
 from fmwc.sampling import SamplingConfig, Trajectory
 
@@ -46,7 +46,7 @@ class MnistDomain(ShippedDomain):
     """
 
     name, presets = "mnist", {**PRESETS, "judge": Classifier()}
-    bad, kept = "failed", DIGITS_KEPT
+    bad, kept = "failed", KEPT
     counts = (10_000, 100)
     pilots = (1_000, 80)  # 80: the minimum for comparing samples within each of ten classes
     large = 20_000

@@ -1,4 +1,4 @@
-"""The recipe of the digit classifier that judges samples: a LeNet trained on randomly distorted images."""
+"""The classifier that judges images: its training recipe, its predictions, and which samples fail."""
 
 from __future__ import annotations
 
@@ -6,23 +6,32 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fmwc.checkpoint import load_network, save_network
 from fmwc.data.arrays import fingerprint
-from fmwc.data.mnist import Images, unit
-from fmwc.errors import UsageError
+from fmwc.errors import ShapeError, UsageError
 from fmwc.files import claimed
-from fmwc.metrics.images import accuracy
+from fmwc.mnist.data import Images, unit
+from fmwc.modes import evaluating
 from fmwc.networks import LeNet
 from fmwc.provenance import Clock, provenance, runtime
 from fmwc.randomness import Stream, derive
 from fmwc.training import TrainingConfig, train
 
-__all__ = ["Classifier", "fit_classifier"]
+__all__ = [
+    "Classifier",
+    "accuracy",
+    "activations",
+    "failed",
+    "fit_classifier",
+    "predictions",
+]
 
 
 @dataclass(frozen=True)
@@ -99,3 +108,35 @@ def fit_classifier(
             provenance=provenance(device, clock.seconds, seeds=[recipe.seed]),
         )
         return network
+
+
+CHUNK = 2000  # images per batch of the classifier
+
+
+def _classify(classifier: Any, x: Tensor, method: str) -> Tensor:
+    device = next(classifier.parameters()).device
+    with evaluating(classifier), torch.no_grad():
+        # Clamp as a display does: pixels outside [0, 1] appear black or white.
+        return torch.cat([getattr(classifier, method)(part.to(device).clamp(0, 1)).cpu() for part in x.split(CHUNK)])
+
+
+def predictions(classifier: Any, x: Tensor) -> Tensor:  # (B, 1, H, W) -> (B,)
+    """Return the predicted class of each image."""
+    return _classify(classifier, x, "forward").argmax(1)
+
+
+def failed(classifier: Any, x: Tensor, y: Tensor) -> np.ndarray:  # (B, 1, H, W), (B,) -> (B,)
+    """Return `True` for each image whose predicted class is not the requested one."""
+    if len(x) != len(y):
+        raise ShapeError(f"expected one class per image, got {len(y)} for {len(x)} images")
+    return (predictions(classifier, x) != y.cpu()).numpy()
+
+
+def accuracy(classifier: Any, x: Tensor, y: Tensor) -> float:
+    """Return the fraction of images that are classified as the requested class."""
+    return 1 - float(failed(classifier, x, y).mean())
+
+
+def activations(classifier: Any, x: Tensor) -> np.ndarray:  # (B, 1, H, W) -> (B, F)
+    """Return the activations of the classifier's penultimate layer, in double precision."""
+    return _classify(classifier, x, "features").double().numpy()

@@ -11,7 +11,7 @@ from fmwc.errors import UsageError, pick
 if TYPE_CHECKING:
     import torch
 
-    from fmwc.domains.domain import Domain, ShippedDomain
+    from fmwc.domains import Domain, ShippedDomain
     from fmwc.field import Field
 
 __all__ = ["DOMAINS", "domain_named", "domain_of", "open_checkpoint"]
@@ -24,7 +24,7 @@ OWN = "a network of your own"
 @lru_cache
 def _shipped(name: str) -> Any:
     """Import a domain on first use, because some need optional packages."""
-    return getattr(import_module(f"fmwc.domains.{name}"), CLASSES[name])()
+    return getattr(import_module(f"fmwc.{name}.domain"), CLASSES[name])()
 
 
 def domain_named(name: str, judge: str = "") -> ShippedDomain:
@@ -58,7 +58,7 @@ def open_checkpoint(checkpoint: str, device: torch.device, judge: str = "", netw
         network: `module:function` that builds the network, if it is your own.
     """
     from fmwc.checkpoint import about, load
-    from fmwc.domains.domain import OwnDomain
+    from fmwc.domains import OwnDomain
     from fmwc.entry import build
 
     record = about(checkpoint)

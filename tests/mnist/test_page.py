@@ -9,10 +9,10 @@ import torch
 
 from fmwc.errors import UsageError
 from fmwc.field import attach
+from fmwc.mnist.page import by_stage, digits_page
 from fmwc.networks import UNet
 from fmwc.report import images
 from fmwc.report.images import read_pixels
-from fmwc.report.reports import by_stage, digits_page
 from fmwc.report.run import RunArrays
 from fmwc.sampling import SamplingConfig, sample, standard_of
 from tests.conftest import awaken

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from experiments.checkerboard.evaluate import symmetric_kl
-from fmwc.data import checkerboard
-from fmwc.metrics.points import misplaced, misplacement
+from fmwc import checkerboard
+from fmwc.checkerboard.data import misplaced, misplacement
 
 
 def uniform(count, seed=0):

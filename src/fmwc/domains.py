@@ -1,4 +1,4 @@
-"""The base classes of domains: sampling defaults, tables, files and pages for each kind of sample."""
+"""Domains: what the commands know about each kind of sample (points, digits, crystals, data of your own)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from fmwc.field import Field
 from fmwc.files import write_bytes, write_text, written
 from fmwc.metrics.ranking import INTERVALS, ranking_text, rate, rate_kept
 from fmwc.randomness import derive
-from fmwc.recipes.fitting import Progress, fit
-from fmwc.recipes.recipe import override
+from fmwc.recipes import Progress, fit, override
 from fmwc.report.reports import samples_page
 from fmwc.report.run import note_of
 from fmwc.report.table import Table
@@ -41,7 +40,15 @@ from fmwc.sampling import (
 )
 from fmwc.state import channels
 
-__all__ = ["Domain", "OwnDomain", "Rows", "ShippedDomain", "Show", "shares", "write_run"]
+__all__ = [
+    "Domain",
+    "OwnDomain",
+    "Rows",
+    "ShippedDomain",
+    "Show",
+    "shares",
+    "write_run",
+]
 
 WIDE = 32  # tables list coordinates only if a sample has at most this many
 

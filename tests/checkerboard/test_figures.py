@@ -6,9 +6,9 @@ import re
 import numpy as np
 import pytest
 
-from fmwc.report import points
-from fmwc.report.points import EditedPaths, explorer, samples_by_confidence
-from fmwc.report.reports import _history
+from fmwc.checkerboard import figures as points
+from fmwc.checkerboard.figures import EditedPaths, explorer, samples_by_confidence
+from fmwc.report.reports import history_section
 from fmwc.report.run import RunArrays
 from tests.report.shared import draws, texts
 
@@ -23,7 +23,7 @@ def test_curves_of_some_samples_have_the_failure_rates_of_all():
     score = np.arange(200.0)
     every = run_of(None, score, score >= 190)  # half of the most doubtful tenth
     some = run_of(None, score[::40], np.ones(5, bool))
-    (section,) = _history(every, "misplaced", some)
+    (section,) = history_section(every, "misplaced", some)
     assert texts(section.pictures[0].figure) == [
         "most doubtful 10% of samples (50.0% misplaced)",
         "surest 10% of samples (0.0% misplaced)",

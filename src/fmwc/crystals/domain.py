@@ -15,17 +15,17 @@ from fmwc.crystals import CALCULATORS, Judgement, calculator, judge, mp20
 from fmwc.crystals.figures import edited_pairs, sorted_by_confidence
 from fmwc.crystals.files import write_cifs, write_extxyz, write_table
 from fmwc.crystals.matching import MODES, chemistry_changed, coordinate_rmsd, success
+from fmwc.crystals.recipe import EVERY, PRESETS, READ_BY, SCORE, batch_for
 from fmwc.crystals.report import write_report
 from fmwc.crystals.structures import CHANNELS, Crystals, crystals_of
 from fmwc.data.arrays import fingerprint
-from fmwc.domains.domain import Rows, ShippedDomain, shares
+from fmwc.domains import Rows, ShippedDomain, shares
 from fmwc.errors import pick
 from fmwc.field import Field
 from fmwc.files import write_bytes
 from fmwc.metrics.ranking import INTERVALS, ranking_text, rate, rate_kept
 from fmwc.progress import say_on_stderr
 from fmwc.randomness import derive
-from fmwc.recipes.crystals import EVERY, PRESETS, READ_BY, SCORE, batch_for
 from fmwc.report.page import png
 from fmwc.report.run import ordering_of
 from fmwc.sampling import Trajectory, needs_variance

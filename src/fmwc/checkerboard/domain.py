@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from fmwc.domains.domain import Rows, ShippedDomain, Show, shares
+from fmwc.checkerboard.data import misplaced, squares
+from fmwc.checkerboard.figures import EditedPaths, edited_paths
+from fmwc.checkerboard.page import KEPT, checkerboard_page
+from fmwc.checkerboard.recipe import PRESETS
+from fmwc.domains import Rows, ShippedDomain, Show, shares
 from fmwc.field import Field
-from fmwc.metrics.points import misplaced, squares
-from fmwc.recipes.checkerboard import PRESETS
-from fmwc.report.points import EditedPaths, edited_paths
-from fmwc.report.reports import CHECKERBOARD_KEPT, checkerboard_page
 from fmwc.report.run import describe
 from fmwc.sampling import PILOT, Schedule, Trajectory
 from fmwc.sampling.trajectory import DISPERSION, of_variance
@@ -26,7 +26,7 @@ CLOSER = 250  # samples of a demo whose variance is computed at every step
 
 class CheckerboardDomain(ShippedDomain):
     name, presets, demo_preset = "checkerboard", PRESETS, "quick"
-    bad, kept, others = "misplaced", CHECKERBOARD_KEPT, ("temporal_ratio",)
+    bad, kept, others = "misplaced", KEPT, ("temporal_ratio",)
     counts, pilots = (10_000, 10_000), (PILOT, PILOT)
     transported = DISPERSION
     one_thread = True

@@ -8,15 +8,15 @@ from typing import Any
 
 from torch import Tensor
 
+from fmwc import checkerboard
 from fmwc.calibration import fit_confidence
-from fmwc.data import checkerboard
+from fmwc.checkerboard.data import misplacement
 from fmwc.errors import UsageError
 from fmwc.field import Field
 from fmwc.flow import Space, euclidean
-from fmwc.metrics.points import misplacement
 from fmwc.networks import MLP
 from fmwc.randomness import derive
-from fmwc.recipes.recipe import Recipe
+from fmwc.recipes import Recipe
 from fmwc.sampling import Reference, sample
 
 __all__ = ["PRESETS", "SPACE", "Checkerboard"]

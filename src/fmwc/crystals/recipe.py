@@ -19,7 +19,7 @@ from fmwc.field import Field
 from fmwc.flow import Channel, FlatTorus, Lattice, Space
 from fmwc.networks import CSPNet
 from fmwc.randomness import Stream, derive
-from fmwc.recipes.recipe import Recipe
+from fmwc.recipes import Recipe
 from fmwc.sampling import Reference, SamplingConfig, sample
 from fmwc.sampling.trajectory import parsed
 

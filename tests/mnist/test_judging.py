@@ -6,10 +6,10 @@ import torch
 from scipy.linalg import sqrtm
 from torch import nn
 
-import fmwc.metrics.images
+import fmwc.mnist.classifier
 from experiments.mnist.evaluate import frechet
 from fmwc.errors import ShapeError, UsageError
-from fmwc.metrics.images import accuracy, activations, failed, predictions
+from fmwc.mnist.classifier import accuracy, activations, failed, predictions
 from fmwc.networks import LeNet
 
 
@@ -68,7 +68,7 @@ def test_pixels_are_clamped_for_the_classifier():
 def test_many_images_are_classified_in_batches(read, monkeypatch):
     judge, x = Brightness(), torch.rand(11, 1, 4, 4)
     whole = read(judge, x)
-    monkeypatch.setattr(fmwc.metrics.images, "CHUNK", 4)
+    monkeypatch.setattr(fmwc.mnist.classifier, "CHUNK", 4)
     judge.seen.clear()
     parts = read(judge, x)
     assert [len(part) for part in judge.seen] == [4, 4, 3]

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from fmwc.calibration import fit_confidence
 from fmwc.checkpoint import load_network
-from fmwc.data import mnist
 from fmwc.errors import DataError, UsageError
 from fmwc.field import Field
 from fmwc.flow import Space, euclidean
-from fmwc.metrics.images import failed
+from fmwc.mnist import data as mnist
+from fmwc.mnist.classifier import failed
 from fmwc.networks import UNet
 from fmwc.randomness import derive
-from fmwc.recipes.recipe import Recipe
+from fmwc.recipes import Recipe
 from fmwc.sampling import Reference, SamplingConfig, sample
 from fmwc.sampling.trajectory import FEWEST
 

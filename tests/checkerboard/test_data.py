@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fmwc.data import checkerboard
+from fmwc import checkerboard
 
 
 def test_points_lie_inside_and_fill_the_cells_evenly():
