@@ -148,6 +148,8 @@ def _row(*cells: str) -> str:
 def _halves(found: Mapping[str, Any]) -> list[str]:
     lines: list[str] = []
     for half, by_score in summary(found).items():
+        if not by_score:
+            continue
         lines += ["", f"## Half `{half}`", "", _row("score", "flows", "median AUROC", "worst AUROC", "median lift")]
         lines.append("|---|---:|---:|---|---:|")
         for score, numbers in sorted(by_score.items(), key=lambda item: -item[1]["median"]):

@@ -6,7 +6,7 @@ chooses the evidence:
 1. *Are the training points dense?* If new data are much nearer to training points than to one another, the distance to
    the nearest training points detects samples off the data. (The ratio is about 0.01 on a plane, and above 0.5 for
    images.) This test needs data. The distance must also detect a disturbance (see 3), or nearly as much of it as the
-   echo does. New data are disturbed for this, because the samples of a weak model are off the data already.
+   echo does: of own samples, or of new data, because the samples of a weak model are off the data already.
 2. *Does the contest distinguish the classes?* The contest must detect when the model's samples are given a wrong class.
    Some samples must also lose the contest under their own class, because otherwise it does not rank them.
 3. *Does the echo detect a disturbance?* The echo must detect a small amount of noise mixed into the model's samples. It
@@ -82,7 +82,7 @@ DENSE = 0.25  # distance from new data to training points, relative to that betw
 KNOWS = 0.85  # AUROC of the contest for wrong classes
 LOST, MOST_LOST = 0.005, 0.5  # share of the model's own samples that lose a contest
 NOTICES = 0.6  # AUROC of the echo for disturbed samples
-MOVES = 0.63  # AUROC of nearest points for disturbed data
+MOVES = 0.63  # AUROC of nearest points for disturbed samples or data
 BEHIND = 0.1  # AUROC by which nearest points may trail an echo whose AUROC is below MOVES
 NEARLY = 0.02  # AUROC that earlier times of an echo may lose, because they test more of a sample
 SURE = 1.0  # standard errors by which labels must prefer another candidate
@@ -244,7 +244,8 @@ def fit_confidence(
     if (near := checks.get("nearest")) is not None:
         new = _new_rows(near, data)
         unseen = tree_map(lambda c: c[new].to(device), data), {k: v[new].to(device) for k, v in given.items()}
-        candidates.append(_near(space, near, data, _disturbed(field, space, *unseen, seed).detects(near), by_echo))
+        noticed = max(tried.detects(near), _disturbed(field, space, *unseen, seed).detects(near))
+        candidates.append(_near(space, near, data, noticed, by_echo))
     if within:
         candidates.append(_contest(run, tried, checks.get("contest"), within, len(values)))
     candidates += [Candidate((("contest", 1.0),), why, False) for why in unused]
@@ -421,7 +422,7 @@ def _near(space: Space, check: Nearest, data: Any, noticed: float, by_echo: floa
     share = _density(space, check, data)
     why = (
         f"the distance from new data to the training points is {share:.2f} of that between data (at most {DENSE} is "
-        f"required), and it detects disturbed data with AUROC {noticed:.2f} (the echo: {by_echo:.2f})"
+        f"required), and it detects a disturbance with AUROC {noticed:.2f} (the echo: {by_echo:.2f})"
     )
     return Candidate((("nearest", 1.0),), why, share <= DENSE and noticed >= min(MOVES, by_echo - BEHIND))
 
