@@ -150,6 +150,13 @@ def test_errors_that_halving_does_not_solve_are_raised(error):
 # ---- streams --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("states", [2, 9])
+def test_a_stream_needs_one_initial_state_per_sample(states):
+    field = referred(mlp_field())
+    with pytest.raises(UsageError, match=f"x0 holds {states} states, but count is 5"):
+        list(stream(field, 5, steps=10, x0=torch.randn(states, 2)))
+
+
 @pytest.mark.parametrize("options", [{}, {"record": "full"}, {"decoder": "stochastic", "confidence": None}], ids=str)
 def test_streamed_parts_equal_the_run(options):
     field = referred(mlp_field())

@@ -556,6 +556,28 @@ def test_invalid_tensors_are_refused(full, tmp_path, name):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["seed", "default_score", "evaluations", "units", "made", "without", "states"])
+def test_tensors_do_not_replace_the_description(full, tmp_path, name):
+    tensors, about = {**full.tensors(), name: torch.ones(2)}, full.about()
+    metadata = {"fmwc": json.dumps({**about, SEAL: digest_tensors(tensors, about)})}
+    save_file(tensors, tmp_path / "run.safetensors", metadata)
+    loaded = Trajectory.load(tmp_path / "run.safetensors")
+    assert loaded.about() == full.about()
+    assert loaded.states is None
+
+
+@pytest.mark.parametrize(
+    "name", ["scores", "index", "cond", "evidence", "reference", "standard", "transported", "ranks"]
+)
+def test_the_description_does_not_replace_tensors(full, tmp_path, name):
+    tensors = {key: value for key, value in full.tensors().items() if key.partition(".")[0] != name}
+    about = {**full.about(), name: 3}
+    metadata = {"fmwc": json.dumps({**about, SEAL: digest_tensors(tensors, about)})}
+    save_file(tensors, tmp_path / "run.safetensors", metadata)
+    loaded = Trajectory.load(tmp_path / "run.safetensors")
+    assert len(loaded.score()) == len(loaded.rank) == len(loaded)
+
+
 # ---- where it is, and how it was made -------------------------------------------------------------------------------
 
 

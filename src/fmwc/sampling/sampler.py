@@ -196,6 +196,8 @@ def stream(
         raise UsageError("a stream always starts at sample 0; leave out first")
     batch = config.batch or BATCH
     config = replace(config, record=config.record or "score", batch=batch)
+    if x0 is not None:
+        _count(count, x0)
     cond = {**_as_tensors(cond), "": config.start}
     for first in range(0, count, batch):
         rows = slice(first, min(first + batch, count))

@@ -258,6 +258,9 @@ _TENSORS = {
     "transported.var": _Shape("BP"),
     "transported.profile": _Shape("SLB"),
 }
+_STORED = {*_STATES, "times", "grid", "scores", "index", "cond", "evidence", "reference", "ranks", "standard"}
+_STORED |= {"transported", "rows"}
+_DESCRIBED = {"seed", "default_score", "evaluations", "units", "made", "without"}
 _NEVER_EMPTY = "BGQN"
 _KNOWN = {name.partition(".")[0] for name in _TENSORS}
 _KINDS = {"float": (torch.float32, torch.float64), "int": (torch.int64,)}
@@ -299,8 +302,10 @@ def _run_of(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Trajecto
             groups["standard"] = Standard(about["within"] or "", standard["centre"], standard["spread"], source)
     except KeyError as error:
         raise CheckpointError(f"it lacks {error}") from error
-    known = Trajectory.__dataclass_fields__
-    return Trajectory(**{k: v for k, v in {**about, **groups}.items() if k in known})
+    # Each field comes from where it was checked: a tensor may not replace an entry of the description, nor the reverse.
+    described = {name: value for name, value in about.items() if name in _DESCRIBED and value is not None}
+    stored = {name: value for name, value in groups.items() if name in _STORED}
+    return Trajectory(**described, **stored)
 
 
 def _check_tensor(name: str, value: Tensor, schema: _Shape, sizes: dict[str, int]) -> None:
