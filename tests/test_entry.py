@@ -46,6 +46,7 @@ FUNCTIONS = {
     "def asks(): raise SystemExit": "failed: SystemExit",
     "def asks(): yield 1": "got generator",
     "async def asks(): pass": "is asynchronous",
+    "async def made(): pass\nasks = lambda: made()": "is asynchronous",
     "asks = int": "got int",
     "asks = 3": "function without arguments",
     "import torch; asks = torch.nn.Linear(2, 2)": "function without arguments",

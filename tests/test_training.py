@@ -379,6 +379,17 @@ def test_unusable_data_is_refused(data, cond, error, message):
     assert identical(weights(net), before)
 
 
+def test_training_of_channels_learns():
+    net = seeded(TwoChannels)
+
+    def loss():
+        return sum(flow_matching_loss(net, PRODUCT, channels(), seed=s).item() for s in range(10))
+
+    before = loss()
+    train(net, flow_of(PRODUCT)(net), channels(), dataclasses.replace(CONFIG, iterations=300, average=0.9))
+    assert loss() < 0.9 * before
+
+
 def test_channels_and_conditions_are_drawn_together():
     net, seen, rows = seeded(TwoChannels), [], torch.arange(40)
 

@@ -53,10 +53,12 @@ def call_entry(entry: str, what: str) -> Any:
             raise UsageError(f"module '{module_name}' has no function '{name}'")
         if not callable(function) or (hasattr(function, "state_dict") and not isinstance(function, type)):
             raise UsageError(f"'{entry}' must be a function without arguments that returns {what}")
-        if inspect.iscoroutinefunction(function):
-            raise UsageError(f"'{entry}' is asynchronous; give a plain function that returns {what}")
         _require_no_arguments(entry, function)
-        return _guarded(function, f"'{entry}' failed")
+        result = _guarded(function, f"'{entry}' failed")
+        if inspect.iscoroutine(result):
+            result.close()  # otherwise Python warns that it was never awaited
+            raise UsageError(f"'{entry}' is asynchronous; give a plain function that returns {what}")
+        return result
 
 
 def one_line(error: BaseException, longest: int = 200) -> str:
