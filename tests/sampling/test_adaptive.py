@@ -375,15 +375,15 @@ def test_invalid_options(name):
 
 
 REFUSED = {
-    "no confidence": ({"controller": Ema(3), "confidence": None}, "Ema reads the variance at every step; leave"),
-    "a schedule": ({"controller": PLAN, "schedule": Schedule.every(2)}, "Planned reads the variance at every step"),
+    "no confidence": ({"controller": Ema(3), "confidence": None}, "Ema needs the variance at every step"),
+    "a schedule": ({"controller": PLAN, "schedule": Schedule.every(2)}, "Planned needs the variance at every step"),
     "at least one time": (
         {"controller": Damped(3), "schedule": Schedule.at([0.5])},
-        "Damped reads the variance at every step",
+        "Damped needs the variance at every step",
     ),
-    "inside another": ({"controller": Extrapolated(Ema(3)), "confidence": None}, "Extrapolated reads the variance"),
+    "inside another": ({"controller": Extrapolated(Ema(3)), "confidence": None}, "Extrapolated needs the variance"),
     "two choices": ({"controller": Ema(3), "steps": 3}, "one of steps, evaluations and a controller"),
-    "heun": ({"controller": Damped(3), "stepper": "heun"}, "Damped changes the velocity: it takes euler steps"),
+    "heun": ({"controller": Damped(3), "stepper": "heun"}, "Damped changes the velocity; use stepper='euler'"),
     "transport": ({"controller": Extrapolated(Uniform(3)), "transport": True}, "and no transport"),
 }
 
