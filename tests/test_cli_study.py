@@ -53,6 +53,21 @@ def test_wrong_options_are_reported_in_one_line_and_create_no_folder(words, mess
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("reproduce", "checkerboard", "--only", "flow:0", "--out"), "not split into tasks; leave out --only"),
+        (("evaluate", "checkerboard", "--data"), "generates its data; leave out --data"),
+    ],
+    ids=["tasks", "data"],
+)
+def test_options_that_the_checkerboard_does_not_use_are_refused(words, message, run, tmp_path):
+    code, _, err = run(*words, tmp_path / "s")
+    assert code == 2
+    assert message in err
+    assert not (tmp_path / "s").exists()
+
+
 def test_other_folders_and_other_sizes_are_left_alone(run, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "work.txt").write_text("mine")

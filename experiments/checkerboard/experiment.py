@@ -99,6 +99,7 @@ class CheckerboardExperiment(Experiment):
     risks = (0.01, 0.02)
 
     def evaluate(self, field: Field, count: int, seed: int, data: str, progress: Show) -> dict[str, Any]:
+        _require_no_data(data)
         plain = self.domain.draw(field, count, seed, progress, confidence=None)
         linear = self.domain.draw(
             field, count, seed, progress, transport=True, schedule=Schedule.every(self.domain.every)
@@ -115,6 +116,8 @@ class CheckerboardExperiment(Experiment):
     def reproduce(
         self, recipe: Any, out: Path, device: torch.device, seeds: Sequence[int], *, count: int, draws: int, only: str
     ) -> None:
+        if only:
+            raise UsageError("checkerboard is not split into tasks; leave out --only")
         reproduce(recipe, out, device, seeds=seeds, count=count, draws=draws, say=say_on_stderr)
         field = load(out / "models" / "checkerboard", device=device)
         run = self.domain.draw(field, count, 2026, None, transport=True, schedule=Schedule.every(self.domain.every))
@@ -124,8 +127,7 @@ class CheckerboardExperiment(Experiment):
         return tables(out)
 
     def with_field(self, field: Field, data: str = "", changes: Sequence[str] = ()) -> Experiment:
-        if data:
-            raise UsageError("checkerboard generates its data; leave out --data")
+        _require_no_data(data)
         return super().with_field(field, data, changes)
 
     @staticmethod
@@ -150,3 +152,8 @@ class CheckerboardExperiment(Experiment):
     def scores(self, run: Trajectory) -> dict[str, Tensor]:
         transported = {} if run.transported is None else {DISPERSION: run.score(DISPERSION)}
         return {**super().scores(run), **transported}
+
+
+def _require_no_data(data: str) -> None:
+    if data:
+        raise UsageError("checkerboard generates its data; leave out --data")

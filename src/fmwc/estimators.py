@@ -244,7 +244,7 @@ def translate_checkpoint_errors() -> Iterator[None]:
     except CheckpointError as error:
         raise UsageError(
             "the network uses gradient checkpointing, and the recomputation differs from the pass (as with "
-            "nn.MultiheadAttention); switch gradient checkpointing off, or use propagation='monte_carlo'"
+            "nn.MultiheadAttention); switch gradient checkpointing off, or use the monte_carlo estimator"
         ) from error
 
 
@@ -461,7 +461,7 @@ class Diagonal:
         if getattr(getattr(field, "network", None), "doubled", False):
             raise UsageError(
                 "diagonal propagation treats the two evaluations of a guided network as independent, but they share "
-                "their weights; use propagation='linearised'"
+                "their weights; use the linearised estimator"
             )
         inflate = Inflate(as_closure(self.closure))
         with torch.no_grad():

@@ -97,7 +97,7 @@ def multi_head_attention(
 ) -> tuple[Any, Any]:
     """Compute torch's multi_head_attention_forward, with its four projections computed by `project`, batch first."""
     if static_k is not None or static_v is not None:
-        raise NoRuleError("no rule carries a variance through attention with static keys; use propagation='linearised'")
+        raise NoRuleError("no rule carries a variance through attention with static keys; use the linearised estimator")
     batched = query.ndim == 3
     q, k, v = (x.transpose(0, 1) if batched else x.unsqueeze(0) for x in (query, key, value))  # (B, L, E)
     weights = (q_proj_weight, k_proj_weight, v_proj_weight) if use_separate_proj_weight else in_proj_weight.chunk(3)

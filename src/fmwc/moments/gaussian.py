@@ -191,7 +191,7 @@ class Gaussian(Tensor):
         if mean.shape != var.shape:
             raise ShapeError(f"mean and variance must have one shape, got {tuple(mean.shape)} and {tuple(var.shape)}")
         if not (mean.is_floating_point() or mean.is_complex()):
-            raise NoRuleError(f"{mean.dtype} carries no variance; use floating point, or propagation='linearised'")
+            raise NoRuleError(f"{mean.dtype} carries no variance; use floating point, or the linearised estimator")
         if var.stride() != mean.stride():  # so that mean and variance allow the same views
             var = torch.empty_like(mean, dtype=var.dtype).copy_(var)
         self = Tensor._make_wrapper_subclass(cls, mean.shape, mean.stride(), dtype=mean.dtype, device=mean.device)
@@ -271,11 +271,11 @@ def refusal(func: Any, args: Any, kwargs: Any) -> str:
     if is_inplace(func) or kwargs.get("out") is not None:
         return (
             f"{name}({kinds}) writes in place into a plain tensor, which holds no variance; write it out of place "
-            "(x = x + y), create the target with x.new_zeros, or use propagation='linearised'"
+            "(x = x + y), create the target with x.new_zeros, or use the linearised estimator"
         )
     return (
         f"no rule carries a variance through {name}({kinds}); add one with fmwc.moments.register (fmwc rules), "
-        "or use propagation='linearised', which needs no rules"
+        "or use the linearised estimator, which needs no rules"
     )
 
 

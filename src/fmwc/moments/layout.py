@@ -109,7 +109,7 @@ def dropout(func: Any, args: Any, kwargs: Any) -> Any:
     """The identity in evaluation mode; refused in training mode."""
     x, _, training = arguments(args, kwargs, "input", p=0.5, training=True)
     if training:
-        raise NoRuleError("dropout is on; call network.eval() first, or use propagation='monte_carlo'")
+        raise NoRuleError("dropout is on; call network.eval() first, or use the monte_carlo estimator")
     return x
 
 
