@@ -145,7 +145,7 @@ def fitted(
         prior_rate=shipped.prior_rate,
     ).to(device)
     if steps:  # 0 is the noise that every layer is attached with
-        fmwc.fit_noise(field, x, steps, batch=batch or case.batch, lr=case.lr, cond=cond)
+        fmwc.fit_noise(field, x, steps, batch=batch or case.batch, lr=case.lr, cond=cond, captured=True)
     return field
 
 

@@ -132,7 +132,7 @@ def score(trained: Trained, seed: int, *, count: int = COUNT) -> dict[str, np.nd
     """
     device = next(trained.network.parameters()).device
     field = fmwc.attach(trained.network, space=trained.space).to(device)
-    coupled = {} if trained.pairs is None else _coupling(trained)
+    coupled = {"captured": True} if trained.pairs is None else _coupling(trained)
     fmwc.fit_noise(
         field,
         trained.data,

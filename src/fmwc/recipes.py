@@ -337,6 +337,7 @@ def fit_retrofit(recipe: Recipe, field: Field, progress: Progress | None = None,
         precision=recipe.plan.precision,
         stratified=recipe.plan.stratified,
         compiled=recipe.noise_compiled,
+        captured=True,  # networks of this package
         resume=resume,
         identity=identity_of(recipe, "", LATER) if resume else None,
         progress=stage_progress(progress, "noise", recipe.noise_steps),

@@ -60,7 +60,8 @@ class Retrofit:
         own_samples: If not 0, fit to this many samples drawn from the network instead of to data.
         sampling_steps: Euler steps of these samples and of the reference samples.
         score: The score to compute confidence from; if empty, it is chosen by :func:`fmwc.fit_confidence`.
-        captured: On a GPU, replay steps as a CUDA graph; not for networks whose shapes depend on values.
+        captured: On a GPU, replay steps as a CUDA graph, which is faster for small networks. Not for networks whose
+            shapes depend on values or that read values on the host.
         seed: The seed of all random numbers.
         pairs: How noise and data were paired in the network's training: `independent`, or `ot` (optimal transport
             within each batch).
@@ -78,7 +79,7 @@ class Retrofit:
     own_samples: int = 0
     sampling_steps: int = 50
     score: str = ""
-    captured: bool = True
+    captured: bool = False
     seed: int = 0
     pairs: str = "independent"
     conventions: bool = True

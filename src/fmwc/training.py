@@ -387,7 +387,7 @@ def fit_noise(
     seed: int = 0,
     precision: str = "full",
     compiled: bool = False,
-    captured: bool = True,
+    captured: bool = False,
     stratified: bool = False,
     pairs: Pairs = None,
     conventions: bool = True,
@@ -411,7 +411,8 @@ def fit_noise(
         steps: Number of optimiser steps.
         beta: The weight of the KL divergence.
         batch: Samples per step; a DataLoader has its own batch size.
-        captured: On a GPU, replay steps as a CUDA graph; not for networks whose shapes depend on values.
+        captured: On a GPU, replay steps as a CUDA graph, which is faster for small networks. Not for networks whose
+            shapes depend on values or that read values on the host.
         pairs: The coupling of noise and data in the network's training: `None` (independent), `"ot"` (optimal transport
             within each batch), a function `(x1, randomness) -> x0`, or tensors x0 with one row per sample.
         conventions: Check on one batch that time and velocity have the conventions of the network's training

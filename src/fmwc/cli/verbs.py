@@ -251,7 +251,7 @@ class Retrofit:
             "--capture/--no-capture",
             help="On a GPU, replay steps as a CUDA graph; not for networks whose shapes depend on values.",
         ),
-    ] = True
+    ] = False
     seed: Seed = 0
     device: Device = "auto"
     force: Force = False
