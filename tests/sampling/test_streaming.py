@@ -48,9 +48,9 @@ def test_recorded_scores_equal_those_of_full_runs(name):
 
 
 def test_the_size_of_a_scored_run_does_not_grow_with_its_steps(conv):
-    few, many = (sample(conv, 6, steps=steps, config=SamplingConfig(record="score")) for steps in (10, 50))
+    few, many = (sample(conv, 6, steps=steps, config=SamplingConfig(record="score")) for steps in (10, 200))
     assert held(few) == held(many) == 6 * (16 + 16 + 1 + 1)  # x, x0, score and the end of the grid
-    assert held(sample(conv, 6, steps=50)) > 10 * held(many)
+    assert held(sample(conv, 6, steps=200)) > 20 * held(many)
 
 
 class Counting(nn.Module):
@@ -70,12 +70,12 @@ class Counting(nn.Module):
 def test_memory_does_not_grow_with_the_steps(schedule, reading):
     """A step keeps nothing; a reading keeps its time, variance and index, but not the 64 numbers of a velocity."""
     most = []
-    for steps in (10, 40):
+    for steps in (10, 100):
         field = attach(Counting(), space=(64,))
         sample(field, 32, steps=steps, schedule=when(schedule), config=SamplingConfig(record="score"))
         most.append(field.network.most)
     # In addition: one more of the ten predicted ends with its time, and a flag for the first step.
-    assert most[1] - most[0] <= 30 * 32 * reading + 65 * 32 + 32
+    assert most[1] - most[0] <= 90 * 32 * reading + 65 * 32 + 32
 
 
 def test_round_trip_of_a_scored_run(tmp_path):
