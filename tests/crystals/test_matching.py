@@ -1,6 +1,7 @@
 """Uniqueness and novelty of structures, and the paper's rules for the success of an edit."""
 
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -8,11 +9,11 @@ import pytest
 import torch
 
 from fmwc.crystals import Candidate, Known, candidates, unique
-from fmwc.crystals.matching import MODES, chemistry_changed, coordinate_rmsd, success
+from fmwc.crystals.matching import MODES, change_of, chemistry_changed, coordinate_rmsd, success
 from fmwc.crystals.structures import Crystals
 from fmwc.errors import ShapeError, UnknownNameError
 
-from .conftest import crystal, rock_salt
+from .conftest import FACES, crystal, rock_salt
 
 SUPER = Candidate(
     "super",
@@ -90,6 +91,32 @@ def test_rmsd_of_padding_and_of_single_atoms_is_zero():
     edits = crystals([[3, 0], [3, 4]], [[[0.6] * 3, [0.0] * 3], [[0.1] * 3, [0.4] * 3]])
     found = coordinate_rmsd(seeds, edits)
     torch.testing.assert_close(found, torch.tensor([0.0, 0.1 * math.sqrt(3)]).double(), atol=1e-6, rtol=0)
+
+
+def test_change_of_names_what_happened_to_a_crystal():
+    shaken = replace(CAESIUM, coords=np.array([[0.3, 0.1, 0.74], [0.8, 0.6, 0.2]]))
+    found = change_of(CAESIUM, shaken)  # a translation, and one of two atoms moved by 0.04 of 3.5 Å
+    assert (found.kind, found.rmsd) == ("same", pytest.approx(0.04 * 3.5 / 2, rel=1e-3))  # from their mean
+    salt = rock_salt()
+    blende = replace(salt, coords=np.concatenate([FACES, FACES + 0.25]))
+    assert change_of(salt, replace(salt, coords=salt.coords[[4, 5, 6, 7, 0, 1, 2, 3]])).kind == "same"  # by symmetry
+    assert change_of(salt, blende).kind == "polymorph"
+    assert math.isnan(change_of(salt, blende).rmsd)
+    larger = change_of(salt, rock_salt(6.6, cation=19, anion=35))  # KBr, of another volume
+    assert (larger.kind, larger.rmsd) == ("substitution", pytest.approx(0, abs=1e-3))
+    assert change_of(salt, replace(blende, numbers=np.array([30] * 4 + [16] * 4))).kind == "other"
+    uneven = replace(salt, numbers=np.array([11] * 3 + [19] + [17] * 4))
+    assert change_of(salt, uneven).kind == "other"
+
+
+def test_change_of_crystals_that_cannot_be_compared():
+    salt = rock_salt()
+    assert change_of(salt, replace(salt, cell=salt.cell * 1e-3)).kind == ""
+    many = crystal(list(range(3, 13)), np.random.default_rng(0).random((10, 3)).tolist(), [9, 9, 9])
+    swapped = replace(many, numbers=many.numbers + 10)  # ten elements have 3.6 million assignments
+    begin = time.perf_counter()
+    assert change_of(many, swapped).kind == "other"
+    assert time.perf_counter() - begin < 5
 
 
 FAR = [[0.0, 0.0, 0.0], [0.2, 0.5, 0.5]]  # 0.15 each from the common shift

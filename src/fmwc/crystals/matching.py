@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections import Counter, defaultdict
@@ -12,10 +13,22 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fmwc.crystals.structures import Candidate, Crystals, Key, candidates, key_of, need, quiet
+from fmwc.crystals.structures import Candidate, Crystals, Key, candidates, key_of, need, quiet, refusal
 from fmwc.errors import ShapeError, pick
 
-__all__ = ["MODES", "MOVED", "Known", "Mode", "chemistry_changed", "coordinate_rmsd", "success", "unique"]
+__all__ = [
+    "MODES",
+    "MOVED",
+    "USEFUL",
+    "Change",
+    "Known",
+    "Mode",
+    "change_of",
+    "chemistry_changed",
+    "coordinate_rmsd",
+    "success",
+    "unique",
+]
 
 
 # ---- matching --------------------------------------------------------------------------------------------------------
@@ -106,8 +119,47 @@ class Known:
         return _matches(_reduced(candidate), self._reduced[key])
 
 
-# ---- edits -----------------------------------------------------------------------------------------------------------
-# The paper's rules for the success of an edit.
+# ---- edits, by structure ---------------------------------------------------------------------------------------------
+
+USEFUL = ("polymorph", "substitution")  # changes that a chemist looks for, if the result is metastable
+MOST_ELEMENTS = 6  # in a comparison of prototypes, which tries all assignments of elements
+
+
+class Change(NamedTuple):
+    """What an edit did to a crystal.
+
+    Attributes:
+        kind: `same` (the same crystal), `polymorph` (another crystal of the same formula), `substitution` (another
+            formula on the same prototype), or `other` (another formula and prototype). Empty if the structures cannot
+            be compared.
+        rmsd: For `same` and `substitution`, the root mean square distance between matched atoms in Å, after both cells
+            are scaled to the same volume per atom. NaN otherwise.
+    """
+
+    kind: str
+    rmsd: float
+
+
+def change_of(seed: Candidate, edited: Candidate) -> Change:
+    """Compare a crystal with its edit by pymatgen's `StructureMatcher`, which matches atoms by position.
+
+    Prototypes are compared by its anonymous match, which may exchange elements.
+    """
+    if refusal(seed) or refusal(edited):
+        return Change("", math.nan)
+    same_formula = seed.key == edited.key
+    counts = [sorted(count for _, count in one.key) for one in (seed, edited)]
+    found = None
+    if counts[0] == counts[1] and (same_formula or len(counts[0]) <= MOST_ELEMENTS):
+        compare = _matcher().get_rms_dist if same_formula else _matcher().get_rms_anonymous
+        with quiet(), contextlib.suppress(Exception):  # structures that cannot be compared count as different
+            found = (compare(seed.structure(), edited.structure()) or (None,))[0]
+    kind = {(True, True): "same", (True, False): "polymorph", (False, True): "substitution", (False, False): "other"}
+    edge = (seed.volume / len(seed) * edited.volume / len(edited)) ** (1 / 6)  # the matcher's unit of length
+    return Change(kind[same_formula, found is not None], math.nan if found is None else float(found) * edge)
+
+
+# ---- edits, by the paper's rules -------------------------------------------------------------------------------------
 
 MOVED = 0.10  # minimum RMSD of fractional coordinates of a moved structure (paper)
 
