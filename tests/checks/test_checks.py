@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 import fmwc
-from fmwc.checks import Contest, Echo, Nearest, check, run_checks
-from fmwc.checks.evidence import residuals
+from fmwc.checks import Contest, Echo, Nearest, RowEcho, check, run_checks
+from fmwc.checks.evidence import renoised, residuals
 from fmwc.errors import NotFiniteError, ShapeError, UsageError
 from fmwc.flow import Channel, FlatTorus, Space, euclidean
 from fmwc.sampling import SamplingConfig
+from fmwc.state import select
 
 
 class Gaussians(nn.Module):
@@ -134,6 +135,37 @@ def test_absent_rows_do_not_count():
         return residuals(Still(), own, x0, x, torch.full((5,), 0.5), {"atoms": torch.full((5,), 2)})
 
     torch.testing.assert_close(score(4), score(9))
+
+
+class Halfway(nn.Module):
+    """A network whose velocity in channel `x` is zero, and in channel `y` that of the path to 0."""
+
+    def forward(self, x, t, atoms):
+        return {"x": torch.zeros_like(x["x"]), "y": -x["y"] / (1 - t[:, None, None])}
+
+
+def test_the_echo_of_each_row_matches_its_closed_form():
+    space = Space({"x": Channel((4, 3), rows="atoms"), "y": Channel((4, 2), rows="atoms")})
+    x1, cond = {"x": torch.randn(6, 4, 3), "y": torch.randn(6, 4, 2)}, {"atoms": torch.tensor([2, 3, 4, 1, 4, 2])}
+    own = space.given(cond)
+    x1 = {name: value * own.present[name] for name, value in x1.items()}
+    t = 0.75
+    found = RowEcho((t,))(Halfway(), space, x1, cond, seed=5, first=0).score
+    x0, _, _ = renoised(own, x1, t, 5)
+    x = (x1["x"] - x0["x"]).square().mean(2).sqrt()  # v − u = −(x1 − x0)
+    y = (x1["y"] / (1 - t)).square().mean(2).sqrt()  # v − u = −x_t / (1 − t) − (x1 − x0) = −x1 / (1 − t)
+    present = torch.arange(4) < cond["atoms"][:, None]
+    torch.testing.assert_close(found[present], (x * y).sqrt()[present])
+    assert bool((found[~present] == 0).all())
+    half = run_checks(
+        {"row echo": RowEcho((t,))}, Halfway(), space, select(x1, slice(3, 6)), {"atoms": cond["atoms"][3:]}, 5, 3
+    )
+    torch.testing.assert_close(half["row echo"], found[3:])
+
+
+def test_the_echo_of_each_row_needs_rows():
+    with pytest.raises(UsageError, match="needs channels with the same rows"):
+        RowEcho((0.5,))(Gaussians(MEANS), euclidean((2,)), MEANS, {"y": torch.arange(4)}, 0, 0)
 
 
 def test_distance_on_a_torus_is_periodic():

@@ -70,14 +70,9 @@ def residuals(
         t: One time per sample.
         cond: The conditions of the samples.
     """
-    x_t, u = path_of(network, space)(x0, x1, t)
-    v = network(x_t, t, **cond)
-    require_state(v, "the network's velocity")
-    space.check(v, "the network's velocity has the wrong shape: ")
-    v = space.tangent(x_t, v)
     found = []
-    for name, channel in space.channels.items():
-        square = (channels(v)[name] - channels(u)[name]).square().flatten(1)
+    for name, square in squares(network, space, x0, x1, t, cond).items():
+        channel, square = space.channels[name], square.flatten(1)
         present = space.present.get(name)
         count: Any = square.shape[1]
         if present is not None:
@@ -85,6 +80,18 @@ def residuals(
             count = rows.clamp_min(1) * (square.shape[1] / channel.shape[0])
         found.append(square.sum(1) / count)
     return torch.stack(found)
+
+
+def squares(
+    network: Callable[..., Any], space: Space, x0: Any, x1: Any, t: Tensor, cond: Mapping[str, Any]
+) -> dict[str, Tensor]:  # (B, *) each
+    """Return (v − u)² of every coordinate by channel."""
+    x_t, u = path_of(network, space)(x0, x1, t)
+    v = network(x_t, t, **cond)
+    require_state(v, "the network's velocity")
+    space.check(v, "the network's velocity has the wrong shape: ")
+    v = space.tangent(x_t, v)
+    return {name: (channels(v)[name] - channels(u)[name]).square() for name in space.channels}
 
 
 def renoised(
@@ -141,6 +148,33 @@ class Echo:
                 found = residuals(network, space, *renoised(space, x1, t, seed, first, draw), cond)
                 logs.append(_log_mean(found, space))
         return Evidence(torch.stack(logs).mean(0))
+
+
+@dataclass(frozen=True)
+class RowEcho(Echo):
+    """Echo of each row of a sample, such as each atom of a crystal.
+
+    The score, `(B, rows)`, is the geometric mean, over the channels with rows, times and draws, of the root mean square
+    error of the row's coordinates; 0 for absent rows. With the same seed, the noise is that of the :class:`Echo`.
+    """
+
+    name = "row echo"
+
+    def __call__(self, network: Any, space: Space, x1: Any, cond: Mapping[str, Any], seed: int, first: int) -> Evidence:
+        space = space.given(cond)
+        names = [name for name in space.channels if name in space.present]
+        if len({space.channels[name].shape[0] for name in names}) != 1:
+            raise UsageError("an echo per row needs channels with the same rows, such as the atoms of a crystal")
+        present = space.present[names[0]].flatten(1)
+        total = weight = torch.zeros(present.shape, device=present.device)
+        for draw in range(self.draws):
+            for t in self.times:
+                found = squares(network, space, *renoised(space, x1, t, seed, first, draw), cond)
+                for name in names:
+                    free = present.sum(1, keepdim=True) > int(space.channels[name].centred)
+                    total = total + found[name].flatten(2).mean(2).clamp_min(TINY).log() * free
+                    weight = weight + free
+        return Evidence((total / weight.clamp_min(1) / 2).exp() * present)
 
 
 @dataclass(frozen=True, eq=False)
