@@ -1,6 +1,7 @@
 """The sampler: results do not depend on batches or devices, and confidence does not change a sample."""
 
 import importlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -457,3 +458,32 @@ def test_a_diverging_flow_is_an_error():
 def test_the_sampler_without_sample(mlp):
     run = Sampler(mlp, SamplingConfig(controller=Uniform(3)))(torch.randn(2, 2))
     assert len(run.times) == 0
+
+
+def test_on_step_sees_every_state_and_changes_nothing(mlp):
+    seen = {}
+    how = {"steps": 5, "seed": 3}
+    config = SamplingConfig(
+        batch=4, keep_states=True, on_step=lambda first, *now: seen.setdefault(first, []).append(now)
+    )
+    run, plain = sample(mlp, 6, **how, config=config), sample(mlp, 6, **how, config=replace(config, on_step=None))
+    assert torch.equal(run.x, plain.x)
+    assert torch.equal(run.var, plain.var)
+    assert seen.keys() == {0, 4}
+    for step in range(5):
+        times, states = (torch.cat(parts) for parts in zip(seen[0][step], seen[4][step], strict=True))
+        assert torch.equal(times, run.grid[step + 1])
+        assert torch.equal(states, run.states[step + 1])
+
+
+def test_an_exception_of_on_step_ends_the_run_at_that_step(mlp):
+    steps = []
+
+    def stop_at_third(first, t, x):
+        steps.append(first)
+        if len(steps) == 3:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        sample(mlp, 6, steps=5, config=SamplingConfig(batch=2, on_step=stop_at_third))
+    assert steps == [0, 0, 0]

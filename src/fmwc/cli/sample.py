@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from dataclasses import field as dataclass_field
 from pathlib import Path
@@ -61,7 +61,17 @@ from fmwc.uses.best_of import (
 )
 from fmwc.uses.guidance import Guidance
 
-__all__ = ["CONTROLLERS", "RunRecord", "classes_of", "draw_samples", "write_rows"]
+__all__ = [
+    "CONTROLLERS",
+    "Plan",
+    "RunRecord",
+    "classes_of",
+    "draw",
+    "draw_samples",
+    "plan_samples",
+    "write",
+    "write_rows",
+]
 
 CHECKS = ("contest", "echo")
 CLASS_SAMPLES = 1000  # conditions that are drawn to find the classes
@@ -203,10 +213,25 @@ class RunRecord:
 def draw_samples(options: Sample) -> list[Path]:
     """Draw samples with their confidence and write them to a folder; return the files.
 
-    Options are checked before anything is drawn. Batches are stored as they are drawn, so that the same command resumes
-    an interrupted run and writes the same files.
+    Batches are stored as they are drawn, so that the same command resumes an interrupted run and writes the same files.
     """
-    device = pick_device(options.device)
+    plan = plan_samples(options)
+    with claimed(options.out, "sample", plan.settings(), force=options.force, resumes=True) as folder:
+        if folder.finished:
+            say_on_stderr(f"{shown(options.out)} already holds these samples")
+            return []
+        if folder.resumed:
+            say_on_stderr(f"resuming in {shown(options.out)}")
+        return write(plan, draw(plan, folder), folder)
+
+
+def plan_samples(options: Sample, opened: tuple[Domain, Any] | None = None) -> Plan:
+    """Check the options and decide how the samples will be drawn.
+
+    Arguments:
+        options: The options of the command.
+        opened: The domain and the field of the checkpoint, if they are already loaded.
+    """
     window = _window(options.guide_window) if options.guide_window else (0.0, 1.0)
     record = RunRecord(
         options.checkpoint,
@@ -220,14 +245,9 @@ def draw_samples(options: Sample) -> list[Path]:
         transport=options.transport,
     )
     _require_valid(options, record)
-    plan = _planned(options, record, *_open(options, device))
-    with claimed(options.out, "sample", plan.settings(), force=options.force, resumes=True) as folder:
-        if folder.finished:
-            say_on_stderr(f"{shown(options.out)} already holds these samples")
-            return []
-        if folder.resumed:
-            say_on_stderr(f"resuming in {shown(options.out)}")
-        return _draw(plan, folder)
+    domain, field = opened or _open(options)
+    _require_possible(options, domain, field)
+    return _planned(options, record, domain, field)
 
 
 def _window(times: str) -> tuple[float, float]:
@@ -345,11 +365,17 @@ class Plan:
         }
 
 
-def _open(options: Sample, device: torch.device) -> tuple[Domain, Any]:
-    """Load the checkpoint; raise if the requested class, format, channel or judge does not exist."""
+def _open(options: Sample) -> tuple[Domain, Any]:
+    """Load the checkpoint."""
+    device = pick_device(options.device)
     domain, field = open_checkpoint(options.checkpoint, device, options.judge, options.network)
     if options.compiled:
-        field = Compiled(field, say=say_on_stderr, cuda_graph=not options.network)  # type: ignore[assignment]
+        return domain, Compiled(field, say=say_on_stderr, cuda_graph=not options.network)
+    return domain, field
+
+
+def _require_possible(options: Sample, domain: Domain, field: Any) -> None:
+    """Raise if the requested class, format, channel or judge does not exist."""
     domain.conditions(field, 1, options.label)
     domain.check_format(options.format)
     channel = parsed(options.score)[0]
@@ -357,7 +383,6 @@ def _open(options: Sample, device: torch.device) -> tuple[Domain, Any]:
         pick(field.space.channels, channel, "channel")
     if isinstance(domain, ShippedDomain) and (options.judge or domain.judges):
         domain.require_judge(field)
-    return domain, field
 
 
 def _planned(options: Sample, record: RunRecord, domain: Domain, field: Any) -> Plan:
@@ -478,10 +503,22 @@ def _planned_check(domain: Domain, field: Any, evaluations: int) -> Any:
 # ---- drawing ---------------------------------------------------------------------------------------------------------
 
 
-def _draw(plan: Plan, folder: Folder) -> list[Path]:
-    """Run the pilot, if one is needed, then draw and write the samples."""
+Bar = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]  # a progress bar: of what, and how many
+
+
+def draw(
+    plan: Plan, folder: Folder, bar: Bar = sampling_bar, on_step: Callable[[int, Tensor, Any], None] | None = None
+) -> Trajectory | Iterator[Trajectory]:
+    """Run the pilot, if one is needed, and draw the samples. A very large run is returned batch by batch.
+
+    Arguments:
+        plan: How to draw.
+        folder: The claimed folder, which keeps finished batches.
+        bar: Shows the progress.
+        on_step: As in :class:`fmwc.SamplingConfig`.
+    """
     options, domain, field = plan.options, plan.domain, plan.field
-    profile, record, schedule = _pilot(plan)
+    profile, record, schedule = _pilot(plan, bar)
     used = field.schedule if schedule is not None and schedule.is_adaptive else schedule
     record = replace(record, read_at=0 if used is None else used.times or used.stride)
     source = confidence_source(field.reference)
@@ -492,6 +529,7 @@ def _draw(plan: Plan, folder: Folder) -> list[Path]:
         decoder=record.decoder(field),
         controller=None if uniform else record.kind.make(record.steps, profile),
         parts=Parts(folder.work / "parts", compact=domain.compact),
+        on_step=on_step,
     )
     how = {
         "steps": record.steps if uniform else None,
@@ -502,12 +540,9 @@ def _draw(plan: Plan, folder: Folder) -> list[Path]:
     }
     compares_all = record.transport or options.score or options.keep < 1 or plan.candidates > 1
     if not compares_all and domain.streams(field, options.count, options.label, **how):
-        with sampling_bar("drawing samples", options.count) as bar:
-            parts = domain.stream(field, options.count, options.seed, bar, options.label, **how)
-            files = domain.write_stream((replace(p, made=made) for p in parts), options.count, folder.path)
         say_on_stderr(source if plan.estimator is not None else "these samples have no confidence (--propagation none)")
-        return files
-    run = replace(_candidates(plan, folder, how), made=made)
+        return _streamed(plan, how, made, bar)
+    run = replace(_candidates(plan, folder, how, bar), made=made)
     if plan.rank_by:
         run = run.ranked_by(plan.rank_by)
     elif (
@@ -515,30 +550,45 @@ def _draw(plan: Plan, folder: Folder) -> list[Path]:
     ):
         say_on_stderr("there are too few samples per class to compare within classes; ranked across classes")
     say_on_stderr(run.withheld or source)
-    return domain.write_samples(run.surest(options.keep) if options.keep < 1 else run, folder.path, options.format)
+    return run.surest(options.keep) if options.keep < 1 else run
 
 
-def _pilot(plan: Plan) -> tuple[Profile | None, RunRecord, Schedule | None]:
+def _streamed(plan: Plan, how: dict[str, Any], made: dict[str, Any], bar: Bar) -> Iterator[Trajectory]:
+    """Draw a large run batch by batch."""
+    options = plan.options
+    with bar("drawing samples", options.count) as show:
+        for part in plan.domain.stream(plan.field, options.count, options.seed, show, options.label, **how):
+            yield replace(part, made=made)
+
+
+def write(plan: Plan, samples: Trajectory | Iterator[Trajectory], folder: Folder) -> list[Path]:
+    """Write the files of a run that :func:`draw` returned."""
+    if isinstance(samples, Trajectory):
+        return plan.domain.write_samples(samples, folder.path, plan.options.format)
+    return plan.domain.write_stream(samples, plan.options.count, folder.path)
+
+
+def _pilot(plan: Plan, bar: Bar) -> tuple[Profile | None, RunRecord, Schedule | None]:
     """Run a pilot for the controller or for the schedule, if one of them needs it."""
     options, record, domain, field = plan.options, plan.record, plan.domain, plan.field
     if not (record.kind.needs_pilot or plan.fits_schedule):
         return None, record, plan.schedule
     profile, schedule = None, plan.schedule
-    with sampling_bar("pilot run to measure the variance", domain.pilot(field.device)) as bar:
+    with bar("pilot run to measure the variance", domain.pilot(field.device)) as show:
         if record.kind.needs_pilot:
-            profile = domain.survey(field, options.seed, bar, options.label)
+            profile = domain.survey(field, options.seed, show, options.label)
         else:
             config = SamplingConfig(stepper=record.stepper)
             how = {"steps": record.steps, "confidence": plan.estimator, "config": config}
-            fitted = domain.fit_schedule(field, options.seed, bar, options.label, **how)
+            fitted = domain.fit_schedule(field, options.seed, show, options.label, **how)
             schedule = Schedule.at(fitted.times)  # drops its reference, because a pilot run is too small for one
     return profile, replace(record, pilot=options.seed), schedule
 
 
-def _candidates(plan: Plan, folder: Folder, how: dict[str, Any]) -> Trajectory:
+def _candidates(plan: Plan, folder: Folder, how: dict[str, Any], bar: Bar) -> Trajectory:
     """Draw the samples; if there are several candidates per sample, keep the most confident."""
     options, domain, field, count = plan.options, plan.domain, plan.field, plan.options.count
-    with sampling_bar("drawing samples", count * plan.candidates) as bar:
+    with bar("drawing samples", count * plan.candidates) as show:
         cond = domain.conditions(field, count, options.label, options.seed)
         how |= {"cond": {k: v.to(field.device) for k, v in cond.items()}, "transport": options.transport}
 
@@ -546,7 +596,7 @@ def _candidates(plan: Plan, folder: Folder, how: dict[str, Any]) -> Trajectory:
             parts = Parts(folder.work / f"parts-{number}", compact=domain.compact) if number else how["config"].parts
             config = replace(how["config"], parts=parts)
             seed = candidate_seed(options.seed, number) if number else options.seed
-            return domain.draw(field, count, seed, bar, options.label, **{**how, "config": config})
+            return domain.draw(field, count, seed, show, options.label, **{**how, "config": config})
 
         if plan.candidates == 1:
             return candidate(0)

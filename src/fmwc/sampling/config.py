@@ -231,6 +231,9 @@ class SamplingConfig:
         batch: The number of samples integrated together, at most 16384 by default. A batch that does not fit in memory
             is halved.
         parts: A folder that keeps finished batches, so that an interrupted run resumes.
+        on_step: Called after every step as `on_step(first, t, x)`, with the index of the first sample of the batch, the
+            times that its samples have reached and their states, to show samples while they are drawn. An exception
+            that it raises ends the run.
     """
 
     stepper: str = "euler"
@@ -246,6 +249,7 @@ class SamplingConfig:
     keep_states: bool = False
     batch: int | None = None
     parts: Parts | None = None
+    on_step: Callable[[int, Tensor, Any], None] | None = None
 
     def __post_init__(self) -> None:
         pick(STEPPERS, self.stepper, "stepper")

@@ -460,6 +460,8 @@ class Sampler:
                 grid.append(t)
                 if self.transport or config.keep_states:
                     states.append(x)
+                if config.on_step:
+                    config.on_step(first, t, x)
         times, mean, var = _stacked(readings, start, x)
         self._require_finite(x, var)
         transported = self._transport(states, grid, randomness, cond) if self.transport else None

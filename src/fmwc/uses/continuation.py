@@ -19,7 +19,14 @@ from fmwc.state import State, as_conditions, channels, select, select_conditions
 
 __all__ = ["OwnTimes", "continue_from", "space_of", "step_at", "with_states", "without_endpoint"]
 
-CONFIGURABLE = ("stepper", "decoder", "anneal", "space", "batch")  # every other setting is determined by the run
+CONFIGURABLE = (
+    "stepper",
+    "decoder",
+    "anneal",
+    "space",
+    "batch",
+    "on_step",
+)  # every other setting is determined by the run
 ROUNDING = 1e-6  # tolerance for times just below the start of a step, because times are rounded to float32
 TOLERANCE = 1e-2  # maximum median distance between a run and its recomputation
 
