@@ -44,8 +44,15 @@ def _stages(*columns: ProgressColumn) -> Iterator[Callable[..., None]]:
 
 @contextmanager
 def stages_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Show one progress bar per stage of work."""
-    with _stages() as show:
+    """Show one progress bar per stage of work, with its rate and the time left."""
+    from rich.progress import ProgressColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Any) -> Text:
+            return Text(f"{task.speed:.1f}/s" if task.speed else "")
+
+    with _stages(Rate(), TimeRemainingColumn()) as show:
         yield show
 
 

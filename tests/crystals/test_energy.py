@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fmwc.crystals import CALCULATORS, calculator, candidates, energies, relax
+from fmwc.crystals import CALCULATORS, calculator, candidates, energies
 from fmwc.crystals.energy import PACKAGES, graph, version
 from fmwc.crystals.structures import need, quiet
 from fmwc.errors import UnknownNameError, UsageError
@@ -128,28 +128,3 @@ def test_unknown_calculators():
         calculator(f"{__name__}:nothing")
     with pytest.raises(UsageError, match=r"pip install 'fmwc\[crystals\]'"):
         need("no_such_package")
-
-
-def test_relaxation_lowers_the_energy(chgnet):
-    squeezed = rock_salt(5.2)
-    before = energies([squeezed], chgnet).per_atom[0]
-    after = relax(squeezed, chgnet, 15)
-    assert not after.problem
-    assert 0 < after.steps <= 15
-    assert after.energy < before - 0.01
-    assert after.candidate.volume > squeezed.volume
-    assert after.rmsd < 0.05  # by symmetry, the atoms do not move within the cell
-    assert after.energy == pytest.approx(energies([after.candidate], chgnet).per_atom[0], abs=1e-5)
-
-
-def test_failed_relaxations_have_a_reason(chgnet):
-    for candidate, message in BAD.values():
-        after = relax(candidate, chgnet, 5)
-        assert message in after.problem
-        assert np.isnan(after.energy)
-        assert after.candidate is candidate
-
-
-def test_relaxation_with_a_broken_calculator():
-    after = relax(rock_salt(), calculator(f"{__name__}:broken"), 5)
-    assert "relaxation failed after 0 steps" in after.problem

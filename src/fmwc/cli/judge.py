@@ -22,13 +22,20 @@ def judge_structures(options: Judge) -> tuple[Judgement, list[Path]]:
     """Judge the structures in files and folders; return the judgement and the files written."""
     model = calculator(options.calculator)
     out, data = options.out, options.data or None
-    with claimed(out, "judge", force=options.force) if out is not None else nullcontext():
+    claim = claimed(out, "judge", force=options.force, resumes=True) if out is not None else nullcontext()
+    with claim as folder:
         with stages_bar() as bar:
             hull = hull_for(model.name, data, progress=bar)
             training = mp20.load(data) if data else None
             structures = read(options.structures)
             judgement = judge(
-                structures, calculator=model, hull=hull, training=training, relax=options.relax, progress=bar
+                structures,
+                calculator=model,
+                hull=hull,
+                training=training,
+                relax=options.relax,
+                kept=folder.work / "relaxed" if folder else None,
+                progress=bar,
             )
         written: list[Path] = []
         if out is not None:

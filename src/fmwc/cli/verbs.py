@@ -551,7 +551,10 @@ class Judge:
     calculator: Annotated[str, Option(help="Energy model: chgnet, mace, mattersim, orb, uma, or module:function.")] = (
         "chgnet"
     )
-    relax: Annotated[int, Option(help="Relax each structure first, with at most this many steps.")] = 0
+    relax: Annotated[
+        int,
+        Option(help="Relax each structure first, with at most this many steps (resumes with --out)."),
+    ] = 0
     data: Annotated[
         str, Option(help="Folder of MP-20: use its hull, and judge novelty with respect to its training set.")
     ] = ""

@@ -3,11 +3,12 @@
 pymatgen, ASE and the energy models are imported on first use; install them with `pip install 'fmwc[crystals]'`.
 """
 
-from fmwc.crystals.energy import CALCULATORS, Calculator, Energies, Relaxed, calculator, energies, relax
+from fmwc.crystals.energy import CALCULATORS, Calculator, Energies, calculator, energies
 from fmwc.crystals.files import read
 from fmwc.crystals.hull import Hull, folder_hull, hull_for, reference_hull, shipped_hull
 from fmwc.crystals.judge import Judgement, Validity, judge, validity
 from fmwc.crystals.matching import Known, unique
+from fmwc.crystals.relaxation import Relaxed, relax, relax_all
 from fmwc.crystals.structures import Candidate, candidates
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "read",
     "reference_hull",
     "relax",
+    "relax_all",
     "shipped_hull",
     "unique",
     "validity",

@@ -1,24 +1,22 @@
-"""Compute energies per atom and relax structures with an energy model."""
+"""Compute energies, forces and stresses of structures with an energy model."""
 
 from __future__ import annotations
 
 import functools
 import importlib.metadata
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import nn
 
 from fmwc.crystals.structures import (
     ELEMENTS,
     Candidate,
     Crystals,
     Neighbours,
-    candidate_of,
     candidates,
     need,
     neighbours,
@@ -35,12 +33,11 @@ __all__ = [
     "Calculator",
     "Chgnet",
     "Energies",
+    "Forces",
     "Progress",
-    "Relaxed",
     "calculator",
     "energies",
     "graph",
-    "relax",
     "version",
 ]
 
@@ -118,21 +115,18 @@ def graph(candidate: Candidate, cutoff: float, bond_cutoff: float) -> Any:
     )
 
 
-class _Converter(nn.Module):
-    """A replacement for the converter of CHGNet's ASE calculator that uses `graph`."""
+class Forces(NamedTuple):
+    """The energy of a structure and its derivatives.
 
-    def __init__(self, cutoff: float, bond_cutoff: float) -> None:
-        super().__init__()
-        self.atom_graph_cutoff, self.bond_graph_cutoff = cutoff, bond_cutoff
+    Attributes:
+        energy: eV/atom.
+        forces: eV/Å, `(A, 3)`.
+        stress: eV/Å³, `(3, 3)`, positive under tension.
+    """
 
-    def forward(self, structure: Any, graph_id: Any = None, mp_id: Any = None) -> Any:
-        converted = graph(candidate_of(structure, ""), self.atom_graph_cutoff, self.bond_graph_cutoff)
-        converted.atom_frac_coord.requires_grad_()  # forces and stress are derivatives of the energy
-        converted.lattice.requires_grad_()
-        return converted
-
-    def set_isolated_atom_response(self, on_isolated_atoms: str) -> None:
-        """Do nothing: isolated atoms are always an error."""
+    energy: float
+    forces: np.ndarray
+    stress: np.ndarray
 
 
 # ---- CHGNet ----------------------------------------------------------------------------------------------------------
@@ -153,14 +147,14 @@ class Chgnet:
         self.model = model.to(device).eval().requires_grad_(False)
         self.device = device
         self._cutoffs = model.graph_converter.atom_graph_cutoff, model.graph_converter.bond_graph_cutoff
-        model.graph_converter = _Converter(*self._cutoffs)
-
-    def ase(self) -> Any:
-        with quiet():
-            make = need("chgnet.model.dynamics").CHGNetCalculator
-            return make(self.model, use_device=self.device, on_isolated_atoms="error")
 
     def batches(self, candidates: Sequence[Candidate]) -> Iterator[list[float | str]]:
+        return self._batches(candidates, self._energies)
+
+    def forces(self, candidates: Sequence[Candidate]) -> list[Forces | str]:
+        return [outcome for batch in self._batches(candidates, self._forces) for outcome in batch]
+
+    def _batches(self, candidates: Sequence[Candidate], compute: Callable[[list[Any]], list[Any]]) -> Iterator[Any]:
         batch: list[Any] = []  # the graph of each structure, or the reason why there is none
         size, most = 0, BATCH["cuda" if self.device.startswith("cuda") else "cpu"]
         for candidate in candidates:
@@ -173,24 +167,53 @@ class Chgnet:
             except (ValueError, MemoryError) as error:
                 entry = f"no graph: {one_line(error)}"
             if size and size + cost > most:
-                yield self._outcomes(batch)
+                yield self._outcomes(batch, compute)
                 batch, size = [], 0
             batch.append(entry)
             size += cost
-        yield self._outcomes(batch)
+        yield self._outcomes(batch, compute)
 
-    def _outcomes(self, batch: list[Any]) -> list[float | str]:
-        """Return the energies of a batch. If it fails, try each structure alone, so that only the faulty one fails."""
-        graphs = [entry for entry in batch if not isinstance(entry, str)]
+    def _outcomes(self, batch: list[Any], compute: Callable[[list[Any]], list[Any]]) -> list[Any]:
+        """Return the results of a batch. If it fails, try each structure alone, so that only the faulty one fails."""
+        graphs = [entry.to(self.device) for entry in batch if not isinstance(entry, str)]
         try:
-            with torch.no_grad():
-                values = self.model([g.to(self.device) for g in graphs], task="e")["e"].tolist() if graphs else []
+            values = compute(graphs) if graphs else []
         except (RuntimeError, MemoryError, IndexError, ValueError) as error:
             if len(batch) == 1:
                 return [f"chgnet failed: {one_line(error)}"]
-            return [self._outcomes([entry])[0] for entry in batch]
+            return [self._outcomes([entry], compute)[0] for entry in batch]
         rest = iter(values)
         return [entry if isinstance(entry, str) else next(rest) for entry in batch]
+
+    @torch.no_grad()
+    def _energies(self, graphs: list[Any]) -> list[float]:
+        values: list[float] = self.model(graphs, task="e")["e"].tolist()
+        return values
+
+    def _forces(self, graphs: list[Any]) -> list[Forces]:
+        """Return forces and stresses from a single backward pass.
+
+        CHGNet's own task `efs` does two backward passes, each of which builds a graph for second derivatives.
+        """
+        cells = [g.lattice for g in graphs]
+        strains = [torch.zeros_like(cell, requires_grad=True) for cell in cells]
+        places = [g.atom_frac_coord.detach().requires_grad_() for g in graphs]  # fractional, so independent of strain
+        for g, cell, strain, place in zip(graphs, cells, strains, places, strict=True):
+            g.lattice, g.atom_frac_coord = cell + cell @ strain, place
+        with quiet():  # CHGNet computes volumes that are not needed here, and torch warns of their gradients
+            energies = self.model(graphs, task="e")["e"]
+        atoms = torch.tensor([len(place) for place in places], device=energies.device)
+        found = torch.autograd.grad((energies * atoms).sum(), [*places, *strains])
+        slopes, virials = found[: len(graphs)], found[len(graphs) :]
+        return [
+            Forces(
+                energy,
+                -np.linalg.solve(cell, slope.T).T,  # ∂E/∂fractional = ∂E/∂r · cellᵀ
+                virial / abs(np.linalg.det(cell)),
+            )
+            for energy, *arrays in zip(energies.tolist(), cells, slopes, virials, strict=True)
+            for cell, slope, virial in [[array.double().cpu().numpy() for array in arrays]]
+        ]
 
 
 # ---- energies --------------------------------------------------------------------------------------------------------
@@ -203,7 +226,6 @@ PACKAGES = {  # names for pip
     "uma": "fairchem-core",
     "mattersim": "mattersim",
 }
-LARGEST_FORCE = 0.05  # eV/Å; a relaxation ends when all forces are smaller
 
 
 class Calculator(Protocol):
@@ -215,8 +237,8 @@ class Calculator(Protocol):
     def batches(self, candidates: Sequence[Candidate]) -> Iterator[list[float | str]]:
         """Yield batches with the energy per atom of each structure, or the reason why there is none."""
 
-    def ase(self) -> Any:
-        """Return the model as an ASE calculator."""
+    def forces(self, candidates: Sequence[Candidate]) -> list[Forces | str]:
+        """Return energy, forces and stress of each structure, or the reason why there are none."""
 
 
 class _Ase:
@@ -229,18 +251,25 @@ class _Ase:
         with quiet():
             self._calculator = load()
 
-    def ase(self) -> Any:
-        return self._calculator
-
     def batches(self, candidates: Sequence[Candidate]) -> Iterator[list[float | str]]:
         for candidate in candidates:
-            outcome: float | str
-            try:
-                with quiet():
-                    outcome = float(self._calculator.get_potential_energy(candidate.atoms())) / len(candidate)
-            except Exception as error:  # affects only this structure
-                outcome = f"{self.name} failed: {one_line(error)}"
-            yield [outcome]
+            yield [self._outcome(candidate, lambda atoms: float(atoms.get_potential_energy()) / len(atoms))]
+
+    def forces(self, candidates: Sequence[Candidate]) -> list[Forces | str]:
+        def compute(atoms: Any) -> Forces:
+            energy = float(atoms.get_potential_energy()) / len(atoms)
+            return Forces(energy, atoms.get_forces(), atoms.get_stress(voigt=False))
+
+        return [self._outcome(candidate, compute) for candidate in candidates]
+
+    def _outcome(self, candidate: Candidate, compute: Callable[[Any], Any]) -> Any:
+        try:
+            with quiet():
+                atoms = candidate.atoms()
+                atoms.calc = self._calculator
+                return compute(atoms)
+        except Exception as error:  # affects only this structure
+            return f"{self.name} failed: {one_line(error)}"
 
 
 def _mace(device: str) -> Any:
@@ -337,69 +366,3 @@ def energies(
         else:
             problems[i] = f"the energy by {used.name} is {outcome}"
     return Energies(values, tuple(problems))
-
-
-# ---- relaxation --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Relaxed:
-    """A structure after relaxation.
-
-    Attributes:
-        candidate: The relaxed structure; the original one if the relaxation failed.
-        energy: eV/atom; NaN if the relaxation failed.
-        rmsd: Root mean square displacement of the atoms in Å, without their common drift and the change of the cell.
-        steps: The number of steps.
-        problem: The reason for a failure; empty on success.
-    """
-
-    candidate: Candidate
-    energy: float
-    rmsd: float
-    steps: int
-    problem: str = ""
-
-
-def relax(candidate: Candidate, model: Calculator, steps: int, *, ase: Any = None) -> Relaxed:
-    """Relax the positions and the cell of a structure by FIRE.
-
-    Arguments:
-        candidate: The structure.
-        model: The energy model.
-        steps: The maximum number of steps.
-        ase: The ASE calculator of the model, if it was already created.
-    """
-    done = 0
-
-    def failed(problem: str) -> Relaxed:
-        return Relaxed(candidate, np.nan, np.nan, done, problem)
-
-    def current() -> Candidate:
-        return replace(candidate, coords=atoms.get_scaled_positions(wrap=False), cell=np.array(atoms.cell[:]))
-
-    def check() -> None:  # stops a collapsing cell before it takes all time and memory
-        nonlocal done
-        done = optimizer.nsteps
-        if reason := refusal(current(), model.highest):
-            raise DataError(f"during the relaxation, {reason}")
-
-    if reason := refusal(candidate, model.highest):
-        return failed(reason)
-    try:
-        with quiet():
-            atoms = candidate.atoms()
-            atoms.calc = model.ase() if ase is None else ase
-            optimizer = need("ase.optimize").FIRE(need("ase.filters").FrechetCellFilter(atoms), logfile=None)
-            optimizer.attach(check, interval=1)
-            optimizer.run(fmax=LARGEST_FORCE, steps=steps)
-            energy = float(atoms.get_potential_energy()) / len(candidate)
-    except Exception as error:  # affects only this structure
-        reason = str(error) if isinstance(error, DataError) else one_line(error)
-        return failed(f"relaxation failed after {done} steps: {reason}")
-    if not np.isfinite(energy):
-        return failed(f"relaxation ended at an energy of {energy}")
-    after = current()
-    moved = after.coords - candidate.coords  # coordinates are not wrapped, so periodic images are not confused
-    moved = (moved - moved.mean(0)) @ after.cell
-    return Relaxed(replace(after, coords=after.coords % 1.0), energy, float(np.sqrt((moved**2).sum(1).mean())), done)

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from fmwc.crystals import energy as models
 from fmwc.crystals.energy import Calculator, Energies, Progress
 from fmwc.crystals.hull import Hull, hull_for
 from fmwc.crystals.matching import Known, unique
+from fmwc.crystals.relaxation import Relaxed, relax_all
 from fmwc.crystals.structures import (
     CLOSEST,
     ELEMENTS,
@@ -180,6 +182,7 @@ def judge(
     hull: Hull | None = None,
     training: Crystals | Sequence[Any] | Known | None = None,
     relax: int = 0,
+    kept: Path | None = None,
     progress: Progress | None = None,
 ) -> Judgement:
     """Judge a set of structures.
@@ -195,6 +198,7 @@ def judge(
         hull: The hull of energies by the same model; by default that of `hull_for`.
         training: The training set; without it novelty is not judged.
         relax: The maximum number of steps to relax each structure first; 0 for no relaxation.
+        kept: A folder that keeps the relaxed structures as they come, so that an interrupted run resumes.
         progress: Called with the stage, the number done and the total.
     """
     if relax < 0:
@@ -207,7 +211,7 @@ def judge(
     computed = models.energies(judged, model, progress=progress)
     relaxation: dict[str, list[Any]] = {}
     if relax:
-        judged, computed, relaxation = _relax(judged, computed, model, relax, progress)
+        judged, computed, relaxation = _relax(judged, computed, model, hull, relax, kept, progress)
     above, problems = above_hull(judged, computed, hull)
     stable, metastable = [value <= STABLE for value in above], [value <= METASTABLE for value in above]
     first, novel = _compare(judged, training, progress)
@@ -231,19 +235,32 @@ def judge(
 
 
 def _relax(
-    given: list[Candidate], computed: Energies, model: Calculator, steps: int, progress: Progress | None
+    given: list[Candidate],
+    computed: Energies,
+    model: Calculator,
+    hull: Hull,
+    steps: int,
+    kept: Path | None,
+    progress: Progress | None,
 ) -> tuple[list[Candidate], Energies, dict[str, list[Any]]]:
     """Return the relaxed structures, their energies, and the columns that describe the relaxation."""
-    relaxed, problems = list(given), list(computed.problems)
-    energy, rmsd = np.full(len(given), np.nan), [math.nan] * len(given)
-    ase = model.ase()
-    for i, candidate in enumerate(given):
-        if not problems[i]:
-            after = models.relax(candidate, model, steps, ase=ase)
-            relaxed[i], energy[i], rmsd[i], problems[i] = after.candidate, after.energy, after.rmsd, after.problem
-        if progress is not None:
-            progress("relaxation", i + 1, len(given))
-    return relaxed, Energies(energy, tuple(problems)), {"energy_raw": computed.per_atom.tolist(), "rmsd": rmsd}
+    able = [i for i, problem in enumerate(computed.problems) if not problem]
+    found = dict(
+        zip(able, relax_all([given[i] for i in able], model, steps, kept=kept, progress=progress), strict=True)
+    )
+    rest = [
+        found.get(i) or Relaxed(candidate, math.nan, math.nan, 0, problem)
+        for i, (candidate, problem) in enumerate(zip(given, computed.problems, strict=True))
+    ]
+    columns: dict[str, list[Any]] = {
+        "energy_raw": computed.per_atom.tolist(),
+        "e_above_hull_raw": above_hull(given, computed, hull)[0],
+        "rmsd": [one.rmsd for one in rest],
+        "relax_steps": [one.steps for one in rest],
+        "converged": [one.converged for one in rest],
+    }
+    after = Energies(np.array([one.energy for one in rest]), tuple(one.problem for one in rest))
+    return [one.candidate for one in rest], after, columns
 
 
 def above_hull(structures: Sequence[Candidate], computed: Energies, hull: Hull) -> tuple[list[float], list[str]]:
