@@ -234,12 +234,21 @@ class Domain(ABC):
 
     # ---- files -------------------------------------------------------------------------------------------------------
 
-    def check_format(self, format: str) -> None:
-        """Raise if samples cannot be written in this format. An empty name is the default format."""
-        if format and not self.formats:
-            raise UsageError(f"samples of {self.name} have only one format; leave out --format")
-        if format:
-            pick(dict.fromkeys(self.formats), format, "format")
+    def check_format(self, format: str, symmetrise: float = 0.0, atom_doubt: bool = False) -> None:
+        """Raise if samples cannot be written in these formats.
+
+        Arguments:
+            format: A comma-separated list of formats; empty for the default.
+            symmetrise: For crystals, the tolerance in Å of files with symmetry; 0 for none.
+            atom_doubt: For crystals, whether the doubt of each atom is computed.
+        """
+        given = {"--format": format, "--symmetrise": symmetrise, "--atom-doubt": atom_doubt}
+        for option in [name for name, value in given.items() if value and not self.formats]:
+            raise UsageError(f"samples of {self.name} have only one format; leave out {option}")
+        for name in filter(None, format.split(",")):
+            pick(dict.fromkeys(self.formats), name.strip(), "format")
+        if not 0 <= symmetrise <= 1:
+            raise UsageError(f"--symmetrise must be a tolerance of 0 to 1 Å, such as 0.1; got {symmetrise:g}")
 
     def table(self, run: Trajectory) -> dict[str, list[Any]]:
         """Return one row per sample: name, coordinates if there are few, conditions, and confidence."""
@@ -259,8 +268,12 @@ class Domain(ABC):
             columns["confidence"] = run.confidence.tolist()
         return columns
 
-    def write_samples(self, run: Trajectory, out: Path, format: str = "") -> list[Path]:
-        """Write samples.safetensors and samples.csv."""
+    def with_doubt(self, field: Field, run: Trajectory, progress: Show) -> Trajectory:
+        """Return the run with the doubt of each atom, for crystals."""
+        raise UsageError(f"samples of {self.name} have no atoms; leave out --atom-doubt")
+
+    def write_samples(self, run: Trajectory, out: Path, format: str = "", symmetrise: float = 0.0) -> list[Path]:
+        """Write samples.safetensors and samples.csv; crystals also in the formats of :meth:`check_format`."""
         return write_run(run, self.table(run), out)
 
     def write_stream(self, parts: Iterable[Trajectory], count: int, out: Path) -> list[Path]:
@@ -326,9 +339,9 @@ class OwnDomain(Domain):
     def page(self, field: Field, run: Trajectory, out: Path, numbers: Rows, about: dict[str, str]) -> Path:
         return samples_page(out, run, numbers=numbers, provenance=about)
 
-    def write_samples(self, run: Trajectory, out: Path, format: str = "") -> list[Path]:
+    def write_samples(self, run: Trajectory, out: Path, format: str = "", symmetrise: float = 0.0) -> list[Path]:
         """Also write the table as Parquet if pyarrow is installed."""
-        paths = super().write_samples(run, out, format)
+        paths = super().write_samples(run, out)
         with suppress(ImportError):
             paths.append(write_bytes(out / "samples.parquet", Table.from_columns(self.table(run)).parquet()))
         return paths

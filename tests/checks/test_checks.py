@@ -157,9 +157,8 @@ def test_the_echo_of_each_row_matches_its_closed_form():
     present = torch.arange(4) < cond["atoms"][:, None]
     torch.testing.assert_close(found[present], (x * y).sqrt()[present])
     assert bool((found[~present] == 0).all())
-    half = run_checks(
-        {"row echo": RowEcho((t,))}, Halfway(), space, select(x1, slice(3, 6)), {"atoms": cond["atoms"][3:]}, 5, 3
-    )
+    later, atoms = select(x1, slice(3, 6)), {"atoms": cond["atoms"][3:]}
+    half = run_checks({"row echo": RowEcho((t,))}, Halfway(), space, later, atoms, 5, 3)
     torch.testing.assert_close(half["row echo"], found[3:])
 
 

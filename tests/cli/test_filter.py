@@ -13,7 +13,7 @@ import fmwc
 from fmwc.__main__ import main
 from fmwc.checkerboard.data import misplaced
 from fmwc.crystals import Candidate
-from fmwc.crystals.files import write_cifs, write_extxyz, write_table
+from fmwc.crystals.files import write_cifs, write_structures, write_table
 from fmwc.files import write_text
 from fmwc.identity import seal
 from fmwc.report.table import Table
@@ -76,7 +76,7 @@ def crystals(tmp_path):
     }  # fmt: skip
     write_text(folder / "samples.csv", Table.from_columns(table).csv())
     write_cifs(folder / "cif", candidates, table)
-    write_extxyz(folder / "samples.xyz", candidates, table)
+    write_structures(folder, candidates, table, "extxyz,poscar,db", symprec=0.1)
     return folder, made, table
 
 
@@ -208,6 +208,12 @@ def test_crystals_keep_their_rows_and_files(run, crystals, tmp_path):
     frames = (tmp_path / "kept" / "samples.xyz").read_text()
     assert frames.count("Lattice=") == len(writable)
     assert all(f"name={name} " in frames.replace('"', "") for name in writable)
+    for place, suffix in (("poscar", ".vasp"), ("symmetrised", ".cif")):
+        assert {p.name for p in (tmp_path / "kept" / place).iterdir()} == {name + suffix for name in writable}
+    database = pytest.importorskip("ase.db").connect(tmp_path / "kept" / "samples.db")
+    assert {row.data.name for row in database.select()} == writable
+    assert [row.data.name for row in database.select("score<0")] == []
+    assert len([*database.select(formula="CsCl")]) == len(writable)
     assert "3 of 8" in out  # 2, 6 and 7 are not metastable
     assert torch.equal(Trajectory.load(tmp_path / "kept").x["coord"], made.x["coord"][surest])
     code, _, err = run("filter", folder, "--keep", 0.5, "--score", "type/integrated", "--out", tmp_path / "type")
@@ -532,11 +538,11 @@ def test_names_cannot_lead_out_of_the_folder(run, crystals, tmp_path, name):
     assert "is not a valid file name" in one_line(err)
 
 
-@pytest.mark.parametrize("what", ["cif/00000.cif", "cif", "samples.xyz"])
+@pytest.mark.parametrize("what", ["cif/00000.cif", "cif", "samples.xyz", "samples.db", "poscar"])
 def test_links_out_of_the_folder_are_not_followed(run, crystals, tmp_path, what):
     folder, _, _ = crystals
     secret = tmp_path / "secret"
-    if what == "cif":
+    if what in ("cif", "poscar"):
         shutil.move(folder / what, secret)
     else:
         secret.write_text("a secret")

@@ -90,6 +90,41 @@ def test_sample_writes_cifs_and_a_table(run, trained, tmp_path):
 
 
 @pytest.mark.usefixtures("no_picture")
+def test_every_format_has_the_same_crystals_and_the_doubt_of_each_atom(run, trained, tmp_path):
+    words = ("sample", trained, "-n", 8, "--steps", 4, "--device", "cpu", "--format", "cif,extxyz,poscar,db")
+    words = (*words, "--symmetrise", 0.1, "--atom-doubt", "--keep", 0.5, "--out", tmp_path / "a")
+    code, _, err = run(*words)
+    assert code == 0, err
+    rows = {row["name"]: row for row in table(tmp_path / "a" / "samples.csv")}
+    loaded = fmwc.Trajectory.load(tmp_path / "a")
+    assert [*rows] == loaded.names != [f"{i:05d}" for i in range(4)]
+    io = pytest.importorskip("ase.io")
+    frames = {f"{int(frame.info['name']):05d}": frame for frame in io.read(tmp_path / "a" / "samples.xyz", index=":")}
+    stored = {
+        row.data.name: row for row in pytest.importorskip("ase.db").connect(tmp_path / "a" / "samples.db").select()
+    }
+    assert frames.keys() == stored.keys() == {name for name, row in rows.items() if row["formula"]}
+    for name, frame in frames.items():
+        doubt = loaded.evidence["atom_doubt"][loaded.names.index(name)]
+        assert bool((doubt[: len(frame)] > 0).all())
+        assert bool((doubt[len(frame) :] == 0).all())
+        np.testing.assert_allclose(frame.arrays["doubt"], doubt[: len(frame)], rtol=1e-4)
+        np.testing.assert_allclose(stored[name].data.doubt, doubt[: len(frame)], rtol=1e-6)
+        assert stored[name].score == pytest.approx(float(rows[name]["score"]), rel=1e-5)
+        for other in (io.read(tmp_path / "a" / "cif" / f"{name}.cif"), stored[name].toatoms()):
+            assert other.get_chemical_formula() == frame.get_chemical_formula()
+            np.testing.assert_allclose(other.get_scaled_positions(), frame.get_scaled_positions(), atol=1e-5)
+        poscar = io.read(tmp_path / "a" / "poscar" / f"{name}.vasp")
+        assert poscar.get_volume() == pytest.approx(frame.get_volume(), rel=1e-5)
+    assert (tmp_path / "a" / "symmetrised").is_dir()
+    code, _, err = run("filter", tmp_path / "a", "--budget", 2, "--out", tmp_path / "kept")
+    assert code == 0, err
+    kept = {row["name"] for row in table(tmp_path / "kept" / "samples.csv")}
+    assert kept < rows.keys()
+    assert {path.stem for path in (tmp_path / "kept" / "poscar").iterdir()} == kept & frames.keys()
+
+
+@pytest.mark.usefixtures("no_picture")
 def test_sample_by_the_score_of_one_channel(run, trained, tmp_path):
     words = ("sample", trained, "-n", 5, "--steps", 4, "--every", 2, "--device", "cpu", "--score", "lattice/integrated")
     code, _, err = run(*words, "--out", tmp_path)
@@ -100,7 +135,8 @@ def test_sample_by_the_score_of_one_channel(run, trained, tmp_path):
 
 
 BAD = {
-    "format": (("--format", "poscar"), "unknown format 'poscar'"),
+    "format": (("--format", "cif,poscer"), "did you mean 'poscar'"),
+    "symmetry": (("--symmetrise", "-0.1"), "--symmetrise must be a tolerance of 0 to 1 Å"),
     "label": (("--label", "3"), "crystals has no classes"),
     "judge": (("--judge", "mase"), "did you mean 'mace'"),
     "score": (("--score", "type/peek"), "did you mean 'peak'"),

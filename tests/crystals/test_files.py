@@ -3,12 +3,24 @@
 import csv
 import math
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fmwc.crystals import Candidate, read
-from fmwc.crystals.files import cif_text, extxyz_text, write_cifs, write_extxyz, write_table
+from fmwc.crystals.files import (
+    cif_text,
+    copy_database,
+    extxyz_text,
+    poscar_text,
+    symmetrised_cif_text,
+    write_cifs,
+    write_database,
+    write_extxyz,
+    write_structures,
+    write_table,
+)
 from fmwc.errors import DataError, ShapeError, UsageError
 
 from .conftest import rock_salt
@@ -127,3 +139,74 @@ def test_nothing_to_read(tmp_path):
         read(tmp_path)
     with pytest.raises(DataError, match="no structures to read"):
         read([])
+
+
+# ---- doubt per atom, symmetry, databases -------------------------------------------------------------------------
+
+
+DOUBTED = replace(CANDIDATE, name="00012", doubt=np.array([0.125, 0.5, 2.0]))
+NOTES = {"confidence": 0.93, "formula": "NaClO", "novel": True, "charge": "1e5", "problem": ""}
+
+
+def test_a_cif_holds_confidence_and_doubt_as_data():
+    cif = pytest.importorskip("pymatgen.io.cif")
+    text = cif_text(DOUBTED, NOTES)
+    (block,) = cif.CifFile.from_str(text).data.values()
+    assert [float(value) for value in block.data["_fmwc_atom_doubt"]] == [0.125, 0.5, 2.0]
+    assert float(block.data["_fmwc_confidence"]) == 0.93
+    assert "_fmwc_novel" not in text
+    found = cif.CifParser.from_str(text).parse_structures(primitive=False)[0]
+    np.testing.assert_allclose(found.frac_coords, CANDIDATE.coords, atol=1e-7)
+    assert "_fmwc" not in cif_text(CANDIDATE, NOTES)  # unchanged without doubt
+
+
+def test_a_poscar_is_read_by_pymatgen_and_ase(tmp_path):
+    structure = pytest.importorskip("pymatgen.core").Structure
+    (tmp_path / "a.vasp").write_text(poscar_text(DOUBTED, {"confidence": 0.93}))
+    assert (tmp_path / "a.vasp").read_text().splitlines()[0] == "00012 confidence=0.93"
+    for found in (structure.from_file(tmp_path / "a.vasp"), read(tmp_path / "a.vasp")[0].structure()):
+        assert found.formula == "Na1 Cl1 O1"
+        np.testing.assert_allclose(found.lattice.matrix, TILTED, atol=1e-9)
+        pairs = {site.specie.symbol: site.frac_coords for site in found}
+        np.testing.assert_allclose(pairs["O"], [0.2, 0.9, 0.7], atol=1e-9)
+
+
+def test_a_database_can_be_selected_from(tmp_path):
+    ase = pytest.importorskip("ase.db")
+    columns = {"confidence": [0.9, 0.2], "formula": ["NaClO"] * 2, "novel": [True, None], "label": ["12", "twelve"]}
+    broken = replace(CANDIDATE, name="none", cell=TILTED * np.nan)
+    path = write_database(tmp_path / "some.db", [DOUBTED, replace(CANDIDATE, name="second")], columns)
+    rows = [*ase.connect(path).select()]
+    assert [row.data.get("name", row.get("name")) for row in rows] == ["00012", "second"]
+    assert [row.confidence for row in ase.connect(path).select("confidence>0.5")] == [0.9]
+    np.testing.assert_allclose(rows[0].data.doubt, DOUBTED.doubt)
+    np.testing.assert_allclose(rows[0].toatoms().cell[:], TILTED)
+    np.testing.assert_allclose(rows[0].toatoms().get_scaled_positions(), CANDIDATE.coords)
+    assert (rows[0].data.label, rows[1].label) == ("12", "twelve")  # ASE refuses text that reads as a number
+    assert "novel" not in rows[1]
+    assert len([*ase.connect(write_database(tmp_path / "none.db", [broken])).select()]) == 0
+    copy = copy_database(path, tmp_path / "copy.db", ["second", "third"])
+    (row,) = ase.connect(copy).select()
+    assert (row.name, row.confidence, row.natoms) == ("second", 0.2, 3)
+    (tmp_path / "text.db").write_text("no database " * 100)
+    with pytest.raises(DataError, match=r"text\.db is not an ASE database"):
+        copy_database(tmp_path / "text.db", tmp_path / "copy.db", ["second"])
+
+
+def test_symmetry_depends_on_the_tolerance(tmp_path):
+    cif = pytest.importorskip("pymatgen.io.cif")
+    salt = rock_salt()
+    shaken = replace(salt, coords=salt.coords + np.random.default_rng(0).normal(0, 0.002, (8, 3)))
+
+    def parsed(symprec):
+        return cif.CifFile.from_str(symmetrised_cif_text(shaken, NOTES, symprec=symprec)).data.popitem()[1].data
+
+    loose, tight = parsed(0.1), parsed(1e-4)
+    assert (loose["_symmetry_Int_Tables_number"], len(loose["_atom_site_type_symbol"])) == ("225", 2)
+    assert (tight["_symmetry_Int_Tables_number"], len(tight["_atom_site_type_symbol"])) == ("1", 8)
+    flat = replace(salt, name="flat", cell=salt.cell * [[1], [1], [0]] + 1e-9)
+    written = write_structures(tmp_path, [shaken, flat], {"confidence": [0.5, 0.5]}, "poscar, cif,cif", symprec=0.1)
+    assert [path.name for path in written] == ["poscar", "cif", "symmetrised"]
+    assert [path.name for path in (tmp_path / "symmetrised").iterdir()] == ["salt.cif"]  # spglib cannot read the other
+    assert "# confidence: 0.5" in (tmp_path / "symmetrised" / "salt.cif").read_text()
+    assert read(tmp_path / "symmetrised")[0].formula == "NaCl"

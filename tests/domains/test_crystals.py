@@ -182,9 +182,17 @@ def test_ase_reads_extended_xyz(setting, salts, tmp_path):
 
 
 def test_an_unknown_format_is_refused_before_anything_is_written(setting, salts, tmp_path):
-    with pytest.raises(UnknownNameError, match=r"unknown format 'poscar'.* Known: cif, extxyz"):
-        setting.write_samples(salts, tmp_path / "out", "poscar")
-    assert not (tmp_path / "out").exists()
+    with pytest.raises(UnknownNameError, match=r"unknown format 'pdb'.* Known: cif, db, extxyz, poscar"):
+        setting.check_format("cif,pdb")
+    with pytest.raises(UsageError, match=r"a tolerance of 0 to 1 Å.* got 4"):
+        setting.check_format("", symmetrise=4.0)
+
+
+@pytest.mark.usefixtures("no_picture")
+def test_selected_crystals_keep_their_names(setting, salts, tmp_path):
+    setting.write_samples(salts.take(torch.tensor([1, 4, 6])), tmp_path)
+    assert [row["name"] for row in rows_of(tmp_path / "samples.csv")] == ["00001", "00004", "00006"]
+    assert {path.name for path in (tmp_path / "cif").iterdir()} <= {"00001.cif", "00004.cif", "00006.cif"}
 
 
 @pytest.mark.usefixtures("no_picture")

@@ -18,6 +18,7 @@ from fmwc.cli.edit import find_samples
 from fmwc.cli.labels import NAME, Labels, Table, read_labels, read_table
 from fmwc.cli.sample import RunRecord
 from fmwc.cli.verbs import Filter
+from fmwc.crystals.files import FORMATS, SYMMETRISED, copy_database
 from fmwc.crystals.structures import need
 from fmwc.domains import Rows
 from fmwc.errors import DataError, UsageError
@@ -45,6 +46,7 @@ __all__ = ["filter_samples"]
 
 CERTIFICATE = "promise.json"  # its name since the first version
 SHARE = 0.9  # coverage of the interval of an observed rate
+PLACES = {**{one.place: one.suffix for one in FORMATS.values()}, SYMMETRISED: ".cif"}  # of structures
 PLACE = "place"  # column with the position of a sample in the ranking of all samples
 
 
@@ -112,7 +114,8 @@ def _scored(file: Path, score: str) -> Scored:
     """Read samples with their table and score."""
     run = Trajectory.load(file)
     path = _inside(file.with_suffix(".csv"), file.parent)
-    table = read_table(path, run.names, numbered=run.index is not None) if path.is_file() else None
+    numbered = run.index is not None and len({*run.names}) == len(run)  # edits of one sample share its number
+    table = read_table(path, run.names, numbered=numbered) if path.is_file() else None
     if score and score != run.default_score and run.made.get("few"):
         raise UsageError(
             f"the variance of these samples was computed at {len(run.times)} times, chosen for {run.default_score}; "
@@ -255,16 +258,26 @@ def _write_rows(file: Path, out: Path, table: Table, index: Tensor, rank: Tensor
     names = chosen.get(NAME)
     if names is None:
         return written
-    if (folder := _inside(file.parent / "cif", file.parent)).is_dir():
-        for path in (_inside(folder / f"{name}.cif", folder) for name in names):
+    copies = (_copied(file, out, place, suffix, names) for place, suffix in PLACES.items())
+    return written + [copy for copy in copies if copy is not None]
+
+
+def _copied(file: Path, out: Path, place: str, suffix: str, names: list[str]) -> Path | None:
+    """Copy the structures of these names beside the samples, if there are any in this format; return the copy."""
+    source = _inside(file.parent / place if suffix else file.with_suffix(Path(place).suffix), file.parent)
+    if suffix and source.is_dir():
+        for path in (_inside(source / f"{name}{suffix}", source) for name in names):
             if path.is_file():  # structures that cannot be written have no file
-                write_bytes(out / "cif" / path.name, read_bytes(path, MEBIBYTE))
-        written.append(out / "cif")
-    if (path := _inside(file.with_suffix(".xyz"), file.parent)).is_file():
+                write_bytes(out / place / path.name, read_bytes(path, MEBIBYTE))
+    elif suffix or not source.is_file():
+        return None
+    elif source.suffix == ".db":
+        return copy_database(source, out / place, names)
+    else:
         wanted = set(names)
-        frames = [frame for name, frame in _frames(read_text(path), path) if name in wanted]
-        written.append(write_text(out / "samples.xyz", "".join(frames)))
-    return written
+        frames = [frame for name, frame in _frames(read_text(source), source) if name in wanted]
+        write_text(out / place, "".join(frames))
+    return out / place
 
 
 def _inside(path: Path, folder: Path) -> Path:

@@ -361,6 +361,7 @@ class Plan:
             "judge": judge,
             "batch": self.domain.batch(self.field.device),
             **({} if self.candidates == 1 else {"best_of": self.candidates}),
+            **{name: getattr(options, name) for name in ("symmetrise", "atom_doubt") if getattr(options, name)},
             **runtime(self.field.device),
         }
 
@@ -377,7 +378,7 @@ def _open(options: Sample) -> tuple[Domain, Any]:
 def _require_possible(options: Sample, domain: Domain, field: Any) -> None:
     """Raise if the requested class, format, channel or judge does not exist."""
     domain.conditions(field, 1, options.label)
-    domain.check_format(options.format)
+    domain.check_format(options.format, options.symmetrise, options.atom_doubt)
     channel = parsed(options.score)[0]
     if channel is not None and field.space is not None:
         pick(field.space.channels, channel, "channel")
@@ -550,7 +551,11 @@ def draw(
     ):
         say_on_stderr("there are too few samples per class to compare within classes; ranked across classes")
     say_on_stderr(run.withheld or source)
-    return run.surest(options.keep) if options.keep < 1 else run
+    run = run.surest(options.keep) if options.keep < 1 else run
+    if not options.atom_doubt:
+        return run
+    with bar("computing the doubt of each atom", len(run)) as show:
+        return domain.with_doubt(field, run, show)
 
 
 def _streamed(plan: Plan, how: dict[str, Any], made: dict[str, Any], bar: Bar) -> Iterator[Trajectory]:
@@ -564,7 +569,7 @@ def _streamed(plan: Plan, how: dict[str, Any], made: dict[str, Any], bar: Bar) -
 def write(plan: Plan, samples: Trajectory | Iterator[Trajectory], folder: Folder) -> list[Path]:
     """Write the files of a run that :func:`draw` returned."""
     if isinstance(samples, Trajectory):
-        return plan.domain.write_samples(samples, folder.path, plan.options.format)
+        return plan.domain.write_samples(samples, folder.path, plan.options.format, plan.options.symmetrise)
     return plan.domain.write_stream(samples, plan.options.count, folder.path)
 
 

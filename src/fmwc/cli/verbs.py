@@ -356,7 +356,21 @@ class Sample:
             "--compiled", help="Compile the network first. This takes one to two minutes and pays off for many samples."
         ),
     ] = False
-    format: Annotated[str, Option(help="crystals: cif (one file per structure) or extxyz (one file).")] = ""
+    format: Annotated[
+        str,
+        Option(
+            help="crystals: comma-separated list of cif, poscar (one file per structure), extxyz and db (an ASE "
+            "database, one file); default: cif."
+        ),
+    ] = ""
+    symmetrise: Annotated[
+        float,
+        Option(help="crystals: also write CIF files with the symmetry that spglib finds with this tolerance in Å."),
+    ] = 0.0
+    atom_doubt: Annotated[
+        bool,
+        Option("--atom-doubt", help="crystals: also compute the doubt of each atom, with four more evaluations."),
+    ] = False
     seed: Seed = 0
     device: Device = "auto"
     force: Force = False

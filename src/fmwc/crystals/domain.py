@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,16 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from fmwc.checks import RowEcho, run_checks
 from fmwc.crystals import CALCULATORS, Judgement, calculator, judge, mp20
 from fmwc.crystals.figures import edited_pairs, sorted_by_confidence
-from fmwc.crystals.files import write_cifs, write_extxyz, write_table
+from fmwc.crystals.files import FORMATS, write_structures, write_table
 from fmwc.crystals.matching import MODES, chemistry_changed, coordinate_rmsd, success
 from fmwc.crystals.recipe import EVERY, PRESETS, READ_BY, SCORE, batch_for
 from fmwc.crystals.report import write_report
-from fmwc.crystals.structures import CHANNELS, Crystals, crystals_of
+from fmwc.crystals.structures import CHANNELS, Candidate, Crystals, crystals_of
 from fmwc.data.arrays import fingerprint
-from fmwc.domains import Rows, ShippedDomain, shares
+from fmwc.domains import Rows, ShippedDomain, Show, shares
 from fmwc.errors import pick
 from fmwc.field import Field
 from fmwc.files import write_bytes
@@ -31,7 +34,10 @@ from fmwc.report.run import ordering_of
 from fmwc.sampling import Trajectory, needs_variance
 from fmwc.sampling.trajectory import names_of
 
-__all__ = ["CrystalDomain"]
+__all__ = ["DOUBT", "CrystalDomain"]
+
+DOUBT = "atom_doubt"  # evidence with one value per atom
+ATOM_EVALUATIONS = 4  # of the doubt, if the checkpoint has no echo
 
 
 class CrystalDomain(ShippedDomain):
@@ -46,7 +52,7 @@ class CrystalDomain(ShippedDomain):
     counts, pilots = (2_500, 60), (500, 20)
     large, compact, variance = None, True, SCORE  # all samples are judged together
     every, reading, judges = EVERY, READ_BY, True
-    formats = ("cif", "extxyz")
+    formats = tuple(FORMATS)
 
     def __init__(self, calculator: str = "chgnet") -> None:
         self.calculator = calculator
@@ -59,6 +65,15 @@ class CrystalDomain(ShippedDomain):
 
     def require_judge(self, field: Field) -> None:
         calculator(self.calculator)
+
+    def with_doubt(self, field: Field, run: Trajectory, progress: Show) -> Trajectory:
+        """Add the doubt of each atom: its echo, with the noise of the reference's check."""
+        echo = field.reference.checks.get("echo") if field.reference is not None else None
+        check = RowEcho(echo.times, echo.draws) if echo is not None else RowEcho.planned(ATOM_EVALUATIONS)
+        assert field.space is not None
+        given = field, field.space, run.x, run.cond, run.seed, 0
+        found = run_checks({DOUBT: check}, *given, batch=self.batch(field.device), progress=progress)
+        return replace(run, evidence={**run.evidence, **found})
 
     def batch(self, device: torch.device) -> int:
         return batch_for(device)
@@ -149,16 +164,15 @@ class CrystalDomain(ShippedDomain):
             confidence |= {f"score_{c}": run.score(f"{c}/{name}").tolist() for c in CHANNELS}
         return {**first, **confidence, **columns}
 
-    def write_samples(self, run: Trajectory, out: Path, format: str = "") -> list[Path]:
-        """Write CIF files or one extended XYZ file, the table in both formats, and a picture."""
-        self.check_format(format)
+    def write_samples(self, run: Trajectory, out: Path, format: str = "", symmetrise: float = 0.0) -> list[Path]:
+        """Write the structures, the table in both formats, and a picture."""
         judgement, table = self.judgement(run), self.table(run)
+        structures: Sequence[Candidate] = judgement.candidates
+        if DOUBT in run.evidence:
+            rows = run.evidence[DOUBT].cpu().double().numpy()
+            structures = [replace(one, doubt=row[: len(one)]) for one, row in zip(structures, rows, strict=True)]
         written = [run.compact().save(out / "samples.safetensors")]
-        if format != "extxyz":
-            write_cifs(out / "cif", judgement.candidates, table)
-            written.append(out / "cif")
-        else:
-            written.append(write_extxyz(out / "samples.xyz", judgement.candidates, table))
+        written += write_structures(out, structures, table, format, symmetrise)
         written += write_table(out / "samples", table)
         if "rank" in table:
             level, energy = ordering_of(run), np.array(judgement["e_above_hull"], float)

@@ -1,24 +1,46 @@
-"""Read CIF, POSCAR and extended XYZ files; write CIF, extended XYZ and tables (CSV, Parquet)."""
+"""Read CIF, POSCAR and extended XYZ files; write these, ASE databases and tables (CSV, Parquet)."""
 
 from __future__ import annotations
 
 import io
 import os
 import re
+import sqlite3
+import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fmwc.crystals.sandbox import read_structures, read_text_of
-from fmwc.crystals.structures import Candidate, from_row, need, symbol
-from fmwc.errors import DataError, FmwcError
+from fmwc.crystals.structures import Candidate, from_row, need, one_line, quiet, symbol
+from fmwc.errors import DataError, FmwcError, pick
 from fmwc.files import note, write_bytes, write_text
 from fmwc.readers import shown
 
-__all__ = ["cif_text", "extxyz_text", "kind_of", "read", "write_cifs", "write_extxyz", "write_table"]
+__all__ = [
+    "FORMATS",
+    "SYMMETRISED",
+    "Format",
+    "cif_text",
+    "copy_database",
+    "extxyz_text",
+    "formats_of",
+    "kind_of",
+    "poscar_text",
+    "read",
+    "symmetrised_cif_text",
+    "write_cifs",
+    "write_database",
+    "write_each",
+    "write_extxyz",
+    "write_structures",
+    "write_table",
+]
 
 SUFFIXES = {".cif": "cif", ".xyz": "xyz", ".extxyz": "xyz", ".vasp": "poscar", ".poscar": "poscar"}
 NAMES = ("POSCAR", "CONTCAR")
@@ -100,26 +122,84 @@ def _row(columns: Columns | None, index: int) -> dict[str, Any]:
 
 
 def cif_text(candidate: Candidate, notes: Mapping[str, Any] | None = None) -> str:
-    """Return a structure as CIF without symmetry, with notes as comments at the top."""
-    if not _writable(candidate):
-        raise DataError(f"{candidate.name} cannot be written: it has no atoms, an unknown element, or no finite cell")
+    """Return a structure as CIF without symmetry, with notes as comments at the top.
+
+    If the structure has a doubt per atom, the atoms have the column `_fmwc_atom_doubt`, and numbers among the notes are
+    also data items, such as `_fmwc_confidence`.
+    """
+    _require_writable(candidate)
+    notes, doubt = notes or {}, candidate.doubt
     parameters = need("ase.geometry.cell").cell_to_cellpar(candidate.cell)
-    lines = [f"# {name}: {value}" for name, value in (notes or {}).items()]
+    lines = [f"# {name}: {value}" for name, value in notes.items()]
     lines += [f"data_{OTHERS.sub('_', candidate.name) or 'structure'}"]
+    if doubt is not None:
+        numbers = {name: value for name, value in notes.items() if isinstance(value, float)}
+        lines += [f"_fmwc_{OTHERS.sub('_', name)} {value:.8g}" for name, value in numbers.items()]
     names = [*(f"length_{name}" for name in "abc"), "angle_alpha", "angle_beta", "angle_gamma"]
     lines += [f"_cell_{name} {value:.8f}" for name, value in zip(names, parameters, strict=True)]
     lines += ["_symmetry_space_group_name_H-M 'P 1'", "_symmetry_Int_Tables_number 1"]
     lines += ["loop_", "_symmetry_equiv_pos_as_xyz", "'x, y, z'", "loop_", "_atom_site_label", "_atom_site_type_symbol"]
     lines += ["_atom_site_fract_x", "_atom_site_fract_y", "_atom_site_fract_z", "_atom_site_occupancy"]
+    lines += ["_fmwc_atom_doubt"] * (doubt is not None)
     for i, (z, (x, y, w)) in enumerate(zip(candidate.numbers, candidate.coords, strict=True)):
-        lines.append(f"{symbol(z)}{i} {symbol(z)} {x:.8f} {y:.8f} {w:.8f} 1")
+        last = "" if doubt is None else f" {doubt[i]:.8g}"
+        lines.append(f"{symbol(z)}{i} {symbol(z)} {x:.8f} {y:.8f} {w:.8f} 1{last}")
     return "\n".join(lines) + "\n"
 
 
-def write_cifs(
-    folder: str | Path, candidates: Sequence[Candidate], columns: Columns | None = None
+def symmetrised_cif_text(candidate: Candidate, notes: Mapping[str, Any] | None = None, *, symprec: float) -> str:
+    """Return a structure as CIF with the symmetry that spglib finds, in its conventional cell; empty if it finds none.
+
+    Equivalent atoms become one site, so there is no doubt per atom.
+
+    Arguments:
+        candidate: The structure.
+        notes: Comments at the top.
+        symprec: How far atoms may lie from their symmetric positions, in Å; 0.01 to 0.1 are usual.
+    """
+    _require_writable(candidate)
+    structure, writer = replace(candidate, doubt=None).structure(), need("pymatgen.io.cif").CifWriter
+    try:
+        with quiet():
+            text = str(writer(structure, symprec=symprec))
+    except Exception:  # collapsed cells fail in many ways
+        return ""
+    return "\n".join([*(f"# {name}: {value}" for name, value in (notes or {}).items()), text])
+
+
+def poscar_text(candidate: Candidate, notes: Mapping[str, Any] | None = None) -> str:
+    """Return a structure as POSCAR, with atoms sorted by element, and its name and notes in the first line."""
+    _require_writable(candidate)
+    comment = " ".join([candidate.name, *(f"{name}={value}" for name, value in (notes or {}).items())])
+    poscar = need("pymatgen.io.vasp.inputs").Poscar
+    with quiet():
+        made = poscar(replace(candidate, doubt=None).structure(), comment=comment[:200], sort_structure=True)
+        return str(made.get_str(significant_figures=12))
+
+
+def _require_writable(candidate: Candidate) -> None:
+    if not _writable(candidate):
+        raise DataError(f"{candidate.name} cannot be written: it has no atoms, an unknown element, or no finite cell")
+
+
+def write_each(
+    folder: str | Path,
+    candidates: Sequence[Candidate],
+    columns: Columns | None = None,
+    *,
+    text: Callable[..., str] = cif_text,
+    suffix: str = ".cif",
 ) -> list[Path | None]:
-    """Write one CIF per structure, named after it; return the paths, with `None` for structures without a file."""
+    """Write one file per structure, named after it; return the paths, with `None` for structures without a file.
+
+    Arguments:
+        folder: The folder.
+        candidates: The structures.
+        columns: Values to note in each file, one per structure.
+        text: A function of a structure and its notes that returns the content of its file, such as :func:`cif_text`; if
+            empty, there is no file.
+        suffix: The suffix of the files.
+    """
     paths: list[Path | None] = []
     used: set[str] = set()
     for i, candidate in enumerate(candidates):
@@ -129,12 +209,20 @@ def write_cifs(
         stem = OTHERS.sub("_", candidate.name).removesuffix(".cif").strip(".") or "structure"
         name = stem if stem.lower() not in used else f"{stem}-{i}"
         used.add(name.lower())
-        paths.append(Path(folder) / f"{name}.cif")
+        paths.append(Path(folder) / f"{name}{suffix}")
     note(*(path for path in paths if path))  # in one call, because each call syncs the manifest
     for i, (path, candidate) in enumerate(zip(paths, candidates, strict=True)):
         if path:
-            write_text(path, cif_text(candidate, _row(columns, i)))
+            content = text(candidate, _row(columns, i))
+            paths[i] = write_text(path, content) if content else None
     return paths
+
+
+def write_cifs(
+    folder: str | Path, candidates: Sequence[Candidate], columns: Columns | None = None
+) -> list[Path | None]:
+    """Write one CIF per structure, named after it; return the paths, with `None` for structures without a file."""
+    return write_each(folder, candidates, columns)
 
 
 def extxyz_text(candidates: Sequence[Candidate], columns: Columns | None = None) -> str:
@@ -155,3 +243,113 @@ def extxyz_text(candidates: Sequence[Candidate], columns: Columns | None = None)
 def write_extxyz(path: str | Path, candidates: Sequence[Candidate], columns: Columns | None = None) -> Path:
     """Write structures to one extended XYZ file."""
     return write_text(Path(path), extxyz_text(candidates, columns))
+
+
+# ---- ASE databases ---------------------------------------------------------------------------------------------------
+
+
+def write_database(path: str | Path, candidates: Sequence[Candidate], columns: Columns | None = None) -> Path:
+    """Write structures to an ASE database (SQLite).
+
+    Numbers and words of the columns are keys that can be selected by, such as `confidence>0.9`. The name, the doubt per
+    atom, and values that cannot be keys are in the `data` of each row.
+    """
+    rows = [(c.atoms(), {"name": c.name, **_row(columns, i)}) for i, c in enumerate(candidates) if _writable(c)]
+
+    def fill(database: Any) -> None:
+        for atoms, values in rows:
+            keys = {name: value for name, value in values.items() if _is_key(name, value)}
+            data = {name: value for name, value in values.items() if name not in keys}
+            doubt = {"doubt": atoms.arrays["doubt"]} if "doubt" in atoms.arrays else {}
+            database.write(atoms, key_value_pairs=keys, data={**data, **doubt})
+
+    return _new_database(Path(path), fill)
+
+
+def copy_database(source: str | Path, path: str | Path, names: Sequence[str]) -> Path:
+    """Copy the rows of an ASE database with these names to a new database."""
+    wanted = set(names)
+
+    def fill(database: Any) -> None:
+        try:
+            for row in need("ase.db").connect(source, type="db").select():
+                if row.data.get("name", row.key_value_pairs.get("name")) in wanted:
+                    database.write(row, key_value_pairs=row.key_value_pairs, data=row.data)
+        except (sqlite3.Error, KeyError, ValueError, OSError) as error:
+            raise DataError(f"{shown(source)} is not an ASE database of samples: {one_line(error)}") from error
+
+    return _new_database(Path(path), fill)
+
+
+def _new_database(path: Path, fill: Callable[[Any], None]) -> Path:
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        file = Path(folder) / "structures.db"
+        with need("ase.db").connect(file, type="db") as database:
+            fill(database)
+        content = file.read_bytes()
+    return write_bytes(path, content)
+
+
+def _is_key(name: str, value: Any) -> bool:
+    """Return whether ASE accepts a key and its value. Names such as `00012` are not accepted, because they can be
+    read as numbers."""
+    try:
+        need("ase.db.core").check({name: value})
+    except ValueError:
+        return False
+    return True
+
+
+# ---- formats ---------------------------------------------------------------------------------------------------------
+
+
+class Format(NamedTuple):
+    """How the structures of a run are written.
+
+    Attributes:
+        place: The file or folder beside the table.
+        write: A function of that path, the structures and their columns.
+        suffix: The suffix of the files in a folder; empty for a single file.
+    """
+
+    place: str
+    write: Callable[[Path, Sequence[Candidate], Columns | None], Any]
+    suffix: str = ""
+
+
+FORMATS = {
+    "cif": Format("cif", write_cifs, ".cif"),
+    "extxyz": Format("samples.xyz", write_extxyz),
+    "poscar": Format("poscar", partial(write_each, text=poscar_text, suffix=".vasp"), ".vasp"),
+    "db": Format("samples.db", write_database),
+}
+SYMMETRISED = "symmetrised"  # a folder of CIF files
+
+
+def formats_of(names: str) -> list[str]:
+    """Return the formats in a comma-separated list; `cif` if it is empty."""
+    formats = [name.strip() for name in names.split(",") if name.strip()] or ["cif"]
+    for name in formats:
+        pick(FORMATS, name, "format")
+    return list(dict.fromkeys(formats))
+
+
+def write_structures(
+    out: Path, candidates: Sequence[Candidate], columns: Columns | None = None, formats: str = "", symprec: float = 0.0
+) -> list[Path]:
+    """Write structures in several formats; return the files and folders.
+
+    Arguments:
+        out: The folder.
+        candidates, columns: The structures, and values to note with each.
+        formats: A comma-separated list of `cif`, `extxyz`, `poscar` and `db`; `cif` if empty.
+        symprec: If positive, also write CIF files with the symmetry that spglib finds with this tolerance in Å.
+    """
+    written = []
+    for name in formats_of(formats):
+        FORMATS[name].write(out / FORMATS[name].place, candidates, columns)
+        written.append(out / FORMATS[name].place)
+    if symprec > 0:
+        write_each(out / SYMMETRISED, candidates, columns, text=partial(symmetrised_cif_text, symprec=symprec))
+        written.append(out / SYMMETRISED)
+    return written

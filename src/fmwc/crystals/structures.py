@@ -212,8 +212,9 @@ def decode(state: dict[str, Tensor], atoms: Tensor, names: Sequence[str] | None 
 
 
 def crystals_of(run: Trajectory) -> Crystals:
-    """Return the structures of a run."""
-    return decode(run.x, run.cond["atoms"])
+    """Return the structures of a run, named as its samples. Edits of one sample are numbered instead."""
+    names = run.names
+    return decode(run.x, run.cond["atoms"], names if len({*names}) == len(names) else None)
 
 
 # ---- structures ------------------------------------------------------------------------------------------------------
@@ -263,6 +264,7 @@ class Candidate:
         coords: Fractional coordinates, `(A, 3)`.
         cell: The cell vectors a, b and c in ångström as rows, `(3, 3)`.
         problem: The reason why it cannot be judged; empty if it can.
+        doubt: The doubt of each atom, `(A,)`, high = doubtful; `None` if it was not computed.
     """
 
     name: str
@@ -270,6 +272,7 @@ class Candidate:
     coords: np.ndarray = field(default_factory=lambda: np.zeros((0, 3)))
     cell: np.ndarray = field(default_factory=lambda: np.full((3, 3), np.nan))
     problem: str = ""
+    doubt: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -302,13 +305,16 @@ class Candidate:
             return str(composition.reduced_formula)
 
     def structure(self) -> Any:
-        """Return a pymatgen structure."""
-        core = need("pymatgen.core")
-        return core.Structure(core.Lattice(self.cell), self.numbers.tolist(), self.coords)
+        """Return a pymatgen structure, with the site property `doubt` if it was computed."""
+        core, sites = need("pymatgen.core"), None if self.doubt is None else {"doubt": self.doubt.tolist()}
+        return core.Structure(core.Lattice(self.cell), self.numbers.tolist(), self.coords, site_properties=sites)
 
     def atoms(self) -> Any:
-        """Return ASE atoms."""
-        return need("ase").Atoms(numbers=self.numbers, scaled_positions=self.coords, cell=self.cell, pbc=True)
+        """Return ASE atoms, with the array `doubt` if it was computed."""
+        atoms = need("ase").Atoms(numbers=self.numbers, scaled_positions=self.coords, cell=self.cell, pbc=True)
+        if self.doubt is not None:
+            atoms.set_array("doubt", self.doubt, float)
+        return atoms
 
 
 def from_row(name: str, row: Row) -> Candidate:

@@ -164,7 +164,7 @@ class MnistDomain(ShippedDomain):
         correct = (predicted == run.cond["y"].cpu()).tolist()
         return {**super().table(run), "predicted": predicted.tolist(), "correct": correct}
 
-    def write_samples(self, run: Trajectory, out: Path, format: str = "") -> list[Path]:
+    def write_samples(self, run: Trajectory, out: Path, format: str = "", symmetrise: float = 0.0) -> list[Path]:
         """Also write digits.png, most confident first, and contest.png after a contest."""
         table = self.table(run)
         written = write_run(run, table, out)
