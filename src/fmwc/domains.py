@@ -117,6 +117,10 @@ class Domain(ABC):
         """Return the batch size of sampling."""
         return 256
 
+    def with_controls(self, controls: Mapping[str, str]) -> Domain:
+        """Return this domain with restrictions of the samples, by name of the option."""
+        raise UsageError(f"{self.name} has no chemistry; leave out --{next(iter(controls))}")
+
     def conditions(self, field: Field, count: int, label: int | None = None, seed: int = 0) -> dict[str, torch.Tensor]:
         """Return the conditions of `count` samples.
 

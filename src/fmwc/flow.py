@@ -34,6 +34,7 @@ __all__ = [
     "optimal_transport",
     "path_of",
     "path_sample",
+    "restriction_of",
 ]
 
 # ---- manifolds -------------------------------------------------------------------------------------------------------
@@ -125,6 +126,7 @@ class Lattice(Euclidean):
 # ---- spaces ----------------------------------------------------------------------------------------------------------
 
 Path = Callable[[Any, Any, Tensor], tuple[Any, Any]]  # (x0, x1, t) -> (x_t, its velocity u_t)
+Restriction = Callable[[Any, Tensor], Any]  # (predicted x1, t) -> the x1 that is allowed
 
 NOISES = {
     "normal": lambda channel, r, like: r.normal(like),
@@ -273,6 +275,21 @@ class Space:
 
         return self._map(move, x, self.tangent(x, v))
 
+    def steered(self, x: Any, v: Any, t: Tensor, restrict: Restriction) -> Any:  # t: (B,)
+        """Return the velocity towards the restricted end, instead of the end that v predicts (:func:`restriction_of`).
+
+        Entries that the restriction returns unchanged keep their velocity.
+        """
+        end = self.advance(x, v, 1 - t)
+        allowed = restrict(end, t)
+
+        def turn(name: str, x: Tensor, v: Tensor, end: Tensor, allowed: Tensor) -> Tensor:
+            rest = unsqueeze_like((1 - t).to(v.dtype), v)
+            ahead = self.channels[name].manifold.logmap(x, allowed) / rest.clamp_min(torch.finfo(v.dtype).tiny)
+            return torch.where((allowed == end) | (rest <= 0), v, ahead)
+
+        return self._map(turn, x, v, end, allowed)
+
     def path(self, x0: Any, x1: Any, t: Tensor) -> tuple[Any, Any]:  # t: (B,)
         """Return the point and the velocity at time t on the geodesic from x0 to x1 (a straight line if flat).
 
@@ -386,6 +403,23 @@ def path_of(network: Any, space: Space) -> Path:
         if callable(path) and not isinstance(path, nn.Module):  # a submodule may have this name
             return path
     return space.path
+
+
+def restriction_of(network: Any, cond: Mapping[str, Any]) -> Restriction | None:
+    """Return how conditions restrict the ends of samples, or `None` if they do not.
+
+    Arguments:
+        network: A network or a field. Its method `restriction(**cond)`, if any, returns `None` or a function
+            `(x1, t) -> x1`. For t < 1 it returns the expected end among the allowed ones, given the predicted end x1;
+            for t = 1, the nearest allowed end.
+        cond: The conditions, by name.
+    """
+    for module in (network, getattr(network, "network", None)):
+        method = getattr(module, "restriction", None)
+        if callable(method) and not isinstance(method, nn.Module):
+            restrict: Restriction | None = method(**cond)
+            return restrict
+    return None
 
 
 # ---- couplings of noise and data -------------------------------------------------------------------------------------

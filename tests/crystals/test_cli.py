@@ -378,3 +378,52 @@ def test_sampled_structures_can_be_judged_again(run, trained, tmp_path):
     assert judged_names
     for name in judged_names:
         assert again[name]["e_above_hull"] == pytest.approx(float(rows[name]["e_above_hull"]), abs=1e-3)
+
+
+# ---- controls of chemistry -------------------------------------------------------------------------------------------
+
+
+def formulas(folder):
+    return [row["formula"] for row in table(folder / "samples.csv")]
+
+
+def test_sample_with_a_formula_resumes_and_records_it(run, trained, tmp_path, no_picture):
+    words = ("sample", trained, "-n", 5, "--steps", 4, "--device", "cpu", "--formula", "NaCl", "--out", tmp_path / "a")
+    code, _, err = run(*words)
+    assert code == 0, err
+    assert "confidence is withheld" in err
+    assert formulas(tmp_path / "a") == ["NaCl"] * 5
+    made = fmwc.Trajectory.load(tmp_path / "a").made
+    assert made["controls"] == "formula=NaCl"
+    assert "already holds" in run(*words)[2]
+    code, _, err = run(*words[:-4], "--formula", "KCl", "--out", tmp_path / "a")
+    assert code != 0
+    assert one_line(err)
+    code, _, err = run("check", tmp_path / "a", "--out", tmp_path / "checks", "--device", "cpu")
+    assert code == 0, err
+
+
+def test_sample_of_a_system_has_exactly_its_elements(run, trained, tmp_path, no_picture):
+    words = ("sample", trained, "-n", 4, "--steps", 4, "--device", "cpu", "--system", "Li-O", "--atoms", "3-5")
+    code, _, err = run(*words, "--out", tmp_path / "a", "--best-of", 2, "--score", "geometric", "--every", 1)
+    assert code == 0, err
+    numbers = fmwc.crystals.structures.crystals_of(fmwc.Trajectory.load(tmp_path / "a")).numbers
+    assert all({*row.tolist()} - {0} == {3, 8} for row in numbers)
+    assert all(3 <= int(row["atoms"]) <= 5 for row in table(tmp_path / "a" / "samples.csv"))
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("crystals", "--elements", "Li,Xx"), "'Xx' is not the symbol of an element"),
+        (("crystals", "--formula", "LiFePO4", "--atoms", "28"), "at most 20"),
+        (("crystals", "--system", "Li-O", "--exclude", "O"), "system already fixes the elements"),
+        (("checkerboard", "--formula", "NaCl"), "checkerboard has no chemistry; leave out --formula"),
+    ],
+)
+def test_wrong_controls_give_one_line(run, tmp_path, words, problem):
+    code, _, err = run("sample", *words, "--out", tmp_path / "a", "--device", "cpu")
+    assert code != 0
+    assert problem in err
+    assert one_line(err)
+    assert not (tmp_path / "a").exists()

@@ -74,6 +74,7 @@ __all__ = [
 ]
 
 CHECKS = ("contest", "echo")
+CONTROLS = ("elements", "exclude", "system", "atoms", "formula")  # options that restrict the samples
 CLASS_SAMPLES = 1000  # conditions that are drawn to find the classes
 GUIDE_PROBES = 4  # random probes of the gradient per step, unless a state has only a few coordinates
 
@@ -140,6 +141,7 @@ class RunRecord:
         pilot: The seed of the pilot run that chose times or steps, if there was one.
         selected: How samples were selected after drawing; empty if all were kept.
         checked: The check that replaced the checkpoint's, with its evaluations, or `none`.
+        controls: Restrictions of the samples: `formula=LiFePO4, atoms=14`.
     """
 
     checkpoint: str = _checked("", text())
@@ -158,6 +160,7 @@ class RunRecord:
     pilot: int | None = _checked(None, whole(-(1 << 63)))
     selected: str = _checked("", text(1000))
     checked: str = _checked("", text(1000))
+    controls: str = _checked("", text(5000))
 
     def __post_init__(self) -> None:
         pick(STEPPERS, self.stepper, "stepper")
@@ -180,8 +183,8 @@ class RunRecord:
         return cls(**{**known, **({"checkpoint": checkpoint} if checkpoint else {})})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields by name. `checked` is left out if empty: older runs and certificates do not have it."""
-        return {name: value for name, value in asdict(self).items() if name != "checked" or value}
+        """Return the fields by name. Newer fields are left out if empty: older runs and certificates lack them."""
+        return {name: value for name, value in asdict(self).items() if name not in ("checked", "controls") or value}
 
     def made(self) -> dict[str, Any]:
         """Return the record as :attr:`fmwc.Trajectory.made` holds it, with the full path of a checkpoint folder."""
@@ -243,9 +246,12 @@ def plan_samples(options: Sample, opened: tuple[Domain, Any] | None = None) -> P
         steps=options.steps,
         label=options.label,
         transport=options.transport,
+        controls=", ".join(f"{name}={value}" for name, value in _controls(options).items()),
     )
     _require_valid(options, record)
     domain, field = opened or _open(options)
+    if controls := _controls(options):
+        domain = domain.with_controls(controls)
     _require_possible(options, domain, field)
     return _planned(options, record, domain, field)
 
@@ -364,6 +370,12 @@ class Plan:
             **{name: getattr(options, name) for name in ("symmetrise", "atom_doubt") if getattr(options, name)},
             **runtime(self.field.device),
         }
+
+
+def _controls(options: Sample) -> dict[str, str]:
+    """Return the restrictions of the samples that were given."""
+    values = {name: getattr(options, name) for name in CONTROLS}
+    return {name: value for name, value in values.items() if value}
 
 
 def _open(options: Sample) -> tuple[Domain, Any]:

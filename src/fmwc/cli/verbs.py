@@ -371,6 +371,17 @@ class Sample:
         bool,
         Option("--atom-doubt", help="crystals: also compute the doubt of each atom, with four more evaluations."),
     ] = False
+    elements: Annotated[str, Option(help="crystals: only these elements may occur, as in Li,Fe,P,O.")] = ""
+    exclude: Annotated[str, Option(help="crystals: these elements never occur, as in Pm,Tc,U.")] = ""
+    system: Annotated[str, Option(help="crystals: all of these elements occur and no others, as in Li-Fe-P-O.")] = ""
+    atoms: Annotated[str, Option(help="crystals: number of atoms in the cell, as in 12 or 8-16.")] = ""
+    formula: Annotated[
+        str,
+        Option(
+            help="crystals: predict structures of this composition, as in LiFePO4. The cell holds the formula once or "
+            "several times; choose with --atoms."
+        ),
+    ] = ""
     seed: Seed = 0
     device: Device = "auto"
     force: Force = False

@@ -3,6 +3,7 @@
 pymatgen, ASE and the energy models are imported on first use; install them with `pip install 'fmwc[crystals]'`.
 """
 
+from fmwc.crystals.controls import Controls
 from fmwc.crystals.energy import CALCULATORS, Calculator, Energies, calculator, energies
 from fmwc.crystals.files import read
 from fmwc.crystals.hull import Hull, folder_hull, hull_for, reference_hull, shipped_hull
@@ -15,6 +16,7 @@ __all__ = [
     "CALCULATORS",
     "Calculator",
     "Candidate",
+    "Controls",
     "Energies",
     "Hull",
     "Judgement",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from fmwc.checks import RowEcho, run_checks
-from fmwc.crystals import CALCULATORS, Judgement, calculator, judge, mp20
+from fmwc.crystals import CALCULATORS, Controls, Judgement, calculator, judge, mp20
 from fmwc.crystals.figures import edited_pairs, sorted_by_confidence
 from fmwc.crystals.files import FORMATS, write_structures, write_table
 from fmwc.crystals.matching import MODES, chemistry_changed, coordinate_rmsd, success
@@ -28,7 +28,6 @@ from fmwc.field import Field
 from fmwc.files import write_bytes
 from fmwc.metrics.ranking import INTERVALS, ranking_text, rate, rate_kept
 from fmwc.progress import say_on_stderr
-from fmwc.randomness import derive
 from fmwc.report.page import png
 from fmwc.report.run import ordering_of
 from fmwc.sampling import Trajectory, needs_variance
@@ -45,6 +44,7 @@ class CrystalDomain(ShippedDomain):
 
     Arguments:
         calculator: The energy model that judges samples, by name or as `module:function`.
+        controls: Restrictions of the crystals that are drawn.
     """
 
     name, presets = "crystals", PRESETS
@@ -54,14 +54,17 @@ class CrystalDomain(ShippedDomain):
     every, reading, judges = EVERY, READ_BY, True
     formats = tuple(FORMATS)
 
-    def __init__(self, calculator: str = "chgnet") -> None:
-        self.calculator = calculator
+    def __init__(self, calculator: str = "chgnet", controls: Controls | None = None) -> None:
+        self.calculator, self.controls = calculator, controls or Controls()
         self._latest: tuple[str, Judgement] | None = None
 
     def with_judge(self, judge: str) -> ShippedDomain:
         if judge and ":" not in judge:
             pick(CALCULATORS, judge, "calculator")
-        return CrystalDomain(judge) if judge else self
+        return CrystalDomain(judge, self.controls) if judge else self
+
+    def with_controls(self, controls: Mapping[str, str]) -> CrystalDomain:
+        return CrystalDomain(self.calculator, Controls(**controls))
 
     def require_judge(self, field: Field) -> None:
         calculator(self.calculator)
@@ -79,10 +82,9 @@ class CrystalDomain(ShippedDomain):
         return batch_for(device)
 
     def conditions(self, field: Field, count: int, label: int | None = None, seed: int = 0) -> dict[str, Tensor]:
-        """Draw numbers of atoms from their distribution in the training data."""
+        """Draw numbers of atoms from their distribution in the training data, and apply the controls."""
         super().conditions(field, count, label)
-        network: Any = field.network
-        return {"atoms": network.draw_sizes(count, derive(seed, "atoms"))}
+        return self.controls.conditions(field, count, seed)
 
     def judgement(self, run: Trajectory, data: str = "") -> Judgement:
         """Judge the structures of a run. Novelty is judged if `data` or FMWC_DATA names the training set."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +27,7 @@ from fmwc.sampling.trajectory import parsed
 __all__ = ["EVERY", "PRESETS", "READ_BY", "SCORE", "Mp20", "batch_for"]
 
 WIDTH = mp20.MOST_ATOMS
+MOST_COPIES = 8  # of a training crystal, with and without given types
 EVERY = 5  # default number of steps between two readings of the variance
 READ_BY = Linearised(1)
 SCORE = "geometric@0.6-0.9"  # the best label-free score on validation seed 100 (results/crystals/NOTES.md)
@@ -71,6 +73,7 @@ class Mp20(Recipe):
     enough: float = 1.0
     flow: str = ""
     steps: int = 50  # of sampling
+    given_types: float = 0.0  # share of crystals whose types are given; 1: structures are predicted from compositions
     anneal: float = 20.0  # coordinates move at 1 + s·t times their velocity (results/crystals/NOTES.md)
     references: int = 500  # crystals of the pilot run
     data: str = ""  # a folder; FMWC_DATA if empty
@@ -81,6 +84,8 @@ class Mp20(Recipe):
             raise UsageError(f"references must be at least {FEWEST_PILOT}, got {self.references}")
         if not 0 < self.enough <= 1 or self.minutes < 0 or self.anneal < 0:
             raise UsageError("enough must lie in (0, 1], and minutes and anneal must not be negative")
+        if self.given_types and not 1 / MOST_COPIES <= self.given_types <= 1:
+            raise UsageError(f"given_types must be 0, or between 1/{MOST_COPIES} and 1; got {self.given_types}")
 
     def crystals(self, split: str = "train") -> Crystals:
         return _crystals(self.data or os.environ.get("FMWC_DATA", ""), split)
@@ -89,10 +94,20 @@ class Mp20(Recipe):
         return _space(self.crystals(), self.type_weight, self.coord_weight, self.anneal)
 
     def rows(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the training data sorted by size, so that stratified batches have about the same number of pairs."""
-        state, atoms = encode(self.crystals())
+        """Return the training data sorted by size, so that stratified batches have about the same number of pairs.
+
+        With `given_types`, each crystal occurs several times: with its types given, and without.
+        """
+        crystals = self.crystals()
+        state, atoms = encode(crystals)
         order = atoms.argsort(stable=True)
-        return {name: value[order] for name, value in state.items()}, {"atoms": atoms[order]}
+        if not self.given_types:
+            return {name: value[order] for name, value in state.items()}, {"atoms": atoms[order]}
+        share = Fraction(self.given_types).limit_denominator(MOST_COPIES)
+        order = order.repeat_interleave(share.denominator)
+        given = torch.arange(len(order)) % share.denominator < share.numerator
+        cond = {"atoms": atoms[order], "types": crystals.numbers[order] * given[:, None]}
+        return {name: value[order] for name, value in state.items()}, cond
 
     def source(self) -> tuple[Tensor, ...]:
         """Return the data from which :meth:`rows` is computed."""
@@ -100,7 +115,8 @@ class Mp20(Recipe):
         return data.numbers, data.coords, data.lengths, data.angles
 
     def build(self, heads: int) -> CSPNet:
-        return CSPNet(self.hidden, self.layers, self.frequencies, self.time_features, BITS, WIDTH)
+        sizes = self.hidden, self.layers, self.frequencies, self.time_features, BITS, WIDTH
+        return CSPNet(*sizes, given=self.given_types)
 
     def network(self, heads: int = 1) -> CSPNet:
         network: CSPNet = super().network(heads)
@@ -126,18 +142,25 @@ class Mp20(Recipe):
         """Sample crystals with FlowMM's anti-annealing. Numbers of atoms are distributed as in the data."""
         network = getattr(field, "network", field)
         device = next(network.parameters()).device
-        atoms = network.draw_sizes(count, derive(seed, "atoms"))
+        cond = {name: value.to(device) for name, value in self.conditions(network, count, seed).items()}
         config = options.pop("config", SamplingConfig()).with_defaults(batch=batch_for(device), space=self.space())
         options = {"steps": self.steps, **options, "config": config}
-        return sample(field, count, seed=seed, cond={"atoms": atoms.to(device)}, **options)
+        return sample(field, count, seed=seed, cond=cond, **options)
+
+    def conditions(self, network: Any, count: int, seed: int) -> dict[str, Tensor]:
+        """Return conditions as in the data: numbers of atoms and, if all types are given, compositions."""
+        if self.given_types < 1:
+            return {"atoms": network.draw_sizes(count, derive(seed, "atoms"))}
+        generator = torch.Generator().manual_seed(derive(seed, "compositions"))
+        cond = self.rows()[1]
+        index = torch.randint(len(cond["atoms"]), (count,), generator=generator)
+        return {name: value[index] for name, value in cond.items()}
 
     def reference(self, field: Field) -> tuple[Reference, dict[str, float]]:
         """Fit the reference to crystals drawn with a separate seed."""
-        network: Any = field.network
-        atoms = network.draw_sizes(self.references, derive(self.seed, "atoms"))
         reference = fit_confidence(
             field,
-            cond={"atoms": atoms},
+            cond=self.conditions(field.network, self.references, self.seed),
             steps=self.steps,
             pilot=self.references,
             seed=derive(self.seed, "reference"),

@@ -7,15 +7,18 @@ into flat lists, so that no arithmetic is spent on padding.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fmwc.errors import ShapeError, UsageError
 from fmwc.modes import compiling
 
 ALIGN = 8  # tensor cores need inner sizes that are multiples of this
+UNSURE = 1e-3  # the smallest probability of a bit that a prediction stands for
 
 
 class Layout(NamedTuple):
@@ -82,6 +85,29 @@ def layout_of(atoms: Tensor, width: int, capacity: tuple[int, int] | None = None
     return Layout(slot, slot // width, receiver, sender, pair)
 
 
+def codes(bits: int) -> Tensor:  # -> (2 ** bits, bits)
+    """Return the analog bits (±1) of the numbers 0, 1, …: row Z − 1 is the type of the element Z."""
+    return (torch.arange(1 << bits)[:, None] >> torch.arange(bits) & 1) * 2.0 - 1
+
+
+def allowed_types(x1: Tensor, t: Tensor, allowed: Tensor, table: Tensor) -> Tensor:  # (B, A, 7), (B,) -> (B, A, 7)
+    """Return predicted types as the expected ones among allowed elements; for t = 1, as the nearest allowed element.
+
+    A predicted bit in [−1, 1] is taken as the mean of an independent bit. The probability of an element is then the
+    product of those of its bits, divided by its sum over the allowed elements.
+
+    Arguments:
+        x1: Predicted bits.
+        t: The time of each sample.
+        allowed: Which elements each atom may be, `(B, A, E)`, at least one.
+        table: The bits of each element, `(E, 7)`.
+    """
+    share = ((1 + x1) / 2).clamp(UNSURE, 1 - UNSURE)
+    match = torch.where((t < 1)[:, None, None], share.logit() / 2, x1) @ table.T
+    match = match.masked_fill(~allowed, -torch.inf)
+    return torch.where((t < 1)[:, None, None], match.softmax(-1) @ table, table[match.argmax(-1)])
+
+
 class Messages(nn.Module):
     """Message-passing layer.
 
@@ -120,6 +146,10 @@ class CSPNet(nn.Module):
     The velocity is equivariant to permutations of the atoms, and invariant to a shift of all atoms and to a shift of
     one atom by a period (except for pairs exactly half a period apart, whose direction has two signs).
 
+    Two conditions restrict the types that samples end with (:func:`fmwc.flow.restriction_of`): `elements`, which
+    elements a crystal may hold, `(B, E)`, and `types`, the atomic number of each atom, `(B, A)`, or 0 if it is not
+    given.
+
     Arguments:
         hidden: The width of atoms and messages.
         layers: The number of message layers.
@@ -127,6 +157,8 @@ class CSPNet(nn.Module):
         time_features: The size of the time embedding.
         types: The size of the encoding of an atom's type.
         width: The largest number of atoms in a cell.
+        given: The share of training crystals whose types are given. If it is not 0, the network is told the types of
+            crystals whose types are all given; it then predicts structures of known composition.
     """
 
     lattice_mean: Tensor
@@ -144,13 +176,14 @@ class CSPNet(nn.Module):
         time_features: int = 256,
         types: int = 7,
         width: int = 20,
+        given: float = 0.0,
     ) -> None:
         super().__init__()
         self.config: dict[str, Any] = {
             "hidden": hidden, "layers": layers, "frequencies": frequencies, "time_features": time_features,
-            "types": types, "width": width,
+            "types": types, "width": width, **({"given": given} if given else {}),
         }  # fmt: skip
-        self.width, self.frequencies = width, frequencies
+        self.width, self.frequencies, self.given = width, frequencies, given
         # The numbers of rows for atoms and pairs by batch size, for graph capture, where shapes must not depend on
         # values. The caller must ensure that its batches fit (reserve).
         self.static_capacity: dict[int, tuple[int, int]] = {}
@@ -161,6 +194,8 @@ class CSPNet(nn.Module):
         self.start = nn.Linear(hidden + time_features, hidden)
         self.size = nn.Embedding(width + 1, hidden)
         self.layers = nn.ModuleList(Messages(hidden, plain + self.padding, hidden + 6) for _ in range(layers))
+        if given:
+            self.told = nn.Parameter(torch.zeros(hidden))  # added to atoms whose type is given
         self.norm = nn.LayerNorm(hidden)
         self.to_coord = nn.Linear(hidden, 3, bias=False)
         self.to_type = nn.Linear(hidden, types)
@@ -172,18 +207,65 @@ class CSPNet(nn.Module):
         self.register_buffer("sizes", torch.ones(width + 1))  # the number of training crystals of each size
         self.sizes[0] = 0
 
-    def draw_sizes(self, count: int, seed: int = 0) -> Tensor:  # -> (count,)
-        """Draw numbers of atoms with the frequencies of the training data."""
+    def draw_sizes(self, count: int, seed: int = 0, weights: Tensor | None = None) -> Tensor:  # -> (count,)
+        """Draw numbers of atoms with the frequencies of the training data, or with given weights of 0, 1, … atoms."""
         uniform = torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        share = self.sizes.double().cpu().cumsum(0)
+        share = (self.sizes if weights is None else weights).double().cpu().cumsum(0)
         return torch.searchsorted(share, uniform * share[-1], right=True).clamp_max(self.width)
 
-    def rows(self, x: Any, t: Any, *, atoms: Tensor) -> list[Tensor]:
+    def restriction(
+        self, *, atoms: Tensor, elements: Tensor | None = None, types: Tensor | None = None
+    ) -> Callable[[Any, Tensor], Any] | None:
+        """Return the function that restricts ends to the allowed types; `None` without a restriction.
+
+        There is none either for a network that only ever saw given types, because it follows them by itself.
+        """
+        self._check_restrictions(len(atoms), elements, types)
+        if elements is None and (types is None or (self.given == 1 and bool(self._told(atoms, types).all()))):
+            return None
+        table = codes(self.config["types"]).to(atoms.device)
+        used = torch.arange(self.width, device=atoms.device) < atoms[:, None]
+        allowed = torch.ones(len(atoms), self.width, len(table), dtype=torch.bool, device=atoms.device)
+        if elements is not None:
+            known = F.pad(elements > 0, (0, len(table) - elements.shape[1]))
+            if not bool(known.any(1).all()):
+                raise UsageError("elements must allow at least one element for each crystal")
+            allowed = allowed & known[:, None]
+        if types is not None:
+            given = torch.arange(1, len(table) + 1, device=atoms.device) == types[..., None]
+            allowed = torch.where((types > 0)[..., None], given, allowed)
+            used = used & ((types > 0) | (elements is not None))
+
+        def restrict(x1: dict[str, Tensor], t: Tensor) -> dict[str, Tensor]:
+            types = allowed_types(x1["type"], t, allowed, table.to(x1["type"].dtype))
+            return {**x1, "type": torch.where(used[..., None], types, x1["type"])}
+
+        return restrict
+
+    def _check_restrictions(self, count: int, elements: Tensor | None, types: Tensor | None) -> None:
+        most = 1 << self.config["types"]
+        for name, value, width, high in (("elements", elements, most, None), ("types", types, self.width, most)):
+            if value is None:
+                continue
+            fits = value.shape == (count, width) if high else value.ndim == 2 and value.shape[1] <= width
+            if value.is_floating_point() or not fits or len(value) != count:
+                raise ShapeError(
+                    f"{name} must be integers of shape ({count}, {width}), got {value.dtype} of shape "
+                    f"{tuple(value.shape)}"
+                )
+            if high and not 0 <= int(value.min()) <= int(value.max()) <= high:
+                raise UsageError("types must be atomic numbers, or 0 for an atom whose type is not given")
+
+    def _told(self, atoms: Tensor, types: Tensor) -> Tensor:  # -> (B,)
+        """Return for which crystals the types of all atoms are given."""
+        return (types > 0).sum(1) == atoms
+
+    def rows(self, x: Any, t: Any, *, atoms: Tensor, **restrictions: Tensor) -> list[Tensor]:
         """Return the crystal index of each atom and of each pair of atoms, in the order of the layers' rows."""
         at = self._layout(atoms)
         return [at.crystal, at.pair]
 
-    def reserve(self, *, atoms: Tensor) -> tuple[int, int]:
+    def reserve(self, *, atoms: Tensor, **restrictions: Tensor) -> tuple[int, int]:
         """Reserve rows for crystals of these sizes, rounded up so that most batches of the same size fit.
 
         Call this before every batch that runs compiled or captured: rows beyond the capacity would be lost.
@@ -206,12 +288,40 @@ class CSPNet(nn.Module):
             raise RuntimeError(f"set net.static_capacity[{len(atoms)}] before capturing a graph of this batch size")
         return layout_of(atoms, self.width, capacity)
 
-    def forward(self, x: dict[str, Tensor], t: Tensor, *, atoms: Tensor) -> dict[str, Tensor]:
+    def forward(
+        self,
+        x: dict[str, Tensor],
+        t: Tensor,
+        *,
+        atoms: Tensor,
+        elements: Tensor | None = None,
+        types: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        if not self.given:
+            return self._velocity(x, t, atoms)
+        if types is None:
+            if self.given == 1:
+                raise UsageError("this network was trained with given types; give cond={'types': ...} (--formula)")
+            return self._velocity(x, t, atoms)
+        used = torch.arange(self.width, device=atoms.device) < atoms[:, None]
+        told = (self._told(atoms, types)[:, None] & used)[..., None].to(x["type"].dtype)
+        known = codes(self.config["types"]).to(told)[(types - 1).clamp_min(0)]
+        v = self._velocity({**x, "type": x["type"] * (1 - told) + known * told}, t, atoms, told)
+        # The velocity of the path that ends at the given types: exact, so it adds nothing to the loss.
+        ahead = (known - x["type"]) / (1 - t.expand(len(atoms)).to(told)).clamp_min(1e-6)[:, None, None]
+        return {**v, "type": v["type"] * (1 - told) + ahead * told}
+
+    def _velocity(
+        self, x: dict[str, Tensor], t: Tensor, atoms: Tensor, told: Tensor | None = None
+    ) -> dict[str, Tensor]:
         at, count = self._layout(atoms), len(atoms)
         lattice, dtype = x["lattice"], x["coord"].dtype
         cell = torch.cat([(lattice - self.lattice_mean) / self.lattice_std, self.size(atoms)], -1)
         when = self.time(t.expand(count).to(dtype)[:, None])
-        h = self.start(torch.cat([self.kind(_rows(x["type"].flatten(0, 1), at.slot)), _rows(when, at.crystal)], -1))
+        kind = self.kind(_rows(x["type"].flatten(0, 1), at.slot))
+        if told is not None:
+            kind = kind + _rows(told.flatten(0, 1), at.slot) * self.told
+        h = self.start(torch.cat([kind, _rows(when, at.crystal)], -1))
         h = h.to(dtype)  # sums over layers are in full precision, also under autocast
         offset = self._offset(_rows(x["coord"].flatten(0, 1), at.slot), lattice, at)
         neighbours = _rows((atoms - 1).clamp_min(1).to(dtype), at.crystal)[:, None]

@@ -29,6 +29,8 @@ OTHER_CHECK = "the samples were not checked like those of the reference; leave o
 NOT_READ = "the run was drawn without it; leave out confidence=None (--propagation none)"
 OTHER_STEPS = "the reference is for runs with equal steps from t = 0 and an unmodified velocity"
 
+RESTRICTED = "the reference holds only samples whose ends are not restricted by conditions"
+
 
 # ---- schedules -------------------------------------------------------------------------------------------------------
 

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from fmwc.checks import run_checks
 from fmwc.errors import ShapeError, UsageError, pick, require_finite
 from fmwc.estimators import ESTIMATORS, Estimator, Record, Transport, Transported, as_normal_tensor
-from fmwc.flow import Space, as_space, euclidean
+from fmwc.flow import Space, as_space, euclidean, restriction_of
 from fmwc.modes import Scope, evaluating
 from fmwc.randomness import Blocks, Randomness, derive
 from fmwc.sampling.confidence import (
     EVERY_STEP,
+    RESTRICTED,
     Schedule,
     choose_checks,
     choose_estimator,
@@ -147,6 +148,8 @@ def sample(
     checks = choose_checks(field, space, reference, check, cond, confidence is not None and not strange)
     cond = _expanded(cond, {getattr(one, "cond", "") for one in checks.values()}, count, device)
     space.check_rows(cond, count)
+    if not strange and restriction_of(field, cond):
+        strange = RESTRICTED
     if x0 is None:
         precision = precision_of(getattr(field, "network", field))
         x0 = tree_map(lambda c: c.to(precision), noise(space, count, seed, device, first=config.first, cond=cond))
@@ -425,11 +428,17 @@ class Sampler:
         grid, states, readings = [t], [x0], []
         free = FreeSignals(space, x0, len(steppers))
         evaluations = 0
+        restrict = restriction_of(self.field, cond)
+        if restrict and self.transport:
+            raise UsageError("transport does not support samples with restricted ends; leave out transport")
 
         def velocity(x: Any, t: Tensor) -> Any:
             nonlocal evaluations
             evaluations += cost_of(decoder)
-            return decoder(self.field, x, t, cond, randomness)
+            return steered(x, decoder(self.field, x, t, cond, randomness), t)
+
+        def steered(x: Any, v: Any, t: Tensor) -> Any:
+            return space.steered(x, v, t, restrict) if restrict else v
 
         with torch.no_grad():
             read = foreseen(self.schedule, controller, start) if reader else set()
@@ -439,7 +448,7 @@ class Sampler:
                 if v is None:
                     v = velocity(x, t)
                 else:
-                    evaluations += 1
+                    v, evaluations = steered(x, v, t), evaluations + 1
                 if step == 0:
                     require_state(v, "the network's velocity")
                     self.space.check(v, "the network's velocity has the wrong shape: ")
@@ -453,6 +462,8 @@ class Sampler:
                     v = controller.follow(v, t, moments, speeds)  # type: ignore[attr-defined]
                 paced = partial(self._paced, velocity, dt=after - t)
                 x = STEPPERS[stepper].step(space, paced, x, v, t, after - t)
+                if restrict and step == len(steppers) - 1:
+                    x = restrict(x, torch.ones_like(after))  # exact, whatever the steps before did
                 free.move(x)
                 before, t = t, after
                 if config.record == "score":

@@ -1,0 +1,225 @@
+"""Restricted types: exact for any network, sampler and set of elements, and free of side effects."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import fmwc
+from fmwc.errors import ShapeError, UsageError
+from fmwc.estimators import Linearised
+from fmwc.flow import restriction_of
+from fmwc.networks.cspnet import allowed_types, codes
+from fmwc.randomness import Stream
+from fmwc.sampling import Reference, SamplingConfig, Trajectory, read_with
+from fmwc.sampling.confidence import RESTRICTED
+from fmwc.uses.continuation import with_states
+from tests.cells import TYPES, WIDTH, small, space
+
+ATOMS = torch.tensor([3, 1, 5, 2, 4, 5])
+COUNT, ELEMENTS = len(ATOMS), 1 << TYPES
+USED = torch.arange(WIDTH) < ATOMS[:, None]
+
+
+@pytest.fixture(scope="module")
+def field():
+    return fmwc.attach(small(dtype=torch.float32), space=space())
+
+
+def decoded(x):
+    """Return the number of each atom, from 1, and 0 for unused rows."""
+    return (1 + ((x["type"] > 0) << torch.arange(TYPES)).sum(-1)) * USED
+
+
+def masks(seed):
+    """Draw sets of allowed elements, at least one per crystal."""
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.rand(COUNT, ELEMENTS, generator=generator) < 0.3
+    chosen[torch.arange(COUNT), torch.randint(ELEMENTS, (COUNT,), generator=generator)] = True
+    return chosen.long()
+
+
+# ---- the projection --------------------------------------------------------------------------------------------------
+
+
+def test_expected_types_are_those_of_independent_bits_among_the_allowed_elements():
+    x1 = torch.rand(2, 3, TYPES, dtype=torch.float64) * 1.8 - 0.9
+    allowed = torch.rand(2, 3, ELEMENTS) < 0.5
+    allowed[..., 2] = True
+    found = allowed_types(x1, torch.full((2,), 0.4), allowed, codes(TYPES).double())
+    for i, j in itertools.product(range(2), range(3)):
+        chance = {}
+        for z in range(ELEMENTS):
+            bits = [1.0 if z >> b & 1 else -1.0 for b in range(TYPES)]
+            if allowed[i, j, z]:
+                chance[z] = math.prod((1 + s * float(x1[i, j, b])) / 2 for b, s in enumerate(bits)), bits
+        total = sum(p for p, _ in chance.values())
+        expected = [sum(p * bits[b] for p, bits in chance.values()) / total for b in range(TYPES)]
+        assert found[i, j].tolist() == pytest.approx(expected, abs=1e-9)
+
+
+def test_types_at_the_end_are_the_nearest_allowed_ones():
+    x1 = torch.randn(4, 3, TYPES, dtype=torch.float64) * 3
+    allowed = torch.rand(4, 3, ELEMENTS) < 0.4
+    allowed[..., 5] = True
+    table = codes(TYPES).double()
+    found = allowed_types(x1, torch.ones(4), allowed, table)
+    for i, j in itertools.product(range(4), range(3)):
+        possible = [row for z, row in enumerate(table) if allowed[i, j, z]]
+        assert found[i, j].tolist() == min(possible, key=lambda row: float((row - x1[i, j]).square().sum())).tolist()
+
+
+def test_all_elements_allowed_keeps_the_prediction_of_bits():
+    x1 = torch.rand(2, 3, TYPES, dtype=torch.float64) * 1.9 - 0.95
+    everything = torch.ones(2, 3, ELEMENTS, dtype=torch.bool)
+    torch.testing.assert_close(allowed_types(x1, torch.zeros(2), everything, codes(TYPES).double()), x1)
+
+
+# ---- samples ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_forbidden_element_ever_comes_out(field, seed):
+    elements, types = masks(seed), torch.zeros(COUNT, WIDTH, dtype=torch.long)
+    if seed % 2:  # some atoms are given, also with elements that are not in the set
+        types = torch.randint(0, ELEMENTS + 1, (COUNT, WIDTH), generator=torch.Generator().manual_seed(seed))
+    stepper = ("euler", "heun", "midpoint")[seed % 3]
+    config = SamplingConfig(stepper=stepper, batch=4, anneal={"type": 3.0} if seed > 8 else None)
+    cond = {"atoms": ATOMS, "elements": elements, "types": types}
+    run = fmwc.sample(field, COUNT, steps=1 + seed, seed=seed, cond=cond, config=config, confidence=None)
+    for numbers, allowed, given in zip(decoded(run.x), elements, types, strict=True):
+        for z, fixed in zip(numbers.tolist(), given.tolist(), strict=True):
+            assert z == 0 or z == fixed or (fixed == 0 and allowed[z - 1])
+    assert run.x["type"].abs()[USED].unique().tolist() == [1.0]  # exactly the bits of elements
+    assert not run.x["type"][~USED].any()
+
+
+def test_given_types_are_reached_on_their_own_path(field):
+    types = torch.randint(1, ELEMENTS + 1, (COUNT, WIDTH))
+    config = SamplingConfig(keep_states=True)
+    run = fmwc.sample(field, COUNT, steps=8, cond={"atoms": ATOMS, "types": types}, config=config, confidence=None)
+    ends = codes(TYPES)[types - 1] * USED[..., None]
+    for state, t in zip(run.states, run.grid, strict=True):
+        torch.testing.assert_close(state["type"], (1 - t)[:, None, None] * run.x0["type"] + t[:, None, None] * ends)
+    assert torch.equal(decoded(run.x), types * USED)
+
+
+def test_without_restrictions_nothing_changes(field):
+    plain = fmwc.sample(field, COUNT, steps=6, cond={"atoms": ATOMS}, confidence=None)
+    free = {"atoms": ATOMS, "types": torch.zeros(COUNT, WIDTH, dtype=torch.long)}
+    assert restriction_of(field, {"atoms": ATOMS}) is None
+    run = fmwc.sample(field, COUNT, steps=6, cond=free, confidence=None)  # no type is given
+    inside = {name: value[USED] if name != "lattice" else value for name, value in run.x.items()}
+    for name, value in inside.items():
+        assert torch.equal(value, plain.x[name][USED] if name != "lattice" else plain.x[name])
+
+
+def test_a_restriction_of_one_crystal_leaves_the_others_alone(field):
+    types = torch.zeros(COUNT, WIDTH, dtype=torch.long)
+    types[2] = 3
+    config = SamplingConfig(batch=1)
+    plain = fmwc.sample(field, COUNT, steps=6, cond={"atoms": ATOMS}, confidence=None, config=config)
+    run = fmwc.sample(field, COUNT, steps=6, cond={"atoms": ATOMS, "types": types}, confidence=None, config=config)
+    others = torch.arange(COUNT) != 2
+    assert all(torch.equal(run.x[name][others], plain.x[name][others]) for name in run.x)
+    assert not torch.equal(run.x["coord"][2], plain.x["coord"][2])
+
+
+# ---- confidence, files and other uses --------------------------------------------------------------------------------
+
+
+def test_confidence_is_withheld_and_the_rank_remains(field):
+    made = read_with(Linearised(1), 6, "euler")
+    field.reference = Reference("integrated", made, torch.linspace(0, 100, 11))
+    run = fmwc.sample(field, COUNT, steps=6, cond={"atoms": ATOMS, "elements": masks(1)})
+    assert RESTRICTED in run.withheld
+    assert len(run.rank.unique()) == COUNT
+    assert not fmwc.sample(field, COUNT, steps=6, cond={"atoms": ATOMS}).withheld
+    field.reference = None
+
+
+def test_a_saved_run_is_recomputed_with_its_restrictions(field, tmp_path):
+    cond = {"atoms": ATOMS, "elements": masks(3)}
+    run = fmwc.sample(field, COUNT, steps=6, cond=cond)
+    run.save(tmp_path / "samples.safetensors")
+    loaded = Trajectory.load(tmp_path / "samples.safetensors")
+    assert torch.equal(loaded.cond["elements"], cond["elements"])
+    again, _ = with_states(field, loaded)
+    assert torch.equal(again.states[-1]["type"], run.x["type"])
+
+
+@pytest.mark.parametrize(
+    ("cond", "error", "words"),
+    [
+        ({"elements": torch.zeros(COUNT, ELEMENTS, dtype=torch.long)}, UsageError, "at least one element"),
+        ({"elements": torch.ones(COUNT, ELEMENTS + 1, dtype=torch.long)}, ShapeError, "elements must be integers"),
+        ({"elements": torch.ones(COUNT, ELEMENTS)}, ShapeError, "elements must be integers"),
+        ({"types": torch.ones(COUNT, WIDTH + 1, dtype=torch.long)}, ShapeError, "types must be integers of shape"),
+        ({"types": torch.full((COUNT, WIDTH), ELEMENTS + 1)}, UsageError, "types must be atomic numbers"),
+    ],
+)
+def test_wrong_restrictions_are_refused_in_one_line(field, cond, error, words):
+    with pytest.raises(error, match=words):
+        fmwc.sample(field, COUNT, steps=2, cond={"atoms": ATOMS, **cond}, confidence=None)
+
+
+def test_transport_is_refused(field):
+    with pytest.raises(UsageError, match="transport does not support"):
+        fmwc.sample(field, COUNT, steps=2, cond={"atoms": ATOMS, "elements": masks(0)}, transport=True)
+
+
+# ---- networks that are told the types --------------------------------------------------------------------------------
+
+
+def test_a_network_that_is_told_types_starts_as_the_plain_one_and_predicts_them_exactly():
+    plain, told = small(), small(given=0.5)
+    told.load_state_dict(plain.state_dict(), strict=False)
+    x = {name: torch.randn(COUNT, *c.shape, dtype=torch.float64) for name, c in space().channels.items()}
+    x["lattice"][:, :3] = x["lattice"][:, :3].abs() + 3
+    x["type"], x["coord"] = x["type"] * USED[..., None], x["coord"] * USED[..., None]
+    t, types = torch.rand(COUNT, dtype=torch.float64), torch.randint(1, ELEMENTS + 1, (COUNT, WIDTH)) * USED
+    free, v = plain(x, t, atoms=ATOMS), told(x, t, atoms=ATOMS)
+    assert all(torch.equal(v[name], free[name]) for name in v)
+    v = told(x, t, atoms=ATOMS, types=types)
+    known = codes(TYPES).double()[(types - 1).clamp_min(0)] * USED[..., None]
+    torch.testing.assert_close(v["type"], (known - x["type"]) / (1 - t)[:, None, None])
+    clean = plain({**x, "type": known}, t, atoms=ATOMS)  # `told` starts at zero
+    torch.testing.assert_close(v["coord"], clean["coord"])
+    partly = types.clone()
+    partly[ATOMS > 1, 0] = 0  # not all types of these crystals are given
+    v = told(x, t, atoms=ATOMS, types=partly)
+    assert torch.equal(v["type"][ATOMS > 1], free["type"][ATOMS > 1])
+
+
+def test_given_types_add_nothing_to_the_loss():
+    told = small(given=0.5)
+    ends = codes(TYPES).double()
+    types = torch.randint(1, ELEMENTS + 1, (COUNT, WIDTH)) * USED
+    x1 = {"type": ends[(types - 1).clamp_min(0)] * USED[..., None]}
+    x1 |= {"coord": torch.rand(COUNT, WIDTH, 3, dtype=torch.float64) * USED[..., None]}
+    x1["lattice"] = torch.rand(COUNT, 6, dtype=torch.float64) + 3
+    given = space().given({"atoms": ATOMS})
+    t, x0 = torch.rand(COUNT, dtype=torch.float64), given.noise(COUNT, Stream(), "cpu")
+    x0 = {name: value.double() for name, value in x0.items()}
+    x_t, u = given.path(x0, x1, t)
+    v = told(x_t, t, atoms=ATOMS, types=types)
+    torch.testing.assert_close(v["type"], u["type"])
+
+
+def test_a_network_of_given_types_only_follows_them_by_itself():
+    net = small(dtype=torch.float32, given=1.0)
+    field = fmwc.attach(net, space=space())
+    types = torch.randint(1, ELEMENTS + 1, (COUNT, WIDTH)) * USED
+    cond = {"atoms": ATOMS, "types": types}
+    assert restriction_of(field, cond) is None
+    run = fmwc.sample(field, COUNT, steps=7, cond=cond)
+    assert torch.equal(decoded(run.x), types)
+    with pytest.raises(UsageError, match="trained with given types"):
+        fmwc.sample(field, COUNT, steps=2, cond={"atoms": ATOMS}, confidence=None)
+
+
+def test_plain_networks_keep_their_configuration_and_weights():
+    assert "given" not in small().config
+    assert "told" not in small().state_dict()
+    assert small(given=0.25).config["given"] == 0.25
