@@ -1,13 +1,10 @@
-"""Figures and explorer of points in the plane."""
-
-import json
-import re
+"""Figures of points in the plane."""
 
 import numpy as np
 import pytest
 
 from fmwc.checkerboard import figures as points
-from fmwc.checkerboard.figures import EditedPaths, explorer, samples_by_confidence
+from fmwc.checkerboard.figures import EditedPaths, samples_by_confidence
 from fmwc.report.reports import history_section
 from fmwc.report.run import RunArrays
 from tests.report.shared import draws, texts
@@ -49,13 +46,3 @@ def test_each_score_has_its_own_board(count):
     figure = samples_by_confidence(x, levels, np.arange(9) < 3)
     assert sum(len(axes.patches) == 8 for axes in figure.axes) == count
     assert draws(figure)
-
-
-def test_the_explorer_embeds_its_data_and_escapes_it():
-    x, score = np.random.default_rng(0).normal(size=(20, 2)), np.arange(20.0)
-    page = str(explorer(run_of(x, score, score > 15, label="</script><b>")))
-    assert page.count("</script>") == 2  # the data and the code
-    data = json.loads(re.search(r'class="data">(.*?)</script>', page)[1])
-    assert data["count"] == 20
-    assert data["label"] == "</script><b>"
-    assert data["times"] == [0, 0.3, 0.6, 0.9]

@@ -1,12 +1,14 @@
 """The page of a run of crystals."""
 
+import json
 import re
+from base64 import b64decode
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
+from safetensors.numpy import load
 
 from experiments.crystals.evaluate import lift_of
 from fmwc.crystals import Judgement, candidates
@@ -14,6 +16,7 @@ from fmwc.crystals import figures as crystals_drawn
 from fmwc.crystals.report import write_report
 from fmwc.crystals.structures import Crystals, crystals_of, encode
 from fmwc.errors import ShapeError, UsageError
+from fmwc.report.gallery import scripts
 from fmwc.sampling import Trajectory
 from fmwc.sampling.trajectory import standard_of
 
@@ -82,27 +85,18 @@ def run():
     return made()
 
 
-@pytest.fixture
-def structures():
-    """Requested by tests that draw the structures."""
-
-
-@pytest.fixture(autouse=True)
-def fast(request, monkeypatch):
-    """Replace the slow drawing of structures in all other tests."""
-    if "structures" not in request.fixturenames:
-        monkeypatch.setattr(crystals_drawn, "sorted_by_confidence", lambda *args, **options: Figure())
-
-
 def page_of(tmp_path, run, judgement, numbers=(), about=None):
     page = write_report(tmp_path, run, judgement, numbers=list(numbers), provenance=about or {}).read_text()
+    for script in scripts(crystals=True):
+        page = page.replace(f"<script>{script.text}</script>", "")
+    page = re.sub(r'<script type="application/json".*?</script>', "", page)
     return re.sub(r"\s*(</?(?:table|tbody|thead|tr|td|th)\b[^>]*>)\s*", r"\1", page)
 
 
 # ---- the page ----------------------------------------------------------------------------------------------------
 
 
-def test_page_is_complete_and_self_contained(tmp_path, run, structures):
+def test_page_is_complete_and_self_contained(tmp_path, run):
     energy = np.where(np.arange(COUNT) == COUNT - 1, NAN, np.linspace(-0.02, 0.6, COUNT))
     judgement = judged(run, energy, "atoms 1 & 2 <coincide>: 0 Å")
     page = page_of(
@@ -110,12 +104,25 @@ def test_page_is_complete_and_self_contained(tmp_path, run, structures):
     )
     assert page.rstrip().endswith("</html>")
     assert re.findall(r"<h2 [^>]*>(.*?)</h2>", page) == SECTIONS
-    assert page.count("<img ") == page.count('<img src="data:') == 3
+    assert page.count("<img ") == page.count('<img src="data:') == 2
     assert not re.search(r'(src|href)\s*=\s*"(?!data:)', page)
     assert "<script" not in page
     assert "&lt;script&gt;" in page
     assert "atoms 1 &amp; 2 &lt;coincide&gt;: 0 Å" in page
     assert "no: charge" in page
+
+
+def test_gallery_holds_all_structures(tmp_path, run):
+    judgement = judged(run, np.where(np.arange(COUNT) == 0, NAN, 0.05), "no energy")
+    page = write_report(tmp_path, run, judgement, numbers=[], provenance={}).read_text()
+    data = json.loads(re.search(r'class="gallery-data">(.*?)</script>', page)[1])
+    tensors = load(b64decode(data["tensors"]))
+    np.testing.assert_array_equal(tensors["first"], np.cumsum([0, *run.cond["atoms"].tolist()]))
+    np.testing.assert_array_equal(tensors["order"], run.score().argsort(stable=True))
+    assert tensors["failed"].sum() == 1
+    assert data["table"]["columns"]["formula"][0] == "NaCl"
+    assert data["table"]["columns"]["problem"][:2] == ["no energy", ""]
+    assert {f"curve.{channel}" for channel in CHANNELS} <= {*tensors}
 
 
 def test_main_numbers(tmp_path, run):
@@ -155,7 +162,7 @@ def test_page_without_judgements(tmp_path, run):
     page = page_of(tmp_path, run, judged(run, np.full(COUNT, NAN), "the model does not support Cf"))
     assert "None of them could be judged" in page
     assert page.count("the model does not support Cf") == 30
-    assert page.count("<img ") == 3
+    assert page.count("<img ") == 2
 
 
 def test_page_without_good_structures(tmp_path, run):

@@ -1,17 +1,13 @@
-"""Figures of points in the plane: the Checkerboard, its explorer, and samples of any two-dimensional field."""
+"""Figures of points in the plane: the Checkerboard, and samples of any two-dimensional field."""
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Mapping
-from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike
@@ -20,30 +16,32 @@ from scipy.stats import spearmanr
 from fmwc.checkerboard.data import CELL, HALF, inside
 from fmwc.field import Field
 from fmwc.metrics.divergence import divergence
-from fmwc.report.curves import even_choice, on_common_times
-from fmwc.report.page import CONFIDENCE, FAINT, INK, LINES, TWO, render, styled
+from fmwc.report.curves import even_choice
+from fmwc.report.page import CONFIDENCE, FAINT, INK, LINES, TWO, styled
 from fmwc.report.points import colour_bar
-from fmwc.report.run import RunArrays
 
 __all__ = [
     "EditedPaths",
     "edited_paths",
-    "explorer",
     "samples_by_confidence",
+    "support",
     "variance_against_divergence",
 ]
 
 EXTENT = 2.5  # the board and half a cell around it
 PATHS = 24  # maximum number of paths drawn; more would be indistinguishable
 ESTIMATORS = ("linearised", "diagonal")
-CURVE_BYTES = 1_000_000  # maximum size of the explorer's curves; beyond it, only every k-th sample has one
-FLOOR = 1e-12  # minimum standard deviation before taking the logarithm
+
+
+def support() -> list[tuple[float, float]]:
+    """Return the lower left corners of the eight cells of the support."""
+    corners = torch.cartesian_prod(*[torch.arange(-HALF, HALF, CELL)] * 2)
+    return [(left, bottom) for left, bottom in corners[inside(corners + CELL / 2)].tolist()]
 
 
 def _board(axes: Axes, extent: float, **style: Any) -> None:
     """Draw the eight cells of the support."""
-    corners = torch.cartesian_prod(*[torch.arange(-HALF, HALF, CELL)] * 2)
-    for corner in corners[inside(corners + CELL / 2)].tolist():
+    for corner in support():
         axes.add_patch(Rectangle(corner, CELL, CELL, **{"zorder": 0, **style}))
     axes.set(xlim=(-extent, extent), ylim=(-extent, extent), aspect="equal", xticks=range(-2, 3), yticks=range(-2, 3))
 
@@ -188,58 +186,3 @@ def _draw_paths(axes: Axes, paths: EditedPaths, extent: float) -> None:
         axes.plot(*old[-1, i], "o", color=FAINT, markerfacecolor="white", markersize=4.2, zorder=3)
         end: dict[str, Any] = {"color": colour, "markeredgecolor": "white", "markeredgewidth": 0.5, "markersize": 5.2}
         axes.plot(*new[-1, i], "o", zorder=4, **end)
-
-
-# ---- any field over the plane ------------------------------------------------------------------------------------
-
-
-# ---- the explorer ------------------------------------------------------------------------------------------------
-
-
-def explorer(
-    run: RunArrays, closer: RunArrays | None = None, stride: int = 1, beside: np.ndarray | None = None
-) -> Markup:
-    """Return an interactive explorer as HTML: samples, a slider that discards doubtful ones, and variance curves.
-
-    Samples are sorted surest first, so the slider selects a prefix. Positions are stored in 16 bits and curves in 8
-    bits on a logarithmic scale, which is finer than screen resolution.
-
-    Arguments:
-        run: The samples.
-        closer: Every `stride`-th sample in order of score, whose variance is shown instead of that of the run.
-        stride: See `closer`.
-        beside: Rank by variance in [0, 1], `(B,)`, which is also shown.
-    """
-    order = np.argsort(run.score, kind="stable")
-    points = run.x[order]
-    if closer is None:
-        t, curves = on_common_times(run.times, run.std)
-        stride = ceil(curves.size / CURVE_BYTES)
-        curves = curves[:, order[::stride]]
-    else:
-        t, curves = on_common_times(closer.times, closer.std)
-    logs = np.log(np.maximum(curves, FLOOR))
-    extent = max(EXTENT, float(np.abs(points).max()))
-    data = {
-        "count": len(points),
-        "extent": extent,
-        "points": _pack(points / extent, -1.0, 1.0, np.uint16),
-        "label": run.label.capitalize(),
-        "confidence": _pack(run.confidence[order], 0.0, 1.0, np.uint16),
-        "beside": None if beside is None else _pack(beside[order], 0.0, 1.0, np.uint16),
-        "bad": _pack(run.bad[order], 0, 255, np.uint8),
-        "times": [round(float(v), 4) for v in t],
-        "stride": stride,
-        "curves": _pack(logs.T, logs.min(), logs.max(), np.uint8),
-        "logRange": [float(logs.min()), float(logs.max())],
-        "colours": [to_hex(colour) for colour in CONFIDENCE(np.linspace(0, 1, 64))],
-    }
-    return render("explorer.html", data=data)
-
-
-def _pack(values: np.ndarray, low: float, high: float, kind: type[np.unsignedinteger]) -> str:
-    """Return base64 of little-endian unsigned integers that span `low` to `high`."""
-    top = np.iinfo(kind).max
-    span = max(float(high) - float(low), 1e-30)
-    scaled = np.clip((np.asarray(values, dtype=float) - low) / span, 0, 1) * top
-    return b64encode(scaled.round().astype(np.dtype(kind).newbyteorder("<")).tobytes()).decode()

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fmwc.checkerboard.data import misplaced
-from fmwc.checkerboard.figures import explorer, samples_by_confidence, variance_against_divergence
+from fmwc.checkerboard.data import CELL, misplaced
+from fmwc.checkerboard.figures import samples_by_confidence, support, variance_against_divergence
 from fmwc.field import Field
+from fmwc.report.gallery import gallery, packed_curves
 from fmwc.report.page import Section, write_page
 from fmwc.report.reports import (
     closing,
@@ -84,6 +85,28 @@ def _board_sections(run: RunArrays, field: Field, closer: RunArrays | None = Non
     return sections
 
 
+def _gallery(run: RunArrays, closer: RunArrays | None, stride: int) -> Section:
+    beside = _variance_rank(run)
+    shown = run if closer is None else closer
+    return gallery(
+        "Discard doubtful samples",
+        "Each point is a generated sample; shaded cells are the support of the data, and a ring marks a misplaced "
+        f"sample. Move the slider to discard the samples with the lowest {run.label}.",
+        "points",
+        {"x": run.x},
+        score=run.score,
+        level=run.confidence,
+        label=run.label,
+        failed=run.bad,
+        word="misplaced",
+        columns={} if beside is None else {"variance": beside},
+        titles={"variance": "rank by variance"},
+        support=[[left, bottom, left + CELL, bottom + CELL] for left, bottom in support()],
+        curves=packed_curves(shown.times, {"": shown.std}, run.score, 1 if closer is None else stride),
+        share=KEPT,
+    )
+
+
 def checkerboard_sections(field: Field, trajectory: Trajectory) -> list[Section]:
     """Return the sections with the figures of a Checkerboard run."""
     return _board_sections(_read_board(trajectory), field)
@@ -115,10 +138,6 @@ def checkerboard_page(
     if closer is not None:
         order = np.argsort(run.score, kind="stable")
         again = replace(_read_board(closer), confidence=run.confidence[order[::stride]])
-    caption = (
-        "Each point is a generated sample; grey cells are the support of the data. Move the slider to discard the "
-        f"samples with the lowest {run.label}."
-    )
     limits = judged_limits("misplaced")
     if "nearest" in trajectory.default_score:
         limits.append(
@@ -129,7 +148,7 @@ def checkerboard_page(
         out / "report.html",
         "Checkerboard: confidence of each sample",
         [
-            Section("Discard doubtful samples", caption, html=explorer(run, again, stride, _variance_rank(run))),
+            _gallery(run, again, stride),
             *_board_sections(run, field, again),
             *closing(numbers, limits, provenance),
         ],

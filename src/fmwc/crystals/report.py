@@ -11,9 +11,10 @@ import numpy as np
 from fmwc.crystals import Judgement, figures
 from fmwc.crystals.drawing import formula
 from fmwc.crystals.figures import METASTABLE
-from fmwc.crystals.structures import CHANNELS, crystals_of
+from fmwc.crystals.structures import CHANNELS, arrays_of, crystals_of
 from fmwc.errors import ShapeError, UsageError
 from fmwc.metrics.ranking import ranking_text, rate, rate_kept
+from fmwc.report.gallery import gallery, packed_curves
 from fmwc.report.page import Picture, Section, Tile, write_page
 from fmwc.report.reports import ENOUGH, closing, tile
 from fmwc.report.run import array, describe, ordering_of
@@ -87,6 +88,10 @@ def _scores(run: Trajectory, present: Sequence[str]) -> tuple[dict[str, np.ndarr
 
 def sections(run: Ranked) -> list[Section]:
     """Return the sections with figures: structures, precision, and variance by channel."""
+    return [_sheet(run), *_curves(run)]
+
+
+def _sheet(run: Ranked) -> Section:
     label = run.ordering.label
     order = run.crystals, run.confidence, run.energy, run.apart, run.score
     caption = (
@@ -101,7 +106,11 @@ def sections(run: Ranked) -> list[Section]:
         "hull; below, that energy and the share of metastable structures along the ranking."
     )
     figure = figures.sorted_by_confidence(*order, rows=4, label=label)
-    drawn = [Section(f"Structures by {label}", caption, pictures=[Picture("crystals", alt, figure)])]
+    return Section(f"Structures by {label}", caption, pictures=[Picture("crystals", alt, figure)])
+
+
+def _curves(run: Ranked) -> list[Section]:
+    drawn = []
     if len(run.good) >= ENOUGH:
         caption = (
             "The share of metastable structures if only the surest are kept. A random order follows the dashed line. "
@@ -119,6 +128,38 @@ def sections(run: Ranked) -> list[Section]:
         picture = Picture("channels", alt, figures.channel_variances(run.times, run.std, run.confidence))
         drawn.append(Section("Uncertainty over time, by channel", caption, pictures=[picture]))
     return drawn
+
+
+def _gallery(run: Ranked, judgement: Judgement) -> Section:
+    words = {"e_above_hull": "energy above the hull, eV/atom", "atoms": "atoms", "problem": "problem"}
+    problems = [shorten(problem or "", 200, placeholder=" …") for problem in judgement["problem"]]
+    formulas = [
+        formula(numbers[:count].tolist())
+        for numbers, count in zip(run.crystals.numbers, run.crystals.atoms.tolist(), strict=True)
+    ]
+    return gallery(
+        f"Structures by {run.ordering.label}",
+        "Structures from the surest to the most doubtful, with their energy above the convex hull of known crystals. A "
+        f"ring marks metastable structures (at most {METASTABLE} eV/atom above the hull), a cross all others. Select a "
+        "structure to turn its cell; move the slider to discard the most doubtful ones.",
+        "crystals",
+        {**arrays_of(run.crystals), "e_above_hull": run.energy},
+        score=run.score,
+        level=run.confidence,
+        label=run.ordering.label,
+        failed=~run.good,
+        word="not metastable",
+        columns={
+            "formula": formulas,
+            "name": judgement["name"],
+            "e_above_hull": run.energy,
+            "atoms": run.crystals.atoms.tolist(),
+            "valid": judgement["valid"],
+            **({"problem": problems} if any(problems) else {}),
+        },
+        titles=words,
+        curves=packed_curves(run.times, run.std, run.score) if run.std else None,
+    )
 
 
 def _lead(run: Ranked) -> tuple[list[str], list[Tile]]:
@@ -196,7 +237,12 @@ def write_report(
     return write_page(
         out / "report.html",
         "Crystals: confidence of each structure",
-        [*sections(ranked), _list(ranked, judgement), *closing(numbers, _LIMITS, provenance)],
+        [
+            _gallery(ranked, judgement),
+            *_curves(ranked),
+            _list(ranked, judgement),
+            *closing(numbers, _LIMITS, provenance),
+        ],
         lead=lead,
         tiles=tiles,
     )

@@ -31,6 +31,7 @@ __all__ = [
     "Crystals",
     "Key",
     "Neighbours",
+    "arrays_of",
     "candidate_of",
     "candidates",
     "cell_matrix",
@@ -252,6 +253,24 @@ def cell_matrix(lengths: np.ndarray, angles: np.ndarray) -> np.ndarray:  # (3,),
         z = np.sqrt(1 - cosine[1] ** 2 - y**2)
         unit = np.array([[1.0, 0, 0], [cosine[2], sine[2], 0], [cosine[1], y, z]])
         return lengths[:, None] * unit
+
+
+def arrays_of(crystals: Crystals) -> dict[str, np.ndarray]:
+    """Return crystals as the arrays of an interactive gallery.
+
+    Returns:
+        `lattice`, `(N, 3, 3)` in ångström with the cell vectors as rows; `species` and `coord`, the atomic numbers and
+        fractional coordinates of all atoms; and `first`, `(N + 1,)`, the index of each crystal's first atom.
+    """
+    edges, corners = (part.double().numpy() for part in (crystals.lengths, crystals.angles))
+    lattice = [cell_matrix(*pair) for pair in zip(edges, corners, strict=True)]
+    present = crystals.numbers > 0
+    return {
+        "lattice": np.array(lattice, dtype=np.float32).reshape(-1, 3, 3),
+        "first": np.concatenate([[0], crystals.atoms.cumsum(0).numpy()]),
+        "species": crystals.numbers[present].clamp(max=255).numpy().astype(np.uint8),
+        "coord": crystals.coords[present].float().numpy(),
+    }
 
 
 @dataclass(frozen=True)

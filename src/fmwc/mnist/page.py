@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from fmwc.errors import UsageError
 from fmwc.report import images
+from fmwc.report.gallery import gallery, packed_curves
 from fmwc.report.page import Section, write_page
 from fmwc.report.reports import (
     closing,
@@ -75,22 +76,52 @@ def _read_digits(trajectory: Trajectory, bad: ArrayLike) -> RunArrays:
     return RunArrays.read(trajectory, bad, ["integrated"])
 
 
-def digit_sections(trajectory: Trajectory, bad: ArrayLike, pixels: images.Pixels) -> list[Section]:
-    """Return the sections with the figures of an MNIST run; the arguments are those of :func:`digits_page`."""
+def _gallery(trajectory: Trajectory, run: RunArrays) -> Section:
+    classes = {"y": array(trajectory.cond["y"])}
+    classes |= {name: array(value) for name, value in trajectory.evidence.items() if name in ("rival", "margin")}
+    return gallery(
+        f"Digits by {run.label}",
+        "Digits from the surest to the most doubtful, row by row. A classifier trained on real digits assigns framed "
+        f"digits to another class. Move the slider to discard the digits with the lowest {run.label}.",
+        "images",
+        {"x": (255 * np.clip(run.x[:, 0], 0, 1)).round().astype(np.uint8)},
+        score=run.score,
+        level=run.confidence,
+        label=run.label,
+        failed=run.bad,
+        columns=classes,
+        titles={"y": "requested class", "rival": "rival class", "margin": "margin over the rival"},
+        curves=packed_curves(run.times, {"": run.std}, run.score),
+        share=KEPT,
+    )
+
+
+def _grid(run: RunArrays, sureness: np.ndarray, classes: np.ndarray) -> Section:
+    return figure_section(
+        f"Digits by {run.label}",
+        "Digits from the surest to the most doubtful, row by row; the numbers on the left are ranks. A classifier "
+        "trained on real digits assigns framed digits to another class; the small number in the frame is the "
+        "requested class.",
+        "digits",
+        "Generated digits from the surest to the most doubtful, with failed digits framed.",
+        images.sorted_grid(run.x, sureness, run.bad, classes),
+    )
+
+
+def digit_sections(
+    trajectory: Trajectory, bad: ArrayLike, pixels: images.Pixels, *, interactive: bool = False
+) -> list[Section]:
+    """Return the sections with the figures of an MNIST run; the other arguments are those of :func:`digits_page`.
+
+    Arguments:
+        interactive: Whether the digits are an interactive gallery instead of a picture.
+    """
     run = _read_digits(trajectory, bad)
     classes = array(trajectory.cond["y"])
     sureness = -run.score  # unlike confidence, it has no ties for digits outside the range of the reference
     some = pixels.index
     sections = [
-        figure_section(
-            f"Digits by {run.label}",
-            "Digits from the surest to the most doubtful, row by row; the numbers on the left are ranks. A classifier "
-            "trained on real digits assigns framed digits to another class; the small number in the frame is the "
-            "requested class.",
-            "digits",
-            "Generated digits from the surest to the most doubtful, with failed digits framed.",
-            images.sorted_grid(run.x, sureness, run.bad, classes),
-        ),
+        _gallery(trajectory, run) if interactive else _grid(run, sureness, classes),
         *retention_section(run, "failed"),
         figure_section(
             "Surest and most doubtful digits of each class",
@@ -149,6 +180,6 @@ def digits_page(
     return write_page(
         out / "report.html",
         "MNIST: confidence of each digit",
-        [*digit_sections(trajectory, bad, pixels), *closing(numbers, limits, provenance)],
+        [*digit_sections(trajectory, bad, pixels, interactive=True), *closing(numbers, limits, provenance)],
         **judged_head(run, trajectory.default_score, "digits", "failed", KEPT),
     )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -37,6 +40,7 @@ __all__ = [
     "TIME",
     "TWO",
     "Picture",
+    "Script",
     "Section",
     "Tile",
     "png",
@@ -155,6 +159,17 @@ class Picture(NamedTuple):
         return Markup("data:image/svg+xml,") + Markup(quote(svg(self.figure).replace("\n", " "), safe=" /=;,+()'!*"))
 
 
+class Script(NamedTuple):
+    """A script of a page. Browsers run it only if it has the hash that the head of the page states."""
+
+    text: str
+
+    @property
+    def hash(self) -> str:
+        """Its hash in the form of a Content-Security-Policy."""
+        return f"'sha256-{b64encode(hashlib.sha256(self.text.encode()).digest()).decode()}'"
+
+
 class Tile(NamedTuple):
     """A headline number of a page, with its name and its colour (`sure`, `doubtful` or `""`)."""
 
@@ -176,6 +191,7 @@ class Section:
         items: Items of a list.
         facts: Names and values, shown as a list of definitions.
         summary: If given, tables and facts are collapsed under this line.
+        scripts: Scripts that the markup needs; a page contains each of them once.
     """
 
     title: str
@@ -186,6 +202,7 @@ class Section:
     items: Sequence[str] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
     summary: str = ""
+    scripts: Sequence[Script] = ()
 
 
 def render(template: str, **values: Any) -> Markup:
@@ -205,7 +222,10 @@ def write_page(
         lead: Paragraphs below the title; the first is larger.
         tiles: Headline numbers below the paragraphs.
     """
-    return write_text(path, render("page.html", title=title, sections=sections, lead=lead, tiles=tiles))
+    scripts = list(dict.fromkeys(script for section in sections for script in section.scripts))
+    shared = Markup((files("fmwc") / "web" / "components.css").read_text(encoding="utf-8"))
+    values = {"title": title, "sections": sections, "lead": lead, "tiles": tiles, "scripts": scripts, "shared": shared}
+    return write_text(path, render("page.html", **values))
 
 
 def write_pictures(folder: Path, sections: Sequence[Section]) -> list[Path]:

@@ -1,0 +1,51 @@
+// The panel that takes a sample back to a time, changes it there, and lets the flow finish it again.
+
+import { el, fill } from "../dom.js";
+import { post } from "./api.js";
+import { form } from "./forms.js";
+import { store } from "./store.js";
+
+/**
+ * Return the panel.
+ *
+ * @param {{go: (path: string) => void}} studio
+ * @param {any} run
+ * @param {number} sample
+ * @param {number} critical The time at which the uncertainty is largest.
+ * @param {(job: any) => Node} bar Returns the progress of a job.
+ */
+export function editPanel(studio, run, sample, critical, bar) {
+  const place = el("div", { role: "status" }), clock = el("output", {}, "t = 1.00");
+  let at = 1;
+  const panel = form(run.edits || [], {
+    action: "Edit from here",
+    skip: ["at"],
+    async send(values) {
+      if (at > 0.985) at = Math.min(0.98, Math.round(100 * critical) / 100);
+      const made = await post(`runs/${run.id}/samples/${sample}/edits`, { ...values, at: Math.round(1e4 * at) / 1e4 });
+      store.add(made);
+      fill(place, bar(made.job));
+      store.finished(made.job.id).then(
+        () => place.isConnected && studio.go(`sample/${made.run.id}/0`),
+        (error) => fill(place, el("p", { class: "problem", role: "alert" }, error.message)),
+      );
+    },
+  });
+  const element = el(
+    "section", { class: "panel", "aria-label": "Edit" },
+    el("h2", {}, "Edit and rewind"),
+    el("p", { class: "hint" }, "Goes back to the time of the cursor, changes the state there, and lets the flow finish it again."),
+    el("p", { class: "edit-time" }, "From ", clock),
+    panel.element,
+    place,
+  );
+  return {
+    element,
+    /** Follow the cursor. */
+    at(t) {
+      at = t;
+      const used = t > 0.985 ? Math.min(0.98, critical) : t;
+      fill(clock, `t = ${used.toFixed(2)}${t > 0.985 ? ", the time of largest uncertainty; move the cursor to choose another" : ""}`);
+    },
+  };
+}
