@@ -24,7 +24,7 @@ from fmwc.cli.verbs import (
     say,
 )
 from fmwc.errors import UsageError
-from fmwc.files import claimed
+from fmwc.files import claimed, write_json
 from fmwc.progress import sampling_bar
 from fmwc.registry import DOMAINS
 
@@ -116,6 +116,63 @@ def evaluate(
         say(json.dumps(numbers, indent=1))
     else:
         print_rows([{"": label, "value": value} for label, value in _flat(numbers).items()], name)
+
+
+@app.command()
+def predict(
+    out: Out,
+    checkpoint: CheckpointName = "crystals",
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="Number of compositions.")] = 100,
+    seed: Annotated[int, typer.Option(help="Seed of the compositions and of the candidates.")] = 2026,
+    split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
+    data: Data = "",
+    judge: JudgedBy = "chgnet",
+    device: Device = "auto",
+) -> None:
+    """Predict crystal structures of random compositions of MP-20; resumes if interrupted.
+
+    Draws 20 candidates per composition and reports the match rate and RMSE of the first, of the surest, of the one with
+    the lowest energy, and of any of them.
+    """
+    from experiments.crystals.prediction import predict as run
+
+    _crystals(run, out, checkpoint, device, count=count, seed=seed, split=split, data=data, model=judge)
+
+
+@app.command()
+def control(
+    out: Out,
+    checkpoint: CheckpointName = "crystals",
+    count: Annotated[int, typer.Option("-n", "--count", min=1, help="Number of crystals under each control.")] = 100,
+    pool: Annotated[int, typer.Option(min=1, help="Number of crystals without controls, for rejection.")] = 400,
+    seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 2026,
+    judge: JudgedBy = "chgnet",
+    device: Device = "auto",
+) -> None:
+    """Measure what controls of chemistry cost in quality; resumes if interrupted.
+
+    Compares crystals drawn with excluded elements, listed elements or a chemical system with those that rejection
+    keeps.
+    """
+    from experiments.crystals.controlled import controlled as run
+
+    _crystals(run, out, checkpoint, device, count=count, pool=pool, seed=seed, model=judge)
+
+
+def _crystals(run: Any, out: Path, checkpoint: str, device: str, **options: Any) -> None:
+    """Run a measurement of crystals, write its numbers and print them."""
+    from fmwc.progress import say_on_stderr
+    from fmwc.provenance import Clock, pick_device, provenance
+
+    where = pick_device(device)
+    clock, field = Clock(where), fmwc.load(checkpoint, device=where)
+    with claimed(out, run.__name__, adds=("draws/*.safetensors", "matches/*.json", "numbers.json")):
+        numbers = run(field, out, say=say_on_stderr, **options)
+        about = {name: value for name, value in options.items() if name != "data"}  # a path on this machine
+        numbers = {"checkpoint": checkpoint, **numbers, "provenance": provenance(where, clock.seconds, **about)}
+        written = write_json(out / "numbers.json", numbers)
+    print_rows([{"": label, "value": value} for label, value in _flat(numbers).items()], run.__name__)
+    print_written([written])
 
 
 def _flat(values: dict[str, Any], before: str = "") -> dict[str, str]:
