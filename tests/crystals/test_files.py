@@ -21,6 +21,8 @@ from fmwc.crystals.files import (
     write_structures,
     write_table,
 )
+from fmwc.crystals.sandbox import cells
+from fmwc.crystals.structures import cell_matrix
 from fmwc.errors import DataError, ShapeError, UsageError
 
 from .conftest import rock_salt
@@ -210,3 +212,40 @@ def test_symmetry_depends_on_the_tolerance(tmp_path):
     assert [path.name for path in (tmp_path / "symmetrised").iterdir()] == ["salt.cif"]  # spglib cannot read the other
     assert "# confidence: 0.5" in (tmp_path / "symmetrised" / "salt.cif").read_text()
     assert read(tmp_path / "symmetrised")[0].formula == "NaCl"
+
+
+# ---- own cells read back -----------------------------------------------------------------------------------------
+
+NEARLY = {  # lengths and angles as a flow draws them
+    "rhombohedral": ([4.001, 3.995, 4.02], [60.02, 59.95, 60.08]),  # its Niggli cell may have angles of 120°
+    "cubic": ([5.62, 5.6, 5.64], [90.3, 89.8, 90.1]),
+    "monoclinic": ([3.2, 5.1, 7.7], [90.2, 104.0, 89.9]),
+}
+
+
+@pytest.mark.parametrize("name", NEARLY)
+def test_a_drawn_cell_is_read_back_as_it_was_written(name):
+    lengths, angles = (np.array(part) for part in NEARLY[name])
+    coords = np.random.default_rng(0).random((6, 3))
+    drawn = Candidate(name, np.array([8, 11, 8, 17, 11, 8]), coords, cell_matrix(lengths, angles))
+    (cell,) = cells([cif_text(drawn)], keep=True)
+    assert cell.numbers.tolist() == [8, 11, 8, 17, 11, 8]  # pymatgen sorts by element
+    np.testing.assert_allclose(cell.coords, coords, atol=1e-4)  # pymatgen rounds to thirds
+    np.testing.assert_allclose(cell.lengths, lengths, atol=1e-6)
+    np.testing.assert_allclose(cell.angles, angles, atol=1e-5)
+
+
+FAR_FROM_NIGGLI = {
+    "long": ([4.0, 5.0, 9.0], [90, 90, 150]),
+    "not in order": ([9.0, 5.0, 4.0], [90, 95, 90]),
+    "two kinds of angles": ([4.0, 5.0, 6.0], [80, 100, 90]),
+}
+
+
+@pytest.mark.parametrize("name", FAR_FROM_NIGGLI)
+def test_other_cells_are_reduced(name):
+    cell = cell_matrix(*(np.array(part, float) for part in FAR_FROM_NIGGLI[name]))
+    text = cif_text(Candidate(name, np.array([11, 17]), np.array([[0, 0, 0], [0.4, 0.3, 0.2]]), cell))
+    (reduced,), (kept,) = cells([text]), cells([text], keep=True)
+    np.testing.assert_allclose(kept.lengths, reduced.lengths)
+    np.testing.assert_allclose(kept.angles, reduced.angles)

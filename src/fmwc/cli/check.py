@@ -256,7 +256,7 @@ def _arrays(path: Path, pixels: bool) -> Inputs:
 
 
 def _crystals(path: Path, atoms: int) -> Inputs:
-    """Read CIF files as Niggli cells, like the training data; record why files cannot be used."""
+    """Read CIF files as Niggli cells, like the training data, or as drawn; record why files cannot be used."""
     files = [path]
     if path.is_dir():
         files = sorted(p for p in path.iterdir() if p.suffix.lower() == ".cif" and not p.name.startswith("."))
@@ -268,7 +268,7 @@ def _crystals(path: Path, atoms: int) -> Inputs:
         except FmwcError as error:
             problems[shown(file.name)] = str(error)
     usable = {}
-    for name, cell in zip(texts, cells([*texts.values()]), strict=True):
+    for name, cell in zip(texts, cells([*texts.values()], keep=True), strict=True):
         if isinstance(cell, str):
             problems[name] = cell
         elif len(cell.numbers) > atoms:

@@ -23,6 +23,7 @@ __all__ = ["ANGLES", "ELEMENTS", "MOST_ATOMS", "Cell", "Row", "Unusable", "cell_
 
 ELEMENTS = 118
 ANGLES = (59.9, 120.1)  # degrees; the angles of a Niggli cell lie between 60 and 120
+SLACK = 0.05  # tolerance of `nearly_niggli`, for ratios of lengths and for cosines
 MOST_ATOMS = 20  # per cell of the training data, as in MP-20
 LONGEST = 10_000.0  # maximum length of an edge in Å
 STRUCTURES = 1_000_000  # maximum per file
@@ -230,8 +231,34 @@ def has_volume(angles: np.ndarray) -> np.ndarray:  # (*, 3) -> (*)
     return 1 + 2 * cosines.prod(-1) - (cosines**2).sum(-1) > 1e-6
 
 
-def cell_of(structure: Any) -> Cell | str:
-    """Return the Niggli cell of a pymatgen structure, or the reason why it cannot be used."""
+def nearly_niggli(lattice: Any, reduced: Any) -> bool:
+    """Return whether a lattice is its Niggli cell up to a tolerance: equally short edges, in order, and angles of one
+    kind (acute or obtuse).
+
+    A small change of a cell can change its Niggli cell a lot, for example from angles of 60° to angles of 120°.
+    """
+    a, b, c = lattice.abc
+    in_order = a <= b * (1 + SLACK) and b <= c * (1 + SLACK)
+    cosines = np.cos(np.radians(lattice.angles))
+    return bool(
+        in_order
+        and sum(lattice.abc) <= (1 + SLACK) * sum(reduced.abc)
+        and (cosines.max() <= SLACK or cosines.min() >= -SLACK)
+        and _in_range(np.array(lattice.angles))
+    )
+
+
+def _in_range(angles: np.ndarray) -> bool:
+    return bool(((angles > ANGLES[0]) & (angles < ANGLES[1])).all() and has_volume(angles))
+
+
+def cell_of(structure: Any, *, keep: bool = False) -> Cell | str:
+    """Return the Niggli cell of a pymatgen structure, or the reason why it cannot be used.
+
+    Arguments:
+        structure: The structure.
+        keep: Whether to keep a cell that is nearly a Niggli cell.
+    """
     if not structure.is_ordered:
         return DISORDERED
     if len(structure) > MOST_ATOMS:
@@ -243,16 +270,24 @@ def cell_of(structure: Any) -> Cell | str:
         lengths, angles = np.array(reduced.lattice.abc), np.array(reduced.lattice.angles)
     except Exception:  # flat and needle-like cells fail in many ways
         return NO_CELL
+    if keep and nearly_niggli(structure.lattice, reduced.lattice):
+        reduced = structure
+        lengths, angles = np.array(reduced.lattice.abc), np.array(reduced.lattice.angles)
     coords = np.asarray(reduced.frac_coords) % 1.0
     fits = np.isfinite(coords).all() and np.isfinite(lengths).all() and (lengths > 0).all()
-    if not fits or not ((angles > ANGLES[0]) & (angles < ANGLES[1])).all() or not has_volume(angles):
+    if not fits or not _in_range(angles):
         return NO_CELL
     return Cell(np.array([site.specie.Z for site in reduced]), coords, lengths, angles)
 
 
-def niggli(text: str) -> Cell | str:
-    """Return the Niggli cell of the structure in a CIF, or the reason why it cannot be used."""
-    from pymatgen.io.cif import CifParser
+def niggli(text: str, *, keep: bool = False) -> Cell | str:
+    """Return the Niggli cell of the structure in a CIF, or the reason why it cannot be used.
+
+    Arguments:
+        text: The CIF.
+        keep: Whether to keep a cell that is nearly a Niggli cell, and the order of the atoms in the file.
+    """
+    from pymatgen.io.cif import CifFile, CifParser
 
     with warnings.catch_warnings():
         # Warnings concern rounded coordinates, assumed symmetry and quoting; the check of the formula is decisive.
@@ -263,13 +298,17 @@ def niggli(text: str) -> Cell | str:
             parser = CifParser.from_str(text, check_cif=False)
             structures = parser.parse_structures(primitive=False, on_error="ignore")
             amiss = parser.check(structures[0]) or ""
+            labels = next(iter(CifFile.from_str(text).data.values())).data.get("_atom_site_label", []) if keep else []
         except Exception:  # malformed files fail in many ways
             return UNREADABLE
         if len(structures) > 1:
             return SEVERAL
         if amiss.startswith("Incorrect stoichiometry") or "from PMG structure" in amiss:  # such as missing hydrogen
             return FORMULA if structures[0].is_ordered else DISORDERED
-        return cell_of(structures[0])
+        if not keep:
+            return cell_of(structures[0])
+        place = {label: i for i, label in enumerate(labels)}
+        return cell_of(structures[0].from_sites(sorted(structures[0], key=lambda s: place.get(s.label, 0))), keep=True)
 
 
 # ---- the program -------------------------------------------------------------------------------------------------
@@ -290,11 +329,11 @@ def bound_memory(more: int) -> None:
 
 
 def answers(kind: str, text: str, most: int) -> Iterator[Any]:
-    """Yield the answers to a request: one row per structure, or one cell for the kind `niggli`."""
-    if kind != "niggli":
+    """Yield the answers to a request: one row per structure, or one cell for the kinds `niggli` and `own cell`."""
+    if kind in FORMATS:
         yield from parse(kind, text, most)
         return
-    cell = niggli(text)
+    cell = niggli(text, keep=kind == "own cell")
     yield cell if isinstance(cell, str) else [part.tolist() for part in cell]
 
 

@@ -145,10 +145,17 @@ def read_structures(kind: str, text: str, *, most: int = MOST, seconds: float = 
     return _SHARED.ask(kind, text, most, seconds + min(len(text) / SPEED, MORE))
 
 
-def cells(texts: Sequence[str], progress: Callable[[int, int], None] | None = None) -> list[Cell | str]:
+def cells(
+    texts: Sequence[str], progress: Callable[[int, int], None] | None = None, *, keep: bool = False
+) -> list[Cell | str]:
     """Return the Niggli cell of the structure in each CIF, or the reason why it cannot be used.
 
-    Many structures are read by several processes. `progress` is called with the number done and the total.
+    Many structures are read by several processes.
+
+    Arguments:
+        texts: The CIFs.
+        progress: Called with the number done and the total.
+        keep: Whether to keep cells that are nearly Niggli cells, as a flow draws them, and the order of their atoms.
     """
     count = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, WORKERS)
     processes = [_Process() for _ in range(count)] if len(texts) >= PAYS and count > 1 else [_SHARED]
@@ -157,7 +164,7 @@ def cells(texts: Sequence[str], progress: Callable[[int, int], None] | None = No
     def cell(text: str) -> Cell | str:
         process = free.pop()
         try:
-            return _cell(process, text)
+            return _cell(process, text, "own cell" if keep else "niggli")
         finally:
             free.append(process)
 
@@ -176,10 +183,10 @@ def cells(texts: Sequence[str], progress: Callable[[int, int], None] | None = No
     return outcomes
 
 
-def _cell(process: _Process, text: str) -> Cell | str:
+def _cell(process: _Process, text: str, kind: str) -> Cell | str:
     if len(text) > CIF_BYTES:
         return UNREADABLE
-    answer = process.ask("niggli", text, 0, SECONDS)[0]
+    answer = process.ask(kind, text, 0, SECONDS)[0]
     if isinstance(answer, list):
         numbers, coords, lengths, angles = answer
         return Cell(np.array(numbers), np.array(coords).reshape(-1, 3), np.array(lengths), np.array(angles))
