@@ -2,9 +2,9 @@
 
 python -m benchmarks.own_cells --count 30 --seed 77 --out OUT
 
-`reduced`: every file is read as its Niggli cell, with atoms sorted by element. `kept`: as `fmwc check` reads files, which
-keeps cells that are nearly Niggli cells, and the order of the atoms. `elements`: the drawn state with its bits rounded to
-those of its elements, which is all that a file can hold. `noise`: the drawn state, checked with other noise.
+`reduced`: every file is read as its Niggli cell, with atoms sorted by element. `kept`: as `fmwc check` reads files,
+which keeps cells that are nearly Niggli cells, and the order of the atoms. `elements`: the drawn state with its bits
+rounded to those of its elements, which is all that a file can hold. `noise`: the drawn state, checked with other noise.
 """
 
 from __future__ import annotations
