@@ -10,7 +10,7 @@ elements. It takes 0.19 ms per composition of the package's hull; `scipy.optimiz
 
 References are those of the package, those of a data folder, or energies that are computed once and cached. The file
 `chgnet_hull.npz` holds the corners of the hull of CHGNet 0.3.0 energies of the Materials Project structures of
-`data/mp20`: compositions and computed energies, no structures. The materials are those of the Materials Project
+MP-20 (all splits): compositions and computed energies, no structures. The materials are those of the Materials Project
 (A. Jain et al., APL Materials 1, 011002, 2013), whose data are licensed under CC BY 4.0.
 """
 
@@ -196,14 +196,7 @@ def shipped_hull() -> Hull:
 
 def _references(data: str | Path | None) -> Crystals:
     """Return all splits of a folder as one set."""
-    splits, reason = [], None
-    for split in mp20.SPLITS:
-        try:
-            splits.append(mp20.load(data, split))
-        except DataError as error:
-            reason = error
-    if not splits and reason is not None:
-        raise reason
+    splits = mp20.load_all(data).values()
     fields = ("numbers", "coords", "lengths", "angles")
     tensors = {field: torch.cat([getattr(part, field) for part in splits]) for field in fields}
     return Crystals(**tensors, names=tuple(name for part in splits for name in part.names))

@@ -33,6 +33,7 @@ __all__ = [
     "build",
     "energies",
     "load",
+    "load_all",
     "prototypes",
     "split_of",
 ]
@@ -98,6 +99,14 @@ def load(where: str | Path | None = None, split: str = "train", *, progress: Pro
     if left_out:
         warnings.warn(f"{home}: {report}", stacklevel=2)
     return from_cells(kept, MOST_ATOMS)
+
+
+def load_all(where: str | Path | None = None, *, progress: Progress | None = None) -> dict[str, Crystals]:
+    """Read all splits that a data set has, by name; see `load`."""
+    if where == "prototypes":
+        return {split: prototypes(split) for split in SPLITS}
+    kind, home = _home(_folder(where), FORMATS)
+    return {split: load(where, split, progress=progress) for split in SPLITS if FORMATS[kind](home, split)}
 
 
 def build(source: str | Path, out: str | Path, *, progress: Progress | None = None) -> Report:
