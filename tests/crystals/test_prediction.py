@@ -9,8 +9,8 @@ import torch
 pytest.importorskip("pymatgen.core", exc_type=ImportError)
 pytest.importorskip("chgnet", exc_type=ImportError)
 
-from experiments.crystals import controlled, prediction
-from experiments.crystals.prediction import CANDIDATES, match, summary
+from experiments.crystals import controlled
+from experiments.crystals.prediction import balanced, matched, summary, table
 from fmwc.crystals import Controls
 from fmwc.sampling import Trajectory
 from tests.command import one_line
@@ -22,68 +22,112 @@ from tests.crystals.test_cli import trained  # noqa: F401
 
 def test_a_structure_matches_itself_and_a_disturbed_copy_but_no_other_structure():
     salt = rock_salt()
-    assert match(salt, salt) == pytest.approx(0, abs=1e-6)
+    assert matched(salt, salt) == pytest.approx(0, abs=1e-6)
     moved = np.array(salt.coords)
     moved[0, 0] += 0.02
     disturbed = crystal(salt.numbers.tolist(), moved.tolist(), [5.64] * 3)
-    assert 0 < match(disturbed, salt) < 0.1
+    assert 0 < matched(disturbed, salt) < 0.1
     squeezed = crystal(salt.numbers.tolist(), (np.array(salt.coords) * 0.5).tolist(), [5.64] * 3)
-    assert match(squeezed, salt) is None
-    assert match(rock_salt(cation=19), salt) is None
-    assert match(crystal([11, 17], [[0, 0, 0], [0.5, 0.5, 0.5]], [1e-3, 4, 4]), salt) is None
+    assert matched(squeezed, salt) is None
+    assert matched(rock_salt(cation=19), salt) is None
+    assert matched(crystal([11, 17], [[0, 0, 0], [0.5, 0.5, 0.5]], [1e-3, 4, 4]), salt) is None
+
+
+def test_compositions_are_valid_if_charges_balance():
+    assert balanced(rock_salt())
+    cell = [[0, 0, 0], [0.5, 0.5, 0.5], [0.5, 0, 0.5]], [5.0] * 3
+    assert not balanced(crystal([11, 11, 17], *cell))
+    assert balanced(crystal([26, 28, 28], *cell))  # an alloy
 
 
 # ---- the summary -----------------------------------------------------------------------------------------------------
 
 
+def pieces(rms, scores, energy, valid):
+    """Return one piece per candidate, of tables with one row per composition."""
+    return [
+        {
+            "names": [f"c{i}" for i in range(len(rms))],
+            "rms": [row[k] for row in rms],
+            "valid": [row[k] for row in valid],
+            "energy": [row[k] for row in energy],
+            "scores": {"s": [row[k] for row in scores]},
+        }
+        for k in range(len(rms[0]))
+    ]
+
+
 def test_choices_are_counted_as_they_should_be():
-    rms = [[None] * CANDIDATES for _ in range(4)]
+    rms = [[None] * 20 for _ in range(4)]
     rms[0][0], rms[1][3], rms[2][5] = 0.1, 0.2, 0.4
-    score = [[1.0] * CANDIDATES for _ in range(4)]
+    score = [[1.0] * 20 for _ in range(4)]
     score[1][3] = score[2][4] = 0.0  # right for the second composition, wrong for the third
-    energy = [[1.0] * CANDIDATES for _ in range(4)]
-    energy[2][5], energy[0][0], energy[3] = -1.0, None, [None] * CANDIDATES
-    found = summary([{"rms": rms, "scores": {"s": score}, "energy": energy}])["chosen"]
-    assert found["first"]["match_rate"] == 0.25
-    assert found["surest by s"]["match_rate"] == 0.5  # ties go to the first candidate
-    assert found["surest by s"]["rmse"] == pytest.approx(0.15)
-    assert found["lowest energy"]["match_rate"] == 0.25
-    assert found["any of 20"]["match_rate"] == 0.75
-    assert found["random candidate"]["match_rate"] == pytest.approx(3 / 80)
-    assert found["first"]["gain"] == pytest.approx(0.25 - 3 / 80)
+    energy = [[1.0] * 20 for _ in range(4)]
+    energy[2][5], energy[0][0], energy[3] = -1.0, None, [None] * 20
+    valid = [[True] * 20 for _ in range(4)]
+    valid[1][3] = False
+    drawn = pieces(rms, score, energy, valid)
+    alone = {"names": ["c4"], "rms": [0.3], "valid": [True], "energy": [0.0], "scores": {"s": [0.0]}}
+    result = summary([drawn[0], alone, *drawn[1:]])  # a composition with one candidate
+    assert (result["compositions"], result["compositions with several candidates"], result["candidates"]) == (5, 4, 20)
+    found = result["all matches"]
+    assert found["first candidate"]["match_rate"] == pytest.approx(2 / 5)
+    assert found["first of 20"]["match_rate"] == 0.25
+    assert found["surest by s of 20"]["match_rate"] == 0.5  # ties go to the first candidate
+    assert found["surest by s of 20"]["rmse"] == pytest.approx(0.15)
+    assert found["lowest energy of 20"]["match_rate"] == 0.25
+    assert found["best (oracle) of 20"]["match_rate"] == 0.75
+    assert found["random of 20"]["match_rate"] == pytest.approx(3 / 80)
+    assert found["first of 20"]["gain"] == pytest.approx(0.25 - 3 / 80)
+    counted = result["valid matches"]
+    assert counted["surest by s of 20"]["match_rate"] == 0.25
+    assert counted["best (oracle) of 20"]["match_rate"] == 0.5
+    assert counted["first candidate"]["match_rate"] == pytest.approx(2 / 5)
+    rows = {row[""]: row for row in table(result)}
+    assert rows["surest by s of 20"]["match rate, %"].startswith("50.0 [")
+    assert rows["surest by s of 20"]["match rate if valid, %"].startswith("25.0 [")
 
 
 # ---- the commands ----------------------------------------------------------------------------------------------------
 
 
+def test_predict_resumes_and_its_candidates_have_the_given_compositions(run, trained, tmp_path):  # noqa: F811
+    out = tmp_path / "a"
+    words = ("experiments", "predict", "draw", "--checkpoint", trained, "--data", "prototypes", "--out", out)
+    options = ("--split", "val", "--device", "cpu", "--batch", 2, "--seed", 3, "--steps", 20)
+    code, _, err = run(*words, *options, "-n", 2, "--each", 2)
+    assert code == 0, err
+    before = {path.name: path.read_bytes() for path in sorted((out / "draws").iterdir())}
+    code, _, err = run(*words, *options, "-n", 3, "--each", 2)  # one more composition
+    assert code == 0, err
+    after = {path.name: path.read_bytes() for path in sorted((out / "draws").iterdir())}
+    assert before.items() < after.items()
+    assert len(after) == 4
+    drawn = [Trajectory.load(out / "draws" / name) for name in after]
+    for one in drawn:
+        types = 1 + ((one.x["type"] > 0) << torch.arange(7)).sum(-1)
+        used = torch.arange(20) < one.cond["atoms"][:, None]
+        assert torch.equal(types * used, one.cond["types"])
+    assert not torch.equal(drawn[0].x0["coord"], drawn[2].x0["coord"])  # another candidate has other noise
+    code, _, err = run("experiments", "predict", "match", out, "--data", "prototypes", "--jobs", 2)
+    assert code == 0, err
+    numbers = json.loads((out / "numbers.json").read_text())
+    assert (numbers["compositions"], numbers["candidates"]) == (3, 2)
+    found = numbers["all matches"]
+    assert found["best (oracle) of 2"]["match_rate"] >= found["surest by echo of 2"]["match_rate"]
+    kept = {path: path.stat().st_mtime_ns for path in (out / "matches").iterdir()}
+    assert run("experiments", "predict", "match", out, "--data", "prototypes")[0] == 0
+    assert kept == {path: path.stat().st_mtime_ns for path in (out / "matches").iterdir()}
+    assert json.loads((out / "numbers.json").read_text())["all matches"] == found
+    code, _, err = run(*words, *options, "--anneal", 1)
+    assert code != 0
+    assert "anneal" in one_line(err)
+
+
 @pytest.fixture
 def few(monkeypatch):
-    """Draw few candidates in few steps."""
-    for module, values in ((prediction, {"CANDIDATES": 3, "EACH": 2}), (controlled, {"EACH": 4})):
-        for name, value in values.items():
-            monkeypatch.setattr(module, name, value)
-
-
-def test_predict_resumes_and_its_candidates_have_the_given_compositions(run, trained, tmp_path, few):  # noqa: F811
-    words = ("experiments", "predict", "--checkpoint", trained, "--data", "prototypes", "--out", tmp_path / "a")
-    options = ("--split", "val", "--device", "cpu", "--seed", 3)
-    code, _, err = run(*words, *options, "-n", 2)
-    assert code == 0, err
-    first = (tmp_path / "a" / "draws" / "00000.safetensors").read_bytes()
-    code, _, err = run(*words, *options, "-n", 3)
-    assert code == 0, err
-    assert (tmp_path / "a" / "draws" / "00000.safetensors").read_bytes() == first
-    numbers = json.loads((tmp_path / "a" / "numbers.json").read_text())
-    assert numbers["compositions"] == 3
-    assert numbers["chosen"]["any of 3"]["match_rate"] >= numbers["chosen"]["first"]["match_rate"]
-    for path in sorted((tmp_path / "a" / "draws").iterdir()):
-        drawn = Trajectory.load(path)
-        types = 1 + ((drawn.x["type"] > 0) << torch.arange(7)).sum(-1)
-        used = torch.arange(20) < drawn.cond["atoms"][:, None]
-        assert torch.equal(types * used, drawn.cond["types"])
-    code, _, err = run(*words, *options[:-1], 4, "-n", 2)
-    assert code != 0
-    assert one_line(err)
+    """Draw few crystals per file."""
+    monkeypatch.setattr(controlled, "EACH", 4)
 
 
 def test_control_counts_no_violation_and_resumes(run, trained, tmp_path, few, monkeypatch):  # noqa: F811
