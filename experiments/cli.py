@@ -152,7 +152,14 @@ def predict_draw(
     from fmwc.progress import say_on_stderr
     from fmwc.provenance import pick_device
 
-    options = {"count": count, "each": each, "anneal": anneal, "steps": steps, "batch": batch, "seed": seed}
+    options: dict[str, Any] = {
+        "count": count,
+        "each": each,
+        "anneal": anneal,
+        "steps": steps,
+        "batch": batch,
+        "seed": seed,
+    }
     field = fmwc.load(checkpoint, device=pick_device(device))
     with claimed(out, "predict", adds=PREDICTED):
         written = draw(field, out, checkpoint=checkpoint, data=data, split=split, say=say_on_stderr, **options)

@@ -201,7 +201,8 @@ def match(
     if not draws:
         raise DataError(f"{out / 'draws'} holds no candidates; draw them first: python -m experiments predict draw")
     truth = compositions(data, plan["split"], plan["seed"])
-    real, pieces = candidates(truth), []
+    real = candidates(truth)
+    pieces: list[dict[str, Any]] = []
     with _processes(jobs) as apply:
         for path in draws:
             target, first = out / "matches" / f"{path.stem}.json", int(path.stem.partition("-")[2])

@@ -7,13 +7,16 @@ import pytest
 import torch
 
 import fmwc
+from fmwc.checks import Echo, RowEcho
+from fmwc.checks.evidence import renoised, residuals
 from fmwc.errors import ShapeError, UsageError
 from fmwc.estimators import Linearised
 from fmwc.flow import restriction_of
 from fmwc.networks.cspnet import allowed_types, codes
 from fmwc.randomness import Stream
-from fmwc.sampling import Reference, SamplingConfig, Trajectory, read_with
+from fmwc.sampling import Reference, SamplingConfig, Trajectory, noise, read_with
 from fmwc.sampling.confidence import RESTRICTED
+from fmwc.state import tree_map
 from fmwc.uses.continuation import with_states
 from tests.cells import TYPES, WIDTH, small, space
 
@@ -217,6 +220,28 @@ def test_a_network_of_given_types_only_follows_them_by_itself():
     assert torch.equal(decoded(run.x), types)
     with pytest.raises(UsageError, match="trained with given types"):
         fmwc.sample(field, COUNT, steps=2, cond={"atoms": ATOMS}, confidence=None)
+
+
+@pytest.mark.parametrize("given", [0.5, 1.0])
+def test_the_evidence_of_given_types_does_not_depend_on_rounding(given):
+    """Types that are known add only rounding errors, whose logarithm differs by tens between precisions."""
+    types = torch.randint(1, ELEMENTS + 1, (COUNT, WIDTH)) * USED
+    cond, found = {"atoms": ATOMS, "types": types}, {}
+    for dtype in (torch.float32, torch.float64):
+        field = fmwc.attach(small(dtype=dtype, given=given), space=space())
+        x0 = tree_map(lambda c: c.to(dtype), noise(space(), COUNT, 0, cond=cond))  # noqa: B023
+        run = fmwc.sample(field, x0=x0, steps=20, cond=cond, confidence=None, check=Echo((0.5, 0.9)))
+        rows = RowEcho((0.5, 0.9))(field, space(), run.x, cond, 0, 0).score[USED & (ATOMS > 1)[:, None]]
+        found[dtype] = {"echo": run.score("echo"), "spread": run.score("spread").log(), "rows": rows.log()}
+        assert all(value.isfinite().all() and (value.abs() < 12).all() for value in found[dtype].values())
+    for name, value in found[torch.float64].items():
+        torch.testing.assert_close(found[torch.float32][name].double(), value.double(), rtol=0, atol=0.01)
+    several = ATOMS > 1  # the position of a single atom does not count either
+    check = Echo((0.5,))
+    r = residuals(field, space().given(cond), *renoised(space().given(cond), run.x, 0.5, 0, 0, 0), cond)
+    score = check(field, space(), run.x, cond, 0, 0).score
+    torch.testing.assert_close(score[several], r[1:, several].log().mean(0))
+    torch.testing.assert_close(score[~several], r[2, ~several].log())
 
 
 def test_plain_networks_keep_their_configuration_and_weights():

@@ -34,12 +34,23 @@ from fmwc.errors import UsageError, require_finite
 from fmwc.flow import FlatTorus, Space, path_of
 from fmwc.modes import evaluating
 from fmwc.randomness import Blocks, derive
-from fmwc.state import as_whole, batch_size, channels, has_rows, require_state, select, select_conditions, tree_map
+from fmwc.state import (
+    as_whole,
+    batch_size,
+    channels,
+    has_rows,
+    require_state,
+    select,
+    select_conditions,
+    tree_map,
+    unsqueeze_like,
+)
 
 # Times, in the order in which they are added as the budget grows.
 ECHO_TIMES = (0.7, 0.8, 0.6, 0.9)
 CONTEST_TIMES = (0.5, 0.4, 0.3, 0.6, 0.45, 0.35, 0.55, 0.25, 0.65, 0.2)
 TINY = 1e-30
+ROUNDING = 1e-10  # squared relative error of a velocity; single precision has 1e-14, networks have more than 1e-4
 
 
 class Evidence(NamedTuple):
@@ -85,13 +96,20 @@ def residuals(
 def squares(
     network: Callable[..., Any], space: Space, x0: Any, x1: Any, t: Tensor, cond: Mapping[str, Any]
 ) -> dict[str, Tensor]:  # (B, *) each
-    """Return (v − u)² of every coordinate by channel."""
+    """Return (v − u)² of every coordinate by channel.
+
+    It is exactly 0 in a channel whose error is only rounding: the condition determines the channel (given types).
+    """
     x_t, u = path_of(network, space)(x0, x1, t)
     v = network(x_t, t, **cond)
     require_state(v, "the network's velocity")
     space.check(v, "the network's velocity has the wrong shape: ")
-    v = space.tangent(x_t, v)
-    return {name: (channels(v)[name] - channels(u)[name]).square() for name in space.channels}
+    v, found = space.tangent(x_t, v), {}
+    for name in space.channels:
+        square, scale = (channels(v)[name] - channels(u)[name]).square(), channels(u)[name].square()
+        exact = square.flatten(1).sum(1) <= ROUNDING * scale.flatten(1).sum(1)
+        found[name] = square.masked_fill(unsqueeze_like(exact, square), 0.0)
+    return found
 
 
 def renoised(
@@ -155,7 +173,8 @@ class RowEcho(Echo):
     """Echo of each row of a sample, such as each atom of a crystal.
 
     The score, `(B, rows)`, is the geometric mean, over the channels with rows, times and draws, of the root mean square
-    error of the row's coordinates; 0 for absent rows. With the same seed, the noise is that of the :class:`Echo`.
+    error of the row's coordinates; 0 for absent rows. A channel that the condition determines is left out. With the
+    same seed, the noise is that of the :class:`Echo`.
     """
 
     name = "row echo"
@@ -170,8 +189,11 @@ class RowEcho(Echo):
         for draw in range(self.draws):
             for t in self.times:
                 found = squares(network, space, *renoised(space, x1, t, seed, first, draw), cond)
+                unknown = {name: found[name].flatten(1).any(1, keepdim=True) for name in names}
+                exact = ~torch.stack([*unknown.values()]).any(0)
                 for name in names:
                     free = present.sum(1, keepdim=True) > int(space.channels[name].centred)
+                    free = free & (unknown[name] | exact)
                     total = total + found[name].flatten(2).mean(2).clamp_min(TINY).log() * free
                     weight = weight + free
         return Evidence((total / weight.clamp_min(1) / 2).exp() * present)
@@ -479,12 +501,17 @@ def discrete_conditions(cond: Mapping[str, Any], space: Space, count: int) -> li
 
 
 def _log_mean(found: Tensor, space: Space) -> Tensor:  # (C, B) -> (B,)
-    """Return the mean of log r over the channels that can vary (the position of a single atom cannot)."""
+    """Return the mean of log r over the channels that can vary.
+
+    The position of a single atom cannot vary, nor can a channel that the condition determines.
+    """
     logs, free = found.clamp_min(TINY).log(), torch.ones_like(found)
     for row, (name, channel) in enumerate(space.channels.items()):
         present = space.present.get(name)
         if present is not None and channel.centred:
             free[row] = (present.flatten(1).sum(1) > 1).to(found.dtype)
+    unknown = free * (found > 0)
+    free = torch.where(unknown.any(0), unknown, free)
     return (logs * free).sum(0) / free.sum(0).clamp_min(1)
 
 

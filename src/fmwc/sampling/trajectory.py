@@ -268,6 +268,7 @@ def combined(scores: Sequence[tuple[Tensor, float, Tensor]]) -> Tensor:  # (B,),
 #   times of the trajectory (or those in a window).
 # - `detour`: the length of the trajectory divided by the distance between its ends, as a geometric mean over channels.
 
+ROUNDING = 1e-10  # squared distance relative to that between noise and sample
 GUESSES = 10  # predicted endpoints that are stored while a batch is integrated
 
 
@@ -300,6 +301,9 @@ class FreeSignals:
         """Return the signals, one row per sample."""
         squares = torch.stack([self._between(x, self.last) for _, x in self.guesses], 1)  # (C, G, B)
         far = self._between(self.x0, self.last).sqrt()
+        # A channel that the condition determines is predicted exactly, up to rounding, and says nothing.
+        known = squares <= ROUNDING * far.square()[:, None]
+        squares = squares.masked_fill(known & ~known.all(0), 0.0)
         return {
             "guess": self._over_channels(squares).T.contiguous(),  # (B, G)
             "guess_t": torch.stack([t for t, _ in self.guesses], 1),  # (B, G)
