@@ -106,7 +106,7 @@ class Field(nn.Module):
             self.check_layers()
         t, rows = _expanded(x, t), getattr(self.network, "rows", None)
         doubled = bool(getattr(self.network, "doubled", False))
-        options = current, self._times(x, t), rows(x, t, **cond) if rows else (), doubled
+        options = current, self._times(x, t), () if rows is None else rows(x, t, **cond), doubled
         if torch.compiler.is_dynamo_compiling():
             with self.noise.tracing(*options):
                 v = self.network(x, t, **cond)

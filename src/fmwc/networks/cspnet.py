@@ -85,9 +85,9 @@ def layout_of(atoms: Tensor, width: int, capacity: tuple[int, int] | None = None
     return Layout(slot, slot // width, receiver, sender, pair)
 
 
-def codes(bits: int) -> Tensor:  # -> (2 ** bits, bits)
+def codes(bits: int, device: torch.device | None = None) -> Tensor:  # -> (2 ** bits, bits)
     """Return the analog bits (±1) of the numbers 0, 1, …: row Z − 1 is the type of the element Z."""
-    return (torch.arange(1 << bits)[:, None] >> torch.arange(bits) & 1) * 2.0 - 1
+    return (torch.arange(1 << bits, device=device)[:, None] >> torch.arange(bits, device=device) & 1) * 2.0 - 1
 
 
 def allowed_types(x1: Tensor, t: Tensor, allowed: Tensor, table: Tensor) -> Tensor:  # (B, A, 7), (B,) -> (B, A, 7)
@@ -223,7 +223,7 @@ class CSPNet(nn.Module):
         self._check_restrictions(len(atoms), elements, types)
         if elements is None and (types is None or (self.given == 1 and bool(self._told(atoms, types).all()))):
             return None
-        table = codes(self.config["types"]).to(atoms.device)
+        table = codes(self.config["types"], atoms.device)
         used = torch.arange(self.width, device=atoms.device) < atoms[:, None]
         allowed = torch.ones(len(atoms), self.width, len(table), dtype=torch.bool, device=atoms.device)
         if elements is not None:
@@ -305,7 +305,7 @@ class CSPNet(nn.Module):
             return self._velocity(x, t, atoms)
         used = torch.arange(self.width, device=atoms.device) < atoms[:, None]
         told = (self._told(atoms, types)[:, None] & used)[..., None].to(x["type"].dtype)
-        known = codes(self.config["types"]).to(told)[(types - 1).clamp_min(0)]
+        known = codes(self.config["types"], atoms.device).to(told.dtype)[(types - 1).clamp_min(0)]
         v = self._velocity({**x, "type": x["type"] * (1 - told) + known * told}, t, atoms, told)
         # The velocity of the path that ends at the given types: exact, so it adds nothing to the loss.
         ahead = (known - x["type"]) / (1 - t.expand(len(atoms)).to(told)).clamp_min(1e-6)[:, None, None]

@@ -436,12 +436,12 @@ class NoiseModel(nn.Module):
     @property
     def fused(self) -> bool:
         """Whether parts of the network have fused kernels, which torch uses only while no pass runs."""
-        return bool(self._attentions)
+        return len(self._attentions) > 0
 
     @property
     def attached(self) -> bool:
         """Whether the noise model refers to a network; false after :meth:`remove`."""
-        return bool(self._places)
+        return len(self._places) > 0  # torch 2.11 cannot compile bool of a tuple
 
     @property
     def hooks_kept(self) -> bool:
