@@ -29,7 +29,7 @@ from fmwc.files import claimed, write_json
 from fmwc.progress import sampling_bar
 from fmwc.registry import DOMAINS
 
-PREDICTED = ("plan.json", "draws/*.safetensors", "matches/*.json", "numbers.json")
+PREDICTED = ("draws/*.safetensors", "matches/*.json", "numbers.json")
 CheckpointName = Annotated[str, typer.Option(help="A shipped name or a folder; default: the shipped weights.")]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

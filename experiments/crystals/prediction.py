@@ -13,7 +13,6 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,12 +28,12 @@ from fmwc.crystals.recipe import READ_BY
 from fmwc.crystals.structures import Candidate, Crystals, candidates, crystals_of, need, quiet, symbol, unmeasurable
 from fmwc.errors import DataError, MismatchError, UsageError
 from fmwc.field import Field
-from fmwc.files import write_json
-from fmwc.identity import difference
+from fmwc.files import read_tensors, write_json, write_tensors
+from fmwc.identity import SEAL, difference
 from fmwc.metrics.ranking import bootstrap
 from fmwc.randomness import derive
 from fmwc.readers import array, boolean, mapping, number, optional, read_json, record, text, whole
-from fmwc.sampling import SamplingConfig, Schedule, Trajectory, compared, sample
+from fmwc.sampling import SamplingConfig, Schedule, compared, sample
 
 __all__ = ["BATCH", "PUBLISHED", "draw", "match", "matched", "summary", "table"]
 
@@ -44,7 +43,7 @@ TIMES = (0.66, 0.76, 0.82)  # when the variance is read, as by `fmwc sample --ad
 VARIANCE = "geometric@0.6-0.9"
 TOLERANCES = {"stol": 0.5, "angle_tol": 10, "ltol": 0.3}
 JOB = 25  # crystals that a process matches at once
-SCORES = {"confidence": "doubt", "variance": "variance", "echo": "echo"}  # by which candidates are chosen, in the draws
+SCORES = ("confidence", "echo", "variance")  # by which candidates are chosen; high = doubtful
 
 
 class Published(NamedTuple):
@@ -66,18 +65,22 @@ PUBLISHED = {
     "FlowMM": Published(61.39, 0.0566, 1, "arXiv:2406.04713"),
 }
 
-_PLAN = record(
+# How a file of candidates was drawn: one candidate for each composition from the index `first`.
+_ABOUT = record(
     {
         "checkpoint": text(1_000),
         "split": text(10),
         "seed": whole(),
         "steps": whole(1),
         "anneal": optional(number()),
-        "batch": whole(1),
-    }
+        "candidate": whole(),
+        "first": whole(),
+    },
+    {SEAL: text(64)},
 )
 _PIECE = record(
     {
+        "candidate": whole(),
         "names": array(text(1_000)),
         "rms": array(optional(number())),
         "valid": array(boolean),
@@ -132,35 +135,39 @@ def draw(
         split: The split of the data.
         say: Called with a message after each file.
     """
-    total = len(compositions(data, split, seed))
-    truth = compositions(data, split, seed, count)
-    _same_plan(
-        out / "plan.json",
-        {"checkpoint": checkpoint, "split": split, "seed": seed, "steps": steps, "anneal": anneal, "batch": batch},
-    )
+    total, truth = len(compositions(data, split, seed)), compositions(data, split, seed, count)
+    plan = {"checkpoint": checkpoint, "split": split, "seed": seed, "steps": steps, "anneal": anneal}
     written = []
     for candidate in range(each):
         for first in range(0, len(truth), batch):
             part = truth.take(torch.arange(first, min(first + batch, len(truth))))
             path = out / "draws" / f"{candidate:03d}-{first:05d}.safetensors"
-            if not path.exists() or len(Trajectory.load(path)) < len(part):
-                options = {"steps": steps, "seed": seed, "first": candidate * total + first, "anneal": anneal}
-                _drawn(field, part, **options).save(path)  # type: ignore[arg-type]
+            about = {**plan, "candidate": candidate, "first": first}
+            if not path.exists() or _count(path, about) < len(part):
+                options: dict[str, Any] = {"steps": steps, "seed": seed, "anneal": anneal}
+                write_tensors(path, _drawn(field, part, first=candidate * total + first, **options), about)
                 say(f"candidate {candidate + 1} of {each}, {first + len(part)} of {len(truth)} compositions")
             written.append(path)
     return written
 
 
-def _same_plan(path: Path, plan: dict[str, Any]) -> None:
-    """Write the settings of a folder, or raise if it was drawn with others."""
-    if not path.exists():
-        write_json(path, plan)
-    elif (earlier := read_json(path, _PLAN)) != plan:
-        raise MismatchError(f"{path.parent} was drawn with other settings ({difference(earlier, plan)}); choose --out")
+def _load(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return the crystals and scores of a file, and how they were drawn."""
+    return read_tensors(path, _ABOUT, "a file of candidates")
 
 
-def _drawn(field: Field, truth: Crystals, *, steps: int, seed: int, first: int, anneal: float | None) -> Trajectory:
-    """Draw one candidate for each structure, with the scores that choose candidates as evidence."""
+def _count(path: Path, about: dict[str, Any]) -> int:
+    """Return the number of crystals in a file; raise if it was drawn with other settings."""
+    tensors, earlier = _load(path)
+    if earlier != about:
+        raise MismatchError(f"{path} was drawn with other settings ({difference(earlier, about)}); change --out")
+    return len(tensors["numbers"])
+
+
+def _drawn(
+    field: Field, truth: Crystals, *, steps: int, seed: int, first: int, anneal: float | None
+) -> dict[str, torch.Tensor]:
+    """Draw one candidate for each structure; return crystals and scores."""
     reference = field.reference
     checks = list(reference.checks.values()) if reference is not None else []
     run = sample(
@@ -176,10 +183,13 @@ def _drawn(field: Field, truth: Crystals, *, steps: int, seed: int, first: int, 
             batch=len(truth), first=first, record="total", anneal=None if anneal is None else {"coord": anneal}
         ),
     )
-    scores = {"variance": run.score(VARIANCE)}
+    scores = {"variance": run.score(VARIANCE), "echo": run.score("echo")}
     if reference is not None:
-        scores["doubt"] = compared(run, reference, "the composition is given").score()
-    return replace(run, evidence={**run.evidence, **scores}).compact()
+        scores["confidence"] = compared(run, reference, "the composition is given").score()
+    drawn = crystals_of(run)
+    found = {"numbers": drawn.numbers.byte(), "coords": drawn.coords, "lengths": drawn.lengths, "angles": drawn.angles}
+    found |= {name: score.float().cpu() for name, score in scores.items()}
+    return {name: value.contiguous() for name, value in found.items()}
 
 
 # ---- match -----------------------------------------------------------------------------------------------------------
@@ -197,26 +207,29 @@ def match(
         jobs: The number of processes.
         say: Called with a message after each file.
     """
-    plan, draws = read_json(out / "plan.json", _PLAN), sorted((out / "draws").glob("*.safetensors"))
+    draws = sorted((out / "draws").glob("*.safetensors"))
     if not draws:
         raise DataError(f"{out / 'draws'} holds no candidates; draw them first: python -m experiments predict draw")
+    plan = _load(draws[0])[1]
     truth = compositions(data, plan["split"], plan["seed"])
-    real = candidates(truth)
     pieces: list[dict[str, Any]] = []
     with _processes(jobs) as apply:
         for path in draws:
-            target, first = out / "matches" / f"{path.stem}.json", int(path.stem.partition("-")[2])
-            run = Trajectory.load(path)
-            part = slice(first, first + len(run))
-            if not torch.equal(run.cond["types"], truth.numbers[part]):
+            target, (tensors, about) = out / "matches" / f"{path.stem}.json", _load(path)
+            real = truth.take(torch.arange(about["first"], about["first"] + len(tensors["numbers"])))
+            if not torch.equal(tensors["numbers"].long(), real.numbers):
                 raise MismatchError(f"{path} holds other compositions than {plan['split']} of the data; check --data")
             piece = read_json(target, _PIECE) if target.exists() else {"names": []}
-            if piece["names"] != list(truth.names[part]):
-                piece = {"names": list(truth.names[part]), **_judged(run, real[part], model, apply)}
+            if piece["names"] != list(real.names):
+                piece = {
+                    "candidate": about["candidate"],
+                    "names": list(real.names),
+                    **_judged(tensors, real, model, apply),
+                }
                 write_json(target, piece)
                 say(f"{len(pieces) + 1} of {len(draws)} files")
             pieces.append(piece)
-    return {**plan, **summary(pieces)}
+    return {**{name: plan[name] for name in ("checkpoint", "split", "seed", "steps", "anneal")}, **summary(pieces)}
 
 
 Apply = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
@@ -232,14 +245,14 @@ def _processes(jobs: int) -> Iterator[Apply]:
         yield pool.map
 
 
-def _judged(run: Trajectory, real: list[Candidate], model: str, apply: Apply) -> dict[str, Any]:
+def _judged(tensors: dict[str, torch.Tensor], real: Crystals, model: str, apply: Apply) -> dict[str, Any]:
     """Return RMSD, validity, energies and scores of one candidate per structure."""
-    drawn = candidates(crystals_of(run))
-    starts = range(0, len(drawn), JOB)
-    work = functools.partial(_results, model)
-    parts = list(apply(work, [(drawn[i : i + JOB], real[i : i + JOB]) for i in starts]))
+    coords, lengths, angles = (tensors[name] for name in ("coords", "lengths", "angles"))
+    drawn, truth = candidates(Crystals(real.numbers, coords, lengths, angles, real.names)), candidates(real)
+    pairs = [(drawn[i : i + JOB], truth[i : i + JOB]) for i in range(0, len(drawn), JOB)]
+    parts = list(apply(functools.partial(_results, model), pairs))
     rms, valid, energy = ([value for part in parts for value in part[i]] for i in range(3))
-    scores = {label: run.score(name).tolist() for label, name in SCORES.items() if name in run.evidence}
+    scores = {name: tensors[name].tolist() for name in SCORES if name in tensors}
     return {"rms": rms, "valid": valid, "energy": energy, "scores": scores}
 
 
@@ -306,12 +319,12 @@ def summary(pieces: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _rows(pieces: Sequence[dict[str, Any]]) -> list[list[tuple[Any, ...]]]:
     """Return the candidates of each composition, in the order in which they were drawn."""
-    found: dict[str, list[tuple[Any, ...]]] = {}
+    found: dict[str, dict[int, tuple[Any, ...]]] = {}
     for piece in pieces:
         columns = piece["rms"], piece["valid"], piece["energy"], *piece["scores"].values()
         for name, row in zip(piece["names"], zip(*columns, strict=True), strict=True):
-            found.setdefault(name, []).append(row)
-    return [*found.values()]
+            found.setdefault(name, {})[piece["candidate"]] = row
+    return [[row for _, row in sorted(rows.items())] for rows in found.values()]
 
 
 def _choices(columns: dict[str, np.ndarray]) -> dict[str, Any]:

@@ -5,14 +5,14 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 pytest.importorskip("pymatgen.core", exc_type=ImportError)
 pytest.importorskip("chgnet", exc_type=ImportError)
 
 from experiments.crystals import controlled
-from experiments.crystals.prediction import balanced, matched, summary, table
+from experiments.crystals.prediction import balanced, compositions, matched, summary, table
 from fmwc.crystals import Controls
-from fmwc.sampling import Trajectory
 from tests.command import one_line
 from tests.crystals.conftest import crystal, rock_salt
 from tests.crystals.test_cli import trained  # noqa: F401
@@ -47,6 +47,7 @@ def pieces(rms, scores, energy, valid):
     """Return one piece per candidate, of tables with one row per composition."""
     return [
         {
+            "candidate": k,
             "names": [f"c{i}" for i in range(len(rms))],
             "rms": [row[k] for row in rms],
             "valid": [row[k] for row in valid],
@@ -67,8 +68,8 @@ def test_choices_are_counted_as_they_should_be():
     valid = [[True] * 20 for _ in range(4)]
     valid[1][3] = False
     drawn = pieces(rms, score, energy, valid)
-    alone = {"names": ["c4"], "rms": [0.3], "valid": [True], "energy": [0.0], "scores": {"s": [0.0]}}
-    result = summary([drawn[0], alone, *drawn[1:]])  # a composition with one candidate
+    alone = {"candidate": 0, "names": ["c4"], "rms": [0.3], "valid": [True], "energy": [0.0], "scores": {"s": [0.0]}}
+    result = summary([drawn[0], alone, *drawn[1:], drawn[3]])  # one candidate of another composition; one file twice
     assert (result["compositions"], result["compositions with several candidates"], result["candidates"]) == (5, 4, 20)
     found = result["all matches"]
     assert found["first candidate"]["match_rate"] == pytest.approx(2 / 5)
@@ -103,12 +104,11 @@ def test_predict_resumes_and_its_candidates_have_the_given_compositions(run, tra
     after = {path.name: path.read_bytes() for path in sorted((out / "draws").iterdir())}
     assert before.items() < after.items()
     assert len(after) == 4
-    drawn = [Trajectory.load(out / "draws" / name) for name in after]
-    for one in drawn:
-        types = 1 + ((one.x["type"] > 0) << torch.arange(7)).sum(-1)
-        used = torch.arange(20) < one.cond["atoms"][:, None]
-        assert torch.equal(types * used, one.cond["types"])
-    assert not torch.equal(drawn[0].x0["coord"], drawn[2].x0["coord"])  # another candidate has other noise
+    drawn = [load_file(out / "draws" / name) for name in after]
+    truth = compositions("prototypes", "val", 3, 3).numbers
+    assert torch.equal(drawn[0]["numbers"].long(), truth[:2])
+    assert torch.equal(drawn[1]["numbers"].long(), truth[2:])
+    assert not torch.equal(drawn[0]["coords"], drawn[2]["coords"])  # another candidate has other noise
     code, _, err = run("experiments", "predict", "match", out, "--data", "prototypes", "--jobs", 2)
     assert code == 0, err
     numbers = json.loads((out / "numbers.json").read_text())
