@@ -7,9 +7,10 @@ INTEROP := .venv-interop/bin
 
 install: .venv/installed
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml constraints.txt requirements-tables.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps -r requirements-tables.txt
 	touch $@
 
 demo: install

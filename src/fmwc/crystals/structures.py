@@ -44,6 +44,7 @@ __all__ = [
     "from_row",
     "key_of",
     "need",
+    "needle",
     "neighbours",
     "one_line",
     "pad",
@@ -411,6 +412,13 @@ def unmeasurable(candidate: Candidate) -> str:
     return f"its cell is flat: only {height:.3g} Å high" if height < THINNEST else ""
 
 
+def needle(candidate: Candidate) -> str:
+    """Return the reason if the cell is so long that an energy or a fingerprint takes minutes; empty if it is not."""
+    edges = np.linalg.norm(candidate.cell, axis=1)
+    too_long = edges.max() > NEEDLE * edges.min()
+    return f"its cell is needle-shaped: edges of {edges.min():.3g} and {edges.max():.3g} Å" if too_long else ""
+
+
 def refusal(candidate: Candidate, highest: int = ELEMENTS) -> str:
     """Return the reason why no energy can be computed, or "". `highest` is the model's largest atomic number."""
     if reason := unmeasurable(candidate):
@@ -420,9 +428,8 @@ def refusal(candidate: Candidate, highest: int = ELEMENTS) -> str:
         return f"atomic number {unknown} is not one of the {ELEMENTS} elements"
     if (last := int(candidate.numbers.max())) > highest:
         return f"the model does not support {symbol(last)}"
-    edges = np.linalg.norm(candidate.cell, axis=1)
-    if edges.max() > NEEDLE * edges.min():
-        return f"its cell is needle-shaped: edges of {edges.min():.3g} and {edges.max():.3g} Å"
+    if reason := needle(candidate):
+        return reason
     close = neighbours(candidate, CLOSEST)
     if not len(close.distance):
         return ""
