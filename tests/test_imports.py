@@ -21,7 +21,7 @@ def test_import_loads_no_slow_or_optional_modules():
 
 
 VERBS = (
-    *("demo", "report", "train", "retrofit", "sample", "check", "filter"),
+    *("demo", "report", "train", "retrofit", "sample", "check", "filter", "learn"),
     *("edit", "rewind", "judge", "rules"),
 )
 OF_EXPERIMENTS = ("bench", "evaluate", "report", "reproduce", "study")

@@ -607,3 +607,111 @@ def test_labels_written_by_other_programs(run, crystals, tmp_path):
     code, out, err = run(*words)
     assert code == 0, err
     assert "4 of 8 (50.0%" in out
+
+
+# ---- labels by a condition, and the tables of the judge --------------------------------------------------------------
+
+
+def energies(points, tmp_path, name="dft.csv", **cells):
+    """Write a table of energies: 0.1 for misplaced points, 0.01 for others; `cells` replaces some of them."""
+    bad = misplaced(Trajectory.load(points).x)
+    values = {f"{i:05d}": f"{0.1 if b else 0.01}" for i, b in enumerate(bad)} | cells
+    lines = [f"{name},{value},{'x' if value == '' else ''}\n" for name, value in values.items()]
+    return write_text(tmp_path / name, "name,e_above_hull,problem\n" + "".join(lines)), bad
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--column", "e_above_hull", "--good", "<= 0.05"),
+        ("--column", "e_above_hull", "--bad", ">0.05"),
+        ("--good", "e_above_hull<0.05"),
+        ("--bad", "e_above_hull >= 0.05"),
+    ],
+)
+def test_labels_by_a_condition(run, points, tmp_path, words):
+    file, _ = energies(points, tmp_path)
+    run("filter", points, "--max-risk", 0.3, "--labels", "misplaced", "--out", tmp_path / "own")
+    code, _, err = run("filter", points, "--max-risk", 0.3, "--labels", file, *words, "--out", tmp_path / "kept")
+    assert code == 0, err
+    assert (tmp_path / "own" / "promise.json").read_text() == (tmp_path / "kept" / "promise.json").read_text()
+
+
+def test_missing_values_have_no_label_and_those_with_a_problem_failed(run, points, tmp_path):
+    first = {f"{i:05d}": "nan" for i in range(100)}
+    file, bad = energies(points, tmp_path, **first, **{f"{i:05d}": "" for i in range(100, 110)})
+    words = ("--good", "e_above_hull <= 0.05", "--out", tmp_path / "kept")
+    code, out, err = run("filter", points, "--keep", 0.5, "--labels", file, *words)
+    assert code == 0, err
+    assert f"{bad[110:].sum() + 10} of 500" in out
+
+
+@pytest.mark.parametrize("form", ["a folder of the judge", "judged.csv", "judged.parquet"])
+def test_labels_from_the_tables_of_the_judge(run, points, tmp_path, form):
+    pytest.importorskip("pyarrow")
+    bad = misplaced(Trajectory.load(points).x).tolist()
+    columns = {
+        "name": [f"{i:05d}.cif" for i in range(COUNT)],
+        "formula": ["NaCl"] * COUNT,
+        "e_above_hull": [float("nan") if i == 0 else 0.2 * b for i, b in enumerate(bad)],
+        "metastable": [i > 0 and not b for i, b in enumerate(bad)],
+        "stable": [None if i % 2 else not b for i, b in enumerate(bad)],
+        "problem": ["collapsed"] + [""] * (COUNT - 1),
+    }
+    write_table(tmp_path / "judged", columns)
+    source = tmp_path if form == "a folder of the judge" else tmp_path / form
+    failed = sum(bad) + (not bad[0])
+    given = {
+        (): f"{failed} of {COUNT}",
+        ("--good", "metastable"): f"{failed} of {COUNT}",
+        ("--good", "e_above_hull <= 0.1"): f"{failed} of {COUNT}",
+        ("--column", "stable"): f"{sum(bad[::2])} of {COUNT // 2}",  # unknown where the cell is empty
+    }
+    for i, (words, expected) in enumerate(given.items()):
+        code, out, err = run("filter", points, "--keep", 0.5, "--labels", source, *words, "--out", tmp_path / f"k{i}")
+        assert code == 0, err
+        assert expected in out
+        assert ("good samples are those with metastable in judged." in out) == (not words)
+
+
+def test_a_condition_on_a_column_of_the_samples_table(run, crystals, tmp_path):
+    folder, _, _ = crystals
+    for i, words in enumerate(
+        [("--labels", "e_above_hull", "--good", "<= 0.035"), ("--good", "e_above_hull <= 0.035")]
+    ):
+        code, out, err = run("filter", folder, "--keep", 1, *words, "--out", tmp_path / f"{i}")
+        assert code == 0, err
+        assert "5 of 8" in out  # four are too far above the hull, and one could not be judged
+
+
+CONDITIONS = {
+    "an unknown column": (("--good", "e_hull <= 0.1"), "has no column 'e_hull'; its columns are name, e_above_hull"),
+    "two columns": (("--column", "problem", "--good", "e_above_hull <= 0.1"), "both name a column; give one of them"),
+    "a condition without a number": (("--good", "e_above_hull <= low"), "needs a number after <="),
+    "an unfinished condition": (("--good", "e_above_hull <="), "must be a column, or a condition such as"),
+    "numbers without a condition": (("--column", "e_above_hull"), "give a condition such as --good '<= 0.05'"),
+    "a condition without a column": (("--good", "<= 0.05"), "name the one with the labels"),
+    "text": (("--good", "problem <= 0.05"), "'x', not a number"),
+}
+
+
+@pytest.mark.parametrize("case", CONDITIONS)
+def test_wrong_conditions_are_one_line(case, run, points, tmp_path):
+    words, expected = CONDITIONS[case]
+    file, _ = energies(points, tmp_path, **{"00007": ""})
+    code, _, err = run("filter", points, "--keep", 0.5, "--labels", file, *words, "--out", tmp_path / "out")
+    assert code == 2
+    assert expected in one_line(err)
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_and_tables_without_labels_are_one_line(run, points, tmp_path):
+    write_text(tmp_path / "broken.parquet", "PAR1")
+    (tmp_path / "empty").mkdir()
+    for source, expected in (
+        ("empty", "holds no table of labels; give a file, or a folder that fmwc judge --out wrote"),
+        ("broken.parquet", "is not a Parquet file"),
+    ):
+        code, _, err = run("filter", points, "--keep", 0.5, "--labels", tmp_path / source, "--out", tmp_path / "out")
+        assert code == 2
+        assert expected in one_line(err)

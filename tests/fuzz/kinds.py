@@ -163,7 +163,7 @@ def fuzz_options(rng: random.Random, source: Path, folder: Path) -> Any:
     from fmwc.cli.filter import filter_samples
     from fmwc.cli.verbs import Filter
 
-    names = ("keep", "budget", "max_risk", "probability", "labels", "score", "good", "bad")
+    names = ("keep", "budget", "max_risk", "probability", "labels", "score", "column", "good", "bad")
     options: dict[str, Any] = {}
     for name in rng.sample(names, rng.choice([1, 1, 2, 3])):
         if name in ("keep", "max_risk", "probability"):
@@ -171,7 +171,9 @@ def fuzz_options(rng: random.Random, source: Path, folder: Path) -> Any:
         elif name == "budget":
             options[name] = rng.choice([n for n in NUMBERS if isinstance(n, int)])
         else:
-            options[name] = rng.choice([*WORDS, "metastable", "peak", "integrated@0.1-0.9", "peak@9-1", "peak@nan-1"])
+            options[name] = rng.choice(
+                [*WORDS, "metastable", "x_0 <= 0.1", "> nan", "peak", "integrated@0.1-0.9", "peak@9-1", "peak@nan-1"]
+            )
     return filter_samples(Filter(source, emptied(folder) / "out", **options))
 
 
@@ -216,6 +218,25 @@ def fuzz_certificate(rng: random.Random, source: tuple[Path, Any], folder: Path)
     content = reseal(content) if rng.random() < 0.8 else content
     (emptied(folder) / "promise.json").write_bytes(json_text(rng, content))
     return filter_samples(Filter(source[0], folder / "out", certificate=folder / "promise.json"))
+
+
+def make_head(folder: Path) -> tuple[Path, Any]:
+    """Return samples and a head fitted to them."""
+    from fmwc.uses.heads import fit_evidence_head
+
+    run = fmwc.sample(fmwc.load(make_checkpoint(folder)), 60, steps=10, seed=0)
+    run.save(folder / "samples.safetensors")
+    return folder, json.loads(fit_evidence_head(run, np.arange(60) % 3 == 0).save(folder).read_text())
+
+
+def fuzz_head(rng: random.Random, source: tuple[Path, Any], folder: Path) -> Any:
+    from fmwc.sampling import Trajectory
+    from fmwc.uses.heads import EvidenceHead
+
+    content = change_json(rng, source[1])
+    content = reseal(content) if rng.random() < 0.8 else content
+    (emptied(folder) / "head.json").write_bytes(json_text(rng, content))
+    return EvidenceHead.load(folder).ranked(Trajectory.load(source[0]))
 
 
 # ---- results -----------------------------------------------------------------------------------------------------
@@ -564,6 +585,7 @@ KINDS = [
     Kind("tables", make_filter, fuzz_table, 0.5),
     Kind("labels", make_filter, fuzz_labels, 0.5),
     Kind("certificates", make_certificate, fuzz_certificate, 0.5),
+    Kind("heads", make_head, fuzz_head),
     Kind("structures", nothing, fuzz_structures),
     Kind("--set", make_recipes, fuzz_set),
     Kind("module:function", nothing, fuzz_entry),

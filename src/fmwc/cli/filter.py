@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fmwc.cli.edit import find_samples
-from fmwc.cli.labels import NAME, Labels, Table, read_labels, read_table
+from fmwc.cli.labels import NAME, Labels, Table, labels_given, read_labels, read_table
 from fmwc.cli.sample import RunRecord
 from fmwc.cli.verbs import Filter
 from fmwc.crystals.files import FORMATS, SYMMETRISED, copy_database
@@ -40,6 +40,7 @@ from fmwc.readers import (
 from fmwc.report.table import Table as Results
 from fmwc.sampling import Trajectory
 from fmwc.uses.filter import choose, ranks
+from fmwc.uses.heads import EvidenceHead
 from fmwc.uses.risk import FEWEST, RiskCertificate, lower_bound, required_labels, risk_control, upper_bound
 
 __all__ = ["filter_samples"]
@@ -79,14 +80,14 @@ def filter_samples(options: Filter) -> tuple[Rows, list[Path]]:
     given = [name for name, value in choices.items() if value is not None]
     if len(given) != 1:
         raise UsageError(f"give exactly one of {', '.join(choices)}; got {' and '.join(given) or 'none'}")
-    labelled = bool(options.labels or options.good or options.bad)
+    labelled = labels_given(options)
     if options.max_risk is not None:
         required_labels(options.max_risk, options.probability)  # raises if one of the two is out of range
         if not labelled:
             raise UsageError("--max-risk needs labelled samples; add --labels FILE (or a column of the table)")
     file = find_samples(options.samples, options.out)
     with claimed(options.out, "filter", force=options.force):
-        scored = _scored(file, options.score)
+        scored = _scored(file, options)
         run, table, values, finite = scored.run, scored.table, scored.values, scored.finite
         names = table[NAME] if table is not None and NAME in table else run.names
         labels = read_labels(options, names, table) if labelled else None
@@ -110,9 +111,11 @@ def filter_samples(options: Filter) -> tuple[Rows, list[Path]]:
     return _summary(scored, index, labels, certificate), written
 
 
-def _scored(file: Path, score: str) -> Scored:
+def _scored(file: Path, options: Filter) -> Scored:
     """Read samples with their table and score."""
-    run = Trajectory.load(file)
+    run, score = Trajectory.load(file), options.score
+    if options.head is not None:
+        run = _ranked_by_head(run, EvidenceHead.load(options.head), options)
     path = _inside(file.with_suffix(".csv"), file.parent)
     numbered = run.index is not None and len({*run.names}) == len(run)  # edits of one sample share its number
     table = read_table(path, run.names, numbered=numbered) if path.is_file() else None
@@ -128,6 +131,20 @@ def _scored(file: Path, score: str) -> Scored:
     if not len(finite):
         raise UsageError(f"no sample has a finite {name}; use another --score")
     return Scored(run, table, name, values, finite)
+
+
+def _ranked_by_head(run: Trajectory, head: EvidenceHead, options: Filter) -> Trajectory:
+    """Return the run ranked by a head; raise if its score would not be that of new samples."""
+    if options.score:
+        raise UsageError("--head and --score contradict each other; give only one")
+    settings = RunRecord.read(run.made).evidence_settings()
+    require_same(head.settings, settings, "the head was fitted to samples drawn differently")
+    if head.seed == run.seed and (options.max_risk is not None or options.certificate is not None):
+        raise UsageError(
+            f"the head was fitted to samples of seed {run.seed}, so it guarantees nothing for them; draw and label "
+            "samples of another seed"
+        )
+    return replace(head.ranked(run), made={**run.made, "head": head.identity})
 
 
 # ---- certificates ----------------------------------------------------------------------------------------------------

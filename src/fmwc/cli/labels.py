@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
+import io
+import operator
 import os
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
 import numpy as np
 
-from fmwc.cli.verbs import Filter
+from fmwc.cli.verbs import Filter, Learn
+from fmwc.crystals.structures import need
 from fmwc.errors import DataError, ShapeError, UsageError
-from fmwc.readers import read_csv, shown
+from fmwc.readers import read_bytes, read_csv, shown
 
-__all__ = ["NAME", "Labels", "Table", "read_labels", "read_table"]
+__all__ = ["NAME", "Labels", "Table", "labels_given", "read_labels", "read_table"]
 
 NAME = "name"  # the column that rows are matched by
 BAD, GOOD = "bad", "good"  # columns of a file of labels
-FAILED = (
-    BAD,
-    "misplaced",
-)  # columns of a samples' table that are true for failed samples; other columns are true for good ones
+METASTABLE, PROBLEM = "metastable", "problem"  # columns of a judge's table
+FAILED = (BAD, "misplaced")  # columns that are true for failed samples; other columns are true for good ones
+TABLES = ("judged.csv", "judged.parquet", "samples.csv")  # of a folder, in order of preference
 VALUES = {"1": 1.0, "true": 1.0, "1.0": 1.0, "0": 0.0, "false": 0.0, "0.0": 0.0, "": np.nan, "nan": np.nan}
 SUFFIXES = (".cif", ".extxyz", ".xyz", ".vasp", ".poscar")  # judged structures are named after their files
 RENAMED = {"taken_for": "predicted", "as_asked": "correct"}  # columns of tables that older versions wrote
 SHOWN = 3  # names in a message
+COMPARISONS: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
+    "<=": operator.le,
+    "<": operator.lt,
+    ">=": operator.ge,
+    ">": operator.gt,
+}
+_CONDITION = re.compile(r"\s*(?P<column>[^<>]*?)\s*(?:(?P<comparison><=|>=|<|>)\s*(?P<number>[^<>=\s]+)\s*)?")
 
 
 # ---- the table of samples --------------------------------------------------------------------------------------------
@@ -61,7 +71,21 @@ def read_table(path: Path, names: Sequence[str], *, numbered: bool = True) -> Ta
 
 
 def _rows(path: Path) -> list[list[str]]:
+    """Return the rows of a CSV or Parquet file as text, the header first."""
+    if path.suffix == ".parquet":
+        return _parquet_rows(path)
     return [row or [""] for row in read_csv(path)]
+
+
+def _parquet_rows(path: Path) -> list[list[str]]:
+    arrow, parquet = need("pyarrow"), need("pyarrow.parquet")
+    try:
+        table = parquet.read_table(io.BytesIO(read_bytes(path)))
+    except (arrow.ArrowException, OSError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise DataError(f"{shown(path)} is not a Parquet file ({reason[:100]})") from error
+    columns = [["" if value is None else str(value) for value in column.to_pylist()] for column in table.columns]
+    return [table.column_names, *map(list, zip(*columns, strict=True))]
 
 
 def _require_unique(names: Sequence[str], where: str) -> None:
@@ -86,39 +110,98 @@ class Labels(NamedTuple):
 
     Attributes:
         bad: 1 for failed, 0 for good, NaN for unlabelled; one value per sample.
-        note: A remark on how labels were matched, or empty.
+        note: A remark on how labels were read and matched, or empty.
     """
 
     bad: np.ndarray
     note: str = ""
 
 
-def read_labels(options: Filter, names: Sequence[str], table: Table | None) -> Labels:
+class Criterion(NamedTuple):
+    """Which rows of a table failed.
+
+    Attributes:
+        column: The column with the labels; empty if it is not given.
+        comparison, number: The values that satisfy the criterion; without a comparison, those that are true.
+        bad: Whether rows that satisfy it failed (`True`) or are good (`False`); `None` if the name of the column tells.
+    """
+
+    column: str = ""
+    comparison: str = ""
+    number: float = 0.0
+    bad: bool | None = None
+
+    def failed(self, table: Table, where: str) -> np.ndarray:
+        """Return 1 for failed rows, 0 for good ones, and NaN for those without a value.
+
+        Structures without a value that could not be judged, whose `problem` says why, have failed.
+        """
+        cells = [cell.strip() for cell in table[self.column]]
+        fulfilled = _numbers(cells, where) if self.comparison else _truths(cells, where)
+        if self.comparison:
+            compared = COMPARISONS[self.comparison](fulfilled, self.number).astype(float)
+            fulfilled = np.where(np.isnan(fulfilled), np.nan, compared)
+        bad = self.column.lower() in FAILED if self.bad is None else self.bad
+        failed = fulfilled if bad else 1 - fulfilled
+        problems = np.array([bool(cell.strip()) for cell in table.get(PROBLEM, [""] * len(cells))], bool)
+        return np.where(np.isnan(failed) & problems, 1.0, failed)
+
+
+def labels_given(options: Filter | Learn) -> bool:
+    """Return whether any option of the labels is given."""
+    return bool(options.labels or options.column or options.good or options.bad)
+
+
+def read_labels(options: Filter | Learn, names: Sequence[str], table: Table | None) -> Labels:
     """Read which samples failed from a file, or from a column of the samples' table.
 
     A file with a column `name` is matched by name; samples that it does not name have no label. A file without names
     has one label per sample, in the order of the samples.
 
     Arguments:
-        options: `labels` is a CSV or text file, or a column of the table; `good` or `bad` names the column that is true
-            for good or for failed samples.
+        options: `labels` is a CSV, Parquet or text file, a folder that `fmwc judge` wrote, or a column of the table;
+            `column`, `good` and `bad` say which column holds the labels and which of its values are good or failed.
         names: The names of the samples.
         table: The samples' table.
     """
-    source, good, bad = options.labels, options.good, options.bad
-    if good and bad:
-        raise UsageError("labels come from one column: give --good or --bad, not both")
+    criterion, source = _criterion(options), options.labels
     if source and os.path.exists(source):
-        return _from_file(Path(source), names, good, bad)
-    if source and (good or bad):
+        return _from_file(_file_of(Path(source)), names, criterion)
+    if source and criterion.column:
         raise DataError(f"--labels {shown(source)[:100]} is not a file")
     columns = [*table] if table else []
-    column = _current(source or good or bad, columns)
+    column = _current(source or criterion.column, columns)
     if table is None or column not in columns:
         choice = f", nor a column of the samples' table ({_listed(columns)})" if columns else ""
         raise DataError(f"--labels {shown(column)[:100]} is not a file{choice}")
-    failed = bool(bad) or (not good and column in FAILED)
-    return Labels(_values(table[column], f"the table's column '{column}'", bad=failed))
+    return Labels(criterion._replace(column=column).failed(table, f"the table's column '{column}'"))
+
+
+def _criterion(options: Filter | Learn) -> Criterion:
+    """Return the criterion of the options `column`, `good` and `bad`."""
+    if options.good and options.bad:
+        raise UsageError("labels come from one column: give --good or --bad, not both")
+    option, given = ("--bad", options.bad) if options.bad else ("--good", options.good)
+    found = _CONDITION.fullmatch(given)
+    if found is None:
+        raise UsageError(f"{option} must be a column, or a condition such as 'e_above_hull <= 0.05'; got '{given}'")
+    column, comparison = found["column"], found["comparison"] or ""
+    if column and options.column:
+        raise UsageError(f"--column {options.column} and {option} '{given}' both name a column; give one of them")
+    try:
+        number = float(found["number"]) if comparison else 0.0
+    except ValueError as error:
+        raise UsageError(f"{option} '{given}' needs a number after {comparison}") from error
+    return Criterion(column or options.column, comparison, number, bool(options.bad) if given else None)
+
+
+def _file_of(path: Path) -> Path:
+    """Return the table in a folder that `fmwc judge` or `fmwc sample` wrote, or the file itself."""
+    if not path.is_dir():
+        return path
+    if found := [path / name for name in TABLES if (path / name).is_file()]:
+        return found[0]
+    raise DataError(f"{shown(path)} holds no table of labels; give a file, or a folder that fmwc judge --out wrote")
 
 
 def _current(name: str, columns: Sequence[str]) -> str:
@@ -127,82 +210,102 @@ def _current(name: str, columns: Sequence[str]) -> str:
     return next((other for other in others if name not in columns and other in columns), name)
 
 
-def _from_file(path: Path, names: Sequence[str], good: str, bad: str) -> Labels:
+def _from_file(path: Path, names: Sequence[str], criterion: Criterion) -> Labels:
     rows = _rows(path)
     head = [cell.strip() for cell in rows[0]] if rows else []
     lower = [cell.lower() for cell in head]
-    alone = all(len(row) == 1 for row in rows) and not {BAD, GOOD, NAME} & {*lower}  # labels without a header
-    if alone and not (good or bad):
-        return Labels(_in_order([row[0] for row in rows], names, str(path), bad=True))
-    place, failed = _label_column(path, head, good, bad)
+    if criterion == Criterion() and all(len(row) == 1 for row in rows) and not {BAD, GOOD, NAME} & {*lower}:
+        table = {BAD: [row[0] for row in rows]}  # labels without a header
+        return Labels(_in_order(table, Criterion(BAD), names, str(path)))
+    criterion, note = _with_column(path, head, criterion)
     if longer := [i for i, row in enumerate(rows, 1) if len(row) > len(head)]:
         raise DataError(f"{path} has {len(rows[longer[0] - 1])} cells in row {longer[0]} but {len(head)} columns")
-    for column in (lower[place], NAME):
+    for column in (criterion.column.lower(), NAME):
         if lower.count(column) > 1:
             raise DataError(f"{path} has more than one column '{shown(column)[:60]}'; keep one of them")
-    cells = [row[place] if place < len(row) else "" for row in rows[1:]]
+    table = {name: [row[i] if i < len(row) else "" for row in rows[1:]] for i, name in enumerate(head)}
     if NAME not in lower:
-        return Labels(_in_order(cells, names, str(path), bad=failed))
-    key = lower.index(NAME)
-    labelled = [row[key].strip() if key < len(row) else "" for row in rows[1:]]
-    return _by_name(labelled, cells, names, str(path), bad=failed)
+        return Labels(_in_order(table, criterion, names, str(path)), note)
+    named = [cell.strip() for cell in table.pop(head[lower.index(NAME)])]
+    return _by_name(named, table, criterion, names, str(path), note)
 
 
-def _label_column(path: Path, head: list[str], good: str, bad: str) -> tuple[int, bool]:
-    """Return the position of the column with the labels, and whether it is true for failed samples."""
-    lower = [cell.lower() for cell in head]
-    if column := _current(good or bad, head):
+def _with_column(path: Path, head: list[str], criterion: Criterion) -> tuple[Criterion, str]:
+    """Return the criterion with the name of its column in a table, and a note if the column is a judge's verdict."""
+    if column := _current(criterion.column, head):
         if column not in head:
             raise DataError(f"{path} has no column '{shown(column)[:60]}'; its columns are {_listed(head)}")
-        return head.index(column), bool(bad)
-    known = [name for name in (BAD, GOOD) if name in lower]
+        return criterion._replace(column=column), ""
+    lower = [cell.lower() for cell in head]
+    known = [name for name in (BAD, GOOD) if name in lower and not criterion.comparison]
     if len(known) == 2:
         raise DataError(f"{path} has both a column '{BAD}' and a column '{GOOD}'; choose one with --bad or --good")
-    if not known:
-        raise DataError(f"{path} has the columns {_listed(head)}; name the one with the labels with --good or --bad")
-    return lower.index(known[0]), known[0] == BAD
+    if known:
+        return Criterion(head[lower.index(known[0])]), ""
+    if METASTABLE in lower and not criterion.comparison:
+        return Criterion(head[lower.index(METASTABLE)]), f"good samples are those with {METASTABLE} in {path.name}"
+    raise DataError(
+        f"{path} has the columns {_listed(head)}; name the one with the labels with --good or --bad, or give a "
+        "condition such as --good 'e_above_hull <= 0.05'"
+    )
 
 
-def _by_name(labelled: list[str], cells: list[str], names: Sequence[str], where: str, *, bad: bool) -> Labels:
+def _by_name(
+    labelled: list[str], table: Table, criterion: Criterion, names: Sequence[str], where: str, note: str
+) -> Labels:
     known = {name: i for i, name in enumerate(names)}
+    if len(known) < len(names):
+        _require_unique(names, "the folder of samples")
 
     def sample(name: str) -> str:
         suffix = PurePath(name).suffix.lower()
         name = name if name in known or suffix not in SUFFIXES else name[: -len(suffix)]
         return name if name in known or not name.isdecimal() else f"{int(name):05d}"  # spreadsheets drop leading zeros
 
-    rows = [(sample(name), cell) for name, cell in zip(labelled, cells, strict=True) if name or cell.strip()]
-    _require_unique([name for name, _ in rows], where)
-    unknown = [name for name, _ in rows if name not in known]
-    if rows and len(unknown) == len(rows):
+    used = [i for i, name in enumerate(labelled) if name or table[criterion.column][i].strip()]
+    found = [sample(labelled[i]) for i in used]
+    _require_unique(found, where)
+    unknown = [name for name in found if name not in known]
+    if found and len(unknown) == len(found):
         raise DataError(
             f"{where} names none of the samples: it has {_some(unknown)}; the samples are {_some(list(names))}"
         )
     result = np.full(len(names), np.nan)
-    for (name, _), value in zip(rows, _values([cell for _, cell in rows], where, bad=bad), strict=True):
+    failed = criterion.failed({column: [cells[i] for i in used] for column, cells in table.items()}, where)
+    for name, value in zip(found, failed, strict=True):
         if name in known:
             result[known[name]] = value
-    note = f"{len(unknown)} labels are for names that are not among the samples ({_some(unknown)})" if unknown else ""
-    return Labels(result, note)
+    others = f"{len(unknown)} labels are for names that are not among the samples ({_some(unknown)})" if unknown else ""
+    return Labels(result, "; ".join(filter(None, [note, others])))
 
 
-def _in_order(cells: list[str], names: Sequence[str], where: str, *, bad: bool) -> np.ndarray:
-    while len(cells) > len(names) and not cells[-1].strip():  # empty lines at the end of a file
-        cells.pop()
-    if len(cells) != len(names):
+def _in_order(table: Table, criterion: Criterion, names: Sequence[str], where: str) -> np.ndarray:
+    count = len(table[criterion.column])
+    while count > len(names) and not any(cells[count - 1].strip() for cells in table.values()):
+        count -= 1  # an empty line at the end of the file
+    if count != len(names):
         raise ShapeError(
-            f"{where} has {len(cells)} labels and no column '{NAME}', but there are {len(names)} samples; give one "
-            f"label per sample, or a column '{NAME}'"
+            f"{where} has {count} labels and no column '{NAME}', but there are {len(names)} samples; give one label "
+            f"per sample, or a column '{NAME}'"
         )
-    return _values(cells, where, bad=bad)
+    return criterion.failed({name: cells[:count] for name, cells in table.items()}, where)
 
 
-def _values(cells: Sequence[str], where: str, *, bad: bool) -> np.ndarray:
-    cells = [cell.strip().lower() for cell in cells]
+def _truths(cells: Sequence[str], where: str) -> np.ndarray:
+    cells = [cell.lower() for cell in cells]
     if wrong := [i for i, cell in enumerate(cells) if cell not in VALUES]:
         raise DataError(
             f"label {wrong[0] + 1} in {where} is '{shown(cells[wrong[0]])[:40]}'; labels must be 0, 1, true, false, or "
-            "empty"
+            "empty; for numbers, give a condition such as --good '<= 0.05'"
         )
-    values = np.array([VALUES[cell] for cell in cells])
-    return values if bad else 1 - values
+    return np.array([VALUES[cell] for cell in cells])
+
+
+def _numbers(cells: Sequence[str], where: str) -> np.ndarray:
+    values = np.full(len(cells), np.nan)
+    for i, cell in enumerate(cells):
+        try:
+            values[i] = float(cell or "nan")
+        except ValueError as error:
+            raise DataError(f"value {i + 1} in {where} is '{shown(cell)[:40]}', not a number") from error
+    return values

@@ -119,6 +119,30 @@ Samples = Annotated[Path, Argument(help="A folder that fmwc sample wrote, or its
 Checkpoint = Annotated[
     str, Option(help="Checkpoint of the samples: a shipped name or a folder; default: the recorded one.")
 ]
+Labelled = Annotated[
+    str,
+    Option(
+        "--labels",
+        help="Which samples failed: a CSV or Parquet file, or a folder that fmwc judge --out wrote, matched by the "
+        "column 'name' if there is one; a text file with one 0 or 1 (failed) per line; or the name of a column of the "
+        "samples' table. Default column: 'bad', 'good' or, of a judge's table, 'metastable'. Samples may lack a label.",
+    ),
+]
+Column = Annotated[
+    str, Option(help="Column of --labels; its values are true for good samples unless --good or --bad says otherwise.")
+]
+Good = Annotated[
+    str,
+    Option(
+        help="Column of --labels that is true for good samples, such as metastable; or a condition that good samples "
+        "fulfil, such as 'e_above_hull <= 0.05' (with --column: '<= 0.05')."
+    ),
+]
+Bad = Annotated[str, Option(help="Like --good, for failed samples.")]
+HeadFolder = Annotated[
+    Path | None,
+    Option(help="Rank by a head that fmwc learn fitted to labels (its folder), instead of the checkpoint's score."),
+]
 
 
 # ---- commands, in the order of the help text ------------------------------------------------------------------------
@@ -330,6 +354,7 @@ class Sample:
     score: Annotated[
         str, Option(help="Score to rank samples by; default: the checkpoint's, or dispersion with --transport.")
     ] = ""
+    head: HeadFolder = None
     keep: Annotated[float, Option(help="Share of samples to keep, most confident first.")] = 1.0
     check: Annotated[
         int,
@@ -453,7 +478,7 @@ class Filter:
     """Keep the samples with the highest confidence.
 
     Keeps a given share or number of samples, or as many as possible with a guaranteed failure rate. Writes the kept
-    samples, their rows of the table, and their structure files.
+    samples, their rows of the table, and their structure files. For a guarantee, choose the samples to label at random.
     """
 
     samples: Samples
@@ -472,24 +497,47 @@ class Filter:
             help="Apply a certificate (promise.json) of --max-risk, made for samples drawn and scored the same way.",
         ),
     ] = None
-    labels: Annotated[
-        str,
-        Option(
-            help="Which samples failed: a CSV file with a column 'bad' or 'good' (or the column named by --good or "
-            "--bad), matched by the column 'name' if there is one; a text file with one 0 or 1 (failed) per line; or "
-            "the name of a column of the samples' table. Samples may lack a label; choose those to label at random."
-        ),
-    ] = ""
-    good: Annotated[str, Option(help="Column of --labels that is true for good samples, such as metastable.")] = ""
-    bad: Annotated[str, Option(help="Column of --labels that is true for failed samples.")] = ""
+    labels: Labelled = ""
+    column: Column = ""
+    good: Good = ""
+    bad: Bad = ""
     probability: Annotated[float, Option(help="Probability with which the guarantee of --max-risk holds.")] = 0.9
     score: Annotated[str, Option(help="Score to rank by; default: the run's score.")] = ""
+    head: HeadFolder = None
     force: Force = False
 
     def run(self) -> None:
         from fmwc.cli.filter import filter_samples
 
         _print_outcome(*filter_samples(self), "filter")
+
+
+@app.command("learn")
+@dataclass(frozen=True)
+class Learn:
+    """Fit a ranking of samples to labels, such as the results of DFT.
+
+    Fits a head, a logistic regression of the evidence of each sample (variance, trajectory, checks, number of atoms),
+    and compares it by cross-validation with the default score and with fewest atoms first. Samples drawn with
+    --every 5 hold more evidence. Writes head.json, and learn.csv with the cross-validated score of each labelled
+    sample. Then draw new samples with fmwc sample --head FOLDER and another seed, or rank drawn ones with
+    fmwc filter --head FOLDER.
+    """
+
+    samples: Samples
+    out: Out
+    labels: Labelled = ""
+    column: Column = ""
+    good: Good = ""
+    bad: Bad = ""
+    force: Force = False
+
+    def run(self) -> None:
+        from fmwc.cli.learn import learn
+
+        learned = learn(self)
+        print_table(learned.comparison, "cross-validated")
+        _print_outcome(learned.summary, learned.written, "learn")
 
 
 @app.command("edit")

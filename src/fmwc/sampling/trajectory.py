@@ -93,6 +93,7 @@ SCORES: dict[str, Callable[..., Tensor]] = {
 TAKES_WINDOW = ("temporal_ratio", "integrated", "geometric")
 DISPERSION, SPREAD = "dispersion", "spread"
 EVIDENCE = (SPREAD, "detour", "echo", "contest", "nearest")  # scores that need no variance
+HEAD = "head"  # the score of a head that was fitted to labels (fmwc.uses.heads)
 
 
 def _require_rising(early: float, late: float, *, may_meet: bool = False) -> None:
@@ -450,11 +451,11 @@ class Trajectory:
         A channel without degrees of freedom (the position of the only atom of a crystal) is left out.
         """
         free = torch.stack([self._freedom(name) for name in channels(self.var)])[:, None] > 0  # (C, 1, B)
-        logs = torch.stack([self._rms(name).clamp_min(TINY).log() for name in channels(self.var)])
+        logs = torch.stack([self.rms_of(name).clamp_min(TINY).log() for name in channels(self.var)])
         mean = torch.where(free, logs, 0.0).sum(0) / free.sum(0).clamp_min(1)
         return torch.where(free.any(0), mean.exp(), 0.0)
 
-    def _rms(self, channel: str) -> Tensor:  # (R, B)
+    def rms_of(self, channel: str) -> Tensor:  # (R, B)
         """Return the root mean square of one channel; 0 if the channel cannot vary, whatever the estimator returns."""
         freedom = self._freedom(channel)
         return torch.where(freedom > 0, self._total(channel) / freedom.clamp_min(1), 0.0).sqrt()
@@ -516,7 +517,7 @@ class Trajectory:
         if channel is not None:
             pick(channels(self.var), channel, "channel")
         if name == "geometric":
-            std = self.rms if channel is None else self._rms(channel)
+            std = self.rms if channel is None else self.rms_of(channel)
         else:
             std = self.std if channel is None else self._total(channel).sqrt()
         return variance_score(name, std, self.times, self.weights, **options)
