@@ -24,7 +24,7 @@ VERBS = (
     *("demo", "report", "train", "retrofit", "sample", "check", "filter", "learn"),
     *("edit", "rewind", "judge", "rules"),
 )
-OF_EXPERIMENTS = ("bench", "evaluate", "report", "reproduce", "study")
+OF_EXPERIMENTS = ("bench", "control", "evaluate", "report", "reproduce", "study")
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
