@@ -12,7 +12,7 @@ import hashlib
 import io
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from fmwc.errors import DataError
 from fmwc.files import write_bytes
 from fmwc.readers import read_arrays
 
-__all__ = ["INSTALL", "Fingerprints", "fingerprints"]
+__all__ = ["INSTALL", "Fingerprints", "featurizers", "fingerprints", "identity", "require_same"]
 
 INSTALL = "'fmwc[tables]'"
 SITE, COMPOSITION = 61, 132  # lengths of the fingerprints
@@ -153,17 +153,30 @@ def _nothing(count: int) -> Fingerprints:
     return Fingerprints(np.full((count, SITE), np.nan), np.full((count, COMPOSITION), np.nan), (PENDING,) * count)
 
 
-def _identity(given: Sequence[Candidate]) -> dict[str, np.ndarray]:
-    """Return what a file is compared with: names and elements exactly, volumes up to rounding on another machine."""
+def identity(given: Sequence[Candidate]) -> dict[str, np.ndarray]:
+    """Return what a file of results keeps, to recognise the structures that they belong to; see `require_same`."""
     lines = "\n".join(f"{one.name} {' '.join(map(symbol, one.numbers))}" for one in given)
     digest = hashlib.sha256(lines.encode()).hexdigest()
     return {"digest": np.array(digest), "volumes": np.array([one.volume for one in given])}
 
 
+def require_same(path: Path, arrays: Mapping[str, np.ndarray], given: Sequence[Candidate]) -> None:
+    """Raise an error if a file of results belongs to other structures.
+
+    Names and elements must be equal; volumes only nearly, because cells that are decoded on another machine differ by
+    rounding.
+    """
+    own = identity(given)
+    same = own.keys() <= arrays.keys() and str(arrays["digest"]) == str(own["digest"])
+    same = same and arrays["volumes"].shape == own["volumes"].shape
+    if not same or not np.allclose(arrays["volumes"], own["volumes"], rtol=NEAR, equal_nan=True):
+        raise DataError(f"{path} does not hold results of these {len(given)} structures; choose another file")
+
+
 def _write(path: Path, given: Sequence[Candidate], found: Fingerprints) -> None:
     content = io.BytesIO()
     arrays: dict[str, Any] = {
-        **_identity(given),
+        **identity(given),
         "sites": found.sites.astype(np.float32),
         "compositions": found.compositions.astype(np.float32),
         "problems": np.array([problem.encode() for problem in found.problems], f"S{4 * WORDS}"),
@@ -173,11 +186,10 @@ def _write(path: Path, given: Sequence[Candidate], found: Fingerprints) -> None:
 
 
 def _read(path: Path, given: Sequence[Candidate]) -> Fingerprints:
-    arrays, identity = read_arrays(path, LARGEST), _identity(given)
+    arrays = read_arrays(path, LARGEST)
+    require_same(path, arrays, given)
     shapes = {"sites": (len(given), SITE), "compositions": (len(given), COMPOSITION), "problems": (len(given),)}
-    fits = {*shapes, *identity} <= arrays.keys() and str(arrays["digest"]) == str(identity["digest"])
-    fits = fits and all(arrays[name].shape == shape for name, shape in shapes.items())
-    if not fits or not np.allclose(arrays["volumes"], identity["volumes"], rtol=NEAR, equal_nan=True):
-        raise DataError(f"{path} does not hold fingerprints of these {len(given)} structures; choose another file")
+    if wrong := [name for name, shape in shapes.items() if name not in arrays or arrays[name].shape != shape]:
+        raise DataError(f"{path} is not a file of fingerprints: it lacks {wrong[0]} of every structure; delete it")
     problems = tuple(text.decode("utf-8", "replace") for text in arrays["problems"].tolist())
     return Fingerprints(arrays["sites"].astype(float), arrays["compositions"].astype(float), problems)

@@ -286,9 +286,7 @@ class CSPNet(nn.Module):
         if not compiling():  # torch 2.11 cannot compile the question whether a graph is captured
             captured = atoms.is_cuda and torch.cuda.is_current_stream_capturing()
             if captured and capacity is None:
-                raise RuntimeError(
-                    f"set net.static_capacity[{len(atoms)}] before capturing a graph of this batch size"
-                )
+                raise RuntimeError(f"set net.static_capacity[{len(atoms)}] before capturing a graph of this batch size")
             capacity = capacity if captured else None
         return layout_of(atoms, self.width, capacity)
 
