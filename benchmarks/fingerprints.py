@@ -2,7 +2,8 @@
 
 python -m benchmarks.fingerprints SAMPLES.safetensors --out drawn.npz --jobs 16 --minutes 10
 python -m benchmarks.fingerprints FOLDER/test.npz --out test.npz --jobs 16 --minutes 10   # a split of MP-20
-python -m benchmarks.fingerprints relaxed.xyz --out relaxed.npz --jobs 16                 # CIF, POSCAR, extended XYZ
+python -m benchmarks.fingerprints relaxed.npz --out f.npz --jobs 16   # structures that benchmarks.relaxations relaxed
+python -m benchmarks.fingerprints FILE.cif --out f.npz                # CIF, POSCAR or extended XYZ
 
 Resumes if interrupted: results are written after every 64 structures per process, and a run with the same structures
 and file continues. The last line says how many structures are done; the exit status is 3 if some are left.
@@ -21,6 +22,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from experiments.crystals.relaxations import read_relaxed
 from fmwc.crystals import Candidate, mp20, read
 from fmwc.crystals.fingerprints import fingerprints
 from fmwc.crystals.structures import Crystals, crystals_of
@@ -28,9 +30,11 @@ from fmwc.sampling import Trajectory
 
 
 def structures_of(path: Path) -> Crystals | list[Candidate]:
-    """Return the structures of a run, a split of MP-20, or structure files."""
+    """Return the structures of a run, a split of MP-20, a file of `benchmarks.relaxations`, or structure files."""
     if path.suffix == ".safetensors":
         return crystals_of(Trajectory.load(path))
+    if path.suffix == ".npz" and path.stem not in mp20.SPLITS:
+        return [one.candidate for one in read_relaxed(path).rows]
     return mp20.load(path.parent, path.stem) if path.suffix == ".npz" else read(path)
 
 

@@ -6,12 +6,13 @@ This needs only the packages of the energy model; the tables are computed from t
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from fmwc.errors import DataError, MismatchError
 from fmwc.files import write_bytes
 from fmwc.readers import read_arrays
 
-__all__ = ["read_relaxed", "relax_in_processes"]
+__all__ = ["Relaxations", "read_relaxed", "relax_in_processes"]
 
 CHUNK = 64  # structures relaxed together; on a GPU they share its evaluations
 WRITE_EVERY = 20.0  # seconds
@@ -30,6 +31,14 @@ WORDS = 200  # characters of a problem that are kept
 LARGEST = 1 << 30  # maximum bytes of a file
 
 Found = dict[int, Relaxed]  # by the index of the structure
+
+
+class Relaxations(NamedTuple):
+    """Relaxed structures, in the order of the drawn ones; the model that relaxed them, and the limit of its steps."""
+
+    rows: tuple[Relaxed, ...]
+    model: str
+    limit: int
 
 
 def relax_in_processes(
@@ -69,7 +78,7 @@ def relax_in_processes(
         good = [one for one in found.values() if not one.problem]
         say(
             f"relaxed {len(found)} of {len(structures)} after {time.monotonic() - begin:.0f} s: "
-            f"{len(found) - len(good)} failed, {np.mean([one.converged for one in good] or [0]):.1%} converged, "
+            f"{len(found) - len(good)} failed, {np.mean([float(one.converged) for one in good] or [0]):.1%} converged, "
             f"{np.mean([one.steps for one in good] or [0]):.1f} steps"
         )
         if time.monotonic() - written > WRITE_EVERY:
@@ -111,6 +120,9 @@ def _write(path: Path, structures: Sequence[Candidate], found: Found, model: str
         "model": np.array(model),
         "limit": np.array(steps),
         "done": np.array(done, np.int64),
+        "names": np.array([one.candidate.name.encode() for one in rows], "S"),
+        "atoms": np.array([len(one.candidate) for one in rows], np.int64),
+        "numbers": np.concatenate([np.zeros(0, np.int64), *(one.candidate.numbers for one in rows)]),
         "coords": np.concatenate([np.zeros((0, 3)), *(one.candidate.coords for one in rows)]),
         "cells": np.array([one.candidate.cell for one in rows]).reshape(-1, 3, 3),
         "energies": np.array([one.energy for one in rows], float),
@@ -123,45 +135,56 @@ def _write(path: Path, structures: Sequence[Candidate], found: Found, model: str
     write_bytes(path, content.getvalue())
 
 
-def _read(path: Path, structures: Sequence[Candidate], model: str, steps: int) -> Found:
+COLUMNS = ("cells", "energies", "rmsd", "steps", "converged", "problems")  # with one row per structure that is done
+ARRAYS = {"digest", "volumes", "model", "limit", "done", "names", "atoms", "numbers", "coords", *COLUMNS}
+
+
+def _arrays(path: Path) -> dict[str, Any]:
     arrays = read_arrays(path, LARGEST)
-    require_same(path, arrays, structures)
-    names = ("model", "limit", "done", "coords", "cells", "energies", "rmsd", "steps", "converged", "problems")
-    if missing := [name for name in names if name not in arrays]:
+    if missing := sorted(ARRAYS - arrays.keys()):
         raise DataError(f"{path} is not a file of relaxed structures: it lacks {missing[0]}; delete it")
+    count, total = len(arrays["done"]), int(arrays["atoms"].sum())
+    rows = {len(arrays[name]) for name in (*COLUMNS, "names", "atoms")}
+    if rows != {count} or {len(arrays[name]) for name in ("coords", "numbers")} != {total}:
+        raise DataError(f"{path} is not a file of relaxed structures: its arrays do not fit together; delete it")
+    return arrays
+
+
+def _rows(arrays: dict[str, Any]) -> Found:
+    ends = np.cumsum(arrays["atoms"])[:-1]
+    names, parts = arrays["names"].tolist(), (np.split(arrays[name], ends) for name in ("numbers", "coords"))
+    columns = zip(arrays["done"].tolist(), names, *parts, *(arrays[name] for name in COLUMNS), strict=True)
+    return {
+        i: Relaxed(
+            Candidate(name.decode("utf-8", "replace"), numbers, coords, cell),
+            float(energy),
+            float(rmsd),
+            int(steps),
+            problem.decode("utf-8", "replace"),
+            bool(converged),
+        )
+        for i, name, numbers, coords, cell, energy, rmsd, steps, converged, problem in columns
+    }
+
+
+def _read(path: Path, structures: Sequence[Candidate], model: str, steps: int) -> Found:
+    arrays = _arrays(path)
+    require_same(path, arrays, structures)
     if (made := (str(arrays["model"]), int(arrays["limit"]))) != (model, steps):
         raise MismatchError(
             f"{path} holds relaxations by {made[0]} of at most {made[1]} steps, not by {model} of {steps}; "
             "choose another file"
         )
-    done = arrays["done"].tolist()
-    counts = [len(structures[i]) for i in done]
-    if len(arrays["coords"]) != sum(counts) or any(len(arrays[name]) != len(done) for name in names[4:]):
-        raise DataError(f"{path} does not fit its structures; delete it")
-    coords = np.split(arrays["coords"], np.cumsum(counts)[:-1]) if done else []
-    rows = zip(done, coords, *(arrays[name] for name in names[4:]), strict=True)
-    return {
-        i: Relaxed(
-            Candidate(structures[i].name, structures[i].numbers, places, cell),
-            float(energy),
-            float(rmsd),
-            int(taken),
-            problem.decode("utf-8", "replace"),
-            bool(converged),
-        )
-        for i, places, cell, energy, rmsd, taken, converged, problem in rows
-    }
+    return _rows(arrays) if len(arrays["done"]) else {}
 
 
-def read_relaxed(
-    path: Path, structures: Sequence[Candidate], *, model: str = "chgnet", steps: int = 200
-) -> list[Relaxed]:
-    """Return the relaxed structures of a file, in order: all of them, or the first ones up to a gap.
+def read_relaxed(path: Path) -> Relaxations:
+    """Return the relaxed structures of a file: all of them, or the first ones up to a gap.
 
     Chunks finish out of order. Those after a gap are left out, because hard structures take longer and would be
     missing among them.
     """
-    found, rows = _read(path, structures, model, steps), []
-    while len(rows) in found:
-        rows.append(found[len(rows)])
-    return rows
+    arrays = _arrays(path)
+    found = _rows(arrays) if len(arrays["done"]) else {}
+    rows = [found[i] for i in itertools.takewhile(found.__contains__, itertools.count())]
+    return Relaxations(tuple(rows), str(arrays["model"]), int(arrays["limit"]))

@@ -1,6 +1,5 @@
 """Relaxations in several processes agree with those of the library, stop after a time limit, and resume."""
 
-import math
 import time
 
 import numpy as np
@@ -30,7 +29,8 @@ def quietly(given, path, **options):
 def test_agrees_with_the_library(tmp_path, jobs):
     path, given = tmp_path / "relaxed.npz", structures()
     assert quietly(given, path, jobs=jobs) == len(given)
-    found = read_relaxed(path, given, model=MODEL, steps=STEPS)
+    found, *about = read_relaxed(path)
+    assert about == [MODEL, STEPS]
     expected = relax_all(given, calculator(MODEL), STEPS)
     assert [one.problem[:20] for one in found] == [one.problem[:20] for one in expected]
     assert [(one.steps, one.converged) for one in found] == [(one.steps, one.converged) for one in expected]
@@ -51,7 +51,7 @@ def test_stops_after_the_time_limit_and_resumes(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "relax_all", slow)
     assert quietly(given, path, minutes=0.01 / 60) == 2
-    assert len(read_relaxed(path, given, model=MODEL, steps=STEPS)) == 2
+    assert len(read_relaxed(path).rows) == 2
     assert quietly(given, path) == len(given)
     assert started == [["5.0", "it"], ["5.2", "5.4"], ["5.6"]]  # none twice
 
@@ -62,14 +62,16 @@ def test_structures_after_a_gap_are_left_out(tmp_path):
     found = module._read(path, given, MODEL, STEPS)
     del found[2]
     module._write(path, given, found, MODEL, STEPS)
-    assert [one.candidate.name for one in read_relaxed(path, given, model=MODEL, steps=STEPS)] == ["5.0", "it"]
+    assert [one.candidate.name for one in read_relaxed(path).rows] == ["5.0", "it"]
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):
     path, given = tmp_path / "relaxed.npz", structures()
     quietly(given, path)
     with pytest.raises(DataError, match="other file"):
-        read_relaxed(path, given[:2], model=MODEL, steps=STEPS)
+        quietly(given[:2], path)
     with pytest.raises(MismatchError, match="at most 8 steps"):
-        read_relaxed(path, given, model=MODEL, steps=STEPS + 1)
-    assert math.isnan(read_relaxed(path, given, model=MODEL, steps=STEPS)[1].energy)
+        relax_in_processes(given, path, model=MODEL, steps=STEPS + 1)
+    np.savez(path, done=np.arange(3))
+    with pytest.raises(DataError, match="lacks"):
+        read_relaxed(path)
