@@ -121,6 +121,10 @@ class Domain(ABC):
         """Return this domain with restrictions of the samples, by name of the option."""
         raise UsageError(f"{self.name} has no chemistry; leave out --{next(iter(controls))}")
 
+    def effect_of_controls(self, field: Field) -> str:
+        """Return a remark on how the restrictions take effect; empty if there is nothing to say."""
+        return ""
+
     def conditions(self, field: Field, count: int, label: int | None = None, seed: int = 0) -> dict[str, torch.Tensor]:
         """Return the conditions of `count` samples.
 

@@ -393,6 +393,7 @@ def test_sample_with_a_formula_resumes_and_records_it(run, trained, tmp_path, no
     assert code == 0, err
     assert "confidence is withheld" in err
     assert formulas(tmp_path / "a") == ["NaCl"] * 5
+    assert "restricted to NaCl, because the network was not trained with given types" in err
     made = fmwc.Trajectory.load(tmp_path / "a").made
     assert made["controls"] == "formula=NaCl"
     assert "already holds" in run(*words)[2]

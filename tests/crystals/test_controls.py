@@ -71,6 +71,13 @@ def test_a_formula_is_met_exactly(field, formula):
         assert found == {z: units * count for z, count in counts.items()}
 
 
+def test_how_a_formula_takes_effect_depends_on_the_network(network):
+    told = Controls(formula="NaCl")
+    assert "restricted to NaCl" in told.effect(network)
+    assert "NaCl are given to the network" in told.effect(CSPNet(8, 1, 2, 4, given=0.5))
+    assert Controls(atoms="4").effect(network) == ""
+
+
 def test_conditions_depend_on_the_seed_only_and_hold_for_a_longer_run(network):
     controls = Controls(formula="Fe2O3", atoms="5-15")
     few, many = controls.conditions(network, 5, 3), controls.conditions(network, 9, 3)

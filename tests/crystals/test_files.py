@@ -159,7 +159,9 @@ def test_a_cif_holds_confidence_and_doubt_as_data():
     assert "_fmwc_novel" not in text
     found = cif.CifParser.from_str(text).parse_structures(primitive=False)[0]
     np.testing.assert_allclose(found.frac_coords, CANDIDATE.coords, atol=1e-7)
-    assert "_fmwc" not in cif_text(CANDIDATE, NOTES)  # unchanged without doubt
+    (block,) = cif.CifFile.from_str(cif_text(CANDIDATE, NOTES)).data.values()
+    assert float(block.data["_fmwc_confidence"]) == 0.93
+    assert "_fmwc_atom_doubt" not in block.data
 
 
 def test_a_poscar_is_read_by_pymatgen_and_ase(tmp_path):

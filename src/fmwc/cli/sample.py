@@ -549,6 +549,8 @@ def draw(
         on_step: As in :class:`fmwc.SamplingConfig`.
     """
     options, domain, field = plan.options, plan.domain, plan.field
+    if effect := domain.effect_of_controls(field):
+        say_on_stderr(effect)
     profile, record, schedule = _pilot(plan, bar)
     used = field.schedule if schedule is not None and schedule.is_adaptive else schedule
     record = replace(record, read_at=0 if used is None else used.times or used.stride)

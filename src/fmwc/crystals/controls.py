@@ -109,6 +109,14 @@ class Controls:
             raise UsageError(f"atoms must be a number or a rising range such as 8-16; got '{self.atoms}'")
         return low, high
 
+    def effect(self, field: Any) -> str:
+        """Return how the formula takes effect on the samples of a field; empty without a formula."""
+        if not self.formula:
+            return ""
+        if getattr(getattr(field, "network", field), "given", 0):
+            return f"the types of {self.formula} are given to the network, which was trained with given types"
+        return f"the types are restricted to {self.formula}, because the network was not trained with given types"
+
     def conditions(self, field: Any, count: int, seed: int = 0) -> dict[str, Tensor]:
         """Return the conditions of `count` crystals for :func:`fmwc.sample`.
 

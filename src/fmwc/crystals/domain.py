@@ -66,6 +66,9 @@ class CrystalDomain(ShippedDomain):
     def with_controls(self, controls: Mapping[str, str]) -> CrystalDomain:
         return CrystalDomain(self.calculator, Controls(**controls))
 
+    def effect_of_controls(self, field: Field) -> str:
+        return self.controls.effect(field)
+
     def require_judge(self, field: Field) -> None:
         calculator(self.calculator)
 

@@ -124,17 +124,16 @@ def _row(columns: Columns | None, index: int) -> dict[str, Any]:
 def cif_text(candidate: Candidate, notes: Mapping[str, Any] | None = None) -> str:
     """Return a structure as CIF without symmetry, with notes as comments at the top.
 
-    If the structure has a doubt per atom, the atoms have the column `_fmwc_atom_doubt`, and numbers among the notes are
-    also data items, such as `_fmwc_confidence`.
+    Numbers among the notes are also data items, such as `_fmwc_confidence`. If the structure has a doubt per atom, the
+    atoms have the column `_fmwc_atom_doubt`.
     """
     _require_writable(candidate)
     notes, doubt = notes or {}, candidate.doubt
     parameters = need("ase.geometry.cell").cell_to_cellpar(candidate.cell)
     lines = [f"# {name}: {value}" for name, value in notes.items()]
     lines += [f"data_{OTHERS.sub('_', candidate.name) or 'structure'}"]
-    if doubt is not None:
-        numbers = {name: value for name, value in notes.items() if isinstance(value, float)}
-        lines += [f"_fmwc_{OTHERS.sub('_', name)} {value:.8g}" for name, value in numbers.items()]
+    numbers = {name: value for name, value in notes.items() if isinstance(value, float)}
+    lines += [f"_fmwc_{OTHERS.sub('_', name)} {value:.8g}" for name, value in numbers.items()]
     names = [*(f"length_{name}" for name in "abc"), "angle_alpha", "angle_beta", "angle_gamma"]
     lines += [f"_cell_{name} {value:.8f}" for name, value in zip(names, parameters, strict=True)]
     lines += ["_symmetry_space_group_name_H-M 'P 1'", "_symmetry_Int_Tables_number 1"]
