@@ -25,6 +25,7 @@ VERBS = (
     *("edit", "rewind", "judge", "rules"),
 )
 OF_EXPERIMENTS = ("bench", "control", "evaluate", "report", "reproduce", "study")
+PREDICT = ("draw", "match")
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], *([verb, "--help"] for verb in VERBS)], ids=" ".join)
@@ -36,7 +37,11 @@ def test_help_loads_no_slow_modules(words):
     assert not modules_after(run) & SLOW
 
 
-@pytest.mark.parametrize("words", [["--help"], *([verb, "--help"] for verb in OF_EXPERIMENTS)], ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [["--help"], *([verb, "--help"] for verb in OF_EXPERIMENTS), *(["predict", verb, "--help"] for verb in PREDICT)],
+    ids=" ".join,
+)
 def test_help_of_experiments_loads_no_slow_modules(words):
     run = (
         f"sys.argv[1:] = {words}\nfrom fmwc.__main__ import main\n"
@@ -56,10 +61,12 @@ def test_core_imports_no_optional_modules(statement):
 
 def test_every_command_is_tested():
     from experiments.cli import app as experiments
+    from experiments.cli import predict
     from fmwc.cli import app
 
     assert {c.name or c.callback.__name__ for c in app.registered_commands} == set(VERBS)
     assert {c.callback.__name__ for c in experiments.registered_commands} == set(OF_EXPERIMENTS)
+    assert {c.name for c in predict.registered_commands} == set(PREDICT)
 
 
 def test_public_names_exist():

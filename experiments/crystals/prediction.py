@@ -288,7 +288,9 @@ def balanced(candidate: Candidate) -> bool:
     """Return whether a composition is valid by the rule of SMACT that CDVAE uses: charges and electronegativities."""
     composition = need("pymatgen.core").Composition({symbol(z): count for z, count in candidate.key})
     with quiet():
-        return bool(need("smact.screening").smact_validity(composition, oxidation_states_set="smact14"))
+        return bool(
+            need("smact.screening", "'fmwc[tables]'").smact_validity(composition, oxidation_states_set="smact14")
+        )
 
 
 # ---- the summary -----------------------------------------------------------------------------------------------------
