@@ -128,15 +128,15 @@ FEWEST = 10  # failed and good labelled samples, each
 FOLDS, REPEATS = 5, 4  # of the cross-validation
 MOST = 4.0  # standard deviations; values further from the mean are clipped
 STRENGTHS = (0.01, 0.1, 1.0, 10.0)  # inverse strengths of the penalty
-POSITIVE = ("guess", "detour", "echo")  # signals that enter as logarithms
+POSITIVE = ("guess", "detour")  # signals that enter as logarithms; checks are logarithms already
 
 
 def evidence_of(run: Trajectory) -> dict[str, np.ndarray]:  # (B,) each
     """Return the evidence of each sample by name: what a head is fitted to.
 
-    This is the logarithm of the root mean square of σ, per channel and reading; the signals of the trajectory and the
-    checks of finished samples (positive ones as logarithms); and the number of rows (atoms) if it differs between
-    samples. Values that are not defined are NaN.
+    This is the logarithm of the root mean square of σ, per channel and reading; the signals of the trajectory, also as
+    logarithms; the checks of finished samples; and the number of rows (atoms) if it differs between samples. Values
+    that are not defined are NaN.
     """
     found: dict[str, torch.Tensor] = {}
     for channel in channels(run.var) if len(run.times) else ():
