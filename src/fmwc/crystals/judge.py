@@ -31,7 +31,7 @@ from fmwc.crystals.structures import (
 )
 from fmwc.errors import UsageError
 
-__all__ = ["METASTABLE", "STABLE", "Judgement", "Validity", "above_hull", "balanced", "judge", "validity"]
+__all__ = ["METASTABLE", "STABLE", "Judgement", "Validity", "above_hull", "balanced", "density_of", "judge", "validity"]
 
 
 # ---- validity --------------------------------------------------------------------------------------------------------
@@ -98,6 +98,13 @@ def balanced(key: Key) -> bool:
     return 0 in sums
 
 
+def density_of(candidate: Candidate) -> float:
+    """Return the density in g/cm³; NaN if an element is unknown or the cell has no finite volume."""
+    if not candidate.known or not candidate.finite or not (volume := candidate.volume) > 0:
+        return math.nan
+    return GRAMS * sum(_element(int(z)).mass for z in candidate.numbers) / volume
+
+
 def validity(candidate: Candidate) -> Validity:
     """Evaluate all rules for a structure."""
     if candidate.problem or not candidate.known:
@@ -105,15 +112,13 @@ def validity(candidate: Candidate) -> Validity:
     charge = balanced(candidate.key)
     if not candidate.finite:
         return Validity(False, False, charge, False)
-    elements = [_element(int(z)) for z in candidate.numbers]
-    mass, volume = sum(element.mass for element in elements), candidate.volume
-    density = volume > 0 and DENSITY[0] <= GRAMS * mass / volume <= DENSITY[1]
+    density = DENSITY[0] <= density_of(candidate) <= DENSITY[1]
     if unmeasurable(candidate):
         return Validity(False, False, charge, density)
-    radii = np.array([element.radius for element in elements])
+    radii = np.array([_element(int(z)).radius for z in candidate.numbers])
     pairs = neighbours(candidate, max(CLOSEST, 2 * OVERLAP * radii.max()) + 1e-6)
     overlap = pairs.distance <= OVERLAP * (radii[pairs.centre] + radii[pairs.other])
-    apart = volume >= SMALLEST and not bool((pairs.distance <= CLOSEST).any())
+    apart = candidate.volume >= SMALLEST and not bool((pairs.distance <= CLOSEST).any())
     return Validity(not bool(overlap.any()), apart, charge, density)
 
 
