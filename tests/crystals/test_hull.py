@@ -5,10 +5,12 @@ import warnings
 import numpy as np
 import pytest
 
-from fmwc.crystals import Hull, folder_hull, hull_for, reference_hull, shipped_hull
-from fmwc.crystals.hull import SHIPPED, composition, make_shipped
+from fmwc.crystals import Hull, folder_hull, hull_for, mp20, reference_hull, relax, shipped_hull
+from fmwc.crystals.hull import SHIPPED, TRIED, composition, make_shipped
 from fmwc.crystals.structures import key_of, symbol
 from fmwc.errors import DataError, ShapeError, UsageError
+
+from .conftest import crystal, rock_salt
 
 
 @pytest.fixture
@@ -19,6 +21,22 @@ def salt():
 
 def formula(key):
     return "".join(f"{symbol(z)}{count}" for z, count in key)
+
+
+class counting:
+    """An energy model that counts structures; it gives all of them the same energy, up to a number of structures."""
+
+    name, highest = "tests-counting", 118
+
+    def __init__(self, energy, most=1000):
+        self.energy, self.most, self.evaluated = energy, most, 0
+
+    def batches(self, candidates):
+        for _ in candidates:
+            if self.evaluated == self.most:
+                raise KeyboardInterrupt
+            self.evaluated += 1
+            yield [self.energy]
 
 
 def test_a_hull_by_hand(salt):
@@ -85,8 +103,8 @@ def test_corners_give_the_same_hull(salt):
 def test_save_and_load(salt, tmp_path):
     path = salt.save(tmp_path / "hull.npz", {"licence": "mine"})
     again = Hull.load(path)
-    assert (again.keys, again.model) == (salt.keys, "model")
-    np.testing.assert_allclose(again.energies, salt.energies)
+    assert again.model == "model"
+    assert dict(zip(again.keys, again.energies, strict=True)) == dict(zip(salt.keys, salt.energies, strict=True))
     with np.load(path) as file:
         assert str(file["licence"]) == "mine"
 
@@ -117,7 +135,7 @@ def test_shipped_hull_is_small_and_names_its_source():
     hull = hull_for("chgnet")
     assert hull is shipped_hull()
     assert hull.model == "chgnet"
-    assert hull.above("NaNe", 0.0)[1] == "no reference for Ne"
+    assert hull.above("NaRn", 0.0)[1] == "no reference for Rn"
     # PBE has −3.38 eV/atom; MP2020's correction of a chloride, −0.614 eV/Cl, is in the network's output.
     assert hull.energy(composition("NaCl"))[0] == pytest.approx(-3.38 - 0.614 / 2, abs=0.05)
 
@@ -128,7 +146,7 @@ def test_reference_energies_are_cached(prototypes, tmp_path, monkeypatch):
     some, seen = prototypes.take(range(6)), []
     first = reference_hull(some, name, progress=lambda *step: seen.append(step))
     (kept,) = (tmp_path / "hulls").iterdir()
-    assert seen == [("reference energies", 6, 6)]
+    assert seen == [("reference energies, given", 6, 6)]
     assert first.model == name
 
     def never(*_, **__):
@@ -143,6 +161,100 @@ def test_reference_energies_are_cached(prototypes, tmp_path, monkeypatch):
         reference_hull(some, name)
 
 
+def test_only_the_chemical_systems_at_hand_are_computed(tmp_path, monkeypatch):
+    monkeypatch.setenv("FMWC_CACHE", str(tmp_path))
+    salts = [rock_salt(), rock_salt(6.3, cation=19), crystal([11], [[0, 0, 0]], [3.7] * 3), rock_salt(4.2, 12, 8)]
+    model, seen = counting(-1.0), []
+    first = reference_hull(salts, model, systems=[composition("Na3Cl")], progress=lambda *step: seen.append(step))
+    assert {formula(key) for key in first.keys} == {"Na1Cl1", "Na1"}
+    assert model.evaluated == 2
+    assert seen == [("reference energies, given", 2, 2)]
+    again = reference_hull(salts, model, systems=[composition("NaCl"), composition("KCl")])
+    assert {formula(key) for key in again.keys} == {"Na1Cl1", "Na1", "Cl1K1"}
+    assert model.evaluated == 3  # the others are cached
+
+
+def test_an_interrupted_computation_resumes(tmp_path, monkeypatch):
+    monkeypatch.setenv("FMWC_CACHE", str(tmp_path))
+    monkeypatch.setattr("fmwc.crystals.hull.WRITE_EVERY", 1)
+    salts, model = [rock_salt(edge) for edge in (5.4, 5.6, 5.8)], counting(-1.0, most=2)
+    with pytest.raises(KeyboardInterrupt):
+        reference_hull(salts, model)
+    model.most = 100
+    reference_hull(salts, model)
+    assert model.evaluated == 2 + 1
+
+
+def test_references_near_the_hull_are_relaxed_when_relaxed_structures_are_judged(tmp_path, monkeypatch, chgnet):
+    monkeypatch.setenv("FMWC_CACHE", str(tmp_path))
+    strained, same = rock_salt(5.4), rock_salt(5.4, name="again")
+    hull = reference_hull([strained, same], chgnet, relax=True)
+    key = strained.key
+    assert hull.relaxed.energy(key)[0] == pytest.approx(relax(strained, chgnet, 100).energy, abs=1e-5)
+    assert hull.relaxed.energy(key)[0] < hull.energy(key)[0] - 1e-4
+    assert reference_hull([strained], chgnet).relaxed is None
+
+
+@pytest.mark.parametrize("offset", [0.0, 0.1])
+def test_published_energies_are_used_if_they_fit(tmp_path, monkeypatch, offset):
+    monkeypatch.setenv("FMWC_CACHE", str(tmp_path))
+    salts = [rock_salt(5 + i / 100, name=f"mp-{i}") for i in range(9)]
+    model, published = counting(-1.0), {f"mp-{i}": -1.0 - i / 1000 + offset for i in range(8)}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        hull = reference_hull(salts, model, published=published)
+    lowest = min(published.values()) if offset == 0 else -1.0
+    assert hull.energy(salts[0].key)[0] == pytest.approx(lowest)
+    assert model.evaluated == TRIED + (1 if offset == 0 else 9)  # the one that is not published, or all
+    assert [str(one.message) for one in caught if "so they are not used" in str(one.message)] == (
+        [] if offset == 0 else [str(caught[0].message)]
+    )
+
+
+def test_published_energies_belong_to_their_model(tmp_path):
+    names = np.array([b"mp-1", b"mp-2"])
+    energies = {f"{model}_energy_per_atom": np.full(2, -float(i)) for i, model in enumerate(("uma", "mace", "orb"))}
+    np.savez(tmp_path / mp20.PUBLISHED, material_id=names, **energies)
+    assert mp20.published_energies(tmp_path, "mace") == {"mp-1": -1.0, "mp-2": -1.0}
+    assert mp20.published_energies(tmp_path, "orb")["mp-1"] == -2.0
+    for other in ("chgnet", "sevennet", "mattersim", "my:model"):
+        assert mp20.published_energies(tmp_path, other) == {}
+
+
+def test_relaxed_references_have_a_hull_of_their_own(salt, tmp_path):
+    assert salt.relaxed is None
+    hull = Hull(["Na", "Cl", "NaCl", "NaCl"], [-1, -2, -3.5, -3.4], "model", [np.nan, -2.1, -3.6, -3.7])
+    assert hull.above("NaCl", -3.7) == (pytest.approx(-0.2), "")
+    assert hull.relaxed.above("NaCl", -3.7) == (pytest.approx(0), "")  # another polymorph relaxes further
+    assert hull.relaxed.energy(composition("Na"))[0] == -1  # not relaxed: its energy is an upper bound
+    assert hull.relaxed.energy(composition("Cl"))[0] == -2.1
+    again = Hull.load(hull.save(tmp_path / "hull.npz"))
+    assert again.relaxed.energy(composition("NaCl"))[0] == pytest.approx(-3.7)
+    both = salt.with_references(hull)
+    assert both.relaxed.energy(composition("Cl"))[0] == -2.1
+    assert both.mixture("Na3Cl").competing == 2
+    with pytest.raises(UsageError, match="cannot be mixed"):
+        salt.with_references(Hull(["Na"], [0.0], "other"))
+
+
+def test_a_mixture_names_its_phases_and_counts_the_competitors():
+    names = ["Na", "Cl", "K", "F", "W", "NaCl", "Na3Cl", "KCl", "NaKCl2", "KF"]
+    hull = Hull(names, [0, 0, 0, 0, 0, -2, 1, -2, -1, -3], "model")
+    mixture = hull.mixture("Na3Cl")
+    assert (str(mixture), mixture.competing, mixture.own, mixture.gap) == ("0.5 Na + 0.5 NaCl", 2, 2, "")
+    assert sum(share for _, share in mixture.parts) == pytest.approx(1)
+    assert (hull.mixture("NaKCl3").competing, hull.mixture("NaKCl3").own) == (4, 1)
+    assert (hull.mixture("Na").competing, hull.mixture("Na").own, hull.mixture("Na").gap) == (1, 1, "")
+    # Only elements compete.
+    assert hull.mixture("WF4").gap == "only elements compete"
+    assert hull.mixture("WF4").competing == 0
+    # KF competes, but tungsten is left over, and nobody knows whether it would react with fluorine.
+    assert str(hull.mixture("KWF5")) == "0.57 F2 + 0.29 KF + 0.14 W"
+    assert hull.mixture("KWF5").gap == "no reference contains F and W"
+    missing = hull.mixture("NaO")
+    assert (missing.problem, missing.parts, missing.gap) == ("no reference for O", (), "")
+
+
 def test_other_models_need_references(monkeypatch):
     monkeypatch.delenv("FMWC_DATA", raising=False)
     with pytest.raises(DataError, match="FMWC_DATA"):
@@ -152,8 +264,6 @@ def test_other_models_need_references(monkeypatch):
 
 
 def test_energies_of_mp20_above_the_hull(mp20_folder, tmp_path):
-    from fmwc.crystals import mp20
-
     stored = mp20.energies(mp20_folder)
     if stored is None:
         pytest.skip("no stored energies")
@@ -161,7 +271,7 @@ def test_energies_of_mp20_above_the_hull(mp20_folder, tmp_path):
     known = dict(zip(stored[0], stored[1].tolist(), strict=True))
     keys = [key_of(row) for row in crystals.numbers.tolist()]
     above = np.array([shipped.above(k, known[n])[0] for k, n in zip(keys, crystals.names, strict=True)])
-    assert above.mean() == pytest.approx(0.0072, abs=1e-4)
+    assert above.mean() == pytest.approx(0.0091, abs=1e-4)
     assert (above <= 0.1).mean() == pytest.approx(0.996, abs=1e-3)
     assert above.min() > -1e-9
     whole = folder_hull(mp20_folder)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ __all__ = [
     "Change",
     "Known",
     "Mode",
+    "Twin",
     "change_of",
     "chemistry_changed",
     "coordinate_rmsd",
@@ -50,16 +51,16 @@ def _reduced(candidate: Candidate) -> Any:
         return structure
 
 
-def _matches(structure: Any, others: Sequence[Any]) -> bool:
-    """Return whether a reduced structure is the same as one of the others."""
-    for other in others:
+def _match(structure: Any, others: Sequence[Any]) -> int | None:
+    """Return the index of the first of the others that is the same as a reduced structure."""
+    for i, other in enumerate(others):
         try:
             with quiet():
                 if _matcher().fit(other, structure, skip_structure_reduction=True):
-                    return True
+                    return i
         except Exception:  # structures that cannot be compared count as different
             continue
-    return False
+    return None
 
 
 def unique(
@@ -84,7 +85,7 @@ def unique(
         new = bool(good)
         if new and counts[candidate.key] > 1:
             reduced = _reduced(candidate)
-            new = not _matches(reduced, kinds[candidate.key])
+            new = _match(reduced, kinds[candidate.key]) is None
             if new:
                 kinds[candidate.key].append(reduced)
         first.append(new)
@@ -93,30 +94,49 @@ def unique(
     return first
 
 
+class Twin(NamedTuple):
+    """A known structure that is the same as a given one.
+
+    Attributes:
+        name: Its name, for MP-20 the identifier of the Materials Project.
+        split: The part of the data set that holds it; empty if the structures were given as one set.
+    """
+
+    name: str
+    split: str
+
+
 class Known:
     """An index of known structures by reduced formula. Cells are reduced on their first comparison.
 
     Arguments:
-        structures: Usually the training set.
+        structures: The structures as one set, or sets by the name of their split.
     """
 
-    def __init__(self, structures: Crystals | Sequence[Any]) -> None:
-        self._candidates: dict[Key, list[Candidate]] = defaultdict(list)
+    def __init__(self, structures: Crystals | Sequence[Any] | Mapping[str, Crystals | Sequence[Any]]) -> None:
+        self._candidates: dict[Key, list[tuple[Candidate, Twin]]] = defaultdict(list)
         self._reduced: dict[Key, list[Any]] = {}
-        for candidate in candidates(structures):
-            self._candidates[candidate.key].append(candidate)
+        splits = structures if isinstance(structures, Mapping) else {"": structures}
+        for split, part in splits.items():
+            for candidate in candidates(part):
+                self._candidates[candidate.key].append((candidate, Twin(candidate.name, split)))
 
     def __len__(self) -> int:
         return sum(map(len, self._candidates.values()))
 
-    def holds(self, candidate: Candidate) -> bool:
-        """Return whether the index contains the same structure."""
+    def twin(self, candidate: Candidate) -> Twin | None:
+        """Return the first known structure that is the same, or `None` if there is none."""
         key = candidate.key
         if key not in self._candidates:
-            return False
+            return None
         if key not in self._reduced:
-            self._reduced[key] = [_reduced(one) for one in self._candidates[key]]
-        return _matches(_reduced(candidate), self._reduced[key])
+            self._reduced[key] = [_reduced(one) for one, _ in self._candidates[key]]
+        match = _match(_reduced(candidate), self._reduced[key])
+        return None if match is None else self._candidates[key][match][1]
+
+    def holds(self, candidate: Candidate) -> bool:
+        """Return whether the index contains the same structure."""
+        return self.twin(candidate) is not None
 
 
 # ---- edits, by structure ---------------------------------------------------------------------------------------------

@@ -32,9 +32,11 @@ __all__ = [
     "Report",
     "build",
     "energies",
+    "folder_given",
     "load",
     "load_all",
     "prototypes",
+    "published_energies",
     "split_of",
 ]
 
@@ -42,6 +44,8 @@ SPLITS = {"train": range(8), "val": range(8, 9), "test": range(9, 10)}  # tenths
 FIELDS = ("num_atoms", "atomic_numbers", "frac_coords", "lengths", "angles", "material_id")
 COLUMNS = ("material_id", "cif")
 ENERGIES = "chgnet_energies.npz"
+PUBLISHED = "mlip_reference_energies.npz"
+PUBLISHED_MODELS = ("uma", "mace", "orb")
 LARGEST = 1 << 30  # maximum bytes of arrays; MP-20 takes 10 million
 DUPLICATE = "a duplicate name"
 REBUILD = "copy it again, or build it with fmwc.crystals.mp20.build"
@@ -164,18 +168,34 @@ def _write_whole(target: Path, files: Mapping[str, bytes]) -> None:
 
 def energies(where: str | Path | None = None) -> tuple[tuple[str, ...], Tensor] | None:
     """Return the names and CHGNet energies (eV/atom) stored beside the data; `None` if there are none."""
+    found = _stored(where, ENERGIES, "energy_per_atom")
+    return None if found is None else (found[0], torch.from_numpy(found[1].astype(np.float32)))
+
+
+def published_energies(where: str | Path | None, model: str) -> dict[str, float]:
+    """Return the energies (eV/atom) by name of another model, from the file published with LeMat-GenBench.
+
+    The file has energies by UMA, MACE and ORB; for other models, and without the file, there are none.
+    """
+    if model not in PUBLISHED_MODELS or (found := _stored(where, PUBLISHED, f"{model}_energy_per_atom")) is None:
+        return {}
+    return dict(zip(found[0], found[1].tolist(), strict=True))
+
+
+def _stored(where: str | Path | None, name: str, field: str) -> tuple[tuple[str, ...], np.ndarray] | None:
+    """Return names and energies from a file beside the data; `None` if there is no such file."""
     if where == "prototypes":
         return None
     place = _folder(where)
-    file = next((file for file in (place / ENERGIES, place / "mp20" / ENERGIES) if file.is_file()), None)
+    file = next((file for file in (place / name, place / "mp20" / name) if file.is_file()), None)
     if file is None:
         return None
-    arrays = _arrays(file, ("material_id", "energy_per_atom"))
-    values, names = arrays["energy_per_atom"], _names(arrays["material_id"], str(file))
+    arrays = _arrays(file, ("material_id", field))
+    values, names = arrays[field], _names(arrays["material_id"], str(file))
     if values.dtype.kind != "f" or values.shape != (len(names),) or not np.isfinite(values).all():
         got = f"{values.dtype} {values.shape} for {len(names)} names"
-        raise DataError(f"{file}: energy_per_atom must be one finite number for each name, got {got}; copy it again")
-    return names, torch.from_numpy(values.astype(np.float32))
+        raise DataError(f"{file}: {field} must be one finite number for each name, got {got}; copy it again")
+    return names, values
 
 
 def prototypes(split: str = "train") -> Crystals:
@@ -194,9 +214,14 @@ def prototypes(split: str = "train") -> Crystals:
 # ---- finding the data --------------------------------------------------------------------------------------------
 
 
+def folder_given(where: str | Path | None = None) -> str | Path | None:
+    """Return the given folder, or that of `FMWC_DATA`, or `None`."""
+    return where or os.environ.get("FMWC_DATA") or None
+
+
 def _folder(where: str | Path | None) -> Path:
     """Return the given folder, or that of `FMWC_DATA`."""
-    given = where if where is not None else os.environ.get("FMWC_DATA") or None
+    given = folder_given(where)
     if given is None:
         raise DataError(f"no data folder given; use --data or set FMWC_DATA; {OTHERS}")
     place = Path(os.path.expanduser(given))

@@ -20,7 +20,7 @@ from fmwc.errors import DataError
 from fmwc.files import write_json
 from fmwc.readers import anything, array, number, read_json, record, text, whole
 
-__all__ = ["LARGEST_FORCE", "Relaxed", "relax", "relax_all"]
+__all__ = ["LARGEST_FORCE", "Relaxed", "identity_of", "relax", "relax_all"]
 
 LARGEST_FORCE = 0.05  # eV/Å; a relaxation ends when all forces are smaller
 TOGETHER = 16  # structures relaxed together on a CPU, and the most that a kill loses
@@ -156,7 +156,7 @@ def relax_all(
     settings = f"{model.name} {version(model.name)} {steps} {LARGEST_FORCE}"
     for start in range(0, len(given), together):
         batch = given[start : start + together]
-        path = Path(kept) / f"{_digest(batch, settings)}.json" if kept is not None else None
+        path = Path(kept) / f"{identity_of(batch, settings)}.json" if kept is not None else None
         if path is not None and path.exists():
             found += _read(path, batch)
         else:
@@ -192,8 +192,8 @@ _RELAXED = {"coords": _ROWS, "cell": _ROWS, "energy": number(), "rmsd": number()
 _RESULTS = array(record({"steps": whole(), "problem": text()}, _RELAXED))
 
 
-def _digest(batch: Sequence[Candidate], settings: str) -> str:
-    """Return a hash of structures and settings."""
+def identity_of(batch: Sequence[Candidate], settings: str = "") -> str:
+    """Return a hash of structures and settings; names do not matter."""
     digest = hashlib.sha256(settings.encode())
     for candidate in batch:
         for part in (candidate.numbers.astype(np.int64), candidate.coords, candidate.cell):

@@ -39,6 +39,7 @@ __all__ = [
     "decode",
     "encode",
     "fold",
+    "formula_of",
     "from_cells",
     "from_flat",
     "from_row",
@@ -246,6 +247,12 @@ def key_of(numbers: Sequence[int] | np.ndarray) -> Key:
     return tuple((z, counts[z] // shared) for z in sorted(counts))
 
 
+def formula_of(key: Key) -> str:
+    """Return the reduced formula of a composition from pymatgen, metals first."""
+    with quiet():  # pymatgen warns of noble gases, which have no electronegativity
+        return str(need("pymatgen.core").Composition({symbol(z): count for z, count in key}).reduced_formula)
+
+
 def cell_matrix(lengths: np.ndarray, angles: np.ndarray) -> np.ndarray:  # (3,), (3,) -> (3, 3)
     """Return the cell vectors a, b and c as rows; NaN if the angles do not form a cell."""
     cosine, sine = np.cos(np.radians(angles)), np.sin(np.radians(angles))
@@ -318,11 +325,7 @@ class Candidate:
     @property
     def formula(self) -> str:
         """The reduced formula from pymatgen, metals first; empty if an element is unknown."""
-        if not self.known:
-            return ""
-        with quiet():  # pymatgen warns of noble gases, which have no electronegativity
-            composition = need("pymatgen.core").Composition({symbol(z): count for z, count in self.key})
-            return str(composition.reduced_formula)
+        return formula_of(self.key) if self.known else ""
 
     def structure(self) -> Any:
         """Return a pymatgen structure, with the site property `doubt` if it was computed."""
