@@ -160,15 +160,17 @@ def flops(recipe: Mp20, field: Field, estimators: Mapping[str, Estimator], count
 def quality_of(judgement: Judgement) -> dict[str, Any]:
     """Return shares of all structures and the mean energy above the hull of judged ones, with intervals."""
     columns = {"mean_e_above_hull": np.array(judgement["e_above_hull"], float)}
+    summary = judgement.summary()
     shares = ("distances_ok", "valid", "unique", "novel", "stable", "metastable", "sun", "msun")
-    columns |= {f"{n}_share": np.array(judgement[n], float) for n in shares if None not in judgement[n]}
+    for name in (name for name in shares if summary[name] is not None):  # what is unknown does not count as stable
+        columns[f"{name}_share"] = np.array([value is True for value in judgement[name]], float)
 
     def mean(values: np.ndarray, index: np.ndarray) -> float:
         known = values[index][np.isfinite(values[index])]
         return float(known.mean()) if len(known) else math.nan
 
     intervals = {name: bootstrap(partial(mean, values), len(values)) for name, values in columns.items()}
-    return {**judgement.summary(), "intervals": intervals}
+    return {**summary, "intervals": intervals}
 
 
 def lift_of(score: Tensor | np.ndarray, good: np.ndarray, *, intervals: bool = False) -> dict[str, Any]:

@@ -121,7 +121,9 @@ class CrystalExperiment(Experiment):
 
     def judge(self, kept: Mapping[str, Tensor]) -> Outcome:
         structures, model = candidates(_structures(kept)), self.domain.calculator
-        computed, hull = energies(structures, calculator(model)), hull_for(model, self.data or None)
+        computed = energies(structures, calculator(model))
+        systems = [one.key for one, problem in zip(structures, computed.problems, strict=True) if not problem]
+        hull = hull_for(model, self.data or None, systems=systems)
         above = np.array(above_hull(structures, computed, hull)[0])
         arrays = {name: value.numpy() for name, value in kept.items()}
         valid = np.array([validity(candidate).distances for candidate in structures])

@@ -33,7 +33,7 @@ from experiments.crystals.evaluate import (
     run_batch,
     sweep,
 )
-from fmwc.crystals import Judgement, judge
+from fmwc.crystals import Judgement, judge, mp20
 from fmwc.crystals.recipe import EVERY, SCORE, Mp20
 from fmwc.crystals.structures import crystals_of
 from fmwc.errors import CheckpointError, UsageError
@@ -83,7 +83,8 @@ class Context:
 
     def judged(self, name: str, run: Trajectory) -> Judgement:
         """Judge a run and write the judgement as a table."""
-        judgement = judge(crystals_of(run), training=self.recipe.crystals(), calculator=self.calculator)
+        known = mp20.load_all(self.recipe.data or None)
+        judgement = judge(crystals_of(run), known=known, calculator=self.calculator)
         write_text(self.out / "judged" / f"{name}-{self.seed}.csv", Table.from_columns(judgement.columns).csv())
         return judgement
 

@@ -273,13 +273,13 @@ def mixed(tmp_path):
         b_coincident=crystal([11, 17], [[0, 0, 0], [0.01, 0, 0]], [4, 4, 4]),
         c_collapsed=crystal([11, 17], [[0, 0, 0], [0.5, 0.5, 0.5]], [1, 1, 1]),
         d_needle=crystal([11, 17], [[0, 0, 0], [0.5, 0.5, 0.5]], [3, 3, 300]),
-        e_neon=crystal([10], [[0, 0, 0]], [3.2, 3.2, 3.2]),
+        e_radon=crystal([86], [[0, 0, 0]], [4.4, 4.4, 4.4]),
         f_text="this is no crystal\n",
     )
 
 
-NAMES = ["a_salt.cif", "b_coincident.cif", "c_collapsed.cif", "d_needle.cif", "e_neon.cif", "f_text.cif"]
-PROBLEMS = ["", "", "collapsed", "needle", "no reference for Ne", "contains no structure"]
+NAMES = ["a_salt.cif", "b_coincident.cif", "c_collapsed.cif", "d_needle.cif", "e_radon.cif", "f_text.cif"]
+PROBLEMS = ["", "", "collapsed", "needle", "no reference for Rn", "contains no structure"]
 
 
 def test_judge_writes_a_row_with_the_problem_of_each_structure(run, mixed, tmp_path):
@@ -295,7 +295,7 @@ def test_judge_writes_a_row_with_the_problem_of_each_structure(run, mixed, tmp_p
     assert rows[0]["formula"] == "NaCl"
     assert abs(rows[0]["e_above_hull"]) < 0.02
     assert rows[0]["valid"] is True
-    assert rows[0]["novel"] is None  # no training set was given
+    assert rows[0]["novel"] is None  # no known structures were given
     assert rows[4]["energy_per_atom"] is not None  # an energy without a reference
     kept = table(tmp_path / "out" / "judged.csv")
     assert [row["name"] for row in kept] == NAMES

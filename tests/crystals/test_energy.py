@@ -128,3 +128,20 @@ def test_unknown_calculators():
         calculator(f"{__name__}:nothing")
     with pytest.raises(UsageError, match=r"pip install 'fmwc\[crystals\]'"):
         need("no_such_package")
+
+
+def test_sevennet_is_a_second_judge(chgnet):
+    """Both models agree on the formation energy of rock salt from its own strained cell, though not on totals."""
+    pytest.importorskip("sevenn", exc_type=ImportError)
+    sevennet = calculator("sevennet", "cpu")
+    salts = [rock_salt(), rock_salt(5.2), crystal([84], [[0, 0, 0]], [3.3] * 3)]
+    ours, theirs = energies(salts, chgnet), energies(salts, sevennet)
+    strain = [found.per_atom[1] - found.per_atom[0] for found in (ours, theirs)]
+    assert strain[0] > 0.02
+    assert strain[1] == pytest.approx(strain[0], rel=0.3)
+    assert theirs.problems[:2] == ("", "")
+    assert "sevennet failed" in theirs.problems[2]  # it does not know polonium
+    assert "\n" not in theirs.problems[2]
+    (forces,) = sevennet.forces([rock_salt(5.2)])
+    assert forces.stress.trace() < 0  # compressed
+    assert np.abs(forces.forces).max() < 1e-3  # by symmetry

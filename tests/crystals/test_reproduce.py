@@ -262,11 +262,11 @@ def test_second_call_computes_nothing(whole, monkeypatch):
 def test_every_measure_is_computed_if_some_are_good(again, tmp_path, monkeypatch):
     """The judge accepts every other crystal."""
 
-    def every_other(crystals, training, calculator):
+    def every_other(crystals, known, calculator):
         structures = candidates(crystals)
-        known = [True] * len(structures)
+        every = [True] * len(structures)
         columns = {"name": [c.name for c in structures], "e_above_hull": [0.01, 0.5] * (len(structures) // 2)}
-        columns |= dict.fromkeys(SHARES, known) | {"metastable": [True, False] * (len(structures) // 2)}
+        columns |= dict.fromkeys(SHARES, every) | {"metastable": [True, False] * (len(structures) // 2)}
         return Judgement({**columns, "problem": [""] * len(structures)}, tuple(structures))
 
     monkeypatch.setattr(module, "judge", every_other)

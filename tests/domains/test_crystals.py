@@ -31,7 +31,8 @@ FIRST = ["name", "formula", "atoms"]
 OWN = ["score", "rank", "score_type", "score_coord", "score_lattice"]
 JUDGED = [
     "energy_per_atom", "e_above_hull", "distances_ok", "apart_ok", "charge_ok", "density_ok", "valid", "unique",
-    "novel", "stable", "metastable", "sun", "msun", "problem",
+    "novel", "stable", "metastable", "sun", "msun", "competing_phases", "own_phases", "decomposition", "sparse_hull",
+    "twin", "twin_split", "problem",
 ]  # fmt: skip
 
 
@@ -275,7 +276,9 @@ def test_an_interrupted_run_resumes_from_compact_batches(setting, field, tmp_pat
 
 
 def test_an_unknown_calculator_is_refused(setting):
-    with pytest.raises(UnknownNameError, match=r"did you mean 'mace'\? Known: chgnet, mace, mattersim, orb, uma"):
+    with pytest.raises(
+        UnknownNameError, match=r"did you mean 'mace'\? Known: chgnet, mace, mattersim, orb, sevennet, uma"
+    ):
         setting.with_judge("mase")
     assert setting.with_judge("mace").calculator == "mace"
     assert setting.with_judge("mine:model").calculator == "mine:model"
@@ -300,10 +303,14 @@ def test_the_latest_judgement_is_cached(setting, salts, drawn, monkeypatch):
     assert calls == [8, COUNT, 8]
 
 
-def test_novelty_is_judged_against_the_training_set(setting, salts, monkeypatch):
-    monkeypatch.setattr(room.mp20, "load", lambda where: crystals_of(salts).take([2, 3]))
+def test_novelty_is_judged_against_all_known_structures(setting, salts, monkeypatch):
+    monkeypatch.setattr(room.mp20, "load_all", lambda where: {"test": crystals_of(salts).take([2, 3])})
+    monkeypatch.setattr(room.mp20, "energies", lambda where: None)
     monkeypatch.setenv("FMWC_DATA", "somewhere")
-    novel = setting.judgement(salts)["novel"]
+    judgement = setting.judgement(salts)
+    novel = judgement["novel"]
+    assert judgement["twin"][2:4] == judgement["name"][2:4]
+    assert judgement["twin_split"][2:4] == ["test", "test"]
     assert novel[2] is novel[3] is False
     assert novel[0] is False  # two atoms at one position are not novel
     assert any(novel)

@@ -839,7 +839,7 @@ def metrics_of_crystals() -> Found:
     found["above"] = np.array([hull.above(f, -2.0)[0] for f in ("NaCl", "Na2Cl", "NaCl3", "Na")])
     shipped_one = shipped_hull()
     found["above the shipped hull"] = np.array([shipped_one.above(f, -3.0)[0] for f in ("NaCl", "CsCl", "Fe2O3")])
-    judged = judge(those, training=those[2:3])
+    judged = judge(those, known=those[2:3])
     for column in judged.columns:
         values = judged[column]
         if all(isinstance(v, (int, float)) for v in values):

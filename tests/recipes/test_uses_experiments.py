@@ -169,7 +169,9 @@ def test_crystals_are_studied(tmp_path, monkeypatch):
 
     monkeypatch.setattr(crystals, "calculator", lambda name: name)
     monkeypatch.setattr(crystals, "energies", energies)
-    monkeypatch.setattr(crystals, "hull_for", lambda *given: SimpleNamespace(above=lambda key, energy: (energy, "")))
+    monkeypatch.setattr(
+        crystals, "hull_for", lambda *given, **options: SimpleNamespace(above=lambda key, energy: (energy, ""))
+    )
     monkeypatch.delenv("FMWC_DATA", raising=False)
     torch.manual_seed(0)
     subject = hasty(CrystalExperiment)(
@@ -191,7 +193,7 @@ def test_crystals_are_studied(tmp_path, monkeypatch):
     assert result_file(tmp_path, 1, "draw-edit").exists()
     subject.data = "another hull"  # the same samples are judged again, and numbers of the first hull are dropped
     monkeypatch.setattr(
-        crystals, "hull_for", lambda *given: SimpleNamespace(above=lambda key, energy: (energy + 1, ""))
+        crystals, "hull_for", lambda *given, **options: SimpleNamespace(above=lambda key, energy: (energy + 1, ""))
     )
     study(subject, tmp_path, seeds=(1,), only="read:filter", say=quiet)
     assert load_outcomes(judged_at(tmp_path, "samples", 1))["samples"]["bad"].all()

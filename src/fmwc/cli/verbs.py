@@ -615,27 +615,44 @@ class Rewind:
 class Judge:
     """Judge crystal structures by energy, validity and novelty.
 
-    Accepts structures from any source and prints one row per structure: energy above the hull, validity, uniqueness,
-    novelty. Structures that cannot be judged are listed with the reason, and the exit code is 1.
+    Accepts structures from any source and prints one row per structure: energy above the hull, the phases it competes
+    with, validity, uniqueness, novelty. Structures that cannot be judged are listed with the reason, and the exit code
+    is 1. Where the references of a chemical system are too few, stable is unknown.
+
+    The judge is an energy model, not DFT. For 104 structures with published DFT energies, CHGNet's energy above the
+    hull is 0.10 eV/atom too low: of the structures that it calls metastable (at most 0.1 eV/atom), 55 % are by DFT
+    (precision 0.55, recall 0.97). With --cut 0.03, precision is 0.74 and recall 0.86.
     """
 
-    structures: Annotated[list[Path], Argument(help="CIF, POSCAR or extended XYZ files, or folders of them.")]
+    structures: Annotated[
+        list[Path],
+        Argument(help="CIF, POSCAR or extended XYZ files, folders of them, or a folder of fmwc sample crystals."),
+    ]
     out: Annotated[Path | None, Option("--out", "-o", help="Folder for the table, as CSV and Parquet.")] = None
-    calculator: Annotated[str, Option(help="Energy model: chgnet, mace, mattersim, orb, uma, or module:function.")] = (
-        "chgnet"
-    )
+    calculator: Annotated[
+        str,
+        Option(
+            help="Energy model: chgnet, sevennet, mace, mattersim, orb, uma, or module:function; several, separated by "
+            "commas, add their columns and a consensus."
+        ),
+    ] = "chgnet"
     relax: Annotated[
         int,
         Option(help="Relax each structure first, with at most this many steps (resumes with --out)."),
     ] = 0
+    cut: Annotated[float, Option(help="Largest energy above the hull of metastable structures, eV/atom.")] = 0.1
     data: Annotated[
-        str, Option(help="Folder of MP-20: use its hull, and judge novelty with respect to its training set.")
+        str,
+        Option(
+            help="Folder of known structures, such as MP-20: add its references to the hull, and judge novelty with "
+            "respect to all of its splits; default: FMWC_DATA."
+        ),
     ] = ""
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per structure.")] = False
     force: Force = False
 
     def run(self) -> None:
-        from fmwc.cli.judge import judge_structures, result_rows, summary_rows
+        from fmwc.cli.judge import judge_structures, result_rows, rows_left_out, summary_rows
 
         judgement, written = judge_structures(self)
         for path in written:
@@ -645,35 +662,11 @@ class Judge:
                 say(json.dumps({name: None if value != value else value for name, value in row.items()}))
         else:
             print_table(result_rows(judgement), "judged")
-            print_rows(summary_rows(judgement), f"{len(judgement)} structure{'s' * (len(judgement) != 1)}")
+            if line := rows_left_out(judgement, self.out):
+                say(line)
+            print_rows(summary_rows(judgement, self.cut), f"{len(judgement)} structure{'s' * (len(judgement) != 1)}")
         if any(judgement["problem"]):
             raise typer.Exit(1)
-
-
-@app.command("studio")
-@dataclass(frozen=True)
-class Studio:
-    """Draw, look at, edit and export samples in the browser.
-
-    Everything is computed on this machine; nothing is loaded from the network, and no other machine can connect.
-    Requires pip install 'fmwc[studio]'.
-    """
-
-    what: Annotated[
-        str,
-        Argument(help="Where to start: a shipped name, the folder of a checkpoint, or samples of fmwc sample."),
-    ] = ""
-    out: Annotated[Path, Option("--out", "-o", help="Folder in which the studio keeps its runs.")] = Path("studio")
-    port: Annotated[int, Option(min=0, max=65535, help="Port of the server; 0: any free port.")] = 8765
-    browser: Annotated[bool, Option("--browser/--no-browser", help="Open the page in the browser.")] = True
-    network: Network = ""
-    judge: JudgedBy = ""
-    device: Device = "auto"
-
-    def run(self) -> None:
-        from fmwc.studio.server import serve
-
-        serve(self, say)
 
 
 @app.command("rules")

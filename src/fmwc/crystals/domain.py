@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from fmwc.crystals.files import FORMATS, write_structures, write_table
 from fmwc.crystals.matching import MODES, chemistry_changed, coordinate_rmsd, success
 from fmwc.crystals.recipe import EVERY, PRESETS, READ_BY, SCORE, batch_for
 from fmwc.crystals.report import write_report
-from fmwc.crystals.structures import CHANNELS, Candidate, Crystals, crystals_of
+from fmwc.crystals.structures import CHANNELS, Candidate, crystals_of
 from fmwc.data.arrays import fingerprint
 from fmwc.domains import Rows, ShippedDomain, Show, shares
 from fmwc.errors import pick
@@ -90,11 +89,11 @@ class CrystalDomain(ShippedDomain):
         return self.controls.conditions(field, count, seed)
 
     def judgement(self, run: Trajectory, data: str = "") -> Judgement:
-        """Judge the structures of a run. Novelty is judged if `data` or FMWC_DATA names the training set."""
+        """Judge the structures of a run. Novelty is judged if `data` or FMWC_DATA names a folder of known ones."""
         key = fingerprint(run.x)
         if self._latest is None or self._latest[0] != key:
             say_on_stderr(f"judging {len(run)} structures")
-            self._latest = key, judge(crystals_of(run), training=_training(data), calculator=self.calculator)
+            self._latest = key, judge(crystals_of(run), calculator=self.calculator, data=mp20.folder_given(data))
         return self._latest[1]
 
     def judge(self, trajectory: Trajectory) -> np.ndarray:
@@ -171,26 +170,18 @@ class CrystalDomain(ShippedDomain):
 
     def write_samples(self, run: Trajectory, out: Path, format: str = "", symmetrise: float = 0.0) -> list[Path]:
         """Write the structures, the table in both formats, and a picture."""
-        table = self.table(run)
-        structures: Sequence[Candidate] = self.judgement(run).candidates
+        judgement, table = self.judgement(run), self.table(run)
+        structures: Sequence[Candidate] = judgement.candidates
         if DOUBT in run.evidence:
             rows = run.evidence[DOUBT].cpu().double().numpy()
             structures = [replace(one, doubt=row[: len(one)]) for one, row in zip(structures, rows, strict=True)]
         written = [run.compact().save(out / "samples.safetensors")]
         written += write_structures(out, structures, table, format, symmetrise)
         written += write_table(out / "samples", table)
-        return [*written, *self.pictures(run, table, out)]
-
-    def pictures(self, run: Trajectory, table: Mapping[str, Sequence[Any]], out: Path) -> list[Path]:
-        """Write crystals.png, most confident first."""
-        if "rank" not in table:
-            return []
-        level, energy = ordering_of(run), np.array(table["e_above_hull"], float)
-        order = level.values.cpu().numpy(), energy, np.array(table["distances_ok"], bool)
-        picture = sorted_by_confidence(crystals_of(run), *order, run.score().cpu().numpy(), label=level.label)
-        return [write_bytes(out / "crystals.png", png(picture))]
-
-
-def _training(data: str = "") -> Crystals | None:
-    """Load the training set, to judge novelty, if `data` or FMWC_DATA names one."""
-    return mp20.load(data or None) if data or os.environ.get("FMWC_DATA") else None
+        if "rank" in table:
+            level, energy = ordering_of(run), np.array(judgement["e_above_hull"], float)
+            order = level.values.cpu().numpy(), energy, np.array(judgement["distances_ok"], bool)
+            score = run.score().cpu().numpy()
+            picture = sorted_by_confidence(crystals_of(run), *order, score, label=level.label)
+            written.append(write_bytes(out / "crystals.png", png(picture)))
+        return written

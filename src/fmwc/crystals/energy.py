@@ -225,6 +225,7 @@ PACKAGES = {  # names for pip
     "orb": "orb-models",
     "uma": "fairchem-core",
     "mattersim": "mattersim",
+    "sevennet": "sevenn",
 }
 
 
@@ -282,6 +283,11 @@ def _orb(device: str) -> Any:
     return need("orb_models.forcefield.calculator", PACKAGES["orb"]).ORBCalculator(force_field, device=device)
 
 
+def _sevennet(device: str) -> Any:
+    # The wheel holds SevenNet-0, trained on MPtrj as CHGNet is.
+    return need("sevenn.calculator", PACKAGES["sevennet"]).SevenNetCalculator("7net-0", device=device)
+
+
 def _uma(device: str) -> Any:
     core = need("fairchem.core", PACKAGES["uma"])
     unit = core.pretrained_mlip.get_predict_unit("uma-s-1p1", device=device)
@@ -298,6 +304,7 @@ CALCULATORS: dict[str, Callable[[str], Calculator]] = {
     "orb": lambda device: _Ase("orb", lambda: _orb(device)),
     "uma": lambda device: _Ase("uma", lambda: _uma(device)),
     "mattersim": lambda device: _Ase("mattersim", lambda: _mattersim(device)),
+    "sevennet": lambda device: _Ase("sevennet", lambda: _sevennet(device)),
 }
 
 
@@ -309,7 +316,7 @@ def version(name: str) -> str:
         return ""
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=4)
 def calculator(name: str = "chgnet", device: str = "") -> Calculator:
     """Return an energy model.
 

@@ -17,10 +17,21 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fmwc.crystals.sandbox import read_structures, read_text_of
-from fmwc.crystals.structures import Candidate, from_row, need, one_line, quiet, symbol
+from fmwc.crystals.structures import (
+    CHANNELS,
+    Candidate,
+    candidates,
+    crystals_of,
+    from_row,
+    need,
+    one_line,
+    quiet,
+    symbol,
+)
 from fmwc.errors import DataError, FmwcError, pick
 from fmwc.files import note, write_bytes, write_text
 from fmwc.readers import shown
+from fmwc.sampling import Trajectory
 
 __all__ = [
     "FORMATS",
@@ -44,6 +55,7 @@ __all__ = [
 
 SUFFIXES = {".cif": "cif", ".xyz": "xyz", ".extxyz": "xyz", ".vasp": "poscar", ".poscar": "poscar"}
 NAMES = ("POSCAR", "CONTCAR")
+SAMPLES = "samples.safetensors"
 KNOWN = ", ".join([*SUFFIXES, *(f"{name}*" for name in NAMES)])
 OTHERS = re.compile(r"[^A-Za-z0-9_.+-]")  # characters that are replaced in the names of files and CIF blocks
 
@@ -79,21 +91,35 @@ def read(paths: str | Path | Iterable[str | Path]) -> list[Candidate]:
     read within the limits of `fmwc.crystals.sandbox` gives a candidate whose `problem` says why.
 
     Arguments:
-        paths: Files, or folders whose files of a known format are read in the order of their names.
+        paths: Files, or folders whose files of a known format are read in the order of their names. Of a folder that
+            `fmwc sample crystals` wrote, all samples are read.
     """
-    given = [paths] if isinstance(paths, str | Path) else list(paths)
+    given = [Path(os.path.expanduser(one)) for one in ([paths] if isinstance(paths, str | Path) else paths)]
     files: list[Path] = []
-    for path in (Path(os.path.expanduser(one)) for one in given):
+    drawn: list[Candidate] = []
+    for path in given:
         inside = [path]
-        if os.path.isdir(path):
+        if (samples := path / SAMPLES).is_file():
+            prefix = f"{shown(path)}/" if len(given) > 1 else ""
+            drawn += [replace(one, name=prefix + one.name) for one in _samples(samples)]
+            inside = []
+        elif os.path.isdir(path):
             inside = sorted(f for f in path.iterdir() if not f.is_dir() and not f.name.startswith(".") and kind_of(f))
             if not inside:
                 raise DataError(f"{shown(path)} contains no CIF, extended XYZ or POSCAR file")
         files += inside
-    if not files:
+    if not given:
         raise DataError("no structures to read; give at least one file or folder")
     count = Counter(file.name for file in files)  # files in two folders may share a name
-    return [one for f in files for one in _read_file(f, shown(f.name if count[f.name] == 1 else f))]
+    return drawn + [one for f in files for one in _read_file(f, shown(f.name if count[f.name] == 1 else f))]
+
+
+def _samples(path: Path) -> list[Candidate]:
+    """Return the samples of a run; those that have no CIF file are among them."""
+    run = Trajectory.load(path)
+    if not (isinstance(run.x, dict) and {*CHANNELS} <= run.x.keys() and "atoms" in run.cond):
+        raise DataError(f"{shown(path)} contains samples of another domain, not crystals")
+    return candidates(crystals_of(run))
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------

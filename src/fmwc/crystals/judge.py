@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fmwc.crystals import energy as models
+from fmwc.crystals import mp20
 from fmwc.crystals.energy import Calculator, Energies, Progress
 from fmwc.crystals.hull import Hull, hull_for
-from fmwc.crystals.matching import Known, unique
+from fmwc.crystals.matching import Known, Twin, unique
 from fmwc.crystals.relaxation import Relaxed, relax_all
 from fmwc.crystals.structures import (
     CLOSEST,
@@ -31,7 +32,18 @@ from fmwc.crystals.structures import (
 )
 from fmwc.errors import UsageError
 
-__all__ = ["METASTABLE", "STABLE", "Judgement", "Validity", "above_hull", "balanced", "density_of", "judge", "validity"]
+__all__ = [
+    "METASTABLE",
+    "STABLE",
+    "Judgement",
+    "Validity",
+    "above_hull",
+    "balanced",
+    "density_of",
+    "judge",
+    "validity",
+    "with_consensus",
+]
 
 
 # ---- validity --------------------------------------------------------------------------------------------------------
@@ -132,18 +144,23 @@ SHARES = (
 )  # fmt: skip
 
 
+NOVELTY = ("novel", "sun", "msun")  # columns that need known structures
+
+
 @dataclass(frozen=True)
 class Judgement:
     """The judgement of a set of structures.
 
     Attributes:
-        columns: One list per column, with one entry per structure in their order. A missing number is NaN; without a
-            training set, novelty is None.
+        columns: One list per column, with one entry per structure in their order. A missing number is NaN; what is not
+            known is None.
         candidates: The structures, after relaxation if requested.
+        notes: What limits the judgement, one sentence each.
     """
 
     columns: dict[str, list[Any]]
     candidates: tuple[Candidate, ...]
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.candidates)
@@ -161,7 +178,11 @@ class Judgement:
         return [dict(zip(self.columns, row, strict=True)) for row in zip(*self.columns.values(), strict=True)]
 
     def summary(self) -> dict[str, Any]:
-        """Return counts and shares of all structures, and the mean and median of the known energies above the hull."""
+        """Return counts and shares of all structures, and the mean and median of the known energies above the hull.
+
+        Structures for which `stable` and `sun` are unknown are counted as `stable_unknown` and `sun_unknown`, not among
+        the stable ones. Without known structures to compare with, the counts that need novelty are None.
+        """
         total = len(self)
         above = np.array(self["e_above_hull"], float)
         judged = above[np.isfinite(above)]
@@ -172,11 +193,13 @@ class Judgement:
             "mean_e_above_hull": float(judged.mean()) if len(judged) else math.nan,
             "median_e_above_hull": float(np.median(judged)) if len(judged) else math.nan,
         }
+        compared = any(value is not None for value in self["novel"])
         for name in SHARES:
-            known = [value for value in self[name] if value is not None]
-            count = sum(known) if len(known) == total else None
+            count = sum(value is True for value in self[name]) if compared or name not in NOVELTY else None
             summary[name] = count
             summary[f"{name}_share"] = None if count is None else count / total if total else math.nan
+        for name in ("stable", "sun"):
+            summary[f"{name}_unknown"] = None if summary[name] is None else self[name].count(None)
         return summary
 
 
@@ -185,42 +208,71 @@ def judge(
     *,
     calculator: str | Calculator = "chgnet",
     hull: Hull | None = None,
-    training: Crystals | Sequence[Any] | Known | None = None,
+    known: Crystals | Sequence[Any] | Mapping[str, Crystals | Sequence[Any]] | Known | None = None,
+    data: str | Path | None = None,
     relax: int = 0,
+    cut: float = METASTABLE,
     kept: Path | None = None,
     progress: Progress | None = None,
 ) -> Judgement:
     """Judge a set of structures.
 
-    A structure is `stable` on or below the hull, `metastable` up to 0.1 eV/atom above it, `unique` if it is the first
-    of its kind in the set, `novel` if it is not in the training set. `sun` combines stable, unique and novel, and
-    `msun` metastable, unique and novel; neither requires validity. Structures that cannot be judged have a `problem`
-    and none of these properties.
+    A structure is `stable` on or below the hull, `metastable` up to `cut` above it, `unique` if it is the first of its
+    kind in the set, `novel` if it is not among the known structures; `twin` and `twin_split` name the known structure
+    that is the same. `sun` combines stable, unique and novel, and `msun` metastable, unique and novel; neither requires
+    validity. Structures that cannot be judged have a `problem` and none of these properties.
+
+    The hull is known only as far as there are references. `competing_phases` is the number of reference compositions of
+    two or more elements, all of them in the structure, and `own_phases` those with all of its elements; polymorphs
+    count once. `decomposition` is the mixture of references with the lowest energy, in shares of atoms. If only pure
+    elements compete, or a pure element is left over because no reference combines it with another element of the
+    structure, `sparse_hull` says so, and a structure below the hull has an unknown `stable` and `sun` (None): its
+    energy, however low, only shows that the elements react.
 
     Arguments:
         structures: Crystals, pymatgen structures, ASE atoms or candidates.
         calculator: The energy model or its name.
         hull: The hull of energies by the same model; by default that of `hull_for`.
-        training: The training set; without it novelty is not judged.
-        relax: The maximum number of steps to relax each structure first; 0 for no relaxation.
+        known: The known structures, or a mapping of such sets by the name of their split; by default those of `data`.
+            Without both, novelty is not judged.
+        data: A folder of references, such as MP-20, for the hull (see `hull_for`) and for novelty.
+        relax: The maximum number of steps to relax each structure first; 0 for no relaxation. Relaxed structures are
+            compared with relaxed references (`Hull.relaxed`).
+        cut: The largest energy above the hull of metastable structures, eV/atom.
         kept: A folder that keeps the relaxed structures as they come, so that an interrupted run resumes.
         progress: Called with the stage, the number done and the total.
     """
     if relax < 0:
         raise UsageError(f"relax must be a number of steps, or 0 for no relaxation; got {relax}")
+    if not 0 <= cut < math.inf:
+        raise UsageError(f"the cut must be an energy above the hull of at least 0 eV/atom, such as 0.1; got {cut:g}")
     model = models.calculator(calculator) if isinstance(calculator, str) else calculator
-    hull = hull_for(model.name, progress=progress) if hull is None else hull
+    judged = candidates(structures)
+    if hull is None:
+        systems = [one.key for one in judged if not refusal(one, model.highest)]
+        hull = hull_for(model, data, systems=systems, relax=relax > 0, progress=progress)
     if hull.model != model.name:
         raise UsageError(f"energies by {model.name} cannot be compared with a hull of energies by {hull.model}")
-    judged = candidates(structures)
     computed = models.energies(judged, model, progress=progress)
     relaxation: dict[str, list[Any]] = {}
+    notes: list[str] = []
     if relax:
-        judged, computed, relaxation = _relax(judged, computed, model, hull, relax, kept, progress)
+        relaxation["e_above_hull_raw"] = above_hull(judged, computed, hull)[0]
+        judged, computed, columns = _relax(judged, computed, model, relax, kept, progress)
+        relaxation |= columns
+        if hull.relaxed is None:
+            notes.append("relaxed structures are compared with references that are not relaxed, as none are known")
+        hull = hull.relaxed or hull
     above, problems = above_hull(judged, computed, hull)
-    stable, metastable = [value <= STABLE for value in above], [value <= METASTABLE for value in above]
-    first, novel = _compare(judged, training, progress)
-    columns: dict[str, list[Any]] = {
+    phases = _phases(judged, hull)
+    stable = [
+        None if value <= STABLE and gap else value <= STABLE
+        for value, gap in zip(above, phases["sparse_hull"], strict=True)
+    ]
+    metastable = [value <= cut for value in above]
+    known = mp20.load_all(data) if known is None and data is not None else known
+    first, novel, twins = _compare(judged, known, progress)
+    columns = {
         "name": [candidate.name for candidate in judged],
         "formula": [candidate.formula for candidate in judged],
         "atoms": [len(candidate) for candidate in judged],
@@ -233,17 +285,19 @@ def judge(
         "metastable": metastable,
         "sun": _all(stable, first, novel),
         "msun": _all(metastable, first, novel),
+        **phases,
+        "twin": [twin.name if twin else "" for twin in twins],
+        "twin_split": [twin.split if twin else "" for twin in twins],
         **relaxation,
         "problem": problems,
     }
-    return Judgement(columns, tuple(judged))
+    return Judgement(columns, tuple(judged), tuple(notes))
 
 
 def _relax(
     given: list[Candidate],
     computed: Energies,
     model: Calculator,
-    hull: Hull,
     steps: int,
     kept: Path | None,
     progress: Progress | None,
@@ -259,7 +313,6 @@ def _relax(
     ]
     columns: dict[str, list[Any]] = {
         "energy_raw": computed.per_atom.tolist(),
-        "e_above_hull_raw": above_hull(given, computed, hull)[0],
         "rmsd": [one.rmsd for one in rest],
         "relax_steps": [one.steps for one in rest],
         "converged": [one.converged for one in rest],
@@ -283,20 +336,62 @@ def _rules(judged: list[Candidate]) -> dict[str, list[Any]]:
     return {**columns, "valid": [rule.valid for rule in rules]}
 
 
+def _phases(judged: Sequence[Candidate], hull: Hull) -> dict[str, list[Any]]:
+    """Return the columns about the references that each structure competes with."""
+    mixtures = [hull.mixture(one.key) if one.known else None for one in judged]
+    return {
+        "competing_phases": [mixture.competing if mixture else 0 for mixture in mixtures],
+        "own_phases": [mixture.own if mixture else 0 for mixture in mixtures],
+        "decomposition": [str(mixture or "") for mixture in mixtures],
+        "sparse_hull": [mixture.gap if mixture else "" for mixture in mixtures],
+    }
+
+
 def _compare(
-    judged: list[Candidate], training: Crystals | Sequence[Any] | Known | None, progress: Progress | None
-) -> tuple[list[bool], list[bool | None]]:
-    """Return which structures are unique and which are novel."""
+    judged: list[Candidate], known: Any, progress: Progress | None
+) -> tuple[list[bool], list[bool | None], list[Twin | None]]:
+    """Return which structures are unique, which are novel, and the known twins of those that are not."""
     usable = [not refusal(candidate) for candidate in judged]
     show = None if progress is None else lambda done: progress("matching", done, len(judged))
     first = unique(judged, usable, progress=show)
-    if training is None:
-        return first, [None] * len(judged)
-    known = training if isinstance(training, Known) else Known(training)
-    return first, [ok and not known.holds(candidate) for ok, candidate in zip(usable, judged, strict=True)]
+    if known is None:
+        return first, [None] * len(judged), [None] * len(judged)
+    index = known if isinstance(known, Known) else Known(known)
+    twins = [index.twin(candidate) if ok else None for ok, candidate in zip(usable, judged, strict=True)]
+    return first, [ok and twin is None for ok, twin in zip(usable, twins, strict=True)], twins
 
 
 def _all(*columns: list[Any]) -> list[bool | None]:
     """Combine columns by "and". None means unknown; any False makes the result False."""
     rows = zip(*columns, strict=True)
     return [False if any(v is False for v in row) else None if None in row else True for row in rows]
+
+
+# ---- several judges --------------------------------------------------------------------------------------------------
+
+OPINIONS = ("energy_per_atom", "e_above_hull", "stable", "metastable", "sun", "msun", "problem")
+RELAXATION = ("energy_raw", "e_above_hull_raw", "rmsd", "relax_steps", "converged")
+
+
+def with_consensus(judgements: Mapping[str, Judgement]) -> Judgement:
+    """Return the judgement of the first energy model with the opinions of the others, and whether they agree.
+
+    The columns of another model end in its name, such as `e_above_hull_sevennet`. `consensus` is True if all models
+    find a structure metastable, False if none does, and None if they disagree or one of them could not judge it.
+
+    Arguments:
+        judgements: Judgements of the same structures by the name of the model.
+    """
+    names, (first, *others) = [*judgements], judgements.values()
+    if any(len(other) != len(first) for other in others):
+        raise UsageError("judgements to combine must be of the same structures")
+    columns = {name: values for name, values in first.columns.items() if name != "problem"}
+    for name, other in zip(names[1:], others, strict=True):
+        columns |= {f"{key}_{name}": other[key] for key in (*OPINIONS, *RELAXATION) if key in other.columns}
+    verdicts = [
+        [None if problem else value for value, problem in zip(one["metastable"], one["problem"], strict=True)]
+        for one in judgements.values()
+    ]
+    columns["consensus"] = [row[0] if len({*row}) == 1 else None for row in zip(*verdicts, strict=True)]
+    notes = [f"{name}: {note}" for name, one in judgements.items() for note in one.notes]
+    return Judgement({**columns, "problem": first["problem"]}, first.candidates, tuple(notes))

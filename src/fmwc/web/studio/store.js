@@ -16,6 +16,7 @@ class Store extends EventTarget {
   fields = [];
   runs = [];
   jobs = [];
+  limits = {};
   start = "";
   ready = false;
   problem = "";
