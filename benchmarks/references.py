@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--data", help="default: FMWC_DATA")
     parser.add_argument("--out", type=Path, default=Path("references.npz"))
     parser.add_argument("--relax", type=int, default=100, help="maximum number of steps")
-    parser.add_argument("--within", type=float, default=0.02, help="eV/atom above the hull")
+    parser.add_argument("--within", type=float, default=0.1, help="eV/atom above the hull")
     parser.add_argument("--minutes", type=float, default=0.0, help="start no chunk after this time; 0 for no limit")
     parser.add_argument("--jobs", type=int, default=1, help="processes, which share the GPU if there is one")
     parser.add_argument("--chunk", type=int, default=256, help="structures relaxed together")
