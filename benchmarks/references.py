@@ -2,7 +2,8 @@
 
 python -m benchmarks.references --data FOLDER --out references.npz   # all splits of MP-20, with chgnet_energies.npz
 
-References on the hull of the stored energies come first, then those above it up to `--within`. Energies are written
+References on the hull of the stored energies come first, then those above it up to `--within`; with `--first`, those of
+the chemical systems of some samples before all others. Energies are written
 after every few chunks; the same command resumes, and `--minutes` ends a run early. On two CPU cores, a structure takes
 8 steps of 20 ms on average. On a GPU, the graphs and the steps of FIRE take the time: give one process per CPU core
 (`--jobs`), preferably with CUDA's MPS.
@@ -20,6 +21,7 @@ import io
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
@@ -33,10 +35,11 @@ from fmwc.crystals import mp20
 from fmwc.crystals.energy import calculator
 from fmwc.crystals.hull import folder_hull
 from fmwc.crystals.relaxation import relax_all
-from fmwc.crystals.structures import Candidate, candidates, symbol
+from fmwc.crystals.structures import Candidate, Crystals, candidates, crystals_of, symbol
 from fmwc.errors import DataError
 from fmwc.files import write_bytes
 from fmwc.readers import read_arrays
+from fmwc.sampling import Trajectory
 
 UNUSED = {"lxml", "matplotlib", "nvidia_smi", "palettable", "ruamel", "tabulate", "tqdm"}
 WRITE_EVERY = 20.0  # seconds
@@ -79,12 +82,18 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes, which share the GPU if there is one")
     parser.add_argument("--chunk", type=int, default=256, help="structures relaxed together")
     parser.add_argument("--count", type=int, default=0, help="the first so many only; 0 for all")
+    parser.add_argument("--first", type=Path, help="samples.safetensors of crystals whose chemical systems come first")
     parser.add_argument("--calculator", default="chgnet")
     arguments = parser.parse_args()
     begin = time.monotonic()
     deadline = begin + 60 * arguments.minutes if arguments.minutes else float("inf")
     found = read(arguments.out) if arguments.out.exists() else []
-    chosen = references(arguments.data, arguments.within)[: arguments.count or None]
+    chosen = references(arguments.data, arguments.within)
+    if arguments.first:
+        wanted = systems(crystals_of(Trajectory.load(arguments.first)))
+        chosen.sort(key=lambda one: frozenset(one[1].numbers.tolist()) not in wanted)  # stable: near the hull first
+        print(f"{sum(frozenset(one.numbers.tolist()) in wanted for _, one in chosen)} references come first")
+    chosen = chosen[: arguments.count or None]
     known = {row[0] for row in found}
     rest = [one for one in chosen if one[0][0] not in known]
     print(f"{len(chosen)} references, {len(chosen) - len(rest)} of them in {arguments.out}", flush=True)
@@ -122,6 +131,12 @@ def references(data: str | None, within: float) -> list[tuple[Row, Candidate]]:
             if above <= within:
                 chosen.append(((one.name, split, formula(one), energy[one.name], max(above, 0.0)), one))
     return sorted(chosen, key=lambda one: one[0][4])
+
+
+def systems(crystals: Crystals) -> set[frozenset[int]]:
+    """Return the chemical systems of crystals with all their subsystems."""
+    found = {frozenset(row) - {0} for row in crystals.numbers.tolist()}
+    return {frozenset(part) for one in found for size in range(1, len(one) + 1) for part in combinations(one, size)}
 
 
 def formula(candidate: Candidate) -> str:
