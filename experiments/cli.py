@@ -29,6 +29,7 @@ from fmwc.files import claimed, write_json
 from fmwc.progress import sampling_bar
 from fmwc.registry import DOMAINS
 
+SCREENED = ("samples.safetensors", "*.npz", "judged-*.json", "numbers.json")
 PREDICTED = ("draws/*.safetensors", "matches/*.json", "numbers.json")
 CheckpointName = Annotated[str, typer.Option(help="A shipped name or a folder; default: the shipped weights.")]
 
@@ -193,6 +194,35 @@ def predict_match(
         written = write_json(folder / "numbers.json", numbers)
     print_table(table(numbers), f"{numbers['compositions']} compositions of {numbers['split']}")
     print_written([written])
+
+
+@app.command()
+def screen(
+    folder: Annotated[Path, typer.Argument(help="A folder with samples.safetensors, and relaxed.npz if relaxed.")],
+    data: Data = "",
+    judge: JudgedBy = "chgnet",
+) -> None:
+    """Judge drawn and relaxed crystals, and measure what confidence is worth; resumes if interrupted.
+
+    Writes the tables of CDVAE, FlowMM and MatterGen before and after relaxation beside published rows, and every
+    quantity against confidence. Crystals are drawn by benchmarks.draw_crystals, relaxed by benchmarks.relaxations, and
+    fingerprints for coverage are computed by benchmarks.fingerprints, on other machines if needed.
+    """
+    from experiments.crystals.screening import screen as run
+    from experiments.crystals.screening import tables_of_structures
+    from experiments.crystals.screening_tables import verdicts, write_figures, write_screening
+    from fmwc.progress import say_on_stderr
+    from fmwc.provenance import Clock, pick_device, provenance
+
+    clock = Clock(where := pick_device("cpu"))
+    with claimed(folder, "screen", adds=SCREENED):
+        numbers = run(folder, data=data, model=judge, say=say_on_stderr)
+        numbers["provenance"] = provenance(where, clock.seconds, judge=judge)
+        written = [write_json(folder / "numbers.json", numbers), *write_screening(folder, numbers)]
+        written += write_figures(folder, tables_of_structures(folder))
+    for sentence in verdicts(numbers):
+        say(sentence)
+    print_written(written)
 
 
 @app.command()

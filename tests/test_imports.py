@@ -24,7 +24,7 @@ VERBS = (
     *("demo", "report", "train", "retrofit", "sample", "check", "filter", "learn"),
     *("edit", "rewind", "judge", "rules"),
 )
-OF_EXPERIMENTS = ("bench", "control", "evaluate", "report", "reproduce", "study")
+OF_EXPERIMENTS = ("bench", "control", "evaluate", "report", "reproduce", "screen", "study")
 PREDICT = ("draw", "match")
 
 

@@ -35,7 +35,7 @@ from fmwc.errors import DataError
 from fmwc.files import write_bytes
 from fmwc.readers import read_arrays
 
-__all__ = ["INSTALL", "Fingerprints", "featurizers", "fingerprints", "identity", "require_same"]
+__all__ = ["INSTALL", "Fingerprints", "featurizers", "fingerprints", "identity", "read_fingerprints", "require_same"]
 
 INSTALL = "'fmwc[tables]'"
 SITE, COMPOSITION = 61, 132  # lengths of the fingerprints
@@ -62,6 +62,10 @@ class Fingerprints:
 
     def __len__(self) -> int:
         return len(self.problems)
+
+    def take(self, count: int) -> Fingerprints:
+        """Return the fingerprints of the first structures."""
+        return Fingerprints(self.sites[:count], self.compositions[:count], self.problems[:count])
 
     @property
     def usable(self) -> np.ndarray:  # (N,)
@@ -94,7 +98,7 @@ def fingerprints(
         progress: Called with the stage, the number done and the total.
     """
     given, path = candidates(structures), None if kept is None else Path(kept)
-    found = _read(path, given) if path is not None and path.exists() else _nothing(len(given))
+    found = read_fingerprints(path, given) if path is not None and path.exists() else _nothing(len(given))
     sites, compositions, problems = found.sites, found.compositions, list(found.problems)
     pending = [i for i, problem in enumerate(problems) if problem == PENDING]
     end, batch = time.monotonic() + 60 * minutes, TOGETHER * jobs
@@ -185,7 +189,8 @@ def _write(path: Path, given: Sequence[Candidate], found: Fingerprints) -> None:
     write_bytes(path, content.getvalue())
 
 
-def _read(path: Path, given: Sequence[Candidate]) -> Fingerprints:
+def read_fingerprints(path: Path, given: Sequence[Candidate]) -> Fingerprints:
+    """Return the fingerprints of structures from a file that `fingerprints` wrote."""
     arrays = read_arrays(path, LARGEST)
     require_same(path, arrays, given)
     shapes = {"sites": (len(given), SITE), "compositions": (len(given), COMPOSITION), "problems": (len(given),)}

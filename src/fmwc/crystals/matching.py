@@ -24,6 +24,7 @@ __all__ = [
     "Known",
     "Mode",
     "Twin",
+    "alike",
     "change_of",
     "chemistry_changed",
     "coordinate_rmsd",
@@ -63,35 +64,47 @@ def _match(structure: Any, others: Sequence[Any]) -> int | None:
     return None
 
 
+def alike(
+    structures: Crystals | Sequence[Any],
+    usable: Sequence[bool] | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> list[int]:
+    """Return for each structure the index of the first one of its kind; −1 if it cannot be compared.
+
+    Arguments:
+        structures: The structures; only those of the same reduced formula are compared.
+        usable: Which structures can be compared.
+        progress: Called with the number done.
+    """
+    compared = candidates(structures)
+    able = [True] * len(compared) if usable is None else list(usable)
+    counts = Counter(candidate.key for candidate, good in zip(compared, able, strict=True) if good)
+    kinds: dict[Key, list[tuple[int, Any]]] = defaultdict(list)
+    first = []
+    for i, (candidate, good) in enumerate(zip(compared, able, strict=True)):
+        kind = i if good else -1
+        if good and counts[candidate.key] > 1:
+            reduced, others = _reduced(candidate), kinds[candidate.key]
+            match = _match(reduced, [other for _, other in others])
+            if match is None:
+                others.append((i, reduced))
+            else:
+                kind = others[match][0]
+        first.append(kind)
+        if progress is not None:
+            progress(len(first))
+    return first
+
+
 def unique(
     structures: Crystals | Sequence[Any],
     usable: Sequence[bool] | None = None,
     *,
     progress: Callable[[int], None] | None = None,
 ) -> list[bool]:
-    """Return whether each structure is the first of its kind.
-
-    Arguments:
-        structures: The structures; only those of the same reduced formula are compared.
-        usable: Which structures can be compared; others are not unique.
-        progress: Called with the number done.
-    """
-    compared = candidates(structures)
-    able = [True] * len(compared) if usable is None else list(usable)
-    counts = Counter(candidate.key for candidate, good in zip(compared, able, strict=True) if good)
-    kinds: dict[Key, list[Any]] = defaultdict(list)
-    first = []
-    for candidate, good in zip(compared, able, strict=True):
-        new = bool(good)
-        if new and counts[candidate.key] > 1:
-            reduced = _reduced(candidate)
-            new = _match(reduced, kinds[candidate.key]) is None
-            if new:
-                kinds[candidate.key].append(reduced)
-        first.append(new)
-        if progress is not None:
-            progress(len(first))
-    return first
+    """Return whether each structure is the first of its kind; see `alike`. Those not compared are not unique."""
+    return [i == kind for i, kind in enumerate(alike(structures, usable, progress=progress))]
 
 
 class Twin(NamedTuple):

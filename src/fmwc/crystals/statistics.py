@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ __all__ = ["PRECISIONS", "Coverage", "balanced_by_smact", "coverage", "propertie
 CUTOFFS = (0.4, 10.0)  # of distances between structure and between composition fingerprints, for MP-20
 PRECISIONS = (0.1, 0.01)  # Å, tolerances of space groups
 ROWS = 512  # rows of a matrix of distances that are computed together
+os.environ.setdefault("SPGLIB_WARNING", "OFF")  # it prints failures, which are results here
+
 OXIDATION = "smact14"  # SMACT's set of oxidation states when CDVAE was published; its default has changed since
 
 Columns = Mapping[str, Sequence[Any]]

@@ -21,6 +21,7 @@ __all__ = [
     "Retention",
     "auprc",
     "bootstrap",
+    "bootstrap_all",
     "compare",
     "precisions",
     "ranking",
@@ -154,6 +155,12 @@ def bootstrap(read: Callable[[np.ndarray], float], count: int, seed: int = 0) ->
         seed: Seeds the resamples.
     """
     return _interval(np.array([read(index) for index in _resamples(count, seed)]))
+
+
+def bootstrap_all(read: Callable[[np.ndarray], np.ndarray], count: int, seed: int = 0) -> np.ndarray:  # (2, *)
+    """Return the lower and upper ends of the intervals of many statistics, from the same resamples; see `bootstrap`."""
+    values = np.array([read(index) for index in _resamples(count, seed)])
+    return np.apply_along_axis(_interval, 0, values)
 
 
 class _Order:

@@ -1,0 +1,135 @@
+"""Screening from files of drawn and relaxed structures to tables: known, disturbed and collapsed crystals."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("chgnet", exc_type=ImportError)
+pytest.importorskip("matminer")
+pytest.importorskip("smact")
+
+from experiments.crystals import screening
+from experiments.crystals.relaxations import relax_in_processes
+from experiments.crystals.screening import judged
+from experiments.crystals.screening_tables import PUBLISHED, tables_of, verdicts
+from fmwc.crystals import candidates, mp20
+from fmwc.crystals.fingerprints import fingerprints
+from fmwc.crystals.structures import CHANNELS, crystals_of, encode
+from fmwc.errors import MismatchError
+from fmwc.sampling import Trajectory
+from tests.command import call, one_line
+
+COUNT, RELAXED, STEPS = 16, 12, 6
+
+
+def samples(prototypes):
+    """Prototypes, the second half with displaced atoms and more doubt; the last but two has all atoms in one place."""
+    small = ((prototypes.atoms > 1) & (prototypes.atoms < 7)).nonzero()[: COUNT // 2, 0]
+    those = prototypes.take(torch.cat([small, small]))
+    generator, coords = torch.Generator().manual_seed(0), those.coords.clone()
+    coords[COUNT // 2 :] += 0.12 * torch.randn(coords[COUNT // 2 :].shape, generator=generator)
+    coords[COUNT - 3] = 0
+    present = (those.numbers > 0)[..., None]
+    x, atoms = encode(dataclasses.replace(those, coords=coords % 1 * present))
+    order = torch.randperm(COUNT, generator=generator)  # of the draws, which says nothing about confidence
+    x, atoms, doubt = {c: value[order] for c, value in x.items()}, atoms[order], torch.arange(1.0, COUNT + 1)[order]
+    grid = torch.linspace(0, 1, 11)[:, None].repeat(1, COUNT)
+    var = {c: (k * doubt.square()).expand(10, COUNT)[..., None] for k, c in enumerate(CHANNELS, 1)}
+    mean, x0 = ({c: torch.zeros_like(v) for c, v in s.items()} for s in (var, x))
+    options = {"cond": {"atoms": atoms}, "default_score": "type/integrated", "seed": 3}
+    return Trajectory(x, x0, grid[:-1].clone(), mean, var, grid, **options)
+
+
+@pytest.fixture(scope="module")
+def folder(prototypes, tmp_path_factory):
+    out = tmp_path_factory.mktemp("screening")
+    run = samples(prototypes)
+    run.save(out / "samples.safetensors")
+    drawn = candidates(crystals_of(run))
+    relax_in_processes(drawn[:RELAXED], out / "relaxed.npz", steps=STEPS, say=lambda line: None)
+    sets = {"drawn": drawn, "test": mp20.load("prototypes", "test")}
+    sets["relaxed"] = [one.candidate for one in screening.read_relaxed(out / "relaxed.npz").rows]
+    for kind, given in sets.items():
+        fingerprints(given, kept=out / f"fingerprints-{kind}.npz")
+    return out
+
+
+def screen(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fmwc.metrics.ranking.RESAMPLES", 30)
+        call("experiments", "screen", folder, "--data", "prototypes")
+    return json.loads((folder / "numbers.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def numbers(folder):
+    return screen(folder)
+
+
+def test_sets_and_counts(numbers):
+    sets = numbers["sets"]
+    assert [sets[kind]["structures"] for kind in ("drawn", "same, drawn", "relaxed")] == [COUNT, RELAXED, RELAXED]
+    assert sets["drawn"]["problems"] >= 1  # atoms coincide
+    assert sets["drawn"]["structurally_valid"] == 1 - sets["drawn"]["problems"] / COUNT
+    assert 0 < sets["drawn"]["coverage_precision"] < 1
+    assert 0 < sets["drawn"]["coverage_recall"] < 1
+    assert sets["test"]["structurally_valid"] == 1
+    assert numbers["relaxation"] == {"limit": STEPS, "structures": RELAXED}
+    assert sets["relaxed"]["e_above_hull"] < sets["same, drawn"]["e_above_hull"]
+
+
+def test_known_structures_are_not_novel_and_surest(folder, numbers):
+    tables = screening.tables_of_structures(folder)
+    doubt, novel = (np.array(tables["drawn"][name]) for name in ("doubt", "novel"))
+    sure = doubt <= screening.drawn_run(folder).score().median().item()
+    assert not novel[sure].any()
+    found = numbers["confidence"]["relaxed"]["confidence"]
+    assert found["correlations"]["energy_drop"]["spearman"][0] < -0.5  # the surest drop least
+    assert found["selections"]["rmsd"]["means"][0] < found["selections"]["rmsd"]["means"][-1]
+    assert found["selections"]["novel_drawn"]["means"][0] == 0
+
+
+def test_energies_after_relaxation_are_those_of_the_file(folder):
+    tables, relaxed = screening.tables_of_structures(folder), screening.read_relaxed(folder / "relaxed.npz").rows
+    energies = np.array([one.energy for one in relaxed])
+    np.testing.assert_allclose(np.array(tables["relaxed"]["energy_per_atom"], float), energies)
+    drop = np.array(tables["drawn"]["energy_per_atom"], float) - energies
+    np.testing.assert_allclose(np.array(tables["relaxed"]["energy_drop"], float), drop)
+
+
+def test_tables_have_published_rows_and_every_cell(numbers):
+    made = tables_of(numbers)
+    assert set(PUBLISHED["distribution"]) < {row[""] for row in made["distribution"].rows}
+    for table in made.values():
+        widths = {len(row) for row in table.rows}
+        assert len(widths) == 1
+        assert all(name in row for row in table.rows for name in table.columns)
+    assert "the surest 20%" in verdicts(numbers)[0]
+
+
+def test_files_are_written_and_judged_once(folder, numbers):
+    assert {"tables.md", "summary.json", "figures"} <= {path.name for path in folder.iterdir()}
+    before = {path.name: path.stat().st_mtime_ns for path in folder.glob("judged-*.json")}
+    again = screen(folder)
+    assert before == {path.name: path.stat().st_mtime_ns for path in folder.glob("judged-*.json")}
+    assert {**again, "provenance": None} == {**numbers, "provenance": None}
+
+
+def test_tables_about_other_samples_are_refused(folder, numbers, run):
+    with pytest.raises(MismatchError, match="delete it to judge again"):
+        judged(folder, "drawn", {"model": "other"}, dict, print)
+    code, _, err = run("experiments", "screen", folder, "--data", "prototypes", "--judge", "mace")
+    assert code != 0
+    assert "judged-drawn.json" in one_line(err)
+
+
+def test_without_relaxed_structures_there_are_still_tables(folder, numbers, tmp_path):
+    for name in ("samples.safetensors", "judged-drawn.json", "judged-test.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    screen(tmp_path)
+    text = (tmp_path / "tables.md").read_text()
+    assert "ours, as drawn" in text
+    assert "ours, relaxed" not in text
