@@ -199,23 +199,30 @@ def predict_match(
 @app.command()
 def screen(
     folder: Annotated[Path, typer.Argument(help="A folder with samples.safetensors, and relaxed.npz if relaxed.")],
+    relax: Annotated[
+        int, typer.Option(min=0, help="Relax so many structures and compute all fingerprints; 0: use the files.")
+    ] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Maximum steps of --relax.")] = 200,
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Number of processes for --relax.")] = 1,
     data: Data = "",
     judge: JudgedBy = "chgnet",
 ) -> None:
     """Judge drawn and relaxed crystals, and measure what confidence is worth; resumes if interrupted.
 
     Writes the tables of CDVAE, FlowMM and MatterGen before and after relaxation beside published rows, and every
-    quantity against confidence. Crystals are drawn by benchmarks.draw_crystals, relaxed by benchmarks.relaxations, and
-    fingerprints for coverage are computed by benchmarks.fingerprints, on other machines if needed.
+    quantity against confidence. Other machines can do the work of --relax: see benchmarks.draw_crystals,
+    benchmarks.relaxations and benchmarks.fingerprints.
     """
+    from experiments.crystals.screening import complete, tables_of_structures
     from experiments.crystals.screening import screen as run
-    from experiments.crystals.screening import tables_of_structures
     from experiments.crystals.screening_tables import verdicts, write_figures, write_screening
     from fmwc.progress import say_on_stderr
     from fmwc.provenance import Clock, pick_device, provenance
 
     clock = Clock(where := pick_device("cpu"))
     with claimed(folder, "screen", adds=SCREENED):
+        if relax:
+            complete(folder, relax, steps, data=data, model=judge, jobs=jobs, say=say_on_stderr)
         numbers = run(folder, data=data, model=judge, say=say_on_stderr)
         numbers["provenance"] = provenance(where, clock.seconds, judge=judge)
         written = [write_json(folder / "numbers.json", numbers), *write_screening(folder, numbers)]

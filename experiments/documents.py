@@ -22,6 +22,7 @@ from experiments.common.store import read_results
 from experiments.common.tables import dig, number
 from experiments.cost.tables import default_table, other_table
 from experiments.crystals import tables as crystals
+from experiments.crystals.screening_tables import write_screening
 from experiments.mnist import tables as mnist
 from fmwc.report.table import Table
 
@@ -73,6 +74,10 @@ def _current() -> Iterator[tuple[Path, str]]:
                 shutil.copy(RESULTS / name / "cost.json", out)
             for path in write(out):
                 yield RESULTS / name / path.name, path.read_text()
+    for numbers in sorted(RESULTS.glob("crystals/screening*/numbers.json")):
+        with tempfile.TemporaryDirectory() as folder:
+            for path in write_screening(Path(folder), json.loads(numbers.read_text())):
+                yield numbers.with_name(path.name), path.read_text()
     for document in DOCUMENTS:
 
         def table(match: re.Match[str]) -> str:

@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 SHARES = (0.05, 0.1, 0.2, 0.5, 1.0)
+FEWEST = 5  # structures with a correlation
 GOAL = 0.2  # the share at which selections are compared with all
 
 Columns = Mapping[str, Sequence[Any]]
@@ -252,7 +253,7 @@ def correlations(
     """Return Spearman's correlation of an order with quantities, plain and with the number of atoms partialled out.
 
     A positive correlation means that structures at the front of the order have high values. Structures with a missing
-    value of any quantity are left out.
+    value of any quantity are left out; if fewer than `FEWEST` remain, there is no correlation.
 
     Returns:
         For each quantity `spearman` and `partial`, each with the ends of its 90 % bootstrap interval.
@@ -260,6 +261,8 @@ def correlations(
     values = values_of(tables, names, key)
     known = np.isfinite(values).all(0) & np.isfinite(key)
     rows = np.vstack([-key, atoms, values])[:, known]
+    if rows.shape[1] < FEWEST:
+        return {name: {"spearman": [None] * 3, "partial": [None] * 3} for name in names}
 
     def read(index: np.ndarray) -> np.ndarray:  # (2, Q)
         with np.errstate(invalid="ignore", divide="ignore"):  # a constant quantity has no correlation

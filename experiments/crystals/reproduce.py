@@ -33,6 +33,8 @@ from experiments.crystals.evaluate import (
     run_batch,
     sweep,
 )
+from experiments.crystals.screening import complete, cores, screen, tables_of_structures
+from experiments.crystals.screening_tables import write_figures
 from fmwc.crystals import Judgement, judge, mp20
 from fmwc.crystals.recipe import EVERY, SCORE, Mp20
 from fmwc.crystals.structures import crystals_of
@@ -50,6 +52,8 @@ __all__ = ["DRAWS", "READINGS", "SAMPLERS", "reproduce"]
 ESTIMATORS: dict[str, Any] = {"linearised": Linearised(16), "diagonal": Diagonal()}
 # Numbers of steps and anti-annealing, in addition to those of the recipe.
 SAMPLERS = ((20, 20.0), (50, 0.0), (50, 3.0), (50, 80.0), (100, 20.0), (200, 20.0))
+SCREENED, RELAXED = 4, 2 / 5  # crystals that are screened and relaxed, as multiples of the count: 10,000 and 1,000
+RELAX_STEPS = 200
 FEW = 200  # crystals of the sweep, which takes a thousand backward passes per step
 
 
@@ -77,6 +81,11 @@ class Context:
 
     def file(self, name: str) -> Path:
         return self.out / "draws" / f"{name}-{self.seed}.safetensors"
+
+    @property
+    def screening(self) -> Path:
+        """The folder of the crystals that are screened."""
+        return self.out / f"screening-{self.seed}"
 
     def run(self, name: str) -> Trajectory:
         return Trajectory.load(self.file(name))
@@ -131,6 +140,13 @@ def draw_samplers(context: Context) -> None:
         run.save(context.file(f"sampler-{steps}-{anneal:g}"))
 
 
+def draw_screening(context: Context) -> None:
+    """Sample more crystals for the statistics, with the variance at every fifth step."""
+    field, count = context.networks.retrofit(context.seed), SCREENED * context.count
+    run = draw_linearised(context.recipe, field, count, context.fresh, schedule=Schedule.every(EVERY))
+    replace(run, default_score=SCORE).save(context.screening / "samples.safetensors")
+
+
 def read_field(context: Context, kind: str) -> dict[str, Any]:
     """Evaluate the runs of a field."""
     run, diagonal = context.run(kind), context.run(f"{kind}-diagonal")
@@ -171,16 +187,27 @@ def read_hutchinson(context: Context) -> list[dict[str, Any]]:
     return hutchinson_rows(values, counted, units)
 
 
+def read_screening(context: Context) -> dict[str, Any]:
+    """Relax the first crystals, and compute the standard tables and what confidence is worth."""
+    data, relaxed = context.recipe.data, max(1, round(RELAXED * context.count))
+    complete(context.screening, relaxed, RELAX_STEPS, data=data, model=context.calculator, jobs=cores())
+    numbers = screen(context.screening, data=data, model=context.calculator)
+    write_figures(context.screening, tables_of_structures(context.screening))
+    return numbers
+
+
 DRAWS: dict[str, Callable[[Context], Any]] = {
     "retrofit": partial(draw_field, kind="retrofit"),
     "joint": partial(draw_field, kind="joint"),
     "sweep": draw_sweep,
     "samplers": draw_samplers,
+    "screening": draw_screening,
 }
 READINGS: dict[str, Callable[[Context], Any]] = {
     "retrofit": read_retrofit,
     "joint": partial(read_field, kind="joint"),
     "hutchinson": read_hutchinson,
+    "screening": read_screening,
 }
 
 

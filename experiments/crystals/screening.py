@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,10 @@ from experiments.crystals.confidence import (
     selections,
     values_of,
 )
-from experiments.crystals.relaxations import Relaxations, read_relaxed
+from experiments.crystals.relaxations import Relaxations, read_relaxed, relax_in_processes
 from fmwc.crystals import Candidate, candidates, hull_for, judge, mp20
 from fmwc.crystals.energy import Calculator, Forces
-from fmwc.crystals.fingerprints import Fingerprints, read_fingerprints
+from fmwc.crystals.fingerprints import Fingerprints, fingerprints, read_fingerprints
 from fmwc.crystals.judge import validity
 from fmwc.crystals.matching import Known, alike
 from fmwc.crystals.statistics import properties, statistics
@@ -46,7 +47,7 @@ from fmwc.readers import anything, array, mapping, read_json, record
 from fmwc.report.run import ordering_of
 from fmwc.sampling import Trajectory
 
-__all__ = ["SETS", "drawn_run", "judged", "screen", "tables_of_structures"]
+__all__ = ["SETS", "complete", "cores", "drawn_run", "judged", "screen", "tables_of_structures"]
 
 SETS = ("drawn", "relaxed", "test")
 LARGEST = 1 << 28  # maximum bytes of a table
@@ -179,6 +180,35 @@ def _fingerprints(folder: Path, kind: str, given: Crystals | Sequence[Any]) -> F
     if not found.complete:
         raise DataError(f"{path} is not complete; run python -m benchmarks.fingerprints again")
     return found
+
+
+def cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def complete(
+    folder: Path, count: int, steps: int, *, data: str = "", model: str = "chgnet", jobs: int = 1, say: Say = print
+) -> None:
+    """Relax the first structures of a folder, and compute all fingerprints; resumes if interrupted.
+
+    Arguments:
+        folder: A folder with samples.
+        count: The number of structures to relax.
+        steps: The maximum number of steps of a relaxation.
+        data, model: As for `screen`.
+        jobs: The number of processes.
+        say: Called with messages about the progress.
+    """
+
+    def show(stage: str, done: int, total: int) -> None:
+        say(f"{stage}: {done} of {total}")
+
+    drawn, relaxed = candidates(crystals_of(drawn_run(folder))), folder / "relaxed.npz"
+    relax_in_processes(drawn[:count], relaxed, model=model, steps=steps, jobs=jobs, say=say)
+    sets: dict[str, Any] = {"drawn": drawn, "relaxed": [one.candidate for one in read_relaxed(relaxed).rows]}
+    for kind, given in {**sets, "test": mp20.load(data or None, "test")}.items():
+        fingerprints(given, jobs=jobs, kept=folder / f"fingerprints-{kind}.npz", progress=show)
 
 
 def head(columns: Columns, count: int) -> Columns:

@@ -179,9 +179,9 @@ def _against_confidence(n: Numbers, part: str, title: str) -> Table:
     count = dig(n, f"confidence/{part}/structures")
     note = (
         f"{count:,} structures, ranked by {n['score']}. Uniqueness is judged within each selection. In brackets: 90 % "
-        "bootstrap intervals over structures. The energy drop is that of relaxation."
+        "bootstrap intervals over structures."
     )
-    return Table(rows, title, note)
+    return Table(rows, title, " ".join([note, *(verdicts(n) if part == "relaxed" else [])]))
 
 
 def _rivals(n: Numbers) -> Table:
@@ -269,8 +269,8 @@ def tables_of(n: Numbers) -> dict[str, Table]:
 
 def write_screening(out: Path, n: Numbers) -> list[Path]:
     """Write `tables.md` and `summary.json`."""
-    heading = ["# Screening of drawn crystals", "Written by `python -m experiments screen` from `numbers.json`."]
-    return write_tables(out, "\n\n".join([*heading, *verdicts(n)]), tables_of(n), n.get("provenance"))
+    heading = "# Screening of drawn crystals\n\nWritten by `python -m experiments screen` from `numbers.json`."
+    return write_tables(out, heading, tables_of(n), n.get("provenance"))
 
 
 # ---- figures ---------------------------------------------------------------------------------------------------------

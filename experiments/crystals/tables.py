@@ -22,6 +22,7 @@ from experiments.common.tables import (
     with_interval,
     write_tables,
 )
+from experiments.crystals import screening_tables
 from fmwc.crystals.recipe import SCORE
 from fmwc.errors import CheckpointError
 from fmwc.report.table import Table
@@ -289,6 +290,7 @@ def _sampler(n: Numbers) -> Table:
 # Per table: its function, the tasks that its numbers come from (as words in their names), and the key of the number of
 # structures in their provenance, which is empty if the rows state structures and steps.
 METHOD_TASKS = tuple(METHODS)
+SCREENING = "screening"  # the task of the tables of `screening_tables`
 TABLES: dict[str, tuple[Callable[[Numbers], Table], tuple[str, ...], str]] = {
     "table1_quality": (_quality, METHOD_TASKS, "samples"),
     "table2_auprc": (_filter, METHOD_TASKS, "samples"),
@@ -303,6 +305,8 @@ TABLES: dict[str, tuple[Callable[[Numbers], Table], tuple[str, ...], str]] = {
 def tables_of(n: Numbers) -> dict[str, Table]:
     """Return all tables with rows, from the numbers of one result file."""
     made = {name: make(n) for name, (make, _, _) in TABLES.items()}
+    if n.get(SCREENING):
+        made |= {f"{SCREENING}_{name}": table for name, table in screening_tables.tables_of(n[SCREENING]).items()}
     return {name: table for name, table in made.items() if table.rows}
 
 
@@ -350,7 +354,7 @@ def _numbers(result: Mapping[str, Any], out: Path) -> Numbers:
 
 def _origin(result: Mapping[str, Any], name: str) -> str:
     """Describe the provenance of a table, from its tasks or else from the whole result file."""
-    _, words, structures = TABLES[name]
+    _, words, structures = TABLES.get(name, (None, (SCREENING,), ""))
     about = result.get("provenance") or {}
     tasks = (about.get("pieces") or {}).items()
     parts = [part for task, part in tasks if isinstance(part, dict) and any(word in task for word in words)]

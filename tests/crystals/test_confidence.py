@@ -120,6 +120,8 @@ def test_missing_values_do_not_count():
     found = selections(made, ["rmsd"], keys_of(made["drawn"])["confidence"])["rmsd"]["means"]
     assert found[-1] == pytest.approx(2)
     assert found[0] == pytest.approx(0.5)
+    ranks = correlations(made, ["rmsd"], keys_of(made["drawn"])["confidence"], np.full(5, 4.0))
+    assert ranks["rmsd"]["spearman"] == [None] * 3  # three values are too few
 
 
 def test_labels_are_distinct():

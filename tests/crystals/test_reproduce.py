@@ -15,6 +15,7 @@ from experiments.common.store import experiment_of_results, read_results
 from experiments.crystals import evaluate
 from experiments.crystals import reproduce as module
 from experiments.crystals.reproduce import DRAWS, READINGS, reproduce
+from experiments.crystals.tables import tables
 from fmwc.checkpoint import load
 from fmwc.crystals import Judgement
 from fmwc.crystals.judge import SHARES
@@ -72,7 +73,7 @@ def again(tmp_path):
         ("flow:x", UsageError, "got 'flow:x'"),
         ("joint:-1", UsageError, "got 'joint:-1'"),
         ("draw:sweeps", UnknownNameError, "unknown drawing 'sweeps'; did you mean 'sweep'"),
-        ("read:sweep", UnknownNameError, "unknown reading 'sweep'.* Known: hutchinson, joint, retrofit"),
+        ("read:sweep", UnknownNameError, "unknown reading 'sweep'.* Known: hutchinson, joint, retrofit, screening"),
         ("read", UnknownNameError, "unknown reading ''"),
         ("ensemble:0", UnknownNameError, "unknown network 'ensemble'.* Known: flow, joint, retrofit"),
         ("draw:joint,read:nothing", UnknownNameError, "unknown reading 'nothing'"),
@@ -193,11 +194,15 @@ def test_samples_changed_by_confidence_are_recorded(again, tmp_path, monkeypatch
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    pytest.importorskip("chgnet", exc_type=ImportError)
+    for package in ("chgnet", "matminer", "smact"):
+        pytest.importorskip(package, exc_type=ImportError)
     out = tmp_path_factory.mktemp("results") / "crystals"
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("FMWC_DATA", raising=False)
         patch.setattr(module, "SAMPLERS", ((5, 0.0),))
+        patch.setattr(module, "SCREENED", 1)
+        patch.setattr(module, "RELAX_STEPS", 2)
+        patch.setattr(module, "cores", lambda: 1)
         patch.setattr(ranking, "RESAMPLES", 50)
         paths = reproduce(TINY, out, CPU, say=lambda text: None, **SIZE)
     assert paths == [out / "cells" / "0.json"]
@@ -226,6 +231,16 @@ def test_result_file_holds_hutchinson_rows(whole):
     counted = json.loads((whole / "draws" / "sweep-0.json").read_text())
     assert {"plain", "linearised, 1 probe a channel", *module.ESTIMATORS} <= counted.keys()
     assert load_file(whole / "draws" / "sweep-0.safetensors")["reference"].shape == (1, 6)
+
+
+def test_screening_reaches_the_tables(whole):
+    found = read_results(whole)[0]["numbers"]["screening"]
+    assert (found["sets"]["drawn"]["structures"], found["sets"]["relaxed"]["structures"]) == (24, 10)
+    assert found["score"] == SCORE
+    assert "coverage_recall" in found["sets"]["relaxed"]
+    text = tables(whole)[1].read_text()
+    assert "ours, relaxed" in text
+    assert "Every quantity against confidence" in text
 
 
 def test_each_judged_structure_has_a_row(whole):
