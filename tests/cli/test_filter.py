@@ -715,3 +715,20 @@ def test_folders_and_tables_without_labels_are_one_line(run, points, tmp_path):
         code, _, err = run("filter", points, "--keep", 0.5, "--labels", tmp_path / source, "--out", tmp_path / "out")
         assert code == 2
         assert expected in one_line(err)
+
+
+def test_labels_of_other_crystals_are_refused(run, crystals, tmp_path):
+    """Samples of two runs have the same names, but seldom the same formulas."""
+    pytest.importorskip("ase")
+    folder, _, _ = crystals
+    words = ("filter", folder, "--keep", 1, "--labels", tmp_path / "dft.csv", "--out", tmp_path / "kept")
+    write_text(
+        tmp_path / "dft.csv", "name,formula,bad\n00000,Cl2 Cs2,0\n00001,ClCs,1\n00003,not known,0\n00009,NaCl,1\n"
+    )
+    code, out, err = run(*words)
+    assert code == 0, err
+    assert "1 of 3" in out
+    write_text(tmp_path / "dft.csv", "name,formula,bad\n00000,CsCl,0\n00004,NaCl,1\n")
+    code, _, err = run(*words, "--force")
+    assert code == 2
+    assert "is of other samples: sample 4 is CsCl here and NaCl there" in one_line(err)

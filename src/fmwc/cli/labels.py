@@ -22,7 +22,7 @@ __all__ = ["NAME", "Labels", "Table", "labels_given", "read_labels", "read_table
 
 NAME = "name"  # the column that rows are matched by
 BAD, GOOD = "bad", "good"  # columns of a file of labels
-METASTABLE, PROBLEM = "metastable", "problem"  # columns of a judge's table
+METASTABLE, PROBLEM, FORMULA = "metastable", "problem", "formula"  # columns of a judge's table
 FAILED = (BAD, "misplaced")  # columns that are true for failed samples; other columns are true for good ones
 TABLES = ("judged.csv", "judged.parquet", "samples.csv")  # of a folder, in order of preference
 VALUES = {"1": 1.0, "true": 1.0, "1.0": 1.0, "0": 0.0, "false": 0.0, "0.0": 0.0, "": np.nan, "nan": np.nan}
@@ -166,7 +166,7 @@ def read_labels(options: Filter | Learn, names: Sequence[str], table: Table | No
     """
     criterion, source = _criterion(options), options.labels
     if source and os.path.exists(source):
-        return _from_file(_file_of(Path(source)), names, criterion)
+        return _from_file(_file_of(Path(source)), names, table, criterion)
     if source and criterion.column:
         raise DataError(f"--labels {shown(source)[:100]} is not a file")
     columns = [*table] if table else []
@@ -210,7 +210,7 @@ def _current(name: str, columns: Sequence[str]) -> str:
     return next((other for other in others if name not in columns and other in columns), name)
 
 
-def _from_file(path: Path, names: Sequence[str], criterion: Criterion) -> Labels:
+def _from_file(path: Path, names: Sequence[str], own: Table | None, criterion: Criterion) -> Labels:
     rows = _rows(path)
     head = [cell.strip() for cell in rows[0]] if rows else []
     lower = [cell.lower() for cell in head]
@@ -227,7 +227,15 @@ def _from_file(path: Path, names: Sequence[str], criterion: Criterion) -> Labels
     if NAME not in lower:
         return Labels(_in_order(table, criterion, names, str(path)), note)
     named = [cell.strip() for cell in table.pop(head[lower.index(NAME)])]
-    return _by_name(named, table, criterion, names, str(path), note)
+    used = [i for i, name in enumerate(named) if name or table[criterion.column][i].strip()]
+    table = {column: [cells[i] for i in used] for column, cells in table.items()}
+    place, others = _places([named[i] for i in used], names, str(path))
+    if own is not None and FORMULA in own and FORMULA in table:
+        _require_same_formulas(own[FORMULA], table[FORMULA], place, f"{path} is of other samples")
+    bad, failed = np.full(len(names), np.nan), criterion.failed(table, str(path))
+    known = place >= 0
+    bad[place[known]] = failed[known]
+    return Labels(bad, "; ".join(filter(None, [note, others])))
 
 
 def _with_column(path: Path, head: list[str], criterion: Criterion) -> tuple[Criterion, str]:
@@ -250,9 +258,8 @@ def _with_column(path: Path, head: list[str], criterion: Criterion) -> tuple[Cri
     )
 
 
-def _by_name(
-    labelled: list[str], table: Table, criterion: Criterion, names: Sequence[str], where: str, note: str
-) -> Labels:
+def _places(labelled: Sequence[str], names: Sequence[str], where: str) -> tuple[np.ndarray, str]:
+    """Return the index of the sample of each name, -1 for unknown names, and a note about these."""
     known = {name: i for i, name in enumerate(names)}
     if len(known) < len(names):
         _require_unique(names, "the folder of samples")
@@ -262,21 +269,32 @@ def _by_name(
         name = name if name in known or suffix not in SUFFIXES else name[: -len(suffix)]
         return name if name in known or not name.isdecimal() else f"{int(name):05d}"  # spreadsheets drop leading zeros
 
-    used = [i for i, name in enumerate(labelled) if name or table[criterion.column][i].strip()]
-    found = [sample(labelled[i]) for i in used]
+    found = [sample(name) for name in labelled]
     _require_unique(found, where)
     unknown = [name for name in found if name not in known]
     if found and len(unknown) == len(found):
         raise DataError(
             f"{where} names none of the samples: it has {_some(unknown)}; the samples are {_some(list(names))}"
         )
-    result = np.full(len(names), np.nan)
-    failed = criterion.failed({column: [cells[i] for i in used] for column, cells in table.items()}, where)
-    for name, value in zip(found, failed, strict=True):
-        if name in known:
-            result[known[name]] = value
-    others = f"{len(unknown)} labels are for names that are not among the samples ({_some(unknown)})" if unknown else ""
-    return Labels(result, "; ".join(filter(None, [note, others])))
+    note = f"{len(unknown)} labels are for names that are not among the samples ({_some(unknown)})" if unknown else ""
+    return np.array([known.get(name, -1) for name in found], int), note
+
+
+def _require_same_formulas(own: Sequence[str], labelled: Sequence[str], place: np.ndarray, what: str) -> None:
+    """Raise if the labels belong to crystals of other formulas: samples of two runs have the same names."""
+    for formula, i in zip(labelled, place, strict=True):
+        if i >= 0 and formula != own[i]:
+            parts = [_composition(one) for one in (formula, own[i])]
+            if all(parts) and parts[0] != parts[1]:
+                raise DataError(f"{what}: sample {i} is {shown(own[i])[:60]} here and {shown(formula)[:60]} there")
+
+
+def _composition(formula: str) -> dict[str, int] | None:
+    """Return the reduced composition of a formula; `None` if it cannot be read."""
+    try:
+        return dict(need("ase.formula").Formula(formula.replace(" ", "")).reduce()[0].count())
+    except (ValueError, ZeroDivisionError):
+        return None
 
 
 def _in_order(table: Table, criterion: Criterion, names: Sequence[str], where: str) -> np.ndarray:
