@@ -8,7 +8,7 @@ import { keepSlider } from "./keep.js";
 import { drawPicture, PicturePainter } from "./pictures.js";
 import { Points } from "./points.js";
 import { Ranking } from "./ranking.js";
-import { crystalOf } from "./samples.js";
+import { crystalOf, opposite } from "./samples.js";
 import { Vectors } from "./vectors.js";
 import { Wall } from "./wall.js";
 
@@ -94,7 +94,7 @@ export class Gallery {
       ranking.sort(by.value, !ranking.rising);
     });
     by.addEventListener("change", () => ranking.sort(by.value, ranking.rising));
-    const judged = run.bad ? [["failed", run.word], ["good", `not ${run.word}`]] : [];
+    const judged = run.bad ? [["failed", run.word], ["good", opposite(run.word)]] : [];
     const filter = el("select", { id: "filter" }, ...[["all", "all"], ["kept", "kept"], ["dropped", "dropped"], ...judged].map(([value, name]) => el("option", { value }, name)));
     filter.addEventListener("change", () => ranking.show(filter.value));
     const texts = Object.values(run.columns).some((column) => typeof column[0] === "string");
@@ -142,7 +142,7 @@ export class Gallery {
     const link = options.link && options.link(sample);
     fill(
       this.facts,
-      el("h3", {}, name, " ", failed !== null && el("span", { class: failed ? "tag bad" : "tag good" }, failed ? run.word : `not ${run.word}`)),
+      el("h3", {}, name, " ", failed !== null && el("span", { class: failed ? "tag bad" : "tag good" }, failed ? run.word : opposite(run.word))),
       el("p", { class: "level" }, dot, run.level ? `${run.label} ${short(level)}` : "no confidence", el("span", { class: "quiet-text" }, ` · ${count(ranking.place[sample] + 1)} of ${count(run.count)}`)),
       el("dl", {}, ...this.#facts(sample).flatMap(([title, value]) => [el("dt", {}, title), el("dd", {}, value)])),
       link && el("p", {}, el("a", { href: link, download: "" }, "File of this sample")),

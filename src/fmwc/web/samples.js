@@ -42,6 +42,9 @@ export function samplesOf(about, tensors, table) {
   };
 }
 
+/** Return the word for samples that did not fail, such as "not misplaced" or "metastable". */
+export const opposite = (word) => (word.startsWith("not ") ? word.slice(4) : `not ${word}`);
+
 function byScore(score, total) {
   const order = Uint32Array.from({ length: total }, (_, i) => i);
   return score ? order.sort((a, b) => score[a] - score[b] || a - b) : order;
