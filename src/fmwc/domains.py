@@ -284,6 +284,10 @@ class Domain(ABC):
         """Write samples.safetensors and samples.csv; crystals also in the formats of :meth:`check_format`."""
         return write_run(run, self.table(run), out)
 
+    def pictures(self, run: Trajectory, table: Mapping[str, Sequence[Any]], out: Path) -> list[Path]:
+        """Write the pictures of samples, whose :meth:`table` is known. By default, there are none."""
+        return []
+
     def write_stream(self, parts: Iterable[Trajectory], count: int, out: Path) -> list[Path]:
         """Write the same files from batches of samples. The files appear when all `count` samples are complete."""
         samples, table = out / "samples.safetensors", out / "samples.csv"

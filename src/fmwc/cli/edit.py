@@ -15,7 +15,7 @@ from torch import Tensor
 from fmwc.checkpoint import identity, load
 from fmwc.cli.sample import RunRecord, write_rows
 from fmwc.cli.verbs import Edit, Rewind
-from fmwc.domains import Rows, ShippedDomain
+from fmwc.domains import Domain, Rows, ShippedDomain
 from fmwc.errors import CheckpointError, DataError, MismatchError, OutputError, UsageError, nearest, pick
 from fmwc.field import Field
 from fmwc.files import claimed, write_bytes
@@ -30,7 +30,14 @@ from fmwc.uses.edit import critical_time, edit, random_times
 from fmwc.uses.guidance import Guidance
 from fmwc.uses.rewind import resample
 
-__all__ = ["edit_samples", "find_samples", "ranked_by_variance", "rewind_samples", "within_condition"]
+__all__ = [
+    "edit_samples",
+    "find_samples",
+    "integration",
+    "ranked_by_variance",
+    "rewind_samples",
+    "within_condition",
+]
 
 CRITICAL = {"critical": "variance", "transported": "transported"}  # values of --at: kinds of critical time
 RANDOM = "random"
@@ -134,10 +141,10 @@ def open_samples(options: Edit | Rewind) -> Opened:
         field.space.check(run.x, f"{file} does not fit {record.checkpoint}: ")
     if judge or domain.judges:
         domain.require_judge(field)
-    return Opened(run.to(device), domain, field, record, _integration(record, domain, field))
+    return Opened(run.to(device), domain, field, record, integration(record, domain, field))
 
 
-def _integration(record: RunRecord, domain: ShippedDomain, field: Field) -> dict[str, Any]:
+def integration(record: RunRecord, domain: Domain, field: Field) -> dict[str, Any]:
     """Return the options that reproduce recorded trajectories; raise if they cannot be reproduced."""
     if record.by != "sample":
         raise UsageError(

@@ -43,7 +43,7 @@ from fmwc.uses.filter import choose, ranks
 from fmwc.uses.heads import EvidenceHead
 from fmwc.uses.risk import FEWEST, RiskCertificate, lower_bound, required_labels, risk_control, upper_bound
 
-__all__ = ["filter_samples"]
+__all__ = ["certify", "filter_samples", "guarantee", "population_of", "read_run"]
 
 CERTIFICATE = "promise.json"  # its name since the first version
 SHARE = 0.9  # coverage of the interval of an observed rate
@@ -93,7 +93,7 @@ def filter_samples(options: Filter) -> tuple[Rows, list[Path]]:
         labels = read_labels(options, names, table) if labelled else None
         certificate, population = None, None
         if options.max_risk is not None or options.certificate is not None:
-            population = _population(run, options.score)
+            population = population_of(run, options.score)
             certificate = _certificate(options, population, values[finite], labels, finite)
         threshold = None if certificate is None else certificate.threshold
         index = finite[choose(values[finite], options.keep, options.budget, threshold)]
@@ -111,14 +111,19 @@ def filter_samples(options: Filter) -> tuple[Rows, list[Path]]:
     return _summary(scored, index, labels, certificate), written
 
 
-def _scored(file: Path, options: Filter) -> Scored:
-    """Read samples with their table and score."""
-    run, score = Trajectory.load(file), options.score
-    if options.head is not None:
-        run = _ranked_by_head(run, EvidenceHead.load(options.head), options)
+def read_run(file: Path) -> tuple[Trajectory, Table | None]:
+    """Read samples and the table beside them, if there is one."""
+    run = Trajectory.load(file)
     path = _inside(file.with_suffix(".csv"), file.parent)
     numbered = run.index is not None and len({*run.names}) == len(run)  # edits of one sample share its number
-    table = read_table(path, run.names, numbered=numbered) if path.is_file() else None
+    return run, read_table(path, run.names, numbered=numbered) if path.is_file() else None
+
+
+def _scored(file: Path, options: Filter) -> Scored:
+    """Read samples with their table and score."""
+    (run, table), score = read_run(file), options.score
+    if options.head is not None:
+        run = _ranked_by_head(run, EvidenceHead.load(options.head), options)
     if score and score != run.default_score and run.made.get("few"):
         raise UsageError(
             f"the variance of these samples was computed at {len(run.times)} times, chosen for {run.default_score}; "
@@ -152,7 +157,7 @@ def _ranked_by_head(run: Trajectory, head: EvidenceHead, options: Filter) -> Tra
 _CERTIFICATE = record({"format": whole(2, 2), "for": mapping(anything, 100), SEAL: text(64)}, more=True)
 
 
-def _population(run: Trajectory, score: str) -> dict[str, Any]:
+def population_of(run: Trajectory, score: str) -> dict[str, Any]:
     """Return the population that a certificate is for: all that determines the distribution of the scores.
 
     If the run does not record its checkpoint, the population is the run itself. Raise if certificates do not apply to
@@ -198,15 +203,19 @@ def _certificate(
         return _read_certificate(options.certificate, population)
     assert labels is not None
     assert options.max_risk is not None
-    bad, doubt = labels.bad[finite.numpy()], score.double().numpy()
-    known = ~np.isnan(bad)
+    return certify(score, labels.bad[finite.numpy()], options.max_risk, options.probability)
+
+
+def certify(score: Tensor, bad: np.ndarray, max_risk: float, probability: float) -> RiskCertificate:
+    """Create a certificate from finite scores and labels: 1 for failed samples, 0 for good ones, NaN for no label."""
+    doubt, known = score.double().numpy(), ~np.isnan(bad)
     if known.any() and not known.all() and (bad[known] == 1).all():
         raise UsageError(
             "every label is a failure and the other samples have none: such one-sided labels guarantee nothing; also "
             "label good samples (for sun and msun, judge novelty with fmwc judge --data)"
         )
     others = doubt[~known] if (~known).sum() >= FEWEST else None  # thresholds may come from unlabelled samples
-    return risk_control(doubt[known], bad[known] == 1, options.max_risk, options.probability, others=others)
+    return risk_control(doubt[known], bad[known] == 1, max_risk, probability, others=others)
 
 
 def _read_certificate(path: Path, population: dict[str, Any]) -> RiskCertificate:
@@ -244,12 +253,17 @@ def _summary(scored: Scored, index: Tensor, labels: Labels | None, certificate: 
         if note := "; ".join(filter(None, notes)):
             rows["labels"] = note
     if certificate is not None:
-        rows["guarantee"] = (
-            f"at most {certificate.max_risk:.4g} of samples with {name} ≤ {certificate.threshold:.6g} fail, with "
-            f"probability {certificate.probability:.4g}, based on {certificate.labelled} labels (bound "
-            f"{certificate.bound:.4f})"
-        )
+        rows["guarantee"] = guarantee(certificate, name)
     return [{"": name, "value": value} for name, value in rows.items()]
+
+
+def guarantee(certificate: RiskCertificate, name: str) -> str:
+    """Return what a certificate guarantees for a score of this name."""
+    return (
+        f"at most {certificate.max_risk:.4g} of samples with {name} ≤ {certificate.threshold:.6g} fail, with "
+        f"probability {certificate.probability:.4g}, based on {certificate.labelled} labels (bound "
+        f"{certificate.bound:.4f})"
+    )
 
 
 def _rate(bad: np.ndarray) -> str:

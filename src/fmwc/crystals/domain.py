@@ -170,18 +170,22 @@ class CrystalDomain(ShippedDomain):
 
     def write_samples(self, run: Trajectory, out: Path, format: str = "", symmetrise: float = 0.0) -> list[Path]:
         """Write the structures, the table in both formats, and a picture."""
-        judgement, table = self.judgement(run), self.table(run)
-        structures: Sequence[Candidate] = judgement.candidates
+        table = self.table(run)
+        structures: Sequence[Candidate] = self.judgement(run).candidates
         if DOUBT in run.evidence:
             rows = run.evidence[DOUBT].cpu().double().numpy()
             structures = [replace(one, doubt=row[: len(one)]) for one, row in zip(structures, rows, strict=True)]
         written = [run.compact().save(out / "samples.safetensors")]
         written += write_structures(out, structures, table, format, symmetrise)
         written += write_table(out / "samples", table)
-        if "rank" in table:
-            level, energy = ordering_of(run), np.array(judgement["e_above_hull"], float)
-            order = level.values.cpu().numpy(), energy, np.array(judgement["distances_ok"], bool)
-            score = run.score().cpu().numpy()
-            picture = sorted_by_confidence(crystals_of(run), *order, score, label=level.label)
-            written.append(write_bytes(out / "crystals.png", png(picture)))
-        return written
+        return [*written, *self.pictures(run, table, out)]
+
+    def pictures(self, run: Trajectory, table: Mapping[str, Sequence[Any]], out: Path) -> list[Path]:
+        """Write crystals.png, most confident first."""
+        if "rank" not in table:
+            return []
+        level, energy = ordering_of(run), np.array(table["e_above_hull"], float)
+        order = level.values.cpu().numpy(), energy, np.array(table["distances_ok"], bool)
+        picture = sorted_by_confidence(crystals_of(run), *order, run.score().cpu().numpy(), label=level.label)
+        return [write_bytes(out / "crystals.png", png(picture))]
+

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -165,10 +166,13 @@ class MnistDomain(ShippedDomain):
         return {**super().table(run), "predicted": predicted.tolist(), "correct": correct}
 
     def write_samples(self, run: Trajectory, out: Path, format: str = "", symmetrise: float = 0.0) -> list[Path]:
-        """Also write digits.png, most confident first, and contest.png after a contest."""
+        """Also write the pictures of :meth:`pictures`."""
         table = self.table(run)
-        written = write_run(run, table, out)
-        asked = run.cond["y"].cpu().numpy()
+        return [*write_run(run, table, out), *self.pictures(run, table, out)]
+
+    def pictures(self, run: Trajectory, table: Mapping[str, Sequence[Any]], out: Path) -> list[Path]:
+        """Write digits.png, most confident first, and contest.png after a contest."""
+        written, asked = [], run.cond["y"].cpu().numpy()
         predicted = np.array(table.get("predicted", asked))
         with suppress(UsageError):  # digits without a score have no order
             level = ordering_of(run).values.cpu().numpy()

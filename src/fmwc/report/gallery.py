@@ -16,7 +16,7 @@ from safetensors.numpy import save
 from fmwc.report.curves import on_common_times
 from fmwc.report.page import Script, Section, render
 
-__all__ = ["KINDS", "UNKNOWN", "gallery", "packed_curves", "scripts"]
+__all__ = ["KINDS", "UNKNOWN", "gallery", "packed", "packed_curves", "plain_column", "scripts"]
 
 KINDS = ("points", "images", "crystals", "vectors")
 UNKNOWN = 255  # in `failed`: the sample was not judged
@@ -75,13 +75,18 @@ def gallery(
     if curves is not None:
         tensors |= {f"curve.{name}": codes for name, codes in curves["codes"].items()}
         about["curves"] = {name: curves[name] for name in ("times", "stride", "range")}
-    ready = {name: np.ascontiguousarray(value, dtype=_SMALL[value.dtype.kind]) for name, value in tensors.items()}
     data = {
         "about": {**about, "share": share, "links": list(links)},
-        "table": {"columns": {n: _plain(v) for n, v in (columns or {}).items()}, "titles": dict(titles or {})},
-        "tensors": b64encode(save(ready)).decode(),
+        "table": {"columns": {n: plain_column(v) for n, v in (columns or {}).items()}, "titles": dict(titles or {})},
+        "tensors": b64encode(packed(tensors)).decode(),
     }
     return Section(title, caption, html=render("gallery.html", data=data), scripts=scripts(kind == "crystals"))
+
+
+def packed(tensors: Mapping[str, np.ndarray], about: Mapping[str, str] | None = None) -> bytes:
+    """Return arrays as a safetensors file in types that scripts can read: float32, int32 or bytes."""
+    ready = {name: np.ascontiguousarray(value, dtype=_SMALL[value.dtype.kind]) for name, value in tensors.items()}
+    return save(ready, dict(about) if about else None)
 
 
 def packed_curves(
@@ -115,7 +120,7 @@ def packed_curves(
     return {**about, "codes": codes}
 
 
-def _plain(column: Sequence[Any] | np.ndarray) -> list[Any]:
+def plain_column(column: Sequence[Any] | np.ndarray) -> list[Any]:
     """Return a column as JSON values; NaN becomes `None`."""
     values = (value.item() if isinstance(value, np.generic) else value for value in column)
     rounded = (float(f"{value:.6g}") if isinstance(value, float) else value for value in values)

@@ -17,7 +17,7 @@ from fmwc.sampling import AsReference, Sampler, SamplingConfig, Schedule, Trajec
 from fmwc.sampling.config import AS_REFERENCE, BATCH
 from fmwc.state import State, as_conditions, channels, select, select_conditions, tree_map
 
-__all__ = ["OwnTimes", "continue_from", "space_of", "step_at", "with_states", "without_endpoint"]
+__all__ = ["OwnTimes", "continue_from", "some_with_states", "space_of", "step_at", "with_states", "without_endpoint"]
 
 CONFIGURABLE = (
     "stepper",
@@ -66,6 +66,22 @@ def with_states(
             "the run, or sample with config=SamplingConfig(keep_states=True)"
         )
     return replace(run, states=again.states), spent
+
+
+def some_with_states(field: Any, run: Trajectory, index: Tensor, **options: Any) -> Trajectory:
+    """Return some samples of a run with their states, recomputed in the batches in which they were drawn.
+
+    Rounding depends on the batch, and chaotic flows (crystals) amplify it, so other batches give other trajectories.
+
+    Arguments:
+        field, run, options: As in :func:`with_states`. `config.batch` must be that of the run.
+        index: The samples, in rising order.
+    """
+    config = options.get("config") or SamplingConfig()
+    batch, rows = config.batch or BATCH, torch.arange(len(run), device=index.device)
+    rows = rows[torch.isin(rows // batch, index // batch)]
+    whole, _ = with_states(field, run.take(rows), **options)
+    return whole.take(torch.searchsorted(rows, index))
 
 
 def continue_from(
