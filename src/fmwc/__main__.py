@@ -23,6 +23,7 @@ WRONG_INPUT = 2
 UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h
 SIGPIPE = 13
 HINT = " (add --debug for the traceback)"
+STUDIO = ("starlette", "uvicorn")  # packages of the extra `studio`
 LONGEST = 2000  # characters printed of a message
 
 
@@ -96,7 +97,8 @@ def _described(error: BaseException) -> tuple[str, int]:
     if hasattr(error, "format_message"):  # an error of click, or of the copy of click inside typer
         return _usage(error), WRONG_INPUT
     if isinstance(error, ImportError) and (package := (error.name or "").partition(".")[0]) not in ("", "fmwc"):
-        return f"this command needs '{package}'; install it with: pip install 'fmwc[cli]'", WRONG_INPUT
+        extra = "studio" if package in STUDIO else "cli"
+        return f"this command needs '{package}'; install it with: pip install 'fmwc[{extra}]'", WRONG_INPUT
     first = next(iter(str(error).strip().splitlines()), "")
     return f"unexpected {type(error).__name__}: {first}{HINT}", UNEXPECTED
 

@@ -669,6 +669,32 @@ class Judge:
             raise typer.Exit(1)
 
 
+@app.command("studio")
+@dataclass(frozen=True)
+class Studio:
+    """Draw, look at, edit and export samples in the browser.
+
+    Everything is computed on this machine; nothing is loaded from the network, and no other machine can connect.
+    Requires pip install 'fmwc[studio]'.
+    """
+
+    what: Annotated[
+        str,
+        Argument(help="Where to start: a shipped name, the folder of a checkpoint, or samples of fmwc sample."),
+    ] = ""
+    out: Annotated[Path, Option("--out", "-o", help="Folder in which the studio keeps its runs.")] = Path("studio")
+    port: Annotated[int, Option(min=0, max=65535, help="Port of the server; 0: any free port.")] = 8765
+    browser: Annotated[bool, Option("--browser/--no-browser", help="Open the page in the browser.")] = True
+    network: Network = ""
+    judge: JudgedBy = ""
+    device: Device = "auto"
+
+    def run(self) -> None:
+        from fmwc.studio.server import serve
+
+        serve(self, say)
+
+
 @app.command("rules")
 @dataclass(frozen=True)
 class Rules:

@@ -188,4 +188,3 @@ class CrystalDomain(ShippedDomain):
         order = level.values.cpu().numpy(), energy, np.array(table["distances_ok"], bool)
         picture = sorted_by_confidence(crystals_of(run), *order, run.score().cpu().numpy(), label=level.label)
         return [write_bytes(out / "crystals.png", png(picture))]
-

@@ -45,11 +45,11 @@ class ImageFilm {
   show(t) {
     const { states, guess, doubt, grid, times } = this.trace, size = this.shape.reduce((a, b) => a * b, 1), i = nearest(grid.data, t);
     drawPicture(this.canvases[0], states.data.subarray(i * size, (i + 1) * size), this.shape);
-    const g = guess ? Math.min(i, guess.shape[0] - 1) : 0;
-    if (guess) drawPicture(this.canvases[1], guess.data.subarray(g * size, (g + 1) * size), this.shape);
+    const reading = nearest(times.data, t);
+    if (guess) drawPicture(this.canvases[1], guess.data.subarray(reading * size, (reading + 1) * size), this.shape);
     this.canvases[1].closest("figure").hidden = !guess;
     this.canvases[2].closest("figure").hidden = !doubt;
-    if (doubt) drawDoubt(this.canvases[2], doubt, nearest(times.data, t), this.top);
+    if (doubt) drawDoubt(this.canvases[2], doubt, reading, this.top);
   }
 
   thumb(canvas, i) {
@@ -91,8 +91,8 @@ class PointFilm {
     this.#path(pen, at, 0, i, ink("--accent"), 2.2);
     this.#path(pen, at, i, grid.data.length - 1, ink("--gone"), 1.6);
     if (guess && doubt && t < 1) {
-      const g = Math.min(i, guess.shape[0] - 1), r = nearest(times.data, t), unit = (Math.min(width, height) / (2 * this.half)) * (1 - t);
-      const [gx, gy] = place(guess.data[2 * g], guess.data[2 * g + 1]);
+      const r = nearest(times.data, t), unit = (Math.min(width, height) / (2 * this.half)) * (1 - t);
+      const [gx, gy] = place(guess.data[2 * r], guess.data[2 * r + 1]);
       Object.assign(pen, { strokeStyle: ink("--doubtful"), fillStyle: ink("--doubtful"), lineWidth: 2 });
       pen.beginPath();
       pen.ellipse(gx, gy, Math.max(3, unit * doubt.data[2 * r]), Math.max(3, unit * doubt.data[2 * r + 1]), 0, 0, 2 * Math.PI);

@@ -1,6 +1,6 @@
 // The panel that starts a run.
 
-import { el } from "../dom.js";
+import { el, fill } from "../dom.js";
 import { post } from "./api.js";
 import { form } from "./forms.js";
 import { store } from "./store.js";
@@ -9,8 +9,18 @@ const memory = new Map(); // the latest values of each form, while the page is o
 
 /** Return the view that draws with one model. */
 export function drawView(studio, name) {
-  const field = store.field(name);
-  if (!field) return { title: "Unknown model", element: el("div", {}, el("h1", {}, "This model is not open"), el("p", {}, "Start the studio with its folder: fmwc studio FOLDER")) };
+  const element = el("div", { class: "draw" });
+  const look = () => {
+    const field = store.field(name);
+    fill(element, ...(field ? partsOf(studio, name, field) : [el("h1", {}, "This model is not open"), el("p", {}, "Start the studio with its folder: fmwc studio FOLDER")]));
+    if (!field || field.ready) store.removeEventListener("state", look);
+  };
+  store.addEventListener("state", look);
+  look();
+  return { title: `Draw ${(store.field(name) || { title: name }).title}`, element, close: () => store.removeEventListener("state", look) };
+}
+
+function partsOf(studio, name, field) {
   const panel = form(field.controls, {
     action: "Draw",
     values: memory.get(name),
@@ -21,15 +31,11 @@ export function drawView(studio, name) {
       studio.go(`run/${made.run.id}`);
     },
   });
-  const facts = [field.judge && field.judge.sentence, !field.ready && "The weights are loaded when you draw for the first time."];
-  return {
-    title: `Draw ${field.title}`,
-    element: el(
-      "div", { class: "draw" },
-      el("h1", {}, `Draw: ${field.title}`),
-      el("p", { class: "lead" }, field.sentence),
-      field.problem ? el("p", { class: "problem", role: "alert" }, field.problem) : el("section", { class: "panel", "aria-label": "Options" }, panel.element),
-      ...facts.filter(Boolean).map((text) => el("p", { class: "hint" }, text)),
-    ),
-  };
+  const options = field.ready ? el("section", { class: "panel", "aria-label": "Options" }, panel.element) : el("p", { class: "hint", role: "status" }, "Loading the weights …");
+  return [
+    el("h1", {}, `Draw: ${field.title}`),
+    el("p", { class: "lead" }, field.sentence),
+    field.problem ? el("p", { class: "problem", role: "alert" }, field.problem) : options,
+    field.judge && el("p", { class: "hint" }, field.judge.sentence),
+  ];
 }

@@ -10,18 +10,14 @@ import { store } from "./store.js";
  *
  * @param {{open: Function}} studio
  * @param {any} run
- * @param {number} keep The surest share, as the slider says.
- * @param {number} kept The number of samples that it keeps.
+ * @param {number} kept The number of surest samples that the slider keeps.
  */
-export function exportDialog(studio, run, keep, kept) {
-  const selection = keep < 1 ? { keep } : {};
-  const format = el("select", { id: "export-format" }, el("option", { value: "cif" }, "CIF files"), el("option", { value: "extxyz" }, "one extended XYZ file"));
+export function exportDialog(studio, run, kept) {
   const button = el("button", { type: "button", class: "primary" }, "Export"), place = el("div", { class: "export-result", role: "status" }), code = el("div", {}, el("p", { class: "hint" }, "…"));
   button.addEventListener("click", async () => {
     button.disabled = true;
     try {
-      const body = run.kind === "crystals" ? { ...selection, format: format.value } : selection;
-      const { job } = await post(`runs/${run.id}/export`, body);
+      const { job } = await post(`runs/${run.id}/export`, { kept });
       store.add({ job });
       const bar = progress(job.id);
       fill(place, bar.element);
@@ -39,14 +35,14 @@ export function exportDialog(studio, run, keep, kept) {
     fill(place, el("p", {}, "Written to ", el("code", {}, folder), " ", copyButton(folder, "Copy the path")), el("p", { class: "hint" }, files.slice(0, 8).join(", "), files.length > 8 && ` and ${files.length - 8} more`), load);
   }
   const block = (title, text) => el("section", { class: "code" }, el("div", { class: "code-head" }, el("h3", {}, title), copyButton(text)), el("pre", { tabindex: 0, "aria-label": title }, text));
-  post(`runs/${run.id}/recipe`, selection).then(
+  post(`runs/${run.id}/recipe`, { kept }).then(
     ({ command, python, note }) => fill(code, note && el("p", { class: "hint" }, note), command && block("Command", command), python && block("Python", python)),
     (error) => fill(code, el("p", { class: "problem" }, error.message)),
   );
   studio.open(
-    keep < 1 ? `Export the surest ${count(kept)} of ${count(run.count)}` : `Export ${count(run.count)} samples`,
+    kept < run.count ? `Export the surest ${count(kept)} of ${count(run.count)}` : `Export ${count(run.count)} samples`,
     el("p", {}, "Writes a folder like that of fmwc sample. Change the share with the slider of the gallery."),
-    el("div", { class: "actions left" }, run.kind === "crystals" && el("label", { for: "export-format" }, "Structures as"), run.kind === "crystals" && format, button),
+    el("div", { class: "actions left" }, button),
     place,
     el("h2", { class: "sub" }, "Make the same without the studio"),
     code,

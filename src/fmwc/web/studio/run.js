@@ -43,7 +43,7 @@ export function runView(studio, id) {
         run.score && run.data > 0 && el("p", { class: "hint" }, run.score.sentence || run.score.title)),
       el("div", { class: "actions" },
         run.data > 0 && el("button", { type: "button", class: "primary", on: { click: () => exporting(run) } }, "Export"),
-        run.source === "drawn" && !busy && el("button", { type: "button", on: { click: () => drawAgain(studio, run).catch((error) => fill(work, el("p", { class: "problem", role: "alert" }, error.message))) } }, "Draw again"),
+        run.source === "drawn" && !busy && el("button", { type: "button", on: { click: () => drawAgain(studio, run).catch((error) => fill(work, el("p", { class: "problem", role: "alert" }, error.message))) } }, run.state === "done" ? "Draw again" : "Resume"),
         run.source !== "opened" && !busy && el("button", { type: "button", class: "quiet", on: { click: () => confirmRemoval(studio, run) } }, "Delete")),
     );
   }
@@ -84,8 +84,7 @@ export function runView(studio, id) {
   }
 
   function exporting(run) {
-    const keep = gallery ? gallery.ranking.kept / gallery.run.count : 1;
-    exportDialog(studio, run, keep, gallery ? gallery.ranking.kept : run.count);
+    exportDialog(studio, run, gallery ? gallery.ranking.kept : run.count);
   }
 
   function close() {

@@ -5,6 +5,7 @@ import { Curve } from "../curve.js";
 import { calm, el, fill, short } from "../dom.js";
 import { filmOf, nearest, strip } from "../film.js";
 import { subscripted } from "../crystal.js";
+import { opposite } from "../samples.js";
 import { address, get, post, tensors } from "./api.js";
 import { editPanel } from "./edit.js";
 import { portrait } from "./portrait.js";
@@ -120,7 +121,7 @@ export function sampleView(studio, id, number) {
       el("nav", { class: "crumbs", "aria-label": "Way back" },
         el("a", { href: address(run.parent ? back : `run/${id}`) }, run.parent ? "← Original" : `← ${run.title}`)),
       el("div", { class: "run-head" },
-        el("h1", {}, title, " ", told.failed !== null && told.failed !== undefined && el("span", { class: told.failed ? "tag bad" : "tag good" }, told.failed ? store.word(run) : `not ${store.word(run)}`)),
+        el("h1", {}, title, " ", told.failed !== null && told.failed !== undefined && el("span", { class: told.failed ? "tag bad" : "tag good" }, told.failed ? store.word(run) : opposite(store.word(run)))),
         samples.count > 1 && el("div", { class: "actions" },
           el("button", { type: "button", disabled: place === 0, on: { click: () => go(-1) } }, "← Surer"),
           el("button", { type: "button", disabled: place === samples.count - 1, on: { click: () => go(1) } }, "More doubtful →"))),
@@ -185,7 +186,7 @@ export function sampleView(studio, id, number) {
       if (picture) drawn.push(picture);
       const better = name === "after" && whole.pair.before.confidence !== null && found.confidence !== whole.pair.before.confidence;
       const change = better ? (found.confidence > whole.pair.before.confidence ? " ▲ surer" : " ▼ more doubtful") : "";
-      const judged = found.failed === null || found.failed === undefined ? null : el("span", { class: found.failed ? "tag bad" : "tag good" }, found.failed ? store.word(run) : `not ${store.word(run)}`);
+      const judged = found.failed === null || found.failed === undefined ? null : el("span", { class: found.failed ? "tag bad" : "tag good" }, found.failed ? store.word(run) : opposite(store.word(run)));
       return el("figure", { class: name }, picture && picture.element,
         el("figcaption", {}, el("b", {}, name === "before" ? "Before" : "After"), judged,
           el("span", {}, found.confidence === null || found.confidence === undefined ? `score ${short(found.score)}` : `confidence ${short(found.confidence)}`, change),

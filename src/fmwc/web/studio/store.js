@@ -16,7 +16,6 @@ class Store extends EventTarget {
   fields = [];
   runs = [];
   jobs = [];
-  limits = {};
   start = "";
   ready = false;
   problem = "";
