@@ -91,6 +91,7 @@ class Domain(ABC):
         large: The largest run that is held in memory. Larger ones are written batch by batch, with scores only.
         compact: Whether files hold one variance per sample and channel instead of one per coordinate.
         formats: The file formats that samples can be written in, if there is a choice; the first is the default.
+        page_needs_field: Whether figures of the page are computed with the field.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Domain(ABC):
     large: int | None = 50_000
     compact: bool = False
     formats: tuple[str, ...] = ()
+    page_needs_field: bool = True
 
     def count(self, device: torch.device) -> int:
         """Return the default number of samples of a report."""
@@ -228,6 +230,17 @@ class Domain(ABC):
         """Draw the samples of a demo, which may take less time than :meth:`report_run`."""
         return self.report_run(field, count, seed, progress)
 
+    def with_files(self, run: Trajectory, table: Mapping[str, Sequence[str]], folder: Path, page: Path) -> Domain:
+        """Return this domain with what the folder of a run holds: results of the judge, and files of single samples.
+
+        Arguments:
+            run: The run.
+            table: The columns of its table as text; empty without a table.
+            folder: The folder.
+            page: The folder of the page, which links to the files.
+        """
+        return self
+
     @abstractmethod
     def numbers(self, run: Trajectory) -> Rows:
         """Return the short table of a run."""
@@ -309,7 +322,7 @@ def write_run(run: Trajectory, table: Mapping[str, Sequence[Any]], out: Path) ->
 class OwnDomain(Domain):
     """Samples of your own network. They can be drawn, checked and ranked, but not judged or edited."""
 
-    name = "this network"
+    name, page_needs_field = "this network", False
 
     def conditions(self, field: Field, count: int, label: int | None = None, seed: int = 0) -> dict[str, torch.Tensor]:
         """Return the classes of the reference in turn; raise if the network needs other conditions."""

@@ -332,6 +332,14 @@ def test_withheld_confidence_is_reported_and_rank_remains(run, near, loose, tmp_
     assert err.count("confidence is withheld: the run was drawn without it") == 1
 
 
+def test_samples_of_an_own_network_have_a_page_without_the_network(run, near, loose, tmp_path):
+    words = ("sample", near, "--network", loose, "-n", 12, "--device", "cpu", "--out", tmp_path / "a")
+    assert run(*words)[0] == 0
+    code, _, err = run("report", tmp_path / "a")
+    assert code == 0, err
+    assert "12 generated samples" in (tmp_path / "a" / "report" / "report.html").read_text()
+
+
 def test_pages_and_checks_report_the_source_of_confidence(run, near, loose, tmp_path):
     said = "confidence is based on nearest, because points are dense"
     code, _, err = run("report", near, "--network", loose, "-n", 12, "--device", "cpu", "--out", tmp_path / "r")

@@ -22,7 +22,7 @@ from fmwc.checkpoint import shipped
 from fmwc.files import WORK
 from fmwc.identity import seal
 from fmwc.moments import RULES, rule_rows
-from tests.command import call
+from tests.command import call, one_line
 from tests.options import reader
 
 TINY = ["hidden=16", "time_features=8", "iterations=40", "batch=64", "noise_steps=10", "points=2000", "save_every=20"]
@@ -130,6 +130,34 @@ def test_report_of_a_checkpoint(run, trained, tmp_path):
     code, _, err = run("report", trained, "--out", tmp_path, "-n", 200, "--device", "cpu")
     assert code == 0, err
     assert (tmp_path / "report.html").stat().st_size > 10_000
+
+
+def test_report_of_samples(run, trained, tmp_path):
+    words = ("sample", trained, "-n", 60, "--steps", 6, "--device", "cpu", "--out", tmp_path / "a")
+    assert run(*words)[0] == 0
+    code, out, err = run("report", tmp_path / "a", "--device", "cpu")
+    assert code == 0, err
+    assert "drawn with" in out
+    page = (tmp_path / "a" / "report" / "report.html").read_text()
+    data = json.loads(re.search(r'class="gallery-data">(.*?)</script>', page)[1])
+    run_x = fmwc.Trajectory.load(tmp_path / "a").x.numpy()
+    np.testing.assert_array_equal(load(b64decode(data["tensors"]))["x"], run_x)
+
+
+def test_report_of_samples_of_another_checkpoint_is_refused(run, trained, tmp_path):
+    assert run("sample", trained, "-n", 5, "--steps", 6, "--device", "cpu", "--out", tmp_path / "a")[0] == 0
+    for words, problem in (
+        (("--checkpoint", "checkerboard"), "did not draw"),
+        (("--checkpoint", "nothing"), "unknown checkpoint"),
+        (("--seed", 1), "--count and --seed are for the page of a checkpoint"),
+        (("--out", tmp_path / "a"), "is the folder of the samples"),
+    ):
+        code, _, err = run("report", tmp_path / "a", "--device", "cpu", *words)
+        assert code != 0
+        assert problem in one_line(err)
+    assert not (tmp_path / "a" / "report").exists()
+    code, _, err = run("report", trained, "--checkpoint", "mnist", "--out", tmp_path / "p")
+    assert "is not a folder of samples" in one_line(err)
 
 
 def test_evaluate_prints_json(run, trained):

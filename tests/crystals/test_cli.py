@@ -2,10 +2,14 @@
 
 import csv
 import json
+import re
 import sys
+from base64 import b64decode
+from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load
 
 pytest.importorskip("pymatgen.core", exc_type=ImportError)
 pytest.importorskip("chgnet", exc_type=ImportError)
@@ -378,6 +382,57 @@ def test_sampled_structures_can_be_judged_again(run, trained, tmp_path):
     assert judged_names
     for name in judged_names:
         assert again[name]["e_above_hull"] == pytest.approx(float(rows[name]["e_above_hull"]), abs=1e-3)
+
+
+# ---- the page of samples ---------------------------------------------------------------------------------------------
+
+
+def gallery_of(page):
+    data = json.loads(re.search(r'class="gallery-data">(.*?)</script>', page.read_text())[1])
+    return data, load(b64decode(data["tensors"]))
+
+
+def test_report_of_samples_uses_their_table_and_links_to_their_files(run, trained, tmp_path, no_picture, monkeypatch):
+    words = ("sample", trained, "-n", 6, "--steps", 4, "--device", "cpu", "--atom-doubt")
+    assert run(*words, "--elements", "Na,Cl,O", "--out", tmp_path / "a")[0] == 0
+    monkeypatch.setattr(fmwc.crystals.domain, "judge", None)  # no structure is judged again
+    rows = table(tmp_path / "a" / "samples.csv")
+    rows[2]["e_above_hull"] = "0.0625"
+    with (tmp_path / "a" / "samples.csv").open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    code, out, err = run("report", tmp_path / "a")
+    assert code == 0, err
+    assert "elements=Na,Cl,O" in out
+    data, tensors = gallery_of(tmp_path / "a" / "report" / "report.html")
+    assert data["table"]["columns"]["name"] == [row["name"] for row in rows]
+    assert data["table"]["columns"]["e_above_hull"][2] == tensors["e_above_hull"][2] == 0.0625
+    assert tensors["failed"][2] == 0
+    assert all((tmp_path / "a" / "report" / link).is_file() for link in data["about"]["links"])
+    assert len(data["about"]["links"]) == 6
+    assert len(tensors["doubt"]) == len(tensors["species"])
+    assert sorted(tensors["doubt"]) == pytest.approx(np.linspace(0, 1, len(tensors["doubt"])), abs=1e-6)
+    assert run("report", tmp_path / "a")[0] == 0  # again
+    assert "already holds" in run(*words, "--elements", "Na,Cl,O", "--out", tmp_path / "a")[2]
+
+    assert run("filter", tmp_path / "a", "--keep", 0.5, "--out", tmp_path / "b")[0] == 0
+    code, out, err = run("report", tmp_path / "b", "--out", tmp_path / "page")
+    assert code == 0, err
+    data, _ = gallery_of(tmp_path / "page" / "report.html")
+    assert [Path(link).stem for link in data["about"]["links"]] == data["table"]["columns"]["name"]
+    assert data["about"]["links"][0].startswith("../b/cif/")
+
+
+def test_samples_without_a_table_are_judged_for_their_page(run, trained, tmp_path, no_picture):
+    assert run("sample", trained, "-n", 3, "--steps", 4, "--device", "cpu", "--out", tmp_path / "a")[0] == 0
+    energy = [float(row["e_above_hull"] or "nan") for row in table(tmp_path / "a" / "samples.csv")]
+    for path in ("samples.csv", "cif/00001.cif"):
+        (tmp_path / "a" / path).unlink(missing_ok=True)
+    assert run("report", tmp_path / "a")[0] == 0
+    data, tensors = gallery_of(tmp_path / "a" / "report" / "report.html")
+    np.testing.assert_allclose(tensors["e_above_hull"], energy, rtol=1e-4)
+    assert data["about"]["links"][1] == ""
 
 
 # ---- controls of chemistry -------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ __all__ = [
     "edit_samples",
     "find_samples",
     "integration",
+    "load_checkpoint",
     "ranked_by_variance",
     "rewind_samples",
     "within_condition",
@@ -125,23 +126,29 @@ def open_samples(options: Edit | Rewind) -> Opened:
         )
     try:
         domain = domain_of(record.checkpoint, judge)
-        content, field = identity(record.checkpoint), load(record.checkpoint, device=device)
+        field = load_checkpoint(record, file, device)
     except CheckpointError as error:
         if checkpoint:
             raise
         raise CheckpointError(
             f"{error} ({file} was drawn with this checkpoint; if it moved, give --checkpoint)"
         ) from error
-    if record.identity and content != record.identity:
-        raise MismatchError(
-            f"{record.checkpoint} did not draw {file}, or was trained again since (hash {content[:12]} instead of "
-            f"{record.identity[:12]}); give the right --checkpoint"
-        )
     if field.space is not None:
         field.space.check(run.x, f"{file} does not fit {record.checkpoint}: ")
     if judge or domain.judges:
         domain.require_judge(field)
     return Opened(run.to(device), domain, field, record, integration(record, domain, field))
+
+
+def load_checkpoint(record: RunRecord, file: Path, device: torch.device) -> Field:
+    """Load the checkpoint that drew samples; raise if it has changed since."""
+    content, field = identity(record.checkpoint), load(record.checkpoint, device=device)
+    if record.identity and content != record.identity:
+        raise MismatchError(
+            f"{record.checkpoint} did not draw {file}, or was trained again since (hash {content[:12]} instead of "
+            f"{record.identity[:12]}); give the right --checkpoint"
+        )
+    return field
 
 
 def integration(record: RunRecord, domain: Domain, field: Field) -> dict[str, Any]:

@@ -176,15 +176,23 @@ class Demo:
 @app.command("report")
 @dataclass(frozen=True)
 class Report:
-    """Write the report page of a checkpoint.
+    """Write the report page of samples, or of a checkpoint.
 
-    For a results folder of the paper's experiments, run python -m experiments report.
+    Samples are shown as fmwc sample or fmwc filter wrote them, with the judge's table if there is one and links to
+    their files. For a results folder of the paper's experiments, run python -m experiments report.
     """
 
-    checkpoint: Annotated[str, Argument(help="A shipped name or a folder.")]
-    out: Annotated[Path | None, Option("--out", "-o", help="Folder to write to (required).")] = None
+    source: Annotated[str, Argument(help="A folder of samples; or a checkpoint: a shipped name or a folder.")]
+    out: Annotated[
+        Path | None,
+        Option("--out", "-o", help="Folder to write to; required for a checkpoint, else FOLDER/report by default."),
+    ] = None
     count: Count = 0
-    seed: Seed = 2026
+    seed: Annotated[
+        int | None,
+        Option(min=-(1 << 63), max=(1 << 63) - 1, help="Seed of the samples of a checkpoint; default: 2026."),
+    ] = None
+    checkpoint: Checkpoint = ""
     judge: JudgedBy = ""
     network: Network = ""
     device: Device = "auto"
@@ -193,7 +201,7 @@ class Report:
     def run(self) -> None:
         from fmwc.cli.report import write_report
 
-        _print_page(write_report(self), self.checkpoint)
+        _print_page(write_report(self), self.source)
 
 
 def _print_page(page: Any, title: str) -> None:

@@ -15,11 +15,12 @@ from torch import Tensor
 from fmwc.checks import RowEcho, run_checks
 from fmwc.crystals import CALCULATORS, Controls, Judgement, calculator, judge, mp20
 from fmwc.crystals.figures import edited_pairs, sorted_by_confidence
-from fmwc.crystals.files import FORMATS, write_structures, write_table
+from fmwc.crystals.files import FORMATS, links_to, write_structures, write_table
+from fmwc.crystals.judge import SHARES
 from fmwc.crystals.matching import MODES, chemistry_changed, coordinate_rmsd, success
 from fmwc.crystals.recipe import EVERY, PRESETS, READ_BY, SCORE, batch_for
 from fmwc.crystals.report import write_report
-from fmwc.crystals.structures import CHANNELS, Candidate, crystals_of
+from fmwc.crystals.structures import CHANNELS, DOUBT, Candidate, candidates, crystals_of
 from fmwc.data.arrays import fingerprint
 from fmwc.domains import Rows, ShippedDomain, Show, shares
 from fmwc.errors import pick
@@ -32,9 +33,8 @@ from fmwc.report.run import ordering_of
 from fmwc.sampling import Trajectory, needs_variance
 from fmwc.sampling.trajectory import names_of
 
-__all__ = ["DOUBT", "CrystalDomain"]
+__all__ = ["CrystalDomain"]
 
-DOUBT = "atom_doubt"  # evidence with one value per atom
 ATOM_EVALUATIONS = 4  # of the doubt, if the checkpoint has no echo
 
 
@@ -51,11 +51,12 @@ class CrystalDomain(ShippedDomain):
     counts, pilots = (2_500, 60), (500, 20)
     large, compact, variance = None, True, SCORE  # all samples are judged together
     every, reading, judges = EVERY, READ_BY, True
-    formats = tuple(FORMATS)
+    formats, page_needs_field = tuple(FORMATS), False
 
     def __init__(self, calculator: str = "chgnet", controls: Controls | None = None) -> None:
         self.calculator, self.controls = calculator, controls or Controls()
         self._latest: tuple[str, Judgement] | None = None
+        self._links: list[str] = []  # addresses of the structures' files
 
     def with_judge(self, judge: str) -> ShippedDomain:
         if judge and ":" not in judge:
@@ -136,6 +137,18 @@ class CrystalDomain(ShippedDomain):
         good = table.get("success", [False] * len(after))
         return edited_pairs(crystals_of(before), crystals_of(after), *energies, table["sample"], table["time"], good)
 
+    def with_files(
+        self, run: Trajectory, table: Mapping[str, Sequence[str]], folder: Path, page: Path
+    ) -> CrystalDomain:
+        """Use the results of the judge, if the table has all of them, and link to a file of each structure."""
+        domain, names = CrystalDomain(self.calculator, self.controls), table.get("name", run.names)
+        if {*SHARES, "formula", "atoms", "e_above_hull", "problem"} <= table.keys():
+            columns = {name: [_value(cell) for cell in column] for name, column in table.items()}
+            columns |= {name: list(table[name]) for name in ("name", "formula", "problem")}
+            domain._latest = fingerprint(run.x), Judgement(columns, tuple(candidates(crystals_of(run))))
+        domain._links = links_to(folder, page, names)
+        return domain
+
     def numbers(self, run: Trajectory, bad: np.ndarray | None = None) -> Rows:
         bad = self.judge(run) if bad is None else bad
         summary = self.judgement(run).summary()
@@ -155,7 +168,7 @@ class CrystalDomain(ShippedDomain):
         return [*rows, *self.notes(run), {"": "in brackets", "value": INTERVALS}]
 
     def page(self, field: Field, run: Trajectory, out: Path, numbers: Rows, about: dict[str, str]) -> Path:
-        return write_report(out, run, self.judgement(run), numbers=numbers, provenance=about)
+        return write_report(out, run, self.judgement(run), numbers=numbers, provenance=about, links=self._links)
 
     def table(self, run: Trajectory) -> dict[str, list[Any]]:
         """Return one row per structure: name, formula, confidence, and the judge's results."""
@@ -188,3 +201,13 @@ class CrystalDomain(ShippedDomain):
         order = level.values.cpu().numpy(), energy, np.array(table["distances_ok"], bool)
         picture = sorted_by_confidence(crystals_of(run), *order, run.score().cpu().numpy(), label=level.label)
         return [write_bytes(out / "crystals.png", png(picture))]
+
+
+def _value(cell: str) -> Any:
+    """Return a cell of a table of the judge: true, false, a number, text, or `None` if it is empty."""
+    if cell in ("true", "false", ""):
+        return {"true": True, "false": False, "": None}[cell]
+    try:
+        return float(cell)
+    except ValueError:
+        return cell

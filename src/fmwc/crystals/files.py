@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 
@@ -42,6 +43,7 @@ __all__ = [
     "extxyz_text",
     "formats_of",
     "kind_of",
+    "links_to",
     "poscar_text",
     "read",
     "symmetrised_cif_text",
@@ -349,6 +351,18 @@ FORMATS = {
     "db": Format("samples.db", write_database),
 }
 SYMMETRISED = "symmetrised"  # a folder of CIF files
+
+
+def links_to(folder: Path, page: Path, names: Sequence[str]) -> list[str]:
+    """Return the address of a file of each structure in a folder, relative to the folder of a page; `""` for none."""
+    kinds = [kind for kind in FORMATS.values() if kind.suffix]
+
+    def link(name: str) -> str:
+        files = (folder / kind.place / f"{OTHERS.sub('_', name)}{kind.suffix}" for kind in kinds)
+        found = next((file for file in files if file.is_file()), None)
+        return "" if found is None else quote(Path(os.path.relpath(found, page)).as_posix())
+
+    return [link(name) for name in names]
 
 
 def formats_of(names: str) -> list[str]:

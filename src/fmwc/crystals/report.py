@@ -11,7 +11,7 @@ import numpy as np
 from fmwc.crystals import Judgement, figures
 from fmwc.crystals.drawing import formula
 from fmwc.crystals.figures import METASTABLE
-from fmwc.crystals.structures import CHANNELS, arrays_of, crystals_of
+from fmwc.crystals.structures import CHANNELS, DOUBT, Crystals, arrays_of, crystals_of
 from fmwc.errors import ShapeError, UsageError
 from fmwc.metrics.ranking import ranking_text, rate, rate_kept
 from fmwc.report.gallery import gallery, packed_curves
@@ -41,6 +41,7 @@ class Ranked:
         scores: Scores by readable name, `(N,)` each; higher is more doubtful. The run's default score comes first.
         times: Times of the readings, `(R, N)`.
         std: ‖σ_t‖ at these times by channel, `(R, N)` each.
+        doubt: The share of all atoms with less doubt, for each atom of all structures; `None` if it was not computed.
         by: The readable name of the default score.
     """
 
@@ -60,8 +61,16 @@ class Ranked:
         self.score = next(iter(self.scores.values()))
         self.order = np.argsort(self.score, kind="stable")  # by the score, because confidences have ties
         self.good = self.energy <= METASTABLE
+        self.doubt = _doubt(run, self.crystals)
         self.times = array(run.times)
         self.std = {channel: array(run._total(channel).sqrt()) for channel in present}
+
+
+def _doubt(run: Trajectory, crystals: Crystals) -> np.ndarray | None:
+    if DOUBT not in run.evidence:
+        return None
+    values = run.evidence[DOUBT].cpu()[crystals.numbers > 0]
+    return array(values.argsort().argsort().double() / max(1, len(values) - 1))
 
 
 def _scores(run: Trajectory, present: Sequence[str]) -> tuple[dict[str, np.ndarray], str]:
@@ -130,7 +139,7 @@ def _curves(run: Ranked) -> list[Section]:
     return drawn
 
 
-def _gallery(run: Ranked, judgement: Judgement) -> Section:
+def _gallery(run: Ranked, judgement: Judgement, links: Sequence[str]) -> Section:
     words = {"e_above_hull": "energy above the hull, eV/atom", "atoms": "atoms", "problem": "problem"}
     problems = [shorten(problem or "", 200, placeholder=" …") for problem in judgement["problem"]]
     formulas = [
@@ -143,7 +152,7 @@ def _gallery(run: Ranked, judgement: Judgement) -> Section:
         f"ring marks metastable structures (at most {METASTABLE} eV/atom above the hull), a cross all others. Select a "
         "structure to turn its cell; move the slider to discard the most doubtful ones.",
         "crystals",
-        {**arrays_of(run.crystals), "e_above_hull": run.energy},
+        {**arrays_of(run.crystals), "e_above_hull": run.energy, **({} if run.doubt is None else {"doubt": run.doubt})},
         score=run.score,
         level=run.confidence,
         label=run.ordering.label,
@@ -155,9 +164,11 @@ def _gallery(run: Ranked, judgement: Judgement) -> Section:
             "e_above_hull": run.energy,
             "atoms": run.crystals.atoms.tolist(),
             "valid": judgement["valid"],
+            **{name: judgement[name] for name in ("decomposition", "twin") if any(judgement.columns.get(name, ()))},
             **({"problem": problems} if any(problems) else {}),
         },
         titles=words,
+        links=links,
         curves=packed_curves(run.times, run.std, run.score) if run.std else None,
     )
 
@@ -222,6 +233,7 @@ def write_report(
     *,
     numbers: list[dict[str, str]],
     provenance: dict[str, str],
+    links: Sequence[str] = (),
 ) -> Path:
     """Write `report.html` of a run of crystals.
 
@@ -231,6 +243,7 @@ def write_report(
         judgement: The results of the judge, in the same order.
         numbers: Rows of the table.
         provenance: Commit, device, seed and time.
+        links: The address of a file of each structure.
     """
     ranked = Ranked(run, judgement["e_above_hull"], judgement["distances_ok"])
     lead, tiles = _lead(ranked)
@@ -238,7 +251,7 @@ def write_report(
         out / "report.html",
         "Crystals: confidence of each structure",
         [
-            _gallery(ranked, judgement),
+            _gallery(ranked, judgement, links),
             *_curves(ranked),
             _list(ranked, judgement),
             *closing(numbers, _LIMITS, provenance),

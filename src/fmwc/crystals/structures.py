@@ -26,6 +26,7 @@ __all__ = [
     "BITS",
     "CHANNELS",
     "CLOSEST",
+    "DOUBT",
     "ELEMENTS",
     "Candidate",
     "Crystals",
@@ -94,6 +95,7 @@ def one_line(error: Exception) -> str:
 
 BITS = 7  # bits of Z − 1, enough for 118 elements
 CHANNELS = ("type", "coord", "lattice")  # channels of a state
+DOUBT = "atom_doubt"  # evidence with one value per atom
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,8 @@ export class Cell {
       if (again) {
         viewer.setView([0, 0, 0, 0, 0, 0, 0, 1]);
         viewer.zoomTo();
-        viewer.zoom(0.92);
+        const [left, right] = [-scene.reach, scene.reach].map((x) => viewer.modelToScreen({ x, y: 0, z: 0 }).x);
+        viewer.zoom((0.94 * Math.min(this.stage.clientWidth, this.stage.clientHeight)) / Math.abs(right - left));
         viewer.rotate(-24, "y");
         viewer.rotate(14, "x");
       }

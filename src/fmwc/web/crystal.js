@@ -140,14 +140,14 @@ export const subscripted = (formula) => String(formula).replace(/\d/g, (digit) =
 
 /** Paints the crystals of a run as tiles: the cell, its formula, its energy and its confidence. */
 export class CrystalPainter {
-  sizes = [84, 120, 168, 240];
+  sizes = [84, 120, 160, 240];
   foot = 44;
   #cache = new Map();
 
   /** @param {import("./samples.js").Samples} run */
   constructor(run) {
     this.run = run;
-    this.size = run.count > 200 ? 120 : 168;
+    this.size = run.count > 200 ? 120 : 160;
   }
 
   paint(tiles, view) {

@@ -165,12 +165,27 @@ export class Gallery {
       const size = run.x.data.length / run.count;
       drawPicture(this.image, run.x.data.subarray(sample * size, (sample + 1) * size), run.x.shape.slice(1));
     } else if (run.kind === "crystals") {
-      if (!this.cell) {
-        this.cell = new Cell();
-        this.picture.append(this.cell.element);
-      }
-      this.cell.show(crystalOf(run.tensors, sample));
+      if (!this.cell) this.#addCell();
+      this.cell.show(crystalOf(run.tensors, sample), { doubt: this.#doubt(sample) });
     } else this.picture.hidden = true;
+  }
+
+  #addCell() {
+    this.cell = new Cell();
+    this.picture.append(this.cell.element);
+    if (!this.run.tensors.doubt) return;
+    this.byDoubt = el("input", { type: "checkbox" });
+    this.byDoubt.addEventListener("change", () => {
+      const sample = this.ranking.selected;
+      this.cell.show(crystalOf(this.run.tensors, sample), { doubt: this.#doubt(sample), still: true });
+    });
+    this.picture.append(el("label", { class: "hint" }, this.byDoubt, " Colour atoms by doubt"));
+  }
+
+  /** Return the doubt of each atom of a crystal, if atoms are coloured by it. */
+  #doubt(sample) {
+    const { doubt, first } = this.run.tensors;
+    return this.byDoubt && this.byDoubt.checked ? doubt.data.subarray(first.data[sample], first.data[sample + 1]) : null;
   }
 }
 

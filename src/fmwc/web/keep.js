@@ -91,7 +91,7 @@ function drawRetention(canvas, { failedUpTo, judgedUpTo, run, kept }) {
   const first = Math.max(1, Math.round(run.count / 50)), rate = (n) => failedUpTo[n] / Math.max(1, judgedUpTo[n]);
   let top = 1.25 * all;
   for (let n = first; n <= run.count; n += Math.max(1, Math.floor(run.count / 200))) top = Math.max(top, 1.1 * rate(n));
-  const left = 40, right = width - 8, head = 10, foot = height - 22;
+  const left = 46, right = width - 8, head = 10, foot = height - 22;
   const px = (n) => left + (n / run.count) * (right - left), py = (v) => foot - (v / Math.max(top, 1e-9)) * (foot - head);
   const [line, quiet, main, text] = ["--line", "--quiet", "--accent", "--ink"].map(ink);
   Object.assign(pen, { strokeStyle: line, fillStyle: quiet, lineWidth: 1, textAlign: "right", textBaseline: "middle" });
