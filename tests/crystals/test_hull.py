@@ -31,6 +31,9 @@ class counting:
     def __init__(self, energy, most=1000):
         self.energy, self.most, self.evaluated = energy, most, 0
 
+    def correction(self, candidate):
+        return 0.0
+
     def batches(self, candidates):
         for _ in candidates:
             if self.evaluated == self.most:

@@ -38,6 +38,7 @@ __all__ = [
     "calculator",
     "energies",
     "graph",
+    "mp2020_correction",
     "version",
 ]
 
@@ -151,6 +152,9 @@ class Chgnet:
     def batches(self, candidates: Sequence[Candidate]) -> Iterator[list[float | str]]:
         return self._batches(candidates, self._energies)
 
+    def correction(self, candidate: Candidate) -> float:
+        return 0.0  # it was trained on corrected energies
+
     def forces(self, candidates: Sequence[Candidate]) -> list[Forces | str]:
         return [outcome for batch in self._batches(candidates, self._forces) for outcome in batch]
 
@@ -241,34 +245,70 @@ class Calculator(Protocol):
     def forces(self, candidates: Sequence[Candidate]) -> list[Forces | str]:
         """Return energy, forces and stress of each structure, or the reason why there are none."""
 
+    def correction(self, candidate: Candidate) -> float:
+        """Return what the energy per atom of a structure contains besides the model's output."""
+
+
+@functools.cache
+def _mp2020() -> Any:
+    return need("pymatgen.entries.compatibility").MaterialsProject2020Compatibility(check_potcar=False)
+
+
+def mp2020_correction(candidate: Candidate) -> float:
+    """Return the correction of the Materials Project (MP2020) of a computed energy, in eV/atom.
+
+    The Materials Project computes oxides and fluorides of some transition metals with GGA+U and all else with GGA, and
+    fits the energies of anions to experiments (A. Wang et al., Sci. Rep. 11, 15496, 2021). Models trained on its
+    uncorrected energies need the correction; otherwise oxides are about 1 eV/atom too high relative to the metals.
+    """
+    structure = candidate.structure()
+    strongest = max(structure.composition.elements, key=lambda element: element.X).symbol
+    usual = _mp2020().u_settings.get(strongest, {})
+    hubbards = {e.symbol: usual[e.symbol] for e in structure.composition.elements if usual.get(e.symbol)}
+    settings = {"run_type": "GGA+U" if hubbards else "GGA", "hubbards": hubbards, "software": "none"}
+    entry = need("pymatgen.entries.computed_entries").ComputedStructureEntry(structure, 0.0, parameters=settings)
+    with quiet():  # pymatgen warns of compositions without oxidation states
+        return float(sum(part.value for part in _mp2020().get_adjustments(entry))) / len(candidate)
+
 
 class _Ase:
-    """An ASE calculator, which evaluates one structure at a time."""
+    """An ASE calculator, which evaluates one structure at a time.
+
+    Arguments:
+        name: Its name.
+        load: A function that returns it.
+        corrected: Whether its energies need `mp2020_correction`.
+    """
 
     highest = ELEMENTS
 
-    def __init__(self, name: str, load: Callable[[], Any]) -> None:
-        self.name = name
+    def __init__(self, name: str, load: Callable[[], Any], *, corrected: bool = False) -> None:
+        self.name, self.corrected = name, corrected
         with quiet():
             self._calculator = load()
 
     def batches(self, candidates: Sequence[Candidate]) -> Iterator[list[float | str]]:
         for candidate in candidates:
-            yield [self._outcome(candidate, lambda atoms: float(atoms.get_potential_energy()) / len(atoms))]
+            yield [self._outcome(candidate, self._energy)]
 
     def forces(self, candidates: Sequence[Candidate]) -> list[Forces | str]:
-        def compute(atoms: Any) -> Forces:
-            energy = float(atoms.get_potential_energy()) / len(atoms)
-            return Forces(energy, atoms.get_forces(), atoms.get_stress(voigt=False))
+        def compute(candidate: Candidate, atoms: Any) -> Forces:
+            return Forces(self._energy(candidate, atoms), atoms.get_forces(), atoms.get_stress(voigt=False))
 
         return [self._outcome(candidate, compute) for candidate in candidates]
 
-    def _outcome(self, candidate: Candidate, compute: Callable[[Any], Any]) -> Any:
+    def correction(self, candidate: Candidate) -> float:
+        return mp2020_correction(candidate) if self.corrected else 0.0
+
+    def _energy(self, candidate: Candidate, atoms: Any) -> float:
+        return float(atoms.get_potential_energy()) / len(atoms) + self.correction(candidate)
+
+    def _outcome(self, candidate: Candidate, compute: Callable[[Candidate, Any], Any]) -> Any:
         try:
             with quiet():
                 atoms = candidate.atoms()
                 atoms.calc = self._calculator
-                return compute(atoms)
+                return compute(candidate, atoms)
         except Exception as error:  # affects only this structure
             return f"{self.name} failed: {one_line(error)}"
 
@@ -300,11 +340,12 @@ def _mattersim(device: str) -> Any:
 
 CALCULATORS: dict[str, Callable[[str], Calculator]] = {
     "chgnet": Chgnet,
-    "mace": lambda device: _Ase("mace", lambda: _mace(device)),
-    "orb": lambda device: _Ase("orb", lambda: _orb(device)),
+    # MACE, ORB, MatterSim and SevenNet were trained on uncorrected energies with the settings of the Materials Project.
+    "mace": lambda device: _Ase("mace", lambda: _mace(device), corrected=True),
+    "orb": lambda device: _Ase("orb", lambda: _orb(device), corrected=True),
     "uma": lambda device: _Ase("uma", lambda: _uma(device)),
-    "mattersim": lambda device: _Ase("mattersim", lambda: _mattersim(device)),
-    "sevennet": lambda device: _Ase("sevennet", lambda: _sevennet(device)),
+    "mattersim": lambda device: _Ase("mattersim", lambda: _mattersim(device), corrected=True),
+    "sevennet": lambda device: _Ase("sevennet", lambda: _sevennet(device), corrected=True),
 }
 
 

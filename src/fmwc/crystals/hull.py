@@ -423,8 +423,9 @@ def reference_hull(
         model: The model or its name.
         systems: The compositions that the hull is needed for; only references within their chemical systems are used.
         relax: Also relax the references near the hull, for `Hull.relaxed`.
-        published: Energies (eV/atom) of references by name, by the same model. They are used instead of computing if
-            they agree with the model's own energies of a few references; otherwise a warning says how far they differ.
+        published: Outputs of the same model (eV/atom) for references by name, without corrections. They are used
+            instead of computing if they agree with the model's own energies of a few references; otherwise a warning
+            says how far they differ.
         progress: Called with the stage, the number done and the total.
     """
     used = calculator(model) if isinstance(model, str) else model
@@ -451,13 +452,17 @@ def reference_hull(
 
 
 def _fitting(chosen: Sequence[Candidate], model: Calculator, published: Mapping[str, float]) -> Mapping[str, float]:
-    """Return published energies if they agree with the model's own energies of a few small references."""
-    tried = sorted((one for one in chosen if one.name in published), key=len)[:TRIED]
-    if not tried:
+    """Return published energies, corrected, if they agree with the model's own of a few small references."""
+    there = sorted((one for one in chosen if one.name in published), key=len)
+
+    def corrected(some: Sequence[Candidate]) -> dict[str, float]:
+        return {one.name: published[one.name] + model.correction(one) for one in some}
+
+    if not (tried := there[:TRIED]):
         return {}
-    differences = energies(tried, model).per_atom - [published[one.name] for one in tried]
+    differences = energies(tried, model).per_atom - [*corrected(tried).values()]
     if (np.abs(differences) <= AGREE).all():  # False for NaN
-        return published
+        return corrected(there)
     warnings.warn(
         f"published energies by {model.name} differ from those of the installed calculator by up to "
         f"{np.abs(differences).max():.3g} eV/atom, so they are not used; reference energies are computed instead",
