@@ -508,13 +508,42 @@ def test_repeated_names_and_files_of_other_samples_are_rejected(run, points, tmp
 
 
 def test_labels_of_failures_only_are_rejected(run, points, tmp_path):
-    """`sun` without a training set is false for unstable structures and unknown for others."""
     bad = misplaced(Trajectory.load(points).x)
     cells = [f"{i:05d},{'False' if b else ''}\n" for i, b in enumerate(bad)]
-    file = write_text(tmp_path / "judged.csv", "name,sun\n" + "".join(cells))
-    code, _, err = run("filter", points, "--max-risk", 0.3, "--labels", file, "--good", "sun", "--out", tmp_path / "k")
+    file = write_text(tmp_path / "judged.csv", "name,stable\n" + "".join(cells))
+    words = ("--labels", file, "--good", "stable", "--out", tmp_path / "k")
+    code, _, err = run("filter", points, "--max-risk", 0.3, *words)
     assert code == 2
     assert "one-sided" in one_line(err)
+
+
+def test_labels_that_need_novelty_are_rejected_without_it(run, points, tmp_path):
+    """Without known structures, `sun` is false for unstable structures and empty for others."""
+    bad = misplaced(Trajectory.load(points).x)
+
+    def call(head, cells, column):
+        rows = [",".join([f"{i:05d}", *cells(b)]) + "\n" for i, b in enumerate(bad)]
+        file = write_text(tmp_path / "judged.csv", head + "\n" + "".join(rows))
+        words = ("--labels", file, "--good", column, "--out", tmp_path / "k", "--force")
+        return run("filter", points, "--keep", 0.5, *words)
+
+    unknown = [
+        ("name,sun", lambda b: ["false" if b else ""], "sun"),
+        ("name,msun,novel", lambda b: ["false" if b else "", ""], "msun"),
+        ("name,novel", lambda b: [""], "novel"),
+    ]
+    for case in unknown:
+        code, _, err = call(*case)
+        assert code == 2
+        assert "novelty was not judged" in one_line(err)
+    known = [
+        ("name,sun,novel", lambda b: ["false" if b else "", "true"], "sun"),  # unknown for another reason
+        ("name,sun", lambda b: ["false" if b else "true"], "sun"),
+        ("name,sun", lambda b: ["false"], "sun"),
+    ]
+    for case in known:
+        code, _, err = call(*case)
+        assert code == 0, err
 
 
 def test_the_table_of_samples_is_matched_by_name(run, points, tmp_path):

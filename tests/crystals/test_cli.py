@@ -17,7 +17,10 @@ pytest.importorskip("chgnet", exc_type=ImportError)
 import fmwc
 import fmwc.crystals.domain
 from fmwc.__main__ import main
+from fmwc.crystals import energies, mp20
 from fmwc.crystals.files import cif_text
+from fmwc.crystals.parsers import cell_of
+from fmwc.crystals.structures import from_cells
 from tests.command import one_line
 from tests.crystals.conftest import crystal, rock_salt
 
@@ -483,3 +486,119 @@ def test_wrong_controls_give_one_line(run, tmp_path, words, problem):
     assert problem in err
     assert one_line(err)
     assert not (tmp_path / "a").exists()
+
+
+# ---- references, novelty, several judges -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """A small data set in three splits, with CHGNet energies."""
+    monkeypatch.setenv("FMWC_CACHE", str(tmp_path / "cache"))
+    salts = {"train": rock_salt(), "val": rock_salt(4.2, 12, 8), "test": rock_salt(6.3, 19, 17)}
+    folder, names, values = tmp_path / "data", [], []
+    folder.mkdir()
+    for split, salt in salts.items():
+        made = from_cells({f"mp-{split}": cell_of(salt.structure())}, 20)
+        np.savez(folder / f"{split}.npz", **mp20._arrays_of(made))
+        names += made.names
+        values += energies(made).per_atom.tolist()
+    np.savez(folder / mp20.ENERGIES, material_id=np.array(names, "S"), energy_per_atom=np.array(values, np.float32))
+    return folder
+
+
+def rows_of(out):
+    return [json.loads(line) for line in out.splitlines()]
+
+
+@pytest.mark.parametrize("given", ["option", "variable"])
+def test_novelty_against_all_splits(run, tmp_path, data, monkeypatch, given):
+    monkeypatch.setenv("FMWC_DATA", str(data) if given == "variable" else "")
+    option = ("--data", data) if given == "option" else ()
+    folder = write(tmp_path / "some", a=rock_salt(6.3, 19), b=rock_salt(4.2, 12, 8), c=rock_salt(4.4, 22, 6))
+    code, out, err = run("judge", folder, "--json", *option)
+    assert code == 0, err
+    found = [(row["novel"], row["twin"], row["twin_split"]) for row in rows_of(out)]
+    assert found == [(False, "mp-test", "test"), (False, "mp-val", "val"), (True, "", "")]
+    code, out, _ = run("judge", folder, *option)
+    assert "novel is unknown" not in out
+
+
+def test_the_table_says_why_novelty_is_unknown(run, tmp_path):
+    code, out, _ = run("judge", write(tmp_path / "some", a=rock_salt()))
+    assert code == 0
+    assert "novel is unknown" in out
+    assert "FMWC_DATA" in out
+
+
+def test_stability_without_references_is_unknown(run, tmp_path):
+    """ThF3 is far below its elements, and MP-20 has no compound of thorium and fluorine."""
+    coords = [[0, 0, 0], [0.5, 0, 0], [0, 0.5, 0], [0, 0, 0.5]]
+    folder = write(tmp_path / "some", thf3=crystal([90, 9, 9, 9], coords, [4.3] * 3))
+    code, out, err = run("judge", folder, "--json")
+    assert code == 0, err
+    (row,) = rows_of(out)
+    assert row["e_above_hull"] < -1
+    assert row["stable"] is row["sun"] is None
+    assert (row["competing_phases"], row["own_phases"], row["sparse_hull"]) == (0, 0, "only elements compete")
+    assert row["decomposition"] == "0.75 F2 + 0.25 Th"
+    code, out, _ = run("judge", folder)
+    assert "0 (0.0%); unknown for 1" in out
+
+
+def test_judge_reads_a_folder_of_samples(run, tmp_path, drawn):
+    folder, other = drawn, write(tmp_path / "other", z=rock_salt())
+    names = [row["name"] for row in table(folder / "samples.csv")]
+    _, out, err = run("judge", folder, "--json")
+    assert [row["name"] for row in rows_of(out)] == names, err
+    _, out, _ = run("judge", folder, other, "--json")
+    assert [row["name"] for row in rows_of(out)] == [*(f"{folder}/{name}" for name in names), "z.cif"]
+
+
+def test_samples_of_another_domain_are_refused(run, tmp_path):
+    code, _, err = run("sample", "checkerboard", "-n", 4, "--steps", 2, "--device", "cpu", "--out", tmp_path / "points")
+    assert code == 0, err
+    code, _, err = run("judge", tmp_path / "points")
+    assert code == 2
+    assert "not crystals" in one_line(err)
+
+
+def test_no_rows_are_left_out_silently(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("fmwc.cli.judge.SHOWN", 2)
+    folder = write(tmp_path / "some", a=rock_salt(), b=rock_salt(5.7), c=rock_salt(5.5))
+    code, out, _ = run("judge", folder)
+    assert code == 0
+    assert "the first 2 of 3 structures; print all with --json, or write all with --out" in out
+    code, out, _ = run("judge", folder, "--out", tmp_path / "out")
+    assert f"all are in {tmp_path / 'out' / 'judged.csv'}" in " ".join(out.split())
+    assert len(table(tmp_path / "out" / "judged.csv")) == 3
+
+
+def test_the_cut_and_its_errors(run, tmp_path):
+    folder = write(tmp_path / "some", a=rock_salt(5.2))
+    for cut, expected in ((0.001, False), (5, True)):
+        code, out, err = run("judge", folder, "--cut", cut, "--json")
+        assert code == 0, err
+        assert rows_of(out)[0]["metastable"] is expected
+    code, _, err = run("judge", folder, "--cut", -1)
+    assert code == 2
+    assert "cut must be" in one_line(err)
+
+
+def test_two_judges_and_their_consensus(run, tmp_path, data):
+    model = "tests.crystals.test_energy:lennard_jones"
+    folder = write(tmp_path / "some", a=rock_salt(5.8), b=rock_salt(5.0))
+    words = ("--calculator", f"chgnet,{model}", "--data", data, "--out", tmp_path / "out", "--relax", 1)
+    code, out, err = run("judge", folder, "--json", *words)
+    assert code == 0, err
+    rows = rows_of(out)
+    for row in rows:
+        assert row[f"energy_per_atom_{model}"] != row["energy_per_atom"]
+        verdicts = {row["metastable"], row[f"metastable_{model}"]}
+        assert row["consensus"] == (verdicts.pop() if len(verdicts) == 1 else None)
+    assert (tmp_path / "out" / "relaxed").is_dir()
+    assert len([path for path in (tmp_path / "out").iterdir() if path.name.startswith("relaxed-")]) == 1
+    for wrong in ("chgnet,chgnet", ","):
+        code, _, err = run("judge", folder, "--calculator", wrong)
+        assert code == 2
+        assert "name each energy model once" in one_line(err)

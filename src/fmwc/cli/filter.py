@@ -212,7 +212,7 @@ def certify(score: Tensor, bad: np.ndarray, max_risk: float, probability: float)
     if known.any() and not known.all() and (bad[known] == 1).all():
         raise UsageError(
             "every label is a failure and the other samples have none: such one-sided labels guarantee nothing; also "
-            "label good samples (for sun and msun, judge novelty with fmwc judge --data)"
+            "label good samples"
         )
     others = doubt[~known] if (~known).sum() >= FEWEST else None  # thresholds may come from unlabelled samples
     return risk_control(doubt[known], bad[known] == 1, max_risk, probability, others=others)

@@ -23,6 +23,7 @@ __all__ = ["NAME", "Labels", "Table", "labels_given", "read_labels", "read_table
 NAME = "name"  # the column that rows are matched by
 BAD, GOOD = "bad", "good"  # columns of a file of labels
 METASTABLE, PROBLEM, FORMULA = "metastable", "problem", "formula"  # columns of a judge's table
+NOVEL, NEED_NOVELTY = "novel", ("novel", "sun", "msun")  # columns that are unknown if novelty was not judged
 FAILED = (BAD, "misplaced")  # columns that are true for failed samples; other columns are true for good ones
 TABLES = ("judged.csv", "judged.parquet", "samples.csv")  # of a folder, in order of preference
 VALUES = {"1": 1.0, "true": 1.0, "1.0": 1.0, "0": 0.0, "false": 0.0, "0.0": 0.0, "": np.nan, "nan": np.nan}
@@ -137,6 +138,7 @@ class Criterion(NamedTuple):
         Structures without a value that could not be judged, whose `problem` says why, have failed.
         """
         cells = [cell.strip() for cell in table[self.column]]
+        _require_novelty(self.column, cells, table, where)
         fulfilled = _numbers(cells, where) if self.comparison else _truths(cells, where)
         if self.comparison:
             compared = COMPARISONS[self.comparison](fulfilled, self.number).astype(float)
@@ -145,6 +147,16 @@ class Criterion(NamedTuple):
         failed = fulfilled if bad else 1 - fulfilled
         problems = np.array([bool(cell.strip()) for cell in table.get(PROBLEM, [""] * len(cells))], bool)
         return np.where(np.isnan(failed) & problems, 1.0, failed)
+
+
+def _require_novelty(column: str, cells: Sequence[str], table: Table, where: str) -> None:
+    """Raise if a column of the judge has no true value and lacks some, because novelty was not judged."""
+    unknown = not any(VALUES.get(cell.lower()) == 1 for cell in cells) and not all(cells)
+    if column.lower() in NEED_NOVELTY and unknown and not any(cell.strip() for cell in table.get(NOVEL, [])):
+        raise UsageError(
+            f"'{column}' is unknown in {where}, because novelty was not judged; judge again with fmwc judge --data "
+            "FOLDER, or with FMWC_DATA set to the folder of MP-20"
+        )
 
 
 def labels_given(options: Filter | Learn) -> bool:
