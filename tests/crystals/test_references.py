@@ -8,7 +8,8 @@ import pytest
 pytest.importorskip("chgnet", exc_type=ImportError)
 
 from benchmarks import references
-from fmwc.crystals import energies, mp20, relax
+from fmwc.crystals import Hull, energies, mp20, relax
+from fmwc.crystals.hull import composition, make_shipped
 from fmwc.crystals.structures import candidates
 
 from .conftest import rock_salt
@@ -51,6 +52,18 @@ def test_references_are_relaxed_in_order_and_resume(data, monkeypatch, capsys, c
         assert relaxed == pytest.approx(expected[name].energy, abs=1e-6)
         assert (steps, converged) == (expected[name].steps, expected[name].converged)
         assert relaxed < energy
+
+
+def test_relaxed_energies_become_part_of_the_shipped_references(data, monkeypatch):
+    out = data / "out.npz"
+    call(monkeypatch, "--data", data, "--out", out, "--relax", 2, "--within", 0.05, "--count", 1)
+    (row,) = references.read(out)
+    hull = Hull.load(make_shipped(data, out, data / "hull.npz"))
+    key, other = sorted((composition(name) for name in ("NaCl", "KCl")), key=lambda key: key != composition(row[2]))
+    assert hull.relaxed.energy(key)[0] == pytest.approx(min(row[5], hull.energy(key)[0]), abs=1e-6)
+    assert hull.relaxed.energy(key)[0] < hull.energy(key)[0]
+    assert hull.relaxed.energy(other)[0] == hull.energy(other)[0]
+    assert Hull.load(make_shipped(data, path=data / "raw.npz")).relaxed is None
 
 
 def test_several_processes_give_the_same_energies(data, monkeypatch):
