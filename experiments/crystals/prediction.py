@@ -25,7 +25,8 @@ from fmwc.crystals import mp20
 from fmwc.crystals.energy import calculator, energies
 from fmwc.crystals.judge import validity
 from fmwc.crystals.recipe import READ_BY
-from fmwc.crystals.structures import Candidate, Crystals, candidates, crystals_of, need, quiet, symbol, unmeasurable
+from fmwc.crystals.statistics import balanced_by_smact
+from fmwc.crystals.structures import Candidate, Crystals, candidates, crystals_of, need, quiet, unmeasurable
 from fmwc.errors import DataError, MismatchError, UsageError
 from fmwc.field import Field
 from fmwc.files import read_tensors, write_json, write_tensors
@@ -259,7 +260,7 @@ def _judged(tensors: dict[str, torch.Tensor], real: Crystals, model: str, apply:
 def _results(model: str, pair: tuple[list[Candidate], list[Candidate]]) -> tuple[list[Any], list[bool], list[Any]]:
     drawn, real = pair
     rms = [matched(*one) for one in zip(drawn, real, strict=True)]
-    valid = [validity(one).apart and balanced(one) for one in drawn]
+    valid = [validity(one).apart and balanced_by_smact(one.key) for one in drawn]
     values = energies(drawn, _calculator(model)).per_atom if model else np.full(len(drawn), np.nan)
     return rms, valid, [float(value) if np.isfinite(value) else None for value in values]
 
@@ -282,15 +283,6 @@ def matched(candidate: Candidate, truth: Candidate) -> float | None:
     except Exception:  # odd cells fail in many ways; they do not match
         return None
     return None if found is None else float(found[0])
-
-
-def balanced(candidate: Candidate) -> bool:
-    """Return whether a composition is valid by the rule of SMACT that CDVAE uses: charges and electronegativities."""
-    composition = need("pymatgen.core").Composition({symbol(z): count for z, count in candidate.key})
-    with quiet():
-        return bool(
-            need("smact.screening", "'fmwc[tables]'").smact_validity(composition, oxidation_states_set="smact14")
-        )
 
 
 # ---- the summary -----------------------------------------------------------------------------------------------------
