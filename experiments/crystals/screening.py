@@ -37,14 +37,12 @@ from experiments.crystals.relaxations import Relaxations, read_relaxed, relax_in
 from fmwc.crystals import Candidate, candidates, hull_for, judge, mp20
 from fmwc.crystals.energy import Calculator, Forces
 from fmwc.crystals.fingerprints import Fingerprints, fingerprints, read_fingerprints
-from fmwc.crystals.judge import validity
 from fmwc.crystals.matching import Known, alike
-from fmwc.crystals.statistics import properties, statistics
+from fmwc.crystals.statistics import properties, real_structures, statistics
 from fmwc.crystals.structures import ELEMENTS, Crystals, crystals_of, refusal
-from fmwc.errors import DataError, MismatchError
+from fmwc.errors import DataError, MismatchError, UsageError
 from fmwc.files import write_json
 from fmwc.readers import anything, array, mapping, read_json, record
-from fmwc.report.run import ordering_of
 from fmwc.sampling import Trajectory
 
 __all__ = ["SETS", "complete", "cores", "drawn_run", "judged", "screen", "tables_of_structures"]
@@ -93,15 +91,24 @@ def _judged(structures: Crystals | Sequence[Any], model: str | Calculator, data:
 
 
 def judge_drawn(run: Trajectory, model: str, data: str) -> dict[str, Any]:
-    """Return a table of drawn structures, with their doubt: the surest has the lowest."""
-    return {**_judged(crystals_of(run), model, data, False), "doubt": run.score().double().cpu().tolist()}
+    """Return a table of drawn structures, with their doubt: the surest has the lowest. A run may have no scores."""
+    doubt = run.score().double().cpu().tolist() if _scored(run) else [None] * len(run)
+    return {**_judged(crystals_of(run), model, data, False), "doubt": doubt}
+
+
+def _scored(run: Trajectory) -> bool:
+    """Return whether the run has scores; one that was drawn without variance may have none."""
+    try:
+        return bool(run.score().isfinite().any())
+    except UsageError:
+        return False
 
 
 def judge_relaxed(relaxations: Relaxations, drawn: Columns, data: str) -> dict[str, Any]:
     """Return a table of relaxed structures, which are the first of the drawn ones."""
     rows = relaxations.rows
-    names = [one.candidate.name for one in rows]
-    if names != list(drawn["name"][: len(rows)]):
+    found = [(one.candidate.name, one.candidate.formula) for one in rows]
+    if found != list(zip(drawn["name"], drawn["formula"], strict=True))[: len(rows)]:
         raise MismatchError("the relaxed structures are not the first of the drawn ones; relax these samples")
     known = {one.candidate.name: one.problem or one.energy for one in rows}
     columns = _judged([one.candidate for one in rows], _Stored(relaxations.model, known), data, True)
@@ -115,23 +122,14 @@ def judge_relaxed(relaxations: Relaxations, drawn: Columns, data: str) -> dict[s
     }
 
 
-def judge_real(data: str) -> dict[str, Any]:
-    """Return a table of the test split, for comparison: properties and stored energies."""
-    crystals = mp20.load(data or None, "test")
-    stored = mp20.energies(data or None)
-    energies = {} if stored is None else dict(zip(stored[0], stored[1].tolist(), strict=True))
-    per_atom = [energies.get(name, math.nan) for name in crystals.names]
-    given = candidates(crystals)
-    apart = [validity(one).apart for one in given]
-    return {"name": list(crystals.names), "energy_per_atom": per_atom, "apart_ok": apart, **properties(given)}
-
-
 def tables_of_structures(folder: Path) -> dict[str, Columns]:
-    """Return the tables of the relaxed structures and of the same structures as drawn; empty if none is relaxed."""
+    """Return the tables of relaxed structures and of the same as drawn; empty if none is relaxed, or without scores."""
     paths = {kind: folder / f"judged-{kind}.json" for kind in ("drawn", "relaxed")}
     if not all(path.exists() for path in paths.values()):
         return {}
     made: dict[str, Columns] = {k: read_json(p, _JUDGED, LARGEST)["columns"] for k, p in paths.items()}
+    if None in made["drawn"]["doubt"]:
+        return {}
     return {**made, "drawn": head(made["drawn"], len(made["relaxed"]["name"]))}
 
 
@@ -241,7 +239,9 @@ def screen(folder: Path, *, data: str = "", model: str = "chgnet", say: Say = pr
     crystals = crystals_of(run)
     about = {"model": model, "samples": run.seed, "count": len(run), "score": run.default_score}
     drawn = judged(folder, "drawn", about, lambda: judge_drawn(run, model, data), say)
-    real = judged(folder, "test", {"split": "test"}, lambda: judge_real(data), say)
+    real = judged(folder, "test", {"split": "test"}, lambda: real_structures(data or None)[1], say)
+    if model != "chgnet":  # the stored energies are CHGNet's
+        real = {**real, "energy_per_atom": [None] * len(real["name"])}
     prints = {"drawn": _fingerprints(folder, "drawn", crystals)}
     prints["test"] = _fingerprints(folder, "test", mp20.load(data or None, "test")) if prints["drawn"] else None
 
@@ -250,8 +250,10 @@ def screen(folder: Path, *, data: str = "", model: str = "chgnet", say: Say = pr
         return {**{name: _plain(value) for name, value in values.items()}, **_summary(table, stage)}
 
     sets = {"drawn": measured(drawn, "drawn", prints["drawn"]), "test": _of_real(real)}
-    numbers: dict[str, Any] = {**about, "label": ordering_of(run).label, "sets": sets}
-    numbers["confidence"] = {"drawn": _orders({"drawn": drawn}, "drawn")}
+    numbers: dict[str, Any] = {**about, "sets": sets}
+    ranked = _scored(run)
+    if ranked:
+        numbers["confidence"] = {"drawn": _orders({"drawn": drawn}, "drawn")}
     if not (path := folder / "relaxed.npz").exists():
         return numbers
     relaxations = read_relaxed(path)
@@ -263,7 +265,8 @@ def screen(folder: Path, *, data: str = "", model: str = "chgnet", say: Say = pr
     sets["same, drawn"] = measured(few, "drawn", prints["drawn"].take(count) if prints["drawn"] else None)
     sets["relaxed"] = measured(relaxed, "relaxed", found)
     numbers["relaxation"] = {"limit": relaxations.limit, "structures": count}
-    numbers["confidence"]["relaxed"] = _orders({"drawn": few, "relaxed": relaxed}, "drawn", "relaxed")
+    if ranked:
+        numbers["confidence"]["relaxed"] = _orders({"drawn": few, "relaxed": relaxed}, "drawn", "relaxed")
     return numbers
 
 

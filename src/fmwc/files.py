@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Folder",
+    "cache_folder",
     "claimed",
     "note",
     "read_tensors",
@@ -109,6 +110,12 @@ def write_text(path: Path, content: str) -> Path:
 def write_json(path: Path, content: Any) -> Path:
     """Write JSON atomically; raise if it holds NaN or infinity."""
     return write_text(path, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def cache_folder(name: str) -> Path:
+    """Return a folder below `FMWC_CACHE`, or below the user's cache folder."""
+    home = os.environ.get("FMWC_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fmwc")
+    return Path(os.path.expanduser(home)) / name
 
 
 # ---- files of tensors --------------------------------------------------------------------------------------------

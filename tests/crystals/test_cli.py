@@ -18,7 +18,7 @@ import fmwc
 import fmwc.crystals.domain
 from fmwc.__main__ import main
 from fmwc.crystals import energies, mp20
-from fmwc.crystals.files import cif_text
+from fmwc.crystals.files import cif_text, write_cifs
 from fmwc.crystals.parsers import cell_of
 from fmwc.crystals.structures import from_cells
 from tests.command import one_line
@@ -335,6 +335,32 @@ def test_judge_after_relaxation(run, tmp_path):
     row = json.loads(out)
     assert row["energy_per_atom"] < row["energy_raw"] - 1e-3
     assert np.isfinite(row["rmsd"])
+
+
+def test_judge_compares_a_set_with_the_test_split(run, tmp_path, monkeypatch):
+    pytest.importorskip("matminer")
+    pytest.importorskip("smact")
+    monkeypatch.setenv("FMWC_CACHE", str(tmp_path / "cache"))
+    salts = [rock_salt(edge, z, 17, name=f"salt-{z}") for edge, z in ((5.6, 11), (6.3, 19), (6.6, 37))]
+    write_cifs(tmp_path / "data" / "test", salts)
+    write_cifs(tmp_path / "data" / "train", salts[:1])
+    write_cifs(tmp_path / "cifs", salts[:2])
+    words = ("judge", tmp_path / "cifs", "--statistics", "--relax", 1, "--out", tmp_path / "out")
+    code, _, err = run(*words)
+    assert code == 2
+    assert "give --data FOLDER" in one_line(err)
+    code, out, _ = run(*words, "--data", tmp_path / "data")
+    assert code == 0
+    numbers = json.loads((tmp_path / "out" / "statistics.json").read_text())
+    assert [(name, found["structures"]) for name, found in numbers.items()] == [
+        ("as given", 2),
+        ("relaxed", 2),
+        ("test split", 3),
+    ]
+    assert numbers["as given"]["coverage_precision"] == 1  # these are structures of the test split
+    assert numbers["test split"]["compositionally_valid"] == 1
+    assert "coverage recall" in out
+    assert len(list((tmp_path / "cache" / "fingerprints").iterdir())) == 1  # of the test split
 
 
 def test_judge_of_a_missing_file(run, tmp_path):

@@ -133,3 +133,18 @@ def test_without_relaxed_structures_there_are_still_tables(folder, numbers, tmp_
     text = (tmp_path / "tables.md").read_text()
     assert "ours, as drawn" in text
     assert "ours, relaxed" not in text
+
+
+def test_a_run_without_scores_has_statistics_but_no_confidence(folder, numbers, tmp_path, prototypes):
+    run = samples(prototypes)
+    empty = {c: value[:0] for c, value in run.var.items()}
+    bare = dataclasses.replace(run, times=run.times[:0], mean=empty, var=empty)
+    bare.save(tmp_path / "samples.safetensors")
+    for kind in ("drawn", "test"):
+        (tmp_path / f"fingerprints-{kind}.npz").write_bytes((folder / f"fingerprints-{kind}.npz").read_bytes())
+    (tmp_path / "relaxed.npz").write_bytes((folder / "relaxed.npz").read_bytes())
+    found = screen(tmp_path)
+    assert found["sets"]["drawn"] == numbers["sets"]["drawn"]
+    assert "confidence" not in found
+    assert "confidence" not in tables_of(found)
+    assert not (tmp_path / "figures").exists()

@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fmwc.cli.verbs import Judge
-from fmwc.crystals import Calculator, Judgement, calculator, judge, mp20, read
+from fmwc.crystals import Calculator, Candidate, Judgement, calculator, judge, mp20, read, validity
 from fmwc.crystals.files import write_cifs, write_table
+from fmwc.crystals.fingerprints import INSTALL, featurizers, fingerprints
 from fmwc.crystals.judge import with_consensus
+from fmwc.crystals.statistics import properties, real_structures, statistics
+from fmwc.crystals.structures import need
+from fmwc.data import arrays
 from fmwc.errors import UsageError
-from fmwc.files import Folder, claimed
+from fmwc.files import Folder, cache_folder, claimed, write_json
 from fmwc.progress import stages_bar
 
-__all__ = ["judge_structures", "result_rows", "rows_left_out", "summary_rows"]
+__all__ = ["judge_structures", "result_rows", "rows_left_out", "statistics_rows", "summary_rows"]
 
 SHOWN = 50  # printed rows; the files contain all rows
 NOVELTY = "the package has no structures to compare with; give --data FOLDER of MP-20, or set FMWC_DATA"
 
 
-def judge_structures(options: Judge) -> tuple[Judgement, list[Path]]:
-    """Judge the structures in files and folders; return the judgement and the files written."""
+Rows = list[dict[str, str]]
+
+
+def judge_structures(options: Judge) -> tuple[Judgement, list[Path], Rows]:
+    """Judge the structures in files and folders.
+
+    Returns the judgement, the files written, and the rows of the statistics, if requested.
+    """
     names = [name.strip() for name in options.calculator.split(",") if name.strip()]
     if len({*names}) < max(len(names), 1):
         raise UsageError(f"--calculator must name each energy model once; got '{options.calculator}'")
+    if options.statistics:
+        _require_statistics(options)
     models = [calculator(name) for name in names]
     out = options.out
     claim = claimed(out, "judge", force=options.force, resumes=True) if out is not None else nullcontext()
@@ -39,7 +54,86 @@ def judge_structures(options: Judge) -> tuple[Judgement, list[Path]]:
                 place = out / ("relaxed" if one.candidates is judgement.candidates else f"relaxed-{name}")
                 write_cifs(place, one.candidates, one.columns)
                 written.append(place)
-    return judgement, written
+        compared: Rows = []
+        if options.statistics:
+            numbers = _statistics(options, judgement, folder)
+            compared = statistics_rows(numbers)
+            if out is not None:
+                written.append(write_json(out / "statistics.json", numbers))
+    return judgement, written, compared
+
+
+# ---- statistics ------------------------------------------------------------------------------------------------------
+
+MEASURES = {  # label, factor, digits
+    "structures": ("structures", 1, 0),
+    "structurally_valid": ("structurally valid, %", 100, 1),
+    "compositionally_valid": ("compositionally valid (SMACT), %", 100, 1),
+    "coverage_recall": ("coverage recall, %", 100, 1),
+    "coverage_precision": ("coverage precision, %", 100, 1),
+    "wasserstein_density": ("Wasserstein distance of densities, g/cm³", 1, 3),
+    "wasserstein_elements": ("Wasserstein distance of numbers of elements", 1, 3),
+    "wasserstein_energy": ("Wasserstein distance of energies, eV/atom", 1, 3),
+    "p1_0.1": ("without symmetry (P1) at 0.1 Å, %", 100, 1),
+    "p1_0.01": ("without symmetry (P1) at 0.01 Å, %", 100, 1),
+    "space_groups_0.1": ("different space groups at 0.1 Å", 1, 0),
+    "space_groups_0.01": ("different space groups at 0.01 Å", 1, 0),
+}
+
+
+def _require_statistics(options: Judge) -> None:
+    """Raise an error if the statistics lack data or packages, before any work."""
+    if mp20.folder_given(options.data) is None:
+        raise UsageError(
+            "--statistics compares with the test split of a data set; give --data FOLDER, or set FMWC_DATA"
+        )
+    need("smact.screening", INSTALL)
+    featurizers()
+
+
+def _statistics(options: Judge, judgement: Judgement, folder: Folder | None) -> dict[str, dict[str, float | None]]:
+    """Return the statistics of the structures as given and, with --relax, after relaxation."""
+    data, jobs = mp20.folder_given(options.data), options.jobs
+    with stages_bar() as bar:
+        crystals, real = real_structures(data)
+        if options.calculator.split(",")[0].strip() != "chgnet":  # the stored energies are CHGNet's
+            real["energy_per_atom"] = [math.nan] * len(crystals)
+        kept = cache_folder("fingerprints") / f"{arrays.fingerprint(crystals.numbers, crystals.coords)}.npz"
+        theirs = fingerprints(crystals, jobs=jobs, kept=kept, progress=bar)
+        sets: dict[str, tuple[Sequence[Candidate], list[float]]] = {}
+        if options.relax > 0:
+            sets["as given"] = read(options.structures), judgement["energy_raw"]
+        sets["relaxed" if options.relax > 0 else "as given"] = judgement.candidates, judgement["energy_per_atom"]
+        found = {}
+        for name, (given, energies) in sets.items():
+            path = folder.work / f"fingerprints-{name}.npz" if folder else None
+            ours = fingerprints(given, jobs=jobs, kept=path, progress=bar)
+            apart = [validity(one).apart for one in given]
+            columns: dict[str, Any] = {"apart_ok": apart, "energy_per_atom": energies, **properties(given)}
+            found[name] = {k: plain(v) for k, v in statistics(columns, real, ours, theirs).items()}
+        itself = statistics(real, real)
+        found["test split"] = {k: plain(v) for k, v in itself.items() if not k.startswith(("wass", "space_group_d"))}
+    return found
+
+
+def plain(value: float) -> float | None:
+    """Return a number for a JSON file."""
+    return value if math.isfinite(value) else None
+
+
+def statistics_rows(numbers: dict[str, dict[str, float | None]]) -> Rows:
+    """Return one row per measure and one column per set."""
+
+    def cell(value: float | None, factor: int, digits: int) -> str:
+        return "" if value is None else f"{factor * value:.{digits}f}"
+
+    return [
+        {"": label, **{name: cell(found.get(key), factor, digits) for name, found in numbers.items()}}
+        for key, (label, factor, digits) in MEASURES.items()
+    ]
+
+
+# ---- the judgement ---------------------------------------------------------------------------------------------------
 
 
 def _judgements(options: Judge, models: list[Calculator], folder: Folder | None) -> dict[str, Judgement]:
@@ -92,6 +186,7 @@ def summary_rows(judgement: Judgement, cut: float) -> list[dict[str, str]]:
     """Return the printed summary of all structures."""
     summary = judgement.summary()
     descriptions = {
+        "apart_ok": "all atoms at least 0.5 Å apart (CDVAE's rule)",
         "distances_ok": "valid by the distance rule",
         "valid": "valid (distances, charges, density)",
         "unique": "unique",
@@ -119,11 +214,26 @@ def summary_rows(judgement: Judgement, cut: float) -> list[dict[str, str]]:
             f"disputed or not judged {agreed.count(None)}"
         )
     if "converged" in judgement.columns:
-        rows["relaxations that converged"] = f"{sum(map(bool, judgement['converged']))} of {len(judgement)}"
+        rows |= _relaxation_rows(judgement, cut)
     if summary["novel"] is None:
         rows["novel is unknown"] = NOVELTY
     rows |= {"note": "; ".join(judgement.notes)} if judgement.notes else {}
     return [{"": name, "value": value} for name, value in rows.items()]
+
+
+def _relaxation_rows(judgement: Judgement, cut: float) -> dict[str, str]:
+    """Return what the relaxation changed."""
+    before = np.array(judgement["e_above_hull_raw"], float) <= cut
+    moved, steps = np.array(judgement["rmsd"], float), np.array(judgement["relax_steps"], float)
+    moved = moved[np.isfinite(moved)]
+    return {
+        "relaxations that converged": f"{sum(map(bool, judgement['converged']))} of {len(judgement)}",
+        "steps, mean": f"{steps.mean():.1f}" if len(steps) else "—",
+        "RMSD of relaxation, Å, mean": f"{moved.mean():.3f}" if len(moved) else "—",
+        f"metastable (≤ {cut:g} eV/atom) before relaxation": f"{before.sum()} ({before.mean():.1%})"
+        if len(before)
+        else "—",
+    }
 
 
 def rows_left_out(judgement: Judgement, out: Path | None) -> str:

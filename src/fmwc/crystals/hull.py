@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import functools
 import io
-import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,7 +34,7 @@ from fmwc.crystals.energy import Calculator, Progress, calculator, energies, ver
 from fmwc.crystals.relaxation import identity_of, relax_all
 from fmwc.crystals.structures import ELEMENTS, Candidate, Crystals, Key, candidates, formula_of, key_of, need, symbol
 from fmwc.errors import DataError, ShapeError, UsageError
-from fmwc.files import write_bytes
+from fmwc.files import cache_folder, write_bytes
 from fmwc.readers import read_arrays
 
 __all__ = [
@@ -352,8 +351,7 @@ class _Cache:
 
     def __init__(self, model: Calculator) -> None:
         label = f"{model.name}-{version(model.name)}".rstrip("-")
-        home = os.environ.get("FMWC_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fmwc")
-        self.path = Path(os.path.expanduser(home)) / "hulls" / f"{re.sub(r'[^A-Za-z0-9.]+', '-', label)}.npz"
+        self.path = cache_folder("hulls") / f"{re.sub(r'[^A-Za-z0-9.]+', '-', label)}.npz"
 
     def read(self, stage: str) -> dict[str, float]:
         """Return the energies of a stage by structure; none if the file cannot be read."""

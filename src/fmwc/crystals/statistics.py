@@ -10,16 +10,27 @@ import functools
 import math
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fmwc.crystals import mp20
 from fmwc.crystals.fingerprints import INSTALL, Fingerprints
-from fmwc.crystals.judge import density_of
+from fmwc.crystals.judge import density_of, validity
 from fmwc.crystals.structures import Candidate, Crystals, Key, candidates, need, quiet, symbol, unmeasurable
 from fmwc.errors import ShapeError
 
-__all__ = ["PRECISIONS", "Coverage", "balanced_by_smact", "coverage", "properties", "space_group", "statistics"]
+__all__ = [
+    "PRECISIONS",
+    "Coverage",
+    "balanced_by_smact",
+    "coverage",
+    "properties",
+    "real_structures",
+    "space_group",
+    "statistics",
+]
 
 CUTOFFS = (0.4, 10.0)  # of distances between structure and between composition fingerprints, for MP-20
 PRECISIONS = (0.1, 0.01)  # Å, tolerances of space groups
@@ -76,6 +87,20 @@ def properties(structures: Crystals | Sequence[Any]) -> dict[str, list[Any]]:
         "density": [density_of(one) for one in given],
         "elements": [len(one.key) for one in given],
         **{f"space_group_{symprec}": [space_group(one, symprec) for one in given] for symprec in PRECISIONS},
+    }
+
+
+def real_structures(data: str | Path | None = None, split: str = "test") -> tuple[Crystals, dict[str, list[Any]]]:
+    """Return a split of the data, and its columns for `statistics`, with the CHGNet energies stored beside the data."""
+    crystals = mp20.load(data, split)
+    stored = mp20.energies(data)
+    energies = {} if stored is None else dict(zip(stored[0], stored[1].tolist(), strict=True))
+    given = candidates(crystals)
+    return crystals, {
+        "name": list(crystals.names),
+        "energy_per_atom": [energies.get(name, math.nan) for name in crystals.names],
+        "apart_ok": [validity(one).apart for one in given],
+        **properties(given),
     }
 
 
