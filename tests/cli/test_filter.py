@@ -546,6 +546,13 @@ def test_labels_that_need_novelty_are_rejected_without_it(run, points, tmp_path)
         assert code == 0, err
 
 
+def test_labels_of_successes_only_are_pointed_out(run, points, tmp_path):
+    file = write_text(tmp_path / "good.csv", "name,good\n" + "".join(f"{i:05d},1\n" for i in range(100)))
+    code, out, err = run("filter", points, "--max-risk", 0.3, "--labels", file, "--out", tmp_path / "kept")
+    assert code == 0, err
+    assert "no labelled sample failed" in out
+
+
 def test_the_table_of_samples_is_matched_by_name(run, points, tmp_path):
     shutil.copytree(points, tmp_path / "copy")
     head, *lines = (points / "samples.csv").read_text().splitlines(keepends=True)

@@ -250,6 +250,8 @@ def _summary(scored: Scored, index: Tensor, labels: Labels | None, certificate: 
         notes, missing = [labels.note], int(np.isnan(labels.bad).sum())
         if missing and certificate is not None:
             notes.append(f"{missing} of {total} samples have no label; the guarantee needs labels of a random choice")
+            if not np.nansum(labels.bad):
+                notes.append("no labelled sample failed; the guarantee holds only if failures were labelled as well")
         if note := "; ".join(filter(None, notes)):
             rows["labels"] = note
     if certificate is not None:
