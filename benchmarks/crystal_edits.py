@@ -1,10 +1,13 @@
-"""Compare times and strengths of edits of crystals, by the paper's rules and as a chemist judges them.
+"""Choose the time and the strength of edits of crystals on one seed, and report the choice on another.
 
-python -m benchmarks.crystal_edits --seeds 100 --out OUT
+python -m benchmarks.crystal_edits --out OUT
 
 An edit is *useful* if its result is metastable (at most 0.1 eV/atom above the hull) and is either another crystal of
-the same formula, or another formula on the same prototype. `OUT/edits.json` holds one row per kind of edit, time and
-strength. A stopped run continues at the first row that is missing.
+the same formula, or another formula on the same prototype. The edited crystals are the surest half of those drawn, as
+in `fmwc edit --surest`. For each kind of edit, a time and a strength are chosen on the validation seed: of those whose
+share of useful edits is within one standard error of the best, the one with most metastable results. The report
+compares them, on a fresh seed, with the paper's critical time and with random times.
+`OUT/edits.json` holds both tables. A stopped run continues at the first row that is missing.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,40 +24,50 @@ import torch
 from torch import Tensor
 
 import fmwc
+from fmwc.checkpoint import identity
+from fmwc.cli.verbs import print_table
 from fmwc.crystals import Judgement, judge
-from fmwc.crystals.matching import MODES, USEFUL, change_of, success
-from fmwc.crystals.structures import candidates, crystals_of
+from fmwc.crystals.matching import MODES, USEFUL, changes, success
+from fmwc.crystals.structures import crystals_of
+from fmwc.errors import UsageError
 from fmwc.files import write_json
 from fmwc.provenance import Clock, provenance
 from fmwc.registry import domain_named
-from fmwc.sampling import Schedule, Trajectory
+from fmwc.sampling import Schedule, Trajectory, reread
 from fmwc.uses.continuation import with_states
 from fmwc.uses.edit import critical_time, edit, random_times
 
-TIMES = (0.2, 0.4, 0.6, 0.8)
-SCALES = {"type": (0.1, 0.3, 1.0), "coord": (0.1, 0.3), "lattice": (1.0,), "all": (1.0, 2.0)}
+TIMES = (0.2, 0.4, 0.6, 0.8, 0.9)
+CRITICAL, RANDOM = "critical", "random"
+PAPER = 0.2  # strength of the paper's edits
+SCALES = {
+    "type": (0.1, 0.3, 0.6),
+    "coord": (0.03, 0.1, 0.3),
+    "lattice": (0.3, 1.0),
+    "all": (0.3, 1.0, 2.0),
+}
 RULES = {mode.channel or "all": name for name, mode in MODES.items()}
 
 
 def draw(domain: Any, field: Any, count: int, seed: int) -> tuple[Trajectory, Judgement]:
-    """Return samples with their states and variance, and their judgement."""
-    how = {"confidence": domain.estimator(field), "schedule": Schedule.every(domain.every), "check": False}
-    run = with_states(field, domain.draw(field, count, seed, None, **how))[0]
+    """Return the surest half of 2·count samples, with their states and variance, and their judgement."""
+    run = with_states(field, domain.draw(field, 2 * count, seed, None).surest(0.5))[0]
+    run = reread(field, run, domain.estimator(field), schedule=Schedule.every(domain.every), batch=count)
     return run, judge(crystals_of(run))
 
 
 def times_of(run: Trajectory, at: Any, channel: str | None, seed: int) -> Any:
     """Return the time of each edit: the paper's t*, a random time, or one time for all."""
-    if at == "critical":
+    if at == CRITICAL:
         return critical_time(run, channel)
-    return random_times(run, seed) if at == "random" else at
+    return random_times(run, seed) if at == RANDOM else at
 
 
 def measured(run: Trajectory, before: Judgement, edited: Trajectory, channel: str) -> dict[str, list[Any]]:
     """Return the outcome of each edit."""
     seeds, results = crystals_of(run), crystals_of(edited)
     after = judge(results)
-    found = [change_of(*pair) for pair in zip(candidates(seeds), candidates(results), strict=True)]
+    found = changes(seeds, results)
     rule = RULES.get(channel)
     energies = before["e_above_hull"], after["e_above_hull"]
     return {
@@ -93,51 +106,92 @@ def shares(outcome: dict[str, list[Any]], resamples: int = 1000) -> dict[str, An
     }
 
 
-def rows() -> Iterator[tuple[str, Any, float]]:
-    """Yield channel, time and scale of each row."""
-    for channel, scales in SCALES.items():
-        yield from ((channel, at, scale) for scale in scales for at in TIMES)
+Row = tuple[str, Any, float]  # channel, time and strength
+TRIED = [(channel, at, scale) for channel, scales in SCALES.items() for scale in scales for at in (*TIMES, CRITICAL)]
 
 
-def compare(seeds: Sequence[int], count: int, out: Path) -> Path:
-    domain, field = domain_named("crystals"), fmwc.load("crystals")
-    clock, path = Clock(field.device), out / "edits.json"
-    content = json.loads(path.read_text()) if path.exists() else {"outcomes": {}, "seconds": 0.0}
-    outcomes, earlier = content["outcomes"], content["seconds"]
-    for seed in seeds:
-        missing = [row for row in rows() if f"{seed} {row}" not in outcomes]
-        if not missing:
-            continue
-        run, before = draw(domain, field, count, seed)
-        outcomes[f"{seed} seeds"] = {"metastable": before["metastable"]}
-        for row in missing:
-            channel, at, scale = row
-            name = None if channel == "all" else channel
-            times = times_of(run, at, name, seed)
-            edited = edit(field, run, name, at=times, scale=scale, seed=seed, confidence=None, together=False)
-            outcomes[f"{seed} {row}"] = measured(run, before, edited, channel)
-            if isinstance(times, Tensor):
-                outcomes[f"{seed} {row}"]["time"] = float(times.mean())
-            write_json(path, {"outcomes": outcomes, "seconds": earlier + clock.seconds})
-            print(seed, row, shares(outcomes[f"{seed} {row}"]), flush=True)
-    table = []
-    for row in rows():
-        parts = [outcomes[f"{seed} {row}"] for seed in seeds]
-        joined = {name: [v for part in parts for v in part[name]] for name in parts[0] if name != "time"}
-        at = np.mean([part["time"] for part in parts]) if "time" in parts[0] else row[1]
-        table.append({"channel": row[0], "at": row[1], "scale": row[2], "time": round(float(at), 3), **shares(joined)})
-    about = provenance(field.device, earlier + clock.seconds, seeds=list(seeds), count=count)
-    return write_json(path, {"table": table, "provenance": about, "outcomes": outcomes, "seconds": about["seconds"]})
+class Outcomes:
+    """The outcomes of edits, kept in a file.
+
+    Arguments:
+        path: The file.
+        count: The number of edited crystals of each seed.
+    """
+
+    def __init__(self, path: Path, count: int) -> None:
+        self.path, self.count, self.field = path, count, fmwc.load("crystals")
+        self.domain, self.clock = domain_named("crystals"), Clock(self.field.device)
+        self.about = {"checkpoint": identity("crystals"), "count": count}
+        content = json.loads(path.read_text()) if path.exists() else {"about": self.about, "outcomes": {}, "seconds": 0}
+        if content["about"] != self.about:
+            raise UsageError(f"{path} is of another checkpoint or count; choose another --out")
+        self.outcomes, self.earlier = content["outcomes"], content["seconds"]
+
+    def table(self, seed: int, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        """Edit crystals of a seed in several ways; return one line per row."""
+        if missing := [row for row in rows if f"{seed} {row}" not in self.outcomes]:
+            run, before = draw(self.domain, self.field, self.count, seed)
+            for row in missing:
+                self.outcomes[f"{seed} {row}"] = self._outcome(run, before, seed, row)
+                self.save()
+                print(seed, row, shares(self.outcomes[f"{seed} {row}"]), flush=True)
+        return [{**dict(zip(("channel", "at", "scale"), row, strict=True)), **self._shares(seed, row)} for row in rows]
+
+    def _outcome(self, run: Trajectory, before: Judgement, seed: int, row: Row) -> dict[str, Any]:
+        channel, at, scale = row
+        name = None if channel == "all" else channel
+        times = times_of(run, at, name, seed)
+        edited = edit(self.field, run, name, at=times, scale=scale, seed=seed, confidence=None, together=False)
+        mean = float(times.mean()) if isinstance(times, Tensor) else times
+        return {**measured(run, before, edited, channel), "time": mean}
+
+    def _shares(self, seed: int, row: Row) -> dict[str, Any]:
+        outcome = self.outcomes[f"{seed} {row}"]
+        return {"time": round(outcome["time"], 3), **shares(outcome)}
+
+    def save(self, **tables: Any) -> Path:
+        seconds = self.earlier + self.clock.seconds
+        about = provenance(self.field.device, seconds, **self.about)
+        content = {**tables, "provenance": about, "about": self.about, "seconds": seconds, "outcomes": self.outcomes}
+        return write_json(self.path, content)
+
+
+def chosen(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the line with most metastable results among those within one standard error of the most useful edits."""
+    share = max(line["useful"] for line in lines) / 100
+    least = 100 * (share - math.sqrt(share * (1 - share) / lines[0]["edits"]))
+    return max((line for line in lines if line["useful"] >= least), key=lambda line: line["metastable"])
+
+
+def compare(validation: int, fresh: int, count: int, out: Path) -> Path:
+    """Choose times and strengths on one seed and report them on another; return the file with both tables."""
+    outcomes = Outcomes(out / "edits.json", count)
+    tried = outcomes.table(validation, TRIED)
+    compared: list[Row] = []
+    for channel in SCALES:
+        best = chosen([line for line in tried if line["channel"] == channel and line["at"] != CRITICAL])
+        at, scale = best["at"], best["scale"]
+        compared += [
+            (channel, at, scale),
+            (channel, CRITICAL, PAPER),
+            (channel, RANDOM, PAPER),
+            (channel, RANDOM, scale),
+        ]
+    reported = outcomes.table(fresh, list(dict.fromkeys(compared)))
+    for title, table in ((f"validation, seed {validation}", tried), (f"report, seed {fresh}", reported)):
+        print_table([{name: str(value) for name, value in line.items()} for line in table], title)
+    return outcomes.save(validation=tried, report=reported, seeds=[validation, fresh])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", required=True)
-    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--validation", type=int, default=100, help="Seed on which times and strengths are chosen.")
+    parser.add_argument("--fresh", type=int, default=200, help="Seed on which they are reported.")
+    parser.add_argument("--count", type=int, default=60, help="Edited crystals of each seed.")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(compare(options.seeds, options.count, options.out))
+    print(compare(options.validation, options.fresh, options.count, options.out))
 
 
 if __name__ == "__main__":

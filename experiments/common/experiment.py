@@ -189,6 +189,10 @@ class Experiment(ABC):
     def succeeded(self, intent: str, before: Outcome, after: Outcome) -> np.ndarray:
         """Return whether each edit succeeded."""
 
+    def useful(self, before: Outcome, after: Outcome) -> np.ndarray | None:
+        """Return whether each edit is useful, if this differs from the paper's success."""
+        return None
+
     def judged_by(self) -> dict[str, str]:
         """Return the names or fingerprints of everything that determines outcomes, apart from the samples."""
         return {}

@@ -20,7 +20,7 @@ from experiments.crystals.tables import tables
 from fmwc.crystals.energy import calculator, energies
 from fmwc.crystals.hull import hull_for
 from fmwc.crystals.judge import METASTABLE, above_hull, validity
-from fmwc.crystals.matching import MODES, success
+from fmwc.crystals.matching import MODES, changes, success, useful
 from fmwc.crystals.recipe import Mp20, batch_for
 from fmwc.crystals.structures import CHANNELS, Crystals, candidates, decode
 from fmwc.domains import Show
@@ -134,6 +134,10 @@ class CrystalExperiment(Experiment):
 
     def succeeded(self, intent: str, before: Outcome, after: Outcome) -> np.ndarray:
         return success(intent, _structures(before), _structures(after), before["above"], after["above"]).numpy()
+
+    def useful(self, before: Outcome, after: Outcome) -> np.ndarray:
+        """Return whether each edit is metastable, and a polymorph or a substitution (matching.py)."""
+        return useful(changes(_structures(before), _structures(after)), ~after["bad"])
 
 
 def _structures(kept: Mapping[str, Any]) -> Crystals:

@@ -153,12 +153,14 @@ def read_edit(experiment: Experiment, judged: Judged) -> dict[str, Any]:
     numbers: dict[str, Any] = {}
     rates: dict[str, np.ndarray] = {}
     for label in (label for label in next(iter(judged.values())) if label != "seeds"):
-        parts, scores = [], []
+        parts, wanted, scores = [], [], []
         for rows in judged.values():
             before, (row, after) = rows["seeds"][1], rows[label]
             replicates = len(after["bad"]) // len(before["bad"])
             repeated = {name: np.repeat(value, replicates, 0) for name, value in before.items()}
             parts.append(experiment.succeeded(label.partition(",")[0], repeated, after).reshape(-1, replicates))
+            if (useful := experiment.useful(repeated, after)) is not None:
+                wanted.append(useful.reshape(-1, replicates).mean(1))
             if "score" in row.tensors:
                 scores.append(row.tensors["score"].numpy().reshape(-1, replicates))
         succeeded = np.concatenate(parts)
@@ -176,6 +178,9 @@ def read_edit(experiment: Experiment, judged: Judged) -> dict[str, Any]:
             "replicates": replicates,
             "shown": parts[0][:SHOWN, 0].tolist(),  # first edit of each sample, first seed
         }
+        if wanted:
+            rate = np.concatenate(wanted)
+            numbers[label] |= {"useful": float(rate.mean()), "useful_interval": _mean_interval(rate)}
         if len(scores) == len(parts):  # missing in `wide` studies and older files
             surest = np.concatenate(scores).argsort(1)[:, : max(1, replicates // SUREST)]
             rate = np.take_along_axis(succeeded, surest, 1).mean(1)

@@ -155,6 +155,8 @@ def _edit(study: Study) -> list[Table]:
                 "success, %": _interval(n["success"], n["interval"], 1, 100.0),
                 "gain over random, points": gain,
             }
+            if "useful" in n:
+                cell["useful, %"] = _interval(n["useful"], n["useful_interval"], 1, 100.0)
             if "surest" in n:
                 cell["success of the surest quarter, %"] = _interval(n["surest"], n["surest_interval"], 1, 100.0)
             cells.append({**cell, "paper, points": paper.get(when, MISSING)} if paper else cell)
@@ -163,6 +165,11 @@ def _edit(study: Study) -> list[Table]:
             f"Success: {study.intents[intent.partition(',')[0]]}. Noise scale {first['scale']:g}; "
             f"{first['samples']:,} samples × {first['replicates']} edits. {INTERVALS}"
         )
+        if "useful" in first:
+            note += (
+                " Useful: the result is metastable, and another crystal of the same formula or another formula on the "
+                "same prototype."
+            )
         tables.append(Table(cells, f"Edits: {intent}", note))
     return tables
 

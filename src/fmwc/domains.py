@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,6 +42,7 @@ from fmwc.state import channels
 
 __all__ = [
     "Domain",
+    "EditDefault",
     "OwnDomain",
     "Rows",
     "ShippedDomain",
@@ -372,6 +373,18 @@ class OwnDomain(Domain):
         return paths
 
 
+class EditDefault(NamedTuple):
+    """Default of an edit.
+
+    Attributes:
+        at: The time, or the name of a time: `critical` is the paper's t*.
+        scale: The standard deviation of the noise.
+    """
+
+    at: str | float = "critical"
+    scale: float = 0.2
+
+
 class ShippedDomain(Domain):
     """A domain with shipped weights, training recipes, and a judge of its samples.
 
@@ -383,6 +396,7 @@ class ShippedDomain(Domain):
         others: Scores that the short table lists in addition to the run's score.
         variance: The variance score for edits and rewinding, if the field's score does not use the variance.
         has_judge: Whether there is a judge for the samples.
+        edits: The defaults of edits by channel, where they are not the paper's.
     """
 
     presets: dict[str, Any]
@@ -392,6 +406,7 @@ class ShippedDomain(Domain):
     others: tuple[str, ...] = ()
     variance: str = "temporal_ratio"
     has_judge: bool = True
+    edits: Mapping[str | None, EditDefault] = {}
 
     # ---- training ----------------------------------------------------------------------------------------------------
 

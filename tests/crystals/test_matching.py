@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from fmwc.crystals import Candidate, Known, candidates, unique
-from fmwc.crystals.matching import MODES, change_of, chemistry_changed, coordinate_rmsd, success
+from fmwc.crystals.matching import (
+    MODES,
+    change_of,
+    changes,
+    chemistry_changed,
+    coordinate_rmsd,
+    success,
+    useful,
+)
 from fmwc.crystals.structures import Crystals
 from fmwc.errors import ShapeError, UnknownNameError
 
@@ -107,6 +115,16 @@ def test_change_of_names_what_happened_to_a_crystal():
     assert change_of(salt, replace(blende, numbers=np.array([30] * 4 + [16] * 4))).kind == "other"
     uneven = replace(salt, numbers=np.array([11] * 3 + [19] + [17] * 4))
     assert change_of(salt, uneven).kind == "other"
+
+
+def test_useful_edits_are_metastable_and_change_one_thing():
+    salt = rock_salt()
+    blende = replace(salt, coords=np.concatenate([FACES, FACES + 0.25]))
+    other = replace(blende, numbers=np.array([30] * 4 + [16] * 4))
+    edits = [salt, blende, rock_salt(6.6, cation=19, anion=35), other, blende]
+    found = changes([salt] * 5, edits)
+    assert [change.kind for change in found] == ["same", "polymorph", "substitution", "other", "polymorph"]
+    assert useful(found, [True] * 4 + [False]).tolist() == [False, True, True, False, False]
 
 
 def test_change_of_crystals_that_cannot_be_compared():

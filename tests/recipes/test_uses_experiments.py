@@ -185,6 +185,7 @@ def test_crystals_are_studied(tmp_path, monkeypatch):
     assert found["filter"]["finds"] == "good"
     assert {"fewest atoms first"} < set(found["filter"]["compared"])
     assert {label.partition(",")[0] for label in found["edit"]} == {"chem-swap"}
+    assert all(0 <= row["useful"] <= 1 for row in found["edit"].values())
     judged = load_outcomes(judged_at(tmp_path, "samples", 1))["samples"]
     assert np.allclose(judged["above"], [0, 0.1, 0.2, math.nan], equal_nan=True)
     assert judged["bad"].tolist() == [False, False, True, True]

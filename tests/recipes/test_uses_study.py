@@ -222,7 +222,7 @@ def test_filter_by_hand(points):
     assert read_filter(points, samples(score, [False] * 4))["compared"] == {}  # nothing to find
 
 
-def test_edits_by_hand(points):
+def test_edits_by_hand(points, monkeypatch):
     """Two samples with two edits each, at random times and at the peak."""
     home, other, off = [-1.5, -1.5], [0.5, 0.5], [-0.5, -1.5]  # one square, another square, and outside the board
     info = {"time": 0.5, "scale": 0.1}
@@ -248,6 +248,13 @@ def test_edits_by_hand(points):
     assert found["turn, random"]["surest"] == 0.5  # of the first sample the second edit, of the second the first
     assert found["turn, variance"]["surest"] == 1.0
     assert found["turn, variance"]["surest_interval"] == [1.0, 1.0]
+    assert "useful" not in found["turn, variance"]
+
+    monkeypatch.setattr(
+        points, "useful", lambda before, after: after["x"][:, 0] > 0
+    )  # as crystals have, beside the paper's success
+    found = read_edit(points, seen)["turn, variance"]
+    assert (found["useful"], found["useful_interval"]) == (0.75, [0.5, 1.0])
 
 
 def test_metrics_of_a_row_by_hand(points):

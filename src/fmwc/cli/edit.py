@@ -15,7 +15,7 @@ from torch import Tensor
 from fmwc.checkpoint import identity, load
 from fmwc.cli.sample import RunRecord, write_rows
 from fmwc.cli.verbs import Edit, Rewind
-from fmwc.domains import Domain, Rows, ShippedDomain
+from fmwc.domains import Domain, EditDefault, Rows, ShippedDomain
 from fmwc.errors import CheckpointError, DataError, MismatchError, OutputError, UsageError, nearest, pick
 from fmwc.field import Field
 from fmwc.files import claimed, write_bytes
@@ -204,14 +204,20 @@ def _variance_references(field: Field) -> list[Reference]:
 
 def edit_samples(options: Edit) -> tuple[Rows, list[Path]]:
     """Add noise to samples at a time of their trajectory and integrate from there; return a summary and the files."""
-    time = _time(options.at)
-    _require_valid(options)
-    if options.before and options.at not in CRITICAL:
+    given = _time(options.at) if options.at else None
+    if options.scale is not None:
+        _require_scale(options.scale)
+    _require_before(options.before)
+    if options.before and given not in (None, *CRITICAL):
         raise UsageError(f"--before is relative to a critical time; leave it out with --at {options.at}")
     opened = open_samples(options)
     domain, field, channel = opened.domain, opened.field, options.channel or None
     if channel and field.space is not None:
         pick(field.space.channels, channel, "channel")
+    default = domain.edits.get(channel, EditDefault())
+    time = given if given is not None else "critical" if options.before else default.at
+    paper = EditDefault() if time in CRITICAL else default
+    scale = paper.scale if options.scale is None else options.scale
     chosen = _chosen(opened.run, options)
     run = ranked_by_variance(opened.run.take(chosen), field, domain)
     cond = {} if options.label is None else domain.conditions(field, len(run), options.label)
@@ -222,7 +228,7 @@ def edit_samples(options: Edit) -> tuple[Rows, list[Path]]:
         say_on_stderr(f"recomputing {len(run)} trajectories for {len(run) * options.replicates} edits")
         origin = opened.with_states(run)[0]
         times = _times(origin, time, options) if times is None else times
-        how |= {"at": times, "scale": options.scale, "seed": options.seed, "replicates": options.replicates}
+        how |= {"at": times, "scale": scale, "seed": options.seed, "replicates": options.replicates}
         edited = edit(field, origin, channel, **how)
         edited = replace(edited, made=replace(opened.record_of(run), by="edit").made())
         index = torch.arange(len(run), device=chosen.device).repeat_interleave(options.replicates)
@@ -236,17 +242,20 @@ def edit_samples(options: Edit) -> tuple[Rows, list[Path]]:
     rows = [
         {"": "edits", "value": f"{len(edited)}, of {len(run)} samples"},
         {"": "time", "value": f"{starts.mean():.2f} on average ({starts.min():.2f} to {starts.max():.2f})"},
-        {"": "noise", "value": f"{options.scale:g} in {channel or 'all channels'}"},
+        {"": "noise", "value": f"{scale:g} in {channel or 'all channels'}"},
         *domain.summarise_edits(table),
     ]
     return rows, written
 
 
-def _require_valid(options: Edit | Rewind) -> None:
-    if not options.before >= 0:
-        raise UsageError(f"--before must be at least 0; got {options.before}")
-    if not 0 <= options.scale < math.inf:
-        raise UsageError(f"--scale must be a standard deviation of at least 0; got {options.scale}")
+def _require_before(before: float) -> None:
+    if not before >= 0:
+        raise UsageError(f"--before must be at least 0; got {before}")
+
+
+def _require_scale(scale: float) -> None:
+    if not 0 <= scale < math.inf:
+        raise UsageError(f"--scale must be a standard deviation of at least 0; got {scale}")
 
 
 def _time(at: str) -> str | float:
@@ -309,7 +318,8 @@ def rewind_samples(options: Rewind) -> tuple[Rows, list[Path]]:
     """
     if not 0 < options.share <= 1:
         raise UsageError(f"--share must be in (0, 1]; got {options.share}")
-    _require_valid(options)
+    _require_before(options.before)
+    _require_scale(options.scale)
     opened = open_samples(options)
     domain, field = opened.domain, opened.field
     run = ranked_by_variance(opened.run, field, domain)

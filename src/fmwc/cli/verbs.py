@@ -553,7 +553,9 @@ class Learn:
 class Edit:
     """Edit samples: add noise at a chosen time and integrate again.
 
-    Writes the same files as fmwc sample, plus edits.csv (what changed) and edits.png (before and after).
+    Writes the same files as fmwc sample, plus edits.csv (what changed) and edits.png (before and after). An edit of a
+    crystal is useful if the result is metastable and either another crystal of the same formula (polymorph) or another
+    formula on the same prototype (substitution); success by the paper's rules has a column of its own.
     """
 
     samples: Samples
@@ -562,15 +564,19 @@ class Edit:
     at: Annotated[
         str,
         Option(
-            help="Time of the edit: critical (the peak of the variance), transported (the time that contributes most "
-            "to the variance of the endpoint; needs samples drawn with --transport), random, or a number in [0, 1)."
+            help="Time of the edit: critical (the paper's t*, the peak of the variance), transported (the time that "
+            "contributes most to the variance of the endpoint; needs samples drawn with --transport), random, or a "
+            "number in [0, 1). Default: critical; for crystals, the time that was best on validation for the channel."
         ),
-    ] = "critical"
+    ] = ""
     before: Annotated[float, Option(help="Edit this long before the critical time.")] = 0.0
     scale: Annotated[
-        float,
-        Option(help="Standard deviation of the noise, in the unit of the channel (for all channels: training units)."),
-    ] = 0.2
+        float | None,
+        Option(
+            help="Standard deviation of the noise, in the unit of the channel (for all channels: training units). "
+            "Default: 0.2; for crystals, unless the time is critical, what was best on validation for the channel."
+        ),
+    ] = None
     replicates: Annotated[int, Option(min=1, max=10**5, help="Edits per sample.")] = 1
     label: Annotated[int | None, Option(help="mnist: new class.")] = None
     only: Annotated[str, Option(help="Edit only these samples: comma-separated indices from 0.")] = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,12 @@ from fmwc.crystals import CALCULATORS, Controls, Judgement, calculator, judge, m
 from fmwc.crystals.figures import edited_pairs, sorted_by_confidence
 from fmwc.crystals.files import FORMATS, links_to, write_structures, write_table
 from fmwc.crystals.judge import SHARES
-from fmwc.crystals.matching import MODES, chemistry_changed, coordinate_rmsd, success
+from fmwc.crystals.matching import MODES, changes, chemistry_changed, coordinate_rmsd, success, useful
 from fmwc.crystals.recipe import EVERY, PRESETS, READ_BY, SCORE, batch_for
 from fmwc.crystals.report import write_report
 from fmwc.crystals.structures import CHANNELS, DOUBT, Candidate, candidates, crystals_of
 from fmwc.data.arrays import fingerprint
-from fmwc.domains import Rows, ShippedDomain, Show, shares
+from fmwc.domains import EditDefault, Rows, ShippedDomain, Show, shares
 from fmwc.errors import pick
 from fmwc.field import Field
 from fmwc.files import write_bytes
@@ -36,6 +37,21 @@ from fmwc.sampling.trajectory import names_of
 __all__ = ["CrystalDomain"]
 
 ATOM_EVALUATIONS = 4  # of the doubt, if the checkpoint has no echo
+CHANGES = {  # of edits, by their name in tables
+    "same": "the same crystal",
+    "polymorph": "polymorph (another crystal of the formula)",
+    "substitution": "substitution (another formula on the prototype)",
+    "other": "another formula and prototype",
+    "": "not comparable",
+}
+# Time and standard deviation of the noise of edits by channel (None: all channels), as chosen on validation seed 100 by
+# the share of useful edits (results/crystals/NOTES.md; python -m benchmarks.crystal_edits).
+EDITS: dict[str | None, EditDefault] = {
+    "type": EditDefault(0.4, 0.3),
+    "coord": EditDefault(0.2, 0.1),
+    "lattice": EditDefault(0.4, 0.3),
+    None: EditDefault(0.4, 0.3),
+}
 
 
 class CrystalDomain(ShippedDomain):
@@ -51,7 +67,7 @@ class CrystalDomain(ShippedDomain):
     counts, pilots = (2_500, 60), (500, 20)
     large, compact, variance = None, True, SCORE  # all samples are judged together
     every, reading, judges = EVERY, READ_BY, True
-    formats, page_needs_field = tuple(FORMATS), False
+    formats, edits, page_needs_field = tuple(FORMATS), EDITS, False
 
     def __init__(self, calculator: str = "chgnet", controls: Controls | None = None) -> None:
         self.calculator, self.controls = calculator, controls or Controls()
@@ -101,20 +117,24 @@ class CrystalDomain(ShippedDomain):
         return ~self.judgement(trajectory).good
 
     def compare_edits(self, before: Trajectory, after: Trajectory, channel: str | None) -> dict[str, list[Any]]:
-        """Return formulas, displacements and energies, and for a single channel success by the paper's rules."""
-        old, new = (
-            self.judgement(before),
-            self.judgement(after),
-        )  # only the latest judgement is cached, and it is used again
+        """Return formulas, what changed, and energies; success as a chemist sees it, and by the paper's rules."""
+        old = self.judgement(before)
+        new = self.judgement(after)  # the second, because only the latest judgement is cached, and it is used again
         seeds, edits = crystals_of(before), crystals_of(after)
+        found = changes(old.candidates, new.candidates)
         moved, other = coordinate_rmsd(seeds, edits), chemistry_changed(seeds, edits)
         table: dict[str, list[Any]] = {
             "formula_before": old["formula"],
             "formula_after": new["formula"],
+            "change": [change.kind for change in found],
+            "matched_rmsd": [change.rmsd for change in found],
+            "useful": useful(found, new.good).tolist(),
             "chemistry_changed": other.tolist(),
             "coord_rmsd": moved.tolist(),
             "e_above_hull_before": old["e_above_hull"],
             "e_above_hull_after": new["e_above_hull"],
+            "metastable_before": old.good.tolist(),
+            "metastable_after": new.good.tolist(),
         }
         modes = {mode.channel: name for name, mode in MODES.items()}
         if channel in modes:
@@ -126,16 +146,29 @@ class CrystalDomain(ShippedDomain):
     def summarise_edits(self, table: dict[str, list[Any]]) -> Rows:
         pairs = list(zip(table["e_above_hull_before"], table["e_above_hull_after"], strict=True))
         lower = [after < before if np.isfinite([before, after]).all() else None for before, after in pairs]
-        columns = {"another formula": "chemistry_changed", "lower above the hull": "lower"}
+        kinds, matched = Counter(table["change"]), np.array(table["matched_rmsd"], float)
+        matched = matched[np.isfinite(matched)]
+        described = [f"{kinds[kind]} {words}" for kind, words in CHANGES.items() if kinds[kind]]
+        columns = {"metastable before": "metastable_before", "metastable after": "metastable_after"}
+        columns["useful: metastable, and a polymorph or a substitution"] = "useful"
         if "success" in table:
             columns[f"success by the paper's rules for {table['mode'][0]}"] = "success"
-        moved = {"": "atoms moved by (RMSD, fractions of the cell)", "value": f"{np.mean(table['coord_rmsd']):.3f}"}
-        return [moved, *shares({**table, "lower": lower}, columns)]
+        columns |= {"another formula": "chemistry_changed", "lower above the hull": "lower"}
+        distance = f"{np.median(matched):.3f} Å (median of {len(matched)})" if len(matched) else "no atoms match"
+        values = {
+            "change": ", ".join(described),
+            "matched atoms moved by (RMSD)": distance,
+            "paired by index, moved by (RMSD, fractions of the cell)": f"{np.mean(table['coord_rmsd']):.3f}",
+        }
+        return [
+            *({"": name, "value": value} for name, value in values.items()),
+            *shares({**table, "lower": lower}, columns),
+        ]
 
     def draw_edits(self, before: Trajectory, after: Trajectory, table: dict[str, list[Any]]) -> Figure:
         energies = table["e_above_hull_before"], table["e_above_hull_after"]
-        good = table.get("success", [False] * len(after))
-        return edited_pairs(crystals_of(before), crystals_of(after), *energies, table["sample"], table["time"], good)
+        pairs = crystals_of(before), crystals_of(after)
+        return edited_pairs(*pairs, *energies, table["sample"], table["time"], table["useful"])
 
     def with_files(
         self, run: Trajectory, table: Mapping[str, Sequence[str]], folder: Path, page: Path

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -26,10 +27,12 @@ __all__ = [
     "Twin",
     "alike",
     "change_of",
+    "changes",
     "chemistry_changed",
     "coordinate_rmsd",
     "success",
     "unique",
+    "useful",
 ]
 
 
@@ -190,6 +193,20 @@ def change_of(seed: Candidate, edited: Candidate) -> Change:
     kind = {(True, True): "same", (True, False): "polymorph", (False, True): "substitution", (False, False): "other"}
     edge = (seed.volume / len(seed) * edited.volume / len(edited)) ** (1 / 6)  # the matcher's unit of length
     return Change(kind[same_formula, found is not None], math.nan if found is None else float(found) * edge)
+
+
+def changes(seeds: Crystals | Sequence[Any], edits: Crystals | Sequence[Any]) -> list[Change]:
+    """Compare each crystal with its edit."""
+    return [change_of(*pair) for pair in zip(candidates(seeds), candidates(edits), strict=True)]
+
+
+def useful(found: Sequence[Change], metastable: ArrayLike) -> np.ndarray:  # (N,)
+    """Return whether each edit is what a chemist looks for.
+
+    The result must be metastable, and either another crystal of the same formula or another formula on the same
+    prototype.
+    """
+    return np.isin([change.kind for change in found], USEFUL) & np.asarray(metastable, bool)
 
 
 # ---- edits, by the paper's rules -------------------------------------------------------------------------------------
