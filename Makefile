@@ -38,8 +38,8 @@ interop: .venv-interop/installed
 	$(INTEROP)/python benchmarks/foreign_networks.py
 
 lint: install
-	$(BIN)/ruff check src experiments tests benchmarks
-	$(BIN)/ruff format --check src experiments tests benchmarks
+	$(BIN)/ruff check src experiments tests benchmarks examples
+	$(BIN)/ruff format --check src experiments tests benchmarks examples
 	$(BIN)/mypy
 	PYTHONPATH=. $(BIN)/lint-imports
 

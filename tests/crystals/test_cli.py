@@ -1,6 +1,7 @@
 """The command line on crystals: sampling, editing, rewinding and judging."""
 
 import csv
+import importlib.util
 import json
 import re
 import sys
@@ -21,6 +22,7 @@ from fmwc.crystals import energies, mp20
 from fmwc.crystals.files import cif_text, write_cifs
 from fmwc.crystals.parsers import cell_of
 from fmwc.crystals.structures import from_cells
+from fmwc.domains import EditDefault
 from tests.command import one_line
 from tests.crystals.conftest import crystal, rock_salt
 
@@ -28,6 +30,7 @@ TINY = [
     "hidden=16", "layers=1", "frequencies=4", "time_features=8", "iterations=6", "batch=16", "noise_steps=2", "width=8",
     "references=16", "steps=4",
 ]  # fmt: skip
+ROOT = Path(__file__).parents[2]
 SETS = [part for change in TINY for part in ("--set", change)]
 
 
@@ -210,6 +213,13 @@ def test_edit_of_a_channel_is_evaluated_by_the_papers_rules(run, drawn, tmp_path
     assert code == 0, err
     rows = table(tmp_path / "e" / "edits.csv")
     assert "chem-swap" in out
+    assert "useful: metastable" in out
+    for row in rows:
+        changed = row["formula_before"] != row["formula_after"]
+        assert row["change"] in (("substitution", "other", "") if changed else ("same", "polymorph", ""))
+        wanted = row["change"] in ("polymorph", "substitution") and row["metastable_after"] == "true"
+        assert (row["useful"] == "true") == wanted
+        assert bool(row["matched_rmsd"]) == (row["change"] in ("same", "substitution"))
     assert [row["mode"] for row in rows] == ["chem-swap"] * 4
     assert all(row["chemistry_changed"] == "true" for row in rows)
     before = table(drawn / "samples.csv")
@@ -251,6 +261,25 @@ def test_crystals_are_rewound(run, drawn, tmp_path):
     assert "evaluations per sample" in out
 
 
+@pytest.mark.usefixtures("no_picture")
+@pytest.mark.parametrize("words", [(), ("--at", "critical"), ("--before", 0.25)], ids=str)
+def test_edits_are_useful_by_default_and_the_papers_time_is_named(run, drawn, tmp_path, words, monkeypatch):
+    default = EditDefault(0.25, 0.07)
+    monkeypatch.setattr(fmwc.crystals.domain.CrystalDomain, "edits", {"coord": default})
+    words = ("--channel", "coord", *words, "--device", "cpu", "--out", tmp_path / "e")
+    code, out, err = run("edit", drawn, *words)
+    assert code == 0, err
+    times = {float(row["time"]) for row in table(tmp_path / "e" / "edits.csv")}
+    assert (times == {default.at}) == (len(words) == 6)
+    assert f"{default.scale if len(words) == 6 else EditDefault().scale:g} in coord" in out
+
+
+def test_every_kind_of_edit_of_a_crystal_has_a_default():
+    defaults = fmwc.crystals.domain.CrystalDomain.edits
+    assert defaults.keys() == {"type", "coord", "lattice", None}
+    assert all(0 <= default.at < 1 and default.scale > 0 for default in defaults.values())
+
+
 def test_unknown_channel_is_refused_with_a_suggestion(run, drawn, tmp_path):
     code, _, err = run("edit", drawn, "--channel", "typ", "--device", "cpu", "--out", tmp_path / "out")
     assert code == 2
@@ -259,6 +288,36 @@ def test_unknown_channel_is_refused_with_a_suggestion(run, drawn, tmp_path):
     assert code == 2
     assert "crystals has no classes" in one_line(err)
     assert not (tmp_path / "out").exists()
+
+
+# ---- learning from labels --------------------------------------------------------------------------------------------
+
+
+def test_the_loop_from_a_first_round_to_a_promise_runs(trained, tmp_path, monkeypatch):
+    """Most crystals of an untrained model are valid neither by distance nor by energy, but some are by distance."""
+    spec = importlib.util.spec_from_file_location("label_loop", ROOT / "examples" / "label_loop.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+
+    def command(*words):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["fmwc", *map(str, words)])
+            with pytest.raises(SystemExit) as stop:
+                main()
+        assert (stop.value.code or 0) in (0, 1 if words[0] == "judge" else 0), words
+
+    monkeypatch.setattr(example, "fmwc", command)
+    monkeypatch.setattr(fmwc.crystals.domain, "sorted_by_confidence", lambda *args, **options: None)
+    monkeypatch.setattr(fmwc.crystals.domain, "png", lambda picture: b"")
+    example.loop(str(trained), tmp_path, 220, 240, "distances_ok", 0.95, "--steps", 4, "--device", "cpu")
+    promise = json.loads((tmp_path / "kept" / "promise.json").read_text())
+    head = json.loads((tmp_path / "head" / "head.json").read_text())
+    assert promise["for"]["score"] == "head"
+    assert promise["for"]["head"] == head["sha256"]
+    assert 10 <= head["failed"] <= head["labelled"] - 10
+    kept = table(tmp_path / "kept" / "samples.csv")
+    assert 0 < len(kept) <= 240
+    assert all(float(row["score"]) <= promise["threshold"] * (1 + 1e-4) + 1e-4 for row in kept)
 
 
 # ---- judge ----------------------------------------------------------------------------------------------------------
