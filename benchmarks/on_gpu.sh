@@ -3,6 +3,8 @@
 #
 #     bash benchmarks/on_gpu.sh PART COMMIT OUT
 #
+#     flows  the shipped flow of crystals with another seed, and joint training beside them: three calls of ten minutes, each
+#            resumes; the third one writes OUT/flows.tar.* and compares samplers: OUT/samplers.tar.*
 #     draw   the samples of `reproduce crystals` from the shipped field, all options of `study crystals` (validation seed),
 #            few times to read the variance at, and the tests of compiled fields: OUT/draw.tar.*
 #     study  the samples of `study crystals`, on three fresh seeds: OUT/study.tar.*
@@ -12,7 +14,9 @@
 #     sweep  smaller and larger batches, read in half precision: OUT/sweep.tar.*
 #     curve  crystals read at few and many steps: OUT/curve.tar.*
 #
-# Data lies in carry/mp20, which git ignores. Crystals are judged afterwards, on a CPU:
+# Data lies in carry/mp20-full, which git ignores. If the machine lacks the packages that judge crystals, unpack their wheels
+# (chgnet, pymatgen, pymatgen-core, ase, monty, spglib, orjson, nvidia-ml-py3) into a folder `site`, and pack it as
+# carry/site.tar.xz. Crystals that are not judged there are judged afterwards, on a CPU:
 #
 #     cat draw.tar.* | tar x -C runs
 #     python -m experiments reproduce crystals --set flow=crystals --only read:retrofit,read:hutchinson --out runs/draw/reproduce
@@ -26,7 +30,7 @@ work=$(mktemp -d)
 mkdir -p "$out" "$work/$part"
 
 experiments() { timeout "$1" python3 -m experiments "${@:2}"; }
-crystals() { FMWC_DATA=carry/mp20 experiments "$@"; }
+crystals() { FMWC_DATA=carry/mp20-full experiments "$@"; }
 
 # Let processes share the GPU, because the kernels of each do not fill it.
 shared() { export CUDA_MPS_PIPE_DIRECTORY=$work/mps CUDA_MPS_LOG_DIRECTORY=$work/mps; mkdir -p "$work/mps"; nvidia-cuda-mps-control -d; }
@@ -34,7 +38,28 @@ shared() { export CUDA_MPS_PIPE_DIRECTORY=$work/mps CUDA_MPS_LOG_DIRECTORY=$work
 # Pack a folder into files that are copied back from the machine.
 bring() { tar c -C "$work" --exclude='*.resume' "$1" | split -b 15M -d - "$out/$1.tar."; ls -l "$out"; }
 
+# Train crystals for at most the given minutes, and resume the next time; runs stay in /tmp while the machine is warm.
+trained() { timeout 588 python3 -m fmwc train crystals --out "/tmp/runs/$1" "${@:2}" >"/tmp/runs/$1.log" 2>&1; echo "$1: status $? after $SECONDS s"; }
+
 case $part in
+flows)
+    shared
+    export FMWC_DATA=$PWD/carry/mp20-full
+    mkdir -p /tmp/runs
+    if [ ! -f /tmp/runs/flow-1/recipe.json ]; then
+        # The joint training is limited to the GPU time of one flow.
+        for seed in 0 1; do trained flow-$seed --seed $seed --set minutes=9 --set enough=0.94 & done
+        trained joint-0 --preset paper --set iterations=36000 --set minutes=8.6 --set enough=0.7 &
+        wait
+        tail -qn 2 /tmp/runs/*.log
+    else
+        tar c -C /tmp/runs --exclude='.fmwc*' flow-0 flow-1 joint-0 | split -b 15M -d - "$out/flows.tar."
+        [ ! -f carry/site.tar.xz ] || tar xJ -C "$work" -f carry/site.tar.xz
+        PYTHONPATH=$PYTHONPATH:$work/site OMP_NUM_THREADS=1 python3 -m benchmarks.crystal_samplers /tmp/runs/flow-0 \
+            --draw --judge --count 1500 --jobs 15 --out "$work/samplers"
+        bring samplers
+    fi
+    ;;
 draw)
     shared
     for task in retrofit sweep samplers; do
@@ -44,7 +69,7 @@ draw)
         crystals 530 study crystals --wide --set edited=50 --set replicates=4 --set swept=300 --set rewound=300 --only "draw:$task" --out "$work/draw/wide" &
     done
     for name in crystals mnist; do
-        FMWC_DATA=carry/mp20 timeout 400 python3 -m benchmarks.fit_schedule $name --pilot 2000 --out "$work/draw/schedule-$name" >"$work/draw/schedule-$name.log" 2>&1 &
+        FMWC_DATA=carry/mp20-full timeout 400 python3 -m benchmarks.fit_schedule $name --pilot 2000 --out "$work/draw/schedule-$name" >"$work/draw/schedule-$name.log" 2>&1 &
         experiments 300 bench $name --steps 50 --rounds 1 --minutes 4 --only readings --out "$work/draw/tried-$name" >"$work/draw/tried-$name.log" 2>&1 &
     done
     timeout 300 python3 -m pytest -q -p no:cacheprovider tests/sampling/test_compiled.py >"$work/draw/compiled.log" 2>&1 &
@@ -99,7 +124,7 @@ sweep)
     ;;
 curve)
     # The same command judges the crystals afterwards, on a CPU.
-    FMWC_DATA=carry/mp20 timeout 100 python3 -m benchmarks.schedule_curve crystals --count 2500 --pilot 1000 --draws "$work/curve/crystals" --draw-only
+    FMWC_DATA=carry/mp20-full timeout 100 python3 -m benchmarks.schedule_curve crystals --count 2500 --pilot 1000 --draws "$work/curve/crystals" --draw-only
     bring curve
     ;;
 *)

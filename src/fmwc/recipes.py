@@ -162,7 +162,7 @@ LIMITS: dict[str, tuple[float, float]] = {  # range of a field; other integers m
     **dict.fromkeys(("lr", "noise_lr", "last_lr", "weight_decay"), (0.0, 1e3)),
     **dict.fromkeys(("beta", "clip", "type_weight", "coord_weight", "minutes"), (0.0, 1e9)),
     **dict.fromkeys(("prior_rate", "warmup", "average", "enough"), (0.0, 1.0)),
-    "anneal": (0.0, 1e3),
+    **dict.fromkeys(("anneal", "type_anneal"), (0.0, 1e3)),
 }
 _READ: dict[str, tuple[str, Callable[[str], Any], Callable[[Any], bool]]] = {  # field type: name, parser, check
     "int": ("a whole number of at most 64 bits", int, lambda value: -(1 << 63) <= value < 1 << 63),
@@ -206,7 +206,7 @@ def override(recipe: R, changes: Sequence[str], what: str = "recipe field") -> R
 
 # Fields that affect the weights only by rounding: the data path, time limits and speed.
 NEVER = ("data", "save_every", "minutes", "enough", "compiled", "noise_compiled")
-LATER = ("steps", "anneal", "references")  # fields that apply after training
+LATER = ("steps", "anneal", "type_anneal", "references")  # fields that apply after training
 ENDED = ".ended"  # suffix of a file next to a resume point: the time limit ended this stage after enough steps
 INSTANT = 1e-9  # minutes
 

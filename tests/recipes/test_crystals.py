@@ -218,7 +218,7 @@ def test_steps_and_annealing_are_those_of_the_recipe():
     network = TINY.network()
     run = TINY.draw(network, 5, 0, confidence=None)
     assert run.evaluations == 4
-    other = dataclasses.replace(TINY, anneal=0.0).draw(network, 5, 0, confidence=None)
+    other = dataclasses.replace(TINY, anneal=0.0, type_anneal=0.0).draw(network, 5, 0, confidence=None)
     assert same(run.x0, other.x0)
     assert not torch.allclose(run.x["coord"], other.x["coord"])
     told = TINY.draw(network, 5, 0, confidence=None, config=SamplingConfig(anneal={}))
