@@ -253,7 +253,7 @@ def screen(folder: Path, *, data: str = "", model: str = "chgnet", say: Say = pr
     numbers: dict[str, Any] = {**about, "sets": sets}
     ranked = _scored(run)
     if ranked:
-        numbers["confidence"] = {"drawn": _orders({"drawn": drawn}, "drawn")}
+        numbers["confidence"] = {"drawn": _orders({"drawn": drawn}, ("drawn",), ("confidence",))}
     if not (path := folder / "relaxed.npz").exists():
         return numbers
     relaxations = read_relaxed(path)
@@ -266,7 +266,7 @@ def screen(folder: Path, *, data: str = "", model: str = "chgnet", say: Say = pr
     sets["relaxed"] = measured(relaxed, "relaxed", found)
     numbers["relaxation"] = {"limit": relaxations.limit, "structures": count}
     if ranked:
-        numbers["confidence"]["relaxed"] = _orders({"drawn": few, "relaxed": relaxed}, "drawn", "relaxed")
+        numbers["confidence"]["relaxed"] = _orders({"drawn": few, "relaxed": relaxed}, ("drawn", "relaxed"))
     return numbers
 
 
@@ -277,12 +277,14 @@ def _of_real(real: Columns) -> dict[str, Any]:
     return {name: _plain(value) for name, value in found.items() if not name.startswith(distances)}
 
 
-def _orders(tables: Mapping[str, Columns], *stages: str) -> dict[str, Any]:
-    """Return selections and correlations of each order, for the quantities of some stages."""
+def _orders(
+    tables: Mapping[str, Columns], stages: Sequence[str], orders: Sequence[str] = tuple(ORDERS)
+) -> dict[str, Any]:
+    """Return selections and correlations of orders, for the quantities of some stages."""
     names = [name for name, one in QUANTITIES.items() if one.stage in stages]
     keys, atoms = keys_of(tables["drawn"]), np.array(tables["drawn"]["atoms"], float)
     found: dict[str, Any] = {"structures": len(atoms), "shares": list(SHARES)}
-    for order in ORDERS:
+    for order in orders:
         found[order] = {"selections": selections(tables, names, keys[order])}
         found[order]["correlations"] = correlations(tables, names, keys[order], atoms)
         if order in PLAIN:
