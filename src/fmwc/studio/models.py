@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fmwc.checkpoint import about
+from fmwc.checkpoint import RECORD, about
 from fmwc.cli.sample import classes_of
 from fmwc.domains import Domain, ShippedDomain
 from fmwc.errors import FmwcError, UsageError
@@ -120,7 +120,7 @@ class Model:
     def words(self) -> Words:
         recipe = about(self.checkpoint).get("recipe") or {}
         known = WORDS.get(recipe.get("name", ""))
-        own = Path(self.checkpoint).is_dir()
+        own = (Path(self.checkpoint) / RECORD).is_file()
         if known and not own:
             return known._replace(title=known.title + ", joint training" * self.name.endswith("-joint"))
         kind = kind_of_space(self.field.space)
@@ -176,7 +176,7 @@ class Model:
         sentence = "Standard deviation of the noise that is added. 0 only integrates again."
         return [
             *([choice("channel", "Change", several)] if len(names) > 1 else []),
-            *([_choice_of_class("label", "the same class", self.classes)] if len(self.classes) > 1 else []),
+            *([_choice_of_class("label", "same class", self.classes)] if len(self.classes) > 1 else []),
             {**number("scale", "Strength", 0.2, 0, 10), "step": 0.05, "sentence": sentence},
             {**whole("seed", "Seed", 0, 0, SEEDS, "Another seed adds other noise."), "advanced": True},
         ]

@@ -40,8 +40,8 @@ TITLES = {
     "rival": "rival class",
     "margin": "margin over the rival",
     "predicted": "class that the judge reads",
-    "e_above_hull": "energy above the hull, eV/atom",
-    "energy": "energy, eV/atom",
+    "e_above_hull": "above the hull, eV/atom",
+    "energy_per_atom": "energy, eV/atom",
     "problem": "problem",
 }
 MEANINGS = {
@@ -55,7 +55,7 @@ MEANINGS = {
     "detour": "Length of the path divided by the distance between its ends. 1: a straight line.",
     "contest": "How much better another class explains the sample. High: the flow prefers another class.",
     "echo": "How badly the flow explains the sample after noise is added to it.",
-    "nearest": "Distance to the nearest training samples.",
+    "nearest": "High: far from everything that the flow was trained on.",
 }
 
 
@@ -343,7 +343,8 @@ def trace(field: Field, path: Trajectory, bounds: tuple[float, float] | None) ->
         steps = torch.searchsorted(path.grid[:, 0].contiguous(), path.times[:, 0].contiguous())
         ahead = space.advance(tree_map(lambda c: c[steps], states), mean, 1 - path.times[:, 0])
         found |= {"states": drawn["x"], "guess": arrays(ahead, cond, bounds)["x"]}
-    std = {f"std.{n}": c[:, 0].flatten(1).sum(1).sqrt() for n, c in channels(path.var).items() if n != SINGLE}
+    totals = {n: c[:, 0].flatten(1).sum(1) * path.units.get(n, 1.0) for n, c in channels(path.var).items()}
+    std = {f"std.{name}": value.sqrt() for name, value in totals.items() if name != SINGLE}
     found |= {name: value.cpu().numpy() for name, value in {"std": path.std[:, 0], **std}.items()}
     found |= {"times": path.times[:, 0].cpu().numpy(), "doubt": _doubt(path)}
     return packed(found, {"critical": f"{float(critical_time(path)):.6f}"})

@@ -29,6 +29,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fmwc.checkpoint import shipped
 from fmwc.cli.verbs import Studio as Options
 from fmwc.errors import FmwcError, UsageError
 from fmwc.files import claimed
@@ -231,10 +232,8 @@ def create_app(studio: Studio, events: Events, port: int, token: str) -> Starlet
         return {**studio.shown(run), "pair": run.pair}
 
     def preview(request: Request, _: Any) -> bytes:
-        run = run_of(request)
-        if run.id not in studio.previews:
-            raise Missing("this run is not being drawn")
-        return studio.previews[run.id].tensors()
+        found = studio.previews.get(run_of(request).id)
+        return b"" if found is None else found.tensors()
 
     def exported(request: Request, _: Any) -> Response:
         path = studio.exported(request.path_params["name"])
@@ -361,7 +360,7 @@ def _studio(options: Options, device: Any, events: Events) -> Studio:
     """Return the studio with the shipped models, and the model or the samples that were named."""
     models = [Model(name, name, device, judge=options.judge if name == options.what else "") for name in DOMAINS]
     path, what = Path(options.what), options.what
-    samples = path.is_file() or (path / "samples.safetensors").is_file()
+    samples = what not in shipped() and (path.is_file() or (path / "samples.safetensors").is_file())
     if what and what not in DOMAINS and not samples:
         name = path.resolve().name if path.is_dir() else what
         taken = {model.name for model in models}

@@ -63,7 +63,7 @@ export class Cell {
   }
 
   async #start() {
-    const library = await threeD();
+    const [library] = await Promise.all([threeD(), sized(this.stage)]);
     if (library) {
       const host = el("div", { class: "webgl" });
       this.stage.append(host);
@@ -74,7 +74,12 @@ export class Cell {
       }
     }
     if (!this.#viewer) this.#flat();
-    else new ResizeObserver(() => this.#viewer.resize()).observe(this.stage);
+    else new ResizeObserver(() => this.#resize()).observe(this.stage);
+    this.#render(true);
+  }
+
+  #resize() {
+    this.#viewer.resize();
     this.#render(true);
   }
 
@@ -127,8 +132,8 @@ export class Cell {
 
   #renderWebgl(scene, again) {
     const viewer = this.#viewer;
-    viewer.removeAllModels();
     viewer.removeAllShapes();
+    viewer.setBackgroundColor(hex(ink("--panel")), 1);
     if (scene) {
       const colour = (atom) => (this.#doubt ? hex(colourOf(1 - this.#doubt[atom.index])) : element(atom.species).colour);
       const point = ([x, y, z]) => ({ x, y, z }), middle = (a, b) => a.map((value, k) => (value + b[k]) / 2);
@@ -155,6 +160,18 @@ export class Cell {
   spin(on) {
     if (this.#viewer && !calm()) this.#viewer.spin(on ? "y" : false, 0.4);
   }
+}
+
+/** Wait until an element has a size: WebGL cannot draw on a canvas without pixels. */
+function sized(node) {
+  return new Promise((done) => {
+    const observer = new ResizeObserver(() => {
+      if (!node.clientWidth) return;
+      observer.disconnect();
+      done();
+    });
+    observer.observe(node);
+  });
 }
 
 function hex(colour) {

@@ -46,6 +46,9 @@ export function short(value, digits = 3) {
   return String(+value.toPrecision(digits)).replace("-", "−");
 }
 
+/** Format any value; yes or no for a Boolean. */
+export const say = (value) => (value === true ? "yes" : value === false ? "no" : short(value));
+
 /** Format a duration in words, such as "2 min 5 s". */
 export function duration(seconds) {
   const all = Math.max(0, Math.round(seconds));

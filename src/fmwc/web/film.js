@@ -227,7 +227,7 @@ export const filmOf = (kind, trace, support) => new FILMS[kind](trace, support);
  * @param {(t: number) => void} move
  */
 export function strip(film, grid, move, frames = 9) {
-  const places = Array.from({ length: frames }, (_, k) => nearest(grid, k / (frames - 1)));
+  const places = [...new Set(Array.from({ length: frames }, (_, k) => nearest(grid, k / (frames - 1))))];
   const buttons = places.map((i) => {
     const canvas = el("canvas", { "aria-hidden": "true", class: "pixels" });
     const button = el("button", { type: "button", class: "frame", "aria-label": `Go to t = ${grid[i].toFixed(2)}` }, canvas, el("span", {}, grid[i].toFixed(2)));

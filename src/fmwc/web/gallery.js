@@ -3,7 +3,7 @@
 import { Cell } from "./cell.js";
 import { colourOf, onTheme } from "./colour.js";
 import { CrystalPainter, subscripted } from "./crystal.js";
-import { count, el, fill, short } from "./dom.js";
+import { count, el, fill, say, short } from "./dom.js";
 import { keepSlider } from "./keep.js";
 import { drawPicture, PicturePainter } from "./pictures.js";
 import { Points } from "./points.js";
@@ -21,6 +21,9 @@ const VIEWS = {
   vectors: (ranking, options) => new Vectors(ranking, options),
 };
 
+/** Return the wall or board of a ranking. */
+export const viewOf = (ranking, options) => VIEWS[ranking.run.kind](ranking, options);
+
 export class Gallery {
   /**
    * @param {import("./samples.js").Samples} run
@@ -34,7 +37,7 @@ export class Gallery {
    */
   constructor(run, options = {}) {
     Object.assign(this, { run, options, ranking: new Ranking(run) });
-    this.view = VIEWS[run.kind](this.ranking, options);
+    this.view = viewOf(this.ranking, options);
     this.keep = keepSlider(this.ranking, options);
     this.status = el("p", { class: "status", "aria-live": "polite" });
     this.picture = el("div", { class: "portrait" });
@@ -142,7 +145,7 @@ export class Gallery {
     const link = options.link && options.link(sample);
     fill(
       this.facts,
-      el("h3", {}, name, " ", failed !== null && el("span", { class: failed ? "tag bad" : "tag good" }, failed ? run.word : opposite(run.word))),
+      el("h2", {}, name, " ", failed !== null && el("span", { class: failed ? "tag bad" : "tag good" }, failed ? run.word : opposite(run.word))),
       el("p", { class: "level" }, dot, run.level ? `${run.label} ${short(level)}` : "no confidence", el("span", { class: "quiet-text" }, ` · ${count(ranking.place[sample] + 1)} of ${count(run.count)}`)),
       el("dl", {}, ...this.#facts(sample).flatMap(([title, value]) => [el("dt", {}, title), el("dd", {}, value)])),
       link && el("p", {}, el("a", { href: link, download: "" }, "File of this sample")),
@@ -191,5 +194,4 @@ export class Gallery {
 
 const words = (name) => name.replaceAll("_", " ");
 const present = (value) => value !== null && value !== undefined && value !== "" && !Number.isNaN(value);
-const say = (value) => (value === true ? "yes" : value === false ? "no" : short(value));
 const sortable = (column) => column.some((value) => typeof value === "number" || typeof value === "string");

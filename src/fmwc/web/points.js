@@ -68,11 +68,12 @@ export class Points {
     const colours = pixelScale(), gone = inkPixel("--gone"), outline = inkPixel("--ink");
     const sprite = disc(radius, width), rim = disc(radius + 1.1 * scale, width), small = disc(radius * 0.8, width);
     const margin = Math.ceil(radius + 1.1 * scale) + 2;
-    const put = (sample, sprite, colour) => {
-      const [px, py] = this.#pixel(sample, width, height), at = py * width + px;
-      if (px < margin || py < margin || px >= width - margin || py >= height - margin) return;
-      for (const offset of sprite.solid) pixels[at + offset] = colour;
-      for (let k = 0; k < sprite.edge.length; k++) pixels[at + sprite.edge[k]] = blend(pixels[at + sprite.edge[k]], colour, sprite.cover[k]);
+    const places = this.#places(width, height, margin);
+    const put = (sample, { solid, edge, cover }, colour) => {
+      const at = places[sample];
+      if (at < 0) return;
+      for (let k = 0; k < solid.length; k++) pixels[at + solid[k]] = colour;
+      for (let k = 0; k < edge.length; k++) pixels[at + edge[k]] = blend(pixels[at + edge[k]], colour, cover[k]);
     };
     const { order, shown } = ranking, all = shown.length === order.length && ranking.filter === "all";
     const visible = all ? null : new Uint8Array(run.count);
@@ -87,6 +88,18 @@ export class Points {
     }
     pen.putImageData(image, 0, 0);
     if (ranking.selected >= 0) this.#mark(pen, scale);
+  }
+
+  /** Return the pixel of each point, or −1 outside; computed again only if the size of the canvas changes. */
+  #places(width, height, margin) {
+    if (this.places && this.places.width === width && this.places.height === height) return this.places.found;
+    const found = new Int32Array(this.run.count);
+    for (let i = 0; i < found.length; i++) {
+      const [px, py] = this.#pixel(i, width, height), inside = px >= margin && py >= margin && px < width - margin && py < height - margin;
+      found[i] = inside ? py * width + px : -1;
+    }
+    this.places = { width, height, found };
+    return found;
   }
 
   #cells(pixels, width, height) {

@@ -39,7 +39,12 @@ async function ask(method, path, body) {
 export const get = async (path) => (await ask("GET", path)).json();
 export const post = async (path, body = {}) => (await ask("POST", path, body)).json();
 export const remove = async (path) => (await ask("DELETE", path)).json();
-export const tensors = async (path) => readTensors(await (await ask("GET", path)).arrayBuffer());
+
+/** Fetch tensors; null if the answer is empty. */
+export async function tensors(path) {
+  const file = await (await ask("GET", path)).arrayBuffer();
+  return file.byteLength ? readTensors(file) : null;
+}
 
 /** Download a file of the server. */
 export async function download(path) {

@@ -5,24 +5,26 @@ import { post } from "./api.js";
 import { form } from "./forms.js";
 import { store } from "./store.js";
 
+const LAST = 0.985; // beyond it, there is no step left to integrate
+
 /**
  * Return the panel.
  *
  * @param {{go: (path: string) => void}} studio
  * @param {any} run
  * @param {number} sample
- * @param {number} critical The time at which the uncertainty is largest.
+ * @param {number} critical The time at which the uncertainty is largest; used while the cursor is at the end.
  * @param {(job: any) => Node} bar Returns the progress of a job.
  */
 export function editPanel(studio, run, sample, critical, bar) {
-  const place = el("div", { role: "status" }), clock = el("output", {}, "t = 1.00");
+  const place = el("div", { role: "status" }), clock = el("output", {}, "t = 1.00"), hint = el("small", {});
+  const start = (t) => (t > LAST ? Math.min(LAST, critical) : t);
   let at = 1;
   const panel = form(run.edits || [], {
     action: "Edit from here",
     skip: ["at"],
     async send(values) {
-      if (at > 0.985) at = Math.min(0.98, Math.round(100 * critical) / 100);
-      const made = await post(`runs/${run.id}/samples/${sample}/edits`, { ...values, at: Math.round(1e4 * at) / 1e4 });
+      const made = await post(`runs/${run.id}/samples/${sample}/edits`, { ...values, at: Math.round(1e4 * start(at)) / 1e4 });
       store.add(made);
       fill(place, bar(made.job));
       store.finished(made.job.id).then(
@@ -35,7 +37,7 @@ export function editPanel(studio, run, sample, critical, bar) {
     "section", { class: "panel", "aria-label": "Edit" },
     el("h2", {}, "Edit and rewind"),
     el("p", { class: "hint" }, "Goes back to the time of the cursor, changes the state there, and lets the flow finish it again."),
-    el("p", { class: "edit-time" }, "From ", clock),
+    el("p", { class: "edit-time" }, "From ", clock, hint),
     panel.element,
     place,
   );
@@ -44,8 +46,8 @@ export function editPanel(studio, run, sample, critical, bar) {
     /** Follow the cursor. */
     at(t) {
       at = t;
-      const used = t > 0.985 ? Math.min(0.98, critical) : t;
-      fill(clock, `t = ${used.toFixed(2)}${t > 0.985 ? ", the time of largest uncertainty; move the cursor to choose another" : ""}`);
+      fill(clock, `t = ${start(t).toFixed(2)}`);
+      fill(hint, t > LAST ? ", the time of largest uncertainty; move the cursor to choose another." : "");
     },
   };
 }

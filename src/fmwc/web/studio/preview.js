@@ -1,13 +1,9 @@
 // The samples of a run while they are integrated.
 
 import { el, fill } from "../dom.js";
-import { PicturePainter } from "../pictures.js";
-import { CrystalPainter } from "../crystal.js";
-import { Points } from "../points.js";
+import { viewOf } from "../gallery.js";
 import { Ranking } from "../ranking.js";
 import { samplesOf } from "../samples.js";
-import { Vectors } from "../vectors.js";
-import { Wall } from "../wall.js";
 import { tensors } from "./api.js";
 import { store } from "./store.js";
 
@@ -33,10 +29,10 @@ export class Preview {
     if (this.#busy) return;
     this.#busy = true;
     try {
-      const { tensors: found, metadata } = await tensors(`runs/${this.run.id}/preview`);
-      this.#show(found, metadata);
-    } catch {
-      // There is no picture yet.
+      const file = await tensors(`runs/${this.run.id}/preview`);
+      if (file) this.#show(file.tensors, file.metadata);
+    } catch (error) {
+      fill(this.text, error.message);
     }
     this.#busy = false;
   }
@@ -44,8 +40,9 @@ export class Preview {
   #show(found, { t, done }) {
     const about = { kind: this.run.kind, label: "confidence", word: "", support: store.support(this.run) };
     const samples = samplesOf(about, found, { columns: {} }), ranking = new Ranking(samples);
-    const view = { points: () => new Points(ranking), images: () => new Wall(ranking, new PicturePainter(samples)), crystals: () => new Wall(ranking, new CrystalPainter(samples)), vectors: () => new Vectors(ranking) }[this.run.kind]();
-    fill(this.host, view.element);
+    const { element } = viewOf(ranking, {}), { scrollTop } = this.host.firstChild;
+    fill(this.host, element);
+    element.scrollTop = scrollTop;
     fill(this.text, Number(done) > 0 ? `${done} of ${this.run.count} finished; the next ones are at t = ${Number(t).toFixed(2)}.` : `All are at t = ${Number(t).toFixed(2)} (0: noise, 1: sample).`);
   }
 }

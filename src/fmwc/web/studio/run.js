@@ -35,7 +35,7 @@ export function runView(studio, id) {
 
   function header(run) {
     const field = store.field(run.field), busy = Boolean(store.work(run));
-    const facts = [(field || { title: run.field }).title, ...Object.entries(run.options || {}).filter(([, value]) => value !== "" && value !== null && value !== false).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`)];
+    const facts = [(field || { title: run.field }).title, ...Object.entries(run.options || {}).filter(([name, value]) => !["count", "seed"].includes(name) && value !== "" && value !== "euler").map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`)];
     const note = run.order && run.order.note;
     fill(
       head,

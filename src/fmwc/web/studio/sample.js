@@ -2,7 +2,7 @@
 
 import { colourOf, onTheme } from "../colour.js";
 import { Curve } from "../curve.js";
-import { calm, el, fill, short } from "../dom.js";
+import { calm, el, fill, say, short } from "../dom.js";
 import { filmOf, nearest, strip } from "../film.js";
 import { subscripted } from "../crystal.js";
 import { opposite } from "../samples.js";
@@ -28,6 +28,15 @@ export function sampleView(studio, id, number) {
     fill(parts.head, el("h1", {}, "This run does not exist"));
     return view;
   }
+  const back = run.parent ? `sample/${run.parent.run}/${run.parent.sample}` : `run/${id}`;
+  view.keys = {
+    ArrowLeft: () => turn(-1), ArrowUp: () => turn(-1), ArrowRight: () => turn(1), ArrowDown: () => turn(1),
+    Escape: () => studio.go(back),
+    d: () => studio.go(`draw/${run.field}`),
+    " ": toggle,
+    ",": () => move(grid[Math.max(0, nearest(grid, time) - 1)]),
+    ".": () => move(grid[Math.min(grid.length - 1, nearest(grid, time) + 1)]),
+  };
   let film = null, frame = 0, time = 1, grid = [0, 1], editor = null, told = null, closed = false;
   const bars = new Set(), drawn = [];
   const curve = new Curve({ move: (t) => move(t) });
@@ -36,6 +45,12 @@ export function sampleView(studio, id, number) {
   let frames = null;
   slider.addEventListener("input", () => move(Number(slider.value)));
   play.addEventListener("click", toggle);
+
+  /** Go to the next surer (−1) or more doubtful (1) sample. */
+  async function turn(step) {
+    const { order } = await store.samples(run), next = order[order.indexOf(sample) + step];
+    if (next !== undefined && !closed) studio.go(`sample/${id}/${next}`);
+  }
 
   function close() {
     closed = true;
@@ -108,32 +123,20 @@ export function sampleView(studio, id, number) {
   }
 
   function heading(samples) {
-    const place = samples.order.indexOf(sample), go = (step) => {
-      const next = samples.order[place + step];
-      if (next !== undefined) studio.go(`sample/${id}/${next}`);
-    };
-    const back = run.parent ? `sample/${run.parent.run}/${run.parent.sample}` : `run/${id}`;
+    const place = samples.order.indexOf(sample);
     const formula = samples.columns.formula && samples.columns.formula[sample];
     const title = formula ? subscripted(formula) : `Sample ${told.name}`;
     view.title = title;
     fill(
       parts.head,
       el("nav", { class: "crumbs", "aria-label": "Way back" },
-        el("a", { href: address(run.parent ? back : `run/${id}`) }, run.parent ? "← Original" : `← ${run.title}`)),
+        el("a", { href: address(back) }, run.parent ? "← Original" : `← ${run.title}`)),
       el("div", { class: "run-head" },
         el("h1", {}, title, " ", told.failed !== null && told.failed !== undefined && el("span", { class: told.failed ? "tag bad" : "tag good" }, told.failed ? store.word(run) : opposite(store.word(run)))),
         samples.count > 1 && el("div", { class: "actions" },
-          el("button", { type: "button", disabled: place === 0, on: { click: () => go(-1) } }, "← Surer"),
-          el("button", { type: "button", disabled: place === samples.count - 1, on: { click: () => go(1) } }, "More doubtful →"))),
+          el("button", { type: "button", disabled: place === 0, on: { click: () => turn(-1) } }, "← Surer"),
+          el("button", { type: "button", disabled: place === samples.count - 1, on: { click: () => turn(1) } }, "More doubtful →"))),
     );
-    view.keys = {
-      ArrowLeft: () => go(-1), ArrowUp: () => go(-1), ArrowRight: () => go(1), ArrowDown: () => go(1),
-      Escape: () => studio.go(back),
-      d: () => studio.go(`draw/${run.field}`),
-      " ": toggle,
-      ",": () => move(grid[Math.max(0, nearest(grid, time) - 1)]),
-      ".": () => move(grid[Math.min(grid.length - 1, nearest(grid, time) + 1)]),
-    };
   }
 
   function scores() {
@@ -155,7 +158,7 @@ export function sampleView(studio, id, number) {
         told.verdict && el("p", {}, told.verdict),
         told.rival && el("p", { class: "rival" }, el("b", {}, "Rival: "), told.rival.sentence),
         ...told.scores.map(score),
-        told.facts.length > 0 && el("dl", { class: "facts" }, ...told.facts.flatMap(({ title, value }) => [el("dt", {}, title), el("dd", {}, typeof value === "number" ? short(value) : String(value ?? "—"))]))),
+        told.facts.length > 0 && el("dl", { class: "facts" }, ...told.facts.flatMap(({ title, value }) => [el("dt", {}, title), el("dd", {}, say(value))]))),
     );
   }
 

@@ -64,10 +64,10 @@ class Store extends EventTarget {
     return run.job ? this.job(run.job) : undefined;
   }
 
-  /** Remember a run or job that a request returned, before its event arrives. */
+  /** Remember a run or job that a request returned, unless its events, which may be newer, have already arrived. */
   add({ run, job }) {
-    if (run) this.#hear("run", run);
-    if (job) this.#hear("job", job);
+    if (run && !this.run(run.id)) this.#hear("run", run);
+    if (job && !this.job(job.id)) this.#hear("job", job);
   }
 
   /** Return the word for failed samples of a run. */

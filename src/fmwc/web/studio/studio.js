@@ -76,7 +76,7 @@ function drawTop() {
 }
 
 function drawRail() {
-  const link = (path, ...parts) => el("a", { href: address(path), "aria-current": shown === path || (path && shown && shown.startsWith(`${path}/`)) ? "page" : null }, ...parts);
+  const link = (path, ...parts) => el("a", { href: address(path), "aria-current": shown === path || (shown && shown.split("/")[1] === path.split("/")[1]) ? "page" : null }, ...parts);
   const drawn = store.runs.filter((run) => !run.parent);
   fill(
     rail,
