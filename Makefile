@@ -3,7 +3,7 @@ BIN := .venv/bin
 
 INTEROP := .venv-interop/bin
 
-.PHONY: install demo test fuzz test-interop interop lint reproduce study evaluate bench report documents zoo clean
+.PHONY: install demo test test-browser fuzz test-interop interop lint reproduce study evaluate bench report documents zoo clean
 
 install: .venv/installed
 
@@ -18,6 +18,11 @@ demo: install
 
 test: install lint
 	$(BIN)/pytest -n 2
+
+# The studio in a real browser. Part of `make test` where a Chromium is found; here, one that is missing is an error.
+test-browser: export FMWC_BROWSER = 1
+test-browser: install
+	$(BIN)/pytest tests/studio/test_browser.py
 
 # Give randomly changed files and options to every reader. For other cases: make fuzz FMWC_FUZZ_SEED=1
 fuzz: export FMWC_FUZZ_CASES ?= 10000
