@@ -171,9 +171,7 @@ class Mp20(Recipe):
         return reference, {}
 
 
-def _space(
-    crystals: Crystals, type_weight: float, coord_weight: float, anneal: float, type_anneal: float
-) -> Space:
+def _space(crystals: Crystals, type_weight: float, coord_weight: float, anneal: float, type_anneal: float) -> Space:
     logarithm = crystals.lengths.log()
     mean, std = (tuple(round(v, 4) for v in f.tolist()) for f in (logarithm.mean(0), logarithm.std(0)))
     return Space(
