@@ -177,6 +177,23 @@ def test_only_the_chemical_systems_at_hand_are_computed(tmp_path, monkeypatch):
     assert model.evaluated == 3  # the others are cached
 
 
+def test_references_of_a_composition_of_many_elements_are_found_at_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("FMWC_CACHE", str(tmp_path))
+    alloy = key_of(range(1, 61))  # 2⁶⁰ sets of elements
+    hull = reference_hull([rock_salt(), rock_salt(6.3, cation=87)], counting(-1.0), systems=[alloy])
+    assert [formula(key) for key in hull.keys] == ["Na1Cl1"]
+
+
+def test_references_that_failed_are_tried_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("FMWC_CACHE", str(tmp_path))
+    salts = [rock_salt(), rock_salt(6.3, cation=19)]
+    assert len(reference_hull(salts, counting("out of memory"))) == 0
+    repaired = counting(-1.0)
+    assert len(reference_hull(salts, repaired)) == 2
+    reference_hull(salts, repaired)
+    assert repaired.evaluated == 2
+
+
 def test_an_interrupted_computation_resumes(tmp_path, monkeypatch):
     monkeypatch.setenv("FMWC_CACHE", str(tmp_path))
     monkeypatch.setattr("fmwc.crystals.hull.WRITE_EVERY", 1)

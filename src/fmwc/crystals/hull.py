@@ -21,8 +21,8 @@ import functools
 import io
 import re
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -346,7 +346,7 @@ TRIED = 5  # references on which this is tested
 class _Cache:
     """Energies of structures by one model, before and after relaxation, in a file of `FMWC_CACHE`.
 
-    Failed structures have NaN, so that they are not tried again.
+    Failures are not kept: after a lack of memory, or an error of the user's own calculator, they are tried again.
     """
 
     def __init__(self, model: Calculator) -> None:
@@ -385,7 +385,7 @@ class _Cache:
         for start in range(0, len(missing), WRITE_EVERY):
             part = missing[start : start + WRITE_EVERY]
             values = dict(zip(part, compute([chosen[name] for name in part]), strict=True))
-            self.add(stage, values)
+            self.add(stage, {name: value for name, value in values.items() if np.isfinite(value)})
             found |= values
             if show is not None:
                 show(f"reference energies, {stage}", len(chosen) - len(missing) + start + len(part), len(chosen))
@@ -395,11 +395,13 @@ class _Cache:
 STAGES = ("given", "relaxed")
 
 
-def _subsystems(systems: Iterable[Key]) -> set[tuple[int, ...]]:
-    """Return all sets of elements that occur within the given compositions."""
-    whole = {tuple(z for z, _ in key) for key in systems}
-    sizes = ((elements, size) for elements in whole for size in range(1, len(elements) + 1))
-    return {part for elements, size in sizes for part in combinations(elements, size)}
+def _within(systems: Iterable[Key]) -> Callable[[Key], bool]:
+    """Return a function that says whether all elements of a composition occur together in one of the given ones."""
+    holders: dict[int, set[int]] = defaultdict(set)  # the systems that hold an element
+    for i, elements in enumerate({frozenset(z for z, _ in key) for key in systems}):
+        for z in elements:
+            holders[z].add(i)
+    return lambda key: bool(set.intersection(*(holders.get(z, set()) for z, _ in key)))
 
 
 def reference_hull(
@@ -427,12 +429,8 @@ def reference_hull(
         progress: Called with the stage, the number done and the total.
     """
     used = calculator(model) if isinstance(model, str) else model
-    inside = None if systems is None else _subsystems(systems)
-    chosen = {
-        identity_of([one]): one
-        for one in candidates(crystals)
-        if inside is None or tuple(z for z, _ in one.key) in inside
-    }
+    needed = None if systems is None else _within(systems)
+    chosen = {identity_of([one]): one for one in candidates(crystals) if needed is None or needed(one.key)}
     cache, known = _Cache(used), _fitting(list(chosen.values()), used, published or {})
     values = {name: known[one.name] for name, one in chosen.items() if one.name in known}
     rest = {name: one for name, one in chosen.items() if name not in values}
