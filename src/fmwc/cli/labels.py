@@ -16,7 +16,7 @@ import numpy as np
 from fmwc.cli.verbs import Filter, Learn
 from fmwc.crystals.structures import need
 from fmwc.errors import DataError, ShapeError, UsageError
-from fmwc.readers import read_bytes, read_csv, shown
+from fmwc.readers import CELLS, read_bytes, read_csv, shown
 
 __all__ = ["NAME", "Labels", "Table", "labels_given", "read_labels", "read_table"]
 
@@ -81,7 +81,11 @@ def _rows(path: Path) -> list[list[str]]:
 def _parquet_rows(path: Path) -> list[list[str]]:
     arrow, parquet = need("pyarrow"), need("pyarrow.parquet")
     try:
-        table = parquet.read_table(io.BytesIO(read_bytes(path)))
+        content = io.BytesIO(read_bytes(path))
+        described = parquet.read_metadata(content)  # a small file may unpack to billions of equal cells
+        if described.num_rows * described.num_columns > CELLS:
+            raise DataError(f"{shown(path)} has more than {CELLS:,} cells")
+        table = parquet.read_table(content)
     except (arrow.ArrowException, OSError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise DataError(f"{shown(path)} is not a Parquet file ({reason[:100]})") from error
