@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from fmwc.cli.edit import find_samples
-from fmwc.cli.labels import NAME, labels_given, read_labels, read_table
+from fmwc.cli.filter import read_run
+from fmwc.cli.labels import NAME, labels_given, read_labels
 from fmwc.cli.sample import RunRecord, write_rows
 from fmwc.cli.verbs import Learn
 from fmwc.domains import Rows
@@ -47,12 +48,10 @@ def learn(options: Learn) -> Learned:
     if not labels_given(options):
         raise UsageError("learning needs labelled samples; add --labels FILE (or a column of the samples' table)")
     file = find_samples(options.samples, options.out)
-    run = Trajectory.load(file)
+    run, table = read_run(file)
     record = RunRecord.read(run.made)
     if not record.identity:
         raise UsageError(f"{file} does not record which checkpoint drew its samples; draw them with fmwc sample")
-    path = file.with_suffix(".csv")
-    table = read_table(path, run.names, numbered=len({*run.names}) == len(run)) if path.is_file() else None
     names = table[NAME] if table is not None and NAME in table else run.names
     labels = read_labels(options, names, table)
     index = np.flatnonzero(~np.isnan(labels.bad) & run.score().isfinite().cpu().numpy())
