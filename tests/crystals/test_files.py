@@ -110,6 +110,11 @@ def test_cifs_of_all_that_can_be_written(tmp_path):
         cif_text(strange)
 
 
+def test_files_of_similar_names_do_not_replace_each_other(tmp_path):
+    written = write_cifs(tmp_path, [replace(CANDIDATE, name=name) for name in ("a-2", "a", "A")])
+    assert len({path.name.lower() for path in written}) == len([*tmp_path.iterdir()]) == 3
+
+
 # ---- files that cannot be read -----------------------------------------------------------------------------------
 
 

@@ -234,9 +234,10 @@ def write_each(
             paths.append(None)
             continue
         stem = OTHERS.sub("_", candidate.name).removesuffix(".cif").strip(".") or "structure"
-        name = stem if stem.lower() not in used else f"{stem}-{i}"
-        used.add(name.lower())
-        paths.append(Path(folder) / f"{name}{suffix}")
+        while stem.lower() in used:
+            stem = f"{stem}-{i}"
+        used.add(stem.lower())
+        paths.append(Path(folder) / f"{stem}{suffix}")
     note(*(path for path in paths if path))  # in one call, because each call syncs the manifest
     for i, (path, candidate) in enumerate(zip(paths, candidates, strict=True)):
         if path:
