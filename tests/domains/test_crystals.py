@@ -118,6 +118,17 @@ def value(text):
 # ---- files ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("spelled", [str, str.capitalize, str.upper], ids=["ours", "pandas", "spreadsheets"])
+def test_verdicts_of_a_saved_table_are_read_in_any_spelling(salts, written, spelled):
+    words = {"true": spelled("true"), "false": spelled("false")}
+    rows = rows_of(written[0] / "samples.csv")
+    table = {name: [words.get(row[name], row[name]) for row in rows] for name in rows[0]}
+    known = CrystalDomain().with_files(salts, table, *written[:1] * 2).judgement(salts)
+    expected = [row["metastable"] == "true" for row in rows]
+    assert known.good.tolist() == expected
+    assert len({*expected}) == 2
+
+
 def test_pymatgen_reads_the_cif_files(salts, written):
     from pymatgen.core import Structure
 

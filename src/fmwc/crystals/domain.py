@@ -238,8 +238,9 @@ class CrystalDomain(ShippedDomain):
 
 def _value(cell: str) -> Any:
     """Return a cell of a table of the judge: true, false, a number, text, or `None` if it is empty."""
-    if cell in ("true", "false", ""):
-        return {"true": True, "false": False, "": None}[cell]
+    word = cell.strip().lower()  # pandas and spreadsheets write True and TRUE
+    if word in ("true", "false", ""):
+        return {"true": True, "false": False, "": None}[word]
     try:
         return float(cell)
     except ValueError:
