@@ -220,12 +220,14 @@ def match(
             real = truth.take(torch.arange(about["first"], about["first"] + len(tensors["numbers"])))
             if not torch.equal(tensors["numbers"].long(), real.numbers):
                 raise MismatchError(f"{path} holds other compositions than {plan['split']} of the data; check --data")
-            piece = read_json(target, _PIECE) if target.exists() else {"names": []}
-            if piece["names"] != list(real.names):
+            scores = {name: tensors[name].tolist() for name in SCORES if name in tensors}
+            piece = read_json(target, _PIECE) if target.exists() else {}
+            if (piece.get("names"), piece.get("scores")) != (list(real.names), scores):  # results of other draws
                 piece = {
                     "candidate": about["candidate"],
                     "names": list(real.names),
                     **_judged(tensors, real, model, apply),
+                    "scores": scores,
                 }
                 write_json(target, piece)
                 say(f"{len(pieces) + 1} of {len(draws)} files")
@@ -247,14 +249,13 @@ def _processes(jobs: int) -> Iterator[Apply]:
 
 
 def _judged(tensors: dict[str, torch.Tensor], real: Crystals, model: str, apply: Apply) -> dict[str, Any]:
-    """Return RMSD, validity, energies and scores of one candidate per structure."""
+    """Return RMSD, validity and energies of one candidate per structure."""
     coords, lengths, angles = (tensors[name] for name in ("coords", "lengths", "angles"))
     drawn, truth = candidates(Crystals(real.numbers, coords, lengths, angles, real.names)), candidates(real)
     pairs = [(drawn[i : i + JOB], truth[i : i + JOB]) for i in range(0, len(drawn), JOB)]
     parts = list(apply(functools.partial(_results, model), pairs))
     rms, valid, energy = ([value for part in parts for value in part[i]] for i in range(3))
-    scores = {name: tensors[name].tolist() for name in SCORES if name in tensors}
-    return {"rms": rms, "valid": valid, "energy": energy, "scores": scores}
+    return {"rms": rms, "valid": valid, "energy": energy}
 
 
 def _results(model: str, pair: tuple[list[Candidate], list[Candidate]]) -> tuple[list[Any], list[bool], list[Any]]:

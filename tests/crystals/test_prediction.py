@@ -13,6 +13,7 @@ pytest.importorskip("chgnet", exc_type=ImportError)
 from experiments.crystals import controlled
 from experiments.crystals.prediction import compositions, matched, summary, table
 from fmwc.crystals import Controls
+from fmwc.files import write_json
 from tests.command import one_line
 from tests.crystals.conftest import crystal, rock_salt
 from tests.crystals.test_cli import trained  # noqa: F401
@@ -112,6 +113,11 @@ def test_predict_resumes_and_its_candidates_have_the_given_compositions(run, tra
     assert run("experiments", "predict", "match", out, "--data", "prototypes")[0] == 0
     assert kept == {path: path.stat().st_mtime_ns for path in (out / "matches").iterdir()}
     assert json.loads((out / "numbers.json").read_text())["all matches"] == found
+    stale = sorted(kept)[0]  # the results of candidates that were drawn again since
+    was = json.loads(stale.read_text())
+    write_json(stale, {**was, "rms": [0.0, 0.0], "scores": {**was["scores"], "echo": [0.0, 0.0]}})
+    assert run("experiments", "predict", "match", out, "--data", "prototypes")[0] == 0
+    assert json.loads(stale.read_text()) == was
     code, _, err = run(*words, *options, "--anneal", 1)
     assert code != 0
     assert "anneal" in one_line(err)
