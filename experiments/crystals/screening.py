@@ -14,6 +14,7 @@ Each step reads and writes files of one folder, so that drawing, relaxing and fi
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +38,7 @@ from experiments.crystals.relaxations import Relaxations, read_relaxed, relax_in
 from fmwc.crystals import Candidate, candidates, hull_for, judge, mp20
 from fmwc.crystals.energy import Calculator, Forces
 from fmwc.crystals.fingerprints import Fingerprints, fingerprints, read_fingerprints
+from fmwc.crystals.hull import SHIPPED
 from fmwc.crystals.matching import Known, alike
 from fmwc.crystals.statistics import properties, real_structures, statistics
 from fmwc.crystals.structures import ELEMENTS, Crystals, crystals_of, refusal
@@ -259,6 +261,8 @@ def screen(folder: Path, *, data: str = "", model: str = "chgnet", say: Say = pr
     relaxations = read_relaxed(path)
     count = len(relaxations.rows)
     about = {**about, "model": relaxations.model, "limit": relaxations.limit, "relaxed": count}
+    if relaxations.model == "chgnet":  # the package's references, of which more may be relaxed later
+        about["references"] = hashlib.sha256(SHIPPED.read_bytes()).hexdigest()[:16]
     relaxed = judged(folder, "relaxed", about, lambda: judge_relaxed(relaxations, drawn, data), say)
     few = head(drawn, count)
     found = _fingerprints(folder, "relaxed", [one.candidate for one in relaxations.rows])

@@ -118,6 +118,15 @@ def test_files_are_written_and_judged_once(folder, numbers):
     assert {**again, "provenance": None} == {**numbers, "provenance": None}
 
 
+def test_a_table_of_other_references_is_refused(folder, numbers, tmp_path, monkeypatch, run):
+    other = tmp_path / "hull.npz"
+    other.write_bytes(b"other references")
+    monkeypatch.setattr(screening, "SHIPPED", other)
+    code, _, err = run("experiments", "screen", folder, "--data", "prototypes")
+    assert code != 0
+    assert "judged-relaxed.json" in err
+
+
 def test_tables_about_other_samples_are_refused(folder, numbers, run):
     with pytest.raises(MismatchError, match="delete it to judge again"):
         judged(folder, "drawn", {"model": "other"}, dict, print)
