@@ -10,7 +10,7 @@ from fmwc.errors import ShapeError, UnknownNameError, UsageError
 from fmwc.estimators import Linearised, Transported
 from fmwc.flow import Channel, FlatTorus, Space
 from fmwc.sampling import Grid, Sampler, SamplingConfig, Trajectory
-from fmwc.uses.continuation import OwnTimes, step_at, with_states
+from fmwc.uses.continuation import OwnTimes, some_with_states, step_at, with_states
 from fmwc.uses.edit import critical_time, edit, random_times
 from tests import cells
 from tests.conftest import mlp_field
@@ -214,6 +214,20 @@ def test_states_are_recomputed_and_compared_with_the_run(mlp):
     stray = dataclasses.replace(run, x=run.x + 0.1)
     with pytest.raises(UsageError, match="keep_states=True"):
         edit(mlp, stray, None, at=0.5, scale=0.1, config=SamplingConfig(stepper="heun"))
+
+
+def by_batch(x, t, **cond):
+    """Return a velocity that depends on the batch, as rounding does."""
+    return x.sum() * torch.ones_like(x)
+
+
+def test_states_of_some_samples_are_recomputed_in_the_batches_of_the_run():
+    config = SamplingConfig(space=(2,), batch=4)
+    run = fmwc.sample(by_batch, 10, steps=3, seed=1, confidence=None, config=config)
+    with pytest.raises(UsageError, match="different samples"):
+        with_states(by_batch, run.take(torch.tensor([1, 9])), config=config)
+    some = some_with_states(by_batch, run, torch.tensor([1, 9]), config=config)
+    assert torch.equal(some.states[-1], run.x[[1, 9]])
 
 
 class ByClass(torch.nn.Module):

@@ -25,7 +25,7 @@ from fmwc.registry import domain_of
 from fmwc.report.page import png
 from fmwc.sampling import Reference, SamplingConfig, Schedule, Trajectory, compared, read_with, reread
 from fmwc.sampling.trajectory import of_variance
-from fmwc.uses.continuation import step_at, with_states
+from fmwc.uses.continuation import some_with_states, step_at, with_states
 from fmwc.uses.edit import critical_time, edit, random_times
 from fmwc.uses.guidance import Guidance
 from fmwc.uses.rewind import resample
@@ -78,13 +78,22 @@ class Opened(NamedTuple):
         """Return whether the variance must be recomputed, because it was computed at few times or not at all."""
         return (self.record.few or not len(run.times)) and self.options["confidence"] is not None
 
-    def with_states(self, run: Trajectory) -> tuple[Trajectory, int]:
-        """Recompute the states of samples, which files do not hold; also return the number of network evaluations.
+    def with_states(self, run: Trajectory, chosen: Tensor | None = None) -> tuple[Trajectory, int]:
+        """Recompute the states of samples, which files do not hold; also return the evaluations that all of them took.
 
         If the variance was computed at few times, recompute it along the whole trajectory.
+
+        Arguments:
+            run: All samples of the file.
+            chosen: The samples to return; by default all.
         """
         try:
-            recomputed, evaluations = with_states(self.field, run, **self.options)
+            if chosen is None:
+                recomputed, evaluations = with_states(self.field, run, **self.options)
+            else:
+                rising, evaluations = chosen.sort(), 0
+                recomputed = some_with_states(self.field, run, rising.values, **self.options)
+                recomputed = recomputed.take(rising.indices.argsort())
         except UsageError as error:
             raise UsageError(
                 f"these samples cannot be recomputed from their noise: {self.record.checkpoint} did not draw them, or "
@@ -219,14 +228,15 @@ def edit_samples(options: Edit) -> tuple[Rows, list[Path]]:
     paper = EditDefault() if time in CRITICAL else default
     scale = paper.scale if options.scale is None else options.scale
     chosen = _chosen(opened.run, options)
-    run = ranked_by_variance(opened.run.take(chosen), field, domain)
+    whole = ranked_by_variance(opened.run, field, domain)
+    run = whole.take(chosen)
     cond = {} if options.label is None else domain.conditions(field, len(run), options.label)
     how = {**opened.options, "cond": {name: value.to(field.device) for name, value in cond.items()}}
     later = opened.needs_variance(run) and time == "critical"  # the variance must be computed first
     times = None if later else _times(run, time, options)
     with claimed(options.out, "edit", force=options.force):
         say_on_stderr(f"recomputing {len(run)} trajectories for {len(run) * options.replicates} edits")
-        origin = opened.with_states(run)[0]
+        origin, _ = opened.with_states(whole, chosen)
         times = _times(origin, time, options) if times is None else times
         how |= {"at": times, "scale": scale, "seed": options.seed, "replicates": options.replicates}
         edited = edit(field, origin, channel, **how)
