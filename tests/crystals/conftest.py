@@ -13,7 +13,7 @@ pytest.importorskip("pymatgen.core", exc_type=ImportError)
 from fmwc.crystals import Candidate, calculator, candidates, mp20
 from fmwc.crystals.structures import Crystals
 
-REAL = [Path(os.environ.get("FMWC_DATA") or "nowhere"), Path(__file__).parents[3] / "shared" / "data" / "mp20"]
+REAL = [Path(os.environ.get("FMWC_DATA") or "nowhere"), Path(__file__).parents[3] / "shared" / "data" / "mp20-full"]
 FACES = np.array([[0, 0, 0], [0, 0.5, 0.5], [0.5, 0, 0.5], [0.5, 0.5, 0]])
 
 

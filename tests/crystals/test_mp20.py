@@ -20,7 +20,7 @@ from fmwc.errors import DataError, OutputError, UnknownNameError, UsageError
 from .conftest import structure_of
 
 SPLITS = ("train", "val", "test")
-REAL = [Path(os.environ.get("FMWC_DATA") or "nowhere"), Path(__file__).parents[3] / "shared" / "data" / "mp20"]
+REAL = [Path(os.environ.get("FMWC_DATA") or "nowhere"), Path(__file__).parents[3] / "shared" / "data" / "mp20-full"]
 HEADER = ("", "material_id", "formation_energy_per_atom", "band_gap", "pretty_formula", "e_above_hull", "elements")
 HEADER = (*HEADER, "cif", "spacegroup.number")  # of the public files
 
@@ -105,9 +105,9 @@ def same(a, b, atol=0.0):
 @pytest.mark.parametrize(
     ("split", "count", "atoms", "first", "of", "digest"),
     [
-        ("train", 21935, 222204, "mp-1", {55: 1}, "9b481c03d2c3a942"),
-        ("val", 8435, 84814, "mp-11", {33: 2}, "e37f98d13f3a7acb"),
-        ("test", 8416, 84443, "mp-7", {16: 6}, "0c8f3939d9b90f03"),
+        ("train", 27119, 280337, "mp-1", {55: 1}, "eb90a7717050b32f"),
+        ("val", 9047, 93512, "mp-10015", {14: 1, 76: 1}, "6716045c55b167a3"),
+        ("test", 9046, 93158, "mp-10009", {31: 4, 52: 4}, "57a80aaefd2210c6"),
     ],
 )
 def test_facts_about_mp20(real, split, count, atoms, first, of, digest):
@@ -120,7 +120,7 @@ def test_facts_about_mp20(real, split, count, atoms, first, of, digest):
     assert (
         dict(zip(*np.unique(crystals.numbers[0], return_counts=True), strict=True)) == {0: 20 - sum(of.values())} | of
     )
-    assert not (crystals.numbers == 10).any()  # no neon
+    assert bool((crystals.numbers == 10).any()) == (split == "train")  # neon
     assert fingerprint(crystals.numbers, crystals.coords, crystals.lengths, crystals.angles) == digest
     assert all(value.isfinite().all() for value in encode(crystals)[0].values())
 
@@ -136,18 +136,18 @@ def test_a_known_material(real):
 
 def test_no_material_is_in_two_splits_and_all_have_energies(real):
     names = [set(mp20.load(real, split).names) for split in SPLITS]
-    assert len(set.union(*names)) == 38786
+    assert len(set.union(*names)) == 45212
     of, values = mp20.energies(real)
     assert set(of) == set.union(*names)
     assert values.dtype == torch.float32
-    assert values.double().mean().item() == pytest.approx(-5.9403, abs=1e-3)
+    assert values.double().mean().item() == pytest.approx(-5.9838, abs=1e-3)
 
 
 def test_the_environment_names_the_folder_above(real, monkeypatch):
-    above = real if (real / "mp20").is_dir() else real.parent
+    above = real if (real / "mp20-full").is_dir() else real.parent
     monkeypatch.setenv("FMWC_DATA", str(above))
-    assert len(mp20.load(split="val")) == 8435
-    assert len(mp20.energies()[0]) == 38786
+    assert len(mp20.load(split="val")) == 9047
+    assert len(mp20.energies()[0]) == 45212
 
 
 def test_reading_arrays_needs_no_pymatgen(real):
@@ -156,7 +156,7 @@ def test_reading_arrays_needs_no_pymatgen(real):
         f"from fmwc.crystals import mp20; print(len(mp20.load({str(real)!r})))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "21935"
+    assert done.stdout.strip() == "27119"
 
 
 def test_real_crystals_survive_cifs(real, tmp_path):

@@ -182,12 +182,17 @@ def published_energies(where: str | Path | None, model: str) -> dict[str, float]
     return dict(zip(found[0], found[1].tolist(), strict=True))
 
 
+def _homes(place: Path) -> tuple[Path, ...]:
+    """Return where the data may lie: in the folder, or in one of these names in it."""
+    return place, place / "mp20-full", place / "mp20"
+
+
 def _stored(where: str | Path | None, name: str, field: str) -> tuple[tuple[str, ...], np.ndarray] | None:
     """Return names and energies from a file beside the data; `None` if there is no such file."""
     if where == "prototypes":
         return None
     place = _folder(where)
-    file = next((file for file in (place / name, place / "mp20" / name) if file.is_file()), None)
+    file = next((file for home in _homes(place) if (file := home / name).is_file()), None)
     if file is None:
         return None
     arrays = _arrays(file, ("material_id", field))
@@ -234,7 +239,7 @@ def _home(place: Path, kinds: Mapping[str, Callable[[Path, str], Any]]) -> tuple
     """Return the format and the folder for all splits, so that two data sets are never mixed."""
     try:
         for kind, held in kinds.items():
-            for home in (place, place / "mp20"):
+            for home in _homes(place):
                 if any(held(home, split) for split in SPLITS):
                     return kind, home
     except OSError as error:
