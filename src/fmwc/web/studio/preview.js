@@ -9,6 +9,7 @@ import { store } from "./store.js";
 
 export class Preview {
   #busy = false;
+  #missed = false; // whether the samples changed while they were fetched
 
   constructor(run) {
     this.run = run;
@@ -26,13 +27,17 @@ export class Preview {
   }
 
   async #fetch() {
+    this.#missed = true;
     if (this.#busy) return;
     this.#busy = true;
-    try {
-      const file = await tensors(`runs/${this.run.id}/preview`);
-      if (file) this.#show(file.tensors, file.metadata);
-    } catch (error) {
-      fill(this.text, error.message);
+    while (this.#missed) {
+      this.#missed = false;
+      try {
+        const file = await tensors(`runs/${this.run.id}/preview`);
+        if (file) this.#show(file.tensors, file.metadata);
+      } catch (error) {
+        fill(this.text, error.message);
+      }
     }
     this.#busy = false;
   }
