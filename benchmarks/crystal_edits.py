@@ -16,6 +16,9 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -110,17 +113,38 @@ Row = tuple[str, Any, float]  # channel, time and strength
 TRIED = [(channel, at, scale) for channel, scales in SCALES.items() for scale in scales for at in (*TIMES, CRITICAL)]
 
 
+@cache
+def seeds_of(count: int, seed: int, device: str) -> tuple[Any, Trajectory, Judgement]:
+    """Return the field, and the crystals of a seed with their judgement; each process draws them once."""
+    field = fmwc.load("crystals", device=device)
+    return field, *draw(domain_named("crystals"), field, count, seed)
+
+
+def outcome(count: int, seed: int, device: str, row: Row) -> dict[str, Any]:
+    """Edit the crystals of a seed and return the outcome of each edit."""
+    torch.set_num_threads(1)
+    field, run, before = seeds_of(count, seed, device)
+    channel, at, scale = row
+    name = None if channel == "all" else channel
+    times = times_of(run, at, name, seed)
+    edited = edit(field, run, name, at=times, scale=scale, seed=seed, confidence=None, together=False)
+    mean = float(times.mean()) if isinstance(times, Tensor) else times
+    return {**measured(run, before, edited, channel), "time": mean}
+
+
 class Outcomes:
     """The outcomes of edits, kept in a file.
 
     Arguments:
         path: The file.
         count: The number of edited crystals of each seed.
+        device: The device that edits them.
+        jobs: The number of processes.
     """
 
-    def __init__(self, path: Path, count: int) -> None:
-        self.path, self.count, self.field = path, count, fmwc.load("crystals")
-        self.domain, self.clock = domain_named("crystals"), Clock(self.field.device)
+    def __init__(self, path: Path, count: int, device: str = "cpu", jobs: int = 1) -> None:
+        self.path, self.count, self.device, self.jobs = path, count, torch.device(device), jobs
+        self.clock = Clock(self.device)
         self.about = {"checkpoint": identity("crystals"), "count": count}
         content = json.loads(path.read_text()) if path.exists() else {"about": self.about, "outcomes": {}, "seconds": 0}
         if content["about"] != self.about:
@@ -129,21 +153,14 @@ class Outcomes:
 
     def table(self, seed: int, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """Edit crystals of a seed in several ways; return one line per row."""
-        if missing := [row for row in rows if f"{seed} {row}" not in self.outcomes]:
-            run, before = draw(self.domain, self.field, self.count, seed)
-            for row in missing:
-                self.outcomes[f"{seed} {row}"] = self._outcome(run, before, seed, row)
+        missing = [row for row in rows if f"{seed} {row}" not in self.outcomes]
+        made = partial(outcome, self.count, seed, str(self.device))
+        with ProcessPoolExecutor(self.jobs, get_context("spawn")) as pool:
+            for row, found in zip(missing, pool.map(made, missing), strict=True):
+                self.outcomes[f"{seed} {row}"] = found
                 self.save()
-                print(seed, row, shares(self.outcomes[f"{seed} {row}"]), flush=True)
+                print(seed, row, shares(found), flush=True)
         return [{**dict(zip(("channel", "at", "scale"), row, strict=True)), **self._shares(seed, row)} for row in rows]
-
-    def _outcome(self, run: Trajectory, before: Judgement, seed: int, row: Row) -> dict[str, Any]:
-        channel, at, scale = row
-        name = None if channel == "all" else channel
-        times = times_of(run, at, name, seed)
-        edited = edit(self.field, run, name, at=times, scale=scale, seed=seed, confidence=None, together=False)
-        mean = float(times.mean()) if isinstance(times, Tensor) else times
-        return {**measured(run, before, edited, channel), "time": mean}
 
     def _shares(self, seed: int, row: Row) -> dict[str, Any]:
         outcome = self.outcomes[f"{seed} {row}"]
@@ -151,7 +168,7 @@ class Outcomes:
 
     def save(self, **tables: Any) -> Path:
         seconds = self.earlier + self.clock.seconds
-        about = provenance(self.field.device, seconds, **self.about)
+        about = provenance(self.device, seconds, **self.about)
         content = {**tables, "provenance": about, "about": self.about, "seconds": seconds, "outcomes": self.outcomes}
         return write_json(self.path, content)
 
@@ -163,9 +180,8 @@ def chosen(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return max((line for line in lines if line["useful"] >= least), key=lambda line: line["metastable"])
 
 
-def compare(validation: int, fresh: int, count: int, out: Path) -> Path:
+def compare(validation: int, fresh: int, outcomes: Outcomes) -> Path:
     """Choose times and strengths on one seed and report them on another; return the file with both tables."""
-    outcomes = Outcomes(out / "edits.json", count)
     tried = outcomes.table(validation, TRIED)
     compared: list[Row] = []
     for channel in SCALES:
@@ -188,10 +204,12 @@ def main() -> None:
     parser.add_argument("--validation", type=int, default=100, help="Seed on which times and strengths are chosen.")
     parser.add_argument("--fresh", type=int, default=200, help="Seed on which they are reported.")
     parser.add_argument("--count", type=int, default=60, help="Edited crystals of each seed.")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--jobs", type=int, default=1, help="Processes that edit and judge, with one thread each.")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    print(compare(options.validation, options.fresh, options.count, options.out))
+    outcomes = Outcomes(options.out / "edits.json", options.count, options.device, options.jobs)
+    print(compare(options.validation, options.fresh, outcomes))
 
 
 if __name__ == "__main__":

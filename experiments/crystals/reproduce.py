@@ -51,7 +51,7 @@ __all__ = ["DRAWS", "READINGS", "SAMPLERS", "reproduce"]
 
 ESTIMATORS: dict[str, Any] = {"linearised": Linearised(16), "diagonal": Diagonal()}
 # Numbers of steps and anti-annealing, in addition to those of the recipe.
-SAMPLERS = ((20, 20.0), (50, 0.0), (50, 3.0), (50, 80.0), (100, 20.0), (200, 20.0))
+SAMPLERS = ((20, 80.0), (50, 0.0), (50, 3.0), (50, 20.0), (100, 80.0), (200, 80.0))
 SCREENED, RELAXED = 4, 2 / 5  # crystals that are screened and relaxed, as multiples of the count: 10,000 and 1,000
 RELAX_STEPS = 200
 FEW = 200  # crystals of the sweep, which takes a thousand backward passes per step
