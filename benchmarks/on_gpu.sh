@@ -5,6 +5,7 @@
 #
 #     flows  the shipped flow of crystals with another seed, and joint training beside them: three calls of ten minutes, each
 #            resumes; the third one writes OUT/flows.tar.* and compares samplers: OUT/samplers.tar.*
+#     lifts  how well the confidence of crystals finds metastable ones, on fresh seeds, and edits of crystals: OUT/lifts.tar.*
 #     draw   the samples of `reproduce crystals` from the shipped field, all options of `study crystals` (validation seed),
 #            few times to read the variance at, and the tests of compiled fields: OUT/draw.tar.*
 #     study  the samples of `study crystals`, on three fresh seeds: OUT/study.tar.*
@@ -38,6 +39,9 @@ shared() { export CUDA_MPS_PIPE_DIRECTORY=$work/mps CUDA_MPS_LOG_DIRECTORY=$work
 # Pack a folder into files that are copied back from the machine.
 bring() { tar c -C "$work" --exclude='*.resume' "$1" | split -b 15M -d - "$out/$1.tar."; ls -l "$out"; }
 
+# Use the packages that judge crystals, if they were brought along.
+judging() { [ ! -f carry/site.tar.xz ] || { tar xJ -C "$work" -f carry/site.tar.xz && export PYTHONPATH=$PYTHONPATH:$work/site; }; }
+
 # Train crystals for at most the given minutes, and resume the next time; runs stay in /tmp while the machine is warm.
 trained() { timeout 588 python3 -m fmwc train crystals --out "/tmp/runs/$1" "${@:2}" >"/tmp/runs/$1.log" 2>&1; echo "$1: status $? after $SECONDS s"; }
 
@@ -54,11 +58,23 @@ flows)
         tail -qn 2 /tmp/runs/*.log
     else
         tar c -C /tmp/runs --exclude='.fmwc*' flow-0 flow-1 joint-0 | split -b 15M -d - "$out/flows.tar."
-        [ ! -f carry/site.tar.xz ] || tar xJ -C "$work" -f carry/site.tar.xz
-        PYTHONPATH=$PYTHONPATH:$work/site OMP_NUM_THREADS=1 python3 -m benchmarks.crystal_samplers /tmp/runs/flow-0 \
+        judging
+        OMP_NUM_THREADS=1 python3 -m benchmarks.crystal_samplers /tmp/runs/flow-0 \
             --draw --judge --count 1500 --jobs 15 --out "$work/samplers"
         bring samplers
     fi
+    ;;
+lifts)
+    shared
+    judging
+    timeout 560 python3 -m benchmarks.crystal_edits --count 240 --device cuda --jobs 9 --out "$work/lifts/edits" >"$work/lifts/edits.log" 2>&1 &
+    {
+        timeout 400 python3 -m benchmarks.lifts draw crystals --seeds 300,301,302 --count 4000 --leads --device cuda --out "$work/lifts/crystals"
+        timeout 400 python3 -m benchmarks.lifts judge "$work/lifts/crystals"
+    } >"$work/lifts/lifts.log" 2>&1 &
+    wait
+    tail -n 3 "$work"/lifts/*.log
+    bring lifts
     ;;
 draw)
     shared
@@ -128,7 +144,7 @@ curve)
     bring curve
     ;;
 *)
-    echo "no part is called '$part': draw, study, crystals, mnist, sweep or curve" >&2
+    echo "no part is called '$part': flows, lifts, draw, study, crystals, mnist, sweep or curve" >&2
     exit 2
     ;;
 esac
