@@ -3,7 +3,7 @@ BIN := .venv/bin
 
 INTEROP := .venv-interop/bin
 
-.PHONY: install demo test test-browser fuzz test-interop interop lint reproduce study evaluate bench report documents zoo clean
+.PHONY: install demo test test-browser fuzz test-interop interop lint reproduce study evaluate bench report documents notebooks zoo clean
 
 install: .venv/installed
 
@@ -43,8 +43,8 @@ interop: .venv-interop/installed
 	$(INTEROP)/python benchmarks/foreign_networks.py
 
 lint: install
-	$(BIN)/ruff check src experiments tests benchmarks examples
-	$(BIN)/ruff format --check src experiments tests benchmarks examples
+	$(BIN)/ruff check src experiments tests benchmarks examples docs
+	$(BIN)/ruff format --check src experiments tests benchmarks examples docs
 	$(BIN)/mypy
 	PYTHONPATH=. $(BIN)/lint-imports
 
@@ -69,6 +69,11 @@ report: install
 # Update the tables in docs/ and results/ from the committed numbers.
 documents: install
 	$(BIN)/python -m experiments.documents
+
+# Execute the notebooks of the documentation and store their outputs. NOTEBOOK=doubt executes one of them.
+notebooks: export OMP_NUM_THREADS = 1
+notebooks: install
+	$(BIN)/python -m experiments.notebooks $(NOTEBOOK)
 
 # Evaluate the scores on small flows with failure rules. MNIST is read from FMWC_DATA, or downloaded.
 zoo: export OMP_NUM_THREADS = 1
