@@ -6,8 +6,8 @@
 #     flows  the shipped flow of crystals with another seed, and joint training beside them: three calls of ten minutes, each
 #            resumes; the third one writes OUT/flows.tar.* and compares samplers: OUT/samplers.tar.*
 #     lifts  how well the confidence of crystals finds metastable ones, on fresh seeds, and edits of crystals: OUT/lifts.tar.*
-#     draw   the samples of `reproduce crystals` from the shipped field, all options of `study crystals` (validation seed),
-#            few times to read the variance at, and the tests of compiled fields: OUT/draw.tar.*
+#     draw   the samples of `reproduce crystals` from the shipped field, and all options of `study crystals` (validation
+#            seed): OUT/draw.tar.*
 #     study  the samples of `study crystals`, on three fresh seeds: OUT/study.tar.*
 #     crystals, mnist
 #            the cost of confidence: `bench`, alone on the GPU, sampling (also with TF32) and training; and digits read
@@ -77,28 +77,28 @@ lifts)
     bring lifts
     ;;
 draw)
+    # A folder belongs to one process at a time, so the tasks of a folder run one after another.
     shared
-    for task in retrofit sweep samplers; do
-        crystals 530 reproduce crystals --set flow=crystals --only "draw:$task" --out "$work/draw/reproduce" &
-    done
-    for task in edit steps rewind; do
-        crystals 530 study crystals --wide --set edited=50 --set replicates=4 --set swept=300 --set rewound=300 --only "draw:$task" --out "$work/draw/wide" &
-    done
-    for name in crystals mnist; do
-        FMWC_DATA=carry/mp20-full timeout 400 python3 -m benchmarks.fit_schedule $name --pilot 2000 --out "$work/draw/schedule-$name" >"$work/draw/schedule-$name.log" 2>&1 &
-        experiments 300 bench $name --steps 50 --rounds 1 --minutes 4 --only readings --out "$work/draw/tried-$name" >"$work/draw/tried-$name.log" 2>&1 &
-    done
-    timeout 300 python3 -m pytest -q -p no:cacheprovider tests/sampling/test_compiled.py >"$work/draw/compiled.log" 2>&1 &
+    judging
+    reproduced=(reproduce crystals --set flow=crystals --out "$work/draw/reproduce")
+    wide=(study crystals --wide --set edited=50 --set replicates=4 --set swept=300 --set rewound=300 --out "$work/draw/wide")
+    {
+        crystals 560 "${reproduced[@]}" --only draw:retrofit,draw:samplers,draw:sweep
+        crystals $((585 - SECONDS)) "${reproduced[@]}" --only read:retrofit,read:hutchinson
+    } >"$work/draw/reproduce.log" 2>&1 &
+    {
+        crystals 560 "${wide[@]}" --only draw:edit,draw:steps,draw:rewind
+        crystals $((585 - SECONDS)) "${wide[@]}" --only read:edit,read:steps,read:rewind
+    } >"$work/draw/wide.log" 2>&1 &
     wait
     tail -n 12 "$work"/draw/*.log
     bring draw
     ;;
 study)
     shared
-    for task in edit steps rewind samples; do
-        crystals 530 study crystals --only "draw:$task" --out "$work/study" &
-    done
-    wait
+    judging
+    crystals 560 study crystals --only draw:edit,draw:steps,draw:rewind,draw:samples --out "$work/study"
+    [ ! -d "$work/site" ] || crystals $((585 - SECONDS)) study crystals --only read:filter,read:trust,read:edit,read:steps,read:rewind --out "$work/study"
     bring study
     ;;
 crystals | mnist)
