@@ -38,6 +38,7 @@ __all__ = [
     "Guided",
     "Predicting",
     "adapt",
+    "path_along",
     "predicting",
     "timestepped",
 ]
@@ -144,6 +145,11 @@ def _mixed(x0: Any, x1: Any, scales: tuple[Tensor, ...]) -> tuple[Any, Any]:
     return weighted(*scales[:2]), weighted(*scales[2:])
 
 
+def path_along(schedule: PathSchedule, x0: Any, x1: Any, t: Tensor) -> tuple[Any, Any]:
+    """Return the point α x1 + σ x0 at time t, and its velocity."""
+    return _mixed(x0, x1, _scales(schedule, t))
+
+
 class Predicting(Adapted):
     r"""Adapter of a network that predicts the data or the noise of x = α x1 + σ x0. Exact.
 
@@ -191,7 +197,7 @@ class Predicting(Adapted):
 
     def path(self, x0: Any, x1: Any, t: Tensor) -> tuple[Any, Any]:
         """Return the path that the network was trained on: α x1 + σ x0 at t, and its velocity."""
-        return _mixed(x0, x1, _scales(self.schedule, t.clamp(self.floor, 1 - self.floor)))
+        return path_along(self.schedule, x0, x1, t.clamp(self.floor, 1 - self.floor))
 
 
 predicting = Predicting

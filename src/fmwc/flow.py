@@ -17,6 +17,7 @@ from fmwc.state import SINGLE, State, batch_size, channels, first_channel, requi
 
 __all__ = [
     "COUPLINGS",
+    "CellVectors",
     "Channel",
     "Euclidean",
     "FlatTorus",
@@ -35,6 +36,7 @@ __all__ = [
     "path_of",
     "path_sample",
     "restriction_of",
+    "speeds_of",
 ]
 
 # ---- manifolds -------------------------------------------------------------------------------------------------------
@@ -121,6 +123,32 @@ class Lattice(Euclidean):
         # 0 and 1 have no logit, and float32 draws in [0, 1) include 0.
         angles = randomness.uniform(like)[..., 3:].clamp(1e-4, 1 - 1e-4).logit()
         return torch.cat([drawn.exp(), angles], -1)
+
+
+@dataclass(frozen=True)
+class CellVectors(Euclidean):
+    """Manifold of unit cells as three vectors in ångström, the rows of a matrix.
+
+    Noise has log-normal lengths and uniform angles, with a along x and b in the plane of x and y.
+
+    Arguments:
+        mean, std: The mean and standard deviation of the logarithm of the lengths at t = 0.
+        angles: The range of the angles in degrees.
+    """
+
+    mean: Sequence[float] = Lattice.mean
+    std: Sequence[float] = Lattice.std
+    angles: Sequence[float] = (60.0, 120.0)
+
+    def noise(self, randomness: Any, like: Tensor) -> Tensor:  # (B, 3, 3)
+        normal, low, high = randomness.normal(like)[:, 0], *self.angles
+        lengths = torch.stack([(normal[:, i] * self.std[i] + self.mean[i]).exp() for i in range(3)], -1)
+        alpha, beta, gamma = torch.deg2rad(low + (high - low) * randomness.uniform(like)[:, 0]).unbind(-1)
+        zero, one = torch.zeros_like(alpha), torch.ones_like(alpha)
+        y = (alpha.cos() - beta.cos() * gamma.cos()) / gamma.sin()
+        z = (1 - beta.cos().square() - y.square()).clamp_min(0).sqrt()
+        rows = [one, zero, zero, gamma.cos(), gamma.sin(), zero, beta.cos(), y, z]
+        return lengths[..., None] * torch.stack(rows, -1).unflatten(-1, (3, 3))
 
 
 # ---- spaces ----------------------------------------------------------------------------------------------------------
@@ -355,7 +383,7 @@ class Space:
     @classmethod
     def from_description(cls, description: Mapping[str, Any]) -> Space:
         """Return the space for a description by :meth:`describe`."""
-        known = {m.__name__: m for m in (Euclidean, FlatTorus, Lattice)}
+        known = {m.__name__: m for m in (Euclidean, FlatTorus, Lattice, CellVectors)}
 
         def channel(about: dict[str, Any]) -> Channel:
             options = {k: tuple(v) if isinstance(v, list) else v for k, v in about.get("options", {}).items()}
@@ -390,6 +418,16 @@ def as_space(space: Space | Sequence[int] | int) -> Space:
     return euclidean(shape)
 
 
+def _method(network: Any, name: str) -> Callable[..., Any] | None:
+    """Return a method of a network, or of the network of a field; `None` if it has none."""
+    for module in (network, getattr(network, "network", None)):
+        method = getattr(module, name, None)
+        if callable(method) and not isinstance(method, nn.Module):  # a submodule may have this name
+            found: Callable[..., Any] = method
+            return found
+    return None
+
+
 def path_of(network: Any, space: Space) -> Path:
     """Return the path that a network was trained on: its method `path`, or the geodesics of the space by default.
 
@@ -398,11 +436,7 @@ def path_of(network: Any, space: Space) -> Path:
             geodesic (as for a variance-preserving denoiser).
         space: The space of the states, given the conditions (:meth:`Space.given`).
     """
-    for module in (network, getattr(network, "network", None)):
-        path: Path | None = getattr(module, "path", None)
-        if callable(path) and not isinstance(path, nn.Module):  # a submodule may have this name
-            return path
-    return space.path
+    return _method(network, "path") or space.path
 
 
 def restriction_of(network: Any, cond: Mapping[str, Any]) -> Restriction | None:
@@ -414,12 +448,19 @@ def restriction_of(network: Any, cond: Mapping[str, Any]) -> Restriction | None:
             for t = 1, the nearest allowed end.
         cond: The conditions, by name.
     """
-    for module in (network, getattr(network, "network", None)):
-        method = getattr(module, "restriction", None)
-        if callable(method) and not isinstance(method, nn.Module):
-            restrict: Restriction | None = method(**cond)
-            return restrict
-    return None
+    method = _method(network, "restriction")
+    return None if method is None else method(**cond)
+
+
+def speeds_of(network: Any, t: Tensor) -> dict[str, Tensor] | None:  # (B,) -> (B,) per channel
+    """Return the factors by which a network's own sampler multiplies the velocity of each channel, or `None`.
+
+    Arguments:
+        network: A network or a field. Its method `speeds(t)`, if any, replaces the anti-annealing of the space.
+        t: The time of each sample.
+    """
+    method = _method(network, "speeds")
+    return None if method is None else method(t)
 
 
 # ---- couplings of noise and data -------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fmwc.checks import run_checks
 from fmwc.errors import ShapeError, UsageError, pick, require_finite
 from fmwc.estimators import ESTIMATORS, Estimator, Record, Transport, Transported, as_normal_tensor
-from fmwc.flow import Space, as_space, euclidean, restriction_of
+from fmwc.flow import Space, as_space, euclidean, restriction_of, speeds_of
 from fmwc.modes import Scope, evaluating
 from fmwc.randomness import Blocks, Randomness, derive
 from fmwc.sampling.confidence import (
@@ -540,9 +540,11 @@ class Sampler:
     def _speeds(self, t: Tensor, dt: Tensor) -> dict[str, Tensor]:  # -> (B,) per channel
         """Return the factor 1 + s·t by which the velocity of each annealed channel is multiplied.
 
-        The factor is at most (1 − t)/dt, with which a step ends at the predicted endpoint. Beyond that, samples
-        overshoot.
+        It is at most (1 − t)/dt, with which a step ends at the predicted endpoint. Beyond that, samples
+        overshoot. A network may have speeds of its own instead (:func:`fmwc.flow.speeds_of`).
         """
+        if self.config.anneal is None and (own := speeds_of(self.field, t)) is not None:
+            return own
         slopes = {name: slope for name, slope in self._slopes().items() if slope}
         if not slopes:
             return {}

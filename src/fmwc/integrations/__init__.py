@@ -1,0 +1,1 @@
+"""Confidence for other libraries. Each module needs its library; importing this package needs none."""
