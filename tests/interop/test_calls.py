@@ -85,7 +85,7 @@ def test_loop_of_a_diffusers_pipeline(name):
     torch.testing.assert_close(run.x, ours.x, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(run.times, ours.times)
     torch.testing.assert_close(run.score("integrated"), ours.score("integrated"), rtol=0.5, atol=0)  # other probes
-    assert run.confidence.shape == (3,)
+    assert run.rank.shape == (3,)
 
 
 class StandInSolver:
