@@ -3,7 +3,7 @@ BIN := .venv/bin
 
 INTEROP := .venv-interop/bin
 
-.PHONY: install demo test test-browser fuzz test-interop interop lint reproduce study evaluate bench report documents notebooks zoo clean
+.PHONY: install demo test test-browser fuzz test-interop interop lint reproduce study evaluate bench report documents docs docs-links notebooks zoo clean
 
 install: .venv/installed
 
@@ -16,7 +16,7 @@ install: .venv/installed
 demo: install
 	$(BIN)/fmwc demo
 
-test: install lint
+test: install lint docs
 	$(BIN)/pytest -n 2
 
 # The studio in a real browser. Part of `make test` where a Chromium is found; here, one that is missing is an error.
@@ -75,10 +75,19 @@ notebooks: export OMP_NUM_THREADS = 1
 notebooks: install
 	$(BIN)/python -m experiments.notebooks $(NOTEBOOK)
 
+# The documentation, in docs/_build/html. Warnings are errors; nothing is fetched.
+docs: install
+	rm -rf docs/_build/html
+	$(BIN)/sphinx-build -q -W --keep-going docs docs/_build/html
+
+# Check the external links of the documentation. Needs a network.
+docs-links: install
+	$(BIN)/sphinx-build -q -b linkcheck docs docs/_build/links
+
 # Evaluate the scores on small flows with failure rules. MNIST is read from FMWC_DATA, or downloaded.
 zoo: export OMP_NUM_THREADS = 1
 zoo: install
 	$(BIN)/python -m benchmarks.zoo --out runs/zoo --jobs 2
 
 clean:
-	rm -rf .venv .venv-interop demo runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-interop demo runs docs/_build docs/_results docs/reference/modules .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

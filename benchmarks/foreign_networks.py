@@ -4,7 +4,7 @@
 
 For each network, the linearised variance (one probe per output: exact to first order) and, where its rules apply, the
 diagonal one are compared with 1024 posterior draws, at a noise level where first order holds and at larger ones. Writes
-the numbers, and the table of docs/interop.md. The tests in tests/interop use the same networks.
+the numbers, and the table of docs/networks.md. The tests in tests/interop use the same networks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fmwc.provenance import Clock, provenance
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results/interop/exactness.json"
-DOCS = ROOT / "docs/interop.md"
+DOCS = ROOT / "docs/networks.md"
 ALPHAS = (1e-4, 1e-3, 1e-2, math.exp(-3))  # the last is what attach begins with
 DRAWS, SAMPLES, ABREAST = 1024, 8, 64
 
@@ -451,7 +451,7 @@ BEGIN, END = "<!-- made from results/interop/exactness.json -->", "<!-- end -->"
 
 
 def table(networks: dict[str, Any]) -> str:
-    """Return the table of docs/interop.md from the numbers."""
+    """Return the table of docs/networks.md from the numbers."""
     small, *larger = next(iter(networks.values()))["alpha"]
 
     def row(name: str, entry: dict[str, Any]) -> dict[str, str]:

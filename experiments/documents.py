@@ -28,7 +28,7 @@ from fmwc.report.table import Table
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
-DOCUMENTS = (ROOT / "docs" / "results.md", ROOT / "docs" / "five_minutes.md")
+DOCUMENTS = (ROOT / "docs" / "results.md", ROOT / "docs" / "how-to" / "network.md")
 SUMMARIES: dict[str, Callable[[Path], list[Path]]] = {
     "checkerboard": checkerboard.tables,
     "mnist": mnist.tables,

@@ -30,7 +30,8 @@ from benchmarks.foreign_networks import import_timm
 from tests.command import call
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = [path for path in (ROOT / "docs").rglob("*.md") if not {"_build", "_results"} & set(path.parts)]
+DOCUMENTS = sorted([ROOT / "README.md", *PAGES])
 FENCE = re.compile(r"(?:^<!-- (needs|test): (.*?) -->\n)?^```(\w*)\n(.*?)^```$", re.M | re.S)
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
@@ -45,7 +46,7 @@ class Block(NamedTuple):
 
     @property
     def id(self) -> str:
-        return f"{self.document.name}:{self.line}"
+        return f"{self.document.relative_to(ROOT)}:{self.line}"
 
 
 def blocks_of(document: Path) -> list[Block]:
@@ -210,7 +211,7 @@ def test_the_commands_of_a_block_run(block, folder):
 # ---- code within sentences ---------------------------------------------------------------------------------------
 
 INLINE = [
-    (f"{document.name}: {span}", span)
+    (f"{document.relative_to(ROOT)}: {span}", span)
     for document in DOCUMENTS
     for span in dict.fromkeys(SPAN.findall(FENCE.sub("", document.read_text())))
 ]
@@ -325,4 +326,4 @@ def test_outdated_table_is_found_and_updated(tmp_path, monkeypatch):
 def test_linked_files_exist():
     for document in DOCUMENTS:
         for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text()):
-            assert link.startswith("http") or (document.parent / link).exists(), f"{document.name}: {link}"
+            assert link.startswith("http") or (document.parent / link).exists(), f"{document.relative_to(ROOT)}: {link}"

@@ -1,4 +1,4 @@
-"""Refusals in the table of docs/interop.md."""
+"""Refusals in the table of docs/networks.md."""
 
 from benchmarks.foreign_networks import refused
 

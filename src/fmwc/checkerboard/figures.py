@@ -79,7 +79,7 @@ def samples_by_confidence(x: ArrayLike, levels: Mapping[str, ArrayLike], bad: Ar
 
 @styled
 def variance_against_divergence(field: Field, t: float = 0.6, cells: int = 120) -> Figure:
-    """Draw σ_t by two estimators and the exact divergence |∇·v_t| on a grid (fig:div-vs-std).
+    """Draw σ_t by two estimators and the exact divergence `|∇·v_t|` on a grid (fig:div-vs-std).
 
     Arguments:
         field: A field over the plane.

@@ -184,7 +184,7 @@ MOST = 2.0  # largest factor by which θ may change; further extrapolation is un
 class Profile:
     r"""Profile of the variance over time, measured by a pilot run.
 
-    .. math:: m(t) = \frac1P \sum_j σ_j(t)^p, \qquad u(t) = \int_0^t m \Big/ \int_0^1 m
+    .. math:: m(t) = \frac1P \sum_j σ_j(t)^p, \qquad u(t) = \int_0^t m / \int_0^1 m
 
     Steps with equal shares of u spend the network's evaluations where the variance is large. With p > 1, the few
     doubtful samples dominate the mean; the other samples are accurate on any grid.

@@ -4,7 +4,7 @@ r"""Pilot runs, which measure the variance over time (:func:`survey`) and choose
 that changes the score s of the pilot's samples least, and then exchanges the remaining K readings for others while
 that increases the similarity to s:
 
-.. math:: \max_{|T| = K} \; ρ \big( s_T, s \big)
+.. math:: \max_{|T| = K} \; ρ \bigl( s_T, s \bigr)
 
 with Pearson's ρ, which the few most doubtful samples dominate. A reading holds until the next one
 (:attr:`Trajectory.weights`).
