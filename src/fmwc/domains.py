@@ -128,7 +128,9 @@ class Domain(ABC):
         """Return a remark on how the restrictions take effect; empty if there is nothing to say."""
         return ""
 
-    def conditions(self, field: Field, count: int, label: int | None = None, seed: int = 0) -> dict[str, torch.Tensor]:
+    def conditions(
+        self, field: Field, count: int, label: int | None = None, seed: int = 0, first: int = 0
+    ) -> dict[str, torch.Tensor]:
         """Return the conditions of `count` samples.
 
         Arguments:
@@ -136,6 +138,7 @@ class Domain(ABC):
             count: The number of samples.
             label: The class of all samples; by default, all classes in turn.
             seed: The seed of random conditions.
+            first: The index of the first sample, if a run is drawn in parts.
         """
         if label is not None:
             raise UsageError(f"{self.name} has no classes; leave out --label")
@@ -325,21 +328,23 @@ class OwnDomain(Domain):
 
     name, page_needs_field = "this network", False
 
-    def conditions(self, field: Field, count: int, label: int | None = None, seed: int = 0) -> dict[str, torch.Tensor]:
+    def conditions(
+        self, field: Field, count: int, label: int | None = None, seed: int = 0, first: int = 0
+    ) -> dict[str, torch.Tensor]:
         """Return the classes of the reference in turn; raise if the network needs other conditions."""
         if field.space is None:
             raise UsageError("the shape of a sample is not known; return (network, space) from the function")
-        cond = self._classes(field, count, label)
-        first = {name: value[:1].to(field.device) for name, value in cond.items()}
+        cond = self._classes(field, count, label, first)
+        one = {name: value[:1].to(field.device) for name, value in cond.items()}
         try:
-            try_once(field, noise(field.space, 1, 0, field.device, cond=first), first)
+            try_once(field, noise(field.space, 1, 0, field.device, cond=one), one)
         except UsageError as error:
             raise UsageError(
                 f"{error} (to pass conditions other than classes, use Python: fmwc.sample(field, n, cond=…))"
             ) from error
         return cond
 
-    def _classes(self, field: Field, count: int, label: int | None) -> dict[str, torch.Tensor]:
+    def _classes(self, field: Field, count: int, label: int | None, first: int) -> dict[str, torch.Tensor]:
         standard, classes = (getattr(field.reference, name, None) for name in ("standard", "classes"))
         if standard is not None:
             classes = {standard.cond: (~standard.spread.isnan()).nonzero()[:, 0].tolist()}
@@ -348,8 +353,8 @@ class OwnDomain(Domain):
         ((name, values),) = classes.items()
         if label is not None and label not in values:
             raise UsageError(f"--label must be one of the classes {', '.join(map(str, values))}; got {label}")
-        known = torch.tensor(values)
-        return {name: known[torch.arange(count) % len(known)] if label is None else torch.full((count,), label)}
+        known, turn = torch.tensor(values), torch.arange(first, first + count) % len(values)
+        return {name: known[turn] if label is None else torch.full((count,), label)}
 
     def numbers(self, run: Trajectory) -> Rows:
         low, middle, high = np.quantile(run.score().cpu().numpy(), [0.1, 0.5, 0.9])
@@ -447,6 +452,10 @@ class ShippedDomain(Domain):
     @abstractmethod
     def judge(self, trajectory: Trajectory) -> np.ndarray:
         """Return which samples fail. Confidence never uses this."""
+
+    def judged(self, trajectory: Trajectory) -> dict[str, list[Any]]:
+        """Return the results of the judge by column."""
+        return {"good": (~self.judge(trajectory)).tolist()}
 
     def numbers(self, run: Trajectory, bad: np.ndarray | None = None) -> Rows:
         """Return the short table: how well the run's score and other scores find failed samples.

@@ -43,7 +43,7 @@ from fmwc.uses.filter import choose, ranks
 from fmwc.uses.heads import EvidenceHead
 from fmwc.uses.risk import FEWEST, RiskCertificate, lower_bound, required_labels, risk_control, upper_bound
 
-__all__ = ["certify", "filter_samples", "guarantee", "population_of", "read_run"]
+__all__ = ["certify", "filter_samples", "guarantee", "population_of", "read_certificate", "read_run"]
 
 CERTIFICATE = "promise.json"  # its name since the first version
 SHARE = 0.9  # coverage of the interval of an observed rate
@@ -200,7 +200,7 @@ def _certificate(
 ) -> RiskCertificate:
     """Read the given certificate, or create one from labels."""
     if options.certificate is not None:
-        return _read_certificate(options.certificate, population)
+        return read_certificate(options.certificate, population)
     assert labels is not None
     assert options.max_risk is not None
     return certify(score, labels.bad[finite.numpy()], options.max_risk, options.probability)
@@ -218,7 +218,7 @@ def certify(score: Tensor, bad: np.ndarray, max_risk: float, probability: float)
     return risk_control(doubt[known], bad[known] == 1, max_risk, probability, others=others)
 
 
-def _read_certificate(path: Path, population: dict[str, Any]) -> RiskCertificate:
+def read_certificate(path: Path, population: dict[str, Any]) -> RiskCertificate:
     """Read a certificate; raise unless it was made for samples drawn and scored in the same way."""
     path = path / CERTIFICATE if path.is_dir() else path
     content = parse_json(read_text(path, MEBIBYTE), str(path))

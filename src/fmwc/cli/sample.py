@@ -71,6 +71,7 @@ __all__ = [
     "draw",
     "draw_samples",
     "plan_samples",
+    "settled",
     "write",
     "write_rows",
 ]
@@ -552,27 +553,12 @@ def draw(
     if effect := domain.effect_of_controls(field):
         say_on_stderr(effect)
     profile, record, schedule = _pilot(plan, bar)
-    used = field.schedule if schedule is not None and schedule.is_adaptive else schedule
-    record = replace(record, read_at=0 if used is None else used.times or used.stride)
     source = confidence_source(field.reference)
-    made = {**record.made(), "made_from": source}
+    how, made = settled(plan, record, schedule, profile)
     if plan.head is not None:
         require_new_samples(plan.head, record, options.seed)
-    uniform = record.controller == "uniform"
-    config = SamplingConfig(
-        stepper=record.stepper,
-        decoder=record.decoder(field),
-        controller=None if uniform else record.kind.make(record.steps, profile),
-        parts=Parts(folder.work / "parts", compact=domain.compact),
-        on_step=on_step,
-    )
-    how = {
-        "steps": record.steps if uniform else None,
-        "schedule": schedule,
-        "confidence": plan.estimator,
-        "check": plan.check,
-        "config": config,
-    }
+    parts = Parts(folder.work / "parts", compact=domain.compact)
+    how["config"] = replace(how["config"], parts=parts, on_step=on_step)
     compares_all = record.transport or options.score or options.keep < 1 or plan.candidates > 1 or plan.head
     if not compares_all and domain.streams(field, options.count, options.label, **how):
         say_on_stderr(source if plan.estimator is not None else "these samples have no confidence (--propagation none)")
@@ -592,6 +578,28 @@ def draw(
         return run
     with bar("computing the doubt of each atom", len(run)) as show:
         return domain.with_doubt(field, run, show)
+
+
+def settled(
+    plan: Plan, record: RunRecord, schedule: Schedule | None, profile: Profile | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of :meth:`Domain.draw` and the record of the run, after the pilot, if there was one."""
+    field, uniform = plan.field, record.controller == "uniform"
+    used = field.schedule if schedule is not None and schedule.is_adaptive else schedule
+    record = replace(record, read_at=0 if used is None else used.times or used.stride)
+    config = SamplingConfig(
+        stepper=record.stepper,
+        decoder=record.decoder(field),
+        controller=None if uniform else record.kind.make(record.steps, profile),
+    )
+    how = {
+        "steps": record.steps if uniform else None,
+        "schedule": schedule,
+        "confidence": plan.estimator,
+        "check": plan.check,
+        "config": config,
+    }
+    return how, {**record.made(), "made_from": confidence_source(field.reference)}
 
 
 def require_new_samples(head: EvidenceHead, record: RunRecord, seed: int) -> None:

@@ -695,6 +695,72 @@ class Judge:
             raise typer.Exit(1)
 
 
+@app.command("screen")
+@dataclass(frozen=True)
+class Screen:
+    """Draw many samples, keep the surest, judge them, and write the best.
+
+    Samples are drawn, checked, kept and judged in blocks, in this process or, with --workers or --address, on Ray.
+    Resumes if interrupted: the same command computes only the missing blocks. A block that fails three times is set
+    aside, and the campaign goes on. Any number of workers and any size of the blocks give the same table.
+
+    Writes results.parquet (one row per kept sample), ranked.csv and files of the best samples, funnel.json, and a page.
+    """
+
+    checkpoint: Annotated[str, Argument(help="A shipped name (checkerboard, mnist, crystals, …) or a folder.")] = ""
+    out: Annotated[Path | None, Option("--out", "-o", help="Folder of the campaign.")] = None
+    status: Annotated[
+        Path | None, Option(help="Print how far the campaign in this folder is, instead of running one.")
+    ] = None
+    count: Annotated[int, Option("-n", "--count", min=1, max=10**12, help="Number of samples to draw.")] = 1000
+    first: Annotated[
+        int | None,
+        Option(min=0, help="Draw a part: --count samples from this index on, for fmwc merge. A multiple of the batch."),
+    ] = None
+    keep: Annotated[str, Option(help="Samples to keep, the surest: a share below 1, or a number; default: all.")] = ""
+    promise: Annotated[
+        Path | None, Option(help="Keep the samples that a certificate of fmwc filter --max-risk guarantees.")
+    ] = None
+    budget: Annotated[int, Option(min=0, max=10**6, help="Number of best samples to write to files.")] = 100
+    judge: Annotated[
+        str,
+        Option(
+            help="crystals: energy model, by name or module:function; default: chgnet. mnist: folder of a classifier. "
+            "none: do not judge."
+        ),
+    ] = ""
+    judge_device: Annotated[str, Option(help="Device of the judge: cpu or cuda.")] = "cpu"
+    relax: Annotated[int, Option(min=0, help="crystals: relax with at most this many steps before judging.")] = 0
+    cut: Annotated[float, Option(help="crystals: largest energy above the hull of metastable ones, eV/atom.")] = 0.1
+    data: Annotated[str, Option(help="crystals: folder of known structures, such as MP-20, to judge novelty.")] = ""
+    network: Network = ""
+    label: Annotated[int | None, Option(help="Class to draw; default: all classes in turn.")] = None
+    steps: Annotated[int, Option(min=1, max=10**5, help="Integration steps.")] = 50
+    score: Annotated[str, Option(help="Score to rank by; default: the checkpoint's.")] = ""
+    elements: Annotated[str, Option(help="crystals: only these elements may occur, as in Li,Fe,P,O.")] = ""
+    exclude: Annotated[str, Option(help="crystals: these elements never occur, as in Pm,Tc,U.")] = ""
+    system: Annotated[str, Option(help="crystals: all of these elements and no others, as in Li-Fe-P-O.")] = ""
+    atoms: Annotated[str, Option(help="crystals: number of atoms in the cell, as in 12 or 8-16.")] = ""
+    formula: Annotated[str, Option(help="crystals: composition, as in LiFePO4.")] = ""
+    batch: Annotated[int, Option(min=0, help="Samples drawn together; 0: the domain's default. Changes rounding.")] = 0
+    block: Annotated[int, Option(min=0, help="Samples per block, a multiple of the batch; 0: chosen from -n.")] = 0
+    workers: Annotated[int, Option(min=1, max=10_000, help="Number of worker processes, with Ray.")] = 1
+    address: Annotated[str, Option(help="Address of a Ray cluster, such as auto.")] = ""
+    retry: Annotated[bool, Option("--retry", help="Try blocks again that were set aside.")] = False
+    seed: Seed = 0
+    device: Device = "auto"
+    force: Force = False
+
+    def run(self) -> None:
+        from fmwc.screening.screen import run
+
+        summary = run(self)
+        print_table([{n: str(v) for n, v in row.items()} for row in summary.funnel], "funnel")
+        print_written(summary.written)
+        if summary.set_aside:
+            raise typer.Exit(1)
+
+
 @app.command("studio")
 @dataclass(frozen=True)
 class Studio:

@@ -29,6 +29,7 @@ from fmwc.field import Field
 from fmwc.files import write_bytes
 from fmwc.metrics.ranking import INTERVALS, ranking_text, rate, rate_kept
 from fmwc.progress import say_on_stderr
+from fmwc.randomness import derive
 from fmwc.report.page import png
 from fmwc.report.run import ordering_of
 from fmwc.sampling import Trajectory, needs_variance
@@ -100,10 +101,12 @@ class CrystalDomain(ShippedDomain):
     def batch(self, device: torch.device) -> int:
         return batch_for(device)
 
-    def conditions(self, field: Field, count: int, label: int | None = None, seed: int = 0) -> dict[str, Tensor]:
+    def conditions(
+        self, field: Field, count: int, label: int | None = None, seed: int = 0, first: int = 0
+    ) -> dict[str, Tensor]:
         """Draw numbers of atoms from their distribution in the training data, and apply the controls."""
         super().conditions(field, count, label)
-        return self.controls.conditions(field, count, seed)
+        return self.controls.conditions(field, count, derive(seed, first) if first else seed)
 
     def judgement(self, run: Trajectory, data: str = "") -> Judgement:
         """Judge the structures of a run. Novelty is judged if `data` or FMWC_DATA names a folder of known ones."""

@@ -59,10 +59,12 @@ class MnistDomain(ShippedDomain):
     def batch(self, device: torch.device) -> int:
         return batch_for(device)
 
-    def conditions(self, field: Field, count: int, label: int | None = None, seed: int = 0) -> dict[str, Tensor]:
+    def conditions(
+        self, field: Field, count: int, label: int | None = None, seed: int = 0, first: int = 0
+    ) -> dict[str, Tensor]:
         classes = _config(field)["classes"]
         if label is None:
-            return {"y": labels(count, classes)}
+            return {"y": labels(count, classes, first)}
         if not 0 <= label < classes:
             raise UsageError(f"--label must be a class from 0 to {classes - 1}; got {label}")
         return {"y": torch.full((count,), label)}

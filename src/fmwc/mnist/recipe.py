@@ -30,9 +30,9 @@ REFERENCED = 20_000  # training images used to choose the confidence score
 SCORE, WITHIN = "integrated", "y"  # the best label-free reading on validation seed 100 (results/mnist/NOTES.md)
 
 
-def labels(count: int, classes: int = 10) -> Tensor:
-    """Return classes in turn."""
-    return torch.arange(count) % classes
+def labels(count: int, classes: int = 10, first: int = 0) -> Tensor:
+    """Return classes in turn, from that of sample `first`."""
+    return torch.arange(first, first + count) % classes
 
 
 def batch_for(device: torch.device) -> int:

@@ -1,0 +1,1 @@
+"""Screening: draw many samples, keep the surest, judge them, in blocks on one process or many."""

@@ -1,0 +1,271 @@
+"""Run a campaign: draw → check → keep → judge → files (`fmwc screen`, :func:`screen`)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fmwc.cli.filter import population_of, read_certificate
+from fmwc.cli.sample import Plan, plan_samples, settled
+from fmwc.cli.verbs import Sample, Screen
+from fmwc.domains import ShippedDomain
+from fmwc.errors import CheckpointError, OutputError, UsageError
+from fmwc.files import Folder, claimed, write_json
+from fmwc.identity import plain
+from fmwc.modes import one_thread
+from fmwc.progress import say_on_stderr, stages_bar
+from fmwc.provenance import runtime
+from fmwc.readers import shown
+from fmwc.sampling import Trajectory
+from fmwc.screening.blocks import FOLDER, MOST, Outcome, Segment, run_local, set_aside
+from fmwc.screening.campaign import DRIVER, Campaign, read_campaign, rows_per_block
+from fmwc.screening.results import Summary, write_results
+from fmwc.screening.rows import CRYSTALS
+from fmwc.screening.stages import Check, Draw, Judge, Keep, Stage
+from fmwc.state import channels
+from fmwc.uses.best_of import evaluations_per_candidate
+
+__all__ = ["screen"]
+
+NONE = "none"  # --judge none
+ENDED = "the process ended while it computed this block"
+
+Engine = Callable[[Segment, list[int], str], Iterator[Outcome]]
+
+
+def screen(checkpoint: str, count: int = 1000, *, out: str | Path, **options: Any) -> Summary:
+    """Draw many samples, keep the surest, judge them, and write the best; resumes if interrupted.
+
+    The same as `fmwc screen`, in blocks on disk. Rows depend on the checkpoint, the seed and their index only: any
+    number of workers and any size of the blocks give the same table.
+
+    Arguments:
+        checkpoint: A shipped name, or the folder of a checkpoint.
+        count: The number of samples.
+        out: The folder of the campaign.
+        options: The options of `fmwc screen` by name, such as `keep=0.1`, `budget=50` and `workers=4`.
+    """
+    known = {name for name in Screen.__dataclass_fields__ if name not in ("status", "checkpoint", "out", "count")}
+    if unknown := options.keys() - known:
+        raise UsageError(f"screen has no option '{min(unknown)}'; known: {', '.join(sorted(known))}")
+    keep = options.get("keep")
+    given: dict[str, Any] = {**options, "count": count, "keep": "" if keep is None else str(keep)}
+    return run(Screen(checkpoint, Path(out), **given))
+
+
+def run(options: Screen) -> Summary:
+    """Run a campaign, or what is left of it, and write its results."""
+    if not options.checkpoint or options.out is None:
+        raise UsageError("name a checkpoint and a folder, as in fmwc screen crystals -n 1000 --out campaign")
+    with one_thread():
+        campaign, drawing = _planned(options)
+        engine = _engine(options)
+        with claimed(options.out, "screen", campaign.identity, force=options.force, resumes=True) as folder:
+            campaign = _laid_out(campaign, options, folder)
+            folder.finished = False
+            if options.retry:
+                _forget(campaign)
+            driver = _begin(campaign)
+            with stages_bar() as bar:
+                _complete(campaign, campaign.drawing, engine, driver, folder, bar)
+                if campaign.waits and not campaign.part:
+                    campaign.choose()
+                    judging = campaign.judging()
+                    assert judging is not None
+                    _complete(campaign, judging, engine, driver, folder, bar)
+            return write_results(campaign, options.budget, drawing)
+
+
+# ---- the plan --------------------------------------------------------------------------------------------------------
+
+
+def _planned(options: Screen) -> tuple[Campaign, Draw]:
+    """Check the options, and draw one sample to learn what a row is."""
+    judge = "" if options.judge == NONE else options.judge
+    same = {name: getattr(options, name) for name in ("label", "network", "steps", "score", "seed", "device")}
+    controls = {name: getattr(options, name) for name in ("elements", "exclude", "system", "atoms", "formula")}
+    assert options.out is not None
+    plan = plan_samples(Sample(options.checkpoint, options.out, count=1, judge=judge, **same, **controls))
+    how, made = settled(plan, plan.record, plan.schedule)
+    domain, field = plan.domain, plan.field
+    kind = domain.name if isinstance(domain, ShippedDomain) else ""
+    drawing = Draw(
+        made["checkpoint"],
+        plan.record.identity,
+        kind,
+        options.network,
+        field.device.type,
+        options.seed,
+        options.batch or domain.batch(field.device),
+        options.label,
+        {name: value for name, value in controls.items() if value},
+        options.score,
+        how,
+        evaluations_per_candidate(field, how),
+    )
+    one = replace(drawing.run(domain, field, 0, 1), made=plain(made))
+    if one.withheld and not options.score:
+        reason = one.withheld.partition("; rank")[0]
+        raise UsageError(f"{reason}; add --score NAME, such as integrated, to rank by a score")
+    population = population_of(one, "")
+    certificate = read_certificate(options.promise, population) if options.promise is not None else None
+    judges = _judge(options, plan, one, kind, judge)
+    keep = _keep(options)
+    before: tuple[Stage, ...] = (drawing, Check(kind))
+    if certificate is not None:
+        before += (Keep(certificate.threshold),)
+    identity = {
+        "drawn": population,
+        "kind": kind,
+        "seed": options.seed,
+        "batch": drawing.batch,
+        "network": options.network,
+        "first": options.first or 0,
+        "count": options.count,
+        "keep": keep,
+        "promise": None if certificate is None else certificate.as_dict(),
+        "relax": options.relax,
+        **(judges[0].settings() if judges else {"judge": NONE}),
+        **runtime(field.device),
+    }
+    layout = _layout(options, drawing.batch)
+    part = options.first is not None
+    waits = keep is not None
+    stages = (before, judges) if waits else ((*before, *judges), ())
+    return Campaign(options.out, plain(identity), layout, part, *stages), drawing
+
+
+def _layout(options: Screen, batch: int) -> list[list[int]]:
+    first = options.first or 0
+    if first % batch:
+        raise UsageError(f"--first must be a multiple of the batch size, {batch}; got {first}")
+    if options.block % batch:
+        raise UsageError(f"--block must be a multiple of the batch size, {batch}; got {options.block}")
+    return [[first, first + options.count, options.block or rows_per_block(options.count, batch)]]
+
+
+def _keep(options: Screen) -> float | int | None:
+    """Return the share or the number of rows to keep."""
+    if not options.keep:
+        return None
+    if options.promise is not None:
+        raise UsageError("--keep and --promise contradict each other; give only one")
+    with suppress(ValueError):
+        share = float(options.keep)
+        if 0 < share < 1:
+            return share
+        if share >= 1 and share == int(share):
+            return int(share)
+    raise UsageError(f"--keep must be a share below 1, such as 0.1, or a number of samples; got '{options.keep}'")
+
+
+def _judge(options: Screen, plan: Plan, one: Trajectory, kind: str, judge: str) -> tuple[Judge, ...]:
+    """Return the stage that judges, if samples are judged."""
+    domain = plan.domain
+    if kind != CRYSTALS and options.relax:
+        raise UsageError(f"only crystals can be relaxed; leave out --relax for {domain.name}")
+    if not isinstance(domain, ShippedDomain) or not domain.has_judge or options.judge == NONE:
+        if options.relax:
+            raise UsageError("--relax needs a judge; leave out --judge none")
+        return ()
+    domain.require_judge(plan.field)
+    with suppress(CheckpointError):  # the name of an energy model
+        judge = judge and str(Path(judge).resolve() if Path(judge).exists() else judge)
+    shapes = {} if kind == CRYSTALS else {name: tuple(value.shape[1:]) for name, value in channels(one.x).items()}
+    settings = options.judge_device, options.relax, options.data, options.cut
+    return (Judge(plan.options.checkpoint, kind, judge, shapes, *settings),)
+
+
+def _laid_out(campaign: Campaign, options: Screen, folder: Folder) -> Campaign:
+    """Return the campaign with the blocks that its folder already has."""
+    if folder.resumed or folder.finished:
+        with suppress(OutputError):
+            earlier = read_campaign(campaign.folder)
+            if options.block and earlier.layout != campaign.layout:
+                raise OutputError(
+                    f"{shown(campaign.folder)} has blocks of {earlier.layout[0][2]} rows; leave out --block, or choose "
+                    "another --out"
+                )
+            return replace(campaign, layout=earlier.layout)
+    campaign.save()
+    return campaign
+
+
+# ---- the driver ------------------------------------------------------------------------------------------------------
+
+
+def _engine(options: Screen) -> Engine:
+    """Return the function that computes blocks: Ray for several workers or a cluster, else this process."""
+    if options.workers < 2 and not options.address:
+        say_on_stderr("computing in this process (for several, add --workers N or --address)")
+        return run_local
+    run_on_ray = import_module("fmwc.screening.ray_engine").run_on_ray
+    say_on_stderr(f"computing with Ray, {options.workers} workers, {options.address or 'on this machine'}")
+    return lambda segment, todo, driver: run_on_ray(
+        segment, todo, driver, workers=options.workers, address=options.address
+    )
+
+
+def _begin(campaign: Campaign) -> str:
+    """Record this run of the driver for `fmwc screen --status`; return its name."""
+    driver = secrets.token_hex(8)
+    owner = {"driver": driver, "pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
+    write_json(campaign.folder / FOLDER / DRIVER, owner)
+    return driver
+
+
+def _forget(campaign: Campaign) -> None:
+    for segment in filter(None, (campaign.drawing, campaign.judging())):
+        for block in set_aside(campaign.folder, segment.name):
+            segment.forget(block)
+
+
+def _complete(
+    campaign: Campaign, segment: Segment, engine: Engine, driver: str, folder: Folder, bar: Callable[..., None]
+) -> None:
+    """Compute the blocks of a segment that are not done, until each is done or set aside."""
+    sizes = [stop - start for start, stop in segment.spans]
+    folder.note(*map(segment.path, range(len(sizes))))
+    abouts = {block: segment.about(block, whole=True) for block in range(len(sizes))}
+    _settle(segment, {about["driver"] for about in abouts.values() if about is not None})
+    left = {block for block, about in abouts.items() if about is None}
+    total, done = sum(sizes), sum(sizes) - sum(sizes[block] for block in left)
+    bar(segment.name, done, total)
+    while todo := _todo(segment, left):
+        began = {block: len(segment.attempts(block)) for block in todo}
+        for outcome in engine(segment, todo, driver):
+            if not outcome.problem:
+                left.discard(outcome.block)
+                done += sizes[outcome.block]
+                bar(segment.name, done, total)
+        if all(block in left and len(segment.attempts(block)) == began[block] for block in todo):
+            raise OutputError(f"no block of {shown(campaign.folder)} could be begun; see the messages above")
+
+
+def _todo(segment: Segment, left: set[int]) -> list[int]:
+    """Return the blocks to compute, those that failed before last."""
+    tries = {block: len(segment.attempts(block)) for block in left}
+    return sorted((block for block in left if tries[block] < MOST), key=lambda block: (tries[block], block))
+
+
+def _settle(segment: Segment, worked: set[str]) -> None:
+    """Settle attempts whose driver died: they count only if it finished no block at all.
+
+    A block that ends the driver itself must not be tried forever, but a driver that is killed now and then must not
+    set aside blocks that are good.
+    """
+    for block in range(len(segment.spans)):
+        found = segment.attempts(block)
+        if found and not found[-1]["reason"]:
+            if found[-1]["driver"] in worked:
+                segment.forget(block, len(found) - 1)
+            else:
+                segment.note(block, len(found) - 1, found[-1]["driver"], ENDED)
