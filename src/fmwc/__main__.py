@@ -80,6 +80,8 @@ def _run(words: list[str], module: str, name: str) -> int:
     import typer
 
     command: Any = typer.main.get_command(import_module(module).app)
+    if f"_{name.upper()}_COMPLETE" in os.environ:  # a shell asks for completions (fmwc --install-completion)
+        command.main(words, prog_name=name)
     try:
         with command.make_context(name, words) as context:
             command.invoke(context)

@@ -28,7 +28,6 @@ def _run(verb: Any, **_: Any) -> None:
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     result_callback=_run,
@@ -42,7 +41,11 @@ def _version(wanted: bool) -> None:
         commit = f" ({import_module('fmwc._commit').COMMIT})"  # recorded when the package is built
     except (ImportError, AttributeError):
         commit = ""
-    say(f"fmwc {fmwc.__version__}{commit}")
+    import platform
+    from importlib import metadata  # reads versions without importing the packages
+
+    packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "numpy"))
+    say(f"fmwc {fmwc.__version__}{commit} with Python {platform.python_version()}, {packages} on {platform.platform()}")
     raise typer.Exit
 
 
@@ -96,10 +99,18 @@ def print_written(paths: list[Path]) -> None:
 
 # ---- shared options --------------------------------------------------------------------------------------------------
 
-Which = Annotated[str, Argument(help=f"{', '.join(DOMAINS)}.")]
+
+def _one_of(*names: str) -> Any:
+    """Return a function that completes one of these names in a shell."""
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
+
+
+_shipped = _one_of(*DOMAINS, "checkerboard-joint", "mnist-joint")
+
+Which = Annotated[str, Argument(help=f"{', '.join(DOMAINS)}.", autocompletion=_one_of(*DOMAINS))]
 Out = Annotated[Path, Option("--out", "-o", help="Folder to write to.")]
 Set = Annotated[list[str] | None, Option("--set", help="Change a recipe field: --set key=value. May be repeated.")]
-Device = Annotated[str, Option(help="auto, cpu or cuda.")]
+Device = Annotated[str, Option(help="auto, cpu or cuda.", autocompletion=_one_of("auto", "cpu", "cuda"))]
 Seed = Annotated[int, Option(min=-(1 << 63), max=(1 << 63) - 1, help="Random seed.")]
 Force = Annotated[bool, Option("--force", help="Write into a folder that is not empty.")]
 Count = Annotated[int, Option("-n", "--count", min=0, help="Number of samples; 0: the domain's default.")]
@@ -117,7 +128,11 @@ Network = Annotated[
 Own = Annotated[bool, Option("--own", help="Read your own image data: idx files, .npz, or a folder of images.")]
 Samples = Annotated[Path, Argument(help="A folder that fmwc sample wrote, or its samples.safetensors.")]
 Checkpoint = Annotated[
-    str, Option(help="Checkpoint of the samples: a shipped name or a folder; default: the recorded one.")
+    str,
+    Option(
+        help="Checkpoint of the samples: a shipped name or a folder; default: the recorded one.",
+        autocompletion=_shipped,
+    ),
 ]
 Labelled = Annotated[
     str,
@@ -182,7 +197,10 @@ class Report:
     their files. For a results folder of the paper's experiments, run python -m experiments report.
     """
 
-    source: Annotated[str, Argument(help="A folder of samples; or a checkpoint: a shipped name or a folder.")]
+    source: Annotated[
+        str,
+        Argument(help="A folder of samples; or a checkpoint: a shipped name or a folder.", autocompletion=_shipped),
+    ]
     out: Annotated[
         Path | None,
         Option("--out", "-o", help="Folder to write to; required for a checkpoint, else FOLDER/report by default."),
@@ -314,7 +332,10 @@ class Sample:
 
     checkpoint: Annotated[
         str,
-        Argument(help="A shipped name (checkerboard, mnist, crystals, checkerboard-joint, mnist-joint) or a folder."),
+        Argument(
+            help="A shipped name (checkerboard, mnist, crystals, checkerboard-joint, mnist-joint) or a folder.",
+            autocompletion=_shipped,
+        ),
     ]
     out: Out
     count: Annotated[int, Option("-n", "--count", min=1, max=10**9, help="Number of samples.")] = 1000
@@ -698,7 +719,7 @@ class Judge:
 @app.command("screen")
 @dataclass(frozen=True)
 class Screen:
-    """Draw many samples, keep the surest, judge them, and write the best.
+    """Draw many samples, keep the surest, judge them, write the best.
 
     Samples are drawn, checked, kept and judged in blocks, in this process or, with --workers or --address, on Ray.
     Resumes if interrupted: the same command computes only the missing blocks. A block that fails three times is set
