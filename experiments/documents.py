@@ -33,7 +33,6 @@ SUMMARIES: dict[str, Callable[[Path], list[Path]]] = {
     "checkerboard": checkerboard.tables,
     "mnist": mnist.tables,
     "crystals": crystals.tables,
-    "crystals/earlier": crystals.tables,
 }
 RETROFITS = (("checkerboard", "Checkerboard", 1), ("mnist", "digits", 1), ("crystals", "crystals", 2))
 RETROFIT_STEPS = (100, 300, 1000)
@@ -57,7 +56,6 @@ TABLES: dict[str, Callable[[], Table]] = {
     "checkerboard": lambda: checkerboard.headline(json.loads((RESULTS / "checkerboard" / "summary.json").read_text())),
     "mnist": lambda: mnist.headline(read_results(RESULTS / "mnist")[0]["numbers"]),
     "crystals": lambda: crystals.headline(RESULTS / "crystals"),
-    "crystals-earlier": lambda: Table(crystals.headline(RESULTS / "crystals" / "earlier").rows[:6]),
     "cost": lambda: default_table(RESULTS / "bench"),
     "cost-other": lambda: other_table(RESULTS / "bench"),
     "retrofit": _retrofits,

@@ -151,8 +151,8 @@ def _quality(n: Numbers) -> Table:
     return Table(
         rows,
         "Quality (tab:quality-summary, crystals)",
-        "Energies are CHGNet's, without relaxation, relative to a hull of CHGNet energies of our part of MP-20. The "
-        "paper uses UMA, another hull, and 2,000 epochs on all of MP-20, so our values are comparable with one another "
+        "Energies are CHGNet's, without relaxation, relative to a hull of CHGNet energies of MP-20. The "
+        "paper uses UMA, another hull, and 2,000 epochs, so our values are comparable with one another "
         "but not with the paper's. Shares refer to all structures, including those that could not be judged. "
         "Metastable: at most 0.1 eV/atom above the hull. In brackets: 90 % bootstrap intervals over structures. The "
         f"structures of FM + retrofit are those of the plain flow (FM).{checked}",

@@ -49,9 +49,9 @@ CHANGES = {  # of edits, by their name in tables
 # the share of useful edits (results/crystals/NOTES.md; python -m benchmarks.crystal_edits).
 EDITS: dict[str | None, EditDefault] = {
     "type": EditDefault(0.4, 0.3),
-    "coord": EditDefault(0.2, 0.1),
-    "lattice": EditDefault(0.4, 0.3),
-    None: EditDefault(0.4, 0.3),
+    "coord": EditDefault(0.2, 0.3),
+    "lattice": EditDefault(0.4, 1.0),
+    None: EditDefault(0.4, 1.0),
 }
 
 
