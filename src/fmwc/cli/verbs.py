@@ -765,7 +765,12 @@ class Screen:
     formula: Annotated[str, Option(help="crystals: composition, as in LiFePO4.")] = ""
     batch: Annotated[int, Option(min=0, help="Samples drawn together; 0: the domain's default. Changes rounding.")] = 0
     block: Annotated[int, Option(min=0, help="Samples per block, a multiple of the batch; 0: chosen from -n.")] = 0
-    workers: Annotated[int, Option(min=1, max=10_000, help="Number of worker processes, with Ray.")] = 1
+    workers: Annotated[
+        int,
+        Option(
+            min=0, max=10_000, help="Number of worker processes, with Ray; 0: with --address one per CPU, else none."
+        ),
+    ] = 0
     address: Annotated[str, Option(help="Address of a Ray cluster, such as auto.")] = ""
     retry: Annotated[bool, Option("--retry", help="Try blocks again that were set aside.")] = False
     seed: Seed = 0

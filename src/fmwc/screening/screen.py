@@ -7,7 +7,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -67,8 +67,8 @@ def run(options: Screen) -> Summary:
         raise UsageError("name a checkpoint and a folder, as in fmwc screen crystals -n 1000 --out campaign")
     with one_thread():
         campaign, drawing = _planned(options)
-        engine = _engine(options)
-        with claimed(options.out, "screen", campaign.identity, force=options.force, resumes=True) as folder:
+        claim = claimed(options.out, "screen", campaign.identity, force=options.force, resumes=True)
+        with claim as folder, _engine(options) as engine:
             campaign = _laid_out(campaign, options, folder)
             folder.finished = False
             if options.retry:
@@ -202,16 +202,16 @@ def _laid_out(campaign: Campaign, options: Screen, folder: Folder) -> Campaign:
 # ---- the driver ------------------------------------------------------------------------------------------------------
 
 
-def _engine(options: Screen) -> Engine:
-    """Return the function that computes blocks: Ray for several workers or a cluster, else this process."""
-    if options.workers < 2 and not options.address:
+def _engine(options: Screen) -> AbstractContextManager[Engine]:
+    """Return the engine that computes blocks: Ray for several workers or a cluster, else this process."""
+    workers, address = options.workers, options.address
+    if workers < 2 and not address:
         say_on_stderr("computing in this process (for several, add --workers N or --address)")
-        return run_local
-    run_on_ray = import_module("fmwc.screening.ray_engine").run_on_ray
-    say_on_stderr(f"computing with Ray, {options.workers} workers, {options.address or 'on this machine'}")
-    return lambda segment, todo, driver: run_on_ray(
-        segment, todo, driver, workers=options.workers, address=options.address
-    )
+        return nullcontext(run_local)
+    on = f"Ray at {shown(address)}" if address else "Ray on this machine"
+    say_on_stderr(f"computing with {on}, {workers or 'one worker per CPU'}" + " workers" * bool(workers))
+    connected: Any = import_module("fmwc.screening.ray_engine").connected
+    return connected(workers, address)
 
 
 def _begin(campaign: Campaign) -> str:

@@ -1,0 +1,90 @@
+"""Campaigns on Ray: the same rows as in this process; poisoned blocks, killed workers and lost nodes."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from importlib.util import find_spec
+from ipaddress import ip_address
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from fmwc.errors import FmwcError, UsageError
+from fmwc.screening.blocks import MOST
+from fmwc.screening.ray_engine import connected
+from fmwc.screening.screen import screen
+from tests.screening.fakes import BATCH, Fake, segment
+
+if find_spec("ray") is None:
+    pytest.skip("Ray is not installed", allow_module_level=True)
+pytestmark = pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\.", r"ignore::FutureWarning:ray\.")
+TINY = {"device": "cpu", "steps": 4, "score": "integrated", "batch": 16}
+
+
+@pytest.fixture(scope="module")
+def local():
+    """Return the engine of a Ray on this machine with three workers."""
+    with connected(3, "") as engine:
+        yield engine
+
+
+def outcomes(engine, given, todo):
+    return {outcome.block: outcome for outcome in engine(given, todo, "driver")}
+
+
+def test_the_rows_are_those_of_this_process(local, tmp_path):
+    for case, keep, workers, block in (("all", None, 1, 16), ("kept", 0.3, 2, 48), ("all", None, 3, 112)):
+        expected, out = tmp_path / case, tmp_path / f"ray-{workers}"
+        screen("checkerboard", 200, out=expected, keep=keep, **TINY)  # once per case
+        # The address is not used, because this process is connected to Ray.
+        screen("checkerboard", 200, out=out, keep=keep, block=block, workers=workers, address="auto", **TINY)
+        rows = pq.read_table(expected / "results.parquet")
+        assert len(rows) == (60 if keep else 200)
+        assert pq.read_table(out / "results.parquet").equals(rows)
+
+
+def test_bad_blocks_are_tried_three_times(local, tmp_path):
+    given = segment(tmp_path, Fake("a", kills=(1,)), Fake("b", raises=(2,)))
+    for number in range(MOST):
+        given.note(3, number, "earlier", "spent")
+    found = outcomes(local, given, [*range(6)])
+    assert {block: outcome.problem for block, outcome in found.items() if outcome.problem} == {
+        1: "failed 3 times; the last time: its worker was killed",  # Ray itself runs it again
+        2: "ValueError: batch 2 is poisoned",
+        3: "failed 3 times; the last time: spent",
+    }
+    assert [len(given.attempts(block)) for block in range(6)] == [0, MOST, 1, MOST, 0, 0]
+    assert [given.about(block) is not None for block in range(6)] == [True, False, False, False, True, True]
+    assert pq.read_table(given.path(4)).column_names == ["index", "a", "b"]
+
+
+def test_an_error_of_a_stage_that_cannot_open_ends_the_campaign(local, tmp_path):
+    with pytest.raises(UsageError, match=r"the weights are gone; restore them"):
+        outcomes(local, segment(tmp_path, Fake("a", opens=False)), [0, 1])
+    assert segment(tmp_path, Fake("a")).attempts(0) == []  # no fault of the block
+
+
+def test_a_stage_that_needs_a_gpu_says_so(local, tmp_path):
+    with pytest.raises(UsageError, match=r"Ray found no GPU; use --device cpu"):
+        outcomes(local, segment(tmp_path, Fake("a", device="cuda")), [0])
+
+
+def test_ray_listens_on_loopback_only(local):
+    listening = [
+        connection.laddr.ip
+        for process in [psutil.Process(), *psutil.Process().children(recursive=True)]
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert len(listening) > 3
+    for address in map(ip_address, listening):
+        assert (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def test_without_ray_the_error_names_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r"pip install 'fmwc\[scale\]'"), connected(2, ""):
+        pass
