@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
-import time
 from importlib.util import find_spec
 from ipaddress import ip_address
 
@@ -12,11 +10,11 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
-from fmwc.errors import FmwcError, UsageError
+from fmwc.errors import UsageError
 from fmwc.screening.blocks import MOST
 from fmwc.screening.ray_engine import connected
 from fmwc.screening.screen import screen
-from tests.screening.fakes import BATCH, Fake, segment
+from tests.screening.fakes import Fake, segment
 
 if find_spec("ray") is None:
     pytest.skip("Ray is not installed", allow_module_level=True)
