@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import groupby
+from socket import create_connection
 from typing import Any
 
 import numpy as np
@@ -138,9 +139,12 @@ def _start(ray: Any, workers: int, address: str, folder: str) -> None:
         cpus = workers or os.cpu_count() or 1
         options |= {"address": "local", "num_cpus": cpus, "object_store_memory": STORE, "_temp_dir": folder}
     try:
+        host, _, port = address.rpartition(":")
+        if host:  # Ray itself would try for minutes
+            create_connection((host.strip("[]"), int(port)), timeout=10).close()
         with _undisturbed():
             ray.init(include_dashboard=None if address else False, **options)
-    except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         where = (
             f"there is no Ray at {shown(address)}; start it with: ray start --head" if address else "Ray did not start"
         )
