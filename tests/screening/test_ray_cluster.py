@@ -26,7 +26,7 @@ NODE = {"object_store_memory": 80 << 20, "include_dashboard": False}
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Return a cluster on this machine: a head without CPUs, and two nodes with a CPU each, one with a pretended GPU."""
+    """Return a cluster on this machine: a head without CPUs, and a node with a CPU and a pretended GPU."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**ENVIRONMENT, **LOOPBACK}.items():
             patch.setenv(name, value)
