@@ -72,3 +72,12 @@ def test_faults_of_a_site_are_found(tmp_path):
         "c.html links to q.png, which does not exist",
         "s.css loads a file from the network",
     ]
+
+
+def test_the_readme_is_short():
+    """Count the words that a reader sees: text and tables, without code blocks, pictures and the targets of links."""
+    text = (DOCS.parent / "README.md").read_text()
+    for hidden in (r"^<!--.*?-->$", r"^```.*?^```$", r"!\[[^\]]*\]\([^)]*\)", r"(?<=\])\([^)]*\)", r"^\|[-:| ]+\|$"):
+        text = re.sub(hidden, "", text, flags=re.M | re.S)
+    words = [word for word in text.split() if re.search(r"\w", word)]
+    assert 300 < len(words) <= 800
