@@ -48,7 +48,7 @@ def integrated(std: Tensor, times: Tensor, weights: Tensor, early: float = 0.0, 
 def geometric(std: Tensor, times: Tensor, weights: Tensor, early: float = 0.0, late: float = 1.0) -> Tensor:
     r"""Return the geometric mean, over channels and time, of the root mean square of σ per degree of freedom.
 
-    .. math:: \exp \Bigl\langle \frac1C \sum_c \log \sqrt{ \tfrac1{d_c} \sum_i σ_{c,i}^2 } \Bigr\rangle_{early ≤ t < late}
+    .. math:: \exp \Bigl\langle \frac1C \sum_c \log \sqrt{\tfrac1{d_c} \sum_i σ_{c,i}^2} \Bigr\rangle_{early ≤ t < late}
 
     Up to constants this is the entropy of independent channels. It is independent of units, and does not grow with the
     number of coordinates (atoms).
