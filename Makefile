@@ -3,7 +3,7 @@ BIN := .venv/bin
 
 INTEROP := .venv-interop/bin
 
-.PHONY: install demo test test-browser fuzz test-interop interop lint reproduce study evaluate bench report documents docs docs-links notebooks zoo clean
+.PHONY: install demo test test-browser fuzz test-interop interop lint reproduce study evaluate bench report documents docs docs-links notebooks zoo wheel clean
 
 install: .venv/installed
 
@@ -28,6 +28,11 @@ test-browser: install
 fuzz: export FMWC_FUZZ_CASES ?= 10000
 fuzz: install
 	$(BIN)/pytest tests/fuzz
+
+# Build the wheel, and install and test it in a new environment of the Python that FMWC_WHEEL names.
+wheel: export FMWC_WHEEL ?= $(PYTHON)
+wheel: install
+	$(BIN)/pytest tests/test_wheel.py
 
 # A separate environment for the tests with networks of other libraries.
 .venv-interop/installed: pyproject.toml constraints.txt requirements-interop.txt

@@ -22,7 +22,7 @@ def bash(tmp_path):
 
     def run(script):
         found = subprocess.run([str(BASH), "-c", script], capture_output=True, text=True, env=environment)
-        assert found.returncode == 0 and not found.stderr, found.stderr
+        assert (found.returncode, found.stderr) == (0, "")
         return found.stdout
 
     return run
