@@ -110,6 +110,11 @@ def test_source_distribution_holds_tests_and_documents_but_no_results(built):
     assert built[1].stat().st_size <= 1.2 * LARGEST
 
 
+def test_citation_and_changelog_name_the_version():
+    assert f"\nversion: {fmwc.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {fmwc.__version__} - 20" in (ROOT / "CHANGELOG.md").read_text()
+
+
 # ---- use -------------------------------------------------------------------------------------------------------------
 
 
