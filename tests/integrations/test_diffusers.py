@@ -1,0 +1,421 @@
+"""Confidence of diffusers' pipelines, on tiny random pipelines built from configurations."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import fmwc
+from fmwc.adapters import Guided, timestepped
+from fmwc.checks import residuals
+from fmwc.checks.evidence import renoised
+from fmwc.errors import UsageError
+from fmwc.estimators import Linearised, MonteCarlo, Tangent
+from fmwc.flow import euclidean
+from fmwc.sampling import Schedule
+
+pytest.importorskip("diffusers")
+pytest.importorskip("transformers")
+
+from fmwc.integrations.diffusers import Call, Confidence, check, encode, stacked, velocity
+from tests.integrations import pipelines
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning:diffusers", "ignore::FutureWarning:diffusers", "ignore::DeprecationWarning:transformers"
+)
+
+NAMES = list(pipelines.PIPELINES)
+_BUILT: dict = {}
+
+
+def pipeline(name):
+    if name not in _BUILT:
+        _BUILT[name] = pipelines.PIPELINES[name]()
+    return _BUILT[name]
+
+
+def draw(pipe, call, seed=0, **more):
+    options = {"output_type": "latent", **call, **more}
+    return pipe(**options, generator=torch.Generator().manual_seed(seed)).images
+
+
+@pytest.fixture
+def sd3():
+    return pipeline("sd3")
+
+
+@pytest.fixture
+def reader(sd3):
+    """A Confidence of SD3; its hooks are removed at the end."""
+    with Confidence(sd3, fmwc.attach(sd3.transformer, initial_log_alpha=-5.0)) as confidence:
+        yield confidence
+
+
+@pytest.fixture
+def counted(sd3):
+    """The number of calls of SD3's network by the pipeline, without those of the readings."""
+    calls = []
+    original = sd3.transformer.pos_embed.register_forward_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    yield calls
+    original.remove()
+
+
+# ---- every pipeline --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("guided", [True, False], ids=["guided", "plain"])
+@pytest.mark.parametrize("name", NAMES)
+def test_images_are_those_of_the_pipeline(name, guided):
+    pipe, call = pipeline(name), pipelines.embeddings(name, guided=guided)
+    plain = draw(pipe, call, output_type="pt")
+    with Confidence(pipe, fmwc.attach(pipe.transformer)) as confidence:
+        read = draw(pipe, call, output_type="pt", callback_on_step_end=confidence)
+        run, pixels = confidence.trajectory, confidence.doubt_map()
+    assert torch.equal(read, plain)
+    assert torch.equal(draw(pipe, call, output_type="pt"), plain)  # nothing is left behind
+    assert not torch.is_grad_enabled() or all(p.grad is None for p in pipe.transformer.parameters())
+    assert run.score().shape == (2,)
+    assert bool((run.score() > 0).all())
+    assert pixels.shape == (2, *plain.shape[-2:])
+    assert "no reference" in run.withheld
+    assert len(run.times) == 3
+    assert bool((run.times.diff(dim=0) > 0).all())
+    assert float(run.times[0, 0]) == pytest.approx(0, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_adapted_network_takes_the_steps_of_the_pipeline(name):
+    """Time and sign are right if Euler steps of the adapter, towards the data, end where the pipeline ends."""
+    pipe, call = pipeline(name), pipelines.embeddings(name, guided=False)
+    with Confidence(pipe, fmwc.attach(pipe.transformer)) as confidence:
+        end = draw(pipe, call, callback_on_step_end=confidence)
+        run = confidence.trajectory
+    network, cond = velocity(pipe, **{k: v for k, v in call.items() if k != "num_inference_steps"})
+    x = run.x0
+    with torch.no_grad():
+        for t, after in itertools.pairwise(run.grid):
+            x = x + network(x, t, **cond) * (after - t)[0]
+    assert torch.allclose(x, end, atol=1e-4)
+    assert not torch.allclose(x, run.x0, atol=0.1)
+
+
+# ---- the variance ----------------------------------------------------------------------------------------------------
+
+
+def first_variance(pipe, call, estimator, **attach):
+    field = fmwc.attach(pipe.transformer, initial_log_alpha=-7.0, **attach)
+    with Confidence(pipe, field, estimator=estimator) as confidence:
+        draw(pipe, call | {"num_inference_steps": 1}, callback_on_step_end=confidence)
+        return confidence.trajectory
+
+
+@pytest.mark.parametrize("name", ["sd3", "lumina2"])  # two blocks of rows, and two calls with normalisation
+def test_the_variance_of_the_guided_velocity_is_that_of_draws(name):
+    pipe, call = pipeline(name), pipelines.embeddings(name, count=1)
+    exact = first_variance(pipe, call, Linearised()).var[0]
+    pushed = first_variance(pipe, call, Tangent(probes=40)).var[0]
+    drawn = first_variance(pipe, call, MonteCarlo(draws=48)).var[0]
+    for estimated, most in ((pushed, 0.08), (drawn, 0.08)):
+        assert (estimated.sum() / exact.sum()).item() == pytest.approx(1, abs=most)
+        assert (estimated / exact).log().abs().median() < 0.2
+
+
+def test_the_guided_variance_agrees_with_the_adapter_of_guidance(sd3):
+    call = pipelines.embeddings("sd3", count=1)
+    run = first_variance(sd3, call, Linearised())
+    network = Guided(
+        timestepped(sd3.transformer, backwards=True),
+        call["guidance_scale"],
+        encoder_hidden_states=call["negative_prompt_embeds"][0],
+        pooled_projections=call["negative_pooled_prompt_embeds"][0],
+    )
+    field = fmwc.attach(network, space=(4, 8, 8), initial_log_alpha=-7.0)
+    cond = {"encoder_hidden_states": call["prompt_embeds"], "pooled_projections": call["pooled_prompt_embeds"]}
+    expected = field.moments(run.x0, 0.0, Linearised(), cond=cond).var.sum(1)
+    assert torch.allclose(run.var[0], expected, rtol=1e-3)
+
+
+def test_the_guided_variance_in_closed_form(sd3):
+    """With noise in the last layer only, the variance is α θ² (h₀ + w (h₁ − h₀))², as for one draw of the weights."""
+    seen = []
+    handle = sd3.transformer.proj_out.register_forward_hook(lambda layer, args, out: seen.append(args[0].detach()))
+    run = first_variance(sd3, pipelines.embeddings("sd3"), Linearised(), include="proj_out")
+    handle.remove()
+    without, with_prompt = seen[0].chunk(2)
+    h = without + 4.0 * (with_prompt - without)  # (B, 16 patches, C)
+    var = torch.exp(torch.tensor(-7.0)) * h.square() @ sd3.transformer.proj_out.weight.square().mT
+    patches = var.unflatten(2, (2, 2, 4)).sum(-1).unflatten(1, (4, 4))  # (B, row, column, y, x)
+    assert torch.allclose(run.var[0], patches.transpose(2, 3).reshape(2, 8, 8), rtol=1e-3)
+    separate = 9 * without.square() + 16 * with_prompt.square()
+    assert (separate.sum() / h.square().sum()) > 3  # independent noise would be another variance
+
+
+@pytest.mark.parametrize("name", ["sd3", "flux"])
+def test_doubt_is_where_the_noise_is(name):
+    """Noise that acts on one quarter of the patches only shows there and nowhere else."""
+    pipe = pipeline(name)
+    quarter = torch.zeros(4, 4)
+    quarter[:2, 2:] = 1  # the upper right
+    handle = pipe.transformer.proj_out.register_forward_pre_hook(lambda layer, args: args[0] * quarter.view(1, 16, 1))
+    try:
+        with Confidence(pipe, fmwc.attach(pipe.transformer, include="proj_out")) as confidence:
+            draw(pipe, pipelines.embeddings(name), callback_on_step_end=confidence)
+            latent, pixels = confidence.doubt_map((0, 0)), confidence.doubt_map()
+            weights = confidence.trajectory.weights[..., None, None]
+            assert torch.allclose(latent, (confidence.trajectory.var * weights).sum(0))
+    finally:
+        handle.remove()
+    inside = torch.zeros(8, 8, dtype=torch.bool)
+    inside[:4, 4:] = True
+    assert bool((latent[:, inside] > 0).all())
+    assert not latent[:, ~inside].any()
+    assert bool((pixels[:, 4:28, 36:60] > 0).all())
+    assert not pixels[:, 36:].any()
+    assert not pixels[:, :, :28].any()
+
+
+def test_few_readings(reader, sd3):
+    call = pipelines.embeddings("sd3") | {"num_inference_steps": 6}
+    reader.schedule = Schedule.every(3)
+    latents = draw(sd3, call, callback_on_step_end=reader)
+    assert len(reader.trajectory.times) == 2
+    assert torch.equal(latents, draw(sd3, call))
+
+
+# ---- early stop and best of n ----------------------------------------------------------------------------------------
+
+
+def test_a_run_stops_when_all_scores_are_too_high(reader, sd3, counted):
+    call = pipelines.embeddings("sd3") | {"num_inference_steps": 6}
+    whole = draw(sd3, call, callback_on_step_end=reader)
+    run, evaluations = reader.trajectory, sum(not grad for grad in counted)
+    low, high = sorted(run.score().tolist())
+    reader.stop = (low + high) / 2  # one of two images stays below it
+    assert torch.equal(draw(sd3, call, callback_on_step_end=reader), whole)
+    assert not reader.stopped
+    counted.clear()
+    reader.stop = low / 2
+    draw(sd3, call, callback_on_step_end=reader)
+    assert 0 < reader.stopped < 6
+    assert sum(not grad for grad in counted) < evaluations
+    assert f"stopped after {reader.stopped} of 6 steps" in reader.trajectory.withheld
+    assert len(reader.trajectory.grid) == reader.stopped + 1
+
+
+def test_a_pipeline_that_cannot_be_interrupted_says_so():
+    pipe = pipeline("auraflow")
+    with pytest.raises(UsageError, match="AuraFlowPipeline cannot be interrupted"):
+        Confidence(pipe, fmwc.attach(pipe.transformer), stop=1.0)._tap.remove()
+
+
+def test_best_of_returns_the_images_with_the_lowest_scores(reader, sd3):
+    call = pipelines.embeddings("sd3", count=3) | {"output_type": "latent"}
+    scores, images = [], []
+    for seed in range(3):
+        images.append(draw(sd3, call, seed, callback_on_step_end=reader))
+        scores.append(reader.trajectory.score())
+    least, which = torch.stack(scores).min(0)
+    best = reader.best_of(3, **call)
+    assert len(which.unique()) > 1
+    assert torch.equal(best.score, least)
+    assert best.seed.tolist() == which.tolist()
+    for row, image in enumerate(best.images):
+        assert torch.equal(image, images[which[row]][row])
+    assert reader.stop is None
+
+
+def test_best_of_leaves_hopeless_candidates_early(reader):
+    call = pipelines.embeddings("sd3", count=1) | {"output_type": "latent", "num_inference_steps": 6}
+    best = reader.best_of(4, **call)
+    assert best.evaluations < 4 * 6 * 2
+    reader.score = "endpoint"  # not known before the end
+    assert reader.best_of(2, **call).evaluations == 2 * 6 * 2
+
+
+# ---- references ------------------------------------------------------------------------------------------------------
+
+
+def test_a_reference_gives_confidence_to_runs_with_the_same_settings(reader, sd3, tmp_path):
+    call = pipelines.embeddings("sd3", count=4)
+    reference = reader.fit_reference(n=3, seed=100, **call)
+    assert reference.score == "integrated"
+    draw(sd3, call, seed=100, callback_on_step_end=reader)
+    run = reader.trajectory
+    assert not run.withheld
+    assert bool(((run.confidence >= 0) & (run.confidence <= 1)).all())
+    order = run.score().argsort()
+    assert bool((run.confidence[order].diff() <= 0).all())
+    half = reader.threshold(0.5)
+    assert reference.quantiles[0] < half < reference.quantiles[-1]
+    others = (({"num_inference_steps": 5}, "5 Euler"), ({"guidance_scale": 2.0}, "weights -1/2"))
+    for change, why in others:
+        draw(sd3, call | change, callback_on_step_end=reader)
+        assert why in reader.trajectory.withheld
+    fmwc.save(reader.field, tmp_path / "field")
+    loaded = fmwc.load(tmp_path / "field", network=sd3.transformer)
+    reader.remove()
+    with Confidence(sd3, loaded) as again:
+        draw(sd3, call, seed=100, callback_on_step_end=again)
+        assert torch.allclose(again.trajectory.confidence, run.confidence)
+
+
+def test_labels_choose_the_score_or_withhold_confidence(reader, sd3):
+    call = pipelines.embeddings("sd3", count=4) | {"output_type": "latent"}
+    scores = []
+
+    def by_endpoint(images):
+        scores.append(reader.trajectory.score("endpoint"))
+        return scores[-1] > middle
+
+    middle = 0.0
+    with pytest.raises(UsageError, match="12 failures in 12 labels"):
+        reader.fit_reference(n=3, labels=by_endpoint, **call)
+    middle = torch.cat(scores).quantile(0.25)
+    chosen = reader.fit_reference(n=3, labels=by_endpoint, **call)
+    assert (chosen.score, chosen.withheld) == ("endpoint", "")
+    draw(sd3, call, callback_on_step_end=reader)
+    assert reader.trajectory.confidence.shape == (4,)
+    names = itertools.count()
+    chance = reader.fit_reference(n=2, labels=lambda images: torch.arange(4) % 2 == next(names) % 2, **call)
+    assert "no score is better than chance" in chance.withheld
+    draw(sd3, call, callback_on_step_end=reader)
+    assert "no score is better than chance" in reader.trajectory.withheld
+
+
+def test_the_noise_is_fitted_on_latents(sd3):
+    call = {k: v for k, v in pipelines.embeddings("sd3", count=8, guided=False).items() if k != "num_inference_steps"}
+    before = draw(sd3, call)
+    network, cond = velocity(sd3, **call)
+    field = fmwc.attach(network, space=(4, 8, 8))
+    latents = torch.randn(8, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+    history = fmwc.fit_noise(field, latents, steps=25, batch=8, lr=5e-3, beta=1.0, cond=cond, confidence=False, every=1)
+    losses = [loss for _, loss in history]
+    assert sum(losses[-5:]) < sum(losses[:5])
+    assert torch.equal(draw(sd3, call), before)
+    with Confidence(sd3, field) as confidence:
+        draw(sd3, call, callback_on_step_end=confidence)
+        assert confidence.trajectory.score().shape == (8,)
+
+
+# ---- checks of finished images ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def knowing(tmp_path):
+    """SD3 with text encoders, and a network that knows the images of each prompt: a constant made from its text."""
+    pipe = pipelines.sd3(text=pipelines.clip(tmp_path))
+
+    def forward(hidden_states, timestep, encoder_hidden_states, **options):
+        noise_level = (timestep / 1000).view(-1, 1, 1, 1)
+        return ((hidden_states - image_of(encoder_hidden_states)) / noise_level,)
+
+    pipe.transformer.forward = forward
+    return pipe
+
+
+def image_of(text):  # (B, L, C) -> (B, 4, 8, 8)
+    return text[:, :8].flatten(1)[:, : 4 * 8 * 8].reshape(-1, 4, 8, 8)
+
+
+def test_a_contest_between_prompts_names_the_right_one(knowing):
+    prompts = ["a red cat", "a blue dog", "a house"]
+    with torch.no_grad():
+        texts = knowing.encode_prompt(prompts, None, None, do_classifier_free_guidance=False)[0]
+    latents = image_of(texts)
+    result = check(knowing, latents, prompts, rivals=prompts, evaluations=6, conventions=False)
+    assert result.evidence == "contest"
+    assert bool((result.margin > 0).all())
+    wrong = check(knowing, latents, [prompts[1], *prompts[1:]], rivals=prompts, evaluations=6, conventions=False)
+    assert wrong.rival[0] == "a red cat"
+    assert wrong.margin[0] < 0 < wrong.margin[1]
+    outside = check(knowing, latents[:1], ["a blue dog"], rivals=["a house", "a red cat"], conventions=False)
+    assert (outside.rival, bool(outside.margin < 0)) == (["a red cat"], True)
+    assert not knowing.transformer._forward_hooks
+
+
+def test_an_echo_is_the_residual_on_noised_copies(knowing):
+    prompts = ["a red cat", "a blue dog"]
+    latents = torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(1))
+    result = check(knowing, latents, prompts, evaluations=1, seed=3, conventions=False)
+    network, cond = velocity(knowing, prompts)
+    found = residuals(network, euclidean((4, 8, 8)), *renoised(euclidean((4, 8, 8)), latents, 0.7, 3), cond)
+    assert result.evidence == "echo"
+    assert torch.allclose(result.score, found[0].log(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["sd3", "flux", "sana"])
+def test_images_are_encoded_as_the_network_sees_them(name):
+    pipe = pipeline(name)
+    side = 16 if name == "sana" else pipelines.SIDE
+    images = torch.rand(2, 3, side, side, generator=torch.Generator().manual_seed(0))
+    latents = encode(pipe, images)
+    if name == "sana":
+        latent = pipe.vae.encode(2 * images - 1).latent
+        assert torch.allclose(latents, latent * pipe.vae.config.scaling_factor, atol=1e-5)
+        return
+    latent = (pipe.vae.encode(2 * images - 1).latent_dist.mode() - 0.1) * 1.5
+    found = latents if name == "sd3" else pipe._unpack_latents(latents, side, side, pipe.vae_scale_factor)
+    assert torch.allclose(found, latent, atol=1e-5)
+
+
+# ---- misuse ----------------------------------------------------------------------------------------------------------
+
+
+def test_errors_name_what_to_do(reader, sd3):
+    from diffusers import DPMSolverMultistepScheduler
+
+    call = pipelines.embeddings("sd3")
+    with pytest.raises(UsageError, match="attached to the pipeline's network"):
+        Confidence(sd3, fmwc.attach(nn.Linear(2, 2)))
+    with pytest.raises(UsageError, match="already read by a Confidence"):
+        Confidence(sd3, reader.field)
+    with pytest.raises(UsageError, match="nothing was read"):
+        reader.trajectory  # noqa: B018
+    with pytest.raises(UsageError, match=r"torch\.inference_mode"), torch.inference_mode():
+        draw(sd3, call, callback_on_step_end=reader)
+    draw(sd3, call)  # without the callback
+    with pytest.raises(UsageError, match="nothing was read"):
+        reader.trajectory  # noqa: B018
+    with pytest.raises(UsageError, match="at least 8 images"):
+        reader.fit_reference(n=1, **call)
+    with pytest.raises(UsageError, match="leave it out"):
+        reader.best_of(2, **call, generator=torch.Generator())
+    skip = {"skip_guidance_layers": [0], "skip_layer_guidance_start": -1.0, "skip_layer_guidance_stop": 1.0}
+    with pytest.raises(UsageError, match="switch off further guidance"):
+        draw(sd3, call | skip, callback_on_step_end=reader)
+    reader.remove()
+    scheduler, sd3.scheduler = sd3.scheduler, DPMSolverMultistepScheduler()
+    with pytest.raises(UsageError, match="FlowMatchEulerDiscreteScheduler"):
+        Confidence(sd3, reader.field)
+    sd3.scheduler = scheduler
+
+
+def test_prompts_of_different_lengths_are_refused():
+    def call(length):
+        return Call(
+            (), {"encoder_hidden_states": torch.zeros(2, length, 8), "img_ids": torch.zeros(2, 3)}, torch.zeros(2, 4)
+        )
+
+    _, kwargs = stacked([call(3), call(3)], 2)
+    assert kwargs["encoder_hidden_states"].shape == (4, 3, 8)
+    assert kwargs["img_ids"].shape == (2, 3)  # positions have no row per image
+    with pytest.raises(UsageError, match="pad both prompts to one length"):
+        stacked([call(3), call(5)], 2)
+
+
+def test_training_the_network_is_not_disturbed(reader, sd3):
+    call = pipelines.embeddings("sd3")
+    draw(sd3, call, callback_on_step_end=reader)
+    network, cond = (
+        timestepped(sd3.transformer, backwards=True),
+        {
+            "encoder_hidden_states": call["prompt_embeds"],
+            "pooled_projections": call["pooled_prompt_embeds"],
+        },
+    )
+    v = network(torch.randn(2, 4, 8, 8), torch.tensor([0.2, 0.4]), **cond)
+    assert v.requires_grad
+    with torch.no_grad():
+        assert not network(torch.randn(2, 4, 8, 8), torch.tensor([0.2, 0.4]), **cond).requires_grad
+        assert not torch.is_grad_enabled()
