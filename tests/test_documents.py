@@ -28,6 +28,7 @@ from safetensors.torch import save_file
 
 from benchmarks.foreign_networks import import_timm
 from tests.command import call
+from tests.integrations.pipelines import clip, sd3
 
 ROOT = Path(__file__).parents[1]
 PAGES = [path for path in (ROOT / "docs").rglob("*.md") if not {"_build", "_results"} & set(path.parts)]
@@ -111,8 +112,13 @@ def test_a_python_block_runs(block, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     code, given, _ = changed(block)
-    known = {"net": Small(), "data": torch.randn(200, 2)}
-    names = {"__name__": "example", **{name: known[name] for name in given}}
+    known = {
+        "net": Small,
+        "data": lambda: torch.randn(200, 2),
+        "pipe": lambda: sd3(clip(tmp_path)),
+        "prompts": lambda: ["a red cat", "a blue dog"],
+    }
+    names = {"__name__": "example", **{name: known[name]() for name in given}}
     exec(compile("\n" * block.line + code, str(block.document), "exec"), names)
     if "print(" in code:
         assert capsys.readouterr().out.strip()
