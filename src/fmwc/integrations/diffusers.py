@@ -8,7 +8,7 @@ The variance is that of the velocity which the scheduler receives: guided, norma
 pipeline computes it from one or two evaluations of its network, v = f(o₁, o₂). Hooks record the evaluations of a step
 and the graph of f, and the step's random directions δ are pushed through the network (:class:`Tangent`) and through f:
 
-.. math:: Var[v] = E\Big[ \Big( \sum_k \frac{∂f}{∂o_k} δ_k \Big)^2 \Big]
+.. math:: Var[v] = E \left[ \left( \sum_k \frac{∂f}{∂o_k} δ_k \right)^2 \right]
 
 Both evaluations of an image use the same draw of the weights, so that shared errors cancel in the guided velocity. This
 is first order in the noise and exact for classifier-free guidance, which is linear. The pipeline continues with its own
