@@ -97,7 +97,7 @@ draw)
 study)
     shared
     judging
-    crystals 560 study crystals --only draw:edit,draw:steps,draw:rewind,draw:samples --out "$work/study"
+    crystals 560 study crystals --set replicates=8 --only draw:edit,draw:steps,draw:rewind,draw:samples --out "$work/study"
     [ ! -d "$work/site" ] || crystals $((585 - SECONDS)) study crystals --only read:filter,read:trust,read:edit,read:steps,read:rewind --out "$work/study"
     bring study
     ;;
