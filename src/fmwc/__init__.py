@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from fmwc.field import attach as attach
     from fmwc.flow import elbo_loss as elbo_loss
     from fmwc.flow import flow_matching_loss as flow_matching_loss
+    from fmwc.integrations.hub import from_pretrained as from_pretrained
+    from fmwc.integrations.hub import push_to_hub as push_to_hub
+    from fmwc.integrations.hub import save_pretrained as save_pretrained
     from fmwc.sampling import SamplingConfig as SamplingConfig
     from fmwc.sampling import Schedule as Schedule
     from fmwc.sampling import Trajectory as Trajectory
@@ -47,9 +50,12 @@ __all__ = [
     "fit_confidence",
     "fit_noise",
     "flow_matching_loss",
+    "from_pretrained",
     "load",
+    "push_to_hub",
     "sample",
     "save",
+    "save_pretrained",
 ]
 
 _HOME = {
@@ -65,9 +71,12 @@ _HOME = {
     "fit_confidence": "calibration",
     "fit_noise": "training",
     "flow_matching_loss": "flow",
+    "from_pretrained": "integrations.hub",
     "load": "checkpoint",
+    "push_to_hub": "integrations.hub",
     "sample": "sampling",
     "save": "checkpoint",
+    "save_pretrained": "integrations.hub",
 }
 
 

@@ -49,6 +49,7 @@ __all__ = [
     "FORMAT",
     "about",
     "describe_reference",
+    "folder_of",
     "identity",
     "load",
     "load_network",
@@ -189,7 +190,7 @@ def about(path: str | Path) -> dict[str, Any]:
 
 def _open(path: str | Path) -> tuple[Path, dict[str, Any]]:
     """Return the folder of a checkpoint and its record. For older formats, `files` is filled in."""
-    folder = _find(path)
+    folder = folder_of(path)
     content: dict[str, Any] = read_json(folder / RECORD, _SCHEMA, error=CheckpointError)
     if content["format"] > FORMAT:
         raise CheckpointError(
@@ -218,7 +219,8 @@ def shipped() -> dict[str, Path]:
     return {p.parent.name: p.parent for p in sorted((Path(__file__).parent / "weights").glob("*/recipe.json"))}
 
 
-def _find(path: str | Path) -> Path:
+def folder_of(path: str | Path) -> Path:
+    """Return the folder of a checkpoint, by shipped name or path."""
     folder = Path(path)
     if (folder / RECORD).is_file():
         return folder
