@@ -37,6 +37,7 @@ ENVIRONMENT = {  # Ray reads these when it is imported, and passes them on to it
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_prestart_worker_first_driver": "0",
+    "RAY_worker_niceness": "0",  # 15 by default, which starves on a busy machine
     "RAY_task_actor_unavailable_retry_max_delay_ms": "2000",  # a minute by default
 }
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # for a local Ray: it listens on 127.0.0.1 only
