@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fmwc.sampling import Trajectory as Trajectory
     from fmwc.sampling import VarianceRecorder as VarianceRecorder
     from fmwc.sampling import sample as sample
+    from fmwc.screening import screen as screen
     from fmwc.training import fit_noise as fit_noise
 
 __version__ = "0.1.0"
@@ -56,6 +57,7 @@ __all__ = [
     "sample",
     "save",
     "save_pretrained",
+    "screen",
 ]
 
 _HOME = {
@@ -77,6 +79,7 @@ _HOME = {
     "sample": "sampling",
     "save": "checkpoint",
     "save_pretrained": "integrations.hub",
+    "screen": "screening",
 }
 
 

@@ -453,10 +453,6 @@ class ShippedDomain(Domain):
     def judge(self, trajectory: Trajectory) -> np.ndarray:
         """Return which samples fail. Confidence never uses this."""
 
-    def judged(self, trajectory: Trajectory) -> dict[str, list[Any]]:
-        """Return the results of the judge by column."""
-        return {"good": (~self.judge(trajectory)).tolist()}
-
     def numbers(self, run: Trajectory, bad: np.ndarray | None = None) -> Rows:
         """Return the short table: how well the run's score and other scores find failed samples.
 

@@ -13,7 +13,7 @@ import pytest
 from fmwc.errors import UsageError
 from fmwc.screening.blocks import MOST
 from fmwc.screening.ray_engine import connected
-from fmwc.screening.screen import screen
+from fmwc.screening import screen
 from tests.screening.fakes import Fake, segment
 
 if find_spec("ray") is None:

@@ -778,13 +778,49 @@ class Screen:
     force: Force = False
 
     def run(self) -> None:
-        from fmwc.screening.screen import run
+        from fmwc.screening import status
+        from fmwc.screening.driver import run
 
-        summary = run(self)
-        print_table([{n: str(v) for n, v in row.items()} for row in summary.funnel], "funnel")
-        print_written(summary.written)
-        if summary.set_aside:
-            raise typer.Exit(1)
+        if self.status is None:
+            _print_campaign(run(self))
+            return
+        rows, remarks = status(self.status)
+        print_table(rows, str(self.status))
+        for line in remarks:
+            say(line)
+
+
+def _print_campaign(summary: Any) -> None:
+    """Print the funnel and the files; exit with 1 if blocks were set aside."""
+    if summary.funnel:
+        print_table(summary.rows(), "funnel")
+    print_written(summary.written)
+    for block, reason in summary.set_aside.items():
+        say(f"{block} was set aside: {reason}")
+    if summary.note:
+        say(summary.note)
+    if summary.set_aside:
+        raise typer.Exit(1)
+
+
+@app.command("merge")
+@dataclass(frozen=True)
+class Merge:
+    """Put the parts of a campaign together that fmwc screen --first wrote.
+
+    Refuses parts that overlap, leave a hole, or belong to different campaigns. If the parts were drawn with --keep, the
+    same fmwc screen command without --first then keeps and judges the surest of all.
+    """
+
+    parts: Annotated[list[Path], Argument(help="The folders of the parts, in any order.")]
+    out: Out
+    budget: Annotated[int, Option(min=0, max=10**6, help="Number of best samples to write to files.")] = 100
+    force: Force = False
+
+    def run(self) -> None:
+        from fmwc.screening import merge
+
+        _print_campaign(merge(self.parts, out=self.out, budget=self.budget, force=self.force))
 
 
 @app.command("studio")

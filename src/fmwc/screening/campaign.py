@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pyarrow as pa
 from fmwc.errors import DataError
 from fmwc.files import write_json
 from fmwc.identity import digest
-from fmwc.readers import anything, array, mapping, number, read_json, record, text, whole
+from fmwc.readers import anything, array, mapping, number, optional, read_json, record, shown, text, whole
 from fmwc.screening.blocks import FOLDER, Segment, read_rows, write_rows
 from fmwc.screening.keep import surest
 from fmwc.screening.rows import CRYSTALS, SCORE
@@ -26,8 +28,22 @@ RELAXED_TOGETHER = 16
 OTHERS = 256
 BLOCKS, MOST_BATCHES = 256, 16  # blocks of a campaign, unless one would have more batches than this
 
-_LAYOUT = array(array(whole(), 3, 3), 1, 10_000)  # first row, row after the last, rows per block
-_CAMPAIGN = record({"format": whole(1, 1), "identity": mapping(anything, 100), "layout": _LAYOUT, "part": anything})
+_LAYOUT = array(array(whole(), 3, 3), 1, 100_000)  # first row, row after the last, rows per block
+_IDENTITY = record(
+    {
+        "drawn": mapping(anything, 100),
+        "kind": text(100),
+        "shapes": mapping(array(whole(1), 0, 16), 100),
+        "batch": whole(1),
+        "first": whole(),
+        "count": whole(1),
+        "keep": optional(number(0)),
+        "relax": whole(),
+    },
+    more=True,
+)
+_CAMPAIGN = record({"format": whole(1, 1), "identity": _IDENTITY, "layout": _LAYOUT})
+MOST_BLOCKS = 1_000_000
 _KEPT = record({"identity": text(64), "rows": whole(), "drawn": whole(), "seconds": number(0), "step": whole(1)})
 
 
@@ -58,7 +74,6 @@ class Campaign:
         folder: Its folder.
         identity: All that determines its rows. `first` and `count` are the range of rows.
         layout: The first row, the row after the last, and the rows per block, of each part.
-        part: Whether the rows are a part of a campaign, so that rows to keep are chosen after `fmwc merge`.
         before: The stages before rows are kept.
         after: The stages after it; empty if nothing has to wait.
     """
@@ -66,7 +81,6 @@ class Campaign:
     folder: Path
     identity: dict[str, Any]
     layout: list[list[int]]
-    part: bool = False
     before: tuple[Stage, ...] = ()
     after: tuple[Stage, ...] = ()
 
@@ -76,9 +90,14 @@ class Campaign:
         return self.identity["keep"] is not None
 
     @property
+    def shared(self) -> dict[str, Any]:
+        """What determines a row, whatever part it is in."""
+        return {name: value for name, value in self.identity.items() if name not in ("first", "count")}
+
+    @property
     def rows(self) -> str:
-        """A hash of all that determines a row, whatever part it is in."""
-        return digest({name: value for name, value in self.identity.items() if name not in ("first", "count")})
+        """A hash of what determines a row."""
+        return digest(self.shared)
 
     @property
     def kind(self) -> str:
@@ -88,8 +107,7 @@ class Campaign:
 
     def save(self) -> None:
         """Write campaign.json."""
-        content = {"format": 1, "identity": self.identity, "layout": self.layout, "part": self.part}
-        write_json(self.folder / CAMPAIGN, content)
+        write_json(self.folder / CAMPAIGN, {"format": 1, "identity": self.identity, "layout": self.layout})
 
     # ---- segments ----
 
@@ -132,8 +150,6 @@ class Campaign:
 
     def choose(self) -> None:
         """Choose the rows to keep among all drawn ones, and write them to files of their own."""
-        import time
-
         begun, drawn, identity = time.perf_counter(), self.drawing, self._identity_of_kept()
         if (kept := self.kept()) is not None and kept["identity"] == identity:
             return
@@ -172,5 +188,18 @@ class Campaign:
 
 def read_campaign(folder: Path) -> Campaign:
     """Return the campaign in a folder, without its stages."""
+    if not (folder / CAMPAIGN).is_file():
+        raise DataError(f"{shown(folder)} holds no campaign of fmwc screen: {CAMPAIGN} is missing")
     found = read_json(folder / CAMPAIGN, _CAMPAIGN)
-    return Campaign(folder, found["identity"], found["layout"], bool(found["part"]))
+    identity, layout = found["identity"], found["layout"]
+    first, stop = identity["first"], identity["first"] + identity["count"]
+    joined = all(one[1] == after[0] for one, after in pairwise(layout))
+    if (
+        not joined
+        or (layout[0][0], layout[-1][1]) != (first, stop)
+        or not all(low < high and step for low, high, step in layout)
+    ):
+        raise DataError(f"{shown(folder / CAMPAIGN)} does not list the rows from {first} to {stop - 1}")
+    if sum(-(-(high - low) // step) for low, high, step in layout) > MOST_BLOCKS:
+        raise DataError(f"{shown(folder / CAMPAIGN)} has more than {MOST_BLOCKS:,} blocks")
+    return Campaign(folder, identity, layout)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ from fmwc.crystals.matching import Known
 from fmwc.crystals.mp20 import load_all
 from fmwc.crystals.structures import refusal
 from fmwc.domains import Domain, ShippedDomain
-from fmwc.errors import MismatchError
+from fmwc.errors import CheckpointError, MismatchError
 from fmwc.provenance import pick_device
 from fmwc.registry import domain_of, open_checkpoint
 from fmwc.sampling import Trajectory
@@ -199,8 +200,11 @@ class Judge:
 
     def settings(self) -> dict[str, Any]:
         """Return what determines the results of the judge."""
+        judge = self.judge
+        with suppress(CheckpointError):  # the name of an energy model
+            judge = judge and identity(judge)
         return {
-            "judge": self.judge,
+            "judge": judge,
             "judge_device": self.device,
             "relax": self.relax,
             "data": self.data,
@@ -214,8 +218,8 @@ class Judge:
         return partial(self._crystals, calculator(domain.calculator, self.device))  # type: ignore[attr-defined]
 
     def _samples(self, domain: ShippedDomain, rows: pa.Table) -> pa.Table:
-        judged = domain.judged(run_of(rows, self.shapes, self.device)) if len(rows) else {"good": []}
-        return with_columns(rows, {name: pa.array(values) for name, values in judged.items()})
+        good = ~domain.judge(run_of(rows, self.shapes, self.device)) if len(rows) else np.zeros(0, bool)
+        return with_columns(rows, {"good": pa.array(good)})
 
     def _crystals(self, model: Any, rows: pa.Table) -> pa.Table:
         given = candidates_of(rows)

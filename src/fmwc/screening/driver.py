@@ -17,16 +17,15 @@ from fmwc.cli.filter import population_of, read_certificate
 from fmwc.cli.sample import Plan, plan_samples, settled
 from fmwc.cli.verbs import Sample, Screen
 from fmwc.domains import ShippedDomain
-from fmwc.errors import CheckpointError, OutputError, UsageError
+from fmwc.errors import MismatchError, OutputError, UsageError
 from fmwc.files import Folder, claimed, write_json
-from fmwc.identity import plain
+from fmwc.identity import plain, require_same
 from fmwc.modes import one_thread
 from fmwc.progress import say_on_stderr, stages_bar
 from fmwc.provenance import runtime
 from fmwc.readers import shown
-from fmwc.sampling import Trajectory
 from fmwc.screening.blocks import FOLDER, MOST, Outcome, Segment, run_local, set_aside
-from fmwc.screening.campaign import DRIVER, Campaign, read_campaign, rows_per_block
+from fmwc.screening.campaign import CAMPAIGN, DRIVER, Campaign, read_campaign, rows_per_block
 from fmwc.screening.results import Summary, write_results
 from fmwc.screening.rows import CRYSTALS
 from fmwc.screening.stages import Check, Draw, Judge, Keep, Stage
@@ -66,28 +65,28 @@ def run(options: Screen) -> Summary:
     if not options.checkpoint or options.out is None:
         raise UsageError("name a checkpoint and a folder, as in fmwc screen crystals -n 1000 --out campaign")
     with one_thread():
-        campaign, drawing = _planned(options)
-        claim = claimed(options.out, "screen", campaign.identity, force=options.force, resumes=True)
+        campaign = _resumed(_planned(options), options)
+        adds = () if options.force else (CAMPAIGN,)  # also to a finished campaign: blocks may have been set aside
+        claim = claimed(campaign.folder, "screen", campaign.identity, force=options.force, adds=adds)
         with claim as folder, _engine(options) as engine:
-            campaign = _laid_out(campaign, options, folder)
-            folder.finished = False
+            campaign.save()
             if options.retry:
                 _forget(campaign)
             driver = _begin(campaign)
             with stages_bar() as bar:
                 _complete(campaign, campaign.drawing, engine, driver, folder, bar)
-                if campaign.waits and not campaign.part:
+                if campaign.waits and options.first is None:
                     campaign.choose()
                     judging = campaign.judging()
                     assert judging is not None
                     _complete(campaign, judging, engine, driver, folder, bar)
-            return write_results(campaign, options.budget, drawing)
+            return write_results(campaign, options.budget)
 
 
 # ---- the plan --------------------------------------------------------------------------------------------------------
 
 
-def _planned(options: Screen) -> tuple[Campaign, Draw]:
+def _planned(options: Screen) -> Campaign:
     """Check the options, and draw one sample to learn what a row is."""
     judge = "" if options.judge == NONE else options.judge
     same = {name: getattr(options, name) for name in ("label", "network", "steps", "score", "seed", "device")}
@@ -117,7 +116,8 @@ def _planned(options: Screen) -> tuple[Campaign, Draw]:
         raise UsageError(f"{reason}; add --score NAME, such as integrated, to rank by a score")
     population = population_of(one, "")
     certificate = read_certificate(options.promise, population) if options.promise is not None else None
-    judges = _judge(options, plan, one, kind, judge)
+    shapes = {} if kind == CRYSTALS else {name: tuple(value.shape[1:]) for name, value in channels(one.x).items()}
+    judges = _judge(options, plan, shapes, kind, judge)
     keep = _keep(options)
     before: tuple[Stage, ...] = (drawing, Check(kind))
     if certificate is not None:
@@ -125,6 +125,7 @@ def _planned(options: Screen) -> tuple[Campaign, Draw]:
     identity = {
         "drawn": population,
         "kind": kind,
+        "shapes": shapes,
         "seed": options.seed,
         "batch": drawing.batch,
         "network": options.network,
@@ -137,10 +138,8 @@ def _planned(options: Screen) -> tuple[Campaign, Draw]:
         **runtime(field.device),
     }
     layout = _layout(options, drawing.batch)
-    part = options.first is not None
-    waits = keep is not None
-    stages = (before, judges) if waits else ((*before, *judges), ())
-    return Campaign(options.out, plain(identity), layout, part, *stages), drawing
+    stages = ((*before, *judges), ()) if keep is None else (before, judges)
+    return Campaign(options.out, plain(identity), layout, *stages)
 
 
 def _layout(options: Screen, batch: int) -> list[list[int]]:
@@ -167,7 +166,7 @@ def _keep(options: Screen) -> float | int | None:
     raise UsageError(f"--keep must be a share below 1, such as 0.1, or a number of samples; got '{options.keep}'")
 
 
-def _judge(options: Screen, plan: Plan, one: Trajectory, kind: str, judge: str) -> tuple[Judge, ...]:
+def _judge(options: Screen, plan: Plan, shapes: dict[str, Any], kind: str, judge: str) -> tuple[Judge, ...]:
     """Return the stage that judges, if samples are judged."""
     domain = plan.domain
     if kind != CRYSTALS and options.relax:
@@ -177,26 +176,21 @@ def _judge(options: Screen, plan: Plan, one: Trajectory, kind: str, judge: str) 
             raise UsageError("--relax needs a judge; leave out --judge none")
         return ()
     domain.require_judge(plan.field)
-    with suppress(CheckpointError):  # the name of an energy model
-        judge = judge and str(Path(judge).resolve() if Path(judge).exists() else judge)
-    shapes = {} if kind == CRYSTALS else {name: tuple(value.shape[1:]) for name, value in channels(one.x).items()}
     settings = options.judge_device, options.relax, options.data, options.cut
     return (Judge(plan.options.checkpoint, kind, judge, shapes, *settings),)
 
 
-def _laid_out(campaign: Campaign, options: Screen, folder: Folder) -> Campaign:
-    """Return the campaign with the blocks that its folder already has."""
-    if folder.resumed or folder.finished:
-        with suppress(OutputError):
-            earlier = read_campaign(campaign.folder)
-            if options.block and earlier.layout != campaign.layout:
-                raise OutputError(
-                    f"{shown(campaign.folder)} has blocks of {earlier.layout[0][2]} rows; leave out --block, or choose "
-                    "another --out"
-                )
-            return replace(campaign, layout=earlier.layout)
-    campaign.save()
-    return campaign
+def _resumed(campaign: Campaign, options: Screen) -> Campaign:
+    """Return the campaign with the blocks that its folder already has; raise if the folder has another campaign."""
+    if options.force or not (campaign.folder / CAMPAIGN).exists():
+        return campaign
+    earlier, where = read_campaign(campaign.folder), shown(campaign.folder)
+    require_same(
+        earlier.identity, campaign.identity, f"{where} holds another campaign; choose another --out, or add --force"
+    )
+    if options.block and earlier.layout != campaign.layout:
+        raise MismatchError(f"{where} has blocks of {earlier.layout[0][2]} rows; leave out --block")
+    return replace(campaign, layout=earlier.layout)
 
 
 # ---- the driver ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,78 @@
+"""Run campaigns in child processes, which are killed or measured. A script of its own, because pytest must not fork.
+
+python in_children.py kills FOLDER SEED     kill the driver at random moments until the campaign is complete
+python in_children.py poison FOLDER         a block that ends its process
+python in_children.py memory FOLDER COUNT   print the peak of the memory of a campaign, in kilobytes
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import fmwc.screening
+from fmwc.screening.stages import Check
+
+torch.set_num_threads(1)
+POISONED = 40  # index
+
+
+def child(work: Callable[[], object], kill_after: float | None = None) -> tuple[int, int]:
+    """Run a function in a child; return its status and the peak of its memory."""
+    if not (pid := os.fork()):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        work()
+        os._exit(0)
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(pid, signal.SIGKILL)
+    _, status, usage = os.wait4(pid, 0)
+    return status, usage.ru_maxrss
+
+
+def points(folder: str) -> object:
+    return fmwc.screening.screen("checkerboard", 160, out=folder, batch=16, block=16, keep=0.5, budget=10)
+
+
+def kills(folder: str, seed: int) -> None:
+    moment = random.Random(seed)
+    child(lambda: points(f"{folder}-undisturbed"))
+    done, killed = 1, 0
+    while done:
+        done, _ = child(lambda: points(folder), moment.uniform(0.1, 1.0))
+        killed += bool(done)
+    print(killed)
+
+
+def poison(folder: str) -> None:
+    check = Check._check
+
+    def poisoned(self, rows):
+        if POISONED in rows["index"].to_pylist():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return check(self, rows)
+
+    Check._check = poisoned
+    runs = 1
+    while child(lambda: points(folder))[0]:
+        runs += 1
+        assert runs < 10
+    print(runs)
+
+
+def memory(folder: str, count: int) -> None:
+    sys.path.insert(0, str(Path(folder).parent))
+    options = {"network": "wide_nets:made", "score": "spread", "steps": 1, "batch": 1024, "keep": 0.3, "budget": 10}
+    status, peak = child(lambda: fmwc.screening.screen(f"{folder}-net", count, out=folder, **options))
+    assert not status
+    print(peak)
+
+
+if __name__ == "__main__":
+    what, folder, *rest = sys.argv[1:]
+    {"kills": kills, "poison": poison, "memory": memory}[what](folder, *map(int, rest))
