@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from fmwc.errors import UsageError
+from fmwc.screening import screen
 from fmwc.screening.blocks import MOST
 from fmwc.screening.ray_engine import connected
-from fmwc.screening import screen
 from tests.screening.fakes import Fake, segment
 
 if find_spec("ray") is None:
