@@ -38,7 +38,7 @@ def drive(out: Path, options: dict[str, Any]) -> None:
     """Run the campaign; the exit code is 3 if blocks were set aside."""
     log = out.with_suffix(".log").open("a")
     os.dup2(log.fileno(), 1), os.dup2(log.fileno(), 2)
-    from fmwc.screening.screen import screen
+    from fmwc.screening import screen
 
     summary = screen("checkerboard", ROWS, out=out, batch=BATCH, block=BATCH, device="cpu", **options)
     sys.exit(3 * bool(summary.set_aside))
@@ -51,7 +51,7 @@ def driver() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as temporary:
         for name, value in {**ENVIRONMENT, **LOOPBACK, "TMPDIR": temporary}.items():  # the paths of sockets are short
             patch.setenv(name, value)
-        context.set_forkserver_preload(["fmwc.screening.screen", "fmwc.checkerboard.domain", "ray.data"])
+        context.set_forkserver_preload(["fmwc.screening", "fmwc.checkerboard.domain", "ray.data"])
 
         def start(out: Path, **options: Any) -> Any:
             process = context.Process(target=drive, args=(out, options))

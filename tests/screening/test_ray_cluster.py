@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from fmwc.errors import FmwcError
+from fmwc.screening import screen
 from fmwc.screening.blocks import MOST
 from fmwc.screening.ray_engine import ENVIRONMENT, LOOPBACK, connected
-from fmwc.screening.screen import screen
 from tests.screening.fakes import Fake, segment
 from tests.screening.test_ray import TINY, outcomes
 
