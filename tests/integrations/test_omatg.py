@@ -17,14 +17,13 @@ from fmwc.crystals.structures import Crystals
 from fmwc.errors import CheckpointError, DataError, FmwcError, ShapeError, UsageError
 from fmwc.estimators import Linearised
 from fmwc.flow import CellVectors, Space, flow_matching_loss, path_of
-from fmwc.integrations.omatg import Batch, OMatG, as_crystals, load, states
+from fmwc.integrations.omatg import UNUSED, Batch, OMatG, as_crystals, load, states
 from fmwc.randomness import Stream
 from fmwc.sampling import SamplingConfig, noise
 from tests.conftest import awaken
 from tests.integrations.omatg_models import MODELS, StandIn, made
 from tests.reference import jacobian_var
 
-UNUSED = ("*_2", "*.type_out")  # layers that an ODE does not use
 ATOMS = torch.tensor([3, 1, 4, 2])
 WIDTH = 5
 
@@ -112,7 +111,7 @@ def distance(a, b):  # of fractional coordinates
 @pytest.mark.parametrize("name", MODELS)
 def test_samples_equal_an_integration_with_their_steps(name, annealing):
     net, given, steps = adapted(name, annealing=annealing), cond(), 12
-    field = fmwc.attach(net, space=net.space, exclude=UNUSED if name == "OMatG" else "*_2")
+    field = fmwc.attach(net, space=net.space, exclude=UNUSED if name == "OMatG" else "*_out_2")
     x0 = start(net)
     run = fmwc.sample(field, x0=x0, steps=steps, cond=given, confidence=Linearised())
     pos, cell = integrated(net.network, x0, given, steps, annealing)
@@ -205,7 +204,7 @@ def flat(v):
 @pytest.fixture(params=MODELS)
 def field(request):
     net = adapted(request.param)
-    exclude = UNUSED if request.param == "OMatG" else "*_2"
+    exclude = UNUSED if request.param == "OMatG" else "*_out_2"
     return awaken(fmwc.attach(net, space=net.space, exclude=exclude, width=8, initial_log_alpha=-6.0)).double()
 
 
@@ -239,7 +238,7 @@ def test_confidence_after_fitting_and_loading(tmp_path):
     net = OMatG(made("stand-in").float(), **options)
     given = cond(torch.tensor([1, 2, 3, 4] * 40))
     x1 = {name: value.float() for name, value in start(net, given, 3).items()}
-    field = fmwc.attach(net, space=net.space, exclude="*_2")
+    field = fmwc.attach(net, space=net.space, exclude="*_out_2")
     fmwc.fit_noise(field, x1, steps=4, batch=32, cond=given, confidence=False)
 
     def labels(x, cond):

@@ -48,7 +48,9 @@ from fmwc.readers import (
 )
 from fmwc.sampling import Trajectory
 
-__all__ = ["Batch", "OMatG", "as_crystals", "load", "states"]
+__all__ = ["UNUSED", "Batch", "OMatG", "as_crystals", "load", "states"]
+
+UNUSED = ("*_out_2", "*.type_out")  # layers of OMatG's encoder that its ODE does not use
 
 FIRST, LAST = 1e-3, 1 - 1e-3  # OMatG's times of noise and data
 MOST_ATOMS = 20  # per cell, in MP-20
