@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from docutils import nodes
 from sphinx.application import Sphinx
 
 PACKAGE = "fmwc"
@@ -57,7 +58,8 @@ def directive(module: ModuleType, name: str) -> str:
     """Return the autodoc directive of a name."""
     value, path = getattr(module, name), f"{module.__name__}.{name}"
     if inspect.isclass(value):
-        return f".. autoclass:: {path}\n   :members:\n   :show-inheritance:\n"
+        bases = "" if value.__bases__ == (object,) else "   :show-inheritance:\n"
+        return f".. autoclass:: {path}\n   :members:\n{bases}"
     if inspect.isroutine(value):
         return f".. autofunction:: {path}\n"
     return f".. autodata:: {path}\n"
@@ -185,8 +187,16 @@ def adapt(app: Sphinx, kind: str, name: str, value: Any, options: Any, lines: li
     lines[:] = converted
 
 
+def dashes(app: Sphinx, tree: nodes.document) -> None:
+    """Write the dash between a parameter and its meaning, which Sphinx leaves to smartquotes."""
+    for text in tree.findall(nodes.Text):
+        if text == " -- ":
+            text.parent.replace(text, nodes.Text(" – "))
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", write_pages)
     app.connect("source-read", insert)
     app.connect("autodoc-process-docstring", adapt)
+    app.connect("doctree-read", dashes)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
