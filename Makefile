@@ -83,7 +83,7 @@ notebooks: install
 # The documentation, in docs/_build/html. Warnings are errors; nothing is fetched.
 docs: install
 	rm -rf docs/_build/html
-	$(BIN)/sphinx-build -q -W --keep-going docs docs/_build/html
+	$(BIN)/sphinx-build -q -W --keep-going -j auto docs docs/_build/html
 
 # Check the external links of the documentation. Needs a network.
 docs-links: install
