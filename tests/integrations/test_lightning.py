@@ -1,0 +1,194 @@
+"""Lightning's callbacks, in real trainings of two epochs on the CPU, with both packages."""
+
+import importlib
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import fmwc
+from fmwc.checks import Contest, Echo
+from fmwc.errors import ShapeError, UsageError
+
+pytest.importorskip("lightning")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import lightning.pytorch
+    import pytorch_lightning
+
+    from fmwc.integrations.lightning import ConfidenceCallback, FitNoise
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::Warning:lightning", "ignore::Warning:pytorch_lightning", "ignore:.*isinstance.*LeafSpec"
+)
+
+PACKAGES = {"lightning": lightning.pytorch, "pytorch_lightning": pytorch_lightning}
+CENTRES = torch.tensor([[2.0, 0.0], [-2.0, 0.0]])
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 32), nn.SiLU(), nn.Linear(32, 2))
+
+    def forward(self, x, t, y=None):
+        y = torch.zeros_like(t) if y is None else y.to(t)
+        return self.layers(torch.cat([x, t[:, None], y[:, None]], 1))
+
+
+def module(package, lr=1e-2):
+    class Flow(package.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Net()
+
+        def loss(self, batch):
+            x, *y = batch
+            return fmwc.flow_matching_loss(self.net, (2,), x, cond={"y": y[0]} if y else {})
+
+        def training_step(self, batch, _):
+            return self.loss(batch)
+
+        def validation_step(self, batch, _):
+            self.log("val_loss", self.loss(batch))
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=lr)
+
+    torch.manual_seed(0)
+    return Flow()
+
+
+def loader(rows=256, labelled=True):
+    generator = torch.Generator().manual_seed(1)
+    y = torch.randint(2, (rows,), generator=generator)
+    x = CENTRES[y] + 0.2 * torch.randn(rows, 2, generator=generator)
+    return DataLoader(TensorDataset(x, y) if labelled else TensorDataset(x), 64, shuffle=False)
+
+
+def pair(batch):
+    return batch[0], {"y": batch[1]}
+
+
+def train(package, callbacks, folder, epochs=2, data=None, flow=None, **options):
+    data, flow = data or loader(), flow or module(package)
+    options = {"logger": package.loggers.CSVLogger(folder), "enable_checkpointing": False, **options}
+    trainer = package.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        callbacks=callbacks,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+        **options,
+    )
+    trainer.fit(flow, data, data)
+    return trainer, flow
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_the_log_has_the_confidence_of_each_epoch(name, tmp_path):
+    package, seen = PACKAGES[name], []
+    callback = ConfidenceCallback(
+        "net",
+        batch=pair,
+        count=40,
+        steps=5,
+        labels=lambda x, cond: (x - CENTRES[cond["y"]]).norm(dim=1) > 1.0,
+        show=lambda trainer, flow, run: seen.append((trainer.current_epoch, run)),
+    )
+    trainer, flow = train(package, [callback], tmp_path)
+    rows = [line.split(",") for line in Path(trainer.logger.log_dir, "metrics.csv").read_text().splitlines()]
+    columns = {name: [row[i] for row in rows[1:] if row[i]] for i, name in enumerate(rows[0])}
+    for key in ("mean", "doubtful", "score", "data_score", "failed"):
+        assert len(columns[f"confidence/{key}"]) == 2
+    assert 0 <= float(columns["confidence/mean"][-1]) <= 1
+    assert [epoch for epoch, _ in seen] == [0, 1]  # and not in the sanity check
+    run = seen[-1][1]
+    assert run.default_score == "contest"
+    assert run.x.shape == (40, 2)
+    assert torch.equal(run.cond["y"], loader().dataset.tensors[1][:40])
+    assert float(trainer.callback_metrics["confidence/score"]) == pytest.approx(run.evidence["contest"].mean().item())
+    assert not any(isinstance(part, fmwc.Field) for part in flow.modules())
+
+
+def test_confidence_rises_as_the_model_learns(tmp_path):
+    """Samples of the untrained network are unlike the data; after training they are alike."""
+    callback = ConfidenceCallback("net", batch=pair, count=100, steps=20, check=Echo((0.7, 0.8), 4))
+    flow, (x, y) = module(lightning.pytorch), loader().dataset.tensors
+    first = callback._compared(flow.net, x[:100], {"y": y[:100]})
+    train(lightning.pytorch, [], tmp_path, epochs=40, flow=flow, logger=False)
+    last = callback._compared(flow.net, x[:100], {"y": y[:100]})
+    assert last["data_score"] < first["data_score"]
+    assert 0.3 < last["mean"] < 0.7
+    assert last["doubtful"] < 0.3
+
+
+def test_every_second_validation(tmp_path):
+    seen = []
+    callback = ConfidenceCallback(
+        "net", batch=lambda batch: batch[0], count=8, steps=2, every=2, show=lambda *args: seen.append(args)
+    )
+    train(lightning.pytorch, [callback], tmp_path, epochs=3)
+    assert len(seen) == 2
+    assert seen[0][2].default_score == "echo"  # no conditions
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_noise_is_fitted_when_the_training_ends(name, tmp_path):
+    package = PACKAGES[name]
+    fit = FitNoise("net", steps=10, batch=pair, path=tmp_path / "field", confidence=False, lr=1e-2)
+    _, flow = train(package, [fit], tmp_path, logger=False)
+    weights = {k: v.clone() for k, v in flow.net.state_dict().items()}
+    assert fit.field.network is flow.net
+    loaded = fmwc.load(tmp_path / "field", network=Net())
+    x, t, y = torch.randn(5, 2), torch.rand(5), torch.tensor([0, 1, 0, 1, 1])
+    assert torch.equal(loaded(x, t, y=y), flow.net(x, t, y=y))
+    expected = fit.field.moments(x, t, cond={"y": y}).var
+    assert torch.allclose(loaded.moments(x, t, cond={"y": y}).var, expected)
+    fresh = fmwc.attach(flow.net, space=(2,)).moments(x, t, cond={"y": y}).var
+    assert not torch.allclose(expected, fresh, rtol=0.01)  # the noise was trained
+    assert all(torch.equal(weights[k], v) for k, v in flow.net.state_dict().items())
+    assert all(p.requires_grad for p in flow.net.parameters())
+    assert fmwc.checkpoint.about(tmp_path / "field")["recipe"]["epochs"] == 2
+
+
+def test_the_fit_is_that_of_fit_noise(tmp_path):
+    fit = FitNoise("net", steps=5, batch=pair, confidence=False)
+    _, flow = train(lightning.pytorch, [fit], tmp_path, logger=False)
+    field = fmwc.attach(flow.net)
+    fmwc.fit_noise(field, _Batches(), steps=5, confidence=False)
+    for mine, other in zip(fit.field.noise.parameters(), field.noise.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
+class _Batches:
+    def __iter__(self):
+        return ((x, {"y": y}) for x, y in loader())
+
+
+def test_errors_name_what_to_do(tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match="attribute 'network' of Flow must give a torch module"):
+        train(lightning.pytorch, [ConfidenceCallback("network", batch=pair)], tmp_path)
+    with pytest.raises(UsageError, match="give batch="):
+        train(lightning.pytorch, [ConfidenceCallback("net")], tmp_path)
+    with pytest.raises(ShapeError, match="labels must return one value per sample"):
+        train(lightning.pytorch, [ConfidenceCallback("net", batch=pair, steps=1, labels=lambda x, c: x)], tmp_path)
+    for name in ("lightning", "lightning.pytorch", "pytorch_lightning"):
+        monkeypatch.setitem(sys.modules, name, None)
+    spec = importlib.util.find_spec("fmwc.integrations.lightning")
+    without = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(without)
+    with pytest.raises(UsageError, match="pip install 'fmwc\\[lightning\\]'"):
+        without.FitNoise("net")
+
+
+def test_a_contest_can_be_given(tmp_path):
+    contest = Contest("y", torch.arange(2), (0.5, 0.4))
+    callback = ConfidenceCallback(lambda flow: flow.net, batch=pair, count=16, steps=2, check=contest)
+    train(lightning.pytorch, [callback], tmp_path)
+    assert callback.run.evidence["contest"].shape == (16,)
