@@ -17,7 +17,7 @@ from fmwc.crystals.structures import Crystals
 from fmwc.errors import CheckpointError, DataError, FmwcError, ShapeError, UsageError
 from fmwc.estimators import Linearised
 from fmwc.flow import CellVectors, Space, flow_matching_loss, path_of
-from fmwc.integrations.omatg import UNUSED, Batch, OMatG, as_crystals, load, states
+from fmwc.integrations.omatg import UNUSED, Batch, OMatG, _fill, _options, _read_yaml, as_crystals, load, states
 from fmwc.randomness import Stream
 from fmwc.sampling import SamplingConfig, noise
 from tests.conftest import awaken
@@ -458,6 +458,14 @@ def test_other_configurations_are_refused_in_one_line(name, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_options_of_a_configuration(tmp_path):
+    options, _, dataset = _options(_read_yaml(write(tmp_path, configuration())), "")
+    assert dataset == "mp_20"
+    assert (options["coord"], options["lattice"], options["centred"]) == ("linear", "cosine", True)
+    assert (options["annealing"], options["costs"]) == ((10.0, 1.5), (0.75, 0.25))
+    assert options["steps"] == 20  # 21 times
+
+
 def test_without_omatg_the_error_says_how_to_install_it(tmp_path, monkeypatch):
     import sys
 
@@ -530,8 +538,6 @@ def test_the_example_configuration_of_omatg_is_read():
     ],
 )
 def test_other_checkpoints_are_refused_in_one_line(content, told, tmp_path):
-    from fmwc.integrations.omatg import _fill
-
     torch.save(content, tmp_path / "a.ckpt")
     with pytest.raises(CheckpointError, match=told) as caught:
         _fill(StandIn(), tmp_path / "a.ckpt")
