@@ -109,8 +109,9 @@ def connected(workers: int, address: str) -> Iterator[Callable[[Segment, list[in
 
     Arguments:
         workers: The number of actors on CPUs; 0 for one per CPU of the cluster.
-        address: The address of a running Ray; empty to start one.
+        address: The address of a running Ray; empty or `local` to start one.
     """
+    address = "" if address == "local" else address
     for name, value in {**ENVIRONMENT, **({} if address else LOOPBACK)}.items():
         os.environ.setdefault(name, value)
     try:
