@@ -126,6 +126,7 @@ def test_the_table_survives_kills(engine, driver, undisturbed, tmp_path):
         assert sorted(rows["index"].to_pylist()) == [*range(ROWS)]
         assert rows.equals(expected)
         assert not [*out.rglob("*attempt*"), *out.rglob(".fmwc-tmp-*")]
+        assert "raylet" not in out.with_suffix(".log").read_text()  # Ray's own messages about dead workers
         if killed.total() == KILLS:
             break
     assert killed.total() == KILLS
