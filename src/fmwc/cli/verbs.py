@@ -771,7 +771,7 @@ class Screen:
             min=0, max=10_000, help="Number of worker processes, with Ray; 0: with --address one per CPU, else none."
         ),
     ] = 0
-    address: Annotated[str, Option(help="Address of a Ray cluster, such as auto; local: start Ray on this machine.")] = ""
+    address: Annotated[str, Option(help="Address of a Ray cluster, such as auto; local: start one here.")] = ""
     retry: Annotated[bool, Option("--retry", help="Try blocks again that were set aside.")] = False
     seed: Seed = 0
     device: Device = "auto"
