@@ -148,7 +148,8 @@ def commands() -> str:
     from fmwc.cli.verbs import app
 
     lines = []
-    for name, command in typer.main.get_command(app).commands.items():
+    group = typer.main.get_command(app)
+    for name, command in {"COMMAND": group, **group.commands}.items():
         context = command.make_context(name, [], resilient_parsing=True)
         parameters = [p for p in command.params if not p.hidden]
         arguments = [p.name.upper() for p in parameters if p.param_type_name == "argument"]
