@@ -27,12 +27,14 @@ class Fake:
     seconds: float = 0.0
     kills: tuple[int, ...] = ()
     raises: tuple[int, ...] = ()
-    opens: bool = True
+    opening: str = ""  # "raises" or "ends"
     evaluations: int = 1
 
     def open(self) -> Any:
-        if not self.opens:
+        if self.opening == "raises":
             raise UsageError("the weights are gone; restore them")
+        if self.opening == "ends":
+            raise SystemExit
         return self.run
 
     def run(self, rows: pa.Table) -> pa.Table:

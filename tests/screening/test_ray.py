@@ -13,7 +13,7 @@ import pytest
 from fmwc.errors import UsageError
 from fmwc.screening import screen
 from fmwc.screening.blocks import MOST
-from fmwc.screening.ray_engine import connected
+from fmwc.screening.ray_engine import Group, connected
 from tests.screening.fakes import Fake, segment
 
 if find_spec("ray") is None:
@@ -60,9 +60,19 @@ def test_bad_blocks_are_tried_three_times(local, tmp_path):
 
 
 def test_an_error_of_a_stage_that_cannot_open_ends_the_campaign(local, tmp_path):
+    given = segment(tmp_path, Fake("a", opening="raises"))
     with pytest.raises(UsageError, match=r"the weights are gone; restore them"):
-        outcomes(local, segment(tmp_path, Fake("a", opens=False)), [0, 1])
-    assert segment(tmp_path, Fake("a")).attempts(0) == []  # no fault of the block
+        outcomes(local, given, [0, 1])
+    assert given.attempts(0) == given.attempts(1) == []  # no fault of the block
+
+
+def test_weights_that_kill_the_worker_do_not_loop_forever(tmp_path):
+    given = segment(tmp_path, Fake("a", opening="ends"))
+    for _ in range(MOST):
+        with pytest.raises(SystemExit):  # as a kill: nothing catches it
+            Group(given, (0, 1), "driver", str(tmp_path.cwd())).advanced(0)
+    found = Group(given, (0, 1), "driver", str(tmp_path.cwd())).advanced(0)
+    assert found.problem == "failed 3 times; the last time: its worker was killed"
 
 
 def test_a_stage_that_needs_a_gpu_says_so(local, tmp_path):

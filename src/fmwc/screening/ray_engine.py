@@ -25,7 +25,7 @@ from fmwc.entry import one_line
 from fmwc.errors import FmwcError, UsageError
 from fmwc.modes import one_thread
 from fmwc.readers import shown
-from fmwc.screening.blocks import Outcome, Segment, Work, advance, begin, failed, finish
+from fmwc.screening.blocks import Outcome, Segment, SetAsideError, Work, advance, begin, failed, finish
 from fmwc.screening.stages import Compute, Stage
 
 __all__ = ["connected"]
@@ -73,7 +73,8 @@ class Group:
                 with one_thread():
                     item = self.advanced(item)
             except Exception as error:  # no fault of the block: the driver raises it
-                item = error
+                passes = isinstance(error, (FmwcError, OSError, ImportError))  # others may not unpickle there
+                item = error if passes else RayError(one_line(error, 500))
         column = np.empty(1, object)
         column[0] = item
         return {"item": column}
@@ -84,13 +85,19 @@ class Group:
         The start of each group is an attempt, because Ray runs it again if the actor dies.
         """
         segment, block = self.segment, int(item.block if isinstance(item, Work) else item)
-        if not self.opened:
-            os.chdir(self.folder)
-            self.opened = [(stage, stage.open()) for stage in self.stages]
+        os.chdir(self.folder)
         if segment.about(block) is not None:  # its outcome was lost
             return Outcome(block)
         try:
             work = begin(segment, block, self.driver)
+        except SetAsideError as error:
+            return failed(segment, block, self.driver, error)
+        try:
+            self.opened = self.opened or [(stage, stage.open()) for stage in self.stages]
+        except Exception:
+            segment.forget(block, len(segment.attempts(block)) - 1)
+            raise
+        try:
             work = advance(item if isinstance(item, Work) else work, self.opened)
         except Exception as error:
             return failed(segment, block, self.driver, error)
