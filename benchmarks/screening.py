@@ -39,7 +39,6 @@ RESULTS = Path("results/screening")
 STEPS = 50
 DRAWS = (("crystals", 1.0), ("mnist", 1.0))  # shares of the default batch
 DRAWS_ON_GPU = (*DRAWS, ("crystals", 0.2), ("mnist", 0.2))
-JUDGED = 512  # crystals; on a CPU, one batch
 SMALL = {"hidden": 64, "layers": 2, "frequencies": 16, "iterations": 6, "batch": 16, "noise_steps": 2, "width": 8}
 SMALL |= {"references": 16, "steps": 4}  # a network of crystals that is fast enough for 10,000 of them on two cores
 
@@ -182,48 +181,42 @@ def cluster(folder: Path) -> Row:
 
 def rates(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure how many samples one process draws per second, and how many crystals a core judges and relaxes."""
-    device = pick_device(arguments.device)
-    cases = DRAWS_ON_GPU if device.type == "cuda" else DRAWS
-    found: dict[str, Any] = {"draw": [draw_rate(*case, device, arguments.seconds) for case in cases]}
+    device, drawn, runs = pick_device(arguments.device), [], {}
+    for name, share in DRAWS_ON_GPU if device.type == "cuda" else DRAWS:
+        row, runs[name] = draw_rate(name, share, device, arguments.seconds)
+        drawn.append(row)
+    found: dict[str, Any] = {"draw": drawn}
     if find_spec("chgnet") is None:
         return found | {"judge": "not measured: chgnet is not installed"}
-    domain, field = open_checkpoint("crystals", device)
-    count = min(JUDGED, domain.batch(device))
-    run = domain.draw(field, count, 1, None, steps=STEPS, config=SamplingConfig(batch=count))
     with TemporaryDirectory() as folder:
-        file = run.save(Path(folder) / "samples.safetensors")
+        file = runs["crystals"].save(Path(folder) / "samples.safetensors")
         return found | {"judge": [judge_rate(file, jobs, arguments.seconds) for jobs in (1, os.cpu_count() or 1)]}
 
 
-def draw_rate(name: str, share: float, device: torch.device, seconds: float) -> dict[str, Any]:
-    """Draw batches of a share of the default size as a campaign does, for about the given time."""
+def draw_rate(name: str, share: float, device: torch.device, seconds: float) -> tuple[Row, Trajectory]:
+    """Draw batches of a share of the default size as a campaign does, for about the given time; return the last, too."""
     domain, field = open_checkpoint(name, device)
     batch = round(share * domain.batch(device))
 
-    def draw(first: int) -> None:
-        config = SamplingConfig(first=first, batch=batch)
-        domain.draw(field, batch, 0, None, steps=STEPS, config=config).score().cpu()  # waits for the device
+    def draw(first: int) -> Trajectory:
+        run = domain.draw(field, batch, 0, None, steps=STEPS, config=SamplingConfig(first=first, batch=batch))
+        run.score().cpu()  # waits for the device
+        return run
 
-    draw(0)  # warms up
     if device.type == "cuda":
+        draw(0)  # warms up
         torch.cuda.reset_peak_memory_stats()
     begun, count = time.perf_counter(), 0
     while not count or time.perf_counter() - begun < seconds:
         count += batch
-        draw(count)
+        run = draw(count)
     spent = time.perf_counter() - begun
-    row = {
-        "samples": name,
-        "batch": batch,
-        "steps": STEPS,
-        "drawn": count,
-        "seconds": spent,
-        "per_second": count / spent,
-    }
+    row: Row = {"samples": name, "batch": batch, "steps": STEPS, "drawn": count, "seconds": spent}
+    row["per_second"] = count / spent
     if device.type == "cuda":
         row["peak_mib"] = torch.cuda.max_memory_allocated() / 2**20
     print(row, flush=True)
-    return row
+    return row, run
 
 
 def judge_rate(file: Path, jobs: int, seconds: float) -> dict[str, Any]:
