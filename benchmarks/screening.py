@@ -194,7 +194,7 @@ def rates(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def draw_rate(name: str, share: float, device: torch.device, seconds: float) -> tuple[Row, Trajectory]:
-    """Draw batches of a share of the default size as a campaign does, for about the given time; return the last, too."""
+    """Draw batches of a share of the default size as a campaign does, for about the given time; return the last too."""
     domain, field = open_checkpoint(name, device)
     batch = round(share * domain.batch(device))
 
