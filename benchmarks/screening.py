@@ -311,10 +311,8 @@ def tables(out: Path) -> None:
         write_json(out / "model.json", found)
         note = "Predicted, not run: " + ", ".join(f"{n.replace('_', ' ')}: {v:.3g}" for n, v in found["rates"].items())
         title = f"Prediction: {STRUCTURES:,} structures on {GPUS} H200 and {CORES} cores"
-        parts.append(Table(found["campaigns"], title, note).markdown())
-        parts.append(
-            Table([{"stage": n, "hours": v} for n, v in found["stage_hours"].items()], "Its stages").markdown()
-        )
+        parts.append(Table(found["campaigns"], title, note).section())
+        parts.append(Table([{"stage": n, "hours": v} for n, v in found["stage_hours"].items()], "Its stages").section())
     write_text(out / "tables.md", "\n\n".join(part.strip() for part in parts) + "\n")
 
 
@@ -339,7 +337,7 @@ def _workers(found: Row, title: str) -> str:
         }
         for name, run in found["runs"].items()
     ]
-    return Table(rows, title, _about(found) + ". The tables are the same byte for byte.").markdown()
+    return Table(rows, title, _about(found) + ". The tables are the same byte for byte.").section()
 
 
 def _memory(found: Row, title: str) -> str:
@@ -358,7 +356,7 @@ def _memory(found: Row, title: str) -> str:
         }
         for name, run in found["runs"].items()
     ]
-    return Table(rows, title, _about(found)).markdown()
+    return Table(rows, title, _about(found)).section()
 
 
 def _range(series: list[float]) -> str:
@@ -368,9 +366,9 @@ def _range(series: list[float]) -> str:
 def _rates(found: Row) -> list[str]:
     columns = ("samples", "batch", "steps", "per_second", "peak_mib")
     drawn = [{name: row.get(name) for name in columns} for row in found["draw"]]
-    parts = [Table(drawn, f"Draws on {found['provenance']['device']}, one process", _about(found)).markdown()]
+    parts = [Table(drawn, f"Draws on {found['provenance']['device']}, one process", _about(found)).section()]
     if isinstance(found["judge"], list):
-        parts.append(Table(found["judge"], f"Judged on {found['cores']} cores, all processes together").markdown())
+        parts.append(Table(found["judge"], f"Judged on {found['cores']} cores, all processes together").section())
     return parts
 
 
