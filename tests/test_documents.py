@@ -329,7 +329,18 @@ def test_outdated_table_is_found_and_updated(tmp_path, monkeypatch):
     assert not documents.outdated()
 
 
-def test_linked_files_exist():
+def anchors_of(document: Path) -> set[str]:
+    """Return the anchors that GitHub and the site give to the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", document.read_text()), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_linked_files_and_headings_exist():
     for document in DOCUMENTS:
-        for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text()):
-            assert link.startswith("http") or (document.parent / link).exists(), f"{document.relative_to(ROOT)}: {link}"
+        for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?[^)]*\)", FENCE.sub("", document.read_text())):
+            if link.startswith("http"):
+                continue
+            target = document.parent / link if link else document
+            place = f"{document.relative_to(ROOT)}: {link}#{anchor}"
+            assert target.exists(), place
+            assert not anchor or anchor in anchors_of(target), place
