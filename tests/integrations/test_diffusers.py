@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import fmwc
+from fmwc import randomness
 from fmwc.adapters import Guided, timestepped
 from fmwc.checks import residuals
 from fmwc.checks.evidence import renoised
@@ -38,6 +39,12 @@ def pipeline(name):
 def draw(pipe, call, seed=0, **more):
     options = {"output_type": "latent", **call, **more}
     return pipe(**options, generator=torch.Generator().manual_seed(seed)).images
+
+
+@pytest.fixture(autouse=True)
+def few_numbers(monkeypatch):
+    """Draw noise for the images at hand only; blocks of many samples would dominate the time of tiny networks."""
+    monkeypatch.setattr(randomness, "NUMBERS", {"cpu": 1})
 
 
 @pytest.fixture
@@ -203,10 +210,18 @@ def test_a_run_stops_when_all_scores_are_too_high(reader, sd3, counted):
     assert len(reader.trajectory.grid) == reader.stopped + 1
 
 
+def test_a_new_pipeline_can_be_stopped():
+    pipe = pipelines.sd3()  # diffusers sets `_interrupt` in the first call
+    with Confidence(pipe, fmwc.attach(pipe.transformer), stop=1e-6) as confidence:
+        draw(pipe, pipelines.embeddings("sd3"), callback_on_step_end=confidence)
+        assert confidence.stopped == 1
+
+
 def test_a_pipeline_that_cannot_be_interrupted_says_so():
     pipe = pipeline("auraflow")
     with pytest.raises(UsageError, match="AuraFlowPipeline cannot be interrupted"):
-        Confidence(pipe, fmwc.attach(pipe.transformer), stop=1.0)._tap.remove()
+        Confidence(pipe, fmwc.attach(pipe.transformer), stop=1.0)
+    assert "step" not in vars(pipe.scheduler)  # the hooks are removed
 
 
 def test_best_of_returns_the_images_with_the_lowest_scores(reader, sd3):
@@ -344,6 +359,31 @@ def test_an_echo_is_the_residual_on_noised_copies(knowing):
     assert torch.allclose(result.score, found[0].log(), rtol=1e-4)
 
 
+def test_images_of_another_size_are_checked(monkeypatch):
+    """Flux packs its latents, so the size of the images decides where a token is."""
+    pipe, embeddings = pipeline("flux"), pipelines.embeddings("flux", count=2, guided=False)
+    by_text = dict(zip(("a cat", "a dog"), range(2), strict=True))
+
+    def encode_prompt(prompt, **options):
+        rows = [by_text[text] for text in prompt]
+        return embeddings["prompt_embeds"][rows], embeddings["pooled_prompt_embeds"][rows], torch.zeros(5, 3)
+
+    monkeypatch.setattr(pipe, "encode_prompt", encode_prompt)
+    images = torch.rand(2, 32, 64, 3, generator=torch.Generator().manual_seed(0)).numpy()
+    result = check(pipe, images, list(by_text), rivals=list(by_text), evaluations=4, conventions=False)
+    latents = encode(pipe, images)
+    network, cond = velocity(pipe, list(by_text), height=32, width=64)
+    space, given = euclidean(tuple(latents.shape[1:])), {"prompt": torch.arange(2)}
+
+    def by_number(x, t, prompt):
+        return network(x, t, **{name: value[prompt] for name, value in cond.items()})
+
+    expected = fmwc.check(by_number, latents, given, evaluations=4, conventions=False, space=space)
+    assert latents.shape == (2, 8, 16)
+    assert torch.allclose(result.margin, expected.margin, rtol=1e-4)
+    assert result.rival == [list(by_text)[i] for i in expected.rival.tolist()]
+
+
 @pytest.mark.parametrize("name", ["sd3", "flux", "sana"])
 def test_images_are_encoded_as_the_network_sees_them(name):
     pipe = pipeline(name)
@@ -384,6 +424,9 @@ def test_errors_name_what_to_do(reader, sd3):
     skip = {"skip_guidance_layers": [0], "skip_layer_guidance_start": -1.0, "skip_layer_guidance_stop": 1.0}
     with pytest.raises(UsageError, match="switch off further guidance"):
         draw(sd3, call | skip, callback_on_step_end=reader)
+    reader.field.noise.double()
+    with pytest.raises(UsageError, match=r"use field\.to\(pipe\.device, pipe\.dtype\)"):
+        draw(sd3, call, callback_on_step_end=reader)
     reader.remove()
     scheduler, sd3.scheduler = sd3.scheduler, DPMSolverMultistepScheduler()
     with pytest.raises(UsageError, match="FlowMatchEulerDiscreteScheduler"):
@@ -404,9 +447,19 @@ def test_prompts_of_different_lengths_are_refused():
         stacked([call(3), call(5)], 2)
 
 
-def test_training_the_network_is_not_disturbed(reader, sd3):
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_training_the_network_is_not_disturbed(interrupted, reader, sd3):
     call = pipelines.embeddings("sd3")
-    draw(sd3, call, callback_on_step_end=reader)
+    if interrupted:
+
+        def interrupt(pipe, step, t, options):
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            draw(sd3, call, callback_on_step_end=interrupt)
+        assert reader._tap.active
+    else:
+        draw(sd3, call, callback_on_step_end=reader)
     network, cond = (
         timestepped(sd3.transformer, backwards=True),
         {
@@ -415,7 +468,8 @@ def test_training_the_network_is_not_disturbed(reader, sd3):
         },
     )
     v = network(torch.randn(2, 4, 8, 8), torch.tensor([0.2, 0.4]), **cond)
-    assert v.requires_grad
+    weight = next(sd3.transformer.parameters())
+    assert torch.autograd.grad(v.sum(), weight)[0].any()
     with torch.no_grad():
         assert not network(torch.randn(2, 4, 8, 8), torch.tensor([0.2, 0.4]), **cond).requires_grad
         assert not torch.is_grad_enabled()

@@ -18,6 +18,7 @@ numbers, so the images are bit for bit the same.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -42,7 +43,7 @@ from fmwc.randomness import Blocks, derive
 from fmwc.sampling import ReadWith, Reference, Schedule, Trajectory
 from fmwc.sampling.confidence import EVERY_STEP, compared, is_due
 from fmwc.sampling.trajectory import FreeSignals
-from fmwc.state import as_whole, has_rows
+from fmwc.state import as_whole, has_rows, unsqueeze_like
 
 __all__ = ["Best", "Confidence", "check", "encode", "velocity"]
 
@@ -202,7 +203,7 @@ class Tap:
     def __init__(
         self, pipe: Any, begin: Callable[[], None], wanted: Callable[[], bool], read: Callable[..., None]
     ) -> None:
-        self.network, self.scheduler = network_of(pipe), scheduler_of(pipe)
+        self.pipe, self.network, self.scheduler = pipe, network_of(pipe), scheduler_of(pipe)
         self.begin, self.wanted, self.read = begin, wanted, read
         self.active = self.busy = False
         self.calls: list[Call] = []
@@ -229,8 +230,20 @@ class Tap:
         self.begin()
         return method(*args, **options)
 
+    def _running(self) -> bool:
+        """Return whether the pipeline is running in this thread."""
+        frame: Any = sys._getframe()
+        while frame is not None:
+            if frame.f_code.co_name == "__call__" and frame.f_locals.get("self") is self.pipe:
+                return True
+            frame = frame.f_back
+        return False
+
     def _before(self, network: nn.Module, args: Any, kwargs: Any) -> None:
         if self.active and not self.busy:
+            if not self._running():  # an earlier run was interrupted
+                self.active, self.calls = False, []
+                return
             if torch.is_inference_mode_enabled():
                 raise UsageError("variances cannot be read in torch.inference_mode; use torch.no_grad for the pipeline")
             torch.set_grad_enabled(False)  # enabled after an earlier call of this step
@@ -349,7 +362,11 @@ class Confidence:
         self.pipe, self.field, self.score, self.seed = pipe, field, score, as_whole(seed, "seed")
         self.estimator, self.schedule, self.stop = as_estimator(estimator), schedule, stop
         self._tap = Tap(pipe, self._begin, self._wanted, self._read)
-        self._begin()
+        try:
+            self._begin()
+        except UsageError:
+            self.remove()
+            raise
 
     def __enter__(self) -> Confidence:
         return self
@@ -364,7 +381,13 @@ class Confidence:
     # ---- while a pipeline runs ----
 
     def _begin(self) -> None:
-        if self.stop is not None and not hasattr(self.pipe, "interrupt"):
+        network, noise = (next(module.parameters()) for module in (self._tap.network, self.field.noise))
+        if (network.device, network.dtype) != (noise.device, noise.dtype):
+            raise UsageError(
+                f"the network is {network.dtype} on {network.device}, but its noise {noise.dtype} on {noise.device}; "
+                f"use field.to(pipe.device, pipe.dtype)"
+            )
+        if self.stop is not None and not self._stops:
             raise UsageError(f"{type(self.pipe).__name__} cannot be interrupted; leave out stop")
         self.stopped = self._step = 0
         self._called = True  # by the pipeline, after the step before
@@ -377,6 +400,11 @@ class Confidence:
         self._evaluations = 0
         self._partial: Any = 0.0
         self._layout: dict[str, Any] = {}
+
+    @property
+    def _stops(self) -> bool:
+        """Whether the pipeline can be interrupted."""
+        return hasattr(type(self.pipe), "interrupt")
 
     @property
     def _steps(self) -> int:
@@ -498,17 +526,23 @@ class Confidence:
     def doubt_map(self, size: Sequence[int] | None = None) -> Tensor:  # -> (B, H, W)
         r"""Return the variance of the velocity accumulated along the trajectory, Σ Var[v] Δt, at each pixel.
 
+        For a video, the map has a dimension for the latent frames before the last two.
+
         Arguments:
             size: The height and width of the map; by default those of the images. `(0, 0)` returns the latent
                 positions.
         """
         run = self.trajectory
-        latent = (run.var * run.weights[..., None, None].to(run.var)).sum(0)
+        latent = (run.var * unsqueeze_like(run.weights, run.var).to(run.var)).sum(0)
         if size is not None and not any(size):
             return latent
+        if latent.ndim < 3:
+            raise UsageError("the latents have no rows and columns; use doubt_map((0, 0))")
         scale = self.pipe.vae_scale_factor
         size = [side * scale for side in latent.shape[-2:]] if size is None else list(size)
-        return F.interpolate(latent[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
+        several = latent.flatten(1, -3) if latent.ndim > 3 else latent[:, None]  # frames of a video
+        pixels = F.interpolate(several, size=size, mode="bilinear", align_corners=False)
+        return pixels if latent.ndim > 3 else pixels[:, 0]
 
     def threshold(self, confidence: float) -> float:
         """Return the score at which an image has this confidence, for `stop`."""
@@ -592,7 +626,7 @@ class Confidence:
         """
         call = _arguments(call, prompts)
         stop, best = self.stop, None
-        ends = self.score == "integrated" and self.schedule is EVERY_STEP and hasattr(self.pipe, "interrupt")
+        ends = self.score == "integrated" and self.schedule is EVERY_STEP and self._stops
         evaluations = 0
         try:
             for number in range(as_whole(n, "n", 1)):
@@ -703,6 +737,11 @@ def velocity(
     rows = {name: [cond[name] for cond in conds] for name, value in conds[0].items() if _is_row(name, value, seen)}
     fixed = {name: value for name, value in conds[0].items() if name not in rows}
     adapted = Adapted(network, time="timestep", output=_Output(config), **_convention(seen), **fixed)
+    for name, values in rows.items():
+        if len({value.shape[1:] for value in values}) > 1:
+            raise UsageError(
+                f"batches of prompts have '{name}' of different lengths; raise batch to {len(prompts or ())}"
+            )
     return adapted, {name: torch.cat(values) for name, values in rows.items()}
 
 
@@ -758,15 +797,16 @@ def encode(pipe: Any, images: Any) -> Tensor:
         pipe: The pipeline.
         images: PIL images, or arrays and tensors with values in [0, 1].
     """
+    return _encoded(pipe, pipe.image_processor.preprocess(images))
+
+
+def _encoded(pipe: Any, pixels: Tensor) -> Tensor:
     vae = pipe.vae
     with torch.no_grad():
-        x = pipe.image_processor.preprocess(images).to(vae.device, vae.dtype)
-        encoded = vae.encode(x)
+        encoded = vae.encode(pixels.to(vae.device, vae.dtype))
         latents = encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded.latent
         latents = (latents - (vae.config.get("shift_factor") or 0.0)) * vae.config.get("scaling_factor", 1.0)
-    if hasattr(pipe, "_pack_latents"):
-        return pipe._pack_latents(latents, *latents.shape)
-    return latents
+    return pipe._pack_latents(latents, *latents.shape) if hasattr(pipe, "_pack_latents") else latents
 
 
 class _ByText(nn.Module):
@@ -800,15 +840,20 @@ def check(
         x: Latents as the network sees them, or images (PIL or arrays), which are encoded.
         prompts: The prompt of each image.
         rivals: Other prompts, or all prompts.
-        call: Arguments of the pipeline, such as `height` and `width` of latents that are not of the default size.
+        call: Arguments of the pipeline, such as `height` and `width` if `x` are packed latents of another size.
         options: Those of :func:`fmwc.check`, such as `evaluations` and `seed`.
     """
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-    latents = x if isinstance(x, Tensor) else encode(pipe, x)
     texts = list(dict.fromkeys([*prompts, *(rivals or ())]))
     size: dict[str, Any] = {}
-    if latents.ndim == 4:
-        size = {n: side * pipe.vae_scale_factor for n, side in zip(("height", "width"), latents.shape[2:], strict=True)}
+    if isinstance(x, Tensor):
+        latents, scale = x, pipe.vae_scale_factor
+        if x.ndim == 4:
+            size = {"height": x.shape[2] * scale, "width": x.shape[3] * scale}
+    else:
+        pixels = pipe.image_processor.preprocess(x)
+        latents = _encoded(pipe, pixels)
+        size = {"height": pixels.shape[2], "width": pixels.shape[3]}
     network, cond = velocity(pipe, texts, **{**size, **(call or {})})
     against = None if rivals is None else {"prompt": list(rivals)}
     return fmwc.checks.check(_ByText(network, texts, cond), latents, {"prompt": prompts}, rivals=against, **options)
