@@ -108,16 +108,24 @@ def write_pages(app: Sphinx) -> None:
             path.write_text(text)
 
 
+def _first(value: Any) -> str:
+    """Return the first sentence of a docstring, for a cell of a Markdown table."""
+    text = re.sub(r":\w+:`~?(?:\w+\.)*(\w+)`", r"`\1`", inspect.getdoc(value) or "")
+    return re.split(r"(?<=\.)\s|:?\n\n", text)[0].replace("\n", " ").replace("|", r"\|")
+
+
+def summary() -> str:
+    """Return a table of the names of the package with the first sentences of their docstrings."""
+    package = import_module(PACKAGE)
+    rows = [f"| {{py:obj}}`{PACKAGE}.{name}` | {_first(getattr(package, name))} |" for name in names_of(package)]
+    return "\n".join(["| name | |", "| --- | --- |", *rows])
+
+
 def index() -> str:
-    """Return a table of the modules with the first sentence of their docstrings."""
-
-    def first(module: ModuleType) -> str:
-        text = re.sub(r":\w+:`(?:\w+\.)*(\w+)`", r"`\1`", inspect.getdoc(module) or "")
-        return re.split(r"(?<=\.)\s|:?\n\n", text)[0].replace("\n", " ").replace("|", r"\|")
-
-    found = {name: module for name, module in modules().items() if name.count(".") <= 1}
-    rows = [f"| [{name}](modules/{name}.rst) | {first(module)} |" for name, module in found.items()]
-    return "\n".join(["| module | contents |", "| --- | --- |", *rows])
+    """Return a table of the modules with the first sentences of their docstrings."""
+    tops = {name: module for name, module in modules().items() if name.count(".") <= 1}
+    rows = [f"| [{name}](modules/{name}.rst) | {_first(module)} |" for name, module in tops.items()]
+    return "\n".join(["| module | |", "| --- | --- |", *rows])
 
 
 # ---- the commands ----------------------------------------------------------------------------------------------------
@@ -160,7 +168,7 @@ def commands() -> str:
     return "\n".join(lines)
 
 
-MARKS = {"<!-- modules -->": index, "<!-- commands -->": commands}
+MARKS = {"<!-- names -->": summary, "<!-- modules -->": index, "<!-- commands -->": commands}
 
 
 def insert(app: Sphinx, page: str, source: list[str]) -> None:
