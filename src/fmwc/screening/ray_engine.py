@@ -193,8 +193,8 @@ def _run(ray: Any, workers: int, segment: Segment, todo: list[int], driver: str)
     context.max_errored_blocks = -1
     count = 0
     try:
-        for row in blocks.iter_rows():
-            item, count = row["item"], count + 1
+        for batch in blocks.iter_batches(batch_size=None, prefetch_batches=0):  # each block as soon as it is done
+            (item,), count = batch["item"], count + 1
             if isinstance(item, Exception):
                 raise item
             yield item
