@@ -107,6 +107,34 @@ def test_the_adapted_network_takes_the_steps_of_the_pipeline(name):
     assert not torch.allclose(x, run.x0, atol=0.1)
 
 
+def test_image_to_image_begins_between_noise_and_data(sd3):
+    from diffusers import StableDiffusion3Img2ImgPipeline
+
+    pipe = StableDiffusion3Img2ImgPipeline(**sd3.components)
+    pipe.set_progress_bar_config(disable=True)
+    call = pipelines.embeddings("sd3") | {"strength": 0.5, "num_inference_steps": 6, "image": torch.rand(2, 3, 64, 64)}
+    with Confidence(pipe, fmwc.attach(pipe.transformer)) as confidence:
+        images = draw(pipe, call, callback_on_step_end=confidence)
+        run = confidence.trajectory
+    assert torch.equal(images, draw(pipe, call))
+    assert len(run.times) == 3
+    assert torch.allclose(run.times[:, 0], 1 - pipe.scheduler.sigmas[3:6], atol=1e-4)
+    assert bool((run.score() > 0).all())
+
+
+def test_half_precision():
+    pipe, call = pipelines.sd3(), pipelines.embeddings("sd3")
+    scores = []
+    for dtype in (torch.float32, torch.bfloat16):
+        pipe.to(dtype)
+        call = {name: value.to(dtype) if isinstance(value, torch.Tensor) else value for name, value in call.items()}
+        plain = draw(pipe, call)
+        with Confidence(pipe, fmwc.attach(pipe.transformer), estimator=Tangent(probes=8)) as confidence:
+            assert torch.equal(draw(pipe, call, callback_on_step_end=confidence), plain)
+            scores.append(confidence.trajectory.score())
+    assert torch.allclose(*scores, rtol=0.1)
+
+
 # ---- the variance ----------------------------------------------------------------------------------------------------
 
 
