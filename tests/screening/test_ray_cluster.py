@@ -40,6 +40,13 @@ def cluster():
             made.shutdown()
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "nonsense"])
+def test_an_address_without_ray_is_one_line(address):
+    message = f"there is no Ray at {address}; start it with: ray start --head"
+    with pytest.raises(FmwcError, match=re.escape(message)), connected(1, address):
+        pass
+
+
 def test_two_pools_pass_blocks_on_and_count_the_deaths_of_each(cluster, tmp_path):
     draw = Fake("a", device="cuda", raises=(4,), kills=(5,))
     given = segment(tmp_path, draw, Fake("b", kills=(1,), raises=(2,)), Fake("c"), blocks=8)
@@ -77,13 +84,6 @@ def test_a_node_that_is_taken_away_changes_nothing(cluster, tmp_path):
     assert pq.read_table(out / "results.parquet").equals(pq.read_table(tmp_path / "here" / "results.parquet"))
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "auto", "ray://127.0.0.1:1", "nonsense"])
-def test_an_address_without_ray_is_one_line(address, monkeypatch):
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    message = f"there is no Ray at {address}; start it with: ray start --head"
-    with pytest.raises(FmwcError, match=re.escape(message)), connected(1, address):
-        pass
-
-
-def test_nothing_is_left_behind():
-    assert not [child for child in psutil.Process().children(recursive=True) if "ray::Map" in child.name()]
+def test_no_workers_are_left_behind(cluster):
+    left = [child for child in psutil.Process().children(recursive=True) if "ray::Map" in child.name()]
+    assert not psutil.wait_procs(left, timeout=30)[1]
