@@ -1,7 +1,9 @@
 """Fields in folders and repositories of the Hugging Face hub; nothing is downloaded."""
 
+import os
 import re
 import shutil
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -139,6 +141,13 @@ def test_a_cached_repository_is_read_offline(how, cache, field, monkeypatch):
     assert same_samples(fmwc.from_pretrained("lab/points", revision=COMMIT, **options), field)
     with pytest.raises(CheckpointError, match=r"recipe.json of lab/other is not in the cache"):
         fmwc.from_pretrained("lab/other", **options)
+
+
+def test_a_new_process_reads_the_cache_offline(cache):
+    code = f"import fmwc; print(fmwc.from_pretrained('lab/points', cache_dir={str(cache)!r}).reference.score)"
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.split()
 
 
 @pytest.fixture

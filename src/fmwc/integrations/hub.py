@@ -198,6 +198,7 @@ def _downloaded(
 def _hub() -> Any:
     try:
         import huggingface_hub
+        import huggingface_hub.constants  # not an attribute until it is imported
     except ImportError as error:
         raise UsageError("the Hugging Face hub needs huggingface_hub: pip install 'fmwc[hub]'") from error
     return huggingface_hub
