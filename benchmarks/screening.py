@@ -69,7 +69,7 @@ def campaign(out: Path, checkpoint: str, count: int, *options: str, meanwhile: C
         "samples": count,
         "options": " ".join(options),
         "seconds": seconds,
-        "stage_seconds": sum(stages.values()),
+        "stage_seconds": stages,
         "seconds_between_first_and_last_block": blocks[-1] - blocks[0],
         "blocks": len(blocks),
         "memory_mib": memory.found(),
@@ -232,7 +232,7 @@ def judge_rate(file: Path, jobs: int, seconds: float) -> dict[str, Any]:
 def _judge(task: tuple[Path, str, float]) -> float:
     file, what, seconds = task
     torch.set_num_threads(1)
-    crystals, model = crystals_of(Trajectory.load(file)), calculator("chgnet")
+    crystals, model = crystals_of(Trajectory.load(file)), calculator("chgnet", "cpu")
     size, options = {"judge": (32, {}), "relax": (8, {"relax": 200})}[what]
     judge(crystals.take(range(4)), calculator=model, **options)  # loads the model and the references
     begun, count = time.perf_counter(), 0
@@ -246,6 +246,10 @@ def _judge(task: tuple[Path, str, float]) -> float:
 
 STRUCTURES, GPUS, CORES = 10**7, 8, 512
 KEPT = 0.1  # the share that is relaxed
+SUREST = (
+    "The surest crystals need fewer steps to relax than those that were measured (results/crystals/screening), so the "
+    "time to relax them is an upper bound."
+)
 
 
 def read(out: Path, name: str) -> Row | None:
@@ -259,8 +263,7 @@ def model(out: Path) -> Row | None:
     if gpu is None or cpu is None:
         return None
     drawn = max(row["per_second"] for row in gpu["draw"] if row["samples"] == "crystals")
-    judged_by = gpu if isinstance(gpu["judge"], list) else cpu
-    most = judged_by["judge"][-1]  # on all cores at once
+    most = cpu["judge"][-1]  # on all cores of this machine at once
     per_core = {what: most[f"{what}_per_second"] / most["processes"] for what in ("judge", "relax")}
     hours = {
         "draw all": STRUCTURES / (GPUS * drawn) / 3600,
@@ -309,7 +312,8 @@ def tables(out: Path) -> None:
             parts += _rates(found)
     if (found := model(out)) is not None:
         write_json(out / "model.json", found)
-        note = "Predicted, not run: " + ", ".join(f"{n.replace('_', ' ')}: {v:.3g}" for n, v in found["rates"].items())
+        said = ", ".join(f"{n.replace('_', ' ')}: {v:.3g}" for n, v in found["rates"].items())
+        note = f"Predicted from the rates above, not run ({said}). Checks, files and Ray are neglected. {SUREST}"
         title = f"Prediction: {STRUCTURES:,} structures on {GPUS} H200 and {CORES} cores"
         parts.append(Table(found["campaigns"], title, note).section())
         parts.append(Table([{"stage": n, "hours": v} for n, v in found["stage_hours"].items()], "Its stages").section())
@@ -318,8 +322,10 @@ def tables(out: Path) -> None:
 
 def _about(found: Row) -> str:
     about = found["provenance"]
-    said = f"{about['device']}, torch {about['torch']}, commit {about['commit']}, {about['date']}, {about['seconds']} s"
-    return f"{said}; load average of the machine before: {found['load']:.1f}; seeds {about['seeds']}"
+    said = f"{about['device']}, torch {about['torch']}, commit {about['commit']}, {about['date']}"
+    said += f", {about['seconds']} s, seeds {about['seeds']}" if "seeds" in about else ""
+    said += f"; load average of the machine before: {found['load']:.1f}" if "load" in found else ""
+    return f"{said}. {about.get('note', '')}".strip()
 
 
 def _workers(found: Row, title: str) -> str:
@@ -330,14 +336,14 @@ def _workers(found: Row, title: str) -> str:
             "seconds": run["seconds"],
             "samples per second": run["samples"] / run["seconds"],
             "of the time in this process": f"{run['seconds'] / alone:.2f}×",
-            "stages, seconds of all workers": run["stage_seconds"],
+            "stages, seconds of all workers": sum(run["stage_seconds"].values()),
             "peak MiB of the driver": run["memory_mib"]["peak"]["driver"],
             "of a worker": run["memory_mib"]["peak"]["worker"] or None,
             "of Ray's processes": run["memory_mib"]["peak"]["others"] or None,
         }
         for name, run in found["runs"].items()
     ]
-    return Table(rows, title, _about(found) + ". The tables are the same byte for byte.").section()
+    return Table(rows, title, _about(found) + " The tables are the same byte for byte.").section()
 
 
 def _memory(found: Row, title: str) -> str:
@@ -367,8 +373,9 @@ def _rates(found: Row) -> list[str]:
     columns = ("samples", "batch", "steps", "per_second", "peak_mib")
     drawn = [{name: row.get(name) for name in columns} for row in found["draw"]]
     parts = [Table(drawn, f"Draws on {found['provenance']['device']}, one process", _about(found)).section()]
-    if isinstance(found["judge"], list):
-        parts.append(Table(found["judge"], f"Judged on {found['cores']} cores, all processes together").section())
+    if found["provenance"]["device"].startswith("CPU"):
+        title = "Judged by CHGNet, and relaxed in at most 200 steps first, one core per process, all processes together"
+        parts.append(Table(found["judge"], title).section())
     return parts
 
 
