@@ -98,3 +98,9 @@ def test_commands_load_without_the_resource_module():
         "assert experiments.cost.meter.peak(torch.device('cpu')) is None"
     )
     assert "torch" in modules_after(statement)
+
+
+def test_a_campaign_in_one_process_does_not_import_ray():
+    loaded = modules_after("import fmwc.screening, fmwc.screening.ray_engine")
+    assert "pyarrow" in loaded
+    assert "ray" not in loaded
