@@ -5,9 +5,9 @@ Fenced blocks run as printed, each in a new folder. An HTML comment before a blo
     <!-- needs: diffusers -->                             skipped if the package is not installed
     <!-- test: given net, data; steps=500 -> steps=2; parse only: python -m experiments study (takes minutes) -->
 
-`given` lists variables that the reader already has; `a -> b` makes a run smaller; of a `parse only` command, only the
-options are checked. Code in sentences is also checked: names exist, calls accept the arguments, commands have the
-options.
+`given` lists variables that the reader already has; `a -> b` makes a run smaller; `needs package` skips as above; of a
+`parse only` command, only the options are checked. Code in sentences is also checked: names exist, calls accept the
+arguments, commands have the options.
 """
 
 import importlib.util
@@ -74,6 +74,8 @@ def changed(block: Block) -> tuple[str, list[str], list[str]]:
     """Return the code with smaller sizes, the variables that it needs, and the commands that are only parsed."""
     code, given, parsed = block.code, [], []
     for part in block.said.split("; ") if block.note == "test" else []:
+        if part.startswith("needs "):
+            continue
         if part.startswith("given "):
             given = part.removeprefix("given ").split(", ")
         elif part.startswith("parse only: "):
@@ -104,10 +106,11 @@ class Small(torch.nn.Module):
 @pytest.mark.filterwarnings("ignore")  # warnings of other libraries
 @pytest.mark.parametrize("block", PYTHON, ids=[block.id for block in PYTHON])
 def test_a_python_block_runs(block, tmp_path, monkeypatch, capsys):
-    if block.note == "needs":
-        if importlib.util.find_spec(block.said) is None:
-            pytest.skip(f"{block.said} is not installed (make test-interop has all but flow_matching)")
-        if block.said == "timm":
+    parts = [block.said] if block.note == "needs" else re.findall(r"(?:^|; )needs (\w+)", block.said)
+    for needed in parts:
+        if importlib.util.find_spec(needed) is None:
+            pytest.skip(f"{needed} is not installed (make test-interop has all but flow_matching)")
+        if needed == "timm":
             import_timm()
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
