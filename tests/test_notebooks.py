@@ -90,3 +90,12 @@ def test_a_failing_cell_is_an_error(tmp_path):
     nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "it.ipynb")
     with pytest.raises(Exception, match="AssertionError"):
         execute(tmp_path / "it.ipynb", tmp_path)
+
+
+def test_progress_bars_are_plain_text_in_a_notebook(tmp_path):
+    code = "from fmwc.progress import stages_bar\nwith stages_bar() as show:\n    show('drawing', 1, 2)"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), tmp_path / "it.ipynb")
+    (cell,) = code_of(execute(tmp_path / "it.ipynb", tmp_path))
+    assert kinds(cell) == [("stream", "stderr")]
+    assert "drawing" in cell.outputs[0].text
+    assert "Warning" not in cell.outputs[0].text

@@ -26,7 +26,9 @@ def _bars(*columns: ProgressColumn) -> Progress:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     standard = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    return Progress(*standard, *columns, console=Console(stderr=True, markup=False, emoji=False, highlight=False))
+    # In Jupyter, rich needs ipywidgets, so bars are plain text there too.
+    console = Console(stderr=True, force_jupyter=False, markup=False, emoji=False, highlight=False)
+    return Progress(*standard, *columns, console=console)
 
 
 @contextmanager
