@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +16,8 @@ import pyarrow.parquet as pq
 from fmwc.cli.sample import write_rows
 from fmwc.crystals.files import links_to, write_structures
 from fmwc.crystals.matching import unique
-from fmwc.crystals.structures import arrays_of, refusal
-from fmwc.files import note, write_bytes, write_json, written
+from fmwc.crystals.structures import Candidate, refusal
+from fmwc.files import write_bytes, write_json, written
 from fmwc.metrics.ranking import rate
 from fmwc.provenance import commit
 from fmwc.report import images
@@ -26,14 +27,18 @@ from fmwc.report.reports import closing, kind_of
 from fmwc.report.table import Table
 from fmwc.screening.blocks import Segment, Spent, read_rows, set_aside
 from fmwc.screening.campaign import Campaign
-from fmwc.screening.rows import CONFIDENCE, CRYSTALS, INDEX, SCORE, candidates_of, crystals_in, names_of, samples_of
+from fmwc.screening.rows import CONFIDENCE, CRYSTALS, INDEX, SCORE, candidates_of, names_of, samples_of
 from fmwc.state import SINGLE
 
-__all__ = ["GOOD", "Summary", "funnel", "write_results"]
+__all__ = ["Summary", "aside", "funnel", "segments", "write_results"]
 
-GOOD = {CRYSTALS: "metastable"}  # the column of the judge's verdict, by domain
+WIDE = 32  # tables list coordinates only if a sample has at most this many
 ENERGY = "e_above_hull"
 LISTED = 50  # rows of the ranking on the page
+NOT_LISTED = (  # columns that ranked.csv has in addition
+    *(INDEX, "energy_per_atom", "energy_raw", "competing_phases", "own_phases", "decomposition", "sparse_hull", "twin"),
+    *("twin_split", "distances_ok", "apart_ok", "charge_ok", "density_ok", "problem", "converged", "rmsd"),
+)
 FUNNEL = {
     "stage": "stage",
     "rows_in": "rows in",
@@ -112,40 +117,62 @@ def results(campaign: Campaign) -> Iterator[pa.Table]:
             yield read_rows(last.path(block), stop - start)
 
 
+class Best(NamedTuple):
+    """What is known after one pass over the results.
+
+    Attributes:
+        rows: The best rows, the best first.
+        columns: Those of their columns that have one value per row, and their places and names.
+        total: The number of all rows.
+        good: The number of good rows; `None` if they were not judged.
+    """
+
+    rows: pa.Table
+    columns: dict[str, list[Any]]
+    total: int
+    good: int | None
+
+
 def write_results(campaign: Campaign, budget: int) -> Summary:
     """Write results.parquet, funnel.json, ranked.csv, the best samples and report.html."""
     folder, stages, missing = campaign.folder, funnel(campaign), aside(campaign)
     if campaign.last is None:
-        written_files = [write_json(folder / "funnel.json", {"stages": stages, "set_aside": missing})]
-        return Summary(folder, stages, missing, written_files, "a part: put all parts together with fmwc merge")
-    best, good = _write_table(campaign, budget)
-    if good is not None:
-        stages.append({"stage": GOOD.get(campaign.kind, "good"), "rows_in": good[1], "rows_out": good[0]})
-        stages[-1] |= {"evaluations": None, "seconds": None}
+        files = [write_json(folder / "funnel.json", {"stages": stages, "set_aside": missing})]
+        return Summary(folder, stages, missing, files, "a part: put all parts together with fmwc merge")
+    best = _write_table(campaign, budget)
+    if best.good is not None:
+        judged = {"stage": _verdict(campaign), "rows_in": best.total, "rows_out": best.good}
+        stages.append({**dict.fromkeys(Spent._fields), **judged})
     files = [folder / "results.parquet", write_json(folder / "funnel.json", {"stages": stages, "set_aside": missing})]
     summary = Summary(folder, stages, missing, files)
-    if budget and best is not None and len(best):
-        files += _write_best(campaign, best)
-        files.append(_write_page(campaign, best, summary, good))
+    if len(best.rows):
+        files += [write_rows(folder / "ranked.csv", best.columns), *_write_best(campaign, best)]
+        files.append(_write_page(campaign, best, summary))
     return summary
 
 
-def _write_table(campaign: Campaign, budget: int) -> tuple[pa.Table | None, tuple[int, int] | None]:
-    """Write results.parquet block by block; return the best rows, and how many are good of how many judged."""
-    best, writer, counts = None, None, np.zeros(2, int)
-    verdict = GOOD.get(campaign.kind, "good")
+def _verdict(campaign: Campaign) -> str:
+    """Return the column of the judge's verdict."""
+    return "metastable" if campaign.kind == CRYSTALS else "good"
+
+
+def _write_table(campaign: Campaign, budget: int) -> Best:
+    """Write results.parquet block by block; return the best rows."""
+    best, count, good, writer = None, 0, 0, None
     with written(campaign.folder / "results.parquet") as file:
         for rows in results(campaign):
-            if writer is None:
-                writer, best = pq.ParquetWriter(file, rows.schema, compression="zstd"), rows.slice(0, 0)
+            writer = writer or pq.ParquetWriter(file, rows.schema, compression="zstd")
             writer.write_table(rows)
-            best = _first(pa.concat_tables([best, rows]), budget)
-            if verdict in rows.column_names:
-                counts += pc.sum(rows[verdict]).as_py() or 0, len(rows)
-        if writer is None:
-            writer = pq.ParquetWriter(file, pa.schema({INDEX: pa.int64()}))
+            best = rows.slice(0, 0) if best is None else best
+            best, count = _first(pa.concat_tables([best, rows]), budget), count + len(rows)
+            if _verdict(campaign) in rows.column_names:
+                good += pc.sum(rows[_verdict(campaign)]).as_py() or 0
+        if writer is None or best is None:  # no row was kept
+            best = pa.table({INDEX: pa.array([], pa.int64())})
+            writer = pq.ParquetWriter(file, best.schema)
         writer.close()
-    return best, tuple(counts.tolist()) if best is not None and verdict in best.column_names else None
+    judged = _verdict(campaign) in best.column_names
+    return Best(best, _columns(campaign, best) if len(best) else {}, count, good if judged else None)
 
 
 def _first(rows: pa.Table, count: int) -> pa.Table:
@@ -163,33 +190,12 @@ def _first(rows: pa.Table, count: int) -> pa.Table:
 # ---- the best --------------------------------------------------------------------------------------------------------
 
 
-def _write_best(campaign: Campaign, best: pa.Table) -> list[Path]:
-    """Write ranked.csv, and the best samples in the format of their domain."""
-    folder, shapes = campaign.folder, campaign.identity["shapes"]
-    columns = ranking(campaign, best)
-    files = [write_rows(folder / "ranked.csv", columns)]
-    if campaign.kind == CRYSTALS:
-        return [*files, *write_structures(folder, candidates_of(best), columns)]
-    note(path := folder / "best.npz")
-    with written(path) as file:
-        np.savez_compressed(file, **{INDEX: best[INDEX].to_numpy()}, **samples_of(best, shapes))  # type: ignore[arg-type]
-    files.append(path)
-    if (x := _pictures(best, shapes)) is not None:
-        level = -np.arange(len(best), dtype=float)
-        failed = ~best["good"].to_numpy() if "good" in best.column_names else np.zeros(len(best), bool)
-        asked = best["y"].to_numpy() if "y" in best.column_names else np.zeros(len(best), int)
-        grid = images.sorted_grid(x, level, failed, asked)
-        files.append(write_bytes(folder / "best.png", png(grid)))
-    return files
-
-
-def ranking(campaign: Campaign, best: pa.Table) -> dict[str, list[Any]]:
-    """Return the columns of ranked.csv: place, name, and all columns with one value per row."""
+def _columns(campaign: Campaign, best: pa.Table) -> dict[str, list[Any]]:
     columns: dict[str, list[Any]] = {"place": [*range(1, len(best) + 1)], "name": [*names_of(best)]}
     for name, kind in zip(best.column_names, best.schema.types, strict=True):
         if not pa.types.is_nested(kind):
             columns[name] = best[name].to_pylist()
-        elif name == SINGLE and pa.types.is_fixed_size_list(kind) and kind.list_size <= 32:
+        elif name == SINGLE and kind.list_size <= WIDE:
             x = samples_of(best, {SINGLE: (kind.list_size,)})[SINGLE]
             columns |= {f"{SINGLE}_{i}": column.tolist() for i, column in enumerate(x.T)}
     if campaign.kind == CRYSTALS:
@@ -198,83 +204,94 @@ def ranking(campaign: Campaign, best: pa.Table) -> dict[str, list[Any]]:
     return columns
 
 
-def _pictures(best: pa.Table, shapes: Mapping[str, Sequence[int]]) -> np.ndarray | None:  # (B, H, W)
-    """Return grey images scaled to [0, 1], if samples are some."""
+def _write_best(campaign: Campaign, best: Best) -> list[Path]:
+    """Write the best samples in the format of their domain."""
+    folder, rows, shapes = campaign.folder, best.rows, campaign.identity["shapes"]
+    if campaign.kind == CRYSTALS:
+        return write_structures(folder, candidates_of(rows), best.columns)
+    content = io.BytesIO()
+    np.savez_compressed(content, **{INDEX: rows[INDEX].to_numpy()}, **samples_of(rows, shapes))  # type: ignore[arg-type]
+    files = [write_bytes(folder / "best.npz", content.getvalue())]
+    if (x := _pictures(rows, shapes)) is not None:
+        failed = ~np.array(best.columns.get("good", [True] * len(rows)))
+        asked = best.columns.get("y", [0] * len(rows))
+        grid = images.sorted_grid(x, -np.arange(len(rows), dtype=float), failed, asked)
+        files.append(write_bytes(folder / "best.png", png(grid)))
+    return files
+
+
+def _pictures(rows: pa.Table, shapes: Mapping[str, Sequence[int]]) -> np.ndarray | None:  # (B, H, W)
+    """Return grey images with values in [0, 1], if samples are some."""
     shape = tuple(shapes.get(SINGLE, ()))
     if len(shape) != 3 or shape[0] != 1 or kind_of(shape) != "images":
         return None
-    return np.clip(samples_of(best, shapes)[SINGLE][:, 0], 0, 1)
+    return np.clip(samples_of(rows, shapes)[SINGLE][:, 0], 0, 1)
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-def _write_page(campaign: Campaign, best: pa.Table, summary: Summary, good: tuple[int, int] | None) -> Path:
-    stages = {row["stage"]: row for row in summary.funnel}
-    identity = campaign.identity
-    drawn, kept = stages["draw"]["rows_out"], next(iter(results_rows(summary)), 0)
-    tiles = [Tile(f"{drawn:,}", "drawn"), Tile(f"{kept:,}", "kept and judged" if good else "kept", "sure")]
-    if good and good[1]:
-        share = np.arange(good[1]) < good[0]
-        word = GOOD.get(campaign.kind, "good")
-        value = rate(share) if good[1] <= 10**6 else f"{good[0] / good[1]:.1%}"
-        tiles.append(Tile(value.partition(" ")[0], f"{word} among those judged {value.partition(' ')[2]}"))
-    by = "energy above the hull" if ENERGY in best.column_names else "score, surest first"
-    lead = [
-        f"{drawn:,} samples drawn, {kept:,} kept, the best {len(best):,} written to files, ranked by {by}.",
-        *([f"{len(summary.set_aside)} blocks were set aside; their samples are missing."] if summary.set_aside else []),
-    ]
-    columns = ranking(campaign, best)
-    rows = Table.from_columns({name: list(values)[:LISTED] for name, values in columns.items()})
+def _write_page(campaign: Campaign, best: Best, summary: Summary) -> Path:
+    identity, size, drawn = campaign.identity, len(best.rows), summary.funnel[0]["rows_out"]
+    judged = best.good is not None
+    tiles = [Tile(f"{drawn:,}", "drawn"), Tile(f"{best.total:,}", "kept and judged" if judged else "kept", "sure")]
+    if best.good is not None:
+        share, _, interval = rate(np.arange(best.total) < best.good).partition(" ")
+        tiles.append(Tile(share, f"{_verdict(campaign)} among those judged, 90 % interval {interval}"))
+    by = "energy above the hull" if ENERGY in best.columns else "score, the surest first"
+    lead = [f"{drawn:,} samples drawn, {best.total:,} kept. The best {size:,} are in files, ranked by {by}."]
+    if summary.set_aside:
+        lead.append(f"{len(summary.set_aside)} blocks were set aside, so their samples are missing.")
+    shown = {n: [_word(v) for v in values] for n, values in best.columns.items() if n not in NOT_LISTED}
+    listed = Table.from_columns({name: values[:LISTED] for name, values in shown.items()})
     facts = {"checkpoint": identity["drawn"].get("checkpoint", ""), "seed": identity["seed"], "commit": commit()}
     facts |= {name: identity[name] for name in ("batch", "judge", "device", "torch", "fmwc")}
-    shown = _gallery(campaign, best, columns)
+    seconds = "Seconds are summed over all workers. Network evaluations are those of the flow."
     sections = [
-        Section("Funnel", "Seconds are summed over all workers.", tables=[Table(summary.rows())]),
-        *([shown] if shown is not None else []),
-        Section("Ranking", f"The best {min(LISTED, len(best))}; ranked.csv holds all.", tables=[rows]),
+        Section("Funnel", seconds, tables=[Table(summary.rows())]),
+        *_gallery(campaign, best, shown),
+        Section("Ranking", f"The best {min(LISTED, size)} of {best.total:,}.", tables=[listed]),
         *closing([], _LIMITS, {name: str(value) for name, value in facts.items()}),
     ]
     return write_page(campaign.folder / "report.html", "Screening", sections, lead=lead, tiles=tiles)
 
 
-def results_rows(summary: Summary) -> Iterator[int]:
-    """Yield the number of rows after the last stage that drops some."""
-    for name in ("keep", "check"):
-        yield from (row["rows_out"] for row in summary.funnel if row["stage"] == name)
+def _word(value: Any) -> Any:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
 
 
-def _gallery(campaign: Campaign, best: pa.Table, columns: Mapping[str, Sequence[Any]]) -> Section | None:
-    """Return the best samples as an interactive gallery; `None` for states of several channels."""
-    shapes, verdict = campaign.identity["shapes"], GOOD.get(campaign.kind, "good")
+def _gallery(campaign: Campaign, best: Best, columns: Mapping[str, Sequence[Any]]) -> list[Section]:
+    """Return the best samples as an interactive gallery; none for states of several channels."""
+    shapes, verdict, rows = campaign.identity["shapes"], _verdict(campaign), best.rows
     links: list[str] = []
     if campaign.kind == CRYSTALS:
-        kind, samples = "crystals", arrays_of(crystals_in(best))
-        links = links_to(campaign.folder, campaign.folder, names_of(best))
-    elif (x := _pictures(best, shapes)) is not None:
+        kind, samples = "crystals", _cells(candidates_of(rows))
+        samples |= {ENERGY: np.array(best.columns[ENERGY], float)} if ENERGY in best.columns else {}
+        links = links_to(campaign.folder, campaign.folder, names_of(rows))
+    elif (x := _pictures(rows, shapes)) is not None:
         kind, samples = "images", {"x": (255 * x).round().astype(np.uint8)}
     elif [*shapes] == [SINGLE]:
-        flat = samples_of(best, shapes)[SINGLE].reshape(len(best), -1)
+        flat = samples_of(rows, shapes)[SINGLE].reshape(len(rows), -1)
         kind, samples = "points" if flat.shape[1] == 2 else "vectors", {"x": flat}
     else:
-        return None
-    score, label = best[SCORE].to_numpy(), CONFIDENCE if CONFIDENCE in best.column_names else "rank"
-    level = best[CONFIDENCE].to_numpy() if label == CONFIDENCE else 1 - score.argsort().argsort() / len(score)
+        return []
+    score, label = rows[SCORE].to_numpy(), CONFIDENCE if CONFIDENCE in best.columns else "rank"
+    level = rows[CONFIDENCE].to_numpy() if label == CONFIDENCE else 1 - score.argsort().argsort() / len(score)
     failed = None
-    if verdict in best.column_names:
-        failed = np.array([UNKNOWN if good is None else not good for good in best[verdict].to_pylist()])
-    hidden = ("place", INDEX, SCORE, CONFIDENCE, "x_0", "x_1")
-    caption = f"The best samples, ordered by {label}. As they were drawn, before any relaxation."
-    return gallery(
-        "The best samples",
-        caption,
-        kind,
-        samples,
-        score=score,
-        level=level,
-        label=label,
-        failed=failed,
-        word=f"not {verdict}",
-        columns={name: list(values) for name, values in columns.items() if name not in hidden},
-        links=links,
-    )
+    if best.good is not None:
+        failed = np.array([UNKNOWN if good is None else not good for good in best.columns[verdict]])
+    relaxed = ", after relaxation" * ("relaxed_cell" in rows.column_names)
+    caption = f"The best samples{relaxed}, here ordered by {label}. Select one to see more of it."
+    options: dict[str, Any] = {"score": score, "level": level, "label": label, "failed": failed, "links": links}
+    options |= {"word": f"not {verdict}", "columns": columns}
+    return [gallery("The best samples", caption, kind, samples, **options)]
+
+
+def _cells(given: Sequence[Candidate]) -> dict[str, np.ndarray]:
+    """Return structures as the arrays of a gallery; see :func:`fmwc.crystals.structures.arrays_of`."""
+    return {
+        "lattice": np.array([one.cell for one in given], np.float32),
+        "first": np.cumsum([0, *map(len, given)]),
+        "species": np.concatenate([one.numbers for one in given]).astype(np.uint8),
+        "coord": np.concatenate([one.coords for one in given]).astype(np.float32),
+    }

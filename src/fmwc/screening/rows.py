@@ -1,15 +1,9 @@
 """Samples as rows of an Arrow table, as they pass from stage to stage and lie in block files.
 
-| column | type | content |
-|---|---|---|
-| `index` | int64 | index of the sample in the campaign |
-| `score` | float64 | high = doubtful |
-| `confidence` | float64 | in [0, 1], high = trust; absent if it is withheld |
-| conditions, such as `y` | int64 or float64 | one column per condition with one number per sample |
-| `x`, or the name of each channel | fixed-size list | the sample, flattened |
-
-Crystals have `atoms`, `numbers` (atomic numbers), `coords` (fractional, three per atom), `lengths` (Å) and `angles`
-(degrees) instead of channels, and after relaxation `relaxed_coords` and `relaxed_cell` (a, b and c in Å, row by row).
+Rows have an `index`, a `score`, a `confidence` unless it is withheld, one column per condition with one number per
+sample, and the sample, flattened: `x`, or one column per channel. Crystals have `atoms`, `numbers` (atomic numbers),
+`coords` (fractional, three per atom), `lengths` (Å) and `angles` (degrees) instead of channels, and after relaxation
+`relaxed_coords` and `relaxed_cell` (a, b and c in Å, row by row).
 """
 
 from __future__ import annotations
