@@ -15,9 +15,11 @@ import fmwc
 from fmwc.errors import FmwcError, MismatchError, OutputError, UsageError
 from fmwc.files import claimed
 from fmwc.screening import merge, screen, status
+from fmwc.screening.blocks import set_aside
 from fmwc.screening.campaign import CAMPAIGN
 from fmwc.screening.stages import Check
 from tests.conftest import mlp_field
+from tests.screening.fakes import Fake, segment
 from tests.test_documents import ROOT
 
 SMALL = {"batch": 16, "budget": 10}
@@ -147,12 +149,10 @@ def test_a_killed_driver_repeats_only_unfinished_blocks(tmp_path):
 
 
 def test_a_block_that_ends_its_process_is_set_aside(tmp_path):
-    assert 4 <= in_children("poison", tmp_path / "poisoned") <= 7
-    rows, remarks = status(tmp_path / "poisoned")
-    assert rows[0]["blocks"] == "9 of 10"
-    assert any("draw block 2 was set aside: the process ended" in line for line in remarks)
-    drawn = next(row for row in funnel(tmp_path / "poisoned") if row["stage"] == "keep")
-    assert (drawn["rows_in"], drawn["rows_out"]) == (144, 72)
+    assert in_children("poison", tmp_path) == 2  # runs of the driver, of which the first was ended
+    given = segment(tmp_path, Fake("a"))
+    assert [given.about(block) is not None for block in range(6)] == [True, True, False, True, True, True]
+    assert set_aside(tmp_path, "draw") == {2: "its worker was killed"}
 
 
 def test_a_block_that_fails_three_times_is_set_aside_and_the_others_finish(whole, tmp_path, monkeypatch):

@@ -2,14 +2,20 @@
 
 A block is a whole number of batches. Its file is written atomically and holds the identity of the campaign, so a block
 is done if its file is whole and has that identity. Before a block begins, its attempt is written to disk; a block that
-failed three times, by an exception or by the death of its process, is set aside.
+failed three times, by an exception or by the death of its worker, is set aside.
+
+If the driver itself dies, the block that it was computing may be the cause or not. It is then computed alone, in a
+process of its own, whose death counts.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -56,7 +62,7 @@ _SPENT = record({"rows_in": whole(), "rows_out": whole(), "evaluations": whole()
 _ABOUT = record(
     {"identity": text(64), "start": whole(), "stop": whole(), "driver": text(64), "spent": mapping(_SPENT, 10)}
 )
-_ATTEMPT = record({"driver": text(64), "reason": text(1000)}, {"since": anything})
+_ATTEMPT = record({"driver": text(64), "reason": text(1000)}, {"since": anything, "pid": anything})
 
 
 class SetAsideError(FmwcError):
@@ -162,8 +168,12 @@ class Segment:
     def note(self, block: int, number: int, driver: str, reason: str = "") -> None:
         """Record the beginning of an attempt, or with a reason, that it failed."""
         with written(self._attempt(block, number)) as file:
-            content = {"driver": driver, "reason": reason[:1000], "since": time.time()}
+            content = {"driver": driver, "reason": reason[:1000], "since": time.time(), "pid": os.getpid()}
             file.write(json.dumps(content).encode())
+
+    def alone(self, block: int) -> Path:
+        """Return the file that marks a block to be computed in a process of its own."""
+        return self.path(block).with_suffix(".alone")
 
     def forget(self, block: int, since: int = 0) -> None:
         """Delete the record of attempts, from number `since`."""
@@ -259,6 +269,7 @@ def finish(segment: Segment, work: Work, driver: str) -> Outcome:
     about = {"identity": segment.identity, "start": start, "stop": stop, "driver": driver, "spent": spent}
     write_rows(segment.path(work.block), pa.concat_tables(work.batches), about)
     segment.forget(work.block)
+    segment.alone(work.block).unlink(missing_ok=True)
     return Outcome(work.block, stop - start)
 
 
@@ -299,8 +310,34 @@ class Worker:
 
 
 def run_local(segment: Segment, todo: list[int], driver: str) -> Iterator[Outcome]:
-    """Compute blocks in this process; yield the outcome of each."""
-    yield from map(Worker(segment, driver), todo)
+    """Compute blocks in this process, and those that may end it each in a process of its own; yield the outcomes."""
+    worker = Worker(segment, driver)
+    for block in todo:
+        yield _alone(segment, block, driver) if segment.alone(block).exists() else worker(block)
+
+
+_ALONE = """
+import pickle, sys
+from fmwc.modes import one_thread
+from fmwc.screening.blocks import Worker
+segment, block, driver = pickle.load(sys.stdin.buffer)
+with one_thread():
+    Worker(segment, driver)(block)
+"""
+
+
+def _alone(segment: Segment, block: int, driver: str) -> Outcome:
+    """Compute a block in a process of its own."""
+    content, path = pickle.dumps((segment, block, driver)), os.pathsep.join(sys.path)
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    environment = {**os.environ, "PYTHONPATH": path}
+    subprocess.run([sys.executable, "-c", _ALONE], input=content, env=environment, check=False, **quiet)
+    if (about := segment.about(block)) is not None:
+        return Outcome(block, about["stop"] - about["start"])
+    attempts = segment.attempts(block)
+    if attempts and not attempts[-1]["reason"]:
+        segment.note(block, len(attempts) - 1, driver, KILLED)
+    return Outcome(block, 0, (attempts[-1]["reason"] if attempts else "") or KILLED)
 
 
 _NAME = re.compile(r"(?P<name>[a-z]+)-(?P<block>\d{5,})\.attempt-(?P<number>\d)")

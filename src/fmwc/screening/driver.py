@@ -18,7 +18,7 @@ from fmwc.cli.sample import Plan, plan_samples, settled
 from fmwc.cli.verbs import Sample, Screen
 from fmwc.domains import ShippedDomain
 from fmwc.errors import MismatchError, OutputError, UsageError
-from fmwc.files import Folder, claimed, write_json
+from fmwc.files import Folder, claimed, write_json, write_text
 from fmwc.identity import plain, require_same
 from fmwc.modes import one_thread
 from fmwc.progress import say_on_stderr, stages_bar
@@ -35,7 +35,6 @@ from fmwc.uses.best_of import evaluations_per_candidate
 __all__ = ["screen"]
 
 NONE = "none"  # --judge none
-ENDED = "the process ended while it computed this block"
 
 Engine = Callable[[Segment, list[int], str], Iterator[Outcome]]
 
@@ -74,12 +73,12 @@ def run(options: Screen) -> Summary:
                 _forget(campaign)
             driver = _begin(campaign)
             with stages_bar() as bar:
-                _complete(campaign, campaign.drawing, engine, driver, folder, bar)
+                _complete(campaign.drawing, engine, driver, folder, bar)
                 if campaign.waits and options.first is None:
                     campaign.choose()
                     judging = campaign.judging()
                     assert judging is not None
-                    _complete(campaign, judging, engine, driver, folder, bar)
+                    _complete(judging, engine, driver, folder, bar)
             return write_results(campaign, options.budget)
 
 
@@ -210,7 +209,7 @@ def _engine(options: Screen) -> AbstractContextManager[Engine]:
 
 def _begin(campaign: Campaign) -> str:
     """Record this run of the driver for `fmwc screen --status`; return its name."""
-    driver = secrets.token_hex(8)
+    driver = f"{secrets.token_hex(8)}-{os.getpid()}"
     owner = {"driver": driver, "pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
     write_json(campaign.folder / FOLDER / DRIVER, owner)
     return driver
@@ -222,14 +221,12 @@ def _forget(campaign: Campaign) -> None:
             segment.forget(block)
 
 
-def _complete(
-    campaign: Campaign, segment: Segment, engine: Engine, driver: str, folder: Folder, bar: Callable[..., None]
-) -> None:
+def _complete(segment: Segment, engine: Engine, driver: str, folder: Folder, bar: Callable[..., None]) -> None:
     """Compute the blocks of a segment that are not done, until each is done or set aside."""
     sizes = [stop - start for start, stop in segment.spans]
     folder.note(*map(segment.path, range(len(sizes))))
     abouts = {block: segment.about(block, whole=True) for block in range(len(sizes))}
-    _settle(segment, {about["driver"] for about in abouts.values() if about is not None})
+    _settle(segment)
     left = {block for block, about in abouts.items() if about is None}
     total, done = sum(sizes), sum(sizes) - sum(sizes[block] for block in left)
     bar(segment.name, done, total)
@@ -241,25 +238,23 @@ def _complete(
                 done += sizes[outcome.block]
                 bar(segment.name, done, total)
         if all(block in left and len(segment.attempts(block)) == began[block] for block in todo):
-            raise OutputError(f"no block of {shown(campaign.folder)} could be begun; see the messages above")
+            raise OutputError(f"no block of {shown(segment.folder)} could be begun; see the messages above")
 
 
 def _todo(segment: Segment, left: set[int]) -> list[int]:
     """Return the blocks to compute, those that failed before last."""
-    tries = {block: len(segment.attempts(block)) for block in left}
-    return sorted((block for block in left if tries[block] < MOST), key=lambda block: (tries[block], block))
+    tries = {block: (segment.alone(block).exists(), len(segment.attempts(block))) for block in left}
+    return sorted((block for block in left if tries[block][1] < MOST), key=lambda block: (tries[block], block))
 
 
-def _settle(segment: Segment, worked: set[str]) -> None:
-    """Settle attempts whose driver died: they count only if it finished no block at all.
+def _settle(segment: Segment) -> None:
+    """Forget the attempts whose driver died: a driver that is killed must not set aside blocks that are good.
 
-    A block that ends the driver itself must not be tried forever, but a driver that is killed now and then must not
-    set aside blocks that are good.
+    A block that was computed in the driver's own process may have ended it, so it is computed alone from now on.
     """
     for block in range(len(segment.spans)):
         found = segment.attempts(block)
         if found and not found[-1]["reason"]:
-            if found[-1]["driver"] in worked:
-                segment.forget(block, len(found) - 1)
-            else:
-                segment.note(block, len(found) - 1, found[-1]["driver"], ENDED)
+            if found[-1]["driver"].endswith(f"-{found[-1].get('pid')}"):
+                write_text(segment.alone(block), "")
+            segment.forget(block, len(found) - 1)
