@@ -42,13 +42,12 @@ def points(folder: str) -> object:
 
 
 def kills(folder: str, seed: int) -> None:
-    moment = random.Random(seed)
-    child(lambda: points(f"{folder}-undisturbed"))
-    done, killed = 1, 0
-    while done:
-        done, _ = child(lambda: points(folder), moment.uniform(0.1, 1.0))
-        killed += bool(done)
-    print(killed)
+    moment, begun = random.Random(seed), time.monotonic()
+    assert not child(lambda: points(f"{folder}-undisturbed"))[0]
+    seconds = time.monotonic() - begun
+    ended = [child(lambda: points(folder), moment.uniform(0.1, 0.6) * seconds)[0] for _ in range(6)]
+    assert not child(lambda: points(folder))[0]
+    print(sum(map(bool, ended)))
 
 
 def poison(folder: str) -> None:

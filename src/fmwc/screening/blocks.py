@@ -317,10 +317,11 @@ def run_local(segment: Segment, todo: list[int], driver: str) -> Iterator[Outcom
 
 
 _ALONE = """
-import pickle, sys
+import os, pickle, sys, threading
 from fmwc.modes import one_thread
 from fmwc.screening.blocks import Worker
 segment, block, driver = pickle.load(sys.stdin.buffer)
+threading.Thread(target=lambda: (sys.stdin.buffer.read(), os._exit(1)), daemon=True).start()  # until the driver ends
 with one_thread():
     Worker(segment, driver)(block)
 """
@@ -329,9 +330,13 @@ with one_thread():
 def _alone(segment: Segment, block: int, driver: str) -> Outcome:
     """Compute a block in a process of its own."""
     content, path = pickle.dumps((segment, block, driver)), os.pathsep.join(sys.path)
-    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    environment = {**os.environ, "PYTHONPATH": path}
-    subprocess.run([sys.executable, "-c", _ALONE], input=content, env=environment, check=False, **quiet)
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen([sys.executable, "-c", _ALONE], env={**os.environ, "PYTHONPATH": path}, **pipes) as process:
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(content)
+            process.stdin.flush()
+        process.wait()
     if (about := segment.about(block)) is not None:
         return Outcome(block, about["stop"] - about["start"])
     attempts = segment.attempts(block)

@@ -250,11 +250,13 @@ def _todo(segment: Segment, left: set[int]) -> list[int]:
 def _settle(segment: Segment) -> None:
     """Forget the attempts whose driver died: a driver that is killed must not set aside blocks that are good.
 
-    A block that was computed in the driver's own process may have ended it, so it is computed alone from now on.
+    A block that was computed in the driver's own process may have ended it, so it is computed alone next time.
     """
     for block in range(len(segment.spans)):
         found = segment.attempts(block)
         if found and not found[-1]["reason"]:
             if found[-1]["driver"].endswith(f"-{found[-1].get('pid')}"):
                 write_text(segment.alone(block), "")
+            else:
+                segment.alone(block).unlink(missing_ok=True)
             segment.forget(block, len(found) - 1)
